@@ -1,0 +1,45 @@
+# `make` alone lists the commands. Every path is relative: the folder's name may contain spaces.
+.DEFAULT_GOAL := help
+.PHONY: help lab install test test-all build build-check bench lint constraints clean
+
+PY := .venv/bin/python
+export PYTHON PORT SEED
+
+help:            ## this list
+	@sed -n 's/^\([a-z-]*\): *[a-z]* *## /  make \1|/p' Makefile | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
+	@echo
+	@echo "  PYTHON=python3.12 chooses the Python, PORT=9000 the port of make lab,"
+	@echo "  SEED=7 the samples of make test, NAMES=\"02_send_and_recv\" what make build builds."
+
+lab: install     ## install what is missing and open the course in JupyterLab
+	@$(PY) scripts/lab.py
+
+install:         ## make .venv and install everything into it
+	@sh scripts/install.sh
+
+test: install    ## the tests, every notebook, the build check: at most 20 minutes
+	@$(PY) scripts/run_tests.py
+
+test-all: install ## everything, with repeats: long
+	@$(PY) scripts/run_tests.py --all
+
+build: install   ## build the notebooks from authoring/
+	@$(PY) authoring/build.py $(NAMES)
+
+build-check: install ## fail where a notebook is not what authoring/ gives
+	@$(PY) authoring/build.py --check $(NAMES)
+
+bench: install   ## measure simlib on this machine
+	@$(PY) -m benchmarks
+
+lint: install    ## ruff and codespell
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m codespell_lib
+
+constraints:     ## resolve every version anew and write constraints.txt
+	@sh scripts/install.sh --write-constraints
+
+clean:           ## remove .venv, JupyterLab's settings and caches; notebooks stay
+	@rm -rf .venv .jupyter .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

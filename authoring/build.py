@@ -1,0 +1,338 @@
+"""Build the notebooks people open from the sources in `authoring/`.
+
+    python authoring/build.py              build what has changed
+    python authoring/build.py --check      write nothing; fail where a notebook is not up to date
+    python authoring/build.py 02_send...   only these sources
+
+A lesson gives `notebooks/NN_name.ipynb`, an exercise `exercises/NN_name.ipynb` and
+`solutions/NN_name.ipynb`, executed, and both are listed in the start page. Nobody edits a built
+file. A second build changes nothing.
+"""
+
+import argparse
+import copy
+import difflib
+import os
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from source import (
+    SourceError,
+    course_of,
+    read_source,
+    with_stubs,
+    without_hidden,
+    without_markers,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+CELL_TIMEOUT_S = 120
+RAISES, IGNORED = "raises-exception", "nbval-ignore-output"
+START_SOURCE, START_PAGE = "authoring/start_page.md", "START.md"
+SHOWN_DIFF_LINES = 40
+
+
+class BuildError(Exception):
+    """A notebook that does not run; the message names file, cell and error."""
+
+
+def execute(notebook, folder, name, may_fail=()):
+    """Run a notebook in a fresh kernel, in place.
+
+    Parameters
+    ----------
+    notebook : NotebookNode
+    folder : Path
+        The kernel's working directory.
+    name : str
+        The notebook's name in an error.
+    may_fail : collection of str
+        Ids of cells that may raise or not.
+
+    Raises
+    ------
+    BuildError
+        A cell raised, did not raise although tagged ``raises-exception``, ran longer than
+        `CELL_TIMEOUT_S`, or ended the kernel.
+    """
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        allow_errors=True,
+        record_timing=False,
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
+        resources={"metadata": {"path": str(folder)}},
+    )
+    try:
+        with client.setup_kernel():
+            for index, cell in enumerate(notebook.cells):
+                where = f"{name}, cell {cell.id}"
+                client.execute_cell(cell, index)
+                if cell.cell_type == "code" and cell.id not in may_fail:
+                    check_error(cell, where)
+    except CellTimeoutError:
+        raise BuildError(f"{where}: still running after {CELL_TIMEOUT_S} s") from None
+    except (CellExecutionError, DeadKernelError) as error:
+        raise BuildError(f"{where}: {error}") from None
+
+
+def check_error(cell, where):
+    """Refuse an error without the tag that announces it, and the tag without an error."""
+    errors = [output for output in cell.outputs if output.output_type == "error"]
+    if errors and RAISES not in cell.metadata.get("tags", []):
+        raise BuildError(f"{where}: {errors[0].ename}: {errors[0].evalue}")
+    if not errors and RAISES in cell.metadata.get("tags", []):
+        raise BuildError(f"{where}: tagged {RAISES}, but it raises nothing")
+
+
+def normalise(notebook, keep_png):
+    """Take out, in place, what differs from one execution to the next."""
+    count = 0
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            count += 1
+            cell.execution_count = count
+            cell.outputs = merge_streams(cell.outputs)
+            for output in cell.outputs:
+                normalise_output(output, count, keep_png)
+
+
+def normalise_output(output, count, keep_png):
+    """Normalise one output of the cell with this execution count."""
+    if output.output_type == "execute_result":
+        output.execution_count = count
+    if output.output_type == "error":
+        # The frames hold paths of the machine that built the notebook.
+        output.traceback = [f"{output.ename}: {output.evalue}"]
+    if "data" in output:
+        output.metadata = {}
+        output.data.pop("application/vnd.jupyter.widget-view+json", None)
+        if not keep_png:
+            output.data.pop("image/png", None)
+
+
+def merge_streams(outputs):
+    """The outputs, with neighbouring pieces of one stream joined: how it is cut is chance."""
+    merged = []
+    for output in outputs:
+        last = merged[-1] if merged else None
+        if last and output.output_type == "stream" == last.output_type and last.name == output.name:
+            last.text += output.text
+        else:
+            merged.append(output)
+    return merged
+
+
+def build_lesson(path):
+    """``{target: notebook}`` of a lesson source."""
+    notebook = read_source(path, is_exercise=False)
+    execute(notebook, path.parents[2] / "notebooks", path.name)
+    normalise(notebook, keep_png=True)
+    return {f"notebooks/{path.stem}.ipynb": notebook}
+
+
+def build_exercise(path):
+    """``{target: notebook}`` of an exercise source: the exercise and its solution."""
+    source, root = read_source(path, is_exercise=True), path.parents[2]
+    solved = without_markers(source)
+    execute(solved, root / "solutions", f"{path.name} (solved)")
+    solution = without_hidden(solved)
+    exercise = with_stubs(without_hidden(source))
+    checks = {cell.id for cell in exercise.cells if course_of(cell, "role") == "check"}
+    execute(exercise, root / "exercises", f"{path.name} (stubs)", may_fail=checks)
+    store_solved_verdicts(exercise, solution, checks)
+    for notebook in (exercise, solution):
+        normalise(notebook, keep_png=False)
+    return {
+        f"exercises/{path.stem}.ipynb": exercise,
+        f"solutions/{path.stem}.ipynb": solution,
+    }
+
+
+def store_solved_verdicts(exercise, solution, checks):
+    """Give the exercise's check cells the outputs of the solution: only solved they pass nbval."""
+    solved = {cell.id: cell for cell in solution.cells}
+    for cell in exercise.cells:
+        if cell.id in checks:
+            cell.outputs = copy.deepcopy(solved[cell.id].outputs)
+
+
+def notebook_text(notebook):
+    """The notebook as it is stored."""
+    return nbformat.writes(notebook).rstrip("\n") + "\n"
+
+
+def comparable(text):
+    """A stored notebook's text without what may differ: pictures, and outputs tagged as ignored."""
+    notebook = nbformat.reads(text, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        if is_ignored(cell):
+            cell.outputs = []
+        for output in cell.outputs:
+            output.get("data", {}).pop("image/png", None)
+    return notebook_text(notebook)
+
+
+def is_ignored(cell):
+    """Whether the outputs of a cell are left out of every comparison."""
+    return IGNORED in cell.metadata.get("tags", []) or "# NBVAL_IGNORE_OUTPUT" in cell.source
+
+
+def difference(target, text):
+    """How a stored file differs from the text just built, as a diff; empty where it does not."""
+    if not target.exists():
+        return f"{target.name} is missing\n"
+    stored = target.read_text(encoding="utf-8")
+    if target.suffix == ".ipynb":
+        try:
+            stored, text = comparable(stored), comparable(text)
+        except ValueError as error:
+            return f"{target.name} is no notebook: {error}\n"
+    lines = difflib.unified_diff(
+        stored.splitlines(True), text.splitlines(True), "stored", "built", n=2
+    )
+    return "".join(lines)
+
+
+def sources(root):
+    """All source files: lessons, then exercises."""
+    return [
+        path
+        for kind in ("lessons", "exercises")
+        for path in sorted((root / "authoring" / kind).glob("[0-9][0-9]_*.py"))
+    ]
+
+
+def title(path):
+    """The first heading of a source, without its number, as the lists show it."""
+    heading = re.search(r"^# # (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    if not heading:
+        raise SourceError(f"{path}, line 1: no heading '# # ...'")
+    words = re.sub(r"^(Exercises )?\d+[\s.:·]+", "", heading.group(1).strip())
+    return words[0].upper() + words[1:]
+
+
+def start_page(root):
+    """The text of the start page: its source with the lists filled in."""
+    rows = {"lessons": [], "exercises": []}
+    for path in sources(root):
+        number, kind, name = path.name[:2], path.parent.name, f"{path.stem}.ipynb"
+        if kind == "lessons":
+            rows[kind].append(f"- {number} [{title(path)}](notebooks/{name})")
+        else:
+            link = f"- {number} [{title(path)}](exercises/{name})"
+            rows[kind].append(f"{link} ([solution](solutions/{name}))")
+    text = (root / START_SOURCE).read_text(encoding="utf-8")
+    for kind, lines in rows.items():
+        text = text.replace(f"<!-- {kind} -->", "\n".join(lines) or "None yet.")
+    return text
+
+
+def orphans(root):
+    """Notebooks with a lesson's or exercise's sort of name that no source gives."""
+    known = {(path.parent.name, path.stem) for path in sources(root)}
+    return [
+        path
+        for folder, kind in (
+            ("notebooks", "lessons"),
+            ("exercises", "exercises"),
+            ("solutions", "exercises"),
+        )
+        for path in sorted((root / folder).glob("[0-9][0-9]_*.ipynb"))
+        if re.fullmatch(r"\d\d_\w+", path.stem) and (kind, path.stem) not in known
+    ]
+
+
+def settle(root, name, text, check):
+    """Write a target, or only compare it; returns whether all is well."""
+    target = root / name
+    found = difference(target, text)
+    if not found:
+        return True
+    if check:
+        lines = found.splitlines()
+        print(f"{name} is not what its source gives:")
+        print("\n".join(lines[:SHOWN_DIFF_LINES]))
+        return False
+    target.write_text(text, encoding="utf-8")
+    print(f"wrote {name}")
+    return True
+
+
+def isolate_kernels(folder):
+    """Let no setting of this user or session reach the kernels this process starts."""
+    for name in ("MPLBACKEND", "COLUMNS", "LINES", "PYTHONSTARTUP", "PYTHONWARNINGS"):
+        os.environ.pop(name, None)
+    os.environ["PYTHONHASHSEED"] = "0"
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        path = Path(folder) / name.lower()
+        path.mkdir()
+        os.environ[name] = str(path)
+
+
+def build(root, names=(), check=False):
+    """Build or check the sources of a checkout; returns whether all is well.
+
+    Parameters
+    ----------
+    root : Path
+        The checkout.
+    names : sequence of str
+        File names of sources, without their ending; none means all.
+    check : bool
+        Compare only.
+
+    Raises
+    ------
+    SourceError, BuildError
+        A source cannot be read; a notebook does not run.
+    """
+    chosen = [path for path in sources(root) if not names or path.stem in names]
+    unknown = set(names) - {path.stem for path in chosen}
+    if unknown:
+        raise SourceError(f"authoring/ has no source named {', '.join(sorted(unknown))}")
+    for folder in ("notebooks", "exercises", "solutions"):
+        (root / folder).mkdir(exist_ok=True)
+    fine = True
+    for path in chosen:
+        begun = time.monotonic()
+        make = build_lesson if path.parent.name == "lessons" else build_exercise
+        for name, notebook in make(path).items():
+            fine &= settle(root, name, notebook_text(notebook), check)
+        seconds = time.monotonic() - begun
+        print(f"{seconds:4.0f} s  {path.relative_to(root)}", flush=True)
+    fine &= settle(root, START_PAGE, start_page(root), check)
+    for path in orphans(root):
+        print(f"{path.relative_to(root)} has no source in authoring/: delete or rename it")
+        fine = False
+    return fine
+
+
+def main():
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Build the notebooks from authoring/.")
+    parser.add_argument("names", nargs="*", help="sources to build, such as 02_send_and_recv")
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    options = parser.parse_args()
+    names = [Path(name).stem for name in options.names]
+    with tempfile.TemporaryDirectory() as folder:
+        isolate_kernels(folder)
+        try:
+            return 0 if build(ROOT, names, options.check) else 1
+        except (SourceError, BuildError) as error:
+            print(error, file=sys.stderr)
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

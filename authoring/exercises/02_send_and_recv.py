@@ -1,0 +1,253 @@
+# %% [markdown]
+# # Exercises 02: send and recv
+#
+# Three tasks that go with [lesson 02](../notebooks/02_send_and_recv.ipynb). Write each function in
+# its cell, run that cell, then run the check below it. A check calls your function on worlds of 1
+# to 5 ranks. It looks at the value on every rank and at every message that was sent for it: a right
+# value that cost too many messages or bytes is not right yet. The outputs stored below the checks
+# are those of a good answer; they change when you run the check.
+#
+# Your functions use `dist.send`, `dist.recv`, `dist.isend` and `dist.irecv`; nothing else of `dist`
+# is needed. Stuck? Each task has folded hints, from gentle to strong.
+
+# %% role="setup"
+import torch
+import torch.distributed as dist
+
+from simlib.checks import check, measure, messages, nbytes, only
+
+# %% [markdown]
+# ## 1. Running total (★, 10 minutes, 2 points)
+#
+# Every rank is given a tensor `x`, of the same shape and dtype everywhere. Return the sum of the
+# tensors of rank 0 up to and including your own rank: rank 0 returns its own `x`, the last rank
+# returns the sum of all of them. `x` itself must not change. In the whole world at most `world_size
+# - 1` messages may be sent.
+
+
+# %% role="answer" question="running_total" points=2
+def running_total(rank, world_size, x):
+    """Return the sum of the tensors x of ranks 0, 1, ..., rank.
+
+    x has the same shape and dtype on every rank; it is left as it is.
+    """
+    ### BEGIN SOLUTION
+    total = x.clone()
+    if rank > 0:
+        so_far = torch.empty_like(x)
+        dist.recv(so_far, src=rank - 1)
+        total += so_far
+    if rank < world_size - 1:
+        dist.send(total, dst=rank + 1)
+    return total
+    ### END SOLUTION
+
+
+# %% role="check" question="running_total" points=2
+verdict = check(
+    "running_total",
+    running_total,
+    # the x of one rank; `xs` below holds the x of every rank
+    lambda rank, world_size: (torch.arange(3) + 10 * rank,),
+    # what each rank must return
+    lambda xs: [sum(xs[: rank + 1]) for rank in range(len(xs))],
+    only("send", "recv"),
+    messages(lambda xs: len(xs) - 1, hint="Each rank needs one tensor from one neighbour."),
+    nbytes(lambda xs: sum(x.nbytes for x in xs[1:])),
+    mistakes={
+        "That is the sum of the ranks before this one: its own x is missing.": (
+            lambda xs: [sum(xs[:rank], 0 * xs[0]) for rank in range(len(xs))]
+        ),
+        "That is only this rank's x and its left neighbour's: pass the sum on, not x.": (
+            lambda xs: [sum(xs[max(0, rank - 1) : rank + 1]) for rank in range(len(xs))]
+        ),
+    },
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# What does rank 2 need to know about ranks 0 and 1? Two tensors, or one?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# A value that is passed from rank to rank can grow on its way. Rank 0 only sends, the last rank
+# only receives, all others do both. Which comes first?
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `x.clone()` makes a tensor you may change; `torch.empty_like(x)` makes a holder of the same shape
+# and dtype.
+#
+# </details>
+
+# %% role="hidden" question="running_total"
+seed = 1
+print(
+    measure(
+        running_total,
+        lambda rank, world_size: (
+            torch.randint(0, 100, (4,), generator=torch.Generator().manual_seed(seed + rank)),
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 2. Shift to the right (★★, 15 minutes, 2 points)
+#
+# The ranks stand in a ring. Every rank gives its tensor `x` to the rank on its right, `rank + 1`
+# (the last rank gives to rank 0), and returns the tensor that comes from its left. All have the
+# same shape and dtype. In a world of one, return a copy of `x`. `x` itself must not change. At most
+# `world_size` messages, none in a world of one.
+
+
+# %% role="answer" question="shift_right" points=2
+def shift_right(rank, world_size, x):
+    """Return the tensor x of the rank on the left; the left of rank 0 is the last rank.
+
+    x has the same shape and dtype on every rank; it is left as it is.
+    """
+    ### BEGIN SOLUTION
+    if world_size == 1:
+        return x.clone()
+    from_left = torch.empty_like(x)
+    request = dist.isend(x, dst=(rank + 1) % world_size)
+    dist.recv(from_left, src=(rank - 1) % world_size)
+    request.wait()
+    return from_left
+    ### END SOLUTION
+
+
+# %% role="check" question="shift_right" points=2
+verdict = check(
+    "shift_right",
+    shift_right,
+    lambda rank, world_size: (torch.arange(world_size + 1) + 10 * rank,),
+    lambda xs: [xs[rank - 1] for rank in range(len(xs))],
+    only("send", "recv"),
+    messages(
+        lambda xs: len(xs) if len(xs) > 1 else 0,
+        hint="No rank should have to pass on what is meant for others.",
+    ),
+    nbytes(lambda xs: sum(x.nbytes for x in xs) if len(xs) > 1 else 0),
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# If every rank first sends and then receives, who is there to receive? Lesson 02 has two ways out.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `isend` returns at once with a request. Between it and `request.wait()` your rank is free to do
+# something else: for example, to receive.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `(rank + 1) % world_size` is the rank on the right, for the last rank too. A rank cannot send to
+# itself.
+#
+# </details>
+
+# %% role="hidden" question="shift_right"
+seed = 1
+print(
+    measure(
+        shift_right,
+        lambda rank, world_size: (
+            torch.randint(0, 100, (4,), generator=torch.Generator().manual_seed(seed + rank)),
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 3. Collect what has no common length (★★★, 20 minutes, 3 points)
+#
+# Every rank is given a one-dimensional float32 tensor `x`. The lengths differ, a length may be 0,
+# and a rank knows only its own. Rank 0 returns the list of all tensors in the order of the ranks,
+# its own included; the other ranks return `None`. `x` must not change. Each other rank may send two
+# messages: its length as one int64 number (8 bytes) and its numbers.
+
+
+# %% role="answer" question="collect" points=3
+def collect(rank, world_size, x):
+    """On rank 0 return the list of every rank's x, by rank; on the other ranks return None.
+
+    x is one-dimensional and float32; its length differs from rank to rank; it is left as it is.
+    """
+    ### BEGIN SOLUTION
+    if rank > 0:
+        dist.send(torch.tensor([len(x)]), dst=0)
+        dist.send(x, dst=0)
+        return None
+    everything = [x.clone()]
+    for src in range(1, world_size):
+        length = torch.empty(1, dtype=torch.int64)
+        dist.recv(length, src=src)
+        holder = torch.empty(length.item())
+        dist.recv(holder, src=src)
+        everything.append(holder)
+    return everything
+    ### END SOLUTION
+
+
+# %% role="check" question="collect" points=3
+def uneven(rank, world_size):
+    length = [3, 5, 0, 1, 8][rank]
+    return (torch.arange(float(length)) + 10 * rank,)
+
+
+verdict = check(
+    "collect",
+    collect,
+    uneven,
+    lambda xs: [list(xs)] + [None] * (len(xs) - 1),
+    only("send", "recv"),
+    messages(lambda xs: 2 * (len(xs) - 1), hint="One message can carry all the numbers of a rank."),
+    nbytes(
+        lambda xs: sum(8 + x.nbytes for x in xs[1:]),
+        hint="A holder that is large enough for everybody is paid for by everybody.",
+    ),
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Rank 0 needs a holder of the right length before it can receive. Who knows that length, and how
+# does rank 0 learn it?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Messages from one rank to another arrive in the order in which they were sent. So the length can
+# go first, the numbers second.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `torch.tensor([len(x)])` is an int64 tensor of one number; `.item()` makes it a Python int again.
+#
+# </details>
+
+# %% role="hidden" question="collect"
+seed = 1
+print(
+    measure(
+        collect,
+        lambda rank, world_size: (
+            torch.randn(
+                (3 * rank + seed) % 7, generator=torch.Generator().manual_seed(seed + rank)
+            ),
+        ),
+    )
+)

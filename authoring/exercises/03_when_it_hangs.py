@@ -1,0 +1,523 @@
+# %% [markdown]
+# # Exercises 03: when it hangs
+#
+# Six programs that are broken, to go with [lesson 03](../notebooks/03_when_it_hangs.ipynb). Here you
+# do not write from scratch: you **mend**. For each one, first run its cell and the check below it as
+# they are. The check tries the program on several worlds and shows what goes wrong: the verdict, and
+# the wait-for picture where there is one. Then change the program, run it, and run the check again.
+#
+# A mended program gives the right values, raises no error, leaves no finding, and sends no more than
+# its task allows. To take the communication away is no mend, and neither is a barrier.
+
+# %% role="setup"
+import torch
+import torch.distributed as dist
+
+from simlib.checks import check, collective_nbytes, collectives, measure, messages, nbytes, only
+
+# %% [markdown]
+# ## 1. Two by two (★, 5 minutes, 1 point)
+#
+# Ranks 0 and 1 swap their tensors, so do 2 and 3, and so on. Who has no partner returns a copy of its
+# own. Each returns its partner's tensor; `x` stays as it is. One message per rank that has a partner,
+# by `send`, `recv`, `isend` and `irecv` only.
+
+
+# %% role="answer" question="two_by_two" points=1
+def two_by_two(rank, world_size, x):
+    """Return the x of the partner: rank 1 for rank 0, 0 for 1, 3 for 2 and so on."""
+    partner = rank + 1 if rank % 2 == 0 else rank - 1
+    if partner >= world_size:
+        return x.clone()
+    other = torch.empty_like(x)
+    ### BEGIN BROKEN
+    dist.recv(other, src=partner)
+    dist.send(x, dst=partner)
+    ### END BROKEN
+    ### BEGIN SOLUTION
+    if rank % 2 == 0:
+        dist.send(x, dst=partner)
+        dist.recv(other, src=partner)
+    else:
+        dist.recv(other, src=partner)
+        dist.send(x, dst=partner)
+    ### END SOLUTION
+    return other
+
+
+# %% role="check" question="two_by_two" points=1
+def partners(xs):
+    return [xs[rank ^ 1] if rank ^ 1 < len(xs) else xs[rank] for rank in range(len(xs))]
+
+
+verdict = check(
+    "two_by_two",
+    two_by_two,
+    # the x of one rank; `xs` holds the x of every rank
+    lambda rank, world_size: (torch.arange(3.0) + 10 * rank,),
+    partners,
+    only("send", "recv"),
+    messages(lambda xs: len(xs) // 2 * 2, hint="A swap is one message each way."),
+    mistakes={
+        "Nothing was swapped: that is each rank's own x.": lambda xs: list(xs),
+    },
+    as_given="72bb36f6",
+    points=1,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Run the check and look at the picture. Both arrows come from the same line. Which of the two ranks
+# of a pair could do its two lines the other way round?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `if rank % 2 == 0:` send first, `else:` receive first. Or give one of the two a request and wait for
+# it at the end.
+#
+# </details>
+
+# %% role="hidden" question="two_by_two"
+seed = 1
+print(
+    measure(
+        two_by_two,
+        lambda rank, world_size: (
+            torch.randn(4, generator=torch.Generator().manual_seed(seed + rank)),
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 2. Edges (★★, 10 minutes, 1 point)
+#
+# Each rank owns a strip of a long row, and needs the number just beyond either end: the last one of
+# its left neighbour and the first one of its right neighbour. Beyond the ends of the row lies 0. The
+# program passes where libraries send eagerly. Make it right everywhere. At most 2 x (world_size - 1)
+# messages of one number each; only sends and receives.
+
+
+# %% role="answer" question="edges" points=1
+def edges(rank, world_size, x):
+    """Return the numbers next to x's two ends, as one tensor: [before, after].
+
+    x is one-dimensional and float32, has at least one number, and is left as it is.
+    """
+    has_left, has_right = rank > 0, rank < world_size - 1
+    before, after = torch.zeros(1), torch.zeros(1)
+    ### BEGIN BROKEN
+    if has_left:
+        dist.send(x[:1], dst=rank - 1)
+    if has_right:
+        dist.send(x[-1:], dst=rank + 1)
+    if has_left:
+        dist.recv(before, src=rank - 1)
+    if has_right:
+        dist.recv(after, src=rank + 1)
+    ### END BROKEN
+    ### BEGIN SOLUTION
+    requests = []
+    if has_left:
+        requests.append(dist.isend(x[:1], dst=rank - 1))
+    if has_right:
+        requests.append(dist.isend(x[-1:], dst=rank + 1))
+    if has_left:
+        dist.recv(before, src=rank - 1)
+    if has_right:
+        dist.recv(after, src=rank + 1)
+    for request in requests:
+        request.wait()
+    ### END SOLUTION
+    return torch.cat([before, after])
+
+
+# %% role="check" question="edges" points=1
+def neighbours(xs):
+    row = [torch.zeros(1), *xs, torch.zeros(1)]
+    return [torch.cat([row[r][-1:], row[r + 2][:1]]) for r in range(len(xs))]
+
+
+verdict = check(
+    "edges",
+    edges,
+    lambda rank, world_size: (torch.arange(1.0, 4.0 + rank) + 10 * rank,),
+    neighbours,
+    only("send", "recv"),
+    messages(lambda xs: 2 * (len(xs) - 1), hint="Each neighbour needs one message from you."),
+    nbytes(lambda xs: 8 * (len(xs) - 1), hint="A neighbour needs one number, not the strip."),
+    mistakes={
+        "The two numbers are in the wrong order: first the one before x, then the one after it.": (
+            lambda xs: [pair.flip(0) for pair in neighbours(xs)]
+        ),
+        "That is all zeros: nothing was received.": lambda xs: [torch.zeros(2)] * len(xs),
+    },
+    as_given="d56fab30",
+    points=1,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# In the picture, which ranks form the ring, and in which line does each stand?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `isend` gives back a request and lets you go on to the receives. Keep all requests in a list, and
+# wait for each at the end: a request that nobody waits for is a finding.
+#
+# </details>
+
+# %% role="hidden" question="edges"
+seed = 1
+print(
+    measure(
+        edges,
+        lambda rank, world_size: (
+            torch.randn(
+                1 + (3 * rank + seed) % 5, generator=torch.Generator().manual_seed(seed + rank)
+            ),
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 3. One batch fewer (★★, 15 minutes, 1 point)
+#
+# In each step every rank brings one number from its list `batches`, and all get the sum. The lists
+# differ in length, one may be empty, and a rank knows only its own. A rank that has run out brings
+# nothing more, but the others still have numbers to add. Return on **every** rank all the sums. Only
+# `all_reduce`: one more of them than there are steps, at most 8 bytes each.
+
+
+# %% role="answer" question="one_batch_fewer" points=1
+def one_batch_fewer(rank, world_size, batches):
+    """Return the sums over all ranks, step by step: as many as the longest list is long.
+
+    batches is a list of floats.
+    """
+    sums = []
+    ### BEGIN BROKEN
+    for batch in batches:
+        total = torch.tensor([batch])
+        dist.all_reduce(total)
+        sums.append(total.item())
+    ### END BROKEN
+    ### BEGIN SOLUTION
+    num_steps = torch.tensor([len(batches)])
+    dist.all_reduce(num_steps, op=dist.ReduceOp.MAX)
+    for step in range(num_steps.item()):
+        total = torch.tensor([batches[step] if step < len(batches) else 0.0])
+        dist.all_reduce(total)
+        sums.append(total.item())
+    ### END SOLUTION
+    return sums
+
+
+# %% role="check" question="one_batch_fewer" points=1
+def step_sums(lists):
+    longest = max(len(batches) for batches in lists)
+    return [sum(batches[k] for batches in lists if k < len(batches)) for k in range(longest)]
+
+
+verdict = check(
+    "one_batch_fewer",
+    one_batch_fewer,
+    lambda rank, world_size: ([10.0 * rank + k for k in range([3, 3, 2, 0, 4][rank])],),
+    lambda lists: [step_sums(lists)] * len(lists),
+    only("all_reduce"),
+    collectives(lambda lists: 1 + len(step_sums(lists)), hint="One question, then the steps."),
+    collective_nbytes(lambda lists: 8),
+    mistakes={
+        "Those are the steps that every rank has a batch for: the rest is lost.": (
+            lambda lists: [step_sums(lists)[: min(map(len, lists))]] * len(lists)
+        ),
+    },
+    as_given="3ed12095",
+    points=1,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Who has finished in the picture, and who waits for it? In which step?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# The ranks must agree on the number of steps before the loop. Which collective, with which operation,
+# tells every rank the length of the longest list?
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# A rank that has nothing to bring brings the neutral element of the operation.
+#
+# </details>
+
+# %% role="hidden" question="one_batch_fewer"
+seed = 1
+print(
+    measure(
+        one_batch_fewer,
+        lambda rank, world_size: ([float(seed + rank + k) for k in range((3 * rank + seed) % 5)],),
+    )
+)
+
+# %% [markdown]
+# ## 4. Wrong without a word (★★, 10 minutes, 1 point)
+#
+# Each rank has a dictionary of gradients: the same names and shapes on every rank, but filled in
+# different orders. All gradients have two numbers, so the program raises no error, leaves no finding,
+# and mixes them up. Return the dictionary's **means over the ranks**, as a list in alphabetical order
+# of the names. Only `all_reduce`, at most one for each name.
+
+
+# %% role="answer" question="without_a_word" points=1
+def without_a_word(rank, world_size, gradients):
+    """Return the means over the ranks of all gradients, in alphabetical order of their names.
+
+    gradients is a dict of name to float32 tensor; the tensors are left as they are.
+    """
+    means = {name: gradient.clone() for name, gradient in gradients.items()}
+    ### BEGIN BROKEN
+    for name in means:
+        dist.all_reduce(means[name], op=dist.ReduceOp.AVG)
+    ### END BROKEN
+    ### BEGIN SOLUTION
+    for name in sorted(means):
+        dist.all_reduce(means[name], op=dist.ReduceOp.AVG)
+    ### END SOLUTION
+    return [means[name] for name in sorted(means)]
+
+
+# %% role="check" question="without_a_word" points=1
+NAMES = ["weight", "bias", "scale"]
+
+
+def filled(rank, world_size):
+    names = NAMES[rank % 3 :] + NAMES[: rank % 3]
+    return ({name: torch.tensor([len(name) + 10.0 * rank, rank]) for name in names},)
+
+
+def means(dicts):
+    return [sum(one[name] for one in dicts) / len(dicts) for name in sorted(NAMES)]
+
+
+def mixed_up(dicts):
+    of_kth_call = [sum(each) / len(dicts) for each in zip(*map(dict.values, dicts), strict=True)]
+    return [[of_kth_call[list(one).index(name)] for name in sorted(NAMES)] for one in dicts]
+
+
+verdict = check(
+    "without_a_word",
+    without_a_word,
+    filled,
+    lambda dicts: [means(dicts)] * len(dicts),
+    only("all_reduce"),
+    collectives(lambda dicts: len(NAMES), hint="A name needs one all_reduce."),
+    mistakes={
+        "The gradients are mixed up: calls met that are not for the same name.": mixed_up,
+        "Those are the rank's own gradients: nothing came from the others.": (
+            lambda dicts: [[one[name] for name in sorted(NAMES)] for one in dicts]
+        ),
+        "Those are sums over the ranks, not means.": (
+            lambda dicts: [[len(dicts) * mean for mean in means(dicts)]] * len(dicts)
+        ),
+    },
+    as_given="283acebf",
+    points=1,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# What decides which call of rank 0 meets which call of rank 1: the name, or the number of the call?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# All ranks have the same names. Which order of them is the same everywhere, however a dictionary was
+# filled?
+#
+# </details>
+
+# %% role="hidden" question="without_a_word"
+seed = 1
+print(
+    measure(
+        without_a_word,
+        lambda rank, world_size: (
+            {
+                name: torch.full((2,), float(seed + 10 * rank + len(name)))
+                for name in ["b", "aa", "cccc"][:: 1 if rank % 2 else -1]
+            },
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 5. A rank without examples (★★, 10 minutes, 1 point)
+#
+# The mean loss over all examples of all ranks. `losses` is a list of floats; it may be empty on some
+# ranks, not on all. The program works until one rank has no example at all: read in the verdict what
+# that rank brings, and find out why. Return the mean as a float on every rank, with one `all_reduce`
+# of at most 16 bytes and nothing else.
+
+
+# %% role="answer" question="no_examples" points=1
+def no_examples(rank, world_size, losses):
+    """Return the mean of all losses of all ranks, as a float, on every rank."""
+    ### BEGIN BROKEN
+    total = torch.tensor([sum(losses), len(losses)])
+    ### END BROKEN
+    ### BEGIN SOLUTION
+    total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64)
+    ### END SOLUTION
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+# %% role="check" question="no_examples" points=1
+verdict = check(
+    "no_examples",
+    no_examples,
+    lambda rank, world_size: ([0.5 + rank + k for k in range([2, 1, 0, 3, 0][rank])],),
+    lambda lists: [sum(map(sum, lists)) / sum(map(len, lists))] * len(lists),
+    only("all_reduce"),
+    collectives(lambda lists: 1, hint="Sum and count can travel together."),
+    collective_nbytes(lambda lists: 16, hint="Add up before you communicate."),
+    mistakes={
+        "That is the mean of the ranks' means: a rank with few examples has too much weight.": (
+            lambda lists: (
+                [sum(sum(one) / max(1, len(one)) for one in lists) / len(lists)] * len(lists)
+            )
+        ),
+        "A rank without examples was counted as one example: it counts as none.": (
+            lambda lists: (
+                [sum(map(sum, lists)) / sum(max(1, len(one)) for one in lists)] * len(lists)
+            )
+        ),
+    },
+    as_given="a6c6abf2",
+    points=1,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# In a cell of your own: what is `sum([])`, and of which type? And `sum([0.5])`?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `torch.tensor` chooses its dtype by what is in the list, and each rank chooses for itself. Don't let
+# it choose.
+#
+# </details>
+
+# %% role="hidden" question="no_examples"
+seed = 1
+print(
+    measure(
+        no_examples,
+        lambda rank, world_size: ([seed + rank + 0.5 * k for k in range((2 * rank + 1) % 5)],),
+    )
+)
+
+# %% [markdown]
+# ## 6. One buffer for all (★★★, 15 minutes, 1 point)
+#
+# The ranks stand in a ring. Each doubles its blocks, one after the other, sends them to the right,
+# and returns the list of doubled blocks that come from the left. In a world of one it keeps its own.
+# The program saves memory in the wrong place. One message for each block; only sends and receives;
+# `blocks` stay as they are.
+
+
+# %% role="answer" question="one_buffer" points=1
+def one_buffer(rank, world_size, blocks):
+    """Return the doubled blocks of the rank on the left, as a list.
+
+    blocks is a list of float32 tensors of the same shape, as many on every rank.
+    """
+    if world_size == 1:
+        return [2 * block for block in blocks]
+    left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    ### BEGIN BROKEN
+    buffer = torch.empty_like(blocks[0])
+    requests = []
+    for block in blocks:
+        torch.mul(block, 2, out=buffer)
+        requests.append(dist.isend(buffer, dst=right))
+    ### END BROKEN
+    ### BEGIN SOLUTION
+    doubled = [2 * block for block in blocks]
+    requests = [dist.isend(block, dst=right) for block in doubled]
+    ### END SOLUTION
+    received = [torch.empty_like(block) for block in blocks]
+    for holder in received:
+        dist.recv(holder, src=left)
+    for request in requests:
+        request.wait()
+    return received
+
+
+# %% role="check" question="one_buffer" points=1
+verdict = check(
+    "one_buffer",
+    one_buffer,
+    lambda rank, world_size: ([torch.full((2,), 10.0 * rank + k) for k in range(3)],),
+    lambda lists: [[2 * block for block in lists[rank - 1]] for rank in range(len(lists))],
+    only("send", "recv"),
+    messages(
+        lambda lists: sum(map(len, lists)) if len(lists) > 1 else 0,
+        hint="A block needs one message.",
+    ),
+    nbytes(lambda lists: sum(block.nbytes for blocks in lists for block in blocks)),
+    mistakes={
+        "Those are the blocks of the left rank as they were: they are to be doubled.": (
+            lambda lists: [list(lists[rank - 1]) for rank in range(len(lists))]
+        ),
+        "Those are the rank's own blocks, doubled: nothing came from the left.": (
+            lambda lists: [[2 * block for block in blocks] for blocks in lists]
+        ),
+    },
+    as_given="3c0c23c3",
+    points=1,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# How many tensors are there for the messages, and how many messages are under way before the first
+# `wait`?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Either each message has a tensor of its own, or a block is sent, received **and waited for** before
+# the next is written. A blocking `send` is no way out: lesson 03, program 2.
+#
+# </details>
+
+# %% role="hidden" question="one_buffer"
+seed = 1
+print(
+    measure(
+        one_buffer,
+        lambda rank, world_size: (
+            [
+                torch.randn(3, generator=torch.Generator().manual_seed(seed + 10 * rank + k))
+                for k in range(2)
+            ],
+        ),
+    )
+)

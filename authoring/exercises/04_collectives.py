@@ -1,0 +1,276 @@
+# %% [markdown]
+# # Exercises 04: collectives as contracts
+#
+# Three tasks that go with [lesson 04](../notebooks/04_collectives.ipynb). In the first you choose a
+# collective for a job. In the other two you are on the other side: you build a collective from
+# `send` and `recv`, and keep its contract.
+#
+# A check calls your function on worlds of 1 to 5 ranks and looks at the value on every rank, at
+# every message and at every collective. The outputs stored below the checks are those of a good
+# answer; they change when you run the check. Each task has folded hints.
+
+# %% role="setup"
+import math
+
+import torch
+import torch.distributed as dist
+
+from simlib.checks import (
+    check,
+    collective_nbytes,
+    collectives,
+    measure,
+    messages,
+    nbytes,
+    only,
+    rounds,
+    sends_to,
+)
+
+# %% [markdown]
+# ## 1. The mean of everything (★, 10 minutes, 2 points)
+#
+# Every rank is given a one-dimensional float32 tensor `x`. The lengths differ; one may be empty.
+# Return on every rank the mean of all numbers of all ranks, as a Python float. Only `all_reduce`
+# may be used, once, and no rank may bring more than two float32 numbers (8 bytes) to it. `x` must
+# not change.
+
+
+# %% role="answer" question="mean_of_all" points=2
+def mean_of_all(rank, world_size, x):
+    """Return the mean of all the numbers in the tensors x of all ranks, as a float.
+
+    x is one-dimensional and float32; its length differs from rank to rank; it is left as it is.
+    """
+    ### BEGIN SOLUTION
+    sum_and_count = torch.tensor([x.sum(), float(len(x))])
+    dist.all_reduce(sum_and_count)
+    return (sum_and_count[0] / sum_and_count[1]).item()
+    ### END SOLUTION
+
+
+# %% role="check" question="mean_of_all" points=2
+def uneven(rank, world_size):
+    length = [3, 1, 0, 5, 2][rank]
+    return (torch.arange(float(length)) + 10 * rank,)
+
+
+verdict = check(
+    "mean_of_all",
+    mean_of_all,
+    uneven,
+    # what each rank must return; `xs` holds the x of every rank
+    lambda xs: [torch.cat(xs).mean().item()] * len(xs),
+    only("all_reduce"),
+    collectives(lambda xs: 1, hint="Two numbers can travel in one tensor."),
+    collective_nbytes(lambda xs: 8, hint="Add up what you can before you communicate."),
+    mistakes={
+        "That is the mean of the ranks' means: a rank with few numbers has too much weight.": (
+            lambda xs: [sum(x.mean().item() for x in xs) / len(xs)] * len(xs)
+        ),
+        "That is the sum over all ranks divided by the number of ranks.": (
+            lambda xs: [torch.cat(xs).sum().item() / len(xs)] * len(xs)
+        ),
+    },
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# A mean is a sum divided by a count. Which of the two can each rank know for itself?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Neither, but each rank knows its part of both, and parts can be added by `all_reduce`.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `torch.tensor([a, b])` puts two numbers into one tensor. `.item()` makes a Python number.
+#
+# </details>
+
+# %% role="hidden" question="mean_of_all"
+seed = 1
+print(
+    measure(
+        mean_of_all,
+        lambda rank, world_size: (
+            torch.randn(
+                (3 * rank + seed) % 7, generator=torch.Generator().manual_seed(seed + rank)
+            ),
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 2. Your own broadcast (★★, 25 minutes, 3 points)
+#
+# When your function returns, `x` on every rank holds what it held on rank `root`. Use `send` and
+# `recv` only, with at most `world_size - 1` messages in all. And be quick: a rank sends one message
+# at a time, each takes one round, and ceil(log2(world_size)) rounds are enough, because a rank that
+# already knows can help to tell the others.
+
+
+# %% role="answer" question="own_broadcast" points=3
+def own_broadcast(rank, world_size, x, root):
+    """Make x on every rank equal to x on rank root, in place; return None.
+
+    x has the same shape and dtype on every rank.
+    """
+    ### BEGIN SOLUTION
+    distance = (rank - root) % world_size
+    step = 1  # ranks at a distance below step know the value
+    while step < world_size:
+        if distance < step and distance + step < world_size:
+            dist.send(x, dst=(rank + step) % world_size)
+        if step <= distance < 2 * step:
+            dist.recv(x, src=(rank - step) % world_size)
+        step *= 2
+    ### END SOLUTION
+
+
+# %% role="check" question="own_broadcast" points=3
+def from_last_but_one(rank, world_size):
+    return torch.arange(3.0) + 10 * rank, max(0, world_size - 2)
+
+
+verdict = check(
+    "own_broadcast",
+    own_broadcast,
+    from_last_but_one,
+    lambda xs, roots: [xs[root] for root in roots],
+    only("send", "recv"),
+    messages(lambda xs, roots: len(xs) - 1, hint="Nobody needs to be told twice."),
+    nbytes(lambda xs, roots: sum(x.nbytes for x in xs[1:])),
+    rounds(lambda xs, roots: math.ceil(math.log2(len(xs))), hint="Let more ranks send at once."),
+    in_place=True,
+    mistakes={
+        "That is the tensor of rank 0, but here the root is another rank.": (
+            lambda xs, roots: [xs[0]] * len(xs)
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# After one round two ranks know the value. How many can know it after two rounds? After three?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# First think of `root = 0`. In round 1 rank 0 tells rank 1. In round 2 ranks 0 and 1 tell ranks 2
+# and 3. In round 3 four ranks tell ranks 4 to 7, as far as these exist.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# For another root, think in distances from the root, `(rank - root) % world_size`, and go back to
+# ranks only where you send or receive.
+#
+# </details>
+
+# %% role="hidden" question="own_broadcast"
+seed = 1
+print(
+    measure(
+        own_broadcast,
+        lambda rank, world_size: (
+            torch.randn(4, generator=torch.Generator().manual_seed(seed + rank)),
+            seed % world_size,
+        ),
+        in_place=True,
+    )
+)
+
+# %% [markdown]
+# ## 3. A ring that gathers (★★★, 25 minutes, 3 points)
+#
+# Return on every rank all tensors `x`, joined in the order of the ranks. The lengths differ; every
+# rank is told all of them: `lengths[r]` belongs to rank `r`. A rank may send only to its right
+# neighbour, `(rank + 1) % world_size`. In every one of `world_size - 1` steps it passes on one
+# piece, never everything it has. `x` must not change.
+
+
+# %% role="answer" question="ring_all_gather" points=3
+def ring_all_gather(rank, world_size, x, lengths):
+    """Return torch.cat of the tensors x of ranks 0, 1, ..., world_size - 1, on every rank.
+
+    x is one-dimensional and float32, of length lengths[rank]; it is left as it is.
+    """
+    ### BEGIN SOLUTION
+    pieces = [torch.empty(length) for length in lengths]
+    pieces[rank] = x.clone()
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    for step in range(world_size - 1):
+        request = dist.isend(pieces[(rank - step) % world_size], dst=right)
+        dist.recv(pieces[(left - step) % world_size], src=left)
+        request.wait()
+    return torch.cat(pieces)
+    ### END SOLUTION
+
+
+# %% role="check" question="ring_all_gather" points=3
+def uneven_and_told(rank, world_size):
+    lengths = [3, 1, 0, 5, 2][:world_size]
+    return torch.arange(float(lengths[rank])) + 10 * rank, lengths
+
+
+verdict = check(
+    "ring_all_gather",
+    ring_all_gather,
+    uneven_and_told,
+    lambda xs, lengths: [torch.cat(xs)] * len(xs),
+    only("send", "recv"),
+    sends_to(lambda rank, n: {(rank + 1) % n}, hint="Hand on what came just before."),
+    messages(lambda xs, lengths: len(xs) * (len(xs) - 1)),
+    nbytes(
+        lambda xs, lengths: (len(xs) - 1) * sum(x.nbytes for x in xs),
+        hint="Send one piece per step, not all you have.",
+    ),
+    mistakes={
+        "Those are the pieces in the order of arrival: put each at its owner's place.": (
+            lambda xs, lengths: [torch.cat(xs[r::-1] + xs[:r:-1]) for r in range(len(xs))]
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# In step 0 a rank sends its own piece. What does it send in step 1? It has just been given
+# something.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# The piece that rank `rank` sends in step `step` belongs to the rank that is `step` places to its
+# left. The piece that arrives belongs to the rank one place further.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Make one holder per rank, `[torch.empty(n) for n in lengths]`, put your own `x` in its place, and
+# join them at the end. Send with `isend`, receive, then wait.
+#
+# </details>
+
+# %% role="hidden" question="ring_all_gather"
+seed = 1
+print(
+    measure(
+        ring_all_gather,
+        lambda rank, world_size: (
+            torch.full(((rank * 3 + seed) % 5,), float(seed + rank)),
+            [(other * 3 + seed) % 5 for other in range(world_size)],
+        ),
+    )
+)

@@ -1,0 +1,294 @@
+# %% [markdown]
+# # 00 Start here
+#
+# A large model is trained by many processes at once, on many machines. In this course you write
+# what **one** of these processes does, and run as many of them as you like, here, on your own
+# machine, from a notebook cell. Every run shows you who said what to whom.
+#
+# In the next 20 minutes you will
+#
+# - see whether this machine is ready,
+# - start four processes from one cell,
+# - read the picture of a run,
+# - break a run and go on,
+# - meet the three answers an exercise check can give.
+#
+# Run the cells from top to bottom with Shift+Enter. Lessons ask you to **predict** before you run:
+# write your guess where a cell says `guess = None`. Nobody reads it but you. A guess that turns out
+# wrong teaches more than a cell that was only read.
+#
+# ## Is this machine ready?
+#
+# The course needs Python, PyTorch and the part of PyTorch that lets processes talk,
+# `torch.distributed`. The talking is done by a *backend*. Ours is **Gloo**: it comes with PyTorch
+# and needs neither a GPU nor a network. The next cell looks for all of them and says in words what
+# it found.
+
+# %% tags=["nbval-ignore-output"]
+import os
+import platform
+
+import torch
+import torch.distributed as dist
+
+import simlib
+
+print(
+    f"Python {platform.python_version()} and torch {torch.__version__} on {os.cpu_count()} cores."
+)
+if dist.is_available() and dist.is_gloo_available():
+    print("torch.distributed is here, and so is its Gloo backend.")
+    print("This machine is ready for the course.")
+else:
+    print("This torch cannot connect processes: install the torch that this course names.")
+
+# %% [markdown]
+# ## Four processes from one cell
+#
+# A process that takes part in a run is called a **rank**, and it is known by its number: 0, 1, 2
+# and so on. The number of ranks is the **world size**. What the ranks do is written once, as a
+# function of these two numbers. We call it a *rank function*.
+#
+# `simlib.run` calls the function on every rank, each in a process of its own. Here every rank
+# prints one line and returns one number. How many lines will you see below the cell? What is in
+# `run.results`? Guess, then run. (The first run in a notebook takes some seconds. PyTorch is loaded
+# for all later ones.)
+
+# %%
+guess = None  # how many lines, and which four numbers?
+
+
+def hello(rank, world_size):
+    print("I am rank", rank, "of", world_size)
+    return rank * rank
+
+
+run = simlib.run(hello, world_size=4)
+run.results
+
+# %% [markdown]
+# Four lines from one `print`: every rank runs the **whole** function. The ranks differ in one thing
+# only, their number. This style has a name, *single program, multiple data* (SPMD), and nearly all
+# distributed training is written in it.
+#
+# The number in brackets in front of a line says which rank printed it. The lines are shown in the
+# order of the ranks, whoever was first. `run.results` holds what the ranks returned: `results[3]`
+# comes from rank 3.
+#
+# ## Each rank has its own memory
+#
+# The function below changes a variable of this notebook. There are four ranks, and each adds its
+# own rank. What does `counter` hold afterwards, here in the notebook?
+
+# %%
+guess = None  # counter after the run?
+
+counter = 100
+
+
+def add_my_rank(rank, world_size):
+    global counter
+    counter += rank
+    return counter
+
+
+run = simlib.run(add_my_rank, world_size=4)
+print("the ranks returned", run.results)
+print("here counter is", counter)
+
+# %% [markdown]
+# Each rank was given its own copy of the function and of the variables it uses, changed its copy,
+# and ended. Nothing is shared, neither with the other ranks nor with the notebook. So there are
+# exactly two ways for a value to leave a rank: it **returns** it, or it **sends** it to another
+# rank. Random numbers are each rank's own too: torch's are the same on all ranks and in every run,
+# until the rank function seeds them otherwise (`torch.manual_seed(rank)`); those of `random` and
+# `numpy` differ, as in processes just started.
+#
+# ## The picture of a run
+#
+# Now the ranks talk. Rank 0 works for a fifth of a second (it sleeps, which takes as long) and then
+# sends one number to each other rank, one after the other, with a pause after each. Each of the
+# others receives it first and then works for a twentieth of a second. `dist.send(x, dst=1)` means
+# "to rank 1"; `dist.recv(holder, src=0)` means "from rank 0, into this tensor".
+#
+# A run that stands alone on the last line of a cell draws itself. What will ranks 1, 2 and 3 be
+# doing during the first 200 ms?
+
+# %%
+import time
+
+guess = None  # what do ranks 1, 2 and 3 do for the first 200 ms?
+
+
+def tell_everyone(rank, world_size):
+    if rank == 0:
+        time.sleep(0.2)
+        for dst in range(1, world_size):
+            dist.send(torch.tensor([42.0]), dst=dst)
+            time.sleep(0.05)  # or all arrows would lie on one another in the picture
+    else:
+        holder = torch.zeros(1)
+        dist.recv(holder, src=0)
+        time.sleep(0.05)
+        return holder.item()
+
+
+run = simlib.run(tell_everyone, world_size=4)
+run
+
+# %% [markdown]
+# How to read it:
+#
+# - Every rank has a **lane** and a **colour**, the same in all pictures of this course. Rank 0 is
+#   on top. Time runs from left to right; read its unit below the axis. ("Real" ranks are processes
+#   of this machine, and their times are measured.)
+# - The lanes begin at different times, because processes do not start at the same moment. Time 0 is
+#   where the first rank begins.
+# - **Filled** means: the rank computes (here: sleeps). A pale fill means: it is inside a call, but
+#   does not wait yet.
+# - **Hatched** means: the rank waits in a call for somebody else. Ranks 1, 2 and 3 wait for 200 ms
+#   and more: they have nothing to do until rank 0 has done its work and comes to them. To make such
+#   areas small is half of the art of distributed training.
+# - A thin dark **line** through a lane is where a call begins. The calls of rank 0 are so short
+#   that nothing else is seen of them.
+# - An **arrow** is a message. It runs from the sender's call to the end of the receiver's. These
+#   three are nearly upright, because the receivers are already there.
+#
+# The text form of the same run is a table without times. It is the same for every repeat.
+
+# %%
+print(run)
+
+# %% [markdown]
+# A number of type float32 takes 4 bytes, and three messages were sent, all by rank 0. Everything
+# the table says can also be had as data: messages and bytes by rank, and every single call, with
+# the line of your program that made it.
+
+# %%
+print("messages by rank:", run.messages)
+print("bytes by rank:   ", run.bytes_sent)
+first = run.trace.of_rank(1)[0]
+print("rank 1 called", first.call, "with", first.nbytes, "bytes, in the line", first.site.line_text)
+
+# %% [markdown]
+# ## When a rank fails
+#
+# You will write many programs that go wrong: that is what the course is for. In this one, rank 2
+# fails while the others wait for a message that will never come. On a real cluster this often looks
+# like nothing at all: a job that stands still. What do you expect here? (The error below is meant
+# to be there.)
+
+
+# %% tags=["raises-exception"]
+def divide(rank, world_size):
+    share = 1 / (2 - rank)  # rank 2 divides by zero
+    dist.barrier()  # wait here until every rank has arrived
+    return share
+
+
+simlib.run(divide, world_size=4)
+
+# %% [markdown]
+# One message, about the one rank that made the mistake: which rank, which error, which line. The
+# waiting ranks were ended. The mend is a line of ordinary Python, and the next run starts at once,
+# with fresh processes.
+
+
+# %%
+def divide(rank, world_size):
+    share = 1 / (1 + rank)
+    dist.barrier()
+    return share
+
+
+simlib.run(divide, world_size=4).results
+
+# %% [markdown]
+# If a cell does not end, press the Stop button (the square) above the notebook. The ranks end too.
+#
+# ## How exercises are checked
+#
+# An exercise gives you a stub and, directly below, a check. The check calls your function on worlds
+# of several sizes and answers in one of three voices. Try all three. The task: return the double of
+# `x`, without sending anything. First the stub, as you would find it.
+
+# %%
+from simlib.checks import check, messages
+
+
+def check_double(answer):
+    return check(
+        "double",
+        answer,
+        lambda rank, world_size: (torch.tensor([rank + 1]),),  # x on each rank
+        lambda xs: [2 * x for x in xs],  # what each rank must return
+        messages(lambda xs: 0),  # at most 0 messages
+    )
+
+
+def double(rank, world_size, x):
+    raise NotImplementedError()
+
+
+verdict = check_double(double)
+verdict
+
+# %% [markdown]
+# Now an answer that is wrong. It is right on one rank: a world of size 1 passes. The check names
+# the smallest world that fails, what each rank returned and should have returned, and a likely
+# cause where it knows one.
+
+
+# %%
+def double(rank, world_size, x):
+    return x + 1
+
+
+verdict = check_double(double)
+verdict
+
+# %% [markdown]
+# And a right one. Note what the check counts besides the value. Many answers in this course can be
+# had by sending everything to everyone; a check asks for the messages and bytes that are needed,
+# and no more.
+
+
+# %%
+def double(rank, world_size, x):
+    return 2 * x
+
+
+verdict = check_double(double)
+verdict
+
+# %% [markdown]
+# ## Where things are
+#
+# | folder | what is in it |
+# |---|---|
+# | `notebooks/` | the lessons, with their outputs |
+# | `exercises/` | your part: stubs and checks |
+# | `solutions/` | one good answer to each exercise; look after you have tried |
+# | `simlib/` | the library behind `simlib.run`, written to be read |
+#
+# `START.md` lists all lessons and exercises. Lessons stand alone: open any of them, choose *Restart
+# Kernel and Run All Cells*, and it runs to its end.
+#
+# ## Exit ticket
+#
+# Answer without looking up, then unfold.
+#
+# 1. A rank function contains one `print`. It is run with `world_size=8`. How many lines are
+#    printed?
+# 2. Rank 3 sets a global variable. Who sees the new value?
+# 3. What does a hatched area in the picture mean?
+#
+# <details><summary>Answers</summary>
+#
+# 1. Eight: every rank runs the whole function.
+# 2. Rank 3 alone. Others see it if rank 3 sends or returns it.
+# 3. The rank waits, inside a call, for another rank.
+#
+# </details>
+#
+# **Next:** [lesson 02, send and recv](02_send_and_recv.ipynb).

@@ -1,0 +1,44 @@
+"""``python -m benchmarks [--rounds N] [name ...]``; the names are those of its tables."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+
+import torch
+
+
+def main():
+    from simlib.processes.launch import server_context
+
+    from .diagnosing import diagnosing
+    from .recording import recording
+    from .starting import memory, starting
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("names", nargs="*", metavar="name")
+    options = parser.parse_args()
+    server_context()  # one server for our ranks and for those by hand
+    tables = {
+        "starting": lambda: starting(options.rounds),
+        "memory": memory,
+        "recording": lambda: recording(options.rounds),
+        "diagnosing": lambda: diagnosing(options.rounds),
+    }
+    unknown = set(options.names) - set(tables)
+    if unknown:
+        parser.error(f"no table {', '.join(sorted(unknown))}: there are {', '.join(tables)}")
+    print(
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, "
+        f"Python {sys.version.split()[0]}, torch {torch.__version__}; "
+        f"medians (smallest to largest), {options.rounds} rounds"
+    )
+    for name in options.names or tables:
+        tables[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""simlib: run one rank function on real ranks, and see what its ranks said to each other.
+
+::
+
+    import simlib, torch, torch.distributed as dist
+
+    def main(rank, world_size):
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x)
+        return x.item()
+
+    run = simlib.run(main, world_size=4)
+"""
+
+from .diagnosis import Finding
+from .errors import (
+    DeadlockError,
+    InvalidCallError,
+    MismatchError,
+    RaceError,
+    RankDiedError,
+    RankError,
+    RunInterrupted,
+    SimlibError,
+    StuckError,
+    UnfinishedError,
+)
+from .processes import run
+from .results import Run
+from .trace import Collective, Group, Message, Op, Site, Trace
+
+__all__ = [
+    "Collective",
+    "DeadlockError",
+    "Finding",
+    "Group",
+    "InvalidCallError",
+    "Message",
+    "MismatchError",
+    "Op",
+    "RaceError",
+    "RankDiedError",
+    "RankError",
+    "Run",
+    "RunInterrupted",
+    "SimlibError",
+    "Site",
+    "StuckError",
+    "Trace",
+    "UnfinishedError",
+    "run",
+]
+__version__ = "0.1.0"

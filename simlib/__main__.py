@@ -1,0 +1,5 @@
+"""``python -m simlib``."""
+
+from .cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,37 @@
+"""Checks of exercises: is the value right on every rank, and what did the answer send for it?
+
+A check cell of an exercise notebook is one call::
+
+    from simlib.checks import check, messages, nbytes, only
+
+    verdict = check("shift_right", shift_right, inputs, expected,
+                    only("send", "recv"), messages(lambda given: len(given)), points=2)
+    verdict
+"""
+
+from .check import check, measure
+from .rules import (
+    Rule,
+    collective_nbytes,
+    collectives,
+    messages,
+    nbytes,
+    only,
+    rounds,
+    sends_to,
+)
+from .verdict import Verdict
+
+__all__ = [
+    "Rule",
+    "Verdict",
+    "check",
+    "collective_nbytes",
+    "collectives",
+    "measure",
+    "messages",
+    "nbytes",
+    "only",
+    "rounds",
+    "sends_to",
+]

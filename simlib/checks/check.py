@@ -1,0 +1,291 @@
+"""`check`: call an answer on worlds of several sizes and say what is wrong, or that it is right."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import zlib
+
+import simlib
+
+from ..errors import DeadlockError, MismatchError, RankError, SimlibError, StuckError
+from .compare import (
+    describe,
+    difference,
+    dtype_differs,
+    dtype_name,
+    known_mistake,
+    likely_cause,
+)
+from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict, values_are_right
+
+WORLDS = (1, 2, 3, 4, 5)
+
+
+def check(
+    question,
+    answer,
+    inputs,
+    expected,
+    *rules,
+    points=1,
+    worlds=WORLDS,
+    in_place=False,
+    mistakes=None,
+    as_given=None,
+    timeout_s=5,
+):
+    """Try an answer on several worlds, smallest first, and give a `Verdict`.
+
+    Parameters
+    ----------
+    question : str
+        Name of the question.
+    answer : callable
+        Called on every rank as ``answer(rank, world_size, *inputs(rank, world_size))``.
+    inputs : callable
+        ``inputs(rank, world_size)`` gives the tuple of arguments for one rank.
+    expected : callable
+        ``expected(xs, ys, ...)`` gives the list, by rank, of what the answer must return; ``xs`` is
+        the tuple, by rank, of its first inputs, ``ys`` of its second ones, and so on.
+    *rules : Rule
+        What the answer may send.
+    points : int
+        What a right answer is worth.
+    worlds : sequence of int
+        World sizes to try.
+    in_place : bool
+        True: the answer changes its first input, and that tensor is looked at. False: the value it
+        returns is looked at, and its inputs must be left as they were.
+    mistakes : dict of str to callable, optional
+        A sentence about a known mistake, and the values it would give, as `expected` does.
+    as_given : str, optional
+        `fingerprint` of the broken program of a task to mend: as long as the answer has it, the
+        verdict is "not written yet", with what that program does wrong.
+    timeout_s : float
+        A world without progress for so long is ended.
+
+    Returns
+    -------
+    Verdict
+    """
+    tried = functools.partial(judge, question, answer, inputs, expected, rules, points)
+    verdict = tried(worlds, in_place, mistakes or {}, timeout_s)
+    if verdict.status == WRONG and as_given and fingerprint(answer) == as_given:
+        verdict.status, verdict.is_as_given = NOT_WRITTEN, True
+    return verdict
+
+
+def judge(question, answer, inputs, expected, rules, points, worlds, in_place, mistakes, timeout_s):
+    """The `Verdict` of `check` on an answer, whoever wrote it."""
+    run = given = None
+    for world_size in worlds:
+        by_rank = [inputs(rank, world_size) for rank in range(world_size)]
+        given = list(zip(*by_rank, strict=True))
+        reason = call_complaint(answer, by_rank[0])
+        if reason:
+            return Verdict(question, points, WRONG, reason, world_size)
+        try:
+            run, after = try_on(answer, by_rank, timeout_s)
+        except SimlibError as error:
+            status, reason, lines = failure(error)
+            return Verdict(question, points, status, reason, world_size, lines, error.run)
+        reason, lines = complaint(run, after, given, expected(*given), rules, in_place, mistakes)
+        if reason:
+            return Verdict(question, points, WRONG, reason, world_size, lines, run)
+    tallies = [rule.tally(run, given) for rule in rules]
+    reason = f"Every rank has the expected value at world sizes {', '.join(map(str, worlds))}."
+    lines = [f"at world size {run.world_size}: {text}" for text in tallies if text]
+    return Verdict(question, points, RIGHT, reason, run.world_size, lines, run)
+
+
+def fingerprint(function):
+    """Eight letters that stay the same while the text of a function does; spaces do not count."""
+    try:
+        text = inspect.getsource(function)
+    except OSError:
+        return ""
+    return f"{zlib.crc32(''.join(text.split()).encode()):08x}"
+
+
+def measure(answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20):
+    """What an answer gives, as plain lines of text: values, messages and bytes of every world.
+
+    Nothing is judged: hidden checks print this, and the grader compares it elsewhere.
+    """
+    lines = []
+    for world_size in worlds:
+        by_rank = [inputs(rank, world_size) for rank in range(world_size)]
+        run, after = try_on(answer, by_rank, timeout_s)
+        got = [mine[0] for mine in after] if in_place else run.results
+        lines.append(f"{world_size}: {'; '.join(describe(value) for value in got)}")
+        lines.append(f"{world_size}: messages {run.messages}, bytes {run.bytes_sent}")
+    return "\n".join(lines)
+
+
+def try_on(answer, by_rank, timeout_s):
+    """Run an answer, a rank per tuple of inputs: the `Run`, and the inputs as they are after it."""
+
+    @functools.wraps(answer)
+    def trial(rank, world_size):
+        mine = by_rank[rank]
+        return answer(rank, world_size, *mine), mine
+
+    try:
+        run = simlib.run(trial, len(by_rank), timeout_s=timeout_s)
+    except SimlibError as error:
+        if error.run is not None:
+            keep_returned(error.run)
+        raise
+    return run, keep_returned(run)
+
+
+def keep_returned(run):
+    """Leave in a run what the answer itself returned; give back the inputs, by rank."""
+    pairs = [result or (None, None) for result in run.results]
+    run.results = [returned for returned, _ in pairs]
+    return [inputs for _, inputs in pairs]
+
+
+def call_complaint(answer, inputs):
+    """A sentence where the answer cannot be called with these inputs, else None."""
+    try:
+        inspect.signature(answer).bind(0, 1, *inputs)
+    except TypeError as error:
+        if not callable(answer):
+            return "The answer is not callable: it must be a function."
+        names = ", ".join(["rank", "world_size", "x", "..."][: 2 + min(2, len(inputs))])
+        return (
+            f"TypeError: {error}. simlib calls it as {answer.__name__}({names}), with "
+            f"{2 + len(inputs)} arguments: leave the first line as it is in the stub."
+        )
+    except ValueError:
+        pass  # a builtin whose parameters nobody knows: the call itself will tell
+    return None
+
+
+def complaint(run, after, given, want, rules, in_place, mistakes):
+    """``(sentence, lines)`` about a run that ended; ``(None, [])`` where nothing is wrong."""
+    first = rule_complaint(run, given, [rule for rule in rules if rule.before_values])
+    # What the engine has found explains a wrong value better than a guess, and a right one is luck.
+    first = first or finding(run, "race") or lost_message(run) or finding(run, "unfinished")
+    if first:
+        return first, []
+    reason, lines = value_complaint(run, after, given, want, rules, in_place, mistakes)
+    if reason:
+        return reason, lines
+    return rule_complaint(run, given, [rule for rule in rules if not rule.before_values]), []
+
+
+def value_complaint(run, after, given, want, rules, in_place, mistakes):
+    """``(sentence, lines)`` about the values of a run; ``(None, [])`` where all are right."""
+    got = [mine[0] for mine in after] if in_place else run.results
+    wrong = {r: text for r in range(len(want)) if (text := difference(got[r], want[r]))}
+    changed = None if in_place else input_complaint(run, given, after)
+    if not wrong:
+        return changed and f"{values_are_right(run)}, but not the input. {changed}", []
+    rank, text = next(iter(wrong.items()))
+    reason = f"Rank {rank} {text}" + "." * (not text.endswith("?"))
+    known = known_mistake(got, given, mistakes)
+    if known:
+        reason += f" {known}"
+    elif in_place and not any(map(difference, run.results, want)):
+        reason += (
+            " The right value is returned, but the tensor x itself must change: write into it."
+        )
+    elif text.endswith("wrong value"):
+        reason += f" {changed or cause(run, got, want, given, rules)}"
+    return reason, [rank_line(r, got[r], want[r], r in wrong) for r in range(len(want))]
+
+
+def cause(run, got, want, given, rules):
+    """The likeliest cause of wrong values, as a sentence; what to do next where none fits."""
+    has_to_communicate = run.world_size > 1 and any(rule.before_values for rule in rules)
+    if has_to_communicate and not run.trace.ops:
+        return "No rank communicates: a rank knows nothing but what it was given itself."
+    found = likely_cause(got, want, given)
+    if found:
+        return found
+    if not run.trace.ops:
+        return "No usual mistake fits: compare what each rank has with what is expected."
+    rank = next(rank for rank in range(len(want)) if difference(got[rank], want[rank]))
+    return f"No usual mistake fits: follow the values that reach rank {rank} in the picture."
+
+
+def rank_line(rank, got, want, is_wrong):
+    """One rank's value in a wrong verdict."""
+    if is_wrong and dtype_differs(got, want):
+        return f"rank {rank}: got {describe(got)} of {dtype_name(got)}, expected {dtype_name(want)}"
+    if is_wrong:
+        return f"rank {rank}: got {describe(got)}, expected {describe(want)}"
+    return f"rank {rank}: right, {describe(got)}"
+
+
+def input_complaint(run, given, after):
+    """A sentence where a rank changed its inputs, else None."""
+    for rank, (now, before) in enumerate(zip(after, zip(*given, strict=True), strict=False)):
+        if not difference(list(now), list(before)):
+            continue
+        if receives_while_sending(run.trace.of_rank(rank)):
+            return (
+                f"Rank {rank} changed the tensor it was given. Is x received into while it is "
+                "being sent? Receive into a holder of its own."
+            )
+        return (
+            f"Rank {rank} changed the tensor it was given: "
+            "work on a copy (clone) and leave the input as it is."
+        )
+    return None
+
+
+def receives_while_sending(ops):
+    """Whether a rank posts a receive before it waits for a send, or the other way round."""
+    return any(
+        one.async_op and one.seq < other.seq and (one.wait_s is None or one.wait_s > other.post_s)
+        for one in ops
+        for other in ops
+        if {one.kind, other.kind} == {"send", "recv"}
+    )
+
+
+def rule_complaint(run, given, rules):
+    """A sentence about the first broken rule, else None."""
+    broken = (rule.broken(run, given) for rule in rules)
+    return next((sentence for sentence in broken if sentence), None)
+
+
+def lost_message(run):
+    """A sentence about a message that nobody received, else None."""
+    lost = next((message for message in run.trace.messages if message.recv is None), None)
+    if lost is None:
+        return None
+    return f"Rank {lost.src} sends a message to rank {lost.dst} that nobody receives."
+
+
+def finding(run, kind):
+    """The sentence of the first finding of a kind, else None."""
+    found = next((one for one in run.findings if one.kind == kind), None)
+    return found and f"A finding, {found.kind}: {found.message}."
+
+
+def failure(error):
+    """``(status, sentence, lines)`` about a run that raised."""
+    if isinstance(error, RankError):
+        stubs = [rank for rank, text in sorted(error.tracebacks.items()) if is_stub(text)]
+        if stubs:
+            where = f"Rank {stubs[0]} in a world of {error.run.world_size}"
+            return NOT_WRITTEN, f"{where} still reaches NotImplementedError.", []
+    lines = [f"rank {rank}: {site}" for rank, site in sorted(error.sites.items())]
+    if isinstance(error, StuckError):
+        return WRONG, "A rank computes on and on and never returns: look at its loop.", lines
+    said, *details = str(error).splitlines()
+    if isinstance(error, DeadlockError):
+        return WRONG, f"The ranks never finish: {said}.", [line.strip() for line in details]
+    if isinstance(error, MismatchError):
+        lines = [line.strip() for line in details]
+    return WRONG, said[:1].upper() + said[1:], lines
+
+
+def is_stub(traceback_text):
+    """Whether a traceback ends in the NotImplementedError of a stub."""
+    return traceback_text.strip().rpartition("\n")[2].startswith("NotImplementedError")

@@ -1,0 +1,152 @@
+"""Is a value what was expected? If not: what is wrong with it, and what is the likely cause?"""
+
+from __future__ import annotations
+
+import torch
+
+SHOWN = 6  # elements of a tensor that a verdict prints
+
+
+def describe(value):
+    """A value as short text in Python's notation: at most a few elements of a tensor."""
+    if isinstance(value, torch.Tensor):
+        return describe_tensor(value)
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(describe, value)) + "," * (len(value) == 1) + ")"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(describe, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def describe_tensor(tensor):
+    """A tensor as torch prints it, flat; its shape and dtype where they are not the usual ones."""
+    flat = tensor.detach().flatten().tolist()
+    numbers = [f"{x:g}" if isinstance(x, float) else str(x) for x in flat[:SHOWN]]
+    if tensor.is_floating_point():
+        numbers = [text + "." * text.lstrip("-").isdigit() for text in numbers]
+    text = ", ".join(numbers + ["..."] * (len(flat) > SHOWN))
+    if tensor.dim() == 0:
+        return f"tensor({text})"
+    if tensor.dtype not in (torch.float32, torch.int64):
+        return f"tensor([{text}], dtype={dtype_name(tensor)})"
+    return f"tensor([{text}])" + f" of shape {tuple(tensor.shape)}" * (tensor.dim() > 1)
+
+
+def dtype_differs(got, want):
+    """Whether both are tensors of one shape, but not of one dtype."""
+    both = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
+    return both and got.shape == want.shape and got.dtype != want.dtype
+
+
+def dtype_name(tensor):
+    """``"float32"`` for a float32 tensor."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def difference(got, want):
+    """What is wrong with `got` where `want` is expected, as words after "rank 0"; None if equal.
+
+    Tensors must agree in shape and dtype; floats to a relative 1e-5.
+    """
+    if want is None:
+        return None if got is None else f"has {describe(got)} where nothing (None) is expected"
+    if got is None:
+        return "returns None: is there a `return` on its path?"
+    if isinstance(want, torch.Tensor):
+        return tensor_difference(got, want)
+    if isinstance(want, (list, tuple)):
+        return list_difference(got, want)
+    if isinstance(want, dict):
+        if not isinstance(got, dict) or got.keys() != want.keys():
+            return f"has {describe(got)} where a dict with {', '.join(map(str, want))} is expected"
+        return list_difference([got[key] for key in want], list(want.values()))
+    if isinstance(got, bool) or not isinstance(got, (int, float)):
+        return f"has a {type(got).__name__} where a number is expected"
+    same = abs(got - want) <= 1e-5 * max(1, abs(want))
+    return None if same else "has the wrong value"
+
+
+def tensor_difference(got, want):
+    """`difference` for an expected tensor."""
+    if not isinstance(got, torch.Tensor):
+        return f"has a {type(got).__name__} where a tensor is expected"
+    if got.shape != want.shape:
+        return f"has a tensor of shape {tuple(got.shape)} where {tuple(want.shape)} is expected"
+    if got.dtype != want.dtype:
+        return f"has dtype {dtype_name(got)} where {dtype_name(want)} is expected"
+    if want.is_floating_point():
+        same = torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+    else:
+        same = torch.equal(got, want)
+    return None if same else "has the wrong value"
+
+
+def list_difference(got, want):
+    """`difference` for an expected list."""
+    if not isinstance(got, (list, tuple)):
+        return f"has a {type(got).__name__} where a list is expected"
+    if len(got) != len(want):
+        return f"has a list of {len(got)} where {len(want)} are expected"
+    for index, (one, other) in enumerate(zip(got, want, strict=True)):
+        wrong = difference(one, other)
+        if wrong:
+            return f"at index {index} {wrong}"
+    return None
+
+
+def known_mistake(got, given, mistakes):
+    """The sentence of the known mistake that gives these values, else None.
+
+    Parameters
+    ----------
+    got : list
+        By rank: what the answer made.
+    given : list of tuple
+        For each argument of the answer: what it was, by rank.
+    mistakes : dict of str to callable
+        A sentence about a mistake, and the values that mistake would give.
+    """
+    return next((text for text, gives in mistakes.items() if all_equal(got, gives(*given))), None)
+
+
+def likely_cause(got, want, given):
+    """One likely cause of wrong values, as a sentence; None where nothing fits.
+
+    Parameters
+    ----------
+    got, want : list
+        By rank: what the answer made, what it should be.
+    given : list of tuple
+        For each argument of the answer: what it was, by rank.
+    """
+    failing = [rank for rank in range(len(got)) if difference(got[rank], want[rank])]
+    if given and all(not difference(got[rank], given[0][rank]) for rank in failing):
+        return "That is what the rank began with: nothing was added to it and nothing replaced it."
+    first = failing[0]
+    owner = next((r for r in range(len(want)) if not difference(got[first], want[r])), None)
+    if owner is not None and want[owner] is not None:
+        return (
+            f"Rank {first} has what rank {owner} should have: "
+            "look at the direction, or the order, in which values are passed."
+        )
+    if same_numbers(got[first], want[first]):
+        return "It has the right numbers in a wrong order."
+    right = [rank for rank in range(len(got)) if rank not in failing]
+    if len(right) == 1 and all_equal(want, [want[0]] * len(want)):
+        return f"Only rank {right[0]} is right: do the other ranks learn the result?"
+    return None
+
+
+def same_numbers(got, want):
+    """Whether two tensors of one shape hold the same numbers, in whatever order."""
+    if not isinstance(got, torch.Tensor) or got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    return difference(got.flatten().sort().values, want.flatten().sort().values) is None
+
+
+def all_equal(got, want):
+    """Whether each rank's value equals its expected one."""
+    return all(not difference(one, other) for one, other in zip(got, want, strict=True))

@@ -1,0 +1,174 @@
+"""Rules on what an answer may send: each looks at the trace of a run and names who broke it.
+
+A bound is a function of what the ranks were given: each of its arguments is the tuple, by rank, of
+one argument of the answer. For an answer ``f(rank, world_size, x)`` a bound is ``bound(xs)``, and
+``len(xs)`` is the world size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .verdict import count, values_are_right
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule.
+
+    Attributes
+    ----------
+    broken : callable
+        ``broken(run, given)`` gives a sentence, or None where the rule holds.
+    tally : callable
+        ``tally(run, given)`` gives what was counted and its bound, or None.
+    before_values : bool
+        True where the rule is looked at before the values are.
+    """
+
+    broken: callable
+    tally: callable = lambda run, given: None
+    before_values: bool = False
+
+
+def only(*kinds):
+    """Only these ops may be called: ``only("send", "recv")`` (isend and irecv are included)."""
+
+    def broken(run, given):
+        other = next((op for op in run.trace if op.kind not in kinds), None)
+        if other is None:
+            return None
+        place = f" ({other.site.place})" if other.site.lineno else ""
+        return (
+            f"Rank {other.rank} calls {other.kind}{place}: "
+            f"this question allows only {', '.join(kinds)}."
+        )
+
+    return Rule(broken, before_values=True)
+
+
+def messages(bound, hint=""):
+    """The whole world sends at most `bound` point-to-point messages."""
+    return total(lambda run: run.messages, bound, "message", hint)
+
+
+def nbytes(bound, hint=""):
+    """The whole world sends at most `bound` bytes point-to-point."""
+    return total(lambda run: run.bytes_sent, bound, "byte", hint)
+
+
+def total(by_rank, bound, noun, hint):
+    """A rule on a number that is summed over the ranks."""
+
+    def broken(run, given):
+        sent, most = by_rank(run), bound(*given)
+        if sum(sent) <= most:
+            return None
+        return (
+            f"{values_are_right(run)}, but the ranks send {count(sum(sent), noun)} where "
+            f"{most:,} are enough (by rank: {', '.join(map(str, sent))}). {hint}"
+        ).rstrip()
+
+    def tally(run, given):
+        return f"{count(sum(by_rank(run)), noun)} sent (at most {bound(*given):,})"
+
+    return Rule(broken, tally)
+
+
+def rounds(bound, hint=""):
+    """The last message ends in round `bound` at the latest.
+
+    A message takes one round, and a rank sends one message at a time. A message can start when its
+    sender has finished the messages it sent before, and has received what it received before.
+    """
+
+    def broken(run, given):
+        number, most = rounds_of(run.trace), bound(*given)
+        if number <= most:
+            return None
+        busiest = max(run.messages)
+        return (
+            f"{values_are_right(run)}, but the messages take {count(number, 'round')} where "
+            f"{most} are enough; the busiest rank sends {count(busiest, 'message')}. {hint}"
+        ).rstrip()
+
+    def tally(run, given):
+        return f"{count(rounds_of(run.trace), 'round')} of messages (at most {bound(*given)})"
+
+    return Rule(broken, tally)
+
+
+def rounds_of(trace):
+    """Number of rounds the messages of a trace take; see `rounds`.
+
+    **Cost** O(m^2) for m messages.
+    """
+    done = []  # (message, the round it ends in), in order of posting
+    for message in trace.messages:
+        rank, start = message.src, message.send.post_s
+        before = [
+            number
+            for other, number in done
+            if other.src == rank or (other.dst == rank and received_by(other, start))
+        ]
+        done.append((message, 1 + max(before, default=0)))
+    return max((number for _, number in done), default=0)
+
+
+def received_by(message, time_s):
+    """Whether a message's receive had ended at a time."""
+    return message.recv is not None and message.recv.done and message.recv.end_s <= time_s
+
+
+def sends_to(allowed, hint=""):
+    """A rank may send only to the ranks in ``allowed(rank, world_size)``."""
+
+    def broken(run, given):
+        for op in run.trace:
+            if op.kind == "send" and op.peer not in allowed(op.rank, run.world_size):
+                return (
+                    f"{values_are_right(run)}, but rank {op.rank} sends to rank {op.peer}, "
+                    f"which is not one of its neighbours here. {hint}"
+                ).rstrip()
+        return None
+
+    return Rule(broken)
+
+
+def collectives(bound, hint=""):
+    """At most `bound` collectives take place."""
+
+    def broken(run, given):
+        number, most = len(run.trace.collectives), bound(*given)
+        if number <= most:
+            return None
+        return (
+            f"{values_are_right(run)}, but {count(number, 'collective')} take place where "
+            f"{most} will do. {hint}"
+        ).rstrip()
+
+    def tally(run, given):
+        return f"{count(len(run.trace.collectives), 'collective')} (at most {bound(*given)})"
+
+    return Rule(broken, tally)
+
+
+def collective_nbytes(bound, hint=""):
+    """No rank brings more than `bound` bytes into a collective."""
+
+    def largest(run):
+        return max((c.nbytes for c in run.trace.collectives), default=0)
+
+    def broken(run, given):
+        if largest(run) <= bound(*given):
+            return None
+        return (
+            f"{values_are_right(run)}, but a rank brings {count(largest(run), 'byte')} into a "
+            f"collective where {bound(*given)} are enough. {hint}"
+        ).rstrip()
+
+    def tally(run, given):
+        brought = count(largest(run), "byte")
+        return f"{brought} brought into a collective by a rank (at most {bound(*given)})"
+
+    return Rule(broken, tally)

@@ -1,0 +1,74 @@
+"""`Verdict`: what a check says, as data and as text. Pure Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+NOT_WRITTEN = "not written"
+WRONG = "wrong"
+RIGHT = "right"
+
+
+@dataclass
+class Verdict:
+    """The outcome of one check. Its text is the same for every repeat of the same answer.
+
+    Attributes
+    ----------
+    question : str
+        Name of the question.
+    points : int
+        What a right answer is worth.
+    status : str
+        ``"not written"``, ``"wrong"`` or ``"right"``.
+    reason : str
+        One or two sentences: what is wrong and a likely cause, or what was counted.
+    world_size : int or None
+        The smallest world that fails; the largest that was tried where all are right.
+    lines : list of str
+        Details, one line per rank or per rule.
+    run : Run or None
+        The run the verdict speaks of: ``verdict.run`` at the end of a cell draws its timeline.
+    is_as_given : bool
+        Whether the answer is still the broken program of a task to mend.
+    """
+
+    question: str
+    points: int
+    status: str
+    reason: str = ""
+    world_size: int | None = None
+    lines: list = field(default_factory=list)
+    run: object = None
+    is_as_given: bool = False
+
+    @property
+    def earned(self):
+        """Points earned: all of them for a right answer, else 0."""
+        return self.points if self.status == RIGHT else 0
+
+    def __repr__(self):
+        if self.status == NOT_WRITTEN and not self.is_as_given:
+            return (
+                f"{self.question}: not written yet. {self.reason}\n"
+                "Write your answer in the cell above, run it, then run this cell again."
+            )
+        head = f"{self.question}: {self.status}, {self.earned} of {self.points} points."
+        if self.is_as_given:
+            head = f"{self.question}: not written yet. This is still the broken program."
+        if self.status != RIGHT:
+            head += f" Smallest world that fails: {count(self.world_size, 'rank')}."
+        text = [head, self.reason, *("  " + line for line in self.lines)]
+        if self.status != RIGHT and self.run is not None:
+            text.append("To see who sent what to whom in this run: `verdict.run` in a new cell.")
+        return "\n".join(text)
+
+
+def count(number, noun):
+    """A number with its noun: ``"1 rank"``, ``"3 ranks"``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def values_are_right(run):
+    """The beginning of a sentence that goes on with "but": larger worlds are yet to be tried."""
+    return f"In this world of {run.world_size} the values are right"

@@ -1,0 +1,87 @@
+"""The command line: ``python -m simlib run -n 4 script.py [args]``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from . import __version__
+from .errors import RunInterrupted, SimlibError
+from .processes.engine import MAX_RANKS, run_script
+
+
+def main(argv=None):
+    """Run a command; returns the exit code.
+
+    0; 1 for a program that failed, 2 for a wrong call, 130 after Ctrl-C.
+    """
+    options = _parser().parse_args(argv)
+    try:
+        return options.command(options)
+    except BrokenPipeError:  # whoever read our output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="simlib", description="One program on many ranks.")
+    parser.add_argument("--version", action="version", version=f"simlib {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    run = commands.add_parser(
+        "run",
+        help="run a script on real ranks: processes of this machine",
+        description="Run a script on real ranks, as mpiexec or torchrun would: every rank runs the "
+        "whole script, with RANK and WORLD_SIZE in its environment. Prints each line with its "
+        "rank; then a table of who sent what to whom.",
+    )
+    run.add_argument("-n", type=int, required=True, metavar="N", help=f"ranks, 1 to {MAX_RANKS}")
+    run.add_argument(
+        "--timeout", type=float, default=120, metavar="S", help="seconds without progress (120)"
+    )
+    run.add_argument("--trace", metavar="FILE", help="save the trace: JSON that Perfetto opens")
+    run.add_argument("--picture", metavar="FILE", help="save the timeline as a picture")
+    run.add_argument("--quiet", action="store_true", help="print no table")
+    run.add_argument("script")
+    run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    run.set_defaults(command=_run)
+    return parser
+
+
+def _run(options):
+    wrong = _wrong_paths(options)
+    if wrong:
+        print(f"simlib: {wrong}", file=sys.stderr)
+        return 2
+    try:
+        run = run_script(options.script, options.n, options.args, timeout_s=options.timeout)
+    except (SimlibError, RunInterrupted) as error:
+        print(f"simlib: {error}", file=sys.stderr)
+        _save(error.run, options)
+        if isinstance(error, RunInterrupted):
+            return 130
+        return 2 if error.run is None else 1
+    _save(run, options)
+    if not options.quiet:
+        print(run.table())
+    return 0
+
+
+def _wrong_paths(options):
+    """What is wrong with the paths of a call, told before anything runs; or None."""
+    if not os.path.isfile(options.script):
+        return f"there is no file {options.script}"
+    for path in filter(None, (options.trace, options.picture)):
+        if not os.path.isdir(os.path.dirname(path) or "."):
+            return f"there is no folder for {path}"
+    return None
+
+
+def _save(run, options):
+    """Write what was asked for, also of a run that failed."""
+    if run is None:
+        return
+    if options.trace:
+        run.save(options.trace)
+    if options.picture:
+        run.timeline().savefig(options.picture)

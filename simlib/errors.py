@@ -1,0 +1,122 @@
+"""What a wrong program raises. Every error names the rule, the ranks, the line and what to do.
+
+A run that fails raises a `SimlibError`. It knows
+
+``.kind``
+    one word for the sort of failure (the table in README.md);
+``.sites``
+    ``{rank: Site}``: where each rank concerned was, in the learner's own file or cell;
+``.run``
+    the `Run` so far: the output, the trace and the picture up to the failure.
+"""
+
+from __future__ import annotations
+
+
+class SimlibError(Exception):
+    """A wrong program, told in the learner's own lines.
+
+    Parameters
+    ----------
+    message : str
+        The sentence shown to the learner; further lines give details.
+    sites : dict of int to Site, optional
+        Where each rank concerned was.
+    run : Run, optional
+        What happened until then.
+    """
+
+    kind = "error"
+
+    def __init__(self, message, sites=None, run=None):
+        super().__init__(message)
+        self.sites = dict(sites or {})
+        self.run = run
+
+    def _render_traceback_(self):
+        """The text a notebook shows: the message alone, without the frames of simlib."""
+        return str(self).splitlines()
+
+
+class InvalidCallError(SimlibError):
+    """A call that can never be right: rank out of range, send to self, wrong list length."""
+
+    kind = "invalid"
+
+
+class RankError(SimlibError):
+    """A rank raised an exception; ``.tracebacks`` maps each such rank to its text."""
+
+    kind = "rank_error"
+
+    def __init__(self, message, sites=None, run=None, tracebacks=None):
+        super().__init__(message, sites, run)
+        self.tracebacks = dict(tracebacks or {})
+
+
+class RankDiedError(SimlibError):
+    """A rank's process ended before its function did; ``.exitcodes`` maps rank to exit code.
+
+    A negative exit code is the number of the signal that ended the process.
+    """
+
+    kind = "rank_died"
+
+    def __init__(self, message, sites=None, run=None, exitcodes=None):
+        super().__init__(message, sites, run)
+        self.exitcodes = dict(exitcodes or {})
+
+
+class DeadlockError(SimlibError):
+    """Ranks wait for each other, or for a rank that has finished.
+
+    ``.graph`` is the wait-for graph: a `WaitGraph`, which shows itself as text and as a picture;
+    None where a run ended by ``timeout_s``.
+    """
+
+    kind = "deadlock"
+
+    def __init__(self, message, sites=None, run=None, graph=None):
+        super().__init__(message, sites, run)
+        self.graph = graph
+
+
+class MismatchError(SimlibError):
+    """Ops that meet disagree; ``.rule`` is the word for what on."""
+
+    kind = "mismatch"
+
+    def __init__(self, message, sites=None, run=None, rule=None):
+        super().__init__(message, sites, run)
+        self.rule = rule
+
+
+class UnfinishedError(SimlibError):
+    """With ``strict=True``: a message was never received, or a request never waited for."""
+
+    kind = "unfinished"
+
+
+class RaceError(SimlibError):
+    """With ``strict=True``: a buffer was touched between the call and the wait."""
+
+    kind = "race"
+
+
+class StuckError(SimlibError):
+    """No progress until the limit, and a rank is not waiting but computing."""
+
+    kind = "stuck_computing"
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """The Stop button (or Ctrl-C) ended a run; ``.sites`` says where each rank was."""
+
+    kind = "interrupted"
+
+    def __init__(self, message, sites=None, run=None):
+        super().__init__(message)
+        self.sites = dict(sites or {})
+        self.run = run
+
+    _render_traceback_ = SimlibError._render_traceback_

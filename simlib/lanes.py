@@ -1,0 +1,47 @@
+"""What a rank did when: read from its ops, for the picture and for the Chrome trace.
+
+A rank is inside its function during its span. An op takes two parts of that time: it is *in
+flight* from the call until the rank begins to wait, and the rank is *blocked* from there to the
+op's end. While an asynchronous op is in flight, its rank goes on computing.
+"""
+
+from __future__ import annotations
+
+
+def span_of(trace, rank):
+    """When the rank was in its function: ``(start_s, end_s, returned)``.
+
+    A rank that never left is taken to be there until the last moment known. None where it
+    never began.
+    """
+    start, end = trace.spans[rank] if rank < len(trace.spans) else (None, None)
+    if start is None:
+        return None
+    return (start, end, True) if end is not None else (start, max(start, trace.end_s), False)
+
+
+def blocked(op, until_s):
+    """When the rank waited for the op: ``(start_s, end_s)`` or None; open waits end at until_s."""
+    start = op.wait_s
+    if start is None:
+        if op.async_op or op.done:
+            return None
+        start = op.post_s
+    end = op.end_s if op.done else max(until_s, start)
+    return (start, end) if end > start or not op.done else None
+
+
+def in_flight(op, until_s):
+    """When the op was under way and the rank not waiting for it: ``(start_s, end_s)`` or None."""
+    ends = [t for t in (op.wait_s, op.end_s) if t is not None]
+    if not ends and not op.async_op:
+        return None
+    end = min(ends) if ends else max(until_s, op.post_s)
+    return (op.post_s, end) if end > op.post_s else None
+
+
+def unit_of(span_s):
+    """The unit that suits a span, and how many of it a second has: us, ms or s."""
+    if span_s < 1e-3:
+        return "us", 1e6
+    return ("ms", 1e3) if span_s < 1 else ("s", 1.0)

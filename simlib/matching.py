@@ -1,0 +1,386 @@
+"""Which op meets which, and what is wrong where they do not: one matcher for all engines.
+
+Pure Python. The rules are those every implementation of `torch.distributed` allows one to count on:
+
+* the k-th collective of each member of a group belong together; it is complete when all its
+  members have called it (a rank may not count on being let through earlier);
+* the k-th send from src to dst with a tag, in a group, meets the k-th such recv; a recv of any
+  source takes a send nobody else has taken;
+* a send is complete when its recv is posted (``rendezvous``, as Gloo does it), or at once where
+  it has at most ``eager_limit_bytes``.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import defaultdict
+from dataclasses import dataclass
+from math import inf, prod
+
+ROOTED = frozenset({"broadcast", "scatter", "gather", "reduce"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Ops that meet and disagree.
+
+    ``rule`` is one word for what they disagree on: ``collective``, ``root``, ``reduce op``,
+    ``dtype``, ``shape``, ``splits`` or ``ranks``; ``ops`` is ``{rank: Op}`` of all that had come.
+    """
+
+    rule: str
+    ops: dict
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A rank that waits: in which op, and for whom.
+
+    ``needs`` are the ranks that have not done their part. Any one of them is enough where
+    ``any_of`` is True (a recv of any source), else all of them are needed.
+    """
+
+    rank: int
+    op: object
+    needs: tuple
+    any_of: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Ranks that can never go on.
+
+    ``waits`` is ``{rank: Wait}``; ``cycle`` the shortest ring of ranks each of which waits for the
+    next, empty where the waits end at ranks that are ``gone``: finished or dead.
+    """
+
+    waits: dict
+    cycle: tuple
+    gone: tuple
+
+
+class Matcher:
+    """Takes ops as they are posted, and says what meets, disagrees, waits or is left over.
+
+    Parameters
+    ----------
+    world_size : int
+    eager_limit_bytes : int
+        Sends of at most this many bytes complete without their recv; -1 (rendezvous) for none.
+
+    Notes
+    -----
+    The ops of one rank must come in that rank's order; ranks may be interleaved in any way.
+
+    **Cost** O(1) for each op posted; O(open recvs of any source) to ask after a p2p op.
+    """
+
+    def __init__(self, world_size, eager_limit_bytes=-1):
+        self.world_size = world_size
+        self.eager_limit_bytes = eager_limit_bytes
+        self.mismatches = []
+        self._meetings = defaultdict(list)  # group and sort -> [{rank: op} of its k-th collective]
+        self._counts = defaultdict(int)  # (group and sort, rank) -> collectives so far
+        self._number = {}  # (rank, seq) -> number of the op on its channel
+        self._doors = defaultdict(_Door)  # (group, dst, tag) -> messages to there
+
+    def post(self, op):
+        """Take one op in; a disagreement it reveals is added to `mismatches`."""
+        if not op.is_p2p:
+            self._post_collective(op)
+            return
+        door = self._door(op)
+        if op.any_source:
+            door.open_any.append(op)
+            return
+        side, peer = (door.sends, op.rank) if op.kind == "send" else (door.recvs, op.peer)
+        self._number[op.rank, op.seq] = len(side[peer])
+        side[peer].append(op)
+        if op.kind == "recv":
+            door.received[peer].append(op)
+            door.is_unsure |= any(other.async_op for other in door.open_any)
+        self._compare_messages(door, peer)
+
+    def resolve(self, op):
+        """A recv of any source has got its message, from ``op.peer``."""
+        door = self._door(op)
+        door.open_any = [other for other in door.open_any if other.seq != op.seq]
+        door.taken[op.peer].append(op)
+        insort(door.received[op.peer], op, key=lambda op: op.seq)
+        for peer in list(door.sends):
+            self._compare_messages(door, peer)
+
+    def is_satisfied(self, op):
+        """Whether all that this op needs has been posted, so that a wait for it returns."""
+        return not self.wait_of(op).needs
+
+    def wait_of(self, op, is_done=lambda op: False):
+        """The `Wait` of a rank that waits for this op; its ``needs`` are empty when it returns."""
+        if not op.is_p2p:
+            number = self._number[op.rank, op.seq]
+            come = self._meetings[_channel(op)][number]
+            return Wait(op.rank, op, tuple(rank for rank in _company(op) if rank not in come))
+        door = self._door(op)
+        if op.kind == "send":
+            return Wait(op.rank, op, () if self._is_received(op, door, is_done) else (op.peer,))
+        if op.any_source and op.peer is not None:
+            return Wait(op.rank, op, ())
+        if op.any_source:
+            others = tuple(rank for rank in op.group.ranks if rank != op.rank)
+            return Wait(op.rank, op, () if door.has_message_for_any(op) else others, any_of=True)
+        number = self._number[op.rank, op.seq] + len(door.taken[op.peer])
+        return Wait(op.rank, op, () if number < len(door.sends[op.peer]) else (op.peer,))
+
+    def _is_received(self, op, door, is_done):
+        """Whether a send may complete.
+
+        An open recv of any source counts for every send that could go there, but for those taken
+        up by sends that are known to be complete.
+        """
+        number = self._number[op.rank, op.seq]
+        if op.nbytes <= self.eager_limit_bytes or number < len(door.received[op.rank]):
+            return True
+        if not door.open_any:
+            return False
+        used = sum(
+            is_done(send)
+            for src, sends in door.sends.items()
+            for send in sends[len(door.received[src]) :]
+        )
+        return used < len(door.open_any)
+
+    def blocked(self, waiting, gone, is_done=lambda op: False):
+        """The ranks that can never go on, however long one waits.
+
+        Parameters
+        ----------
+        waiting : dict
+            ``{rank: Op}``: ranks that wait, each in this op.
+        gone : collection of int
+            Ranks that have finished or died. All others are running and may post anything.
+        is_done : callable
+            Whether a send is known to be complete; asked only where recvs of any source are open.
+
+        Returns
+        -------
+        Blocked or None
+        """
+        waits = {rank: self.wait_of(op, is_done) for rank, op in waiting.items()}
+        able = set(range(self.world_size)) - set(waiting) - set(gone)
+        stuck = set(waiting)
+        while True:
+            freed = {rank for rank in stuck if _may_go_on(waits[rank], able)}
+            if not freed:
+                break
+            able |= freed
+            stuck -= freed
+        if not stuck:
+            return None
+        waits = {rank: waits[rank] for rank in sorted(stuck)}
+        needed = {rank for wait in waits.values() for rank in wait.needs}
+        return Blocked(waits, _shortest_cycle(waits), tuple(sorted(needed & set(gone))))
+
+    def unfinished(self):
+        """Sends never received and recvs whose message never came, in order of posting."""
+        left = []
+        for door in self._doors.values():
+            left += door.open_any
+            for peer in set(door.sends) | set(door.recvs) | set(door.taken):
+                sends, recvs = door.sends[peer], door.recvs[peer]
+                left += sends[len(door.received[peer]) :]
+                left += recvs[max(0, len(sends) - len(door.taken[peer])) :]
+        return sorted(left, key=lambda op: (op.post_s, op.rank, op.seq))
+
+    def suspected(self):
+        """A recv of any source and a message for it that would disagree, as a Mismatch, or None.
+
+        Not certain, as another message may come; an explanation where a rank has died in the recv.
+        """
+        for door in self._doors.values():
+            for src, sends in door.sends.items():
+                left = sends[len(door.received[src]) :]
+                for send, recv in zip(left, door.open_any, strict=False):
+                    rule = _message_disagreement(send, recv)
+                    if rule:
+                        return Mismatch(rule, {send.rank: send, recv.rank: recv})
+        return None
+
+    def absent(self):
+        """Collectives some member never called: a list of ({rank: Op}, missing ranks)."""
+        found = []
+        for meetings in self._meetings.values():
+            for come in meetings:
+                op = next(iter(come.values()))
+                missing = tuple(rank for rank in op.group.ranks if rank not in come)
+                if missing:
+                    found.append((come, missing))
+        return found
+
+    def _door(self, op):
+        return self._doors[op.group, op.peer if op.kind == "send" else op.rank, op.tag]
+
+    def _post_collective(self, op):
+        channel = _channel(op)
+        number = self._counts[channel, op.rank]
+        self._counts[channel, op.rank] = number + 1
+        self._number[op.rank, op.seq] = number
+        meetings = self._meetings[channel]
+        if number == len(meetings):
+            meetings.append({})
+        come = meetings[number]
+        rules = (disagreement(other, op) for other in self._to_compare(come, op))
+        rule = next(filter(None, rules), None)
+        if rule and not any(mismatch.ops is come for mismatch in self.mismatches):
+            self.mismatches.append(Mismatch(rule, come))
+        come[op.rank] = op
+
+    @staticmethod
+    def _to_compare(come, op):
+        """Whom an op is compared with: the first who came, or all where each pair has a part."""
+        others = list(come.values())
+        return others if op.kind in ("scatter", "all_to_all", "new_group") else others[:1]
+
+    def _compare_messages(self, door, src):
+        """Compare the messages from one rank with the recvs they went to, as far as that is sure.
+
+        While a recv of any source is open nobody knows which message it takes, nor which is left
+        for later ones. Where a named one was posted beside it, implementations differ in who is
+        served first: nothing is compared.
+        """
+        if door.is_unsure:
+            return
+        sends, received = door.sends[src], door.received[src]
+        first_open = min((op.seq for op in door.open_any), default=inf)
+        for number in range(door.compared[src], min(len(sends), len(received))):
+            send, recv = sends[number], received[number]
+            if recv.seq > first_open:
+                break
+            rule = _message_disagreement(send, recv)
+            if rule:
+                self.mismatches.append(Mismatch(rule, {op.rank: op for op in (send, recv)}))
+            door.compared[src] = number + 1
+
+
+def _message_disagreement(send, recv):
+    if send.dtype != recv.dtype:
+        return "dtype"
+    return "shape" if send.nbytes != recv.nbytes else None
+
+
+class _Door:
+    """The messages of one group to one rank with one tag, by their source."""
+
+    def __init__(self):
+        self.sends = defaultdict(list)
+        self.recvs = defaultdict(list)
+        self.taken = defaultdict(list)  # recvs of any source that have got theirs
+        self.received = defaultdict(list)  # both sorts of recv, by seq
+        self.compared = defaultdict(int)
+        self.open_any = []
+        self.is_unsure = False  # a named recv was posted while one of any source was open
+
+    def has_message_for_any(self, op):
+        """Whether a send is there for a recv of any source, after recvs posted before it."""
+        before = sum(1 for other in self.open_any if other.seq < op.seq)
+        first = min(other.seq for other in self.open_any)
+        there = 0
+        for src, sends in self.sends.items():
+            claimed = sum(1 for recv in self.recvs[src] if recv.seq < first)
+            there += max(0, len(sends) - len(self.taken[src]) - claimed)
+        return there > before
+
+
+def _channel(op):
+    """Collectives are counted by group; the making of groups apart from the rest."""
+    return op.group, op.kind == "new_group"
+
+
+def _company(op):
+    """The ranks that an op needs to come: all of its group; to make a group, its members to be."""
+    if op.kind == "new_group":
+        return op.splits if op.rank in op.splits else ()
+    return op.group.ranks
+
+
+def _may_go_on(wait, able):
+    if not wait.needs:
+        return True
+    return any(rank in able for rank in wait.needs) if wait.any_of else able.issuperset(wait.needs)
+
+
+def _shortest_cycle(waits):
+    """The shortest ring of ranks that wait each for the next; () where there is none."""
+    best = ()
+    for start in waits:
+        paths = [(start,)]
+        seen = {start}
+        while paths and not (best and len(paths[0]) >= len(best)):
+            path = paths.pop(0)
+            for rank in waits[path[-1]].needs:
+                if rank == start and (not best or len(path) < len(best)):
+                    best = path
+                elif rank in waits and rank not in seen:
+                    seen.add(rank)
+                    paths.append((*path, rank))
+    return best
+
+
+def disagreement(one, other):
+    """The rule that two ops of one collective break between them, or None.
+
+    Compared are kind, root, reduce op, dtype and numbers of elements. Shapes may differ as long as
+    the numbers of elements agree: that is all that travels.
+    """
+    if one.kind != other.kind:
+        return "collective"
+    if one.kind == "new_group":
+        return "ranks" if _groups_collide(one.splits, other.splits) else None
+    if one.kind in ROOTED and one.peer != other.peer:
+        return "root"
+    if one.reduce_op != other.reduce_op:
+        return "reduce op"
+    if one.dtype != other.dtype:
+        return "dtype"
+    if one.kind == "all_to_all":
+        return None if _parts_agree(one, other) and _parts_agree(other, one) else "splits"
+    if one.kind == "scatter":
+        return None if _scatter_agrees(one, other) else "shape"
+    return None if _elements(one) == _elements(other) else "shape"
+
+
+def _groups_collide(one, other):
+    """Whether two lists of ranks for one new group cannot both be right.
+
+    torch itself makes groups of one rank each in one go (`new_subgroups` within a group); larger
+    ones would find the addresses of each other's ranks, for they have one name.
+    """
+    return one != other and (bool(set(one) & set(other)) or min(len(one), len(other)) > 1)
+
+
+def _elements(op):
+    return sum(prod(shape) for shape in op.shapes)
+
+
+def _parts_agree(sender, receiver):
+    """Whether what one rank sends to the other in an all_to_all is what the other expects."""
+    ranks = sender.group.ranks
+    sent = _part(sender, 0, ranks.index(receiver.rank))
+    expected = _part(receiver, 1, ranks.index(sender.rank))
+    return sent is None or expected is None or sent == expected
+
+
+def _part(op, side, position):
+    """Elements of one part of an all_to_all; None where they are not known."""
+    if op.splits is None or position >= len(op.splits[side]):
+        return None
+    return op.splits[side][position]
+
+
+def _scatter_agrees(one, other):
+    for root, receiver in ((one, other), (other, one)):
+        if root.rank == root.peer:
+            position = root.group.ranks.index(receiver.rank)
+            return position < len(root.shapes) and prod(root.shapes[position]) == _elements(
+                receiver
+            )
+    return _elements(one) == _elements(other)

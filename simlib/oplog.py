@@ -1,0 +1,395 @@
+"""The op log: shared memory in which a rank writes its ops and the kernel reads them.
+
+One log belongs to one rank. Only that rank writes it; the kernel maps the same memory and may read
+at any moment, also while the rank hangs or after it was killed. Nothing is sent, nobody is woken:
+recording an op costs a rank a few microseconds.
+
+Layout: a header of `HEADER` bytes, then records one after the other. A record is an op (fixed size;
+its times are filled in place later) or a definition (site, group or signature, pickled once and
+referred to by number).
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import os
+import pickle
+import struct
+import tempfile
+import threading
+import time
+
+from .trace import Group, Op, Site, describe_call, source_line
+
+CAPACITY = 256 << 20
+"""Address space of one log, in bytes (about 2.5 million ops); memory is taken as it is used."""
+
+KEPT_MEMORY = 4 << 20
+"""Memory of a log, in bytes, that is kept from one run to the next."""
+
+KINDS = (
+    "send",
+    "recv",
+    "broadcast",
+    "scatter",
+    "gather",
+    "reduce",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+    "new_group",
+)
+KIND_ID = {name: number for number, name in enumerate(KINDS)}
+
+ASYNC, ANY_SOURCE, REQUEST, PROMISED = 1, 2, 4, 8
+"""Flags of an op: it returned a request; it named no src; the request is the learner's own (torch's
+parts post async ops whose requests nobody waits for in Python); C++ code took its future, to wait
+for it before `backward` returns."""
+NOBODY = -1
+
+HEADER = 64
+COMMITTED, PROGRESS, WAITING, ENTERED, LEFT, DROPPED, PROMISES = range(0, 56, 8)
+"""Offsets of the header's 64-bit fields: end of the valid records; ops posted and ended so far;
+offset of the op the rank waits for (0: none); when the rank function was entered and left; ops
+that found the log full; 1 once C++ code has taken the future of an op. Neighbours are written
+together."""
+
+_U64 = struct.Struct("<q")
+_TWO = struct.Struct("<qq")
+_OP = struct.Struct("<BBHIIIqqqqqq")  # type kind flags site group signature peer tag nbytes times
+_OP_PEER, _OP_WAIT, _OP_END = _OP.size - 48, _OP.size - 16, _OP.size - 8
+_FLAGS, _OP_FLAGS = struct.Struct("<H"), 2
+_DEFINITION = struct.Struct("<BI")  # type, length of the pickle that follows
+_IS_OP, _IS_DEFINITION = 1, 2
+
+now = time.perf_counter_ns
+
+
+def create_shared_memory(name, size):
+    """A file descriptor of ``size`` bytes of empty memory that vanishes with its last user."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(name)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, size)
+    return fd
+
+
+class OpLogWriter:
+    """The rank's side."""
+
+    def __init__(self, fd):
+        self._fd = fd
+        self._memory = mmap.mmap(fd, CAPACITY)
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self):
+        """Forget everything; a log that has grown large gives its memory back."""
+        if getattr(self, "_end", 0) > KEPT_MEMORY:
+            os.ftruncate(self._fd, 0)
+            os.ftruncate(self._fd, CAPACITY)
+        self._memory[:HEADER] = bytes(HEADER)
+        self.numbers = {}
+        self._end = HEADER
+        self._progress = 0
+        self._dropped = 0
+        self._full = False
+        _U64.pack_into(self._memory, COMMITTED, HEADER)
+
+    def enter(self):
+        """The rank enters its function."""
+        _U64.pack_into(self._memory, ENTERED, now())
+
+    def leave(self):
+        """The rank has left its function."""
+        _U64.pack_into(self._memory, LEFT, now())
+
+    def define(self, key, table, value):
+        """Write a definition down and remember its number under ``key`` in `numbers`.
+
+        ``table`` is ``"site"``, ``"group"`` or ``"signature"``; ``value`` is what the kernel gets.
+        Callers look ``key`` up in `numbers` first: it is the fast way, taken by nearly every op.
+        """
+        with self._lock:
+            number = self.numbers.get(key)
+            if number is None:
+                number = self.numbers[key] = len(self.numbers)
+                self._define(number, table, value)
+        return number
+
+    def _define(self, number, table, value):
+        payload = pickle.dumps((number, table, value))
+        start, end = self._end, self._end + _DEFINITION.size + len(payload)
+        if end > CAPACITY:
+            self._full = True
+            return
+        _DEFINITION.pack_into(self._memory, start, _IS_DEFINITION, len(payload))
+        self._memory[start + _DEFINITION.size : end] = payload
+        self._commit(end)
+
+    def _commit(self, end):
+        self._end = end
+        _U64.pack_into(self._memory, COMMITTED, end)
+
+    def post(self, kind, flags, site, group, signature, peer, tag, nbytes):
+        """Record a call; returns the op's offset, by which its times are filled in later.
+
+        Past the capacity the op is counted only, and 0 is returned.
+        """
+        with self._lock:
+            start = self._end
+            self._full = self._full or start + _OP.size > CAPACITY
+            if self._full:  # and stays so: a later op may refer to what was left out
+                self._dropped += 1
+                _U64.pack_into(self._memory, DROPPED, self._dropped)
+                start = 0
+            else:
+                _OP.pack_into(
+                    self._memory, start, _IS_OP, kind, flags, site, group, signature,
+                    peer, tag, nbytes, now(), 0, 0,
+                )  # fmt: skip
+                self._end = start + _OP.size
+            self._progress += 1
+            _TWO.pack_into(self._memory, COMMITTED, self._end, self._progress)
+        return start
+
+    def wait_begin(self, start, alone=True):
+        """The rank begins to wait for this op.
+
+        Where other threads of the rank may make ops (not ``alone``) it does not count as waiting.
+        """
+        if start:
+            _U64.pack_into(self._memory, start + _OP_WAIT, now())
+            if alone:
+                _U64.pack_into(self._memory, WAITING, start)
+
+    def wait_end(self, start):
+        """The op the rank waited for is complete."""
+        if start:
+            _U64.pack_into(self._memory, start + _OP_END, now())
+        self._progress += 1
+        _TWO.pack_into(self._memory, PROGRESS, self._progress, 0)
+
+    def promise(self, start):
+        """C++ code will wait for this op by its future."""
+        if start:
+            flags = _FLAGS.unpack_from(self._memory, start + _OP_FLAGS)[0]
+            _FLAGS.pack_into(self._memory, start + _OP_FLAGS, flags | PROMISED)
+            _U64.pack_into(self._memory, PROMISES, 1)
+
+    def wait_failed(self):
+        """The wait ended without the op: an error came instead."""
+        _U64.pack_into(self._memory, WAITING, 0)
+
+    def ended(self, start):
+        """The op completed, seen without waiting for it."""
+        if start and not _U64.unpack_from(self._memory, start + _OP_END)[0]:
+            _U64.pack_into(self._memory, start + _OP_END, now())
+
+    def found_peer(self, start, peer):
+        """An any-source recv has learnt whom its message came from."""
+        if start:
+            _U64.pack_into(self._memory, start + _OP_PEER, peer)
+
+
+class OpLogReader:
+    """The kernel's side: reads a rank's log while the rank runs, and after."""
+
+    def __init__(self, fd, rank):
+        self.rank = rank
+        self._fd = fd
+        self._memory = mmap.mmap(fd, CAPACITY)
+        self.restart()
+
+    def restart(self):
+        """Begin again at the first record (the rank has cleared its log)."""
+        self._position = HEADER
+        self._offsets = []
+        self._definitions = {"site": {}, "group": {}, "signature": {}, "race": {}}
+        self._sites = {}
+
+    def close(self):
+        """Give the memory back."""
+        self._memory.close()
+        os.close(self._fd)
+
+    def _field(self, offset):
+        return _U64.unpack_from(self._memory, offset)[0]
+
+    @property
+    def progress(self):
+        """A number that grows with every op posted or ended."""
+        return self._field(PROGRESS)
+
+    @property
+    def waiting(self):
+        """Whether the rank waits for an op at this moment."""
+        return bool(self._field(WAITING))
+
+    @property
+    def dropped(self):
+        """Ops that found the log full."""
+        return self._field(DROPPED)
+
+    @property
+    def entered_ns(self):
+        """When the rank entered its function, on the machine's monotonic clock; 0: not yet."""
+        return self._field(ENTERED)
+
+    @property
+    def left_ns(self):
+        """When the rank left its function; 0: not yet."""
+        return self._field(LEFT)
+
+    def _read_on(self):
+        """Take in the records written since the last call."""
+        committed = self._field(COMMITTED)
+        while self._position < committed:
+            if self._memory[self._position] == _IS_OP:
+                self._offsets.append(self._position)
+                self._position += _OP.size
+            else:
+                length = _DEFINITION.unpack_from(self._memory, self._position)[1]
+                start = self._position + _DEFINITION.size
+                number, table, value = pickle.loads(self._memory[start : start + length])
+                self._definitions[table][number] = value
+                self._position = start + length
+
+    @property
+    def waiting_offset(self):
+        """Where in the log the op is that the rank waits for; 0: it waits for nothing."""
+        return self._field(WAITING)
+
+    @property
+    def state(self):
+        """What changes with every step of the rank: its progress, and what it waits for."""
+        return self.progress, self.waiting_offset
+
+    def waiting_site(self, cells):
+        """The `Site` of the op the rank waits for; None where it waits for nothing.
+
+        ``cells`` maps the file names of notebook cells to their execution counts.
+        """
+        offset = self._field(WAITING)
+        if not offset:
+            return None
+        self._read_on()
+        return self.op_at(offset, 0, 0, cells).site
+
+    def ops(self, zero_ns, cells, first=0):
+        """The ops recorded so far from number ``first`` on; `name_groups` has yet to name groups.
+
+        Parameters
+        ----------
+        zero_ns : int
+            The moment that becomes 0.0 s.
+        cells : dict
+            File name of a notebook cell -> its execution count.
+        """
+        self._read_on()
+        return [
+            self.op_at(offset, seq, zero_ns, cells)
+            for seq, offset in enumerate(self._offsets[first:], first)
+        ]
+
+    def races(self, cells):
+        """Requests whose buffers were touched: (how, op, other op or None, Site of the finding)."""
+        self._read_on()
+        numbers = {offset: seq for seq, offset in enumerate(self._offsets)}
+        found = []
+        for how, offset, other, place in self._definitions["race"].values():
+            op = self.op_at(offset, numbers[offset], 0, cells)
+            other = self.op_at(other, numbers[other], 0, cells) if other else None
+            found.append((how, op, other, make_site(how, place, cells)))
+        return found
+
+    def seq_at(self, offset):
+        """The number of the op at an offset, among the ops read so far."""
+        return bisect.bisect_left(self._offsets, offset)
+
+    def offset_of(self, seq):
+        """Where in the log the op with this number is."""
+        return self._offsets[seq]
+
+    def requests_never_waited(self):
+        """Numbers of the ops whose request the learner got, and neither waited for nor saw done."""
+        found = []
+        for seq, offset in enumerate(self._offsets):
+            _, _, flags, *_, wait, end = _OP.unpack_from(self._memory, offset)
+            if flags & REQUEST and not wait and not end:
+                found.append(seq)
+        return found
+
+    @property
+    def has_promised(self):
+        """Whether C++ code has taken the future of an op."""
+        return bool(self._field(PROMISES))
+
+    def promised(self):
+        """Offsets of the ops that C++ code waits for and that have not ended, in order."""
+        self._read_on()
+        found = []
+        for offset in self._offsets:
+            _, _, flags, *_, end = _OP.unpack_from(self._memory, offset)
+            if flags & PROMISED and not end:
+                found.append(offset)
+        return found
+
+    def op_at(self, offset, seq, zero_ns, cells):
+        """The `Op` at an offset of the log."""
+        (_, kind, flags, site, group, signature, peer, tag, nbytes, post, wait, end) = (
+            _OP.unpack_from(self._memory, offset)
+        )
+        shapes, dtype, reduce_op, splits = self._definitions["signature"][signature]
+        kind = KINDS[kind]
+        peer = None if peer == NOBODY else peer
+        tag = None if tag == NOBODY else tag
+        is_async, any_source = bool(flags & ASYNC), bool(flags & ANY_SOURCE)
+        call = describe_call(kind, peer, tag, reduce_op, is_async, any_source)
+        key = site, call
+        if key not in self._sites:
+            self._sites[key] = make_site(call, self._definitions["site"][site], cells)
+        return Op(
+            rank=self.rank,
+            seq=seq,
+            kind=kind,
+            group=Group(*self._definitions["group"][group]),
+            peer=peer,
+            tag=tag,
+            nbytes=nbytes,
+            shapes=shapes,
+            dtype=dtype,
+            reduce_op=reduce_op,
+            splits=splits,
+            async_op=is_async,
+            any_source=any_source,
+            site=self._sites[key],
+            post_s=(post - zero_ns) / 1e9,
+            wait_s=(wait - zero_ns) / 1e9 if wait else None,
+            end_s=(end - zero_ns) / 1e9 if end else None,
+        )
+
+
+def make_site(call, place, cells):
+    """A `Site` from ``(file, lineno, function)`` as a rank recorded it."""
+    file, lineno, function = place
+    return Site(call, file, lineno, function, cells.get(file), source_line(file, lineno))
+
+
+def name_groups(ops):
+    """Give the groups of a run their names: ``world``, then ``group 1``... by appearance.
+
+    ``ops`` is ordered; until here a group is called what torch calls it, the world "".
+    """
+    names = {}
+    for op in ops:
+        if op.group not in names:
+            number = sum(1 for group in names if group.name) + 1
+            name = f"group {number}" if op.group.name else "world"
+            names[op.group] = Group(name, op.group.ranks)
+        op.group = names[op.group]

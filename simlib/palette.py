@@ -1,0 +1,31 @@
+"""One colour per rank, the same in every picture. Pure Python."""
+
+from __future__ import annotations
+
+# Okabe and Ito's set (https://jfly.uni-koeln.de/color/), told apart by every common sort of
+# colour vision. Their black comes last: as a first colour it would be read as "the special one".
+OKABE_ITO = (
+    "#0072B2",  # blue
+    "#E69F00",  # orange
+    "#009E73",  # bluish green
+    "#CC79A7",  # reddish purple
+    "#56B4E9",  # sky blue
+    "#D55E00",  # vermilion
+    "#F0E442",  # yellow
+    "#000000",  # black
+)
+
+
+def rank_color(rank):
+    """The rank's colour as ``"#rrggbb"``; ranks 8, 9, ... begin again with the first."""
+    return OKABE_ITO[rank % len(OKABE_ITO)]
+
+
+def mix(color, other, share):
+    """``color`` with ``share`` (0..1) of ``other`` mixed in, as ``"#rrggbb"``."""
+    pairs = zip(_channels(color), _channels(other), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
+
+
+def _channels(color):
+    return [int(color[i : i + 2], 16) for i in (1, 3, 5)]

@@ -1,0 +1,26 @@
+"""What the server of ranks imports once, so that every rank is forked with it in place.
+
+`torch._dynamo` belongs here: the first optimizer of each rank would import it otherwise.
+"""
+
+import signal
+
+# The Stop button reaches the whole process group. The server was started with the signal blocked.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+import gc  # noqa: E402
+
+import cloudpickle  # noqa: E402, F401
+import numpy  # noqa: E402, F401
+import torch  # noqa: E402, F401
+import torch._dynamo  # noqa: E402, F401
+import torch.distributed  # noqa: E402, F401
+import torch.nn.parallel  # noqa: E402, F401
+import torch.optim  # noqa: E402, F401
+
+from .. import group  # noqa: E402, F401
+from . import rank  # noqa: E402, F401
+
+gc.collect()
+gc.freeze()

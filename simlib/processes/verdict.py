@@ -1,0 +1,323 @@
+"""What a run came to: the `Run`, and the error in words where it failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections import defaultdict
+
+from .. import errors
+from ..diagnosis import ranks_in_words
+from ..oplog import make_site, name_groups
+from ..recorder import is_learners
+from ..results import Run
+from ..trace import Trace
+
+STACK_LIMIT_S = 0.3
+"""How long to wait for the stack of a rank that was asked where it is."""
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
+
+
+def make_run(watch):
+    """The `Run` of what is in the logs and answers now."""
+    return Run(
+        name=watch.name,
+        trace=make_trace(watch),
+        results=[
+            content if word == "result" else None
+            for word, content in (
+                watch.answers.get(rank, ("none", None)) for rank in range(watch.world.world_size)
+            )
+        ],
+        output=[output.text for output in watch.outputs],
+    )
+
+
+def make_trace(watch):
+    """The `Trace` of the ranks' logs; its zero is the first rank's entry."""
+    logs = watch.logs
+    entered = [log.entered_ns for log in logs if log.entered_ns]
+    zero_ns = min(entered, default=0)
+    ops = [op for log in logs for op in log.ops(zero_ns, watch.cells) if op.kind != "new_group"]
+    ops.sort(key=lambda op: (op.post_s, op.rank))
+    name_groups(ops)
+    return Trace(
+        world_size=watch.world.world_size,
+        ops=ops,
+        spans=[(_seconds(log.entered_ns, zero_ns), _seconds(log.left_ns, zero_ns)) for log in logs],
+        dropped=sum(log.dropped for log in logs),
+    )
+
+
+def _seconds(moment_ns, zero_ns):
+    return (moment_ns - zero_ns) / 1e9 if moment_ns else None
+
+
+def left_nothing_over(trace):
+    """Whether every op ended and every message was received: the world may serve again."""
+    received = sum(1 for op in trace if op.kind == "recv")
+    messages = trace.messages
+    return (
+        not trace.dropped
+        and all(op.done for op in trace)
+        and len(messages) == received
+        and all(message.recv is not None for message in messages)
+    )
+
+
+def of_failures(watch):
+    """The error for ranks that died or raised; follow-on errors of the others are folded away."""
+    if watch.deaths:
+        return _rank_died(watch)
+    reports = {rank: _report(watch, rank) for rank in sorted(watch.answers)}
+    reports = {rank: report for rank, report in reports.items() if report is not None}
+    first_hand = {r: report for r, report in reports.items() if not report["from_wait"]}
+    return _raised(watch, first_hand or reports)
+
+
+def _report(watch, rank):
+    """What a rank's answer says of its failure; None for a rank that returned."""
+    word, content = watch.answers[rank]
+    if word == "result":
+        return None
+    if word == "unpicklable":
+        name, why = content
+        return {
+            "sentence": f"returned {_article(name)} {name}, which cannot be sent back to the "
+            f"notebook ({why})",
+            "advice": "Return numbers, tensors, lists or dicts of them.",
+            "frames": [],
+            "text": "",
+            "invalid": False,
+            "from_wait": False,
+        }
+    if word == "exit":
+        code = content["exit_code"]
+        return content | {
+            "sentence": f"left by sys.exit({'' if code is None else repr(code)})",
+            "advice": "Let the function return instead.",
+            "text": "",
+            "is_exit": True,
+        }
+    words = " ".join(content["message"].split())
+    if content["invalid"]:
+        return content | {"sentence": f"made a call that cannot be right: {words}", "advice": ""}
+    message = f": {content['message']}" if words else ""
+    sentence = f"raised {content['type']}{message}"
+    return content | {"sentence": sentence, "advice": _advice(content)}
+
+
+def _advice(report):
+    """What to do about errors whose own words do not say it."""
+    if report["type"] == "TypeError" and "positional argument" in report["message"]:
+        if not report["frames"]:
+            return "simlib calls the function as main(rank, world_size, *args)."
+    if report["type"] in ("BdbQuit", "EOFError"):
+        return "A rank has no keyboard: breakpoint() and input() do not work there, print() does."
+    return ""
+
+
+def _article(noun):
+    return "an" if noun[:1].lower() in "aeiou" else "a"
+
+
+def _raised(watch, reports):
+    """One error for all ranks that failed, those with the same words told together."""
+    alike = defaultdict(list)
+    sites = {}
+    for rank, report in reports.items():
+        place = report["frames"][-1] if report["frames"] else ("", 0, "")
+        sites[rank] = make_site("raised", place, watch.cells)
+        alike[report["sentence"], sites[rank].place].append(rank)
+    parts = []
+    for (sentence, place), ranks in alike.items():
+        where = f" ({place})" if sites[ranks[0]].lineno else ""
+        parts.append(f"{ranks_in_words(ranks)} {sentence}{where}")
+    first = next(iter(reports.values()))
+    lines = [parts[0], *(f"also, {part}" for part in parts[1:4])]
+    if len(parts) > 4:
+        lines.append(f"also, {len(parts) - 4} more ranks, each with other words")
+    if first["advice"]:
+        lines[0] += f". {first['advice']}"
+    if sites[min(reports)].line_text:
+        lines.append(f"    {sites[min(reports)].line_text}")
+    tracebacks = {r: _readable(report["text"], watch.cells) for r, report in reports.items()}
+    if tracebacks[min(reports)] and not first["invalid"]:
+        lines += ["", f"The traceback of rank {min(reports)}:", tracebacks[min(reports)].rstrip()]
+    message = "\n".join(lines)
+    if first["invalid"]:
+        return errors.InvalidCallError(message, sites)
+    if all(report.get("is_exit") for report in reports.values()):
+        codes = {r: _exit_code(report["exit_code"]) for r, report in reports.items()}
+        return errors.RankDiedError(message, sites, exitcodes=codes)
+    return errors.RankError(message, sites, tracebacks=tracebacks)
+
+
+def _exit_code(code):
+    """The exit code of a process that says ``sys.exit(code)``."""
+    if code is None:
+        return 0
+    return code if isinstance(code, int) else 1
+
+
+def _readable(text, cells):
+    """A traceback in which cells are called so, not by the names of their temporary files."""
+    for file in cells:
+        text = text.replace(f'File "{file}"', "Cell")
+    return text
+
+
+def _rank_died(watch):
+    sites, parts = {}, []
+    for rank, code in sorted(watch.deaths.items()):
+        site = _last_known_site(watch, rank)
+        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        sites[rank] = site
+        where = f" ({site.place}, {site.op})" if site.lineno else ""
+        parts.append(f"the process of rank {rank} {how}{where}")
+    message = "; ".join(parts) + ". The other ranks were ended too."
+    first = sites[min(sites)]
+    if first.line_text:
+        message += f"\n    {first.line_text}"
+    return errors.RankDiedError(message, sites, exitcodes=dict(watch.deaths))
+
+
+def _signal_name(number):
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_known_site(watch, rank):
+    """Where a dead rank was: on its crash stack, else in the op it waited for, else its last op."""
+    frames = _frames(watch.native[rank])
+    if frames:
+        return make_site("crashed", frames[-1], watch.cells)
+    log = watch.logs[rank]
+    waiting = log.waiting_site(watch.cells)
+    if waiting is not None:
+        return waiting
+    ops = log.ops(0, watch.cells)
+    if ops:
+        site = ops[-1].site
+        return make_site(f"after {site.op}", (site.file, site.lineno, site.function), watch.cells)
+    return make_site("before any op", ("", 0, ""), watch.cells)
+
+
+def _frames(native):
+    """The learner's frames, outermost first, in the last stack that `faulthandler` wrote."""
+    text = native.decode("utf-8", "replace")
+    stacks = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.M)[1:]
+    for stack in reversed(stacks):
+        found = [
+            (m["file"], int(m["line"]), m["function"])
+            for m in _FRAME.finditer(stack)
+            if is_learners(m["file"])
+        ]
+        if found:
+            return found[::-1]
+    return []
+
+
+def sites_now(watch):
+    """Where each running rank is now: in the op it waits for, or at the line it computes."""
+    sites = {}
+    asked = []
+    for rank in watch.running():
+        site = watch.logs[rank].waiting_site(watch.cells)
+        if site is None:
+            asked.append(rank)
+        else:
+            sites[rank] = site
+    for rank, frames in _ask_for_stacks(watch, asked).items():
+        place = frames[-1] if frames else ("", 0, "")
+        sites[rank] = make_site("computing", place, watch.cells)
+    return dict(sorted(sites.items()))
+
+
+def _ask_for_stacks(watch, ranks):
+    """The learner's frames of ranks that compute: `faulthandler` writes them on SIGUSR1."""
+    processes = {rank: watch.world.ranks[rank] for rank in ranks}
+    for rank, process in processes.items():
+        watch.native[rank].clear()
+        try:
+            os.kill(process.process.pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            pass
+    found = dict.fromkeys(ranks, [])
+    deadline = time.monotonic() + STACK_LIMIT_S
+    while not all(found.values()) and time.monotonic() < deadline:
+        for rank, process in processes.items():
+            watch.read_native(process)
+            found[rank] = _frames(watch.native[rank])
+        time.sleep(0.005)
+    return found
+
+
+def where_ranks_are(watch):
+    """A line for the live display: which rank has been where for how long."""
+    places = "; ".join(
+        f"rank {rank} is {_in_words(site)}" for rank, site in sites_now(watch).items()
+    )
+    limit = "" if watch.timeout_s is None else f", or wait until {watch.timeout_s:g} s are over"
+    return f"no op and no output for 10 s: {places}. Press Stop to end the run{limit}."
+
+
+def _in_words(site):
+    if site.op == "computing":
+        return f"computing ({site.place})"
+    return f"waiting in {site.op} ({site.place})"
+
+
+def _list_of(watch, sites):
+    """One line per rank: what it was doing, or that it has finished."""
+    lines = []
+    for rank in range(watch.world.world_size):
+        if rank in sites:
+            text = sites[rank].line_text
+            lines.append(
+                f"  rank {rank}: {_in_words(sites[rank])}" + (f"   {text}" if text else "")
+            )
+        else:
+            lines.append(f"  rank {rank}: has finished")
+    return "\n".join(lines)
+
+
+def out_of_time(watch):
+    """The error after ``timeout_s`` without progress."""
+    sites = sites_now(watch)
+    computing = [rank for rank, site in sites.items() if site.op == "computing"]
+    what = f"no rank made an op or printed a line for {watch.timeout_s:g} s"
+    if computing:
+        message = (
+            f"{what}, and {ranks_in_words(computing)} "
+            f"{'is' if len(computing) == 1 else 'are'} computing, not waiting for another rank: an "
+            "endless loop? (A longer step needs a larger timeout_s.)"
+        )
+        error = errors.StuckError
+    else:
+        message = f"{what}: every rank that has not finished waits for another"
+        error = errors.DeadlockError
+    return error(f"{message}\n{_list_of(watch, sites)}", sites)
+
+
+def endless_output(watch, rank):
+    """The error for a rank that prints without end."""
+    sites = {r: s for r, s in sites_now(watch).items() if r == rank}
+    where = f" ({sites[rank].place})" if rank in sites and sites[rank].lineno else ""
+    size = watch.outputs[rank].total / 1e6
+    return errors.StuckError(
+        f"rank {rank} has printed {watch.outputs[rank].lines:,} lines ({size:,.0f} MB) and goes "
+        f"on{where}: an endless loop? "
+        "The run was ended; the beginning and the end of its output are kept",
+        sites,
+    )
+
+
+def interrupted(watch):
+    """The error for a run that was stopped by hand."""
+    sites = sites_now(watch)
+    return errors.RunInterrupted(f"stopped by hand\n{_list_of(watch, sites)}", sites)

@@ -1,0 +1,216 @@
+"""The kernel's eye on one run of a world."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+
+from . import channel, verdict
+from .checker import Checker
+from .live import RankOutput
+
+POLL_S = 0.02
+"""How often the kernel looks at the ranks while none of them has anything to say."""
+QUIET_S = 10.0
+"""Silence after which the display says where the ranks are."""
+SETTLE_S = 0.5
+"""How long, after a first failure, ranks that still compute may take to fail on their own."""
+CHUNK = 1 << 16
+
+
+class Watch:
+    """The kernel's eye on one run: takes in what ranks say, print and die of, until all is told.
+
+    Attributes
+    ----------
+    answers : dict
+        rank -> (word, content) as the rank sent it.
+    deaths : dict
+        rank -> exit code of a process that ended by itself.
+    outputs : list of RankOutput
+    native : list of bytearray
+        What native code wrote to stderr, by rank: crash stacks, and stacks asked for.
+    """
+
+    def __init__(self, world, display, cells, options):
+        self.world = world
+        self.cells = cells
+        self.name = options.name
+        self.timeout_s = options.timeout_s
+        self.check = options.check
+        self.checker = Checker(world.ranks, cells)
+        self.answers = {}
+        self.deaths = {}
+        self.outputs = [RankOutput() for _ in world.ranks]
+        self.native = [bytearray() for _ in world.ranks]
+        self._display = display
+        self._moved_at = time.monotonic()
+        self._progress = None
+        self._said_quiet = False
+
+    @property
+    def logs(self):
+        """The op logs, by rank."""
+        return [rank.log for rank in self.world.ranks]
+
+    def running(self):
+        """Ranks that have neither answered nor died."""
+        return [
+            rank.rank
+            for rank in self.world.ranks
+            if rank.rank not in self.answers and rank.rank not in self.deaths
+        ]
+
+    def until_the_end(self, request):
+        """Start the function everywhere and watch; returns the error to raise, or None."""
+        message = pickle.dumps(("run", request), protocol=5)
+        for rank in self.world.ranks:
+            try:
+                channel.send_bytes(rank.control, message)
+            except OSError:  # it died between two runs; its sentinel says how
+                pass
+        while self.running():
+            self._take_in(POLL_S)
+            if self._failed():
+                self._let_others_settle()
+                return self._mismatch() or verdict.of_failures(self)
+            if self.check and self.checker.look(self.running()):
+                found = self.checker.verdict(self.running(), self._gone())
+                if found is not None:
+                    return self._settled(found)
+            flooding = [r for r, out in enumerate(self.outputs) if out.is_flood]
+            if flooding:
+                return verdict.endless_output(self, flooding[0])
+            silence = self._silence()
+            if self.timeout_s is not None and silence > self.timeout_s:
+                return verdict.out_of_time(self)
+            if silence > QUIET_S and not self._said_quiet:
+                self._display.status(verdict.where_ranks_are(self))
+                self._said_quiet = True
+            self._display.refresh()
+        self._take_in(0)
+        if self._failed():
+            return self._mismatch() or verdict.of_failures(self)
+        return self._mismatch()
+
+    def _settled(self, found):
+        """The verdict when all other ranks have come to rest too, so that it names the same always.
+
+        Ranks that compute are not waited for longer than `SETTLE_S`: the verdict stands already.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline and not self.checker.all_wait:
+            self._take_in(POLL_S)
+            self.checker.look(self.running())
+            found = self.checker.verdict(self.running(), self._gone()) or found
+        if self._failed():
+            return self._mismatch() or verdict.of_failures(self)
+        return found
+
+    def _mismatch(self):
+        """Ops that meet and disagree explain whatever came of it; None where there are none."""
+        return self.checker.mismatch(bool(self.deaths)) if self.check else None
+
+    def _gone(self):
+        """Ranks that post nothing any more, and why, in words."""
+        return dict.fromkeys(self.answers, "has finished") | dict.fromkeys(self.deaths, "has died")
+
+    def _failed(self):
+        return self.deaths or any(word != "result" for word, _ in self.answers.values())
+
+    def _let_others_settle(self):
+        """Give the other ranks time to fail too, so that the verdict names all who do.
+
+        Ends when each of them has answered, died, or waits for others and moves no more.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        before = None
+        while self.running() and time.monotonic() < deadline:
+            self._take_in(POLL_S)
+            logs = self.logs
+            now = [(rank, logs[rank].progress, logs[rank].waiting) for rank in self.running()]
+            if now == before and all(waiting for _, _, waiting in now):
+                break
+            before = now
+
+    def _silence(self):
+        """Seconds since the last op or output of any rank."""
+        progress = [log.progress for log in self.logs] + [out.total for out in self.outputs]
+        if progress != self._progress:
+            self._progress = progress
+            self._moved_at = time.monotonic()
+            if self._said_quiet:
+                self._display.status("")
+                self._said_quiet = False
+        return time.monotonic() - self._moved_at
+
+    def _take_in(self, timeout_s):
+        """Handle what has arrived; waits up to ``timeout_s`` for the first of it."""
+        for key, _ in self.world.selector.select(timeout_s):
+            sort, rank = key.data
+            if sort == "output":
+                self.read_output(rank)
+            elif sort == "native":
+                self.read_native(rank)
+            elif sort == "answer" and rank.rank not in self.answers:
+                self._read_answer(rank)
+            elif sort == "death" and rank.rank not in self.deaths:
+                self._note_death(rank)
+
+    def read_output(self, rank):
+        """Take in a chunk of what a rank printed; False when there is nothing more for now."""
+        chunk = self._read(rank.stdout)
+        if chunk:
+            self._display.lines(rank.rank, self.outputs[rank.rank].add(chunk))
+        return bool(chunk)
+
+    def read_native(self, rank):
+        """Take in a chunk of a rank's native stderr; False when there is nothing more for now."""
+        chunk = self._read(rank.stderr)
+        if chunk:
+            text = self.native[rank.rank]
+            text += chunk
+            del text[:-CHUNK]
+        return bool(chunk)
+
+    def _read(self, fd):
+        try:
+            chunk = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return b""
+        if not chunk:
+            self._forget(fd)
+        return chunk
+
+    def _forget(self, source):
+        """Watch a closed end no more."""
+        try:
+            self.world.selector.unregister(source)
+        except KeyError:
+            pass
+
+    def _read_answer(self, rank):
+        try:
+            self.answers[rank.rank] = channel.receive(rank.control)
+        except (EOFError, ConnectionError):
+            self._forget(rank.control)
+            return
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # it arrived, but cannot be rebuilt here
+            report = f"{type(error).__name__}: {error}"
+            self.answers[rank.rank] = "unpicklable", ("result", report)
+        while self.read_output(rank):
+            pass
+
+    def _note_death(self, rank):
+        while self.read_output(rank) or self.read_native(rank):
+            pass
+        self._forget(rank.process.sentinel)
+        rank.process.join()
+        self.deaths[rank.rank] = rank.process.exitcode
+
+    def result(self):
+        """The `Run` as far as it came."""
+        return verdict.make_run(self)

@@ -1,0 +1,171 @@
+"""A run as plain text: the same for every repeat of the same program, so without times."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+
+MOST_ROWS = 20
+RESULT_WIDTH = 36
+
+
+def run_table(run):
+    """Describe a run in plain text: what each rank returned, then what the ranks exchanged.
+
+    Rows are ordered by rank and by each rank's own sequence, never by time.
+
+    Returns
+    -------
+    str
+
+    **Cost** O(number of ops).
+    """
+    trace = run.trace
+    messages, collectives = trace.messages, trace.collectives
+    parts = [_header(run, messages, collectives), _rank_rows(run, messages)]
+    moves = _message_rows(trace, messages)
+    joint = _collective_rows(trace, collectives)
+    # Each list may use the rows that the other leaves free.
+    parts.append(_shown(moves, "messages", max(MOST_ROWS // 2, MOST_ROWS - len(joint))))
+    parts.append(_shown(joint, "collectives", max(MOST_ROWS // 2, MOST_ROWS - len(moves))))
+    parts.append([f"finding: {' '.join(str(found).split())}" for found in run.findings])
+    if trace.dropped:
+        parts.append([f"{_count(trace.dropped, 'further op')} ran and were not recorded"])
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _header(run, messages, collectives):
+    nbytes = sum(message.nbytes for message in messages)
+    return [
+        f"{run.name} on {_count(run.world_size, f'{run.engine} rank')}: "
+        f"{_count(len(messages), 'message')}, {_count(nbytes, 'byte')}; "
+        f"{_count(len(collectives), 'collective')}"
+    ]
+
+
+def _rank_rows(run, messages):
+    sent, received = ([[0, 0] for _ in range(run.world_size)] for _ in range(2))
+    for message in messages:
+        _add(sent[message.src], message.nbytes)
+        if message.recv is not None and message.recv.done:
+            _add(received[message.recv.rank], message.recv.nbytes)
+    joined = [0] * run.world_size
+    for op in run.trace:
+        joined[op.rank] += not op.is_p2p
+    rows = [("rank", "result", "sent", "received", "collectives")]
+    for rank in range(min(run.world_size, MOST_ROWS)):
+        result = run.results[rank] if rank < len(run.results) else None
+        rows.append(
+            (
+                str(rank),
+                short_repr(result),
+                _traffic(*sent[rank]),
+                _traffic(*received[rank]),
+                str(joined[rank]),
+            )
+        )
+    lines = _aligned(rows, right=(0, 4))
+    if run.world_size > MOST_ROWS:
+        lines.append(f"... and {run.world_size - MOST_ROWS:,} more ranks")
+    return lines
+
+
+def _add(total, nbytes):
+    total[0] += 1
+    total[1] += nbytes
+
+
+def _traffic(count, nbytes):
+    return f"{count:,} ({_count(nbytes, 'byte')})" if count else "-"
+
+
+def _message_rows(trace, messages):
+    """Makers of rows: each message by src and the sender's own order, then lone receives."""
+    taken = {id(message.recv) for message in messages}
+    lone = [op for op in trace if op.kind == "recv" and id(op) not in taken]
+    messages.sort(key=lambda message: (message.src, message.send.seq))
+    lone.sort(key=lambda op: (op.rank, op.seq))
+    return [(_message_row, message) for message in messages] + [(_lone_row, op) for op in lone]
+
+
+def _message_row(message):
+    if message.recv is None:
+        state = "not received"
+    else:
+        state = "" if message.recv.done else "not finished"
+    return (f"{message.src} -> {message.dst}", *_op_cells(message.send), state)
+
+
+def _lone_row(op):
+    src = "any" if op.peer is None else op.peer
+    return (f"{op.rank} <- {src}", *_op_cells(op), "" if op.done else "nothing received")
+
+
+def _collective_rows(trace, collectives):
+    """Makers of rows: the world's collectives first, then those of each group, in group order."""
+    world = tuple(range(trace.world_size))
+
+    def order(collective):
+        ranks = collective.group.ranks
+        return (ranks != world, ranks, collective.group.name)
+
+    # The sort is stable: within a group the order of the group's own calls stays.
+    return [(_collective_row, (collective, world)) for collective in sorted(collectives, key=order)]
+
+
+def _collective_row(pair):
+    collective, world = pair
+    ranks = collective.group.ranks
+    who = "all" if ranks == world else f"ranks {_clipped(', '.join(map(str, ranks)), 24)}"
+    ops = [op for _, op in sorted(collective.ops.items())]
+    largest = max(ops, key=lambda op: op.nbytes)
+    notes = []
+    if missing := [rank for rank in ranks if rank not in collective.ops]:
+        notes.append(f"without {_clipped(', '.join(map(str, missing)), 24)}")
+    if len({op.call for op in ops}) > 1:
+        notes.append("calls differ")
+    if not all(op.done for op in ops):
+        notes.append("not finished")
+    _, *cells = _op_cells(largest)
+    return (who, ops[0].call, *cells, ", ".join(notes))
+
+
+def _op_cells(op):
+    """Call, bytes, what was carried, place."""
+    carried = " ".join(f"{op.dtype}{list(shape)}" for shape in op.shapes[:2])
+    if len(op.shapes) > 2:
+        carried += f" ... ({len(op.shapes)} tensors)"
+    return op.call, _count(op.nbytes, "byte"), carried, op.site.place
+
+
+def _shown(makers, noun, most):
+    lines = _aligned([make(thing) for make, thing in makers[:most]])
+    if len(makers) > most:
+        lines.append(f"... and {len(makers) - most:,} more {noun}")
+    return lines
+
+
+def _aligned(rows, right=()):
+    """Rows of cells as lines with straight columns, two blanks apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = zip(range(len(row)), row, widths, strict=True)
+        lines.append("  ".join(c.rjust(w) if i in right else c.ljust(w) for i, c, w in cells))
+    return [line.rstrip() for line in lines]
+
+
+def short_repr(value):
+    """One short line for a value: clipped, and without the addresses Python shows for objects."""
+    short = reprlib.Repr()
+    short.maxother, short.maxstring = 4 * RESULT_WIDTH, RESULT_WIDTH
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", short.repr(value))
+    return _clipped(" ".join(text.split()), RESULT_WIDTH)
+
+
+def _clipped(text, longest):
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def _count(number, noun):
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,293 @@
+"""What happened in a run: sites, ops, messages, collectives. Every engine writes it, every
+picture, table and check reads it. Pure Python.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+P2P_KINDS = frozenset({"send", "recv"})
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One line of the learner's program.
+
+    Attributes
+    ----------
+    op : str
+        What the rank did there, as a call: ``"recv(src=1)"``, or ``"computing"``.
+    file : str
+        The file's path, or the name IPython gave the cell.
+    lineno : int
+        Line number, from 1; 0 when no line of the learner's was on the stack.
+    function : str
+        Name of the function the line is in.
+    cell : int or None
+        Execution count of the cell, where the line is in a notebook cell.
+    line_text : str
+        The line itself, stripped.
+    """
+
+    op: str
+    file: str
+    lineno: int
+    function: str = ""
+    cell: int | None = None
+    line_text: str = ""
+
+    @property
+    def place(self):
+        """The place in words: ``"main, line 4"`` in a notebook cell, else ``"ptdist.py, line 12"``.
+
+        A cell is named by its function: its number is another one whenever it is run again.
+        """
+        if not self.lineno:
+            return "no line of yours"
+        if self.cell is not None:
+            name = "cell" if self.function.startswith("<") else self.function
+            return f"{name}, line {self.lineno}"
+        return f"{self.file.rpartition('/')[2]}, line {self.lineno}"
+
+    def __str__(self):
+        return f"{self.op} ({self.place})"
+
+
+def source_line(file, lineno):
+    """The stripped text of one line; empty where the source is not at hand."""
+    if os.path.exists(file):
+        linecache.checkcache(file)  # it may have been edited since
+    return linecache.getline(file, lineno).strip() if lineno else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group: its members as ranks of the world, in group order.
+
+    ``name`` is ``"world"`` for the default group, else ``"group 1"``, ``"group 2"`` by order of
+    appearance in the trace.
+    """
+
+    name: str
+    ranks: tuple
+
+    def __len__(self):
+        return len(self.ranks)
+
+
+@dataclass(slots=True)
+class Op:
+    """One call of one rank into torch.distributed.
+
+    Attributes
+    ----------
+    rank : int
+        Rank (in the world) that made the call.
+    seq : int
+        Its number among the rank's ops, from 0.
+    kind : str
+        ``send``, ``recv``, ``broadcast``, ``scatter``, ``gather``, ``reduce``, ``all_reduce``,
+        ``all_gather``, ``reduce_scatter``, ``all_to_all`` or ``barrier``.
+    group : Group
+        The process group it was called on.
+    peer : int or None
+        dst of a send, src of a recv (None while an any-source recv has not matched), root of a
+        rooted collective; always a rank of the world.
+    tag : int or None
+        Tag of a send or recv.
+    nbytes : int
+        Payload: bytes of the tensors this rank contributes or, where it only receives, of those
+        it receives. (all_gather: its own part; reduce_scatter, all_to_all, and scatter on the
+        root: all the parts it brings; gather on the root: its own part.)
+    shapes : tuple of tuple of int
+        Shapes of the tensors that ``nbytes`` counts.
+    dtype : str
+        ``"float32"``...; empty for a barrier.
+    reduce_op : str or None
+        ``"SUM"``, ``"AVG"``, ``"MAX"``, ``"MIN"``, ``"PRODUCT"``... of a reducing collective.
+    splits : tuple or None
+        Of an all_to_all: (elements it sends to each rank, elements it expects from each).
+    async_op : bool
+        True where the call returned a request (isend, irecv, ``async_op=True``, and what DDP
+        posts from C++).
+    any_source : bool
+        True for a recv that named no src.
+    site : Site
+        The learner's line.
+    post_s, wait_s, end_s : float or None
+        Seconds since the first rank entered the function: the call; the moment the rank began to
+        wait for it; its completion as the rank saw it. None where that never happened.
+    """
+
+    rank: int
+    seq: int
+    kind: str
+    group: Group
+    peer: int | None
+    tag: int | None
+    nbytes: int
+    shapes: tuple
+    dtype: str
+    reduce_op: str | None
+    splits: tuple | None
+    async_op: bool
+    any_source: bool
+    site: Site
+    post_s: float
+    wait_s: float | None
+    end_s: float | None
+
+    @property
+    def is_p2p(self):
+        """Whether this is a send or a recv (anything else is a collective)."""
+        return self.kind in P2P_KINDS
+
+    @property
+    def done(self):
+        """Whether the op completed, as far as its rank saw."""
+        return self.end_s is not None
+
+    @property
+    def call(self):
+        """The op as a short call: ``"isend(dst=1, tag=7)"``, ``"all_reduce(SUM)"``."""
+        return describe_call(
+            self.kind, self.peer, self.tag, self.reduce_op, self.async_op, self.any_source
+        )
+
+
+def describe_call(kind, peer, tag, reduce_op, async_op=False, any_source=False):
+    """The text of a call: used by `Op.call` and for a rank that still waits in it."""
+    if kind in P2P_KINDS:
+        name = ("i" if async_op else "") + kind
+        who = "any" if any_source else peer
+        words = [f"{'dst' if kind == 'send' else 'src'}={who}"]
+        if tag:
+            words.append(f"tag={tag}")
+        return f"{name}({', '.join(words)})"
+    if kind in ("broadcast", "scatter"):
+        return f"{kind}(src={peer})"
+    if kind == "gather":
+        return f"gather(dst={peer})"
+    if kind == "reduce":
+        return f"reduce(dst={peer}, {reduce_op})"
+    return f"{kind}({reduce_op})" if reduce_op else kind
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A send and the recv it went to; ``recv`` is None where nobody received it."""
+
+    send: Op
+    recv: Op | None
+
+    @property
+    def src(self):
+        """Rank that sent."""
+        return self.send.rank
+
+    @property
+    def dst(self):
+        """Rank it was sent to."""
+        return self.send.peer
+
+    @property
+    def nbytes(self):
+        """Bytes of the message."""
+        return self.send.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective: the ops of all the ranks that took part, ``{rank: Op}``."""
+
+    kind: str
+    group: Group
+    ops: dict
+
+    @property
+    def nbytes(self):
+        """The largest payload any of its ranks brought, in bytes."""
+        return max(op.nbytes for op in self.ops.values())
+
+
+@dataclass(slots=True)
+class Trace:
+    """All ops of a run, in order of their posting, and when each rank was at work.
+
+    Attributes
+    ----------
+    world_size : int
+    ops : list of Op
+        Ordered by ``post_s``, then rank.
+    spans : list of (float, float or None)
+        Per rank, when it entered the function and left it, in seconds since the first rank entered;
+        None where it never left.
+    dropped : int
+        Ops beyond what a recording holds: they ran, but are not in ``ops``.
+    """
+
+    world_size: int
+    ops: list = field(default_factory=list)
+    spans: list = field(default_factory=list)
+    dropped: int = 0
+
+    def __len__(self):
+        return len(self.ops)
+
+    def __iter__(self):
+        return iter(self.ops)
+
+    def __getitem__(self, index):
+        return self.ops[index]
+
+    def of_rank(self, rank):
+        """The ops of one rank, in its own order."""
+        return sorted((op for op in self.ops if op.rank == rank), key=lambda op: op.seq)
+
+    @property
+    def end_s(self):
+        """The last moment anything is known of, in seconds since the first rank entered."""
+        ends = [t for span in self.spans for t in span if t is not None]
+        ends += [t for op in self.ops for t in (op.post_s, op.wait_s, op.end_s) if t is not None]
+        return max(ends, default=0.0)
+
+    @property
+    def messages(self):
+        """Every send with the recv it went to, in order of posting.
+
+        Sends and recvs pair by group, src, dst and tag, first posted first; an any-source recv
+        takes the sender it reported.
+
+        **Cost** O(number of ops).
+        """
+        waiting = defaultdict(deque)
+        for op in self.ops:
+            if op.kind == "recv" and op.peer is not None:
+                waiting[op.group.ranks, op.group.name, op.peer, op.rank, op.tag].append(op)
+        found = []
+        for op in self.ops:
+            if op.kind == "send":
+                queue = waiting[op.group.ranks, op.group.name, op.rank, op.peer, op.tag]
+                found.append(Message(op, queue.popleft() if queue else None))
+        return found
+
+    @property
+    def collectives(self):
+        """Every collective, in order of its first post: the k-th op of each member of a group.
+
+        **Cost** O(number of ops).
+        """
+        counts = defaultdict(int)
+        members = defaultdict(dict)
+        for op in self.ops:
+            if not op.is_p2p:
+                key = op.group.name, op.group.ranks
+                members[key, counts[key, op.rank]][op.rank] = op
+                counts[key, op.rank] += 1
+        return [
+            Collective(next(iter(ops.values())).kind, next(iter(ops.values())).group, ops)
+            for ops in members.values()
+        ]

@@ -1,0 +1,1 @@
+"""PyTorch's own distributed tests, driven through an engine of ours."""

@@ -1,0 +1,83 @@
+"""What all tests share: one seed, the long tests, system packages, `pytester`.
+
+``SEED=n`` repeats a draw; ``TEST_ALL=1`` runs everything (`make test-all`); ``CI=true`` turns a
+part that is skipped for want of a system package into a failure.
+"""
+
+import os
+import random
+import shutil
+import subprocess
+from collections import defaultdict
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
+TEST_ALL = os.environ.get("TEST_ALL") == "1"
+
+
+def pytest_configure(config):
+    # Where the tests are split over processes, all of them draw the same samples.
+    os.environ["SEED"] = str(SEED)
+
+
+def pytest_report_header(config):
+    return f"seed {SEED} (SEED={SEED} draws the same samples again)"
+
+
+def pytest_collection_modifyitems(config, items):
+    if TEST_ALL:
+        return
+    left_out = {item for item in items if item.get_closest_marker("long")} | not_drawn(items)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def not_drawn(items):
+    """The cases of tests marked ``sample(k)`` that this run's seed leaves out."""
+    cases = defaultdict(list)
+    for item in items:
+        marker = item.get_closest_marker("sample")
+        if marker:
+            cases[item.nodeid.partition("[")[0], marker.args[0]].append(item)
+    drawn = random.Random(SEED)
+    left_out = set()
+    for (_, count), group in cases.items():
+        left_out |= set(group) - set(drawn.sample(group, min(count, len(group))))
+    return left_out
+
+
+@pytest.fixture
+def seed():
+    """The seed of this run, for tests that draw their own cases."""
+    return SEED
+
+
+def can_install():
+    """Whether system packages can be installed here: as root, with apt."""
+    return hasattr(os, "geteuid") and os.geteuid() == 0 and bool(shutil.which("apt-get"))
+
+
+@pytest.fixture(scope="session")
+def needs_system():
+    """``needs_system(package, command)``: the test needs this command of that system package.
+
+    A missing one is installed where that is possible; otherwise the test is skipped with a
+    sentence, or fails where ``CI=true``.
+    """
+
+    def need(package, command):
+        if shutil.which(command):
+            return
+        if can_install():
+            subprocess.run(["apt-get", "install", "-y", package], capture_output=True)
+            if shutil.which(command):
+                return
+        sentence = f"this test needs {command}: install the system package {package}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(sentence, pytrace=False)
+        pytest.skip(sentence)
+
+    return need

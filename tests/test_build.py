@@ -1,0 +1,375 @@
+"""The builder, on sources made here: what it refuses, what it builds, what it leaves alone."""
+
+import json
+
+import build as builder
+import nbformat
+import pytest
+import source
+
+LESSON = """\
+# %% [markdown]
+# # 00 · A lesson
+# Some prose.
+
+# %%
+print("one")
+print("two")
+
+# %% [markdown]
+# More prose.
+
+# %% tags=["raises-exception"]
+1 / 0
+
+# %%
+6 * 7
+"""
+
+EXERCISE = '''\
+# %% [markdown]
+# # 02 · An exercise
+
+# %% role="setup"
+import os
+
+# %% [markdown] question="double"
+# ## Double a number
+
+# %% role="answer" question="double" points=2
+def double(x):
+    """Twice x."""
+    ### BEGIN SOLUTION
+    return 2 * x
+    ### END SOLUTION
+
+
+# %% role="check" question="double" points=2
+try:
+    print("right" if double(2) == 4 else "wrong")
+except NotImplementedError:
+    print("not written yet")
+
+# %% role="hidden" question="double" points=2
+print(double(21))
+
+# %%
+print("the end")
+'''
+
+
+@pytest.fixture(scope="session", autouse=True)
+def isolated_kernels(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PYTHONHASHSEED", "JUPYTER_PREFER_ENV_PATH", "MPLBACKEND", "COLUMNS"):
+            patch.setenv(name, "")
+        for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+            patch.setenv(name, "")
+        builder.isolate_kernels(tmp_path_factory.mktemp("jupyter"))
+        yield
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """``checkout(lesson=..., exercise=...)`` makes a folder with these sources."""
+
+    def make(lesson=None, exercise=None):
+        folder = tmp_path / "a checkout"
+        for kind, name, text in (
+            ("lessons", "00_lesson", lesson),
+            ("exercises", "02_exercise", exercise),
+        ):
+            (folder / "authoring" / kind).mkdir(parents=True, exist_ok=True)
+            if text is not None:
+                (folder / "authoring" / kind / f"{name}.py").write_text(text)
+        start = folder / "authoring" / "start_page.md"
+        start.write_text("# Start\n\n<!-- lessons -->\n\n<!-- exercises -->\n")
+        return folder
+
+    return make
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def by_id(notebook):
+    return {cell.id: cell for cell in notebook.cells}
+
+
+def texts(cell):
+    return [output.get("text", output.get("ename")) for output in cell.outputs]
+
+
+def snapshot(folder):
+    return {
+        path: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+ANSWER = '# %% role="answer" question="q"\n'
+
+
+@pytest.mark.parametrize(
+    "text, sentence",
+    [
+        (ANSWER + "### END SOLUTION\n", "line 2: '### END SOLUTION' without"),
+        (ANSWER + "### BEGIN SOLUTION\n", "line 2: '### BEGIN SOLUTION' is not closed"),
+        (
+            ANSWER + "### BEGIN SOLUTION\n# %%\n### END SOLUTION\n",
+            "line 2: '### BEGIN SOLUTION' is not closed within its cell",
+        ),
+        (
+            ANSWER + "### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION\n",
+            "line 3: '### BEGIN SOLUTION' of line 2 is still open",
+        ),
+        (ANSWER + "## BEGIN SOLUTION\n", "line 2: is this to be"),
+        (ANSWER + "### BEGIN SOLVING\n", "line 2: is this to be"),
+        (ANSWER + "### begin solution\n", "line 2: is this to be"),
+        (ANSWER + "#END_SOLUTION\n", "line 2: is this to be"),
+        (ANSWER + "x = 1\n", "line 1: role 'answer' and solution markers go together"),
+        (
+            ANSWER + "### BEGIN BROKEN\n### END SOLUTION\n",
+            "line 3: '### END SOLUTION' without '### BEGIN SOLUTION'",
+        ),
+        (
+            ANSWER + "### BEGIN BROKEN\n### END BROKEN\n",
+            "line 1: a broken program without its solution",
+        ),
+        ("# %%\n### BEGIN SOLUTION\n### END SOLUTION\n", "line 1: role 'answer' and solution"),
+        ('# %% role="teacher" question="q"\n', "line 1: role 'teacher' is none of"),
+        ('# %% role="check"\n', "line 1: a cell with role 'check' needs question="),
+        ('# %% role="check" question="a b"\n', "line 1: question 'a b' may have"),
+        ("x = 1\n# %%\n", "line 1: text before the first"),
+    ],
+)
+def test_a_source_with_a_slip_is_refused_with_file_and_line(tmp_path, text, sentence):
+    path = tmp_path / "02_exercise.py"
+    path.write_text(text)
+    with pytest.raises(source.SourceError) as refused:
+        source.read_source(path, is_exercise=True)
+    assert str(refused.value).startswith(f"{path}, {sentence}")
+
+
+def test_a_lesson_has_no_roles(tmp_path):
+    path = tmp_path / "00_lesson.py"
+    path.write_text('# %% role="setup"\n')
+    with pytest.raises(source.SourceError, match="neither roles nor solutions"):
+        source.read_source(path, is_exercise=False)
+
+
+def test_each_solution_becomes_a_stub_at_its_own_indent():
+    text = (
+        "def f():\n    ### BEGIN SOLUTION\n    a = 1\n\n    b = 2\n    ### END SOLUTION\n"
+        "    return 3\n### BEGIN SOLUTION\nx = f()\n### END SOLUTION"
+    )
+    assert source.stub_source(text) == (
+        "def f():\n    # YOUR CODE HERE\n    raise NotImplementedError()\n"
+        "    return 3\n# YOUR CODE HERE\nraise NotImplementedError()"
+    )
+
+
+def test_where_a_program_is_to_be_mended_the_stub_is_the_broken_one():
+    text = (
+        "def f():\n    ### BEGIN BROKEN\n    b, a = 1, 2\n    ### END BROKEN\n"
+        "    ### BEGIN SOLUTION\n    a, b = 1, 2\n    ### END SOLUTION\n    return a"
+    )
+    assert source.stub_source(text) == "def f():\n    b, a = 1, 2\n    return a"
+    assert source.solution_source(text) == "def f():\n    a, b = 1, 2\n    return a"
+
+
+def test_a_lesson_is_built_with_outputs_and_without_traces_of_this_machine(checkout):
+    root = checkout(lesson=LESSON)
+    assert builder.build(root)
+    notebook = read(root / "notebooks/00_lesson.ipynb")
+    nbformat.validate(notebook)
+    cells = by_id(notebook)
+    assert list(cells) == [
+        "00_lesson-text-001",
+        "00_lesson-code-001",
+        "00_lesson-text-002",
+        "00_lesson-code-002",
+        "00_lesson-code-003",
+    ]
+    assert texts(cells["00_lesson-code-001"]) == ["one\ntwo\n"]
+    assert cells["00_lesson-code-002"].outputs[0].traceback == [
+        "ZeroDivisionError: division by zero"
+    ]
+    assert cells["00_lesson-code-003"].outputs[0].data == {"text/plain": "42"}
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == [1, 2, 3]
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert notebook.metadata.language_info == {"name": "python"}
+    assert str(root) not in (root / "notebooks/00_lesson.ipynb").read_text()
+
+
+def test_an_exercise_gives_stub_and_solution_with_the_same_ids(checkout):
+    root = checkout(exercise=EXERCISE)
+    assert builder.build(root)
+    exercise = read(root / "exercises/02_exercise.ipynb")
+    solution = read(root / "solutions/02_exercise.ipynb")
+    assert list(by_id(exercise)) == list(by_id(solution))
+    assert {"double-text", "double-answer", "double-check"} < set(by_id(exercise))
+    course = {"role": "answer", "question": "double", "points": 2}
+    assert by_id(exercise)["double-answer"].metadata == {"course": course}
+    assert "raise NotImplementedError()" in by_id(exercise)["double-answer"].source
+    assert "return 2 * x" not in json.dumps(exercise)
+    assert "return 2 * x" in by_id(solution)["double-answer"].source
+    assert "SOLUTION" not in json.dumps(solution) + json.dumps(exercise)
+
+
+def test_hidden_cells_run_and_are_in_neither_notebook(checkout):
+    root = checkout(exercise=EXERCISE)
+    builder.build(root)
+    for folder in ("exercises", "solutions"):
+        text = (root / folder / "02_exercise.ipynb").read_text()
+        assert "double(21)" not in text and "hidden" not in text
+    broken = EXERCISE.replace("print(double(21))", "print(dubble(21))")
+    with pytest.raises(builder.BuildError, match="cell double-hidden: NameError.*dubble"):
+        builder.build(checkout(exercise=broken))
+
+
+def test_an_exercise_stores_the_solved_verdict_and_otherwise_what_the_stub_gives(checkout):
+    told = EXERCISE.replace('print("the end")', "print(double.__doc__)\ndouble.__code__.co_names")
+    root = checkout(exercise=told)
+    builder.build(root)
+    exercise = by_id(read(root / "exercises/02_exercise.ipynb"))
+    assert texts(exercise["double-check"]) == ["right\n"]
+    assert exercise["double-answer"].outputs == []
+    last = exercise["02_exercise-code-002"]
+    assert last.outputs[1].data["text/plain"] == "('NotImplementedError',)"
+
+
+def test_a_second_build_touches_no_file(checkout):
+    root = checkout(lesson=LESSON, exercise=EXERCISE)
+    assert builder.build(root)
+    before = snapshot(root)
+    assert builder.build(root)
+    assert builder.build(root, check=True)
+    assert snapshot(root) == before
+
+
+PICTURE = (
+    LESSON
+    + """
+# %%
+import base64, os
+from IPython.display import display
+noise = base64.b64encode(os.urandom(9)).decode()
+display({"image/png": noise, "text/plain": "a picture"}, raw=True)
+
+# %% tags=["NBVAL_IGNORE_OUTPUT"]
+import time
+print(time.time())
+"""
+)
+
+
+def test_a_picture_or_an_ignored_output_alone_is_no_change(checkout):
+    root = checkout(lesson=PICTURE)
+    assert builder.build(root)
+    before = snapshot(root)
+    assert builder.build(root) and builder.build(root, check=True)
+    assert snapshot(root) == before
+    cells = read(root / "notebooks/00_lesson.ipynb").cells
+    assert "image/png" in cells[-2].outputs[0].data
+    assert cells[-1].metadata.tags == ["nbval-ignore-output"]
+
+
+def test_exercises_keep_no_pictures(checkout):
+    root = checkout(exercise=EXERCISE + PICTURE[len(LESSON) :])
+    assert builder.build(root) and builder.build(root, check=True)
+    for folder in ("exercises", "solutions"):
+        cells = read(root / folder / "02_exercise.ipynb").cells
+        assert cells[-2].outputs[0].data == {"text/plain": "a picture"}
+
+
+def test_check_tells_an_edited_notebook_and_writes_nothing(checkout, capsys):
+    root = checkout(lesson=LESSON)
+    builder.build(root)
+    target = root / "notebooks/00_lesson.ipynb"
+    for old, new in (("42", "43"), ("6 * 7", "7 * 6"), ("Some prose", "Some other prose")):
+        built = target.read_text()
+        target.write_text(built.replace(old, new))
+        edited = snapshot(root)
+        assert not builder.build(root, check=True)
+        assert "notebooks/00_lesson.ipynb is not what its source gives" in capsys.readouterr().out
+        assert snapshot(root) == edited
+        target.write_text(built)
+    assert builder.build(root, check=True)
+
+
+def test_check_tells_a_missing_and_a_broken_notebook(checkout, capsys):
+    root = checkout(lesson=LESSON)
+    assert not builder.build(root, check=True)
+    assert "00_lesson.ipynb is missing" in capsys.readouterr().out
+    builder.build(root)
+    (root / "notebooks/00_lesson.ipynb").write_text("<<<<<<< HEAD\n")
+    assert not builder.build(root, check=True)
+    assert "is no notebook" in capsys.readouterr().out
+    assert builder.build(root) and builder.build(root, check=True)
+
+
+@pytest.mark.parametrize(
+    "cell, sentence",
+    [
+        ("x = undefined", "cell 00_lesson-code-004: NameError: name 'undefined'"),
+        ("import os; os._exit(3)", "cell 00_lesson-code-004: Kernel died"),
+    ],
+)
+def test_a_cell_that_fails_stops_the_build_and_nothing_is_written(checkout, cell, sentence):
+    root = checkout(lesson=f"{LESSON}\n# %%\n{cell}\n")
+    with pytest.raises(builder.BuildError) as stopped:
+        builder.build(root)
+    assert str(stopped.value).startswith(f"00_lesson.py, {sentence}")
+    assert not list(root.glob("notebooks/*"))
+
+
+def test_a_cell_that_never_ends_stops_the_build(checkout, monkeypatch):
+    monkeypatch.setattr(builder, "CELL_TIMEOUT_S", 1)
+    root = checkout(lesson=f"{LESSON}\n# %%\nwhile True: pass\n")
+    with pytest.raises(builder.BuildError, match="code-004: still running after 1 s"):
+        builder.build(root)
+
+
+def test_a_tag_that_announces_an_error_that_never_comes_is_refused(checkout):
+    root = checkout(lesson=LESSON.replace("1 / 0", "1 / 1"))
+    with pytest.raises(builder.BuildError, match="tagged raises-exception, but it raises nothing"):
+        builder.build(root)
+
+
+def test_an_answer_cell_must_run_as_a_stub(checkout):
+    root = checkout(exercise=EXERCISE + ANSWER + "### BEGIN SOLUTION\ny = 1\n### END SOLUTION\n")
+    with pytest.raises(builder.BuildError, match="stubs.*cell q-answer: NotImplementedError"):
+        builder.build(root)
+
+
+def test_a_notebook_without_a_source_is_told_and_a_copy_of_ones_own_is_not(checkout, capsys):
+    root = checkout(lesson=LESSON)
+    builder.build(root)
+    built = (root / "notebooks/00_lesson.ipynb").read_text()
+    (root / "notebooks/00_lesson-Copy1.ipynb").write_text(built)
+    assert builder.build(root, check=True)
+    (root / "notebooks/01_gone.ipynb").write_text(built)
+    assert not builder.build(root, check=True)
+    assert "notebooks/01_gone.ipynb has no source" in capsys.readouterr().out
+
+
+def test_the_start_page_lists_what_is_built(checkout):
+    root = checkout(lesson=LESSON, exercise=EXERCISE)
+    builder.build(root)
+    assert (root / "START.md").read_text() == (
+        "# Start\n\n- 00 [A lesson](notebooks/00_lesson.ipynb)\n\n"
+        "- 02 [An exercise](exercises/02_exercise.ipynb)"
+        " ([solution](solutions/02_exercise.ipynb))\n"
+    )
+
+
+def test_only_the_named_sources_are_built(checkout):
+    root = checkout(lesson=LESSON, exercise=EXERCISE)
+    builder.build(root, ["02_exercise"])
+    assert not list(root.glob("notebooks/*")) and list(root.glob("exercises/*"))
+    with pytest.raises(source.SourceError, match="no source named 03_other"):
+        builder.build(root, ["03_other"])

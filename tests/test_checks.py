@@ -1,0 +1,443 @@
+"""The verdicts of `simlib.checks`: three voices, and every way an answer can be wrong."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from synthetic import RunMaker
+
+from simlib import checks
+from simlib.checks import check
+from simlib.checks.check import fingerprint
+from simlib.checks.compare import describe, difference, known_mistake, likely_cause
+
+
+def inputs(rank, world_size):
+    return (torch.arange(2.0) + 10 * rank,)
+
+
+def verdict_on(answer, *rules, expected=lambda xs: [2 * x for x in xs], **options):
+    return check("double", answer, inputs, expected, *rules, timeout_s=1, points=2, **options)
+
+
+def double(rank, world_size, x):
+    return 2 * x
+
+
+# Three voices
+
+
+def test_right_answer_earns_its_points_and_tells_what_was_counted():
+    verdict = verdict_on(double, checks.messages(lambda xs: len(xs)))
+    assert (verdict.status, verdict.earned, verdict.world_size) == ("right", 2, 5)
+    assert repr(verdict) == (
+        "double: right, 2 of 2 points.\n"
+        "Every rank has the expected value at world sizes 1, 2, 3, 4, 5.\n"
+        "  at world size 5: 0 messages sent (at most 5)"
+    )
+
+
+def test_stub_is_not_written_yet():
+    def stub(rank, world_size, x):
+        raise NotImplementedError()
+
+    verdict = verdict_on(stub)
+    assert (verdict.status, verdict.earned) == ("not written", 0)
+    assert repr(verdict) == (
+        "double: not written yet. Rank 0 in a world of 1 still reaches NotImplementedError.\n"
+        "Write your answer in the cell above, run it, then run this cell again."
+    )
+
+
+def test_stub_of_some_ranks_is_not_written_yet():
+    def half(rank, world_size, x):
+        if rank == 1:
+            raise NotImplementedError()
+        if world_size > 1:
+            dist.barrier()
+        return 2 * x
+
+    verdict = verdict_on(half)
+    assert verdict.status == "not written"
+    assert verdict.reason == "Rank 1 in a world of 2 still reaches NotImplementedError."
+
+
+def test_wrong_answer_names_smallest_world_and_every_rank():
+    def wrong_from_three_on(rank, world_size, x):
+        return 2 * x + (rank == 2)
+
+    verdict = verdict_on(wrong_from_three_on)
+    assert (verdict.status, verdict.earned, verdict.world_size) == ("wrong", 0, 3)
+    assert repr(verdict) == (
+        "double: wrong, 0 of 2 points. Smallest world that fails: 3 ranks.\n"
+        "Rank 2 has the wrong value. No usual mistake fits: compare what each rank has with what "
+        "is expected.\n"
+        "  rank 0: right, tensor([0., 2.])\n"
+        "  rank 1: right, tensor([20., 22.])\n"
+        "  rank 2: got tensor([41., 43.]), expected tensor([40., 42.])\n"
+        "To see who sent what to whom in this run: `verdict.run` in a new cell."
+    )
+    assert verdict.run.world_size == 3
+    assert verdict.run.results[2].tolist() == [41, 43]  # what the answer returned, nothing else
+
+
+def test_same_answer_gives_the_same_text():
+    def waits_for_ever(rank, world_size, x):
+        dist.recv(x, src=(rank + 1) % world_size)
+
+    texts = {repr(verdict_on(waits_for_ever, worlds=[2])) for _ in range(2)}
+    assert len(texts) == 1
+
+
+# Answers that do not end well
+
+
+def test_exception_is_told():
+    def fails(rank, world_size, x):
+        return x[7]
+
+    verdict = verdict_on(fails)
+    assert verdict.status == "wrong"
+    assert verdict.reason.startswith("Rank 0 raised IndexError: index 7 is out of bounds")
+
+
+def test_hang_is_told_with_each_rank():
+    def waits(rank, world_size, x):
+        if world_size > 1:
+            dist.recv(x, src=1 - rank)
+        return 2 * x
+
+    verdict = verdict_on(waits, worlds=[1, 2])
+    assert verdict.reason == "The ranks never finish: ranks 0 and 1 wait for each other."
+    assert "recv(src=1)" in verdict.lines[0]
+    assert "recv(src=0)" in verdict.lines[1]
+
+
+def test_mismatch_is_told_with_what_each_rank_brings():
+    def uneven(rank, world_size, x):
+        dist.all_reduce(torch.zeros(1 + rank))
+        return 2 * x
+
+    verdict = verdict_on(uneven)
+    assert verdict.world_size == 2
+    assert "as many elements as the others expect" in verdict.reason
+    assert "1 element of float32" in verdict.lines[0]
+    assert "2 elements of float32" in verdict.lines[1]
+
+
+def test_race_is_told_whatever_the_values_are():
+    def too_early(rank, world_size, x):
+        if world_size == 2:
+            mine, other = x.clone(), torch.zeros_like(x)
+            request = dist.isend(mine, dst=1 - rank)
+            mine += 1
+            dist.recv(other, src=1 - rank)
+            request.wait()
+        return 0 * x
+
+    verdict = verdict_on(too_early, worlds=[2])
+    assert verdict.reason.startswith("A finding, race: ")
+
+
+def test_request_that_nobody_waits_for_is_told():
+    def never_waits(rank, world_size, x):
+        if world_size > 1:
+            dist.all_reduce(x.clone(), async_op=True)
+        return 2 * x
+
+    verdict = verdict_on(never_waits)
+    assert verdict.reason.startswith("A finding, unfinished: ")
+
+
+def test_broken_program_as_it_came_is_not_written_yet():
+    def broken(rank, world_size, x):
+        return x
+
+    verdict = verdict_on(broken, as_given=fingerprint(broken))
+    assert (verdict.status, verdict.earned) == ("not written", 0)
+    assert repr(verdict).startswith(
+        "double: not written yet. This is still the broken program. "
+        "Smallest world that fails: 1 rank.\nRank 0 has the wrong value."
+    )
+    assert verdict_on(broken, as_given="12345678").status == "wrong"
+    assert verdict_on(double, as_given=fingerprint(double)).status == "right"
+
+
+def test_endless_loop_is_told():
+    def turns(rank, world_size, x):
+        while True:
+            x += 1
+
+    assert "computes on and on" in verdict_on(turns, worlds=[1]).reason
+
+
+def test_dead_rank_is_told():
+    def dies(rank, world_size, x):
+        import os
+
+        os._exit(3)
+
+    verdict = verdict_on(dies)
+    assert verdict.status == "wrong"
+    assert "rank 0" in verdict.reason
+    assert "3" in verdict.reason
+
+
+def test_result_that_cannot_travel_is_told():
+    def returns_a_generator(rank, world_size, x):
+        return (i for i in range(3))
+
+    assert "generator" in verdict_on(returns_a_generator).reason
+
+
+def test_answer_that_is_no_function_is_told():
+    assert "not callable" in verdict_on(7).reason
+
+
+def test_wrong_number_of_parameters_is_told():
+    def too_few(rank, world_size):
+        return None
+
+    reason = verdict_on(too_few).reason
+    assert "TypeError" in reason
+    assert "simlib calls it as too_few(rank, world_size, x), with 3 arguments" in reason
+
+
+def test_error_within_the_answer_is_no_wrong_number_of_parameters():
+    def calls_badly(rank, world_size, x):
+        return double(rank)
+
+    assert verdict_on(calls_badly).reason.startswith("Rank 0 raised TypeError: double() missing")
+
+
+def test_ranks_that_do_not_communicate_where_they_must_are_told():
+    def sums(xs):
+        return [sum(xs)] * len(xs)
+
+    def own(rank, world_size, x):
+        return 3 * x
+
+    def own_of_one(rank, world_size, x):
+        return x + 7 * (world_size > 1)
+
+    assert "No rank" not in verdict_on(own, checks.only("send"), expected=sums).reason
+    verdict = verdict_on(own_of_one, checks.only("send"), expected=sums)
+    assert "No rank communicates" in verdict.reason
+
+
+def test_no_usual_mistake_leads_to_the_picture_where_there_are_messages():
+    def adds_seven(rank, world_size, x):
+        dist.barrier()
+        return 2 * x + 7
+
+    assert "in the picture" in verdict_on(adds_seven).reason
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    "got, words",
+    [
+        (None, "returns None"),
+        ([0.0, 2.0], "has a list where a tensor is expected"),
+        (torch.zeros(3), "shape (3,) where (2,)"),
+        (torch.tensor([0, 2]), "has dtype int64 where float32 is expected"),
+        (torch.tensor([0.0, float("nan")]), "has the wrong value"),
+        (torch.tensor([0.0, 2.1]), "has the wrong value"),
+    ],
+)
+def test_wrong_sort_of_value_is_told(got, words):
+    def answer(rank, world_size, x):
+        return got
+
+    reason = verdict_on(answer, worlds=[1]).reason
+    assert words in reason
+    assert "?." not in reason
+
+
+@pytest.mark.parametrize(
+    "got, want, words",
+    [
+        (1, None, "has 1 where nothing (None) is expected"),
+        (None, None, None),
+        (0.3, 0.1 + 0.2, None),
+        (torch.tensor(0.3), 0.3, "has a Tensor where a number is expected"),
+        (True, 1, "has a bool where a number is expected"),
+        (float("nan"), 1.0, "has the wrong value"),
+        (torch.tensor([1.0 + 1e-7]), torch.tensor([1.0]), None),
+        ([torch.ones(1)], [torch.ones(1), torch.ones(1)], "has a list of 1 where 2 are expected"),
+        ([1, 2], [1, 3], "at index 1 has the wrong value"),
+        (torch.ones(1), [1], "has a Tensor where a list is expected"),
+    ],
+)
+def test_difference(got, want, words):
+    assert difference(got, want) == words
+
+
+def test_describe_is_short():
+    assert describe(torch.arange(9)) == "tensor([0, 1, 2, 3, 4, 5, ...])"
+    assert describe(torch.tensor([-1.0, 0.5])) == "tensor([-1., 0.5])"
+    assert describe(torch.tensor(3.0)) == "tensor(3.)"
+    assert describe(torch.ones(1, 2)) == "tensor([1., 1.]) of shape (1, 2)"
+    assert describe(torch.ones(1, dtype=torch.float64)) == "tensor([1.], dtype=float64)"
+    assert describe([torch.zeros(1), None]) == "[tensor([0.]), None]"
+    assert describe((0, 1, 2)) == "(0, 1, 2)"
+    assert len(describe("x" * 1000)) == 60
+
+
+def test_changed_input_is_refused():
+    def doubles_in_place(rank, world_size, x):
+        x *= 2
+        return x.clone()
+
+    assert "changed the tensor it was given" in verdict_on(doubles_in_place).reason
+
+
+def test_in_place_looks_at_the_input_and_not_at_what_is_returned():
+    def doubles_in_place(rank, world_size, x):
+        x *= 2
+
+    assert verdict_on(doubles_in_place, in_place=True).status == "right"
+    assert "the tensor x itself must change" in verdict_on(double, in_place=True).reason
+
+
+@pytest.mark.parametrize(
+    "got, want, words",
+    [
+        ([1, 2], [3, 3], "That is what the rank began with"),
+        ([7, 8], [8, 7], "Rank 0 has what rank 1 should have"),
+        ([5, 6, 7], [5, 5, 5], "Only rank 0 is right"),
+        ([torch.tensor([2, 1])], [torch.tensor([1, 2])], "the right numbers in a wrong order"),
+    ],
+)
+def test_likely_cause(got, want, words):
+    began = (1, 2, 3)[: len(got)]
+    assert words in likely_cause(got, want, [began])
+
+
+def test_nothing_is_said_where_nothing_fits():
+    assert likely_cause([5, 6, 7], [5, 1, 2], [(1, 2, 3)]) is None
+
+
+def test_known_mistake():
+    mistakes = {"Nine!": lambda xs: [9] * len(xs)}
+    assert known_mistake([9, 9], [(1, 2)], mistakes) == "Nine!"
+    assert known_mistake([9, 8], [(1, 2)], mistakes) is None
+
+
+# Rules, on hand-made traces
+
+
+def chain_of_three():
+    made = RunMaker(3)
+    made.send(0, 1, 0, 0, 10)
+    made.recv(1, 0, 0, 0, 10)
+    made.send(1, 2, 11, 11, 20)
+    made.recv(2, 1, 0, 0, 20)
+    return made
+
+
+def broken(rule, made):
+    run = made.run()
+    return rule.broken(run, [tuple(range(run.world_size))])
+
+
+def test_rule_at_its_bound_holds_and_above_it_does_not():
+    made = chain_of_three()
+    assert broken(checks.messages(lambda xs: 2), made) is None
+    assert "send 2 messages where 1 are enough" in broken(checks.messages(lambda xs: 1), made)
+    assert broken(checks.nbytes(lambda xs: 8), made) is None
+    assert "send 8 bytes where 7" in broken(checks.nbytes(lambda xs: 7), made)
+    assert broken(checks.rounds(lambda xs: 2), made) is None
+    assert "take 2 rounds where 1" in broken(checks.rounds(lambda xs: 1), made)
+
+
+def test_one_rank_sends_one_message_per_round():
+    made = RunMaker(3)
+    for dst in (1, 2):
+        made.send(0, dst, 0, 0, 10, async_op=True)
+        made.recv(dst, 0, 0, 0, 10)
+    assert "take 2 rounds where 1" in broken(checks.rounds(lambda xs: 1), made)
+
+
+def test_messages_that_do_not_wait_for_each_other_share_a_round():
+    made = RunMaker(2)
+    for rank in (0, 1):
+        made.send(rank, 1 - rank, 0, 12, 20, async_op=True)
+        made.recv(rank, 1 - rank, 1, 1, 11)
+    assert broken(checks.rounds(lambda xs: 1), made) is None
+
+
+def test_only_names_the_rank_and_the_call():
+    made = chain_of_three()
+    assert broken(checks.only("send", "recv"), made) is None
+    assert "Rank 1 calls recv" in broken(checks.only("send"), made)
+
+
+def test_sends_to_names_both_ranks():
+    assert broken(checks.sends_to(lambda rank, n: {rank + 1}), chain_of_three()) is None
+    refused = broken(checks.sends_to(lambda rank, n: {1}), chain_of_three())
+    assert "rank 1 sends to rank 2" in refused
+
+
+def test_collectives_are_counted_and_weighed():
+    def two(rank, world_size, x):
+        dist.all_reduce(torch.zeros(1))
+        dist.all_reduce(torch.zeros(5))
+        return 2 * x
+
+    assert verdict_on(two, checks.collectives(lambda xs: 2)).status == "right"
+    assert "2 collectives take place" in verdict_on(two, checks.collectives(lambda xs: 1)).reason
+    assert verdict_on(two, checks.collective_nbytes(lambda xs: 20)).status == "right"
+    heavy = verdict_on(two, checks.collective_nbytes(lambda xs: 19))
+    assert "brings 20 bytes" in heavy.reason
+
+
+def test_message_nobody_receives_is_told():
+    def sends_into_the_void(rank, world_size, x):
+        if rank == 0 and world_size > 1:
+            dist.isend(x, dst=1)
+        return 2 * x
+
+    verdict = verdict_on(sends_into_the_void, worlds=[2])
+    assert "Rank 0 sends a message to rank 1 that nobody receives" in verdict.reason
+
+
+def test_measure_prints_values_messages_and_bytes():
+    def pass_on(rank, world_size, x):
+        if rank > 0:
+            dist.recv(x, src=rank - 1)
+        if rank < world_size - 1:
+            dist.send(x, dst=rank + 1)
+        return x
+
+    assert checks.measure(pass_on, inputs, worlds=[1, 2]) == (
+        "1: tensor([0., 1.])\n"
+        "1: messages [0], bytes [0]\n"
+        "2: tensor([0., 1.]); tensor([0., 1.])\n"
+        "2: messages [1, 0], bytes [8, 0]"
+    )
+
+
+def test_forbidden_op_is_told_before_a_wrong_value():
+    def wrong_and_forbidden(rank, world_size, x):
+        dist.barrier()
+        return x
+
+    verdict = verdict_on(wrong_and_forbidden, checks.only("send", "recv"))
+    assert "calls barrier" in verdict.reason
+    assert "allows only send, recv" in verdict.reason
+
+
+def test_answer_that_cannot_travel_is_told():
+    import threading
+
+    lock = threading.Lock()
+
+    def holds_a_lock(rank, world_size, x):
+        with lock:
+            return 2 * x
+
+    verdict = verdict_on(holds_a_lock)
+    assert verdict.status == "wrong"
+    assert "lock" in verdict.reason

@@ -1,0 +1,93 @@
+"""``python -m simlib run``: scripts on real ranks."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+SCRIPT = """
+import argparse, os, sys
+import torch, torch.distributed as dist
+from helper import SCALE
+
+def run(rank, size, value):
+    x = torch.tensor([value * SCALE]) if rank == 0 else torch.zeros(1)
+    if rank == 0:
+        dist.send(x, dst=1)
+    elif rank == 1:
+        dist.recv(x, src=0)
+        print("received", x.item())
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--value", type=float)
+    options = parser.parse_args()
+    dist.init_process_group("gloo", rank=int(os.environ["RANK"]),
+                            world_size=int(os.environ["WORLD_SIZE"]))
+    run(dist.get_rank(), dist.get_world_size(), options.value)
+    dist.destroy_process_group()
+    sys.exit(0)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "helper.py").write_text("SCALE = 2.0\n")
+    path = tmp_path / "ptdist.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    return path
+
+
+def simlib(*args):
+    return subprocess.run(
+        [sys.executable, "-m", "simlib", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_script_runs_unchanged_with_its_arguments(script, tmp_path):
+    trace = tmp_path / "trace.json"
+    done = simlib("run", "-n", 3, "--trace", trace, script, "--value", "4")
+    assert done.returncode == 0, done.stderr
+    assert "[1] received 8.0" in done.stdout
+    assert "ptdist.py, line 9" in done.stdout
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_failing_script_is_told_and_returns_1(tmp_path):
+    path = tmp_path / "fails.py"
+    path.write_text("import os\nif os.environ['RANK'] == '1':\n    raise ValueError('lost')\n")
+    done = simlib("run", "-n", 2, path)
+    assert done.returncode == 1
+    assert "rank 1 raised ValueError: lost (fails.py, line 3)" in done.stderr
+    assert "runpy" not in done.stderr
+
+
+def test_a_script_that_exits_with_a_code_is_a_failure(tmp_path):
+    path = tmp_path / "exits.py"
+    path.write_text("import sys\nsys.exit(4)\n")
+    done = simlib("run", "-n", 2, path)
+    assert done.returncode == 1
+    assert "ranks 0 and 1 left by sys.exit(4)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("run", "-n", 2, "no_such.py"), 2, "there is no file no_such.py"),
+        (("run", "-n", "two", "x.py"), 2, "invalid int value: 'two'"),
+        (("fly",), 2, "invalid choice"),
+    ],
+)
+def test_wrong_calls(args, code, words):
+    done = simlib(*args)
+    assert done.returncode == code and words in done.stderr
+
+
+def test_zero_ranks(script):
+    done = simlib("run", "-n", 0, script)
+    assert done.returncode == 2 and "whole number from 1 to 64" in done.stderr

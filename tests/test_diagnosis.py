@@ -1,0 +1,277 @@
+"""Verdicts as learners read them: sentences, hints, the wait-for graph, findings, `strict`."""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import simlib
+from simlib.meetings import SIZE, MeetingTable, word_for
+from simlib.oplog import create_shared_memory
+
+
+def verdict(function, world_size, error, **options):
+    with pytest.raises(error) as caught:
+        simlib.run(function, world_size, timeout_s=20, **options)
+    return caught.value
+
+
+def both_receive(rank, n):
+    dist.recv(torch.ones(1), src=1 - rank)
+
+
+def test_two_ranks_that_wait_for_each_other():
+    error = verdict(both_receive, 2, simlib.DeadlockError)
+    line = both_receive.__code__.co_firstlineno + 1
+    text = "dist.recv(torch.ones(1), src=1 - rank)"
+    assert str(error) == (
+        "ranks 0 and 1 wait for each other\n"
+        f"  rank 0 waits for rank 1: recv(src=1) (test_diagnosis.py, line {line})   {text}\n"
+        f"  rank 1 waits for rank 0: recv(src=0) (test_diagnosis.py, line {line})   {text}\n"
+        "Hint: both receive first: let one of them send first"
+    )
+    assert error.kind == "deadlock"
+    assert {rank: site.lineno for rank, site in error.sites.items()} == {0: line, 1: line}
+    assert error.graph.cycle in ((0, 1), (1, 0))
+    assert repr(error.graph) == "\n".join(str(error).splitlines()[1:3])
+    assert error.graph._repr_png_().startswith(b"\x89PNG")
+
+
+def sends_around(rank, n):
+    dist.send(torch.ones(1), dst=(rank + 1) % n)
+
+
+def misses(rank, n):
+    if rank != 2:
+        dist.all_reduce(torch.ones(1))
+
+
+def other_tag(rank, n):
+    if rank == 0:
+        dist.send(torch.ones(1), 1, tag=4)
+    else:
+        dist.recv(torch.ones(1), 0, tag=5)
+
+
+def waits_for_anybody(rank, n):
+    if rank == 0:
+        dist.recv(torch.ones(1))
+
+
+def groups_in_other_orders(rank, n):
+    one, two = dist.new_group([0, 1]), dist.new_group([0, 1])
+    for group in (one, two) if rank else (two, one):
+        dist.barrier(group)
+
+
+@pytest.mark.parametrize(
+    ("function", "world_size", "headline", "hint"),
+    [
+        (sends_around, 3, "3 ranks wait in a ring: 0 for 1, 1 for 2, 2 for 0", "or use isend"),
+        (misses, 4, "ranks 0, 1 and 3 wait for rank 2, which has finished", "inside an `if`"),
+        (other_tag, 2, "ranks 0 and 1 wait for each other", "use the same tag"),
+        (waits_for_anybody, 3, "rank 0 waits for ranks 1 and 2, which have finished", "more recvs"),
+        (groups_in_other_orders, 2, "ranks 0 and 1 wait for each other", "in different orders"),
+    ],
+)
+def test_headlines_and_hints(function, world_size, headline, hint):
+    lines = str(verdict(function, world_size, simlib.DeadlockError)).splitlines()
+    assert lines[0] == headline
+    assert lines[-1].startswith("Hint: ") and hint in lines[-1]
+
+
+def test_a_mismatch_names_both_sides():
+    def main(rank, n):
+        dist.all_reduce(torch.ones(5 if rank == 2 else 4))
+
+    error = verdict(main, 4, simlib.MismatchError)
+    headline, usual, other = str(error).splitlines()
+    assert headline == (
+        "rank 2 brings 5 elements where ranks 0, 1 and 3 bring 4 elements: "
+        "every rank must bring as many elements as the others expect"
+    )
+    assert usual.startswith("  ranks 0, 1 and 3: all_reduce(SUM) of 4 elements of float32 (")
+    assert other.startswith("  rank 2: all_reduce(SUM) of 5 elements of float32 (")
+    assert error.rule == "shape" and error.kind == "mismatch"
+
+
+def test_a_mismatch_is_told_before_a_byte_moves():
+    def main(rank, n):
+        x = torch.full((4,), rank + 1, dtype=torch.int32 if rank == 1 else torch.float32)
+        dist.all_reduce(x)
+        print("reduced", x)
+
+    error = verdict(main, 2, simlib.MismatchError)
+    assert error.rule == "dtype"
+    assert "reduced" not in "".join(error.run.output)
+
+
+def test_without_check_nothing_is_told():
+    def main(rank, n):
+        dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
+
+    assert simlib.run(main, 2, check=False).findings == []
+    verdict(main, 2, simlib.MismatchError)
+
+
+def race(rank, n):
+    x, y = torch.ones(4), torch.empty(4)
+    request = dist.isend(x, 1 - rank)
+    x += 1
+    dist.recv(y, 1 - rank)
+    request.wait()
+
+
+def test_a_race_is_a_finding_and_an_error_where_strict():
+    for _ in range(2):  # in a new world and in one used again
+        run = simlib.run(race, 2)
+        assert [finding.kind for finding in run.findings] == ["race"]
+    assert run.findings[0].message.startswith("ranks 0 and 1: isend (test_diagnosis.py, line ")
+    assert "has its buffer written before wait (test_diagnosis.py, line " in str(run.findings[0])
+    assert run.findings[0].sites[0].lineno == race.__code__.co_firstlineno + 2
+    error = verdict(race, 2, simlib.RaceError, strict=True)
+    assert error.kind == "race" and error.run.results == [None, None]
+
+
+def test_writing_to_another_part_of_the_tensor_is_no_race():
+    def ring_step(rank, n):
+        x = torch.arange(8.0)
+        first, second = x.chunk(2)
+        request = dist.isend(first, 1 - rank)
+        second += 1
+        dist.recv(second, 1 - rank)
+        request.wait()
+        first += 1
+
+    assert simlib.run(ring_step, 2).findings == []
+
+
+def test_two_requests_on_the_same_memory():
+    def main(rank, n):
+        x = torch.ones(8)
+        requests = [dist.isend(x[:6], 1 - rank), dist.irecv(x[2:], 1 - rank)]
+        for request in requests:
+            request.wait()
+
+    run = simlib.run(main, 2)
+    assert len(run.findings) == 2
+    assert "irecv(src=1)" in run.findings[0].message
+    assert "uses memory of isend(dst=1)" in run.findings[0].message
+
+
+def test_receiving_into_what_is_being_sent():
+    def main(rank, n):
+        x = torch.ones(4)
+        request = dist.isend(x, 1 - rank)
+        dist.recv(x, 1 - rank)
+        request.wait()
+
+    (one, two) = simlib.run(main, 2).findings
+    assert "rank 0: recv(src=1)" in one.message and "uses memory of isend(dst=1)" in one.message
+
+
+def test_what_is_left_over_is_found():
+    def main(rank, n):
+        if rank == 0:
+            dist.isend(torch.ones(1), 1)
+        dist.all_reduce(torch.ones(1), async_op=True)
+
+    messages = [str(finding) for finding in simlib.run(main, 2).findings]
+    assert len(messages) == 2
+    assert messages[0].startswith("unfinished: rank 0: isend(dst=1) (test_diagnosis.py, line ")
+    assert messages[0].endswith("was never received")
+    assert messages[1].startswith("unfinished: ranks 0 and 1: all_reduce (")
+    assert verdict(main, 2, simlib.UnfinishedError, strict=True).kind == "unfinished"
+
+
+def test_a_message_whose_request_was_dropped_arrives_and_is_told():
+    def main(rank, n):
+        x = torch.zeros(1)
+        if rank == 0:
+            dist.isend(torch.ones(1), 1)
+        else:
+            dist.recv(x, 0)
+        return x.item()
+
+    run = simlib.run(main, 2)
+    assert run.results[1] == 1.0
+    assert ["was never waited for" in finding.message for finding in run.findings] == [True]
+
+
+def test_a_straggler_is_no_deadlock():
+    def main(rank, n):
+        if rank == 1:
+            time.sleep(1.5)
+        dist.barrier()
+        return rank
+
+    assert simlib.run(main, 3).results == [0, 1, 2]
+
+
+def test_a_thread_that_may_still_send_keeps_a_rank_from_being_blocked():
+    def main(rank, n):
+        import threading
+
+        x = torch.zeros(1)
+        if rank == 0:
+
+            def later():
+                time.sleep(0.5)
+                dist.send(torch.ones(1), 1)
+
+            thread = threading.Thread(target=later)
+            thread.start()
+            dist.recv(x, 1)
+            thread.join()
+        else:
+            dist.recv(x, 0)
+            dist.send(torch.ones(1), 0)
+        return x.item()
+
+    assert simlib.run(main, 2).results == [1.0, 1.0]
+
+
+def test_ddp_that_waits_inside_backward_is_seen():
+    def main(rank, n):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        for _ in range(1 + rank):
+            model(torch.ones(1, 2)).sum().backward()
+
+    error = verdict(main, 2, simlib.DeadlockError)
+    assert str(error).startswith("rank 1 waits for rank 0, which has finished")
+    assert error.sites[1].line_text == "model(torch.ones(1, 2)).sum().backward()"
+
+
+def test_a_learners_error_comes_before_what_follows_from_it():
+    def main(rank, n):
+        if rank == 1:
+            raise ValueError("no data")
+        dist.barrier()
+
+    assert verdict(main, 3, simlib.RankError).kind == "rank_error"
+
+
+@pytest.fixture
+def table():
+    fd = create_shared_memory("test", SIZE)
+    table = MeetingTable(fd)
+    yield table
+    table.close()
+    os.close(fd)
+
+
+def test_the_meeting_table_compares_with_who_came_first(table):
+    meeting, word, other = word_for("world"), word_for("sum"), word_for("max")
+    assert table.agrees(meeting, 1, word)
+    assert table.agrees(meeting, 1, word)
+    assert not table.agrees(meeting, 1, other)
+    assert table.agrees(meeting, 2, other)
+
+
+def test_the_meeting_table_forgets(table):
+    meeting, word, other = word_for("world"), word_for("sum"), word_for("max")
+    table.agrees(meeting, 1, word)
+    table.clear()
+    assert table.agrees(meeting, 1, other)

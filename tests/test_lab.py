@@ -1,0 +1,102 @@
+"""`make lab` for real: its server shows the start page and runs every cell of lesson 00."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+import requests
+import websocket
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
+
+ROOT = Path(__file__).resolve().parent.parent
+LESSON = "notebooks/00_start_here.ipynb"
+
+
+@pytest.fixture
+def server():
+    """(address, token) of a server started as `make lab` starts it."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    process = subprocess.Popen(
+        [sys.executable, "scripts/lab.py"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for line in process.stdout:
+            found = re.search(r"(http://\S+?)/lab\S*\?token=(\w+)", line)
+            if found:
+                yield found.groups()
+                break
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+class Session:
+    """A kernel of the server, spoken to as JupyterLab does."""
+
+    def __init__(self, address, token, folder):
+        self._headers = {"Authorization": f"token {token}"}
+        self._kernels = f"{address}/api/kernels"
+        started = requests.post(
+            self._kernels, headers=self._headers, json={"path": folder}, timeout=60
+        )
+        started.raise_for_status()
+        self._id = started.json()["id"]
+        channel = f"{self._kernels}/{self._id}/channels".replace("http", "ws", 1)
+        self._socket = websocket.create_connection(channel, header=self._headers, timeout=120)
+
+    def run(self, code):
+        """Run a cell; returns the error's name, or None."""
+        header = {
+            "msg_id": uuid.uuid4().hex,
+            "msg_type": "execute_request",
+            "username": "",
+            "session": "test",
+            "version": "5.3",
+        }
+        content = {"code": code, "silent": False, "store_history": True, "allow_stdin": False}
+        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
+        self._socket.send(json.dumps({**message, "channel": "shell"}))
+        error = None
+        while True:
+            answer = json.loads(self._socket.recv())
+            if answer["parent_header"].get("msg_id") != header["msg_id"]:
+                continue
+            if answer["msg_type"] == "error":
+                error = answer["content"]["ename"]
+            if answer["msg_type"] == "status" and answer["content"]["execution_state"] == "idle":
+                return error
+
+    def close(self):
+        self._socket.close()
+        requests.delete(f"{self._kernels}/{self._id}", headers=self._headers, timeout=60)
+
+
+def test_make_lab_serves_lesson_00_and_every_cell_of_it_runs(server):
+    address, token = server
+    headers = {"Authorization": f"token {token}"}
+    patient = requests.Session()  # the address is printed just before the server listens
+    patient.mount("http://", HTTPAdapter(max_retries=Retry(connect=20, backoff_factor=0.1)))
+    page = patient.get(f"{address}/lab/tree/START.md", headers=headers, timeout=60)
+    assert page.status_code == 200
+    lesson = requests.get(f"{address}/api/contents/{LESSON}", headers=headers, timeout=60)
+    cells = lesson.json()["content"]["cells"]
+    session = Session(address, token, LESSON)
+    try:
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                error = session.run(cell["source"])
+                may_fail = "raises-exception" in cell["metadata"].get("tags", [])
+                assert error is None or may_fail, (error, cell["source"])
+    finally:
+        session.close()
+    assert requests.get(f"{address}/api/contents", timeout=60).status_code == 403

@@ -1,0 +1,272 @@
+"""The built notebooks keep the course's form, their links lead somewhere, their stubs fail."""
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+ROOT = Path(__file__).resolve().parent.parent
+LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+EXERCISES = sorted((ROOT / "exercises").glob("[0-9][0-9]_*.ipynb"))
+SOLUTIONS = sorted((ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))
+PAGES = [ROOT / name for name in ("README.md", "START.md", "CONTRIBUTING.md")]
+
+MAX_CELLS = 45
+MAX_CODE_LINES = 25
+MAX_WORDS, MIN_WORDS, MIN_WORDS_OF_THE_FIRST = 3000, 1500, 800
+MAX_TASK_WORDS = 80
+SHARE_WITH_PROSE_BEFORE = 0.8
+TASK_HEADING = re.compile(r"^## \d+\. .+ \((★|★★|★★★), \d+ minutes, \d+ points?\)\n")
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def name(path):
+    return f"{path.parent.name}/{path.stem}" if path.suffix == ".ipynb" else path.name
+
+
+def words(text):
+    return len(re.findall(r"\S*\w\S*", text))
+
+
+def kinds(cells):
+    """One letter per cell: m for markdown, c for code."""
+    return "".join(cell.cell_type[0] for cell in cells)
+
+
+def role(cell):
+    return cell.metadata.get("course", {}).get("role")
+
+
+def code_problems(cells):
+    """What holds of the code of every notebook."""
+    for cell in cells:
+        length = len(cell.source.splitlines())
+        if cell.cell_type == "code" and length > MAX_CODE_LINES:
+            yield f"{cell.id} has {length} lines"
+    if "ccc" in kinds(cells):
+        yield "three code cells in a row"
+
+
+def lesson_problems(cells, least_words=MIN_WORDS):
+    """What keeps a lesson from the course's form, one sentence each."""
+    yield from code_problems(cells)
+    row = kinds(cells)
+    if len(cells) > MAX_CELLS:
+        yield f"{len(cells)} cells"
+    count = sum(words(cell.source) for cell in cells if cell.cell_type == "markdown")
+    if not least_words <= count <= MAX_WORDS:
+        yield f"{count} words of prose"
+    if not re.match(r"m", row) or not re.match(r"# \d\d \S", cells[0].source):
+        yield "the first cell is no heading '# NN title'"
+    introduced = row.count("mc")
+    if introduced < SHARE_WITH_PROSE_BEFORE * row.count("c"):
+        yield f"only {introduced} of {row.count('c')} code cells have prose before them"
+
+
+def exercise_problems(cells):
+    """What keeps an exercise from the course's form, one sentence each."""
+    yield from code_problems([cell for cell in cells if role(cell) != "check"])
+    answers = [index for index, cell in enumerate(cells) if role(cell) == "answer"]
+    checks = [index for index, cell in enumerate(cells) if role(cell) == "check"]
+    if not 2 <= len(answers) <= 6:
+        yield f"{len(answers)} tasks"
+    if checks != [index + 1 for index in answers]:
+        yield "a check is not directly below its answer"
+        return
+    for index in answers + checks:
+        course = cells[index].metadata.course
+        if set(course) != {"role", "question", "points"}:
+            yield f"{cells[index].id} has the metadata {sorted(course)}"
+    for index in answers:
+        yield from task_problems(*cells[index - 1 : index + 2])
+
+
+def task_problems(above, answer, below):
+    """What is wrong with one task: its text, its answer cell, its check cell."""
+    if not TASK_HEADING.match(above.source):
+        yield f"{answer.id}: no heading with difficulty, minutes and points above it"
+    count = words(above.source.partition("\n")[2])
+    if count > MAX_TASK_WORDS:
+        yield f"{answer.id}: the task has {count} words"
+    course, of_check = answer.metadata.course, below.metadata.get("course", {})
+    if any(course.get(key) != of_check.get(key) for key in ("question", "points")):
+        yield f"{answer.id}: question or points differ from the check's"
+    if '"""' not in answer.source:
+        yield f"{answer.id}: the stub has no docstring"
+
+
+def headings(text):
+    """The anchors of a text's headings, as JupyterLab and most others write them."""
+    found = re.findall(r"^#{1,6} (.+)$", text, re.MULTILINE)
+    return {heading.strip().replace(" ", "-").lower() for heading in found}
+
+
+def broken_links(text, folder):
+    """The links of a markdown text that lead nowhere; addresses on the web are not visited."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if "://" in target or target.startswith(("mailto:", "attachment:")):
+            continue
+        if path and not (folder / path).exists():
+            yield target
+        elif anchor and not path and anchor.lower() not in headings(text):
+            yield target
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=name)
+def test_a_lesson_keeps_the_form(path):
+    least = MIN_WORDS_OF_THE_FIRST if path.stem.startswith("00") else MIN_WORDS
+    assert list(lesson_problems(read(path).cells, least)) == []
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=name)
+def test_an_exercise_keeps_the_form(path):
+    assert list(exercise_problems(read(path).cells)) == []
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=name)
+def test_an_exercise_has_a_solution_with_the_same_cells(path):
+    solution = read(ROOT / "solutions" / path.name)
+    assert [cell.id for cell in read(path).cells] == [cell.id for cell in solution.cells]
+
+
+@pytest.mark.parametrize("path", LESSONS + EXERCISES + SOLUTIONS, ids=name)
+def test_a_notebook_is_valid_and_its_links_lead_somewhere(path):
+    notebook = read(path)
+    nbformat.validate(notebook)
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    assert list(broken_links(prose, path.parent)) == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_the_links_of_a_page_lead_somewhere(path):
+    assert list(broken_links(path.read_text(encoding="utf-8"), ROOT)) == []
+
+
+def test_the_start_page_leads_to_every_notebook():
+    start = (ROOT / "START.md").read_text(encoding="utf-8")
+    for path in LESSONS + EXERCISES + SOLUTIONS:
+        assert f"]({path.relative_to(ROOT).as_posix()})" in start
+
+
+def test_the_example_in_the_readme_prints_what_the_readme_says(tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    program, output = (
+        re.search(f"```{language}\n(.*?)```", readme, re.DOTALL).group(1)
+        for language in ("python", "text")
+    )
+    (tmp_path / "example.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == output.strip(), done.stderr
+
+
+def failing_cells(path, folder):
+    """The numbers of the code cells of a copy of a notebook that plain nbval refuses."""
+    copy, report = folder / path.name, folder / "report.xml"
+    copy.write_bytes(path.read_bytes())
+    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-cell-timeout=120", copy.name]
+    command += ["-q", "-p", "no:cacheprovider", "--rootdir=.", f"--junitxml={report.name}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    code = [cell for cell in read(path).cells if cell.cell_type == "code"]
+    # A cell that timed out would turn all later ones into expected failures.
+    skipped = [case.get("name") for case in cases if case.find("skipped") is not None]
+    assert (len(cases), skipped) == (len(code), []), done.stdout
+    failed = [number for number, case in enumerate(cases) if case.find("failure") is not None]
+    return failed
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=name)
+def test_a_stub_fails_plain_nbval_on_exactly_its_checks(path, tmp_path):
+    code = [cell for cell in read(path).cells if cell.cell_type == "code"]
+    checks = [number for number, cell in enumerate(code) if role(cell) == "check"]
+    assert checks and failing_cells(path, tmp_path) == checks
+
+
+# The rules themselves: a notebook that breaks one is told so.
+
+PROSE = new_markdown_cell("# 05 A lesson\n" + "word " * 100)
+CODE = new_code_cell("x = 1", id="short")
+
+
+def good_lesson():
+    return [PROSE, CODE] * 16
+
+
+@pytest.mark.parametrize(
+    "cells, sentence",
+    [
+        (good_lesson() + [PROSE, CODE, CODE, CODE], "three code cells in a row"),
+        (good_lesson() + [PROSE] * 14, "46 cells"),
+        (good_lesson()[:10], "515 words of prose"),
+        (good_lesson() + [new_code_cell("x\n" * 26, id="long")], "long has 26 lines"),
+        (good_lesson()[1:], "the first cell is no heading '# NN title'"),
+        ([PROSE, CODE, CODE] * 14, "only 14 of 28 code cells have prose"),
+    ],
+)
+def test_a_lesson_out_of_form_is_told(cells, sentence):
+    assert list(lesson_problems(good_lesson())) == []
+    assert any(problem.startswith(sentence) for problem in lesson_problems(cells))
+
+
+def course_cell(kind, question, points, text):
+    course = {"role": kind, "question": question, "points": points}
+    return new_code_cell(text, id=f"{question}-{kind}", metadata={"course": course})
+
+
+def good_exercise(task="## 1. Do it (★, 10 minutes, 2 points)\nPlease.", points=2, doc='"""Do."""'):
+    cells = []
+    for question in ("a", "b"):
+        cells.append(new_markdown_cell(task))
+        cells.append(course_cell("answer", question, 2, doc))
+        cells.append(course_cell("check", question, points, "check()"))
+    return cells
+
+
+@pytest.mark.parametrize(
+    "cells, sentence",
+    [
+        (good_exercise()[:3], "1 tasks"),
+        (good_exercise("## 1. Do it\nPlease."), "a-answer: no heading with difficulty"),
+        (
+            good_exercise("## 1. Do it (★, 10 minutes, 2 points)\n" + "word " * 81),
+            "a-answer: the task has 81 words",
+        ),
+        (good_exercise(points=3), "a-answer: question or points differ"),
+        (good_exercise(points=None), "a-answer: question or points differ"),
+        (good_exercise(doc="x = 1"), "a-answer: the stub has no docstring"),
+        (good_exercise()[:5] + [PROSE] + good_exercise()[5:], "a check is not directly below"),
+    ],
+)
+def test_an_exercise_out_of_form_is_told(cells, sentence):
+    assert list(exercise_problems(good_exercise())) == []
+    assert any(problem.startswith(sentence) for problem in exercise_problems(cells))
+
+
+def test_a_link_that_leads_nowhere_is_told(tmp_path):
+    (tmp_path / "here.md").write_text("")
+    text = "# A place\n[a](here.md) [b](gone.md) [c](#a-place) [d](#nowhere) `[e](code.md)`"
+    assert list(broken_links(text, tmp_path)) == ["gone.md", "#nowhere"]
+
+
+def test_a_stub_that_passes_its_check_is_told(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=good_exercise())
+    path = tmp_path / "in.ipynb"
+    for number, cell in enumerate(c for c in notebook.cells if c.cell_type == "code"):
+        cell.source, cell.execution_count = "print(1)", number + 1
+        text = "1\n" if number != 3 else "2\n"
+        cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)]
+    nbformat.write(notebook, path)
+    (tmp_path / "copy").mkdir()
+    assert failing_cells(path, tmp_path / "copy") == [3]

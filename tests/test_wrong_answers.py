@@ -1,0 +1,114 @@
+"""Every known-wrong answer is refused, each with its own sentence; stubs and solutions are told."""
+
+import functools
+import linecache
+import re
+import runpy
+from pathlib import Path
+
+import jupytext
+import pytest
+from source import solution_source, stub_source
+
+from simlib.checks.check import fingerprint
+
+TESTS = Path(__file__).parent
+EXERCISES = TESTS.parent / "authoring" / "exercises"
+FILES = sorted((TESTS / "wrong_answers").glob("[0-9]*.py"))
+HANG_S = 1.0  # a hanging answer is ended after this, to keep the tests short
+
+
+def load(path):
+    """The names of one file of wrong answers; its functions are not importable by the ranks."""
+    return runpy.run_path(str(path))
+
+
+def cells_of(path):
+    """``{(role, question): source}`` of the exercise a file of wrong answers belongs to."""
+    number = path.name[:2]
+    (source,) = EXERCISES.glob(f"{number}_*.py")
+    notebook = jupytext.read(source, fmt="py:percent")
+    return {
+        (cell.metadata.get("role"), cell.metadata.get("question")): cell.source
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    }
+
+
+def verdict_on(path, question, answer=None, answer_source=None):
+    """Run the exercise's own check cell on an answer, given as a function or as a cell."""
+    cells = cells_of(path)
+    names = {"__name__": "exercise"}
+    exec(cells["setup", None], names)
+    names["check"] = functools.partial(names["check"], timeout_s=HANG_S)
+    if answer_source is not None:
+        run_cell(answer_source, names)
+    else:
+        names[question] = answer
+    exec(cells["check", question], names)
+    return names["verdict"]
+
+
+def run_cell(source, names):
+    """Execute a cell's source so that, as in a notebook, `inspect` finds its text again."""
+    file = "<the answer's cell>"
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    exec(compile(source, file, "exec"), names)
+
+
+WRONG = [
+    pytest.param(path, answer, sentence, id=f"{path.stem}-{answer.__name__}")
+    for path in FILES
+    for answer, sentence in load(path)["WRONG"].items()
+]
+
+
+@pytest.mark.parametrize("path, answer, sentence", WRONG)
+def test_wrong_answer_is_refused(path, answer, sentence):
+    verdict = verdict_on(path, load(path)["QUESTION"], answer)
+    assert verdict.status == "wrong"
+    assert verdict.earned == 0
+    assert sentence in verdict.reason
+    others = [other for other in load(path)["WRONG"].values() if other != sentence]
+    assert not [other for other in others if other in verdict.reason]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_at_least_three_wrong_answers_with_sentences_of_their_own(path):
+    sentences = list(load(path)["WRONG"].values())
+    assert len(set(sentences)) == len(sentences) >= 3
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_solution_is_right_and_stub_is_not_written(path):
+    question = load(path)["QUESTION"]
+    source = cells_of(path)["answer", question]
+    right = verdict_on(path, question, answer_source=solution_source(source))
+    assert (right.status, right.earned) == ("right", right.points)
+    names, stub = {}, stub_source(source)
+    verdict = verdict_on(path, question, answer_source=stub)
+    run_cell(stub, names)
+    assert verdict.status == "not written", f'{verdict}\nas_given="{fingerprint(names[question])}"'
+
+
+def test_every_question_has_wrong_answers():
+    asked = {
+        cell.metadata["question"]
+        for source in EXERCISES.glob("[0-9]*.py")
+        for cell in jupytext.read(source, fmt="py:percent").cells
+        if cell.metadata.get("role") == "answer"
+    }
+    assert asked == {load(path)["QUESTION"] for path in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_points_of_the_check_are_the_points_of_the_cell(path):
+    question = load(path)["QUESTION"]
+    (source,) = EXERCISES.glob(f"{path.name[:2]}_*.py")
+    points = {
+        cell.metadata["points"]
+        for cell in jupytext.read(source, fmt="py:percent").cells
+        if cell.metadata.get("question") == question and "points" in cell.metadata
+    }
+    (in_check,) = re.findall(r"points=(\d+)", cells_of(path)["check", question])
+    assert points == {int(in_check)}

@@ -1,0 +1,97 @@
+"""Wrong answers to exercise 02.3, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "collect"
+ROOM = 100
+
+
+def send_uneven(x, dst):
+    dist.send(torch.tensor([len(x)]), dst=dst)
+    dist.send(x, dst=dst)
+
+
+def recv_uneven(src):
+    length = torch.empty(1, dtype=torch.int64)
+    dist.recv(length, src=src)
+    holder = torch.empty(length.item())
+    dist.recv(holder, src=src)
+    return holder
+
+
+def last_rank_first(rank, world_size, x):
+    if rank > 0:
+        return send_uneven(x, dst=0)
+    return [x.clone()] + [recv_uneven(src) for src in reversed(range(1, world_size))]
+
+
+def without_own(rank, world_size, x):
+    if rank > 0:
+        return send_uneven(x, dst=0)
+    return [recv_uneven(src) for src in range(1, world_size)]
+
+
+def room_for_everybody(rank, world_size, x):
+    if rank > 0:
+        room = torch.full((ROOM,), torch.nan)
+        room[: len(x)] = x
+        return dist.send(room, dst=0)
+    found = [x.clone()]
+    for src in range(1, world_size):
+        room = torch.empty(ROOM)
+        dist.recv(room, src=src)
+        found.append(room[~room.isnan()])
+    return found
+
+
+def number_by_number(rank, world_size, x):
+    if rank > 0:
+        dist.send(torch.tensor([len(x)]), dst=0)
+        for number in x:
+            dist.send(number.reshape(1), dst=0)
+        return None
+    found = [x.clone()]
+    for src in range(1, world_size):
+        length = torch.empty(1, dtype=torch.int64)
+        dist.recv(length, src=src)
+        holder = torch.empty(length.item())
+        for index in range(len(holder)):
+            dist.recv(holder[index : index + 1], src=src)
+        found.append(holder)
+    return found
+
+
+def everyone_collects(rank, world_size, x):
+    everything = [x.clone() for _ in range(world_size)]
+    for src in range(world_size):
+        for dst in range(world_size):
+            if rank == src != dst:
+                send_uneven(x, dst)
+            elif rank == dst != src:
+                everything[src] = recv_uneven(src)
+    return everything
+
+
+def joined(rank, world_size, x):
+    if rank > 0:
+        return send_uneven(x, dst=0)
+    return torch.cat([x] + [recv_uneven(src) for src in range(1, world_size)])
+
+
+def others_return_x(rank, world_size, x):
+    if rank > 0:
+        send_uneven(x, dst=0)
+        return x
+    return [x.clone()] + [recv_uneven(src) for src in range(1, world_size)]
+
+
+WRONG = {
+    last_rank_first: "Rank 0 at index 1 has a tensor of shape (0,) where (5,) is expected",
+    without_own: "has a list of 0 where 1 are expected",
+    room_for_everybody: "A holder that is large enough for everybody",
+    number_by_number: "One message can carry all the numbers of a rank",
+    everyone_collects: "Rank 1 has [tensor([0., 1., 2.]), tensor([10., 11., 12., 13., 14.])]",
+    joined: "has a Tensor where a list is expected",
+    others_return_x: "Rank 1 has tensor([10., 11., 12., 13., 14.]) where nothing",
+}

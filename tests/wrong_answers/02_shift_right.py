@@ -1,0 +1,104 @@
+"""Wrong answers to exercise 02.2, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "shift_right"
+
+
+def shift_left(rank, world_size, x):
+    if world_size == 1:
+        return x.clone()
+    holder = torch.empty_like(x)
+    request = dist.isend(x, dst=(rank - 1) % world_size)
+    dist.recv(holder, src=(rank + 1) % world_size)
+    request.wait()
+    return holder
+
+
+def through_rank_0(rank, world_size, x):
+    if rank > 0:
+        holder = torch.empty_like(x)
+        dist.send(x, dst=0)
+        dist.recv(holder, src=0)
+        return holder
+    everything = [x.clone()] + [torch.empty_like(x) for _ in range(world_size - 1)]
+    for src in range(1, world_size):
+        dist.recv(everything[src], src=src)
+    for dst in range(1, world_size):
+        dist.send(everything[dst - 1], dst=dst)
+    return everything[-1]
+
+
+def line_not_ring(rank, world_size, x):
+    holder = x.clone()
+    request = dist.isend(x, dst=rank + 1) if rank < world_size - 1 else None
+    if rank > 0:
+        dist.recv(holder, src=rank - 1)
+    if request:
+        request.wait()
+    return holder
+
+
+def all_send_first(rank, world_size, x):
+    if world_size == 1:
+        return x.clone()
+    holder = torch.empty_like(x)
+    dist.send(x, dst=(rank + 1) % world_size)
+    dist.recv(holder, src=(rank - 1) % world_size)
+    return holder
+
+
+def forgets_world_of_one(rank, world_size, x):
+    holder = torch.empty_like(x)
+    request = dist.isend(x, dst=(rank + 1) % world_size)
+    dist.recv(holder, src=(rank - 1) % world_size)
+    request.wait()
+    return holder
+
+
+def as_floats(rank, world_size, x):
+    if world_size == 1:
+        return x.clone()
+    holder = torch.empty(x.shape)
+    request = dist.isend(x.float(), dst=(rank + 1) % world_size)
+    dist.recv(holder, src=(rank - 1) % world_size)
+    request.wait()
+    return holder
+
+
+def by_all_gather(rank, world_size, x):
+    everything = [torch.empty_like(x) for _ in range(world_size)]
+    dist.all_gather(everything, x)
+    return everything[rank - 1]
+
+
+def into_x_itself(rank, world_size, x):
+    if world_size == 1:
+        return x.clone()
+    request = dist.isend(x, dst=(rank + 1) % world_size)
+    dist.recv(x, src=(rank - 1) % world_size)
+    request.wait()
+    return x.clone()
+
+
+def never_waits(rank, world_size, x):
+    if world_size == 1:
+        return x.clone()
+    holder = torch.empty_like(x)
+    dist.isend(x, dst=(rank + 1) % world_size)
+    dist.recv(holder, src=(rank - 1) % world_size)
+    return holder
+
+
+WRONG = {
+    shift_left: "look at the direction, or the order",
+    through_rank_0: "No rank should have to pass on what is meant for others",
+    line_not_ring: "That is what the rank began with",
+    all_send_first: "The ranks never finish",
+    forgets_world_of_one: "sends to itself",
+    as_floats: "has dtype float32 where int64 is expected",
+    by_all_gather: "calls all_gather",
+    into_x_itself: "uses memory of isend",
+    never_waits: "was never waited for",
+}

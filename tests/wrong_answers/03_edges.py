@@ -1,0 +1,81 @@
+"""Wrong answers to exercise 03.2, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "edges"
+
+
+def exchange(rank, world_size, to_left, to_right, repeats=1):
+    """The tensors that the left and the right neighbour send; zeros where there is none."""
+    before, after = torch.zeros_like(to_right), torch.zeros_like(to_left)
+    for _ in range(repeats):
+        requests = []
+        if rank > 0:
+            requests += [dist.isend(to_left, dst=rank - 1)]
+        if rank < world_size - 1:
+            requests += [dist.isend(to_right, dst=rank + 1)]
+        if rank > 0:
+            dist.recv(before, src=rank - 1)
+        if rank < world_size - 1:
+            dist.recv(after, src=rank + 1)
+        for request in requests:
+            request.wait()
+    return before, after
+
+
+def takes_the_messages_out(rank, world_size, x):
+    return torch.zeros(2)
+
+
+def receives_first(rank, world_size, x):
+    before, after = torch.zeros(1), torch.zeros(1)
+    if rank > 0:
+        dist.recv(before, src=rank - 1)
+    if rank < world_size - 1:
+        dist.recv(after, src=rank + 1)
+    if rank > 0:
+        dist.send(x[:1], dst=rank - 1)
+    if rank < world_size - 1:
+        dist.send(x[-1:], dst=rank + 1)
+    return torch.cat([before, after])
+
+
+def after_before(rank, world_size, x):
+    before, after = exchange(rank, world_size, x[:1], x[-1:])
+    return torch.cat([after, before])
+
+
+def told_twice(rank, world_size, x):
+    return torch.cat(exchange(rank, world_size, x[:1], x[-1:], repeats=2))
+
+
+def both_ends_to_both(rank, world_size, x):
+    ends = torch.stack([x[0], x[-1]])
+    before, after = exchange(rank, world_size, ends, ends)
+    return torch.stack([before[1], after[0]])
+
+
+def a_barrier_between(rank, world_size, x):
+    dist.barrier()
+    return torch.cat(exchange(rank, world_size, x[:1], x[-1:]))
+
+
+def a_holder_for_two(rank, world_size, x):
+    before, after = torch.zeros(2), torch.zeros(1)
+    if rank > 0:
+        dist.recv(before, src=rank - 1)
+    if rank < world_size - 1:
+        dist.send(x[-1:], dst=rank + 1)
+    return torch.cat([before[:1], after])
+
+
+WRONG = {
+    takes_the_messages_out: "That is all zeros",
+    receives_first: "The ranks never finish: ranks 0 and 1 wait for each other",
+    after_before: "in the wrong order",
+    told_twice: "Each neighbour needs one message",
+    both_ends_to_both: "A neighbour needs one number",
+    a_barrier_between: "Rank 0 calls barrier",
+    a_holder_for_two: "as many elements as the others expect",
+}

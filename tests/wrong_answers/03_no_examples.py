@@ -1,0 +1,60 @@
+"""Wrong answers to exercise 03.5, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "no_examples"
+
+
+def mean_by(total):
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+def stays_away(rank, world_size, losses):
+    if not losses:
+        return 0.0
+    return mean_by(torch.tensor([sum(losses), len(losses)]))
+
+
+def mean_of_means(rank, world_size, losses):
+    return mean_by(torch.tensor([sum(losses) / max(1, len(losses)), 1.0]))
+
+
+def counts_as_one(rank, world_size, losses):
+    return mean_by(torch.tensor([sum(losses), max(1.0, len(losses))]))
+
+
+def whole_numbers(rank, world_size, losses):
+    return mean_by(torch.tensor([sum(losses), len(losses)], dtype=torch.int64))
+
+
+def one_by_one(rank, world_size, losses):
+    total, count = torch.tensor([float(sum(losses))]), torch.tensor([float(len(losses))])
+    dist.all_reduce(total)
+    dist.all_reduce(count)
+    return (total / count).item()
+
+
+def every_loss(rank, world_size, losses):
+    room = torch.full((world_size, 8), torch.nan)
+    room[rank, : len(losses)] = torch.tensor(losses)
+    room = torch.stack([room.nan_to_num(), (~room.isnan()).float()])
+    dist.all_reduce(room)
+    return (room[0].sum() / room[1].sum()).item()
+
+
+def only_the_empty_rank_differs(rank, world_size, losses):
+    dtype = torch.float64 if not losses else torch.float32
+    return mean_by(torch.tensor([sum(losses), len(losses)], dtype=dtype))
+
+
+WRONG = {
+    stays_away: "which has finished",
+    mean_of_means: "mean of the ranks' means",
+    counts_as_one: "it counts as none",
+    whole_numbers: "No usual mistake fits",
+    one_by_one: "Sum and count can travel together",
+    every_loss: "Add up before you communicate",
+    only_the_empty_rank_differs: "every rank must use the same dtype",
+}

@@ -1,0 +1,74 @@
+"""Wrong answers to exercise 03.3, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "one_batch_fewer"
+
+
+def add_up(batches, num_steps):
+    sums = []
+    for step in range(num_steps):
+        total = torch.tensor([batches[step] if step < len(batches) else 0.0])
+        dist.all_reduce(total)
+        sums.append(total.item())
+    return sums
+
+
+def agree(number, op):
+    number = torch.tensor([number])
+    dist.all_reduce(number, op=op)
+    return number.item()
+
+
+def stops_with_the_shortest(rank, world_size, batches):
+    return add_up(batches, agree(len(batches), dist.ReduceOp.MIN))
+
+
+def meets_at_a_barrier(rank, world_size, batches):
+    sums = add_up(batches, len(batches))
+    dist.barrier()
+    return sums
+
+
+def trusts_rank_0(rank, world_size, batches):
+    num_steps = torch.tensor([len(batches)])
+    dist.broadcast(num_steps, src=0)
+    return add_up(batches, num_steps.item())
+
+
+def asks_before_every_step(rank, world_size, batches):
+    step, sums = 0, []
+    while agree(int(step < len(batches)), dist.ReduceOp.MAX):
+        total = torch.tensor([batches[step] if step < len(batches) else 0.0])
+        dist.all_reduce(total)
+        sums.append(total.item())
+        step += 1
+    return sums
+
+
+def only_rank_0_returns(rank, world_size, batches):
+    sums = add_up(batches, agree(len(batches), dist.ReduceOp.MAX))
+    return sums if rank == 0 else None
+
+
+def all_steps_at_once(rank, world_size, batches):
+    totals = torch.zeros(agree(len(batches), dist.ReduceOp.MAX))
+    totals[: len(batches)] = torch.tensor(batches)
+    dist.all_reduce(totals)
+    return totals.tolist()
+
+
+def as_it_was_but_longer(rank, world_size, batches):
+    return add_up(batches, len(batches)) + [0.0]
+
+
+WRONG = {
+    stops_with_the_shortest: "Those are the steps that every rank has a batch for",
+    meets_at_a_barrier: "Rank 0 calls barrier",
+    trusts_rank_0: "calls broadcast",
+    asks_before_every_step: "One question, then the steps",
+    only_rank_0_returns: "Rank 1 returns None",
+    all_steps_at_once: "brings 12 bytes into a collective",
+    as_it_was_but_longer: "has a list of 4 where 3 are expected",
+}

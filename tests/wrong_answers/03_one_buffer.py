@@ -1,0 +1,84 @@
+"""Wrong answers to exercise 03.6, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "one_buffer"
+
+
+def pass_on(rank, world_size, blocks):
+    """Send the blocks to the right, return those from the left."""
+    if world_size == 1:
+        return [block.clone() for block in blocks]
+    requests = [dist.isend(block, dst=(rank + 1) % world_size) for block in blocks]
+    received = [torch.empty_like(block) for block in blocks]
+    for holder in received:
+        dist.recv(holder, src=(rank - 1) % world_size)
+    for request in requests:
+        request.wait()
+    return received
+
+
+def takes_the_messages_out(rank, world_size, blocks):
+    return [2 * block for block in blocks]
+
+
+def waits_at_once(rank, world_size, blocks):
+    if world_size == 1:
+        return [2 * block for block in blocks]
+    buffer = torch.empty_like(blocks[0])
+    for block in blocks:
+        torch.mul(block, 2, out=buffer)
+        dist.isend(buffer, dst=(rank + 1) % world_size).wait()
+    received = [torch.empty_like(block) for block in blocks]
+    for holder in received:
+        dist.recv(holder, src=(rank - 1) % world_size)
+    return received
+
+
+def doubles_under_way(rank, world_size, blocks):
+    if world_size == 1:
+        return [2 * block for block in blocks]
+    received = []
+    for block in blocks:
+        buffer, holder = block.clone(), torch.empty_like(block)
+        request = dist.isend(buffer, dst=(rank + 1) % world_size)
+        buffer *= 2
+        dist.recv(holder, src=(rank - 1) % world_size)
+        request.wait()
+        received.append(holder)
+    return received
+
+
+def forgets_to_double(rank, world_size, blocks):
+    received = pass_on(rank, world_size, blocks)
+    return received if world_size > 1 else [2 * block for block in received]
+
+
+def doubles_the_given_ones(rank, world_size, blocks):
+    for block in blocks:
+        block *= 2
+    return pass_on(rank, world_size, blocks)
+
+
+def sends_twice(rank, world_size, blocks):
+    received = pass_on(rank, world_size, [2 * block for block in blocks])
+    if world_size > 1:
+        pass_on(rank, world_size, blocks)
+    return received
+
+
+def the_other_way_round(rank, world_size, blocks):
+    received = pass_on(rank, world_size, [2 * block for block in blocks])
+    return received[::-1]
+
+
+WRONG = {
+    takes_the_messages_out: "nothing came from the left",
+    waits_at_once: "The ranks never finish: ranks 0 and 1 wait for each other",
+    doubles_under_way: "A finding, race: ",
+    forgets_to_double: "they are to be doubled",
+    doubles_the_given_ones: "changed the tensor it was given",
+    sends_twice: "A block needs one message",
+    the_other_way_round: "No usual mistake fits",
+}

@@ -1,0 +1,72 @@
+"""Wrong answers to exercise 04.2, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "own_broadcast"
+
+
+def root_tells_everyone(rank, world_size, x, root):
+    if rank != root:
+        dist.recv(x, src=root)
+        return
+    for dst in range(world_size):
+        if dst != root:
+            dist.send(x, dst=dst)
+
+
+def along_a_chain(rank, world_size, x, root):
+    distance = (rank - root) % world_size
+    if distance > 0:
+        dist.recv(x, src=(rank - 1) % world_size)
+    if distance < world_size - 1:
+        dist.send(x, dst=(rank + 1) % world_size)
+
+
+def always_from_rank_0(rank, world_size, x, root):
+    step = 1
+    while step < world_size:
+        if rank < step and rank + step < world_size:
+            dist.send(x, dst=rank + step)
+        if step <= rank < 2 * step:
+            dist.recv(x, src=rank - step)
+        step *= 2
+
+
+def returns_a_new_tensor(rank, world_size, x, root):
+    if rank == root:
+        for dst in range(world_size):
+            if dst != root:
+                dist.send(x, dst=dst)
+        return x
+    holder = torch.empty_like(x)
+    dist.recv(holder, src=root)
+    return holder
+
+
+def told_twice(rank, world_size, x, root):
+    for dst in range(world_size):
+        for _ in range(2):
+            if rank == root != dst:
+                dist.send(x, dst=dst)
+            elif rank == dst != root:
+                dist.recv(x, src=root)
+
+
+def by_the_real_one(rank, world_size, x, root):
+    dist.broadcast(x, src=root)
+
+
+def does_nothing(rank, world_size, x, root):
+    pass
+
+
+WRONG = {
+    root_tells_everyone: "take 3 rounds where 2 are enough; the busiest rank sends 3 messages",
+    along_a_chain: "take 3 rounds where 2 are enough; the busiest rank sends 1 message",
+    always_from_rank_0: "That is the tensor of rank 0",
+    returns_a_new_tensor: "the tensor x itself must change",
+    told_twice: "Nobody needs to be told twice",
+    by_the_real_one: "calls broadcast",
+    does_nothing: "No rank communicates",
+}
