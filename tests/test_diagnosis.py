@@ -1,5 +1,6 @@
 """Verdicts as learners read them: sentences, hints, the wait-for graph, findings, `strict`."""
 
+import multiprocessing
 import os
 import time
 
@@ -8,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.meetings import SIZE, MeetingTable, word_for
+from simlib.meetings import SLOTS, MeetingTable, size_of_table, word_for
 from simlib.oplog import create_shared_memory
 
 
@@ -254,24 +255,70 @@ def test_a_learners_error_comes_before_what_follows_from_it():
 
 
 @pytest.fixture
-def table():
-    fd = create_shared_memory("test", SIZE)
-    table = MeetingTable(fd)
-    yield table
-    table.close()
+def tables():
+    """The tables of two ranks, in one memory."""
+    fd = create_shared_memory("test", size_of_table(2))
+    tables = [MeetingTable(fd, 2, rank) for rank in range(2)]
+    yield tables
+    for table in tables:
+        table.close()
     os.close(fd)
 
 
-def test_the_meeting_table_compares_with_who_came_first(table):
+def test_the_meeting_table_compares_with_those_who_came(tables):
     meeting, word, other = word_for("world"), word_for("sum"), word_for("max")
-    assert table.agrees(meeting, 1, word)
-    assert table.agrees(meeting, 1, word)
-    assert not table.agrees(meeting, 1, other)
-    assert table.agrees(meeting, 2, other)
+    assert tables[0].agrees(meeting, 1, word)
+    assert tables[1].agrees(meeting, 1, word)
+    assert not tables[1].agrees(meeting, 1, other)
+    assert tables[1].agrees(meeting, 2, other)
 
 
-def test_the_meeting_table_forgets(table):
+def test_the_meeting_table_forgets(tables):
     meeting, word, other = word_for("world"), word_for("sum"), word_for("max")
-    table.agrees(meeting, 1, word)
-    table.clear()
-    assert table.agrees(meeting, 1, other)
+    tables[0].agrees(meeting, 1, word)
+    tables[0].clear()
+    assert tables[1].agrees(meeting, 1, other)
+
+
+def test_the_meeting_table_does_not_take_another_meeting_for_a_disagreement(tables):
+    word, other = word_for("sum"), word_for("max")
+    assert tables[0].agrees(10, 1, word)
+    assert tables[1].agrees(10 + SLOTS, 1, other)
+    assert tables[0].agrees(10, 1, other)
+
+
+ROUNDS = 50
+
+
+def _come(fd, rank, words, barrier, answers):
+    table = MeetingTable(fd, 2, rank)
+    told = []
+    for start in range(0, ROUNDS * SLOTS, SLOTS):
+        barrier.wait()
+        told += [table.agrees(12345, start + number, words[rank]) for number in range(SLOTS)]
+    answers.put(told)
+
+
+def come_together(words):
+    """Two processes come to the same meetings at the same moments; what each was told."""
+    context = multiprocessing.get_context("fork")
+    fd = create_shared_memory("test", size_of_table(2))
+    barrier, answers = context.Barrier(2), context.Queue()
+    args = words, barrier, answers
+    ranks = [context.Process(target=_come, args=(fd, rank, *args)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    told = [answers.get() for _ in ranks]
+    for rank in ranks:
+        rank.join()
+    os.close(fd)
+    return told
+
+
+def test_ranks_that_agree_are_never_held_back():
+    assert all(map(all, come_together((7, 7))))
+
+
+def test_of_ranks_that_disagree_one_is_always_held_back():
+    one, other = come_together((7, 8))
+    assert not any(a and b for a, b in zip(one, other, strict=True))

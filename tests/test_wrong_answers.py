@@ -15,7 +15,7 @@ from simlib.checks.check import fingerprint
 TESTS = Path(__file__).parent
 EXERCISES = TESTS.parent / "authoring" / "exercises"
 FILES = sorted((TESTS / "wrong_answers").glob("[0-9]*.py"))
-HANG_S = 1.0  # a hanging answer is ended after this, to keep the tests short
+HANG_S = 3.0  # a hanging answer is ended after this, to keep the tests short
 
 
 def load(path):

@@ -46,7 +46,7 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     recorder = Recorder(writer, rank)
-    meetings = MeetingTable(table.detach())
+    meetings = MeetingTable(table.detach(), world_size, rank)
     group.install(recorder)
     rendezvous = dist.FileStore(_store_path(store), world_size)
     group.join_world(rendezvous, rank, world_size)

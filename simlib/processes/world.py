@@ -118,8 +118,8 @@ class World:
     def __init__(self, world_size):
         self.world_size = world_size
         self._store = create_store()
-        table = create_shared_memory("simlib-meetings", meetings.SIZE)
-        self.meetings = meetings.MeetingTable(table)
+        table = create_shared_memory("simlib-meetings", meetings.size_of_table(world_size))
+        self.meetings = meetings.MeetingTable(table, world_size)
         self.ranks = []
         self.cells_sent = set()
         self._ready = False
