@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from datetime import timedelta
 
 import torch
@@ -38,19 +37,21 @@ _torch_destroy = c10d.destroy_process_group
 
 _GLOO = dist.ProcessGroup.BackendType.GLOO
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_C10D_FILE = c10d.__file__
 _API_FILES = frozenset(
     module.__file__ for module in (c10d, c10d_logger, torch.overrides, torch.utils._device)
 )
 """torch's files between a call of the learner's and this one."""
 
 
-class RecordedWork(dist.Work):
-    """A request: Gloo's own, with the moments noted at which the rank waits for it and has it."""
+class _Request:
+    """The transport's own request, with the moments noted at which the rank waits and has it."""
 
-    def __init__(self, work, log, start, source=None):
-        super().__init__()
+    __slots__ = ()
+
+    def _begin(self, work, recorder, start, source):
         self._work = work
-        self._log = log
+        self._recorder = recorder
         self._source = source
         self._result = None
         self.start = start
@@ -61,29 +62,53 @@ class RecordedWork(dist.Work):
             return self._result
         if self.pending is not None:
             self.pending.waited(self)
-        self._log.wait_begin(self.start, alone=_alone())
+        log = self._recorder.log
+        log.wait_begin(self.start, self._recorder.is_alone())
         try:
             self._result = self._work.wait(timeout) if timeout else self._work.wait()
         except BaseException:
-            self._log.wait_failed()
+            log.wait_failed()
             raise
-        self._log.wait_end(self.start)
+        log.wait_end(self.start)
         if self._source is not None:
-            self._log.found_peer(self.start, self._source[self._work._source_rank()])
+            log.found_peer(self.start, self._source[self._work._source_rank()])
         return self._result
+
+    def source_rank(self):
+        return self._work._source_rank()
+
+    _source_rank = source_rank
+
+
+class BlockingCall(_Request):
+    """What a blocking call gets, which does nothing with it but wait: lighter than a `Work`."""
+
+    __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending")
+
+    def __init__(self, work, recorder, start, source=None):
+        self._begin(work, recorder, start, source)
+
+
+class RecordedWork(_Request, dist.Work):
+    """A request that the learner, or torch, may keep and ask."""
+
+    def __init__(self, work, recorder, start, source=None):
+        super().__init__()
+        self._begin(work, recorder, start, source)
 
     def is_completed(self):
         done = self._work.is_completed()
         if done:
-            self._log.ended(self.start)
+            self._recorder.log.ended(self.start)
             if self.pending is not None:
                 self.pending.waited(self)
         return done
 
     def get_future(self):
-        self._log.promise(self.start)
+        log = self._recorder.log
+        log.promise(self.start)
         future = self._work.get_future()
-        future.add_done_callback(lambda _: self._log.ended(self.start))
+        future.add_done_callback(lambda _: log.ended(self.start))
         return future
 
     def is_success(self):
@@ -98,37 +123,34 @@ class RecordedWork(dist.Work):
     def synchronize(self):
         return self._work.synchronize()
 
-    def source_rank(self):
-        return self._work._source_rank()
-
-    _source_rank = source_rank
-
-
-_QUIET_THREADS = frozenset({"MainThread", "simlib-lifeline"})
-
-
-def _alone():
-    """Whether only the main thread can make ops; another one could end a wait of this rank."""
-    threads = threading._active.values()
-    return len(threads) <= len(_QUIET_THREADS) or all(
-        thread.name in _QUIET_THREADS or type(thread).__name__ in ("TMonitor", "_DummyThread")
-        for thread in list(threads)
-    )
-
 
 class RecordingGroup(dist.ProcessGroup):
-    """A process group that records each call of its rank and passes it on to Gloo."""
+    """A process group that records each call of its rank and passes it on to a transport.
 
-    def __init__(self, recorder, gloo, inner, rank, size, name, ranks):
+    Parameters
+    ----------
+    recorder : Recorder
+    backend : dist.Backend
+        The C++ backend that torch's own C++ code asks for names and options.
+    inner : object
+        The transport: it has the methods of `dist.ProcessGroup`.
+    rank, size : int
+    name : str
+        torch's name of the group; empty for the default group.
+    ranks : tuple of int
+        Its members as ranks of the world.
+    """
+
+    def __init__(self, recorder, backend, inner, rank, size, name, ranks):
         super().__init__(rank, size)
         self._recorder = recorder
         self._log = recorder.log
-        self._gloo = gloo
+        self._backend = backend
         self._inner = inner
         self._ranks = ranks
         self._definition = name, ranks
         self._rank = rank
-        self._register_backend(torch.device("cpu"), _GLOO, gloo)
+        self._register_backend(torch.device("cpu"), _GLOO, backend)
         self._set_default_backend(_GLOO)
 
     def __repr__(self):
@@ -211,7 +233,8 @@ class RecordingGroup(dist.ProcessGroup):
         flags = self._flags_of_p2p()
         start = self._post("send", tensors, peer=dst, tag=tag, flags=flags)
         self._glance_at_message(start, self._rank, dst, tag, tensors[0])
-        work = RecordedWork(self._inner.send(tensors, dst, tag), self._log, start)
+        make = RecordedWork if flags & ASYNC else BlockingCall
+        work = make(self._inner.send(tensors, dst, tag), self._recorder, start)
         return self._keep(work, flags, [(tensors[0], False)])
 
     def recv(self, tensors, src, tag=0):
@@ -219,14 +242,16 @@ class RecordingGroup(dist.ProcessGroup):
         flags = self._flags_of_p2p()
         start = self._post("recv", tensors, peer=src, tag=tag, flags=flags)
         self._glance_at_message(start, src, self._rank, tag, tensors[0])
-        work = RecordedWork(self._inner.recv(tensors, src, tag), self._log, start)
+        make = RecordedWork if flags & ASYNC else BlockingCall
+        work = make(self._inner.recv(tensors, src, tag), self._recorder, start)
         return self._keep(work, flags, [(tensors[0], True)])
 
     def recv_anysource(self, tensors, tag=0):
         flags = ANY_SOURCE | self._flags_of_p2p()
         start = self._post("recv", tensors, tag=tag, flags=flags)
         work = self._inner.recv_anysource(tensors, tag)
-        work = RecordedWork(work, self._log, start, source=self._ranks)
+        make = RecordedWork if flags & ASYNC else BlockingCall
+        work = make(work, self._recorder, start, source=self._ranks)
         return self._keep(work, flags, [(tensors[0], True)])
 
     def _glance_at_message(self, start, src, dst, tag, tensor):
@@ -250,25 +275,25 @@ class RecordingGroup(dist.ProcessGroup):
         opts = opts if opts is not None else dist.BarrierOptions()
         start = self._post("barrier", (), flags=_async_flag(opts))
         self._recorder.glance(start, self._definition, "barrier", None, None, None, 0)
-        return RecordedWork(self._inner.barrier(opts), self._log, start)
+        return RecordedWork(self._inner.barrier(opts), self._recorder, start)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         start = self._post("barrier", ())
         self._recorder.glance(start, self._definition, "barrier", None, None, None, 0)
-        self._log.wait_begin(start, alone=_alone())
+        self._log.wait_begin(start, self._recorder.is_alone())
         try:
             limit = FOREVER if timeout is None else timeout
-            self._gloo.monitored_barrier(limit, wait_all_ranks)
+            self._inner.monitored_barrier(limit, wait_all_ranks)
         except BaseException:
             self._log.wait_failed()
             raise
         self._log.wait_end(start)
 
     def _set_sequence_number_for_group(self):
-        self._gloo._set_sequence_number_for_group()
+        self._backend._set_sequence_number_for_group()
 
     def _get_sequence_number_for_group(self):
-        return self._gloo._get_sequence_number_for_group()
+        return self._backend._get_sequence_number_for_group()
 
 
 def _async_flag(opts):
@@ -313,7 +338,9 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
         dtype = tensors[0].dtype if len(tensors) else None
         size = None if kind in _UNLIKE_SIZES else sum(map(torch.Tensor.numel, tensors))
         self._recorder.glance(start, self._definition, kind, root, reduce_op, dtype, size)
-        work = RecordedWork(getattr(self._inner, method)(*args), self._log, start)
+        is_blocking = not flags and sys._getframe(1).f_code.co_filename == _C10D_FILE
+        make = BlockingCall if is_blocking else RecordedWork
+        work = make(getattr(self._inner, method)(*args), self._recorder, start)
         if flags & REQUEST or self._recorder.pending:
             self._keep(work, flags, _buffers(args))
         return work
@@ -398,10 +425,10 @@ def _define_collectives():
 _define_collectives()
 
 
-def install(recorder):
-    """Make "gloo" (and "mpi") mean the recording group in this process."""
+def gloo_member(recorder):
+    """How a real rank becomes a member of a group, for `install`: Gloo is its transport."""
 
-    def create(options, _):
+    def create(options, ranks, name):
         store, rank, size = options.store, options.group_rank, options.group_size
         gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
         gloo._set_sequence_number_for_group()
@@ -409,10 +436,21 @@ def install(recorder):
         inner = dist.ProcessGroup(store, rank, size)
         inner._set_default_backend(_GLOO)
         inner._register_backend(torch.device("cpu"), _GLOO, gloo)
+        return RecordingGroup(recorder, gloo, inner, rank, size, name, ranks)
+
+    return create
+
+
+def install(create):
+    """Make "gloo" (and "mpi") mean the recording group in this process.
+
+    ``create(options, ranks, name)`` makes the calling rank's `RecordingGroup`.
+    """
+
+    def create_from_options(options, _):
         ranks = tuple(options.global_ranks_in_group)
         name = str(options.group_id) if ranks else ""
-        members = ranks or tuple(range(size))
-        return RecordingGroup(recorder, gloo, inner, rank, size, name, members)
+        return create(options, ranks or tuple(range(options.group_size)), name)
 
     def new_recording_group(size, rank, ranks, backend, store, *args, **kwargs):
         if not _is_ours(backend):
@@ -426,8 +464,9 @@ def install(recorder):
 
     def new_group_call(ranks=None, *args, **kwargs):
         world = dist.group.WORLD
+        recorder = world._recorder
         start = world.post_new_group(ranks, kwargs.get("use_local_synchronization", False))
-        recorder.log.wait_begin(start, alone=_alone())
+        recorder.log.wait_begin(start, recorder.is_alone())
         try:
             group = _torch_new_group_call(ranks, *args, **kwargs)
         except BaseException:
@@ -436,9 +475,12 @@ def install(recorder):
         recorder.log.wait_end(start)
         return group
 
-    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(BACKEND, create_from_options, extended_api=True, devices=["cpu"])
     c10d._new_process_group_helper = new_recording_group
     c10d._new_group_with_tag = new_group_call
+    for module in (dist, c10d):
+        module.init_process_group = _check_init_process_group
+        module.destroy_process_group = _destroy_process_group
 
 
 def _is_ours(backend):
@@ -449,26 +491,23 @@ def _is_ours(backend):
 
 
 def join_world(store, rank, world_size):
-    """Make the default group of this process, and let the learner's own call find it there.
-
-    From here on `init_process_group` only checks what it is told, and `destroy_process_group`
-    spares the default group: the engine made it and takes it down.
-    """
-
-    def init_process_group(backend=None, init_method=None, timeout=None, *args, **kwargs):
-        told = dict(zip(("world_size", "rank"), args, strict=False)) | kwargs
-        _check_init(backend, told, {"world_size": world_size, "rank": rank})
-        if timeout is not None:
-            dist.group.WORLD._gloo._set_default_timeout(timeout)
-
-    def destroy_process_group(group=None):
-        if group is not None and group is not dist.group.WORLD:
-            _torch_destroy(group)
-
+    """Make the default group of this rank; the learner's own call will find it there."""
     _torch_init("gloo", store=store, rank=rank, world_size=world_size, timeout=FOREVER)
-    for module in (dist, c10d):
-        module.init_process_group = init_process_group
-        module.destroy_process_group = destroy_process_group
+
+
+def _check_init_process_group(backend=None, init_method=None, timeout=None, *args, **kwargs):
+    """`init_process_group` as the learner finds it: the world is there, so it only checks."""
+    world = dist.group.WORLD
+    told = dict(zip(("world_size", "rank"), args, strict=False)) | kwargs
+    _check_init(backend, told, {"world_size": world.size(), "rank": world.rank()})
+    if timeout is not None:
+        world._backend._set_default_timeout(timeout)
+
+
+def _destroy_process_group(group=None):
+    """`destroy_process_group` as the learner finds it: the engine takes the default group down."""
+    if group is not None and group is not dist.group.WORLD:
+        _torch_destroy(group)
 
 
 def _check_init(backend, told, true):
@@ -505,7 +544,7 @@ class Membership:
     def end(self):
         """Take down every group but the default one, which gets its own timeout back."""
         default = dist.group.WORLD
-        default._gloo._set_default_timeout(FOREVER)
+        default._backend._set_default_timeout(FOREVER)
         for group in list(c10d._world.pg_map):
             if group is not default:
                 _torch_destroy(group)

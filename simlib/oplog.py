@@ -6,7 +6,10 @@ recording an op costs a rank a few microseconds.
 
 Layout: a header of `HEADER` bytes, then records one after the other. A record is an op (fixed size;
 its times are filled in place later) or a definition (site, group or signature, pickled once and
-referred to by number).
+referred to by number). All fields are aligned, so that each is read and written in one piece.
+
+Times are seconds of the rank's own clock: the machine's monotonic one on real ranks, the virtual
+one on simulated ranks; `NEVER` stands for a moment that has not come.
 """
 
 from __future__ import annotations
@@ -57,15 +60,15 @@ offset of the op the rank waits for (0: none); when the rank function was entere
 that found the log full; 1 once C++ code has taken the future of an op. Neighbours are written
 together."""
 
-_U64 = struct.Struct("<q")
-_TWO = struct.Struct("<qq")
-_OP = struct.Struct("<BBHIIIqqqqqq")  # type kind flags site group signature peer tag nbytes times
+NEVER = -1.0
+_U64 = struct.Struct("q")
+_TWO = struct.Struct("qq")
+_TIME = struct.Struct("d")
+_OP = struct.Struct("BBHIIIqqqddd")  # type kind flags site group signature peer tag nbytes times
 _OP_PEER, _OP_WAIT, _OP_END = _OP.size - 48, _OP.size - 16, _OP.size - 8
-_FLAGS, _OP_FLAGS = struct.Struct("<H"), 2
-_DEFINITION = struct.Struct("<BI")  # type, length of the pickle that follows
+_FLAGS, _OP_FLAGS = struct.Struct("H"), 2
+_DEFINITION = struct.Struct("BxxxI")  # type, length of the pickle that follows, filled up to 8
 _IS_OP, _IS_DEFINITION = 1, 2
-
-now = time.perf_counter_ns
 
 
 def create_shared_memory(name, size):
@@ -80,19 +83,27 @@ def create_shared_memory(name, size):
 
 
 class OpLogWriter:
-    """The rank's side."""
+    """The rank's side.
 
-    def __init__(self, fd):
-        self._fd = fd
-        self._memory = mmap.mmap(fd, CAPACITY)
+    Parameters
+    ----------
+    memory : mmap.mmap
+        The log's own piece of shared memory.
+    clock : callable
+        The rank's time, in seconds; never negative.
+    """
+
+    def __init__(self, memory, clock=time.perf_counter):
+        self._memory = memory
+        self._capacity = len(memory)
+        self._clock = clock
         self._lock = threading.Lock()
         self.clear()
 
     def clear(self):
-        """Forget everything; a log that has grown large gives its memory back."""
-        if getattr(self, "_end", 0) > KEPT_MEMORY:
-            os.ftruncate(self._fd, 0)
-            os.ftruncate(self._fd, CAPACITY)
+        """Forget everything; a log that has grown large gives its memory back (Linux)."""
+        if getattr(self, "_end", 0) > KEPT_MEMORY and hasattr(mmap, "MADV_REMOVE"):
+            self._memory.madvise(mmap.MADV_REMOVE)
         self._memory[:HEADER] = bytes(HEADER)
         self.numbers = {}
         self._end = HEADER
@@ -100,14 +111,16 @@ class OpLogWriter:
         self._dropped = 0
         self._full = False
         _U64.pack_into(self._memory, COMMITTED, HEADER)
+        for field in (ENTERED, LEFT):
+            _TIME.pack_into(self._memory, field, NEVER)
 
     def enter(self):
         """The rank enters its function."""
-        _U64.pack_into(self._memory, ENTERED, now())
+        _TIME.pack_into(self._memory, ENTERED, self._clock())
 
     def leave(self):
         """The rank has left its function."""
-        _U64.pack_into(self._memory, LEFT, now())
+        _TIME.pack_into(self._memory, LEFT, self._clock())
 
     def define(self, key, table, value):
         """Write a definition down and remember its number under ``key`` in `numbers`.
@@ -124,8 +137,9 @@ class OpLogWriter:
 
     def _define(self, number, table, value):
         payload = pickle.dumps((number, table, value))
+        payload += bytes(-len(payload) % 8)  # pickle ignores what follows its end
         start, end = self._end, self._end + _DEFINITION.size + len(payload)
-        if end > CAPACITY:
+        if end > self._capacity:
             self._full = True
             return
         _DEFINITION.pack_into(self._memory, start, _IS_DEFINITION, len(payload))
@@ -143,7 +157,7 @@ class OpLogWriter:
         """
         with self._lock:
             start = self._end
-            self._full = self._full or start + _OP.size > CAPACITY
+            self._full = self._full or start + _OP.size > self._capacity
             if self._full:  # and stays so: a later op may refer to what was left out
                 self._dropped += 1
                 _U64.pack_into(self._memory, DROPPED, self._dropped)
@@ -151,7 +165,7 @@ class OpLogWriter:
             else:
                 _OP.pack_into(
                     self._memory, start, _IS_OP, kind, flags, site, group, signature,
-                    peer, tag, nbytes, now(), 0, 0,
+                    peer, tag, nbytes, self._clock(), NEVER, NEVER,
                 )  # fmt: skip
                 self._end = start + _OP.size
             self._progress += 1
@@ -164,14 +178,14 @@ class OpLogWriter:
         Where other threads of the rank may make ops (not ``alone``) it does not count as waiting.
         """
         if start:
-            _U64.pack_into(self._memory, start + _OP_WAIT, now())
+            _TIME.pack_into(self._memory, start + _OP_WAIT, self._clock())
             if alone:
                 _U64.pack_into(self._memory, WAITING, start)
 
     def wait_end(self, start):
         """The op the rank waited for is complete."""
         if start:
-            _U64.pack_into(self._memory, start + _OP_END, now())
+            _TIME.pack_into(self._memory, start + _OP_END, self._clock())
         self._progress += 1
         _TWO.pack_into(self._memory, PROGRESS, self._progress, 0)
 
@@ -188,8 +202,8 @@ class OpLogWriter:
 
     def ended(self, start):
         """The op completed, seen without waiting for it."""
-        if start and not _U64.unpack_from(self._memory, start + _OP_END)[0]:
-            _U64.pack_into(self._memory, start + _OP_END, now())
+        if start and _TIME.unpack_from(self._memory, start + _OP_END)[0] == NEVER:
+            _TIME.pack_into(self._memory, start + _OP_END, self._clock())
 
     def found_peer(self, start, peer):
         """An any-source recv has learnt whom its message came from."""
@@ -200,10 +214,9 @@ class OpLogWriter:
 class OpLogReader:
     """The kernel's side: reads a rank's log while the rank runs, and after."""
 
-    def __init__(self, fd, rank):
+    def __init__(self, memory, rank):
         self.rank = rank
-        self._fd = fd
-        self._memory = mmap.mmap(fd, CAPACITY)
+        self._memory = memory
         self.restart()
 
     def restart(self):
@@ -216,10 +229,13 @@ class OpLogReader:
     def close(self):
         """Give the memory back."""
         self._memory.close()
-        os.close(self._fd)
 
     def _field(self, offset):
         return _U64.unpack_from(self._memory, offset)[0]
+
+    def _moment(self, offset):
+        time_s = _TIME.unpack_from(self._memory, offset)[0]
+        return None if time_s == NEVER else time_s
 
     @property
     def progress(self):
@@ -237,14 +253,14 @@ class OpLogReader:
         return self._field(DROPPED)
 
     @property
-    def entered_ns(self):
-        """When the rank entered its function, on the machine's monotonic clock; 0: not yet."""
-        return self._field(ENTERED)
+    def entered_s(self):
+        """When the rank entered its function, on its clock; None: not yet."""
+        return self._moment(ENTERED)
 
     @property
-    def left_ns(self):
-        """When the rank left its function; 0: not yet."""
-        return self._field(LEFT)
+    def left_s(self):
+        """When the rank left its function; None: not yet."""
+        return self._moment(LEFT)
 
     def _read_on(self):
         """Take in the records written since the last call."""
@@ -281,19 +297,19 @@ class OpLogReader:
         self._read_on()
         return self.op_at(offset, 0, 0, cells).site
 
-    def ops(self, zero_ns, cells, first=0):
+    def ops(self, zero_s, cells, first=0):
         """The ops recorded so far from number ``first`` on; `name_groups` has yet to name groups.
 
         Parameters
         ----------
-        zero_ns : int
-            The moment that becomes 0.0 s.
+        zero_s : float
+            The moment of the rank's clock that becomes 0.0 s.
         cells : dict
             File name of a notebook cell -> its execution count.
         """
         self._read_on()
         return [
-            self.op_at(offset, seq, zero_ns, cells)
+            self.op_at(offset, seq, zero_s, cells)
             for seq, offset in enumerate(self._offsets[first:], first)
         ]
 
@@ -321,7 +337,7 @@ class OpLogReader:
         found = []
         for seq, offset in enumerate(self._offsets):
             _, _, flags, *_, wait, end = _OP.unpack_from(self._memory, offset)
-            if flags & REQUEST and not wait and not end:
+            if flags & REQUEST and wait == end == NEVER:
                 found.append(seq)
         return found
 
@@ -336,11 +352,11 @@ class OpLogReader:
         found = []
         for offset in self._offsets:
             _, _, flags, *_, end = _OP.unpack_from(self._memory, offset)
-            if flags & PROMISED and not end:
+            if flags & PROMISED and end == NEVER:
                 found.append(offset)
         return found
 
-    def op_at(self, offset, seq, zero_ns, cells):
+    def op_at(self, offset, seq, zero_s, cells):
         """The `Op` at an offset of the log."""
         (_, kind, flags, site, group, signature, peer, tag, nbytes, post, wait, end) = (
             _OP.unpack_from(self._memory, offset)
@@ -369,9 +385,9 @@ class OpLogReader:
             async_op=is_async,
             any_source=any_source,
             site=self._sites[key],
-            post_s=(post - zero_ns) / 1e9,
-            wait_s=(wait - zero_ns) / 1e9 if wait else None,
-            end_s=(end - zero_ns) / 1e9 if end else None,
+            post_s=post - zero_s,
+            wait_s=None if wait == NEVER else wait - zero_s,
+            end_s=None if end == NEVER else end - zero_s,
         )
 
 

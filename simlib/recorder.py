@@ -41,11 +41,18 @@ def is_learners(filename):
 
 
 class Recorder:
-    """What all groups of one rank share: its op log, and where the learner's lines are."""
+    """What all groups of one rank share: its op log, and where the learner's lines are.
 
-    def __init__(self, log, rank):
+    Parameters
+    ----------
+    log : OpLogWriter
+    is_alone : callable
+        Whether nobody else can make ops of this rank now, and so end a wait of it.
+    """
+
+    def __init__(self, log, is_alone):
         self.log = log
-        self.rank = rank
+        self.is_alone = is_alone
         self.pending = Pending(self)
         self.meetings = None
         self._words = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import linecache
+import mmap
 import multiprocessing.forkserver
 import os
 import pickle
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from .. import group
 from ..errors import InvalidCallError
 from ..meetings import MeetingTable
-from ..oplog import OpLogWriter
+from ..oplog import CAPACITY, OpLogWriter
 from ..recorder import Recorder, is_learners
 from . import channel
 from .isolation import Baseline, fresh_random_state
@@ -41,13 +42,13 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     """
     _die_with_the_kernel(lifeline.detach())
     output = Output(stdout.detach(), stderr.detach())
-    writer = OpLogWriter(log.detach())
+    writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY))
     sock = socket.socket(fileno=control.detach())
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    recorder = Recorder(writer, rank)
+    recorder = Recorder(writer, _is_alone)
     meetings = MeetingTable(table.detach(), world_size, rank)
-    group.install(recorder)
+    group.install(group.gloo_member(recorder))
     rendezvous = dist.FileStore(_store_path(store), world_size)
     group.join_world(rendezvous, rank, world_size)
     membership = group.Membership(rendezvous)
@@ -68,6 +69,18 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
             channel.send_bytes(sock, answer)
         else:
             channel.send(sock, ("clean", _clean(baseline, recorder, membership, output)))
+
+
+_QUIET_THREADS = frozenset({"MainThread", "simlib-lifeline"})
+
+
+def _is_alone():
+    """Whether only the main thread can make ops; another one could end a wait of this rank."""
+    threads = threading._active.values()
+    return len(threads) <= len(_QUIET_THREADS) or all(
+        thread.name in _QUIET_THREADS or type(thread).__name__ in ("TMonitor", "_DummyThread")
+        for thread in list(threads)
+    )
 
 
 def _store_path(store):

@@ -38,21 +38,20 @@ def make_run(watch):
 def make_trace(watch):
     """The `Trace` of the ranks' logs; its zero is the first rank's entry."""
     logs = watch.logs
-    entered = [log.entered_ns for log in logs if log.entered_ns]
-    zero_ns = min(entered, default=0)
-    ops = [op for log in logs for op in log.ops(zero_ns, watch.cells) if op.kind != "new_group"]
+    zero_s = min((log.entered_s for log in logs if log.entered_s is not None), default=0.0)
+    ops = [op for log in logs for op in log.ops(zero_s, watch.cells) if op.kind != "new_group"]
     ops.sort(key=lambda op: (op.post_s, op.rank))
     name_groups(ops)
     return Trace(
         world_size=watch.world.world_size,
         ops=ops,
-        spans=[(_seconds(log.entered_ns, zero_ns), _seconds(log.left_ns, zero_ns)) for log in logs],
+        spans=[(_since(zero_s, log.entered_s), _since(zero_s, log.left_s)) for log in logs],
         dropped=sum(log.dropped for log in logs),
     )
 
 
-def _seconds(moment_ns, zero_ns):
-    return (moment_ns - zero_ns) / 1e9 if moment_ns else None
+def _since(zero_s, moment_s):
+    return None if moment_s is None else moment_s - zero_s
 
 
 def left_nothing_over(trace):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import multiprocessing.connection
 import os
 import selectors
@@ -50,8 +51,8 @@ class RankProcess:
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
         log = create_shared_memory("simlib-ops", CAPACITY)
-        self.log = OpLogReader(log, rank)
-        theirs = [control.detach(), lifeline, stdout, stderr]
+        self.log = OpLogReader(mmap.mmap(log, CAPACITY), rank)
+        theirs = [control.detach(), lifeline, stdout, stderr, log]
         for fd in (self.stdout, self.stderr):
             os.set_blocking(fd, False)
         try:
@@ -63,7 +64,6 @@ class RankProcess:
                     _travelling(store),
                     _travelling(table),
                     *map(_travelling, theirs),
-                    _travelling(log),
                 ),
                 name=f"{RANK_NAME} {rank}",
             )
