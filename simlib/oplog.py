@@ -110,6 +110,7 @@ class OpLogWriter:
         self._progress = 0
         self._dropped = 0
         self._full = False
+        self.last = 0  # offset of the op posted last
         _U64.pack_into(self._memory, COMMITTED, HEADER)
         for field in (ENTERED, LEFT):
             _TIME.pack_into(self._memory, field, NEVER)
@@ -170,6 +171,7 @@ class OpLogWriter:
                 self._end = start + _OP.size
             self._progress += 1
             _TWO.pack_into(self._memory, COMMITTED, self._end, self._progress)
+            self.last = start
         return start
 
     def wait_begin(self, start, alone=True):
@@ -182,10 +184,15 @@ class OpLogWriter:
             if alone:
                 _U64.pack_into(self._memory, WAITING, start)
 
-    def wait_end(self, start):
-        """The op the rank waited for is complete."""
+    def stand(self, start):
+        """The rank cannot go on before this op has its data, and nobody's code shows it."""
+        _U64.pack_into(self._memory, WAITING, start)
+
+    def wait_end(self, start, end_s=None):
+        """The op the rank waited for is complete: now, or since ``end_s``."""
         if start:
-            _TIME.pack_into(self._memory, start + _OP_END, self._clock())
+            moment = self._clock() if end_s is None else end_s
+            _TIME.pack_into(self._memory, start + _OP_END, moment)
         self._progress += 1
         _TWO.pack_into(self._memory, PROGRESS, self._progress, 0)
 

@@ -6,8 +6,7 @@ import numbers
 import os
 from dataclasses import dataclass
 
-from .. import diagnosis, errors
-from . import verdict
+from .. import diagnosis, errors, outcome
 from .live import open_display
 from .payload import cell_numbers, new_cells, pack, surroundings
 from .pool import pool
@@ -157,7 +156,7 @@ def _run_in(world, watch, request, options):
             result.findings = watch.checker.findings()
             if options.strict and result.findings:
                 failure = diagnosis.as_error(result.findings[0])
-        clean = failure is None and verdict.left_nothing_over(result.trace)
+        clean = failure is None and outcome.left_nothing_over(result.trace)
     finally:
         pool().give_back(world, clean)
     return result, failure
@@ -175,7 +174,7 @@ def _watched(watch, request):
     try:
         return watch.until_the_end(request)
     except KeyboardInterrupt:
-        return verdict.interrupted(watch)
+        return outcome.interrupted(watch)
 
 
 def _take_world(world_size, fresh, display):

@@ -28,7 +28,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signa
 _INSTALLED = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-_TORCH_SEED = torch.Generator().initial_seed()
 
 
 def _set_warnings(filters):
@@ -88,9 +87,14 @@ def _umask():
     return mask
 
 
+def torch_seed():
+    """The seed that torch begins with in a new process."""
+    return torch.Generator().initial_seed()
+
+
 def fresh_random_state():
     """Random state as in a process that has just started: torch's fixed seed, the others' own."""
-    torch.manual_seed(_TORCH_SEED)
+    torch.manual_seed(torch_seed())
     np.random.seed(None)
     random.seed()
 

@@ -9,29 +9,22 @@ import mmap
 import multiprocessing.forkserver
 import os
 import pickle
-import re
 import signal
 import socket
 import sys
 import threading
-import traceback
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
-from .. import group
-from ..errors import InvalidCallError
+from .. import answers, group
 from ..meetings import MeetingTable
 from ..oplog import CAPACITY, OpLogWriter
-from ..recorder import Recorder, is_learners
+from ..recorder import Recorder
 from . import channel
 from .isolation import Baseline, fresh_random_state
 
 STDOUT, STDERR = 1, 2
-LONGEST = 8000
-_GLOO_WORDS = re.compile(r"^(ProcessGroupGloo::|\[[^\]]*\] )")
-"""What Gloo puts before the words that a learner can use."""
 
 
 def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr, log):
@@ -40,7 +33,7 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     ``table``, ``control``, ``lifeline``, ``stdout``, ``stderr`` and ``log`` are file descriptors on
     their way from the kernel; ``store`` is one too, or a path, see `world.create_store`.
     """
-    _die_with_the_kernel(lifeline.detach())
+    die_with_the_kernel(lifeline.detach())
     output = Output(stdout.detach(), stderr.detach())
     writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY))
     sock = socket.socket(fileno=control.detach())
@@ -87,7 +80,7 @@ def _store_path(store):
     return store if isinstance(store, str) else f"/proc/self/fd/{store.detach()}"
 
 
-def _die_with_the_kernel(lifeline):
+def die_with_the_kernel(lifeline):
     """Leave no orphan, whatever this rank is busy with when the kernel goes.
 
     The kernel holds the other end of ``lifeline``. A thread sees its end even in a Gloo wait, and
@@ -142,19 +135,17 @@ def _run(request, rank, world_size, writer):
     """Run the learner's function once; returns the answer for the kernel, as bytes."""
     _enter_surroundings(request, rank, world_size)
     fresh_random_state()
-    try:
+
+    def call():
         function, args, kwargs = pickle.loads(request["payload"])
         writer.enter()
         try:
-            result = function(rank, world_size, *args, **kwargs)
+            return function(rank, world_size, *args, **kwargs)
         finally:
             writer.leave()
             _flush()
-        return _result_as_bytes(result)
-    except SystemExit as error:
-        return _exit_as_bytes(error, request)
-    except BaseException as error:  # whatever it is belongs to the learner
-        return pickle.dumps(("error", describe(error)))
+
+    return answers.answer_of(call, request["is_script"])
 
 
 def _flush():
@@ -183,83 +174,6 @@ def _enter_surroundings(request, rank, world_size):
     linecache.cache.update(request["cells"])
 
 
-def _result_as_bytes(result):
-    try:
-        return cloudpickle.dumps(("result", result), protocol=5)
-    except Exception as error:
-        return pickle.dumps(("unpicklable", (type(result).__qualname__, _short(error))))
-
-
-def _exit_as_bytes(error, request):
-    """A script may end itself with ``sys.exit(0)``; in a function `sys.exit` is an early end."""
-    code = error.code if isinstance(error.code, int | str) or error.code is None else 1
-    if request["is_script"] and not code:
-        return pickle.dumps(("result", None))
-    report = describe(error)
-    report["exit_code"] = code
-    return pickle.dumps(("exit", report))
-
-
-def _clipped(text):
-    """At most `LONGEST` characters of a text: its beginning and its end."""
-    if len(text) <= LONGEST:
-        return text
-    half = LONGEST // 2
-    return f"{text[:half]} ... {len(text) - 2 * half:,} more characters ... {text[-half:]}"
-
-
-def _short(error):
-    text = f"{type(error).__name__}: {error}"
-    return text if len(text) <= 300 else text[:297] + "..."
-
-
-def describe(error):
-    """An exception as plain data: its words, the learner's frames, and whose fault it is.
-
-    Returns
-    -------
-    dict
-        ``type`` and ``message``; ``frames``, a list of (file, lineno, function), outermost first;
-        ``text``, the traceback without the frames of simlib and torch; ``invalid``, whether torch
-        or simlib refused the call; ``from_wait``, whether it ended a wait for other ranks.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    innermost = frames[-1].filename if frames else ""
-    try:
-        message = _clipped("".join(str(error)))
-    except Exception:
-        message = "(its message could not be made)"
-    in_torch = innermost.endswith(os.path.join("distributed", "distributed_c10d.py"))
-    refused = in_torch and isinstance(error, (ValueError, TypeError, RuntimeError))
-    in_wait = innermost == group.__file__ and frames[-1].name in ("wait", "monitored_barrier")
-    if innermost == group.__file__ and not in_wait and isinstance(error, RuntimeError):
-        refused = True
-        message = _GLOO_WORDS.sub("", message)
-    return {
-        "type": type(error).__name__,
-        "message": message,
-        "frames": [(f.filename, f.lineno, f.name) for f in frames if is_learners(f.filename)],
-        "text": _learners_traceback(error),
-        "invalid": isinstance(error, InvalidCallError) or refused,
-        "from_wait": in_wait,
-    }
-
-
-def _learners_traceback(error):
-    """The traceback as text, with the learner's frames only."""
-    try:
-        whole = traceback.TracebackException.from_exception(error, compact=True)
-        part = whole
-        while part is not None:
-            part.stack = traceback.StackSummary.from_list(
-                [frame for frame in part.stack if is_learners(frame.filename)]
-            )
-            part = part.__cause__ or part.__context__
-        return _clipped("".join(whole.format()))
-    except Exception:
-        return "".join(traceback.format_exception_only(type(error), error))
-
-
 def _clean(baseline, recorder, membership, output):
     """Be as new; returns why this rank must end, or None."""
     try:
@@ -267,6 +181,6 @@ def _clean(baseline, recorder, membership, output):
         membership.end()
         reason = baseline.restore()
     except Exception as error:
-        return _short(error)
+        return answers.short(error)
     recorder.end()
     return reason

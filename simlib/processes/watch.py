@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import signal
 import time
 
-from . import channel, verdict
-from .checker import Checker
+from .. import outcome
+from ..checker import Checker
+from . import asleep, channel
 from .live import RankOutput
 
 POLL_S = 0.02
@@ -16,6 +19,8 @@ QUIET_S = 10.0
 """Silence after which the display says where the ranks are."""
 SETTLE_S = 0.5
 """How long, after a first failure, ranks that still compute may take to fail on their own."""
+STACK_LIMIT_S = 0.3
+"""How long to wait for the stack of a rank that was asked where it is."""
 CHUNK = 1 << 16
 
 
@@ -39,7 +44,7 @@ class Watch:
         self.name = options.name
         self.timeout_s = options.timeout_s
         self.check = options.check
-        self.checker = Checker(world.ranks, cells)
+        self.checker = Checker(self.logs, cells, self._sleep_count)
         self.answers = {}
         self.deaths = {}
         self.outputs = [RankOutput() for _ in world.ranks]
@@ -48,6 +53,9 @@ class Watch:
         self._moved_at = time.monotonic()
         self._progress = None
         self._said_quiet = False
+
+    def _sleep_count(self, rank):
+        return asleep.sleep_count(self.world.ranks[rank].process.pid)
 
     @property
     def logs(self):
@@ -74,24 +82,24 @@ class Watch:
             self._take_in(POLL_S)
             if self._failed():
                 self._let_others_settle()
-                return self._mismatch() or verdict.of_failures(self)
+                return self._mismatch() or outcome.of_failures(self)
             if self.check and self.checker.look(self.running()):
                 found = self.checker.verdict(self.running(), self._gone())
                 if found is not None:
                     return self._settled(found)
             flooding = [r for r, out in enumerate(self.outputs) if out.is_flood]
             if flooding:
-                return verdict.endless_output(self, flooding[0])
+                return outcome.endless_output(self, flooding[0])
             silence = self._silence()
             if self.timeout_s is not None and silence > self.timeout_s:
-                return verdict.out_of_time(self)
+                return outcome.out_of_time(self)
             if silence > QUIET_S and not self._said_quiet:
-                self._display.status(verdict.where_ranks_are(self))
+                self._display.status(outcome.where_ranks_are(self))
                 self._said_quiet = True
             self._display.refresh()
         self._take_in(0)
         if self._failed():
-            return self._mismatch() or verdict.of_failures(self)
+            return self._mismatch() or outcome.of_failures(self)
         return self._mismatch()
 
     def _settled(self, found):
@@ -105,7 +113,7 @@ class Watch:
             self.checker.look(self.running())
             found = self.checker.verdict(self.running(), self._gone()) or found
         if self._failed():
-            return self._mismatch() or verdict.of_failures(self)
+            return self._mismatch() or outcome.of_failures(self)
         return found
 
     def _mismatch(self):
@@ -211,6 +219,21 @@ class Watch:
         rank.process.join()
         self.deaths[rank.rank] = rank.process.exitcode
 
+    def ask_for_stacks(self, ranks):
+        """The learner's frames of ranks that compute: `faulthandler` writes them on SIGUSR1."""
+        for rank in ranks:
+            self.native[rank].clear()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.world.ranks[rank].process.pid, signal.SIGUSR1)
+        found = dict.fromkeys(ranks, [])
+        deadline = time.monotonic() + STACK_LIMIT_S
+        while not all(found.values()) and time.monotonic() < deadline:
+            for rank in ranks:
+                self.read_native(self.world.ranks[rank])
+                found[rank] = outcome.frames_in(self.native[rank])
+            time.sleep(0.005)
+        return found
+
     def result(self):
         """The `Run` as far as it came."""
-        return verdict.make_run(self)
+        return outcome.make_run(self)

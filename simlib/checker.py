@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .. import diagnosis
-from ..matching import Matcher
-from . import asleep
+from . import diagnosis
+from .matching import Matcher
 
 
 class Checker:
@@ -15,13 +14,25 @@ class Checker:
     from ranks that are blocked, finished or dead. The logs are read while ranks run; a set of
     blocked ranks counts when none of them made a step between two looks, for then there was a
     moment at which all of them stood as they were read.
+
+    Parameters
+    ----------
+    logs : list of OpLogReader
+        By rank.
+    cells : dict
+        File name of a notebook cell -> its execution count.
+    sleep_count : callable
+        ``sleep_count(rank)``: how often the rank's main thread has gone to sleep, None while it is
+        awake or where that is not known.
+    eager_limit_bytes : int
+        As for `Matcher`.
     """
 
-    def __init__(self, ranks, cells):
-        self._ranks = ranks
-        self._logs = logs = [rank.log for rank in ranks]
+    def __init__(self, logs, cells, sleep_count=lambda rank: None, eager_limit_bytes=-1):
+        self._logs = logs
         self._cells = cells
-        self._matcher = Matcher(len(logs))
+        self._sleep_count = sleep_count
+        self._matcher = Matcher(len(logs), eager_limit_bytes)
         self._taken = [0] * len(logs)
         self._open_any = []
         self._states = {}
@@ -37,7 +48,7 @@ class Checker:
         before, self._states = self._states, states
         still = [rank for rank in running if before.get(rank) == states[rank]]
         self._asleep = {
-            rank: asleep.sleep_count(self._ranks[rank].process.pid)
+            rank: self._sleep_count(rank)
             for rank in still
             if not states[rank][1] and self._logs[rank].has_promised
         }
@@ -75,9 +86,9 @@ class Checker:
         DDP's reducer waits so at the end of `backward`, and no Python code sees it. It does wait
         when the rank's thread sleeps, has not been awake since the last look, and sleeps in there.
         """
-        log, pid = self._logs[rank], self._ranks[rank].process.pid
+        log = self._logs[rank]
         count = self._asleep.get(rank)
-        if not log.has_promised or count is None or asleep.sleep_count(pid) != count:
+        if not log.has_promised or count is None or self._sleep_count(rank) != count:
             return 0
         for offset in log.promised():
             op = log.op_at(offset, log.seq_at(offset), 0, self._cells)

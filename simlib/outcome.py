@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import time
 from collections import defaultdict
 
-from .. import errors
-from ..diagnosis import ranks_in_words
-from ..oplog import make_site, name_groups
-from ..recorder import is_learners
-from ..results import Run
-from ..trace import Trace
+from . import errors
+from .diagnosis import ranks_in_words
+from .oplog import make_site, name_groups
+from .recorder import is_learners
+from .results import Run
+from .trace import Trace
 
-STACK_LIMIT_S = 0.3
-"""How long to wait for the stack of a rank that was asked where it is."""
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
 
 
@@ -192,7 +188,7 @@ def _signal_name(number):
 
 def _last_known_site(watch, rank):
     """Where a dead rank was: on its crash stack, else in the op it waited for, else its last op."""
-    frames = _frames(watch.native[rank])
+    frames = frames_in(watch.native[rank])
     if frames:
         return make_site("crashed", frames[-1], watch.cells)
     log = watch.logs[rank]
@@ -206,7 +202,7 @@ def _last_known_site(watch, rank):
     return make_site("before any op", ("", 0, ""), watch.cells)
 
 
-def _frames(native):
+def frames_in(native):
     """The learner's frames, outermost first, in the last stack that `faulthandler` wrote."""
     text = native.decode("utf-8", "replace")
     stacks = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.M)[1:]
@@ -231,29 +227,10 @@ def sites_now(watch):
             asked.append(rank)
         else:
             sites[rank] = site
-    for rank, frames in _ask_for_stacks(watch, asked).items():
+    for rank, frames in watch.ask_for_stacks(asked).items():
         place = frames[-1] if frames else ("", 0, "")
         sites[rank] = make_site("computing", place, watch.cells)
     return dict(sorted(sites.items()))
-
-
-def _ask_for_stacks(watch, ranks):
-    """The learner's frames of ranks that compute: `faulthandler` writes them on SIGUSR1."""
-    processes = {rank: watch.world.ranks[rank] for rank in ranks}
-    for rank, process in processes.items():
-        watch.native[rank].clear()
-        try:
-            os.kill(process.process.pid, signal.SIGUSR1)
-        except ProcessLookupError:
-            pass
-    found = dict.fromkeys(ranks, [])
-    deadline = time.monotonic() + STACK_LIMIT_S
-    while not all(found.values()) and time.monotonic() < deadline:
-        for rank, process in processes.items():
-            watch.read_native(process)
-            found[rank] = _frames(watch.native[rank])
-        time.sleep(0.005)
-    return found
 
 
 def where_ranks_are(watch):

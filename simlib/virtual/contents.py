@@ -1,0 +1,144 @@
+"""What collectives do to tensors: pure functions of what all members brought.
+
+A member's part is `Part`: the tensors it brings, and those that receive. The results are computed
+once, for all, in rank order; each member copies its own into its tensors when it waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ..errors import InvalidCallError
+
+
+@dataclass(slots=True)
+class Part:
+    """What one member brings to a collective and takes from it.
+
+    Attributes
+    ----------
+    brings : list
+        Tensors (for each rank one, or a list of them, where the collective has parts).
+    takes : list
+        Tensors that receive, in the same sense.
+    """
+
+    brings: list
+    takes: list
+
+
+_OPS = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+
+
+def check_reduce_op(reduce_op, tensor):
+    """Refuse what Gloo refuses, in its words."""
+    name = _name_of(reduce_op)
+    if name not in _OPS:
+        raise InvalidCallError(f"Cannot use ReduceOp.{name} with Gloo")
+    if name in ("BAND", "BOR", "BXOR") and (tensor.is_floating_point() or tensor.is_complex()):
+        raise InvalidCallError(f"Cannot use ReduceOp.{name} with non-integral dtype")
+    if name == "AVG" and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise InvalidCallError(
+            f"ReduceOp.AVG gives fractions, which {str(tensor.dtype)} cannot hold"
+        )
+
+
+def _name_of(reduce_op):
+    kind = reduce_op.op if isinstance(reduce_op, dist.ReduceOp) else reduce_op
+    return kind.name
+
+
+def reduced(tensors, reduce_op):
+    """The tensors of all members, combined in rank order; a new tensor."""
+    name = _name_of(reduce_op)
+    combine = _OPS[name]
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total = combine(total, tensor.reshape(total.shape) if _is_dense(tensor) else tensor)
+    return total / len(tensors) if name == "AVG" else total
+
+
+def _is_dense(tensor):
+    return tensor.layout is torch.strided
+
+
+def put(source, target):
+    """Copy what has come into the learner's tensor: by elements, shapes may differ."""
+    if _is_dense(target) and _is_dense(source) and source.shape != target.shape:
+        source = source.reshape(target.shape)
+    target.copy_(source)
+
+
+def _totals(parts, opts):
+    """The reduction of each of the tensors that every member brings one of."""
+    brought = zip(*(part.brings for part in parts), strict=True)
+    return [reduced(list(same), opts.reduceOp) for same in brought]
+
+
+def _of_all(parts):
+    return [tensor.clone() for part in parts for tensor in part.brings]
+
+
+def results_of_all(kind, parts, opts):
+    """What each position takes from a collective that nobody leaves before all have come.
+
+    Parameters
+    ----------
+    kind : str
+    parts : list of Part
+        By position.
+    opts : object
+        torch's options of the call.
+
+    Returns
+    -------
+    list of list of tensor
+        By position; shared between positions where they are the same: nobody may write them.
+    """
+    n = len(parts)
+    if kind == "all_reduce":
+        return [_totals(parts, opts)] * n
+    if kind == "all_gather":
+        return [_of_all(parts)] * n
+    if kind == "reduce_scatter":
+        totals = _totals(parts, opts)
+        k = len(totals) // n
+        return [totals[position * k : (position + 1) * k] for position in range(n)]
+    if kind == "all_to_all":
+        return [[part.brings[position].clone() for part in parts] for position in range(n)]
+    return [()] * n  # a barrier
+
+
+def result_of_rooted(kind, parts, opts, position):
+    """What one position takes from a collective with a root; others may not have come yet."""
+    root = opts.rootRank
+    if kind == "broadcast":
+        return parts[root].brings
+    if kind == "scatter":
+        return [parts[root].brings[position]]
+    if position != root:
+        return ()
+    return _totals(parts, opts) if kind == "reduce" else _of_all(parts)
+
+
+def chunks(tensor, n):
+    """A tensor cut into n equal parts along its elements."""
+    return list(tensor.reshape(-1).chunk(n)) if tensor.numel() else [tensor.reshape(-1)] * n
+
+
+def rows(tensor, splits, n):
+    """A tensor cut along its first dimension, evenly where no sizes are given."""
+    sizes = list(splits) if splits else [tensor.shape[0] // n] * n
+    return list(tensor.split(sizes))

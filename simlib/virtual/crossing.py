@@ -1,0 +1,241 @@
+"""Collectives on their way: the messages of a schedule, timed while the ranks come and go.
+
+Most collectives have the network, or their part of it, to themselves from their first message to
+their last. Those are timed in one go when all members have come (`collectives.timing`). As soon as
+another transfer needs one of the same links, or a rank might leave before all have come, what has
+happened so far is played again in a network of its own, joined to the common one, and the
+collective goes on message by message. Both ways give the same times.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..collectives.timing import time_of
+from ..network import Network
+
+LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
+"""Kinds in which a rank may be done before all members have come."""
+
+
+class Traffic:
+    """All transfers of a simulation: messages between two ranks, and crossings."""
+
+    def __init__(self, topology, scheduler):
+        self.topology = topology
+        self.scheduler = scheduler
+        self.network = scheduler.network
+        scheduler.on_arrival = self._arrived
+        self._on_end = {}
+        self._lazy = {}
+
+    def send(self, time_s, src, dst, nbytes, on_end):
+        """Start a message between two ranks of the world; ``on_end(transfer)`` is called."""
+        if self._lazy:
+            self._wake(self.topology.links(src, dst))
+        transfer = self.network.start(max(time_s, self.scheduler.now_s), src, dst, nbytes)
+        self._on_end[transfer] = on_end
+        return transfer
+
+    def _arrived(self, transfer):
+        self._on_end.pop(transfer)(transfer)
+
+    def claim(self, crossing):
+        """Whether a crossing has its links to itself from now on; it is woken when not any more."""
+        if self._on_end:
+            return False
+        self._wake(crossing.links)
+        if self._on_end:
+            return False
+        self._lazy[crossing] = None
+        return True
+
+    def release(self, crossing):
+        """The crossing needs its links no more."""
+        self._lazy.pop(crossing, None)
+
+    def _wake(self, links):
+        for crossing in [c for c in self._lazy if not c.links.isdisjoint(links)]:
+            del self._lazy[crossing]
+            crossing.wake()
+
+    def absorb(self, network, on_end):
+        """Take over what is under way in another network; all its ends are told to ``on_end``."""
+        for transfer in self.network.absorb(network, self.scheduler.now_s):
+            self._on_end[transfer] = on_end
+
+
+class Crossing:
+    """One collective of one group: timed when its members enter, told when each is through.
+
+    Parameters
+    ----------
+    traffic : Traffic
+    schedule : Schedule
+    members : tuple of int
+        Ranks of the world, by position.
+    links : frozenset of int
+        Ids of all links that its messages cross.
+    on_through : callable
+        Called as ``on_through(position, end_s)``.
+    wire : list or None
+        Gets ``(round, src, dst, nbytes, start_s, end_s)`` of each message when all are through.
+    """
+
+    def __init__(self, traffic, schedule, members, links, on_through, wire=None):
+        self._traffic = traffic
+        self._schedule = schedule
+        self._members = members
+        self.links = links
+        self._on_through = on_through
+        self._wire = wire
+        self._entered = {}
+        self._through = set()
+        self._live = None
+        self._is_lazy = False
+        self._solution = 0
+
+    def enter(self, position, time_s):
+        """A member begins; times never decrease."""
+        scheduler = self._traffic.scheduler
+        first = not self._entered
+        self._entered[position] = time_s
+        if first:
+            self._is_lazy = self._traffic.claim(self)
+            if self._is_lazy and self._schedule.kind in LEAVE_EARLY:
+                scheduler.when_quiet(max(time_s, scheduler.now_s), self._wake_unless_all_came)
+        if not self._is_lazy:
+            self._messages().enter(position, max(time_s, scheduler.now_s))
+        elif len(self._entered) == self._schedule.n:
+            self._solve()
+
+    def _messages(self):
+        if self._live is None:
+            self._live = _Messages(self._schedule, self._members, self._tell, self._wire)
+            self._live.start = self._traffic.send
+        return self._live
+
+    def _wake_unless_all_came(self):
+        if self._is_lazy and len(self._entered) < self._schedule.n:
+            self._traffic.release(self)
+            self.wake()
+
+    def _solve(self):
+        """All have come and nobody else is on these links: time all messages at once."""
+        starts = np.array([self._entered[p] for p in range(self._schedule.n)])
+        expand = self._wire is not None
+        ends = time_of(
+            self._schedule, self._traffic.topology, list(self._members), starts, expand=expand
+        )
+        if expand:
+            ends, wire = ends
+        self._solution += 1
+        solution = self._solution
+        ends = ends.tolist()
+
+        def through(position):
+            if solution == self._solution:
+                self._tell(position, ends[position])
+
+        def over():
+            if solution == self._solution and self._is_lazy:
+                self._is_lazy = False
+                self._traffic.release(self)
+                if expand:
+                    self._wire += zip(*(column.tolist() for column in wire), strict=True)
+
+        for position, end_s in enumerate(ends):
+            self._traffic.scheduler.at(end_s, lambda position=position: through(position))
+        self._traffic.scheduler.at(max(ends), over)
+
+    def _tell(self, position, end_s):
+        if position not in self._through:
+            self._through.add(position)
+            self._on_through(position, end_s)
+
+    def wake(self):
+        """Another transfer needs these links: go on message by message from here."""
+        self._is_lazy = False
+        self._solution += 1
+        network = Network(self._traffic.topology)
+        live = self._messages()
+        under_way = {}
+
+        def start(time_s, src, dst, nbytes, on_end):
+            transfer = network.start(time_s, src, dst, nbytes)
+            under_way[transfer] = on_end
+            return transfer
+
+        def advance(time_s):
+            while network.next_event_s <= time_s:
+                for transfer in network.advance(network.next_event_s):
+                    under_way.pop(transfer)(transfer)
+
+        live.start = start
+        for position, time_s in sorted(self._entered.items(), key=lambda item: item[1]):
+            advance(time_s)
+            live.enter(position, time_s)
+        advance(self._traffic.scheduler.now_s)
+        live.start = self._traffic.send
+        self._traffic.absorb(network, live.arrived)
+
+
+class _Messages:
+    """The messages of a schedule, each started when both its ends have entered its round."""
+
+    def __init__(self, schedule, members, on_through, wire):
+        self.start = None  # the way to start a message, see `Traffic.send`
+        self._members = members
+        self._on_through = on_through
+        self._wire = wire
+        self._steps = [_steps_of(schedule, position) for position in range(schedule.n)]
+        self._at = [-1] * schedule.n
+        self._open = [0] * schedule.n
+        self._one_end_ready = set()
+        self._under_way = {}
+
+    def enter(self, position, time_s):
+        """A member begins, or goes on to its next round."""
+        self._at[position] += 1
+        steps = self._steps[position]
+        if self._at[position] == len(steps):
+            self._on_through(position, time_s)
+            return
+        step = steps[self._at[position]]
+        self._open[position] = len(step)
+        for message in step:
+            if message not in self._one_end_ready:
+                self._one_end_ready.add(message)
+                continue
+            self._one_end_ready.remove(message)
+            _, _, src, dst, nbytes = message
+            src, dst = self._members[src], self._members[dst]
+            transfer = self.start(time_s, src, dst, nbytes, self.arrived)
+            self._under_way[transfer] = message
+
+    def arrived(self, transfer):
+        """One message is there: its ends may go on."""
+        number, _, src, dst, nbytes = self._under_way.pop(transfer)
+        end_s = transfer.end_s
+        if self._wire is not None:
+            ends = transfer.src, transfer.dst
+            self._wire.append((number, *ends, nbytes, transfer.start_s, end_s))
+        for position in (src, dst):
+            self._open[position] -= 1
+            if not self._open[position]:
+                self.enter(position, end_s)
+
+
+def _steps_of(schedule, position):
+    """The rounds a member takes part in: lists of (round, number in it, src, dst, nbytes)."""
+    steps = []
+    for number, round_ in enumerate(schedule.rounds):
+        mine = np.flatnonzero((round_.src == position) | (round_.dst == position)).tolist()
+        if mine:
+            steps.append(
+                [
+                    (number, i, int(round_.src[i]), int(round_.dst[i]), int(round_.nbytes[i]))
+                    for i in mine
+                ]
+            )
+    return steps

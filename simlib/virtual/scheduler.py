@@ -1,0 +1,202 @@
+"""Who runs, and what time it is: one rank at a time, the one with the least virtual clock.
+
+Each rank is a thread. A thread runs while it holds the baton, and hands it on where its rank has to
+wait, or where another rank, or the network, is behind it in virtual time. So whatever a rank does
+at its time t, everything before t has already happened: the simulation is exact, and the same every
+time. That no rank and no event is left to go on with is the exact sign that the others wait for
+ever. No torch here.
+"""
+
+from __future__ import annotations
+
+import _thread
+import heapq
+import os
+import random
+import resource
+from math import inf
+
+CONTROLLER = -1
+"""Who gets the baton when nothing can go on: the thread that started the ranks."""
+
+
+class _LockBaton:
+    """Wakes one thread; where `os.eventfd` is missing."""
+
+    def __init__(self):
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+
+    def give(self):
+        self._lock.release()
+
+    def take(self):
+        self._lock.acquire()
+
+    def close(self):
+        """Nothing to give back."""
+
+
+class _EventBaton:
+    """Wakes one thread. Half as slow as a lock: the system call lets go of the interpreter."""
+
+    def __init__(self):
+        self._fd = os.eventfd(0)
+
+    def give(self):
+        os.eventfd_write(self._fd, 1)
+
+    def take(self):
+        os.eventfd_read(self._fd)
+
+    def close(self):
+        os.close(self._fd)
+
+
+def _make_batons(count):
+    if hasattr(os, "eventfd"):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        if most == resource.RLIM_INFINITY or most > count + 64:
+            return [_EventBaton() for _ in range(count)]
+    return [_LockBaton() for _ in range(count)]
+
+
+class Scheduler:
+    """The clocks of all ranks, and the baton.
+
+    Parameters
+    ----------
+    world_size : int
+    network : Network
+        Where messages take their time; `Traffic` starts them and learns of their ends.
+    seed : int, optional
+        Permutes the order of ranks that are ready at the same moment.
+
+    Attributes
+    ----------
+    clocks : list of float
+        Seconds of virtual time, by rank.
+    now_s : float
+        The latest moment anything has happened at.
+    """
+
+    def __init__(self, world_size, network, seed=None):
+        self.clocks = [0.0] * world_size
+        self.now_s = 0.0
+        self.network = network
+        self.on_arrival = None
+        self.on_resume = lambda rank: None
+        self.random = None if seed is None else random.Random(seed)
+        self._ready = []  # heap of (clock, tie, number, rank)
+        self._events = []  # heap of (time_s, number, action)
+        self._quiet = []  # the same, for when nothing else happens at that moment
+        self._at_rest = []
+        self._number = 0
+        self._batons = _make_batons(world_size + 1)
+
+    def close(self):
+        """Give the batons back; no thread may wait for one any more."""
+        for baton in self._batons:
+            baton.close()
+
+    # What ranks call, each in its own thread
+
+    def begin(self, rank):
+        """The first thing a rank's thread does: wait for the baton."""
+        self._batons[rank].take()
+        self.on_resume(rank)
+
+    def settle(self, rank):
+        """Let everything happen that comes before this rank's clock; returns the clock."""
+        clock = self.clocks[rank]
+        if self._earliest() < clock or self.random is not None:
+            self.ready(rank, clock)
+            self._hand_on(rank)
+        if clock > self.now_s:
+            self.now_s = clock
+        return clock
+
+    def block(self, rank):
+        """Give the baton away until `ready` was called for this rank."""
+        self._hand_on(rank)
+
+    def let_pass(self, rank):
+        """Go on to the next moment at which anything happens; nothing where there is none."""
+        moment = self._earliest()
+        if moment < inf:
+            self.clocks[rank] = max(self.clocks[rank], moment)
+            self.ready(rank, self.clocks[rank])
+            self._hand_on(rank)
+
+    def leave(self):
+        """The last thing a rank's thread does: hand the baton on for good."""
+        self._batons[self._pick()].give()
+
+    def run(self):
+        """Start, and return when nothing can go on. For the controller's thread."""
+        following = self._pick()
+        if following != CONTROLLER:
+            self._batons[following].give()
+            self._batons[CONTROLLER].take()
+
+    # What may be called by whoever has the baton
+
+    def ready(self, rank, time_s):
+        """The rank may go on, at this time of its own clock."""
+        self.clocks[rank] = time_s
+        tie = 0.0 if self.random is None else self.random.random()
+        heapq.heappush(self._ready, (time_s, tie, self._next_number(), rank))
+
+    def at(self, time_s, action):
+        """Call ``action()`` at this moment; it may not touch tensors."""
+        heapq.heappush(self._events, (max(time_s, self.now_s), self._next_number(), action))
+
+    def when_quiet(self, time_s, action):
+        """Call ``action()`` when all else that happens at this moment has happened."""
+        heapq.heappush(self._quiet, (time_s, self._next_number(), action))
+
+    def at_rest(self, action):
+        """Ask ``action()`` whenever nothing else can go on; it says whether it has helped."""
+        self._at_rest.append(action)
+
+    def _next_number(self):
+        self._number += 1
+        return self._number
+
+    def _earliest(self):
+        """The next moment at which anything happens without this rank; infinite for none."""
+        moment = self.network.next_event_s
+        for heap in (self._ready, self._events, self._quiet):
+            if heap and heap[0][0] < moment:
+                moment = heap[0][0]
+        return moment
+
+    def _hand_on(self, rank):
+        following = self._pick()
+        if following != rank:
+            self._batons[following].give()
+            self._batons[rank].take()
+        self.on_resume(rank)
+
+    def _pick(self):
+        """Let events happen until a rank is next; returns it, or the controller."""
+        while True:
+            ready_s = self._ready[0][0] if self._ready else inf
+            event_s = self._events[0][0] if self._events else inf
+            network_s = self.network.next_event_s
+            quiet_s = self._quiet[0][0] if self._quiet else inf
+            if network_s <= event_s and network_s <= ready_s and network_s < inf:
+                self.now_s = max(self.now_s, network_s)
+                for transfer in self.network.advance(self.now_s):
+                    self.on_arrival(transfer)
+            elif event_s <= ready_s and event_s < inf:
+                self.now_s = max(self.now_s, event_s)
+                heapq.heappop(self._events)[-1]()
+            elif quiet_s < ready_s:
+                self.now_s = max(self.now_s, quiet_s)
+                heapq.heappop(self._quiet)[-1]()
+            elif self._ready:
+                return heapq.heappop(self._ready)[-1]
+            elif not any(action() for action in self._at_rest):
+                return CONTROLLER

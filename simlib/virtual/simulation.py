@@ -1,0 +1,182 @@
+"""One simulation: its ranks' ops between the scheduler, the matcher's rules and the network."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+from ..collectives import schedule
+from ..network import Network
+from .collective import Channel
+from .crossing import Traffic
+from .door import Door
+from .scheduler import Scheduler
+
+
+@dataclass
+class Options:
+    """How a simulation is run; see `simulate`."""
+
+    eager_limit_bytes: int = -1
+    policy: str = "mpich"
+    algorithms: dict = field(default_factory=dict)
+    expand: bool = False
+    slow: dict = field(default_factory=dict)
+    kill: dict = field(default_factory=dict)
+    seed: int | None = None
+    compute: str = "flops"
+
+
+class Simulation:
+    """What all simulated ranks share.
+
+    Parameters
+    ----------
+    topology : Topology
+    options : Options
+    """
+
+    def __init__(self, topology, options):
+        self.topology = topology
+        self.options = options
+        self.scheduler = Scheduler(topology.world_size, Network(topology), options.seed)
+        self.traffic = Traffic(topology, self.scheduler)
+        self.wire = [] if options.expand else None
+        self._channels = {}
+        self._doors = {}
+        self._plans = {}
+        self._promised = [[] for _ in range(topology.world_size)]
+        self.logs = []
+        self.ranks = None
+        self.instruments = None
+
+    # Time
+
+    def settle(self, rank):
+        """Before an op: let all happen that comes before this rank's clock; returns the clock."""
+        return self.scheduler.settle(rank)
+
+    def catch_up(self, rank, time_s):
+        """The rank's clock reaches at least this moment."""
+        clocks = self.scheduler.clocks
+        if clocks[rank] < time_s:
+            clocks[rank] = time_s
+
+    def advance(self, rank, seconds):
+        """The rank computes for so long (longer where it was made slow)."""
+        self.scheduler.clocks[rank] += seconds * self.options.slow.get(rank, 1.0)
+
+    def uncounted(self, rank):
+        """A context in which the instruments of a rank count nothing: the engine's own tensors."""
+        if self.instruments is None:
+            return _NOTHING
+        return self.instruments[rank].paused()
+
+    # Messages and collectives
+
+    def door(self, group, dst, tag):
+        """The `Door` to a position of a group, for one tag."""
+        key = group, dst, tag
+        if key not in self._doors:
+            self._doors[key] = Door(self, group.ranks)
+        return self._doors[key]
+
+    def channel(self, name, ranks):
+        """The `Channel` of a group."""
+        key = name, ranks
+        if key not in self._channels:
+            self._channels[key] = Channel(self, name, ranks)
+        return self._channels[key]
+
+    @staticmethod
+    def is_known_from(call):
+        """Whether one member's call tells how many bytes all members bring."""
+        if call.kind != "all_to_all" or call.splits is None:
+            return True
+        return False
+
+    def plan(self, channel, meeting, call):
+        """The `Schedule` of a collective and the links it crosses."""
+        n = len(channel.members)
+        nbytes = _nbytes_of(meeting, call, n)
+        root = None if call.peer is None else channel.members.index(call.peer)
+        policy = self.options.algorithms.get(call.kind, self.options.policy)
+        sizes = nbytes if isinstance(nbytes, int) else tuple(map(tuple, nbytes))
+        key = channel.members, call.kind, sizes, call.itemsize, root
+        if key not in self._plans:
+            made = self._schedule(call, n, nbytes, policy, root or 0, channel.members)
+            self._plans[key] = made, self._links(made, channel.members)
+        return self._plans[key]
+
+    def _schedule(self, call, n, nbytes, policy, root, members):
+        nodes = self.topology.node_of[list(members)]
+        return schedule(
+            call.kind,
+            n,
+            nbytes,
+            policy,
+            root=root,
+            itemsize=call.itemsize,
+            nodes=nodes,
+            link=self.topology.cluster.inter,
+        )
+
+    def _links(self, made, members):
+        pairs = {
+            pair
+            for round_ in made.rounds
+            for pair in zip(round_.src.tolist(), round_.dst.tolist(), strict=True)
+        }
+        topology = self.topology
+        return frozenset(
+            link for src, dst in pairs for link in topology.links(members[src], members[dst])
+        )
+
+    def new_wire(self, channel, call):
+        """Where the messages of a collective are written down, or None."""
+        if self.wire is None:
+            return None
+        messages = []
+        self.wire.append((call.kind, channel.group, messages))
+        return messages
+
+    # C++ code that waits where nobody sees it
+
+    def wait_for_data(self, request):
+        """Block until the data of a collective have come; no time passes for the rank."""
+        meeting, position = request.meeting
+        if meeting.has_data_for(position) and not meeting.is_held:
+            return
+        rank, log = request.rank, self.logs[request.rank]
+        clock = self.scheduler.clocks[rank]
+        log.stand(request.start)
+        meeting.when_data_have_come(position, lambda: self.scheduler.ready(rank, clock))
+        self.scheduler.block(rank)
+        log.wait_failed()
+
+    def promise(self, request):
+        """C++ code has the future of an op: it is waited for when `backward` returns."""
+        self._promised[request.rank].append(request)
+
+    def keep_promises(self, rank):
+        """`backward` returns: the rank has waited for all ops whose futures C++ code took."""
+        promised, self._promised[rank] = self._promised[rank], []
+        log = self.logs[rank]
+        for request in promised:
+            log.wait_begin(request.start)
+            request.wait()
+            log.wait_end(request.start, request.end_s)
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def _nbytes_of(meeting, call, n):
+    """Bytes in the sense of `collectives`: of the vector, or of all parts together."""
+    if call.kind in ("broadcast", "reduce", "all_reduce", "reduce_scatter", "barrier"):
+        return call.nbytes
+    if call.kind in ("all_gather", "gather"):
+        return call.nbytes * n
+    if call.kind == "scatter":
+        return call.nbytes if call.peer == call.rank else call.nbytes * n
+    return [[count * call.itemsize for count in other.splits[0]] for other in meeting.calls]
