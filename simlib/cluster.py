@@ -1,0 +1,257 @@
+"""A modelled cluster: links, nodes, devices, and which rank lives where. Pure numbers.
+
+The whole network model: a message pays latency once and then draws bandwidth from every link on
+its path; transfers that cross a link at the same time share it max-min fairly. Links are full
+duplex. Each rank has a link into its node, each node one into the network; optionally all messages
+between nodes cross one shared backbone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+import numpy as np
+
+from .errors import InvalidCallError
+
+
+def check_number(name, value, low=0.0, above=False):
+    """Refuse a value that is no number, or is below ``low`` (with ``above``: not above it)."""
+    good = isinstance(value, Real) and (value > low if above else value >= low)
+    if not good:
+        bound = f"{'above' if above else 'at least'} {low:g}"
+        raise InvalidCallError(f"{name} is {value!r}: give a number {bound}")
+
+
+def check_count(name, value, low=1):
+    """Refuse a value that is no whole number of at least ``low``."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
+        raise InvalidCallError(f"{name} is {value!r}: give a whole number of at least {low}")
+
+
+def check_sort(name, value, sort):
+    """Refuse a value of another class."""
+    if not isinstance(value, sort):
+        raise InvalidCallError(f"{name} is {value!r}: give a {sort.__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One sort of link, the same in both directions.
+
+    Parameters
+    ----------
+    latency_s : float
+        Seconds that every message pays once, whatever its size.
+    bandwidth_Bps : float
+        Bytes per second of one direction; `math.inf` for no limit.
+    """
+
+    latency_s: float
+    bandwidth_Bps: float
+
+    def __post_init__(self):
+        check_number("latency_s", self.latency_s)
+        if math.isinf(self.latency_s):
+            raise InvalidCallError("latency_s is infinite: no message would ever arrive")
+        check_number("bandwidth_Bps", self.bandwidth_Bps, above=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a rank computes with.
+
+    Parameters
+    ----------
+    flops_per_s : float
+        Floating-point operations per second.
+    memory_bytes : float
+        Memory of one rank.
+    reduce_Bps : float
+        Bytes per second at which received data are added to one's own; no limit means that
+        reductions take no time.
+    """
+
+    flops_per_s: float = math.inf
+    memory_bytes: float = math.inf
+    reduce_Bps: float = math.inf
+
+    def __post_init__(self):
+        for name in self.__slots__:
+            check_number(name, getattr(self, name), above=True)
+
+
+FREE = Link(0.0, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Nodes with ranks in them, and the links between.
+
+    Parameters
+    ----------
+    nodes, ranks_per_node : int
+    inter : Link
+        From each node into the network, and back.
+    intra : Link, optional
+        From each rank into its node, and back; None for no latency and no limit.
+    device : Device, optional
+        What each rank computes with; None where nothing takes time.
+    backbone : Link, optional
+        One link that all messages between nodes share, both directions together. Its latency is
+        added once to theirs.
+    envelope_bytes : int
+        Bytes that every message carries beside its data.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    inter: Link
+    intra: Link | None = None
+    device: Device | None = None
+    backbone: Link | None = None
+    envelope_bytes: int = 0
+
+    def __post_init__(self):
+        check_count("nodes", self.nodes)
+        check_count("ranks_per_node", self.ranks_per_node)
+        check_count("envelope_bytes", self.envelope_bytes, low=0)
+        check_sort("inter", self.inter, Link)
+        for name, sort in (("intra", Link), ("backbone", Link), ("device", Device)):
+            if getattr(self, name) is not None:
+                check_sort(name, getattr(self, name), sort)
+
+    @property
+    def max_ranks(self):
+        """How many ranks fit: ``nodes * ranks_per_node``."""
+        return self.nodes * self.ranks_per_node
+
+
+class Topology:
+    """Ranks placed on a cluster: the latency and the links between any two of them.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    world_size : int
+    placement : {"block", "round_robin"} or list of int
+        ``"block"`` fills one node after the other, ``"round_robin"`` deals ranks out to the nodes
+        in turn; a list gives the node of each rank.
+
+    Attributes
+    ----------
+    node_of : ndarray of int, shape (world_size,)
+        Node of each rank.
+    link_bandwidth_Bps : ndarray of float
+        Bandwidth of each link, by its id. One entry more than there are links: the last has no
+        limit and pads the rows of `paths`.
+    """
+
+    def __init__(self, cluster, world_size, placement="block"):
+        check_count("world_size", world_size)
+        if world_size > cluster.max_ranks:
+            raise InvalidCallError(
+                f"{world_size} ranks do not fit: {cluster.nodes} nodes of "
+                f"{cluster.ranks_per_node} ranks hold {cluster.max_ranks}"
+            )
+        self.cluster = cluster
+        self.world_size = world_size
+        self.node_of = _place(cluster, world_size, placement)
+        intra, inter, backbone = cluster.intra or FREE, cluster.inter, cluster.backbone or FREE
+        self._latency_in_node_s = float(intra.latency_s)
+        self._latency_between_s = float(intra.latency_s + inter.latency_s + backbone.latency_s)
+        self._node_up = 2 * world_size
+        self._node_down = self._node_up + cluster.nodes
+        self._backbone = self._node_down + cluster.nodes
+        kinds = (intra, 2 * world_size), (inter, 2 * cluster.nodes), (backbone, 1), (FREE, 1)
+        self.link_bandwidth_Bps = np.repeat(
+            [float(link.bandwidth_Bps) for link, _ in kinds], [count for _, count in kinds]
+        )
+
+    def latency_s(self, src, dst):
+        """Seconds a message from src to dst pays before it draws bandwidth."""
+        same = self.node_of[src] == self.node_of[dst]
+        return self._latency_in_node_s if same else self._latency_between_s
+
+    def links(self, src, dst):
+        """Ids of the links that a message crosses, in order.
+
+        Links without a limit are left out: they never hold anybody up.
+        """
+        path = self.paths(np.array([src]), np.array([dst]))[0]
+        return tuple(int(link) for link in path if math.isfinite(self.link_bandwidth_Bps[link]))
+
+    def bandwidth_Bps(self, src, dst):
+        """Bytes per second of a message that is alone on its path."""
+        return float(self.bandwidths_Bps(np.array([src]), np.array([dst]))[0])
+
+    def latencies_s(self, src, dst):
+        """`latency_s` of arrays of ranks."""
+        same = self.node_of[src] == self.node_of[dst]
+        return np.where(same, self._latency_in_node_s, self._latency_between_s)
+
+    def paths(self, src, dst):
+        """Links of arrays of ranks: ndarray of int, shape (messages, 5).
+
+        Columns are rank up, node up, backbone, node down, rank down. A link without a limit is
+        replaced by the padding, the last entry of `link_bandwidth_Bps`.
+        """
+        from_node, to_node = self.node_of[src], self.node_of[dst]
+        free = len(self.link_bandwidth_Bps) - 1
+        same = from_node == to_node
+        columns = [
+            src,
+            np.where(same, free, self._node_up + from_node),
+            np.where(same, free, self._backbone),
+            np.where(same, free, self._node_down + to_node),
+            self.world_size + dst,
+        ]
+        paths = np.stack(columns, axis=1)
+        return np.where(np.isinf(self.link_bandwidth_Bps[paths]), free, paths)
+
+    def bandwidths_Bps(self, src, dst):
+        """`bandwidth_Bps` of arrays of ranks."""
+        return self.link_bandwidth_Bps[self.paths(src, dst)].min(axis=1)
+
+    def link_name(self, link):
+        """A link's id in words: ``"rank 3 up"``, ``"node 0 down"``, ``"backbone"``."""
+        if link >= self._backbone:
+            return "backbone"
+        if link >= self._node_down:
+            return f"node {link - self._node_down} down"
+        if link >= self._node_up:
+            return f"node {link - self._node_up} up"
+        up = link < self.world_size
+        return f"rank {link} up" if up else f"rank {link - self.world_size} down"
+
+
+def _place(cluster, world_size, placement):
+    """The node of each rank."""
+    if isinstance(placement, str):
+        ranks = np.arange(world_size)
+        ways = {"block": ranks // cluster.ranks_per_node, "round_robin": ranks % cluster.nodes}
+        if placement not in ways:
+            raise InvalidCallError(
+                f"placement is {placement!r}: give 'block', 'round_robin' or the node of each rank"
+            )
+        return ways[placement]
+    node_of = np.array(placement)
+    if node_of.shape != (world_size,) or node_of.dtype.kind not in "iu":
+        raise InvalidCallError(
+            f"placement is {placement!r}: "
+            f"give the node of each rank, one whole number for each of the {world_size} ranks"
+        )
+    if node_of.min() < 0 or node_of.max() >= cluster.nodes:
+        raise InvalidCallError(
+            f"placement names node {int(node_of.max() if node_of.min() >= 0 else node_of.min())}: "
+            f"nodes are 0 to {cluster.nodes - 1}"
+        )
+    counts = np.bincount(node_of)
+    if counts.max() > cluster.ranks_per_node:
+        raise InvalidCallError(
+            f"placement puts {counts.max()} ranks on node {counts.argmax()}: "
+            f"a node has room for {cluster.ranks_per_node}"
+        )
+    return node_of.astype(np.int64)

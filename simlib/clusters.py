@@ -1,0 +1,70 @@
+"""Clusters to simulate, each with where its figures come from.
+
+Every function takes ``nodes``, ``ranks_per_node`` and further fields of `Cluster`, which replace
+what is set here: ``ethernet_10g(nodes=8, ranks_per_node=4, backbone=Link(0, 5e9))``.
+
+Bandwidths are nominal line rates, of one direction. Latencies are what one message pays from rank
+to rank, software included; they are round figures of the right order, not of one machine.
+"""
+
+from __future__ import annotations
+
+from .cluster import Cluster, Link
+
+
+def ethernet_1g(nodes, ranks_per_node=1, **more):
+    """Nodes on 1 Gbit/s Ethernet, with TCP.
+
+    **Source** line rate: IEEE 802.3ab; latency: 50 us, the order of a small TCP message through a
+    kernel and one store-and-forward switch.
+    """
+    return _cluster(nodes, ranks_per_node, Link(50e-6, 1e9 / 8), **more)
+
+
+def ethernet_10g(nodes, ranks_per_node=1, **more):
+    """Nodes on 10 Gbit/s Ethernet, with TCP.
+
+    **Source** line rate: IEEE 802.3ae; latency: 30 us, the order of a small TCP message.
+    """
+    return _cluster(nodes, ranks_per_node, Link(30e-6, 10e9 / 8), **more)
+
+
+def ethernet_100g(nodes, ranks_per_node=1, **more):
+    """Nodes on 100 Gbit/s Ethernet, with TCP.
+
+    **Source** line rate: IEEE 802.3ba; latency: 20 us, the order of a small TCP message.
+    """
+    return _cluster(nodes, ranks_per_node, Link(20e-6, 100e9 / 8), **more)
+
+
+def infiniband_hdr(nodes, ranks_per_node=1, **more):
+    """Nodes on InfiniBand HDR, 200 Gbit/s.
+
+    **Source** line rate: InfiniBand Trade Association, roadmap (HDR 4x: 200 Gbit/s); latency: 2 us,
+    the order of a small MPI message.
+    """
+    return _cluster(nodes, ranks_per_node, Link(2e-6, 200e9 / 8), **more)
+
+
+def nvlink_nodes(nodes, ranks_per_node=8, **more):
+    """Nodes of 8 GPUs: 300 GB/s between the GPUs of a node, 8 InfiniBand HDR links to others.
+
+    **Source** in the node: 300 GB/s of each GPU in a DGX-2H, both directions together counted once
+    (Shoeybi et al. 2019, arXiv 1909.08053); latency 5 us, the order of a kernel's launch. Between
+    nodes: as `infiniband_hdr`, one adapter for each of 8 GPUs, taken as one link of a node.
+    """
+    more.setdefault("intra", Link(5e-6, 300e9))
+    return _cluster(nodes, ranks_per_node, Link(2e-6, 8 * 200e9 / 8), **more)
+
+
+def loopback(nodes=1, ranks_per_node=8, **more):
+    """Processes of one machine over its loopback interface, as Gloo uses it.
+
+    **Source** to be measured by `make bench`; 30 us and 1.5 GB/s stand in until then.
+    """
+    more.setdefault("intra", Link(30e-6, 1.5e9))
+    return _cluster(nodes, ranks_per_node, Link(0.0, float("inf")), **more)
+
+
+def _cluster(nodes, ranks_per_node, default, **more):
+    return Cluster(nodes, ranks_per_node, **({"inter": default} | more))
