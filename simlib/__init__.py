@@ -12,6 +12,8 @@
     run = simlib.run(main, world_size=4)
 """
 
+from . import clusters
+from .cluster import Cluster, Device, Link
 from .diagnosis import Finding
 from .errors import (
     DeadlockError,
@@ -28,8 +30,14 @@ from .errors import (
 from .processes import run
 from .results import Run
 from .trace import Collective, Group, Message, Op, Site, Trace
+from .virtual import simulate
 
 __all__ = [
+    "Cluster",
+    "Device",
+    "Link",
+    "clusters",
+    "simulate",
     "Collective",
     "DeadlockError",
     "Finding",

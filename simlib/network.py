@@ -159,6 +159,32 @@ class Network:
         self._now_s = time_s
         return finished
 
+    def absorb(self, other, time_s):
+        """Take over what is under way in another network of the same topology.
+
+        Parameters
+        ----------
+        other : Network
+            Has been advanced to ``time_s``; not to be used any more. No transfer of either crosses
+            a link that one of the other crosses before ``time_s``.
+        time_s : float
+
+        Returns
+        -------
+        list of Transfer
+            What was under way, by start.
+        """
+        self._check_time(time_s)
+        notes = sorted(note[1:] for note in other._events if not other._is_stale(note))
+        for _, _, what, transfer in notes:
+            transfer._order += self._started
+            self._foresee(transfer, what)
+        self._started += other._started
+        self._paths.update(other._paths)
+        for link, transfers in enumerate(other._drawing):
+            self._drawing[link].update(transfers)
+        return [transfer for *_, transfer in notes]
+
     def _pass(self, moment_s):
         """All that happens at one moment; returns the transfers that end."""
         ended, touched = [], []

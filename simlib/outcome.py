@@ -24,10 +24,11 @@ def make_run(watch):
         results=[
             content if word == "result" else None
             for word, content in (
-                watch.answers.get(rank, ("none", None)) for rank in range(watch.world.world_size)
+                watch.answers.get(rank, ("none", None)) for rank in range(watch.world_size)
             )
         ],
         output=[output.text for output in watch.outputs],
+        engine=watch.engine,
     )
 
 
@@ -39,7 +40,7 @@ def make_trace(watch):
     ops.sort(key=lambda op: (op.post_s, op.rank))
     name_groups(ops)
     return Trace(
-        world_size=watch.world.world_size,
+        world_size=watch.world_size,
         ops=ops,
         spans=[(_since(zero_s, log.entered_s), _since(zero_s, log.left_s)) for log in logs],
         dropped=sum(log.dropped for log in logs),
@@ -62,10 +63,10 @@ def left_nothing_over(trace):
     )
 
 
-def of_failures(watch):
+def of_failures(watch, died):
     """The error for ranks that died or raised; follow-on errors of the others are folded away."""
-    if watch.deaths:
-        return _rank_died(watch)
+    if died:
+        return _rank_died(watch, sorted(died))
     reports = {rank: _report(watch, rank) for rank in sorted(watch.answers)}
     reports = {rank: report for rank, report in reports.items() if report is not None}
     first_hand = {r: report for r, report in reports.items() if not report["from_wait"]}
@@ -164,9 +165,10 @@ def _readable(text, cells):
     return text
 
 
-def _rank_died(watch):
+def _rank_died(watch, ranks):
     sites, parts = {}, []
-    for rank, code in sorted(watch.deaths.items()):
+    for rank in ranks:
+        code = watch.deaths[rank]
         site = _last_known_site(watch, rank)
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
         sites[rank] = site
@@ -205,7 +207,7 @@ def _last_known_site(watch, rank):
 def frames_in(native):
     """The learner's frames, outermost first, in the last stack that `faulthandler` wrote."""
     text = native.decode("utf-8", "replace")
-    stacks = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.M)[1:]
+    stacks = re.split(r"^(?:Current thread|Thread|Stack) .*$", text, flags=re.M)[1:]
     for stack in reversed(stacks):
         found = [
             (m["file"], int(m["line"]), m["function"])
@@ -251,7 +253,7 @@ def _in_words(site):
 def _list_of(watch, sites):
     """One line per rank: what it was doing, or that it has finished."""
     lines = []
-    for rank in range(watch.world.world_size):
+    for rank in range(watch.world_size):
         if rank in sites:
             text = sites[rank].line_text
             lines.append(
@@ -278,6 +280,28 @@ def out_of_time(watch):
         message = f"{what}: every rank that has not finished waits for another"
         error = errors.DeadlockError
     return error(f"{message}\n{_list_of(watch, sites)}", sites)
+
+
+def at_rest(watch):
+    """The error for simulated ranks that wait, and not only for each other's ops."""
+    sites = sites_now(watch)
+    others = [rank for rank, site in sites.items() if site.op == "computing"]
+    who = ranks_in_words(others or list(sites))
+    message = (
+        f"nothing can go on: {who} {'waits' if len(others or sites) == 1 else 'wait'} for what no "
+        "rank will ever do (a key of the store that nobody sets?)"
+    )
+    return errors.StuckError(f"{message}\n{_list_of(watch, sites)}", sites)
+
+
+def waits_for_the_dead(watch, killed, found):
+    """The error for ranks that wait for one that was killed as asked."""
+    sites = {rank: _last_known_site(watch, rank) for rank in sorted(killed)}
+    words = f"{ranks_in_words(sorted(killed))} died, as asked for by kill"
+    detail = f": {found}" if found is not None else ""
+    codes = {rank: watch.deaths[rank] for rank in killed}
+    sites |= found.sites if found is not None else {}
+    return errors.RankDiedError(f"{words}{detail}", sites, exitcodes=codes)
 
 
 def endless_output(watch, rank):

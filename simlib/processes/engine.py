@@ -94,12 +94,12 @@ class Options:
 def run_script(path, world_size, argv, *, timeout_s=120, strict=False):
     """Run a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
     size = _check_world_size(world_size)
-    payload = pack(_script, (os.path.abspath(path),), None, size)
+    payload = pack(script, (os.path.abspath(path),), None, size)
     options = Options(os.path.basename(path), timeout_s, strict)
     return _run_payload(payload, size, options, False, argv=[path, *argv])
 
 
-def _script(rank, world_size, path):
+def script(rank, world_size, path):
     import runpy
     import sys
 

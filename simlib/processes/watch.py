@@ -38,8 +38,11 @@ class Watch:
         What native code wrote to stderr, by rank: crash stacks, and stacks asked for.
     """
 
+    engine = "real"
+
     def __init__(self, world, display, cells, options):
         self.world = world
+        self.world_size = world.world_size
         self.cells = cells
         self.name = options.name
         self.timeout_s = options.timeout_s
@@ -82,7 +85,7 @@ class Watch:
             self._take_in(POLL_S)
             if self._failed():
                 self._let_others_settle()
-                return self._mismatch() or outcome.of_failures(self)
+                return self._mismatch() or outcome.of_failures(self, set(self.deaths))
             if self.check and self.checker.look(self.running()):
                 found = self.checker.verdict(self.running(), self._gone())
                 if found is not None:
@@ -99,7 +102,7 @@ class Watch:
             self._display.refresh()
         self._take_in(0)
         if self._failed():
-            return self._mismatch() or outcome.of_failures(self)
+            return self._mismatch() or outcome.of_failures(self, set(self.deaths))
         return self._mismatch()
 
     def _settled(self, found):
@@ -113,7 +116,7 @@ class Watch:
             self.checker.look(self.running())
             found = self.checker.verdict(self.running(), self._gone()) or found
         if self._failed():
-            return self._mismatch() or outcome.of_failures(self)
+            return self._mismatch() or outcome.of_failures(self, set(self.deaths))
         return found
 
     def _mismatch(self):

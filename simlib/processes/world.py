@@ -61,9 +61,9 @@ class RankProcess:
                 args=(
                     rank,
                     world_size,
-                    _travelling(store),
-                    _travelling(table),
-                    *map(_travelling, theirs),
+                    travelling(store),
+                    travelling(table),
+                    *map(travelling, theirs),
                 ),
                 name=f"{RANK_NAME} {rank}",
             )
@@ -108,7 +108,7 @@ def _same(value):
     return value
 
 
-def _travelling(value):
+def travelling(value):
     return _Descriptor(value) if isinstance(value, int) else value
 
 

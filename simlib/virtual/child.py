@@ -26,7 +26,7 @@ from ..processes.isolation import Baseline, torch_seed
 from ..processes.rank import die_with_the_kernel
 from ..recorder import Recorder, is_learners
 from . import per_rank
-from .member import Member, fake_backend
+from .member import Member, stand_in_backend
 from .simulation import Simulation
 from .store import SimulatedStore
 
@@ -81,6 +81,7 @@ class Process:
 
     def __init__(self):
         self.simulation = None
+        self.backend = stand_in_backend()
         self._parked = 0
         _leave_only_the_rank(self)
         _wait_where_backward_returns(self)
@@ -89,7 +90,7 @@ class Process:
         """Simulate once; returns the report for the kernel, as bytes."""
         topology = Topology(request["cluster"], request["world_size"], request["placement"])
         self.simulation = simulation = Simulation(topology, request["options"])
-        simulation.ranks = Ranks(simulation, request, memory)
+        simulation.ranks = Ranks(simulation, request, memory, self.backend)
         _enter_surroundings(request)
         report = simulation.ranks.run()
         self._parked = len(report["unfinished"]) + len(report["deaths"])
@@ -158,8 +159,9 @@ class Ranks:
         rank -> exit code of a rank that left by ``os._exit``, or was killed.
     """
 
-    def __init__(self, simulation, request, memory):
+    def __init__(self, simulation, request, memory, backend):
         self._simulation = simulation
+        self._backend = backend
         self._request = request
         self.answers = {}
         self.deaths = {}
@@ -261,16 +263,18 @@ class Ranks:
         )
         c10d._update_default_pg(world)
         c10d._world.pg_group_ranks[world] = self._everyone
+        c10d._world.group_count = 1
 
     def create_group(self, options, ranks, name):
-        """The calling rank's side of a group."""
+        """The calling rank's side of a group; beyond the world, its members wait for each other."""
         recorder = self._recorders[per_rank.local.rank]
         simulation = self._simulation
         rank, size = options.group_rank, options.group_size
-        member = Member(simulation, simulation.channel(name, ranks), rank, recorder.log)
-        return group.RecordingGroup(
-            recorder, fake_backend(rank, size), member, rank, size, name, ranks
-        )
+        channel = simulation.channel(name, ranks)
+        if name:
+            channel.gather(per_rank.local.rank)
+        member = Member(simulation, channel, rank, recorder.log)
+        return group.RecordingGroup(recorder, self._backend, member, rank, size, name, ranks)
 
     def _resume(self, rank):
         """This rank's thread goes on."""

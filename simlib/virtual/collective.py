@@ -103,10 +103,23 @@ class Channel:
         self.members = members
         self.group = Group(name, members)
         self._simulation = simulation
+        self._here = []
         self._meetings = []
         self._posted = [0] * len(members)
         self._ended = [0] * len(members)
         self._free_s = [0.0] * len(members)
+
+    def gather(self, rank):
+        """Let a rank wait until all members are here, when the group is made."""
+        scheduler = self._simulation.scheduler
+        self._here.append(rank)
+        if len(self._here) < len(self.members):
+            scheduler.block(rank)
+            return
+        moment = max(scheduler.clocks[member] for member in self.members)
+        for member in self._here[:-1]:
+            scheduler.ready(member, moment)
+        self._simulation.catch_up(rank, moment)
 
     def post(self, position, call):
         """A member calls its next collective."""

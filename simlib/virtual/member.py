@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+import os
+import sys
 
+import torch.distributed as dist
+
+from ..errors import InvalidCallError
+from ..group import FOREVER
 from ..recorder import count_bytes
 from .collective import Call
 from .contents import check_reduce_op, chunks, rows
@@ -105,8 +110,27 @@ class Member:
     def reduce(self, tensors, opts):
         return self._collective("reduce", tensors, tensors, opts, tensors)
 
+    def _check_length(self, name, tensors):
+        """Refuse a list that has not one tensor for each rank."""
+        size = len(self._channel.members)
+        if len(tensors) != size:
+            raise InvalidCallError(
+                f"{name} must have one tensor for each of the {size} ranks, and has {len(tensors)}"
+            )
+
+    def _check_alike(self, name, tensors):
+        """Refuse tensors of unlike sizes, as Gloo does."""
+        sizes = [tensor.numel() for tensor in tensors]
+        if len(set(sizes)) > 1:
+            raise InvalidCallError(
+                f"{name} must be tensors of one size, and have {sizes} elements: "
+                "all_to_all_single takes split sizes"
+            )
+
     def gather(self, outputs, inputs, opts):
         takes = outputs[0] if outputs else []
+        if opts.rootRank == self._position:
+            self._check_length("gather's list", takes)
         return self._collective("gather", inputs, takes, opts, inputs)
 
     def scatter(self, outputs, inputs, opts):
@@ -115,6 +139,8 @@ class Member:
         return self._collective("scatter", brings, outputs, opts, brings or outputs)
 
     def allgather(self, outputs, inputs, opts=None):
+        for tensors in outputs:
+            self._check_length("all_gather's list", tensors)
         takes = [outputs[i][r] for r in range(len(self._group)) for i in range(len(inputs))]
         return self._collective("all_gather", inputs, takes, opts, inputs)
 
@@ -127,6 +153,12 @@ class Member:
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
         n = len(self._group)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            if output.numel() != tensor.numel() * n:
+                raise InvalidCallError(
+                    f"the output has {output.numel()} elements, and {n} ranks bring "
+                    f"{tensor.numel()} each: it must have {tensor.numel() * n}"
+                )
         cut = [chunks(output, n) for output in outputs]
         takes = [parts[r] for r in range(n) for parts in cut]
         return self._collective("all_gather", inputs, takes, opts, inputs)
@@ -146,6 +178,9 @@ class Member:
         return self._collective("reduce_scatter", brings, outputs, opts, inputs)
 
     def alltoall(self, outputs, inputs, opts=None):
+        for name, tensors in (("inputs", inputs), ("outputs", outputs)):
+            self._check_length(f"the {name} of all_to_all", tensors)
+            self._check_alike(f"the {name} of all_to_all", tensors)
         sizes = tuple(t.numel() for t in inputs), tuple(t.numel() for t in outputs)
         return self._collective("all_to_all", inputs, outputs, opts, inputs, sizes)
 
@@ -171,7 +206,10 @@ class Member:
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 
 
-def fake_backend(rank, size):
-    """A C++ backend for torch's own C++ code to ask for names and numbers; it moves nothing."""
-    fake = torch._C._distributed_c10d.FakeProcessGroup
-    return fake._create_internal(rank, size, fake.Options())
+def stand_in_backend():
+    """A Gloo backend of one rank, for torch's own C++ code to ask for names and options.
+
+    DDP's logger takes whatever is called "gloo" for one of these. It never moves a byte.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timeout=FOREVER)

@@ -169,12 +169,30 @@ def _own_random_numbers():
     _through(np.random, names, "numpy_random", _numpy_generator)
 
 
+PATIENCE = 1000
+"""Readings of an unmoved clock after which each further one costs `READING_S`."""
+READING_S = 1e-6
+
+
 def _virtual(function, convert):
-    """A clock's function that tells a rank its own time, and other threads the machine's."""
+    """A clock's function that tells a rank its own time, and other threads the machine's.
+
+    Reading the clock takes no virtual time, unless a rank does nothing else: a loop that waits for
+    a moment to come would wait for ever.
+    """
 
     def now():
         clock = getattr(local, "clock", None)
-        return function() if clock is None else convert(clock())
+        if clock is None:
+            return function()
+        time_s = clock()
+        if local.__dict__.get("read_s") != time_s:
+            local.read_s, local.readings = time_s, 0
+        local.readings += 1
+        if local.readings > PATIENCE:
+            local.advance(READING_S)
+            local.read_s = clock()
+        return convert(time_s)
 
     return now
 

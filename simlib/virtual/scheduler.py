@@ -20,6 +20,10 @@ CONTROLLER = -1
 """Who gets the baton when nothing can go on: the thread that started the ranks."""
 
 
+LAST = 2.0
+"""A tie that comes after all others at the same moment."""
+
+
 class _LockBaton:
     """Wakes one thread; where `os.eventfd` is missing."""
 
@@ -88,7 +92,7 @@ class Scheduler:
         self.on_arrival = None
         self.on_resume = lambda rank: None
         self.random = None if seed is None else random.Random(seed)
-        self._ready = []  # heap of (clock, tie, number, rank)
+        self._ready = []  # heap of (clock, tie, rank)
         self._events = []  # heap of (time_s, number, action)
         self._quiet = []  # the same, for when nothing else happens at that moment
         self._at_rest = []
@@ -126,7 +130,7 @@ class Scheduler:
         moment = self._earliest()
         if moment < inf:
             self.clocks[rank] = max(self.clocks[rank], moment)
-            self.ready(rank, self.clocks[rank])
+            heapq.heappush(self._ready, (self.clocks[rank], LAST, rank))
             self._hand_on(rank)
 
     def leave(self):
@@ -146,7 +150,7 @@ class Scheduler:
         """The rank may go on, at this time of its own clock."""
         self.clocks[rank] = time_s
         tie = 0.0 if self.random is None else self.random.random()
-        heapq.heappush(self._ready, (time_s, tie, self._next_number(), rank))
+        heapq.heappush(self._ready, (time_s, tie, rank))
 
     def at(self, time_s, action):
         """Call ``action()`` at this moment; it may not touch tensors."""

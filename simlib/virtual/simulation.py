@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..collectives import schedule
 from ..network import Network
 from .collective import Channel
@@ -101,7 +103,7 @@ class Simulation:
         nbytes = _nbytes_of(meeting, call, n)
         root = None if call.peer is None else channel.members.index(call.peer)
         policy = self.options.algorithms.get(call.kind, self.options.policy)
-        sizes = nbytes if isinstance(nbytes, int) else tuple(map(tuple, nbytes))
+        sizes = nbytes if isinstance(nbytes, int) else nbytes.tobytes()
         key = channel.members, call.kind, sizes, call.itemsize, root
         if key not in self._plans:
             made = self._schedule(call, n, nbytes, policy, root or 0, channel.members)
@@ -179,4 +181,4 @@ def _nbytes_of(meeting, call, n):
         return call.nbytes * n
     if call.kind == "scatter":
         return call.nbytes if call.peer == call.rank else call.nbytes * n
-    return [[count * call.itemsize for count in other.splits[0]] for other in meeting.calls]
+    return np.array([other.splits[0] for other in meeting.calls]) * call.itemsize
