@@ -75,10 +75,17 @@ def _is_dense(tensor):
 
 
 def put(source, target):
-    """Copy what has come into the learner's tensor: by elements, shapes may differ."""
+    """Copy what has come into the learner's tensor: by elements, shapes may differ.
+
+    As with Gloo, autograd learns nothing of it.
+    """
     if _is_dense(target) and _is_dense(source) and source.shape != target.shape:
         source = source.reshape(target.shape)
-    target.copy_(source)
+    if _is_dense(target):
+        target.data.copy_(source)
+    else:
+        with torch.no_grad():
+            target.copy_(source)
 
 
 def _totals(parts, opts):

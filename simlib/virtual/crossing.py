@@ -111,7 +111,7 @@ class Crossing:
 
     def _messages(self):
         if self._live is None:
-            self._live = _Messages(self._schedule, self._members, self._tell, self._wire)
+            self._live = _Messages(self._schedule, self._members, self._tell_soon, self._wire)
             self._live.start = self._traffic.send
         return self._live
 
@@ -147,6 +147,10 @@ class Crossing:
         for position, end_s in enumerate(ends):
             self._traffic.scheduler.at(end_s, lambda position=position: through(position))
         self._traffic.scheduler.at(max(ends), over)
+
+    def _tell_soon(self, position, end_s):
+        """Tell it as an event of its own: who is told may begin the next crossing on these links."""
+        self._traffic.scheduler.at(end_s, lambda: self._tell(position, end_s))
 
     def _tell(self, position, end_s):
         if position not in self._through:

@@ -21,7 +21,7 @@ CONTROLLER = -1
 
 
 LAST = 2.0
-"""A tie that comes after all others at the same moment."""
+"""The tie of ranks that poll: they look again after all else of that moment."""
 
 
 class _LockBaton:
@@ -96,6 +96,7 @@ class Scheduler:
         self._events = []  # heap of (time_s, number, action)
         self._quiet = []  # the same, for when nothing else happens at that moment
         self._at_rest = []
+        self._polling = []
         self._number = 0
         self._batons = _make_batons(world_size + 1)
 
@@ -126,11 +127,9 @@ class Scheduler:
         self._hand_on(rank)
 
     def let_pass(self, rank):
-        """Go on to the next moment at which anything happens; nothing where there is none."""
-        moment = self._earliest()
-        if moment < inf:
-            self.clocks[rank] = max(self.clocks[rank], moment)
-            heapq.heappush(self._ready, (self.clocks[rank], LAST, rank))
+        """Go on after the next thing that happens; at once where nothing can."""
+        if self._earliest() < inf:
+            self._polling.append(rank)
             self._hand_on(rank)
 
     def leave(self):
@@ -191,16 +190,33 @@ class Scheduler:
             network_s = self.network.next_event_s
             quiet_s = self._quiet[0][0] if self._quiet else inf
             if network_s <= event_s and network_s <= ready_s and network_s < inf:
-                self.now_s = max(self.now_s, network_s)
+                self._happens(network_s)
                 for transfer in self.network.advance(self.now_s):
                     self.on_arrival(transfer)
             elif event_s <= ready_s and event_s < inf:
-                self.now_s = max(self.now_s, event_s)
+                self._happens(event_s)
                 heapq.heappop(self._events)[-1]()
             elif quiet_s < ready_s:
-                self.now_s = max(self.now_s, quiet_s)
+                self._happens(quiet_s)
                 heapq.heappop(self._quiet)[-1]()
             elif self._ready:
-                return heapq.heappop(self._ready)[-1]
+                _, tie, rank = heapq.heappop(self._ready)
+                if self._polling and tie < LAST:
+                    self._wake_pollers(ready_s)
+                return rank
+            elif self._polling:
+                return self._polling.pop(0)
             elif not any(action() for action in self._at_rest):
                 return CONTROLLER
+
+    def _happens(self, time_s):
+        """An event comes; who polls will look again after it."""
+        self.now_s = max(self.now_s, time_s)
+        if self._polling:
+            self._wake_pollers(self.now_s)
+
+    def _wake_pollers(self, time_s):
+        for rank in self._polling:
+            self.clocks[rank] = max(self.clocks[rank], time_s)
+            heapq.heappush(self._ready, (self.clocks[rank], LAST, rank))
+        self._polling.clear()
