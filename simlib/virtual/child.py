@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -197,8 +198,13 @@ class Ranks:
             "killed": sorted(set(self.deaths) & set(self._simulation.options.kill)),
             "unfinished": unfinished,
             "frames": self._frames(unfinished),
-            "wire": self._simulation.wire,
+            "wire": self._simulation.wire_messages(),
+            "failure": self._failure(),
         }
+
+    def _failure(self):
+        failure = self._simulation.scheduler.failure
+        return "".join(traceback.format_exception(failure)) if failure is not None else None
 
     def close(self):
         """Give back what the ranks shared, where none of their threads is left."""

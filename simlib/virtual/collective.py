@@ -53,7 +53,7 @@ class Meeting:
         self.come += 1
         if call.kind in LEAVE_EARLY:
             call.brings = [tensor.clone() for tensor in call.brings]
-        elif self.come == len(self.calls):
+        elif self.come == len(self.calls) and call.brings:
             self._results = results_of_all(call.kind, self.calls, call.opts)
         call.request.deliver = lambda: self._deliver(position)
         self._wake()
@@ -61,6 +61,8 @@ class Meeting:
     def _deliver(self, position):
         """Copy what this member takes into its tensors."""
         call = self.calls[position]
+        if not call.takes:
+            return
         if call.kind in LEAVE_EARLY:
             result = result_of_rooted(call.kind, self.calls, call.opts, position)
         else:

@@ -9,6 +9,8 @@ collective goes on message by message. Both ways give the same times.
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
 from ..collectives.timing import time_of
@@ -142,14 +144,15 @@ class Crossing:
                 self._is_lazy = False
                 self._traffic.release(self)
                 if expand:
-                    self._wire += zip(*(column.tolist() for column in wire), strict=True)
+                    columns = (getattr(wire, field.name).tolist() for field in fields(wire))
+                    self._wire += zip(*columns, strict=True)
 
         for position, end_s in enumerate(ends):
             self._traffic.scheduler.at(end_s, lambda position=position: through(position))
         self._traffic.scheduler.at(max(ends), over)
 
     def _tell_soon(self, position, end_s):
-        """Tell it as an event of its own: who is told may begin the next crossing on these links."""
+        """Tell it as an event of its own: who is told may begin a crossing on these links."""
         self._traffic.scheduler.at(end_s, lambda: self._tell(position, end_s))
 
     def _tell(self, position, end_s):

@@ -172,6 +172,7 @@ def _watched(process, watch, request, options):
         except KeyboardInterrupt:
             failure = outcome.interrupted(watch)
         result = outcome.make_run(watch)
+        result.wire = watch.report["wire"] if watch.report else None
         if failure is None and options.check:
             result.findings = watch.checker.findings()
             if options.strict and result.findings:
@@ -241,7 +242,7 @@ def _check_algorithms(algorithm_of):
     for kind, name in algorithm_of.items():
         if kind not in ALGORITHMS:
             raise TypeError(f"simulate() got an unexpected keyword argument {kind!r}")
-        choose(kind, 2, 8, name, nodes=[0, 0])
+        choose(kind, 2, 8, name)
     return algorithm_of
 
 
@@ -253,6 +254,26 @@ def _check_by_rank(name, values, world_size):
         if not (isinstance(value, numbers.Real) and value >= 0):
             raise errors.InvalidCallError(f"{name}: {value!r} for rank {rank} must be 0 or more")
     return values
+
+
+def replay_options(
+    world_size,
+    *,
+    sends="rendezvous",
+    eager_limit_bytes=None,
+    algorithms="mpich",
+    expand=False,
+    slow=None,
+    **algorithm_of,
+):
+    """The `Options` of a replay, checked."""
+    return Options(
+        eager_limit_bytes=_eager_limit(sends, eager_limit_bytes),
+        policy=_check_choice("algorithms", algorithms, POLICIES),
+        algorithms=_check_algorithms(algorithm_of),
+        expand=expand,
+        slow=_check_by_rank("slow", slow, world_size),
+    )
 
 
 def simulate_script(path, world_size, argv, **options):

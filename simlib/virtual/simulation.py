@@ -9,6 +9,7 @@ import numpy as np
 
 from ..collectives import schedule
 from ..network import Network
+from ..trace import WireMessage
 from .collective import Channel
 from .crossing import Traffic
 from .door import Door
@@ -141,6 +142,17 @@ class Simulation:
         messages = []
         self.wire.append((call.kind, channel.group, messages))
         return messages
+
+    def wire_messages(self):
+        """The messages of all collectives as `WireMessage`, by start; None where not asked for."""
+        if self.wire is None:
+            return None
+        found = [
+            WireMessage(kind, group.name, round_, src, dst, nbytes, start_s, end_s)
+            for kind, group, messages in self.wire
+            for round_, src, dst, nbytes, start_s, end_s in messages
+        ]
+        return sorted(found, key=lambda message: (message.start_s, message.src, message.dst))
 
     # C++ code that waits where nobody sees it
 
