@@ -31,6 +31,12 @@ def check_count(name, value, low=1):
         raise InvalidCallError(f"{name} is {value!r}: give a whole number of at least {low}")
 
 
+def check_sort(name, value, sort):
+    """Refuse a value of another class."""
+    if not isinstance(value, sort):
+        raise InvalidCallError(f"{name} is {value!r}: give a {sort.__name__}")
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """One sort of link, the same in both directions.
@@ -112,8 +118,10 @@ class Cluster:
         check_count("nodes", self.nodes)
         check_count("ranks_per_node", self.ranks_per_node)
         check_count("envelope_bytes", self.envelope_bytes, low=0)
-        if not isinstance(self.inter, Link):
-            raise InvalidCallError("inter is the link of each node into the network: give a Link")
+        check_sort("inter", self.inter, Link)
+        for name, sort in (("intra", Link), ("backbone", Link), ("device", Device)):
+            if getattr(self, name) is not None:
+                check_sort(name, getattr(self, name), sort)
 
     @property
     def max_ranks(self):
@@ -159,7 +167,7 @@ class Topology:
         self._backbone = self._node_down + cluster.nodes
         kinds = (intra, 2 * world_size), (inter, 2 * cluster.nodes), (backbone, 1), (FREE, 1)
         self.link_bandwidth_Bps = np.repeat(
-            np.array([float(link.bandwidth_Bps) for link, _ in kinds]), [count for _, count in kinds]
+            [float(link.bandwidth_Bps) for link, _ in kinds], [count for _, count in kinds]
         )
 
     def latency_s(self, src, dst):
@@ -232,8 +240,8 @@ def _place(cluster, world_size, placement):
     node_of = np.array(placement)
     if node_of.shape != (world_size,) or node_of.dtype.kind not in "iu":
         raise InvalidCallError(
-            f"placement names the nodes of {len(node_of)} ranks: "
-            f"give one whole number for each of the {world_size} ranks"
+            f"placement is {placement!r}: "
+            f"give the node of each rank, one whole number for each of the {world_size} ranks"
         )
     if node_of.min() < 0 or node_of.max() >= cluster.nodes:
         raise InvalidCallError(

@@ -66,5 +66,5 @@ def loopback(nodes=1, ranks_per_node=8, **more):
     return _cluster(nodes, ranks_per_node, Link(0.0, float("inf")), **more)
 
 
-def _cluster(nodes, ranks_per_node, inter, **more):
-    return Cluster(nodes, ranks_per_node, **({"inter": inter} | more))
+def _cluster(nodes, ranks_per_node, default, **more):
+    return Cluster(nodes, ranks_per_node, **({"inter": default} | more))

@@ -94,8 +94,10 @@ class Network:
         self.topology = topology
         self._now_s = 0.0
         self._started = 0
-        self._events = []  # heap of (time_s, order, what, transfer)
-        self._drawing = {}  # link -> {transfer: None}: those that draw from it, in order
+        self._events = []  # heap of (time_s, order of start, note's number, what, transfer)
+        self._noted = 0
+        self._bandwidth_Bps = topology.link_bandwidth_Bps.tolist()
+        self._drawing = [{} for _ in self._bandwidth_Bps]  # by link: those that draw, in order
         self._paths = {}  # (src, dst) -> latency_s, links, bandwidth_Bps
 
     def start(self, time_s, src, dst, nbytes):
@@ -128,8 +130,7 @@ class Network:
         transfer._remaining += self.topology.cluster.envelope_bytes
         self._started += 1
         transfer._due_s = time_s + latency_s
-        what = LATENCY_OVER if links and transfer._remaining else END
-        heapq.heappush(self._events, (transfer._due_s, transfer._order, what, transfer))
+        self._foresee(transfer, LATENCY_OVER if links and transfer._remaining else END)
         return transfer
 
     @property
@@ -153,59 +154,67 @@ class Network:
         """
         self._check_time(time_s)
         finished = []
-        while (moment_s := self.next_event_s) <= time_s:
+        while (moment_s := self.next_event_s) <= time_s and self._events:
             finished += self._pass(moment_s)
         self._now_s = time_s
         return finished
 
     def _pass(self, moment_s):
         """All that happens at one moment; returns the transfers that end."""
-        ended, touched = [], {}
+        ended, touched = [], []
         while self._events and self._events[0][0] == moment_s:
             event = heapq.heappop(self._events)
             if self._is_stale(event):
                 continue
-            _, _, what, transfer = event
-            if what is LATENCY_OVER:
-                self._join(transfer)
-            else:
-                self._leave(transfer)
+            transfer, what = event[-1], event[-2]
+            if what is END:
                 transfer.end_s = moment_s
                 ended.append(transfer)
-            touched.update(dict.fromkeys(transfer._links))
-        self._share_again(touched, moment_s)
+            if what is LATENCY_OVER or transfer._rate_Bps:
+                self._join_or_leave(transfer, what)
+                touched += transfer._links
+        for transfers in self._components(touched):
+            for transfer, rate_Bps in self._rates(transfers):
+                if rate_Bps != transfer._rate_Bps:
+                    transfer._draw_at(rate_Bps, moment_s)
+                    self._foresee(transfer, END)
         return ended
 
-    def _join(self, transfer):
+    def _foresee(self, transfer, what):
+        """Note the transfer's next event; an earlier note of another moment becomes stale."""
+        self._noted += 1
+        note = transfer._due_s, transfer._order, self._noted, what, transfer
+        heapq.heappush(self._events, note)
+
+    def _is_stale(self, note):
+        due_s, transfer = note[0], note[-1]
+        return transfer.end_s is not None or due_s != transfer._due_s
+
+    def _join_or_leave(self, transfer, what):
         for link in transfer._links:
-            self._drawing.setdefault(link, {})[transfer] = None
+            if what is LATENCY_OVER:
+                self._drawing[link][transfer] = None
+            else:
+                del self._drawing[link][transfer]
 
-    def _leave(self, transfer):
-        for link in transfer._links:
-            sharers = self._drawing.get(link)
-            if sharers is not None:
-                sharers.pop(transfer, None)
-                if not sharers:
-                    del self._drawing[link]
+    def _components(self, touched):
+        """Transfers that draw from these links, share a link with one that does, and so on.
 
-    def _share_again(self, touched, moment_s):
-        """New rates for all whose share may have changed: those connected to the touched links."""
-        for transfer, rate_Bps in self._rates(self._connected(touched)):
-            if rate_Bps != transfer._rate_Bps:
-                transfer._draw_at(rate_Bps, moment_s)
-                heapq.heappush(self._events, (transfer._due_s, transfer._order, END, transfer))
-
-    def _connected(self, touched):
-        """Transfers that draw from these links, or share a link with one that does, and so on."""
-        found, seen, todo = {}, set(touched), list(touched)
-        while todo:
-            for transfer in self._drawing.get(todo.pop(), ()):
-                if transfer not in found:
-                    found[transfer] = None
-                    new = [link for link in transfer._links if link not in seen]
-                    seen.update(new)
-                    todo += new
-        return sorted(found, key=lambda transfer: transfer._order)
+        Those of links that have nothing to do with each other come as separate lists.
+        """
+        seen = set()
+        for link in touched:
+            found, todo = {}, [link] if link not in seen else []
+            seen.add(link)
+            while todo:
+                for transfer in self._drawing[todo.pop()]:
+                    if transfer not in found:
+                        found[transfer] = None
+                        new = [link for link in transfer._links if link not in seen]
+                        seen.update(new)
+                        todo += new
+            if found:
+                yield sorted(found, key=lambda transfer: transfer._order)
 
     def _rates(self, transfers):
         """Max-min fair rates: pairs of transfer and bytes per second."""
@@ -231,11 +240,6 @@ class Network:
                             left_Bps[crossed] -= least_Bps
                             open_on[crossed] -= 1
         return rates.items()
-
-    def _is_stale(self, event):
-        """Whether the rate changed since this event was foreseen, or the transfer has ended."""
-        due_s, _, _, transfer = event
-        return transfer.end_s is not None or due_s != transfer._due_s
 
     def _find_path(self, src, dst):
         world_size = self.topology.world_size

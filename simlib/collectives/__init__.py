@@ -1,5 +1,17 @@
 """Collectives as messages: who sends what to whom, round by round."""
 
+from .choice import ALGORITHMS, DEFAULT_POLICY, choose, schedule
 from .schedule import KINDS, Moves, Round, Schedule, parts_of, split
 
-__all__ = ["KINDS", "Moves", "Round", "Schedule", "parts_of", "split"]
+__all__ = [
+    "ALGORITHMS",
+    "DEFAULT_POLICY",
+    "KINDS",
+    "Moves",
+    "Round",
+    "Schedule",
+    "choose",
+    "parts_of",
+    "schedule",
+    "split",
+]

@@ -1,0 +1,197 @@
+"""all_reduce: every rank brings a vector, every rank gets the sum.
+
+The lower bounds are ceil(lg n) rounds and 2 (n-1)/n nbytes sent by each rank (Patarasuk and Yuan
+2009, JPDC 69(2)).
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+
+from ..errors import InvalidCallError
+from .schedule import Moves, Schedule, split
+from .steps import (
+    Folding,
+    binomial_broadcast,
+    binomial_reduce,
+    embed,
+    in_turn,
+    ring_all_gather,
+    ring_reduce_scatter,
+    side_by_side,
+)
+
+
+def ring(n, nbytes, itemsize=1):
+    """Reduce-scatter and all_gather round a ring: the fewest bytes, the most rounds.
+
+    **Cost** rounds `2 * (n - 1)`, messages `2 * n * (n - 1)`, bytes per rank
+    `2 * (n - 1) * nbytes / n`.
+
+    **Source** Patarasuk and Yuan 2009, JPDC 69(2).
+    """
+    moves = chain(
+        ring_reduce_scatter(n),  # rank r now has the sum of chunk r
+        ring_all_gather(n),
+    )
+    return Schedule.of("all_reduce", "ring", n, split(nbytes, n, itemsize), moves)
+
+
+def recursive_doubling(n, nbytes, itemsize=1):
+    """Whole vectors exchanged at distance 1, 2, 4, ...: the fewest rounds, for short vectors.
+
+    **Cost** rounds `lg + 2 * folds`, messages `p * lg + 2 * extra`, bytes per rank
+    `(lg + folds) * nbytes`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
+    """
+    folding = Folding(n)
+    moves = chain(
+        folding.in_(),
+        folding.exchange_all(),
+        folding.out(),
+    )
+    return Schedule.of("all_reduce", "recursive_doubling", n, split(nbytes, 1, itemsize), moves)
+
+
+def rabenseifner(n, nbytes, itemsize=1):
+    """Reduce-scatter by halving, all_gather by doubling: few rounds and few bytes.
+
+    The vector is cut into p chunks.
+
+    **Cost** rounds `2 * lg + 2 * folds`, messages `2 * p * lg + 2 * extra`, bytes per rank
+    `2 * (p - 1) * nbytes / p + folds * nbytes`.
+
+    **Source** Rabenseifner 2004, ICCS, LNCS 3036; Thakur, Rabenseifner and Gropp 2005, IJHPCA
+    19(1).
+    """
+    folding = Folding(n)
+    chunk = np.arange(folding.p + 1)
+    moves = chain(
+        folding.in_(count=folding.p),
+        folding.halving(chunk),  # participant j now has the sum of chunk j
+        folding.doubling(chunk),
+        folding.out(count=folding.p),
+    )
+    chunks = split(nbytes, folding.p, itemsize)
+    return Schedule.of("all_reduce", "rabenseifner", n, chunks, moves)
+
+
+def binomial(n, nbytes, itemsize=1):
+    """Reduce to rank 0 down a binomial tree, broadcast back up.
+
+    **Cost** rounds `2 * lg_up`, messages `2 * (n - 1)`, bytes per rank `max(lg_up, 1) * nbytes`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
+    """
+    moves = chain(binomial_reduce(n, 0), binomial_broadcast(n, 0))
+    return Schedule.of("all_reduce", "binomial", n, split(nbytes, 1, itemsize), moves)
+
+
+def naive(n, nbytes, itemsize=1):
+    """Every rank sends its vector to rank 0, one after the other, and gets the sum back likewise.
+
+    **Cost** rounds `2 * (n - 1)`, messages `2 * (n - 1)`, bytes per rank `(n - 1) * nbytes`.
+
+    **Source** what one writes first.
+    """
+    zero = np.array([0])
+    moves = chain(
+        (Moves(other, zero, adds=True) for other in in_turn(n, 0)),
+        (Moves(zero, other) for other in in_turn(n, 0)),
+    )
+    return Schedule.of("all_reduce", "naive", n, split(nbytes, 1, itemsize), moves)
+
+
+def hierarchical(n, nbytes, itemsize=1, nodes=None):
+    """Reduce-scatter in each node, all_reduce across nodes, all_gather in each node; all by rings.
+
+    The vector is cut into as many lanes as the largest node has ranks (s), each into as many chunks
+    as there are nodes (k). The ranks of a node divide the lanes among them; a rank of a smaller
+    node may own several. All lanes cross the network at the same time.
+
+    Parameters
+    ----------
+    nodes : sequence of int, shape (n,)
+        Node of each position.
+
+    **Cost** rounds `2 * (s - 1) + 2 * (k - 1)`; where all nodes have s ranks: messages
+    `2 * n * (s - 1) + 2 * n * (k - 1)`, bytes per rank
+    `2 * (s - 1) * nbytes / s + 2 * (k - 1) * nbytes / n`.
+
+    **Source** Jia et al. 2018, arXiv 1807.11205; with reduce-scatter in the node as NCCL and
+    Horovod have it.
+    """
+    members = _by_node(n, nodes)
+    k, lanes = len(members), max(map(len, members))
+    # cuts[i][l]: the first lane of local rank l of node i
+    cuts = [np.concatenate(([0], np.cumsum(split(lanes, len(ranks))))) for ranks in members]
+    owners = np.array(
+        [np.repeat(ranks, np.diff(cut)) for ranks, cut in zip(members, cuts, strict=True)]
+    )
+
+    def in_nodes(step):
+        each = zip(members, cuts, strict=True)
+        return side_by_side(*(embed(step(len(ranks)), ranks, cut * k) for ranks, cut in each))
+
+    def across(step):
+        return side_by_side(
+            *(
+                embed(step(k), owners[:, lane], np.arange(lane * k, lane * k + k + 1))
+                for lane in range(lanes)
+            )
+        )
+
+    moves = chain(
+        in_nodes(ring_reduce_scatter),  # each rank now has its node's sum of its lanes
+        across(ring_reduce_scatter),
+        across(ring_all_gather),  # each rank now has the sum of its lanes
+        in_nodes(ring_all_gather),
+    )
+    chunks = split(nbytes, lanes * k, itemsize)
+    return Schedule.of("all_reduce", "hierarchical", n, chunks, moves)
+
+
+def leader(n, nbytes, itemsize=1, nodes=None):
+    """Each node reduces to its first rank; these run a ring; each broadcasts in its node.
+
+    In the nodes by binomial trees. s is the size of the largest node, k the number of nodes.
+
+    Parameters
+    ----------
+    nodes : sequence of int, shape (n,)
+        Node of each position.
+
+    **Cost** rounds `2 * lg_s + 2 * (k - 1)`, messages `2 * (n - k) + 2 * k * (k - 1)`, bytes per
+    rank `max(lg_s * nbytes + 2 * (k - 1) * nbytes / k, (s > 1) * nbytes)`.
+
+    **Source** Jia et al. 2018, arXiv 1807.11205 (three phases: reduce in the node, ring of the
+    nodes' masters, broadcast in the node).
+    """
+    members = _by_node(n, nodes)
+    k = len(members)
+    whole, own = np.array([0, k]), np.arange(k + 1)
+    leaders = np.array([ranks[0] for ranks in members])
+
+    def in_nodes(step):
+        return side_by_side(*(embed(step(len(ranks), 0), ranks, whole) for ranks in members))
+
+    moves = chain(
+        in_nodes(binomial_reduce),
+        embed(ring_reduce_scatter(k), leaders, own),
+        embed(ring_all_gather(k), leaders, own),
+        in_nodes(binomial_broadcast),
+    )
+    return Schedule.of("all_reduce", "leader", n, split(nbytes, k, itemsize), moves)
+
+
+def _by_node(n, nodes):
+    """Positions of each node, as arrays, nodes in order of their first position."""
+    if nodes is None or len(nodes) != n:
+        raise InvalidCallError(f"give nodes=, the node of each of the {n} positions")
+    members = {}
+    for position, node in enumerate(nodes):
+        members.setdefault(int(node), []).append(position)
+    return [np.array(positions) for positions in members.values()]

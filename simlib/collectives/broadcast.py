@@ -1,0 +1,122 @@
+"""broadcast: every rank gets what the root has."""
+
+from __future__ import annotations
+
+from itertools import chain as one_after_the_other
+from math import isinf, sqrt
+
+import numpy as np
+
+from ..cluster import check_count
+from .schedule import Moves, Schedule, split
+from .steps import Folding, binomial_broadcast, binomial_scatter, in_turn, ring_all_gather
+
+SEGMENT_BYTES = 65536
+
+
+def flat(n, nbytes, itemsize=1, root=0):
+    """The root sends to one rank after the other.
+
+    **Cost** rounds `n - 1`, messages `n - 1`, bytes per rank `(n - 1) * nbytes`.
+
+    **Source** what one writes first.
+    """
+    moves = (Moves(np.array([root]), other) for other in in_turn(n, root))
+    return Schedule.of("broadcast", "flat", n, split(nbytes, 1, itemsize), moves, root)
+
+
+def binomial(n, nbytes, itemsize=1, root=0):
+    """Who has the data sends it on: the number of ranks that have it doubles in each round.
+
+    **Cost** rounds `lg_up`, messages `n - 1`, bytes per rank `lg_up * nbytes`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
+    """
+    moves = binomial_broadcast(n, root)
+    return Schedule.of("broadcast", "binomial", n, split(nbytes, 1, itemsize), moves, root)
+
+
+def scatter_all_gather(n, nbytes, itemsize=1, root=0):
+    """Binomial scatter of n chunks, then all_gather round a ring: for long vectors.
+
+    **Cost** rounds `lg_up + n - 1`, messages `n - 1 + n * (n - 1)`; where n is a power of two,
+    bytes per rank `2 * (n - 1) * nbytes / n`.
+
+    **Source** van de Geijn's algorithm, in Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
+    """
+    moves = one_after_the_other(
+        binomial_scatter(n, root),  # rank r now has chunk r
+        ring_all_gather(n),
+    )
+    chunks = split(nbytes, n, itemsize)
+    return Schedule.of("broadcast", "scatter_all_gather", n, chunks, moves, root)
+
+
+def scatter_doubling(n, nbytes, itemsize=1, root=0):
+    """Binomial scatter of n chunks, then all_gather by recursive doubling: for middle sizes.
+
+    **Cost** rounds `lg_up + lg + 2 * folds`, messages `n - 1 + p * lg + 2 * extra`; where n is a
+    power of two, bytes per rank `2 * (n - 1) * nbytes / n`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
+    """
+    folding = Folding(n)
+    moves = one_after_the_other(
+        binomial_scatter(n, root),  # rank r now has chunk r
+        folding.in_(folding.folded, adds=False),
+        folding.doubling(folding.first),
+        folding.out(folding.folded + 1, n - 1),  # all but the folded rank's own chunk
+    )
+    chunks = split(nbytes, n, itemsize)
+    return Schedule.of("broadcast", "scatter_doubling", n, chunks, moves, root)
+
+
+def chain(n, nbytes, itemsize=1, root=0, chunks=None, link=None):
+    """Rank after rank, in s chunks: each is passed on while the next one comes.
+
+    Parameters
+    ----------
+    chunks : int, optional
+        Number of chunks, s.
+    link : Link, optional
+        Without ``chunks``: the best number for this link is taken; without either, chunks of
+        64 KiB.
+
+    **Cost** rounds `n + s - 2`, messages `(n - 1) * s`, bytes per rank `nbytes`.
+
+    **Source** Patarasuk, Faraj and Yuan 2006, IPDPS; best number of chunks in `best_chunks`.
+    """
+    s = chain_chunks(n, nbytes, chunks, link)
+    sizes = split(nbytes, s, itemsize)
+    return Schedule.of("broadcast", "chain", n, sizes, chain_steps(n, root, s), root)
+
+
+def chain_steps(n, root, s):
+    """In round k the rank at distance v sends chunk k - v to the next one."""
+    for k in range(n + s - 2):
+        v = np.arange(max(0, k - s + 1), min(k, n - 2) + 1)
+        yield Moves((v + root) % n, (v + 1 + root) % n, k - v)
+
+
+def chain_chunks(n, nbytes, chunks, link):
+    """The number of chunks of a chain; see `chain`."""
+    if chunks is not None:
+        check_count("chunks", chunks)
+        return chunks
+    if link is not None:
+        return best_chunks(n, nbytes, link)
+    return max(1, -(-nbytes // SEGMENT_BYTES))
+
+
+def best_chunks(n, nbytes, link):
+    """The number of chunks s that makes (n + s - 2) (latency + nbytes / s / bandwidth) least.
+
+    That is sqrt(nbytes / bandwidth (n - 2) / latency), rounded; at least 1, at most one for each
+    byte.
+    """
+    if n <= 2 or nbytes == 0 or isinf(link.bandwidth_Bps):
+        return 1
+    if link.latency_s == 0:
+        return nbytes
+    best = sqrt(nbytes / link.bandwidth_Bps * (n - 2) / link.latency_s)
+    return int(min(max(1, round(best)), nbytes))

@@ -1,0 +1,215 @@
+"""Which algorithm a collective takes: by name, or by size as well-known libraries choose."""
+
+from __future__ import annotations
+
+import inspect
+from math import ceil, log2
+
+from ..cluster import Link, check_count
+from ..errors import InvalidCallError
+from . import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    gloo,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+
+DEFAULT_POLICY = "mpich"
+
+
+def _named(*functions):
+    return {function.__name__: function for function in functions}
+
+
+OWN = {
+    "broadcast": _named(
+        broadcast.flat,
+        broadcast.binomial,
+        broadcast.scatter_all_gather,
+        broadcast.scatter_doubling,
+        broadcast.chain,
+    ),
+    "scatter": _named(scatter.flat, scatter.spread, scatter.binomial),
+    "gather": _named(gather.flat, gather.spread, gather.binomial),
+    "reduce": _named(reduce.flat, reduce.binomial, reduce.rabenseifner, reduce.chain),
+    "all_reduce": _named(
+        all_reduce.ring,
+        all_reduce.recursive_doubling,
+        all_reduce.rabenseifner,
+        all_reduce.binomial,
+        all_reduce.naive,
+        all_reduce.hierarchical,
+        all_reduce.leader,
+    ),
+    "all_gather": _named(all_gather.ring, all_gather.recursive_doubling, all_gather.bruck),
+    "reduce_scatter": _named(
+        reduce_scatter.ring, reduce_scatter.recursive_halving, reduce_scatter.pairwise
+    ),
+    "all_to_all": _named(all_to_all.pairwise, all_to_all.spread),
+    "barrier": _named(barrier.dissemination, barrier.binomial, barrier.flat),
+}
+ALGORITHMS = {kind: own | gloo.ALGORITHMS.get(kind, {}) for kind, own in OWN.items()}
+
+
+def schedule(
+    kind,
+    n,
+    nbytes=0,
+    policy=DEFAULT_POLICY,
+    *,
+    itemsize=1,
+    root=0,
+    nodes=None,
+    chunks=None,
+    link=None,
+):
+    """The messages of one collective, by the algorithm that a policy chooses.
+
+    Parameters
+    ----------
+    kind : str
+        ``"all_reduce"``, ``"broadcast"``...
+    n : int
+        Size of the group.
+    nbytes : int or array of int
+        Bytes of the vector (all_reduce, broadcast, reduce), of all parts together (all_gather,
+        gather, scatter, reduce_scatter), of all that one rank brings (all_to_all). For the last
+        five, sizes of the parts may be given instead: n, or n x n from src to dst.
+    policy : str
+        See `choose`.
+    itemsize : int
+        Bytes of one element; chunks are cut between elements.
+    root : int
+        Position of the root.
+    nodes : sequence of int, optional
+        Node of each position, for ``hierarchical`` and ``leader``.
+    chunks : int, optional
+        Number of chunks of a ``chain``.
+    link : Link, optional
+        The network as one link: a chain takes the number of chunks that is best for it, and policy
+        ``"nccl"`` compares times on it.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    InvalidCallError
+        Where there is no such collective, algorithm, root or size.
+    """
+    algorithm = choose(kind, n, _total(nbytes), policy, link=link)
+    if not 0 <= root < n:
+        raise InvalidCallError(f"root is {root}: positions are 0 to {n - 1}")
+    function = ALGORITHMS[kind][algorithm]
+    given = {
+        "nbytes": nbytes,
+        "itemsize": itemsize,
+        "root": root,
+        "nodes": nodes,
+        "chunks": chunks,
+        "link": link,
+    }
+    takes = inspect.signature(function).parameters
+    return function(n, **{name: value for name, value in given.items() if name in takes})
+
+
+def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, link=None):
+    """The name of the algorithm that a policy takes.
+
+    Parameters
+    ----------
+    kind : str
+    n : int
+        Size of the group.
+    nbytes : int
+        As in `schedule`.
+    policy : str
+        ``"mpich"`` (default), ``"nccl"``, ``"gloo"``, or the name of an algorithm.
+    link : Link, optional
+        For ``"nccl"``; 10 Gbit/s Ethernet where it is not given.
+
+    Returns
+    -------
+    str
+        A key of ``ALGORITHMS[kind]``.
+    """
+    if kind not in ALGORITHMS:
+        raise InvalidCallError(f"no collective {kind!r}: there are {', '.join(ALGORITHMS)}")
+    check_count("n", n)
+    if policy == "mpich":
+        return mpich(kind, n, nbytes)
+    if policy == "nccl":
+        return nccl(kind, n, nbytes, link or Link(30e-6, 1.25e9))
+    if policy == "gloo":
+        return gloo.choose(kind, n, nbytes)
+    if policy not in ALGORITHMS[kind]:
+        names = ", ".join(ALGORITHMS[kind])
+        raise InvalidCallError(
+            f"no algorithm {policy!r} of {kind}: there are {names}; or choose by size as "
+            "'mpich', 'nccl' or 'gloo' do"
+        )
+    return policy
+
+
+def mpich(kind, n, nbytes):
+    """As MPICH chooses for one rank on each node, short before long.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1), and the default values of MPICH's
+    ``MPIR_CVAR_*_MSG_SIZE`` (src/mpi/coll). Left out: Bruck's all_to_all for parts of at most 256
+    bytes; they are spread, as those up to 32 KiB.
+    """
+    is_power = n & (n - 1) == 0
+    if kind == "broadcast":
+        if nbytes < 12288 or n < 8:
+            return "binomial"
+        return "scatter_doubling" if nbytes < 524288 and is_power else "scatter_all_gather"
+    if kind == "all_reduce":
+        return "recursive_doubling" if nbytes <= 2048 else "rabenseifner"
+    if kind == "reduce":
+        return "binomial" if nbytes <= 2048 else "rabenseifner"
+    if kind == "all_gather":
+        if nbytes < 81920 and not is_power:
+            return "bruck"
+        return "recursive_doubling" if nbytes < 524288 and is_power else "ring"
+    if kind == "reduce_scatter":
+        return "recursive_halving" if nbytes < 524288 else "pairwise"
+    if kind == "all_to_all":
+        return "spread" if nbytes <= 32768 * n else "pairwise"
+    return "dissemination" if kind == "barrier" else "binomial"  # scatter, gather
+
+
+def nccl(kind, n, nbytes, link):
+    """As NCCL chooses: ring or tree by predicted time, else rings, chains and grouped messages.
+
+    NCCL predicts latency and bandwidth of each algorithm from tables for its hardware; here the
+    costs are those of this package's algorithms on one link. NCCL's tree is a pair of trees with
+    pipelining, `binomial` has neither: it is left for the ring earlier.
+
+    **Source** NCCL, src/graph/tuning.cc (the algorithm of least predicted time is taken).
+    """
+    if kind == "all_reduce":
+        ring_s = 2 * (n - 1) * (link.latency_s + nbytes / n / link.bandwidth_Bps)
+        tree_s = 2 * ceil(log2(n)) * (link.latency_s + nbytes / link.bandwidth_Bps)
+        return "ring" if ring_s <= tree_s else "binomial"
+    others = {
+        "broadcast": "chain",
+        "reduce": "chain",
+        "all_gather": "ring",
+        "reduce_scatter": "ring",
+        "barrier": "binomial",  # a small all_reduce
+    }
+    return others.get(kind, "spread")  # all_to_all, scatter, gather
+
+
+def _total(nbytes):
+    """Bytes as a policy looks at them; of an all_to_all's table, those of the busiest rank."""
+    if hasattr(nbytes, "ndim") and nbytes.ndim == 2:
+        return int(nbytes.sum(axis=1).max())
+    return int(sum(nbytes)) if hasattr(nbytes, "__len__") else nbytes

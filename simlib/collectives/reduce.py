@@ -1,0 +1,74 @@
+"""reduce: every rank brings a vector, the root gets the sum."""
+
+from __future__ import annotations
+
+from itertools import chain as one_after_the_other
+
+import numpy as np
+
+from .broadcast import chain_chunks
+from .schedule import Moves, Schedule, split
+from .steps import Folding, binomial_gather, binomial_reduce, in_turn
+
+
+def flat(n, nbytes, itemsize=1, root=0):
+    """One rank after the other sends its vector to the root.
+
+    **Cost** rounds `n - 1`, messages `n - 1`, bytes per rank `nbytes`.
+
+    **Source** what one writes first.
+    """
+    moves = (Moves(other, np.array([root]), adds=True) for other in in_turn(n, root))
+    return Schedule.of("reduce", "flat", n, split(nbytes, 1, itemsize), moves, root)
+
+
+def binomial(n, nbytes, itemsize=1, root=0):
+    """Sums run down a binomial tree: for short vectors.
+
+    **Cost** rounds `lg_up`, messages `n - 1`, bytes per rank `nbytes`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
+    """
+    moves = binomial_reduce(n, root)
+    return Schedule.of("reduce", "binomial", n, split(nbytes, 1, itemsize), moves, root)
+
+
+def rabenseifner(n, nbytes, itemsize=1, root=0):
+    """Reduce-scatter by recursive halving, then a binomial gather: for long vectors.
+
+    The vector is cut into n chunks.
+
+    **Cost** rounds `lg + 2 * folds + lg_up`, messages `p * lg + 2 * extra + n - 1`; where n is a
+    power of two, bytes per rank `(n - 1) * nbytes / n + (n > 1) * p / 2 * nbytes / n`.
+
+    **Source** Rabenseifner 2004, ICCS, LNCS 3036; Thakur, Rabenseifner and Gropp 2005, IJHPCA
+    19(1).
+    """
+    folding = Folding(n)
+    moves = one_after_the_other(
+        folding.in_(count=n),
+        folding.halving(folding.first),
+        folding.out(folding.folded),  # rank r now has the sum of chunk r
+        binomial_gather(n, root),
+    )
+    return Schedule.of("reduce", "rabenseifner", n, split(nbytes, n, itemsize), moves, root)
+
+
+def chain(n, nbytes, itemsize=1, root=0, chunks=None, link=None):
+    """The chain of `broadcast.chain` backwards: sums run towards the root in s chunks.
+
+    **Cost** rounds `n + s - 2`, messages `(n - 1) * s`, bytes per rank `nbytes`.
+
+    **Source** Patarasuk, Faraj and Yuan 2006, IPDPS, turned round.
+    """
+    s = chain_chunks(n, nbytes, chunks, link)
+    sizes = split(nbytes, s, itemsize)
+    return Schedule.of("reduce", "chain", n, sizes, _chain_steps(n, root, s), root)
+
+
+def _chain_steps(n, root, s):
+    """In round k the rank at place w from the far end sends chunk k - w on towards the root."""
+    for k in range(n + s - 2):
+        w = np.arange(max(0, k - s + 1), min(k, n - 2) + 1)
+        v = n - 1 - w
+        yield Moves((v + root) % n, (v - 1 + root) % n, k - w, adds=True)

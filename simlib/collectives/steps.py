@@ -1,0 +1,168 @@
+"""The steps that collectives are made of. Each is a generator of `Moves`, one for each round.
+
+``n`` ranks at positions 0 to n-1; ``v`` is a position counted from the root. Where n is no power
+of two, p is the largest one below it: n - p ranks hand their part to a neighbour first and get the
+result from it at the end ("folding"; Rabenseifner 2004, ICCS, LNCS 3036).
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+import numpy as np
+
+from .schedule import Moves
+
+
+def powers_below(n):
+    """1, 2, 4, ... below n."""
+    return [1 << k for k in range((n - 1).bit_length())]
+
+
+# -- rings -----------------------------------------------------------------------------------------
+
+
+def ring_reduce_scatter(n):
+    """n - 1 rounds; chunk c goes round from rank c + 1 to rank c, and grows at every stop.
+
+    In round k rank r passes chunk r - k - 1 on. At the end rank r has the whole sum of chunk r.
+    """
+    ranks, nxt, twice = _ring(n)
+    for k in range(n - 1):
+        yield Moves(ranks, nxt, twice[n - k - 1 : 2 * n - k - 1], adds=True)
+
+
+def ring_all_gather(n):
+    """n - 1 rounds; chunk c goes round from rank c, and is copied at every stop.
+
+    In round k rank r passes chunk r - k on. At the end every rank has all chunks.
+    """
+    ranks, nxt, twice = _ring(n)
+    for k in range(n - 1):
+        yield Moves(ranks, nxt, twice[n - k : 2 * n - k])
+
+
+def _ring(n):
+    """Ranks, their next ones, and all ranks twice in a row: a slice is "r - k, modulo n"."""
+    ranks = np.arange(n)
+    return ranks, (ranks + 1) % n, np.concatenate((ranks, ranks))
+
+
+# -- exchanges over growing and shrinking distances ------------------------------------------------
+
+
+class Folding:
+    """Of n ranks, p = 2^lg n that take part, and n - p that are folded into a neighbour.
+
+    The first n - p even ranks are folded into the odd rank after them. ``rank_of[j]`` is the
+    position of participant j; it stands for the ranks, and the chunks, from ``first[j]`` up to
+    ``first[j + 1]``: one, or two where it has a folded neighbour.
+    """
+
+    def __init__(self, n):
+        self.n = n
+        self.p = 1 << (n.bit_length() - 1)
+        extra = n - self.p
+        self.folded = 2 * np.arange(extra)
+        j = np.arange(self.p + 1)
+        self.first = j + np.minimum(j, extra)
+        self.rank_of = self.first[:-1] + (j[:-1] < extra)
+
+    def in_(self, first=0, count=1, adds=True):
+        """The folded ranks hand their part over."""
+        yield Moves(self.folded, self.folded + 1, first, count, adds)
+
+    def out(self, first=0, count=1):
+        """The folded ranks get the result."""
+        yield Moves(self.folded + 1, self.folded, first, count)
+
+    def exchange_all(self):
+        """lg p rounds; ranks at distance 1, 2, 4, ... exchange all they have and add."""
+        j = np.arange(self.p)
+        for d in powers_below(self.p):
+            yield Moves(self.rank_of, self.rank_of[j ^ d], adds=True)
+
+    def halving(self, first):
+        """lg p rounds; at distance p/2, p/4, ..., 1 each sends the half it will not keep.
+
+        At the end participant j has the sum of chunks ``first[j]`` up to ``first[j + 1]``.
+        """
+        j = np.arange(self.p)
+        for d in reversed(powers_below(self.p)):
+            theirs = (j ^ d) & -d  # the first participant of the partner's half
+            count = first[theirs + d] - first[theirs]
+            yield Moves(self.rank_of, self.rank_of[j ^ d], first[theirs], count, adds=True)
+
+    def doubling(self, first):
+        """lg p rounds; at distance 1, 2, 4, ... each sends all it has: twice as much every time."""
+        j = np.arange(self.p)
+        for d in powers_below(self.p):
+            mine = j & -d  # the first participant whose chunks this one has by now
+            yield Moves(
+                self.rank_of, self.rank_of[j ^ d], first[mine], first[mine + d] - first[mine]
+            )
+
+
+# -- trees -----------------------------------------------------------------------------------------
+
+
+def binomial_broadcast(n, root, count=1):
+    """ceil(lg n) rounds; who has the data sends it on, over half the distance every time."""
+    for d in reversed(powers_below(n)):
+        v = np.arange(0, n - d, 2 * d)
+        yield Moves((v + root) % n, (v + d + root) % n, count=count)
+
+
+def binomial_reduce(n, root, count=1):
+    """ceil(lg n) rounds; the broadcast backwards: sums run down the tree."""
+    for d in powers_below(n):
+        v = np.arange(0, n - d, 2 * d)
+        yield Moves((v + d + root) % n, (v + root) % n, count=count, adds=True)
+
+
+def binomial_scatter(n, root):
+    """ceil(lg n) rounds; each hands on the chunks of the half of its ranks that is farther off."""
+    for d in reversed(powers_below(n)):
+        v = np.arange(0, n - d, 2 * d)
+        child = (v + d + root) % n
+        yield Moves((v + root) % n, child, child, np.minimum(d, n - v - d))
+
+
+def binomial_gather(n, root):
+    """ceil(lg n) rounds; the scatter backwards."""
+    for d in powers_below(n):
+        v = np.arange(0, n - d, 2 * d)
+        child = (v + d + root) % n
+        yield Moves(child, (v + root) % n, child, np.minimum(d, n - v - d))
+
+
+def in_turn(n, root):
+    """The other ranks, one for each round, by distance from the root."""
+    for v in range(1, n):
+        yield np.array([(root + v) % n])
+
+
+# -- several groups at once ------------------------------------------------------------------------
+
+
+def embed(moves, members, bounds):
+    """The same moves among some ranks of a larger group, on some of its chunks.
+
+    Parameters
+    ----------
+    members : ndarray of int
+        Position in the larger group of each rank.
+    bounds : ndarray of int
+        Chunk c here is the run of chunks from ``bounds[c]`` up to ``bounds[c + 1]`` there.
+    """
+    for src, dst, first, count, adds in moves:
+        start = bounds[first]
+        yield Moves(members[src], members[dst], start, bounds[first + count] - start, adds)
+
+
+def side_by_side(*all_moves):
+    """Several groups at work at once: the k-th rounds of all of them become one."""
+    for together in zip_longest(*all_moves):
+        present = [moves for moves in together if moves is not None]
+        columns = zip(*(np.broadcast_arrays(*moves) for moves in present), strict=True)
+        yield Moves(*(np.concatenate(column) for column in columns))

@@ -1,0 +1,82 @@
+"""Carries out a schedule on sets of contributions: what every rank holds of every chunk.
+
+A set of ranks is an integer, one bit for each. Adding is refused where a contribution would count
+twice (but in a barrier, where it only means to have heard).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def carried(schedule, start):
+    """What each rank holds at the end: array (n, chunks) of sets, from ``start`` of that form."""
+    held = start.copy()
+    chunks = len(schedule.chunk_nbytes)
+    for round_ in schedule.rounds:
+        before = held.copy()  # within a round all send what they had when it began
+        for src, dst, nbytes, first, count, adds in zip(
+            round_.src,
+            round_.dst,
+            round_.nbytes,
+            round_.first,
+            round_.count,
+            round_.adds,
+            strict=True,
+        ):
+            run = (first + np.arange(count)) % chunks
+            assert nbytes == schedule.chunk_nbytes[run].sum()
+            assert src != dst and 0 <= first < chunks and 0 < count <= chunks
+            coming = before[src, run]
+            assert coming.all(), "sends what it does not have"
+            if adds:
+                twice = held[dst, run] & coming
+                assert schedule.kind == "barrier" or not twice.any(), "adds something twice"
+                held[dst, run] |= coming
+            else:
+                held[dst, run] = coming
+    return held
+
+
+def beginning(schedule):
+    """What each rank brings: its own contribution, where it has one."""
+    n, chunks, own = schedule.n, len(schedule.chunk_nbytes), 1 << np.arange(schedule.n)
+    chunk = np.arange(chunks)
+    if schedule.kind in ("broadcast", "scatter"):
+        has = np.arange(n)[:, None] == schedule.root
+    elif schedule.kind in ("all_gather", "gather"):
+        has = np.arange(n)[:, None] == chunk
+    elif schedule.kind == "all_to_all":
+        has = np.arange(n)[:, None] == chunk // n
+    else:
+        has = True
+    return np.where(has & np.ones((n, chunks), dtype=bool), own[:, None], 0)
+
+
+def result(schedule):
+    """What each rank must hold at the end, and where it matters: two arrays (n, chunks)."""
+    n, chunks = schedule.n, len(schedule.chunk_nbytes)
+    ranks, chunk = np.arange(n)[:, None], np.arange(chunks)
+    everywhere = np.ones((n, chunks), dtype=bool)
+    all_of_us = np.full((n, chunks), (1 << n) - 1)
+    at_root = everywhere & (ranks == schedule.root)
+    owner = np.broadcast_to(1 << np.minimum(chunk, n - 1), (n, chunks))
+    from_root = np.full((n, chunks), 1 << (schedule.root or 0))
+    return {
+        "broadcast": (from_root, everywhere),
+        "scatter": (from_root, ranks == chunk),
+        "gather": (owner, at_root),
+        "reduce": (all_of_us, at_root),
+        "all_reduce": (all_of_us, everywhere),
+        "all_gather": (owner, everywhere),
+        "reduce_scatter": (all_of_us, ranks == chunk),
+        "all_to_all": (np.broadcast_to(1 << (chunk // n), (n, chunks)), ranks == chunk % n),
+        "barrier": (all_of_us, everywhere),
+    }[schedule.kind]
+
+
+def is_right(schedule):
+    """Whether the schedule computes what its kind promises."""
+    wanted, matters = result(schedule)
+    held = carried(schedule, beginning(schedule))
+    return bool((held == wanted)[matters].all())
