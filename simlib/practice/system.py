@@ -57,8 +57,8 @@ def _why_no_namespace():
 def shape(rate_bps):
     """The words of `tc` that hold a link to ``rate_bps``, with short bursts only.
 
-    A queue that is woken late has to catch up, or the rate is lost: it may send 5 % faster until
-    it has, from a bucket of 2 ms. The second bucket holds what it sends at one go to 0.5 ms, so that
+    A queue that is woken late has to catch up, or the rate is lost: from a bucket of 2 ms it may
+    send 5 % faster until it has. The second bucket bounds what goes out at once to 0.5 ms, so that
     a short message is not free of charge.
     """
     bucket = max(20_000, int(rate_bps / 8 * 0.002))
