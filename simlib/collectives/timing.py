@@ -1,0 +1,197 @@
+"""How long a collective takes: its messages, one by one, through the fluid network, in numpy.
+
+Two ways give the same times as `Network`. Where no two messages can ever share a link, each is on
+its own, and a round is a few operations on arrays. Otherwise `sharing` follows all messages
+through time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from ..errors import InvalidCallError
+from .sharing import through_shared_links
+
+NOBODY, UNSEEN = -1, -2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wire:
+    """The messages of a collective as they travelled: arrays, in order of the schedule.
+
+    Attributes
+    ----------
+    round : ndarray of int
+    src, dst : ndarray of int
+        Ranks of the world.
+    nbytes : ndarray of int
+    start_s, end_s : ndarray of float
+        When both sides were ready, and when it had arrived.
+    """
+
+    round: np.ndarray
+    src: np.ndarray
+    dst: np.ndarray
+    nbytes: np.ndarray
+    start_s: np.ndarray
+    end_s: np.ndarray
+
+
+def time_of(schedule, topology, members, starts, expand=False):
+    """When each member of a group has done its part of a collective.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    topology : Topology
+    members : sequence of int, shape (n,)
+        Rank of the world at each position.
+    starts : sequence of float, shape (n,)
+        When each member begins, in seconds.
+    expand : bool
+        Whether to return the messages too.
+
+    Returns
+    -------
+    ends : ndarray of float, shape (n,)
+        When its last message was done; its start for a member that has none.
+    wire : Wire
+        With ``expand`` only.
+
+    Notes
+    -----
+    **Cost** O(number of messages) where no link is shared; else, for each moment at which
+    something happens in any set of transfers that share links, O(transfers under way). What happens
+    within one latency in sets that share nothing is worked out at the same time.
+    """
+    members, starts = _checked(schedule, topology, members, starts)
+    device = topology.cluster.device
+    reduce_Bps = device.reduce_Bps if device else inf
+    patterns = _patterns(schedule, topology, members)
+    if _shares_no_link(patterns.values(), topology):
+        ends, times = _each_alone(schedule, patterns, topology, starts, reduce_Bps, expand)
+    else:
+        ends, times = through_shared_links(schedule, topology, members, starts, reduce_Bps)
+    return (ends, _wire(schedule, members, *times)) if expand else ends
+
+
+def _checked(schedule, topology, members, starts):
+    members = np.asarray(members)
+    starts = np.asarray(starts, dtype=float)
+    if members.shape != (schedule.n,) or starts.shape != (schedule.n,):
+        raise InvalidCallError(
+            f"a schedule of {schedule.n} ranks with {members.size} members and {starts.size} "
+            "starts: give one of each for every rank"
+        )
+    if len(np.unique(members)) < schedule.n:
+        raise InvalidCallError("a rank is twice among the members: give each once")
+    if members.min() < 0 or members.max() >= topology.world_size:
+        raise InvalidCallError(f"members are ranks of the world, 0 to {topology.world_size - 1}")
+    return members, starts
+
+
+class _Pattern:
+    """Who sends to whom in a round; many rounds have the same one."""
+
+    def __init__(self, round_, topology, members):
+        self.src, self.dst = round_.src, round_.dst
+        self.world_src, self.world_dst = members[self.src], members[self.dst]
+        self.latency_s = topology.latencies_s(self.world_src, self.world_dst)
+        self.bandwidth_Bps = topology.bandwidths_Bps(self.world_src, self.world_dst)
+        n = len(members)
+        one_each = [np.bincount(ranks, minlength=n).max() == 1 for ranks in (self.src, self.dst)]
+        self.is_one_each = all(one_each)
+        #: For a round in which rank r sends message r, and each gets one: which one it gets.
+        self.received = None
+        if self.is_one_each and np.array_equal(self.src, np.arange(n)):
+            self.received = np.argsort(self.dst)
+
+
+def _pattern_key(round_):
+    """Rounds with the very same arrays have the same pattern."""
+    return id(round_.src), id(round_.dst)
+
+
+def _patterns(schedule, topology, members):
+    patterns = {}
+    for round_ in schedule.rounds:
+        key = _pattern_key(round_)
+        if key not in patterns:
+            patterns[key] = _Pattern(round_, topology, members)
+    return patterns
+
+
+def _shares_no_link(patterns, topology):
+    """Whether no two messages can ever be on one link at the same time.
+
+    So it is where all messages that cross a link have a rank in common, and no two of them are in
+    one round: that rank does one round after the other. (Enough, not necessary.)
+    """
+    links = len(topology.link_bandwidth_Bps)
+    free = links - 1
+    common = np.full((2, links), UNSEEN)  # two candidates: ends of the first message on the link
+    for pattern in patterns:
+        paths = topology.paths(pattern.world_src, pattern.world_dst)
+        message, column = np.nonzero(paths != free)
+        crossed = paths[message, column]
+        if len(crossed) and np.bincount(crossed).max() > 1:
+            return False
+        src, dst = pattern.src[message], pattern.dst[message]
+        for candidates, own in zip(common, (src, dst), strict=True):
+            before = candidates[crossed]
+            stays = (before == src) | (before == dst)
+            candidates[crossed] = np.where(before == UNSEEN, own, np.where(stays, before, NOBODY))
+    return not (common == NOBODY).all(axis=0).any()
+
+
+def _each_alone(schedule, patterns, topology, starts, reduce_Bps, expand):
+    """Round by round: start when both ends are ready, latency, bytes over bandwidth."""
+    ready = starts.copy()  # when each rank has done its part so far
+    envelope = topology.cluster.envelope_bytes
+    start_s, end_s = [], []
+    for round_ in schedule.rounds:
+        pattern = patterns[_pattern_key(round_)]
+        draw_s = (round_.nbytes + envelope) / pattern.bandwidth_Bps
+        if pattern.received is not None:
+            begin = np.maximum(ready, ready[pattern.dst])
+            end = begin + pattern.latency_s + draw_s
+            ready = np.maximum(end, end[pattern.received])
+        else:
+            begin = np.maximum(ready[pattern.src], ready[pattern.dst])
+            end = begin + pattern.latency_s + draw_s
+            _finish(ready, pattern, end)
+        if reduce_Bps < inf:
+            added = np.bincount(round_.dst, round_.nbytes * round_.adds, schedule.n)
+            ready = ready + added / reduce_Bps
+        if expand:
+            start_s.append(begin)
+            end_s.append(end)
+    return ready, (start_s, end_s)
+
+
+def _finish(ready, pattern, end):
+    """Ranks are ready for the next round when the last of their messages has ended."""
+    if pattern.is_one_each:
+        ready[pattern.src] = end
+        ready[pattern.dst] = np.maximum(ready[pattern.dst], end)
+    else:
+        np.maximum.at(ready, pattern.src, end)
+        np.maximum.at(ready, pattern.dst, end)
+
+
+def _wire(schedule, members, start_s, end_s):
+    def column(arrays, dtype):
+        return np.concatenate([np.empty(0, dtype), *arrays])
+
+    rounds = schedule.rounds
+    return Wire(
+        np.repeat(np.arange(len(rounds)), [len(round_) for round_ in rounds]),
+        members[column([round_.src for round_ in rounds], int)],
+        members[column([round_.dst for round_ in rounds], int)],
+        column([round_.nbytes for round_ in rounds], int),
+        column(start_s, float),
+        column(end_s, float),
+    )
