@@ -1,4 +1,4 @@
-"""The command line: ``python -m simlib run -n 4 script.py [args]``."""
+"""The command line: ``python -m simlib run -n 4 script.py [args]``, and ``practice``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 from . import __version__
 from .errors import RunInterrupted, SimlibError
+from .practice import command as practice
 from .processes.engine import MAX_RANKS, run_script
 
 
@@ -45,6 +46,7 @@ def _parser():
     run.add_argument("script")
     run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
     run.set_defaults(command=_run)
+    practice.add_command(commands)
     return parser
 
 
