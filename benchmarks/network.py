@@ -14,10 +14,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from simlib.collectives.timing import time_of
 
 from simlib.cluster import Cluster, Link, Topology
 from simlib.collectives import gloo
+from simlib.collectives.timing import time_of
 from simlib.practice import PracticeNetwork
 from simlib.practice.launch import run_on_nodes
 from simlib.practice.system import why_not

@@ -14,6 +14,7 @@
 
 from . import clusters
 from .cluster import Cluster, Device, Link
+from .compute import compute
 from .diagnosis import Finding
 from .errors import (
     DeadlockError,
@@ -37,6 +38,7 @@ __all__ = [
     "Device",
     "Link",
     "clusters",
+    "compute",
     "simulate",
     "Collective",
     "DeadlockError",

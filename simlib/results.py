@@ -28,6 +28,8 @@ class Run:
         virtual clock; ``"replayed"``: a recorded run on another cluster.
     wire : list of WireMessage or None
         With ``simulate(..., expand=True)``: the messages that the collectives were made of.
+    memory : list of Ledger or None
+        What each simulated rank held, where the cluster has a device.
     """
 
     def __init__(self, name, trace, results, output, findings=(), engine="real"):
@@ -38,6 +40,7 @@ class Run:
         self.findings = list(findings)
         self.engine = engine
         self.wire = None
+        self.memory = None
 
     @property
     def world_size(self):

@@ -27,7 +27,7 @@ SEED = int(os.environ["SEED"])
 
 
 class Measured:
-    """A meter that sees this thread's ops for the time of a ``with`` block; a test moves its clock."""
+    """A meter that sees this thread's ops in a ``with`` block; a test moves its clock."""
 
     def __init__(self, **options):
         self.time_s = 0.0

@@ -33,6 +33,7 @@ def simulate(
     algorithms="mpich",
     expand=False,
     compute="flops",
+    memory=None,
     slow=None,
     kill=None,
     seed=None,
@@ -69,6 +70,9 @@ def simulate(
     compute : {"flops", "measured", "free"}
         What computing takes: floating-point operations over the device's rate (nothing where the
         cluster has no device), the time it really takes here, or nothing.
+    memory : bool, optional
+        Whether to keep the ledger of each rank's memory in ``run.memory``; by default where the
+        cluster has a device.
     slow : dict, optional
         ``{rank: factor}``: ranks that compute so much slower.
     kill : dict, optional
@@ -112,6 +116,7 @@ def simulate(
         kill=_check_by_rank("kill", kill, size),
         seed=seed,
         compute=_check_choice("compute", compute, ("flops", "measured", "free")),
+        memory=cluster.device is not None if memory is None else bool(memory),
     )
     payload = pack(function, args, kwargs, size)
     request = {"payload": payload, "cluster": cluster, "placement": placement, "world_size": size}
@@ -134,6 +139,7 @@ class SimulationOptions:
     kill: dict = field(default_factory=dict)
     seed: int | None = None
     compute: str = "flops"
+    memory: bool = False
 
 
 def _simulate(request, options, argv):
@@ -166,13 +172,14 @@ def _watched(process, watch, request, options):
     """Simulate and give the process back; returns the `Run` and the error to raise, or None."""
     clean = False
     try:
-        request |= {"cells": new_cells(process, watch.cells)}
+        request |= {"cells": new_cells(process, watch.cells), "cell_numbers": watch.cells}
         try:
             failure = watch.until_the_end(request)
         except KeyboardInterrupt:
             failure = outcome.interrupted(watch)
         result = outcome.make_run(watch)
-        result.wire = watch.report["wire"] if watch.report else None
+        if watch.report is not None:
+            result.wire, result.memory = watch.report["wire"], watch.report["memory"]
         if failure is None and options.check:
             result.findings = watch.checker.findings()
             if options.strict and result.findings:

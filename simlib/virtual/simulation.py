@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,7 @@ class Options:
     kill: dict = field(default_factory=dict)
     seed: int | None = None
     compute: str = "flops"
+    memory: bool = False
 
 
 class Simulation:
@@ -51,19 +53,35 @@ class Simulation:
         self._promised = [[] for _ in range(topology.world_size)]
         self.logs = []
         self.ranks = None
-        self.instruments = None
+        self.instruments = [None] * topology.world_size
+        is_measured = options.compute == "measured"
+        self._measured = [0.0] * topology.world_size if is_measured else None
 
     # Time
 
     def settle(self, rank):
         """Before an op: let all happen that comes before this rank's clock; returns the clock."""
-        return self.scheduler.settle(rank)
+        if self._measured is not None:
+            self.advance(rank, max(0.0, time.thread_time() - self._measured[rank]))
+        clock = self.scheduler.settle(rank)
+        self.begin_to_measure(rank)
+        return clock
+
+    def begin_to_measure(self, rank):
+        """Where computing takes the time it really takes: from here on."""
+        if self._measured is not None:
+            self._measured[rank] = time.thread_time()
 
     def catch_up(self, rank, time_s):
-        """The rank's clock reaches at least this moment."""
+        """The rank's clock reaches at least this moment, at which what it waited for has come."""
         clocks = self.scheduler.clocks
         if clocks[rank] < time_s:
             clocks[rank] = time_s
+        self.begin_to_measure(rank)
+
+    def sleep(self, rank, seconds):
+        """The rank does nothing for so long."""
+        self.scheduler.clocks[rank] += seconds
 
     def advance(self, rank, seconds):
         """The rank computes for so long (longer where it was made slow)."""
@@ -71,9 +89,8 @@ class Simulation:
 
     def uncounted(self, rank):
         """A context in which the instruments of a rank count nothing: the engine's own tensors."""
-        if self.instruments is None:
-            return _NOTHING
-        return self.instruments[rank].paused()
+        instruments = self.instruments[rank]
+        return _NOTHING if instruments is None else _Pause(instruments)
 
     # Messages and collectives
 
@@ -183,6 +200,20 @@ class Simulation:
 
 
 _NOTHING = contextlib.nullcontext()
+
+
+class _Pause:
+    """Ops in this block pass the instruments of a rank unseen."""
+
+    def __init__(self, instruments):
+        self._instruments = instruments
+
+    def __enter__(self):
+        self._before = self._instruments.paused
+        self._instruments.paused = True
+
+    def __exit__(self, *_):
+        self._instruments.paused = self._before
 
 
 def _nbytes_of(meeting, call, n):
