@@ -69,7 +69,8 @@ def describe(error):
     dict
         ``type`` and ``message``; ``frames``, a list of (file, lineno, function), outermost first;
         ``text``, the traceback without the frames of simlib and torch; ``invalid``, whether torch
-        or simlib refused the call; ``ledger``, what a rank held that ran out of memory; ``from_wait``, whether it ended a wait for other ranks.
+        or simlib refused the call; ``ledger``, what a rank held that ran out of memory;
+        ``from_wait``, whether it ended a wait for other ranks.
     """
     frames = traceback.extract_tb(error.__traceback__)
     innermost = frames[-1].filename if frames else ""
