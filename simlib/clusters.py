@@ -11,6 +11,15 @@ from __future__ import annotations
 
 from .cluster import Cluster, Link
 
+__all__ = [
+    "ethernet_1g",
+    "ethernet_10g",
+    "ethernet_100g",
+    "infiniband_hdr",
+    "nvlink_nodes",
+    "loopback",
+]
+
 
 def ethernet_1g(nodes, ranks_per_node=1, **more):
     """Nodes on 1 Gbit/s Ethernet, with TCP.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .. import clusters, diagnosis, errors, outcome
 from ..cluster import Cluster, Topology
 from ..collectives import ALGORITHMS, choose
-from ..processes.live import open_display
+from ..processes.live import SilentDisplay, open_display
 from ..processes.payload import cell_numbers, new_cells, pack, surroundings
+from . import adversary
 from .process import simulators
 from .simulation import Options
 from .watch import SimulationWatch
@@ -143,15 +144,16 @@ class SimulationOptions:
 
 
 def _simulate(request, options, argv):
-    cells = cell_numbers()
-    request |= surroundings(argv) | {"options": _for_child(options)}
+    request |= surroundings(argv)
     display = open_display()
     outputs = ()
     try:
-        process = _take_process(display)
-        watch = SimulationWatch(process, request["world_size"], display, cells, options)
-        outputs = watch.outputs
-        result, failure = _watched(process, watch, request, options)
+        result, failure, answers, outputs = _once(request, replace(options, seed=None), display)
+        if options.seed is not None and failure is None:
+            found = _other_order(request, options, result, answers)
+            result.findings += [found] if found is not None else []
+        if failure is None and options.strict and result.findings:
+            failure = diagnosis.as_error(result.findings[0])
     finally:
         display.close(outputs)
     if failure is None:
@@ -161,6 +163,21 @@ def _simulate(request, options, argv):
     if getattr(failure, "graph", None) is not None:
         display.picture(failure.graph)
     raise failure
+
+
+def _other_order(request, options, result, answers):
+    """The race that shows in the order of the seed, or None."""
+    other, failure, other_answers, _ = _once(request, options, SilentDisplay())
+    return adversary.race(result, other, failure, options.seed, answers, other_answers)
+
+
+def _once(request, options, display):
+    """One simulation: the `Run`, the error to raise, the ranks' answers, what they printed."""
+    process = _take_process(display)
+    request = request | {"options": _for_child(options)}
+    watch = SimulationWatch(process, request["world_size"], display, cell_numbers(), options)
+    result, failure = _watched(process, watch, request, options)
+    return result, failure, watch.report["answers"] if watch.report else {}, watch.outputs
 
 
 def _for_child(options):
@@ -182,8 +199,6 @@ def _watched(process, watch, request, options):
             result.wire, result.memory = watch.report["wire"], watch.report["memory"]
         if failure is None and options.check:
             result.findings = watch.checker.findings()
-            if options.strict and result.findings:
-                failure = diagnosis.as_error(result.findings[0])
         clean = watch.report is not None and not watch.running() and not watch.deaths
     finally:
         watch.close()
