@@ -29,6 +29,7 @@ from ..processes.isolation import Baseline, torch_seed
 from ..processes.rank import die_with_the_kernel
 from ..recorder import Recorder, is_learners
 from . import per_rank
+from .ddp import share_what_ddp_gathers
 from .flops import FlopCounts
 from .instruments import Instruments
 from .member import Member, stand_in_backend
@@ -92,6 +93,7 @@ class Process:
         self._parked = 0
         _leave_only_the_rank(self)
         _wait_where_backward_returns(self)
+        share_what_ddp_gathers()
 
     def run(self, request, memory):
         """Simulate once; returns the report for the kernel, as bytes."""
