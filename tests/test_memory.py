@@ -27,7 +27,7 @@ SEED = int(os.environ["SEED"])
 
 
 class Measured:
-    """A meter that sees this thread's ops for the time of a ``with`` block; a test moves its clock."""
+    """A meter of this thread's ops for the time of a ``with`` block; a test moves its clock."""
 
     def __init__(self, **options):
         self.time_s = 0.0
@@ -157,6 +157,16 @@ def test_views_and_ops_in_place_hold_nothing_more():
         assert rank.current == (0, 0, 0, 0)
 
 
+def test_a_model_converted_has_other_parameters():
+    with Measured() as rank:
+        net = nn.Linear(4, 4, bias=False)
+        net.double()
+        x = torch.ones(10, 4, dtype=torch.float64)
+        net(x)
+        assert rank.peak == (128, 0, 0, 640)
+        assert rank.current == (128, 0, 0, 320)
+
+
 def test_a_gradient_is_what_a_parameter_holds_at_the_time_of_asking():
     with Measured() as rank:
         parameter = nn.Parameter(torch.zeros(10))
@@ -169,6 +179,25 @@ def test_a_gradient_is_what_a_parameter_holds_at_the_time_of_asking():
         assert rank.current == (40, 0, 0, 40)
         del buffer, parameter
         assert rank.current == (0, 0, 0, 0)
+
+
+def test_a_peak_that_lasts_takes_new_names_and_keeps_its_time():
+    with Measured() as rank:
+        data = torch.zeros(10)
+        rank.time_s = 1.0
+        parameter = nn.Parameter(data)
+        parameter.requires_grad_()
+        parameter[0]
+        ledger = rank.meter.ledger()
+        assert (ledger.peak_s, rank.peak) == (0.0, (40, 0, 0, 0))
+        other = torch.zeros(5)
+        assert rank.peak == (40, 0, 0, 20)
+        del other
+        other = nn.Parameter(torch.zeros(5))
+        other[0]
+        assert rank.current == (60, 0, 0, 0)
+        # As much as at the peak, but later.
+        assert rank.peak == (40, 0, 0, 20)
 
 
 def test_what_a_rank_was_given_counts_from_its_first_use():
@@ -304,6 +333,7 @@ def test_a_long_history_is_thinned_and_keeps_the_peak():
     times = [time_s for time_s, _ in ledger.history]
     assert memory.MOST_POINTS // 2 <= len(times) <= memory.MOST_POINTS + 2
     assert times == sorted(times)
+    assert sum(time_s < 2500 for time_s in times) == pytest.approx(len(times) / 2, rel=0.2)
     assert (3210.0, ledger.peak) in ledger.history
     assert ledger.peak_bytes == 4 * 78
     assert len(x) == 1
