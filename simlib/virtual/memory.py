@@ -43,7 +43,7 @@ class MemoryMeter:
     site : callable, optional
         The learner's line as a `Site`, for that error.
 
-    **Cost** of `saw` one to two microseconds per op, one more for a new storage; of a new peak or a
+    **Cost** two microseconds per op, two more where a storage comes and goes; for a new peak or a
     point of the history, half a microsecond per parameter.
     """
 
