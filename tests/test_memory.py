@@ -27,7 +27,11 @@ SEED = int(os.environ["SEED"])
 
 
 class Measured:
+<<<<<<< HEAD
     """A meter that sees this thread's ops in a ``with`` block; a test moves its clock."""
+=======
+    """A meter of this thread's ops for the time of a ``with`` block; a test moves its clock."""
+>>>>>>> ledger
 
     def __init__(self, **options):
         self.time_s = 0.0
@@ -157,6 +161,16 @@ def test_views_and_ops_in_place_hold_nothing_more():
         assert rank.current == (0, 0, 0, 0)
 
 
+def test_a_model_converted_has_other_parameters():
+    with Measured() as rank:
+        net = nn.Linear(4, 4, bias=False)
+        net.double()
+        x = torch.ones(10, 4, dtype=torch.float64)
+        net(x)
+        assert rank.peak == (128, 0, 0, 640)
+        assert rank.current == (128, 0, 0, 320)
+
+
 def test_a_gradient_is_what_a_parameter_holds_at_the_time_of_asking():
     with Measured() as rank:
         parameter = nn.Parameter(torch.zeros(10))
@@ -169,6 +183,25 @@ def test_a_gradient_is_what_a_parameter_holds_at_the_time_of_asking():
         assert rank.current == (40, 0, 0, 40)
         del buffer, parameter
         assert rank.current == (0, 0, 0, 0)
+
+
+def test_a_peak_that_lasts_takes_new_names_and_keeps_its_time():
+    with Measured() as rank:
+        data = torch.zeros(10)
+        rank.time_s = 1.0
+        parameter = nn.Parameter(data)
+        parameter.requires_grad_()
+        parameter[0]
+        ledger = rank.meter.ledger()
+        assert (ledger.peak_s, rank.peak) == (0.0, (40, 0, 0, 0))
+        other = torch.zeros(5)
+        assert rank.peak == (40, 0, 0, 20)
+        del other
+        other = nn.Parameter(torch.zeros(5))
+        other[0]
+        assert rank.current == (60, 0, 0, 0)
+        # As much as at the peak, but later.
+        assert rank.peak == (40, 0, 0, 20)
 
 
 def test_what_a_rank_was_given_counts_from_its_first_use():
@@ -299,14 +332,16 @@ def test_a_long_history_is_thinned_and_keeps_the_peak():
     with Measured() as rank:
         for second in range(5000):
             rank.time_s = float(second)
-            x = torch.ones(1 if second != 3210 else 77)
+            x = torch.ones(second + 1 if second != 3210 else 10**6)
     ledger = rank.meter.ledger()
     times = [time_s for time_s, _ in ledger.history]
     assert memory.MOST_POINTS // 2 <= len(times) <= memory.MOST_POINTS + 2
     assert times == sorted(times)
-    assert (3210.0, ledger.peak) in ledger.history
-    assert ledger.peak_bytes == 4 * 78
-    assert len(x) == 1
+    assert sum(time_s < 2500 for time_s in times) == pytest.approx(len(times) / 2, rel=0.2)
+    # The next tensor is there before the large one is released.
+    assert (3211.0, ledger.peak) in ledger.history
+    assert ledger.peak_bytes == 4 * (10**6 + 3212)
+    assert len(x) == 5000
 
 
 def test_each_rank_has_its_own_meter():
@@ -397,16 +432,19 @@ def rank_function(kind):
 
 
 @pytest.mark.parametrize(
-    "kind, held",
+    "kind, held, buckets",
     [
         # 2 x 32 weights of 4 bytes: 256, and as much of gradients and of momentum.
-        ("plain", (256, 256, 256, 0)),
-        ("ddp", (256, 256, 256, 256)),  # its buckets
-        ("ddp with views", (256, 256, 256, 0)),  # its buckets are the gradients
-        ("ddp and zero", (256, 256, 128, 256)),
-        ("fsdp", (128, 128, 128, 0)),
-        ("tp", (128, 128, 128, 0)),
+        ("plain", (256, 256, 256), 0),
+        ("ddp", (256, 256, 256), 256),
+        ("ddp with views", (256, 256, 256), 0),  # its buckets are the gradients
+        ("ddp and zero", (256, 256, 128), 256),
+        ("fsdp", (128, 128, 128), 0),
+        ("tp", (128, 128, 128), 0),
     ],
 )
-def test_what_real_ranks_hold_after_training(kind, held):
-    assert simlib.run(rank_function(kind), 2).results == [held] * 2
+def test_what_real_ranks_hold_after_training(kind, held, buckets):
+    for *found, other in simlib.run(rank_function(kind), 2).results:
+        assert tuple(found) == held
+        # Threads of Gloo may not have let go yet of the loss and the gradient of it.
+        assert buckets <= other <= buckets + 8

@@ -19,6 +19,7 @@ from ..errors import OutOfMemoryError
 from .ledger import CATEGORIES, GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS, Ledger, in_words
 
 MOST_POINTS = 256
+_PLAIN = (torch.Tensor, Parameter)
 _RANKING = {name: number for number, name in enumerate(reversed(CATEGORIES))}
 
 
@@ -42,7 +43,7 @@ class MemoryMeter:
     site : callable, optional
         The learner's line as a `Site`, for that error.
 
-    **Cost** of `saw` one to two microseconds per op, one more for a new storage; of a new peak or a
+    **Cost** two microseconds per op, two more where a storage comes and goes; for a new peak or a
     point of the history, half a microsecond per parameter.
     """
 
@@ -57,6 +58,7 @@ class MemoryMeter:
         self._peak_bytes = 0
         self._peak = _Moment(0, 0.0, dict(self._held))
         self._is_peak_new = False
+        self._does_peak_last = False
         self._parameters = {}
         self._optimizers = weakref.WeakSet()
         self._stepping = []
@@ -65,7 +67,7 @@ class MemoryMeter:
     def saw(self, args, out):
         """An op returned ``out``."""
         for arg in args:
-            if type(arg) is Parameter and id(arg) not in self._parameters:
+            if type(arg) is Parameter and not self._is_met(arg):
                 self._meet_parameter(arg)
         self._meet(out)
         self._note()
@@ -99,6 +101,13 @@ class MemoryMeter:
         points = self._history.with_moments(peak, now)
         return Ledger(self.rank, dict(now.held), dict(peak.held), peak.time_s, points)
 
+    def _is_met(self, parameter):
+        """Whether a parameter is known with its present storage (``.data`` may be another)."""
+        if parameter.layout is not torch.strided:
+            return id(parameter) in self._parameters
+        block = self._blocks.get(parameter.untyped_storage()._cdata)
+        return block is not None and block.category is PARAMETERS
+
     def _meet_parameter(self, parameter):
         key = id(parameter)
         if key not in self._parameters:
@@ -107,8 +116,8 @@ class MemoryMeter:
         for plain in _plain(parameter):
             self._meet(plain)
         self._mark(parameter, PARAMETERS)
-        # It had another name until now, perhaps at the peak that still lasts.
-        self._is_peak_new = self._is_peak_new or self._total == self._peak_bytes
+        if self._does_peak_last and not self._is_peak_new:
+            self._peak.held = dict(self._held)  # it was made as a tensor, and is one no more
 
     def _meet(self, out):
         if isinstance(out, torch.Tensor):
@@ -142,8 +151,10 @@ class MemoryMeter:
         more = nbytes - block.nbytes
         if self._limit is not None and more > 0 and self._total + more > self._limit:
             self._refuse(more)
-        if more < 0 and self._is_peak_new:
-            self._keep_peak(self._moment())
+        if more < 0:
+            if self._is_peak_new:
+                self._keep_peak(self._moment())
+            self._does_peak_last = False
         block.nbytes = nbytes
         self._held[block.category] += more
         self._total += more
@@ -166,6 +177,7 @@ class MemoryMeter:
     def _keep_peak(self, moment):
         self._peak = moment
         self._is_peak_new = False
+        self._does_peak_last = True
 
     def _moment(self):
         return _Moment(self._history.number, self._clock(), dict(self._held))
@@ -187,19 +199,23 @@ class MemoryMeter:
         """Find the category of every block anew."""
         for block in list(self._blocks.values()):
             self._move(block, OTHER)
+        for parameter in self._living():
+            self._mark(parameter, PARAMETERS)
         self._find_roles(list(self._optimizers))
 
     def _find_roles(self, optimizers):
-        """Find what has become a parameter, a gradient or, of some optimizers, state."""
+        """Find what has become a gradient or, of some optimizers, state."""
         for optimizer in optimizers:
             for tensor in _tensors_in(optimizer.state):
                 self._mark(tensor, OPTIMIZER_STATE)
-        for reference in list(self._parameters.values()):
-            parameter = reference()
-            if parameter is not None:
-                self._mark(parameter, PARAMETERS)
-                if parameter.grad is not None:
-                    self._mark(parameter.grad, GRADIENTS)
+        for parameter in self._living():
+            gradient = parameter.grad
+            if gradient is not None:
+                self._mark(gradient, GRADIENTS)
+
+    def _living(self):
+        parameters = [reference() for reference in list(self._parameters.values())]
+        return [parameter for parameter in parameters if parameter is not None]
 
     def _mark(self, tensor, category):
         for plain in _plain(tensor):
@@ -216,7 +232,7 @@ class MemoryMeter:
 
 def _plain(tensor):
     """The tensors that hold a tensor's memory: itself, or those within a DTensor, say."""
-    if not is_traceable_wrapper_subclass(tensor):
+    if type(tensor) in _PLAIN or not is_traceable_wrapper_subclass(tensor):
         return (tensor,)
     names, _ = tensor.__tensor_flatten__()
     parts = [getattr(tensor, name) for name in names]
