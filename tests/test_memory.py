@@ -27,11 +27,7 @@ SEED = int(os.environ["SEED"])
 
 
 class Measured:
-<<<<<<< HEAD
-    """A meter that sees this thread's ops in a ``with`` block; a test moves its clock."""
-=======
     """A meter of this thread's ops for the time of a ``with`` block; a test moves its clock."""
->>>>>>> ledger
 
     def __init__(self, **options):
         self.time_s = 0.0
