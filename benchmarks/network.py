@@ -22,12 +22,18 @@ from simlib.practice import PracticeNetwork
 from simlib.practice.launch import run_on_nodes
 from simlib.practice.system import why_not
 
-from .rank_on_network import OPS, SIZES, SMALL
+from .rank_on_network import SIZES, SMALL
 from .table import heading, line
 
 RATES = (100_000_000, 1_000_000_000)
 WORLDS = (2, 3, 4)
+OPS = ("ping-pong", "all_reduce", "broadcast", "all_gather")
 LARGEST = max(SIZES)
+EXPLANATION = """
+Short messages are no test of the model here. A shaped link lets 0.5 ms of its rate through at once,
+which a real one does not: up to 6 KB at 100 Mbit/s and 62 KB at 1 Gbit/s cost no time, and what is
+predicted is too long. Where more ranks than cores wake each other, waiting for a core comes on top,
+and what is predicted is too short; so do copies: all_gather makes two of its whole result."""
 
 
 def measure(nodes, rate_bps, rounds):
@@ -41,8 +47,10 @@ def measure(nodes, rate_bps, rounds):
         ranks = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(nodes)]
     seconds = defaultdict(list)
     for calls in zip(*ranks, strict=True):
-        (op, nbytes, *_), *_ = calls
-        seconds[op, nbytes].append(max(call[4] for call in calls) - max(call[3] for call in calls))
+        op, nbytes, *_ = calls[0]
+        taking_part = calls[:2] if op == "ping-pong" else calls
+        *_, begins_s, ends_s = zip(*taking_part, strict=True)
+        seconds[op, nbytes].append(max(ends_s) - max(begins_s))
     return dict(seconds)
 
 
@@ -59,7 +67,7 @@ def predict(op, nodes, nbytes, link):
         return 2 * (link.latency_s + (nbytes + gloo.ENVELOPE_BYTES) / link.bandwidth_Bps)
     cluster = Cluster(nodes, 1, inter=link, envelope_bytes=gloo.ENVELOPE_BYTES)
     (build,) = gloo.ALGORITHMS[op].values()
-    whole = nodes * nbytes if op == "all_gather" else nbytes
+    whole = nbytes // (4 * nodes) * 4 * nodes if op == "all_gather" else nbytes
     ends = time_of(
         build(nodes, whole, itemsize=4),
         Topology(cluster, nodes),
@@ -91,6 +99,7 @@ def network(rounds):
     middle, worst = statistics.median(bound), max(bound)
     line("median error", f"{middle:.1%}", "<= 10 %", middle <= 0.10)
     line("largest error", f"{worst:.1%}", "<= 20 %", worst <= 0.20)
+    print(EXPLANATION)
 
 
 def _print_table(rate_bps, nodes, seconds, link):

@@ -12,9 +12,8 @@ import time
 import torch
 import torch.distributed as dist
 
-SMALL = 4
-SIZES = (64_000, 1_000_000, 10_000_000)  # what each rank brings
-OPS = ("ping-pong", "all_reduce", "broadcast", "all_gather")
+SMALL, REPEATS = 4, 20  # the ping-pong that shows the latency
+SIZES = (64_000, 1_000_000, 10_000_000)  # as nccl-tests counts: for all_gather, of all parts
 AHEAD_S = 0.005
 
 
@@ -22,8 +21,7 @@ def start_together():
     """Come back on all ranks at one moment."""
     moment = torch.tensor([time.monotonic() + AHEAD_S], dtype=torch.float64)
     dist.broadcast(moment, src=0)
-    while time.monotonic() < moment.item():
-        time.sleep(0)  # lets the others have the core
+    time.sleep(max(0.0, moment.item() - time.monotonic()))
 
 
 def ping_pong(rank, x):
@@ -38,13 +36,13 @@ def ping_pong(rank, x):
 
 def calls(rank, world_size, nbytes):
     """``{op: function}`` with tensors made before."""
-    x, y = torch.ones(nbytes // 4), torch.ones(nbytes // 4)
-    parts = [torch.empty(nbytes // 4) for _ in range(world_size)]
+    x = torch.ones(nbytes // 4)
+    part, *parts = torch.ones(world_size + 1, nbytes // 4 // world_size).unbind()
     return {
         "ping-pong": lambda: ping_pong(rank, x),
         "all_reduce": lambda: dist.all_reduce(x.fill_(1)),
         "broadcast": lambda: dist.broadcast(x, src=0),
-        "all_gather": lambda: dist.all_gather(parts, y),
+        "all_gather": lambda: dist.all_gather(parts, part),
     }
 
 
@@ -53,19 +51,17 @@ def main(folder, rounds):
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(folder, "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    ways = [
-        (name, nbytes, call)
-        for nbytes in (SMALL, *SIZES)
-        for name, call in calls(rank, world_size, nbytes).items()
-    ]
+    ways = [("ping-pong", SMALL, calls(rank, world_size, SMALL)["ping-pong"])] * REPEATS
+    for nbytes in SIZES:
+        ways += [(op, nbytes, call) for op, call in calls(rank, world_size, nbytes).items()]
     times = []
     for round_ in range(rounds + 1):  # the first, which opens everything up, is not counted
-        for name, nbytes, call in ways:
+        for op, nbytes, call in ways:
             start_together()
             begin_s = time.monotonic()
             call()
             if round_:
-                times.append((name, nbytes, round_, begin_s, time.monotonic()))
+                times.append((op, nbytes, round_, begin_s, time.monotonic()))
     dist.barrier()
     with open(os.path.join(folder, f"{rank}.json"), "w") as file:
         json.dump(times, file)

@@ -4,9 +4,13 @@ import sys
 
 import numpy as np
 import pytest
+from fluid import through_network
 
 import simlib
+from simlib.cluster import Cluster, Link, Topology
 from simlib.collectives import gloo
+from simlib.collectives.timing import time_of
+from simlib.errors import InvalidCallError
 
 KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "scatter", "gather", "all_to_all")
 SUMS = ("gloo_all_reduce", "gloo_all_reduces")
@@ -117,6 +121,48 @@ def test_segments_of_an_all_reduce():
     """10 MB, 4 ranks: at most 1 MiB, as many for each rank: 12 of 833,336 and what is left."""
     lengths = gloo.all_reduce(4, 10_000_000, itemsize=4).chunk_nbytes
     assert lengths.tolist() == [833_336] * 11 + [10_000_000 - 11 * 833_336]
+
+
+CLUSTERS = {
+    "a node each": (Cluster(6, 1, Link(1e-4, 1e7), envelope_bytes=gloo.ENVELOPE_BYTES), "block"),
+    "two nodes": (Cluster(2, 3, Link(1e-4, 1e7), Link(1e-5, 1e8)), "round_robin"),
+}
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_times_are_those_of_the_network_message_by_message(kind, name, n):
+    schedule = build(kind, name, n, 4000 * n)
+    starts = 1e-4 * np.arange(n)[::-1]
+    for cluster, placement in CLUSTERS.values():
+        topology = Topology(cluster, n, placement)
+        expected_s, _ = through_network(schedule, topology, range(n), starts)
+        assert time_of(schedule, topology, range(n), starts) == pytest.approx(expected_s, rel=1e-9)
+
+
+def test_two_ranks_that_gather_use_one_direction_after_the_other():
+    """By hand: 1 MB at 1 MB/s. Halves of 0.5 s: there; there and back; back. Latency: 4 rounds."""
+    topology = Topology(Cluster(2, 1, Link(0.001, 1e6)), 2)
+    assert time_of(gloo.all_gather(2, 2_000_000), topology, range(2), np.zeros(2)) == pytest.approx(
+        [1.5 + 0.004, 1.5 + 0.004]
+    )
+
+
+def test_four_ranks_hear_a_broadcast_in_three_times_one_message():
+    """By hand: root to 1 and 2 at half rate, then 1 to 3. A notice, then two hops."""
+    topology = Topology(Cluster(4, 1, Link(0.001, 1e6)), 4)
+    ends = time_of(gloo.broadcast(4, 1_000_000), topology, range(4), np.zeros(4))
+    assert ends == pytest.approx([2.002, 3.003, 2.002, 3.003])
+
+
+def test_sizes_that_are_no_whole_elements_are_refused():
+    for build_it in (gloo.all_reduce, gloo.reduce, gloo.broadcast):
+        with pytest.raises(InvalidCallError, match="6 bytes are no whole number"):
+            build_it(4, 6, itemsize=4)
+
+
+def test_nothing_is_sent_for_an_empty_sum():
+    assert gloo.all_reduce(4, 0).rounds == gloo.reduce(4, 0).rounds == ()
 
 
 # On real sockets

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .schedule import Moves, Schedule, parts_of
+from .schedule import Moves, Schedule, parts_of, split
 
 ENVELOPE_BYTES = 48  # six numbers of 8 bytes (`preamble` in gloo/transport/tcp/pair.h)
 MAX_SEGMENT_BYTES = 1 << 20  # `kMaxSegmentSize` in gloo/allreduce.h and gloo/reduce.h
@@ -84,6 +84,7 @@ def all_reduce(n, nbytes, *, itemsize=1):
     **Cost** 4(n-1) rounds. Each rank sends 2(n-1)/n of the bytes, in 2(n-1) blocks.
     **Source** gloo/allreduce.cc, ``ring``.
     """
+    (nbytes,) = split(nbytes, 1, itemsize).tolist()
     most = itemsize * max(1, MAX_SEGMENT_BYTES // itemsize)
     num_segments = _round_up(max(-(-nbytes // most), 2 * n), n)
     segment_bytes = _round_up(-(-nbytes // num_segments), itemsize)
@@ -108,6 +109,7 @@ def reduce(n, nbytes, *, itemsize=1, root=0):
     **Cost** 2n rounds, or 2n + 2. Each rank but the root sends all of the bytes.
     **Source** gloo/reduce.cc.
     """
+    (nbytes,) = split(nbytes, 1, itemsize).tolist()
     most = itemsize * max(1, MAX_SEGMENT_BYTES // itemsize)
     segment_bytes = max(_round_up(min(-(-nbytes // (2 * n)), most), itemsize), itemsize)
     num_segments = _round_up(max(-(-nbytes // segment_bytes), 2 * n), n)
@@ -137,9 +139,8 @@ def broadcast(n, nbytes, *, itemsize=1, root=0):
     **Cost** 1 + floor(log2 n) rounds, or one more; n - 1 transfers.
     **Source** gloo/broadcast.cc.
     """
-    return Schedule.of(
-        "broadcast", "gloo_binomial", n, [nbytes], _broadcast_moves(n, root), root
-    )  # fmt: skip
+    whole = split(nbytes, 1, itemsize)
+    return Schedule.of("broadcast", "gloo_binomial", n, whole, _broadcast_moves(n, root), root)
 
 
 def _broadcast_moves(n, root):

@@ -44,8 +44,7 @@ def run_on_nodes(network, argv, output=None):
         code = ranks[rank].wait()
         if code and not failed:
             failed[rank] = code
-            for process in ranks:
-                process.kill()
+            network.end_processes()
     for thread in threads:
         thread.join()
     return failed

@@ -19,19 +19,30 @@ from pathlib import Path
 
 from ..cluster import check_count, check_number
 from ..errors import InvalidCallError
-from .system import new_name, remove_namespace, shape, tool, why_not
+from .system import end_processes, new_name, remove_namespace, shape, tool, why_not
 
 MAX_NODES = 64
 # What a node sends at one go: smaller than the 64 KB that Linux hands to a virtual link at once, so
 # that two transfers over one link take turns as finely as they do on a real one.
 GSO_BYTES = "16384"
-# The same start for every transfer: no memory of earlier connections, no fall back to a slow start
-# after a pause; and the one way of congestion control that every kernel has.
-TCP_SETTINGS = {
-    "tcp_congestion_control": "reno",
-    "tcp_slow_start_after_idle": "0",
-    "tcp_no_metrics_save": "1",
-}
+
+
+def tcp_settings(rate_bps):
+    """Settings of TCP, so that every transfer meets the same conditions.
+
+    No memory of earlier connections, no slow start after a pause, and the one congestion control
+    that every kernel has. A connection may have 1 ms of data in its link's queue: connections that
+    share a link then take turns, as behind a real network card. With more, the
+    one that was used before, and has the larger window, takes most of the link.
+    """
+    settings = {
+        "tcp_congestion_control": "reno",
+        "tcp_slow_start_after_idle": "0",
+        "tcp_no_metrics_save": "1",
+    }
+    if rate_bps:
+        settings["tcp_limit_output_bytes"] = str(max(32_768, int(rate_bps / 8 * 0.001)))
+    return settings
 
 
 class PracticeNetwork:
@@ -120,6 +131,11 @@ class PracticeNetwork:
         env = {**(options.pop("env", None) or os.environ), "GLOO_SOCKET_IFNAME": "eth0"}
         return self._start(self._names[node], argv, env=env, **options)
 
+    def end_processes(self):
+        """End everything that runs on the nodes, also what their programs have started."""
+        for name in self._names:
+            end_processes(name)
+
     def bytes_carried(self, node):
         """Bytes that a node's link has carried so far, with headers: ``(sent, received)``.
 
@@ -156,7 +172,7 @@ class PracticeNetwork:
         tool(*inside, "link", "set", "lo", "up")
         tool(*inside, "addr", "add", f"{self.addresses[node]}/24", "dev", "eth0")
         tool(*inside, "link", "set", "eth0", "gso_max_size", GSO_BYTES, "up")
-        for setting, value in TCP_SETTINGS.items():
+        for setting, value in tcp_settings(self.rate_bps).items():
             path = f"/proc/sys/net/ipv4/{setting}"
             tool("ip", "netns", "exec", name, "sh", "-c", f"echo {value} > {path}")
         if self.rate_bps:

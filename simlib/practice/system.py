@@ -62,7 +62,7 @@ def shape(rate_bps):
     a short message is not free of charge.
     """
     bucket = max(20_000, int(rate_bps / 8 * 0.002))
-    at_once = max(18_000, int(rate_bps / 8 * 0.0005))
+    at_once = max(3_100, int(rate_bps / 8 * 0.0005))  # no less than two packets
     queue = max(500_000, int(rate_bps / 8 * 0.1))
     return [
         *("tbf", "rate", f"{rate_bps:.0f}bit", "burst", str(bucket), "limit", str(queue)),
@@ -87,12 +87,17 @@ def _start_of(pid):
 
 def remove_namespace(name):
     """End the processes inside and remove the namespace, as far as it is there."""
-    if not (PLACE / name).exists():
-        return
-    for pid in tool("ip", "netns", "pids", name).split():
-        with suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-    tool("ip", "netns", "del", name)
+    if (PLACE / name).exists():
+        end_processes(name)
+        tool("ip", "netns", "del", name)
+
+
+def end_processes(name):
+    """End all processes inside a namespace, until none is left that could start another."""
+    while pids := tool("ip", "netns", "pids", name).split():
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def remove_leftovers():
