@@ -36,16 +36,13 @@ from .virtual import simulate
 
 __all__ = [
     "Cluster",
-    "Device",
-    "Link",
-    "clusters",
-    "compute",
-    "simulate",
     "Collective",
     "DeadlockError",
+    "Device",
     "Finding",
     "Group",
     "InvalidCallError",
+    "Link",
     "Message",
     "MismatchError",
     "Op",
@@ -60,6 +57,9 @@ __all__ = [
     "StuckError",
     "Trace",
     "UnfinishedError",
+    "clusters",
+    "compute",
     "run",
+    "simulate",
 ]
 __version__ = "0.1.0"
