@@ -313,7 +313,7 @@ def waits_for_the_dead(watch, killed, found):
     """The error for ranks that wait for one that was killed as asked."""
     sites = {rank: _last_known_site(watch, rank) for rank in sorted(killed)}
     words = f"{ranks_in_words(sorted(killed))} died, as asked for by kill"
-    detail = f": {found}" if found is not None else ""
+    detail = ": " + str(found).partition("\nHint:")[0] if found is not None else ""
     codes = {rank: watch.deaths[rank] for rank in killed}
     sites |= found.sites if found is not None else {}
     return errors.RankDiedError(f"{words}{detail}", sites, exitcodes=codes)

@@ -193,7 +193,10 @@ class Ranks:
         for rank, piece in enumerate(self._memories):
             log = OpLogWriter(piece, functools.partial(scheduler.clocks.__getitem__, rank))
             simulation.logs.append(log)
-        self._recorders = [Recorder(log, lambda: True) for log in simulation.logs]
+        self._recorders = [
+            Recorder(log, lambda: True, functools.partial(simulation.settle, rank))
+            for rank, log in enumerate(simulation.logs)
+        ]
         self._store = SimulatedStore(scheduler)
         self._torch_state = per_rank.TorchState(size, torch_seed())
         scheduler.on_resume = self._resume
