@@ -227,6 +227,7 @@ class Ranks:
         local.rank = rank
         local.clock = functools.partial(scheduler.clocks.__getitem__, rank)
         local.advance = functools.partial(self._simulation.advance, rank)
+        local.settle = functools.partial(self._simulation.settle, rank)
         local.environ = {
             name: str(value)
             for name, value in (
