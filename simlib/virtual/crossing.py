@@ -149,7 +149,7 @@ class Crossing:
         self._traffic.scheduler.at(max(ends), over)
 
     def _tell_soon(self, position, end_s):
-        """Tell it as an event of its own: who is told may begin the next crossing on these links."""
+        """Tell it as an event of its own: who is told may need these links for what comes next."""
         self._traffic.scheduler.at(end_s, lambda: self._tell(position, end_s))
 
     def _tell(self, position, end_s):
