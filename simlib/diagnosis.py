@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from . import errors
@@ -29,11 +29,14 @@ class Finding:
         ``"unfinished"`` or ``"race"``.
     message : str
     sites : dict of int to Site
+    run : Run or None
+        Of a race that ``simulate(seed=...)`` proved: the run that came out differently.
     """
 
     kind: str
     message: str
     sites: dict
+    run: object = field(default=None, repr=False, compare=False)
 
     def __str__(self):
         return f"{self.kind}: {self.message}"

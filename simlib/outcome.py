@@ -98,6 +98,8 @@ def _report(watch, rank):
             "is_exit": True,
         }
     words = " ".join(content["message"].split())
+    if content["ledger"] is not None:
+        return content | {"sentence": content["message"], "advice": "", "text": ""}
     if content["invalid"]:
         return content | {"sentence": f"made a call that cannot be right: {words}", "advice": ""}
     message = f": {content['message']}" if words else ""
@@ -128,6 +130,8 @@ def _raised(watch, reports):
         sites[rank] = make_site("raised", place, watch.cells)
         alike[report["sentence"], sites[rank].place].append(rank)
     parts = []
+    if all(report.get("ledger") is not None for report in reports.values()):
+        return _out_of_memory(reports, sites)
     for (sentence, place), ranks in alike.items():
         where = f" ({place})" if sites[ranks[0]].lineno else ""
         parts.append(f"{ranks_in_words(ranks)} {sentence}{where}")
@@ -149,6 +153,17 @@ def _raised(watch, reports):
         codes = {r: _exit_code(report["exit_code"]) for r, report in reports.items()}
         return errors.RankDiedError(message, sites, exitcodes=codes)
     return errors.RankError(message, sites, tracebacks=tracebacks)
+
+
+def _out_of_memory(reports, sites):
+    """One error for all ranks that hold too much: the first one's words, the others named."""
+    first, *others = reports
+    message = reports[first]["sentence"]
+    if others:
+        message += f"\nalso out of memory: {ranks_in_words(others)}"
+    if sites[first].line_text:
+        message += f"\n    {sites[first].line_text}"
+    return errors.OutOfMemoryError(message, sites, ledger=reports[first]["ledger"])
 
 
 def _exit_code(code):

@@ -24,6 +24,7 @@ NETWORKS = {
     "10 Gbit/s": Link(30e-6, 1.25e9),
     "200 Gbit/s": Link(2e-6, 25e9),
 }
+EVERY = [(kind, name) for kind in KINDS for name in ALGORITHMS[kind]]
 SIZES = [8, 100_000, 64 * 63 * 1024]
 
 
@@ -228,6 +229,23 @@ def test_time_of_is_what_network_gives(situation):
         assert wire.dst.tolist() == [members[p] for r in found.rounds for p in r.dst]
         assert wire.nbytes.sum() == found.bytes_sent.sum()
         assert np.bincount(wire.round).tolist() == [len(r) for r in found.rounds]
+
+
+@pytest.mark.parametrize(
+    "kind, name", [(kind, name) for kind in KINDS for name in ALGORITHMS[kind]]
+)
+def test_ranks_out_of_step_on_shared_links(kind, name):
+    # Ranks come at odd times, so that messages of different rounds meet on the nodes' links.
+    random = np.random.default_rng(SEED)
+    for intra, backbone in ((None, None), (Link(0.3, 170.0), None), (None, Link(0.1, 210.0))):
+        cluster = Cluster(3, 4, SECOND, intra, backbone=backbone)
+        topology = Topology(cluster, 11, "round_robin")
+        starts = random.uniform(0, 9, 11)
+        members = random.permutation(11)
+        found = schedule(kind, 11, 1603, name, nodes=topology.node_of[members], chunks=4)
+        wanted, _ = through_network(found, topology, members, starts)
+        ends = time_of(found, topology, members, starts)
+        assert ends == pytest.approx(np.array(wanted), rel=1e-9)
 
 
 @hypothesis.seed(SEED)

@@ -12,6 +12,7 @@ from ..group import FOREVER
 from ..recorder import count_bytes
 from .collective import Call
 from .contents import check_reduce_op, chunks, rows
+from .ddp import SharedOutputs
 from .door import Post
 from .requests import Request
 
@@ -140,6 +141,8 @@ class Member:
         return self._collective("scatter", brings, outputs, opts, brings or outputs)
 
     def allgather(self, outputs, inputs, opts=None):
+        if isinstance(outputs[0], SharedOutputs):
+            return self._collective("all_gather", inputs, outputs[0], opts, inputs)
         for tensors in outputs:
             self._check_length("all_gather's list", tensors)
         takes = [outputs[i][r] for r in range(len(self._group)) for i in range(len(inputs))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import threading
 import time
 import timeit
 import weakref
@@ -19,9 +18,10 @@ import numpy as np
 import torch
 from torch.distributed import distributed_c10d as c10d
 
+from ..compute import here
 from ..errors import InvalidCallError
 
-local = threading.local()
+local = here
 """What belongs to the rank of this thread: ``rank``, ``clock`` and what is made on first use."""
 
 
@@ -193,7 +193,7 @@ def _virtual(function, convert):
             local.read_s, local.readings = time_s, 0
         local.readings += 1
         if local.readings > PATIENCE:
-            local.advance(READING_S)
+            local.sleep(READING_S)
             local.read_s = clock()
         return convert(time_s)
 
@@ -213,14 +213,13 @@ def _own_clock():
     sleep_in_reality = time.sleep
 
     def sleep(seconds):
-        advance = getattr(local, "advance", None)
-        if advance is None:
+        sleep_here = getattr(local, "sleep", None)
+        if sleep_here is None:
             sleep_in_reality(seconds)
         elif seconds < 0:
             raise ValueError("sleep length must be non-negative")
         else:
-            advance(seconds)
-            local.settle()  # it may wait for what others do meanwhile, a file for example
+            sleep_here(seconds)
 
     time.sleep = sleep
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from .. import outcome
+from .. import errors, outcome
 from ..checker import Checker
 from ..processes import channel
 from ..processes.live import RankOutput
@@ -117,6 +117,11 @@ class SimulationWatch:
 
     def _of_report(self):
         """The error that the ranks' ends amount to, or None."""
+        if self.report["failure"]:
+            return errors.SimlibError(
+                "simlib itself failed; please report it, with the function:\n"
+                + self.report["failure"]
+            )
         mismatch = self.checker.mismatch(bool(self.deaths)) if self.check else None
         if mismatch is not None:
             return mismatch
