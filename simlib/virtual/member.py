@@ -102,7 +102,8 @@ class Member:
     def broadcast(self, tensors, opts):
         return self._collective("broadcast", tensors, tensors, opts, tensors)
 
-    def allreduce(self, tensors, opts):
+    def allreduce(self, tensors, opts=None):
+        opts = dist.AllreduceOptions() if opts is None else opts
         return self._collective("all_reduce", tensors, tensors, opts, tensors)
 
     allreduce_coalesced = allreduce
@@ -165,15 +166,17 @@ class Member:
         takes = [parts[r] for r in range(n) for parts in cut]
         return self._collective("all_gather", inputs, takes, opts, inputs)
 
-    def reduce_scatter(self, outputs, input_lists, opts):
+    def reduce_scatter(self, outputs, input_lists, opts=None):
+        opts = dist.ReduceScatterOptions() if opts is None else opts
         n = len(self._group)
         brings = [tensors[r] for r in range(n) for tensors in input_lists]
         return self._collective("reduce_scatter", brings, outputs, opts, brings)
 
-    def reduce_scatter_single(self, output, tensor, opts):
+    def reduce_scatter_single(self, output, tensor, opts=None):
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts):
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        opts = dist.ReduceScatterOptions() if opts is None else opts
         n = len(self._group)
         cut = [chunks(tensor, n) for tensor in inputs]
         brings = [parts[r] for r in range(n) for parts in cut]

@@ -11,6 +11,7 @@ import random
 import sys
 import time
 import timeit
+import weakref
 from collections.abc import MutableMapping
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from ..compute import here
+from ..errors import InvalidCallError
 
 local = here
 """What belongs to the rank of this thread: ``rank``, ``clock`` and what is made on first use."""
@@ -222,10 +224,38 @@ def _own_clock():
     time.sleep = sleep
 
 
+class _Profiling:
+    """Held by the rank that has torch's profiler; gone with its thread."""
+
+
+def _one_profiler_at_a_time():
+    """torch's profiler belongs to the process: a second one beside it would crash it."""
+    profiler = torch.autograd.profiler
+    prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
+    holders = weakref.WeakSet()
+
+    def prepare_if_free(*args, **kwargs):
+        mine = local.__dict__.setdefault("profiling", _Profiling())
+        if any(holder is not mine for holder in holders):
+            raise InvalidCallError(
+                "another rank has torch's profiler open, and simulated ranks share one: "
+                "let one rank profile at a time, as in `if rank == 0:`"
+            )
+        holders.add(mine)
+        return prepare(*args, **kwargs)
+
+    def disable_and_free():
+        local.__dict__.pop("profiling", None)
+        return disable()
+
+    profiler._prepare_profiler, profiler._disable_profiler = prepare_if_free, disable_and_free
+
+
 def separate_threads(write_out):
     """Give every rank thread of this process its own world; call once, before any function runs."""
     _own_random_numbers()
     _own_clock()
+    _one_profiler_at_a_time()
     c10d._world = WorldPerThread()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)

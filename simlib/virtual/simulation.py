@@ -80,8 +80,9 @@ class Simulation:
         self.begin_to_measure(rank)
 
     def sleep(self, rank, seconds):
-        """The rank does nothing for so long."""
+        """The rank does nothing for so long; it may wait for what others do meanwhile."""
         self.scheduler.clocks[rank] += seconds
+        self.settle(rank)  # a file, for example
 
     def advance(self, rank, seconds):
         """The rank computes for so long (longer where it was made slow)."""
