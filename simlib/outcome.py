@@ -7,7 +7,7 @@ import signal
 from collections import defaultdict
 
 from . import errors
-from .diagnosis import ranks_in_words
+from .diagnosis import ranks_in_words, shortened
 from .oplog import make_site, name_groups
 from .recorder import is_learners
 from .results import Run
@@ -276,7 +276,7 @@ def _list_of(watch, sites):
             )
         else:
             lines.append(f"  rank {rank}: has finished")
-    return "\n".join(lines)
+    return "\n".join(shortened(lines))
 
 
 def out_of_time(watch):

@@ -1,4 +1,4 @@
-"""`simulate(seed=...)`: what depends on an order that nobody promised is found, and nothing else."""
+"""`simulate(seed=...)`: what depends on an order nobody promised is found, and nothing else."""
 
 import pytest
 import torch
