@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import defaultdict
+from dataclasses import replace
 
 from . import errors
 from .diagnosis import ranks_in_words, shortened
@@ -18,9 +19,10 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 
 def make_run(watch):
     """The `Run` of what is in the logs and answers now."""
-    return Run(
+    trace, groups = make_trace(watch)
+    run = Run(
         name=watch.name,
-        trace=make_trace(watch),
+        trace=trace,
         results=[
             content if word == "result" else None
             for word, content in (
@@ -30,21 +32,27 @@ def make_run(watch):
         output=[output.text for output in watch.outputs],
         engine=watch.engine,
     )
+    report = watch.report or {}
+    run.memory = report.get("memory")
+    if report.get("wire") is not None:
+        run.wire = [replace(m, group=groups.get(m.group, m.group)) for m in report["wire"]]
+    return run
 
 
 def make_trace(watch):
-    """The `Trace` of the ranks' logs; its zero is the first rank's entry."""
+    """The `Trace` of the ranks' logs, and the names of its groups; zero is the first entry."""
     logs = watch.logs
     zero_s = min((log.entered_s for log in logs if log.entered_s is not None), default=0.0)
     ops = [op for log in logs for op in log.ops(zero_s, watch.cells) if op.kind != "new_group"]
     ops.sort(key=lambda op: (op.post_s, op.rank))
-    name_groups(ops)
-    return Trace(
+    groups = name_groups(ops)
+    trace = Trace(
         world_size=watch.world_size,
         ops=ops,
         spans=[(_since(zero_s, log.entered_s), _since(zero_s, log.left_s)) for log in logs],
         dropped=sum(log.dropped for log in logs),
     )
+    return trace, groups
 
 
 def _since(zero_s, moment_s):
@@ -298,15 +306,17 @@ def out_of_time(watch):
 
 
 def at_rest(watch):
-    """The error for simulated ranks that wait, and not only for each other's ops."""
+    """The error for simulated ranks none of which can go on, where no more is known."""
     sites = sites_now(watch)
     others = [rank for rank, site in sites.items() if site.op == "computing"]
-    who = ranks_in_words(others or list(sites))
-    message = (
-        f"nothing can go on: {who} {'waits' if len(others or sites) == 1 else 'wait'} for what no "
-        "rank will ever do (a key of the store that nobody sets?)"
-    )
-    return errors.StuckError(f"{message}\n{_list_of(watch, sites)}", sites)
+    if others:
+        who = f"{ranks_in_words(others)} {'waits' if len(others) == 1 else 'wait'}"
+        message = f"{who} for what no rank will ever do (a key of the store that nobody sets?)"
+        error = errors.StuckError
+    else:
+        message = "nothing can go on: every rank that has not finished waits for another"
+        error = errors.DeadlockError
+    return error(f"{message}\n{_list_of(watch, sites)}", sites)
 
 
 def waits_for_the_dead(watch, killed, found):

@@ -205,8 +205,9 @@ class WireMessage:
 
     Attributes
     ----------
-    kind, group : str
-        The collective, and the name of its group.
+    kind : str
+        The collective.
+    group : Group
     round : int
         Number of the round of its algorithm, from 0.
     src, dst : int
@@ -217,7 +218,7 @@ class WireMessage:
     """
 
     kind: str
-    group: str
+    group: Group
     round: int
     src: int
     dst: int

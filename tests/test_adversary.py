@@ -77,3 +77,14 @@ def test_named_sources_and_collectives_leave_no_choice(seed):
         return y.sum().item()
 
     assert simlib.simulate(main, 5, seed=seed).findings == []
+
+
+def test_results_that_are_equal_in_another_order_are_no_race():
+    def main(rank, n):
+        if rank:
+            dist.send(torch.tensor([float(rank)]), 0)
+            return None
+        x = torch.zeros(1)
+        return {dist.recv(x): x.clone() for _ in range(n - 1)}
+
+    assert findings(main, 4) == [[]] * 4

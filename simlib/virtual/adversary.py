@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..diagnosis import Finding
 
 
@@ -22,7 +24,12 @@ def race(run, other, other_failure, seed, answers, other_answers):
         first = str(other_failure).partition("\n")[0]
         what = f"the program fails in another admissible order: {first}"
     else:
-        ranks = [rank for rank in sorted(answers) if answers[rank] != other_answers[rank]]
+        ranks = [
+            rank
+            for rank in sorted(answers)
+            if answers[rank] != other_answers[rank]
+            and not _same(run.results[rank], other.results[rank])
+        ]
         if not ranks:
             return None
         what = (
@@ -32,6 +39,22 @@ def race(run, other, other_failure, seed, answers, other_answers):
     sites = _where_they_part(run, other)
     where = "".join(f"; {site} took another message" for site in list(sites.values())[:1])
     return Finding("race", f"{what}{where} (simulate with seed={seed} shows it)", sites, other)
+
+
+def _same(one, other):
+    """Whether two results are equal: tensors by value, dicts and sets in any order."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    try:
+        return bool(one == other)
+    except Exception:  # not to be compared: their bytes differ
+        return False
 
 
 def _short(value):

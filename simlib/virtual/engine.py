@@ -195,8 +195,6 @@ def _watched(process, watch, request, options):
         except KeyboardInterrupt:
             failure = outcome.interrupted(watch)
         result = outcome.make_run(watch)
-        if watch.report is not None:
-            result.wire, result.memory = watch.report["wire"], watch.report["memory"]
         if failure is None and options.check:
             result.findings = watch.checker.findings()
         clean = watch.report is not None and not watch.running() and not watch.deaths

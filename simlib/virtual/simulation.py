@@ -166,7 +166,7 @@ class Simulation:
         if self.wire is None:
             return None
         found = [
-            WireMessage(kind, group.name, round_, src, dst, nbytes, start_s, end_s)
+            WireMessage(kind, group, round_, src, dst, nbytes, start_s, end_s)
             for kind, group, messages in self.wire
             for round_, src, dst, nbytes, start_s, end_s in messages
         ]
