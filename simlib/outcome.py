@@ -7,7 +7,7 @@ import signal
 from collections import defaultdict
 
 from . import errors
-from .diagnosis import ranks_in_words
+from .diagnosis import ranks_in_words, shortened
 from .oplog import make_site, name_groups
 from .recorder import is_learners
 from .results import Run
@@ -276,7 +276,7 @@ def _list_of(watch, sites):
             )
         else:
             lines.append(f"  rank {rank}: has finished")
-    return "\n".join(lines)
+    return "\n".join(shortened(lines))
 
 
 def out_of_time(watch):
@@ -313,7 +313,7 @@ def waits_for_the_dead(watch, killed, found):
     """The error for ranks that wait for one that was killed as asked."""
     sites = {rank: _last_known_site(watch, rank) for rank in sorted(killed)}
     words = f"{ranks_in_words(sorted(killed))} died, as asked for by kill"
-    detail = f": {found}" if found is not None else ""
+    detail = ": " + str(found).partition("\nHint:")[0] if found is not None else ""
     codes = {rank: watch.deaths[rank] for rank in killed}
     sites |= found.sites if found is not None else {}
     return errors.RankDiedError(f"{words}{detail}", sites, exitcodes=codes)

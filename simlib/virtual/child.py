@@ -6,6 +6,7 @@ import _thread
 import contextlib
 import faulthandler
 import functools
+import gc
 import linecache
 import math
 import mmap
@@ -70,7 +71,11 @@ def child_main(control, lifeline, stdout, stderr, memory):
         except (EOFError, ConnectionError):
             os._exit(0)
         if word == "run":
-            channel.send_bytes(sock, process.run(request, memory))
+            try:
+                report = process.run(request, memory)
+            except Exception:  # ours: nothing of the learner's runs in this thread
+                report = pickle.dumps(("failed", traceback.format_exc()))
+            channel.send_bytes(sock, report)
         else:
             channel.send(sock, ("clean", process.why_not_clean() or baseline.restore()))
 
@@ -109,6 +114,7 @@ class Process:
     def why_not_clean(self):
         """Why this process must not serve again, or None."""
         self.simulation = None
+        gc.collect()
         return "a rank has not returned" if self._parked else None
 
     def create_group(self, options, ranks, name):
@@ -187,7 +193,10 @@ class Ranks:
         for rank, piece in enumerate(self._memories):
             log = OpLogWriter(piece, functools.partial(scheduler.clocks.__getitem__, rank))
             simulation.logs.append(log)
-        self._recorders = [Recorder(log, lambda: True) for log in simulation.logs]
+        self._recorders = [
+            Recorder(log, lambda: True, functools.partial(simulation.settle, rank))
+            for rank, log in enumerate(simulation.logs)
+        ]
         self._store = SimulatedStore(scheduler)
         self._torch_state = per_rank.TorchState(size, torch_seed())
         scheduler.on_resume = self._resume

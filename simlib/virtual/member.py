@@ -43,7 +43,7 @@ class Member:
 
     def send(self, tensors, dst, tag=0):
         simulation = self._simulation
-        clock = simulation.settle(self._rank)
+        clock = simulation.scheduler.clocks[self._rank]
         request = Request(simulation, self._rank, self._log.last, tensors)
         (tensor,) = tensors
         nbytes = count_bytes(tensor)
@@ -58,7 +58,7 @@ class Member:
 
     def recv(self, tensors, src, tag=0):
         simulation = self._simulation
-        clock = simulation.settle(self._rank)
+        clock = simulation.scheduler.clocks[self._rank]
         request = Request(simulation, self._rank, self._log.last, tensors)
         (tensor,) = tensors
         nbytes = count_bytes(tensor)
@@ -74,7 +74,6 @@ class Member:
     def _collective(self, kind, brings, takes, opts, payload, splits=None):
         """Post one; ``payload`` are the tensors that count as this rank's bytes."""
         simulation = self._simulation
-        simulation.settle(self._rank)
         request = Request(simulation, self._rank, self._log.last, takes)
         root = getattr(opts, "rootRank", None)
         reduce_op = getattr(opts, "reduceOp", None)
