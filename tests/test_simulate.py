@@ -42,9 +42,9 @@ def add_to_a_global(rank):
 
 ISOLATED = {
     "global": (add_to_a_global, lambda: COUNTER["value"]),
-    "torch seed": (torch.manual_seed, lambda: torch.rand(3).tolist()),
-    "numpy seed": (np.random.seed, lambda: np.random.rand(3).tolist()),
-    "random seed": (random.seed, lambda: [random.random() for _ in range(3)]),
+    "torch seed": (lambda rank: torch.manual_seed(rank), lambda: torch.rand(3).tolist()),
+    "numpy seed": (lambda rank: np.random.seed(rank), lambda: np.random.rand(3).tolist()),
+    "random seed": (lambda rank: random.seed(rank), lambda: [random.random() for _ in range(3)]),
     "default dtype": (
         lambda rank: torch.set_default_dtype([torch.float64, torch.float32, torch.bfloat16][rank]),
         lambda: str(torch.ones(1).dtype),
@@ -98,7 +98,7 @@ def test_output_belongs_to_its_rank_by_whole_lines():
         print("the end", end="")
 
     output = simlib.simulate(main, 3).output
-    steps = "".join("step {} of rank {{}}\n".format(step) for step in range(3))
+    steps = "".join(f"step {step} of rank {{}}\n" for step in range(3))
     assert output == [steps.format(*[r] * 3) + "to stderr\nthe end" for r in range(3)]
 
 
@@ -195,6 +195,7 @@ def test_a_rank_killed_after_its_end_changes_nothing():
 
 
 def leave(rank, world_size):
+    dist.barrier()
     if rank == 1:
         os._exit(7)
     dist.barrier()
@@ -240,7 +241,7 @@ def test_a_failing_rank_is_told_and_the_next_simulation_works(function):
     with pytest.raises(simlib.SimlibError) as caught:
         simlib.simulate(function, 3, timeout_s=1)
     assert caught.value.kind == kind and sentence in str(caught.value)
-    assert caught.value.sites[1].file == __file__
+    assert caught.value.sites[1].file == __file__ and caught.value.run is not None
     assert simlib.simulate(lambda rank, n: rank, 3).results == [0, 1, 2]
 
 
@@ -262,10 +263,10 @@ BAD_ARGUMENTS = {
     "compute": ({"compute": "guess"}, "compute='guess' is none of"),
     "slow rank": ({"slow": {2: 3.0}}, "slow: 2 is no rank: 0 to 1"),
     "slow factor": ({"slow": {0: -1}}, "slow: -1 for rank 0 must be 0 or more"),
-    "slow list": ({"slow": [1, 2]}, "slow"),
+    "slow list": ({"slow": [1, 2]}, "slow=[1, 2] must be a dict by rank"),
     "kill": ({"kill": {0: "now"}}, "kill: 'now' for rank 0 must be 0 or more"),
     "timeout": ({"timeout_s": -1}, "timeout_s=-1 must be a positive number of seconds"),
-    "seed": ({"seed": "a"}, "seed='a'"),
+    "seed": ({"seed": "a"}, "seed='a' must be a whole number"),
 }
 
 
