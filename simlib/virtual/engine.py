@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from .. import clusters, diagnosis, errors, outcome
 from ..cluster import Cluster, Topology
 from ..collectives import ALGORITHMS, choose
+from ..processes.engine import check_timeout, script
 from ..processes.live import SilentDisplay, open_display
 from ..processes.payload import cell_numbers, new_cells, pack, surroundings
 from . import adversary
@@ -104,6 +105,7 @@ def simulate(
     size = _check_world_size(world_size)
     cluster = _check_cluster(cluster, size)
     Topology(cluster, size, placement)
+    check_timeout(timeout_s)
     options = SimulationOptions(
         name=getattr(function, "__name__", type(function).__name__),
         timeout_s=timeout_s,
@@ -115,7 +117,7 @@ def simulate(
         expand=expand,
         slow=_check_by_rank("slow", slow, size),
         kill=_check_by_rank("kill", kill, size),
-        seed=seed,
+        seed=_check_seed(seed),
         compute=_check_choice("compute", compute, ("flops", "measured", "free")),
         memory=cluster.device is not None if memory is None else bool(memory),
     )
@@ -266,12 +268,20 @@ def _check_algorithms(algorithm_of):
     return algorithm_of
 
 
+def _check_seed(seed):
+    if seed is not None and not isinstance(seed, numbers.Integral):
+        raise errors.InvalidCallError(f"seed={seed!r} must be a whole number, or None")
+    return seed
+
+
 def _check_by_rank(name, values, world_size):
-    values = {} if values is None else dict(values)
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise errors.InvalidCallError(f"{name}={values!r} must be a dict by rank: {{0: 1.5}}")
     for rank, value in values.items():
         if not (isinstance(rank, numbers.Integral) and 0 <= rank < world_size):
             raise errors.InvalidCallError(f"{name}: {rank!r} is no rank: 0 to {world_size - 1}")
-        if not (isinstance(value, numbers.Real) and value >= 0):
+        if not (isinstance(value, numbers.Real) and 0 <= value < math.inf):
             raise errors.InvalidCallError(f"{name}: {value!r} for rank {rank} must be 0 or more")
     return values
 
@@ -298,8 +308,6 @@ def replay_options(
 
 def simulate_script(path, world_size, argv, **options):
     """Simulate a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
-    from ..processes.engine import script
-
     size = _check_world_size(world_size)
     cluster = _check_cluster(options.pop("cluster", None), size)
     payload = pack(script, (os.path.abspath(path),), None, size)
