@@ -32,25 +32,40 @@ class Traffic:
         self.network = scheduler.network
         scheduler.on_arrival = self._arrived
         self._on_end = {}
+        self._users = [0] * len(topology.link_bandwidth_Bps)  # by link: transfers under way
+        self._links = {}
         self._lazy = {}
 
     def send(self, time_s, src, dst, nbytes, on_end):
         """Start a message between two ranks of the world; ``on_end(transfer)`` is called."""
         if self._lazy:
-            self._wake(self.topology.links(src, dst))
+            self._wake(self.links(src, dst))
         transfer = self.network.start(max(time_s, self.scheduler.now_s), src, dst, nbytes)
-        self._on_end[transfer] = on_end
+        self._note(transfer, on_end)
         return transfer
 
+    def _note(self, transfer, on_end):
+        self._on_end[transfer] = on_end
+        for link in self.links(transfer.src, transfer.dst):
+            self._users[link] += 1
+
     def _arrived(self, transfer):
+        for link in self.links(transfer.src, transfer.dst):
+            self._users[link] -= 1
         self._on_end.pop(transfer)(transfer)
+
+    def links(self, src, dst):
+        """Ids of the links between two ranks, as `Topology.links`."""
+        pair = src, dst
+        found = self._links.get(pair)
+        if found is None:
+            found = self._links[pair] = self.topology.links(src, dst)
+        return found
 
     def claim(self, crossing):
         """Whether a crossing has its links to itself from now on; it is woken when not any more."""
-        if self._on_end:
-            return False
         self._wake(crossing.links)
-        if self._on_end:
+        if any(self._users[link] for link in crossing.links):
             return False
         self._lazy[crossing] = None
         return True
@@ -67,7 +82,7 @@ class Traffic:
     def absorb(self, network, on_end):
         """Take over what is under way in another network; all its ends are told to ``on_end``."""
         for transfer in self.network.absorb(network, self.scheduler.now_s):
-            self._on_end[transfer] = on_end
+            self._note(transfer, on_end)
 
 
 class Crossing:

@@ -148,10 +148,8 @@ class Simulation:
             for round_ in made.rounds
             for pair in zip(round_.src.tolist(), round_.dst.tolist(), strict=True)
         }
-        topology = self.topology
-        return frozenset(
-            link for src, dst in pairs for link in topology.links(members[src], members[dst])
-        )
+        links = self.traffic.links
+        return frozenset(link for src, dst in pairs for link in links(members[src], members[dst]))
 
     def new_wire(self, channel, call):
         """Where the messages of a collective are written down, or None."""
