@@ -128,12 +128,14 @@ def test_both_send_first_is_a_deadlock_unless_sends_are_eager():
     assert simlib.simulate(main, 2, cluster=flat(2), sends="eager").results == [2.0, 2.0]
 
 
-def test_receives_of_any_source_take_messages_by_their_virtual_arrival():
+@pytest.mark.parametrize("receiver_comes_s", [0, 100])
+def test_receives_of_any_source_take_messages_by_their_virtual_arrival(receiver_comes_s):
     def main(rank, n):
         if rank:
             time.sleep({1: 30, 2: 10, 3: 20}[rank])
             dist.send(floats(100), 0)
             return
+        time.sleep(receiver_comes_s)
         return [dist.recv(floats(100)) for _ in range(3)]
 
     for options in ({}, {"sends": "eager"}):
