@@ -12,7 +12,7 @@
     run = simlib.run(main, world_size=4)
 """
 
-from . import clusters
+from . import clusters, scale
 from .cluster import Cluster, Device, Link
 from .diagnosis import Finding
 from .errors import (
@@ -57,5 +57,6 @@ __all__ = [
     "Trace",
     "UnfinishedError",
     "run",
+    "scale",
 ]
 __version__ = "0.1.0"
