@@ -14,6 +14,7 @@ def main():
     from simlib.processes.launch import server_context
 
     from .diagnosing import diagnosing
+    from .network import network
     from .recording import recording
     from .starting import memory, starting
 
@@ -27,6 +28,7 @@ def main():
         "memory": memory,
         "recording": lambda: recording(options.rounds),
         "diagnosing": lambda: diagnosing(options.rounds),
+        "network": lambda: network(options.rounds),
     }
     unknown = set(options.names) - set(tables)
     if unknown:

@@ -14,11 +14,13 @@
 
 from . import clusters, scale
 from .cluster import Cluster, Device, Link
+from .compute import compute
 from .diagnosis import Finding
 from .errors import (
     DeadlockError,
     InvalidCallError,
     MismatchError,
+    OutOfMemoryError,
     RaceError,
     RankDiedError,
     RankError,
@@ -34,18 +36,17 @@ from .virtual import simulate
 
 __all__ = [
     "Cluster",
-    "Device",
-    "Link",
-    "clusters",
-    "simulate",
     "Collective",
     "DeadlockError",
+    "Device",
     "Finding",
     "Group",
     "InvalidCallError",
+    "Link",
     "Message",
     "MismatchError",
     "Op",
+    "OutOfMemoryError",
     "RaceError",
     "RankDiedError",
     "RankError",
@@ -56,7 +57,10 @@ __all__ = [
     "StuckError",
     "Trace",
     "UnfinishedError",
+    "clusters",
+    "compute",
     "run",
     "scale",
+    "simulate",
 ]
 __version__ = "0.1.0"

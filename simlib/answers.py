@@ -10,7 +10,7 @@ import traceback
 import cloudpickle
 
 from . import group
-from .errors import InvalidCallError
+from .errors import InvalidCallError, OutOfMemoryError
 from .recorder import is_learners
 
 LONGEST = 8000
@@ -69,7 +69,8 @@ def describe(error):
     dict
         ``type`` and ``message``; ``frames``, a list of (file, lineno, function), outermost first;
         ``text``, the traceback without the frames of simlib and torch; ``invalid``, whether torch
-        or simlib refused the call; ``from_wait``, whether it ended a wait for other ranks.
+        or simlib refused the call; ``ledger``, what a rank held that ran out of memory;
+        ``from_wait``, whether it ended a wait for other ranks.
     """
     frames = traceback.extract_tb(error.__traceback__)
     innermost = frames[-1].filename if frames else ""
@@ -88,6 +89,7 @@ def describe(error):
         "message": message,
         "frames": [(f.filename, f.lineno, f.name) for f in frames if is_learners(f.filename)],
         "text": _learners_traceback(error),
+        "ledger": error.ledger if isinstance(error, OutOfMemoryError) else None,
         "invalid": isinstance(error, InvalidCallError) or refused,
         "from_wait": in_wait,
     }

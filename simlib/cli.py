@@ -1,4 +1,4 @@
-"""The command line: ``python -m simlib run -n 4 script.py [args]``."""
+"""The command line: ``python -m simlib run -n 4 script.py [args]``, and ``practice``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import argparse
 import os
 import sys
 
-from . import __version__
+from . import __version__, clusters
 from .errors import RunInterrupted, SimlibError
+from .practice import command as practice
 from .processes.engine import MAX_RANKS, run_script
+from .virtual.engine import MAX_RANKS as LARGEST_SIMULATION
+from .virtual.engine import simulate_script
 
 
 def main(argv=None):
@@ -35,26 +38,68 @@ def _parser():
         "whole script, with RANK and WORLD_SIZE in its environment. Prints each line with its "
         "rank; then a table of who sent what to whom.",
     )
-    run.add_argument("-n", type=int, required=True, metavar="N", help=f"ranks, 1 to {MAX_RANKS}")
-    run.add_argument(
-        "--timeout", type=float, default=120, metavar="S", help="seconds without progress (120)"
-    )
-    run.add_argument("--trace", metavar="FILE", help="save the trace: JSON that Perfetto opens")
-    run.add_argument("--picture", metavar="FILE", help="save the timeline as a picture")
-    run.add_argument("--quiet", action="store_true", help="print no table")
-    run.add_argument("script")
-    run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    _add_arguments(run, MAX_RANKS)
     run.set_defaults(command=_run)
+    simulate = commands.add_parser(
+        "simulate",
+        help="run a script on simulated ranks: a modelled cluster, a virtual clock",
+        description="Run a script on a modelled cluster. Prints each line with its rank; then a "
+        "table of who sent what to whom, and how long it took there.",
+    )
+    _add_arguments(simulate, LARGEST_SIMULATION)
+    simulate.add_argument(
+        "--network",
+        default="ethernet_10g",
+        choices=clusters.__all__,
+        help="a preset of simlib.clusters (ethernet_10g)",
+    )
+    simulate.add_argument(
+        "--ranks-per-node", type=int, default=1, metavar="K", help="ranks on each node (1)"
+    )
+    simulate.set_defaults(command=_simulate)
+    practice.add_command(commands)
     return parser
 
 
+def _add_arguments(command, most):
+    command.add_argument("-n", type=int, required=True, metavar="N", help=f"ranks, 1 to {most}")
+    command.add_argument(
+        "--timeout", type=float, default=120, metavar="S", help="seconds without progress (120)"
+    )
+    command.add_argument("--trace", metavar="FILE", help="save the trace: JSON that Perfetto opens")
+    command.add_argument("--picture", metavar="FILE", help="save the timeline as a picture")
+    command.add_argument("--quiet", action="store_true", help="print no table")
+    command.add_argument("script")
+    command.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+
+
 def _run(options):
+    def run():
+        return run_script(options.script, options.n, options.args, timeout_s=options.timeout)
+
+    return _perform(options, run)
+
+
+def _simulate(options):
+    def run():
+        per_node = max(1, options.ranks_per_node)
+        nodes = -(-options.n // per_node)
+        cluster = getattr(clusters, options.network)(nodes=nodes, ranks_per_node=per_node)
+        return simulate_script(
+            options.script, options.n, options.args, cluster=cluster, timeout_s=options.timeout
+        )
+
+    return _perform(options, run)
+
+
+def _perform(options, run):
+    """Run, save what was asked for, and print the table; returns the exit code."""
     wrong = _wrong_paths(options)
     if wrong:
         print(f"simlib: {wrong}", file=sys.stderr)
         return 2
     try:
-        run = run_script(options.script, options.n, options.args, timeout_s=options.timeout)
+        run = run()
     except (SimlibError, RunInterrupted) as error:
         print(f"simlib: {error}", file=sys.stderr)
         _save(error.run, options)

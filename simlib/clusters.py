@@ -11,6 +11,15 @@ from __future__ import annotations
 
 from .cluster import Cluster, Link
 
+__all__ = [
+    "ethernet_1g",
+    "ethernet_10g",
+    "ethernet_100g",
+    "infiniband_hdr",
+    "nvlink_nodes",
+    "loopback",
+]
+
 
 def ethernet_1g(nodes, ranks_per_node=1, **more):
     """Nodes on 1 Gbit/s Ethernet, with TCP.
@@ -49,9 +58,9 @@ def infiniband_hdr(nodes, ranks_per_node=1, **more):
 def nvlink_nodes(nodes, ranks_per_node=8, **more):
     """Nodes of 8 GPUs: 300 GB/s between the GPUs of a node, 8 InfiniBand HDR links to others.
 
-    **Source** in the node: 300 GB/s of each GPU in a DGX-2H, both directions together counted once
-    (Shoeybi et al. 2019, arXiv 1909.08053); latency 5 us, the order of a kernel's launch. Between
-    nodes: as `infiniband_hdr`, one adapter for each of 8 GPUs, taken as one link of a node.
+    **Source** in the node: 300 GB/s between the GPUs of a DGX-2H (Shoeybi et al. 2019, arXiv
+    1909.08053); latency 5 us, the order of a kernel's launch. Between nodes: as `infiniband_hdr`,
+    one adapter for each of 8 GPUs, taken as one link of a node.
     """
     more.setdefault("intra", Link(5e-6, 300e9))
     return _cluster(nodes, ranks_per_node, Link(2e-6, 8 * 200e9 / 8), **more)

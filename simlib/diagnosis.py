@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from . import errors
@@ -29,11 +29,14 @@ class Finding:
         ``"unfinished"`` or ``"race"``.
     message : str
     sites : dict of int to Site
+    run : Run or None
+        Of a race that ``simulate(seed=...)`` proved: the run that came out differently.
     """
 
     kind: str
     message: str
     sites: dict
+    run: object = field(default=None, repr=False, compare=False)
 
     def __str__(self):
         return f"{self.kind}: {self.message}"
@@ -51,9 +54,11 @@ class WaitGraph:
         return str(self)
 
     def __str__(self):
+        first = [rank for rank in self.cycle if rank in self.waits]
+        waits = {rank: self.waits[rank] for rank in sorted(first)} | self.waits
         return "\n".join(
-            [*map(_wait_line, self.waits.values())]
-            + [f"  rank {rank} {how}" for rank, how in self.gone.items()]
+            shortened(list(map(_wait_line, waits.values())))
+            + shortened([f"  rank {rank} {how}" for rank, how in self.gone.items()])
         )
 
     def picture(self):
@@ -68,13 +73,30 @@ class WaitGraph:
         return png_of(self.picture())
 
 
+MOST_LINES = 12
+"""Of what is told by rank, so many lines are shown at most."""
+MOST_NAMES = 16
+"""So many ranks are named one by one at most."""
+
+
+def shortened(lines):
+    """The first of many lines, and how many more there are."""
+    if len(lines) <= MOST_LINES:
+        return lines
+    shown = lines[: MOST_LINES - 2]
+    return [*shown, f"  ... and {len(lines) - len(shown):,} more ranks"]
+
+
 def ranks_in_words(ranks):
-    """``rank 2``, ``ranks 0 and 2``, ``ranks 0 to 5``."""
+    """``rank 2``, ``ranks 0 and 2``, ``ranks 0 to 5``, ``ranks 0, 2, 4, ... (512 ranks)``."""
     ranks = sorted(ranks)
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > 3 and ranks == list(range(ranks[0], ranks[-1] + 1)):
         return f"ranks {ranks[0]} to {ranks[-1]}"
+    if len(ranks) > MOST_NAMES:
+        names = ", ".join(map(str, ranks[: MOST_NAMES // 2]))
+        return f"ranks {names}, ... ({len(ranks):,} ranks)"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
@@ -121,10 +143,11 @@ def _headline(blocked, awaited):
     if len(cycle) == 2:
         return f"{ranks_in_words(cycle)} wait for each other"
     if cycle:
-        ring = ", ".join(
-            f"{rank} for {after}" for rank, after in zip(cycle, (*cycle[1:], cycle[0]), strict=True)
-        )
-        return f"{len(cycle)} ranks wait in a ring: {ring}"
+        after = (*cycle[1:], cycle[0])
+        ring = [f"{rank} for {other}" for rank, other in zip(cycle, after, strict=True)]
+        if len(ring) > MOST_NAMES:
+            ring[MOST_NAMES // 2 : -1] = ["..."]
+        return f"{len(cycle):,} ranks wait in a ring: {', '.join(ring)}"
     if awaited:
         direct = [r for r, wait in blocked.waits.items() if set(wait.needs) & set(awaited)]
         how = next(iter(awaited.values()))

@@ -109,6 +109,16 @@ class StuckError(SimlibError):
     kind = "stuck_computing"
 
 
+class OutOfMemoryError(SimlibError):
+    """A simulated rank holds more than its device has; ``.ledger`` is its bytes by category."""
+
+    kind = "out_of_memory"
+
+    def __init__(self, message, sites=None, run=None, ledger=None):
+        super().__init__(message, sites, run)
+        self.ledger = dict(ledger or {})
+
+
 class RunInterrupted(KeyboardInterrupt):
     """The Stop button (or Ctrl-C) ended a run; ``.sites`` says where each rank was."""
 

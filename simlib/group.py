@@ -162,6 +162,8 @@ class RecordingGroup(dist.ProcessGroup):
     def _post(self, kind, tensors, *, peer=None, tag=NOBODY, flags=0, reduce_op=None, splits=None):
         """Write one call down; returns its place in the log."""
         recorder = self._recorder
+        if recorder.before_op is not None:
+            recorder.before_op()
         signature, nbytes = recorder.signature(tensors, reduce_op, splits)
         return self._log.post(
             KIND_ID[kind],
@@ -178,6 +180,8 @@ class RecordingGroup(dist.ProcessGroup):
         """Write down a call of `new_group`: all ranks of the world meet in it, or its members."""
         asked = tuple(sorted(ranks)) if ranks is not None else self._ranks
         recorder = self._recorder
+        if recorder.before_op is not None:
+            recorder.before_op()
         key = "new_group", asked
         signature = recorder.log.define(key, "signature", ((), "", None, asked))
         where = (f"of {asked}", asked) if members_only else self._definition

@@ -312,17 +312,31 @@ def _shortest_cycle(waits):
     """The shortest ring of ranks that wait each for the next; () where there is none."""
     best = ()
     for start in waits:
-        paths = [(start,)]
-        seen = {start}
-        while paths and not (best and len(paths[0]) >= len(best)):
-            path = paths.pop(0)
-            for rank in waits[path[-1]].needs:
-                if rank == start and (not best or len(path) < len(best)):
-                    best = path
-                elif rank in waits and rank not in seen:
-                    seen.add(rank)
-                    paths.append((*path, rank))
+        best = _cycle_through(start, waits, len(best) or len(waits) + 1) or best
     return best
+
+
+def _cycle_through(start, waits, limit):
+    """The shortest ring through one rank that has fewer ranks than ``limit``, or ()."""
+    came_from, reached, length = {start: None}, [start], 1
+    while reached and length < limit:
+        following = []
+        for rank in reached:
+            for needed in waits[rank].needs:
+                if needed == start:
+                    return _way_to(rank, came_from)
+                if needed in waits and needed not in came_from:
+                    came_from[needed] = rank
+                    following.append(needed)
+        reached, length = following, length + 1
+    return ()
+
+
+def _way_to(rank, came_from):
+    way = [rank]
+    while came_from[way[-1]] is not None:
+        way.append(came_from[way[-1]])
+    return tuple(reversed(way))
 
 
 def disagreement(one, other):

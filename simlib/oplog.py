@@ -407,7 +407,8 @@ def make_site(call, place, cells):
 def name_groups(ops):
     """Give the groups of a run their names: ``world``, then ``group 1``... by appearance.
 
-    ``ops`` is ordered; until here a group is called what torch calls it, the world "".
+    ``ops`` is ordered; until here a group is called what torch calls it, the world "". Returns the
+    new `Group` of each old one.
     """
     names = {}
     for op in ops:
@@ -416,3 +417,4 @@ def name_groups(ops):
             name = f"group {number}" if op.group.name else "world"
             names[op.group] = Group(name, op.group.ranks)
         op.group = names[op.group]
+    return names

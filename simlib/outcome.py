@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import signal
 from collections import defaultdict
+from dataclasses import replace
 
 from . import errors
-from .diagnosis import ranks_in_words
+from .diagnosis import ranks_in_words, shortened
 from .oplog import make_site, name_groups
 from .recorder import is_learners
 from .results import Run
@@ -18,9 +19,10 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 
 def make_run(watch):
     """The `Run` of what is in the logs and answers now."""
-    return Run(
+    trace, groups = make_trace(watch)
+    run = Run(
         name=watch.name,
-        trace=make_trace(watch),
+        trace=trace,
         results=[
             content if word == "result" else None
             for word, content in (
@@ -30,21 +32,27 @@ def make_run(watch):
         output=[output.text for output in watch.outputs],
         engine=watch.engine,
     )
+    report = watch.report or {}
+    run.memory = report.get("memory")
+    if report.get("wire") is not None:
+        run.wire = [replace(m, group=groups.get(m.group, m.group)) for m in report["wire"]]
+    return run
 
 
 def make_trace(watch):
-    """The `Trace` of the ranks' logs; its zero is the first rank's entry."""
+    """The `Trace` of the ranks' logs, and the names of its groups; zero is the first entry."""
     logs = watch.logs
     zero_s = min((log.entered_s for log in logs if log.entered_s is not None), default=0.0)
     ops = [op for log in logs for op in log.ops(zero_s, watch.cells) if op.kind != "new_group"]
     ops.sort(key=lambda op: (op.post_s, op.rank))
-    name_groups(ops)
-    return Trace(
+    groups = name_groups(ops)
+    trace = Trace(
         world_size=watch.world_size,
         ops=ops,
         spans=[(_since(zero_s, log.entered_s), _since(zero_s, log.left_s)) for log in logs],
         dropped=sum(log.dropped for log in logs),
     )
+    return trace, groups
 
 
 def _since(zero_s, moment_s):
@@ -98,6 +106,8 @@ def _report(watch, rank):
             "is_exit": True,
         }
     words = " ".join(content["message"].split())
+    if content["ledger"] is not None:
+        return content | {"sentence": content["message"], "advice": "", "text": ""}
     if content["invalid"]:
         return content | {"sentence": f"made a call that cannot be right: {words}", "advice": ""}
     message = f": {content['message']}" if words else ""
@@ -128,6 +138,8 @@ def _raised(watch, reports):
         sites[rank] = make_site("raised", place, watch.cells)
         alike[report["sentence"], sites[rank].place].append(rank)
     parts = []
+    if all(report.get("ledger") is not None for report in reports.values()):
+        return _out_of_memory(reports, sites)
     for (sentence, place), ranks in alike.items():
         where = f" ({place})" if sites[ranks[0]].lineno else ""
         parts.append(f"{ranks_in_words(ranks)} {sentence}{where}")
@@ -149,6 +161,17 @@ def _raised(watch, reports):
         codes = {r: _exit_code(report["exit_code"]) for r, report in reports.items()}
         return errors.RankDiedError(message, sites, exitcodes=codes)
     return errors.RankError(message, sites, tracebacks=tracebacks)
+
+
+def _out_of_memory(reports, sites):
+    """One error for all ranks that hold too much: the first one's words, the others named."""
+    first, *others = reports
+    message = reports[first]["sentence"]
+    if others:
+        message += f"\nalso out of memory: {ranks_in_words(others)}"
+    if sites[first].line_text:
+        message += f"\n    {sites[first].line_text}"
+    return errors.OutOfMemoryError(message, sites, ledger=reports[first]["ledger"])
 
 
 def _exit_code(code):
@@ -261,7 +284,7 @@ def _list_of(watch, sites):
             )
         else:
             lines.append(f"  rank {rank}: has finished")
-    return "\n".join(lines)
+    return "\n".join(shortened(lines))
 
 
 def out_of_time(watch):
@@ -283,22 +306,24 @@ def out_of_time(watch):
 
 
 def at_rest(watch):
-    """The error for simulated ranks that wait, and not only for each other's ops."""
+    """The error for simulated ranks none of which can go on, where no more is known."""
     sites = sites_now(watch)
     others = [rank for rank, site in sites.items() if site.op == "computing"]
-    who = ranks_in_words(others or list(sites))
-    message = (
-        f"nothing can go on: {who} {'waits' if len(others or sites) == 1 else 'wait'} for what no "
-        "rank will ever do (a key of the store that nobody sets?)"
-    )
-    return errors.StuckError(f"{message}\n{_list_of(watch, sites)}", sites)
+    if others:
+        who = f"{ranks_in_words(others)} {'waits' if len(others) == 1 else 'wait'}"
+        message = f"{who} for what no rank will ever do (a key of the store that nobody sets?)"
+        error = errors.StuckError
+    else:
+        message = "nothing can go on: every rank that has not finished waits for another"
+        error = errors.DeadlockError
+    return error(f"{message}\n{_list_of(watch, sites)}", sites)
 
 
 def waits_for_the_dead(watch, killed, found):
     """The error for ranks that wait for one that was killed as asked."""
     sites = {rank: _last_known_site(watch, rank) for rank in sorted(killed)}
     words = f"{ranks_in_words(sorted(killed))} died, as asked for by kill"
-    detail = f": {found}" if found is not None else ""
+    detail = ": " + str(found).partition("\nHint:")[0] if found is not None else ""
     codes = {rank: watch.deaths[rank] for rank in killed}
     sites |= found.sites if found is not None else {}
     return errors.RankDiedError(f"{words}{detail}", sites, exitcodes=codes)

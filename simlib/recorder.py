@@ -48,11 +48,14 @@ class Recorder:
     log : OpLogWriter
     is_alone : callable
         Whether nobody else can make ops of this rank now, and so end a wait of it.
+    before_op : callable, optional
+        Called before an op is written down: a simulated rank lets those behind it go first.
     """
 
-    def __init__(self, log, is_alone):
+    def __init__(self, log, is_alone, before_op=None):
         self.log = log
         self.is_alone = is_alone
+        self.before_op = before_op
         self.pending = Pending(self)
         self.meetings = None
         self._words = {}

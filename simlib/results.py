@@ -24,7 +24,12 @@ class Run:
     findings : list
         What looked wrong without stopping the run.
     engine : str
-        ``"real"``: processes of this machine, wall clock.
+        ``"real"``: processes of this machine, wall clock; ``"simulated"``: a modelled cluster,
+        virtual clock; ``"replayed"``: a recorded run on another cluster.
+    wire : list of WireMessage or None
+        With ``simulate(..., expand=True)``: the messages that the collectives were made of.
+    memory : list of Ledger or None
+        What each simulated rank held, where the cluster has a device.
     """
 
     def __init__(self, name, trace, results, output, findings=(), engine="real"):
@@ -34,6 +39,8 @@ class Run:
         self.output = list(output)
         self.findings = list(findings)
         self.engine = engine
+        self.wire = None
+        self.memory = None
 
     @property
     def world_size(self):
@@ -88,6 +95,32 @@ class Run:
         from .timeline import draw_traffic
 
         return draw_traffic(self)
+
+    def replay(self, cluster, placement="block", **options):
+        """Time the recorded ops anew on another cluster, without running anything.
+
+        What a rank did between its ops takes as long as it was recorded; ops take what ``cluster``
+        makes them take. Works for runs of every engine. A receive of any source keeps the sender
+        it had.
+
+        Parameters
+        ----------
+        cluster : Cluster
+        placement : str or list of int
+            As for `simulate`.
+        **options
+            ``sends``, ``eager_limit_bytes``, ``algorithms``, ``expand``, ``slow`` and the algorithm
+            of a kind of collective, as for `simulate`.
+
+        Returns
+        -------
+        Run
+            With the same results and output, and ``engine="replayed"``.
+        """
+        from .virtual.engine import replay_options
+        from .virtual.replay import replay
+
+        return replay(self, cluster, placement, replay_options(self.world_size, **options))
 
     def save(self, path):
         """Write the trace as Chrome trace JSON, which Perfetto and chrome://tracing open.

@@ -200,6 +200,34 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class WireMessage:
+    """One of the messages that a collective is made of, in a simulation.
+
+    Attributes
+    ----------
+    kind : str
+        The collective.
+    group : Group
+    round : int
+        Number of the round of its algorithm, from 0.
+    src, dst : int
+        Ranks of the world.
+    nbytes : int
+    start_s, end_s : float
+        When both its ends were ready, and when it had arrived.
+    """
+
+    kind: str
+    group: Group
+    round: int
+    src: int
+    dst: int
+    nbytes: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Collective:
     """One collective: the ops of all the ranks that took part, ``{rank: Op}``."""
 

@@ -13,12 +13,23 @@ import simlib
 
 TABLE = harness.read_table()
 DRIVEN = [name for name in TABLE["passes"] if name not in TABLE["differs"]]
+NOT_SIMULATED = [name for names in TABLE["not_simulated"].values() for name in names]
 
 
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("name", DRIVEN)
 def test_method_passes_on_simlib(name):
     check_method(name, harness.simlib_run)
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", [name for name in DRIVEN if name not in NOT_SIMULATED])
+def test_method_passes_on_simulated_ranks(name):
+    check_method(name, harness.simulated)
+
+
+def test_what_is_not_simulated_passes_on_real_ranks():
+    assert set(NOT_SIMULATED) <= set(DRIVEN) and len(NOT_SIMULATED) == len(set(NOT_SIMULATED))
 
 
 @pytest.mark.long
@@ -47,7 +58,7 @@ def test_at_most_five_methods_differ_each_with_its_cause():
     assert all(TABLE["differs"].values())
 
 
-@pytest.mark.parametrize("engine", [harness.plain, harness.simlib_run])
+@pytest.mark.parametrize("engine", [harness.plain, harness.simlib_run, harness.simulated])
 def test_a_method_that_fails_is_seen_to_fail(engine):
     """Any rank's failure counts, whatever the others return."""
     with pytest.raises(Exception, match="the sum is wrong"):
@@ -65,6 +76,25 @@ def test_feature_gives_the_numbers_of_plain_gloo_and_is_traced(name, tmp_path):
     run = simlib.run(feature, world_size=4)
     assert run.results == harness.plain(on_gloo, 4, (name, str(tmp_path / "store")), 60)
     assert kinds_by_line(run, feature) == marked_lines(feature)
+
+
+@pytest.mark.parametrize("name", features.FEATURES)
+def test_feature_gives_the_numbers_of_real_ranks_when_simulated(name):
+    feature = features.FEATURES[name]
+    real, simulated = simlib.run(feature, 4), simlib.simulate(feature, 4)
+    assert_close(simulated.results, real.results)
+    assert kinds_by_line(simulated, feature) == marked_lines(feature)
+
+
+def assert_close(ours, theirs):
+    """Numbers within float tolerance, everything else alike."""
+    if isinstance(ours, list | tuple):
+        for one, other in zip(ours, theirs, strict=True):
+            assert_close(one, other)
+    else:
+        assert ours == (
+            pytest.approx(theirs, rel=1e-5, abs=1e-8) if isinstance(ours, float) else theirs
+        )
 
 
 def on_gloo(rank, world_size, name, store):

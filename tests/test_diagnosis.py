@@ -322,3 +322,16 @@ def test_ranks_that_agree_are_never_held_back():
 def test_of_ranks_that_disagree_one_is_always_held_back():
     one, other = come_together((7, 8))
     assert not any(a and b for a, b in zip(one, other, strict=True))
+
+
+def test_of_very_many_ranks_the_first_are_told():
+    def main(rank, n):
+        dist.recv(torch.zeros(1), (rank - 1) % n)
+
+    with pytest.raises(simlib.DeadlockError) as caught:
+        simlib.simulate(main, 100)
+    lines = str(caught.value).splitlines()
+    assert len(lines) < 20
+    assert "100 ranks wait in a ring: 0 for 99" in lines[0] and "..., " in lines[0]
+    assert "... and 90 more ranks" in str(caught.value)
+    assert len(caught.value.sites) == 100

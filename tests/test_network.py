@@ -31,11 +31,13 @@ def test_a_lone_transfer_ends_at_start_plus_latency_plus_bytes_over_bandwidth():
         assert end == (0.1 + 30e-6) + nbytes / 1.25e9
 
 
-def test_a_lone_transfer_is_exact_while_others_come_and_go():
-    # Rates of 0 -> 1 are worked out again and again, and stay what they are.
-    topology = flat(4, Link(30e-6, 1.25e9))
-    others = [(i / 7e4, 2, 3, 1000 + i) for i in range(50)]
-    assert network_ends(topology, [(0.0, 0, 1, 10**6), *others])[0] == 30e-6 + 1e6 / 1.25e9
+def test_a_transfer_is_exact_while_others_come_and_go_beside_it():
+    # They share the nodes' links, which have enough for all: the rate is worked out again and
+    # again, and stays what it is.
+    cluster = Cluster(2, 2, Link(30e-6, 10e9), intra=Link(0.0, 1.25e9))
+    others = [(i / 7e4, 1, 3, 1000 + i) for i in range(50)]
+    messages = [(0.0, 0, 2, 10**6 + 1), *others]
+    assert network_ends(Topology(cluster, 4), messages)[0] == 30e-6 + (10**6 + 1) / 1.25e9
 
 
 def test_the_envelope_travels_too():

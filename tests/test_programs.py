@@ -5,55 +5,19 @@ import os
 
 import programs
 import pytest
-
-import simlib
+from verdicts import check_wrong, each, on_processes
 
 LONG_REPEATS = 50
 
 
-def each(table):
-    return [pytest.param(program, id=name) for name, program in table.items()]
-
-
-def run(program, **options):
-    return simlib.run(program.function, program.ranks, timeout_s=program.timeout_s, **options)
-
-
-def check_sites(program, sites):
-    """Every marked rank is blamed at its line, and nobody in another file."""
-    lines = {rank: site.lineno for rank, site in sites.items()}
-    for rank, expected in program.blamed.items():
-        assert lines.get(rank) in expected, f"rank {rank}: blamed are {lines}"
-    for expected in program.meeting:
-        assert list(lines.values()).count(expected) >= 2, f"blamed are {lines}"
-    assert all(site.file == program.file for site in sites.values() if site.lineno)
-
-
 @pytest.mark.parametrize("program", each(programs.WRONG))
 def test_wrong_program_is_diagnosed(program):
-    if program.kind in programs.FINDINGS:
-        check_finding(program)
-        return
-    with pytest.raises(simlib.SimlibError) as caught:
-        run(program)
-    assert caught.value.kind == program.kind, str(caught.value)
-    check_sites(program, caught.value.sites)
-    assert caught.value.run is not None
-
-
-def check_finding(program):
-    found = [finding for finding in run(program).findings if finding.kind == program.kind]
-    sites = {rank: site for finding in found for rank, site in finding.sites.items()}
-    assert found
-    check_sites(program, sites)
-    with pytest.raises(simlib.SimlibError) as caught:
-        run(program, strict=True)
-    assert caught.value.kind == program.kind, str(caught.value)
+    check_wrong(program, on_processes)
 
 
 @pytest.mark.parametrize("program", each(programs.RIGHT))
 def test_right_program_is_left_alone(program):
-    assert run(program, strict=True).findings == []
+    assert on_processes(program, strict=True).findings == []
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +42,7 @@ def _loop():
 @pytest.mark.parametrize("program", each(programs.RIGHT))
 def test_right_program_is_left_alone_under_load(program, every_core_busy):
     for _ in range(LONG_REPEATS):
-        assert run(program, strict=True).findings == []
+        assert on_processes(program, strict=True).findings == []
 
 
 def test_the_zoo_is_large_and_covers_every_kind():

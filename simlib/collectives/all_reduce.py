@@ -121,8 +121,8 @@ def hierarchical(n, nbytes, itemsize=1, nodes=None):
     `2 * n * (s - 1) + 2 * n * (k - 1)`, bytes per rank
     `2 * (s - 1) * nbytes / s + 2 * (k - 1) * nbytes / n`.
 
-    **Source** Jia et al. 2018, arXiv 1807.11205; with reduce-scatter in the node as NCCL and
-    Horovod have it.
+    **Source** Jia et al. 2018, arXiv 1807.11205; with reduce-scatter in the node as Horovod has
+    it (``HOROVOD_HIERARCHICAL_ALLREDUCE``).
     """
     members = _by_node(n, nodes)
     k, lanes = len(members), max(map(len, members))

@@ -159,7 +159,7 @@ def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, link=None):
 
 
 def mpich(kind, n, nbytes):
-    """As MPICH chooses for one rank on each node, short before long.
+    """By size, as MPICH chooses where each node has one rank.
 
     **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1), and the default values of MPICH's
     ``MPIR_CVAR_*_MSG_SIZE`` (src/mpi/coll). Left out: Bruck's all_to_all for parts of at most 256

@@ -99,7 +99,8 @@ class Schedule:
         **Cost** O(number of messages + rounds * chunks where messages carry several chunks).
         """
         chunk_nbytes = np.asarray(chunk_nbytes, dtype=np.int64)
-        rounds = tuple(_weigh(round_, chunk_nbytes) for round_ in moves if len(round_.src))
+        columns = {}
+        rounds = tuple(_weigh(round_, chunk_nbytes, columns) for round_ in moves if len(round_.src))
         return cls(kind, algorithm, n, chunk_nbytes, rounds, root)
 
     @property
@@ -134,19 +135,28 @@ class Schedule:
         return sent
 
 
-def _weigh(moves, chunk_nbytes):
-    """A `Round` of `Moves`; arrays that are whole already stay the same objects."""
+def _weigh(moves, chunk_nbytes, columns):
+    """A `Round` of `Moves`; arrays that are whole already stay the same objects.
+
+    ``columns`` keeps what single values became, so that rounds share them.
+    """
     src, dst = np.asarray(moves.src), np.asarray(moves.dst)
-    shape = src.shape
-    first, count, adds = (
-        value if isinstance(value, np.ndarray) else np.full(shape, value) for value in moves[2:]
-    )
+    first, count, adds = (_column(value, len(src), columns) for value in moves[2:])
     if isinstance(moves.count, int) and moves.count == 1:
         nbytes = chunk_nbytes[first]
     else:  # runs may wrap: two copies in a row hold every run
         before = np.concatenate(([0], np.cumsum(np.concatenate((chunk_nbytes, chunk_nbytes)))))
         nbytes = before[first + count] - before[first]
     return Round(src, dst, nbytes, first, count, adds)
+
+
+def _column(value, length, columns):
+    if isinstance(value, np.ndarray):
+        return value
+    key = value, type(value), length
+    if key not in columns:
+        columns[key] = np.full(length, value)
+    return columns[key]
 
 
 def split(nbytes, parts, itemsize=1):

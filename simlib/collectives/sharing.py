@@ -24,13 +24,14 @@ def through_shared_links(schedule, topology, members, starts, reduce_Bps=inf):
     """
     progress = _Progress(schedule, starts, reduce_Bps)
     src, dst = members[progress.src], members[progress.dst]
-    pool = _Pool(topology, _lookahead_s(topology, src, dst))
+    lookahead_s, columns = _survey(topology, src, dst)
+    pool = _Pool(topology, lookahead_s, len(columns))
     started = progress.begin()
     while len(started) or len(pool):
         if not len(started):
             started = progress.finish(*pool.pass_window())
             continue
-        paths = topology.paths(src[started], dst[started])
+        paths = topology.paths(src[started], dst[started])[:, columns]
         due_s = progress.start_s[started] + topology.latencies_s(src[started], dst[started])
         left = progress.nbytes[started] + float(topology.cluster.envelope_bytes)
         draws = (paths != pool.free).any(axis=1) & (left > 0)
@@ -39,15 +40,25 @@ def through_shared_links(schedule, topology, members, starts, reduce_Bps=inf):
     return progress.end_of_rank, ([progress.start_s], [progress.end_s])
 
 
-def _lookahead_s(topology, src, dst):
-    """The least latency of a message that draws bandwidth: until then a new one disturbs nobody."""
+def _survey(topology, src, dst):
+    """What the messages have in common: their lookahead, and the columns of paths they use.
+
+    The lookahead is the least latency of a message that draws bandwidth: a new message leaves
+    those under way alone for so long.
+    """
     same = topology.node_of[src] == topology.node_of[dst]
-    latencies = []
-    for where in (same, ~same):
-        example = np.flatnonzero(where)[:1]
-        if np.isfinite(topology.bandwidths_Bps(src[example], dst[example])).any():
-            latencies += topology.latencies_s(src[example], dst[example]).tolist()
-    return min(latencies, default=0.0)
+    examples = [np.flatnonzero(where)[0] for where in (same, ~same) if where.any()]
+    src, dst = src[examples], dst[examples]
+    draws = np.isfinite(topology.bandwidths_Bps(src, dst))
+    lookahead_s = topology.latencies_s(src, dst)[draws].min(initial=inf)
+    free = len(topology.link_bandwidth_Bps) - 1
+    return lookahead_s, np.flatnonzero((topology.paths(src, dst) != free).any(axis=0))
+
+
+def _distinct(numbers):
+    """As `numpy.unique`, faster for some thousand."""
+    numbers = np.sort(numbers)
+    return numbers[np.diff(numbers, prepend=-1) > 0]
 
 
 class _Progress:
@@ -59,25 +70,32 @@ class _Progress:
 
     def __init__(self, schedule, starts, reduce_Bps):
         rounds = schedule.rounds
-        self.src = np.concatenate([round_.src for round_ in rounds])
-        self.dst = np.concatenate([round_.dst for round_ in rounds])
-        self.nbytes = np.concatenate([round_.nbytes for round_ in rounds])
-        adds = np.concatenate([round_.adds for round_ in rounds])
-        number = np.repeat(np.arange(len(rounds)), [len(round_) for round_ in rounds])
+        index = np.int32 if 2 * schedule.num_messages < 2**31 else np.int64  # half the memory
+
+        def column(name, dtype):
+            return np.concatenate([getattr(round_, name) for round_ in rounds], dtype=dtype)
+
+        self.src, self.dst = column("src", index), column("dst", index)
+        self.nbytes, adds = column("nbytes", np.int64), column("adds", bool)
         messages = len(self.src)
-        # Each message twice, as its sender's and its receiver's; sorted by stage.
-        key = np.concatenate((self.src, self.dst)) * len(rounds) + np.tile(number, 2)
-        order = np.argsort(key, kind="stable")
-        is_new = np.diff(key[order], prepend=-1) > 0
-        self._message_of_half = order % messages
-        self._first = np.append(np.flatnonzero(is_new), len(order))  # of each stage, in the halves
-        self._rank = key[order][is_new] // len(rounds)
-        stage = np.empty(len(order), dtype=np.int64)
-        stage[order] = np.cumsum(is_new) - 1
+        # Each message twice, as its sender's and its receiver's: the halves, sorted by stage.
+        number = np.repeat(np.arange(len(rounds)), [len(round_) for round_ in rounds])
+        key = np.concatenate((self.src, self.dst)) * np.int64(len(rounds))
+        key.reshape(2, -1)[...] += number
+        order = np.argsort(key, kind="stable").astype(index)
+        key = key[order]
+        is_new = np.empty(len(key), dtype=bool)
+        is_new[:1], is_new[1:] = True, key[1:] != key[:-1]
+        first = np.flatnonzero(is_new)
+        self._message_of_half = order % index(messages)
+        self._first = np.append(first, len(order))  # of each stage, in the halves
+        self._rank = key[first] // len(rounds)
+        stage = np.empty(len(order), dtype=index)
+        stage[order] = np.cumsum(is_new, dtype=index) - 1
         self._sends_in, self._receives_in = stage[:messages], stage[messages:]
         self._open = np.diff(self._first)  # messages of each stage that are not done
-        self._stage_end_s = np.full(len(self._rank), -inf)
-        added = np.bincount(self._receives_in, self.nbytes * adds, len(self._rank))
+        self._stage_end_s = np.full(len(first), -inf)
+        added = np.bincount(self._receives_in, self.nbytes * adds, len(first))
         self._reducing_s = added / reduce_Bps
         self._ends_missing = np.full(messages, 2)  # of each message: ends not yet in its round
         self._starts = starts
@@ -92,11 +110,13 @@ class _Progress:
 
     def finish(self, messages, ends_s):
         """These messages are done; returns those that start thereby."""
+        if not len(messages):
+            return messages
         self.end_s[messages] = ends_s
         stages = np.concatenate((self._sends_in[messages], self._receives_in[messages]))
         np.maximum.at(self._stage_end_s, stages, np.concatenate((ends_s, ends_s)))
         np.subtract.at(self._open, stages, 1)
-        done = np.unique(stages[self._open[stages] == 0])
+        done = _distinct(stages[self._open[stages] == 0])
         time_s = self._stage_end_s[done] + self._reducing_s[done]
         self.end_of_rank[self._rank[done]] = time_s
         following = np.minimum(done + 1, len(self._rank) - 1)
@@ -109,18 +129,18 @@ class _Progress:
         messages = self._message_of_half[np.arange(counts.sum()) + skipped]
         np.maximum.at(self.start_s, messages, np.repeat(times_s, counts))
         np.subtract.at(self._ends_missing, messages, 1)
-        return np.unique(messages[self._ends_missing[messages] == 0])
+        return _distinct(messages[self._ends_missing[messages] == 0])
 
 
 class _Pool:
     """Transfers under way; the same arithmetic as `network.Transfer`, on arrays."""
 
-    def __init__(self, topology, lookahead_s):
+    def __init__(self, topology, lookahead_s, columns):
         self._bandwidth_Bps = topology.link_bandwidth_Bps
         self._lookahead_s = lookahead_s
         self.free = len(self._bandwidth_Bps) - 1
         self._message = np.empty(0, dtype=np.int64)
-        self._paths = np.empty((0, 5), dtype=np.int64)
+        self._paths = np.empty((0, columns), dtype=np.int64)
         self._due_s = np.empty(0)  # next event: the latency is over, or the end
         self._left = np.empty(0)  # bytes still to go at _since_s
         self._since_s = np.empty(0)

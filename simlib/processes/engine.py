@@ -122,7 +122,7 @@ def _check_world_size(world_size):
 
 
 def _run_payload(payload, world_size, options, fresh, argv):
-    _check_timeout(options.timeout_s)
+    check_timeout(options.timeout_s)
     cells = cell_numbers()
     where = surroundings(argv)
     display = open_display()
@@ -162,7 +162,8 @@ def _run_in(world, watch, request, options):
     return result, failure
 
 
-def _check_timeout(timeout_s):
+def check_timeout(timeout_s):
+    """Refuse what is no limit in seconds; None is one that never comes."""
     is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
     if timeout_s is not None and not (is_number and timeout_s > 0):
         raise errors.InvalidCallError(

@@ -110,6 +110,19 @@ class TerminalDisplay:
         """Nothing: the text of the error has it all."""
 
 
+class SilentDisplay:
+    """Shows nothing: for a run beside the one that is shown."""
+
+    def status(self, text):
+        """Say nothing."""
+
+    def lines(self, rank, lines):
+        """Show nothing."""
+
+    def refresh(self):
+        """Nothing to refresh."""
+
+
 class NotebookDisplay:
     """One display that begins and ends empty; then all output once, in rank order.
 

@@ -39,6 +39,7 @@ class Watch:
     """
 
     engine = "real"
+    report = None
 
     def __init__(self, world, display, cells, options):
         self.world = world

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import faulthandler
 import functools
+import gc
 import linecache
+import math
 import mmap
 import os
 import pickle
@@ -14,21 +17,27 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 
 import torch
 import torch.distributed as dist
 
 from .. import answers, group
 from ..cluster import Topology
-from ..oplog import OpLogWriter
+from ..oplog import OpLogWriter, make_site
 from ..processes import channel
 from ..processes.isolation import Baseline, torch_seed
 from ..processes.rank import die_with_the_kernel
 from ..recorder import Recorder, is_learners
 from . import per_rank
+from .ddp import share_what_ddp_gathers
+from .flops import FlopCounts
+from .instruments import Instruments
 from .member import Member, stand_in_backend
+from .memory import MemoryMeter
 from .simulation import Simulation
 from .store import SimulatedStore
+from .watches import Watches
 
 FRAME = struct.Struct("=ii")
 """Before each piece of output: the rank, and the number of bytes."""
@@ -62,7 +71,11 @@ def child_main(control, lifeline, stdout, stderr, memory):
         except (EOFError, ConnectionError):
             os._exit(0)
         if word == "run":
-            channel.send_bytes(sock, process.run(request, memory))
+            try:
+                report = process.run(request, memory)
+            except Exception:  # ours: nothing of the learner's runs in this thread
+                report = pickle.dumps(("failed", traceback.format_exc()))
+            channel.send_bytes(sock, report)
         else:
             channel.send(sock, ("clean", process.why_not_clean() or baseline.restore()))
 
@@ -85,6 +98,7 @@ class Process:
         self._parked = 0
         _leave_only_the_rank(self)
         _wait_where_backward_returns(self)
+        share_what_ddp_gathers()
 
     def run(self, request, memory):
         """Simulate once; returns the report for the kernel, as bytes."""
@@ -100,6 +114,7 @@ class Process:
     def why_not_clean(self):
         """Why this process must not serve again, or None."""
         self.simulation = None
+        gc.collect()
         return "a rank has not returned" if self._parked else None
 
     def create_group(self, options, ranks, name):
@@ -168,6 +183,8 @@ class Ranks:
         self._size = size = request["world_size"]
         self._everyone = {rank: rank for rank in range(size)}
         self._idents = {}
+        self._meters = [None] * size
+        self._flop_counts = FlopCounts()
         self._native_ids = [0] * size
         region = request["region"]
         self._memories = [mmap.mmap(memory, region, offset=PAGE + r * region) for r in range(size)]
@@ -176,7 +193,10 @@ class Ranks:
         for rank, piece in enumerate(self._memories):
             log = OpLogWriter(piece, functools.partial(scheduler.clocks.__getitem__, rank))
             simulation.logs.append(log)
-        self._recorders = [Recorder(log, lambda: True) for log in simulation.logs]
+        self._recorders = [
+            Recorder(log, lambda: True, functools.partial(simulation.settle, rank))
+            for rank, log in enumerate(simulation.logs)
+        ]
         self._store = SimulatedStore(scheduler)
         self._torch_state = per_rank.TorchState(size, torch_seed())
         scheduler.on_resume = self._resume
@@ -189,7 +209,8 @@ class Ranks:
         for rank in range(self._size):
             _thread.start_new_thread(self._thread, (rank,))
             scheduler.ready(rank, 0.0)
-        scheduler.run()
+        with Watches(lambda: getattr(per_rank.local, "meter", None)):
+            scheduler.run()
         unfinished = [r for r in range(self._size) if r not in self.answers | self.deaths]
         return {
             "answers": self.answers,
@@ -197,8 +218,14 @@ class Ranks:
             "killed": sorted(set(self.deaths) & set(self._simulation.options.kill)),
             "unfinished": unfinished,
             "frames": self._frames(unfinished),
-            "wire": self._simulation.wire,
+            "wire": self._simulation.wire_messages(),
+            "failure": self._failure(),
+            "memory": [meter and meter.ledger() for meter in self._meters],
         }
+
+    def _failure(self):
+        failure = self._simulation.scheduler.failure
+        return "".join(traceback.format_exception(failure)) if failure is not None else None
 
     def close(self):
         """Give back what the ranks shared, where none of their threads is left."""
@@ -227,6 +254,7 @@ class Ranks:
         local.rank = rank
         local.clock = functools.partial(scheduler.clocks.__getitem__, rank)
         local.advance = functools.partial(self._simulation.advance, rank)
+        local.sleep = functools.partial(self._simulation.sleep, rank)
         local.environ = {
             name: str(value)
             for name, value in (
@@ -247,12 +275,41 @@ class Ranks:
         function, args, kwargs = pickle.loads(self._request["payload"])
         log = self._simulation.logs[rank]
         log.enter()
+        self._simulation.begin_to_measure(rank)
         try:
-            return function(rank, self._size, *args, **kwargs)
+            with self._equip(rank):
+                return function(rank, self._size, *args, **kwargs)
         finally:
             sys.stdout.flush()
             self._simulation.settle(rank)
             log.leave()
+
+    def _equip(self, rank):
+        """The instruments that see what the rank's function does with tensors, or none."""
+        simulation, device = self._simulation, self._simulation.topology.cluster.device
+        options, flops_per_s = simulation.options, getattr(device, "flops_per_s", math.inf)
+        counts_flops = options.compute == "flops" and flops_per_s < math.inf
+        if not (counts_flops or options.memory):
+            return contextlib.nullcontext()
+        advance = simulation.advance
+        if options.memory:
+            limit = getattr(device, "memory_bytes", math.inf)
+            meter = self._meters[rank] = per_rank.local.meter = MemoryMeter(
+                rank,
+                per_rank.local.clock,
+                None if limit == math.inf else limit,
+                lambda: self._site_of(rank),
+            )
+        simulation.instruments[rank] = Instruments(
+            (lambda flops: advance(rank, flops / flops_per_s)) if counts_flops else None,
+            self._flop_counts,
+            meter if options.memory else None,
+        )
+        return simulation.instruments[rank]
+
+    def _site_of(self, rank):
+        place = self._recorders[rank].place(1)
+        return make_site("allocating", place, self._request["cell_numbers"])
 
     def _join(self, rank):
         """The default group, as `init_process_group` makes it, without its n entries a rank."""

@@ -8,6 +8,7 @@ from ..matching import Matcher, disagreement
 from ..trace import Group
 from .contents import put, result_of_rooted, results_of_all
 from .crossing import LEAVE_EARLY, Crossing
+from .ddp import SharedOutputs
 
 
 @dataclass(slots=True)
@@ -53,21 +54,25 @@ class Meeting:
         self.come += 1
         if call.kind in LEAVE_EARLY:
             call.brings = [tensor.clone() for tensor in call.brings]
-        elif self.come == len(self.calls):
+        elif self.come == len(self.calls) and call.brings:
             self._results = results_of_all(call.kind, self.calls, call.opts)
         call.request.deliver = lambda: self._deliver(position)
-        self._wake()
+        if call.kind in LEAVE_EARLY or self.come == len(self.calls):
+            self._wake()
 
     def _deliver(self, position):
         """Copy what this member takes into its tensors."""
         call = self.calls[position]
+        if not call.takes:
+            return
         if call.kind in LEAVE_EARLY:
             result = result_of_rooted(call.kind, self.calls, call.opts, position)
         else:
             result = self._results[position]
-        if len(result):
-            for source, target in zip(result, call.takes, strict=True):
-                put(source, target)
+        if isinstance(call.takes, SharedOutputs):
+            call.takes.tensors = result
+        elif len(result):
+            put(result, call.takes)
 
     def has_data_for(self, position):
         """Whether all that this member takes has come."""
@@ -81,7 +86,6 @@ class Meeting:
     def when_data_have_come(self, position, wake):
         """Call ``wake()`` when this member's data are there."""
         self._waiting.append((position, wake))
-        self._wake()
 
     def _wake(self):
         waiting, self._waiting = self._waiting, []

@@ -74,18 +74,19 @@ def _is_dense(tensor):
     return tensor.layout is torch.strided
 
 
-def put(source, target):
-    """Copy what has come into the learner's tensor: by elements, shapes may differ.
+def put(sources, targets):
+    """Copy what has come into the learner's tensors: by elements, shapes may differ.
 
     As with Gloo, autograd learns nothing of it.
     """
-    if _is_dense(target) and _is_dense(source) and source.shape != target.shape:
-        source = source.reshape(target.shape)
-    if _is_dense(target):
+    for source, target in zip(sources, targets, strict=True):
+        if not _is_dense(target):
+            with torch.no_grad():
+                target.copy_(source)
+            continue
+        if source.shape != target.shape:
+            source = source.reshape(target.shape)
         target.data.copy_(source)
-    else:
-        with torch.no_grad():
-            target.copy_(source)
 
 
 def _totals(parts, opts):

@@ -9,10 +9,15 @@ collective goes on message by message. Both ways give the same times.
 
 from __future__ import annotations
 
+import heapq
+from dataclasses import fields
+from math import inf
+
 import numpy as np
 
 from ..collectives.timing import time_of
 from ..network import Network
+from .messages import Messages
 
 LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
 """Kinds in which a rank may be done before all members have come."""
@@ -27,25 +32,40 @@ class Traffic:
         self.network = scheduler.network
         scheduler.on_arrival = self._arrived
         self._on_end = {}
+        self._users = [0] * len(topology.link_bandwidth_Bps)  # by link: transfers under way
+        self._links = {}
         self._lazy = {}
 
     def send(self, time_s, src, dst, nbytes, on_end):
         """Start a message between two ranks of the world; ``on_end(transfer)`` is called."""
         if self._lazy:
-            self._wake(self.topology.links(src, dst))
+            self._wake(self.links(src, dst))
         transfer = self.network.start(max(time_s, self.scheduler.now_s), src, dst, nbytes)
-        self._on_end[transfer] = on_end
+        self._note(transfer, on_end)
         return transfer
 
+    def _note(self, transfer, on_end):
+        self._on_end[transfer] = on_end
+        for link in self.links(transfer.src, transfer.dst):
+            self._users[link] += 1
+
     def _arrived(self, transfer):
+        for link in self.links(transfer.src, transfer.dst):
+            self._users[link] -= 1
         self._on_end.pop(transfer)(transfer)
+
+    def links(self, src, dst):
+        """Ids of the links between two ranks, as `Topology.links`."""
+        pair = src, dst
+        found = self._links.get(pair)
+        if found is None:
+            found = self._links[pair] = self.topology.links(src, dst)
+        return found
 
     def claim(self, crossing):
         """Whether a crossing has its links to itself from now on; it is woken when not any more."""
-        if self._on_end:
-            return False
         self._wake(crossing.links)
-        if self._on_end:
+        if any(self._users[link] for link in crossing.links):
             return False
         self._lazy[crossing] = None
         return True
@@ -62,7 +82,7 @@ class Traffic:
     def absorb(self, network, on_end):
         """Take over what is under way in another network; all its ends are told to ``on_end``."""
         for transfer in self.network.absorb(network, self.scheduler.now_s):
-            self._on_end[transfer] = on_end
+            self._note(transfer, on_end)
 
 
 class Crossing:
@@ -111,8 +131,12 @@ class Crossing:
 
     def _messages(self):
         if self._live is None:
-            self._live = _Messages(self._schedule, self._members, self._tell_soon, self._wire)
-            self._live.start = self._traffic.send
+            device = self._traffic.topology.cluster.device
+            reduce_Bps = device.reduce_Bps if device else inf
+            self._live = Messages(
+                self._schedule, self._members, self._tell_soon, reduce_Bps, self._wire
+            )
+            self._live.go_through(self._traffic.send, self._traffic.scheduler.at)
         return self._live
 
     def _wake_unless_all_came(self):
@@ -142,14 +166,15 @@ class Crossing:
                 self._is_lazy = False
                 self._traffic.release(self)
                 if expand:
-                    self._wire += zip(*(column.tolist() for column in wire), strict=True)
+                    columns = (getattr(wire, field.name).tolist() for field in fields(wire))
+                    self._wire += zip(*columns, strict=True)
 
         for position, end_s in enumerate(ends):
             self._traffic.scheduler.at(end_s, lambda position=position: through(position))
         self._traffic.scheduler.at(max(ends), over)
 
     def _tell_soon(self, position, end_s):
-        """Tell it as an event of its own: who is told may begin the next crossing on these links."""
+        """Tell it as an event of its own: who is told may begin a crossing on these links."""
         self._traffic.scheduler.at(end_s, lambda: self._tell(position, end_s))
 
     def _tell(self, position, end_s):
@@ -161,85 +186,48 @@ class Crossing:
         """Another transfer needs these links: go on message by message from here."""
         self._is_lazy = False
         self._solution += 1
-        network = Network(self._traffic.topology)
-        live = self._messages()
-        under_way = {}
-
-        def start(time_s, src, dst, nbytes, on_end):
-            transfer = network.start(time_s, src, dst, nbytes)
-            under_way[transfer] = on_end
-            return transfer
-
-        def advance(time_s):
-            while network.next_event_s <= time_s:
-                for transfer in network.advance(network.next_event_s):
-                    under_way.pop(transfer)(transfer)
-
-        live.start = start
+        traffic, live = self._traffic, self._messages()
+        past = _Past(traffic.topology)
+        live.go_through(past.send, past.at)
         for position, time_s in sorted(self._entered.items(), key=lambda item: item[1]):
-            advance(time_s)
+            past.advance(time_s)
             live.enter(position, time_s)
-        advance(self._traffic.scheduler.now_s)
-        live.start = self._traffic.send
-        self._traffic.absorb(network, live.arrived)
+        past.advance(traffic.scheduler.now_s)
+        live.go_through(traffic.send, traffic.scheduler.at)
+        traffic.absorb(past.network, live.arrived)
+        for time_s, _, action in sorted(past.notes):
+            traffic.scheduler.at(time_s, action)
 
 
-class _Messages:
-    """The messages of a schedule, each started when both its ends have entered its round."""
+class _Past:
+    """A network of its own in which a crossing is played again up to the present."""
 
-    def __init__(self, schedule, members, on_through, wire):
-        self.start = None  # the way to start a message, see `Traffic.send`
-        self._members = members
-        self._on_through = on_through
-        self._wire = wire
-        self._steps = [_steps_of(schedule, position) for position in range(schedule.n)]
-        self._at = [-1] * schedule.n
-        self._open = [0] * schedule.n
-        self._one_end_ready = set()
-        self._under_way = {}
+    def __init__(self, topology):
+        self.network = Network(topology)
+        self.notes = []  # heap of (time_s, number, action)
+        self._on_end = {}
+        self._number = 0
 
-    def enter(self, position, time_s):
-        """A member begins, or goes on to its next round."""
-        self._at[position] += 1
-        steps = self._steps[position]
-        if self._at[position] == len(steps):
-            self._on_through(position, time_s)
-            return
-        step = steps[self._at[position]]
-        self._open[position] = len(step)
-        for message in step:
-            if message not in self._one_end_ready:
-                self._one_end_ready.add(message)
-                continue
-            self._one_end_ready.remove(message)
-            _, _, src, dst, nbytes = message
-            src, dst = self._members[src], self._members[dst]
-            transfer = self.start(time_s, src, dst, nbytes, self.arrived)
-            self._under_way[transfer] = message
+    def send(self, time_s, src, dst, nbytes, on_end):
+        """As `Traffic.send`."""
+        transfer = self.network.start(time_s, src, dst, nbytes)
+        self._on_end[transfer] = on_end
+        return transfer
 
-    def arrived(self, transfer):
-        """One message is there: its ends may go on."""
-        number, _, src, dst, nbytes = self._under_way.pop(transfer)
-        end_s = transfer.end_s
-        if self._wire is not None:
-            ends = transfer.src, transfer.dst
-            self._wire.append((number, *ends, nbytes, transfer.start_s, end_s))
-        for position in (src, dst):
-            self._open[position] -= 1
-            if not self._open[position]:
-                self.enter(position, end_s)
+    def at(self, time_s, action):
+        """As `Scheduler.at`."""
+        self._number += 1
+        heapq.heappush(self.notes, (time_s, self._number, action))
 
-
-def _steps_of(schedule, position):
-    """The rounds a member takes part in: lists of (round, number in it, src, dst, nbytes)."""
-    steps = []
-    for number, round_ in enumerate(schedule.rounds):
-        mine = np.flatnonzero((round_.src == position) | (round_.dst == position)).tolist()
-        if mine:
-            steps.append(
-                [
-                    (number, i, int(round_.src[i]), int(round_.dst[i]), int(round_.nbytes[i]))
-                    for i in mine
-                ]
-            )
-    return steps
+    def advance(self, time_s):
+        """Let happen what happens up to this moment."""
+        while True:
+            note_s = self.notes[0][0] if self.notes else inf
+            network_s = self.network.next_event_s
+            if min(note_s, network_s) > time_s or min(note_s, network_s) == inf:
+                return
+            if network_s <= note_s:
+                for transfer in self.network.advance(network_s):
+                    self._on_end.pop(transfer)(transfer)
+            else:
+                heapq.heappop(self.notes)[-1]()

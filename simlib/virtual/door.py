@@ -106,7 +106,7 @@ class Door:
         self._receives.remove(receive)
         send.met, receive.met = receive, send
         receive.request.source = send.src
-        receive.request.deliver = lambda: put(send.content, receive.content)
+        receive.request.deliver = lambda: put([send.content], [receive.content])
         if not send.is_eager:
             self._start(send, lambda transfer: self._end(send, receive, transfer.end_s))
         elif send.arrived_s is not None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .. import clusters, diagnosis, errors, outcome
 from ..cluster import Cluster, Topology
 from ..collectives import ALGORITHMS, choose
-from ..processes.live import open_display
+from ..processes.engine import check_timeout, script
+from ..processes.live import SilentDisplay, open_display
 from ..processes.payload import cell_numbers, new_cells, pack, surroundings
+from . import adversary
 from .process import simulators
 from .simulation import Options
 from .watch import SimulationWatch
@@ -33,6 +35,7 @@ def simulate(
     algorithms="mpich",
     expand=False,
     compute="flops",
+    memory=None,
     slow=None,
     kill=None,
     seed=None,
@@ -69,6 +72,9 @@ def simulate(
     compute : {"flops", "measured", "free"}
         What computing takes: floating-point operations over the device's rate (nothing where the
         cluster has no device), the time it really takes here, or nothing.
+    memory : bool, optional
+        Whether to keep the ledger of each rank's memory in ``run.memory``; by default where the
+        cluster has a device.
     slow : dict, optional
         ``{rank: factor}``: ranks that compute so much slower.
     kill : dict, optional
@@ -99,6 +105,7 @@ def simulate(
     size = _check_world_size(world_size)
     cluster = _check_cluster(cluster, size)
     Topology(cluster, size, placement)
+    check_timeout(timeout_s)
     options = SimulationOptions(
         name=getattr(function, "__name__", type(function).__name__),
         timeout_s=timeout_s,
@@ -110,8 +117,9 @@ def simulate(
         expand=expand,
         slow=_check_by_rank("slow", slow, size),
         kill=_check_by_rank("kill", kill, size),
-        seed=seed,
+        seed=_check_seed(seed),
         compute=_check_choice("compute", compute, ("flops", "measured", "free")),
+        memory=cluster.device is not None if memory is None else bool(memory),
     )
     payload = pack(function, args, kwargs, size)
     request = {"payload": payload, "cluster": cluster, "placement": placement, "world_size": size}
@@ -134,18 +142,20 @@ class SimulationOptions:
     kill: dict = field(default_factory=dict)
     seed: int | None = None
     compute: str = "flops"
+    memory: bool = False
 
 
 def _simulate(request, options, argv):
-    cells = cell_numbers()
-    request |= surroundings(argv) | {"options": _for_child(options)}
+    request |= surroundings(argv)
     display = open_display()
     outputs = ()
     try:
-        process = _take_process(display)
-        watch = SimulationWatch(process, request["world_size"], display, cells, options)
-        outputs = watch.outputs
-        result, failure = _watched(process, watch, request, options)
+        result, failure, answers, outputs = _once(request, replace(options, seed=None), display)
+        if options.seed is not None and failure is None:
+            found = _other_order(request, options, result, answers)
+            result.findings += [found] if found is not None else []
+        if failure is None and options.strict and result.findings:
+            failure = diagnosis.as_error(result.findings[0])
     finally:
         display.close(outputs)
     if failure is None:
@@ -157,6 +167,21 @@ def _simulate(request, options, argv):
     raise failure
 
 
+def _other_order(request, options, result, answers):
+    """The race that shows in the order of the seed, or None."""
+    other, failure, other_answers, _ = _once(request, options, SilentDisplay())
+    return adversary.race(result, other, failure, options.seed, answers, other_answers)
+
+
+def _once(request, options, display):
+    """One simulation: the `Run`, the error to raise, the ranks' answers, what they printed."""
+    process = _take_process(display)
+    request = request | {"options": _for_child(options)}
+    watch = SimulationWatch(process, request["world_size"], display, cell_numbers(), options)
+    result, failure = _watched(process, watch, request, options)
+    return result, failure, watch.report["answers"] if watch.report else {}, watch.outputs
+
+
 def _for_child(options):
     names = Options.__dataclass_fields__
     return Options(**{name: getattr(options, name) for name in names})
@@ -166,7 +191,7 @@ def _watched(process, watch, request, options):
     """Simulate and give the process back; returns the `Run` and the error to raise, or None."""
     clean = False
     try:
-        request |= {"cells": new_cells(process, watch.cells)}
+        request |= {"cells": new_cells(process, watch.cells), "cell_numbers": watch.cells}
         try:
             failure = watch.until_the_end(request)
         except KeyboardInterrupt:
@@ -174,8 +199,6 @@ def _watched(process, watch, request, options):
         result = outcome.make_run(watch)
         if failure is None and options.check:
             result.findings = watch.checker.findings()
-            if options.strict and result.findings:
-                failure = diagnosis.as_error(result.findings[0])
         clean = watch.report is not None and not watch.running() and not watch.deaths
     finally:
         watch.close()
@@ -241,24 +264,50 @@ def _check_algorithms(algorithm_of):
     for kind, name in algorithm_of.items():
         if kind not in ALGORITHMS:
             raise TypeError(f"simulate() got an unexpected keyword argument {kind!r}")
-        choose(kind, 2, 8, name, nodes=[0, 0])
+        choose(kind, 2, 8, name)
     return algorithm_of
 
 
+def _check_seed(seed):
+    if seed is not None and not isinstance(seed, numbers.Integral):
+        raise errors.InvalidCallError(f"seed={seed!r} must be a whole number, or None")
+    return seed
+
+
 def _check_by_rank(name, values, world_size):
-    values = {} if values is None else dict(values)
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise errors.InvalidCallError(f"{name}={values!r} must be a dict by rank: {{0: 1.5}}")
     for rank, value in values.items():
         if not (isinstance(rank, numbers.Integral) and 0 <= rank < world_size):
             raise errors.InvalidCallError(f"{name}: {rank!r} is no rank: 0 to {world_size - 1}")
-        if not (isinstance(value, numbers.Real) and value >= 0):
+        if not (isinstance(value, numbers.Real) and 0 <= value < math.inf):
             raise errors.InvalidCallError(f"{name}: {value!r} for rank {rank} must be 0 or more")
     return values
 
 
+def replay_options(
+    world_size,
+    *,
+    sends="rendezvous",
+    eager_limit_bytes=None,
+    algorithms="mpich",
+    expand=False,
+    slow=None,
+    **algorithm_of,
+):
+    """The `Options` of a replay, checked."""
+    return Options(
+        eager_limit_bytes=_eager_limit(sends, eager_limit_bytes),
+        policy=_check_choice("algorithms", algorithms, POLICIES),
+        algorithms=_check_algorithms(algorithm_of),
+        expand=expand,
+        slow=_check_by_rank("slow", slow, world_size),
+    )
+
+
 def simulate_script(path, world_size, argv, **options):
     """Simulate a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
-    from ..processes.engine import script
-
     size = _check_world_size(world_size)
     cluster = _check_cluster(options.pop("cluster", None), size)
     payload = pack(script, (os.path.abspath(path),), None, size)

@@ -12,6 +12,7 @@ from ..group import FOREVER
 from ..recorder import count_bytes
 from .collective import Call
 from .contents import check_reduce_op, chunks, rows
+from .ddp import SharedOutputs
 from .door import Post
 from .requests import Request
 
@@ -42,7 +43,7 @@ class Member:
 
     def send(self, tensors, dst, tag=0):
         simulation = self._simulation
-        clock = simulation.settle(self._rank)
+        clock = simulation.scheduler.clocks[self._rank]
         request = Request(simulation, self._rank, self._log.last, tensors)
         (tensor,) = tensors
         nbytes = count_bytes(tensor)
@@ -57,7 +58,7 @@ class Member:
 
     def recv(self, tensors, src, tag=0):
         simulation = self._simulation
-        clock = simulation.settle(self._rank)
+        clock = simulation.scheduler.clocks[self._rank]
         request = Request(simulation, self._rank, self._log.last, tensors)
         (tensor,) = tensors
         nbytes = count_bytes(tensor)
@@ -73,7 +74,6 @@ class Member:
     def _collective(self, kind, brings, takes, opts, payload, splits=None):
         """Post one; ``payload`` are the tensors that count as this rank's bytes."""
         simulation = self._simulation
-        simulation.settle(self._rank)
         request = Request(simulation, self._rank, self._log.last, takes)
         root = getattr(opts, "rootRank", None)
         reduce_op = getattr(opts, "reduceOp", None)
@@ -102,7 +102,8 @@ class Member:
     def broadcast(self, tensors, opts):
         return self._collective("broadcast", tensors, tensors, opts, tensors)
 
-    def allreduce(self, tensors, opts):
+    def allreduce(self, tensors, opts=None):
+        opts = dist.AllreduceOptions() if opts is None else opts
         return self._collective("all_reduce", tensors, tensors, opts, tensors)
 
     allreduce_coalesced = allreduce
@@ -139,6 +140,8 @@ class Member:
         return self._collective("scatter", brings, outputs, opts, brings or outputs)
 
     def allgather(self, outputs, inputs, opts=None):
+        if isinstance(outputs[0], SharedOutputs):
+            return self._collective("all_gather", inputs, outputs[0], opts, inputs)
         for tensors in outputs:
             self._check_length("all_gather's list", tensors)
         takes = [outputs[i][r] for r in range(len(self._group)) for i in range(len(inputs))]
@@ -163,15 +166,17 @@ class Member:
         takes = [parts[r] for r in range(n) for parts in cut]
         return self._collective("all_gather", inputs, takes, opts, inputs)
 
-    def reduce_scatter(self, outputs, input_lists, opts):
+    def reduce_scatter(self, outputs, input_lists, opts=None):
+        opts = dist.ReduceScatterOptions() if opts is None else opts
         n = len(self._group)
         brings = [tensors[r] for r in range(n) for tensors in input_lists]
         return self._collective("reduce_scatter", brings, outputs, opts, brings)
 
-    def reduce_scatter_single(self, output, tensor, opts):
+    def reduce_scatter_single(self, output, tensor, opts=None):
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts):
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        opts = dist.ReduceScatterOptions() if opts is None else opts
         n = len(self._group)
         cut = [chunks(tensor, n) for tensor in inputs]
         brings = [parts[r] for r in range(n) for parts in cut]

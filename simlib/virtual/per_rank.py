@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 import random
 import sys
-import threading
 import time
 import timeit
+import weakref
 from collections.abc import MutableMapping
 
 import numpy as np
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-local = threading.local()
+from ..compute import here
+from ..errors import InvalidCallError
+
+local = here
 """What belongs to the rank of this thread: ``rank``, ``clock`` and what is made on first use."""
 
 
@@ -190,7 +193,7 @@ def _virtual(function, convert):
             local.read_s, local.readings = time_s, 0
         local.readings += 1
         if local.readings > PATIENCE:
-            local.advance(READING_S)
+            local.sleep(READING_S)
             local.read_s = clock()
         return convert(time_s)
 
@@ -210,21 +213,49 @@ def _own_clock():
     sleep_in_reality = time.sleep
 
     def sleep(seconds):
-        advance = getattr(local, "advance", None)
-        if advance is None:
+        sleep_here = getattr(local, "sleep", None)
+        if sleep_here is None:
             sleep_in_reality(seconds)
         elif seconds < 0:
             raise ValueError("sleep length must be non-negative")
         else:
-            advance(seconds)
+            sleep_here(seconds)
 
     time.sleep = sleep
+
+
+class _Profiling:
+    """Held by the rank that has torch's profiler; gone with its thread."""
+
+
+def _one_profiler_at_a_time():
+    """torch's profiler belongs to the process: a second one beside it would crash it."""
+    profiler = torch.autograd.profiler
+    prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
+    holders = weakref.WeakSet()
+
+    def prepare_if_free(*args, **kwargs):
+        mine = local.__dict__.setdefault("profiling", _Profiling())
+        if any(holder is not mine for holder in holders):
+            raise InvalidCallError(
+                "another rank has torch's profiler open, and simulated ranks share one: "
+                "let one rank profile at a time, as in `if rank == 0:`"
+            )
+        holders.add(mine)
+        return prepare(*args, **kwargs)
+
+    def disable_and_free():
+        local.__dict__.pop("profiling", None)
+        return disable()
+
+    profiler._prepare_profiler, profiler._disable_profiler = prepare_if_free, disable_and_free
 
 
 def separate_threads(write_out):
     """Give every rank thread of this process its own world; call once, before any function runs."""
     _own_random_numbers()
     _own_clock()
+    _one_profiler_at_a_time()
     c10d._world = WorldPerThread()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)

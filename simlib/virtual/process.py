@@ -117,21 +117,23 @@ class Simulators:
         self._resting = []
         self.has_served = False
 
-    def take(self, fresh=False):
+    def take(self):
         """A process that is ready."""
-        while self._resting and not fresh:
-            process = self._resting.pop()
-            if process.is_alive() and process.wait_until_ready():
-                self._keep_a_spare()
+        while True:
+            is_new = not self._resting
+            process = SimulatorProcess() if is_new else self._resting.pop()
+            try:
+                is_ready = process.is_alive() and process.wait_until_ready()
+            except BaseException:  # the Stop button
+                process.close()
+                raise
+            if is_ready:
                 self.has_served = True
+                self._keep_a_spare()
                 return process
             process.close()
-        process = SimulatorProcess()
-        if not process.wait_until_ready():
-            process.close()
-            raise OSError("the process that simulates did not start")
-        self.has_served = True
-        return process
+            if is_new:
+                raise OSError("the process that simulates did not start")
 
     def _keep_a_spare(self):
         """Start the next process while this one works: after an error it is there at once."""

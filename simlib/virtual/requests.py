@@ -52,13 +52,17 @@ class Request:
         if self.end_s is None:
             if timeout:
                 self._give_up_at(scheduler.clocks[self.rank] + timeout.total_seconds())
-            self._is_awaited = True
+            self.await_end()
             scheduler.block(self.rank)
             if self.end_s is None:
                 raise RuntimeError(f"timed out after {timeout.total_seconds():g} s of virtual time")
         self.simulation.catch_up(self.rank, self.end_s)
         self._take()
         return True
+
+    def await_end(self):
+        """Make the rank ready when the op completes."""
+        self._is_awaited = True
 
     def _give_up_at(self, time_s):
         def give_up():

@@ -83,6 +83,8 @@ class Scheduler:
         Seconds of virtual time, by rank.
     now_s : float
         The latest moment anything has happened at.
+    failure : Exception or None
+        What went wrong in the engine itself.
     """
 
     def __init__(self, world_size, network, seed=None):
@@ -90,6 +92,7 @@ class Scheduler:
         self.now_s = 0.0
         self.network = network
         self.on_arrival = None
+        self.failure = None
         self.on_resume = lambda rank: None
         self.random = None if seed is None else random.Random(seed)
         self._ready = []  # heap of (clock, tie, rank)
@@ -115,11 +118,10 @@ class Scheduler:
     def settle(self, rank):
         """Let everything happen that comes before this rank's clock; returns the clock."""
         clock = self.clocks[rank]
-        if self._earliest() < clock or self.random is not None:
+        if self.is_behind(clock):
             self.ready(rank, clock)
             self._hand_on(rank)
-        if clock > self.now_s:
-            self.now_s = clock
+        self.reach(clock)
         return clock
 
     def block(self, rank):
@@ -143,7 +145,22 @@ class Scheduler:
             self._batons[following].give()
             self._batons[CONTROLLER].take()
 
+    # For a replay, whose ranks are no threads
+
+    def next_rank(self):
+        """Let events happen until a rank is next; returns it, or `CONTROLLER`."""
+        return self._pick()
+
     # What may be called by whoever has the baton
+
+    def is_behind(self, clock):
+        """Whether something else comes first (with a seed: perhaps) for a rank at this time."""
+        return self._earliest() < clock or self.random is not None
+
+    def reach(self, clock):
+        """It is at least so late now."""
+        if clock > self.now_s:
+            self.now_s = clock
 
     def ready(self, rank, time_s):
         """The rank may go on, at this time of its own clock."""
@@ -183,7 +200,17 @@ class Scheduler:
         self.on_resume(rank)
 
     def _pick(self):
-        """Let events happen until a rank is next; returns it, or the controller."""
+        """Let events happen until a rank is next; returns it, or the controller.
+
+        An error in an event is the engine's own: it ends the simulation, and is no rank's.
+        """
+        try:
+            return self._next_in_time()
+        except Exception as error:
+            self.failure = error
+            return CONTROLLER
+
+    def _next_in_time(self):
         while True:
             ready_s = self._ready[0][0] if self._ready else inf
             event_s = self._events[0][0] if self._events else inf

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..collectives import schedule
 from ..network import Network
+from ..trace import WireMessage
 from .collective import Channel
 from .crossing import Traffic
 from .door import Door
@@ -27,6 +29,7 @@ class Options:
     kill: dict = field(default_factory=dict)
     seed: int | None = None
     compute: str = "flops"
+    memory: bool = False
 
 
 class Simulation:
@@ -50,19 +53,36 @@ class Simulation:
         self._promised = [[] for _ in range(topology.world_size)]
         self.logs = []
         self.ranks = None
-        self.instruments = None
+        self.instruments = [None] * topology.world_size
+        is_measured = options.compute == "measured"
+        self._measured = [0.0] * topology.world_size if is_measured else None
 
     # Time
 
     def settle(self, rank):
         """Before an op: let all happen that comes before this rank's clock; returns the clock."""
-        return self.scheduler.settle(rank)
+        if self._measured is not None:
+            self.advance(rank, max(0.0, time.thread_time() - self._measured[rank]))
+        clock = self.scheduler.settle(rank)
+        self.begin_to_measure(rank)
+        return clock
+
+    def begin_to_measure(self, rank):
+        """Where computing takes the time it really takes: from here on."""
+        if self._measured is not None:
+            self._measured[rank] = time.thread_time()
 
     def catch_up(self, rank, time_s):
-        """The rank's clock reaches at least this moment."""
+        """The rank's clock reaches at least this moment, at which what it waited for has come."""
         clocks = self.scheduler.clocks
         if clocks[rank] < time_s:
             clocks[rank] = time_s
+        self.begin_to_measure(rank)
+
+    def sleep(self, rank, seconds):
+        """The rank does nothing for so long; it may wait for what others do meanwhile."""
+        self.scheduler.clocks[rank] += seconds
+        self.settle(rank)  # a file, for example
 
     def advance(self, rank, seconds):
         """The rank computes for so long (longer where it was made slow)."""
@@ -70,9 +90,8 @@ class Simulation:
 
     def uncounted(self, rank):
         """A context in which the instruments of a rank count nothing: the engine's own tensors."""
-        if self.instruments is None:
-            return _NOTHING
-        return self.instruments[rank].paused()
+        instruments = self.instruments[rank]
+        return _NOTHING if instruments is None else _Pause(instruments)
 
     # Messages and collectives
 
@@ -129,10 +148,8 @@ class Simulation:
             for round_ in made.rounds
             for pair in zip(round_.src.tolist(), round_.dst.tolist(), strict=True)
         }
-        topology = self.topology
-        return frozenset(
-            link for src, dst in pairs for link in topology.links(members[src], members[dst])
-        )
+        links = self.traffic.links
+        return frozenset(link for src, dst in pairs for link in links(members[src], members[dst]))
 
     def new_wire(self, channel, call):
         """Where the messages of a collective are written down, or None."""
@@ -141,6 +158,17 @@ class Simulation:
         messages = []
         self.wire.append((call.kind, channel.group, messages))
         return messages
+
+    def wire_messages(self):
+        """The messages of all collectives as `WireMessage`, by start; None where not asked for."""
+        if self.wire is None:
+            return None
+        found = [
+            WireMessage(kind, group, round_, src, dst, nbytes, start_s, end_s)
+            for kind, group, messages in self.wire
+            for round_, src, dst, nbytes, start_s, end_s in messages
+        ]
+        return sorted(found, key=lambda message: (message.start_s, message.src, message.dst))
 
     # C++ code that waits where nobody sees it
 
@@ -171,6 +199,20 @@ class Simulation:
 
 
 _NOTHING = contextlib.nullcontext()
+
+
+class _Pause:
+    """Ops in this block pass the instruments of a rank unseen."""
+
+    def __init__(self, instruments):
+        self._instruments = instruments
+
+    def __enter__(self):
+        self._before = self._instruments.paused
+        self._instruments.paused = True
+
+    def __exit__(self, *_):
+        self._instruments.paused = self._before
 
 
 def _nbytes_of(meeting, call, n):

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from .. import outcome
+from .. import errors, outcome
 from ..checker import Checker
 from ..processes import channel
 from ..processes.live import RankOutput
@@ -65,6 +65,7 @@ class SimulationWatch:
         self._framed = b""
         self._native = bytearray()
         self._process_died = False
+        self._failure = None
         self._moved_at = time.monotonic()
         self._progress = None
         self._ops, self._ops_at = 0, time.monotonic()
@@ -86,6 +87,8 @@ class SimulationWatch:
         self.checker = Checker(self.logs, self.cells, eager_limit_bytes=limit)
         while self.report is None:
             self._take_in(POLL_S)
+            if self._failure is not None:
+                return self._of_our_own()
             if self._process_died:
                 return self._of_dead_process()
             found = self._blocked_beside_a_busy_one()
@@ -117,6 +120,9 @@ class SimulationWatch:
 
     def _of_report(self):
         """The error that the ranks' ends amount to, or None."""
+        self._failure = self.report["failure"]
+        if self._failure is not None:
+            return self._of_our_own()
         mismatch = self.checker.mismatch(bool(self.deaths)) if self.check else None
         if mismatch is not None:
             return mismatch
@@ -132,6 +138,12 @@ class SimulationWatch:
         if killed:
             return outcome.waits_for_the_dead(self, killed, found)
         return found or outcome.at_rest(self)
+
+    def _of_our_own(self):
+        """The error where simlib itself went wrong."""
+        return errors.SimlibError(
+            "simlib itself failed; please report it, with the function:\n" + self._failure
+        )
 
     def _of_dead_process(self):
         """Native code of a rank has taken the whole process with it."""
@@ -192,9 +204,12 @@ class SimulationWatch:
 
     def _read_report(self):
         try:
-            _, report = channel.receive(self._process.control)
+            word, report = channel.receive(self._process.control)
         except (EOFError, ConnectionError):
             self._process_died = True
+            return
+        if word == "failed":
+            self._failure = report
             return
         while self._read_output():
             pass

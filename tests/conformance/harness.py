@@ -82,6 +82,31 @@ def simlib_run(fn, world_size, args, limit_s):
     return simlib.run(fn, world_size, args, timeout_s=limit_s).results
 
 
+def simulated(fn, world_size, args, limit_s):
+    """The other engine under test: simulated ranks, without torch's profiler."""
+    import simlib
+
+    return simlib.simulate(_without_profiler, world_size, (fn, *args), timeout_s=limit_s).results
+
+
+def _without_profiler(rank, world_size, fn, *args):
+    """Simulated ranks are threads of one process, and torch's profiler serves one at a time."""
+    upstream = load_upstream(world_size, tempfile.gettempdir())
+    upstream.DistributedTest._DistTestBase.call_dist_op = _call_dist_op
+    return fn(rank, world_size, *args)
+
+
+def _call_dist_op(case, title, is_async, op, *args, secondary_op_call=None, **kwargs):
+    """Upstream's method of this name, without the profiler around it."""
+    for name in ("expect_event", "profile_cuda", "tensor_shapes"):
+        kwargs.pop(name, None)
+    works = [op(*args, **kwargs)]
+    if secondary_op_call is not None:
+        works.append(secondary_op_call())
+    for work in works if is_async else ():
+        work.wait()
+
+
 def plain(fn, world_size, args, limit_s):
     """Real processes and Gloo, without simlib.
 
@@ -169,9 +194,12 @@ def drive(rank, world_size, name, folder):
     from torch.testing._internal import common_distributed, common_utils
 
     class Case(upstream.TestDistBackend, upstream.DistributedTest._DistTestBase):
-        # Upstream gives up after 10 s, too short for a busy machine.
-        def _barrier(self, wait_for=None, timeout=60):
-            upstream.Barrier.sync(wait_for, timeout)
+        # Upstream's own names its files by process, and gives up after 10 s.
+        barriers = 0
+
+        def _barrier(self, wait_for=world_size, timeout=60):
+            self.barriers += 1
+            _wait_for_files(Path(folder, "barrier"), self.barriers, rank, wait_for, timeout)
 
     method = getattr(Case, name)
     reason = getattr(method, "__unittest_skip_why__", None)
@@ -181,7 +209,6 @@ def drive(rank, world_size, name, folder):
     case = Case(name)
     case.rank = rank
     case.file_name = f"{folder}/init_dir/store"
-    upstream.Barrier.barrier_id = 0
     _init_group(case, upstream, name)
     case._barrier()
     common_utils.set_rng_seed()
@@ -199,6 +226,16 @@ def drive(rank, world_size, name, folder):
     return "passed", ""
 
 
+def _wait_for_files(folder, number, rank, count, timeout):
+    """A barrier beside torch.distributed: each rank leaves a file and waits for the others'."""
+    (folder / f"{number}-{rank}").touch()
+    deadline = time.monotonic() + timeout
+    while len(list(folder.glob(f"{number}-*"))) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all ranks came to barrier {number}")
+        time.sleep(0.01)
+
+
 def _init_group(case, upstream, name):
     import torch.distributed as dist
 
@@ -212,10 +249,16 @@ def _init_group(case, upstream, name):
     )
 
 
-if __name__ == "__main__":  # in tests/: python -m conformance.harness plain|simlib [method ...]
+if (
+    __name__ == "__main__"
+):  # in tests/: python -m conformance.harness plain|simlib|simulated [method ...]
     from conformance import harness  # the ranks import it by this name
 
-    engine = {"plain": harness.plain, "simlib": harness.simlib_run}[sys.argv[1]]
+    engine = {
+        "plain": harness.plain,
+        "simlib": harness.simlib_run,
+        "simulated": harness.simulated,
+    }[sys.argv[1]]
     for name in sys.argv[2:] or harness.upstream_methods():
         start = time.monotonic()
         outcome = harness.run_method(name, engine)

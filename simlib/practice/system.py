@@ -1,0 +1,127 @@
+"""Network namespaces of the system: make, remove, find what was left over. Linux, as root."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import InvalidCallError
+
+PREFIX = "simlib"
+PLACE = Path("/run/netns")  # where `ip netns` keeps the names
+
+
+def tool(*argv):
+    """Run ``ip`` or ``tc``; returns what it printed."""
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode:
+        raise InvalidCallError(
+            f"the practice network cannot be made: `{' '.join(argv)}` said {done.stderr.strip()!r}"
+        )
+    return done.stdout
+
+
+def why_not():
+    """One sentence that says why there can be no practice network here, or None."""
+    if os.uname().sysname != "Linux":
+        return "a practice network needs Linux: it is made of network namespaces"
+    if os.geteuid() != 0:
+        return "a practice network needs root: start the same command as root"
+    missing = [name for name in ("ip", "tc") if not shutil.which(name)]
+    if missing:
+        return f"a practice network needs {missing[0]}: install the system package iproute2"
+    return _why_no_namespace()
+
+
+def _why_no_namespace():
+    """Try a namespace with a shaped link: containers and small kernels may have neither."""
+    name = new_name("try")
+    try:
+        tool("ip", "netns", "add", name)
+        tool("ip", "-n", name, "link", "add", "name", "a0", "type", "veth", "peer", "name", "a1")
+        tool("ip", "-n", name, "link", "add", "name", "switch", "type", "bridge")
+        tool("tc", "-n", name, "qdisc", "replace", "dev", "a0", "root", *shape(1e6))
+    except InvalidCallError as error:
+        return str(error)
+    finally:
+        with suppress(InvalidCallError):
+            tool("ip", "netns", "del", name)
+    return None
+
+
+def shape(rate_bps):
+    """The words of `tc` that hold a link to ``rate_bps``, with short bursts only.
+
+    A queue that is woken late has to catch up, or the rate is lost: from a bucket of 2 ms it may
+    send 5 % faster until it has. The second bucket bounds what goes out at once to 0.5 ms, so that
+    a short message is not free of charge.
+    """
+    bucket = max(20_000, int(rate_bps / 8 * 0.002))
+    at_once = max(3_100, int(rate_bps / 8 * 0.0005))  # no less than two packets
+    queue = max(500_000, int(rate_bps / 8 * 0.1))
+    return [
+        *("tbf", "rate", f"{rate_bps:.0f}bit", "burst", str(bucket), "limit", str(queue)),
+        *("peakrate", f"{1.05 * rate_bps:.0f}bit", "mtu", str(at_once)),
+    ]
+
+
+def new_name(part, token=None):
+    """The name of a namespace. It says whose it is: process id and the time it started."""
+    token = token or secrets.token_hex(3)
+    return f"{PREFIX}-{os.getpid()}-{_start_of(os.getpid())}-{token}-{part}"
+
+
+def _start_of(pid):
+    """When a process started, in ticks since boot; None where there is no such process."""
+    with suppress(OSError):
+        # The second field is the program's name in brackets, which may hold anything.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state in "ZX" else fields[18]  # a zombie is gone, too
+    return None
+
+
+def remove_namespace(name):
+    """End the processes inside and remove the namespace, as far as it is there."""
+    if (PLACE / name).exists():
+        end_processes(name)
+        tool("ip", "netns", "del", name)
+
+
+def end_processes(name):
+    """End all processes inside a namespace, until none is left that could start another."""
+    while pids := tool("ip", "netns", "pids", name).split():
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def remove_leftovers():
+    """Remove the practice networks of processes that are gone.
+
+    Returns
+    -------
+    list of str
+        The namespaces removed.
+    """
+    refuse = why_not()
+    if refuse:
+        raise InvalidCallError(refuse)
+    left = [name for name in _ours() if not _owner_lives(name)]
+    for name in left:
+        remove_namespace(name)
+    return left
+
+
+def _ours():
+    names = sorted(path.name for path in PLACE.glob(f"{PREFIX}-*-*-*-*"))
+    return [name for name in names if name.split("-")[1].isdigit()]
+
+
+def _owner_lives(name):
+    _, pid, start = name.split("-")[:3]
+    return _start_of(pid) == start

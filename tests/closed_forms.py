@@ -1,0 +1,58 @@
+"""How long collectives take, from the papers named in `simlib.collectives`.
+
+n ranks, m bytes of 4-byte elements, latency a, seconds per byte b.
+"""
+
+from math import ceil, log2
+
+from simlib.cluster import Link
+
+NETWORKS = {
+    "1 Gbit/s": Link(50e-6, 125e6),
+    "10 Gbit/s": Link(30e-6, 1.25e9),
+    "200 Gbit/s": Link(2e-6, 25e9),
+}
+SIZES = [8, 100_000, 64 * 63 * 1024]
+
+
+def largest(nbytes, parts):
+    """Bytes of the largest of some parts of a vector of 4-byte elements."""
+    return ceil(nbytes // 4 / parts) * 4
+
+
+def folds(n):
+    """Steps before and after where n is no power of two: whole vectors."""
+    return 0 if n & (n - 1) == 0 else 2
+
+
+def largest_run(nbytes, parts, run):
+    """Bytes of the largest run of neighbouring parts, aligned to its length: the first."""
+    elements, parts_with_one_more = divmod(nbytes // 4, parts)
+    return 4 * (elements * run + min(run, parts_with_one_more))
+
+
+def halving_s(n, nbytes, a, b):
+    """Recursive halving among p = 2^lg ranks: at distance d each sends d of p parts."""
+    p = 2 ** int(log2(n))
+    return sum(a + b * largest_run(nbytes, p, 2**k) for k in range(int(log2(p))))
+
+
+CLOSED_FORMS = {
+    ("all_reduce", "ring"): lambda n, m, a, b: 2 * (n - 1) * (a + b * largest(m, n)),
+    ("all_reduce", "recursive_doubling"): lambda n, m, a, b: (
+        (int(log2(n)) + folds(n)) * (a + m * b)
+    ),
+    ("all_reduce", "rabenseifner"): lambda n, m, a, b: (
+        2 * halving_s(n, m, a, b) + folds(n) * (a + m * b)
+    ),
+    ("all_reduce", "binomial"): lambda n, m, a, b: 2 * ceil(log2(n)) * (a + m * b),
+    ("all_reduce", "naive"): lambda n, m, a, b: 2 * (n - 1) * (a + m * b),
+    ("broadcast", "flat"): lambda n, m, a, b: (n - 1) * (a + m * b),
+    ("broadcast", "binomial"): lambda n, m, a, b: ceil(log2(n)) * (a + m * b),
+    ("reduce", "binomial"): lambda n, m, a, b: ceil(log2(n)) * (a + m * b),
+    ("all_gather", "ring"): lambda n, m, a, b: (n - 1) * (a + b * largest(m, n)),
+    ("reduce_scatter", "ring"): lambda n, m, a, b: (n - 1) * (a + b * largest(m, n)),
+    ("reduce_scatter", "pairwise"): lambda n, m, a, b: (n - 1) * (a + b * largest(m, n)),
+    ("all_to_all", "pairwise"): lambda n, m, a, b: (n - 1) * (a + b * largest(m, n)),
+    ("barrier", "dissemination"): lambda n, m, a, b: ceil(log2(n)) * a,
+}

@@ -1,0 +1,284 @@
+"""`simulate`: what each simulated rank has to itself, its clock, the arguments, failures."""
+
+import contextlib
+import datetime
+import os
+import random
+import sys
+import time
+import timeit
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import simlib
+from simlib import Cluster, Link
+
+SECOND = Cluster(8, 1, Link(1.0, 100.0))
+"""A message takes 1 s, and 1 s more for every 100 bytes."""
+
+
+def test_a_function_gets_its_arguments_and_its_world():
+    def main(rank, world_size, factor, offset=0):
+        assert dist.get_rank() == rank and dist.get_world_size() == world_size
+        assert dist.get_backend() == "gloo"
+        return rank * factor + offset
+
+    run = simlib.simulate(main, 3, (10,), {"offset": 1})
+    assert run.results == [1, 11, 21]
+    assert run.world_size == 3 and run.engine == "simulated"
+
+
+# -- what a rank has to itself ---------------------------------------------------------------------
+
+COUNTER = {"value": 0}
+
+
+def add_to_a_global(rank):
+    COUNTER["value"] += rank
+
+
+ISOLATED = {
+    "global": (add_to_a_global, lambda: COUNTER["value"]),
+    "torch seed": (lambda rank: torch.manual_seed(rank), lambda: torch.rand(3).tolist()),
+    "numpy seed": (lambda rank: np.random.seed(rank), lambda: np.random.rand(3).tolist()),
+    "random seed": (lambda rank: random.seed(rank), lambda: [random.random() for _ in range(3)]),
+    "default dtype": (
+        lambda rank: torch.set_default_dtype([torch.float64, torch.float32, torch.bfloat16][rank]),
+        lambda: str(torch.ones(1).dtype),
+    ),
+    "gradient mode": (
+        lambda rank: torch.set_grad_enabled(rank == 1),
+        torch.is_grad_enabled,
+    ),
+    "environment": (
+        lambda rank: os.environ.update(SHARD=str(rank)),
+        lambda: (os.environ["SHARD"], os.environ["RANK"], os.environ["WORLD_SIZE"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ISOLATED)
+def test_ranks_do_not_see_each_others_changes(name):
+    """Every rank changes it, lets the others run, and looks: as if it had been alone."""
+    change, look = ISOLATED[name]
+
+    def main(rank, world_size):
+        dist.barrier()
+        change(rank)
+        dist.barrier()
+        seen = look()
+        dist.barrier()
+        return seen, look()
+
+    assert simlib.simulate(main, 3).results == simlib.run(main, 3).results
+
+
+def test_a_change_does_not_reach_the_next_simulation():
+    def main(rank, world_size):
+        before = (torch.get_default_dtype(), os.environ.get("SHARD"), list(sys.argv), os.getcwd())
+        torch.set_default_dtype(torch.float64)
+        os.environ["SHARD"] = "x"
+        sys.argv.append("--odd")
+        os.chdir("/")
+        return before
+
+    assert simlib.simulate(main, 2).results == simlib.simulate(main, 2).results
+
+
+def test_output_belongs_to_its_rank_by_whole_lines():
+    def main(rank, world_size):
+        for step in range(3):
+            print("step", step, end=" ")
+            dist.barrier()
+            print("of rank", rank)
+        print("to stderr", file=sys.stderr)
+        print("the end", end="")
+
+    output = simlib.simulate(main, 3).output
+    steps = "".join(f"step {step} of rank {{}}\n" for step in range(3))
+    assert output == [steps.format(*[r] * 3) + "to stderr\nthe end" for r in range(3)]
+
+
+def test_unseeded_numbers_differ_between_ranks_where_processes_differ():
+    def main(rank, world_size):
+        return random.random(), np.random.rand()
+
+    first, second = simlib.simulate(main, 3).results, simlib.simulate(main, 3).results
+    assert first == second and len({*first}) == 3
+
+
+# -- the clock -------------------------------------------------------------------------------------
+
+
+def test_every_clock_is_virtual_and_sleeping_moves_it():
+    def main(rank, world_size):
+        clocks = (time.time, time.monotonic, time.perf_counter, timeit.default_timer)
+        begin = [clock() for clock in clocks]
+        nanoseconds = time.time_ns(), time.monotonic_ns(), time.perf_counter_ns()
+        time.sleep(1000 + rank)
+        simlib.compute(0.5)
+        ends = time.time_ns(), time.monotonic_ns(), time.perf_counter_ns()
+        return [clock() - start for clock, start in zip(clocks, begin, strict=True)], [
+            end - start for end, start in zip(ends, nanoseconds, strict=True)
+        ]
+
+    run = simlib.simulate(main, 2, slow={1: 3})
+    for (seconds, nanoseconds), wanted_s in zip(run.results, (1000.5, 1002.5), strict=True):
+        assert seconds == pytest.approx([wanted_s] * 4)
+        assert nanoseconds == pytest.approx([wanted_s * 1e9] * 3)
+    assert run.time_s == 1002.5
+
+
+def test_waiting_for_the_clock_or_for_a_file_comes_to_an_end(tmp_path):
+    def main(rank, world_size):
+        deadline = time.time() + 0.01
+        while time.time() < deadline:
+            pass
+        if rank == 0:
+            time.sleep(7)
+            (tmp_path / "done").touch()
+        while not (tmp_path / "done").exists():
+            time.sleep(1)
+        return time.monotonic() >= 7
+
+    assert simlib.simulate(main, 2).results == [True, True]
+
+
+def test_a_wait_with_a_timeout_gives_up_in_virtual_time():
+    def main(rank, world_size):
+        if rank == 0:
+            request = dist.irecv(torch.empty(1), 1)
+            with contextlib.suppress(RuntimeError):
+                request.wait(datetime.timedelta(seconds=5))
+                return "came"
+            gave_up_s = time.monotonic()
+            request.wait()
+            return gave_up_s, time.monotonic()
+        time.sleep(20)
+        dist.send(torch.ones(1), 0)
+
+    assert simlib.simulate(main, 2, cluster=SECOND).results[0] == (5.0, 21.04)
+
+
+def test_slow_ranks_hold_up_the_others():
+    def main(rank, world_size):
+        simlib.compute(2.0)
+        dist.barrier()
+
+    run = simlib.simulate(main, 2, slow={1: 4}, cluster=SECOND)
+    assert run.time_s == 2.0 * 4 + 1.0
+    assert [op.post_s for op in run.trace] == [2.0, 8.0]
+
+
+# -- deaths ----------------------------------------------------------------------------------------
+
+
+def test_a_killed_rank_is_named_with_the_rank_that_waits_for_it():
+    def main(rank, world_size):
+        for _ in range(10):
+            simlib.compute(1.0)
+            dist.barrier()
+
+    with pytest.raises(simlib.SimlibError) as caught:
+        simlib.simulate(main, 3, kill={1: 4.5}, cluster=SECOND)
+    assert "rank 1" in str(caught.value)
+    assert caught.value.run.results == [None] * 3
+    ended = [op for op in caught.value.run.trace if op.end_s is not None]
+    assert ended and max(op.end_s for op in ended) <= 6.0
+
+
+def test_a_rank_killed_after_its_end_changes_nothing():
+    assert simlib.simulate(lambda rank, n: rank, 2, kill={0: 5.0}).results == [0, 1]
+
+
+def leave(rank, world_size):
+    dist.barrier()
+    if rank == 1:
+        os._exit(7)
+    dist.barrier()
+
+
+def crash(rank, world_size):
+    if rank == 1:
+        import ctypes
+
+        ctypes.string_at(0)
+    dist.barrier()
+
+
+def compute_for_ever(rank, world_size):
+    while rank == 1:
+        pass
+    dist.barrier()
+
+
+def too_much_memory(rank, world_size):
+    if rank == 1:
+        torch.ones(2**48)
+    dist.barrier()
+
+
+def print_for_ever(rank, world_size):
+    while rank == 1:
+        print("y")
+
+
+FAILURES = {
+    leave: ("rank_died", "rank 1 exited with code 7"),
+    crash: ("rank_died", "rank 1 was ended by signal 11 (SIGSEGV)"),
+    compute_for_ever: ("stuck_computing", "rank 1 is computing, not waiting"),
+    too_much_memory: ("rank_error", "rank 1 raised RuntimeError"),
+    print_for_ever: ("stuck_computing", "rank 1 has printed"),
+}
+
+
+@pytest.mark.parametrize("function", FAILURES, ids=lambda function: function.__name__)
+def test_a_failing_rank_is_told_and_the_next_simulation_works(function):
+    kind, sentence = FAILURES[function]
+    with pytest.raises(simlib.SimlibError) as caught:
+        simlib.simulate(function, 3, timeout_s=1)
+    assert caught.value.kind == kind and sentence in str(caught.value)
+    assert caught.value.sites[1].file == __file__ and caught.value.run is not None
+    assert simlib.simulate(lambda rank, n: rank, 3).results == [0, 1, 2]
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+BAD_ARGUMENTS = {
+    "no function": ({"function": 3}, "simulate needs a function main(rank, world_size)"),
+    "no ranks": ({"world_size": 0}, "world_size=0 is not possible"),
+    "half a rank": ({"world_size": 2.5}, "world_size=2.5 is not possible"),
+    "too many ranks": ({"world_size": 5000}, "for more, simlib.scale"),
+    "no cluster": ({"cluster": "fast"}, "cluster='fast' must be a simlib.Cluster"),
+    "too small": ({"cluster": Cluster(1, 1, Link(0, 1))}, "2 ranks do not fit"),
+    "placement": ({"placement": "random"}, "placement is 'random'"),
+    "placement of another length": ({"placement": [0]}, "the node of each rank"),
+    "sends": ({"sends": "buffered"}, "sends='buffered' is none of 'rendezvous', 'eager'"),
+    "eager limit": ({"eager_limit_bytes": -1}, "eager_limit_bytes=-1 must be a number of bytes"),
+    "policy": ({"algorithms": "openmpi"}, "algorithms='openmpi' is none of"),
+    "algorithm": ({"all_reduce": "tree"}, "no algorithm 'tree' of all_reduce: there are ring"),
+    "compute": ({"compute": "guess"}, "compute='guess' is none of"),
+    "slow rank": ({"slow": {2: 3.0}}, "slow: 2 is no rank: 0 to 1"),
+    "slow factor": ({"slow": {0: -1}}, "slow: -1 for rank 0 must be 0 or more"),
+    "slow list": ({"slow": [1, 2]}, "slow=[1, 2] must be a dict by rank"),
+    "kill": ({"kill": {0: "now"}}, "kill: 'now' for rank 0 must be 0 or more"),
+    "timeout": ({"timeout_s": -1}, "timeout_s=-1 must be a positive number of seconds"),
+    "seed": ({"seed": "a"}, "seed='a' must be a whole number"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARGUMENTS)
+def test_a_bad_argument_is_refused_in_a_sentence(name):
+    given, sentence = BAD_ARGUMENTS[name]
+    with pytest.raises(simlib.InvalidCallError) as caught:
+        simlib.simulate(**({"function": lambda rank, n: None, "world_size": 2} | given))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_keyword_is_a_type_error():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'fleet'"):
+        simlib.simulate(lambda rank, n: None, 2, fleet=3)
