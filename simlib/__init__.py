@@ -12,7 +12,7 @@
     run = simlib.run(main, world_size=4)
 """
 
-from . import clusters
+from . import clusters, scale
 from .cluster import Cluster, Device, Link
 from .compute import compute
 from .diagnosis import Finding
@@ -60,6 +60,7 @@ __all__ = [
     "clusters",
     "compute",
     "run",
+    "scale",
     "simulate",
 ]
 __version__ = "0.1.0"

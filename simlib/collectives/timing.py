@@ -78,6 +78,11 @@ def time_of(schedule, topology, members, starts, expand=False):
     return (ends, _wire(schedule, members, *times)) if expand else ends
 
 
+def shares_no_link(schedule, topology, members):
+    """Whether no two messages of a schedule can ever be on one link at the same time."""
+    return _shares_no_link(_patterns(schedule, topology, np.asarray(members)).values(), topology)
+
+
 def _checked(schedule, topology, members, starts):
     members = np.asarray(members)
     starts = np.asarray(starts, dtype=float)

@@ -1,0 +1,30 @@
+"""Collectives and training steps on any number of ranks: the cost model, in closed form.
+
+`simulate` runs a rank function on up to 4,096 ranks. This answers for 100,000 and more, without
+running anything, and gives the same times where both can::
+
+    cluster = simlib.clusters.nvlink_nodes(nodes=12_500)
+    simlib.scale.time_of("all_reduce", 100_000, 100_000_000, cluster, "ring")
+    simlib.scale.step_time(100_000_000, 100_000, cluster, forward_s=0.06, backward_s=0.12)
+    simlib.scale.weak_scaling([8, 64, 512], 100_000_000, cluster, forward_s=0.06, backward_s=0.12)
+
+Answers are exact. Where an exact one would take too long, a sentence says what is quick.
+"""
+
+from .collective import algbw, busbw, ends_of, time_of
+from .scaling import Scaling, strong_scaling, weak_scaling
+from .training import Step, bucket_sizes, step_time, sync_time
+
+__all__ = [
+    "Scaling",
+    "Step",
+    "algbw",
+    "bucket_sizes",
+    "busbw",
+    "ends_of",
+    "step_time",
+    "strong_scaling",
+    "sync_time",
+    "time_of",
+    "weak_scaling",
+]

@@ -1,0 +1,124 @@
+"""One collective to be timed: its ranks, bytes, links and starts; and what several solvers ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+
+import numpy as np
+
+from ..cluster import Topology
+from ..collectives import split
+from ..collectives.sharing import fair_rates
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One collective of all ranks of a topology.
+
+    Attributes
+    ----------
+    kind, algorithm : str
+    topology : Topology
+    nbytes : int
+        As `collectives.schedule` counts them.
+    starts : ndarray of float, shape (n,)
+    itemsize : int
+    root : int
+    chunks : int or None
+        Number of chunks of a chain; None for the number that is best on the link between nodes.
+    last_only : bool
+        Whether the largest of all ends is enough.
+    """
+
+    kind: str
+    algorithm: str
+    topology: Topology
+    nbytes: int
+    starts: np.ndarray
+    itemsize: int = 4
+    root: int = 0
+    chunks: int | None = None
+    last_only: bool = False
+
+    @property
+    def n(self):
+        """Number of ranks."""
+        return self.topology.world_size
+
+    @property
+    def envelope_bytes(self):
+        """Bytes that every message carries beside its data."""
+        return self.topology.cluster.envelope_bytes
+
+    @property
+    def reduce_Bps(self):
+        """Bytes per second at which received data are added."""
+        device = self.topology.cluster.device
+        return device.reduce_Bps if device else inf
+
+    @property
+    def start_together(self):
+        """Whether all ranks start at the same moment."""
+        return bool((self.starts == self.starts[0]).all())
+
+    def parts(self, count=None):
+        """Bytes of each of so many parts, by default of one for each rank."""
+        return split(self.nbytes, count or self.n, self.itemsize)
+
+    def step_s(self, src, dst, nbytes):
+        """Seconds of messages that are alone on their way: arrays of ranks."""
+        draw_s = (nbytes + self.envelope_bytes) / self.topology.bandwidths_Bps(src, dst)
+        return self.topology.latencies_s(src, dst) + draw_s
+
+    @cached_property
+    def links_are_private(self):
+        """Whether each link with a limit serves one rank only."""
+        cluster, node_of = self.topology.cluster, self.topology.node_of
+        shared = cluster.inter.bandwidth_Bps < inf and np.bincount(node_of).max() > 1
+        backbone = cluster.backbone is not None and cluster.backbone.bandwidth_Bps < inf
+        return not (shared or backbone) or self.is_one_node
+
+    @cached_property
+    def is_one_node(self):
+        """Whether all ranks live in one node."""
+        return bool((self.topology.node_of == self.topology.node_of[0]).all())
+
+    @cached_property
+    def is_even(self):
+        """Whether any two ranks are as far apart: all in one node, or each in its own."""
+        return self.is_one_node or np.bincount(self.topology.node_of).max() == 1
+
+
+def shares_a_link(topology, src, dst):
+    """Whether two of these messages cross the same link."""
+    paths = topology.paths(src, dst)
+    free = len(topology.link_bandwidth_Bps) - 1
+    return bool(np.bincount(paths[paths != free], minlength=1).max(initial=0) > 1)
+
+
+def common_step_s(case, src, dst, nbytes):
+    """Seconds of messages under way together that are all alike; None where they are not.
+
+    They start at the same time, pay the same latency, and share their links so that each draws at
+    the same rate: then all end at the same time, and no rate ever changes.
+
+    Parameters
+    ----------
+    nbytes : int
+        Of each of them.
+    """
+    topology = case.topology
+    latencies_s = topology.latencies_s(src, dst)
+    paths = topology.paths(src, dst)
+    is_free = (paths == len(topology.link_bandwidth_Bps) - 1).all(axis=1)
+    if (latencies_s != latencies_s[0]).any() or is_free.any() != is_free.all():
+        return None
+    left = nbytes + case.envelope_bytes
+    if is_free.all() or not left:
+        return float(latencies_s[0])
+    rates_Bps = fair_rates(paths, topology.link_bandwidth_Bps)
+    if np.ptp(rates_Bps) > 1e-12 * rates_Bps[0]:
+        return None
+    return float(latencies_s[0] + left / rates_Bps[0])

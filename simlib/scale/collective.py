@@ -1,0 +1,312 @@
+"""How long a collective takes on any number of ranks."""
+
+from __future__ import annotations
+
+from math import inf, log2
+from numbers import Real
+
+import numpy as np
+
+from ..cluster import Cluster, Topology, check_count, check_sort
+from ..collectives import DEFAULT_POLICY, choose, schedule
+from ..collectives.broadcast import chain_chunks
+from ..collectives.timing import shares_no_link
+from ..collectives.timing import time_of as time_of_schedule
+from ..errors import InvalidCallError
+from .case import Case, common_step_s
+from .solvers import SOLVERS
+
+FEW_ROUNDS = frozenset(
+    {
+        "binomial",
+        "bruck",
+        "dissemination",
+        "rabenseifner",
+        "recursive_doubling",
+        "recursive_halving",
+        "scatter_doubling",
+    }
+)
+"""Algorithms of about lg n rounds: they are timed as they are, message by message."""
+
+ONE_ROUND = {("scatter", "spread"), ("gather", "spread")}
+MOST_MESSAGES = 8_000_000
+MOST_SHARING, MOST_SHARING_RANKS = 20_000, 512
+
+
+def time_of(
+    kind,
+    n,
+    nbytes=0,
+    cluster=None,
+    algorithm=DEFAULT_POLICY,
+    *,
+    starts=None,
+    placement="block",
+    itemsize=4,
+    root=0,
+    chunks=None,
+):
+    """Seconds that a collective takes, from the last rank's start to the last rank's end.
+
+    The answer is that of `simulate` on the same cluster, without its threads and tensors: in closed
+    form where there is one, else message by message in numpy.
+
+    Parameters
+    ----------
+    kind : str
+        ``"all_reduce"``, ``"broadcast"``...
+    n : int or sequence of int
+        Number of ranks; 100,000 is not too many.
+    nbytes : int
+        Bytes of the vector (all_reduce, broadcast, reduce), of all parts together (all_gather,
+        gather, scatter, reduce_scatter), of all that one rank brings (all_to_all).
+    cluster : Cluster
+    algorithm : str
+        ``"ring"``, ... or whose choice: ``"mpich"`` (default, as in `simulate`), ``"nccl"``,
+        ``"gloo"``.
+    starts : sequence of float, optional
+        When each rank begins, in seconds; together where not given.
+    placement : {"block", "round_robin"} or list of int
+        As in `Topology`.
+    itemsize : int
+        Bytes of one element; chunks are cut between elements.
+    root : int
+    chunks : int, optional
+        Number of chunks of a chain; where not given, the best for the link between nodes.
+
+    Returns
+    -------
+    float, or ndarray of float where ``n`` is a sequence
+
+    Raises
+    ------
+    InvalidCallError
+        Also where the exact answer would take too long; the sentence says what is quick.
+
+    Examples
+    --------
+    >>> import simlib
+    >>> cluster = simlib.clusters.infiniband_hdr(nodes=100_000)
+    >>> round(simlib.scale.time_of("all_reduce", 100_000, 400_000_000, cluster, "ring"), 6)
+    0.431996
+
+    **Cost** O(n) memory. Up to 0.2 s for a ring of 100,000 ranks, 0.5 s for trees on them.
+    """
+    if np.ndim(n):
+        if starts is not None:
+            raise InvalidCallError("starts are of one number of ranks: give one n, not several")
+        more = {"placement": placement, "itemsize": itemsize, "root": root, "chunks": chunks}
+        return np.array([time_of(kind, size, nbytes, cluster, algorithm, **more) for size in n])
+    case = _case(
+        kind, n, nbytes, cluster, algorithm, starts, placement, itemsize, root, chunks, True
+    )
+    return float(_solve(case).max() - case.starts.max())
+
+
+def ends_of(
+    kind,
+    n,
+    nbytes=0,
+    cluster=None,
+    algorithm=DEFAULT_POLICY,
+    *,
+    starts=None,
+    placement="block",
+    itemsize=4,
+    root=0,
+    chunks=None,
+):
+    """When each rank has done its part of a collective; parameters as for `time_of`.
+
+    Returns
+    -------
+    ndarray of float, shape (n,)
+        In seconds, on the clock of ``starts`` (which begins at 0 where they are not given).
+    """
+    case = _case(
+        kind, n, nbytes, cluster, algorithm, starts, placement, itemsize, root, chunks, False
+    )
+    return _solve(case)
+
+
+def whole(name, value):
+    """A number of bytes or ranks, also where it is written as 25e6."""
+    if isinstance(value, Real) and not isinstance(value, bool) and value == value // 1:
+        return int(value)
+    raise InvalidCallError(f"{name} is {value!r}: give a whole number")
+
+
+def _case(
+    kind, n, nbytes, cluster, algorithm, starts, placement, itemsize, root, chunks, last_only
+):
+    check_sort("cluster", cluster, Cluster)
+    n, nbytes = whole("n", n), whole("nbytes", nbytes)
+    check_count("n", n)
+    check_count("nbytes", nbytes, low=0)
+    check_count("itemsize", itemsize)
+    name = choose(kind, n, nbytes, algorithm, link=cluster.inter)
+    if not 0 <= root < n:
+        raise InvalidCallError(f"root is {root}: ranks are 0 to {n - 1}")
+    if nbytes % itemsize:
+        raise InvalidCallError(f"{nbytes} bytes are no whole number of elements of {itemsize}")
+    if name == "chain":
+        chunks = chain_chunks(n, nbytes, chunks, cluster.inter)
+    return Case(
+        kind=kind,
+        algorithm=name,
+        topology=Topology(cluster, n, placement),
+        nbytes=nbytes,
+        starts=_checked_starts(starts, n),
+        itemsize=itemsize,
+        root=root,
+        chunks=chunks,
+        last_only=last_only,
+    )
+
+
+def _checked_starts(starts, n):
+    if starts is None:
+        return np.zeros(n)
+    starts = np.array(starts, dtype=float)
+    if starts.shape != (n,) or not np.isfinite(starts).all():
+        raise InvalidCallError(
+            f"starts are of shape {starts.shape}: give one moment in seconds for each of {n} ranks"
+        )
+    return starts
+
+
+def _solve(case):
+    if case.n == 1:
+        return case.starts.copy()
+    solver, _ = SOLVERS.get((case.kind, case.algorithm), (None, ""))
+    ends = solver(case) if solver else None
+    return _message_by_message(case) if ends is None else ends
+
+
+def _message_by_message(case):
+    """Through the messages of the schedule, as many as there are."""
+    messages = _messages_of(case)
+    if messages > MOST_MESSAGES:
+        raise _too_many(case, messages)
+    found = schedule(
+        case.kind,
+        case.n,
+        case.nbytes,
+        case.algorithm,
+        itemsize=case.itemsize,
+        root=case.root,
+        nodes=case.topology.node_of,
+        chunks=case.chunks,
+    )
+    members = np.arange(case.n)
+    is_nothing_sent = case.nbytes == case.envelope_bytes == 0
+    is_private = case.links_are_private and case.is_even
+    if case.algorithm in FEW_ROUNDS and (is_private or is_nothing_sent):
+        return _each_alone(case, found)
+    if not shares_no_link(found, case.topology, members):
+        ends = _in_step(case, found) if case.start_together else None
+        if ends is not None:
+            return ends
+        few_moments = case.start_together and (
+            found.num_rounds == 1 or case.n <= MOST_SHARING_RANKS
+        )
+        if found.num_messages > MOST_SHARING and not few_moments:
+            raise _too_many(case, found.num_messages)
+    return time_of_schedule(found, case.topology, members, case.starts)
+
+
+def _messages_of(case):
+    """At most so many messages, roughly."""
+    if (case.kind, case.algorithm) in ONE_ROUND:
+        return case.n
+    if case.algorithm in FEW_ROUNDS:
+        return 2 * case.n * (log2(case.n) + 1)
+    of_a_rank = 2 if (case.kind, case.algorithm) in SOLVERS else 12  # Gloo's have three for one
+    return of_a_rank * case.n * max(case.n, case.chunks or 0)
+
+
+ALIKE = (
+    "no messages share a link, or the ranks start together and all messages of a round are alike"
+)
+
+
+def _too_many(case, messages):
+    _, when = SOLVERS.get((case.kind, case.algorithm), (None, ""))
+    when = (
+        when
+        or "the ranks start together and all messages of a round are alike, or none share a link"
+    )
+    return InvalidCallError(
+        f"{case.kind} by {case.algorithm!r} on {case.n:,} ranks has about {messages:,.0f} messages "
+        f"that would have to be followed one by one. On so many ranks it is exact where {when}"
+    )
+
+
+def _each_alone(case, found):
+    """No message slows another down; in a round each rank sends at most one and receives one."""
+    latency_s, bandwidth_Bps = case.topology.latency_s(0, 1), case.topology.bandwidth_Bps(0, 1)
+    ready = case.starts.copy()
+    for round_ in found.rounds:
+        src, dst, nbytes = round_.src, round_.dst, round_.nbytes
+        if case.is_even:
+            step_s = latency_s + (nbytes + case.envelope_bytes) / bandwidth_Bps
+        else:
+            step_s = case.step_s(src, dst, nbytes)
+        end = np.maximum(ready[src], ready[dst]) + step_s
+        ready[src] = end
+        ready[dst] = np.maximum(ready[dst], end)
+        if case.reduce_Bps < inf:
+            ready[dst] += nbytes * round_.adds / case.reduce_Bps
+    return ready
+
+
+def _in_step(case, found):
+    """Round by round, where all messages of each round begin and end together; else None."""
+    ready = case.starts.copy()
+    for round_ in found.rounds:
+        now = ready.max()
+        begin = np.maximum(ready[round_.src], ready[round_.dst])
+        if (begin < now).any() or np.ptp(round_.nbytes):
+            return None
+        step_s = common_step_s(case, round_.src, round_.dst, int(round_.nbytes[0]))
+        if step_s is None:
+            return None
+        ready[round_.src] = ready[round_.dst] = now + step_s
+        added = np.bincount(round_.dst, round_.nbytes * round_.adds, case.n)
+        ready += added / case.reduce_Bps
+    return ready
+
+
+BUS_FACTOR = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,
+    "scatter": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+}
+
+
+def algbw(nbytes, time_s):
+    """Algorithm bandwidth, in bytes per second: ``nbytes / time_s``.
+
+    **Source** nccl-tests, doc/PERFORMANCE.md.
+    """
+    return nbytes / time_s
+
+
+def busbw(kind, n, nbytes, time_s):
+    """Bus bandwidth, in bytes per second: what each rank's link carried, whatever n is.
+
+    `algbw` times 2 (n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter, all_to_all,
+    gather and scatter, 1 for broadcast and reduce.
+
+    **Source** nccl-tests, doc/PERFORMANCE.md.
+    """
+    if kind not in BUS_FACTOR:
+        kinds = ", ".join(BUS_FACTOR)
+        raise InvalidCallError(f"no bus bandwidth of {kind!r}: there is one of {kinds}")
+    return algbw(nbytes, time_s) * BUS_FACTOR[kind](n)

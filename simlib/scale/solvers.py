@@ -1,0 +1,279 @@
+"""Each algorithm of many rounds, without going through its rounds.
+
+A solver takes a `Case` and gives when each rank has done its part; None where it does not know.
+`SOLVERS` names them, and says in words what each of them covers.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from ..collectives import Schedule, split
+from ..collectives.steps import binomial_scatter, powers_below
+from ..collectives.timing import time_of
+from .case import common_step_s, shares_a_link
+from .chains import ends_of_chain
+from .maxplus import in_turn
+from .rings import Ring, ends_of_ring
+
+
+def ring(case):
+    """all_reduce, reduce_scatter, all_gather: round a ring of all ranks."""
+    return _round_ring(
+        case, case.kind, np.arange(case.n), case.parts(), case.starts, case.last_only
+    )
+
+
+def _round_ring(case, kind, ranks, sizes, starts, last_only=False):
+    """A ring of some ranks."""
+    after = np.roll(ranks, -1)
+    topology = case.topology
+    if len(ranks) == 1:
+        return starts.copy()
+    latency_s, bandwidth_Bps = (
+        topology.latencies_s(ranks, after),
+        topology.bandwidths_Bps(ranks, after),
+    )
+    if shares_a_link(topology, ranks, after):
+        step_s = common_step_s(case, ranks, after, int(sizes[0]))
+        if step_s is None or (starts != starts[0]).any() or (sizes != sizes[0]).any():
+            return None
+        # As if each were alone on a link that is slower by so much.
+        latency_s, bandwidth_Bps = np.full(len(ranks), step_s), np.full(len(ranks), inf)
+    spec = Ring.of(
+        kind,
+        starts=starts,
+        latency_s=latency_s,
+        bandwidth_Bps=bandwidth_Bps,
+        sizes=sizes,
+        envelope_bytes=case.envelope_bytes,
+        reduce_Bps=case.reduce_Bps,
+    )
+    return ends_of_ring(spec, last_only)
+
+
+def leader(case):
+    """all_reduce: down trees in the nodes, round a ring of the nodes' first ranks, up the trees."""
+    nodes = _Nodes(case.topology.node_of)
+    ready = case.starts.copy()
+    leaders = nodes.first_ranks
+    for d in powers_below(nodes.largest):
+        high, low = nodes.pairs(d)
+        _exchange(case, ready, high, low, adds=True)
+    ends = _round_ring(case, "all_reduce", leaders, case.parts(len(leaders)), ready[leaders])
+    if ends is None:
+        return None
+    ready[leaders] = ends
+    for d in reversed(powers_below(nodes.largest)):
+        high, low = nodes.pairs(d)
+        _exchange(case, ready, low, high)
+    return ready
+
+
+def _exchange(case, ready, src, dst, adds=False):
+    """Whole vectors, from each src to its dst; ``ready`` is changed in place."""
+    end = np.maximum(ready[src], ready[dst]) + case.step_s(src, dst, case.nbytes)
+    ready[src] = end
+    ready[dst] = end + (case.nbytes / case.reduce_Bps if adds else 0.0)
+
+
+class _Nodes:
+    """Ranks by node; nodes in order of their first rank."""
+
+    def __init__(self, node_of):
+        n = len(node_of)
+        order = np.argsort(node_of, kind="stable")
+        is_first = np.diff(node_of[order], prepend=-1) > 0
+        begin = np.flatnonzero(is_first)
+        self._order = order
+        self.sizes = np.diff(begin, append=n)
+        self._local = np.arange(n) - np.repeat(begin, self.sizes)
+        self._size = np.repeat(self.sizes, self.sizes)
+        self.first_ranks = np.sort(order[begin])
+        self.largest = int(self.sizes.max())
+
+    def pairs(self, d):
+        """In a binomial tree of each node: who is d above whom, as arrays of ranks."""
+        low = np.flatnonzero((self._local % (2 * d) == 0) & (self._local + d < self._size))
+        return self._order[low + d], self._order[low]
+
+    def table(self):
+        """Ranks as an array of shape (nodes, ranks of each); None where nodes differ in size."""
+        if (self.sizes != self.largest).any():
+            return None
+        return self._order.reshape(-1, self.largest)
+
+
+def hierarchical(case):
+    """all_reduce: rings in the nodes, rings across nodes, rings in the nodes."""
+    table = _Nodes(case.topology.node_of).table()
+    if table is None or not case.start_together:
+        return None
+    nodes, size = table.shape
+    chunks = case.parts(nodes * size)
+    if chunks[0] != chunks[-1]:
+        return None
+    chunk = int(chunks[0])
+    seconds = 0.0
+    for nexts, count, nbytes in (
+        (np.roll(table, -1, axis=1), size - 1, chunk * nodes),
+        (np.roll(table, -1, axis=0), nodes - 1, chunk),
+    ):
+        if count:
+            step_s = common_step_s(case, table.ravel(), nexts.ravel(), nbytes)
+            if step_s is None:
+                return None
+            seconds += count * (2 * step_s + nbytes / case.reduce_Bps)
+    return case.starts + seconds
+
+
+def pairwise(case):
+    """all_to_all, reduce_scatter: in n - 1 rounds with each other rank.
+
+    After k rounds a rank has waited for all that are up to k (k + 1) / 2 away: for everybody.
+    """
+    sizes = case.parts()
+    if not (case.is_even and case.links_are_private) or sizes[0] != sizes[-1]:
+        return None
+    step_s = case.step_s(np.array([0]), np.array([1]), sizes[0])[0]
+    if case.kind == "reduce_scatter":
+        step_s += sizes[0] / case.reduce_Bps
+    return np.full(case.n, case.starts.max() + (case.n - 1) * step_s)
+
+
+def spread_to_all(case):
+    """all_to_all: everything at once, on links that share out what they have."""
+    sizes, cluster, n = case.parts(), case.topology.cluster, case.n
+    if not (case.is_even and case.start_together) or sizes[0] != sizes[-1]:
+        return None
+    latency_s = case.topology.latency_s(0, 1)
+    rates_Bps = [(cluster.intra.bandwidth_Bps if cluster.intra else inf) / (n - 1)]
+    if not case.is_one_node:
+        rates_Bps.append(cluster.inter.bandwidth_Bps / (n - 1))
+        if cluster.backbone:
+            rates_Bps.append(cluster.backbone.bandwidth_Bps / (n * (n - 1)))
+    return case.starts + latency_s + (sizes[0] + case.envelope_bytes) / min(rates_Bps)
+
+
+def flat_out(case):
+    """broadcast, scatter: the root sends to one rank after the other."""
+    ready = case.starts.copy()
+    others = _others(case)
+    nbytes = case.parts()[others] if case.kind == "scatter" else case.nbytes
+    _root_sends(case, ready, others, nbytes)
+    return ready
+
+
+def flat_in(case):
+    """gather, reduce: one rank after the other sends to the root."""
+    ready = case.starts.copy()
+    others = _others(case)
+    nbytes = case.parts()[others] if case.kind == "gather" else case.nbytes
+    _root_receives(case, ready, others, nbytes, adds=case.kind == "reduce")
+    return ready
+
+
+def flat_in_and_out(case):
+    """all_reduce, barrier: one after the other to rank 0, and back."""
+    ready = case.starts.copy()
+    others = _others(case)
+    _root_receives(case, ready, others, case.nbytes, adds=True)
+    _root_sends(case, ready, others, case.nbytes)
+    return ready
+
+
+def _others(case):
+    return (case.root + np.arange(1, case.n)) % case.n
+
+
+def _root_sends(case, ready, others, nbytes):
+    steps_s = case.step_s(np.full(len(others), case.root), others, nbytes)
+    ready[others] = in_turn(ready[case.root], ready[others], steps_s)
+    ready[case.root] = ready[others[-1]]
+
+
+def _root_receives(case, ready, others, nbytes, adds):
+    steps_s = case.step_s(others, np.full(len(others), case.root), nbytes)
+    adding_s = nbytes / case.reduce_Bps if adds else 0.0
+    done_s = in_turn(ready[case.root], ready[others], steps_s + adding_s)
+    ready[others] = done_s - adding_s
+    ready[case.root] = done_s[-1]
+
+
+def scatter_all_gather(case):
+    """broadcast: a binomial scatter, then all_gather round a ring."""
+    if not case.links_are_private:
+        return None
+    sizes = case.parts()
+    moves = binomial_scatter(case.n, case.root)
+    scatter = Schedule.of("broadcast", "scatter", case.n, sizes, moves, case.root)
+    ready = time_of(scatter, case.topology, np.arange(case.n), case.starts)
+    return _round_ring(case, "all_gather", np.arange(case.n), sizes, ready)
+
+
+def chain(case):
+    """broadcast, reduce: in chunks along a line of all ranks."""
+    from_root = (case.root + np.arange(case.n)) % case.n
+    line = from_root if case.kind == "broadcast" else from_root[::-1]
+    if shares_a_link(case.topology, line[:-1], line[1:]):
+        return None
+    sizes = split(case.nbytes, case.chunks, case.itemsize)
+    latency_s = case.topology.latencies_s(line[:-1], line[1:])
+    bandwidth_Bps = case.topology.bandwidths_Bps(line[:-1], line[1:])
+
+    def step_s(nbytes):
+        return latency_s + (nbytes + case.envelope_bytes) / bandwidth_Bps
+
+    reduce_Bps = case.reduce_Bps if case.kind == "reduce" else inf
+    found = ends_of_chain(case.starts[line], step_s, sizes, reduce_Bps)
+    if found is None:
+        return None
+    ends = np.empty(case.n)
+    ends[line] = found
+    return ends
+
+
+RING = (
+    "no two messages of a round share a link (block placement) and the ranks start together or "
+    "nbytes is a multiple of ranks * itemsize; or where all messages of a round are alike, as with "
+    "round-robin placement on full nodes and such an nbytes"
+)
+CHAIN = "chunks * ranks is at most 200,000,000 and no two messages share a link (block placement)"
+IN_TURN = "any case"
+SOLVERS = {
+    ("all_reduce", "ring"): (ring, RING),
+    ("reduce_scatter", "ring"): (ring, RING),
+    ("all_gather", "ring"): (ring, RING),
+    ("all_reduce", "leader"): (leader, f"on the ring of leaders {RING}"),
+    ("all_reduce", "hierarchical"): (
+        hierarchical,
+        "all nodes are full, the ranks start together and nbytes is a multiple of ranks * itemsize",
+    ),
+    ("reduce_scatter", "pairwise"): (
+        pairwise,
+        "each rank has a node of its own and nbytes is a multiple of ranks * itemsize",
+    ),
+    ("all_to_all", "pairwise"): (
+        pairwise,
+        "each rank has a node of its own and nbytes is a multiple of ranks * itemsize",
+    ),
+    ("all_to_all", "spread"): (
+        spread_to_all,
+        "each rank has a node of its own, the ranks start together and nbytes is a multiple of "
+        "ranks * itemsize",
+    ),
+    ("broadcast", "scatter_all_gather"): (
+        scatter_all_gather,
+        "each rank has a node of its own and nbytes is a multiple of ranks * itemsize",
+    ),
+    ("broadcast", "chain"): (chain, CHAIN),
+    ("reduce", "chain"): (chain, CHAIN),
+    ("broadcast", "flat"): (flat_out, IN_TURN),
+    ("scatter", "flat"): (flat_out, IN_TURN),
+    ("gather", "flat"): (flat_in, IN_TURN),
+    ("reduce", "flat"): (flat_in, IN_TURN),
+    ("all_reduce", "naive"): (flat_in_and_out, IN_TURN),
+    ("barrier", "flat"): (flat_in_and_out, IN_TURN),
+}

@@ -1,0 +1,245 @@
+"""One step of data-parallel training on any number of ranks: compute, buckets, overlap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..cluster import check_count, check_number
+from ..errors import InvalidCallError
+from ..figures import short_bytes
+from .collective import ends_of, time_of, whole
+from .tables import aligned, seconds_text
+
+BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Step:
+    """One training step: forward, backward, and the all_reduces of the gradients.
+
+    Attributes
+    ----------
+    ranks : int
+    algorithm : str
+    overlap : bool
+        Whether buckets were reduced while backward went on.
+    forward_s, backward_s : float
+        Compute of the slowest rank.
+    bucket_nbytes : ndarray of int
+        Bytes of each bucket, the first that is ready first.
+    ready_s, start_s, end_s : ndarray of float
+        Of each bucket: when its gradients are there, when its all_reduce starts, when it has ended;
+        on the last rank each time. The step begins at 0.
+    time_s : float
+        When the last rank has computed all and has all sums.
+    compute_s : float
+        The same without communication.
+    """
+
+    ranks: int
+    algorithm: str
+    overlap: bool
+    forward_s: float
+    backward_s: float
+    bucket_nbytes: np.ndarray
+    ready_s: np.ndarray
+    start_s: np.ndarray
+    end_s: np.ndarray
+    time_s: float
+    compute_s: float
+
+    @property
+    def sync_s(self):
+        """Seconds that all all_reduces take together."""
+        return float((self.end_s - self.start_s).sum())
+
+    @property
+    def exposed_s(self):
+        """Seconds of communication that no compute hides."""
+        return max(0.0, self.time_s - self.compute_s)
+
+    def table(self):
+        """The step as plain text: a row for each bucket, at most 20."""
+        rows = [("bucket", "bytes", "ready", "starts", "ends")]
+        columns = (self.bucket_nbytes, self.ready_s, self.start_s, self.end_s)
+        for i, (nbytes, *moments) in enumerate(zip(*columns, strict=True)):
+            rows.append((str(i), short_bytes(int(nbytes)), *map(seconds_text, moments)))
+        left_out = len(rows) - 21
+        lines = [
+            f"step on {self.ranks:,} rank{'s' * (self.ranks != 1)}, {self.algorithm} all_reduce, "
+            f"{'with' if self.overlap else 'without'} overlap: {seconds_text(self.time_s)}",
+            f"compute {seconds_text(self.compute_s)}, communication {seconds_text(self.sync_s)}, "
+            f"of it exposed {seconds_text(self.exposed_s)}",
+            "",
+            *aligned(rows[:21]),
+        ]
+        return "\n".join(lines + [f"... and {left_out:,} more"] * (left_out > 0))
+
+    def __repr__(self):
+        return self.table()
+
+    def draw(self):
+        """Draw compute and communication one above the other. Returns a matplotlib Figure."""
+        from .pictures import draw_step
+
+        return draw_step(self)
+
+    def _repr_png_(self):
+        return self.draw()._repr_png_()
+
+
+def step_time(
+    model_bytes,
+    ranks,
+    cluster,
+    *,
+    forward_s,
+    backward_s,
+    bucket_bytes=BUCKET_BYTES,
+    overlap=True,
+    algorithm="ring",
+    placement="block",
+    itemsize=4,
+):
+    """A step of data-parallel training: `Step.time_s` and what it is made of.
+
+    Backward fills the buckets one after the other, in time that is proportional to their bytes. A
+    bucket is all_reduced when it is full and the one before is through: while backward goes on
+    (``overlap``, as `DistributedDataParallel` does it), or after it.
+
+    Parameters
+    ----------
+    model_bytes : int or sequence of int
+        Bytes of all gradients; or of each bucket, the first to be full first.
+    ranks : int
+    cluster : Cluster
+    forward_s, backward_s : float or sequence of float
+        Seconds of compute, of all ranks or of each.
+    bucket_bytes : int
+        Gradients are gathered into buckets of so many bytes (the default is torch's, but for its
+        first bucket of 1 MiB: give the sizes of the buckets for that).
+    overlap : bool
+    algorithm, placement, itemsize
+        Of the all_reduces, as for `time_of`.
+
+    Returns
+    -------
+    Step
+
+    Examples
+    --------
+    ResNet-50 has about 25 million parameters; Goyal et al. 2017 (arXiv 1706.02677) ran it on
+    servers of 8 GPUs with 50 Gbit/s each, backward 120 ms, and reduced in three phases: in the
+    server, across servers, in the server. From 8 to 352 GPUs an iteration took 12 % longer. The
+    model gives the two bounds, with all that can overlap and with nothing (forward is taken as half
+    of backward, a link in the server as 20 GB/s):
+
+    >>> import simlib
+    >>> servers = simlib.Cluster(44, 8, simlib.Link(30e-6, 50e9 / 8), simlib.Link(5e-6, 20e9))
+    >>> def seconds(ranks, overlap):
+    ...     return simlib.scale.step_time(
+    ...         100e6, ranks, servers, forward_s=0.06, backward_s=0.12, overlap=overlap,
+    ...         algorithm="leader",
+    ...     ).time_s
+    >>> [f"{seconds(352, overlap) / seconds(8, overlap) - 1:.0%}" for overlap in (True, False)]
+    ['5%', '21%']
+
+    **Cost** that of `time_of` for each bucket.
+    """
+    ranks = whole("ranks", ranks)
+    check_count("ranks", ranks)
+    buckets = bucket_sizes(model_bytes, bucket_bytes, itemsize)
+    forward, backward = (
+        _of_each_rank(name, value, ranks)
+        for name, value in (("forward_s", forward_s), ("backward_s", backward_s))
+    )
+    filled = np.cumsum(buckets) / max(1, buckets.sum())
+    computed = forward + backward
+    more = {"placement": placement, "itemsize": itemsize}
+    through = forward if overlap else computed
+    moments = []
+    for nbytes, part in zip(buckets.tolist(), filled, strict=True):
+        ready = forward + backward * part
+        starts = np.maximum(through, ready)
+        through = _reduced(ranks, nbytes, cluster, algorithm, starts, more)
+        moments.append((ready.max(), starts.max(), through.max()))
+    ready_s, start_s, end_s = np.array(moments).T
+    return Step(
+        ranks=ranks,
+        algorithm=algorithm,
+        overlap=overlap,
+        forward_s=float(forward.max()),
+        backward_s=float(backward.max()),
+        bucket_nbytes=buckets,
+        ready_s=ready_s,
+        start_s=start_s,
+        end_s=end_s,
+        time_s=float(max(end_s[-1], computed.max())),
+        compute_s=float(computed.max()),
+    )
+
+
+def _reduced(ranks, nbytes, cluster, algorithm, starts, more):
+    return ends_of("all_reduce", ranks, nbytes, cluster, algorithm, starts=starts, **more)
+
+
+def bucket_sizes(model_bytes, bucket_bytes=BUCKET_BYTES, itemsize=4):
+    """Bytes of each bucket: ndarray of int. Full ones, and the rest; or the sizes as given.
+
+    Examples
+    --------
+    >>> bucket_sizes(100, 40).tolist()
+    [40, 40, 20]
+    """
+    if np.ndim(model_bytes):
+        sizes = [whole("a bucket", size) for size in model_bytes]
+    else:
+        total, most = whole("model_bytes", model_bytes), whole("bucket_bytes", bucket_bytes)
+        most = most // itemsize * itemsize
+        check_count("bucket_bytes", most, low=itemsize)
+        check_count("model_bytes", total)
+        sizes = [most] * (total // most) + [total % most] * (total % most > 0)
+    if not sizes or min(sizes) < 1:
+        raise InvalidCallError(f"buckets of {sizes} bytes: give at least one, none of them empty")
+    return np.array(sizes, dtype=np.int64)
+
+
+def _of_each_rank(name, value, ranks):
+    if np.ndim(value) == 0:
+        check_number(name, value)
+        return np.full(ranks, float(value))
+    value = np.array(value, dtype=float)
+    if value.shape != (ranks,) or not (value >= 0).all():
+        raise InvalidCallError(f"{name} is of shape {value.shape}: give seconds, one or {ranks}")
+    return value
+
+
+def sync_time(ranks, nbytes, cluster, *, algorithm="ring", placement="block", itemsize=4):
+    """T_sync(R): seconds to all_reduce gradients of so many bytes on R ranks.
+
+    Parameters
+    ----------
+    ranks : int or sequence of int
+    nbytes : int
+    cluster : Cluster
+    algorithm, placement, itemsize
+        As for `time_of`.
+
+    Returns
+    -------
+    float, or ndarray of float where ``ranks`` is a sequence
+
+    Examples
+    --------
+    The time of a ring hardly grows with the ranks where bytes count, and in proportion where rounds
+    do:
+
+    >>> import simlib
+    >>> cluster = simlib.clusters.infiniband_hdr(nodes=100_000)
+    >>> simlib.scale.sync_time([10, 100, 1_000, 100_000], 400_000_000, cluster).round(4).tolist()
+    [0.0288, 0.0321, 0.036, 0.432]
+    """
+    more = {"placement": placement, "itemsize": itemsize}
+    return time_of("all_reduce", ranks, nbytes, cluster, algorithm, **more)
