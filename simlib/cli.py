@@ -8,6 +8,7 @@ import sys
 
 from . import __version__, clusters
 from .errors import RunInterrupted, SimlibError
+from .lanes import unit_of
 from .practice import command as practice
 from .processes.engine import MAX_RANKS, run_script
 from .virtual.engine import MAX_RANKS as LARGEST_SIMULATION
@@ -109,6 +110,9 @@ def _perform(options, run):
     _save(run, options)
     if not options.quiet:
         print(run.table())
+        if run.engine == "simulated":
+            unit, scale = unit_of(run.time_s)
+            print(f"\nvirtual time: {run.time_s * scale:.9g} {unit}")
     return 0
 
 

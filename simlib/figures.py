@@ -69,7 +69,7 @@ def number(value):
 
 def ranks_text(run):
     """How many ranks of which engine: ``"4 real ranks"``."""
-    return f"{run.world_size} {run.engine} rank{'s' * (run.world_size != 1)}"
+    return f"{run.world_size:,} {run.engine} rank{'s' * (run.world_size != 1)}"
 
 
 def clip(text, longest):

@@ -45,6 +45,7 @@ ARROWS_PER_GAP = 40
 MOST_BOXES = 150  # per lane: above, the lane shows what the rank did most in each pixel
 MOST_UPRIGHT = 8  # more collectives: a name across the lanes hides more than it tells
 MOST_HATCHED = 600  # hatching is slow to draw
+THINNEST_PX = 4  # of a lane with outlines: in a thinner one they would hide the fill
 HATCH = "////"
 
 
@@ -148,6 +149,8 @@ class _View:
         top, bottom, left, right = 0.12 + 0.24 * self.title_rows, 0.48 + note_in, 0.72, 0.2
         self.pitch_px = pitch_in * DPI
         self.gap_px = self.pitch_px * (1 - 2 * self.half)
+        self.plain = self.crowded or self.pitch_px * self.half * 2 < THINNEST_PX
+        self.hatched = self.hatched and not self.plain
         narrow = self.gap_px < 13 and any(not op.is_p2p for op in self.ops)
         self.strip_px = 16 if narrow else 0  # room for the names of collectives, above rank 0
         strip_in = self.strip_px / DPI
@@ -214,14 +217,12 @@ def _draw_boxes(view, name, boxes):
     x = np.array([(start, end) for _, start, end in boxes]) * view.scale
     low = np.array([view.row[rank] for rank in ranks])[:, None] + view.half
     high = low - view.half * (0.62 if name == "async op in flight" else 2)
-    fill, edge, hatch = (
-        [color(rank) for rank in ranks] for color in _box_colors(name, view.crowded)
-    )
+    fill, edge, hatch = ([color(rank) for rank in ranks] for color in _box_colors(name, view.plain))
     drawn = PolyCollection(
         np.stack([x[:, [0, 1, 1, 0]], np.hstack([high, high, low, low])], axis=2),
         facecolors=fill,
         edgecolors=edge,
-        linewidths=0 if view.crowded else 0.6,
+        linewidths=0 if view.plain else 0.6,
         zorder=3,
     )
     if name == "waiting" and view.hatched:
@@ -230,9 +231,9 @@ def _draw_boxes(view, name, boxes):
     view.marks.add(name)
 
 
-def _box_colors(name, crowded):
+def _box_colors(name, plain):
     """Functions of a rank: the colours of fill, edge and hatch."""
-    shares = {"computing": 0.0, "waiting": 0.85 if crowded else 1.0}
+    shares = {"computing": 0.0, "waiting": 0.85 if plain else 1.0}
     fill_share = shares.get(name, 0.72)
     return (
         lambda rank: mix(rank_color(rank), PAPER, fill_share),
@@ -569,7 +570,8 @@ def _draw_margins(view):
             columnspacing=1.3,
             handler_map={tuple: HandlerTuple(ndivide=1, pad=0)},
         )
-    view.axes.set_xlabel(f"time ({view.unit})", fontsize=TEXT_PT + 0.5, labelpad=2)
+    clock = "time" if view.run.engine == "real" else "virtual time"
+    view.axes.set_xlabel(f"{clock} ({view.unit})", fontsize=TEXT_PT + 0.5, labelpad=2)
     figure.text(
         left,
         0.06 / height_in,
@@ -585,7 +587,7 @@ def _legend_handles(view):
     """``{label: artist}`` for what occurs in this picture, in grey: hue only says which rank."""
     dark, line, light = mix(GREY, PAPER, 0.15), "#444444", mix(GREY, PAPER, 0.72)
     hatch = {"hatch": HATCH, "hatchcolor": GREY} if view.hatched else {}
-    waiting = Patch(fc=light if view.crowded else PAPER, ec=line, lw=0.6, **hatch)
+    waiting = Patch(fc=light if view.plain else PAPER, ec=line, lw=0.6, **hatch)
     waiting.set_hatch_linewidth(0.8)
     signs = {
         "computing": Patch(fc=dark, ec=line, lw=0.6),

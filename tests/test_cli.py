@@ -1,4 +1,4 @@
-"""``python -m simlib run``: scripts on real ranks."""
+"""``python -m simlib run`` and ``simulate``: scripts on real and on simulated ranks."""
 
 import json
 import subprocess
@@ -56,6 +56,15 @@ def test_a_script_runs_unchanged_with_its_arguments(script, tmp_path):
     assert "[1] received 8.0" in done.stdout
     assert "ptdist.py, line 9" in done.stdout
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_script_is_simulated_on_the_network_that_is_named(script):
+    done = simlib("simulate", "-n", 3, "--network", "ethernet_1g", script, "--value", "4")
+    assert done.returncode == 0, done.stderr
+    assert "[1] received 8.0" in done.stdout
+    assert "ptdist.py on 3 simulated ranks: 1 message, 4 bytes" in done.stdout
+    # 50 us, and 4 bytes at 125 MB/s.
+    assert done.stdout.splitlines()[-1] == "virtual time: 50.032 us"
 
 
 def test_a_failing_script_is_told_and_returns_1(tmp_path):

@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from PIL import Image
 from synthetic import RunMaker, all_reduces, ring
 
-from simlib.palette import OKABE_ITO, rank_color
+from simlib.palette import OKABE_ITO, mix, rank_color
 from simlib.timeline import draw_timeline, draw_traffic, png_of
 from simlib.trace import Group
 
@@ -205,6 +205,27 @@ def test_the_unit_suits_the_span(end_us, unit):
     maker = RunMaker(2)
     maker.spans = [(0, end_us)] * 2
     assert draw_timeline(maker.run()).axes[0].get_xlabel() == f"time ({unit})"
+
+
+@pytest.mark.parametrize("engine", ["simulated", "replayed"])
+def test_time_that_no_wall_clock_measured_is_called_virtual(engine):
+    run = ring(4)
+    run.engine = engine
+    figure = draw_timeline(run)
+    assert figure.axes[0].get_xlabel() == "virtual time (us)"
+    assert words_of(figure).startswith(f"main on 4 {engine} ranks")
+
+
+def test_in_lanes_too_thin_for_an_outline_the_fill_alone_tells_what_a_rank_does():
+    drawn = [draw_timeline(ring(world_size)) for world_size in (64, 1024)]
+    widths = [
+        {width for c in figure.axes[0].collections if c.get_zorder() == 3 for width in c.get_lw()}
+        for figure in drawn
+    ]
+    assert widths == [{0.6}, {0.0}]
+    assert words_of(drawn[1]).startswith("main on 1,024 real ranks")
+    waiting = matplotlib.colors.to_hex(mix(rank_color(0), "#ffffff", 0.85))
+    assert waiting in {color for color, *_ in boxes_of(drawn[1])}
 
 
 def test_png_is_small_white_and_repeatable_under_any_theme():

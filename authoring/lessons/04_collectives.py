@@ -4,11 +4,12 @@
 # With `send` and `recv` you say *how* data moves. A **collective** says *what* is to be true
 # afterwards, and leaves the how to the library. All ranks of a group call it together, and each
 # collective is a contract: before the call each rank holds this, after it each rank holds that. In
-# this lesson (about 45 minutes) you will
+# this lesson (about 50 minutes) you will
 #
 # - see nine contracts, each drawn from your own run: the six of most tutorials (broadcast, scatter,
 #   gather, reduce, all_gather, all_reduce), reduce_scatter, all_to_all and barrier,
 # - find out what the contract does **not** promise, above all to ranks that are not the root,
+# - look inside two collectives: which messages are they made of, and how long do they take?
 # - use other operations than the sum, and smaller groups than the world,
 # - break four programs, as people really do, and mend them,
 # - choose a collective for a job.
@@ -26,6 +27,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from IPython.display import display
 
 import simlib
 from simlib.states import draw_states
@@ -68,10 +70,6 @@ def scatter(rank, world_size):
     return parts, mine
 
 
-draw_states(simlib.run(scatter, world_size=4))
-
-
-# %%
 def gather(rank, world_size):
     mine = torch.tensor([10.0 * rank])
     parts = [torch.empty(1) for _ in range(world_size)] if rank == 0 else None
@@ -79,7 +77,8 @@ def gather(rank, world_size):
     return mine, parts
 
 
-draw_states(simlib.run(gather, world_size=4))
+for function in (scatter, gather):
+    display(draw_states(simlib.run(function, world_size=4)))
 
 # %% [markdown]
 # $$\text{scatter:}\quad x_r' = \text{parts}_\text{root}[r] \qquad\qquad
@@ -238,26 +237,41 @@ run
 
 # %% [markdown]
 # The grey shape through the lanes is one collective. All wait for the slowest: rank 0 does nothing
-# for 120 ms. Many programs have such a line before each forward pass, "to keep the ranks together".
-# Is it needed? Here is the same work, with the all_reduce of a gradient in the place of the
-# barrier. How much earlier can rank 0 leave?
+# for 120 ms. A rank that is slower than all others is called a **straggler**. Many programs have a
+# barrier before each forward pass, "to keep the ranks together". Is it needed?
+#
+# We ask the simulation, whose clock is exact. 64 ranks work for 40 ms each (`simlib.compute` is a
+# sleep that stands for work), but rank 3 is four times slower: `slow={3: 4}`. After the work comes a
+# barrier, or the all_reduce of a gradient, or both. When can rank 0 leave in each case? And how much
+# of their time do the 63 fast ranks lose?
 
 # %%
-guess = None  # how much earlier, in ms?
+guess = None  # three times, in ms
 
 
-def no_barrier(rank, world_size):
-    time.sleep(0.04 * rank)
-    dist.all_reduce(torch.ones(1000))
+def work_then(rank, world_size, *calls):
+    simlib.compute(seconds=0.04)
+    for call in calls:
+        if call == "barrier":
+            dist.barrier()
+        else:
+            dist.all_reduce(torch.ones(1000))
 
 
-simlib.run(no_barrier, world_size=4)
+for calls in (["barrier"], ["all_reduce"], ["barrier", "all_reduce"]):
+    run = simlib.simulate(work_then, 64, args=calls, slow={3: 4})
+    print(f"{' and '.join(calls):22} {run.trace.spans[0][1] * 1e3:.3f} ms")
+run.timeline(ranks=range(6))
 
 # %% [markdown]
-# Not at all. A sum over all ranks cannot be known before the last rank has brought its part, so the
-# all_reduce already keeps the ranks together, and a barrier beside it only adds its own latency. A
-# barrier is needed where ranks meet outside of their messages, for example at a file. We come to
-# that below.
+# All three end just after 160 ms, when rank 3 has done its work. A sum over all ranks cannot be known
+# before the last rank has brought its part, so the all_reduce already keeps the ranks together. A
+# barrier beside it only adds its own time: 6 rounds of messages with 30 us each, 0.18 ms. It is needed
+# where ranks meet outside of their messages, for example at a file. We come to that below.
+#
+# The picture shows six of the 64 lanes. Each fast rank works for 40 ms and waits for 120. So one slow
+# rank makes 63 others lose three quarters of their time, 63 x 0.12 s = 7.6 s for every step. Lesson 14
+# (to come) is about that.
 #
 # ## Contracts can be composed
 #
@@ -293,6 +307,70 @@ print(simlib.run(residuals, world_size=4).results)
 # %% [markdown]
 # All zero. The second identity is the one that large systems live from: they do the two halves at
 # different times, and keep only a part of the sum in between (lesson 12, to come).
+#
+# ## What a collective is made of
+#
+# A contract says what is true afterwards. Which messages make it true is the choice of an
+# *algorithm*. A simulation lets you choose it by name, and with `expand=True` it keeps the messages:
+# `run.wire`. Take the all_reduce of four numbers on four ranks by the algorithm called `ring`. "All"
+# sounds as if everyone sent everything to everyone: 12 messages of 16 bytes. Is it so?
+
+# %%
+guess = None  # who sends to whom, how often, how many bytes?
+
+
+def add(rank, world_size):
+    x = torch.arange(4.0) + 10 * rank
+    dist.all_reduce(x)
+    return x.tolist()
+
+
+run = simlib.simulate(add, world_size=4, all_reduce="ring", expand=True)
+print("every rank has", run.results[0])
+for number in range(1 + run.wire[-1].round):
+    messages = [message for message in run.wire if message.round == number]
+    who = ", ".join(f"{m.src} -> {m.dst}" for m in messages)
+    end_us = messages[0].end_s * 1e6
+    print(f"round {number}: {who}; {messages[0].nbytes} bytes each, until {end_us:.1f} us")
+print("sent by rank 0:", sum(m.nbytes for m in run.wire if m.src == 0), "bytes")
+
+# %% [markdown]
+# Not so. Each rank sends to its right neighbour only, one number at a time. You have just seen the
+# identity at work: the first three rounds are a reduce_scatter, after which each rank has one finished
+# sum; the last three are an all_gather of these sums. Each rank sends 24 bytes, where "everything to
+# everyone" would be 48. Lesson 05 (to come) builds this and four other algorithms.
+#
+# Next, the broadcast. In lesson 02 rank 0 sent to all others, one after the other. That algorithm is
+# called `flat`. In a `binomial` tree everyone who has the numbers helps: in each round every rank that
+# knows tells one that does not. How much longer do 64 ranks take than 2?
+
+# %%
+guess = None  # flat: ... times as long; tree: ... times as long
+
+
+def tell(rank, world_size):
+    dist.broadcast(torch.ones(2), src=0)
+
+
+link = simlib.clusters.ethernet_10g(nodes=1).inter
+message_s = link.latency_s + 8 / link.bandwidth_Bps
+for n in (2, 4, 8, 16, 32, 64, 1000):
+    for name in ("flat", "binomial"):
+        time_s = simlib.simulate(tell, n, broadcast=name).time_s
+        print(f"{n:>5} ranks, {name:8} {time_s * 1e6:8.1f} us", end=" ")
+        print(f"= {time_s / message_s:3.0f} messages in a row")
+
+# %% [markdown]
+# Both send n - 1 messages. But the tree sends many at the same time: 1, 2, 4, 8 ranks know, so each
+# round doubles them, and $\lceil \log_2 n \rceil$ rounds reach everybody. Twice as many ranks cost
+# one message more:
+#
+# $$T_\text{flat} = (n - 1) \left( \text{latency} + \frac{\text{nbytes}}{\text{bandwidth}} \right),
+# \qquad T_\text{tree} = \lceil \log_2 n \rceil \left( \text{latency} +
+# \frac{\text{nbytes}}{\text{bandwidth}} \right)$$
+#
+# One contract, two algorithms, and on 1,000 ranks a factor of 100. A library chooses for you, by the
+# size of the tensor and of the group.
 #
 # ## Not only sums
 #
@@ -406,30 +484,32 @@ for world_size in (3, 4, 5):
 # ranks, the network, or nobody?
 
 
-# %% tags=["raises-exception"]
+# %%
+guess = None  # who notices?
+
+
 def a_list(rank, world_size):
     losses = [0.5, 0.25]
     dist.all_reduce(losses)
 
 
-simlib.run(a_list, world_size=2)
-
-# %% [markdown]
-# PyTorch refuses it before anything is sent, on every rank. The mend: put the numbers into one
-# tensor, and take them out again. One tensor with two numbers also costs one latency instead of two
-# (lesson 02).
-
-
-# %%
 def a_tensor(rank, world_size):
     losses = torch.tensor([0.5, 0.25])
     dist.all_reduce(losses, op=dist.ReduceOp.AVG)
     return losses.tolist()
 
 
-print(simlib.run(a_tensor, world_size=2).results)
+try:
+    simlib.run(a_list, world_size=2)
+except simlib.InvalidCallError as error:
+    print(error)
+print("with a tensor:", simlib.run(a_tensor, world_size=2).results)
 
 # %% [markdown]
+# PyTorch refuses the list before anything is sent, on every rank. The mend: put the numbers into one
+# tensor, and take them out again. One tensor with two numbers also costs one latency instead of two
+# (lesson 02).
+#
 # ## Break it: only rank 0 prepares the data
 #
 # A file is downloaded once, by rank 0; the others must not read it half-written. So they wait at a
@@ -556,6 +636,7 @@ for n in (2, 8, 64):
 # 2. Four ranks, and only ranks 0 and 1 shall form a group. Who calls `new_group`?
 # 3. Every rank needs the largest loss of all ranks. Which collective, which op?
 # 4. Rank 0 reads a file that may be missing. Why is a barrier after it not enough?
+# 5. How many rounds does a binomial tree need to tell 512 ranks? And how many messages?
 #
 # <details><summary>Answers</summary>
 #
@@ -563,6 +644,7 @@ for n in (2, 8, 64):
 # 2. All four, in the same order.
 # 3. all_reduce with MAX.
 # 4. If rank 0 raises, it never arrives, and the others wait. Share the verdict by a collective.
+# 5. Nine rounds, 511 messages.
 #
 # </details>
 #
