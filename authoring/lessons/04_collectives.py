@@ -354,11 +354,13 @@ def tell(rank, world_size):
 
 link = simlib.clusters.ethernet_10g(nodes=1).inter
 message_s = link.latency_s + 8 / link.bandwidth_Bps
-for n in (2, 4, 8, 16, 32, 64, 1000):
-    for name in ("flat", "binomial"):
-        time_s = simlib.simulate(tell, n, broadcast=name).time_s
-        print(f"{n:>5} ranks, {name:8} {time_s * 1e6:8.1f} us", end=" ")
-        print(f"= {time_s / message_s:3.0f} messages in a row")
+sizes = (2, 4, 8, 16, 32, 64, 1000)
+flat = [simlib.simulate(tell, n, broadcast="flat").time_s for n in sizes]
+tree = [simlib.simulate(tell, n, broadcast="binomial").time_s for n in sizes]
+for n, flat_s, tree_s in zip(sizes, flat, tree, strict=True):
+    in_flat, in_tree = round(flat_s / message_s), round(tree_s / message_s)
+    print(f"{n:>5} ranks: flat {flat_s * 1e6:8.1f} us = {in_flat:3} messages in a row,", end="")
+    print(f" tree {tree_s * 1e6:5.1f} us = {in_tree:2}")
 
 # %% [markdown]
 # Both send n - 1 messages. But the tree sends many at the same time: 1, 2, 4, 8 ranks know, so each
