@@ -52,9 +52,10 @@ class Meeting:
         if self.is_held:
             return
         self.come += 1
-        if call.kind in LEAVE_EARLY:
+        if call.kind in LEAVE_EARLY or getattr(call.opts, "asyncOp", False):
+            # What is brought is what was there at the call: the rank goes on, others come later.
             call.brings = [tensor.clone() for tensor in call.brings]
-        elif self.come == len(self.calls) and call.brings:
+        if call.kind not in LEAVE_EARLY and self.come == len(self.calls) and call.brings:
             self._results = results_of_all(call.kind, self.calls, call.opts)
         call.request.deliver = lambda: self._deliver(position)
         if call.kind in LEAVE_EARLY or self.come == len(self.calls):
@@ -153,13 +154,12 @@ class Channel:
                 meeting.crossing.enter(position, time_s)
 
     def _cross(self, meeting, call):
-        schedule, links = self._simulation.plan(self, meeting, call)
+        plan = self._simulation.plan(self, meeting, call)
         wire = self._simulation.new_wire(self, call)
         return Crossing(
             self._simulation.traffic,
-            schedule,
+            plan,
             self.members,
-            links,
             lambda position, end_s: self._through(position, meeting, end_s),
             wire,
         )
