@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 
+import cloudpickle
+
 import simlib
 
-from . import smpi
-from .programs import ddp_step, nothing, ping_pong, ring_step, ring_steps
+from . import simulated, smpi
+from .simulated import ddp_step, nothing, ping_pong, ring_all_reduce, ring_step, ring_steps
 from .table import heading, line, spread
 
 MOST = 4096
@@ -16,6 +18,7 @@ MOST = 4096
 
 def simulating(rounds):
     """Print the tables of simulated ranks."""
+    cloudpickle.register_pickle_by_value(simulated)
     simlib.simulate(nothing, 2)
     _calls(rounds)
     _operations(rounds)
@@ -90,6 +93,10 @@ def _ring_all_reduce(world_size):
     """Wall seconds of one call, and its simulated time."""
     begin = time.perf_counter()
     run = simlib.simulate(
-        smpi.all_reduce, world_size, cluster=smpi.cluster(world_size), all_reduce="ring"
+        ring_all_reduce,
+        world_size,
+        (smpi.ELEMENTS,),
+        cluster=smpi.cluster(world_size),
+        all_reduce="ring",
     )
     return time.perf_counter() - begin, run.time_s

@@ -18,9 +18,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
 from simlib.cluster import Cluster, Link
 
 LINK = Link(latency_s=30e-6, bandwidth_Bps=1.25e9)
@@ -60,11 +57,6 @@ def why_not():
 def cluster(world_size):
     """The same cluster for `simulate`."""
     return Cluster(world_size, 1, inter=LINK, envelope_bytes=ENVELOPE_BYTES)
-
-
-def all_reduce(rank, world_size):
-    """The rank function that does what ``ring.c`` does."""
-    dist.all_reduce(torch.zeros(world_size * ELEMENTS))
 
 
 class Ring:
