@@ -174,6 +174,8 @@ class Simulation:
 
     def wait_for_data(self, request):
         """Block until the data of a collective have come; no time passes for the rank."""
+        if request.meeting is None:
+            return
         meeting, position = request.meeting
         if meeting.has_data_for(position) and not meeting.is_held:
             return
