@@ -74,7 +74,8 @@ class _Request:
         if self.pending is not None:
             self.pending.waited(self)
         log = self._recorder.log
-        log.wait_begin(self.start, self._recorder.is_alone())
+        # Who waits for a limited time only goes on by itself: that is no deadlock.
+        log.wait_begin(self.start, not timeout and self._recorder.is_alone())
         try:
             self._result = self._work.wait(timeout) if timeout else self._work.wait()
         except BaseException:

@@ -283,8 +283,16 @@ def _list_of(watch, sites):
                 f"  rank {rank}: {_in_words(sites[rank])}" + (f"   {text}" if text else "")
             )
         else:
-            lines.append(f"  rank {rank}: has finished")
+            lines.append(f"  rank {rank}: {_why_nowhere(watch, rank)}")
     return "\n".join(shortened(lines))
+
+
+def _why_nowhere(watch, rank):
+    if rank in watch.deaths:
+        return "has died"
+    if rank in watch.answers or watch.logs[rank].left_s is not None:
+        return "has finished"
+    return "has not had its turn"
 
 
 def out_of_time(watch):

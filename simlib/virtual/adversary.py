@@ -6,6 +6,9 @@ import torch
 
 from ..diagnosis import Finding
 
+VERDICTS = frozenset({"deadlock", "mismatch", "invalid", "rank_error", "rank_died"})
+"""Kinds of failures that say something of the program, not of the machine or of who watches."""
+
 
 def race(run, other, other_failure, seed, answers, other_answers):
     """The finding where a run in another order ends differently, or None.
@@ -24,12 +27,7 @@ def race(run, other, other_failure, seed, answers, other_answers):
         first = str(other_failure).partition("\n")[0]
         what = f"the program fails in another admissible order: {first}"
     else:
-        ranks = [
-            rank
-            for rank in sorted(answers)
-            if answers[rank] != other_answers[rank]
-            and not _same(run.results[rank], other.results[rank])
-        ]
+        ranks = _where_they_differ(run, other, answers, other_answers)
         if not ranks:
             return None
         what = (
@@ -39,6 +37,20 @@ def race(run, other, other_failure, seed, answers, other_answers):
     sites = _where_they_part(run, other)
     where = "".join(f"; {site} took another message" for site in list(sites.values())[:1])
     return Finding("race", f"{what}{where} (simulate with seed={seed} shows it)", sites, other)
+
+
+def are_same(run, other, answers, other_answers):
+    """Whether two runs that ended well returned the same."""
+    return not _where_they_differ(run, other, answers, other_answers)
+
+
+def _where_they_differ(run, other, answers, other_answers):
+    return [
+        rank
+        for rank in sorted(answers)
+        if answers[rank] != other_answers[rank]
+        and not _same(run.results[rank], other.results[rank])
+    ]
 
 
 def _same(one, other):

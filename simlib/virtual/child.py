@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import pickle
+import resource
 import signal
 import socket
 import struct
@@ -19,6 +20,7 @@ import sys
 import threading
 import traceback
 
+import cloudpickle
 import torch
 import torch.distributed as dist
 
@@ -58,6 +60,8 @@ def child_main(control, lifeline, stdout, stderr, memory):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(native, all_threads=False)
     faulthandler.register(signal.SIGUSR1, native, all_threads=False)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a baton is a descriptor
     torch.set_num_threads(1)
     threading.stack_size(STACK_BYTES)
     per_rank.separate_threads(functools.partial(_write_framed, output))
@@ -153,10 +157,20 @@ def _wait_where_backward_returns(process):
     run_backward = torch.autograd.graph._engine_run_backward
 
     def run_and_wait(*args, **kwargs):
-        result = run_backward(*args, **kwargs)
-        rank = getattr(per_rank.local, "rank", None)
-        if rank is not None:
-            process.simulation.keep_promises(rank)
+        local = per_rank.local
+        if not hasattr(local, "rank"):
+            return run_backward(*args, **kwargs)
+        local.backward_depth = getattr(local, "backward_depth", 0) + 1
+        try:
+            result = run_backward(*args, **kwargs)
+        except BaseException:
+            if local.backward_depth == 1:
+                process.simulation.forget_promises(local.rank)
+            raise
+        finally:
+            local.backward_depth -= 1
+        if not local.backward_depth:  # checkpoints run backward within backward
+            process.simulation.keep_promises(local.rank)
         return result
 
     torch.autograd.graph._engine_run_backward = run_and_wait
@@ -207,6 +221,7 @@ class Ranks:
         """Let all ranks run until none can go on; returns what the kernel has to know."""
         scheduler = self._simulation.scheduler
         per_rank.strangers.clear()
+        scheduler.open()
         for rank in range(self._size):
             _thread.start_new_thread(self._thread, (rank,))
             scheduler.ready(rank, 0.0)
@@ -274,6 +289,8 @@ class Ranks:
 
     def _call(self, rank):
         self._join(rank)
+        # Else cloudpickle gives all ranks one and the same class, with the globals of the last.
+        cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
         function, args, kwargs = pickle.loads(self._request["payload"])
         log = self._simulation.logs[rank]
         log.enter()

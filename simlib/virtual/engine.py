@@ -168,9 +168,20 @@ def _simulate(request, options, argv):
 
 
 def _other_order(request, options, result, answers):
-    """The race that shows in the order of the seed, or None."""
+    """The race that shows in the order of the seed, or None.
+
+    A program that comes out differently in the same order, too, is random and no race.
+    """
     other, failure, other_answers, _ = _once(request, options, SilentDisplay())
-    return adversary.race(result, other, failure, options.seed, answers, other_answers)
+    if failure is not None and failure.kind not in adversary.VERDICTS:
+        raise failure
+    found = adversary.race(result, other, failure, options.seed, answers, other_answers)
+    if found is None:
+        return None
+    usual = replace(options, seed=None)
+    again, failure, same_answers, _ = _once(request, usual, SilentDisplay())
+    is_repeatable = failure is None and adversary.are_same(result, again, answers, same_answers)
+    return found if is_repeatable else None
 
 
 def _once(request, options, display):

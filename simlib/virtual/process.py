@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 
-from ..oplog import OpLogReader, Shared, create_shared_memory
+from ..oplog import NOBODY, OpLogReader, Shared, create_shared_memory
 from ..processes import channel
 from ..processes.launch import RANK_NAME, server_context, uninterrupted
 from ..processes.world import travelling
@@ -45,6 +45,9 @@ class SimulatorProcess:
                     name=f"{RANK_NAME}s, simulated",
                 )
                 self.process.start()
+        except BaseException:
+            self._close_ends()
+            raise
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -84,6 +87,7 @@ class SimulatorProcess:
             OpLogReader(mmap.mmap(self.memory, region, offset=PAGE + rank * region), rank, shared)
             for rank in range(size)
         ]
+        RUNNING.pack_into(self._head, 0, NOBODY, 0)
         self._state = "running"
         channel.send(self.control, ("run", request | {"region": region}))
         return readers
@@ -100,15 +104,22 @@ class SimulatorProcess:
     def close(self):
         """End the process and give everything back."""
         with uninterrupted():
-            for end in (os.killpg, os.kill):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    end(self.process.pid, signal.SIGKILL)
+            self.kill()
             self.process.join()
             self.process.close()
-            self.control.close()
-            self._head.close()
-            for fd in (self._lifeline, self.stdout, self.stderr, self.memory):
-                os.close(fd)
+            self._close_ends()
+
+    def kill(self):
+        """End the process and what it started; safe to call again."""
+        for end in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(self.process.pid, signal.SIGKILL)
+
+    def _close_ends(self):
+        self.control.close()
+        self._head.close()
+        for fd in (self._lifeline, self.stdout, self.stderr, self.memory):
+            os.close(fd)
 
 
 class Simulators:
@@ -139,7 +150,8 @@ class Simulators:
     def _keep_a_spare(self):
         """Start the next process while this one works: after an error it is there at once."""
         if not self._resting:
-            self._resting.append(SimulatorProcess())
+            with contextlib.suppress(OSError):  # no room: the next simulation tries, and tells
+                self._resting.append(SimulatorProcess())
 
     def give_back(self, process, clean):
         """Return a process after its simulation; one that is not clean is ended."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..cluster import Topology
-from ..errors import InvalidCallError
+from ..diagnosis import ranks_in_words
+from ..errors import DeadlockError, InvalidCallError
 from ..results import Run
 from ..trace import Trace
 from .collective import Call
@@ -29,14 +30,28 @@ def replay(run, cluster, placement, options):
         scheduler.ready(rank.number, 0.0)
     while (number := scheduler.next_rank()) != CONTROLLER:
         ranks[number].go_on()
-    scheduler.close()
     if scheduler.failure is not None:
         raise scheduler.failure
+    _check_all_left(ranks)
+    for rank in ranks:
+        rank.complete()
     ops = sorted((op for rank in ranks for op in rank.ops), key=lambda op: (op.post_s, op.rank))
     trace = Trace(run.world_size, ops, [(0.0, rank.left_s) for rank in ranks])
     again = Run(run.name, trace, run.results, run.output, engine="replayed")
     again.wire = simulation.wire_messages()
     return again
+
+
+def _check_all_left(ranks):
+    stuck = [rank for rank in ranks if rank.left_s is None]
+    if stuck:
+        sites = {rank.number: rank.site for rank in stuck}
+        where = ", ".join(f"rank {number} in {site}" for number, site in list(sites.items())[:4])
+        raise DeadlockError(
+            f"{ranks_in_words(sites)} wait for ever in this replay: {where}. Was the run recorded "
+            "with eager sends? Then replay it with the same sends",
+            sites,
+        )
 
 
 @dataclass(slots=True)
@@ -61,6 +76,11 @@ class _Rank:
         self._at = 0
         self._is_due = False
 
+    @property
+    def site(self):
+        """The line of the op it waits in."""
+        return self.ops[self._steps[self._at].number].site
+
     def go_on(self):
         """Take steps until one has to wait; the scheduler calls again when it may go on."""
         scheduler = self._simulation.scheduler
@@ -81,6 +101,12 @@ class _Rank:
             self._at += 1
             self._is_due = False
         self.left_s = clocks[self.number]
+
+    def complete(self):
+        """Note the ends of ops that nobody waited for."""
+        for number, op in enumerate(self.ops):
+            if op.end_s is None:
+                op.end_s = self._requests[number].end_s
 
     def _waited(self, number):
         """Whether the op is complete; where it is not, this rank is called when it is."""

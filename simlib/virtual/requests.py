@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..compute import here
 from ..errors import InvalidCallError
 
 
@@ -51,11 +52,14 @@ class Request:
         """Block until the op completes; returns True."""
         scheduler = self.simulation.scheduler
         if self.end_s is None:
+            limit = None
             if timeout:
-                self._give_up_at(scheduler.clocks[self.rank] + timeout.total_seconds())
+                limit = self._give_up_at(scheduler.clocks[self.rank] + timeout.total_seconds())
             self.await_end()
             scheduler.block(self.rank)
-            if self.end_s is None:
+            if self.end_s is not None:
+                scheduler.cancel(limit)
+            else:
                 raise RuntimeError(f"timed out after {timeout.total_seconds():g} s of virtual time")
         self.simulation.catch_up(self.rank, self.end_s)
         self._take()
@@ -71,7 +75,7 @@ class Request:
                 self._is_awaited = False
                 self.simulation.scheduler.ready(self.rank, time_s)
 
-        self.simulation.scheduler.at(time_s, give_up)
+        return self.simulation.scheduler.at(time_s, give_up)
 
     def _take(self):
         deliver, self.deliver = self.deliver, None
@@ -91,17 +95,26 @@ class Request:
         return False
 
     def get_future(self):
-        """A future for C++ code, which waits in ways nobody sees.
+        """A future; within `backward` one for C++ code, which waits in ways nobody sees.
 
-        So the rank waits here until its data have come, not for the time that they take: that is
+        There the rank waits until its data have come, not for the time that they take: that is
         waited for where `backward` returns.
         """
+        if not getattr(here, "backward_depth", 0):
+            return SimulatedFuture(self._wait_and_log, self.is_completed)
         self.simulation.wait_for_data(self)
         self._take()
         future = torch.futures.Future()
         future.set_result(self._result)
         self.simulation.promise(self)
         return future
+
+    def _wait_and_log(self):
+        log = self.simulation.logs[self.rank]
+        log.wait_begin(self.start)
+        self.wait()
+        log.wait_end(self.start)
+        return self._result
 
     def is_success(self):
         """Whether the op is complete."""
@@ -122,3 +135,35 @@ class Request:
         if self.source is None:
             raise InvalidCallError("the source of a receive is known once it has been waited for")
         return self.source
+
+
+class SimulatedFuture(torch.futures.Future):
+    """The future of a simulated op in the learner's hands: waiting for it takes virtual time.
+
+    What `then` is given runs when the future it returns is waited for.
+    """
+
+    def __init__(self, wait, is_done):
+        super().__init__()
+        self._wait = wait
+        self._is_done = is_done
+        self._come = []
+
+    def wait(self):
+        """Block until it is complete; returns its value."""
+        if not self._come:
+            self._come.append(self._wait())
+        return self._come[0]
+
+    value = wait
+
+    def done(self):
+        """Whether it is complete; where it is not, time goes on to the next event."""
+        return bool(self._come) or self._is_done()
+
+    def then(self, callback):
+        """A future of ``callback(self)``."""
+        return SimulatedFuture(lambda: callback(self), self.done)
+
+    def add_done_callback(self, callback):
+        """Nothing but the op's own log entry, which `wait` makes."""

@@ -59,8 +59,7 @@ class _EventBaton:
 
 def _make_batons(count):
     if hasattr(os, "eventfd"):
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if most == resource.RLIM_INFINITY or most > count + 64:
             return [_EventBaton() for _ in range(count)]
     return [_LockBaton() for _ in range(count)]
@@ -101,7 +100,11 @@ class Scheduler:
         self._at_rest = []
         self._polling = []
         self._number = 0
-        self._batons = _make_batons(world_size + 1)
+        self._batons = []
+
+    def open(self):
+        """Make the batons; a replay, whose ranks are no threads, needs none."""
+        self._batons = _make_batons(len(self.clocks) + 1)
 
     def close(self):
         """Give the batons back; no thread may wait for one any more."""
@@ -169,8 +172,15 @@ class Scheduler:
         heapq.heappush(self._ready, (time_s, tie, rank))
 
     def at(self, time_s, action):
-        """Call ``action()`` at this moment; it may not touch tensors."""
-        heapq.heappush(self._events, (max(time_s, self.now_s), self._next_number(), action))
+        """Call ``action()`` at this moment; it may not touch tensors. Returns the event."""
+        event = [max(time_s, self.now_s), self._next_number(), action]
+        heapq.heappush(self._events, event)
+        return event
+
+    def cancel(self, event):
+        """Let an event (what `at` returned, or None) not happen, nor time go on for it."""
+        if event is not None:
+            event[-1] = None
 
     def when_quiet(self, time_s, action):
         """Call ``action()`` when all else that happens at this moment has happened."""
@@ -186,6 +196,7 @@ class Scheduler:
 
     def _earliest(self):
         """The next moment at which anything happens without this rank; infinite for none."""
+        self._drop_cancelled()
         moment = self.network.next_event_s
         for heap in (self._ready, self._events, self._quiet):
             if heap and heap[0][0] < moment:
@@ -210,8 +221,13 @@ class Scheduler:
             self.failure = error
             return CONTROLLER
 
+    def _drop_cancelled(self):
+        while self._events and self._events[0][-1] is None:
+            heapq.heappop(self._events)
+
     def _next_in_time(self):
         while True:
+            self._drop_cancelled()
             ready_s = self._ready[0][0] if self._ready else inf
             event_s = self._events[0][0] if self._events else inf
             network_s = self.network.next_event_s

@@ -190,6 +190,10 @@ class Simulation:
         """C++ code has the future of an op: it is waited for when `backward` returns."""
         self._promised[request.rank].append(request)
 
+    def forget_promises(self, rank):
+        """`backward` has failed: nobody waits for what it began."""
+        self._promised[rank] = []
+
     def keep_promises(self, rank):
         """`backward` returns: the rank has waited for all ops whose futures C++ code took."""
         promised, self._promised[rank] = self._promised[rank], []

@@ -149,10 +149,16 @@ class SimulationWatch:
 
     def _of_dead_process(self):
         """Native code of a rank has taken the whole process with it."""
-        rank, _ = self._process.running
+        self._process.kill()  # it may only have closed its end
+        self._process.process.join()
         while self._read_native():
             pass
-        self._process.process.join()
+        rank, _ = self._process.running
+        if rank not in range(self.world_size):
+            return errors.SimlibError(
+                "the process that simulates was ended from outside before any rank had begun: "
+                "was memory short?"
+            )
         self.deaths[rank] = self._process.process.exitcode
         return outcome.of_failures(self, {rank})
 
