@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import io
 import os
 import random
 import sys
@@ -100,6 +101,43 @@ def test_output_belongs_to_its_rank_by_whole_lines():
     output = simlib.simulate(main, 3).output
     steps = "".join(f"step {step} of rank {{}}\n" for step in range(3))
     assert output == [steps.format(*[r] * 3) + "to stderr\nthe end" for r in range(3)]
+
+
+def test_a_rank_captures_its_own_output_only():
+    def main(rank, world_size):
+        with contextlib.redirect_stdout(io.StringIO()) as captured:
+            print("in", rank)
+            dist.barrier()
+            print("again", rank)
+        dist.barrier()
+        print("shown", rank)
+        return captured.getvalue()
+
+    run = simlib.simulate(main, 2)
+    assert run.results == ["in 0\nagain 0\n", "in 1\nagain 1\n"]
+    assert run.output == ["shown 0\n", "shown 1\n"]
+
+
+def replace_stdout(rank, world_size):
+    print("before", end="")
+    sys.stdout = io.StringIO()
+
+
+def close_stdout(rank, world_size):
+    print("before", end="")
+    with open(os.devnull, "w") as sys.stdout:
+        pass
+
+
+def remove_stdout(rank, world_size):
+    print("before", end="")
+    sys.stdout = sys.stderr = None
+
+
+@pytest.mark.parametrize("change", [replace_stdout, close_stdout, remove_stdout])
+def test_what_a_rank_makes_of_stdout_ends_with_it(change):
+    assert simlib.simulate(change, 2).output == ["before", "before"]
+    assert simlib.simulate(lambda rank, n: print(rank), 2).output == ["0\n", "1\n"]
 
 
 def test_unseeded_numbers_differ_between_ranks_where_processes_differ():
@@ -243,6 +281,35 @@ def test_a_failing_rank_is_told_and_the_next_simulation_works(function):
     assert caught.value.kind == kind and sentence in str(caught.value)
     assert caught.value.sites[1].file == __file__ and caught.value.run is not None
     assert simlib.simulate(lambda rank, n: rank, 3).results == [0, 1, 2]
+
+
+def test_a_forked_child_that_returns_is_no_rank():
+    def main(rank, world_size):
+        before = os.getpid()
+        child = os.fork() if rank == 0 else None
+        if os.getpid() != before:
+            simlib.compute(5.0)
+            return "child"
+        if child:
+            os.waitpid(child, 0)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item()
+
+    for _ in range(2):
+        assert simlib.simulate(main, 3).results == [3.0] * 3
+
+
+def test_the_status_of_an_exit_is_a_byte():
+    def main(rank, world_size, status):
+        if rank == 0:
+            os._exit(status)
+        dist.barrier()
+
+    with pytest.raises(simlib.SimlibError, match="rank 0 exited with code 255"):
+        simlib.simulate(main, 2, (-1,))
+    with pytest.raises(simlib.SimlibError, match="rank 0 raised TypeError"):
+        simlib.simulate(main, 2, ("abc",))
 
 
 # -- arguments -------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import gc
 import linecache
 import math
 import mmap
+import operator
 import os
 import pickle
 import signal
@@ -60,8 +61,7 @@ def child_main(control, lifeline, stdout, stderr, memory):
     faulthandler.register(signal.SIGUSR1, native, all_threads=False)
     torch.set_num_threads(1)
     threading.stack_size(STACK_BYTES)
-    per_rank.separate_threads(functools.partial(_write_framed, output))
-    process = Process()
+    process = Process(per_rank.separate_threads(functools.partial(_write_framed, output)))
     group.install(process.create_group)
     baseline = Baseline()
     channel.send(sock, ("ready", None))
@@ -90,10 +90,17 @@ def _write_framed(fd, rank, text):
 
 
 class Process:
-    """This process's ranks, in one simulation after the other."""
+    """This process's ranks, in one simulation after the other.
 
-    def __init__(self):
+    Parameters
+    ----------
+    streams : tuple
+        ``sys.stdout`` and ``sys.stderr`` as every rank finds them.
+    """
+
+    def __init__(self, streams):
         self.simulation = None
+        self.streams = streams
         self.backend = stand_in_backend()
         self._parked = 0
         _leave_only_the_rank(self)
@@ -104,9 +111,12 @@ class Process:
         """Simulate once; returns the report for the kernel, as bytes."""
         topology = Topology(request["cluster"], request["world_size"], request["placement"])
         self.simulation = simulation = Simulation(topology, request["options"])
-        simulation.ranks = Ranks(simulation, request, memory, self.backend)
+        simulation.ranks = Ranks(simulation, request, memory, self)
         _enter_surroundings(request)
-        report = simulation.ranks.run()
+        try:
+            report = simulation.ranks.run()
+        finally:
+            sys.stdout, sys.stderr = self.streams
         self._parked = len(report["unfinished"]) + len(report["deaths"])
         simulation.ranks.close()
         return pickle.dumps(("rest", report))
@@ -143,7 +153,7 @@ def _leave_only_the_rank(process):
         rank = getattr(per_rank.local, "rank", None)
         if rank is None or os.getpid() != own_pid:
             exit_in_reality(status)
-        process.simulation.ranks.die(rank, status)
+        process.simulation.ranks.die(rank, operator.index(status) & 0xFF)
 
     os._exit = exit_of_rank
 
@@ -174,10 +184,11 @@ class Ranks:
         rank -> exit code of a rank that left by ``os._exit``, or was killed.
     """
 
-    def __init__(self, simulation, request, memory, backend):
+    def __init__(self, simulation, request, memory, process):
         self._simulation = simulation
-        self._backend = backend
+        self._backend, self._streams = process.backend, process.streams
         self._request = request
+        self._pid = os.getpid()
         self.answers = {}
         self.deaths = {}
         self._size = size = request["world_size"]
@@ -198,7 +209,7 @@ class Ranks:
             for rank, log in enumerate(simulation.logs)
         ]
         self._store = SimulatedStore(scheduler)
-        self._torch_state = per_rank.TorchState(size, torch_seed())
+        self._in_turn = per_rank.StateInTurn(size, torch_seed())
         scheduler.on_resume = self._resume
         for rank, time_s in simulation.options.kill.items():
             scheduler.at(time_s, functools.partial(self._kill, rank))
@@ -282,7 +293,9 @@ class Ranks:
             with self._equip(rank):
                 return function(rank, self._size, *args, **kwargs)
         finally:
-            sys.stdout.flush()
+            per_rank.flush(self._streams)
+            if os.getpid() != self._pid:
+                os._exit(0)  # a child that the learner forked has come back from the function
             self._simulation.settle(rank)
             log.leave()
 
@@ -338,13 +351,13 @@ class Ranks:
     def _resume(self, rank):
         """This rank's thread goes on."""
         RUNNING.pack_into(self._head, 0, rank, self._native_ids[rank])
-        self._torch_state.enter(rank)
+        self._in_turn.enter(rank)
         if rank in self.deaths:
             self._park()
 
     def die(self, rank, code):
         """The calling rank ends here, without a result."""
-        sys.stdout.flush()
+        per_rank.flush(self._streams)
         self.deaths[rank] = code
         self._simulation.logs[rank].wait_failed()
         self._park()

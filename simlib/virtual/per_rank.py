@@ -6,6 +6,7 @@ the rest: torch.distributed's world, random numbers, output, environment, clock,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -151,6 +152,13 @@ class EnvironmentPerRank(MutableMapping):
         return {**self.base, **self._mine()}
 
 
+def flush(streams):
+    """Let out what this rank has printed; its own `sys.stdout` may be anything."""
+    for stream in (sys.stdout, sys.stderr, *streams):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed by the learner
+            stream.flush()
+
+
 def _own(name, make):
     """This rank's own generator; the process's own for other threads."""
     fields = local.__dict__
@@ -268,7 +276,10 @@ def _one_profiler_at_a_time():
 
 
 def separate_threads(write_out):
-    """Give every rank thread of this process its own world; call once, before any function runs."""
+    """Give every rank thread of this process its own world; call once, before any function runs.
+
+    Returns ``sys.stdout`` and ``sys.stderr`` as every rank finds them.
+    """
     _own_random_numbers()
     _own_clock()
     _one_profiler_at_a_time()
@@ -277,16 +288,21 @@ def separate_threads(write_out):
     os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)
     sys.stdout = OutputPerRank(write_out, sys.stdout)
     sys.stderr = OutputPerRank(write_out, sys.stderr)
+    return sys.stdout, sys.stderr
 
 
-class TorchState:
-    """What of torch belongs to the process and must change with the rank: the random numbers."""
+class StateInTurn:
+    """What belongs to the process and must change with the rank.
+
+    torch's random numbers and default dtype, and what `sys.stdout` and `sys.stderr` are.
+    """
 
     def __init__(self, world_size, seed):
         torch.manual_seed(seed)
         begin = torch.default_generator.get_state()
         self._states = [begin] * world_size
         self._dtypes = [torch.get_default_dtype()] * world_size
+        self._streams = [(sys.stdout, sys.stderr)] * world_size
         self._rank = None
 
     def enter(self, rank):
@@ -296,7 +312,9 @@ class TorchState:
         if self._rank is not None:
             self._states[self._rank] = torch.default_generator.get_state()
             self._dtypes[self._rank] = torch.get_default_dtype()
+            self._streams[self._rank] = sys.stdout, sys.stderr
         torch.default_generator.set_state(self._states[rank])
         if self._dtypes[rank] is not torch.get_default_dtype():
             torch.set_default_dtype(self._dtypes[rank])
+        sys.stdout, sys.stderr = self._streams[rank]
         self._rank = rank
