@@ -1,10 +1,16 @@
 """`simulate`: what each simulated rank has to itself, its clock, the arguments, failures."""
 
+import asyncio
 import contextlib
 import datetime
 import io
+import math
+import multiprocessing
 import os
+import queue
 import random
+import signal
+import subprocess
 import sys
 import time
 import timeit
@@ -183,6 +189,72 @@ def test_waiting_for_the_clock_or_for_a_file_comes_to_an_end(tmp_path):
         return time.monotonic() >= 7
 
     assert simlib.simulate(main, 2).results == [True, True]
+
+
+def get_from_an_empty_queue():
+    with pytest.raises(queue.Empty):
+        multiprocessing.get_context("fork").Queue().get(timeout=0.05)
+
+
+def join_a_process_that_stays():
+    process = multiprocessing.get_context("fork").Process(target=signal.pause)
+    process.start()
+    process.join(timeout=0.05)
+    assert process.is_alive()
+    process.kill()
+    process.join()
+
+
+def wait_for_a_command_that_stays():
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run(["sleep", "60"], timeout=0.05)
+
+
+def load_data_in_workers():
+    data = torch.utils.data.TensorDataset(torch.arange(4))
+    loader = torch.utils.data.DataLoader(data, num_workers=1, multiprocessing_context="fork")
+    assert sum(value.item() for (value,) in loader) == 6
+
+
+REAL_WAITS = [
+    get_from_an_empty_queue,
+    join_a_process_that_stays,
+    wait_for_a_command_that_stays,
+    load_data_in_workers,
+    lambda: asyncio.run(asyncio.sleep(0.05)),
+]
+
+
+@pytest.mark.parametrize("wait", REAL_WAITS)
+def test_waiting_outside_the_simulation_ends_and_takes_no_virtual_time(wait):
+    def main(rank, world_size):
+        wait()
+        return time.monotonic()
+
+    assert simlib.simulate(main, 1, timeout_s=20).results == [0.0]
+
+
+def test_a_forked_child_sleeps_in_the_machines_time():
+    def main(rank, world_size):
+        child = os.fork()
+        if not child:
+            time.sleep(0.001)
+            os._exit(time.monotonic() == 0)
+        simlib.compute(3)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.monotonic()
+
+    assert simlib.simulate(main, 2).results == [(0, 3.0)] * 2
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 1e300, -1, "1"])
+def test_sleeping_refuses_what_it_refuses_in_reality(seconds):
+    def main(rank, world_size):
+        try:
+            time.sleep(seconds)
+        except (ValueError, OverflowError, TypeError) as error:
+            return type(error).__name__
+
+    assert simlib.simulate(main, 1).results == [main(0, 1)]
 
 
 def test_a_wait_with_a_timeout_gives_up_in_virtual_time():

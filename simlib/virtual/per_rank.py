@@ -7,6 +7,9 @@ the rest: torch.distributed's world, random numbers, output, environment, clock,
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
+import operator
 import os
 import random
 import sys
@@ -195,6 +198,20 @@ def _own_random_numbers():
     _through(np.random, names, "numpy_random", _numpy_generator)
 
 
+_WAITING = frozenset(
+    "asyncio concurrent multiprocessing queue selectors socket subprocess threading".split()
+)
+"""Modules of Python that wait for something outside the ranks: in the machine's time."""
+_STANDARD_LIBRARY = os.path.dirname(threading.__file__) + os.sep
+
+
+@functools.cache
+def _waits_in_reality(filename):
+    if not filename.startswith(_STANDARD_LIBRARY):
+        return False
+    return filename[len(_STANDARD_LIBRARY) :].split(os.sep)[0].removesuffix(".py") in _WAITING
+
+
 PATIENCE = 1000
 """Readings of an unmoved clock after which each further one costs `READING_S`; twice as much after
 so many more, and so on up to a thousand times."""
@@ -210,7 +227,7 @@ def _virtual(function, convert):
 
     def now():
         clock = getattr(local, "clock", None)
-        if clock is None:
+        if clock is None or _waits_in_reality(sys._getframe(1).f_code.co_filename):
             return function()
         time_s = clock()
         if local.__dict__.get("read_s") != time_s:
@@ -238,14 +255,30 @@ def _own_clock():
 
     def sleep(seconds):
         sleep_here = getattr(local, "sleep", None)
-        if sleep_here is None:
+        if sleep_here is None or _waits_in_reality(sys._getframe(1).f_code.co_filename):
             sleep_in_reality(seconds)
-        elif seconds < 0:
-            raise ValueError("sleep length must be non-negative")
         else:
-            sleep_here(seconds)
+            sleep_here(_checked_sleep(seconds))
 
     time.sleep = sleep
+
+
+def _checked_sleep(seconds):
+    """The seconds as a float; refused is what `time.sleep` refuses, in its words."""
+    seconds = float(seconds if isinstance(seconds, float) else operator.index(seconds))
+    if math.isnan(seconds):
+        raise ValueError("Invalid value NaN (not a number)")
+    if abs(seconds) * 1e9 >= 2**63:
+        raise OverflowError("timestamp out of range for platform time_t")
+    if seconds < 0:
+        raise ValueError("sleep length must be non-negative")
+    return seconds
+
+
+def _end_virtual_time():
+    """In a child that a rank forked: it holds no baton, and lives in the machine's time."""
+    for name in ("clock", "sleep", "advance", "settle"):
+        local.__dict__.pop(name, None)
 
 
 class _Profiling:
@@ -282,6 +315,7 @@ def separate_threads(write_out):
     """
     _own_random_numbers()
     _own_clock()
+    os.register_at_fork(after_in_child=_end_virtual_time)
     _one_profiler_at_a_time()
     c10d._world = WorldPerThread()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
