@@ -95,6 +95,30 @@ def test_a_change_does_not_reach_the_next_simulation():
     assert simlib.simulate(main, 2).results == simlib.simulate(main, 2).results
 
 
+def test_the_environment_is_a_ranks_own_mapping(monkeypatch):
+    monkeypatch.setenv("SHARED", "kernel's")
+
+    def main(rank, world_size):
+        environ = os.environ
+        dist.barrier()
+        if rank == 0:
+            popped = environ.pop("SHARED"), environ.pop("SHARED", None)
+            assert popped == ("kernel's", None)
+        if rank == 1:
+            environ["SHARED"] = "mine"
+            del environ["SHARED"]
+            with pytest.raises(KeyError):
+                del environ["SHARED"]
+        dist.barrier()
+        assert ("SHARED" in environ) == ("SHARED" in list(environ)) == (rank == 2)
+        assert (environ | {"A": "1"})["RANK"] == ({"RANK": "x"} | environ)["RANK"] == str(rank)
+        os.environ |= {"SHARED": f"again {rank}"}
+        command = 'echo "$RANK $SHARED"'
+        return subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout
+
+    assert simlib.simulate(main, 3).results == [f"{rank} again {rank}\n" for rank in range(3)]
+
+
 def test_output_belongs_to_its_rank_by_whole_lines():
     def main(rank, world_size):
         for step in range(3):

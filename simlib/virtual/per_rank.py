@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import operator
 import os
 import random
+import subprocess
 import sys
 import threading
 import time
 import timeit
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 import numpy as np
 import torch
@@ -118,6 +120,9 @@ class OutputPerRank:
         return self._other.fileno()
 
 
+_DELETED = object()
+
+
 class EnvironmentPerRank(MutableMapping):
     """``os.environ``: the process's, and over it what belongs to one rank."""
 
@@ -129,6 +134,8 @@ class EnvironmentPerRank(MutableMapping):
 
     def __getitem__(self, name):
         value = self._mine().get(name)
+        if value is _DELETED:
+            raise KeyError(name)
         return self.base[name] if value is None else value
 
     def __setitem__(self, name, value):
@@ -138,21 +145,46 @@ class EnvironmentPerRank(MutableMapping):
         self._mine()[name] = value
 
     def __delitem__(self, name):
-        if name not in self._mine():
+        if name not in self:
             raise KeyError(name)
-        del self._mine()[name]
+        self._mine()[name] = _DELETED
 
     def __iter__(self):
-        return iter({**self.base, **self._mine()})
+        return iter(self.copy())
 
     def __len__(self):
-        return len({**self.base, **self._mine()})
+        return len(self.copy())
 
-    def __contains__(self, name):
-        return name in self._mine() or name in self.base
+    def __repr__(self):
+        return f"environ({self.copy()!r})"
+
+    def __or__(self, other):
+        return self.copy() | dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other):
+        return dict(other) | self.copy() if isinstance(other, Mapping) else NotImplemented
+
+    def __ior__(self, other):
+        self.update(other)
+        return self
 
     def copy(self):
-        return {**self.base, **self._mine()}
+        values = {**self.base, **self._mine()}
+        return {name: value for name, value in values.items() if value is not _DELETED}
+
+
+def _own_environment_of_commands():
+    """A command that a rank starts has that rank's environment."""
+    start = subprocess.Popen.__init__
+    place = list(inspect.signature(start).parameters).index("env")
+
+    @functools.wraps(start)
+    def start_with_environment(*args, **kwargs):
+        if len(args) <= place and kwargs.get("env") is None and hasattr(local, "rank"):
+            kwargs["env"] = os.environ.copy()
+        start(*args, **kwargs)
+
+    subprocess.Popen.__init__ = start_with_environment
 
 
 def flush(streams):
@@ -319,6 +351,7 @@ def separate_threads(write_out):
     _one_profiler_at_a_time()
     c10d._world = WorldPerThread()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    _own_environment_of_commands()
     os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)
     sys.stdout = OutputPerRank(write_out, sys.stdout)
     sys.stderr = OutputPerRank(write_out, sys.stderr)
