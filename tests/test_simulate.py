@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime
 import io
+import logging
 import math
 import multiprocessing
 import os
@@ -170,6 +171,26 @@ def test_what_a_rank_makes_of_stdout_ends_with_it(change):
     assert simlib.simulate(lambda rank, n: print(rank), 2).output == ["0\n", "1\n"]
 
 
+def test_a_line_without_an_end_is_shown():
+    def never_ends(rank, world_size):
+        while True:
+            sys.stdout.write("x" * 64)
+
+    with pytest.raises(simlib.SimlibError) as caught:
+        simlib.simulate(never_ends, 1, timeout_s=1)
+    assert "has printed" in str(caught.value)
+
+
+def test_logging_costs_no_process():
+    def main(rank, world_size):
+        logging.getLogger("learner").warning("once")
+        return os.getpid()
+
+    first, second = (simlib.simulate(main, 2) for _ in range(2))
+    assert first.results == second.results
+    assert first.output == ["once\n"] * 2
+
+
 def test_unseeded_numbers_differ_between_ranks_where_processes_differ():
     def main(rank, world_size):
         return random.random(), np.random.rand()
@@ -297,6 +318,43 @@ def test_a_wait_with_a_timeout_gives_up_in_virtual_time():
     assert simlib.simulate(main, 2, cluster=SECOND).results[0] == (5.0, 21.04)
 
 
+def test_the_store_holds_what_was_set_before_a_ranks_time():
+    def main(rank, world_size):
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            simlib.compute(10)
+            store.set("key", "value")
+            store.set("other", "value")
+            return store.num_keys(), store.delete_key("other"), store.num_keys()
+        simlib.compute(1)
+        early = store.check(["key"])
+        with pytest.raises(dist.DistStoreError):
+            store.wait(["key"], datetime.timedelta(seconds=2))
+        gave_up_s = time.monotonic()
+        store.wait(["key"], datetime.timedelta(seconds=60))
+        return early, gave_up_s, store.get("key"), time.monotonic()
+
+    run = simlib.simulate(main, 2)
+    assert run.results[0] == (2, True, 1)
+    assert run.results[1] == (False, 3.0, b"value", 10.0) and run.time_s == 10.0
+
+
+def compare_and_set(store):
+    yield store.compare_set("missing", "one", "two")
+    yield store.check(["missing"])
+    yield store.compare_set("missing", "", "two")
+    yield store.compare_set("missing", "one", "three")
+    yield store.compare_set("missing", "two", "three")
+    yield store.get("missing")
+
+
+def test_compare_set_does_what_it_does_in_torchs_own_store():
+    def main(rank, world_size):
+        return list(compare_and_set(dist.distributed_c10d._get_default_store()))
+
+    assert simlib.simulate(main, 1).results == [list(compare_and_set(dist.HashStore()))]
+
+
 def test_slow_ranks_hold_up_the_others():
     def main(rank, world_size):
         simlib.compute(2.0)
@@ -322,6 +380,16 @@ def test_a_killed_rank_is_named_with_the_rank_that_waits_for_it():
     assert caught.value.run.results == [None] * 3
     ended = [op for op in caught.value.run.trace if op.end_s is not None]
     assert ended and max(op.end_s for op in ended) <= 6.0
+
+
+def test_a_killed_rank_prints_nothing_after_its_death():
+    def main(rank, world_size):
+        print("begins")
+        simlib.compute(10)
+        print("is dead")
+
+    run = simlib.simulate(main, 2, kill={1: 5})
+    assert run.output == ["begins\nis dead\n", "begins\n"]
 
 
 def test_a_rank_killed_after_its_end_changes_nothing():

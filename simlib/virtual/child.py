@@ -132,6 +132,19 @@ class Process:
         return self.simulation.ranks.create_group(options, ranks, name)
 
 
+_ENGINE = os.path.dirname(__file__) + os.sep
+_AROUND_RANKS = (__file__, per_rank.__file__)
+
+
+def _is_within_engine(frame):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_ENGINE) and file not in _AROUND_RANKS:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _enter_surroundings(request):
     """Take on the kernel's folder, environment, import path and cells."""
     base = os.environ.base
@@ -268,6 +281,8 @@ class Ranks:
         local.clock = functools.partial(scheduler.clocks.__getitem__, rank)
         local.advance = functools.partial(self._simulation.advance, rank)
         local.sleep = functools.partial(self._simulation.sleep, rank)
+        local.settle = functools.partial(scheduler.settle, rank)
+        local.before_output = functools.partial(self._before_output, rank)
         local.environ = {
             name: str(value)
             for name, value in (
@@ -354,6 +369,15 @@ class Ranks:
         self._in_turn.enter(rank)
         if rank in self.deaths:
             self._park()
+
+    def _before_output(self, rank):
+        """A rank that is killed before its clock prints no more.
+
+        Not where the engine is at work: a learner's ``__del__`` may print anywhere.
+        """
+        scheduler = self._simulation.scheduler
+        if scheduler.clocks[rank] > scheduler.now_s and not _is_within_engine(sys._getframe(1)):
+            scheduler.settle(rank)
 
     def die(self, rank, code):
         """The calling rank ends here, without a result."""

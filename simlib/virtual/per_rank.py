@@ -75,6 +75,10 @@ class WorldPerThread:
     pg_config_info = c10d._World.pg_config_info
 
 
+LONGEST_HELD = 8192
+"""Characters of a line after which it is shown although it has not ended."""
+
+
 class OutputPerRank:
     """``sys.stdout`` and ``sys.stderr``: whole lines go to ``write_out(rank, text)``.
 
@@ -94,9 +98,10 @@ class OutputPerRank:
             return self._other.write(text)
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        buffer = local.__dict__.setdefault("printed", [])
-        buffer.append(text)
-        if "\n" in text:
+        fields = local.__dict__
+        fields.setdefault("printed", []).append(text)
+        fields["held"] = fields.get("held", 0) + len(text)
+        if "\n" in text or fields["held"] >= LONGEST_HELD:
             self.flush()
         return len(text)
 
@@ -105,10 +110,12 @@ class OutputPerRank:
             self.write(line)
 
     def flush(self):
-        buffer = local.__dict__.get("printed")
-        if buffer:
-            self._write_out(local.rank, "".join(buffer))
-            buffer.clear()
+        fields = local.__dict__
+        if fields.get("printed"):
+            fields.get("before_output", bool)()
+            text = "".join(fields["printed"])
+            fields["printed"], fields["held"] = [], 0
+            self._write_out(local.rank, text)
 
     def isatty(self):
         return False
@@ -309,7 +316,7 @@ def _checked_sleep(seconds):
 
 def _end_virtual_time():
     """In a child that a rank forked: it holds no baton, and lives in the machine's time."""
-    for name in ("clock", "sleep", "advance", "settle"):
+    for name in ("clock", "sleep", "advance", "settle", "before_output"):
         local.__dict__.pop(name, None)
 
 
