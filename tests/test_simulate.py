@@ -171,6 +171,19 @@ def test_what_a_rank_makes_of_stdout_ends_with_it(change):
     assert simlib.simulate(lambda rank, n: print(rank), 2).output == ["0\n", "1\n"]
 
 
+def test_stdout_is_a_text_stream_with_a_buffer():
+    def main(rank, world_size):
+        assert isinstance(sys.stdout, io.TextIOBase) and not sys.stdout.isatty()
+        sys.stdout.reconfigure(line_buffering=True, encoding="utf-8")
+        sys.stdout.writelines(["one ", "line\n"])
+        for byte in "naïve\n".encode():
+            sys.stdout.buffer.write(bytes([byte]))
+        sys.stdout.close()
+
+    assert simlib.simulate(main, 2).output == ["one line\nnaïve\n"] * 2
+    assert simlib.simulate(main, 2).output == ["one line\nnaïve\n"] * 2
+
+
 def test_a_line_without_an_end_is_shown():
     def never_ends(rank, world_size):
         while True:

@@ -6,9 +6,11 @@ the rest: torch.distributed's world, random numbers, output, environment, clock,
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import functools
 import inspect
+import io
 import math
 import operator
 import os
@@ -79,7 +81,34 @@ LONGEST_HELD = 8192
 """Characters of a line after which it is shown although it has not ended."""
 
 
-class OutputPerRank:
+class _BytesPerRank(io.RawIOBase):
+    """``sys.stdout.buffer``: the same output, as UTF-8."""
+
+    def __init__(self, text):
+        self._text = text
+
+    def write(self, data):
+        decoder = local.__dict__.get("decoder")
+        if decoder is None:
+            decoder = local.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        data = bytes(data)
+        self._text.write(decoder.decode(data))
+        return len(data)
+
+    def writable(self):
+        return True
+
+    def flush(self):
+        self._text.flush()
+
+    def close(self):
+        self.flush()
+
+    def fileno(self):
+        return self._text.fileno()
+
+
+class OutputPerRank(io.TextIOBase):
     """``sys.stdout`` and ``sys.stderr``: whole lines go to ``write_out(rank, text)``.
 
     What other threads print goes to ``other``.
@@ -89,6 +118,7 @@ class OutputPerRank:
     errors = "backslashreplace"
 
     def __init__(self, write_out, other):
+        self.buffer = _BytesPerRank(self)
         self._write_out = write_out
         self._other = other
 
@@ -105,10 +135,6 @@ class OutputPerRank:
             self.flush()
         return len(text)
 
-    def writelines(self, lines):
-        for line in lines:
-            self.write(line)
-
     def flush(self):
         fields = local.__dict__
         if fields.get("printed"):
@@ -117,8 +143,13 @@ class OutputPerRank:
             fields["printed"], fields["held"] = [], 0
             self._write_out(local.rank, text)
 
-    def isatty(self):
-        return False
+    def close(self):
+        """Let everything out; it stays open, as it belongs to all ranks."""
+        self.flush()
+
+    def reconfigure(self, *, encoding=None, errors=None, newline=None, **buffering):
+        """Lines are shown as they end, in UTF-8, whatever is asked for."""
+        self.flush()
 
     def writable(self):
         return True
