@@ -1,9 +1,17 @@
 """`simulate`: what each simulated rank has to itself, its clock, the arguments, failures."""
 
+import asyncio
 import contextlib
 import datetime
+import io
+import logging
+import math
+import multiprocessing
 import os
+import queue
 import random
+import signal
+import subprocess
 import sys
 import time
 import timeit
@@ -88,6 +96,30 @@ def test_a_change_does_not_reach_the_next_simulation():
     assert simlib.simulate(main, 2).results == simlib.simulate(main, 2).results
 
 
+def test_the_environment_is_a_ranks_own_mapping(monkeypatch):
+    monkeypatch.setenv("SHARED", "kernel's")
+
+    def main(rank, world_size):
+        environ = os.environ
+        dist.barrier()
+        if rank == 0:
+            popped = environ.pop("SHARED"), environ.pop("SHARED", None)
+            assert popped == ("kernel's", None)
+        if rank == 1:
+            environ["SHARED"] = "mine"
+            del environ["SHARED"]
+            with pytest.raises(KeyError):
+                del environ["SHARED"]
+        dist.barrier()
+        assert ("SHARED" in environ) == ("SHARED" in list(environ)) == (rank == 2)
+        assert (environ | {"A": "1"})["RANK"] == ({"RANK": "x"} | environ)["RANK"] == str(rank)
+        os.environ |= {"SHARED": f"again {rank}"}
+        command = 'echo "$RANK $SHARED"'
+        return subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout
+
+    assert simlib.simulate(main, 3).results == [f"{rank} again {rank}\n" for rank in range(3)]
+
+
 def test_output_belongs_to_its_rank_by_whole_lines():
     def main(rank, world_size):
         for step in range(3):
@@ -100,6 +132,76 @@ def test_output_belongs_to_its_rank_by_whole_lines():
     output = simlib.simulate(main, 3).output
     steps = "".join(f"step {step} of rank {{}}\n" for step in range(3))
     assert output == [steps.format(*[r] * 3) + "to stderr\nthe end" for r in range(3)]
+
+
+def test_a_rank_captures_its_own_output_only():
+    def main(rank, world_size):
+        with contextlib.redirect_stdout(io.StringIO()) as captured:
+            print("in", rank)
+            dist.barrier()
+            print("again", rank)
+        dist.barrier()
+        print("shown", rank)
+        return captured.getvalue()
+
+    run = simlib.simulate(main, 2)
+    assert run.results == ["in 0\nagain 0\n", "in 1\nagain 1\n"]
+    assert run.output == ["shown 0\n", "shown 1\n"]
+
+
+def replace_stdout(rank, world_size):
+    print("before", end="")
+    sys.stdout = io.StringIO()
+
+
+def close_stdout(rank, world_size):
+    print("before", end="")
+    with open(os.devnull, "w") as sys.stdout:
+        pass
+
+
+def remove_stdout(rank, world_size):
+    print("before", end="")
+    sys.stdout = sys.stderr = None
+
+
+@pytest.mark.parametrize("change", [replace_stdout, close_stdout, remove_stdout])
+def test_what_a_rank_makes_of_stdout_ends_with_it(change):
+    assert simlib.simulate(change, 2).output == ["before", "before"]
+    assert simlib.simulate(lambda rank, n: print(rank), 2).output == ["0\n", "1\n"]
+
+
+def test_stdout_is_a_text_stream_with_a_buffer():
+    def main(rank, world_size):
+        assert isinstance(sys.stdout, io.TextIOBase) and not sys.stdout.isatty()
+        sys.stdout.reconfigure(line_buffering=True, encoding="utf-8")
+        sys.stdout.writelines(["one ", "line\n"])
+        for byte in "naïve\n".encode():
+            sys.stdout.buffer.write(bytes([byte]))
+        sys.stdout.close()
+
+    assert simlib.simulate(main, 2).output == ["one line\nnaïve\n"] * 2
+    assert simlib.simulate(main, 2).output == ["one line\nnaïve\n"] * 2
+
+
+def test_a_line_without_an_end_is_shown():
+    def never_ends(rank, world_size):
+        while True:
+            sys.stdout.write("x" * 64)
+
+    with pytest.raises(simlib.SimlibError) as caught:
+        simlib.simulate(never_ends, 1, timeout_s=1)
+    assert "has printed" in str(caught.value)
+
+
+def test_logging_costs_no_process():
+    def main(rank, world_size):
+        logging.getLogger("learner").warning("once")
+        return os.getpid()
+
+    first, second = (simlib.simulate(main, 2) for _ in range(2))
+    assert first.results == second.results
+    assert first.output == ["once\n"] * 2
 
 
 def test_unseeded_numbers_differ_between_ranks_where_processes_differ():
@@ -147,6 +249,72 @@ def test_waiting_for_the_clock_or_for_a_file_comes_to_an_end(tmp_path):
     assert simlib.simulate(main, 2).results == [True, True]
 
 
+def get_from_an_empty_queue():
+    with pytest.raises(queue.Empty):
+        multiprocessing.get_context("fork").Queue().get(timeout=0.05)
+
+
+def join_a_process_that_stays():
+    process = multiprocessing.get_context("fork").Process(target=signal.pause)
+    process.start()
+    process.join(timeout=0.05)
+    assert process.is_alive()
+    process.kill()
+    process.join()
+
+
+def wait_for_a_command_that_stays():
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run(["sleep", "60"], timeout=0.05)
+
+
+def load_data_in_workers():
+    data = torch.utils.data.TensorDataset(torch.arange(4))
+    loader = torch.utils.data.DataLoader(data, num_workers=1, multiprocessing_context="fork")
+    assert sum(value.item() for (value,) in loader) == 6
+
+
+REAL_WAITS = [
+    get_from_an_empty_queue,
+    join_a_process_that_stays,
+    wait_for_a_command_that_stays,
+    load_data_in_workers,
+    lambda: asyncio.run(asyncio.sleep(0.05)),
+]
+
+
+@pytest.mark.parametrize("wait", REAL_WAITS)
+def test_waiting_outside_the_simulation_ends_and_takes_no_virtual_time(wait):
+    def main(rank, world_size):
+        wait()
+        return time.monotonic()
+
+    assert simlib.simulate(main, 1, timeout_s=20).results == [0.0]
+
+
+def test_a_forked_child_sleeps_in_the_machines_time():
+    def main(rank, world_size):
+        child = os.fork()
+        if not child:
+            time.sleep(0.001)
+            os._exit(time.monotonic() == 0)
+        simlib.compute(3)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.monotonic()
+
+    assert simlib.simulate(main, 2).results == [(0, 3.0)] * 2
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 1e300, -1, "1"])
+def test_sleeping_refuses_what_it_refuses_in_reality(seconds):
+    def main(rank, world_size):
+        try:
+            time.sleep(seconds)
+        except (ValueError, OverflowError, TypeError) as error:
+            return type(error).__name__
+
+    assert simlib.simulate(main, 1).results == [main(0, 1)]
+
+
 def test_a_wait_with_a_timeout_gives_up_in_virtual_time():
     def main(rank, world_size):
         if rank == 0:
@@ -161,6 +329,43 @@ def test_a_wait_with_a_timeout_gives_up_in_virtual_time():
         dist.send(torch.ones(1), 0)
 
     assert simlib.simulate(main, 2, cluster=SECOND).results[0] == (5.0, 21.04)
+
+
+def test_the_store_holds_what_was_set_before_a_ranks_time():
+    def main(rank, world_size):
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            simlib.compute(10)
+            store.set("key", "value")
+            store.set("other", "value")
+            return store.num_keys(), store.delete_key("other"), store.num_keys()
+        simlib.compute(1)
+        early = store.check(["key"])
+        with pytest.raises(dist.DistStoreError):
+            store.wait(["key"], datetime.timedelta(seconds=2))
+        gave_up_s = time.monotonic()
+        store.wait(["key"], datetime.timedelta(seconds=60))
+        return early, gave_up_s, store.get("key"), time.monotonic()
+
+    run = simlib.simulate(main, 2)
+    assert run.results[0] == (2, True, 1)
+    assert run.results[1] == (False, 3.0, b"value", 10.0) and run.time_s == 10.0
+
+
+def compare_and_set(store):
+    yield store.compare_set("missing", "one", "two")
+    yield store.check(["missing"])
+    yield store.compare_set("missing", "", "two")
+    yield store.compare_set("missing", "one", "three")
+    yield store.compare_set("missing", "two", "three")
+    yield store.get("missing")
+
+
+def test_compare_set_does_what_it_does_in_torchs_own_store():
+    def main(rank, world_size):
+        return list(compare_and_set(dist.distributed_c10d._get_default_store()))
+
+    assert simlib.simulate(main, 1).results == [list(compare_and_set(dist.HashStore()))]
 
 
 def test_slow_ranks_hold_up_the_others():
@@ -188,6 +393,16 @@ def test_a_killed_rank_is_named_with_the_rank_that_waits_for_it():
     assert caught.value.run.results == [None] * 3
     ended = [op for op in caught.value.run.trace if op.end_s is not None]
     assert ended and max(op.end_s for op in ended) <= 6.0
+
+
+def test_a_killed_rank_prints_nothing_after_its_death():
+    def main(rank, world_size):
+        print("begins")
+        simlib.compute(10)
+        print("is dead")
+
+    run = simlib.simulate(main, 2, kill={1: 5})
+    assert run.output == ["begins\nis dead\n", "begins\n"]
 
 
 def test_a_rank_killed_after_its_end_changes_nothing():
@@ -243,6 +458,35 @@ def test_a_failing_rank_is_told_and_the_next_simulation_works(function):
     assert caught.value.kind == kind and sentence in str(caught.value)
     assert caught.value.sites[1].file == __file__ and caught.value.run is not None
     assert simlib.simulate(lambda rank, n: rank, 3).results == [0, 1, 2]
+
+
+def test_a_forked_child_that_returns_is_no_rank():
+    def main(rank, world_size):
+        before = os.getpid()
+        child = os.fork() if rank == 0 else None
+        if os.getpid() != before:
+            simlib.compute(5.0)
+            return "child"
+        if child:
+            os.waitpid(child, 0)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item()
+
+    for _ in range(2):
+        assert simlib.simulate(main, 3).results == [3.0] * 3
+
+
+def test_the_status_of_an_exit_is_a_byte():
+    def main(rank, world_size, status):
+        if rank == 0:
+            os._exit(status)
+        dist.barrier()
+
+    with pytest.raises(simlib.SimlibError, match="rank 0 exited with code 255"):
+        simlib.simulate(main, 2, (-1,))
+    with pytest.raises(simlib.SimlibError, match="rank 0 raised TypeError"):
+        simlib.simulate(main, 2, ("abc",))
 
 
 # -- arguments -------------------------------------------------------------------------------------

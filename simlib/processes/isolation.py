@@ -129,9 +129,11 @@ class Baseline:
         return self._left_behind()
 
     def _left_behind(self):
-        threads = [thread.name for thread in threading.enumerate() if thread not in self._threads]
-        if threads:
-            return f"thread {threads[0]} still runs"
+        for thread in threading.enumerate():
+            # Python makes one up for a thread that is not its own, and keeps it after the end.
+            is_made_up = isinstance(thread, threading._DummyThread)
+            if thread not in self._threads and not is_made_up:
+                return f"thread {thread.name} still runs"
         for name in set(sys.modules) - self._modules:
             file = getattr(sys.modules[name], "__file__", None)
             if file and not file.startswith(_INSTALLED):

@@ -10,6 +10,7 @@ import gc
 import linecache
 import math
 import mmap
+import operator
 import os
 import pickle
 import resource
@@ -64,8 +65,7 @@ def child_main(control, lifeline, stdout, stderr, memory):
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a baton is a descriptor
     torch.set_num_threads(1)
     threading.stack_size(STACK_BYTES)
-    per_rank.separate_threads(functools.partial(_write_framed, output))
-    process = Process()
+    process = Process(per_rank.separate_threads(functools.partial(_write_framed, output)))
     group.install(process.create_group)
     baseline = Baseline()
     channel.send(sock, ("ready", None))
@@ -94,10 +94,17 @@ def _write_framed(fd, rank, text):
 
 
 class Process:
-    """This process's ranks, in one simulation after the other."""
+    """This process's ranks, in one simulation after the other.
 
-    def __init__(self):
+    Parameters
+    ----------
+    streams : tuple
+        ``sys.stdout`` and ``sys.stderr`` as every rank finds them.
+    """
+
+    def __init__(self, streams):
         self.simulation = None
+        self.streams = streams
         self.backend = stand_in_backend()
         self._parked = 0
         _leave_only_the_rank(self)
@@ -108,9 +115,12 @@ class Process:
         """Simulate once; returns the report for the kernel, as bytes."""
         topology = Topology(request["cluster"], request["world_size"], request["placement"])
         self.simulation = simulation = Simulation(topology, request["options"])
-        simulation.ranks = Ranks(simulation, request, memory, self.backend)
+        simulation.ranks = Ranks(simulation, request, memory, self)
         _enter_surroundings(request)
-        report = simulation.ranks.run()
+        try:
+            report = simulation.ranks.run()
+        finally:
+            sys.stdout, sys.stderr = self.streams
         self._parked = len(report["unfinished"]) + len(report["deaths"])
         simulation.ranks.close()
         return pickle.dumps(("rest", report))
@@ -124,6 +134,19 @@ class Process:
     def create_group(self, options, ranks, name):
         """The calling rank's `RecordingGroup`, for `group.install`."""
         return self.simulation.ranks.create_group(options, ranks, name)
+
+
+_ENGINE = os.path.dirname(__file__) + os.sep
+_AROUND_RANKS = (__file__, per_rank.__file__)
+
+
+def _is_within_engine(frame):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_ENGINE) and file not in _AROUND_RANKS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _enter_surroundings(request):
@@ -147,7 +170,7 @@ def _leave_only_the_rank(process):
         rank = getattr(per_rank.local, "rank", None)
         if rank is None or os.getpid() != own_pid:
             exit_in_reality(status)
-        process.simulation.ranks.die(rank, status)
+        process.simulation.ranks.die(rank, operator.index(status) & 0xFF)
 
     os._exit = exit_of_rank
 
@@ -188,10 +211,11 @@ class Ranks:
         rank -> exit code of a rank that left by ``os._exit``, or was killed.
     """
 
-    def __init__(self, simulation, request, memory, backend):
+    def __init__(self, simulation, request, memory, process):
         self._simulation = simulation
-        self._backend = backend
+        self._backend, self._streams = process.backend, process.streams
         self._request = request
+        self._pid = os.getpid()
         self.answers = {}
         self.deaths = {}
         self._size = size = request["world_size"]
@@ -212,7 +236,7 @@ class Ranks:
             for rank, log in enumerate(simulation.logs)
         ]
         self._store = SimulatedStore(scheduler)
-        self._torch_state = per_rank.TorchState(size, torch_seed())
+        self._in_turn = per_rank.StateInTurn(size, torch_seed())
         scheduler.on_resume = self._resume
         for rank, time_s in simulation.options.kill.items():
             scheduler.at(time_s, functools.partial(self._kill, rank))
@@ -272,6 +296,8 @@ class Ranks:
         local.clock = functools.partial(scheduler.clocks.__getitem__, rank)
         local.advance = functools.partial(self._simulation.advance, rank)
         local.sleep = functools.partial(self._simulation.sleep, rank)
+        local.settle = functools.partial(scheduler.settle, rank)
+        local.before_output = functools.partial(self._before_output, rank)
         local.environ = {
             name: str(value)
             for name, value in (
@@ -299,7 +325,9 @@ class Ranks:
             with self._equip(rank):
                 return function(rank, self._size, *args, **kwargs)
         finally:
-            sys.stdout.flush()
+            per_rank.flush(self._streams)
+            if os.getpid() != self._pid:
+                os._exit(0)  # a child that the learner forked has come back from the function
             self._simulation.settle(rank)
             log.leave()
 
@@ -355,13 +383,22 @@ class Ranks:
     def _resume(self, rank):
         """This rank's thread goes on."""
         RUNNING.pack_into(self._head, 0, rank, self._native_ids[rank])
-        self._torch_state.enter(rank)
+        self._in_turn.enter(rank)
         if rank in self.deaths:
             self._park()
 
+    def _before_output(self, rank):
+        """A rank that is killed before its clock prints no more.
+
+        Not where the engine is at work: a learner's ``__del__`` may print anywhere.
+        """
+        scheduler = self._simulation.scheduler
+        if scheduler.clocks[rank] > scheduler.now_s and not _is_within_engine(sys._getframe(1)):
+            scheduler.settle(rank)
+
     def die(self, rank, code):
         """The calling rank ends here, without a result."""
-        sys.stdout.flush()
+        per_rank.flush(self._streams)
         self.deaths[rank] = code
         self._simulation.logs[rank].wait_failed()
         self._park()

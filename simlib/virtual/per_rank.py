@@ -6,14 +6,22 @@ the rest: torch.distributed's world, random numbers, output, environment, clock,
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import functools
+import inspect
+import io
+import math
+import operator
 import os
 import random
+import subprocess
 import sys
 import threading
 import time
 import timeit
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 import numpy as np
 import torch
@@ -69,7 +77,38 @@ class WorldPerThread:
     pg_config_info = c10d._World.pg_config_info
 
 
-class OutputPerRank:
+LONGEST_HELD = 8192
+"""Characters of a line after which it is shown although it has not ended."""
+
+
+class _BytesPerRank(io.RawIOBase):
+    """``sys.stdout.buffer``: the same output, as UTF-8."""
+
+    def __init__(self, text):
+        self._text = text
+
+    def write(self, data):
+        decoder = local.__dict__.get("decoder")
+        if decoder is None:
+            decoder = local.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        data = bytes(data)
+        self._text.write(decoder.decode(data))
+        return len(data)
+
+    def writable(self):
+        return True
+
+    def flush(self):
+        self._text.flush()
+
+    def close(self):
+        self.flush()
+
+    def fileno(self):
+        return self._text.fileno()
+
+
+class OutputPerRank(io.TextIOBase):
     """``sys.stdout`` and ``sys.stderr``: whole lines go to ``write_out(rank, text)``.
 
     What other threads print goes to ``other``.
@@ -79,6 +118,7 @@ class OutputPerRank:
     errors = "backslashreplace"
 
     def __init__(self, write_out, other):
+        self.buffer = _BytesPerRank(self)
         self._write_out = write_out
         self._other = other
 
@@ -88,30 +128,37 @@ class OutputPerRank:
             return self._other.write(text)
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        buffer = local.__dict__.setdefault("printed", [])
-        buffer.append(text)
-        if "\n" in text:
+        fields = local.__dict__
+        fields.setdefault("printed", []).append(text)
+        fields["held"] = fields.get("held", 0) + len(text)
+        if "\n" in text or fields["held"] >= LONGEST_HELD:
             self.flush()
         return len(text)
 
-    def writelines(self, lines):
-        for line in lines:
-            self.write(line)
-
     def flush(self):
-        buffer = local.__dict__.get("printed")
-        if buffer:
-            self._write_out(local.rank, "".join(buffer))
-            buffer.clear()
+        fields = local.__dict__
+        if fields.get("printed"):
+            fields.get("before_output", bool)()
+            text = "".join(fields["printed"])
+            fields["printed"], fields["held"] = [], 0
+            self._write_out(local.rank, text)
 
-    def isatty(self):
-        return False
+    def close(self):
+        """Let everything out; it stays open, as it belongs to all ranks."""
+        self.flush()
+
+    def reconfigure(self, *, encoding=None, errors=None, newline=None, **buffering):
+        """Lines are shown as they end, in UTF-8, whatever is asked for."""
+        self.flush()
 
     def writable(self):
         return True
 
     def fileno(self):
         return self._other.fileno()
+
+
+_DELETED = object()
 
 
 class EnvironmentPerRank(MutableMapping):
@@ -125,6 +172,8 @@ class EnvironmentPerRank(MutableMapping):
 
     def __getitem__(self, name):
         value = self._mine().get(name)
+        if value is _DELETED:
+            raise KeyError(name)
         return self.base[name] if value is None else value
 
     def __setitem__(self, name, value):
@@ -134,21 +183,53 @@ class EnvironmentPerRank(MutableMapping):
         self._mine()[name] = value
 
     def __delitem__(self, name):
-        if name not in self._mine():
+        if name not in self:
             raise KeyError(name)
-        del self._mine()[name]
+        self._mine()[name] = _DELETED
 
     def __iter__(self):
-        return iter({**self.base, **self._mine()})
+        return iter(self.copy())
 
     def __len__(self):
-        return len({**self.base, **self._mine()})
+        return len(self.copy())
 
-    def __contains__(self, name):
-        return name in self._mine() or name in self.base
+    def __repr__(self):
+        return f"environ({self.copy()!r})"
+
+    def __or__(self, other):
+        return self.copy() | dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other):
+        return dict(other) | self.copy() if isinstance(other, Mapping) else NotImplemented
+
+    def __ior__(self, other):
+        self.update(other)
+        return self
 
     def copy(self):
-        return {**self.base, **self._mine()}
+        values = {**self.base, **self._mine()}
+        return {name: value for name, value in values.items() if value is not _DELETED}
+
+
+def _own_environment_of_commands():
+    """A command that a rank starts has that rank's environment."""
+    start = subprocess.Popen.__init__
+    place = list(inspect.signature(start).parameters).index("env")
+
+    @functools.wraps(start)
+    def start_with_environment(*args, **kwargs):
+        if len(args) <= place and kwargs.get("env") is None and hasattr(local, "rank"):
+            kwargs["env"] = os.environ.copy()
+        start(*args, **kwargs)
+
+    subprocess.Popen.__init__ = start_with_environment
+
+
+def flush(streams):
+    """Let out what this rank has printed; its own `sys.stdout` may be anything."""
+    for stream in (sys.stdout, sys.stderr, *streams):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed by the learner
+            stream.flush()
 
 
 def _own(name, make):
@@ -187,6 +268,20 @@ def _own_random_numbers():
     _through(np.random, names, "numpy_random", _numpy_generator)
 
 
+_WAITING = frozenset(
+    "asyncio concurrent multiprocessing queue selectors socket subprocess threading".split()
+)
+"""Modules of Python that wait for something outside the ranks: in the machine's time."""
+_STANDARD_LIBRARY = os.path.dirname(threading.__file__) + os.sep
+
+
+@functools.cache
+def _waits_in_reality(filename):
+    if not filename.startswith(_STANDARD_LIBRARY):
+        return False
+    return filename[len(_STANDARD_LIBRARY) :].split(os.sep)[0].removesuffix(".py") in _WAITING
+
+
 PATIENCE = 1000
 """Readings of an unmoved clock after which each further one costs `READING_S`; twice as much after
 so many more, and so on up to a thousand times."""
@@ -202,7 +297,7 @@ def _virtual(function, convert):
 
     def now():
         clock = getattr(local, "clock", None)
-        if clock is None:
+        if clock is None or _waits_in_reality(sys._getframe(1).f_code.co_filename):
             return function()
         time_s = clock()
         if local.__dict__.get("read_s") != time_s:
@@ -230,14 +325,30 @@ def _own_clock():
 
     def sleep(seconds):
         sleep_here = getattr(local, "sleep", None)
-        if sleep_here is None:
+        if sleep_here is None or _waits_in_reality(sys._getframe(1).f_code.co_filename):
             sleep_in_reality(seconds)
-        elif seconds < 0:
-            raise ValueError("sleep length must be non-negative")
         else:
-            sleep_here(seconds)
+            sleep_here(_checked_sleep(seconds))
 
     time.sleep = sleep
+
+
+def _checked_sleep(seconds):
+    """The seconds as a float; refused is what `time.sleep` refuses, in its words."""
+    seconds = float(seconds if isinstance(seconds, float) else operator.index(seconds))
+    if math.isnan(seconds):
+        raise ValueError("Invalid value NaN (not a number)")
+    if abs(seconds) * 1e9 >= 2**63:
+        raise OverflowError("timestamp out of range for platform time_t")
+    if seconds < 0:
+        raise ValueError("sleep length must be non-negative")
+    return seconds
+
+
+def _end_virtual_time():
+    """In a child that a rank forked: it holds no baton, and lives in the machine's time."""
+    for name in ("clock", "sleep", "advance", "settle", "before_output"):
+        local.__dict__.pop(name, None)
 
 
 class _Profiling:
@@ -268,25 +379,35 @@ def _one_profiler_at_a_time():
 
 
 def separate_threads(write_out):
-    """Give every rank thread of this process its own world; call once, before any function runs."""
+    """Give every rank thread of this process its own world; call once, before any function runs.
+
+    Returns ``sys.stdout`` and ``sys.stderr`` as every rank finds them.
+    """
     _own_random_numbers()
     _own_clock()
+    os.register_at_fork(after_in_child=_end_virtual_time)
     _one_profiler_at_a_time()
     c10d._world = WorldPerThread()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    _own_environment_of_commands()
     os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)
     sys.stdout = OutputPerRank(write_out, sys.stdout)
     sys.stderr = OutputPerRank(write_out, sys.stderr)
+    return sys.stdout, sys.stderr
 
 
-class TorchState:
-    """What of torch belongs to the process and must change with the rank: the random numbers."""
+class StateInTurn:
+    """What belongs to the process and must change with the rank.
+
+    torch's random numbers and default dtype, and what `sys.stdout` and `sys.stderr` are.
+    """
 
     def __init__(self, world_size, seed):
         torch.manual_seed(seed)
         begin = torch.default_generator.get_state()
         self._states = [begin] * world_size
         self._dtypes = [torch.get_default_dtype()] * world_size
+        self._streams = [(sys.stdout, sys.stderr)] * world_size
         self._rank = None
 
     def enter(self, rank):
@@ -296,7 +417,9 @@ class TorchState:
         if self._rank is not None:
             self._states[self._rank] = torch.default_generator.get_state()
             self._dtypes[self._rank] = torch.get_default_dtype()
+            self._streams[self._rank] = sys.stdout, sys.stderr
         torch.default_generator.set_state(self._states[rank])
         if self._dtypes[rank] is not torch.get_default_dtype():
             torch.set_default_dtype(self._dtypes[rank])
+        sys.stdout, sys.stderr = self._streams[rank]
         self._rank = rank

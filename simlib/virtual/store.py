@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 import torch.distributed as dist
 
+from ..group import FOREVER
 from . import per_rank
 
 
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    rank: int
+    keys: list
+    gave_up: bool = False
+
+
+def _settle():
+    """Let all happen that comes before the calling rank's clock."""
+    settle = getattr(per_rank.local, "settle", None)
+    if settle is not None:
+        settle()
+
+
 class SimulatedStore(dist.Store):
-    """One store for all ranks of a simulation."""
+    """One store for all ranks of a simulation: each finds in it what was set before its time."""
 
     def __init__(self, scheduler):
         super().__init__()
@@ -17,55 +35,87 @@ class SimulatedStore(dist.Store):
         self._waiting = []
 
     def set(self, key, value):
-        self._values[key] = value if isinstance(value, bytes) else value.encode()
-        self._wake()
+        _settle()
+        self._put(key, value)
 
     def get(self, key):
         self.wait([key])
         return self._values[key]
 
     def add(self, key, amount):
+        _settle()
         value = int(self._values.get(key, b"0")) + amount
-        self.set(key, str(value))
+        self._put(key, str(value))
         return value
 
     def compare_set(self, key, expected, desired):
-        encoded = expected if isinstance(expected, bytes) else expected.encode()
-        if self._values.get(key, encoded) == encoded:
-            self.set(key, desired)
+        """A missing key counts as empty, and stays missing where ``expected`` is not empty."""
+        _settle()
+        expected, desired = _encoded(expected), _encoded(desired)
+        if key not in self._values and expected:
+            return expected
+        if self._values.get(key, b"") == expected:
+            self._put(key, desired)
         return self._values[key]
 
     def append(self, key, value):
-        self.set(key, self._values.get(key, b"") + value)
+        _settle()
+        self._put(key, self._values.get(key, b"") + _encoded(value))
 
     def multi_get(self, keys):
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys, values):
+        _settle()
         for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
+            self._put(key, value)
 
     def check(self, keys):
-        return all(key in self._values for key in keys)
+        _settle()
+        return self._has(keys)
 
     def num_keys(self):
+        _settle()
         return len(self._values)
 
     def delete_key(self, key):
+        _settle()
         return self._values.pop(key, None) is not None
 
-    def wait(self, keys, timeout=None):
-        if not self.check(keys):
-            rank = per_rank.local.rank
-            self._waiting.append((rank, list(keys)))
-            self._scheduler.block(rank)
+    getNumKeys, deleteKey = num_keys, delete_key  # as torch's C++ asks for them
 
-    def _wake(self):
+    def wait(self, keys, timeout=None):
+        _settle()
+        if self._has(keys):
+            return
+        waiter = _Waiter(per_rank.local.rank, list(keys))
+        self._waiting.append(waiter)
+        if timeout is not None and timeout < FOREVER:
+            moment = self._scheduler.clocks[waiter.rank] + timeout.total_seconds()
+            self._scheduler.at(moment, functools.partial(self._give_up, waiter, moment))
+        self._scheduler.block(waiter.rank)
+        if waiter.gave_up:
+            raise dist.DistStoreError(f"Wait timeout, keys: {', '.join(keys)}")
+
+    def _has(self, keys):
+        return all(key in self._values for key in keys)
+
+    def _put(self, key, value):
+        self._values[key] = _encoded(value)
         waiting, self._waiting = self._waiting, []
-        for rank, keys in waiting:
-            if self.check(keys):
-                self._scheduler.ready(
-                    rank, max(self._scheduler.clocks[rank], self._scheduler.now_s)
-                )
+        for waiter in waiting:
+            if self._has(waiter.keys):
+                clock = self._scheduler.clocks[waiter.rank]
+                self._scheduler.ready(waiter.rank, max(clock, self._scheduler.now_s))
             else:
-                self._waiting.append((rank, keys))
+                self._waiting.append(waiter)
+
+    def _give_up(self, waiter, moment):
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
+            waiter.gave_up = True
+            self._scheduler.ready(waiter.rank, moment)
+
+
+def _encoded(value):
+    return value if isinstance(value, bytes) else value.encode()
