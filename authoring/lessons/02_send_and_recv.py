@@ -538,8 +538,9 @@ for name in ("infiniband_hdr", "ethernet_10g", "ethernet_1g"):
 replayed
 
 # %% [markdown]
-# Each round costs the work and one transfer: 50 + 32 ms on 1 Gbit/s, about 246 ms in all (the two
-# directions of a link do not disturb each other). The faster networks hardly differ, because there
+# Each round costs the work and one transfer: 50 + 32 ms on 1 Gbit/s, so 246 ms in all, and a little
+# more, because a real sleep lasts somewhat longer than it was asked to. (The two directions of a link
+# do not disturb each other.) The faster networks hardly differ, because there
 # the work is nearly everything. So before you ask for a better network, replay what you have: the
 # answer may be that it would gain 5 %. In the picture the axis says *virtual time*, and the lanes
 # wait for a good third of it.
