@@ -13,9 +13,11 @@ import torch
 def main():
     from simlib.processes.launch import server_context
 
+    from .collectives import collectives
     from .diagnosing import diagnosing
     from .network import network
     from .recording import recording
+    from .simulating import simulating
     from .starting import memory, starting
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
@@ -28,6 +30,8 @@ def main():
         "memory": memory,
         "recording": lambda: recording(options.rounds),
         "diagnosing": lambda: diagnosing(options.rounds),
+        "collectives": lambda: collectives(options.rounds),
+        "simulating": lambda: simulating(options.rounds),
         "network": lambda: network(options.rounds),
     }
     unknown = set(options.names) - set(tables)

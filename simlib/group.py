@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,6 +43,16 @@ _API_FILES = frozenset(
     module.__file__ for module in (c10d, c10d_logger, torch.overrides, torch.utils._device)
 )
 """torch's files between a call of the learner's and this one."""
+
+
+class Definition(NamedTuple):
+    """A group as torch calls it, and its members as ranks of the world."""
+
+    name: str
+    ranks: tuple
+
+    def __hash__(self):
+        return hash(self.name)  # looked up at every op: not of thousands of ranks
 
 
 class _Request:
@@ -148,7 +159,7 @@ class RecordingGroup(dist.ProcessGroup):
         self._backend = backend
         self._inner = inner
         self._ranks = ranks
-        self._definition = name, ranks
+        self._definition = Definition(name, ranks)
         self._rank = rank
         self._register_backend(torch.device("cpu"), _GLOO, backend)
         self._set_default_backend(_GLOO)
@@ -259,6 +270,8 @@ class RecordingGroup(dist.ProcessGroup):
         return self._keep(work, flags, [(tensors[0], True)])
 
     def _glance_at_message(self, start, src, dst, tag, tensor):
+        if self._recorder.meetings is None:
+            return
         meeting = self._definition, src, dst, tag
         self._recorder.glance(start, meeting, str(tensor.dtype), count_bytes(tensor))
 

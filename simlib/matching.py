@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import islice
 from math import inf, prod
 
 ROOTED = frozenset({"broadcast", "scatter", "gather", "reduce"})
@@ -237,8 +238,9 @@ class Matcher:
     @staticmethod
     def _to_compare(come, op):
         """Whom an op is compared with: the first who came, or all where each pair has a part."""
-        others = list(come.values())
-        return others if op.kind in ("scatter", "all_to_all", "new_group") else others[:1]
+        if op.kind in ("scatter", "all_to_all", "new_group"):
+            return list(come.values())
+        return list(islice(come.values(), 1))
 
     def _compare_messages(self, door, src):
         """Compare the messages from one rank with the recvs they went to, as far as that is sure.

@@ -230,7 +230,9 @@ class Network:
         """
         seen = set()
         for link in touched:
-            found, todo = {}, [link] if link not in seen else []
+            if link in seen or not self._drawing[link]:
+                continue
+            found, todo = {}, [link]
             seen.add(link)
             while todo:
                 for transfer in self._drawing[todo.pop()]:
@@ -239,8 +241,7 @@ class Network:
                         new = [link for link in transfer._links if link not in seen]
                         seen.update(new)
                         todo += new
-            if found:
-                yield sorted(found, key=lambda transfer: transfer._order)
+            yield sorted(found, key=_order) if len(found) > 1 else list(found)
 
     def _rates(self, transfers):
         """Max-min fair rates: pairs of transfer and bytes per second."""
@@ -285,3 +286,7 @@ class Network:
     def _check_time(self, time_s):
         if not time_s >= self._now_s:
             raise InvalidCallError(f"time goes back from {self._now_s} s to {time_s} s")
+
+
+def _order(transfer):
+    return transfer._order

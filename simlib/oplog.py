@@ -65,7 +65,8 @@ _U64 = struct.Struct("q")
 _TWO = struct.Struct("qq")
 _TIME = struct.Struct("d")
 _OP = struct.Struct("BBHIIIqqqddd")  # type kind flags site group signature peer tag nbytes times
-_OP_PEER, _OP_WAIT, _OP_END = _OP.size - 48, _OP.size - 16, _OP.size - 8
+_CALL, _TIMES = struct.Struct("BBHIIIqqq"), struct.Struct("ddd")  # the two halves of an op
+_OP_PEER, _OP_TIMES, _OP_WAIT, _OP_END = 16, _CALL.size, _CALL.size + 8, _CALL.size + 16
 _FLAGS, _OP_FLAGS = struct.Struct("H"), 2
 _DEFINITION = struct.Struct("BxxxI")  # type, length of the pickle that follows, filled up to 8
 _IS_OP, _IS_DEFINITION = 1, 2
@@ -218,20 +219,51 @@ class OpLogWriter:
             _U64.pack_into(self._memory, start + _OP_PEER, peer)
 
 
+class Shared:
+    """What the readers of a run have in common: equal groups, and equal sites, are one object.
+
+    So thousands of ranks at one line read it once, and their groups compare in no time.
+    """
+
+    def __init__(self):
+        self._groups = {}
+        self._sites = {}
+        self._lines = {}
+
+    def group(self, name, ranks):
+        """The `Group` of a definition, whose ranks are a tuple or a range."""
+        key = name, ranks
+        if key not in self._groups:
+            self._groups[key] = Group(name, tuple(ranks))
+        return self._groups[key]
+
+    def site(self, call, place, cells):
+        """The same as `make_site`."""
+        key = call, place
+        if key not in self._sites:
+            file, lineno, function = place
+            if place not in self._lines:
+                self._lines[place] = source_line(file, lineno)
+            cell = cells.get(file)
+            self._sites[key] = Site(call, file, lineno, function, cell, self._lines[place])
+        return self._sites[key]
+
+
 class OpLogReader:
     """The kernel's side: reads a rank's log while the rank runs, and after."""
 
-    def __init__(self, memory, rank):
+    def __init__(self, memory, rank, shared=None):
         self.rank = rank
         self._memory = memory
-        self.restart()
+        self.restart(shared)
 
-    def restart(self):
+    def restart(self, shared=None):
         """Begin again at the first record (the rank has cleared its log)."""
         self._position = HEADER
         self._offsets = []
         self._definitions = {"site": {}, "group": {}, "signature": {}, "race": {}}
-        self._sites = {}
+        self._calls = {}  # what an op says of itself in the log -> the same as fields of `Op`
+        self._shared = Shared() if shared is None else shared
 
     def close(self):
         """Give the memory back."""
@@ -365,37 +397,36 @@ class OpLogReader:
 
     def op_at(self, offset, seq, zero_s, cells):
         """The `Op` at an offset of the log."""
-        (_, kind, flags, site, group, signature, peer, tag, nbytes, post, wait, end) = (
-            _OP.unpack_from(self._memory, offset)
+        memory, times = self._memory, offset + _OP_TIMES
+        words = memory[offset:times]
+        fields = self._calls.get(words)
+        if fields is None:
+            fields = self._calls[words] = self._fields_of(words, cells)
+        post, wait, end = _TIMES.unpack_from(memory, times)
+        return Op(
+            self.rank,
+            seq,
+            *fields,
+            post - zero_s,
+            None if wait == NEVER else wait - zero_s,
+            None if end == NEVER else end - zero_s,
         )
+
+    def _fields_of(self, words, cells):
+        """The fields of an `Op` from its kind to its site."""
+        _, kind, flags, site, group, signature, peer, tag, nbytes = _CALL.unpack(words)
         shapes, dtype, reduce_op, splits = self._definitions["signature"][signature]
         kind = KINDS[kind]
         peer = None if peer == NOBODY else peer
         tag = None if tag == NOBODY else tag
         is_async, any_source = bool(flags & ASYNC), bool(flags & ANY_SOURCE)
         call = describe_call(kind, peer, tag, reduce_op, is_async, any_source)
-        key = site, call
-        if key not in self._sites:
-            self._sites[key] = make_site(call, self._definitions["site"][site], cells)
-        return Op(
-            rank=self.rank,
-            seq=seq,
-            kind=kind,
-            group=Group(*self._definitions["group"][group]),
-            peer=peer,
-            tag=tag,
-            nbytes=nbytes,
-            shapes=shapes,
-            dtype=dtype,
-            reduce_op=reduce_op,
-            splits=splits,
-            async_op=is_async,
-            any_source=any_source,
-            site=self._sites[key],
-            post_s=post - zero_s,
-            wait_s=None if wait == NEVER else wait - zero_s,
-            end_s=None if end == NEVER else end - zero_s,
-        )
+        group = self._shared.group(*self._definitions["group"][group])
+        site = self._shared.site(call, self._definitions["site"][site], cells)
+        return (
+            kind, group, peer, tag, nbytes, shapes, dtype, reduce_op, splits,
+            is_async, any_source, site,
+        )  # fmt: skip
 
 
 def make_site(call, place, cells):

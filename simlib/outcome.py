@@ -319,6 +319,17 @@ def at_rest(watch):
     return error(f"{message}\n{_list_of(watch, sites)}", sites)
 
 
+def called_by_a_stranger(watch):
+    """The error where a thread that a rank has started itself called torch.distributed."""
+    sites = sites_now(watch)
+    return errors.InvalidCallError(
+        "a thread that a rank started calls torch.distributed: in a simulation only the rank's own "
+        "thread may. simlib.run has real processes, where other threads may too\n"
+        f"{_list_of(watch, sites)}",
+        sites,
+    )
+
+
 def waits_for_the_dead(watch, killed, found):
     """The error for ranks that wait for one that was killed as asked."""
     sites = {rank: _last_known_site(watch, rank) for rank in sorted(killed)}

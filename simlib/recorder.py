@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import site
 import sys
@@ -35,6 +36,7 @@ HELD_BACK_S = 2.0
 """How long an op that seems to disagree is held back; the kernel judges within a fraction of it."""
 
 
+@functools.cache
 def is_learners(filename):
     """Whether a file is the learner's: no library's, nor Python's own."""
     return not filename.startswith(_NOT_LEARNERS)
@@ -60,7 +62,6 @@ class Recorder:
         self.meetings = None
         self._words = {}
         self._met = {}
-        self._is_learners = {}
 
     def site(self):
         """The number of the learner's line that is being run."""
@@ -71,13 +72,9 @@ class Recorder:
     def place(self, depth):
         """(file, line, function) of the innermost frame that is the learner's."""
         frame = sys._getframe(depth)
-        known = self._is_learners
         while frame is not None:
             file = frame.f_code.co_filename
-            learners = known.get(file)
-            if learners is None:
-                learners = known[file] = is_learners(file)
-            if learners:
+            if is_learners(file):
                 return file, frame.f_lineno, frame.f_code.co_name
             frame = frame.f_back
         return "", 0, ""
@@ -132,7 +129,12 @@ class Recorder:
     def group(self, definition):
         """The number of a group, defined as (name within torch, ranks)."""
         number = self.log.numbers.get(definition)
-        return self.log.define(definition, "group", definition) if number is None else number
+        if number is None:
+            name, ranks = definition
+            everyone = range(len(ranks))  # short to write down and to compare
+            ranks = everyone if ranks == tuple(everyone) else ranks
+            number = self.log.define(definition, "group", (name, ranks))
+        return number
 
 
 def count_bytes(tensor):
@@ -177,7 +179,7 @@ class Pending:
         """Look whether an op uses memory of an open request; returns where its buffers are."""
         mine = [self._memory(tensor, writes) for tensor, writes in buffers]
         for other, theirs in self._requests.items():
-            if any(_overlap(a, b) for a in mine for b in theirs):
+            if _any_overlap(mine, theirs):
                 self._report("overlap", work.start, other.start)
         return mine
 
@@ -202,7 +204,9 @@ class Pending:
         self._recorder.log.define(("race", start, other), "race", (how, start, other, place))
 
 
-def _overlap(one, other):
-    _, _, first, last, writes = one
-    _, _, other_first, other_last, other_writes = other
-    return (writes or other_writes) and first < other_last and other_first < last
+def _any_overlap(mine, theirs):
+    for _, _, first, last, writes in mine:
+        for _, _, other_first, other_last, other_writes in theirs:
+            if (writes or other_writes) and first < other_last and other_first < last:
+                return True
+    return False

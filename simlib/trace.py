@@ -77,6 +77,9 @@ class Group:
     def __len__(self):
         return len(self.ranks)
 
+    def __hash__(self):
+        return hash((self.name, len(self.ranks)))  # not of thousands of ranks, at every op
+
 
 @dataclass(slots=True)
 class Op:

@@ -31,7 +31,7 @@ def without(table, exceptions):
     return {name: program for name, program in table.items() if name not in exceptions}
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("program", each(without(programs.WRONG, OTHER_VERDICT)))
 def test_wrong_program_is_diagnosed(program):
     check_wrong(program, simulated)
@@ -53,7 +53,7 @@ def test_a_ranks_own_thread_cannot_communicate():
         simulated(programs.RIGHT["receiver_in_a_thread"])
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("program", each(without(programs.RIGHT, OTHER_VALUES)))
 def test_right_program_has_the_values_of_real_ranks(program):
     options = {"world_size": program.ranks, "args": (program.function,)}

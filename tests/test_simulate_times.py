@@ -54,7 +54,7 @@ def call_once(rank, n, kind, nbytes):
         dist.barrier()
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("n", NUMBERS_OF_RANKS)
 @pytest.mark.parametrize("kind, name", CLOSED_FORMS)
 def test_a_collective_takes_as_long_as_the_papers_say(kind, name, n):

@@ -206,6 +206,7 @@ class Ranks:
     def run(self):
         """Let all ranks run until none can go on; returns what the kernel has to know."""
         scheduler = self._simulation.scheduler
+        per_rank.strangers.clear()
         for rank in range(self._size):
             _thread.start_new_thread(self._thread, (rank,))
             scheduler.ready(rank, 0.0)
@@ -220,6 +221,7 @@ class Ranks:
             "frames": self._frames(unfinished),
             "wire": self._simulation.wire_messages(),
             "failure": self._failure(),
+            "strangers": list(per_rank.strangers),
             "memory": [meter and meter.ledger() for meter in self._meters],
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from ..matching import Matcher, disagreement
 from ..trace import Group
@@ -36,7 +37,8 @@ class Meeting:
 
     def __init__(self, size):
         self.calls = [None] * size
-        self.come = 0
+        self.come = {}  # rank -> Call, in the order of coming
+        self.left = 0
         self.is_held = False
         self.crossing = None
         self.entries = {}
@@ -45,39 +47,46 @@ class Meeting:
 
     def join(self, position, call):
         """Take a call in, unless it disagrees with one before it: then nothing moves any more."""
-        others = {other.rank: other for other in self.calls if other is not None}
-        if any(disagreement(other, call) for other in Matcher._to_compare(others, call)):
+        if any(disagreement(other, call) for other in Matcher._to_compare(self.come, call)):
             self.is_held = True
         self.calls[position] = call
+        self.come[call.rank] = call
         if self.is_held:
             return
-        self.come += 1
-        if call.kind in LEAVE_EARLY:
+        if call.kind in LEAVE_EARLY or getattr(call.opts, "asyncOp", False):
+            # What is brought is what was there at the call: the rank goes on, others come later.
             call.brings = [tensor.clone() for tensor in call.brings]
-        elif self.come == len(self.calls) and call.brings:
+        if call.kind not in LEAVE_EARLY and self.is_complete and call.brings:
             self._results = results_of_all(call.kind, self.calls, call.opts)
-        call.request.deliver = lambda: self._deliver(position)
-        if call.kind in LEAVE_EARLY or self.come == len(self.calls):
+            for other in self.calls:
+                other.brings = ()
+        call.request.deliver = partial(self._deliver, position)
+        if call.kind in LEAVE_EARLY or self.is_complete:
             self._wake()
+
+    @property
+    def is_complete(self):
+        """Whether all members have come."""
+        return len(self.come) == len(self.calls)
 
     def _deliver(self, position):
         """Copy what this member takes into its tensors."""
         call = self.calls[position]
-        if not call.takes:
-            return
-        if call.kind in LEAVE_EARLY:
-            result = result_of_rooted(call.kind, self.calls, call.opts, position)
-        else:
-            result = self._results[position]
-        if isinstance(call.takes, SharedOutputs):
-            call.takes.tensors = result
-        elif len(result):
-            put(result, call.takes)
+        if call.takes:
+            if call.kind in LEAVE_EARLY:
+                result = result_of_rooted(call.kind, self.calls, call.opts, position)
+            else:
+                result, self._results[position] = self._results[position], None
+            if isinstance(call.takes, SharedOutputs):
+                call.takes.tensors = result
+            elif len(result):
+                put(result, call.takes)
+        call.takes = ()
 
     def has_data_for(self, position):
         """Whether all that this member takes has come."""
         call = self.calls[position]
-        if self.come == len(self.calls):
+        if self.is_complete:
             return True
         if call.kind in ("broadcast", "scatter"):
             return self.calls[call.opts.rootRank] is not None
@@ -108,7 +117,7 @@ class Channel:
         self.group = Group(name, members)
         self._simulation = simulation
         self._here = []
-        self._meetings = []
+        self._meetings = {}  # number -> Meeting, until all members have left it
         self._posted = [0] * len(members)
         self._ended = [0] * len(members)
         self._free_s = [0.0] * len(members)
@@ -129,9 +138,9 @@ class Channel:
         """A member calls its next collective."""
         number = self._posted[position]
         self._posted[position] += 1
-        if number == len(self._meetings):
-            self._meetings.append(Meeting(len(self.members)))
-        meeting = self._meetings[number]
+        meeting = self._meetings.get(number)
+        if meeting is None:
+            meeting = self._meetings[number] = Meeting(len(self.members))
         with self._simulation.uncounted(call.rank):
             meeting.join(position, call)
         if not meeting.is_held and number == self._ended[position]:
@@ -153,23 +162,26 @@ class Channel:
                 meeting.crossing.enter(position, time_s)
 
     def _cross(self, meeting, call):
-        schedule, links = self._simulation.plan(self, meeting, call)
+        plan = self._simulation.plan(self, meeting, call)
         wire = self._simulation.new_wire(self, call)
         return Crossing(
             self._simulation.traffic,
-            schedule,
+            plan,
             self.members,
-            links,
             lambda position, end_s: self._through(position, meeting, end_s),
             wire,
         )
 
     def _through(self, position, meeting, end_s):
         """A member has ended a collective; it begins the next where it has called it already."""
-        self._ended[position] += 1
+        number = self._ended[position]
         self._free_s[position] = end_s
         meeting.calls[position].request.finish(end_s)
-        number = self._ended[position]
+        meeting.left += 1
+        if meeting.left == len(self.members):
+            meeting.crossing = None  # which refers to the meeting: let go of the tensors
+            del self._meetings[number]
+        number = self._ended[position] = number + 1
         if number < self._posted[position]:
             following = self._meetings[number]
             if not following.is_held:

@@ -9,8 +9,9 @@ collective goes on message by message. Both ways give the same times.
 
 from __future__ import annotations
 
+import functools
 import heapq
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from math import inf
 
 import numpy as np
@@ -85,28 +86,45 @@ class Traffic:
             self._note(transfer, on_end)
 
 
+@dataclass(slots=True)
+class Plan:
+    """How one sort of collective of one group goes.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    links : frozenset of int
+        Ids of all links that its messages cross.
+    lasts_s : list of float or None
+        By position, how long it takes when all begin together and alone; None until asked for.
+    """
+
+    schedule: object
+    links: frozenset
+    lasts_s: list | None = None
+
+
 class Crossing:
     """One collective of one group: timed when its members enter, told when each is through.
 
     Parameters
     ----------
     traffic : Traffic
-    schedule : Schedule
+    plan : Plan
     members : tuple of int
         Ranks of the world, by position.
-    links : frozenset of int
-        Ids of all links that its messages cross.
     on_through : callable
         Called as ``on_through(position, end_s)``.
     wire : list or None
         Gets ``(round, src, dst, nbytes, start_s, end_s)`` of each message when all are through.
     """
 
-    def __init__(self, traffic, schedule, members, links, on_through, wire=None):
+    def __init__(self, traffic, plan, members, on_through, wire=None):
         self._traffic = traffic
-        self._schedule = schedule
+        self._plan = plan
+        self._schedule = plan.schedule
         self._members = members
-        self.links = links
+        self.links = plan.links
         self._on_through = on_through
         self._wire = wire
         self._entered = {}
@@ -146,16 +164,9 @@ class Crossing:
 
     def _solve(self):
         """All have come and nobody else is on these links: time all messages at once."""
-        starts = np.array([self._entered[p] for p in range(self._schedule.n)])
-        expand = self._wire is not None
-        ends = time_of(
-            self._schedule, self._traffic.topology, list(self._members), starts, expand=expand
-        )
-        if expand:
-            ends, wire = ends
+        ends, wire = self._ends()
         self._solution += 1
         solution = self._solution
-        ends = ends.tolist()
 
         def through(position):
             if solution == self._solution:
@@ -165,13 +176,28 @@ class Crossing:
             if solution == self._solution and self._is_lazy:
                 self._is_lazy = False
                 self._traffic.release(self)
-                if expand:
+                if wire is not None:
                     columns = (getattr(wire, field.name).tolist() for field in fields(wire))
                     self._wire += zip(*columns, strict=True)
 
         for position, end_s in enumerate(ends):
             self._traffic.scheduler.at(end_s, lambda position=position: through(position))
         self._traffic.scheduler.at(max(ends), over)
+
+    def _ends(self):
+        """When each member is through, and the messages where they are asked for."""
+        starts = [self._entered[position] for position in range(self._schedule.n)]
+        solve = functools.partial(
+            time_of, self._schedule, self._traffic.topology, list(self._members)
+        )
+        if self._wire is not None:
+            ends, wire = solve(np.array(starts), expand=True)
+            return ends.tolist(), wire
+        if min(starts) < max(starts):
+            return solve(np.array(starts)).tolist(), None
+        if self._plan.lasts_s is None:
+            self._plan.lasts_s = solve(np.zeros(len(starts))).tolist()
+        return [starts[0] + seconds for seconds in self._plan.lasts_s], None
 
     def _tell_soon(self, position, end_s):
         """Tell it as an event of its own: who is told may begin a crossing on these links."""

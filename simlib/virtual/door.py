@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
+from functools import partial
 
 from .contents import put
 
@@ -14,7 +15,7 @@ class Post:
 
     ``src`` and ``dst`` are positions in the group; ``src`` is None for a receive of any source.
     ``content`` is a copy of what is sent, or the tensor that receives. ``arrived_s`` says of an
-    eager send when its message came; None before.
+    eager send when its message came, ``met`` which receive waits for it; None before.
     """
 
     src: int | None
@@ -35,7 +36,7 @@ class Door:
     def __init__(self, simulation, members):
         self._simulation = simulation
         self._members = members
-        self._sends = {}  # src -> deque of Posts not met yet, in order
+        self._sends = defaultdict(deque)  # src -> deque of Posts not met yet, in order
         self._receives = deque()  # of any and of named sources, in order
         self._is_held = False
         if simulation.scheduler.random is not None:
@@ -43,10 +44,10 @@ class Door:
 
     def send(self, post):
         """A message is offered."""
-        self._sends.setdefault(post.src, deque()).append(post)
+        self._sends[post.src].append(post)
         if post.is_eager:
             post.request.finish(post.posted_s)
-            self._start(post, lambda transfer: self._has_arrived(post, transfer.end_s))
+            self._start(post, partial(self._has_arrived, post))
         self._match()
 
     def receive(self, post):
@@ -56,7 +57,7 @@ class Door:
 
     def _match(self):
         """Let sends and receives meet, in the order of the receives."""
-        if self._is_held:
+        if self._is_held or not self._receives:
             return
         closed = set()
         for receive in list(self._receives):
@@ -104,12 +105,13 @@ class Door:
             return
         self._sends[send.src].popleft()
         self._receives.remove(receive)
-        send.met, receive.met = receive, send
         receive.request.source = send.src
-        receive.request.deliver = lambda: put([send.content], [receive.content])
+        receive.request.deliver = partial(put, (send.content,), (receive.content,))
         if not send.is_eager:
-            self._start(send, lambda transfer: self._end(send, receive, transfer.end_s))
-        elif send.arrived_s is not None:
+            self._start(send, partial(_end, send.request, receive.request))
+        elif send.arrived_s is None:
+            send.met = receive
+        else:
             clock = self._simulation.scheduler.clocks[receive.request.rank]
             receive.request.finish(max(send.arrived_s, clock))
 
@@ -119,14 +121,14 @@ class Door:
             self._simulation.scheduler.now_s, src, dst, send.nbytes, on_end
         )
 
-    @staticmethod
-    def _end(send, receive, end_s):
-        send.request.finish(end_s)
-        receive.request.finish(end_s)
-
-    def _has_arrived(self, send, end_s):
-        send.arrived_s = end_s
+    def _has_arrived(self, send, transfer):
+        send.arrived_s = transfer.end_s
         if send.met is not None:
-            send.met.request.finish(end_s)
+            send.met.request.finish(transfer.end_s)
         else:
             self._match()
+
+
+def _end(sending, receiving, transfer):
+    sending.finish(transfer.end_s)
+    receiving.finish(transfer.end_s)

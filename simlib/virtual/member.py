@@ -38,6 +38,7 @@ class Member:
         self._position = position
         self._rank = channel.members[position]
         self._log = log
+        self._doors = {}  # (dst, tag) -> Door
 
     # Messages
 
@@ -53,7 +54,7 @@ class Member:
         post = Post(
             self._position, dst, tensor.dtype, nbytes, request, content, clock, is_eager=is_eager
         )
-        simulation.door(self._group, dst, tag).send(post)
+        self._door(dst, tag).send(post)
         return request
 
     def recv(self, tensors, src, tag=0):
@@ -63,8 +64,15 @@ class Member:
         (tensor,) = tensors
         nbytes = count_bytes(tensor)
         post = Post(src, self._position, tensor.dtype, nbytes, request, tensor, clock)
-        simulation.door(self._group, self._position, tag).receive(post)
+        self._door(self._position, tag).receive(post)
         return request
+
+    def _door(self, dst, tag):
+        key = dst, tag
+        door = self._doors.get(key)
+        if door is None:
+            door = self._doors[key] = self._simulation.door(self._group, dst, tag)
+        return door
 
     def recv_anysource(self, tensors, tag=0):
         return self.recv(tensors, None, tag)

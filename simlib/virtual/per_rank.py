@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 import time
 import timeit
 import weakref
@@ -25,6 +26,10 @@ local = here
 """What belongs to the rank of this thread: ``rank``, ``clock`` and what is made on first use."""
 
 
+strangers = []
+"""Names of threads that called torch.distributed without being a rank."""
+
+
 def _world_field(name, make):
     def read(self):
         fields = local.__dict__
@@ -38,10 +43,20 @@ def _world_field(name, make):
     return property(read, write)
 
 
+def _default_group():
+    """No group: asked for by a rank before it has joined, or by a thread that is no rank."""
+    if not hasattr(local, "rank") and threading.current_thread() is not threading.main_thread():
+        strangers.append(threading.current_thread().name)
+        raise InvalidCallError(
+            "this thread was started by a rank and is none: in a simulation only the rank's own "
+            "thread may call torch.distributed (on real ranks, simlib.run, others may too)"
+        )
+
+
 class WorldPerThread:
     """torch.distributed's table of groups, one for each rank."""
 
-    default_pg = _world_field("default_pg", lambda: None)
+    default_pg = _world_field("default_pg", _default_group)
     pg_map = _world_field("pg_map", dict)
     pg_names = _world_field("pg_names", dict)
     pg_group_ranks = _world_field("pg_group_ranks", dict)
@@ -173,7 +188,8 @@ def _own_random_numbers():
 
 
 PATIENCE = 1000
-"""Readings of an unmoved clock after which each further one costs `READING_S`."""
+"""Readings of an unmoved clock after which each further one costs `READING_S`; twice as much after
+so many more, and so on up to a thousand times."""
 READING_S = 1e-6
 
 
@@ -193,7 +209,7 @@ def _virtual(function, convert):
             local.read_s, local.readings = time_s, 0
         local.readings += 1
         if local.readings > PATIENCE:
-            local.sleep(READING_S)
+            local.sleep(READING_S * 2 ** min(10, local.readings // PATIENCE - 1))
             local.read_s = clock()
         return convert(time_s)
 

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 
-from ..oplog import OpLogReader, create_shared_memory
+from ..oplog import OpLogReader, Shared, create_shared_memory
 from ..processes import channel
 from ..processes.launch import RANK_NAME, server_context, uninterrupted
 from ..processes.world import travelling
@@ -79,8 +79,9 @@ class SimulatorProcess:
         region = min(LARGEST_LOG, room)
         os.ftruncate(self.memory, PAGE)
         os.ftruncate(self.memory, MEMORY)
+        shared = Shared()
         readers = [
-            OpLogReader(mmap.mmap(self.memory, region, offset=PAGE + rank * region), rank)
+            OpLogReader(mmap.mmap(self.memory, region, offset=PAGE + rank * region), rank, shared)
             for rank in range(size)
         ]
         self._state = "running"

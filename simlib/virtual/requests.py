@@ -35,6 +35,7 @@ class Request:
         self.end_s = None
         self.deliver = None
         self.source = None
+        self.meeting = None
         self._is_awaited = False
         self._result = result
 
@@ -75,6 +76,7 @@ class Request:
     def _take(self):
         deliver, self.deliver = self.deliver, None
         if deliver is not None:
+            self.meeting = None  # which refers to its requests: let go of the tensors
             with self.simulation.uncounted(self.rank):
                 deliver()
 

@@ -12,7 +12,7 @@ from ..collectives import schedule
 from ..network import Network
 from ..trace import WireMessage
 from .collective import Channel
-from .crossing import Traffic
+from .crossing import Plan, Traffic
 from .door import Door
 from .scheduler import Scheduler
 
@@ -117,7 +117,7 @@ class Simulation:
         return False
 
     def plan(self, channel, meeting, call):
-        """The `Schedule` of a collective and the links it crosses."""
+        """The `Plan` of a collective."""
         n = len(channel.members)
         nbytes = _nbytes_of(meeting, call, n)
         root = None if call.peer is None else channel.members.index(call.peer)
@@ -126,7 +126,7 @@ class Simulation:
         key = channel.members, call.kind, sizes, call.itemsize, root
         if key not in self._plans:
             made = self._schedule(call, n, nbytes, policy, root or 0, channel.members)
-            self._plans[key] = made, self._links(made, channel.members)
+            self._plans[key] = Plan(made, self._links(made, channel.members))
         return self._plans[key]
 
     def _schedule(self, call, n, nbytes, policy, root, members):
@@ -174,6 +174,8 @@ class Simulation:
 
     def wait_for_data(self, request):
         """Block until the data of a collective have come; no time passes for the rank."""
+        if request.meeting is None:
+            return
         meeting, position = request.meeting
         if meeting.has_data_for(position) and not meeting.is_held:
             return

@@ -123,6 +123,8 @@ class SimulationWatch:
         self._failure = self.report["failure"]
         if self._failure is not None:
             return self._of_our_own()
+        if self.report["strangers"] and self.running():
+            return outcome.called_by_a_stranger(self)
         mismatch = self.checker.mismatch(bool(self.deaths)) if self.check else None
         if mismatch is not None:
             return mismatch

@@ -1,0 +1,102 @@
+"""What simulating costs: calls, operations, thousands of ranks; and SimGrid's SMPI beside it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import cloudpickle
+
+import simlib
+
+from . import simulated, smpi
+from .simulated import ddp_step, nothing, ping_pong, ring_all_reduce, ring_step, ring_steps
+from .table import heading, line, spread
+
+MOST = 4096
+
+
+def simulating(rounds):
+    """Print the tables of simulated ranks."""
+    cloudpickle.register_pickle_by_value(simulated)
+    simlib.simulate(nothing, 2)
+    _calls(rounds)
+    _operations(rounds)
+    _thousands()
+    _beside_smpi(rounds)
+
+
+def _seconds(function, world_size, args=()):
+    """Wall seconds of one call, and its `Run`."""
+    begin = time.perf_counter()
+    run = simlib.simulate(function, world_size, args)
+    return time.perf_counter() - begin, run
+
+
+def _calls(rounds):
+    heading("Simulating a function that does nothing, warm")
+    for world_size, goal_s in ((4, 0.030), (1024, 2)):
+        simlib.simulate(nothing, world_size)
+        found = [_seconds(nothing, world_size)[0] for _ in range(rounds)]
+        held = statistics.median(found) <= goal_s
+        line(f"{world_size:,} ranks, ms", spread(found, 1e3, 1), f"<= {goal_s * 1e3:,.0f}", held)
+
+
+def _operations(rounds):
+    """A simulation's own share is told by clocks in the first and the last rank to run."""
+    heading("Operations per second through dist.*")
+    for world_size, steps, goal in ((64, 300, 40_000), (1024, 30, 15_000)):
+        for what, program in (("ring", ring_steps), ("ping-pong in pairs", ping_pong)):
+            ops = 2 * steps * world_size
+            inside, whole = [], []
+            for _ in range(rounds):
+                seconds, run = _seconds(program, world_size, (steps,))
+                begins, ends = zip(*run.results, strict=True)
+                inside.append(ops / (max(ends) - min(begins)))
+                whole.append(ops / seconds)
+            held = statistics.median(inside) >= goal
+            line(f"{world_size:,} ranks, {what}", spread(inside, digits=0), f">= {goal:,}", held)
+            line("  with start, trace and checks", spread(whole, digits=0))
+
+
+def _thousands():
+    heading(f"{MOST:,} ranks")
+    for what, program in (("a step of a ring by hand", ring_step), ("a step of DDP", ddp_step)):
+        seconds, run = _seconds(program, MOST)
+        line(f"{what}, s", f"{seconds:.1f}", "<= 120", seconds <= 120)
+        most = max(run.results)
+        line("  memory of the simulating process, GB", f"{most / 1e9:.2f}", "<= 4", most <= 4e9)
+
+
+def _beside_smpi(rounds):
+    heading("Ring all_reduce beside SMPI, chunks of 100 bytes")
+    refuse = smpi.why_not()
+    if refuse:
+        line(f"left out: {refuse}", "")
+        return
+    with smpi.Ring() as ring:
+        for world_size in (64, 256, 1024):
+            theirs_s, their_time_s = ring.run(world_size)
+            found = [_ring_all_reduce(world_size) for _ in range(rounds)]
+            ours_s = statistics.median(seconds for seconds, _ in found)
+            our_time_s = found[0][1]
+            line(f"{world_size:,} ranks, SMPI, s", f"{theirs_s:.2f}")
+            line("  simulate, s", spread([seconds for seconds, _ in found]))
+            line("  SMPI / simulate", f"{theirs_s / ours_s:.1f}")
+            line("  simulated, ms: SMPI", f"{their_time_s * 1e3:.9f}")
+            line("  simulated, ms: simulate", f"{our_time_s * 1e3:.9f}")
+            error = abs(our_time_s / their_time_s - 1)
+            line("  off by", f"{error:.1e}", "<= 1e-9", error <= 1e-9)
+
+
+def _ring_all_reduce(world_size):
+    """Wall seconds of one call, and its simulated time."""
+    begin = time.perf_counter()
+    run = simlib.simulate(
+        ring_all_reduce,
+        world_size,
+        (smpi.ELEMENTS,),
+        cluster=smpi.cluster(world_size),
+        all_reduce="ring",
+    )
+    return time.perf_counter() - begin, run.time_s
