@@ -195,14 +195,15 @@ for engine in (simlib.run, simlib.simulate):
 # %% [markdown]
 # The results are the same. The times of `run` differ in every repeat, because your machine also
 # does other things. Those of `simulate` are equal to the last digit, today and on every other
-# machine. And each digit has a reason. Unless you name another cluster, the ranks stand on an
-# Ethernet of 10 Gbit/s, that is 1.25 billion bytes per second, where each message first pays 30
-# microseconds. So a message of 4 bytes takes 30 + 0.0032 microseconds. There are three, and the
-# sleeps: 0.35 + 3 x 0.0000300032 = 0.3500900096 s. (The very last digits may come from rounding.)
+# machine. And each digit has a reason. Unless you name another cluster, the ranks are on computers
+# joined by Ethernet of 10 Gbit/s. There each message takes 30 microseconds (us) before anything
+# arrives; then its bytes come, 1.25 billion per second. So a message of 4 bytes takes 30.0032 us.
+# There are three, and the sleeps: 0.35 + 3 x 0.0000300032 = 0.3500900096 s. (The very last digits may
+# come from rounding.)
 #
 # Now name a slower network, and take 1,000 ranks: no laptop likes to start so many processes. How
-# long will they take on 1 Gbit/s, where each message pays 50 microseconds first? And how long will
-# you wait?
+# long will they take on Ethernet of 1 Gbit/s, where each message takes 50 us before anything arrives?
+# And how long will you wait?
 
 # %%
 guess = None  # virtual seconds, and seconds of your own?

@@ -78,8 +78,8 @@ run
 # terminal. The number after `-n` is the number of processes, not of machines.
 #
 # The file names the backend `mpi`, as the older tutorials do. MPI is the message-passing library of
-# supercomputers; PyTorch from pip does not contain it, so `simlib` takes its own in both cases. What
-# will differ between the two tables?
+# supercomputers; PyTorch from pip does not contain it, so `simlib` takes Gloo, or its simulation,
+# instead. What will differ between the two tables?
 
 # %%
 guess = None  # what differs?
@@ -107,8 +107,8 @@ for how in ("run", "simulate"):
     print(subprocess.run(command, capture_output=True, text=True).stdout)
 
 # %% [markdown]
-# The numbers, the message, its bytes and its line are the same. The second table ends with a time,
-# because a virtual clock gives the same time in every repeat: 30 us before anything arrives, then 8
+# The numbers, the message, its bytes and its line are the same. The second table says *simulated*, and
+# ends with a time, because a virtual clock gives the same time in every repeat: 30 us before anything arrives, then 8
 # bytes at 1.25 billion bytes per second. That is the Ethernet of 10 Gbit/s which `simulate` takes
 # unless you name another network.
 #
@@ -483,8 +483,8 @@ for network in (simlib.clusters.ethernet_1g(nodes=2), simlib.clusters.infiniband
 # %% [markdown]
 # What was put in comes out, without any error. That shows two things. The fit works: it finds the two
 # numbers where they are known. And the modelled network *is* the formula: a message pays the latency
-# once, then its bytes flow at the bandwidth. Your own machine's points lay off the line, because a
-# real machine is more than two numbers. How well such a model predicts a real network is a question
+# once, then its bytes flow at the bandwidth. The points of your own machine were off the line, because
+# a real machine is more than two numbers. How well such a model predicts a real network is a question
 # of its own, and you now know how to ask it: fit on small programs, predict a large one, measure.
 #
 # The last lines surprise many. InfiniBand is better in both numbers, but its messages have to be
@@ -509,7 +509,7 @@ for name, network_Bps in [("1 Gbit/s", 0.125e9), ("10 Gbit/s", 1.25e9), ("100 Gb
 # ## What if the network were slow?
 #
 # In a simulation computing takes no time, unless you say how much. Often you would rather keep the
-# work as it was measured here, and exchange only the network. That is `run.replay(cluster)`. It takes
+# work as it was measured here, and change only the network. That is `run.replay(cluster)`. It takes
 # a recorded run, also of real processes, and times its messages anew; what each rank did between them
 # takes as long as it did. Nothing is executed again.
 #
@@ -538,8 +538,9 @@ for name in ("infiniband_hdr", "ethernet_10g", "ethernet_1g"):
 replayed
 
 # %% [markdown]
-# Each round costs the work and one transfer: 50 + 32 ms on 1 Gbit/s, about 246 ms in all (the two
-# directions of a link do not disturb each other). The faster networks hardly differ, because there
+# Each round costs the work and one transfer: 50 + 32 ms on 1 Gbit/s, so 246 ms in all, and a little
+# more, because a real sleep lasts somewhat longer than it was asked to. (The two directions of a link
+# do not disturb each other.) The faster networks hardly differ, because there
 # the work is nearly everything. So before you ask for a better network, replay what you have: the
 # answer may be that it would gain 5 %. In the picture the axis says *virtual time*, and the lanes
 # wait for a good third of it.
