@@ -22,6 +22,7 @@ import torch.utils._device
 from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 
+from .calls import check_collective, check_message, check_peer
 from .errors import InvalidCallError
 from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
 from .recorder import count_bytes, is_learners
@@ -136,6 +137,15 @@ class RecordedWork(_Request, dist.Work):
         return self._work.synchronize()
 
 
+class RecordedMessage(RecordedWork):
+    """The request of an isend or irecv."""
+
+    def get_future(self):
+        raise InvalidCallError(
+            "the request of an isend or irecv has no future with Gloo: call its wait() instead"
+        )
+
+
 class RecordingGroup(dist.ProcessGroup):
     """A process group that records each call of its rank and passes it on to a transport.
 
@@ -212,61 +222,32 @@ class RecordingGroup(dist.ProcessGroup):
             frame = frame.f_back
         return ASYNC | _request_flag(3)
 
-    def _check_collective(self, kind, root, args):
-        """Refuse what no rank's answer could make right."""
-        size = len(self._ranks)
-        if root is not None and not 0 <= root < size:
-            raise InvalidCallError(
-                f"root {root} is no rank of this group: its ranks are 0 to {size - 1}"
-            )
-        if kind == "scatter" and root == self._rank and len(args[1][0]) != size:
-            raise InvalidCallError(
-                f"scatter's list must have one tensor for each of the {size} ranks, "
-                f"and has {len(args[1][0])}"
-            )
-        if kind == "all_to_all" and isinstance(args[0], torch.Tensor):
-            for name, tensor, splits in (("output", args[0], args[2]), ("input", args[1], args[3])):
-                if splits and sum(splits) != tensor.shape[0]:
-                    raise InvalidCallError(
-                        f"{name}_split_sizes {list(splits)} add up to {sum(splits)}, "
-                        f"but the {name} has {tensor.shape[0]} rows"
-                    )
-
-    def _check_peer(self, peer, role):
-        size = len(self._ranks)
-        if not 0 <= peer < size:
-            raise InvalidCallError(
-                f"{role}={peer} is no rank of this group: its ranks are 0 to {size - 1}"
-            )
-        if peer == self._rank:
-            raise InvalidCallError(
-                f"{role}={peer} is the rank itself: a rank that "
-                f"{'sends to' if role == 'dst' else 'receives from'} itself would wait for itself"
-            )
-
     def send(self, tensors, dst, tag=0):
-        self._check_peer(dst, "dst")
+        check_peer(self._rank, len(self._ranks), dst, "dst")
+        check_message(tensors[0], tag, "dst")
         flags = self._flags_of_p2p()
         start = self._post("send", tensors, peer=dst, tag=tag, flags=flags)
         self._glance_at_message(start, self._rank, dst, tag, tensors[0])
-        make = RecordedWork if flags & ASYNC else BlockingCall
+        make = RecordedMessage if flags & ASYNC else BlockingCall
         work = make(self._inner.send(tensors, dst, tag), self._recorder, start)
         return self._keep(work, flags, [(tensors[0], False)])
 
     def recv(self, tensors, src, tag=0):
-        self._check_peer(src, "src")
+        check_peer(self._rank, len(self._ranks), src, "src")
+        check_message(tensors[0], tag, "src")
         flags = self._flags_of_p2p()
         start = self._post("recv", tensors, peer=src, tag=tag, flags=flags)
         self._glance_at_message(start, src, self._rank, tag, tensors[0])
-        make = RecordedWork if flags & ASYNC else BlockingCall
+        make = RecordedMessage if flags & ASYNC else BlockingCall
         work = make(self._inner.recv(tensors, src, tag), self._recorder, start)
         return self._keep(work, flags, [(tensors[0], True)])
 
     def recv_anysource(self, tensors, tag=0):
+        check_message(tensors[0], tag, "src")
         flags = ANY_SOURCE | self._flags_of_p2p()
         start = self._post("recv", tensors, tag=tag, flags=flags)
         work = self._inner.recv_anysource(tensors, tag)
-        make = RecordedWork if flags & ASYNC else BlockingCall
+        make = RecordedMessage if flags & ASYNC else BlockingCall
         work = make(work, self._recorder, start, source=self._ranks)
         return self._keep(work, flags, [(tensors[0], True)])
 
@@ -341,9 +322,9 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
     def record_and_pass_on(self, *args):
         opts = args[-1] if args and not isinstance(args[-1], (list, torch.Tensor)) else None
         flags = _async_flag(opts)
-        tensors = payload(self, *args)
         root = opts.rootRank if rooted else None
-        self._check_collective(kind, root, args)
+        check_collective(kind, method, self._rank, len(self._ranks), opts, root, args)
+        tensors = payload(self, *args)
         reduce_op = hash(opts.reduceOp) if reduces and opts is not None else None
         start = self._post(
             kind,

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ..errors import InvalidCallError
-
 
 @dataclass(slots=True)
 class Part:
@@ -40,19 +38,6 @@ _OPS = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-
-
-def check_reduce_op(reduce_op, tensor):
-    """Refuse what Gloo refuses, in its words."""
-    name = _name_of(reduce_op)
-    if name not in _OPS:
-        raise InvalidCallError(f"Cannot use ReduceOp.{name} with Gloo")
-    if name in ("BAND", "BOR", "BXOR") and (tensor.is_floating_point() or tensor.is_complex()):
-        raise InvalidCallError(f"Cannot use ReduceOp.{name} with non-integral dtype")
-    if name == "AVG" and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise InvalidCallError(
-            f"ReduceOp.AVG gives fractions, which {str(tensor.dtype)} cannot hold"
-        )
 
 
 def _name_of(reduce_op):
@@ -86,7 +71,15 @@ def put(sources, targets):
             continue
         if source.shape != target.shape:
             source = source.reshape(target.shape)
-        target.data.copy_(source)
+        _copy(source, target.data)
+
+
+def _copy(source, target):
+    """Copy; where `expand` made several elements one place in memory, the last one stays there."""
+    for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            source, target = source.narrow(dim, size - 1, 1), target.narrow(dim, 0, 1)
+    target.copy_(source)
 
 
 def _totals(parts, opts):

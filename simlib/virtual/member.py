@@ -6,12 +6,12 @@ import os
 import sys
 
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
-from ..errors import InvalidCallError
 from ..group import FOREVER
 from ..recorder import count_bytes
 from .collective import Call
-from .contents import check_reduce_op, chunks, rows
+from .contents import chunks, rows
 from .ddp import SharedOutputs
 from .door import Post
 from .requests import Request
@@ -85,8 +85,6 @@ class Member:
         request = Request(simulation, self._rank, self._log.last, takes)
         root = getattr(opts, "rootRank", None)
         reduce_op = getattr(opts, "reduceOp", None)
-        if reduce_op is not None and kind in _REDUCING:
-            check_reduce_op(reduce_op, brings[0])
         call = Call(
             kind=kind,
             rank=self._rank,
@@ -119,27 +117,8 @@ class Member:
     def reduce(self, tensors, opts):
         return self._collective("reduce", tensors, tensors, opts, tensors)
 
-    def _check_length(self, name, tensors):
-        """Refuse a list that has not one tensor for each rank."""
-        size = len(self._channel.members)
-        if len(tensors) != size:
-            raise InvalidCallError(
-                f"{name} must have one tensor for each of the {size} ranks, and has {len(tensors)}"
-            )
-
-    def _check_alike(self, name, tensors):
-        """Refuse tensors of unlike sizes, as Gloo does."""
-        sizes = [tensor.numel() for tensor in tensors]
-        if len(set(sizes)) > 1:
-            raise InvalidCallError(
-                f"{name} must be tensors of one size, and have {sizes} elements: "
-                "all_to_all_single takes split sizes"
-            )
-
     def gather(self, outputs, inputs, opts):
         takes = outputs[0] if outputs else []
-        if opts.rootRank == self._position:
-            self._check_length("gather's list", takes)
         return self._collective("gather", inputs, takes, opts, inputs)
 
     def scatter(self, outputs, inputs, opts):
@@ -150,8 +129,6 @@ class Member:
     def allgather(self, outputs, inputs, opts=None):
         if isinstance(outputs[0], SharedOutputs):
             return self._collective("all_gather", inputs, outputs[0], opts, inputs)
-        for tensors in outputs:
-            self._check_length("all_gather's list", tensors)
         takes = [outputs[i][r] for r in range(len(self._group)) for i in range(len(inputs))]
         return self._collective("all_gather", inputs, takes, opts, inputs)
 
@@ -164,12 +141,6 @@ class Member:
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
         n = len(self._group)
-        for output, tensor in zip(outputs, inputs, strict=True):
-            if output.numel() != tensor.numel() * n:
-                raise InvalidCallError(
-                    f"the output has {output.numel()} elements, and {n} ranks bring "
-                    f"{tensor.numel()} each: it must have {tensor.numel() * n}"
-                )
         cut = [chunks(output, n) for output in outputs]
         takes = [parts[r] for r in range(n) for parts in cut]
         return self._collective("all_gather", inputs, takes, opts, inputs)
@@ -191,9 +162,6 @@ class Member:
         return self._collective("reduce_scatter", brings, outputs, opts, inputs)
 
     def alltoall(self, outputs, inputs, opts=None):
-        for name, tensors in (("inputs", inputs), ("outputs", outputs)):
-            self._check_length(f"the {name} of all_to_all", tensors)
-            self._check_alike(f"the {name} of all_to_all", tensors)
         sizes = tuple(t.numel() for t in inputs), tuple(t.numel() for t in outputs)
         return self._collective("all_to_all", inputs, outputs, opts, inputs, sizes)
 
@@ -207,7 +175,8 @@ class Member:
         return self._collective("barrier", [], [], opts, [])
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        self.barrier().wait()
+        # torch names its default of 30 minutes where the learner gave no limit.
+        self.barrier().wait(timeout if timeout < default_pg_timeout else None)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
