@@ -31,7 +31,7 @@ def ring_steps(rank, world_size, steps):
 
 
 def ping_pong(rank, world_size, steps):
-    """Neighbours send to and fro; returns when it began and ended."""
+    """Neighbours send back and forth; returns when it began and ended."""
     x, other = torch.ones(4), rank ^ 1
     dist.barrier()
     begin_s = wall_s()

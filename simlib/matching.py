@@ -252,7 +252,7 @@ class Matcher:
         if door.is_unsure:
             return
         sends, received = door.sends[src], door.received[src]
-        first_open = min((op.seq for op in door.open_any), default=inf)
+        first_open = min(op.seq for op in door.open_any) if door.open_any else inf
         for number in range(door.compared[src], min(len(sends), len(received))):
             send, recv = sends[number], received[number]
             if recv.seq > first_open:

@@ -443,9 +443,10 @@ def name_groups(ops):
     """
     names = {}
     for op in ops:
-        if op.group not in names:
+        named = names.get(op.group)
+        if named is None:
             number = sum(1 for group in names if group.name) + 1
             name = f"group {number}" if op.group.name else "world"
-            names[op.group] = Group(name, op.group.ranks)
-        op.group = names[op.group]
+            named = names[op.group] = Group(name, op.group.ranks)
+        op.group = named
     return names

@@ -14,6 +14,9 @@ from .recorder import is_learners
 from .results import Run
 from .trace import Trace
 
+MOST_PLACES = 8
+"""How many places the live display names when it says where the ranks are."""
+
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
 
 
@@ -260,9 +263,16 @@ def sites_now(watch):
 
 def where_ranks_are(watch):
     """A line for the live display: which rank has been where for how long."""
-    places = "; ".join(
-        f"rank {rank} is {_in_words(site)}" for rank, site in sites_now(watch).items()
-    )
+    alike = defaultdict(list)
+    sites = sites_now(watch).items()
+    for rank, site in sorted(sites, key=lambda item: item[1].op != "computing"):
+        alike[_in_words(site)].append(rank)
+    parts = [
+        f"{ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} {words}"
+        for words, ranks in alike.items()
+    ]
+    more = len(parts) - MOST_PLACES
+    places = "; ".join(parts[:MOST_PLACES] + ([f"and {more:,} more"] if more > 0 else []))
     limit = "" if watch.timeout_s is None else f", or wait until {watch.timeout_s:g} s are over"
     return f"no op and no output for 10 s: {places}. Press Stop to end the run{limit}."
 

@@ -78,7 +78,7 @@ class Group:
         return len(self.ranks)
 
     def __hash__(self):
-        return hash((self.name, len(self.ranks)))  # not of thousands of ranks, at every op
+        return hash(self.name)  # needed at every op: not of thousands of ranks
 
 
 @dataclass(slots=True)

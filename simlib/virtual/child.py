@@ -107,6 +107,7 @@ class Process:
         self.streams = streams
         self.backend = stand_in_backend()
         self._parked = 0
+        self._gc_thresholds = gc.get_threshold()
         _leave_only_the_rank(self)
         _wait_where_backward_returns(self)
         share_what_ddp_gathers()
@@ -117,6 +118,7 @@ class Process:
         self.simulation = simulation = Simulation(topology, request["options"])
         simulation.ranks = Ranks(simulation, request, memory, self)
         _enter_surroundings(request)
+        self._collect_garbage_for(request["world_size"])
         try:
             report = simulation.ranks.run()
         finally:
@@ -124,6 +126,11 @@ class Process:
         self._parked = len(report["unfinished"]) + len(report["deaths"])
         simulation.ranks.close()
         return pickle.dumps(("rest", report))
+
+    def _collect_garbage_for(self, ranks):
+        """One collector serves all ranks: it runs as often for each as in a process of its own."""
+        youngest, *older = self._gc_thresholds
+        gc.set_threshold(youngest * ranks, *older)
 
     def why_not_clean(self):
         """Why this process must not serve again, or None."""

@@ -91,13 +91,14 @@ class SimulationWatch:
                 return self._of_our_own()
             if self._process_died:
                 return self._of_dead_process()
-            found = self._blocked_beside_a_busy_one()
+            posted = sum(log.progress for log in self.logs)
+            found = self._blocked_beside_a_busy_one(posted)
             if found is not None:
                 return found
             flooding = [r for r, out in enumerate(self.outputs) if out.is_flood]
             if flooding:
                 return outcome.endless_output(self, flooding[0])
-            silence = self._silence()
+            silence = self._silence(posted)
             if self.timeout_s is not None and silence > self.timeout_s:
                 return outcome.out_of_time(self)
             if silence > QUIET_S and not self._said_quiet:
@@ -107,11 +108,10 @@ class SimulationWatch:
         self._take_in(0)
         return self._of_report()
 
-    def _blocked_beside_a_busy_one(self):
+    def _blocked_beside_a_busy_one(self, posted):
         """The deadlock of some ranks while another one computes and computes; or None."""
-        progress = sum(log.progress for log in self.logs)
-        if progress != self._ops:
-            self._ops, self._ops_at = progress, time.monotonic()
+        if posted != self._ops:
+            self._ops, self._ops_at = posted, time.monotonic()
         if not self.check or time.monotonic() - self._ops_at < BUSY_S:
             return None
         if not self.checker.look(self.running()):
@@ -162,9 +162,9 @@ class SimulationWatch:
         self.deaths[rank] = self._process.process.exitcode
         return outcome.of_failures(self, {rank})
 
-    def _silence(self):
+    def _silence(self, posted):
         """Seconds since the last op or output of any rank."""
-        progress = sum(log.progress for log in self.logs) + sum(o.total for o in self.outputs)
+        progress = posted + sum(output.total for output in self.outputs)
         if progress != self._progress:
             self._progress = progress
             self._moved_at = time.monotonic()
