@@ -16,6 +16,7 @@ def main():
     from .diagnosing import diagnosing
     from .network import network
     from .recording import recording
+    from .scale import cost_model
     from .starting import memory, starting
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
@@ -29,6 +30,7 @@ def main():
         "recording": lambda: recording(options.rounds),
         "diagnosing": lambda: diagnosing(options.rounds),
         "network": lambda: network(options.rounds),
+        "scale": lambda: cost_model(options.rounds),
     }
     unknown = set(options.names) - set(tables)
     if unknown:
