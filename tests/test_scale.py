@@ -119,44 +119,43 @@ def test_every_solver_solves_the_plain_case(kind, name):
 # -- rings -----------------------------------------------------------------------------------------
 
 
-@st.composite
-def ring_cases(draw):
-    """A ring whose links are of one or two sorts, anywhere; starts near and far."""
-    n = draw(st.integers(2, 40))
-    size, more = draw(st.integers(0, 50)), draw(st.integers(1, 4))
-    larger = draw(st.just(0) | st.integers(0, n - 1))
-    ranks_per_node = draw(st.integers(1, 9))
-    node = np.arange(n) // ranks_per_node
-    in_nodes = (node != np.roll(node, -1)).astype(int)
-    anywhere = np.array(draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)))
-    sort = draw(st.sampled_from([np.zeros(n, dtype=int), in_nodes, in_nodes, anywhere]))
-    positive = st.floats(0.1, 10)
-    scale_of_starts = draw(st.sampled_from([0, 0.1, 1, 50]))
-    starts = draw(st.lists(st.floats(0, 1), min_size=n, max_size=n))
+def any_ring(random):
+    """A small ring in whole numbers, so that ways tie: links of one or two sorts, late starts."""
+    n = int(random.integers(2, 15))
+    place = np.arange(n)
+    node = place // random.integers(1, 6)
+    sorts = np.zeros(n, dtype=int), node != np.roll(node, -1), random.integers(0, 2, n)
+    sort = sorts[random.integers(3)].astype(int)
+    starts = np.zeros(n), random.integers(0, 30, n), 20 * (place == random.integers(n))
+    latency_s = random.integers(1, 4) + np.array(
+        [0, random.integers(0, 12) * random.integers(1, 5)]
+    )
+    larger = random.integers(0, n) * random.integers(0, 2)
     return Ring.of(
-        draw(st.sampled_from(["all_reduce", "reduce_scatter", "all_gather"])),
-        starts=np.array(starts) * scale_of_starts,
-        latency_s=np.array([draw(positive), draw(positive) * draw(st.sampled_from([1, 10]))])[sort],
-        bandwidth_Bps=np.array([draw(positive), draw(positive)])[sort]
-        * draw(st.sampled_from([1, 10, 50])),
-        sizes=size + more * (np.arange(n) < larger),
-        envelope_bytes=draw(st.integers(0, 2)),
-        reduce_Bps=draw(st.sampled_from([inf, inf, 3.0])),
+        str(random.choice(["all_reduce", "reduce_scatter", "all_gather"])),
+        starts=starts[random.integers(3)] * random.choice([0.1, 1.0]),
+        latency_s=latency_s[sort].astype(float),
+        bandwidth_Bps=random.choice([0.25, 0.5, 1.0], 2)[sort],
+        sizes=random.integers(0, 3) + (place < larger),
+        envelope_bytes=int(random.integers(2)),
+        reduce_Bps=random.choice([inf, inf, 0.5]),
     )
 
 
-@hypothesis.seed(SEED)
-@settings(max_examples=1000, database=None, deadline=None)
-@given(ring_cases())
-def test_closed_forms_of_rings_are_what_their_rounds_give(ring):
-    wanted = by_rounds(ring)
-    found = in_closed_form(ring)
-    if found is not None:
-        assert found == pytest.approx(wanted, rel=1e-11, abs=1e-11)
-    last = in_closed_form(ring, last_only=True)
-    assert (found is None) or (last is not None)
-    if last is not None:
-        assert last.max() == pytest.approx(wanted.max(), rel=1e-11)
+def test_closed_forms_of_rings_are_what_their_rounds_give():
+    random = np.random.default_rng(SEED)
+    known = 0
+    for _ in range(4000):
+        ring = any_ring(random)
+        wanted = by_rounds(ring)
+        found, last = in_closed_form(ring), in_closed_form(ring, last_only=True)
+        if found is not None:
+            assert found == pytest.approx(wanted, rel=1e-12, abs=1e-12), ring
+        assert found is None or last is not None
+        if last is not None:
+            assert last.max() == pytest.approx(wanted.max(), rel=1e-12), ring
+        known += last is not None
+    assert known > 2000
 
 
 def ring_of(n, ranks_per_node, nbytes, starts=0.0, kind="all_reduce"):

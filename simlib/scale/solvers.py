@@ -239,9 +239,9 @@ def chain(case):
 
 
 RING = (
-    "no two messages of a round share a link (block placement) and the ranks start together or "
-    "nbytes is a multiple of ranks * itemsize; or where all messages of a round are alike, as with "
-    "round-robin placement on full nodes and such an nbytes"
+    "each rank has a node of its own; or no two messages of a round share a link (block placement) "
+    "and the ranks start together or nbytes is a multiple of ranks * itemsize; or all messages of a "
+    "round are alike (round-robin on full nodes, a common start and such an nbytes)"
 )
 CHAIN = "chunks * ranks is at most 200,000,000 and no two messages share a link (block placement)"
 PAIRWISE = (
@@ -267,7 +267,7 @@ SOLVERS = {
     ),
     ("broadcast", "scatter_all_gather"): (
         scatter_all_gather,
-        "each rank has a node of its own and nbytes is a multiple of ranks * itemsize",
+        "each rank has a node of its own",
     ),
     ("broadcast", "chain"): (chain, CHAIN),
     ("reduce", "chain"): (chain, CHAIN),
