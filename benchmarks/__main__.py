@@ -17,6 +17,7 @@ def main():
     from .diagnosing import diagnosing
     from .network import network
     from .recording import recording
+    from .scale import cost_model
     from .simulating import simulating
     from .starting import memory, starting
 
@@ -33,6 +34,7 @@ def main():
         "collectives": lambda: collectives(options.rounds),
         "simulating": lambda: simulating(options.rounds),
         "network": lambda: network(options.rounds),
+        "scale": lambda: cost_model(options.rounds),
     }
     unknown = set(options.names) - set(tables)
     if unknown:

@@ -30,6 +30,9 @@ FEW_ROUNDS = frozenset(
 """Algorithms of about lg n rounds: they are timed as they are, message by message."""
 
 ONE_ROUND = {("scatter", "spread"), ("gather", "spread")}
+ALIKE = (
+    "no messages share a link, or the ranks start together and all messages of a round are alike"
+)
 MOST_MESSAGES = 8_000_000
 MOST_SHARING, MOST_SHARING_RANKS = 20_000, 512
 
@@ -93,14 +96,12 @@ def time_of(
 
     **Cost** O(n) memory. Up to 0.2 s for a ring of 100,000 ranks, 0.5 s for trees on them.
     """
+    more = {"placement": placement, "itemsize": itemsize, "root": root, "chunks": chunks}
     if np.ndim(n):
         if starts is not None:
             raise InvalidCallError("starts are of one number of ranks: give one n, not several")
-        more = {"placement": placement, "itemsize": itemsize, "root": root, "chunks": chunks}
         return np.array([time_of(kind, size, nbytes, cluster, algorithm, **more) for size in n])
-    case = _case(
-        kind, n, nbytes, cluster, algorithm, starts, placement, itemsize, root, chunks, True
-    )
+    case = _case(kind, n, nbytes, cluster, algorithm, starts, last_only=True, **more)
     return float(_solve(case).max() - case.starts.max())
 
 
@@ -124,10 +125,8 @@ def ends_of(
     ndarray of float, shape (n,)
         In seconds, on the clock of ``starts`` (which begins at 0 where they are not given).
     """
-    case = _case(
-        kind, n, nbytes, cluster, algorithm, starts, placement, itemsize, root, chunks, False
-    )
-    return _solve(case)
+    more = {"placement": placement, "itemsize": itemsize, "root": root, "chunks": chunks}
+    return _solve(_case(kind, n, nbytes, cluster, algorithm, starts, last_only=False, **more))
 
 
 def whole(name, value):
@@ -138,7 +137,7 @@ def whole(name, value):
 
 
 def _case(
-    kind, n, nbytes, cluster, algorithm, starts, placement, itemsize, root, chunks, last_only
+    kind, n, nbytes, cluster, algorithm, starts, last_only, *, placement, itemsize, root, chunks
 ):
     check_sort("cluster", cluster, Cluster)
     n, nbytes = whole("n", n), whole("nbytes", nbytes)
@@ -226,17 +225,8 @@ def _messages_of(case):
     return of_a_rank * case.n * max(case.n, case.chunks or 0)
 
 
-ALIKE = (
-    "no messages share a link, or the ranks start together and all messages of a round are alike"
-)
-
-
 def _too_many(case, messages):
-    _, when = SOLVERS.get((case.kind, case.algorithm), (None, ""))
-    when = (
-        when
-        or "the ranks start together and all messages of a round are alike, or none share a link"
-    )
+    _, when = SOLVERS.get((case.kind, case.algorithm), (None, ALIKE))
     return InvalidCallError(
         f"{case.kind} by {case.algorithm!r} on {case.n:,} ranks has about {messages:,.0f} messages "
         f"that would have to be followed one by one. On so many ranks it is exact where {when}"

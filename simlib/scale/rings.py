@@ -156,11 +156,10 @@ def _following_large_chunks(ring):
     """One sort of link; the first ``m`` chunks are larger. Ends of the last messages.
 
     Seen from a chunk, a walk goes 0, 1 or 2 chunks down in every round. It loses something on every
-    small chunk, and nothing as long as it stays among the large ones.
+    small chunk, and nothing as long as it stays among the large ones. A walk from the last small
+    chunk down to the large ones and on to the first small one just fits into n - 1 rounds.
     """
     n, m, rounds = ring.n, ring.larger, ring.rounds
-    if not ring.start_together and rounds < n - m // 2 + 2:
-        return None  # a walk down to the large chunks and on might not have the time
     if ring.reduce_Bps < inf and not (ring.start_together and ring.adding < rounds):
         return None
     heavy_s, loss_s = ring.heavy_s[0], ring.heavy_s[0] - ring.light_s[0]

@@ -132,10 +132,13 @@ def hierarchical(case):
 def pairwise(case):
     """all_to_all, reduce_scatter: in n - 1 rounds with each other rank.
 
-    After k rounds a rank has waited for all that are up to k (k + 1) / 2 away: for everybody.
+    After k rounds a rank has waited for all that are up to k (k + 1) / 2 away: for everybody. Where
+    some parts are larger, a rank that gets one is given a larger one in every round: it is last.
     """
     sizes = case.parts()
-    if not (case.is_even and case.links_are_private) or sizes[0] != sizes[-1]:
+    if not (case.is_even and case.links_are_private):
+        return None
+    if sizes[0] != sizes[-1] and not (case.last_only and case.start_together):
         return None
     step_s = case.step_s(np.array([0]), np.array([1]), sizes[0])[0]
     if case.kind == "reduce_scatter":
@@ -236,11 +239,15 @@ def chain(case):
 
 
 RING = (
-    "no two messages of a round share a link (block placement) and the ranks start together or "
-    "nbytes is a multiple of ranks * itemsize; or where all messages of a round are alike, as with "
-    "round-robin placement on full nodes and such an nbytes"
+    "each rank has a node of its own; or no two messages of a round share a link (block "
+    "placement) and the ranks start together or nbytes is a multiple of ranks * itemsize; or all "
+    "messages of a round are alike (round-robin on full nodes, a common start and such an nbytes)"
 )
 CHAIN = "chunks * ranks is at most 200,000,000 and no two messages share a link (block placement)"
+PAIRWISE = (
+    "each rank has a node of its own, and the ranks start together (for the last end of all) or "
+    "nbytes is a multiple of ranks * itemsize"
+)
 IN_TURN = "any case"
 SOLVERS = {
     ("all_reduce", "ring"): (ring, RING),
@@ -251,14 +258,8 @@ SOLVERS = {
         hierarchical,
         "all nodes are full, the ranks start together and nbytes is a multiple of ranks * itemsize",
     ),
-    ("reduce_scatter", "pairwise"): (
-        pairwise,
-        "each rank has a node of its own and nbytes is a multiple of ranks * itemsize",
-    ),
-    ("all_to_all", "pairwise"): (
-        pairwise,
-        "each rank has a node of its own and nbytes is a multiple of ranks * itemsize",
-    ),
+    ("reduce_scatter", "pairwise"): (pairwise, PAIRWISE),
+    ("all_to_all", "pairwise"): (pairwise, PAIRWISE),
     ("all_to_all", "spread"): (
         spread_to_all,
         "each rank has a node of its own, the ranks start together and nbytes is a multiple of "
@@ -266,7 +267,7 @@ SOLVERS = {
     ),
     ("broadcast", "scatter_all_gather"): (
         scatter_all_gather,
-        "each rank has a node of its own and nbytes is a multiple of ranks * itemsize",
+        "each rank has a node of its own",
     ),
     ("broadcast", "chain"): (chain, CHAIN),
     ("reduce", "chain"): (chain, CHAIN),

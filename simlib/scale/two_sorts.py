@@ -64,16 +64,15 @@ def uneven_chunks(ring, last_only=False):
     loss = S - F - max(0.0, more_fast - more_slow)
     ways = _Ways(slow)
     fewest, most = ways.between.min(), ways.between.max()
-    never_changes = fewest > 0 and loss * fewest >= more * (fewest + 1) and loss >= 2 * more * most
-    if not never_changes or ring.rounds < 2 * most + 1:
-        return None
+    if not fewest or loss < 2 * more * most or ring.rounds < 2 * most + 1:
+        return None  # a change might pay
 
     n, K, lag, place = ring.n, ring.rounds, ring.lag, np.arange(ring.n)
     chunks = _Chunks(n, ring.larger)
 
-    def stays(links, rounds, first=0):
-        """Seconds on a slow link from round ``first`` on."""
-        return rounds * S + more_slow * chunks.in_turn(links - 1 + lag - first, rounds)
+    def stays(links, rounds):
+        """Seconds on a slow link, in so many first rounds."""
+        return rounds * S + more_slow * chunks.in_turn(links - 1 + lag, rounds)
 
     def rides(chunk, rounds):
         """Seconds on the way to the next rank: always with the same chunk."""

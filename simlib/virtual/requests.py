@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from ..compute import here
 from ..errors import InvalidCallError
+from ..recorder import is_learners
 
 
 class Request:
@@ -95,12 +98,13 @@ class Request:
         return False
 
     def get_future(self):
-        """A future; within `backward` one for C++ code, which waits in ways nobody sees.
+        """A future: for the learner's own line one whose `wait` takes virtual time.
 
-        There the rank waits until its data have come, not for the time that they take: that is
-        waited for where `backward` returns.
+        C++ code (DDP's) waits in ways nobody sees. For it the rank waits here until its data have
+        come, not for the time that they take: that is waited for where `backward` returns.
         """
-        if not getattr(here, "backward_depth", 0):
+        caller = sys._getframe(2).f_code.co_filename  # 1 is the request that records
+        if is_learners(caller) and not getattr(here, "backward_depth", 0):
             return SimulatedFuture(self._wait_and_log, self.is_completed)
         self.simulation.wait_for_data(self)
         self._take()
