@@ -117,6 +117,7 @@ class Process:
     def why_not_clean(self):
         """Why this process must not serve again, or None."""
         self.simulation = None
+        gc.collect()  # the next one may be as large
         return "a rank has not returned" if self._parked else None
 
     def create_group(self, options, ranks, name):
@@ -230,6 +231,8 @@ class Ranks:
         """Give back what the ranks shared, where none of their threads is left."""
         if len(self.answers) == self._size:
             self._simulation.scheduler.close()
+            for memory in (*self._memories, self._head):
+                memory.close()
 
     def _frames(self, ranks):
         """The learner's frames, outermost first, of ranks that stand still."""
