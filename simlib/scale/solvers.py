@@ -239,9 +239,9 @@ def chain(case):
 
 
 RING = (
-    "each rank has a node of its own; or no two messages of a round share a link (block "
-    "placement) and the ranks start together or nbytes is a multiple of ranks * itemsize; or all "
-    "messages of a round are alike (round-robin on full nodes, a common start and such an nbytes)"
+    "each rank has a node of its own; or no two messages of a round share a link (block placement) "
+    "and the ranks start together or nbytes is a multiple of ranks * itemsize; or all messages of "
+    "a round are alike (round-robin on full nodes, a common start and such an nbytes)"
 )
 CHAIN = "chunks * ranks is at most 200,000,000 and no two messages share a link (block placement)"
 PAIRWISE = (
