@@ -473,6 +473,8 @@ def test_overlap_saves_what_it_did_in_ddp_where_communication_is_as_long_as_back
 # -- parts, refusals, examples ---------------------------------------------------------------------
 
 
+@hypothesis.seed(SEED)
+@settings(database=None, deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=12), st.data())
 def test_sweep_is_the_best_of_all_walks(values, data):
     n = len(values)

@@ -204,7 +204,7 @@ def _message_by_message(case):
     if case.algorithm in FEW_ROUNDS and (is_private or is_nothing_sent):
         return _each_alone(case, found)
     if not shares_no_link(found, case.topology, members):
-        ends = _in_step(case, found) if case.start_together else None
+        ends = _in_step(case, found)
         if ends is not None:
             return ends
         few_moments = case.start_together and (
