@@ -10,12 +10,13 @@ import tracemalloc
 from math import ceil, inf
 
 import cloudpickle
+import hypothesis
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from closed_forms import CLOSED_FORMS, NETWORKS
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simlib
