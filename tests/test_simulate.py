@@ -526,3 +526,30 @@ def test_a_bad_argument_is_refused_in_a_sentence(name):
 def test_an_unknown_keyword_is_a_type_error():
     with pytest.raises(TypeError, match="unexpected keyword argument 'fleet'"):
         simlib.simulate(lambda rank, n: None, 2, fleet=3)
+
+
+def test_every_rank_has_a_class_of_its_own():
+    class Counter:
+        seen = None
+
+        def note(self, rank):
+            type(self).seen = rank
+
+    def main(rank, n):
+        Counter().note(rank)
+        dist.barrier()
+        return Counter.seen
+
+    assert simlib.simulate(main, 3).results == [0, 1, 2]
+
+
+def test_a_future_in_the_learners_hands_takes_virtual_time():
+    def main(rank, n):
+        x = torch.ones(100_000)
+        future = dist.all_reduce(x, async_op=True).get_future()
+        posted_s = time.perf_counter()
+        future.wait()
+        return posted_s, time.perf_counter()
+
+    (posted_s, end_s), _ = simlib.simulate(main, 2).results
+    assert posted_s == 0.0 and end_s > 3e-4
