@@ -77,7 +77,7 @@ def run(
         )
     size = _check_world_size(world_size)
     payload = pack(function, args, kwargs, size)
-    options = Options(_name(function), timeout_s, strict, check)
+    options = Options(name_of(function), timeout_s, strict, check)
     return _run_payload(payload, size, options, fresh, argv=None)
 
 
@@ -107,7 +107,8 @@ def script(rank, world_size, path):
     runpy.run_path(path, run_name="__main__")
 
 
-def _name(function):
+def name_of(function):
+    """What a rank function is called."""
     return getattr(function, "__name__", type(function).__name__)
 
 
@@ -134,6 +135,11 @@ def _run_payload(payload, world_size, options, fresh, argv):
         result, failure = _run_in(world, watch, {"payload": payload, **where}, options)
     finally:
         display.close(outputs)
+    return told(display, result, failure)
+
+
+def told(display, result, failure):
+    """Show what a run has found, or the picture of how it failed; returns the `Run`, or raises."""
     if failure is None:
         display.findings(result.findings)
         return result

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from .. import clusters, diagnosis, errors, outcome
 from ..cluster import Cluster, Topology
 from ..collectives import ALGORITHMS, choose
-from ..processes.engine import check_timeout, script
+from ..processes.engine import check_timeout, name_of, script, told
 from ..processes.live import SilentDisplay, open_display
 from ..processes.payload import cell_numbers, new_cells, pack, surroundings
 from . import adversary
@@ -107,7 +107,7 @@ def simulate(
     Topology(cluster, size, placement)
     check_timeout(timeout_s)
     options = SimulationOptions(
-        name=getattr(function, "__name__", type(function).__name__),
+        name=name_of(function),
         timeout_s=timeout_s,
         strict=strict,
         check=check,
@@ -126,23 +126,14 @@ def simulate(
     return _simulate(request, options, argv=None)
 
 
-@dataclass(frozen=True)
-class SimulationOptions:
+@dataclass(frozen=True, kw_only=True)
+class SimulationOptions(Options):
     """How a simulation is run and watched; see `simulate`."""
 
     name: str
     timeout_s: float | None = 120
     strict: bool = False
     check: bool = True
-    eager_limit_bytes: float = -1
-    policy: str = "mpich"
-    algorithms: dict = field(default_factory=dict)
-    expand: bool = False
-    slow: dict = field(default_factory=dict)
-    kill: dict = field(default_factory=dict)
-    seed: int | None = None
-    compute: str = "flops"
-    memory: bool = False
 
 
 def _simulate(request, options, argv):
@@ -158,13 +149,7 @@ def _simulate(request, options, argv):
             failure = diagnosis.as_error(result.findings[0])
     finally:
         display.close(outputs)
-    if failure is None:
-        display.findings(result.findings)
-        return result
-    failure.run = result
-    if getattr(failure, "graph", None) is not None:
-        display.picture(failure.graph)
-    raise failure
+    return told(display, result, failure)
 
 
 def _other_order(request, options, result, answers):
@@ -187,15 +172,10 @@ def _other_order(request, options, result, answers):
 def _once(request, options, display):
     """One simulation: the `Run`, the error to raise, the ranks' answers, what they printed."""
     process = _take_process(display)
-    request = request | {"options": _for_child(options)}
+    request = request | {"options": options}
     watch = SimulationWatch(process, request["world_size"], display, cell_numbers(), options)
     result, failure = _watched(process, watch, request, options)
     return result, failure, watch.report["answers"] if watch.report else {}, watch.outputs
-
-
-def _for_child(options):
-    names = Options.__dataclass_fields__
-    return Options(**{name: getattr(options, name) for name in names})
 
 
 def _watched(process, watch, request, options):
@@ -324,5 +304,5 @@ def simulate_script(path, world_size, argv, **options):
     payload = pack(script, (os.path.abspath(path),), None, size)
     request = {"payload": payload, "cluster": cluster, "placement": "block", "world_size": size}
     return _simulate(
-        request, SimulationOptions(os.path.basename(path), **options), argv=[path, *argv]
+        request, SimulationOptions(name=os.path.basename(path), **options), argv=[path, *argv]
     )

@@ -17,7 +17,7 @@ from .door import Door
 from .scheduler import Scheduler
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """How a simulation is run; see `simulate`."""
 

@@ -260,7 +260,3 @@ class SimulationWatch:
         self._selector.close()
         for log in self.logs:
             log.close()
-
-    def interrupted(self):
-        """The error for a simulation that was stopped by hand."""
-        return outcome.interrupted(self)
