@@ -112,9 +112,7 @@ class Simulation:
     @staticmethod
     def is_known_from(call):
         """Whether one member's call tells how many bytes all members bring."""
-        if call.kind != "all_to_all" or call.splits is None:
-            return True
-        return False
+        return call.kind != "all_to_all"
 
     def plan(self, channel, meeting, call):
         """The `Plan` of a collective."""
