@@ -201,7 +201,8 @@ def _root_receives(case, ready, others, nbytes, adds):
     steps_s = case.step_s(others, np.full(len(others), case.root), nbytes)
     adding_s = nbytes / case.reduce_Bps if adds else 0.0
     done_s = in_turn(ready[case.root], ready[others], steps_s + adding_s)
-    ready[others] = done_s - adding_s
+    root_is_free_s = np.concatenate((ready[[case.root]], done_s[:-1]))
+    ready[others] = np.maximum(root_is_free_s, ready[others]) + steps_s
     ready[case.root] = done_s[-1]
 
 
