@@ -63,15 +63,15 @@ class Recorder:
         self._words = {}
         self._met = {}
 
-    def site(self):
-        """The number of the learner's line that is being run."""
-        place = self.place(4)
+    def site(self, frame):
+        """The number of the learner's line that is being run in this frame, or led to it."""
+        place = self.place(frame)
         number = self.log.numbers.get(place)
         return self.log.define(place, "site", place) if number is None else number
 
-    def place(self, depth):
+    @staticmethod
+    def place(frame):
         """(file, line, function) of the innermost frame that is the learner's."""
-        frame = sys._getframe(depth)
         while frame is not None:
             file = frame.f_code.co_filename
             if is_learners(file):
@@ -200,7 +200,7 @@ class Pending:
                 break
 
     def _report(self, how, start, other):
-        place = self._recorder.place(2)
+        place = self._recorder.place(sys._getframe(2))
         self._recorder.log.define(("race", start, other), "race", (how, start, other, place))
 
 

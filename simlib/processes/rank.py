@@ -17,7 +17,7 @@ import threading
 import torch
 import torch.distributed as dist
 
-from .. import answers, group
+from .. import answers, backend
 from ..meetings import MeetingTable
 from ..oplog import CAPACITY, OpLogWriter
 from ..recorder import Recorder
@@ -41,10 +41,10 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     recorder = Recorder(writer, _is_alone)
     meetings = MeetingTable(table.detach(), world_size, rank)
-    group.install(group.gloo_member(recorder))
+    backend.install(backend.gloo_member(recorder))
     rendezvous = dist.FileStore(_store_path(store), world_size)
-    group.join_world(rendezvous, rank, world_size)
-    membership = group.Membership(rendezvous)
+    backend.join_world(rendezvous, rank, world_size)
+    membership = backend.Membership(rendezvous)
     baseline = Baseline()
     own_pid = os.getpid()
     channel.send(sock, ("ready", None))

@@ -76,9 +76,10 @@ def put(sources, targets):
 
 def _copy(source, target):
     """Copy; where `expand` made several elements one place in memory, the last one stays there."""
-    for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
-        if size > 1 and stride == 0:
-            source, target = source.narrow(dim, size - 1, 1), target.narrow(dim, 0, 1)
+    if 0 in target.stride():
+        for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+            if size > 1 and stride == 0:
+                source, target = source.narrow(dim, size - 1, 1), target.narrow(dim, 0, 1)
     target.copy_(source)
 
 
