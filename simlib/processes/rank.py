@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
+import inspect
 import linecache
 import mmap
 import multiprocessing.forkserver
@@ -11,6 +13,7 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
 import sys
 import threading
 
@@ -35,6 +38,7 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     """
     die_with_the_kernel(lifeline.detach())
     output = Output(stdout.detach(), stderr.detach())
+    _show_errors_of_commands()
     writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY))
     sock = socket.socket(fileno=control.detach())
     torch.set_num_threads(1)
@@ -123,6 +127,20 @@ class Output:
         sys.stdout, sys.stderr = _line_writer(), _line_writer()
         faulthandler.enable(STDERR)
         faulthandler.register(signal.SIGUSR1, STDERR)
+
+
+def _show_errors_of_commands():
+    """What a command writes to its stderr is shown, as what it prints is."""
+    start = subprocess.Popen.__init__
+    place = list(inspect.signature(start).parameters).index("stderr")
+
+    @functools.wraps(start)
+    def start_shown(*args, **kwargs):
+        if len(args) <= place and kwargs.get("stderr") is None:
+            kwargs["stderr"] = STDOUT
+        start(*args, **kwargs)
+
+    subprocess.Popen.__init__ = start_shown
 
 
 def _line_writer():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import functools
 import gc
 import linecache
 import operator
@@ -29,6 +28,7 @@ from .ddp import share_what_ddp_gathers
 from .member import stand_in_backend
 from .ranks import Ranks
 from .simulation import Simulation
+from .store import own_stores
 
 FRAME = struct.Struct("=ii")
 """Before each piece of output: the rank, and the number of bytes."""
@@ -50,7 +50,7 @@ def child_main(control, lifeline, stdout, stderr, memory):
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a baton is a descriptor
     torch.set_num_threads(1)
     threading.stack_size(STACK_BYTES)
-    process = Process(per_rank.separate_threads(functools.partial(_write_framed, output)))
+    process = Process(per_rank.separate_threads(FramedOutput(output)))
     backend.install(process.create_group)
     baseline = Baseline()
     channel.send(sock, ("ready", None))
@@ -69,13 +69,21 @@ def child_main(control, lifeline, stdout, stderr, memory):
             channel.send(sock, ("clean", process.why_not_clean() or baseline.restore()))
 
 
-def _write_framed(fd, rank, text):
-    data = text.encode("utf-8", "backslashreplace")
-    for start in range(0, len(data), 1 << 16):
-        piece = data[start : start + (1 << 16)]
-        rest = FRAME.pack(rank, len(piece)) + piece
-        while rest:
-            rest = rest[os.write(fd, rest) :]
+class FramedOutput:
+    """The pipe to the kernel, written by ranks and, for commands they have started, by threads."""
+
+    def __init__(self, fd):
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def __call__(self, rank, text):
+        data = text.encode("utf-8", "backslashreplace")
+        with self._lock:
+            for start in range(0, len(data), 1 << 16):
+                piece = data[start : start + (1 << 16)]
+                rest = FRAME.pack(rank, len(piece)) + piece
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
 
 
 class Process:
@@ -96,6 +104,7 @@ class Process:
         _leave_only_the_rank(self)
         _wait_where_backward_returns(self)
         share_what_ddp_gathers()
+        own_stores(lambda: self.simulation.ranks.store)
 
     def run(self, request, memory):
         """Simulate once; returns the report for the kernel, as bytes."""

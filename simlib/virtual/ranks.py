@@ -56,6 +56,7 @@ class Ranks:
         rank -> what its function came to, see `answers.answer_of`.
     deaths : dict
         rank -> exit code of a rank that left by ``os._exit``, or was killed.
+    store : SimulatedStore
     """
 
     def __init__(self, simulation, request, memory, process):
@@ -82,7 +83,7 @@ class Ranks:
             Recorder(log, lambda: True, functools.partial(simulation.settle, rank))
             for rank, log in enumerate(simulation.logs)
         ]
-        self._store = SimulatedStore(scheduler)
+        self.store = SimulatedStore(scheduler)
         self._in_turn = per_rank.StateInTurn(size, torch_seed())
         scheduler.on_resume = self._resume
         for rank, time_s in simulation.options.kill.items():
@@ -208,7 +209,7 @@ class Ranks:
     def _join(self, rank):
         """The default group, as `init_process_group` makes it, without its n entries a rank."""
         c10d = dist.distributed_c10d
-        store = dist.PrefixStore("world", self._store)
+        store = dist.PrefixStore("world", self.store)
         world, _ = c10d._new_process_group_helper(
             self._size, rank, [], "gloo", store, group_name="0", timeout=group.FOREVER
         )

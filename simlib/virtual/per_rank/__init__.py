@@ -14,8 +14,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from ...compute import here as local
 from .clock import end_virtual_time, own_clock
-from .environment import EnvironmentPerRank, own_environment_of_commands
-from .output import OutputPerRank, flush
+from .commands import own_commands
+from .environment import EnvironmentPerRank
+from .output import OutputPerRank, flush, write_to_descriptors
 from .profiler import one_profiler_at_a_time
 from .random_numbers import own_random_numbers
 from .turns import StateInTurn
@@ -35,8 +36,9 @@ def separate_threads(write_out):
     one_profiler_at_a_time()
     c10d._world = WorldPerThread()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
-    own_environment_of_commands()
+    own_commands(write_out)
     os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)
-    sys.stdout = OutputPerRank(write_out, sys.stdout)
-    sys.stderr = OutputPerRank(write_out, sys.stderr)
+    sys.stdout = sys.__stdout__ = OutputPerRank(write_out, sys.stdout)
+    sys.stderr = sys.__stderr__ = OutputPerRank(write_out, sys.stderr)
+    write_to_descriptors(sys.stdout, sys.stderr)
     return sys.stdout, sys.stderr

@@ -1,11 +1,7 @@
-"""Environment variables of one rank, and of the commands that it starts."""
+"""Environment variables of one rank."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-import os
-import subprocess
 from collections.abc import Mapping, MutableMapping
 
 from ...compute import here as local
@@ -61,17 +57,3 @@ class EnvironmentPerRank(MutableMapping):
     def copy(self):
         values = {**self.base, **self._mine()}
         return {name: value for name, value in values.items() if value is not _DELETED}
-
-
-def own_environment_of_commands():
-    """A command that a rank starts has that rank's environment."""
-    start = subprocess.Popen.__init__
-    place = list(inspect.signature(start).parameters).index("env")
-
-    @functools.wraps(start)
-    def start_with_environment(*args, **kwargs):
-        if len(args) <= place and kwargs.get("env") is None and hasattr(local, "rank"):
-            kwargs["env"] = os.environ.copy()
-        start(*args, **kwargs)
-
-    subprocess.Popen.__init__ = start_with_environment
