@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.utils._device
 from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 from .calls import check_collective, check_message, check_peer
 from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
@@ -198,9 +199,10 @@ class RecordingGroup(dist.ProcessGroup):
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         start = self._post("barrier", ())
         self._recorder.glance(start, self._definition, "barrier", None, None, None, 0)
-        self._log.wait_begin(start, self._recorder.is_alone())
+        # torch names its default of 30 minutes where the learner gave no limit.
+        limit = timeout if timeout is not None and timeout < default_pg_timeout else FOREVER
+        self._log.wait_begin(start, limit is FOREVER and self._recorder.is_alone())
         try:
-            limit = FOREVER if timeout is None else timeout
             self._inner.monitored_barrier(limit, wait_all_ranks)
         except BaseException:
             self._log.wait_failed()

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 import simlib
 from simlib import Cluster, Link
@@ -132,6 +133,31 @@ def test_output_belongs_to_its_rank_by_whole_lines():
     output = simlib.simulate(main, 3).output
     steps = "".join(f"step {step} of rank {{}}\n" for step in range(3))
     assert output == [steps.format(*[r] * 3) + "to stderr\nthe end" for r in range(3)]
+
+
+def test_a_backward_within_backward_gives_the_gradients_of_real_ranks():
+    def main(rank, world_size):
+        inner, outer = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+        for parameter in (*inner.parameters(), *outer.parameters()):
+            torch.nn.init.constant_(parameter, 0.5)
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.outer = inner, outer
+
+            def forward(self, x):
+                middle = checkpoint(self.inner, x, use_reentrant=True)
+                return self.outer(middle.tanh())
+
+        model = torch.nn.parallel.DistributedDataParallel(Model())
+        x = torch.full((2, 3), float(rank), requires_grad=True)
+        model(x).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    found, expected = (engine(main, 2).results for engine in (simlib.simulate, simlib.run))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_output_of_commands_and_descriptors_is_the_ranks():
