@@ -31,9 +31,9 @@ from simlib import cli
 # %% [markdown]
 # ## One message
 #
-# Rank 0 has two numbers, rank 1 wants them. Both run the same function, and the `if` says which part
-# is whose. The receiver must bring a **holder**: a tensor into which the numbers will be written.
-# What will rank 1 print before the message, and what after it?
+# Rank 0 has two numbers, rank 1 wants them. Both run the same function, and the `if` says which
+# part is whose. The receiver must bring a **holder**: a tensor into which the numbers will be
+# written. What will rank 1 print before the message, and what after it?
 
 # %%
 guess = None  # the two lines of rank 1?
@@ -59,22 +59,22 @@ run
 # returned no tensor. It wrote into the one it was given. And the two tensors are two: what rank 0
 # does to `x` afterwards does not reach rank 1, which is another process.
 #
-# In the picture, one rank comes to the meeting first and waits (hatched) for the other. Which one,
-# may change from run to run, because two processes never start at quite the same moment.
+# In the picture, one rank comes to the meeting first and waits (hatched) for the other. Which one
+# does, may change from run to run.
 #
 # ## The same as a script
 #
 # On the web you find this program as a file, usually called `ptdist.py`, which starts the process
-# group itself. Its older forms name the backend `mpi`. MPI is the message-passing library of
-# supercomputers, and PyTorch from pip does not contain it, as the next cell shows. `simlib` takes
-# Gloo in its place, so that such files run here as they are. In a terminal you would type
+# group itself. Older ones name the backend `mpi`: the message-passing library of supercomputers
+# (lesson 01). PyTorch from pip does not contain it, so `simlib` takes Gloo in its place, and such
+# files run here as they are. In a terminal you would type
 #
 #     python -m simlib run -n 2 ptdist.py
 #     python -m simlib simulate -n 2 ptdist.py
 #
-# for two real ranks, or two ranks of a modelled cluster (lesson 00). The cell writes the file and
-# gives the same two commands to `simlib` without a terminal: a new Python would spend seconds on
-# loading PyTorch again. What will differ between the two tables?
+# for two real ranks, or for two of a modelled cluster (lesson 00). The cell gives `simlib` the same
+# two commands without a terminal, because a new Python would spend seconds on loading PyTorch. What
+# will differ between the two tables?
 
 # %%
 guess = None  # what differs?
@@ -116,9 +116,9 @@ for how in ("run", "simulate"):
 #
 # `-n 2` asks for two **processes** in all, not for two machines; `-ppn 1` puts one process on each
 # node. To start a process on another node, `mpiexec` logs in there with ssh. So the numbers travel
-# through ssh, one would think. Test it with what you have here: the notebook started both ranks. Does
-# the message go through the notebook? In the next cell each rank lists its network connections as
-# (own port, port at the other end), and so does the notebook.
+# through ssh, one would think. Here it is the notebook that starts the ranks. Do their messages
+# pass through it? Below, each rank lists its network connections as (own port, port of the other
+# side), and so does the notebook.
 
 # %%
 guess = None  # does the notebook hold an end of the ranks' connection?
@@ -140,19 +140,18 @@ print("the two ends of one:", of_rank_0 == [(far, near) for near, far in of_rank
 print("the notebook holds an end:", any(near in of_rank_0[0] for near, _ in ports()))
 
 # %% [markdown]
-# One connection, and its two ends are the two ranks. Who starts the ranks is only the **launcher**:
-# the notebook here, `mpiexec` and ssh on a cluster. The launcher tells each rank where the others are;
-# then the ranks connect to each other, and the data take that road. So a slow or encrypted ssh does
-# not slow your training, and ssh that works is no proof that the ranks can reach each other: a
-# firewall may let only ssh through.
+# One connection, and its two ends are the two ranks. The notebook here, `mpiexec` and ssh on a
+# cluster, only **launch** the ranks. Then the ranks connect to each other, and the data take that
+# road. So encryption by ssh does not slow your training. And a working ssh does not prove that the
+# ranks can reach each other: a firewall may let ssh through and nothing else.
 #
 # ## A holder of the same shape
 #
-# The shape and the dtype of a tensor do not travel. Only its bytes do, and they are written into the
-# holder one after the other. So the receiver must know beforehand what will come: the holder needs
-# the same number of elements and the same dtype as what is sent. Here rank 0 sends four numbers,
-# and rank 1 has room for two. What should happen: two numbers arrive, or there is an error? On which
-# rank?
+# The shape and the dtype of a tensor do not travel. Only its bytes do, and they are written into
+# the holder one after the other. So the receiver must know beforehand what will come: the holder
+# needs the same number of elements and the same dtype as what is sent. Here rank 0 sends four
+# numbers, and rank 1 has room for two. What should happen: two numbers arrive, or there is an
+# error? On which rank?
 
 # %% tags=["raises-exception"]
 guess = None  # two numbers, or an error?
@@ -199,8 +198,8 @@ print(simlib.run(size_first, world_size=2).results[1])
 # ## "Send returned, so it is delivered"
 #
 # That sounds right. Test it. Rank 0 sends with `isend`, which returns at once (the *i* stands for
-# immediate). It prints that, and finishes. Rank 1 never asks for the message. What does rank 1 return
-# when all is over? If "sent" means "delivered", it cannot be zeros.
+# immediate). It prints that, and finishes. Rank 1 never asks for the message. What does rank 1
+# return when all is over? If "sent" means "delivered", it cannot be zeros.
 
 # %%
 guess = None  # what does rank 1 return?
@@ -219,15 +218,15 @@ print("rank 1 holds", run.results[1])
 print("received by:", run.trace.messages[0].recv)
 
 # %% [markdown]
-# Zeros. A message changes nothing on the other side until that side **receives** it. Two
-# lines say `unfinished`: they are *findings* of `simlib`. Nothing failed, but something was left
-# over. Here nobody receives the message, and nobody waits for the request. A *request* is what `isend` and
-# `irecv` give back. Call `request.wait()` on it: until `wait` has returned, a message may still be on
-# your side, and the holder of an `irecv` may still be empty.
+# Zeros. A message changes nothing on the other side until that side **receives** it. The line that
+# says `unfinished` is a *finding* of `simlib`: nothing failed, but something was left over. (There
+# is a second fault: `isend` and `irecv` give back a *request*, and nobody called `request.wait()`.
+# Until `wait` has returned, the message may still be on your side, and the holder of an `irecv` may
+# still be empty.)
 #
 # Now the blocking `send`. In the next run rank 1 is busy for 200 ms before it receives. When does
-# `send` return on rank 0: at once, or after 200 ms? The cell asks three times: real ranks with Gloo,
-# and simulated ranks under two rules that the MPI standard both allows, `rendezvous` and `eager`.
+# `send` return on rank 0: at once, or after 200 ms? We ask real ranks with Gloo, and simulated
+# ranks under two rules, both of which the MPI standard allows: `rendezvous` and `eager`.
 
 # %%
 guess = None  # at once, or after 200 ms? Three answers
@@ -256,9 +255,8 @@ run
 # copied away and `send` returns at once: 0.00000 s, 200 ms *before* rank 1 has anything. Many
 # libraries send small messages eagerly and large ones by rendezvous.
 #
-# What `send` promises under every rule is less than you would think: **when it returns, you may
-# change `x` again.** It says nothing of the other side. A program that counts on more works with one
-# library and hangs with another (lesson 03).
+# What `send` promises under every rule is only this: **when it returns, you may change `x` again.**
+# A program that counts on more works with one library and hangs with another (lesson 03).
 #
 # ## Both directions at once
 #
@@ -308,16 +306,17 @@ run = simlib.run(work_meanwhile, world_size=2)
 run
 
 # %% [markdown]
-# Next to nothing: the message came while rank 1 worked. (The pale strip is the receive under way; the
-# arrow ends in `wait`, where rank 1 learned of it.) This is called *overlap*. With a `recv` in the
-# place of the `irecv`, rank 1 would begin its work only after 80 ms: 180 ms in all instead of 100.
-# Overlap hides most of the communication of a training step (lesson 08, to come).
+# Next to nothing: the message came while rank 1 worked. (The pale strip is the receive under way;
+# the arrow ends in `wait`, where rank 1 learned of it.) This is called *overlap*. With a `recv` in
+# the place of the `irecv`, rank 1 would begin its work only after 80 ms: 180 ms in all instead of
+# 100. Overlap hides most of the communication of a training step (lesson 08, to come).
 #
 # ## Around the ring
 #
 # Four ranks stand in a ring. Rank 0 sends a zero to rank 1. Each rank adds its own rank to what it
-# receives, works for 50 ms and passes the sum on; the last rank gives it back to rank 0. `(rank + 1) % world_size` is
-# the right neighbour, for the last rank too. What does each rank return? How many messages are sent?
+# receives, works for 50 ms and passes the sum on; the last rank gives it back to rank 0.
+# `(rank + 1) % world_size` is the right neighbour, for the last rank too. (A world of one has no
+# rank 1 to send to.) What does each rank return? How many messages are sent?
 
 # %%
 guess = None  # four numbers, and the number of messages?
@@ -341,19 +340,19 @@ print(run.results, "messages by rank:", run.messages)
 display(run, run.heat_map())
 
 # %% [markdown]
-# A staircase. Rank 0 has 0 + 1 + 2 + 3 = 6 in the end, after 4 messages, one per rank. And at any
-# moment only **one** rank works. With n ranks, and a time T for one message,
+# A staircase. Rank 0 has 0 + 1 + 2 + 3 = 6 in the end, after 4 messages. And at any moment only
+# **one** rank works. With n ranks, and a time T for one message,
 #
 # $$T_\text{ring} = n \, T + (n - 1) \, T_\text{work}$$
 #
-# Here that is 150 ms of work and four messages. Nothing has become faster by having more ranks. The
-# ring is a good road, badly used: in lesson 05 every rank sends at the same time, each a different
-# part of the data, and the ring becomes the fastest way to add up large tensors. The second picture,
-# the heat map, shows who sent how many bytes to whom: one row per sender.
+# Here that is 150 ms of work and four messages. More ranks have made nothing faster. The ring is a
+# good road, badly used: in lesson 05 every rank sends at the same time, each another part of the
+# data, and the ring adds up large tensors as fast as any road can. The second picture, the heat
+# map, shows who sent how many bytes to whom: one row per sender.
 #
-# Does the formula hold for large rings? `simulate` needs no 1,024 processes: its ranks have a virtual
-# clock, and there `time.sleep` takes no time of yours. Work out the formula for 64 ranks on the 10
-# Gbit/s Ethernet, with T = 30.0032 us for a message of 4 bytes.
+# Does the formula hold for large rings? `simulate` needs no 1,024 processes: its ranks have a
+# virtual clock, and there `time.sleep` takes no time of yours. Work out the formula for 64 ranks on
+# the 10 Gbit/s Ethernet, with T = 30.0032 us for a message of 4 bytes.
 
 # %%
 guess = None  # seconds for a ring of 64 ranks?
@@ -402,9 +401,9 @@ for first_tag in (20, 30):
         print(error)
 
 # %% [markdown]
-# A receive takes the first message whose **source and tag** both fit, and lets others lie. A tag that
-# nobody sends is waited for without end. `simlib` sees that it can never come, and says so; elsewhere
-# the program stands still.
+# A receive takes the first message whose **source and tag** both fit, and lets others lie. A tag
+# that nobody sends is waited for without end. `simlib` sees that it can never come, and says so;
+# elsewhere the program stands still.
 #
 # ## How long does a message take?
 #
@@ -479,19 +478,21 @@ plt.show()
 
 # %% [markdown]
 # On the left the line is flat: only latency counts, and bytes are free. On the right it rises in
-# proportion: only bandwidth counts. The two grey lines cross at latency x bandwidth bytes, where both
-# cost the same. It is the most useful number of a network: **messages smaller than this waste time,
-# and should be put together.** Two honest remarks. Both ranks are on one machine, so you have
-# measured memory and the operating system, not a network. And the recorder of `simlib` adds some
-# microseconds to each call.
-#
+# proportion: only bandwidth counts. The two grey lines cross at latency x bandwidth bytes, where
+# both cost the same. It is the most useful number of a network: **messages smaller than this waste
+# time, and should be put together.** (Both ranks are on one machine, so you have measured memory
+# and the operating system, not a network. And the recorder of `simlib` adds some microseconds to
+# each call.)
+
+# %% [markdown]
 # ## The same ping-pong on other networks
 #
 # `ping_pong` measures itself, with `time.perf_counter`. Inside `simulate` that function reads the
-# rank's virtual clock. So the unchanged program can measure a network that you do not have. Take two:
-# Ethernet of 1 Gbit/s with a latency of 50 us, and InfiniBand, a network of supercomputers, with 200
-# Gbit/s and 2 us. We give these numbers to the simulation; the program knows nothing of them. Which
-# latency and bandwidth will the fit find, and how far from its line will the points lie?
+# rank's virtual clock. So the unchanged program can measure a network that you do not have. Take
+# two: Ethernet of 1 Gbit/s with a latency of 50 us, and InfiniBand, a network of supercomputers,
+# with 200 Gbit/s and 2 us. We give these numbers to the simulation; the program knows nothing of
+# them. Which latency and bandwidth will the fit find, and how far from its line will the points
+# lie?
 
 # %%
 guess = None  # two latencies, two bandwidths
@@ -506,16 +507,17 @@ for network in (simlib.clusters.ethernet_1g(nodes=2), simlib.clusters.infiniband
 # %% [markdown]
 # What was put in comes out, without any error. So the fit can be trusted: it finds the two numbers
 # where they are known. And the modelled network *is* the formula: a message pays the latency once,
-# then its bytes flow at the bandwidth. The points of your own machine lay off the line, because a real
-# machine is more than two numbers.
+# then its bytes flow at the bandwidth. The points of your own machine lay off the line, because a
+# real machine is more than two numbers.
 #
-# Now compare latency x bandwidth. InfiniBand is better in both numbers, and yet its messages have to
-# be *larger* (50,000 bytes) than those of the slow Ethernet (6,250) to make good use of it.
+# Now compare latency x bandwidth. InfiniBand is better in both numbers, and yet its messages have
+# to be *larger* (50,000 bytes) than those of the slow Ethernet (6,250) to make good use of it.
 #
-# Now at real size. The gradient of ResNet-50, a network that classifies images, has 25,557,032 numbers
-# (torchvision's count), in float32. Take Ethernet with an assumed latency of 50 us. How long does one
-# message with the whole gradient take? And if each parameter tensor is sent on its own? ResNet-50 has
-# 161: 53 convolutions with one tensor each, 53 batch norms with two, one linear layer with two.
+# Now at real size. The gradient of ResNet-50, a network that classifies images, has 25,557,032
+# numbers (torchvision's count), in float32. Take Ethernet with an assumed latency of 50 us. How
+# long does one message with the whole gradient take? And if each parameter tensor is sent on its
+# own? ResNet-50 has 161: 53 convolutions with one tensor each, 53 batch norms with two, one linear
+# layer with two.
 
 # %%
 guess = None  # ms on 10 Gbit/s: in one message, in 161
@@ -533,12 +535,12 @@ for name, network_Bps in [("1 Gbit/s", 0.125e9), ("10 Gbit/s", 1.25e9), ("100 Gb
 # ## What if the network were slow?
 #
 # You have a program that runs on this machine. How fast would it be on another network? `simulate`
-# does not know how long your computing takes. `run.replay(cluster)` does: it takes a recorded run of
-# real processes, keeps what each rank did between its messages as long as it was, and times only the
-# messages anew. Nothing is executed again.
+# does not know how long your computing takes. `run.replay(cluster)` does: it takes a recorded run
+# of real processes, keeps what each rank did between its messages as long as it was, and times only
+# the messages anew. Nothing is executed again.
 #
-# Below, two ranks work for 50 ms and swap 4 MB, three times. On 1 Gbit/s a byte takes 8 ns. How long
-# will the three rounds take there?
+# Below, two ranks work for 50 ms and swap 4 MB, three times. On 1 Gbit/s a byte takes 8 ns. How
+# long will the three rounds take there?
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # milliseconds on 1 Gbit/s?
@@ -563,15 +565,16 @@ replayed
 
 # %% [markdown]
 # Each round costs the work and one transfer: 50 + 32 ms on 1 Gbit/s, so 246 ms in all, and a little
-# more, because a real sleep lasts somewhat longer than it was asked to. (The two directions of a link
-# do not disturb each other.) On the two faster networks the work is nearly everything, so they hardly
-# differ. Before you pay for a better network, replay a run on it: you may gain 5 %. The picture is
-# that of 1 Gbit/s: its axis says *virtual time*, and both lanes wait for more than a third of it.
+# more, because a real sleep lasts somewhat longer than it was asked to. (The two directions of a
+# link do not disturb each other.) On the two faster networks the work is nearly everything, so they
+# hardly differ: do a replay before you pay for a better network. The picture is that of 1 Gbit/s;
+# both lanes wait for more than a third of the time.
 #
 # ## Break it: a third rank
 #
-# Back to the first program, that of `ptdist.py`. It says `if rank == 0 ... else ...`, and works on two
-# ranks. Now run it on three. Every call in it is legal. Which rank is in trouble, and in which line?
+# Back to the first program, that of `ptdist.py`. It says `if rank == 0 ... else ...`, and works on
+# two ranks. Now run it on three. Every call in it is legal. Which rank is in trouble, and in which
+# line?
 
 # %% tags=["raises-exception"]
 guess = None  # which rank, and in which line?
@@ -582,9 +585,9 @@ simlib.run(main, world_size=3)
 # Rank 2 runs the `else` branch too, and waits for a message from rank 0. But rank 0 has sent its
 # only message to rank 1, and has finished. The arrow in the picture says who waits for whom. With
 # four ranks, two would wait, with 64 ranks 62: `else` means *every* other rank. `simlib` tells this
-# at once, because the message *cannot* come any more. With plain Gloo it depends on rank 0. When its
-# process ends, rank 2 fails with "Connection closed by peer", and nothing says why. While it lives
-# on, rank 2 stands still until a time limit, and a cluster bills you for it.
+# at once, because the message *cannot* come any more. With plain Gloo rank 2 stands still as long
+# as the process of rank 0 lives, and you pay for it; then it fails with "Connection closed by
+# peer".
 #
 # The mend depends on what was meant. Here: every rank shall have the numbers. So rank 0 sends one
 # message to each other rank, and the function is right for every world size, even for one.
