@@ -19,8 +19,8 @@
 # Every rank has two numbers. `dist.broadcast(x, src=1)` makes every `x` equal to that of rank 1,
 # the **root**. It works in place, on a tensor that must have the same shape and dtype everywhere.
 # The rank function returns what the rank held before and after, and `draw_states` draws both. The
-# colour of a cell says which rank brought the number. (Before needs the `.clone()`: the call writes
-# into `x`, and without it both halves would show the result.)
+# colour of a cell says which rank brought the number. (`before` needs the `.clone()`: the call
+# writes into `x`, and without it both halves would show the result.)
 
 # %%
 import time
@@ -60,7 +60,7 @@ draw_states(simlib.run(broadcast, world_size=4))
 # none. What will the ranks hold, if the root (rank 0) scatters `[0], [1], [2], [3]`?
 
 # %%
-guess = None
+guess = None  # what does each rank hold after scatter? After gather?
 
 
 def scatter(rank, world_size):
@@ -93,7 +93,7 @@ for function in (scatter, gather):
 # will it have?
 
 # %%
-guess = None
+guess = None  # how many different rows?
 
 
 def all_gather(rank, world_size):
@@ -153,7 +153,7 @@ draw_states(simlib.run(reduce, world_size=4))
 # each rank print?
 
 # %%
-guess = None
+guess = None  # what does each rank print?
 
 
 def all_reduce(rank, world_size):
@@ -203,7 +203,7 @@ draw_states(simlib.run(reduce_scatter, world_size=4))
 # left half of the next picture as a matrix, with one row per rank. What will the right half be?
 
 # %%
-guess = None
+guess = None  # the right half?
 
 
 def all_to_all(rank, world_size):
@@ -224,11 +224,13 @@ draw_states(simlib.run(all_to_all, world_size=4))
 # ## barrier: nothing but waiting
 #
 # The ninth contract moves no data at all. No rank leaves `dist.barrier()` before every rank has
-# entered it. Here the ranks work for 0, 40, 80 and 120 ms before it. Predict the right ends of the
-# lanes.
-
+# entered it. Here the ranks work for 0, 40, 80 and 120 ms before it. At which moment does each rank
+# leave it?
 
 # %%
+guess = None  # four moments, in ms
+
+
 def barrier(rank, world_size):
     time.sleep(0.04 * rank)
     dist.barrier()
@@ -412,11 +414,18 @@ print(simlib.run(every_op, world_size=4).results[0])
 #
 # A collective need not involve the world. `dist.new_group([0, 1])` makes a group of two ranks, and
 # `group=` confines a collective to it. Two rules: **every** rank of the world must call
-# `new_group`, in the same order, members or not; and only members call the collective. What do the
-# four ranks hold if each half adds up its own numbers?
+# `new_group`, in the same order, members or not; and only members call the collective. The first
+# program below breaks the first rule: who finds out? In the second, each half of the world adds up
+# its own numbers. What do the four ranks hold?
 
 # %%
-guess = None  # four numbers
+guess = None  # who notices the first? Which four numbers has the second?
+
+
+def members_only(rank, world_size):
+    if rank < 2:
+        low = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(1), group=low)
 
 
 def halves(rank, world_size):
@@ -427,17 +436,16 @@ def halves(rank, world_size):
     return before, x
 
 
+simlib.run(members_only, world_size=4)
 run = simlib.run(halves, world_size=4)
 for collective in sorted(run.trace.collectives, key=lambda one: one.group.ranks):
     print(collective.kind, "on ranks", collective.group.ranks, "-", collective.nbytes, "bytes each")
 draw_states(run)
 
 # %% [markdown]
-# Two all_reduces that know nothing of each other: 1 + 11 and 21 + 31. If only the members call
-# `new_group`, the program may still seem to work. `simlib` then gives a finding at the end,
-# `unfinished`: new_group "was never called by" the others. If each rank names its own half alone,
-# the ranks make different groups by the same call: a MismatchError, "every rank must name the same
-# ranks".
+# The first program ran to its end, and only the finding `unfinished` tells that something is wrong.
+# With one group more, plain Gloo hangs. The second program made two all_reduces that know nothing
+# of each other: 1 + 11 and 21 + 31.
 #
 # In large trainings the ranks form a grid, each row a group and each column a group: one direction
 # for the data, one for the split model (lesson 12, to come).
@@ -448,7 +456,7 @@ draw_states(run)
 # ranks. Which rank fails, and what becomes of the other three?
 
 # %% tags=["raises-exception"]
-guess = None
+guess = None  # which rank fails? And the others?
 
 
 def one_branch_each(rank, world_size):
@@ -522,11 +530,14 @@ print("with a tensor:", simlib.run(a_tensor, world_size=2).results)
 # ## Break it: only rank 0 prepares the data
 #
 # A file is downloaded once, by rank 0; the others must not read it half-written. So they wait at a
-# barrier. (The download is a sleep; nothing is loaded.) This is a good use of a barrier, and it
-# works:
+# barrier. (The download is a sleep; nothing is loaded.) This is a good use of a barrier, and the
+# first run below shows that it works. In the second run the disk of rank 0 is full: rank 0 raises,
+# and so never comes to the barrier. What becomes of the two others?
+
+# %% tags=["raises-exception"]
+guess = None  # what do ranks 1 and 2 do when the disk is full?
 
 
-# %%
 def prepare(rank, world_size, disk_is_full):
     if rank == 0:
         time.sleep(0.1)  # "download"
@@ -536,21 +547,15 @@ def prepare(rank, world_size, disk_is_full):
     return "data ready"
 
 
-run = simlib.run(prepare, world_size=3, args=(False,))
-run
-
-# %% [markdown]
-# Ranks 1 and 2 wait for 100 ms and go on together. Now the disk of rank 0 is full. Rank 0 raises,
-# and so never comes to the barrier. Who else would ever know?
-
-# %% tags=["raises-exception"]
+display(simlib.run(prepare, world_size=3, args=(False,)))
 simlib.run(prepare, world_size=3, args=(True,))
 
 # %% [markdown]
-# The two others have done nothing wrong, and they are at a barrier that cannot open. `simlib` sees
-# that rank 0 has raised and ends them. Elsewhere there may be nobody to do that. PyTorch's own
-# limit for Gloo is 30 minutes (the documented default of `timeout` in `dist.init_process_group`),
-# and every node is paid for meanwhile.
+# In the picture ranks 1 and 2 wait for 100 ms and go on together. In the second run they have done
+# nothing wrong either, and are at a barrier that cannot open. `simlib` sees that rank 0 has raised
+# and ends them. Elsewhere they may wait until a time limit. PyTorch's own for Gloo is 30 minutes
+# (the documented default of `timeout` in `dist.init_process_group`), and every node is paid for
+# meanwhile.
 #
 # The mend: tell the others **before** you give up. Rank 0 catches its error, and in the place of
 # the barrier stands a broadcast of what went wrong (`None` if nothing did). Every rank takes part
@@ -576,13 +581,13 @@ print(simlib.run(prepare_and_tell, world_size=3, args=(True,)).results)
 # %% [markdown]
 # ## Break it quietly: reduce for gradients
 #
-# The last one raises nothing. Each rank has a weight `w` and a gradient of its own, and the step
+# The last one raises nothing. Each rank has the weights `w` and gradients of its own, and the step
 # needs the mean gradient. `reduce` is cheaper than `all_reduce`, so somebody uses it. The correct
-# step from w = 1 with learning rate 0.1 and gradients 1, 2, 3, 4 leads to 1 - 0.1 x 2.5 = 0.75.
-# Predict the four weights after one step.
+# step from w = 1 with learning rate 0.1 and gradients 1, 2, 3, 4 leads to 1 - 0.1 x 2.5 = 0.75 for
+# each of three weights. What will each rank have?
 
 # %%
-guess = None  # four weights
+guess = None  # w on ranks 0, 1, 2 and 3
 
 
 def step(rank, world_size, combine):
@@ -646,6 +651,8 @@ for n in (2, 8, 64):
 # 3. Every rank needs the largest loss of all ranks. Which collective, which op?
 # 4. Rank 0 reads a file that may be missing. Why is a barrier after it not enough?
 # 5. How many rounds does a binomial tree need to tell 512 ranks? And how many messages?
+# 6. A colleague puts `dist.barrier()` before each all_reduce, "so that nobody comes too early". What
+#    does it change?
 #
 # <details><summary>Answers</summary>
 #
@@ -654,6 +661,7 @@ for n in (2, 8, 64):
 # 3. all_reduce with MAX.
 # 4. If rank 0 raises, it never arrives, and the others wait. Share the verdict by a collective.
 # 5. Nine rounds, 511 messages.
+# 6. Each step becomes longer by the time of a barrier. The all_reduce itself waits for everybody.
 #
 # </details>
 #
