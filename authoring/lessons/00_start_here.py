@@ -352,4 +352,4 @@ verdict
 #
 # </details>
 #
-# **Next:** [lesson 02, send and recv](02_send_and_recv.ipynb).
+# **Next:** [lesson 01, ranks and clusters](01_ranks_and_clusters.ipynb).
