@@ -140,7 +140,7 @@ print("threads of each rank:", threads_of_rank)
 # | MVAPICH | Ohio State University, for fast networks (mvapich.cse.ohio-state.edu) |
 # | Intel MPI | Intel, compatible with MPICH (intel.com) |
 #
-# A well-known article of 2018 (A. Das, *Setting up distributed cluster*) calls these four the work of
+# A much-read article (A. Das, *Setting up distributed cluster*, December 2018) calls these four the work of
 # "hardware vendors". Only the last one is a vendor's own.
 #
 # The course has installed MPICH, and `mpi4py`, which makes MPI's functions callable from Python. The
@@ -155,11 +155,11 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")  # the one that belongs to t
 
 
 def run_command(*command):
-    """Run a command; give back what it printed."""
-    plain = {**os.environ, "PYTHONUNBUFFERED": ""}  # output as Python usually does it
-    command = [str(word) for word in command]
-    done = subprocess.run(command, cwd=here, env=plain, capture_output=True, text=True, timeout=60)
-    return done.stdout + done.stderr
+    """Run a command; give back what it printed, or what went wrong."""
+    options = {"cwd": here, "timeout": 60, "stdin": subprocess.DEVNULL}
+    options["env"] = {**os.environ, "PYTHONUNBUFFERED": ""}  # output as Python usually does it
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, **options)
+    return done.stdout or done.stderr
 
 
 (here / "hello.py").write_text("""
@@ -175,7 +175,8 @@ print(run_command(MPIEXEC, "-n", 4, python, "hello.py"))
 # it is its **rank**. The lines come in any order: run the cell again.
 #
 # What did `mpiexec` do that you could not do yourself? Start `hello.py` twice without it. What will
-# the two say? Then look for what `mpiexec` leaves in the environment of each process.
+# the two say? Then look for what `mpiexec` leaves in the environment of each process (MPICH calls it
+# `PMI_RANK` and `PMI_SIZE`; others have other names).
 
 # %%
 guess = None  # rank ... of ..., and rank ... of ...?
@@ -226,8 +227,7 @@ print("ssh was called for", sorted((here / "calls").read_text().split()))
 # %% [markdown]
 # Two calls, four ranks: **`-n` counts processes**, and the world is made of processes. Where they
 # live is another question (`-hosts`, `-ppn`). And the 80 MB arrived, although our ssh could not carry
-# a byte: **ssh only starts** one helper per node. The ranks then open connections of their own, over
-# the fastest network they find.
+# a byte: **ssh only starts** one helper per node. The ranks then open connections of their own.
 #
 # The simulation says the same from the other side. Eight ranks add up 10 MB each, on 8 nodes with
 # one rank, on 2 nodes with four, and on one node; the nodes are joined by 10 Gbit/s, a node's
@@ -263,7 +263,8 @@ for count in (8, 2, 1):
 # | the same MPI and the same Python, at the same place | every node runs the same command |
 # | a common filesystem | every node needs the program, and the data |
 #
-# Of these only the network is used while your program computes.
+# The account and ssh have done their work when the ranks run. Then the network counts, and the filesystem
+# as often as data are read.
 #
 # ## The same in torch
 #
@@ -353,7 +354,7 @@ for backend in ("mpi", "tcp"):
 # %% [markdown]
 # pip's torch was built without MPI, and an MPI installed later does not change that. You have three
 # ways: build torch yourself; use Gloo; or speak MPI through mpi4py, as above. The backend `tcp` is
-# **gone**: torch 1.0 already listed it as deprecated (its documentation, `torch.distributed.deprecated`), and
+# **gone**: in the documentation of torch 1.0 it already stands under `torch.distributed.deprecated` only, and
 # Gloo took its place. `init_method="tcp://..."` still exists and is something else: an *address* where
 # ranks meet. (Inside `simlib.run`, `"mpi"` is understood as "what is there", so that listings from the
 # web run.) One more old name:
@@ -419,8 +420,8 @@ run = simlib.run(from_the_right, world_size=4)
 #
 # ## Rank 0 is a convention
 #
-# To which rank? In a slide of a good course (DTU, *Machine Learning Operations*, January 2024) it says
-# "Rank 0: main, rank >0: worker". Try it with rank 0, then with others. In which does it fail?
+# To which rank? "Rank 0: main, Rank >0: worker" says a slide of a good course (N. S. Detlefsen, *Scaling
+# applications*, DTU course 02476, January 2024). Try rank 0, then others. With which does it fail?
 
 
 # %%
@@ -439,7 +440,7 @@ for root in (0, 2, 3):
     print(f"root {root}: rank {holders} has all lines, the last is: {results[root][-1]!r}")
 
 # %% [markdown]
-# In none. A rank is a number; any may be the **root** of a collective. People choose 0 because it
+# With none. A rank is a number; any may be the **root** of a collective. People choose 0 because it
 # exists in every world. In large systems jobs are spread on purpose: a rank that gathers, logs and
 # saves for all makes the others wait.
 #
@@ -506,7 +507,7 @@ print(f"by the same count a Pod of 9,216 TPU7x chips has {9216 * 192 / 1024:,.0f
 # %% [markdown]
 # The row compares one GPU with a **cluster**. Ask of every such number: of one device, of one node, or of
 # the whole? The slide goes on: "with more memory you get faster data transfer". So take a step that
-# reads 10 GB of weights once, as a language model does for each word. Which of these is fastest, and
+# reads 10 GB of weights once, as a language model of that size does for each word it writes. Which of these is fastest, and
 # how does the one with most memory fare?
 
 # %%
