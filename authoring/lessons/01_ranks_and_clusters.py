@@ -116,14 +116,14 @@ for threads in (1, 2):
         start = time.perf_counter()
         x @ x
         seconds.append(time.perf_counter() - start)
-    print(f"{threads} threads: {min(seconds) * 1e3:.0f} ms")
+    print(f"threads: {threads}, {min(seconds) * 1e3:.0f} ms")
 torch.set_num_threads(usual)
 threads_of_rank = simlib.run(lambda rank, world_size: torch.get_num_threads(), 2).results
 print("threads of each rank:", threads_of_rank)
 
 # %% [markdown]
-# Nearly, where two cores are free. This course is about devices and nodes: processes that share no
-# memory and send messages.
+# Nearly, where two cores are free; not where other programs want them too. This course is about the
+# two other layers: processes that share no memory and send messages.
 #
 # ## MPI: a text, and four programs
 #
@@ -220,8 +220,10 @@ elif comm.Get_rank() == 3:
     comm.Recv(x, source=0)
     print("rank 3 of", comm.Get_size(), f"received {x.nbytes:,} bytes")
 """)
-nodes = ["-launcher", "ssh", "-launcher-exec", ssh, "-hosts", "node1,node2"]
-print(run_command(MPIEXEC, *nodes, "-n", 4, "-ppn", 2, python, "big.py"), end="")
+(here / "calls").unlink(missing_ok=True)
+by = ["-launcher", "ssh", "-launcher-exec", ssh, "-localhost", "127.0.0.1"]  # how, and from where
+where = ["-hosts", "node1,node2", "-n", 4, "-ppn", 2]
+print(run_command(MPIEXEC, *by, *where, python, "big.py"), end="")
 print("ssh was called for", sorted((here / "calls").read_text().split()))
 
 # %% [markdown]
