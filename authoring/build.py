@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CELL_TIMEOUT_S = 120
 RAISES, IGNORED = "raises-exception", "nbval-ignore-output"
 START_SOURCE, START_PAGE = "authoring/start_page.md", "START.md"
+GLOSSARY_LINE = "*Words, units and symbols: the [glossary](glossary.md).*"
 SHOWN_DIFF_LINES = 40
 
 
@@ -131,8 +132,10 @@ def merge_streams(outputs):
 
 
 def build_lesson(path):
-    """``{target: notebook}`` of a lesson source."""
+    """``{target: notebook}`` of a lesson source; below its title stands a link to the glossary."""
     notebook = read_source(path, is_exercise=False)
+    heading, rest = notebook.cells[0].source.partition("\n")[::2]
+    notebook.cells[0].source = f"{heading}\n\n{GLOSSARY_LINE}\n{rest}"
     execute(notebook, path.parents[2] / "notebooks", path.name)
     normalise(notebook, keep_png=True)
     return {f"notebooks/{path.stem}.ipynb": notebook}

@@ -1,4 +1,4 @@
-"""The built notebooks keep the course's form, their links lead somewhere, their stubs fail."""
+"""The built notebooks keep the course's form, their stubs fail."""
 
 import re
 import subprocess
@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parent.parent
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 EXERCISES = sorted((ROOT / "exercises").glob("[0-9][0-9]_*.ipynb"))
 SOLUTIONS = sorted((ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))
-PAGES = [ROOT / name for name in ("README.md", "START.md", "CONTRIBUTING.md")]
 
 MAX_CELLS = 45
 MAX_CODE_LINES = 25
@@ -103,25 +102,6 @@ def task_problems(above, answer, below):
         yield f"{answer.id}: the stub has no docstring"
 
 
-def headings(text):
-    """The anchors of a text's headings, as JupyterLab and most others write them."""
-    found = re.findall(r"^#{1,6} (.+)$", text, re.MULTILINE)
-    return {heading.strip().replace(" ", "-").lower() for heading in found}
-
-
-def broken_links(text, folder):
-    """The links of a markdown text that lead nowhere; addresses on the web are not visited."""
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        path, _, anchor = target.partition("#")
-        if "://" in target or target.startswith(("mailto:", "attachment:")):
-            continue
-        if path and not (folder / path).exists():
-            yield target
-        elif anchor and not path and anchor.lower() not in headings(text):
-            yield target
-
-
 @pytest.mark.parametrize("path", LESSONS, ids=name)
 def test_a_lesson_keeps_the_form(path):
     least = MIN_WORDS_OF_THE_FIRST if path.stem.startswith("00") else MIN_WORDS
@@ -140,16 +120,8 @@ def test_an_exercise_has_a_solution_with_the_same_cells(path):
 
 
 @pytest.mark.parametrize("path", LESSONS + EXERCISES + SOLUTIONS, ids=name)
-def test_a_notebook_is_valid_and_its_links_lead_somewhere(path):
-    notebook = read(path)
-    nbformat.validate(notebook)
-    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    assert list(broken_links(prose, path.parent)) == []
-
-
-@pytest.mark.parametrize("path", PAGES, ids=name)
-def test_the_links_of_a_page_lead_somewhere(path):
-    assert list(broken_links(path.read_text(encoding="utf-8"), ROOT)) == []
+def test_a_notebook_is_valid(path):
+    nbformat.validate(read(path))
 
 
 def test_the_start_page_leads_to_every_notebook():
@@ -251,12 +223,6 @@ def good_exercise(task="## 1. Do it (★, 10 minutes, 2 points)\nPlease.", point
 def test_an_exercise_out_of_form_is_told(cells, sentence):
     assert list(exercise_problems(good_exercise())) == []
     assert any(problem.startswith(sentence) for problem in exercise_problems(cells))
-
-
-def test_a_link_that_leads_nowhere_is_told(tmp_path):
-    (tmp_path / "here.md").write_text("")
-    text = "# A place\n[a](here.md) [b](gone.md) [c](#a-place) [d](#nowhere) `[e](code.md)`"
-    assert list(broken_links(text, tmp_path)) == ["gone.md", "#nowhere"]
 
 
 def test_a_stub_that_passes_its_check_is_told(tmp_path):

@@ -70,6 +70,21 @@ def test_everything_installed_is_pinned_to_its_version():
     } == {}
 
 
+def test_mpiexec_beside_this_python_belongs_to_the_mpi_of_mpi4py():
+    """With another MPI's mpiexec every process is rank 0 of 1, without an error."""
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    # One write each, or the lines of unbuffered processes mix.
+    hello = (
+        "from mpi4py import MPI; world = MPI.COMM_WORLD; "
+        "print(f'{world.Get_rank()} {world.Get_size()}\\n', end='')"
+    )
+    command = [mpiexec, "-n", "3", sys.executable, "-c", hello]
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60
+    )
+    assert sorted(done.stdout.splitlines()) == ["0 3", "1 3", "2 3"], done.stderr
+
+
 def test_no_file_names_a_registry_host():
     hosts = re.compile(r"https?://|index-url|find-links")
     for name in ("pyproject.toml", "constraints.txt", "environment.yml", "Makefile"):

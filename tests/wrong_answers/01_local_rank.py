@@ -1,0 +1,79 @@
+"""Wrong answers to exercise 01.3, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "local_rank"
+LONGEST_NAME = 64
+
+
+def nodes_of_all(world_size, node):
+    nodes = [torch.empty(1, dtype=torch.int64) for _ in range(world_size)]
+    dist.all_gather(nodes, torch.tensor([node]))
+    return [other.item() for other in nodes]
+
+
+def rank_in_the_world(rank, world_size, node):
+    return rank, nodes_of_all(world_size, node).count(node)
+
+
+def counts_itself(rank, world_size, node):
+    nodes = nodes_of_all(world_size, node)
+    return nodes[: rank + 1].count(node), nodes.count(node)
+
+
+def forgets_itself(rank, world_size, node):
+    nodes = nodes_of_all(world_size, node)
+    others = nodes[:rank] + nodes[rank + 1 :]
+    return nodes[:rank].count(node), others.count(node)
+
+
+def nodes_filled_in_order(rank, world_size, node):
+    on_my_node = nodes_of_all(world_size, node).count(node)
+    return rank % on_my_node, on_my_node
+
+
+def counts_nodes(rank, world_size, node):
+    nodes = nodes_of_all(world_size, node)
+    return nodes[:rank].count(node), len(set(nodes))
+
+
+def two_calls(rank, world_size, node):
+    nodes = nodes_of_all(world_size, node)
+    return nodes[:rank].count(node), nodes_of_all(world_size, node).count(node)
+
+
+def names_with_room(rank, world_size, node):
+    mine = torch.zeros(LONGEST_NAME, dtype=torch.int64)
+    mine[0] = node
+    holders = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(holders, mine)
+    nodes = [holder[0].item() for holder in holders]
+    return nodes[:rank].count(node), nodes.count(node)
+
+
+def over_rank_0(rank, world_size, node):
+    mine = torch.tensor([node])
+    holders = [torch.empty_like(mine) for _ in range(world_size)] if rank == 0 else None
+    dist.gather(mine, holders, dst=0)
+    nodes = torch.cat(holders) if rank == 0 else torch.empty(world_size, dtype=torch.int64)
+    dist.broadcast(nodes, src=0)
+    nodes = nodes.tolist()
+    return nodes[:rank].count(node), nodes.count(node)
+
+
+def asks_nobody(rank, world_size, node):
+    return rank, world_size
+
+
+WRONG = {
+    rank_in_the_world: "That is the rank in the world",
+    counts_itself: "The local rank begins at 0",
+    forgets_itself: "The rank itself lives on its node too",
+    nodes_filled_in_order: "That is right where nodes are filled one after the other",
+    counts_nodes: "follow the values",
+    two_calls: "Who knows all nodes can count all by itself",
+    names_with_room: "One int64 number from each rank is enough",
+    over_rank_0: "calls gather",
+    asks_nobody: "No rank communicates",
+}

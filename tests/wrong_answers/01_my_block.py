@@ -1,0 +1,69 @@
+"""Wrong answers to exercise 01.1, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "my_block"
+
+
+def fair(rank, world_size, n):
+    share, more = divmod(n, world_size)
+    start = rank * share + min(rank, more)
+    return start, start + share + (rank < more)
+
+
+def rest_dropped(rank, world_size, n):
+    share = n // world_size
+    return rank * share, (rank + 1) * share
+
+
+def rest_to_the_last(rank, world_size, n):
+    share = n // world_size
+    return rank * share, n if rank == world_size - 1 else (rank + 1) * share
+
+
+def full_blocks(rank, world_size, n):
+    share = -(-n // world_size)
+    return min(n, rank * share), min(n, (rank + 1) * share)
+
+
+def more_for_the_higher(rank, world_size, n):
+    return rank * n // world_size, (rank + 1) * n // world_size
+
+
+def with_a_last_example(rank, world_size, n):
+    start, stop = fair(rank, world_size, n)
+    return start, stop - 1
+
+
+def dealt_out_like_cards(rank, world_size, n):
+    return list(range(rank, n, world_size))
+
+
+def told_by_rank_0(rank, world_size, n):
+    block = torch.tensor(fair(rank, world_size, n))
+    if rank == 0:
+        for dst in range(1, world_size):
+            dist.send(torch.tensor(fair(dst, world_size, n)), dst=dst)
+    else:
+        dist.recv(block, src=0)
+    return tuple(block.tolist())
+
+
+def sizes_gathered(rank, world_size, n):
+    sizes = [torch.empty(1, dtype=torch.int64) for _ in range(world_size)]
+    dist.all_gather(sizes, torch.tensor([n // world_size + (rank < n % world_size)]))
+    start = sum(size.item() for size in sizes[:rank])
+    return start, start + sizes[rank].item()
+
+
+WRONG = {
+    rest_dropped: "The last examples belong to nobody",
+    rest_to_the_last: "The last rank takes all that is left over",
+    full_blocks: "With full blocks of ceil(n / world_size) the last rank has too few",
+    more_for_the_higher: "The higher ranks take one more here",
+    with_a_last_example: "stop is the number after the last one",
+    dealt_out_like_cards: "has a list of 14 where 2 are expected",
+    told_by_rank_0: "but the ranks send 1 message where 0 are enough",
+    sizes_gathered: "but 1 collective take place where 0 will do",
+}

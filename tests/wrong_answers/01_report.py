@@ -1,0 +1,111 @@
+"""Wrong answers to exercise 01.2, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "report"
+
+
+def to_rank_0(rank, world_size, x, root):
+    if rank > 0:
+        return dist.send(x, dst=0)
+    numbers = [x.item()]
+    for src in range(1, world_size):
+        holder = torch.empty_like(x)
+        dist.recv(holder, src=src)
+        numbers.append(holder.item())
+    return numbers
+
+
+def over_rank_0(rank, world_size, x, root):
+    numbers = to_rank_0(rank, world_size, x, root)
+    if root == 0:
+        return numbers
+    if rank == 0:
+        return dist.send(torch.tensor(numbers), dst=root)
+    if rank == root:
+        holder = torch.empty(world_size, dtype=torch.int64)
+        dist.recv(holder, src=0)
+        return holder.tolist()
+
+
+def to_everyone(rank, world_size, x, root):
+    numbers = []
+    for one in range(world_size):
+        holder = x.clone()
+        for dst in range(world_size):
+            if rank == one != dst:
+                dist.send(x, dst=dst)
+            elif rank == dst != one:
+                dist.recv(holder, src=one)
+        numbers.append(holder.item())
+    return numbers
+
+
+def with_its_rank_first(rank, world_size, x, root):
+    if rank != root:
+        dist.send(torch.tensor([rank]), dst=root)
+        return dist.send(x, dst=root)
+    numbers = [x.item()] * world_size
+    for src in range(world_size):
+        if src != root:
+            sender, holder = torch.empty_like(x), torch.empty_like(x)
+            dist.recv(sender, src=src)
+            dist.recv(holder, src=src)
+            numbers[sender.item()] = holder.item()
+    return numbers
+
+
+def without_own(rank, world_size, x, root):
+    if rank != root:
+        return dist.send(x, dst=root)
+    numbers = []
+    for src in range(world_size):
+        if src != root:
+            holder = torch.empty_like(x)
+            dist.recv(holder, src=src)
+            numbers.append(holder.item())
+    return numbers
+
+
+def own_first(rank, world_size, x, root):
+    numbers = without_own(rank, world_size, x, root)
+    return numbers if numbers is None else [x.item(), *numbers]
+
+
+def along_a_chain(rank, world_size, x, root):
+    distance = (rank - root) % world_size
+    if distance == 0:
+        length = world_size - 1
+    else:
+        length = world_size - 1 - distance
+    others = torch.empty(length, dtype=torch.int64)
+    if length:
+        dist.recv(others, src=(rank + 1) % world_size)
+    if distance:
+        return dist.send(torch.cat([x, others]), dst=(rank - 1) % world_size)
+    numbers = [x.item(), *others.tolist()]
+    return numbers[world_size - root :] + numbers[: world_size - root]
+
+
+def sends_to_itself_too(rank, world_size, x, root):
+    dist.send(x, dst=root)
+
+
+def by_a_collective(rank, world_size, x, root):
+    numbers = [torch.empty_like(x) for _ in range(world_size)]
+    dist.all_gather(numbers, x)
+    return [number.item() for number in numbers] if rank == root else None
+
+
+WRONG = {
+    to_rank_0: "The list is on rank 0, but here another rank is the root",
+    over_rank_0: "but the ranks send 2 messages where 1 are enough (by rank: 1, 1)",
+    to_everyone: "Every rank has the list",
+    with_its_rank_first: "but the ranks send 2 messages where 1 are enough (by rank: 2, 0)",
+    without_own: "Where is the root's own number?",
+    own_first: "The root's own number stands first",
+    along_a_chain: "Each rank sends its own number, no more",
+    sends_to_itself_too: "destination rank should not be the same",
+    by_a_collective: "calls all_gather",
+}
