@@ -57,6 +57,31 @@ def nbytes(bound, hint=""):
     return total(lambda run: run.bytes_sent, bound, "byte", hint)
 
 
+def nbytes_of_a_rank(bound, hint=""):
+    """No rank sends, and none receives, more than `bound` bytes point-to-point: no bottleneck."""
+
+    def busiest(run):
+        """The largest number, who has it, and what it does."""
+        sent, received = run.traffic.sum(axis=1).tolist(), run.traffic.sum(axis=0).tolist()
+        word, by_rank = ("sends", sent) if max(sent) >= max(received) else ("receives", received)
+        return max(by_rank), by_rank.index(max(by_rank)), word
+
+    def broken(run, given):
+        (number, rank, word), most = busiest(run), bound(*given)
+        if number <= most:
+            return None
+        return (
+            f"{values_are_right(run)}, but rank {rank} {word} {count(number, 'byte')} where "
+            f"{most:,} are enough for any rank. {hint}"
+        ).rstrip()
+
+    def tally(run, given):
+        number, _, word = busiest(run)
+        return f"the busiest rank {word} {count(number, 'byte')} (at most {bound(*given):,})"
+
+    return Rule(broken, tally)
+
+
 def total(by_rank, bound, noun, hint):
     """A rule on a number that is summed over the ranks."""
 
