@@ -234,9 +234,10 @@ def rule_complaint(run, given, rules):
 
 def lost_message(run):
     """A sentence about a message that nobody received, else None."""
-    lost = next((message for message in run.trace.messages if message.recv is None), None)
-    if lost is None:
+    lost = [message for message in run.trace.messages if message.recv is None]
+    if not lost:
         return None
+    lost = min(lost, key=lambda message: (message.src, message.send.seq))
     return f"Rank {lost.src} sends a message to rank {lost.dst} that nobody receives."
 
 
