@@ -457,6 +457,17 @@ def test_sends_to_names_both_ranks():
     assert "rank 1 sends to rank 2" in refused
 
 
+def test_first_rank_is_named_whoever_was_first_in_time():
+    made = RunMaker(3)
+    for rank, post in ((2, 0), (1, 5)):
+        made.send(rank, 0, post, post, post + 1)
+        made.recv(0, rank, post, post, post + 1)
+    assert broken(checks.sends_to(lambda rank, n: set()), made).startswith(
+        "In this world of 3 the values are right, but rank 1 sends to rank 0"
+    )
+    assert "Rank 0 calls recv" in broken(checks.only("broadcast"), made)
+
+
 def test_collectives_are_counted_and_weighed():
     def two(rank, world_size, x):
         dist.all_reduce(torch.zeros(1))

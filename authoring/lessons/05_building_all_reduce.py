@@ -2,8 +2,9 @@
 # # 05 Building all_reduce
 #
 # `all_reduce` is a contract (lesson 04): everybody brings a tensor, everybody gets the sum. Here you
-# build it, with nothing but `send` and `recv`, in five ways. All keep the contract. On 64 ranks the
-# slowest takes 60 times as long as the quickest. In this lesson (about 50 minutes) you will
+# build it, with nothing but `send` and `recv`, in five ways. All keep the contract. With the gradient of
+# a real model on 64 ranks, the slowest takes 60 times as long as the quickest. In this lesson (about 50
+# minutes) you will
 #
 # - build it at a root, as a tree, as a ring, by doubling, and by Rabenseifner's halving,
 # - hold each against its **closed form**: a formula for its time, exact to the last digit,
@@ -650,8 +651,8 @@ for nbytes in (1_280_000, 128_000_000):
         print(f"{nbytes:11,} bytes, {name:12} {seconds * 1e3:8.3f} ms")
 
 # %% [markdown]
-# Less than half the time at 1.28 MB, because only 6 of its 20 steps pay Ethernet's latency. At 128 MB it is
-# still ahead, by bytes: between the nodes it runs a ring of 4, $2 \cdot \frac34 N$ through each node's
+# Less than half the time at 1.28 MB, because only 6 of its 20 steps wait for Ethernet; in the flat ring
+# all 62 wait for the slowest link. At 128 MB it is still ahead, by bytes: between the nodes it runs a ring of 4, $2 \cdot \frac34 N$ through each node's
 # link, where the flat ring needs $2 \cdot \frac{31}{32} N$.
 #
 # ## A broadcast in a pipeline
@@ -689,8 +690,8 @@ timed(chain_isend, 5, 625_000, 4).timeline()
 
 # %% [markdown]
 # With `send` a rank cannot receive while it sends: every chunk costs two turns. With `isend` the
-# picture is a staircase: the last of s chunks leaves rank 0 in turn s, and needs $n-2$ more turns to
-# the end. Each turn is a message of $N/s$ bytes:
+# picture is a staircase. (Rank 0 has nothing to wait for and posts all its chunks at once; they arrive
+# one by one.) The last of s chunks reaches rank 1 in turn s, and needs $n-2$ more turns to the end. Each turn is a message of $N/s$ bytes:
 #
 # $$T(s) = (n + s - 2)\left(\alpha + \frac{N}{sB}\right)$$
 #
