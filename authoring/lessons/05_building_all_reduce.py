@@ -98,9 +98,8 @@ def everyone(rank, world_size, x):
 
 print(is_right(everyone))
 run = timed(everyone, 8, 840_000)
-print(
-    f"{sum(run.messages)} messages, {run.time_s * 1e3:.3f} ms, each rank sends", run.bytes_sent[0]
-)
+print(f"{sum(run.messages)} messages, {run.time_s * 1e3:.3f} ms,", end=" ")
+print(f"each rank sends {run.bytes_sent[0]:,} bytes")
 run.heat_map()
 
 # %% [markdown]
@@ -283,15 +282,16 @@ plt.show()
 #
 # ## Where 2(n-1)/n comes from
 #
-# 1. n chunks of N bytes: a message carries $N/n$.
+# 1. N bytes are cut into n chunks: a message carries $N/n$.
 # 2. A chunk collects one contribution with each hop, so it needs $n-1$ hops. All n chunks travel at
 #    once, one on each link: each rank sends $n-1$ messages, $\frac{n-1}{n}N$ bytes.
 # 3. A complete chunk must reach $n-1$ other ranks: again $\frac{n-1}{n}N$.
 # 4. Together $2\frac{n-1}{n}N$ bytes per rank, and no message waits for anything but the one before:
 #    $T_\text{ring} = 2(n-1)\left(\alpha + \frac{N}{n B}\right)$.
 #
-# The next cell checks all four on a run, and prints what is left over (the residual). It does so
-# twice: the second length, 10 numbers, breaks a silent assumption. Which steps will have a residual?
+# The next cell checks all four on rank 1 of a run, and prints what is left over (the residual). It does
+# so twice: the second length, 10 numbers, breaks a silent assumption. Which steps will have a residual?
+# The last three lines add up what *all* ranks send. Guess these, too.
 
 
 # %%
@@ -310,8 +310,14 @@ def residuals(n, numel):
 
 
 even, uneven = residuals(4, 840_000), residuals(4, 10)
+print(f"{'4 ranks, residuals with':30} {'840,000':>10} {'10 numbers':>12}")
 for name in even:
-    print(f"{name:30} {abs(round(even[name], 6)):10.3f} {round(uneven[name], 6):10.3f}")
+    print(f"{name:30} {round(even[name], 6) + 0.0:10.3f} {round(uneven[name], 6) + 0.0:12.3f}")
+for function in (naive, tree, ring):
+    share = np.array(timed(function, 8, 840_000).bytes_sent) / (4 * 840_000)
+    print(
+        f"8 ranks, {function.__name__:5}: all send {share.sum():.2f} N, one at most {share.max():.2f} N"
+    )
 
 # %% [markdown]
 # We had assumed that n divides the length. Chunks of 3, 3, 2, 2 numbers are not 2.5 each, and the
@@ -320,8 +326,8 @@ for name in even:
 # Can one do with less? Look at a single number of `x`. Before any rank can know its sum, each of the
 # $n-1$ others must have sent something for it. After that, each of the $n-1$ others must still be
 # told. That makes $2(n-1)$ transfers for every number, $2(n-1)N$ bytes in the whole world, for *any*
-# algorithm. Naive and tree send exactly this, and so does the ring! What differs is **who carries
-# it**. Shared evenly, it is $2\frac{n-1}{n}N$ for each rank, and nobody can do better (Patarasuk and
+# algorithm. Naive, tree and ring all send exactly this: 14 N on 8 ranks. What differs is **who
+# carries it**. Shared evenly, it is $2\frac{n-1}{n}N$ for each rank, and nobody can do better (Patarasuk and
 # Yuan 2009, J. Parallel Distrib. Comput. 69(2)). For 1,000 ranks that is 1.998 N: less than 2 N for
 # however many.
 #
@@ -379,8 +385,8 @@ for n in (2, 4, 8):
 
 # %% [markdown]
 # It passes whole tensors, $(n-1)N$ bytes instead of $2\frac{n-1}{n}N$: **n/2 times too many**. On 8
-# ranks its 19 ms are those of "everyone to everyone". (A course found such a ring in its own solution
-# years later: ARENA_3.0, pull request 407.) Hence our checks look at bytes, too.
+# ranks its 19 ms are those of "everyone to everyone". (The course ARENA 3.0 found such a
+# ring in its own solution: its pull request 407.) Hence our checks look at bytes, too.
 #
 # ## 4. Recursive doubling
 #
