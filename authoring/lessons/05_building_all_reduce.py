@@ -630,8 +630,8 @@ for function, placement, node_of in (
 #
 # But 62 steps pay 62 latencies. **Hierarchical**: first reduce_scatter within each node, so that each
 # of the 8 ranks has an eighth of the node's sum. Then all_reduce between ranks of the same place in
-# their nodes. Then all_gather within the node. With groups that is short. (A fresh rule from lesson
-# 04: every rank calls every `new_group`.)
+# their nodes. Then all_gather within the node. With groups that is short. (Lesson 04's rule:
+# every rank calls every `new_group`.)
 
 
 # %%
@@ -663,7 +663,7 @@ for nbytes in (1_280_000, 128_000_000):
 #
 # ## A broadcast in a pipeline
 #
-# Chunks are good for more than rings. Broadcast 2.5 MB along a chain of 8 ranks, in s chunks: while
+# Chunks are good for more than rings. Broadcast 2.5 MB down a chain of ranks, in s chunks: while
 # rank 1 passes chunk 0 on, it can already receive chunk 1. The first version uses `send`, the second
 # `isend`; both have 4 chunks on 5 ranks. What is the difference?
 
@@ -706,7 +706,7 @@ timed(chain_isend, 5, 625_000, 4).timeline()
 #
 # $$s^* = \sqrt{\frac{N (n-2)}{\alpha B}}$$
 #
-# What is $s^*$ here? Work it out before you look at the sweep.
+# What is $s^*$ on 8 ranks? Work it out before you look at the sweep.
 
 # %%
 guess = None  # the best number of chunks
