@@ -369,9 +369,4 @@ verdict
 #
 # </details>
 #
-<<<<<<< HEAD
-# **Next:** lesson 01, ranks and clusters; then [lesson 02, send and
-# receive](02_send_and_recv.ipynb).
-=======
 # **Next:** [lesson 01, ranks and clusters](01_ranks_and_clusters.ipynb).
->>>>>>> lesson01
