@@ -293,6 +293,18 @@ def test_changed_input_is_refused():
     assert "changed the tensor it was given" in verdict_on(doubles_in_place).reason
 
 
+def test_an_input_that_was_received_into_is_told_from_one_that_was_computed():
+    def receives_into_x(rank, world_size, x):
+        doubled = 2 * x
+        if world_size > 1:
+            request = dist.isend(x.clone(), dst=(rank + 1) % world_size)
+            dist.recv(x, src=(rank - 1) % world_size)
+            request.wait()
+        return doubled
+
+    assert "Receive into a holder of its own" in verdict_on(receives_into_x).reason
+
+
 def test_in_place_looks_at_the_input_and_not_at_what_is_returned():
     def doubles_in_place(rank, world_size, x):
         x *= 2

@@ -6,8 +6,10 @@
 # they are. The check tries the program on several worlds and shows what goes wrong: the verdict, and
 # the wait-for picture where there is one. Then change the program, run it, and run the check again.
 #
-# A mended program gives the right values, raises no error, leaves no finding, and sends no more than
-# its task allows. To take the communication away is no mend, and neither is a barrier.
+# A mended program gives the right values on worlds of 1 to 5 ranks, raises no error, leaves no
+# finding, and sends no more than its task allows. To take the communication away is no mend, and
+# neither is a barrier. The outputs stored below the checks are those of a good answer; they change
+# when you run the check. Each task has folded hints.
 
 # %% role="setup"
 import torch

@@ -223,10 +223,12 @@ def rank_line(rank, got, want, is_wrong):
 
 def input_complaint(run, given, after):
     """A sentence where a rank changed its inputs, else None."""
-    for rank, (now, before) in enumerate(zip(after, zip(*given, strict=True), strict=False)):
+    inputs = list(zip(*given, strict=True))
+    for rank, (now, before) in enumerate(zip(after, inputs, strict=False)):
         if not difference(list(now), list(before)):
             continue
-        if receives_while_sending(run.trace.of_rank(rank)):
+        others = inputs[:rank] + inputs[rank + 1 :]
+        if receives_while_sending(run.trace.of_rank(rank)) and has_come(now, before, others):
             return (
                 f"Rank {rank} changed the tensor it was given. Is x received into while it is "
                 "being sent? Receive into a holder of its own."
@@ -236,6 +238,12 @@ def input_complaint(run, given, after):
             "work on a copy (clone) and leave the input as it is."
         )
     return None
+
+
+def has_come(now, before, others):
+    """Whether an input that a rank changed now holds what another rank was given in its place."""
+    changed = [index for index in range(len(now)) if difference(now[index], before[index])]
+    return any(not difference(now[index], other[index]) for index in changed for other in others)
 
 
 def receives_while_sending(ops):
