@@ -65,9 +65,9 @@ def draw_crossover(
     InvalidCallError
         No ranks or links, fewer than two ranks, or more than `time_of` can work out.
     """
-    check_count("nodes times ranks_per_node", nodes * ranks_per_node, low=2)
     inter = Link(latency_s, bandwidth_Bps)
     cluster = Cluster(nodes, ranks_per_node, inter, intra if ranks_per_node > 1 else None)
+    check_count("nodes times ranks_per_node", cluster.max_ranks, low=2)
     times_s = times_of(cluster)
     figure = Picture(figsize=(9.0, 4.4), dpi=DPI, facecolor=PAPER)
     axes = figure.add_axes([LEFT, 0.11, WIDTH, 0.68], facecolor=PAPER)

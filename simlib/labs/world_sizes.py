@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..cluster import check_count, check_number
+from ..cluster import check_number
+from ..clusters import ethernet_10g
 from ..errors import InvalidCallError
-from ..figures import GREY, INK, TEXT_PT, clip, own_style
+from ..figures import GREY, INK, SMALL_PT, TEXT_PT, clip, own_style
 from ..lanes import unit_of
 from ..scale.tables import seconds_text
 from ..timeline import draw_timeline
@@ -17,19 +18,32 @@ SLOWNESS = (1, 1.5, 2, 3, 4)
 """How many times as long as the others rank 0 may take for its work."""
 
 
-def simulate_sizes(function, sizes=range(2, 9), *, slow=SLOWNESS, **options):
+def simulate_sizes(
+    function,
+    sizes=range(2, 9),
+    *,
+    slow=SLOWNESS,
+    args=(),
+    cluster=None,
+    placement="block",
+    **options,
+):
     """Simulate a function on several world sizes, and with a slow rank 0, ahead of a lab.
+
+    Each size is simulated once; with a slow rank 0 that run is timed anew (`Run.replay`).
 
     Parameters
     ----------
     function : callable
-        A rank function; what it prints is printed for every run.
+        A rank function; it should print nothing, or that is printed for every size.
     sizes : iterable of int
         World sizes.
     slow : iterable of float
         How many times as long rank 0 takes for its work (`simlib.compute`, `time.sleep`).
+    args, cluster, placement
+        As for `simulate`. A cluster must have room for the largest size.
     **options
-        As for `simulate`: ``cluster``, ``args``...
+        What `simulate` and `Run.replay` both take: ``sends``, ``algorithms``, ``all_reduce``...
 
     Returns
     -------
@@ -39,15 +53,15 @@ def simulate_sizes(function, sizes=range(2, 9), *, slow=SLOWNESS, **options):
     sizes, slow = list(sizes), list(slow)
     if not sizes or not slow:
         raise InvalidCallError("a lab needs at least one world size and one slowness")
-    for size in sizes:
-        check_count("a world size", size)
     for factor in slow:
-        check_number("a slowness", factor, above=True)
-    return {
-        (size, factor): simulate(function, size, slow={0: factor}, **options)
-        for factor in slow
-        for size in sizes
-    }
+        check_number("slow", factor, above=True)
+    runs = {}
+    for size in sizes:
+        run = simulate(function, size, args, cluster=cluster, placement=placement, **options)
+        where = cluster or ethernet_10g(nodes=size)  # what `simulate` takes
+        for factor in slow:
+            runs[size, factor] = run.replay(where, placement, slow={0: factor}, **options)
+    return runs
 
 
 @own_style
@@ -155,7 +169,7 @@ def _draw_ends(figure, ends_s, world_size, scale):
             weight="bold" if chosen else "normal",
             ha="center",
         )
-    figure.text(0.1 / 9, (0.04 + 0.25 * STRIP_IN) / height_in, "end for n =", fontsize=TEXT_PT)
+    figure.text(0.1 / 9, (0.04 + 0.55 * STRIP_IN) / height_in, "end, by ranks", fontsize=SMALL_PT)
 
 
 def _together(ends_s, nearest_s):
