@@ -17,7 +17,8 @@ import simlib
 from simlib import labs
 from simlib.collectives import schedule
 from simlib.errors import InvalidCallError
-from simlib.labs import _lab, crossover, rounds
+from simlib.labs import _lab, cells, crossover, rounds
+from simlib.labs.steps import steps_of
 from simlib.labs.world_sizes import _together
 from simlib.palette import rank_color
 from simlib.scale import time_of
@@ -98,16 +99,40 @@ def test_pictures_are_on_paper_of_their_own_and_nothing_is_cut_off(every_lab):
 
 
 def test_a_state_that_was_drawn_is_not_drawn_again():
-    drawn = []
+    papers, inks = [], []
 
-    def draw(height):
-        drawn.append(height)
-        return labs.draw_rounds(n=height)
+    def ink(figure, n):
+        inks.append(n)
+        return [figure.text(0, 0.5, str(n))]
 
-    lab = _lab.Lab(draw, {"height": _lab.slider("height", (2, 3), 2)})
+    def paper(n):
+        papers.append(n)
+        return labs.draw_rounds(n=n)
+
+    lab = _lab.Lab(paper, ink, {"n": _lab.slider("n", (2, 3, 4), 2)})
     for value in (3, 2, 3):
-        lab.controls["height"].value = value
-    assert drawn == [2, 3]
+        lab.controls["n"].value = value
+    assert papers == inks == [2, 3]
+    lab.draw_ahead("n")
+    lab.controls["n"].value = 4
+    assert papers == inks == [2, 3, 4]
+
+
+def test_what_was_moved_leaves_no_trace():
+    """Each picture is that of its state alone, however one came there."""
+    for lab, draw in (
+        (labs.ping_pong_lab(POINTS), lambda **state: labs.draw_ping_pong(POINTS, **state)),
+        (labs.rounds_lab("ring", 3), labs.draw_rounds),
+        (labs.crossover_lab(), labs.draw_crossover),
+    ):
+        for control in list(lab.controls.values()) * 2:
+            if hasattr(control, "index"):
+                control.index = (control.index + 3) % len(control.options)
+            else:
+                control.value = 2
+        state = {name: control.value for name, control in lab.controls.items()}
+        alone = Image.open(io.BytesIO(_lab.quick_png(draw(**state))))
+        assert np.array_equal(pixels_of(lab), np.asarray(alone))
 
 
 def test_a_notebook_stores_a_sentence_instead_of_a_widget(every_lab):
@@ -206,7 +231,7 @@ def test_a_ping_pong_that_cannot_be_drawn_is_refused(points, state, sentence):
 @pytest.mark.parametrize("n", range(2, 9))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_last_state_is_what_the_schedule_computes(algorithm, n):
-    steps = rounds.steps_of(algorithm, n)
+    steps = steps_of(algorithm, n)
     plan = schedule("all_reduce", n, n << n.bit_length(), algorithm)
     own = np.repeat((1 << np.arange(n))[:, None], steps.chunks, axis=1)
     for done in range(len(plan.rounds) + 1):
@@ -220,7 +245,7 @@ def test_the_last_state_is_what_the_schedule_computes(algorithm, n):
 
 @pytest.mark.parametrize("n", range(2, 9))
 def test_a_ring_ends_on_the_bound(n):
-    assert rounds.steps_of("ring", n).sent[-1] == pytest.approx([2 * (n - 1) / n] * n)
+    assert steps_of("ring", n).sent[-1] == pytest.approx([2 * (n - 1) / n] * n)
 
 
 def slots_of(figure):
@@ -237,17 +262,49 @@ def test_cells_show_whose_contributions_are_in_them():
     assert set(colors) == {rank_color(rank).lower() for rank in range(4)}
 
 
-def test_arrows_are_the_messages_of_the_round():
-    def arrows(*state):
-        texts = labs.draw_rounds(*state).axes[0].texts
-        return [text for text in texts if getattr(text, "arrow_patch", None)]
+def arrows_of(algorithm, n, rounds_done):
+    """The arrows of a picture: (x, row of the tail, row of the head)."""
+    axes = labs.draw_rounds(algorithm, n, rounds_done).axes[0]
+    points = [drawn for drawn in axes.collections if drawn.get_zorder() == 5]
+    if not points:
+        return []
+    _, heads, tails = points
+    grid = cells.Grid(steps_of(algorithm, n))
+    rows = [grid.middle(rank) for rank in range(n)]
 
-    assert [len(arrows("ring", 4, done)) for done in (0, 1, 6)] == [0, 4, 4]
-    assert len(arrows("naive", 5, 3)) == 1
-    assert len(arrows("recursive_doubling", 8, 2)) == 8
-    ends = {(arrow.xyann[0], arrow.xy[0]) for arrow in arrows("recursive_doubling", 8, 2)}
-    assert len({x for x, _ in ends}) == 8  # side by side
-    assert all(x0 == x1 for x0, x1 in ends)
+    def row(y):
+        return int(np.argmin(np.abs(np.array(rows) - y)))
+
+    tips = [path.vertices[0] for path in heads.get_paths()]
+    return [
+        (round(x, 6), row(y), row(tip))
+        for (x, y), (_, tip) in zip(tails.get_offsets(), tips, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "algorithm, n, messages",
+    [
+        ("ring", 4, {(0, 1), (1, 2), (2, 3), (3, 0)}),
+        ("naive", 4, {(1, 0)}),
+        ("binomial", 5, {(1, 0), (3, 2)}),
+        ("recursive_doubling", 4, {(0, 1), (1, 0), (2, 3), (3, 2)}),
+        ("rabenseifner", 4, {(0, 2), (2, 0), (1, 3), (3, 1)}),
+    ],
+)
+def test_arrows_are_the_messages_of_the_round(algorithm, n, messages):
+    assert arrows_of(algorithm, n, 0) == []
+    arrows = arrows_of(algorithm, n, 1)
+    assert {(src, dst) for _, src, dst in arrows} == messages
+    assert len(arrows) == len(messages)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_no_arrow_lies_on_another(algorithm):
+    for n in range(2, 9):
+        for done in range(1, len(steps_of(algorithm, n).rounds) + 1):
+            columns = [x for x, _, _ in arrows_of(algorithm, n, done)]
+            assert len(set(columns)) == len(columns)
 
 
 def test_the_rounds_say_where_they_are_and_what_was_sent():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..cluster import Cluster, Link, check_count
@@ -40,7 +43,6 @@ LATENCY_S, BANDWIDTH_BPS = 30e-6, 1.25e9  # as in clusters.ethernet_10g, with it
 NODES = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 
 
-@own_style
 def draw_crossover(
     nodes=8, ranks_per_node=1, latency_s=LATENCY_S, bandwidth_Bps=BANDWIDTH_BPS, *, intra=INTRA
 ):
@@ -65,23 +67,9 @@ def draw_crossover(
     InvalidCallError
         No ranks or links, fewer than two ranks, or more than `time_of` can work out.
     """
-    inter = Link(latency_s, bandwidth_Bps)
-    cluster = Cluster(nodes, ranks_per_node, inter, intra if ranks_per_node > 1 else None)
-    check_count("nodes times ranks_per_node", cluster.max_ranks, low=2)
-    times_s = times_of(cluster)
-    figure = Picture(figsize=(9.0, 4.4), dpi=DPI, facecolor=PAPER)
-    axes = figure.add_axes([LEFT, 0.11, WIDTH, 0.68], facecolor=PAPER)
-    _set_axes(axes, times_s)
-    for algorithm, time_s in times_s.items():
-        name, color, dashes = LOOKS[algorithm]
-        axes.plot(SIZES, time_s, color=color, ls=dashes, lw=1.8, label=name)
-    _mark_crossing(axes, times_s)
-    _draw_fastest(figure, axes, times_s)
-    axes.legend(
-        loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=TEXT_PT, frameon=False,
-        handlelength=3.2, borderpad=0,
-    )  # fmt: skip
-    _write_title(figure, cluster)
+    cluster = _cluster(nodes, ranks_per_node, latency_s, bandwidth_Bps, intra)
+    figure = _paper(*_frame(cluster))
+    _ink(figure, cluster)
     return figure
 
 
@@ -99,9 +87,11 @@ def crossover_lab(
     -------
     Lab
     """
-    draw_crossover(nodes, ranks_per_node, latency_s, bandwidth_Bps, intra=intra)  # refuses
+    _cluster(nodes, ranks_per_node, latency_s, bandwidth_Bps, intra)  # refuses what is none
+    papers = lru_cache(8)(_paper)
     return Lab(
-        lambda **state: draw_crossover(**state, intra=intra),
+        lambda **state: papers(*_frame(_cluster(**state, intra=intra))),
+        lambda figure, **state: _ink(figure, _cluster(**state, intra=intra)),
         {
             "nodes": slider("nodes", NODES, nodes),
             "ranks_per_node": slider("ranks per node", (1, 2, 4, 8), ranks_per_node),
@@ -113,6 +103,14 @@ def crossover_lab(
     )
 
 
+def _cluster(nodes, ranks_per_node, latency_s, bandwidth_Bps, intra):
+    inter = Link(latency_s, bandwidth_Bps)
+    cluster = Cluster(nodes, ranks_per_node, inter, intra if ranks_per_node > 1 else None)
+    check_count("nodes times ranks_per_node", cluster.max_ranks, low=2)
+    return cluster
+
+
+@lru_cache(8)
 def times_of(cluster):
     """Seconds of each algorithm for each of `SIZES`: ``{name: ndarray}``.
 
@@ -167,14 +165,24 @@ def fastest(times_s):
     return [(name, start, end) for (name, start), end in zip(turns, ends, strict=True)]
 
 
-def _set_axes(axes, times_s):
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(SIZES[0], SIZES[-1])
+def _frame(cluster):
+    """What the axes depend on: names of the algorithms, lowest and highest decade of the time."""
+    times_s = times_of(cluster)
     shown = [time_s for name, time_s in times_s.items() if name != "naive"]
     low, high = min(time_s[0] for time_s in shown), max(time_s[-1] for time_s in shown)
     # Whole decades: the axis stays where it is through most of a drag.
-    axes.set_ylim(10.0 ** np.floor(np.log10(low)), 10.0 ** np.ceil(np.log10(high)))
+    return tuple(times_s), int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+
+
+@own_style
+def _paper(names, low, high):
+    """Axes, the axes of the strip above them, and the legend."""
+    figure = Picture(figsize=(9.0, 4.4), dpi=DPI, facecolor=PAPER)
+    axes = figure.add_axes([LEFT, 0.11, WIDTH, 0.68], facecolor=PAPER)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(SIZES[0], SIZES[-1])
+    axes.set_ylim(10.0**low, 10.0**high)
     axes.set_xlabel("bytes of the vector", fontsize=TEXT_PT)
     axes.set_ylabel("time", fontsize=TEXT_PT, labelpad=1)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda nbytes, _: short_bytes(nbytes)))
@@ -184,18 +192,52 @@ def _set_axes(axes, times_s):
     axes.tick_params(which="both", labelsize=SMALL_PT, labelcolor=INK, color=GREY)
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(
+        [_curve([], [], name) for name in names],
+        [LOOKS[name][0] for name in names],
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        fontsize=TEXT_PT,
+        frameon=False,
+        handlelength=3.2,
+        borderpad=0,
+    )
+    strip = figure.add_axes([LEFT, 0.8, WIDTH, 0.062], facecolor=PAPER)
+    strip.set_xlim(*np.log10(SIZES[[0, -1]]))
+    strip.set_ylim(0, 1)
+    strip.set_axis_off()
+    return figure
+
+
+@own_style
+def _ink(figure, cluster):
+    """Curves, where two cross, which is fastest, and the title."""
+    axes, strip = figure.axes
+    times_s = times_of(cluster)
+    curves = [_curve(SIZES, time_s, name) for name, time_s in times_s.items()]
+    return [
+        *map(axes.add_line, curves),
+        *_mark_crossing(axes, times_s),
+        *_draw_fastest(strip, times_s),
+        *_write_title(figure, cluster),
+    ]
+
+
+def _curve(x, y, algorithm):
+    _, color, dashes = LOOKS[algorithm]
+    return Line2D(x, y, color=color, ls=dashes, lw=1.8, zorder=4)
 
 
 def _mark_crossing(axes, times_s):
     """A dot where ring and recursive doubling take equally long, with its size."""
     nbytes = crossing(times_s, "ring", "recursive_doubling")
     if nbytes is None:
-        return
+        return []
     time_s = np.interp(nbytes, SIZES, times_s["ring"])
-    axes.axvline(nbytes, color=GREY, lw=0.8, ls="--")
-    axes.plot(nbytes, time_s, "o", color=INK, ms=6, mec=PAPER, zorder=5)
+    line = axes.axvline(nbytes, color=GREY, lw=0.8, ls="--", zorder=5)
+    (dot,) = axes.plot(nbytes, time_s, "o", color=INK, ms=6, mec=PAPER, zorder=6)
     on_the_right = nbytes < 1e7
-    axes.annotate(
+    text = axes.annotate(
         f"ring = recursive doubling\nat {short_bytes(nbytes)}",
         (nbytes, axes.get_ylim()[0]),
         xytext=(6 if on_the_right else -6, 5),
@@ -204,23 +246,25 @@ def _mark_crossing(axes, times_s):
         va="bottom",
         fontsize=TEXT_PT,
         bbox={"fc": PAPER, "ec": "none", "pad": 1.5, "alpha": 0.85},
+        zorder=7,
     )
+    return [line, dot, text]
 
 
-def _draw_fastest(figure, axes, times_s):
+def _draw_fastest(strip, times_s):
     """A strip above the axes that says which algorithm is fastest where."""
-    strip = figure.add_axes([LEFT, 0.8, WIDTH, 0.062], facecolor=PAPER)
-    strip.set_xlim(*np.log10(SIZES[[0, -1]]))
-    strip.set_ylim(0, 1)
-    strip.set_axis_off()
+    artists = []
     for name, first, last in fastest(times_s):
         left, right = np.log10([first, last])
         text, color, _ = LOOKS[name]
-        strip.barh(
-            0.5, right - left, left=left, height=0.9, color=mix(color, PAPER, 0.6), ec=PAPER, lw=1.5
-        )
+        looks = {"color": mix(color, PAPER, 0.6), "ec": PAPER, "lw": 1.5}
+        artists += strip.barh(0.5, right - left, left=left, height=0.9, **looks)
         if right - left > 0.085 * len(text):
-            strip.text((left + right) / 2, 0.47, text, fontsize=TEXT_PT, ha="center", va="center")
+            middle = (left + right) / 2
+            artists.append(
+                strip.text(middle, 0.47, text, fontsize=TEXT_PT, ha="center", va="center")
+            )
+    return artists
 
 
 def _write_title(figure, cluster):
@@ -231,7 +275,7 @@ def _write_title(figure, cluster):
         else f"{cluster.nodes} x {cluster.ranks_per_node} = {n} ranks"
     )
     link = cluster.inter
-    figure.text(
+    title = figure.text(
         0.012,
         0.982,
         f"all_reduce on {where}: {seconds_text(link.latency_s)} and "
@@ -248,4 +292,5 @@ def _write_title(figure, cluster):
         )
         if n & (n - 1):
             note += "; recursive doubling and Rabenseifner are left out: no power of two"
-    figure.text(0.012, 0.918, note, fontsize=SMALL_PT, color="#555555", va="top")
+    below = figure.text(0.012, 0.918, note, fontsize=SMALL_PT, color="#555555", va="top")
+    return [title, below]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..cluster import check_number
@@ -23,7 +24,17 @@ from ..palette import OKABE_ITO
 from ..scale.tables import seconds_text
 from ._lab import Lab, round_numbers, short_bandwidth, slider
 
-MEASURED, MODEL = OKABE_ITO[0], OKABE_ITO[5]
+LOOKS = {  # what is in the picture; what moves lies above what stays
+    "measured": {
+        "ls": "", "marker": "o", "color": OKABE_ITO[0], "ms": 5, "mec": PAPER, "mew": 0.6,
+        "zorder": 4,
+    },
+    "latency + nbytes / bandwidth": {"color": OKABE_ITO[5], "lw": 2, "zorder": 5},
+    "each part alone": {"color": OKABE_ITO[5], "lw": 1, "ls": ":", "zorder": 5},
+    "chosen message": {
+        "ls": "", "marker": "D", "color": INK, "ms": 7, "mec": PAPER, "mew": 0.6, "zorder": 8
+    },
+}  # fmt: skip
 DEFAULT_NBYTES = 64_000
 SIZES = tuple(float(f"{step}e{exponent}") for exponent in range(8) for step in (1, 2, 4, 8))
 
@@ -46,7 +57,6 @@ def fit_ping_pong(points):
     return max(float(latency_s), 1e-9), float(1 / max(seconds_per_byte, 1e-15))
 
 
-@own_style
 def draw_ping_pong(points, latency_s=None, bandwidth_Bps=None, nbytes=DEFAULT_NBYTES):
     """Draw measured points and the model T = latency + nbytes / bandwidth over the size.
 
@@ -76,20 +86,8 @@ def draw_ping_pong(points, latency_s=None, bandwidth_Bps=None, nbytes=DEFAULT_NB
         ("nbytes", nbytes),
     ):
         check_number(name, value, above=True)
-    figure = Picture(figsize=(7.2, 4.1), dpi=DPI, facecolor=PAPER)
-    axes = figure.add_axes([0.1, 0.115, 0.88, 0.685], facecolor=PAPER)
-    _set_axes(axes, sizes, times_s)
-    looks = {"mec": PAPER, "mew": 0.6}
-    axes.plot(sizes, times_s, "o", color=MEASURED, ms=5, label="measured", zorder=4, **looks)
-    _draw_model(axes, latency_s, bandwidth_Bps)
-    time_s = latency_s + nbytes / bandwidth_Bps
-    axes.plot(nbytes, time_s, "D", color=INK, ms=7, label="chosen message", zorder=5, **looks)
-    _draw_half(axes, latency_s * bandwidth_Bps)
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, fontsize=TEXT_PT, frameon=False,
-        borderaxespad=0.2, borderpad=0, handlelength=1.6, columnspacing=1.4,
-    )  # fmt: skip
-    _write_title(figure, sizes, times_s, latency_s, bandwidth_Bps, nbytes)
+    figure = _paper(points)
+    _ink(figure, points, latency_s, bandwidth_Bps, nbytes)
     return figure
 
 
@@ -112,8 +110,10 @@ def ping_pong_lab(points, latency_s=None, bandwidth_Bps=None, nbytes=DEFAULT_NBY
     bandwidths = {*round_numbers(1e7, 1e11), fitted[1]}
     low, high = _limits(*_columns(points))[0]
     sizes = [size for size in SIZES if low <= size <= high]
+    figure = _paper(points)
     return Lab(
-        lambda **state: draw_ping_pong(points, **state),
+        lambda **state: figure,
+        lambda figure, **state: _ink(figure, points, **state),
         {
             "latency_s": slider("latency", latencies, latency_s, seconds_text),
             "bandwidth_Bps": slider("bandwidth", bandwidths, bandwidth_Bps, short_bandwidth),
@@ -149,7 +149,12 @@ def _limits(sizes, times_s):
     return (sizes.min() / 2, sizes.max() * 5), (min(4e-7, times_s.min() / 2), times_s.max() * 20)
 
 
-def _set_axes(axes, sizes, times_s):
+@own_style
+def _paper(points):
+    """What stays while sliders move: axes, points, legend."""
+    sizes, times_s = _columns(points)
+    figure = Picture(figsize=(7.2, 4.1), dpi=DPI, facecolor=PAPER)
+    axes = figure.add_axes([0.1, 0.115, 0.88, 0.685], facecolor=PAPER)
     axes.set_xscale("log")
     axes.set_yscale("log")
     x, y = _limits(sizes, times_s)
@@ -164,27 +169,47 @@ def _set_axes(axes, sizes, times_s):
     axes.tick_params(which="both", labelsize=SMALL_PT, labelcolor=INK, color=GREY)
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.plot(sizes, times_s, **LOOKS["measured"])
+    axes.legend(
+        [Line2D([], [], **look) for look in LOOKS.values()],
+        LOOKS,
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=len(LOOKS),
+        fontsize=TEXT_PT,
+        frameon=False,
+        borderaxespad=0.2,
+        borderpad=0,
+        handlelength=1.6,
+        columnspacing=1.4,
+    )
+    return figure
 
 
-def _draw_model(axes, latency_s, bandwidth_Bps):
-    """The line, and its two parts."""
-    nbytes = np.geomspace(*axes.get_xlim(), 200)
-    bytes_s = nbytes / bandwidth_Bps
-    whole = {"color": MODEL, "lw": 2, "label": "latency + nbytes / bandwidth"}
-    parts = {"color": MODEL, "lw": 1, "ls": ":"}
-    axes.plot(nbytes, latency_s + bytes_s, **whole)
-    axes.plot(nbytes, np.full(200, latency_s), label="each part alone", **parts)
-    axes.plot(nbytes, bytes_s, **parts)
+@own_style
+def _ink(figure, points, latency_s, bandwidth_Bps, nbytes):
+    """What moves: the line, its parts, the size where they are equal, the message, the titles."""
+    axes = figure.axes[0]
+    x = np.geomspace(*axes.get_xlim(), 200)
+    part, chosen = LOOKS["each part alone"], LOOKS["chosen message"]
+    return [
+        *axes.plot(x, latency_s + x / bandwidth_Bps, **LOOKS["latency + nbytes / bandwidth"]),
+        *axes.plot(x, np.full(200, latency_s), **part),
+        *axes.plot(x, x / bandwidth_Bps, **part),
+        *axes.plot(nbytes, latency_s + nbytes / bandwidth_Bps, **chosen),
+        *_draw_half(axes, latency_s * bandwidth_Bps),
+        *_write_title(figure, *_columns(points), latency_s, bandwidth_Bps, nbytes),
+    ]
 
 
 def _draw_half(axes, half):
     """The size at which half of the bandwidth is used: both parts are equal."""
     low, high = axes.get_xlim()
     if not low < half < high:
-        return
-    axes.axvline(half, color=GREY, lw=1, ls="--")
+        return []
+    line = axes.axvline(half, color=GREY, lw=1, ls="--", zorder=6)
     on_the_left = half > np.sqrt(low * high)
-    axes.annotate(
+    text = axes.annotate(
         f"$n_{{1/2}}$ = latency x bandwidth = {short_bytes(half)}",
         (half, axes.get_ylim()[1]),
         xytext=(-6 if on_the_left else 6, -4),
@@ -193,13 +218,15 @@ def _draw_half(axes, half):
         va="top",
         fontsize=TEXT_PT,
         bbox={"fc": PAPER, "ec": "none", "pad": 1.5, "alpha": 0.85},
+        zorder=9,
     )
+    return [line, text]
 
 
 def _write_title(figure, sizes, times_s, latency_s, bandwidth_Bps, nbytes):
     bytes_s = nbytes / bandwidth_Bps
     time_s = latency_s + bytes_s
-    figure.text(
+    first = figure.text(
         0.012,
         0.978,
         f"T = {_time(latency_s)} + nbytes / ({short_bandwidth(bandwidth_Bps)}):"
@@ -207,7 +234,7 @@ def _write_title(figure, sizes, times_s, latency_s, bandwidth_Bps, nbytes):
         fontsize=TITLE_PT,
         va="top",
     )
-    figure.text(
+    second = figure.text(
         0.012,
         0.918,
         f"a message of {short_bytes(nbytes)}: {_time(latency_s)} latency + {_time(bytes_s)}"
@@ -215,6 +242,7 @@ def _write_title(figure, sizes, times_s, latency_s, bandwidth_Bps, nbytes):
         fontsize=TEXT_PT,
         va="top",
     )
+    return [first, second]
 
 
 def _time(time_s):

@@ -117,7 +117,13 @@ def world_size_lab(runs, world_size, slow=1):
         controls["slow"] = slider(
             "rank 0 takes", factors, slow, lambda factor: f"{factor:g} x as long"
         )
-    return Lab(lambda **state: draw_world_size(runs, **{"slow": slow} | state), controls)
+    lab = Lab(
+        lambda **state: draw_world_size(runs, **{"slow": slow} | state),
+        lambda figure, **state: [],
+        controls,
+    )
+    lab.draw_ahead("world_size")  # a timeline takes the longest of all pictures
+    return lab
 
 
 def _title(run, slow):
