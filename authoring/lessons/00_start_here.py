@@ -231,9 +231,27 @@ run
 # A staircase with 7 steps. A message and the pause after it take 50.05 ms, and six of them come
 # before the last message: it begins at 200 + 6 x 50.05 = 500.3 ms. Each rank more makes the
 # staircase one step longer.
+#
+# A **lab** is a picture with sliders, for the mouse or the arrow keys. Below you see the picture, and
+# then the lab: `tell_everyone` on 2 to 8 ranks. Move the number of ranks, and read below the axis when
+# each of these runs ends. Then let rank 0 take twice as long for its sleeps. Predict first: who else
+# loses time by that, and how does one see it?
+
+# %%
+from simlib import labs
+
+guess = None  # who loses time when rank 0 is slow?
+
+runs = labs.simulate_sizes(tell_everyone, cluster=simlib.clusters.ethernet_1g(nodes=8))
+labs.draw_world_size(runs, 4)
+
+# %% tags=["nbval-ignore-output"]
+labs.world_size_lab(runs, 4)
 
 # %% [markdown]
-# You will use both, often on one function:
+# Everybody: the hatched parts of all others grow, though they have no more to do than before.
+#
+# You will use both engines, often on one function:
 #
 # | | `simlib.run` | `simlib.simulate` |
 # |---|---|---|

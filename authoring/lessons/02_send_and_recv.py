@@ -17,16 +17,14 @@ import tempfile
 import time
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
 from IPython.display import display
-from matplotlib.ticker import LogLocator
 
 import simlib
-from simlib import cli
+from simlib import cli, labs
 
 # %% [markdown]
 # ## One message
@@ -460,28 +458,23 @@ def fit(times_s):
 
 
 latency_s, bandwidth_Bps = fit(times_s)
-nbytes = np.geomspace(sizes[0], sizes[-1], 200)
-figure, axes = plt.subplots(figsize=(7.5, 4))
-axes.loglog(sizes, times_s * 1e6, "o", color="#0072B2", label="measured", zorder=3)
-model_us = (latency_s + nbytes / bandwidth_Bps) * 1e6
-axes.loglog(nbytes, model_us, color="#D55E00", label="latency + nbytes / bandwidth")
-axes.axhline(latency_s * 1e6, color="#777777", ls=":", label="latency alone")
-axes.loglog(nbytes, nbytes / bandwidth_Bps * 1e6, "--", color="#777777", label="bytes alone")
-axes.set(xlabel="message (bytes)", ylabel="time (us)", ylim=(times_s.min() * 3e5, None))
-axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-for axis in (axes.xaxis, axes.yaxis):
-    axis.set_major_formatter("{x:,.0f}")
-    axis.set_minor_formatter("")
-axes.legend(frameon=False)
-plt.show()
+points = list(zip(sizes, times_s, strict=True))
+labs.draw_ping_pong(points, latency_s, bandwidth_Bps)
 
 # %% [markdown]
 # On the left the line is flat: only latency counts, and bytes are free. On the right it rises in
-# proportion: only bandwidth counts. The two grey lines cross at latency x bandwidth bytes, where
-# both cost the same. It is the most useful number of a network: **messages smaller than this waste
-# time, and should be put together.** (Both ranks are on one machine, so you have measured memory
-# and the operating system, not a network. And the recorder of `simlib` adds some microseconds to
-# each call.)
+# proportion: only bandwidth counts. The two dotted lines cross at $n_{1/2}$ = latency x bandwidth
+# bytes, where both cost the same. It is the most useful number of a network: **messages smaller than
+# this waste time, and should be put together.** (Both ranks are on one machine, so you have measured
+# memory and the operating system, not a network. And the recorder of `simlib` adds some microseconds
+# to each call.)
+#
+# **A lab:** the same picture with sliders, for the mouse or the arrow keys. Can you bring the line
+# nearer to the points than the fit did? Which points belong to the latency, which to the bandwidth?
+# Then move the size: how much of the bandwidth does a message of 4 kB use, and one of $n_{1/2}$?
+
+# %% tags=["nbval-ignore-output"]
+labs.ping_pong_lab(points, latency_s, bandwidth_Bps)
 
 # %% [markdown]
 # ## The same ping-pong on other networks
