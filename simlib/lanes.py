@@ -7,6 +7,11 @@ op's end. While an asynchronous op is in flight, its rank goes on computing.
 
 from __future__ import annotations
 
+import numpy as np
+
+STATES = ("computing", "in a call", "async op in flight", "waiting")
+"""What a rank can be seen to do, in the order in which it is drawn."""
+
 
 def span_of(trace, rank):
     """When the rank was in its function: ``(start_s, end_s, returned)``.
@@ -38,6 +43,53 @@ def in_flight(op, until_s):
         return None
     end = min(ends) if ends else max(until_s, op.post_s)
     return (op.post_s, end) if end > op.post_s else None
+
+
+def states_of(trace, rank, ops, until_s):
+    """``{state: [(start_s, end_s), ...]}`` of one rank, read from its ops.
+
+    "computing" is the rank's whole span; the other states lie over it.
+    """
+    span = span_of(trace, rank)
+    flights = [(op.async_op, time) for op in ops if (time := in_flight(op, until_s))]
+    return {
+        "computing": [span[:2]] if span else [],
+        "in a call": [time for is_async, time in flights if not is_async],
+        "async op in flight": [time for is_async, time in flights if is_async],
+        "waiting": [time for op in ops if (time := blocked(op, until_s))],
+    }
+
+
+def mostly(parts, begin_s, end_s, columns):
+    """The time that parts fill, coarsened: the columns of which they fill more than half.
+
+    Parameters
+    ----------
+    parts : list of (float, float)
+        Start and end of each part, in seconds; they may overlap.
+    begin_s, end_s : float
+        What is divided into columns.
+    columns : int
+
+    Returns
+    -------
+    list of (float, float)
+        In order, without overlap.
+
+    **Cost** O(n log n + columns).
+    """
+    if not parts:
+        return []
+    parts = np.array(sorted(parts))
+    starts = np.maximum(parts[:, 0], np.r_[-np.inf, np.maximum.accumulate(parts[:, 1])[:-1]])
+    ends = np.maximum(parts[:, 1], starts)
+    total = np.cumsum(ends - starts)
+    knots = np.column_stack([starts, ends]).ravel()
+    filled = np.column_stack([total - (ends - starts), total]).ravel()
+    edges = np.linspace(begin_s, end_s, columns + 1)
+    full = np.diff(np.interp(edges, knots, filled, left=0.0)) > 0.5 * np.diff(edges)
+    turns = np.flatnonzero(np.diff(np.r_[False, full, False].astype(int)))
+    return [(float(edges[a]), float(edges[b])) for a, b in turns.reshape(-1, 2)]
 
 
 def unit_of(span_s):
