@@ -45,6 +45,41 @@ def in_flight(op, until_s):
     return (op.post_s, end) if end > op.post_s else None
 
 
+def chosen(run, ranks=None, between=None):
+    """What of a run is to be shown: ``(ranks, begin_s, end_s)``, by default everything.
+
+    Raises
+    ------
+    ValueError
+        A rank that the run does not have, or no time between the two moments.
+    """
+    shown = list(range(run.world_size) if ranks is None else ranks)
+    if bad := [rank for rank in shown if rank not in range(run.world_size)]:
+        raise ValueError(f"rank {bad[0]} is not in this run of {run.world_size} ranks")
+    if not shown:
+        raise ValueError("ranks is empty: name at least one rank to show")
+    if len(set(shown)) < len(shown):
+        raise ValueError("ranks names a rank twice")
+    try:
+        begin_s, end_s = (0.0, run.trace.end_s or 1e-6) if between is None else map(float, between)
+    except (TypeError, ValueError):
+        begin_s = end_s = 0.0
+    if not begin_s < end_s:
+        raise ValueError("between must be (first second, last second), the first smaller")
+    return shown, begin_s, end_s
+
+
+def in_sight(op, begin_s, end_s):
+    """Whether any of an op lies between two moments; an open op goes on for ever."""
+    return op.post_s <= end_s and (not op.done or op.end_s >= begin_s)
+
+
+def never_finished(trace, rank, ops):
+    """Whether a rank never left its function, or left with an op of these unfinished."""
+    span = span_of(trace, rank)
+    return bool(span and not span[2]) or not all(op.done for op in ops)
+
+
 def states_of(trace, rank, ops, until_s):
     """``{state: [(start_s, end_s), ...]}`` of one rank, read from its ops.
 

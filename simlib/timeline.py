@@ -33,7 +33,18 @@ from .figures import (
     short_bytes,
 )
 from .labels import Labels
-from .lanes import STATES, blocked, in_flight, mostly, span_of, states_of, unit_of
+from .lanes import (
+    STATES,
+    blocked,
+    chosen,
+    in_flight,
+    in_sight,
+    mostly,
+    never_finished,
+    span_of,
+    states_of,
+    unit_of,
+)
 from .palette import mix, rank_color
 from .traffic import draw_traffic
 
@@ -82,22 +93,15 @@ class _View:
 
     def __init__(self, run, width_in, ranks, between):
         self.run, self.trace = run, run.trace
-        self.ranks = list(range(run.world_size) if ranks is None else ranks)
-        if bad := [r for r in self.ranks if r not in range(run.world_size)]:
-            raise ValueError(f"rank {bad[0]} is not in this run of {run.world_size} ranks")
+        self.ranks, self.begin_s, self.end_s = chosen(run, ranks, between)
         self.row = {rank: row for row, rank in enumerate(self.ranks)}
-        self.begin_s, self.end_s = between or (0.0, self.trace.end_s or 1e-6)
-        if not self.begin_s < self.end_s:
-            raise ValueError("between must be (first second, last second), the first smaller")
-        self.ops = [op for op in self.trace if op.rank in self.row and self._in_sight(op)]
+        begin_s, end_s = self.begin_s, self.end_s
+        self.ops = [o for o in self.trace if o.rank in self.row and in_sight(o, begin_s, end_s)]
         self.unit, self.scale = unit_of(self.end_s - self.begin_s)
         self.until = {rank: self._last_moment(rank) for rank in self.ranks}
         self.notes, self.marks = [], set()
         self._choose()
         self._make_axes(width_in)
-
-    def _in_sight(self, op):
-        return op.post_s <= self.end_s and (not op.done or op.end_s >= self.begin_s)
 
     def _last_moment(self, rank):
         span = span_of(self.trace, rank)
@@ -249,11 +253,7 @@ def _draw_ticks(view):
 
 def _draw_crosses(view, by_rank):
     """A cross at the end of each lane whose rank never left, or left an op unfinished."""
-    open_ranks = []
-    for rank, ops in by_rank.items():
-        span = span_of(view.trace, rank)
-        if (span and not span[2]) or any(not op.done for op in ops):
-            open_ranks.append(rank)
+    open_ranks = [rank for rank, ops in by_rank.items() if never_finished(view.trace, rank, ops)]
     if not open_ranks:
         return
     size = float(np.clip(view.pitch_px * view.half * 0.6, 2, 8))
