@@ -38,10 +38,10 @@ function legendOf(scene) {
   const has = (name) => scene.lanes.some((lane) => lane.states[name].length);
   const box = (inner) => `<svg viewBox="0 0 20 12" aria-hidden="true">${inner}</svg>`;
   const rect = (fill) => `<rect width="20" height="12" fill="${fill}" stroke="currentColor" stroke-width=".8"/>`;
-  const lines = [2, 8, 14, 20].map((x) => `M${x - 6} 12L${x + 2} 0`).join("");
+  const lines = "M0 8L5 0M2 12L10 0M7 12L15 0M12 12L20 0M17 12L20 7.5";
   const signs = {
     computing: [has("computing"), rect("currentColor")],
-    waiting: [has("waiting"), `${rect("none")}<path d="${lines}" stroke="currentColor" clip-path="inset(0)"/>`],
+    waiting: [has("waiting"), `${rect("none")}<path d="${lines}" stroke="currentColor"/>`],
     "in a call": [has("in a call"), `<g opacity=".35">${rect("currentColor")}</g>`],
     "async op in flight": [has("async op in flight"),
       `${rect("currentColor")}<rect y="8" width="20" height="4" fill="var(--rbr-paper)" opacity=".7"/>`],

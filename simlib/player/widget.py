@@ -12,7 +12,7 @@ from ..timeline import draw_timeline, png_of
 from .scene import scene_of
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("scene.js", "draw.js", "controls.js", "player.js")
+SCRIPTS = ("scene", "labels", "draw", "controls", "paint", "hands", "player")
 """Joined in this order they are one ES module: no build step, nothing to download."""
 
 
@@ -23,7 +23,7 @@ class Player(anywidget.AnyWidget):
     or on paper the run's timeline stands in its place.
     """
 
-    _esm = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    _esm = "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     _css = (FOLDER / "player.css").read_text(encoding="utf-8")
     scene = traitlets.Dict().tag(sync=True)
 
