@@ -145,7 +145,7 @@ class Run:
     def save(self, path):
         """Write the trace as Chrome trace JSON, which Perfetto and chrome://tracing open.
 
-        Returns the path written.
+        `simlib.load` reads it back, without what the ranks returned. Returns the path written.
         """
         from .chrome import write_chrome_trace
 

@@ -68,8 +68,7 @@ function makePage(scene) {
     + `${count(scene.events.length, "call")}, ${count(scene.arrows.length, "message")}, `
     + `${count(scene.bands.length, "collective")}, ${timeText(scene, scene.end - scene.begin)}.`;
   const page = {
-    root: element("div", { class: "rbr-player", role: "group", "aria-label": `Player: ${scene.title}`,
-                           "data-lm-suppress-shortcuts": "true" }),
+    root: element("div", { class: "rbr-player", role: "group", "aria-label": `Player: ${scene.title}` }),
     stage: element("div", { class: "rbr-stage", tabindex: "0", role: "img",
                             "aria-label": `${about} Space plays, arrow keys step.` }),
     canvas: element("canvas", { "aria-hidden": "true" }),
@@ -105,6 +104,11 @@ function makePage(scene) {
             page.speed, page.out, page.in, page.all),
     foot, page.spoken,
   );
+  // JupyterLab's shortcuts would take the keys first: "a" there adds a cell. It looks for this mark
+  // on the element with the focus before it looks for a shortcut.
+  for (const each of page.root.querySelectorAll("button, input, select, summary, [tabindex]")) {
+    each.setAttribute("data-lm-suppress-shortcuts", "true");
+  }
   return page;
 }
 

@@ -21,9 +21,10 @@ function listen(player) {
   listenToMouse(player);
   player.sizes = new ResizeObserver(() => player.resize());
   player.sizes.observe(page.stage);
-  // JupyterLab names its theme on the body.
-  player.themes = new MutationObserver(() => player.restyle());
-  player.themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "class"] });
+  // A theme has arrived, from wherever: the background has changed.
+  page.root.addEventListener("transitionend", (change) => {
+    if (change.target === page.root) player.restyle();
+  });
 }
 
 function listenToMouse(player) {

@@ -70,7 +70,8 @@ class Player {
     page.pan.hidden = this.span >= this.whole * 0.9999;
     page.pan.firstChild.style.left = `${((view.begin - scene.begin) / this.whole) * 100}%`;
     page.pan.firstChild.style.width = `${(this.span / this.whole) * 100}%`;
-    page.out.disabled = page.all.disabled = page.pan.hidden;
+    // Not "disabled", which would take the focus from a button as it is pressed.
+    for (const each of [page.out, page.all]) each.setAttribute("aria-disabled", page.pan.hidden);
     page.root.dataset.view = `${view.begin} ${view.end}`;
   }
 
@@ -219,7 +220,6 @@ class Player {
   remove() {
     cancelAnimationFrame(this.frame);
     this.sizes.disconnect();
-    this.themes.disconnect();
     this.page.root.remove();
   }
 }
