@@ -2,11 +2,10 @@
 
 const GUTTER = 92, RIGHT = 16, TOP = 10, AXIS = 30;
 
+/** The channels of "#rrggbb" or "rgb(...)". */
 function rgb(color) {
-  const hex = color.trim().match(/^#([0-9a-f]{3,8})$/i)?.[1];
-  if (!hex) return (color.match(/[\d.]+/g) ?? [0, 0, 0]).slice(0, 3).map(Number);
-  const pairs = hex.length < 6 ? [...hex].map((c) => c + c) : hex.match(/../g);
-  return pairs.slice(0, 3).map((pair) => parseInt(pair, 16));
+  if (color[0] !== "#") return color.match(/[\d.]+/g).slice(0, 3).map(Number);
+  return [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
 }
 
 function mix(color, other, share) {
@@ -19,7 +18,11 @@ const brightness = (color) => rgb(color).reduce((sum, x, i) => sum + x * [0.3, 0
 /** The colours of the page's theme, and each rank's colours on it. */
 function readTheme(root, scene) {
   const style = getComputedStyle(root);
-  const read = (name) => style.getPropertyValue(name).trim();
+  const pen = document.createElement("canvas").getContext("2d");
+  const read = (name) => {
+    pen.fillStyle = style.getPropertyValue(name);  // "white" comes back as "#ffffff"
+    return pen.fillStyle;
+  };
   const paper = read("--rbr-paper"), ink = read("--rbr-ink");
   const dark = brightness(paper) < 128;
   const ranks = scene.lanes.map(({ color }) => {

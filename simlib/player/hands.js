@@ -21,8 +21,8 @@ function listen(player) {
   listenToMouse(player);
   player.sizes = new ResizeObserver(() => player.resize());
   player.sizes.observe(page.stage);
-  // A theme has arrived, from wherever: the background has changed.
-  page.root.addEventListener("transitionend", (change) => {
+  // A theme has arrived, from wherever: the background begins to change.
+  page.root.addEventListener("transitionrun", (change) => {
     if (change.target === page.root) player.restyle();
   });
 }
