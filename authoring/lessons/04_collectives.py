@@ -665,4 +665,4 @@ for n in (2, 8, 64):
 #
 # </details>
 #
-# **Next:** lesson 05, which builds `all_reduce` itself.
+# **Next:** [lesson 05](05_building_all_reduce.ipynb), which builds `all_reduce` itself.

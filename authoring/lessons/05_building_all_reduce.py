@@ -276,9 +276,16 @@ for step, axes in enumerate(panels):
 panels[0].set_ylabel("rank")
 plt.show()
 
+# %% tags=["nbval-ignore-output"]
+from simlib import labs
+
+labs.rounds_lab("ring", 4, 2)
+
 # %% [markdown]
 # Chunk 1. After three steps each rank has one complete sum, 1111: that was a **reduce_scatter**. The
-# other three steps are an **all_gather**. It is the identity of lesson 04.
+# other three steps are an **all_gather**. It is the identity of lesson 04. The lab shows the same for
+# any algorithm: who is in the sum of each chunk, and the messages of the last round. Go back to step 0
+# and forth; then try 5 ranks, and the other algorithms: who sends more than the bound, and why?
 #
 # ## Where 2(n-1)/n comes from
 #
@@ -545,7 +552,7 @@ for n in (4, 16, 64, 256, 1024):
 #
 # `simlib.scale.time_of` has the same costs for any number of ranks, without running anything. All five,
 # on 8 ranks, from 1 kB to 100 MB. Before you run it: which line is lowest at the left end, which at
-# the right?
+# the right? Below is the lab: a shorter latency, does it move the crossing left or right?
 
 # %%
 guess = None
@@ -569,6 +576,9 @@ cluster = simlib.clusters.ethernet_10g(nodes=64)
 for name in names:
     seconds = simlib.scale.time_of("all_reduce", 64, gradient, cluster, name)
     print(f"ResNet-50's gradient on 64 ranks, {name:18} {seconds:7.3f} s")
+
+# %% tags=["nbval-ignore-output"]
+labs.crossover_lab()
 
 # %% [markdown]
 # Small tensors: the fewest steps, recursive doubling. Large ones: the fewest bytes, ring and
