@@ -6,8 +6,11 @@ Latency and bandwidth come from the ping-pong of two nodes alone: latency is hal
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -15,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from simlib import clusters
 from simlib.cluster import Cluster, Link, Topology
 from simlib.collectives import gloo
 from simlib.collectives.timing import time_of
@@ -36,12 +40,14 @@ predicted is too long. Where more ranks than cores wake each other, waiting for 
 and what is predicted is too short; so do copies: all_gather makes two of its whole result."""
 
 
-def measure(nodes, rate_bps, rounds):
-    """``{(op, nbytes): [seconds]}``, from the last rank's entry to the last rank's exit."""
+def measure(nodes, launch, rounds):
+    """``{(op, nbytes): [seconds]}``, from the last rank's entry to the last rank's exit.
+
+    ``launch(command)`` starts a rank on each node, and returns those that failed.
+    """
     program = Path(__file__).with_name("rank_on_network.py")
     with tempfile.TemporaryDirectory() as folder:
-        with PracticeNetwork(nodes, rate_bps) as network:
-            failed = run_on_nodes(network, [sys.executable, program, folder, rounds])
+        failed = launch([sys.executable, program, folder, str(rounds)])
         if failed:
             raise RuntimeError(f"a rank of the measured program failed: {failed}")
         ranks = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(nodes)]
@@ -52,6 +58,21 @@ def measure(nodes, rate_bps, rounds):
         *_, begins_s, ends_s = zip(*taking_part, strict=True)
         seconds[op, nbytes].append(max(ends_s) - max(begins_s))
     return dict(seconds)
+
+
+def on_practice_network(nodes, rate_bps, command):
+    """Start a rank on each node of a network of this rate; returns those that failed."""
+    with PracticeNetwork(nodes, rate_bps) as network:
+        return run_on_nodes(network, command)
+
+
+def on_loopback(nodes, command):
+    """Start so many ranks on this machine; returns those that failed."""
+    interface = "lo0" if sys.platform == "darwin" else "lo"
+    world = {**os.environ, "WORLD_SIZE": str(nodes), "GLOO_SOCKET_IFNAME": interface}
+    ranks = [subprocess.Popen(command, env=world | {"RANK": str(r)}) for r in range(nodes)]
+    codes = [rank.wait() for rank in ranks]
+    return {rank: code for rank, code in enumerate(codes) if code}
 
 
 def fit(seconds):
@@ -82,8 +103,20 @@ def is_bandwidth_bound(rate_bps, nbytes):
     return nbytes == LARGEST or (nbytes == 1_000_000 and rate_bps == min(RATES))
 
 
+def loopback(rounds):
+    """Print what `simlib.clusters.loopback` holds: the fit of a ping-pong on this machine."""
+    heading("Loopback: a ping-pong of two processes of this machine")
+    link = fit(measure(2, functools.partial(on_loopback, 2), rounds))
+    held = clusters.loopback().intra
+    line("latency, us", f"{link.latency_s * 1e6:.0f}", f"held: {held.latency_s * 1e6:.0f}")
+    line(
+        "bandwidth, GB/s", f"{link.bandwidth_Bps / 1e9:.2f}", f"held: {held.bandwidth_Bps / 1e9:g}"
+    )
+
+
 def network(rounds):
     """Print the tables of predicted and measured times."""
+    loopback(rounds)
     refuse = why_not()
     if refuse:
         heading("Against a real network")
@@ -92,7 +125,8 @@ def network(rounds):
     bound, link = [], None
     for rate_bps in RATES:
         for nodes in WORLDS:
-            seconds = measure(nodes, rate_bps, rounds)
+            launch = functools.partial(on_practice_network, nodes, rate_bps)
+            seconds = measure(nodes, launch, rounds)
             link = fit(seconds) if nodes == min(WORLDS) else link
             bound += _print_table(rate_bps, nodes, seconds, link)
     heading("Against a real network, bandwidth-bound cases")

@@ -31,6 +31,7 @@ from .errors import (
 )
 from .processes import run
 from .results import Run
+from .saved import load
 from .trace import Collective, Group, Message, Op, Site, Trace
 from .virtual import simulate
 
@@ -59,6 +60,7 @@ __all__ = [
     "UnfinishedError",
     "clusters",
     "compute",
+    "load",
     "run",
     "scale",
     "simulate",

@@ -9,7 +9,7 @@ import traceback
 
 import cloudpickle
 
-from . import group
+from . import group, work
 from .errors import InvalidCallError, OutOfMemoryError
 from .recorder import is_learners
 
@@ -80,8 +80,9 @@ def describe(error):
         message = "(its message could not be made)"
     in_torch = innermost.endswith(os.path.join("distributed", "distributed_c10d.py"))
     refused = in_torch and isinstance(error, (ValueError, TypeError, RuntimeError))
-    in_wait = innermost == group.__file__ and frames[-1].name in ("wait", "monitored_barrier")
-    if innermost == group.__file__ and not in_wait and isinstance(error, RuntimeError):
+    in_call = innermost in (group.__file__, work.__file__)
+    in_wait = in_call and frames[-1].name in ("wait", "monitored_barrier")
+    if in_call and not in_wait and isinstance(error, RuntimeError):
         refused = True
         message = _GLOO_WORDS.sub("", message)
     return {

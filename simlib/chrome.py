@@ -5,6 +5,9 @@ that block and the waits, nested. What goes on beside it, the asynchronous ops, 
 threads, because slices of one thread may nest but never overlap. An arrow (a pair of flow events)
 leads from each send to its receive, and from the rank that came last to a collective to the others.
 
+Beside the slices stands the record that `simlib.load` reads; trace viewers pass over keys that they
+do not know.
+
 Source: "Trace Event Format", the Chromium project's description of the JSON.
 """
 
@@ -14,6 +17,7 @@ import json
 from pathlib import Path
 
 from .lanes import blocked, span_of
+from .saved import KEY, record_of
 
 LEAST_NS = 2  # an arrow binds to a slice only if the slice takes time
 
@@ -53,6 +57,7 @@ def chrome_trace(run):
             "ops_not_recorded": run.trace.dropped,
         },
         "traceEvents": slices.names + events,
+        KEY: record_of(run),
     }
 
 

@@ -72,6 +72,17 @@ def ranks_text(run):
     return f"{run.world_size:,} {run.engine} rank{'s' * (run.world_size != 1)}"
 
 
+def collective_text(collective):
+    """What a collective was, on one line: ``"all_reduce(SUM)  4 B"``."""
+    calls = dict.fromkeys(op.call for _, op in sorted(collective.ops.items()))
+    text = " / ".join(calls) if len(calls) <= 2 else "different collectives"
+    if collective.nbytes:
+        text += f"  {short_bytes(collective.nbytes)}"
+    if len(collective.ops) < len(collective.group):
+        text += f"  ({len(collective.ops)} of {len(collective.group)} ranks)"
+    return text
+
+
 def clip(text, longest):
     """The text, or its beginning and three dots."""
     return text if len(text) <= longest else text[: longest - 3] + "..."

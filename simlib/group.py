@@ -1,12 +1,8 @@
 """The recording process group: torch's calls -> ops of the log -> Gloo.
 
-The only file that touches the insides of torch. torch hands every call of a rank, from Python or
-from C++ (DDP's reducer, FSDP2, functional collectives), to the methods of a `dist.ProcessGroup`;
-`RecordingGroup` writes each down and passes it to a Gloo group of the same ranks.
-
-"gloo" and "mpi" name this group in every place where torch takes a backend's name:
-`install` wraps torch's one constructor of groups, so that groups made by `new_group`, device
-meshes or FSDP2 record too, while `dist.get_backend()` still says ``gloo``.
+torch hands every call of a rank, from Python or from C++ (DDP's reducer, FSDP2, functional
+collectives), to the methods of a `dist.ProcessGroup`; `RecordingGroup` writes each down and passes
+it to a Gloo group of the same ranks. `backend` puts it in Gloo's place.
 """
 
 from __future__ import annotations
@@ -21,23 +17,17 @@ import torch.distributed as dist
 import torch.utils._device
 from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 from .calls import check_collective, check_message, check_peer
-from .errors import InvalidCallError
 from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
 from .recorder import count_bytes, is_learners
+from .work import BlockingCall, RecordedMessage, RecordedWork
 
-BACKEND = "simlib"
-ACCEPTED_BACKENDS = ("gloo", "mpi")
 FOREVER = timedelta(days=30)
 """Gloo's own timeout: hangs are found by simlib, not by Gloo."""
 
-_torch_new_group = c10d._new_process_group_helper
-_torch_new_group_call = c10d._new_group_with_tag
-_torch_init = c10d.init_process_group
-_torch_destroy = c10d.destroy_process_group
-
-_GLOO = dist.ProcessGroup.BackendType.GLOO
+GLOO = dist.ProcessGroup.BackendType.GLOO
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _C10D_FILE = c10d.__file__
 _API_FILES = frozenset(
@@ -54,96 +44,6 @@ class Definition(NamedTuple):
 
     def __hash__(self):
         return hash(self.name)  # looked up at every op: not of thousands of ranks
-
-
-class _Request:
-    """The transport's own request, with the moments noted at which the rank waits and has it."""
-
-    __slots__ = ()
-
-    def _begin(self, work, recorder, start, source):
-        self._work = work
-        self._recorder = recorder
-        self._source = source
-        self._result = None
-        self.start = start
-        self.pending = None
-
-    def wait(self, timeout=timedelta(0)):  # noqa: B008 (torch's own signature; immutable)
-        if self._result is not None:  # Gloo would wait for a second message
-            return self._result
-        if self.pending is not None:
-            self.pending.waited(self)
-        log = self._recorder.log
-        # Who waits for a limited time only goes on by itself: that is no deadlock.
-        log.wait_begin(self.start, not timeout and self._recorder.is_alone())
-        try:
-            self._result = self._work.wait(timeout) if timeout else self._work.wait()
-        except BaseException:
-            log.wait_failed()
-            raise
-        log.wait_end(self.start)
-        if self._source is not None:
-            log.found_peer(self.start, self._source[self._work._source_rank()])
-        return self._result
-
-    def source_rank(self):
-        return self._work._source_rank()
-
-    _source_rank = source_rank
-
-
-class BlockingCall(_Request):
-    """What a blocking call gets, which does nothing with it but wait: lighter than a `Work`."""
-
-    __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending")
-
-    def __init__(self, work, recorder, start, source=None):
-        self._begin(work, recorder, start, source)
-
-
-class RecordedWork(_Request, dist.Work):
-    """A request that the learner, or torch, may keep and ask."""
-
-    def __init__(self, work, recorder, start, source=None):
-        super().__init__()
-        self._begin(work, recorder, start, source)
-
-    def is_completed(self):
-        done = self._work.is_completed()
-        if done:
-            self._recorder.log.ended(self.start)
-            if self.pending is not None:
-                self.pending.waited(self)
-        return done
-
-    def get_future(self):
-        log = self._recorder.log
-        log.promise(self.start)
-        future = self._work.get_future()
-        future.add_done_callback(lambda _: log.ended(self.start))
-        return future
-
-    def is_success(self):
-        return self._work.is_success()
-
-    def exception(self):
-        return self._work.exception()
-
-    def result(self):
-        return self._work.result()
-
-    def synchronize(self):
-        return self._work.synchronize()
-
-
-class RecordedMessage(RecordedWork):
-    """The request of an isend or irecv."""
-
-    def get_future(self):
-        raise InvalidCallError(
-            "the request of an isend or irecv has no future with Gloo: call its wait() instead"
-        )
 
 
 class RecordingGroup(dist.ProcessGroup):
@@ -172,8 +72,8 @@ class RecordingGroup(dist.ProcessGroup):
         self._ranks = ranks
         self._definition = Definition(name, ranks)
         self._rank = rank
-        self._register_backend(torch.device("cpu"), _GLOO, backend)
-        self._set_default_backend(_GLOO)
+        self._register_backend(torch.device("cpu"), GLOO, backend)
+        self._set_default_backend(GLOO)
 
     def __repr__(self):
         return f"the group of ranks {list(self._ranks)}"
@@ -181,8 +81,22 @@ class RecordingGroup(dist.ProcessGroup):
     def getBackendName(self):  # noqa: N802 (torch's name)
         return "gloo"
 
-    def _post(self, kind, tensors, *, peer=None, tag=NOBODY, flags=0, reduce_op=None, splits=None):
-        """Write one call down; returns its place in the log."""
+    def _post(
+        self,
+        kind,
+        tensors,
+        *,
+        frame=None,
+        peer=None,
+        tag=NOBODY,
+        flags=0,
+        reduce_op=None,
+        splits=None,
+    ):
+        """Write one call down; returns its place in the log.
+
+        ``frame`` is where to begin to look for the learner's line, if not at the caller's caller.
+        """
         recorder = self._recorder
         if recorder.before_op is not None:
             recorder.before_op()
@@ -190,7 +104,7 @@ class RecordingGroup(dist.ProcessGroup):
         return self._log.post(
             KIND_ID[kind],
             flags,
-            recorder.site(),
+            recorder.site(sys._getframe(2) if frame is None else frame),
             recorder.group(self._definition),
             signature,
             NOBODY if peer is None else self._ranks[peer],
@@ -206,27 +120,32 @@ class RecordingGroup(dist.ProcessGroup):
             recorder.before_op()
         key = "new_group", asked
         signature = recorder.log.define(key, "signature", ((), "", None, asked))
+        site = recorder.site(sys._getframe(1))
         where = (f"of {asked}", asked) if members_only else self._definition
         return self._log.post(
-            KIND_ID["new_group"], 0, recorder.site(), recorder.group(where), signature,
+            KIND_ID["new_group"], 0, site, recorder.group(where), signature,
             NOBODY, NOBODY, 0,
         )  # fmt: skip
 
     @staticmethod
-    def _flags_of_p2p():
-        """Flags of a send or recv. torch's send and recv call its isend and irecv: look above."""
+    def _caller():
+        """Flags of a send or recv, and the frame that asked torch for it.
+
+        torch's send and recv call its isend and irecv: so look above.
+        """
         frame = sys._getframe(2)
+        flags = ASYNC
         while frame is not None and frame.f_code.co_filename in _API_FILES:
             if frame.f_code.co_name in ("send", "recv"):
-                return 0
+                flags = 0
             frame = frame.f_back
-        return ASYNC | _request_flag(3)
+        return (flags | _request_flag(frame) if flags else 0), frame
 
     def send(self, tensors, dst, tag=0):
         check_peer(self._rank, len(self._ranks), dst, "dst")
         check_message(tensors[0], tag, "dst")
-        flags = self._flags_of_p2p()
-        start = self._post("send", tensors, peer=dst, tag=tag, flags=flags)
+        flags, frame = self._caller()
+        start = self._post("send", tensors, frame=frame, peer=dst, tag=tag, flags=flags)
         self._glance_at_message(start, self._rank, dst, tag, tensors[0])
         make = RecordedMessage if flags & ASYNC else BlockingCall
         work = make(self._inner.send(tensors, dst, tag), self._recorder, start)
@@ -235,8 +154,8 @@ class RecordingGroup(dist.ProcessGroup):
     def recv(self, tensors, src, tag=0):
         check_peer(self._rank, len(self._ranks), src, "src")
         check_message(tensors[0], tag, "src")
-        flags = self._flags_of_p2p()
-        start = self._post("recv", tensors, peer=src, tag=tag, flags=flags)
+        flags, frame = self._caller()
+        start = self._post("recv", tensors, frame=frame, peer=src, tag=tag, flags=flags)
         self._glance_at_message(start, src, self._rank, tag, tensors[0])
         make = RecordedMessage if flags & ASYNC else BlockingCall
         work = make(self._inner.recv(tensors, src, tag), self._recorder, start)
@@ -244,8 +163,9 @@ class RecordingGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors, tag=0):
         check_message(tensors[0], tag, "src")
-        flags = ANY_SOURCE | self._flags_of_p2p()
-        start = self._post("recv", tensors, tag=tag, flags=flags)
+        flags, frame = self._caller()
+        flags |= ANY_SOURCE
+        start = self._post("recv", tensors, frame=frame, tag=tag, flags=flags)
         work = self._inner.recv_anysource(tensors, tag)
         make = RecordedMessage if flags & ASYNC else BlockingCall
         work = make(work, self._recorder, start, source=self._ranks)
@@ -279,9 +199,10 @@ class RecordingGroup(dist.ProcessGroup):
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         start = self._post("barrier", ())
         self._recorder.glance(start, self._definition, "barrier", None, None, None, 0)
-        self._log.wait_begin(start, self._recorder.is_alone())
+        # torch names its default of 30 minutes where the learner gave no limit.
+        limit = timeout if timeout is not None and timeout < default_pg_timeout else FOREVER
+        self._log.wait_begin(start, limit is FOREVER and self._recorder.is_alone())
         try:
-            limit = FOREVER if timeout is None else timeout
             self._inner.monitored_barrier(limit, wait_all_ranks)
         except BaseException:
             self._log.wait_failed()
@@ -297,12 +218,12 @@ class RecordingGroup(dist.ProcessGroup):
 
 def _async_flag(opts):
     """ASYNC for a call that returned a request, REQUEST too where the learner has it."""
-    return ASYNC | _request_flag(3) if opts is not None and opts.asyncOp else 0
+    is_async = opts is not None and opts.asyncOp
+    return ASYNC | _request_flag(sys._getframe(2)) if is_async else 0
 
 
-def _request_flag(depth):
+def _request_flag(frame):
     """REQUEST where the learner's own code made the call, not one of torch's modules."""
-    frame = sys._getframe(depth)
     while frame is not None:
         file = frame.f_code.co_filename
         if is_learners(file):
@@ -422,128 +343,3 @@ def _define_collectives():
 
 
 _define_collectives()
-
-
-def gloo_member(recorder):
-    """How a real rank becomes a member of a group, for `install`: Gloo is its transport."""
-
-    def create(options, ranks, name):
-        store, rank, size = options.store, options.group_rank, options.group_size
-        gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
-        gloo._set_sequence_number_for_group()
-        # ProcessGroupGloo lacks the newer method names; a C++ ProcessGroup around it has them all.
-        inner = dist.ProcessGroup(store, rank, size)
-        inner._set_default_backend(_GLOO)
-        inner._register_backend(torch.device("cpu"), _GLOO, gloo)
-        return RecordingGroup(recorder, gloo, inner, rank, size, name, ranks)
-
-    return create
-
-
-def install(create):
-    """Make "gloo" (and "mpi") mean the recording group in this process.
-
-    ``create(options, ranks, name)`` makes the calling rank's `RecordingGroup`.
-    """
-
-    def create_from_options(options, _):
-        ranks = tuple(options.global_ranks_in_group)
-        name = str(options.group_id) if ranks else ""
-        return create(options, ranks or tuple(range(options.group_size)), name)
-
-    def new_recording_group(size, rank, ranks, backend, store, *args, **kwargs):
-        if not _is_ours(backend):
-            return _torch_new_group(size, rank, ranks, backend, store, *args, **kwargs)
-        backend = dist.Backend(BACKEND)
-        group, store = _torch_new_group(size, rank, ranks, backend, store, *args, **kwargs)
-        if group is not dist.GroupMember.NON_GROUP_MEMBER:
-            c10d._world.pg_map[group] = "gloo", store
-            c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(dist.Backend("gloo")))
-        return group, store
-
-    def new_group_call(ranks=None, *args, **kwargs):
-        world = dist.group.WORLD
-        recorder = world._recorder
-        start = world.post_new_group(ranks, kwargs.get("use_local_synchronization", False))
-        recorder.log.wait_begin(start, recorder.is_alone())
-        try:
-            group = _torch_new_group_call(ranks, *args, **kwargs)
-        except BaseException:
-            recorder.log.wait_failed()
-            raise
-        recorder.log.wait_end(start)
-        return group
-
-    dist.Backend.register_backend(BACKEND, create_from_options, extended_api=True, devices=["cpu"])
-    c10d._new_process_group_helper = new_recording_group
-    c10d._new_group_with_tag = new_group_call
-    for module in (dist, c10d):
-        module.init_process_group = _check_init_process_group
-        module.destroy_process_group = _destroy_process_group
-
-
-def _is_ours(backend):
-    """Whether a backend's name, as torch writes them, means Gloo, MPI or torch's own choice."""
-    name = str(backend or "undefined").lower()
-    cpu = [part.partition(":")[2] for part in name.split(",") if part.startswith("cpu:")]
-    return (cpu[0] if cpu else name) in (*ACCEPTED_BACKENDS, BACKEND, "undefined")
-
-
-def join_world(store, rank, world_size):
-    """Make the default group of this rank; the learner's own call will find it there."""
-    _torch_init("gloo", store=store, rank=rank, world_size=world_size, timeout=FOREVER)
-
-
-def _check_init_process_group(backend=None, init_method=None, timeout=None, *args, **kwargs):
-    """`init_process_group` as the learner finds it: the world is there, so it only checks."""
-    world = dist.group.WORLD
-    told = dict(zip(("world_size", "rank"), args, strict=False)) | kwargs
-    _check_init(backend, told, {"world_size": world.size(), "rank": world.rank()})
-    if timeout is not None:
-        world._backend._set_default_timeout(timeout)
-
-
-def _destroy_process_group(group=None):
-    """`destroy_process_group` as the learner finds it: the engine takes the default group down."""
-    if group is not None and group is not dist.group.WORLD:
-        _torch_destroy(group)
-
-
-def _check_init(backend, told, true):
-    """Refuse an `init_process_group` that contradicts the run."""
-    if backend is not None and not _is_ours(backend):
-        raise InvalidCallError(
-            f"init_process_group asks for the backend {str(backend)!r}; "
-            "the ranks of this run speak 'gloo': name that, or 'mpi', or none"
-        )
-    for name, truth in true.items():
-        value = told.get(name, -1)
-        if value not in (-1, None, truth):
-            raise InvalidCallError(
-                f"init_process_group says {name}={value}, but here {name} is {truth}: "
-                f"pass the {name} that the rank function was given"
-            )
-
-
-class Membership:
-    """This rank's place in the world: what a run may change of it, and the way back."""
-
-    def __init__(self, store):
-        self._store = store
-
-    def begin(self, run_number):
-        """A run begins: groups are counted anew, and find each other where no older run has been.
-
-        ``run_number`` must be the same on all ranks.
-        """
-        store = dist.PrefixStore(f"run {run_number}/", self._store)
-        c10d._world.pg_map[dist.group.WORLD] = "gloo", store
-        c10d._world.group_count = 1
-
-    def end(self):
-        """Take down every group but the default one, which gets its own timeout back."""
-        default = dist.group.WORLD
-        default._backend._set_default_timeout(FOREVER)
-        for group in list(c10d._world.pg_map):
-            if group is not default:
-                _torch_destroy(group)

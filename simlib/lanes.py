@@ -7,6 +7,11 @@ op's end. While an asynchronous op is in flight, its rank goes on computing.
 
 from __future__ import annotations
 
+import numpy as np
+
+STATES = ("computing", "in a call", "async op in flight", "waiting")
+"""What a rank can be seen to do, in the order in which it is drawn."""
+
 
 def span_of(trace, rank):
     """When the rank was in its function: ``(start_s, end_s, returned)``.
@@ -38,6 +43,88 @@ def in_flight(op, until_s):
         return None
     end = min(ends) if ends else max(until_s, op.post_s)
     return (op.post_s, end) if end > op.post_s else None
+
+
+def chosen(run, ranks=None, between=None):
+    """What of a run is to be shown: ``(ranks, begin_s, end_s)``, by default everything.
+
+    Raises
+    ------
+    ValueError
+        A rank that the run does not have, or no time between the two moments.
+    """
+    shown = list(range(run.world_size) if ranks is None else ranks)
+    if bad := [rank for rank in shown if rank not in range(run.world_size)]:
+        raise ValueError(f"rank {bad[0]} is not in this run of {run.world_size} ranks")
+    if not shown:
+        raise ValueError("ranks is empty: name at least one rank to show")
+    if len(set(shown)) < len(shown):
+        raise ValueError("ranks names a rank twice")
+    try:
+        begin_s, end_s = (0.0, run.trace.end_s or 1e-6) if between is None else map(float, between)
+    except (TypeError, ValueError):
+        begin_s = end_s = 0.0
+    if not begin_s < end_s:
+        raise ValueError("between must be (first second, last second), the first smaller")
+    return shown, begin_s, end_s
+
+
+def in_sight(op, begin_s, end_s):
+    """Whether any of an op lies between two moments; an open op goes on for ever."""
+    return op.post_s <= end_s and (not op.done or op.end_s >= begin_s)
+
+
+def never_finished(trace, rank, ops):
+    """Whether a rank never left its function, or left with an op of these unfinished."""
+    span = span_of(trace, rank)
+    return bool(span and not span[2]) or not all(op.done for op in ops)
+
+
+def states_of(trace, rank, ops, until_s):
+    """``{state: [(start_s, end_s), ...]}`` of one rank, read from its ops.
+
+    "computing" is the rank's whole span; the other states lie over it.
+    """
+    span = span_of(trace, rank)
+    flights = [(op.async_op, time) for op in ops if (time := in_flight(op, until_s))]
+    return {
+        "computing": [span[:2]] if span else [],
+        "in a call": [time for is_async, time in flights if not is_async],
+        "async op in flight": [time for is_async, time in flights if is_async],
+        "waiting": [time for op in ops if (time := blocked(op, until_s))],
+    }
+
+
+def mostly(parts, begin_s, end_s, columns):
+    """The time that parts fill, coarsened: the columns of which they fill more than half.
+
+    Parameters
+    ----------
+    parts : list of (float, float)
+        Start and end of each part, in seconds; they may overlap.
+    begin_s, end_s : float
+        What is divided into columns.
+    columns : int
+
+    Returns
+    -------
+    list of (float, float)
+        In order, without overlap.
+
+    **Cost** O(n log n + columns).
+    """
+    if not parts:
+        return []
+    parts = np.array(sorted(parts))
+    starts = np.maximum(parts[:, 0], np.r_[-np.inf, np.maximum.accumulate(parts[:, 1])[:-1]])
+    ends = np.maximum(parts[:, 1], starts)
+    total = np.cumsum(ends - starts)
+    knots = np.column_stack([starts, ends]).ravel()
+    filled = np.column_stack([total - (ends - starts), total]).ravel()
+    edges = np.linspace(begin_s, end_s, columns + 1)
+    full = np.diff(np.interp(edges, knots, filled, left=0.0)) > 0.5 * np.diff(edges)
+    turns = np.flatnonzero(np.diff(np.r_[False, full, False].astype(int)))
+    return [(float(edges[a]), float(edges[b])) for a, b in turns.reshape(-1, 2)]
 
 
 def unit_of(span_s):

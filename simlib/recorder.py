@@ -63,15 +63,15 @@ class Recorder:
         self._words = {}
         self._met = {}
 
-    def site(self):
-        """The number of the learner's line that is being run."""
-        place = self.place(4)
+    def site(self, frame):
+        """The number of the learner's line that is being run in this frame, or led to it."""
+        place = self.place(frame)
         number = self.log.numbers.get(place)
         return self.log.define(place, "site", place) if number is None else number
 
-    def place(self, depth):
+    @staticmethod
+    def place(frame):
         """(file, line, function) of the innermost frame that is the learner's."""
-        frame = sys._getframe(depth)
         while frame is not None:
             file = frame.f_code.co_filename
             if is_learners(file):
@@ -162,7 +162,7 @@ class Pending:
 
     def __init__(self, recorder):
         self._recorder = recorder
-        self._requests = {}  # request -> [(tensor, version, first byte, last, writes)]
+        self._requests = {}  # request -> (where its buffers are, their versions)
 
     def __len__(self):
         return len(self._requests)
@@ -173,40 +173,46 @@ class Pending:
 
     def add(self, work, buffers):
         """A request has been posted; ``buffers`` are pairs (tensor, whether the op writes it)."""
-        self._requests[work] = self.compare(work, buffers)
+        places = self.compare(work, buffers)
+        self._requests[work] = places, [(tensor, _version(tensor)) for tensor, _ in buffers]
 
     def compare(self, work, buffers):
         """Look whether an op uses memory of an open request; returns where its buffers are."""
-        mine = [self._memory(tensor, writes) for tensor, writes in buffers]
-        for other, theirs in self._requests.items():
+        mine = [_place(tensor, writes) for tensor, writes in buffers]
+        for other, (theirs, _) in self._requests.items():
             if _any_overlap(mine, theirs):
                 self._report("overlap", work.start, other.start)
         return mine
 
-    @staticmethod
-    def _memory(tensor, writes):
-        is_own = tensor._base is None and not tensor.is_inference()
-        version = tensor._version if is_own else None
-        if tensor.layout is not torch.strided or not tensor.is_contiguous():
-            return tensor, version, 0, 0, writes
-        first = tensor.data_ptr()
-        return tensor, version, first, first + tensor.nbytes, writes
-
     def waited(self, work):
         """The learner waits for a request: look whether its buffers were left alone."""
-        for tensor, version, *_ in self._requests.pop(work, ()):
+        _, versions = self._requests.pop(work, ((), ()))
+        for tensor, version in versions:
             if version is not None and tensor._version != version:
                 self._report("written", work.start, 0)
                 break
 
     def _report(self, how, start, other):
-        place = self._recorder.place(2)
+        place = self._recorder.place(sys._getframe(2))
         self._recorder.log.define(("race", start, other), "race", (how, start, other, place))
 
 
+def _version(tensor):
+    """What grows with every write through torch; None where that says nothing."""
+    return tensor._version if tensor._base is None and not tensor.is_inference() else None
+
+
+def _place(tensor, writes):
+    """First byte, end, and whether an op writes it; an empty place where it is in pieces."""
+    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return 0, 0, writes
+    first = tensor.data_ptr()
+    return first, first + tensor.nbytes, writes
+
+
 def _any_overlap(mine, theirs):
-    for _, _, first, last, writes in mine:
-        for _, _, other_first, other_last, other_writes in theirs:
-            if (writes or other_writes) and first < other_last and other_first < last:
+    for first, end, writes in mine:
+        for other_first, other_end, other_writes in theirs:
+            if (writes or other_writes) and first < other_end and other_first < end:
                 return True
     return False

@@ -90,6 +90,26 @@ class Run:
 
         return draw_timeline(self, **options)
 
+    def play(self, *, ranks=None, between=None):
+        """Show the run as a player, in a notebook: play it, scrub, zoom, ask each call what it was.
+
+        Parameters
+        ----------
+        ranks : iterable of int, optional
+            The ranks to show, from top to bottom (all; of many, the first 64).
+        between : (float, float), optional
+            First and last second to show (the whole run).
+
+        Returns
+        -------
+        Player
+            A widget. Where no widgets are shown, the timeline of the same run stands in its place.
+            Of more than 1,000 events some are shown, and the player says how many.
+        """
+        from .player import Player
+
+        return Player(self, ranks, between)
+
     def heat_map(self):
         """Draw `traffic`: who sent how many bytes to whom. Returns a matplotlib Figure."""
         from .timeline import draw_traffic
@@ -125,7 +145,7 @@ class Run:
     def save(self, path):
         """Write the trace as Chrome trace JSON, which Perfetto and chrome://tracing open.
 
-        Returns the path written.
+        `simlib.load` reads it back, without what the ranks returned. Returns the path written.
         """
         from .chrome import write_chrome_trace
 

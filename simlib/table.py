@@ -30,16 +30,16 @@ def run_table(run):
     parts.append(_shown(joint, "collectives", max(MOST_ROWS // 2, MOST_ROWS - len(moves))))
     parts.append([f"finding: {' '.join(str(found).split())}" for found in run.findings])
     if trace.dropped:
-        parts.append([f"{_count(trace.dropped, 'further op')} ran and were not recorded"])
+        parts.append([f"{count(trace.dropped, 'further op')} ran and were not recorded"])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
 def _header(run, messages, collectives):
     nbytes = sum(message.nbytes for message in messages)
     return [
-        f"{run.name} on {_count(run.world_size, f'{run.engine} rank')}: "
-        f"{_count(len(messages), 'message')}, {_count(nbytes, 'byte')}; "
-        f"{_count(len(collectives), 'collective')}"
+        f"{run.name} on {count(run.world_size, f'{run.engine} rank')}: "
+        f"{count(len(messages), 'message')}, {count(nbytes, 'byte')}; "
+        f"{count(len(collectives), 'collective')}"
     ]
 
 
@@ -75,8 +75,8 @@ def _add(total, nbytes):
     total[1] += nbytes
 
 
-def _traffic(count, nbytes):
-    return f"{count:,} ({_count(nbytes, 'byte')})" if count else "-"
+def _traffic(messages, nbytes):
+    return f"{messages:,} ({count(nbytes, 'byte')})" if messages else "-"
 
 
 def _message_rows(trace, messages):
@@ -132,10 +132,13 @@ def _collective_row(pair):
 
 def _op_cells(op):
     """Call, bytes, what was carried, place."""
-    carried = " ".join(f"{op.dtype}{list(shape)}" for shape in op.shapes[:2])
-    if len(op.shapes) > 2:
-        carried += f" ... ({len(op.shapes)} tensors)"
-    return op.call, _count(op.nbytes, "byte"), carried, op.site.place
+    return op.call, count(op.nbytes, "byte"), carried(op), op.site.place
+
+
+def carried(op):
+    """The tensors that an op carried: ``"float32[4]"``."""
+    text = " ".join(f"{op.dtype}{list(shape)}" for shape in op.shapes[:2])
+    return f"{text} ... ({len(op.shapes)} tensors)" if len(op.shapes) > 2 else text
 
 
 def _shown(makers, noun, most):
@@ -167,5 +170,6 @@ def _clipped(text, longest):
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
-def _count(number, noun):
+def count(number, noun):
+    """A number with its noun: ``"1 byte"``, ``"1,200 bytes"``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -26,13 +26,25 @@ from .figures import (
     TITLE_PT,
     Picture,
     clip,
+    collective_text,
     own_style,
     png_of,
     ranks_text,
     short_bytes,
 )
 from .labels import Labels
-from .lanes import blocked, in_flight, span_of, unit_of
+from .lanes import (
+    STATES,
+    blocked,
+    chosen,
+    in_flight,
+    in_sight,
+    mostly,
+    never_finished,
+    span_of,
+    states_of,
+    unit_of,
+)
 from .palette import mix, rank_color
 from .traffic import draw_traffic
 
@@ -81,22 +93,15 @@ class _View:
 
     def __init__(self, run, width_in, ranks, between):
         self.run, self.trace = run, run.trace
-        self.ranks = list(range(run.world_size) if ranks is None else ranks)
-        if bad := [r for r in self.ranks if r not in range(run.world_size)]:
-            raise ValueError(f"rank {bad[0]} is not in this run of {run.world_size} ranks")
+        self.ranks, self.begin_s, self.end_s = chosen(run, ranks, between)
         self.row = {rank: row for row, rank in enumerate(self.ranks)}
-        self.begin_s, self.end_s = between or (0.0, self.trace.end_s or 1e-6)
-        if not self.begin_s < self.end_s:
-            raise ValueError("between must be (first second, last second), the first smaller")
-        self.ops = [op for op in self.trace if op.rank in self.row and self._in_sight(op)]
+        begin_s, end_s = self.begin_s, self.end_s
+        self.ops = [o for o in self.trace if o.rank in self.row and in_sight(o, begin_s, end_s)]
         self.unit, self.scale = unit_of(self.end_s - self.begin_s)
         self.until = {rank: self._last_moment(rank) for rank in self.ranks}
         self.notes, self.marks = [], set()
         self._choose()
         self._make_axes(width_in)
-
-    def _in_sight(self, op):
-        return op.post_s <= self.end_s and (not op.done or op.end_s >= self.begin_s)
 
     def _last_moment(self, rank):
         span = span_of(self.trace, rank)
@@ -188,19 +193,12 @@ def _draw_lanes(view):
     by_rank = {rank: [] for rank in view.ranks}
     for op in view.ops:
         by_rank[op.rank].append(op)
-    parts = {"computing": [], "in a call": [], "async op in flight": [], "waiting": []}
+    parts = {name: [] for name in STATES}
+    columns = int(view.axes.get_window_extent(view.renderer).width)
     for rank, ops in by_rank.items():
-        until = view.until[rank]
-        span = span_of(view.trace, rank)
-        here = {
-            "computing": [span[:2]] if span else [],
-            "in a call": [f for op in ops if not op.async_op and (f := in_flight(op, until))],
-            "async op in flight": [f for op in ops if op.async_op and (f := in_flight(op, until))],
-            "waiting": [w for op in ops if (w := blocked(op, until))],
-        }
-        for name, times in here.items():
+        for name, times in states_of(view.trace, rank, ops, view.until[rank]).items():
             if view.crowded and name != "computing":
-                times = _mostly(view, times)
+                times = mostly(times, view.begin_s, view.end_s, columns)
             parts[name] += [(rank, start, end) for start, end in times]
     for name, boxes in parts.items():
         _draw_boxes(view, name, boxes)
@@ -255,11 +253,7 @@ def _draw_ticks(view):
 
 def _draw_crosses(view, by_rank):
     """A cross at the end of each lane whose rank never left, or left an op unfinished."""
-    open_ranks = []
-    for rank, ops in by_rank.items():
-        span = span_of(view.trace, rank)
-        if (span and not span[2]) or any(not op.done for op in ops):
-            open_ranks.append(rank)
+    open_ranks = [rank for rank, ops in by_rank.items() if never_finished(view.trace, rank, ops)]
     if not open_ranks:
         return
     size = float(np.clip(view.pitch_px * view.half * 0.6, 2, 8))
@@ -276,23 +270,6 @@ def _draw_crosses(view, by_rank):
         clip_on=False,
     )
     view.marks.add("never finished")
-
-
-def _mostly(view, parts):
-    """The parts of the time, to a pixel, of which the given parts fill more than half."""
-    if not parts:
-        return []
-    parts = np.array(sorted(parts))
-    starts = np.maximum(parts[:, 0], np.r_[-np.inf, np.maximum.accumulate(parts[:, 1])[:-1]])
-    ends = np.maximum(parts[:, 1], starts)
-    total = np.cumsum(ends - starts)
-    knots = np.column_stack([starts, ends]).ravel()
-    filled = np.column_stack([total - (ends - starts), total]).ravel()
-    columns = int(view.axes.get_window_extent(view.renderer).width)
-    edges = np.linspace(view.begin_s, view.end_s, columns + 1)
-    full = np.diff(np.interp(edges, knots, filled, left=0.0)) > 0.5 * np.diff(edges)
-    turns = np.flatnonzero(np.diff(np.r_[False, full, False].astype(int)))
-    return [(edges[a], edges[b]) for a, b in turns.reshape(-1, 2)]
 
 
 # Collectives: one shape through all the lanes of the group
@@ -334,7 +311,7 @@ def _joints(view, ops):
 def _label_collective(view, collective, ops):
     if len(collective.ops) == 1:
         return  # its box in the lane is labelled as a call
-    text = _collective_text(collective)
+    text = collective_text(collective)
     width, height = view.labels.size(text)
     if view.labels.place(text, _band_spots(view, ops, width)):
         return
@@ -354,16 +331,6 @@ def _label_collective(view, collective, ops):
         return
     elif x[2] - x[1] > height and (rows[-1] - rows[0]) * view.pitch_px > width:
         view.labels.place(text, [(x[0], y[0])], upright=True)
-
-
-def _collective_text(collective):
-    calls = dict.fromkeys(op.call for _, op in sorted(collective.ops.items()))
-    text = " / ".join(calls) if len(calls) <= 2 else "different collectives"
-    if collective.nbytes:
-        text += f"  {short_bytes(collective.nbytes)}"
-    if len(collective.ops) < len(collective.group):
-        text += f"  ({len(collective.ops)} of {len(collective.group)} ranks)"
-    return text
 
 
 def _band_spots(view, ops, width):

@@ -313,6 +313,10 @@ def test_a_monitored_barrier_gives_up_at_its_limit_of_virtual_time():
     assert run.trace.spans[0] == (0.0, 0.2)
 
 
+def test_a_monitored_barrier_gives_up_at_its_limit_on_real_ranks():
+    assert simlib.run(impatient, 2).results == ["gave up", "elsewhere"]
+
+
 def test_a_monitored_barrier_without_a_limit_that_nobody_ends_is_a_deadlock():
     def main(rank, n):
         if rank == 0:

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from synthetic import RunMaker
 
+import simlib
 from simlib import checks
 from simlib.checks import check
 from simlib.checks.check import fingerprint
@@ -16,7 +17,7 @@ def inputs(rank, world_size):
 
 
 def verdict_on(answer, *rules, expected=lambda xs: [2 * x for x in xs], **options):
-    return check("double", answer, inputs, expected, *rules, timeout_s=1, points=2, **options)
+    return check("double", answer, inputs, expected, *rules, points=2, **options)
 
 
 def double(rank, world_size, x):
@@ -167,7 +168,7 @@ def test_endless_loop_is_told():
         while True:
             x += 1
 
-    assert "computes on and on" in verdict_on(turns, worlds=[1]).reason
+    assert "computes on and on" in verdict_on(turns, worlds=[1], timeout_s=1).reason
 
 
 def test_dead_rank_is_told():
@@ -293,6 +294,18 @@ def test_changed_input_is_refused():
     assert "changed the tensor it was given" in verdict_on(doubles_in_place).reason
 
 
+def test_an_input_that_was_received_into_is_told_from_one_that_was_computed():
+    def receives_into_x(rank, world_size, x):
+        doubled = 2 * x
+        if world_size > 1:
+            request = dist.isend(x.clone(), dst=(rank + 1) % world_size)
+            dist.recv(x, src=(rank - 1) % world_size)
+            request.wait()
+        return doubled
+
+    assert "Receive into a holder of its own" in verdict_on(receives_into_x).reason
+
+
 def test_in_place_looks_at_the_input_and_not_at_what_is_returned():
     def doubles_in_place(rank, world_size, x):
         x *= 2
@@ -325,6 +338,70 @@ def test_known_mistake():
     assert known_mistake([9, 8], [(1, 2)], mistakes) is None
 
 
+# Time on a modelled network
+
+SLOW = simlib.Cluster(nodes=2, ranks_per_node=4, inter=simlib.Link(1e-3, 1e6))
+
+
+def tell_all(rank, world_size, x):
+    """Rank 0 tells the others, one after the other."""
+    for other in range(1, world_size):
+        if rank == 0:
+            dist.send(x, dst=other)
+        elif rank == other:
+            dist.recv(x, src=0)
+
+
+def told_in(bound_s, answer=tell_all, **options):
+    timed = [checks.Timed(SLOW, inputs, lambda xs: bound_s, "Help each other.")]
+    first = {"expected": lambda xs: [xs[0]] * len(xs), "in_place": True, "worlds": [1, 3]}
+    return verdict_on(answer, checks.messages(lambda xs: 7), timed=timed, **first, **options)
+
+
+def test_virtual_time_at_its_bound_is_enough():
+    # Three ranks share the root's node, which costs nothing; four messages cross the network.
+    verdict = told_in(4 * (1e-3 + 8 / 1e6))
+    assert repr(verdict) == (
+        "double: right, 2 of 2 points.\n"
+        "Every rank has the expected value at world sizes 1, 3.\n"
+        "  at world size 3: 2 messages sent (at most 7)\n"
+        "  at world size 8: 4.03 ms on the modelled network (at most 4.03 ms)"
+    )
+
+
+def test_too_much_virtual_time_is_told_with_the_bound():
+    verdict = told_in(4e-3)
+    assert (verdict.status, verdict.world_size) == ("wrong", 8)
+    assert verdict.run.engine == "simulated"
+    assert verdict.reason == (
+        "In this world of 8 the values are right, but on the modelled network the last rank is "
+        "done after 4.03 ms where 4 ms are enough. Help each other."
+    )
+
+
+def test_values_and_rules_hold_on_the_modelled_network_too():
+    def tells_five(rank, world_size, x):
+        tell_all(rank, min(world_size, 5), x)
+
+    def tells_twice(rank, world_size, x):
+        for _ in range(1 + (world_size > 3)):
+            tell_all(rank, world_size, x)
+
+    assert "Rank 5 has the wrong value" in told_in(1.0, tells_five).reason
+    assert "send 14 messages where 7 are enough" in told_in(1.0, tells_twice).reason
+
+
+def test_answer_that_is_wrong_on_real_ranks_is_not_simulated():
+    verdict = told_in(1.0, double)
+    assert (verdict.world_size, verdict.run.engine) == (3, "real")
+
+
+def test_measure_tells_the_virtual_time_of_a_simulation():
+    start = checks.Timed(SLOW, inputs, None).start(timeout_s=20)
+    measured = checks.measure(tell_all, inputs, worlds=[5], in_place=True, start=start)
+    assert measured.endswith("\n5: virtual time 0.001008000 s")
+
+
 # Rules, on hand-made traces
 
 
@@ -350,6 +427,18 @@ def test_rule_at_its_bound_holds_and_above_it_does_not():
     assert "send 8 bytes where 7" in broken(checks.nbytes(lambda xs: 7), made)
     assert broken(checks.rounds(lambda xs: 2), made) is None
     assert "take 2 rounds where 1" in broken(checks.rounds(lambda xs: 1), made)
+
+
+def test_busiest_rank_is_told_whether_it_sends_or_receives():
+    made = chain_of_three()
+    assert broken(checks.nbytes_of_a_rank(lambda xs: 4), made) is None
+    assert "rank 0 sends 4 bytes where 3 are" in broken(checks.nbytes_of_a_rank(lambda xs: 3), made)
+    made.send(0, 2, 21, 21, 30)
+    made.recv(2, 0, 20, 20, 30)
+    made.send(1, 2, 31, 31, 40)
+    made.recv(2, 1, 30, 30, 40)
+    (told,) = [broken(checks.nbytes_of_a_rank(lambda xs: 8), made)]
+    assert "rank 2 receives 12 bytes where 8 are enough for any rank" in told
 
 
 def test_one_rank_sends_one_message_per_round():
@@ -378,6 +467,17 @@ def test_sends_to_names_both_ranks():
     assert broken(checks.sends_to(lambda rank, n: {rank + 1}), chain_of_three()) is None
     refused = broken(checks.sends_to(lambda rank, n: {1}), chain_of_three())
     assert "rank 1 sends to rank 2" in refused
+
+
+def test_first_rank_is_named_whoever_was_first_in_time():
+    made = RunMaker(3)
+    for rank, post in ((2, 0), (1, 5)):
+        made.send(rank, 0, post, post, post + 1)
+        made.recv(0, rank, post, post, post + 1)
+    assert broken(checks.sends_to(lambda rank, n: set()), made).startswith(
+        "In this world of 3 the values are right, but rank 1 sends to rank 0"
+    )
+    assert "Rank 0 calls recv" in broken(checks.only("broadcast"), made)
 
 
 def test_collectives_are_counted_and_weighed():

@@ -87,6 +87,16 @@ def test_a_run_that_never_ended_is_refused():
         caught.value.run.replay(clusters.ethernet_1g(nodes=2))
 
 
+def test_a_recording_that_cannot_go_on_with_other_sends_is_told():
+    def main(rank, n):
+        dist.send(torch.ones(4), 1 - rank)
+        dist.recv(torch.zeros(4), 1 - rank)
+
+    run = simlib.simulate(main, 2, sends="eager")
+    with pytest.raises(simlib.DeadlockError, match="replay it with the same sends"):
+        run.replay(clusters.ethernet_1g(nodes=2))
+
+
 def test_too_small_a_cluster_is_refused():
     run = simlib.simulate(mixed, 4)
     with pytest.raises(simlib.InvalidCallError, match="do not fit"):

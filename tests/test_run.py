@@ -2,6 +2,7 @@
 
 import functools
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -292,9 +293,10 @@ def test_output_of_children_and_of_stderr_is_kept():
         print("python", flush=True)
         os.system("echo child")
         print("error stream", file=sys.stderr)
+        subprocess.run(["sh", "-c", "echo its errors >&2"])
         print("no newline", end="")
 
-    assert simlib.run(main, 1).output == ["python\nchild\nerror stream\nno newline"]
+    assert simlib.run(main, 1).output == ["python\nchild\nerror stream\nits errors\nno newline"]
 
 
 def test_results_keep_their_type():

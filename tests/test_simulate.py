@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 import simlib
 from simlib import Cluster, Link
@@ -132,6 +133,66 @@ def test_output_belongs_to_its_rank_by_whole_lines():
     output = simlib.simulate(main, 3).output
     steps = "".join(f"step {step} of rank {{}}\n" for step in range(3))
     assert output == [steps.format(*[r] * 3) + "to stderr\nthe end" for r in range(3)]
+
+
+def test_a_backward_within_backward_gives_the_gradients_of_real_ranks():
+    def main(rank, world_size):
+        inner, outer = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+        for parameter in (*inner.parameters(), *outer.parameters()):
+            torch.nn.init.constant_(parameter, 0.5)
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.outer = inner, outer
+
+            def forward(self, x):
+                middle = checkpoint(self.inner, x, use_reentrant=True)
+                return self.outer(middle.tanh())
+
+        model = torch.nn.parallel.DistributedDataParallel(Model())
+        x = torch.full((2, 3), float(rank), requires_grad=True)
+        model(x).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    found, expected = (engine(main, 2).results for engine in (simlib.simulate, simlib.run))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_output_of_commands_and_descriptors_is_the_ranks():
+    def main(rank, world_size):
+        print("first", rank)
+        dist.barrier()
+        assert os.system(f"echo system {rank}; exit 3") >> 8 == 3
+        subprocess.run(["sh", "-c", f"echo command {rank}; seq 30000 | tail -1; echo wrong >&2"])
+        print("asked for", subprocess.check_output(["echo", "quietly"], text=True), end="")
+        dist.barrier()
+        os.write(1, f"descriptor {rank}\n".encode())
+        with pytest.raises(FileNotFoundError):
+            subprocess.run(["no such command"])
+        subprocess.Popen(["echo", "not waited for"]).wait()
+
+    lines = ["first {0}", "system {0}", "command {0}", "30000", "wrong", "asked for quietly"]
+    lines += ["descriptor {0}", "not waited for", ""]
+    output = simlib.simulate(main, 3).output
+    assert output == ["\n".join(lines).format(rank) for rank in range(3)]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_store_of_the_learners_own(kind, tmp_path):
+    def main(rank, world_size, path):
+        if kind == "tcp":
+            store = dist.TCPStore("127.0.0.1", 29700, world_size, is_master=rank == 0)
+        else:
+            store = dist.FileStore(path, world_size)
+        simlib.compute(world_size - rank)
+        store.set(f"from {rank}", f"value {rank}")
+        return store.get(f"from {(rank + 1) % world_size}").decode(), store.add("count", 1)
+
+    run = simlib.simulate(main, 3, (str(tmp_path / "store"),))
+    assert run.results == [("value 1", 2), ("value 2", 1), ("value 0", 3)]
+    assert run.time_s == 3
 
 
 def test_a_rank_captures_its_own_output_only():

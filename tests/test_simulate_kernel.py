@@ -87,6 +87,38 @@ def test_the_stop_button_ends_a_simulation(kernel, body):
     kernel.cell("next_simulation()")
 
 
+def test_the_stop_button_ends_the_other_order_of_a_seed(kernel, tmp_path):
+    sign = tmp_path / "in another order"
+    cell = kernel.start(
+        "def main(rank, world_size):\n"
+        "    if rank: return dist.send(torch.tensor([rank]), 0)\n"
+        "    x = torch.zeros(1, dtype=torch.int64)\n"
+        "    first = dist.recv(x)\n"
+        "    dist.recv(x)\n"
+        "    if first == 2:\n"
+        f"        open({str(sign)!r}, 'w').close()\n"
+        "        while True: pass\n"
+        "for seed in range(20):\n"
+        "    simlib.simulate(main, 3, timeout_s=None, seed=seed)"
+    )
+    while not sign.exists():
+        assert kernel.manager.is_alive()
+    kernel.manager.interrupt_kernel()
+    _, error, _ = kernel.finish(cell)
+    assert "stopped by hand" in error
+    kernel.cell("next_simulation()")
+
+
+def test_a_process_that_died_at_rest_is_replaced(kernel):
+    kernel.cell("next_simulation()")
+    kernel.cell(
+        "from simlib.virtual.process import simulators\n"
+        "for resting in simulators()._resting:\n"
+        "    resting.process.kill(); resting.process.join()\n"
+        "next_simulation()"
+    )
+
+
 def test_interrupts_at_any_moment_do_no_harm(kernel):
     for delay_s in (0.0, 0.005, 0.01, 0.03, 0.1):
         cell = kernel.start("for _ in range(20): next_simulation()")

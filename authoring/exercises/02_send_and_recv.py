@@ -21,8 +21,8 @@ from simlib.checks import check, measure, messages, nbytes, only
 #
 # Every rank is given a tensor `x`, of the same shape and dtype everywhere. Return the sum of the
 # tensors of rank 0 up to and including your own rank: rank 0 returns its own `x`, the last rank
-# returns the sum of all of them. `x` itself must not change. In the whole world at most `world_size
-# - 1` messages may be sent.
+# returns the sum of all of them. `x` itself must not change. All ranks together may send at most
+# `world_size - 1` messages.
 
 
 # %% role="answer" question="running_total" points=2

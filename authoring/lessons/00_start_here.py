@@ -145,8 +145,8 @@ run
 #   of this machine, and their times are measured.)
 # - The lanes begin at different times, because processes do not start at the same moment. Time 0 is
 #   where the first rank begins.
-# - **Filled** means: the rank computes (here: sleeps). A pale fill means: it is inside a call, but
-#   does not wait yet.
+# - **Filled** means: the rank computes (here: sleeps). A **pale** fill means: it is inside a call,
+#   but does not wait (yet).
 # - **Hatched** means: the rank waits in a call for somebody else. Ranks 1, 2 and 3 wait for 200 ms
 #   and more: they have nothing to do until rank 0 has done its work and comes to them. To make such
 #   areas small is half of the art of distributed training.
@@ -174,11 +174,11 @@ print("rank 1 called", first.call, "with", first.nbytes, "bytes, in the line", f
 # %% [markdown]
 # ## The same function on another cluster
 #
-# `simlib.run` uses this machine and measures with the clock on the wall. `simlib.simulate` calls the
-# same function, unchanged, on a **modelled cluster**. Its ranks compute and exchange real tensors,
-# but time is worked out, not measured: each rank has a **virtual clock**, and each message moves it
-# by what the modelled network needs for it. `time.sleep(0.2)` moves it by 0.2 s, and you do not
-# wait.
+# `simlib.run` uses this machine and measures with the clock on the wall. `simlib.simulate` calls
+# the same function, unchanged, on a **modelled cluster**. Its ranks compute and exchange real
+# tensors, but time is worked out, not measured: each rank has a **virtual clock**, and each message
+# moves it by what the modelled network needs for it. `time.sleep(0.2)` moves it by 0.2 s, and you
+# do not wait.
 #
 # The next cell runs `tell_everyone` three times with each, and prints the seconds of each run. Rank
 # 0 sleeps for 200 ms and then three times for 50 ms: 350 ms. How many of the six numbers will be
@@ -198,12 +198,12 @@ for engine in (simlib.run, simlib.simulate):
 # machine. And each digit has a reason. Unless you name another cluster, the ranks are on computers
 # joined by Ethernet of 10 Gbit/s. There each message takes 30 microseconds (us) before anything
 # arrives; then its bytes come, 1.25 billion per second. So a message of 4 bytes takes 30.0032 us.
-# There are three, and the sleeps: 0.35 + 3 x 0.0000300032 = 0.3500900096 s. (The very last digits may
-# come from rounding.)
+# There are three, and the sleeps: 0.35 + 3 x 0.0000300032 = 0.3500900096 s. (The very last digits
+# may come from rounding.)
 #
 # Now name a slower network, and take 1,000 ranks: no laptop likes to start so many processes. How
-# long will they take on Ethernet of 1 Gbit/s, where each message takes 50 us before anything arrives?
-# And how long will you wait?
+# long will they take on Ethernet of 1 Gbit/s, where each message takes 50 us before anything
+# arrives? And how long will you wait?
 
 # %%
 guess = None  # virtual seconds, and seconds of your own?
@@ -218,6 +218,41 @@ print(f"rank 999 returned {run.results[999]}; virtual time {run.time_s:.6f} s")
 # of rank 0, which talks to 999 ranks one after the other. Lesson 04 shows how 1,000 ranks are told
 # in 10 steps.
 #
+# A picture of 1,000 lanes shows little. Here is the run with 8 ranks on the same network. Each rank
+# more adds one message and one pause. So when will the last arrow stand?
+
+# %%
+guess = None  # virtual ms at the last arrow?
+
+run = simlib.simulate(tell_everyone, world_size=8, cluster=simlib.clusters.ethernet_1g(nodes=8))
+run
+
+# %% [markdown]
+# A staircase with 7 steps. A message and the pause after it take 50.05 ms, and six of them come
+# before the last message: it begins at 200 + 6 x 50.05 = 500.3 ms. Each rank more makes the
+# staircase one step longer.
+#
+# A **lab** is a picture with sliders, for the mouse or the arrow keys. Below you see the picture, and
+# then the lab: `tell_everyone` on 2 to 8 ranks. Move the number of ranks, and read below the axis when
+# each of these runs ends. Then let rank 0 take twice as long for its sleeps. Predict first: who else
+# loses time by that, and how does one see it?
+
+# %%
+from simlib import labs
+
+guess = None  # who loses time when rank 0 is slow?
+
+runs = labs.simulate_sizes(tell_everyone, cluster=simlib.clusters.ethernet_1g(nodes=8))
+labs.draw_world_size(runs, 4)
+
+# %% tags=["nbval-ignore-output"]
+labs.world_size_lab(runs, 4)
+
+# %% [markdown]
+# Everybody: the hatched parts of all others grow, though they have no more to do than before.
+#
+# You will use both engines, often on one function:
+#
 # | | `simlib.run` | `simlib.simulate` |
 # |---|---|---|
 # | ranks | processes of this machine, a handful | modelled, up to 4,096 |
@@ -225,9 +260,9 @@ print(f"rank 999 returned {run.results[999]}; virtual time {run.time_s:.6f} s")
 # | time | the clock on the wall, noisy | a virtual clock, the same every time |
 # | good for | what your program really does here | "what if", large worlds, exact times |
 #
-# One thing to know: computing takes **no** virtual time, unless the cluster is given a device with a
-# speed. Only messages and sleeps move the clock here. Pictures of simulated runs say *virtual time*
-# below the axis.
+# One thing to know: computing takes **no** virtual time, unless the cluster is given a device with
+# a speed. Only messages and sleeps move the clock here. Pictures of simulated runs say *virtual
+# time* below the axis.
 #
 # ## When a rank fails
 #
@@ -247,9 +282,9 @@ def divide(rank, world_size):
 simlib.run(divide, world_size=4)
 
 # %% [markdown]
-# One message, about the one rank that made the mistake: which rank, which error, which line. The
-# waiting ranks were ended. The mend is a line of ordinary Python, and the next run starts at once,
-# with fresh processes.
+# One message, and it names the rank that made the mistake, the error and the line. The waiting
+# ranks were ended. The mend is a line of ordinary Python, and the next run starts at once, with
+# fresh processes.
 
 
 # %%
@@ -306,9 +341,9 @@ verdict = check_double(double)
 verdict
 
 # %% [markdown]
-# And a right one. Note what the check counts besides the value. Many answers in this course can be
-# had by sending everything to everyone; a check asks for the messages and bytes that are needed,
-# and no more.
+# And a right one. Note what the check counts besides the value. Many tasks in this course could be
+# solved by sending everything to everyone. A check lets pass only as many messages and bytes as the
+# task needs.
 
 
 # %%

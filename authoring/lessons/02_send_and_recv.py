@@ -2,7 +2,7 @@
 # # 02 Send and receive
 #
 # Everything that ranks ever do together can be built from two calls: one rank sends a tensor,
-# another receives it. In this lesson (about 50 minutes) you will
+# another receives it. In this lesson (50 minutes) you will
 #
 # - run the first program of nearly every tutorial, as a function and as a script,
 # - see what `send` promises when it returns, and what it does not,
@@ -13,24 +13,24 @@
 # - break the first program with a third rank, and mend it.
 
 # %%
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
+from IPython.display import display
 
 import simlib
+from simlib import cli, labs
 
 # %% [markdown]
 # ## One message
 #
-# Rank 0 has two numbers, rank 1 wants them. Both run the same function and find out by `rank` which
-# part is theirs. The receiver must bring a **holder**: a tensor into which the numbers will be
+# Rank 0 has two numbers, rank 1 wants them. Both run the same function, and the `if` says which
+# part is whose. The receiver must bring a **holder**: a tensor into which the numbers will be
 # written. What will rank 1 print before the message, and what after it?
 
 # %%
@@ -50,36 +50,29 @@ def main(rank, world_size):
 
 
 run = simlib.run(main, world_size=2)
+run
 
 # %% [markdown]
 # Rank 1 began with zeros and ended with the numbers of rank 0. Note what did *not* happen: `recv`
 # returned no tensor. It wrote into the one it was given. And the two tensors are two: what rank 0
-# does to `x` afterwards does not reach rank 1, which lives in another process.
+# does to `x` afterwards does not reach rank 1, which is another process.
 #
-# Now the picture and the table of this run. The two processes do not begin at the same moment, so
-# one of them comes to the meeting first and waits (hatched) for the other. Which one, may change
-# from run to run.
-
-# %%
-print(run)
-run
-
-# %% [markdown]
-# One message of 8 bytes: two float32 numbers, 4 bytes each. The table also says with which line of
-# the cell it was sent. The shape and the dtype of the tensor do not travel. Only its bytes do, and
-# so the receiver must know beforehand what will come.
+# In the picture, one rank comes to the meeting first and waits (hatched) for the other. Which one
+# does, may change from run to run.
 #
 # ## The same as a script
 #
 # On the web you find this program as a file, usually called `ptdist.py`, which starts the process
-# group itself. Such files run here as they are. The next cell writes one into a temporary folder
-# and starts it in two ways: on real processes with `python -m simlib run -n 2 ptdist.py`, and on a
-# modelled cluster (lesson 00) with `simulate` in the place of `run`. You could type both in a
-# terminal. The number after `-n` is the number of processes, not of machines.
+# group itself. Older ones name the backend `mpi`: the message-passing library of supercomputers
+# (lesson 01). PyTorch from pip does not contain it, so `simlib` takes Gloo in its place, and such
+# files run here as they are. In a terminal you would type
 #
-# The file names the backend `mpi`, as the older tutorials do. MPI is the message-passing library of
-# supercomputers; PyTorch from pip does not contain it, so `simlib` takes Gloo, or its simulation,
-# instead. What will differ between the two tables?
+#     python -m simlib run -n 2 ptdist.py
+#     python -m simlib simulate -n 2 ptdist.py
+#
+# for two real ranks, or for two of a modelled cluster (lesson 00). The cell gives `simlib` the same
+# two commands without a terminal, because a new Python would spend seconds on loading PyTorch. What
+# will differ between the two tables?
 
 # %%
 guess = None  # what differs?
@@ -102,22 +95,60 @@ if __name__ == "__main__":
 """
 script = Path(tempfile.mkdtemp()) / "ptdist.py"
 script.write_text(source)
+print("this PyTorch contains MPI:", dist.is_mpi_available())
 for how in ("run", "simulate"):
-    command = [sys.executable, "-m", "simlib", how, "-n", "2", str(script)]
-    print(subprocess.run(command, capture_output=True, text=True).stdout)
+    cli.main([how, "-n", "2", str(script)])
 
 # %% [markdown]
-# The numbers, the message, its bytes and its line are the same. The second table says *simulated*, and
-# ends with a time, because a virtual clock gives the same time in every repeat: 30 us before anything arrives, then 8
-# bytes at 1.25 billion bytes per second. That is the Ethernet of 10 Gbit/s which `simulate` takes
-# unless you name another network.
+# One message of 8 bytes in both: two float32 numbers, 4 bytes each. The last line of a table says
+# which line of the file sent it. The second table says *simulated* and ends with a time, because a
+# virtual clock gives the same time in every repeat: 30 us (microseconds) before anything arrives,
+# then 8 bytes at 1.25 billion bytes per second. That is Ethernet of 10 Gbit/s, which `simulate`
+# takes unless you name another network.
+#
+# ## "ssh carries the data"
+#
+# On a cluster whose PyTorch was built with MPI, one line typed on one machine starts the same file:
+#
+#     mpiexec -n 2 -ppn 1 -hosts node1,node2 python ptdist.py
+#
+# `-n 2` asks for two **processes** in all, not for two machines; `-ppn 1` puts one on each node.
+# `mpiexec` logs in to the nodes with ssh. So the numbers travel through ssh, one would think. Here
+# the notebook starts the ranks. Do their messages pass through it? Below, each rank lists its
+# network connections as (own port, port of the other side), and so does the notebook.
+
+# %%
+guess = None  # does the notebook hold an end of the ranks' connection?
+
+
+def ports():
+    tcp = psutil.Process().net_connections(kind="tcp")
+    return [(one.laddr.port, one.raddr.port) for one in tcp if one.status == "ESTABLISHED"]
+
+
+def send_and_look(rank, world_size):
+    main(rank, world_size)
+    return ports()
+
+
+of_rank_0, of_rank_1 = simlib.run(send_and_look, world_size=2).results
+print("connections of rank 0, rank 1:", len(of_rank_0), len(of_rank_1))
+print("the two ends of one:", of_rank_0 == [(far, near) for near, far in of_rank_1])
+print("the notebook holds an end:", any(near in of_rank_0[0] for near, _ in ports()))
+
+# %% [markdown]
+# One connection, and its two ends are the two ranks. The notebook here, `mpiexec` and ssh on a
+# cluster (lesson 01), only **start** the ranks. Then the ranks connect to each other, and the data
+# take that road. So a working ssh does not prove that the ranks can reach each other: a firewall may
+# let ssh through and nothing else.
 #
 # ## A holder of the same shape
 #
-# The bytes of a message are written into the holder one after the other. So the holder must have
-# the same number of elements and the same dtype as what is sent. Here rank 0 sends four numbers,
-# and rank 1 has room for two. What should happen: two numbers arrive, or an error, and if so, on
-# which rank?
+# The shape and the dtype of a tensor do not travel. Only its bytes do, and they are written into
+# the holder one after the other. So the receiver must know beforehand what will come: the holder
+# needs the same number of elements and the same dtype as what is sent. Here rank 0 sends four
+# numbers, and rank 1 has room for two. What should happen: two numbers arrive, or there is an
+# error? On which rank?
 
 # %% tags=["raises-exception"]
 guess = None  # two numbers, or an error?
@@ -135,12 +166,13 @@ simlib.run(too_small, world_size=2)
 
 # %% [markdown]
 # An error before a byte has moved, with both sides of the message: what was sent, what was
-# expected, in which lines. That is `simlib`, which compares the two calls. Do not rely on errors
-# elsewhere. With plain Gloo the receiver's process dies here. If the holder is too *large*, Gloo
-# fills its front, leaves the rest as it was, and says nothing. If it has the wrong dtype, the right
-# bytes are read as wrong numbers, and again Gloo says nothing. Lesson 03 shows more of this.
+# expected, in which lines. `simlib` has compared the two calls. Elsewhere nobody does. With plain
+# Gloo the receiver's process dies here. If the holder is too *large*, Gloo fills its front, leaves
+# the rest as it was, and says nothing. If it has the wrong dtype, the bytes are taken for other
+# numbers, and again Gloo says nothing. Lesson 03 shows more of this.
 #
-# The mend: both sides agree. Where only the sender knows the size, it sends the size first.
+# The mend: both sides agree. Where only the sender knows the size, it sends the size first, as a
+# message whose own size is fixed: one int64 number.
 
 
 # %%
@@ -163,8 +195,8 @@ print(simlib.run(size_first, world_size=2).results[1])
 # ## "Send returned, so it is delivered"
 #
 # That sounds right. Test it. Rank 0 sends with `isend`, which returns at once (the *i* stands for
-# immediate). It then says so and ends. Rank 1 never asks for the message. What does rank 1 hold in
-# the end? If sending is delivering, it is not zeros.
+# immediate). It prints that, and finishes. Rank 1 never asks for the message. What does rank 1
+# return when all is over? If "sent" means "delivered", it cannot be zeros.
 
 # %%
 guess = None  # what does rank 1 return?
@@ -184,16 +216,17 @@ print("received by:", run.trace.messages[0].recv)
 
 # %% [markdown]
 # Zeros. A message changes nothing on the other side until that side **receives** it. The line that
-# begins with `unfinished` is a *finding* of `simlib`: something was left over that should not be,
-# though nothing failed. Here there are two faults: nobody receives, and nobody waits. `isend` gives
-# back a *request*. Call `request.wait()`: until then the message may never leave, and the holder of
-# an `irecv` holds nothing you may use.
+# says `unfinished` is a *finding* of `simlib`: nothing failed, but something was left over. (There
+# is a second fault: `isend` and `irecv` give back a *request*, and nobody called `request.wait()`.
+# Until `wait` has returned, the message may still be on your side, and the holder of an `irecv` may
+# still be empty.)
 #
 # Now the blocking `send`. In the next run rank 1 is busy for 200 ms before it receives. When does
-# `send` return on rank 0: at once, or after 200 ms?
+# `send` return on rank 0: at once, or after 200 ms? We ask real ranks with Gloo, and simulated
+# ranks under two rules, both of which the MPI standard allows: `rendezvous` and `eager`.
 
 # %%
-guess = None  # at once, or after 200 ms?
+guess = None  # at once, or after 200 ms? Three answers
 
 
 def late_receiver(rank, world_size):
@@ -206,53 +239,33 @@ def late_receiver(rank, world_size):
 
 
 run = simlib.run(late_receiver, world_size=2)
+for rule in ("rendezvous", "eager"):
+    ends_s = [end_s for _, end_s in simlib.simulate(late_receiver, 2, sends=rule).trace.spans]
+    print(
+        f"{rule:10}: rank 0 goes on after {ends_s[0]:.5f} s, rank 1 has it after {ends_s[1]:.5f} s"
+    )
 run
 
 # %% [markdown]
-# Rank 0 waits: Gloo's `send` returns when the receiver has taken the message. Other libraries do it
-# differently. MPI may copy a small message away and return at once, and wait only with a large
-# one; the MPI standard allows both. What `send` promises everywhere is less than you would think:
-# **when it returns, you may change `x` again.** It promises nothing about the other side. A program
-# that needs more is a program that works here and hangs there.
+# In the picture, real rank 0 waits: Gloo's `send` returns when the receiver has taken the message.
+# That is the **rendezvous** rule: both sides must meet. Under the **eager** rule the message is
+# copied away and `send` returns at once: 0.00000 s, 200 ms *before* rank 1 has anything. Many
+# libraries send small messages eagerly and large ones by rendezvous.
 #
-# ## "Print order is time order"
-#
-# The lines under a cell look like a story, told from top to bottom. In this program rank 0 prints
-# only **after** a message from rank 1 has come, and rank 1 prints **before** it sends it. Which of
-# the two lines is on top?
-
-# %%
-guess = None  # which line is on top?
-
-
-def story(rank, world_size):
-    x = torch.zeros(1)
-    if rank == 0:
-        dist.recv(x, src=1)
-        print("then I came")
-    else:
-        print("I was first")
-        dist.send(x, dst=0)
-
-
-run = simlib.run(story, world_size=2)
-
-# %% [markdown]
-# The second event is on top, because `simlib` sorts the lines by rank. A terminal or a cluster's
-# log sorts them by the moment at which they happen to arrive, which is no better. There is only one
-# thing that puts events of two ranks in order: **a message**. What rank 1 did before it sent
-# happened before what rank 0 does after it received. Two events without a chain of messages between
-# them have no order that you may count on.
+# What `send` promises under every rule is only this: **when it returns, you may change `x` again.**
+# A program that counts on more works with one library and hangs with another (lesson 03).
 #
 # ## Both directions at once
 #
 # Two ranks want to swap tensors. If both call `send` first, both wait for a receiver, and nobody
-# receives: that is a hang of lesson 03. With `isend` a rank can have its message under way
-# and receive in the meantime. `request.wait()` returns when the operation is finished. Until then,
-# hands off the tensor!
-
+# receives (lesson 03). With `isend` a rank has its message under way and receives in the meantime.
+# `request.wait()` returns when the operation is finished. Until then, hands off the tensor! Which
+# numbers does each rank return?
 
 # %%
+guess = None  # two numbers on rank 0, two on rank 1
+
+
 def swap(rank, world_size):
     mine = torch.tensor([10.0 * rank, 10.0 * rank + 1])
     other = torch.empty_like(mine)
@@ -266,12 +279,14 @@ def swap(rank, world_size):
 print(simlib.run(swap, world_size=2).results)
 
 # %% [markdown]
-# `irecv` is the other half. Rank 1 below asks for the message early, works for 100 ms while rank 0
-# makes it ready, and waits only when it needs the numbers. In the picture: how long is rank 1's
-# hatched part? Compare it with a rank that works first and asks then.
-
+# `irecv` is the other half. Below, rank 0 works for 80 ms before it sends. Rank 1 asks for the
+# message at once, works for 100 ms, and calls `wait` only when it needs the numbers. How long will
+# rank 1 wait (the hatched part of its lane)?
 
 # %%
+guess = None  # ms of waiting on rank 1?
+
+
 def work_meanwhile(rank, world_size):
     if rank == 0:
         time.sleep(0.08)
@@ -288,16 +303,16 @@ run = simlib.run(work_meanwhile, world_size=2)
 run
 
 # %% [markdown]
-# The waiting has gone from rank 1: the message came while it worked. (The pale strip is the receive
-# under way; the arrow ends where rank 1 learned of it, in `wait`.) This is called *overlap*. The 80
-# ms of rank 0 and the 100 ms of rank 1 cost 100 ms together, not 180. The same trick hides most of
-# the communication of a training step: that is lesson 08 (to come).
+# Next to nothing: the message came while rank 1 worked. (The pale strip is the receive under way;
+# the arrow ends in `wait`, where rank 1 learned of it.) This is called *overlap*. With a `recv` in
+# the place of the `irecv`, rank 1 would begin its work only after 80 ms: 180 ms in all, not 100.
+# Overlap hides most of the communication of a training step (lesson 08, to come).
 #
 # ## Around the ring
 #
-# Four ranks stand in a ring. Rank 0 sends a zero to rank 1; each rank adds its own number, works
-# for 50 ms and passes it on; the last rank gives it back to rank 0. `(rank + 1) % world_size` is
-# the right neighbour, for the last rank too. (It takes two ranks or more: a world of one has no
+# Four ranks stand in a ring. Rank 0 sends a zero to rank 1. Each rank adds its own rank to what it
+# receives, works for 50 ms and passes the sum on; the last rank gives it back to rank 0.
+# `(rank + 1) % world_size` is the right neighbour, for the last rank too. (A world of one has no
 # rank 1 to send to.) What does each rank return? How many messages are sent?
 
 # %%
@@ -319,54 +334,51 @@ def around(rank, world_size):
 
 run = simlib.run(around, world_size=4)
 print(run.results, "messages by rank:", run.messages)
-run
+display(run, run.heat_map())
 
 # %% [markdown]
-# A staircase. Rank 0 has 0 + 1 + 2 + 3 = 6 in the end, after 4 messages, one per rank. And at any
-# moment only **one** rank works. With n ranks, and a time T for one message,
+# A staircase. Rank 0 has 0 + 1 + 2 + 3 = 6 in the end, after 4 messages. And at any moment only
+# **one** rank works. With n ranks, and a time T for one message,
 #
 # $$T_\text{ring} = n \, T + (n - 1) \, T_\text{work}$$
 #
-# Here that is 150 ms of work and four messages, as in the picture. Nothing has become faster by
-# having more ranks. The ring is a good road, badly used: in lesson 05 (to come) every rank sends at
-# the same time, each a different part of the data, and the ring becomes the fastest way to add up
-# large tensors. The heat map shows who sent to whom.
+# Here that is 150 ms of work and four messages. More ranks have made nothing faster. The ring is a
+# good road, badly used: in lesson 05 every rank sends at the same time, each another part of the
+# data, and the ring adds up large tensors as fast as any road can. The second picture, the heat
+# map, shows who sent how many bytes to whom: one row per sender.
 #
-# Does the formula hold for large rings? You have no 1,024 processes to spare, but `simulate` needs
-# none: its ranks have a virtual clock, and there `time.sleep` takes no time of yours. Work out the
-# formula for 64 ranks on the 10 Gbit/s Ethernet, with T = 30.0032 us for a message of 4 bytes. Then
-# run the cell after the heat map.
-
-# %%
-run.heat_map()
+# Does the formula hold for large rings? `simulate` needs no 1,024 processes: its ranks have a
+# virtual clock, and there `time.sleep` takes no time of yours. Work out the formula for 64 ranks on
+# the 10 Gbit/s Ethernet, with T = 30.0032 us for a message of 4 bytes.
 
 # %%
 guess = None  # seconds for a ring of 64 ranks?
 
 link = simlib.clusters.ethernet_10g(nodes=1).inter
 message_s = link.latency_s + 4 / link.bandwidth_Bps
-rings = {n: simlib.simulate(around, world_size=n) for n in (4, 64, 1024)}
+rings = {n: simlib.simulate(around, world_size=n) for n in (4, 16, 64, 1024)}
 for n, ring in rings.items():
     formula_s = n * message_s + (n - 1) * 0.05
     print(f"{n:>5} ranks: {ring.time_s:.6f} s simulated, {formula_s:.6f} s by the formula")
-rings[64]
+rings[16]
 
 # %% [markdown]
-# Equal, to the microsecond. The picture has 64 lanes, and at any moment only one of them is filled:
-# the other ranks wait, or have finished. With 1,024 ranks a single sum takes 51 seconds in this way.
+# Equal, to the microsecond. The picture is that of 16 ranks: at any moment only one lane is filled,
+# all other ranks wait or have finished. With 1,024 ranks a single sum takes 51 seconds in this way.
 #
 # ## Tags
 #
 # Two messages from the same sender to the same receiver: which is which? By default the first sent
-# is the first received. A **tag**, a number given on both sides, tells them apart. Below, rank 1
-# asks for tag 20 first. Which number is in `a`? (Rank 0 uses `isend`: a blocking `send` of tag 10
-# would wait for a receive that only comes second.)
+# is the first received. A **tag**, a number given on both sides, tells them apart. Below, rank 0
+# sends a 1 with tag 10, then a 2 with tag 20. (It uses `isend`: a blocking `send` of tag 10 would
+# wait for a receive that only comes second.) Rank 1 receives into `a` first: once with tag 20, once
+# with tag 30, which nobody sends. What is in `a`, and what happens with tag 30?
 
 # %%
-guess = None  # what does rank 1 return?
+guess = None  # a with tag 20? And with tag 30?
 
 
-def two_letters(rank, world_size):
+def two_letters(rank, world_size, first_tag):
     if rank == 0:
         letters = [dist.isend(torch.tensor([1.0]), dst=1, tag=10)]
         letters += [dist.isend(torch.tensor([2.0]), dst=1, tag=20)]
@@ -374,24 +386,30 @@ def two_letters(rank, world_size):
             letter.wait()
     else:
         a, b = torch.zeros(1), torch.zeros(1)
-        dist.recv(a, src=0, tag=20)
+        dist.recv(a, src=0, tag=first_tag)
         dist.recv(b, src=0, tag=10)
-        return a.item(), b.item()
+        return f"a = {a.item()}, b = {b.item()}"
 
 
-print(simlib.run(two_letters, world_size=2).results[1])
+for first_tag in (20, 30):
+    try:
+        print(simlib.run(two_letters, 2, args=(first_tag,)).results[1])
+    except simlib.DeadlockError as error:
+        print(error)
 
 # %% [markdown]
-# A receive takes the first message whose **source and tag** both fit. A tag that nobody sends is
-# waited for without end.
+# A receive takes the first message whose **source and tag** both fit, and lets others lie. A tag
+# that nobody sends is waited for without end. `simlib` sees that it can never come, and says so;
+# elsewhere the program stands still.
 #
 # ## How long does a message take?
 #
 # Measure it. Two ranks play *ping-pong*: a tensor goes over and comes back, and half of the round
-# trip is the time of one message. We take the best of 100 trips, because noise only ever adds. A
-# message of 4 bytes and one of 4 MB: is the second a million times slower?
+# trip is the time of one message. We take the best of 100 trips, because whatever else the machine
+# does can only make a trip longer. A message of 4 MB has a million times as many bytes as one of 4
+# bytes. How many times longer does it take?
 
-# %%
+# %% tags=["nbval-ignore-output"]
 guess = None  # how many times slower are 4 MB than 4 bytes?
 
 
@@ -412,7 +430,6 @@ def ping_pong(rank, world_size, sizes):
     return times_s[1:]
 
 
-# %% tags=["nbval-ignore-output"]
 sizes = np.array([4 * 4**k for k in range(11)])
 times_s = np.array(simlib.run(ping_pong, world_size=2, args=(sizes.tolist(),)).results[0])
 for nbytes, time_s in zip(sizes, times_s, strict=True):
@@ -426,8 +443,9 @@ print(f"4 MB takes {times_s[10] / times_s[0]:,.0f} times as long as 4 bytes")
 # $$T(\text{nbytes}) = \text{latency} + \frac{\text{nbytes}}{\text{bandwidth}}$$
 #
 # The **latency** is paid for every message, however small. The **bandwidth** is how many bytes per
-# second then flow. We fit both to the points by least squares. Each point is weighted by 1/T, so
-# that the relative errors count: without weights only the largest message would.
+# second then flow. The next cell finds the two numbers whose line passes nearest to the measured
+# points (least squares). A point counts by its *relative* distance from the line, the weight 1/T:
+# otherwise the largest message, with the longest time, would decide alone.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -440,35 +458,33 @@ def fit(times_s):
 
 
 latency_s, bandwidth_Bps = fit(times_s)
-figure, axes = plt.subplots(figsize=(7, 3.6))
-axes.loglog(sizes, times_s * 1e6, "o", color="#0072B2", label="measured")
-nbytes = np.geomspace(sizes[0], sizes[-1], 200)
-model_us = (latency_s + nbytes / bandwidth_Bps) * 1e6
-axes.loglog(nbytes, model_us, "-", color="#D55E00", label="latency + nbytes / bandwidth")
-axes.axvline(latency_s * bandwidth_Bps, color="#777777", ls="--", label="latency x bandwidth")
-axes.set_xlabel("message (bytes)")
-axes.set_ylabel("time (us)")
-for axis in (axes.xaxis, axes.yaxis):
-    axis.set_major_formatter("{x:,.0f}")
-    axis.set_minor_formatter("")
-axes.legend(frameon=False)
-plt.show()
+points = list(zip(sizes, times_s, strict=True))
+labs.draw_ping_pong(points, latency_s, bandwidth_Bps)
 
 # %% [markdown]
 # On the left the line is flat: only latency counts, and bytes are free. On the right it rises in
-# proportion: only bandwidth counts. The dashed line, at latency x bandwidth bytes, is where both
-# cost the same. It is the most useful number of a network: **messages smaller than this waste time,
-# and should be put together.** Two honest remarks. Both ranks are on one machine, so you have
-# measured memory and the operating system, not a network. And the recorder of `simlib` adds some
-# microseconds to each call.
+# proportion: only bandwidth counts. The two dotted lines cross at $n_{1/2}$ = latency x bandwidth
+# bytes, where both cost the same. It is the most useful number of a network: **messages smaller than
+# this waste time, and should be put together.** (Both ranks are on one machine, so you have measured
+# memory and the operating system, not a network. And the recorder of `simlib` adds some microseconds
+# to each call.)
 #
+# **A lab:** the same picture with sliders, for the mouse or the arrow keys. Can you bring the line
+# nearer to the points than the fit did? Which points belong to the latency, which to the bandwidth?
+# Then move the size: how much of the bandwidth does a message of 4 kB use, and one of $n_{1/2}$?
+
+# %% tags=["nbval-ignore-output"]
+labs.ping_pong_lab(points, latency_s, bandwidth_Bps)
+
+# %% [markdown]
 # ## The same ping-pong on other networks
 #
 # `ping_pong` measures itself, with `time.perf_counter`. Inside `simulate` that function reads the
-# rank's virtual clock. So the unchanged program can measure a network that you do not have. Take two:
-# Ethernet of 1 Gbit/s with a latency of 50 us, and InfiniBand, a network of supercomputers, with 200
-# Gbit/s and 2 us. We put these numbers in; the program knows nothing of them. Which latency and
-# bandwidth will the same fit find, and how far from them will the points lie?
+# rank's virtual clock. So the unchanged program can measure a network that you do not have. Take
+# two: Ethernet of 1 Gbit/s with a latency of 50 us, and InfiniBand, a network of supercomputers,
+# with 200 Gbit/s and 2 us. We give these numbers to the simulation; the program knows nothing of
+# them. Which latency and bandwidth will the fit find, and how far from its line will the points
+# lie?
 
 # %%
 guess = None  # two latencies, two bandwidths
@@ -481,21 +497,23 @@ for network in (simlib.clusters.ethernet_1g(nodes=2), simlib.clusters.infiniband
     print(f"       latency x bandwidth: {link.latency_s * link.bandwidth_Bps:,.0f} bytes\n")
 
 # %% [markdown]
-# What was put in comes out, without any error. That shows two things. The fit works: it finds the two
-# numbers where they are known. And the modelled network *is* the formula: a message pays the latency
-# once, then its bytes flow at the bandwidth. The points of your own machine were off the line, because
-# a real machine is more than two numbers. How well such a model predicts a real network is a question
-# of its own, and you now know how to ask it: fit on small programs, predict a large one, measure.
+# What was put in comes out, without any error. So the fit can be trusted: it finds the two numbers
+# where they are known. And the modelled network *is* the formula: a message pays the latency once,
+# then its bytes flow at the bandwidth. The points of your own machine lay off the line, because a
+# real machine is more than two numbers.
 #
-# The last lines surprise many. InfiniBand is better in both numbers, but its messages have to be
-# *larger* than those of the slow Ethernet to make good use of it.
+# Now compare latency x bandwidth. InfiniBand is better in both numbers, and yet its messages have
+# to be *larger* (50,000 bytes) than those of the slow Ethernet (6,250) to make good use of it.
 #
-# Now at real size. The gradient of ResNet-50 has 25,557,032 numbers (torchvision's count), in
-# float32. Take Ethernet with an assumed latency of 50 us. How long does one message with the whole
-# gradient take? And what if each parameter tensor is sent on its own? ResNet-50 has 53 convolutions
-# with one tensor each, 53 batch norms with two, and one linear layer with two: 161.
+# Now at real size. The gradient of ResNet-50, a network that classifies images, has 25,557,032
+# numbers (torchvision's count), in float32. Take Ethernet with an assumed latency of 50 us. How
+# long does one message with the whole gradient take? And if each parameter tensor is sent on its
+# own? ResNet-50 has 161: 53 convolutions with one tensor each, 53 batch norms with two, one linear
+# layer with two.
 
 # %%
+guess = None  # ms on 10 Gbit/s: in one message, in 161
+
 gradient_nbytes, tensors = 25_557_032 * 4, 53 + 2 * 53 + 2
 for name, network_Bps in [("1 Gbit/s", 0.125e9), ("10 Gbit/s", 1.25e9), ("100 Gbit/s", 12.5e9)]:
     one_s = 50e-6 + gradient_nbytes / network_Bps
@@ -508,13 +526,13 @@ for name, network_Bps in [("1 Gbit/s", 0.125e9), ("10 Gbit/s", 1.25e9), ("100 Gb
 #
 # ## What if the network were slow?
 #
-# In a simulation computing takes no time, unless you say how much. Often you would rather keep the
-# work as it was measured here, and change only the network. That is `run.replay(cluster)`. It takes
-# a recorded run, also of real processes, and times its messages anew; what each rank did between them
-# takes as long as it did. Nothing is executed again.
+# You have a program that runs on this machine. How fast would it be on another network? `simulate`
+# does not know how long your computing takes. `run.replay(cluster)` does: it takes a recorded run
+# of real processes, keeps what each rank did between its messages as long as it was, and times only
+# the messages anew. Nothing is executed again.
 #
-# Below, two ranks work for 50 ms and swap 4 MB, three times. On 1 Gbit/s a byte takes 8 ns. How long
-# will the three rounds take there?
+# Below, two ranks work for 50 ms and swap 4 MB, three times. On 1 Gbit/s a byte takes 8 ns. How
+# long will the three rounds take there?
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # milliseconds on 1 Gbit/s?
@@ -539,16 +557,16 @@ replayed
 
 # %% [markdown]
 # Each round costs the work and one transfer: 50 + 32 ms on 1 Gbit/s, so 246 ms in all, and a little
-# more, because a real sleep lasts somewhat longer than it was asked to. (The two directions of a link
-# do not disturb each other.) The faster networks hardly differ, because there
-# the work is nearly everything. So before you ask for a better network, replay what you have: the
-# answer may be that it would gain 5 %. In the picture the axis says *virtual time*, and the lanes
-# wait for a good third of it.
+# more, because a real sleep lasts somewhat longer than it was asked to. (The two directions of a
+# link do not disturb each other.) On the two faster networks the work is nearly everything, so they
+# hardly differ: do a replay before you pay for a better network. The picture is that of 1 Gbit/s;
+# both lanes wait for more than a third of the time.
 #
 # ## Break it: a third rank
 #
-# Back to the first program. It says `if rank == 0 ... else ...`, and works on two ranks. Now run it
-# on three. Nothing in it is forbidden. Which rank is in trouble, and in which line?
+# Back to the first program, that of `ptdist.py`. It says `if rank == 0 ... else ...`, and works on
+# two ranks. Now run it on three. Every call in it is legal. Which rank is in trouble, and in which
+# line?
 
 # %% tags=["raises-exception"]
 guess = None  # which rank, and in which line?
@@ -559,12 +577,12 @@ simlib.run(main, world_size=3)
 # Rank 2 runs the `else` branch too, and waits for a message from rank 0. But rank 0 has sent its
 # only message to rank 1, and has finished. The arrow in the picture says who waits for whom. With
 # four ranks, two would wait, with 64 ranks 62: `else` means *every* other rank. `simlib` tells this
-# at once, because the message *cannot* come any more. Elsewhere it depends. With plain Gloo rank 2
-# fails with "Connection closed by peer" as soon as the process of rank 0 ends, and nothing says
-# why. If rank 0 lives on, rank 2 stands still until a time limit, and a cluster bills you for it.
+# at once, because the message *cannot* come any more. With plain Gloo rank 2 stands still as long
+# as the process of rank 0 lives, and you pay for it; then it fails with "Connection closed by
+# peer".
 #
-# The mend depends on what was meant. Here: everyone shall have the numbers. So rank 0 sends one
-# message per other rank, and the function is right for every world size, even for one.
+# The mend depends on what was meant. Here: every rank shall have the numbers. So rank 0 sends one
+# message to each other rank, and the function is right for every world size, even for one.
 
 
 # %%
@@ -585,7 +603,8 @@ for world_size in (1, 2, 3, 5):
 
 # %% [markdown]
 # Rank 0 sends all n - 1 messages, one after the other, so this takes (n - 1) x (latency + nbytes /
-# bandwidth). Lesson 04 has a name for the job, *broadcast*, and its exercise a faster way to do it.
+# bandwidth). This job is called *broadcast*. Lesson 04 has a call for it, and its exercise a faster
+# way to do it.
 #
 # ## Your turn
 #
@@ -596,15 +615,17 @@ for world_size in (1, 2, 3, 5):
 #
 # 1. What does the receiver have to know before the message comes?
 # 2. `send` has returned. What may you do now, and what do you not know?
-# 3. Rank 3 prints "a", rank 5 prints "b", and they exchange no messages. Which came first?
+# 3. `mpiexec -n 4 -ppn 2 -hosts a,b` starts a program. How many ranks, on which nodes? Which way do
+#    the messages of rank 0 to rank 3 take: through ssh?
 # 4. A network has 100 us latency and 1 GB/s. From which size on is a message worth its latency?
 # 5. What does `time.perf_counter()` tell a rank under `run`, and what under `simulate`?
 #
 # <details><summary>Answers</summary>
 #
 # 1. The number of elements and the dtype (and the sender, and the tag, if one is used).
-# 2. You may change the tensor. You do not know in general whether the other side has it.
-# 3. Neither the screen nor anything else can say: no chain of messages orders the two.
+# 2. You may change the tensor. You do not know whether the other side has it: with an eager send it
+#    may not even have asked.
+# 3. Four: two on a, two on b. No: ssh only starts the processes; the ranks connect to each other.
 # 4. At 100e-6 s x 1e9 B/s = 100,000 bytes latency and transfer cost the same; above that the bytes
 #    dominate.
 # 5. Seconds of this machine; seconds of the rank's virtual clock, which belongs to the modelled

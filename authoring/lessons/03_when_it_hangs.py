@@ -2,8 +2,8 @@
 # # 03 When it hangs
 #
 # A wrong distributed program seldom fails with an error. It stands still, and says nothing for half
-# an hour. Or it goes on, with numbers that are wrong on some ranks, and says nothing at all. In this
-# lesson (about 50 minutes) you will meet six sorts of such programs, as people really write them:
+# an hour. Or it goes on, with numbers that are wrong on some ranks, and says nothing at all. In
+# this lesson (50 minutes) you will meet six sorts of such programs, as people really write them:
 #
 # 1. both ranks receive first,
 # 2. both ranks send first (and why this may pass elsewhere),
@@ -12,7 +12,7 @@
 # 5. shape, dtype or operation differ,
 # 6. a race: a buffer is used before `wait`, or the order of arrival decides.
 #
-# Each one is run, read, explained and mended. At the end you know what no tool will tell you, too.
+# Each one is run, read, explained and mended. At the end stands what no tool will tell you.
 
 # %%
 import time
@@ -48,28 +48,29 @@ simlib.run(receive_first, world_size=2)
 #
 # Look at the picture first. A circle is a rank, and an arrow from rank 0 to rank 1 says that rank 0
 # *waits for* rank 1. Beside each circle stand the call it waits in and the line. If the arrows form
-# a **ring**, nobody in it can be the first to go on. Below it the same as text: one sentence, one
-# line per rank, and a hint.
+# a **ring**, nobody in it can be the first to go on. Below the picture is the same as text: one
+# sentence, one line per rank, and a hint.
 #
-# This verdict came in a fraction of a second, and it is no guess from silence. A rank that computes
-# may still send something, so `simlib` lets it compute for as long as it likes. A rank that waits is
-# **stuck** if what it needs can only come from ranks that are stuck as well, or have finished. Then
-# waiting longer cannot help. So a slow rank is never taken for a deadlock.
+# This verdict came in a fraction of a second, and it is not guessed from silence. A rank that
+# computes may still send something, so `simlib` lets it compute for as long as it likes. A rank
+# that waits is **stuck** if what it needs can only come from ranks that are stuck as well, or have
+# finished. Then waiting longer cannot help. So a slow rank is never taken for a deadlock.
 #
-# Without such a check you would see what the next cell shows. `check=False` switches the diagnosis
-# off, and `timeout_s=1` ends a run after one second of silence. How much does it tell about the
-# cause?
+# Other tools have only a time limit. The next cell works like them: `check=False` switches the
+# diagnosis off, and `timeout_s=1` ends a run after one second of silence. Will it tell you why the
+# ranks waited?
 
 # %% tags=["raises-exception"]
 simlib.run(receive_first, world_size=2, check=False, timeout_s=1)
 
 # %% [markdown]
-# Only that time went by. A limit cannot know whether somebody waits in vain or works hard. So a
-# limit has to be long: PyTorch's own for Gloo is 30 minutes. A job on 512 GPUs that hangs until
-# then costs 512 x 0.5 h = 256 GPU hours, and then the log says "timeout" or "connection closed by
-# peer", on a rank that had done nothing wrong.
+# It tells where the ranks stood. It does not tell that they waited in vain: a limit cannot know
+# whether the message would have come a moment later. So a limit has to be long, and PyTorch's own
+# for Gloo is 30 minutes. A job on 512 GPUs that hangs until then costs 512 x 0.5 h = 256 GPU hours.
+# Then the log says "timeout" or "connection closed by peer", often on a rank that had done nothing
+# wrong.
 #
-# The mend: break the symmetry. One of the two sends first.
+# The mend: the two ranks must not do the same. One of them sends first.
 
 
 # %%
@@ -90,8 +91,8 @@ print(simlib.run(swap, world_size=2).results)
 # %% [markdown]
 # ## 2. Both send first
 #
-# So sending first is the cure? Four ranks in a ring, each sends 1,000 numbers to the right, then
-# receives from the left. A message needs no permission, one would think.
+# So the cure is to send first? Below, four ranks stand in a ring. Each sends 1,000 numbers to the
+# right, then receives from the left. Nobody waits for a message before sending one.
 
 # %% tags=["raises-exception"]
 guess = None  # does it pass? If not, who waits for whom?
@@ -108,40 +109,47 @@ simlib.run(send_first, world_size=4)
 
 # %% [markdown]
 # A ring of four arrows. Gloo's `send` returns when the receiver has taken the message (lesson 02),
-# and no receiver is there: all are still sending. This is called **rendezvous**: the two sides have
-# to meet.
+# and no receiver is there: all are still sending. This is the **rendezvous** rule: the two sides
+# have to meet.
 #
-# Written for another library, MPI for one, the same program may run to its end. Many libraries
-# send small messages **eagerly**: the message is copied away, and `send` returns at once. Only above
-# a limit do they use rendezvous. The limit differs by library, network and setting, commonly between
+# Written for another library, MPI for one, the same program may run to its end. Many libraries send
+# small messages **eagerly**: the message is copied away, and `send` returns at once. Only above a
+# limit do they use rendezvous. The limit differs by library, network and setting, commonly between
 # some kB and some tens of kB.
 #
-# `simlib.simulate` runs the same function on a modelled cluster (lesson 00), and you may choose the
-# rule: `eager_limit_bytes=1024` makes every send of at most 1,024 bytes eager. Below, three rules meet
-# messages of 10, 1,000 and 100,000 numbers, 4 bytes each. (`check=False` spares you a picture for
-# each hang. No time limit is needed: when no simulated rank can go on, that is certain at once.)
+# `simlib.simulate` runs the same function on a modelled cluster (lesson 00), and lets you choose
+# the rule. `sends="eager"` copies every message; `eager_limit_bytes=1024` only those of at most
+# 1,024 bytes. Below, four rules meet messages of 10, 1,000 and 100,000 numbers, 4 bytes each.
+# (`check=False` spares you a picture for each hang. No time limit is needed: when no simulated rank
+# can go on, that is certain at once.)
 
 # %%
-guess = None  # which of nine pass?
+guess = None  # which of twelve pass?
 
-for limit in (None, 1024, 65536):
+rules = {
+    "always rendezvous": {"sends": "rendezvous"},
+    "eager up to 1,024 bytes": {"eager_limit_bytes": 1024},
+    "eager up to 65,536 bytes": {"eager_limit_bytes": 65536},
+    "always eager": {"sends": "eager"},
+}
+for name, rule in rules.items():
     verdicts = []
     for length in (10, 1000, 100_000):
         try:
-            simlib.simulate(send_first, 4, args=(length,), eager_limit_bytes=limit, check=False)
+            simlib.simulate(send_first, 4, args=(length,), check=False, **rule)
             verdicts.append("passes")
         except simlib.SimlibError:
             verdicts.append("hangs ")
-    rule = f"eager up to {limit:,} bytes" if limit else "always rendezvous"
-    print(f"{rule:26}", *verdicts)
+    print(f"{name:26}", *verdicts)
 
 # %% [markdown]
-# The same program, three libraries, three answers. Read the second row: with 10 numbers in the tests
-# it passes, and with 1,000 in production it hangs. This is the oldest trap of MPI, and its standard
-# calls such a program **unsafe**: it is right only where somebody else happens to keep a copy. The
-# first row is the strictest rule, and the default of `simulate`, so that the trap shows.
+# One program, four rules, four answers. Read the second row: with 10 numbers in the tests the
+# program passes, and with 1,000 in production it hangs. This is the oldest trap of MPI, and its
+# standard calls such a program **unsafe**: it is right only where somebody else happens to keep a
+# copy. No library can always be eager: the copies need memory at the receiver. The first row is the
+# strictest rule, and the default of `simulate`, so that the trap shows.
 #
-# The mend does not ask how large a message is. `isend` has the message under way while the rank
+# The mend works for every size of message. `isend` has the message under way while the rank
 # receives, and `wait` comes after that. (Letting the even ranks send first and the odd ones receive
 # first works too.)
 
@@ -160,9 +168,9 @@ print(simlib.run(shift, world_size=4).results)
 # %% [markdown]
 # ## 3. A missing rank
 #
-# A very common one. Only rank 0 writes the log, so the line that adds up the losses stands with it
-# inside the `if`. Predict: which rank is in trouble, the one that makes the call or the one that does
-# not?
+# A very common one. Only rank 0 writes the log, so somebody put the line that adds up the losses
+# inside the `if` too. Predict: which rank is in trouble, the one that makes the call or the one
+# that does not?
 
 # %% tags=["raises-exception"]
 guess = None  # which rank?
@@ -178,14 +186,14 @@ def log_on_rank_0(rank, world_size):
 simlib.run(log_on_rank_0, world_size=2)
 
 # %% [markdown]
-# The one that made the call. Here the arrow leads to no ring, but to a rank in grey: it has finished
-# and will never come. All hangs are of these two sorts: **a ring, or an arrow to somebody who has
-# left.**
+# The one that made the call. Here the arrow does not close a ring. It leads to a rank in grey,
+# which has finished and will never come. All hangs are of these two sorts: **a ring, or an arrow to
+# somebody who has left.**
 #
-# The arrow points to the rank, but not to the line that is missing. There cannot be one: rank 1 was
-# never there. So read such a verdict backwards. Rank 0 stands in a collective: why did rank 1 not
-# come to it? Look for an `if` around the call, a loop that is shorter on some rank (uneven data!), a
-# `return`, `break` or `continue` before it, or an exception that somebody swallowed.
+# The verdict shows the line where rank 0 waits. It cannot show the line where rank 1 should have
+# made the call, because rank 1 never came to one. So ask: why did rank 1 not come to this
+# collective? Look for an `if` around the call, a loop that is shorter on some rank (uneven data!),
+# a `return`, `break` or `continue` before it, or an exception that somebody swallowed.
 #
 # The mend: everybody computes, one rank prints.
 
@@ -224,13 +232,14 @@ def swapped(rank, world_size):
 simlib.run(swapped, world_size=2)
 
 # %% [markdown]
-# A **mismatch**: calls that meet each other and disagree, here on the collective itself. The verdict
-# begins with who differs from whom. Plain Gloo hangs in this program. With other pairs of
+# A **mismatch**: calls that meet and disagree, here on which collective it is. The verdict begins
+# with who differs from whom. Plain Gloo hangs in this program. With other pairs of
 # collectives it exchanges bytes that do not belong together.
 #
-# Now the dangerous twin. Both calls are `all_reduce`, and both tensors have two numbers. Rank 2
-# takes them in another order, because its dictionary was filled in another order. Each rank brings a
-# weight gradient of 1 and a bias gradient of 100. Right would be 3 and 300 everywhere.
+# Now the same mistake in a dangerous form. Both calls are `all_reduce`, and both tensors have two
+# numbers. Rank 2 takes them in another order, because its dictionary was filled in another order.
+# Each rank brings a weight gradient of 1 and a bias gradient of 100. Right would be 3 and 300
+# everywhere.
 
 # %%
 guess = None  # what does simlib say? And what does rank 2 hold?
@@ -249,10 +258,10 @@ for rank, result in enumerate(run.results):
     print("rank", rank, result, "findings:", len(run.findings))
 
 # %% [markdown]
-# Nothing was said, and every number is wrong. Rank 2's bias has met the others' weights: 1 + 1 + 100
-# = 102. And nobody *can* say anything. The two calls that met are the same call, with the same size,
-# dtype and operation; that you meant different things by them is in your head only. **No checker
-# finds this one.** With different sizes it would have been a mismatch, by luck.
+# Nothing was said, and every number is wrong. Rank 2's bias has met the others' weights: 1 + 1 +
+# 100 = 102. And nobody *can* say anything. The two calls that met are the same call, with the same
+# size, dtype and operation; that you meant different things by them is in your head only. **No
+# checker finds this one.** Had weight and bias different sizes, it would have been a mismatch.
 #
 # The mend: an order that depends on nothing but the names, the same on every rank. And where it
 # matters, the ranks compare the names once, before they trust the numbers.
@@ -275,12 +284,14 @@ print(simlib.run(average_in_order, world_size=3, args=(orders,)).results)
 # %% [markdown]
 # ## 5. Shape, dtype, operation
 #
-# Three ways to disagree within one call. Rank 0 brings four ones as float32 and adds. Rank 1 brings
-# four twos, but once six of them, once as int32, once with MAX. Which of the three would be worst,
-# if nobody looked?
-
+# Three ways to disagree within one call. Rank 0 brings four ones as float32, and SUM. Rank 1 brings
+# twos: six of them the first time, then four as int32, then four as float32 with MAX. What does
+# `simlib` say? And which of the three would do the most harm, if nobody said anything?
 
 # %%
+guess = None  # shape, dtype or op: which is the worst?
+
+
 def disagree(rank, world_size, on):
     x, op = torch.full((4,), rank + 1.0), dist.ReduceOp.SUM
     if rank == 1 and on == "shape":
@@ -300,8 +311,8 @@ for on in ("shape", "dtype", "op"):
         print(error, end="\n\n")
 
 # %% [markdown]
-# Each verdict says who differs from whom, and then lists what every rank brought. The calls were held
-# back before a byte had moved. Now without that: the same three programs, and only Gloo to say
+# Each verdict says who differs from whom, and then lists what every rank brought. The calls were
+# held back before a byte had moved. Now without that: the same three programs, and only Gloo to say
 # something.
 
 # %% tags=["nbval-ignore-output"]
@@ -315,12 +326,13 @@ for on in ("shape", "dtype", "op"):
         print(f"{on}: {type(error).__name__}:", str(error).splitlines()[0])
 
 # %% [markdown]
-# The kindest is the crash. With the wrong dtype, bytes were read as what they are not: 1065353216 is
-# the bit pattern of the float 1.0, read as an integer, and the twos are lost. With two operations each rank worked on one
-# half in its own way, and the result is half a sum and half a maximum. It looks quite plausible, and
-# both ranks even agree on it.
+# A crash is the kindest of these outcomes. With the wrong dtype, bytes were read as what they are
+# not: 1065353216 is the bit pattern of the float 1.0, read as an integer, and the twos are lost.
+# With two operations each rank worked on one half in its own way, and the result is half a sum and
+# half a maximum. It looks plausible, and both ranks even agree on it.
 #
-# What plain Gloo does with wrong programs (measured with torch 2.13 and Gloo on CPUs):
+# (Your run may differ in the first line: what Gloo does with shapes that differ is chance.) What
+# plain Gloo does with wrong programs, measured with torch 2.13 on CPUs:
 #
 # | program | plain Gloo |
 # |---|---|
@@ -335,8 +347,8 @@ for on in ("shape", "dtype", "op"):
 # looks at no send and no receive, and names no line.
 #
 # The mend of a dtype or an operation is to write it down once, for all ranks. For shapes the ranks
-# have to agree first. Below they find the largest length with one small all_reduce, and fill up with
-# zeros, the neutral element of a sum.
+# have to agree first. Below they find the largest length with one small all_reduce, and fill up
+# with zeros, the neutral element of a sum.
 
 
 # %%
@@ -355,8 +367,8 @@ print(simlib.run(add_uneven, world_size=2, args=([4, 6],)).results)
 # %% [markdown]
 # ## 6. The buffer of a request
 #
-# The last sort neither hangs nor disagrees. Rank 0 has a message of ones under way with `isend`, and
-# meanwhile it prepares the next one in the same tensor. (The barrier is there so that rank 1
+# The last sort neither hangs nor disagrees. Rank 0 has a message of ones under way with `isend`,
+# and meanwhile it prepares the next one in the same tensor. (The barrier is there so that rank 1
 # certainly receives after that line.) What arrives at rank 1: ones, or 101s? We ask real ranks, and
 # simulated ones.
 
@@ -382,10 +394,10 @@ for engine in (simlib.run, simlib.simulate):
     print(engine.__name__, "delivers", run.results[1])
 
 # %% [markdown]
-# Both, and both are within their rights. Gloo's `isend` takes no copy: it remembers where your tensor
-# is and reads it when the receiver comes. The simulated `isend` reads it at the call, as a library
-# that sends eagerly would. Two activities touch the same memory, and their order is not fixed: that is
-# a **race**.
+# Both are possible, and neither library is at fault. Gloo's `isend` takes no copy: it remembers
+# where your tensor is and reads it when the receiver comes. The simulated `isend` reads it at the
+# call, as a library that sends eagerly would. Two activities touch the same memory, and their order
+# is not fixed: that is a **race**.
 #
 # A race does not stop the run. It is a *finding*: the line above each result, and an entry in
 # `run.findings`. Another finding is `unfinished`: a message that nobody received, or a request that
@@ -395,8 +407,8 @@ for engine in (simlib.run, simlib.simulate):
 simlib.run(too_early, world_size=2, strict=True)
 
 # %% [markdown]
-# Two mends. Either write after `wait`, when the buffer is yours again. Or give the request a copy of
-# its own, which costs memory but no time of waiting:
+# Two mends. Either write after `wait`, when the buffer is yours again. Or give the request a copy
+# of its own, which costs memory but no time of waiting:
 
 # %%
 run = simlib.run(too_early, world_size=2, kwargs={"own_copy": True}, strict=True)
@@ -405,10 +417,10 @@ print("rank 1 has", run.results[1])
 # %% [markdown]
 # ## What nobody tells you
 #
-# How was the race found? Every torch tensor counts the writes to it, and `simlib` compares the count
-# at the call with that at `wait`. So it sees what is counted, and only that. Below, rank 1 has a
-# receive under way and touches its buffer too early, in six ways. All are wrong: nobody can say which
-# numbers they meet. Which are found?
+# How was the race found? Every torch tensor counts the writes to it, and `simlib` compares the
+# count at the call with that at `wait`. So it sees what is counted, and only that. Below, rank 1
+# has a receive under way and touches its buffer too early, in six ways. All are wrong: whether the
+# line meets the old or the new numbers is chance. Which are found?
 
 # %%
 guess = None  # how many of six?
@@ -443,9 +455,9 @@ for line, is_view in [(line, False) for line in lines] + [("x += 1", True)]:
 # That there is no finding proves nothing. The rule that needs no tool: **between the call and its
 # `wait`, the buffer does not belong to you.**
 #
-# For the first of these gaps there is a help. Rank 1 below reads its buffer too early, but 50 ms after
-# rank 0 has sent ones. Then it waits and reads again. What does the early read show on real ranks,
-# and what on simulated ones?
+# The first of these gaps can be closed by a simulation. Rank 1 below reads its buffer too early,
+# but 50 ms after rank 0 has sent ones. Then it waits and reads again. What does the early read show
+# on real ranks, and what on simulated ones?
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # zeros or ones, twice
@@ -467,20 +479,21 @@ for engine in (simlib.run, simlib.simulate):
     print(engine.__name__, engine(read_early, world_size=2).results[1])
 
 # %% [markdown]
-# On real ranks the mistake is mostly hidden: the ones had come, and the program looks right, until a
-# message is late one day. In a simulation the new values come into the buffer **in `wait`**, and never
-# before it. The early read shows the old values, always. So a program that reads too early is wrong
-# in every simulation, and its results tell you so: run your tests under `simulate` too.
+# On real ranks the mistake is mostly hidden: the ones had come, and the program looks right, until
+# a message is late one day. In a simulation the new values come into the buffer **in `wait`**, and
+# never before it. The early read shows the old values, always. So a program that reads too early is
+# wrong in every simulation, and its results tell you so: run your tests under `simulate` too.
 #
 # ### When the order of arrival decides
 #
-# `dist.recv(x)` without `src` takes the message that comes first, from whoever it is, and returns who
-# that was. Task farms live from it: the rank that gives out the work takes the answers as they come.
-# Below, three workers send 100 million, 1, and minus 100 million, and rank 0 adds them up, either in
-# the order of the ranks or as they come. Addition does not mind the order, does it?
+# `dist.recv(x)` without `src` takes the message that comes first, from whoever it is, and returns
+# who that was. Task farms need it: the rank that gives out the work takes the answers as they
+# come. Below, three workers send 100 million, 1, and minus 100 million, and rank 0 adds them up,
+# either in the order of the ranks or as they come. Addition does not mind the order, does it?
 #
-# `simulate(..., seed=3)` runs the program twice: in the usual order, and in another one that the rules
-# allow as well. The seed says which. If anything else comes out, that is a race, and it is proven.
+# `simulate(..., seed=3)` runs the program twice: in the usual order, and in another one that the
+# rules allow as well. The seed says which. If anything else comes out, that is a race, and it is
+# proven.
 
 # %%
 guess = None  # is one of the two a race?
@@ -508,10 +521,10 @@ for as_they_come in (False, True):
         print("as they come:", as_they_come, "seed", seed, "race" if run.findings else "-")
 
 # %% [markdown]
-# Added by rank, no order of arrival changes the result: a receive from anybody is no fault in itself.
-# Added as they come, it is 0 or 1. A float32 has room for about 7 digits, so 100 million + 1 is 100
-# million, and the 1 is lost, unless the two large numbers have met before. The finding names the
-# result of each order, the line, and the seed with which everybody sees the same again
+# Added by rank, no order of arrival changes the result: a receive from anybody is no fault in
+# itself. Added as they come, it is 0 or 1. A float32 has room for about 7 digits, so 100 million +
+# 1 is 100 million, and the 1 is lost, unless the two large numbers have met before. The finding
+# names the result of each order, the line, and the seed with which everybody sees the same again
 # (`run.findings[0].run` is that other run).
 #
 # Seeds 1 and 2 are other orders too, but they did not show it. A seed can prove a race, and none
@@ -540,8 +553,8 @@ for as_they_come in (False, True):
 #
 # ## Your turn
 #
-# [Exercises 03](../exercises/03_when_it_hangs.ipynb): six broken programs to mend. Two of them raise
-# no error.
+# [Exercises 03](../exercises/03_when_it_hangs.ipynb): six broken programs to mend. Two of them
+# raise no error.
 #
 # ## Exit ticket
 #

@@ -4,7 +4,7 @@
 # With `send` and `recv` you say *how* data moves. A **collective** says *what* is to be true
 # afterwards, and leaves the how to the library. All ranks of a group call it together, and each
 # collective is a contract: before the call each rank holds this, after it each rank holds that. In
-# this lesson (about 50 minutes) you will
+# this lesson (50 minutes) you will
 #
 # - see nine contracts, each drawn from your own run: the six of most tutorials (broadcast, scatter,
 #   gather, reduce, all_gather, all_reduce), reduce_scatter, all_to_all and barrier,
@@ -19,8 +19,8 @@
 # Every rank has two numbers. `dist.broadcast(x, src=1)` makes every `x` equal to that of rank 1,
 # the **root**. It works in place, on a tensor that must have the same shape and dtype everywhere.
 # The rank function returns what the rank held before and after, and `draw_states` draws both. The
-# colour of a cell says which rank brought the number. (Before needs the `.clone()`: the call writes
-# into `x`, and without it both halves would show the result.)
+# colour of a cell says which rank brought the number. (`before` needs the `.clone()`: the call
+# writes into `x`, and without it both halves would show the result.)
 
 # %%
 import time
@@ -60,7 +60,7 @@ draw_states(simlib.run(broadcast, world_size=4))
 # none. What will the ranks hold, if the root (rank 0) scatters `[0], [1], [2], [3]`?
 
 # %%
-guess = None
+guess = None  # what does each rank hold after scatter? After gather?
 
 
 def scatter(rank, world_size):
@@ -93,7 +93,7 @@ for function in (scatter, gather):
 # will it have?
 
 # %%
-guess = None
+guess = None  # how many different rows?
 
 
 def all_gather(rank, world_size):
@@ -108,15 +108,16 @@ draw_states(simlib.run(all_gather, world_size=4))
 # %% [markdown]
 # $$\mathrm{all\_gather:}\quad \text{parts}_r'[s] = x_s \quad\text{for all ranks } r, s$$
 #
-# All rows are the same. Note the price: each rank now holds what the whole world held. With a
+# One: all rows are the same. Note the price: each rank now holds what the whole world held. With a
 # tensor of 1 GB on 64 ranks that is 64 GB on every rank.
 #
 # ## reduce: and what do the others hold?
 #
-# The next three contracts compute. `reduce` adds up the tensors of all ranks, element by element,
-# and leaves the sum on the root. Here rank 0 brings ones, rank 1 tens, rank 2 hundreds and rank 3
-# thousands, so that every sum tells who is in it. The root, rank 0, will have 1111 everywhere. What
-# will ranks 1, 2 and 3 hold: what they brought, or the sum as well?
+# The next three contracts (reduce, all_reduce, reduce_scatter) compute. `reduce` adds up the
+# tensors of all ranks, element by element, and leaves the sum on the root. Here rank 0 brings ones,
+# rank 1 tens, rank 2 hundreds and rank 3 thousands, so that every sum tells who is in it. The root,
+# rank 0, will have 1111 everywhere. What will ranks 1, 2 and 3 hold: what they brought, or the sum
+# as well?
 
 # %%
 guess = None  # what do the non-roots hold?
@@ -142,7 +143,8 @@ draw_states(simlib.run(reduce, world_size=4))
 # x_r' \text{ undefined for } r \ne \text{root}$$
 #
 # "Undefined" is worse than "wrong". Which cells are right depends on Gloo's version, the world size
-# and the length of the tensor. A test that passes by luck passes until it matters.
+# and the length of the tensor. A program that reads them may pass its tests by luck, and fail with
+# other lengths.
 #
 # ## all_reduce: 1 + 2 - 3 = 0
 #
@@ -151,7 +153,7 @@ draw_states(simlib.run(reduce, world_size=4))
 # each rank print?
 
 # %%
-guess = None
+guess = None  # what does each rank print?
 
 
 def all_reduce(rank, world_size):
@@ -168,9 +170,9 @@ draw_states(simlib.run(all_reduce, world_size=3))
 # $$\mathrm{all\_reduce:}\quad x_r' = \sum_s x_s \quad\text{for every rank } r$$
 #
 # The gradients of data-parallel training go through exactly this call: every rank brings the
-# gradient of its part of the batch, every rank gets the sum, and all take the same step. "All" is
-# in the result, not in the road: the library does not send everything from everyone to everyone.
-# Lesson 05 (to come) builds it in five ways.
+# gradient of its part of the batch, every rank gets the sum, and all take the same step. "All" says
+# who gets the result. It does not say that everyone sends everything to everyone; see below.
+# Lesson 05 builds it in five ways.
 #
 # ## reduce_scatter: everybody has one part of the sum
 #
@@ -201,7 +203,7 @@ draw_states(simlib.run(reduce_scatter, world_size=4))
 # left half of the next picture as a matrix, with one row per rank. What will the right half be?
 
 # %%
-guess = None
+guess = None  # the right half?
 
 
 def all_to_all(rank, world_size):
@@ -222,11 +224,13 @@ draw_states(simlib.run(all_to_all, world_size=4))
 # ## barrier: nothing but waiting
 #
 # The ninth contract moves no data at all. No rank leaves `dist.barrier()` before every rank has
-# entered it. Here the ranks work for 0, 40, 80 and 120 ms before it. Predict the right ends of the
-# lanes.
-
+# entered it. Here the ranks work for 0, 40, 80 and 120 ms before it. At which moment does each rank
+# leave it?
 
 # %%
+guess = None  # four moments, in ms
+
+
 def barrier(rank, world_size):
     time.sleep(0.04 * rank)
     dist.barrier()
@@ -238,12 +242,13 @@ run
 # %% [markdown]
 # The grey shape through the lanes is one collective. All wait for the slowest: rank 0 does nothing
 # for 120 ms. A rank that is slower than all others is called a **straggler**. Many programs have a
-# barrier before each forward pass, "to keep the ranks together". Is it needed?
+# barrier before each forward pass, or before each collective, "to keep the ranks together". Is it
+# needed?
 #
 # We ask the simulation, whose clock is exact. 64 ranks work for 40 ms each (`simlib.compute` is a
-# sleep that stands for work), but rank 3 is four times slower: `slow={3: 4}`. After the work comes a
-# barrier, or the all_reduce of a gradient, or both. When can rank 0 leave in each case? And how much
-# of their time do the 63 fast ranks lose?
+# sleep that stands for work), but rank 3 is four times slower: `slow={3: 4}`. After the work comes
+# a barrier, or the all_reduce of a gradient, or both. When can rank 0 leave in each case? And how
+# much of their time do the 63 fast ranks lose?
 
 # %%
 guess = None  # three times, in ms
@@ -264,24 +269,27 @@ for calls in (["barrier"], ["all_reduce"], ["barrier", "all_reduce"]):
 run.timeline(ranks=range(6))
 
 # %% [markdown]
-# All three end just after 160 ms, when rank 3 has done its work. A sum over all ranks cannot be known
-# before the last rank has brought its part, so the all_reduce already keeps the ranks together. A
-# barrier beside it only adds its own time: 6 rounds of messages with 30 us each, 0.18 ms. It is needed
-# where ranks meet outside of their messages, for example at a file. We come to that below.
+# All three end just after 160 ms, when rank 3 has done its work. A sum over all ranks cannot be
+# known before the last rank has brought its part, so the all_reduce already keeps the ranks
+# together. A barrier beside it only adds its own time: 6 rounds of messages with 30 us each, 0.18
+# ms. It is needed where ranks meet outside of their messages, for example at a file. We come to
+# that below.
 #
-# The picture shows six of the 64 lanes. Each fast rank works for 40 ms and waits for 120. So one slow
-# rank makes 63 others lose three quarters of their time, 63 x 0.12 s = 7.6 s for every step. Lesson 14
-# (to come) is about that.
+# The picture shows six of the 64 lanes. Each fast rank works for 40 ms and waits for 120. So one
+# slow rank makes 63 others lose three quarters of their time, 63 x 0.12 s = 7.6 s for every step.
+# Lesson 14 (to come) is about that.
 #
 # ## Contracts can be composed
 #
-# If contracts are what counts, then two programs with the same contract can stand for each other.
-# Three claims: an all_reduce is a reduce, then a broadcast. It is also a reduce_scatter, then an
-# all_gather. And an all_gather is an all_to_all in which everybody brings copies. The next cell
-# prints the largest difference on any rank.
-
+# Two programs with the same contract can replace each other. Three claims: an all_reduce is a
+# reduce, then a broadcast. It is also a reduce_scatter, then an all_gather. And an all_gather is an
+# all_to_all in which everybody brings copies. The next cell prints, for each rank, the largest
+# difference in each of the three.
 
 # %%
+guess = None  # which of the three claims hold?
+
+
 def residuals(rank, world_size):
     x = torch.arange(float(world_size)) + 10 * rank
     total = x.clone()
@@ -305,15 +313,16 @@ def residuals(rank, world_size):
 print(simlib.run(residuals, world_size=4).results)
 
 # %% [markdown]
-# All zero. The second identity is the one that large systems live from: they do the two halves at
-# different times, and keep only a part of the sum in between (lesson 12, to come).
+# All zero. The second identity saves memory in large systems: they do the two halves at different
+# times, and in between each rank keeps only its part of the sum (lesson 12, to come).
 #
 # ## What a collective is made of
 #
 # A contract says what is true afterwards. Which messages make it true is the choice of an
-# *algorithm*. A simulation lets you choose it by name, and with `expand=True` it keeps the messages:
-# `run.wire`. Take the all_reduce of four numbers on four ranks by the algorithm called `ring`. "All"
-# sounds as if everyone sent everything to everyone: 12 messages of 16 bytes. Is it so?
+# *algorithm*. A simulation lets you choose it by name, and with `expand=True` it keeps the
+# messages: `run.wire`. Take the all_reduce of four numbers on four ranks by the algorithm called
+# `ring`. "All" sounds as if everyone sent everything to everyone: 12 messages of 16 bytes. Is it
+# so?
 
 # %%
 guess = None  # who sends to whom, how often, how many bytes?
@@ -335,14 +344,14 @@ for number in range(1 + run.wire[-1].round):
 print("sent by rank 0:", sum(m.nbytes for m in run.wire if m.src == 0), "bytes")
 
 # %% [markdown]
-# Not so. Each rank sends to its right neighbour only, one number at a time. You have just seen the
-# identity at work: the first three rounds are a reduce_scatter, after which each rank has one finished
-# sum; the last three are an all_gather of these sums. Each rank sends 24 bytes, where "everything to
-# everyone" would be 48. Lesson 05 (to come) builds this and four other algorithms.
+# Not so. Each rank sends to its right neighbour only, one number at a time. It is the second
+# identity of above: the first three rounds are a reduce_scatter, after which each rank has one
+# finished sum; the last three are an all_gather of these sums. Each rank sends 24 bytes, where
+# "everything to everyone" would be 48. Lesson 05 builds this and four other algorithms.
 #
-# Next, the broadcast. In lesson 02 rank 0 sent to all others, one after the other. That algorithm is
-# called `flat`. In a `binomial` tree everyone who has the numbers helps: in each round every rank that
-# knows tells one that does not. How much longer do 64 ranks take than 2?
+# Next, the broadcast. In lesson 02 rank 0 sent to all others, one after the other. That algorithm
+# is called `flat`. In a `binomial` tree everyone who has the numbers helps: in each round every
+# rank that knows tells one that does not. How much longer do 64 ranks take than 2?
 
 # %%
 guess = None  # flat: ... times as long; tree: ... times as long
@@ -363,16 +372,16 @@ for n, flat_s, tree_s in zip(sizes, flat, tree, strict=True):
     print(f" tree {tree_s * 1e6:5.1f} us = {in_tree:2}")
 
 # %% [markdown]
-# Both send n - 1 messages. But the tree sends many at the same time: 1, 2, 4, 8 ranks know, so each
-# round doubles them, and $\lceil \log_2 n \rceil$ rounds reach everybody. Twice as many ranks cost
-# one message more:
+# Both send n - 1 messages. But the tree sends many at the same time. Each round doubles the number
+# of ranks that know: 1, 2, 4, 8. So $\lceil \log_2 n \rceil$ rounds reach everybody. Twice as many
+# ranks cost one message more:
 #
 # $$T_\text{flat} = (n - 1) \left( \text{latency} + \frac{\text{nbytes}}{\text{bandwidth}} \right),
 # \qquad T_\text{tree} = \lceil \log_2 n \rceil \left( \text{latency} +
 # \frac{\text{nbytes}}{\text{bandwidth}} \right)$$
 #
-# One contract, two algorithms, and on 1,000 ranks a factor of 100. A library chooses for you, by the
-# size of the tensor and of the group.
+# One contract, two algorithms, and on 1,000 ranks one of them is 100 times faster. A library
+# chooses for you, by the size of the tensor and of the group.
 #
 # ## Not only sums
 #
@@ -405,11 +414,18 @@ print(simlib.run(every_op, world_size=4).results[0])
 #
 # A collective need not involve the world. `dist.new_group([0, 1])` makes a group of two ranks, and
 # `group=` confines a collective to it. Two rules: **every** rank of the world must call
-# `new_group`, in the same order, members or not; and only members call the collective. What do the
-# four ranks hold if each half adds up its own numbers?
+# `new_group`, in the same order, members or not; and only members call the collective. The first
+# program below breaks the first rule: who finds out? In the second, each half of the world adds up
+# its own numbers. What do the four ranks hold?
 
 # %%
-guess = None  # four numbers
+guess = None  # who notices the first? Which four numbers has the second?
+
+
+def members_only(rank, world_size):
+    if rank < 2:
+        low = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(1), group=low)
 
 
 def halves(rank, world_size):
@@ -420,17 +436,16 @@ def halves(rank, world_size):
     return before, x
 
 
+simlib.run(members_only, world_size=4)
 run = simlib.run(halves, world_size=4)
 for collective in sorted(run.trace.collectives, key=lambda one: one.group.ranks):
     print(collective.kind, "on ranks", collective.group.ranks, "-", collective.nbytes, "bytes each")
 draw_states(run)
 
 # %% [markdown]
-# Two all_reduces that know nothing of each other: 1 + 11 and 21 + 31. If only the members call
-# `new_group`, the program may still seem to work. `simlib` then gives a finding at the end,
-# `unfinished`: new_group "was never called by" the others. If each rank names its own half alone,
-# the ranks make different groups by the same call: a MismatchError, "every rank must name the same
-# ranks".
+# The first program ran to its end, and only the finding `unfinished` tells that something is wrong.
+# With one group more, plain Gloo hangs. The second program made two all_reduces that know nothing
+# of each other: 1 + 11 and 21 + 31.
 #
 # In large trainings the ranks form a grid, each row a group and each column a group: one direction
 # for the data, one for the split model (lesson 12, to come).
@@ -441,7 +456,7 @@ draw_states(run)
 # ranks. Which rank fails, and what becomes of the other three?
 
 # %% tags=["raises-exception"]
-guess = None
+guess = None  # which rank fails? And the others?
 
 
 def one_branch_each(rank, world_size):
@@ -458,13 +473,13 @@ def one_branch_each(rank, world_size):
 simlib.run(one_branch_each, world_size=4)
 
 # %% [markdown]
-# No branch is for rank 3, so there is no `x` on rank 3: ordinary Python. But ranks 0, 1 and 2 had
-# done everything right and were stranded in an all_reduce that rank 3 never entered. `simlib` ended
-# them. Elsewhere they would have waited, or died of "connection closed by peer", and hidden the one
-# true error among three false ones.
+# No branch is for rank 3, so there is no `x` on rank 3: a mistake of ordinary Python. Ranks 0, 1
+# and 2 had done everything right and were stranded in an all_reduce that rank 3 never entered.
+# `simlib` ended them. Elsewhere they would wait, or fail with "connection closed by peer": three
+# messages that mislead, beside the one that tells the cause.
 #
-# The mend: give **every** rank a contribution. Who has nothing to say brings the neutral element: 0
-# for a sum, 1 for a product.
+# The mend: give **every** rank a contribution. A rank that has nothing to add brings the neutral
+# element: 0 for a sum, 1 for a product.
 
 
 # %%
@@ -508,18 +523,21 @@ except simlib.InvalidCallError as error:
 print("with a tensor:", simlib.run(a_tensor, world_size=2).results)
 
 # %% [markdown]
-# PyTorch refuses the list before anything is sent, on every rank. The mend: put the numbers into one
-# tensor, and take them out again. One tensor with two numbers also costs one latency instead of two
-# (lesson 02).
+# PyTorch refuses the list before anything is sent, on every rank. The mend: put the numbers into
+# one tensor, and take them out again. One tensor with two numbers also costs one latency instead of
+# two (lesson 02).
 #
 # ## Break it: only rank 0 prepares the data
 #
 # A file is downloaded once, by rank 0; the others must not read it half-written. So they wait at a
-# barrier. (The download is a sleep; nothing is loaded.) This is a good use of a barrier, and it
-# works:
+# barrier. (The download is a sleep; nothing is loaded.) This is a good use of a barrier, and the
+# first run below shows that it works. In the second run the disk of rank 0 is full: rank 0 raises,
+# and so never comes to the barrier. What becomes of the two others?
+
+# %% tags=["raises-exception"]
+guess = None  # what do ranks 1 and 2 do when the disk is full?
 
 
-# %%
 def prepare(rank, world_size, disk_is_full):
     if rank == 0:
         time.sleep(0.1)  # "download"
@@ -529,25 +547,19 @@ def prepare(rank, world_size, disk_is_full):
     return "data ready"
 
 
-run = simlib.run(prepare, world_size=3, args=(False,))
-run
-
-# %% [markdown]
-# Ranks 1 and 2 wait for 100 ms and go on together. Now the disk of rank 0 is full. Rank 0 raises,
-# and so never comes to the barrier. Who else would ever know?
-
-# %% tags=["raises-exception"]
+display(simlib.run(prepare, world_size=3, args=(False,)))
 simlib.run(prepare, world_size=3, args=(True,))
 
 # %% [markdown]
-# The two others have done nothing wrong, and they are at a barrier that cannot open. `simlib` sees
-# that rank 0 has raised and ends them. Elsewhere there may be nobody to do that. PyTorch's own
-# limit for Gloo is 30 minutes (the documented default of `timeout` in `dist.init_process_group`),
-# and every node is paid for meanwhile.
+# In the picture ranks 1 and 2 wait for 100 ms and go on together. In the second run they have done
+# nothing wrong either, and are at a barrier that cannot open. `simlib` sees that rank 0 has raised
+# and ends them. Elsewhere they may wait until a time limit. PyTorch's own for Gloo is 30 minutes
+# (the documented default of `timeout` in `dist.init_process_group`), and every node is paid for
+# meanwhile.
 #
-# The mend: tell the others **before** you give up. Instead of a barrier the ranks share a verdict,
-# by a collective in which everybody takes part, whatever has happened. Then all go on, or all stop,
-# and each can say why.
+# The mend: tell the others **before** you give up. Rank 0 catches its error, and in the place of
+# the barrier stands a broadcast of what went wrong (`None` if nothing did). Every rank takes part
+# in it, whatever has happened. Then all go on, or all stop, and each can say why.
 
 
 # %%
@@ -569,13 +581,13 @@ print(simlib.run(prepare_and_tell, world_size=3, args=(True,)).results)
 # %% [markdown]
 # ## Break it quietly: reduce for gradients
 #
-# The last one raises nothing. Each rank has a weight `w` and a gradient of its own, and the step
+# The last one raises nothing. Each rank has the weights `w` and gradients of its own, and the step
 # needs the mean gradient. `reduce` is cheaper than `all_reduce`, so somebody uses it. The correct
-# step from w = 1 with learning rate 0.1 and gradients 1, 2, 3, 4 leads to 1 - 0.1 x 2.5 = 0.75.
-# Predict the four weights after one step.
+# step from w = 1 with learning rate 0.1 and gradients 1, 2, 3, 4 leads to 1 - 0.1 x 2.5 = 0.75 for
+# each of three weights. What will each rank have?
 
 # %%
-guess = None  # four weights
+guess = None  # w on ranks 0, 1, 2 and 3
 
 
 def step(rank, world_size, combine):
@@ -593,9 +605,9 @@ for combine in ("reduce", "all_reduce"):
 
 # %% [markdown]
 # With `reduce` only the root took the right step. The others used leftovers, and the copies of the
-# model, one on each rank, are no longer equal. No error, no warning; the loss printed by rank 0
-# looks fine. The rule: **if every rank needs the result, the name of the collective begins with
-# `all_`** (or a broadcast follows).
+# model, one on each rank, are no longer equal. There is no error and no warning, and the loss that
+# rank 0 prints looks fine. The rule: **if every rank needs the result, the name of the collective
+# begins with `all_`** (or a broadcast follows).
 #
 # ## Which one?
 #
@@ -624,8 +636,8 @@ for n in (2, 8, 64):
 
 # %% [markdown]
 # To collect all gradients on one rank takes 5 seconds with 64 ranks. To have their sum on *every*
-# rank takes 0.16. A contract that promises less data per rank leaves room for a clever algorithm;
-# lesson 05 (to come) finds it.
+# rank takes 0.16, because a sum is not larger than what one rank brings. Lesson 05 finds the
+# algorithm that is so quick.
 #
 # ## Your turn
 #
@@ -639,6 +651,8 @@ for n in (2, 8, 64):
 # 3. Every rank needs the largest loss of all ranks. Which collective, which op?
 # 4. Rank 0 reads a file that may be missing. Why is a barrier after it not enough?
 # 5. How many rounds does a binomial tree need to tell 512 ranks? And how many messages?
+# 6. A colleague puts `dist.barrier()` before each all_reduce, "so that nobody comes too early". What
+#    does it change?
 #
 # <details><summary>Answers</summary>
 #
@@ -647,7 +661,8 @@ for n in (2, 8, 64):
 # 3. all_reduce with MAX.
 # 4. If rank 0 raises, it never arrives, and the others wait. Share the verdict by a collective.
 # 5. Nine rounds, 511 messages.
+# 6. Each step becomes longer by the time of a barrier. The all_reduce itself waits for everybody.
 #
 # </details>
 #
-# Lesson 05 (to come) builds `all_reduce` itself.
+# **Next:** [lesson 05](05_building_all_reduce.ipynb), which builds `all_reduce` itself.

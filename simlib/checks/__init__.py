@@ -9,21 +9,25 @@ A check cell of an exercise notebook is one call::
     verdict
 """
 
-from .check import check, measure
+from .check import check
 from .rules import (
     Rule,
     collective_nbytes,
     collectives,
     messages,
     nbytes,
+    nbytes_of_a_rank,
     only,
     rounds,
     sends_to,
 )
+from .timed import Timed
+from .trial import measure
 from .verdict import Verdict
 
 __all__ = [
     "Rule",
+    "Timed",
     "Verdict",
     "check",
     "collective_nbytes",
@@ -31,6 +35,7 @@ __all__ = [
     "measure",
     "messages",
     "nbytes",
+    "nbytes_of_a_rank",
     "only",
     "rounds",
     "sends_to",

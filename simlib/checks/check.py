@@ -17,9 +17,8 @@ from .compare import (
     known_mistake,
     likely_cause,
 )
+from .trial import WORLDS, Trial, try_on
 from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict, values_are_right
-
-WORLDS = (1, 2, 3, 4, 5)
 
 
 def check(
@@ -33,6 +32,7 @@ def check(
     in_place=False,
     mistakes=None,
     as_given=None,
+    timed=(),
     timeout_s=5,
 ):
     """Try an answer on several worlds, smallest first, and give a `Verdict`.
@@ -62,6 +62,9 @@ def check(
     as_given : str, optional
         `fingerprint` of the broken program of a task to mend: as long as the answer has it, the
         verdict is "not written yet", with what that program does wrong.
+    timed : sequence of Timed
+        Simulations that an answer which is right in all worlds has to pass in time. The rules hold
+        there, too.
     timeout_s : float
         A world without progress for so long is ended.
 
@@ -69,34 +72,48 @@ def check(
     -------
     Verdict
     """
-    tried = functools.partial(judge, question, answer, inputs, expected, rules, points)
-    verdict = tried(worlds, in_place, mistakes or {}, timeout_s)
+    real = functools.partial(simlib.run, timeout_s=timeout_s)
+    trials = [Trial(world_size, inputs, real, rules) for world_size in worlds]
+    trials += [
+        Trial(one.world_size, one.inputs, one.start(timeout_s), (*rules, one.rule)) for one in timed
+    ]
+    verdict = judge(question, answer, trials, expected, points, in_place, mistakes or {})
     if verdict.status == WRONG and as_given and fingerprint(answer) == as_given:
         verdict.status, verdict.is_as_given = NOT_WRITTEN, True
     return verdict
 
 
-def judge(question, answer, inputs, expected, rules, points, worlds, in_place, mistakes, timeout_s):
+def judge(question, answer, trials, expected, points, in_place, mistakes):
     """The `Verdict` of `check` on an answer, whoever wrote it."""
-    run = given = None
-    for world_size in worlds:
-        by_rank = [inputs(rank, world_size) for rank in range(world_size)]
+    lines_of = {}  # those of the last world of each engine
+    for trial in trials:
+        world_size = trial.world_size
+        by_rank = [trial.inputs(rank, world_size) for rank in range(world_size)]
         given = list(zip(*by_rank, strict=True))
         reason = call_complaint(answer, by_rank[0])
         if reason:
             return Verdict(question, points, WRONG, reason, world_size)
         try:
-            run, after = try_on(answer, by_rank, timeout_s)
+            run, after = try_on(answer, by_rank, trial.start)
         except SimlibError as error:
             status, reason, lines = failure(error)
             return Verdict(question, points, status, reason, world_size, lines, error.run)
-        reason, lines = complaint(run, after, given, expected(*given), rules, in_place, mistakes)
+        want = expected(*given)
+        reason, lines = complaint(run, after, given, want, trial.rules, in_place, mistakes)
         if reason:
             return Verdict(question, points, WRONG, reason, world_size, lines, run)
+        lines_of[trial.start] = tally_lines(run, given, trial.rules)
+    real = [str(trial.world_size) for trial in trials if trial.start is trials[0].start]
+    reason = f"Every rank has the expected value at world sizes {', '.join(real)}."
+    return Verdict(question, points, RIGHT, reason, world_size, sum(lines_of.values(), []), run)
+
+
+def tally_lines(run, given, rules):
+    """What the rules counted in a run, a line for each; in a simulation, what only it can tell."""
+    if run.engine == "simulated":
+        return [f"at world size {run.world_size}: {rules[-1].tally(run, given)}"]
     tallies = [rule.tally(run, given) for rule in rules]
-    reason = f"Every rank has the expected value at world sizes {', '.join(map(str, worlds))}."
-    lines = [f"at world size {run.world_size}: {text}" for text in tallies if text]
-    return Verdict(question, points, RIGHT, reason, run.world_size, lines, run)
+    return [f"at world size {run.world_size}: {text}" for text in tallies if text]
 
 
 def fingerprint(function):
@@ -106,45 +123,6 @@ def fingerprint(function):
     except OSError:
         return ""
     return f"{zlib.crc32(''.join(text.split()).encode()):08x}"
-
-
-def measure(answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20):
-    """What an answer gives, as plain lines of text: values, messages and bytes of every world.
-
-    Nothing is judged: hidden checks print this, and the grader compares it elsewhere.
-    """
-    lines = []
-    for world_size in worlds:
-        by_rank = [inputs(rank, world_size) for rank in range(world_size)]
-        run, after = try_on(answer, by_rank, timeout_s)
-        got = [mine[0] for mine in after] if in_place else run.results
-        lines.append(f"{world_size}: {'; '.join(describe(value) for value in got)}")
-        lines.append(f"{world_size}: messages {run.messages}, bytes {run.bytes_sent}")
-    return "\n".join(lines)
-
-
-def try_on(answer, by_rank, timeout_s):
-    """Run an answer, a rank per tuple of inputs: the `Run`, and the inputs as they are after it."""
-
-    @functools.wraps(answer)
-    def trial(rank, world_size):
-        mine = by_rank[rank]
-        return answer(rank, world_size, *mine), mine
-
-    try:
-        run = simlib.run(trial, len(by_rank), timeout_s=timeout_s)
-    except SimlibError as error:
-        if error.run is not None:
-            keep_returned(error.run)
-        raise
-    return run, keep_returned(run)
-
-
-def keep_returned(run):
-    """Leave in a run what the answer itself returned; give back the inputs, by rank."""
-    pairs = [result or (None, None) for result in run.results]
-    run.results = [returned for returned, _ in pairs]
-    return [inputs for _, inputs in pairs]
 
 
 def call_complaint(answer, inputs):
@@ -223,10 +201,12 @@ def rank_line(rank, got, want, is_wrong):
 
 def input_complaint(run, given, after):
     """A sentence where a rank changed its inputs, else None."""
-    for rank, (now, before) in enumerate(zip(after, zip(*given, strict=True), strict=False)):
+    inputs = list(zip(*given, strict=True))
+    for rank, (now, before) in enumerate(zip(after, inputs, strict=False)):
         if not difference(list(now), list(before)):
             continue
-        if receives_while_sending(run.trace.of_rank(rank)):
+        others = inputs[:rank] + inputs[rank + 1 :]
+        if receives_while_sending(run.trace.of_rank(rank)) and has_come(now, before, others):
             return (
                 f"Rank {rank} changed the tensor it was given. Is x received into while it is "
                 "being sent? Receive into a holder of its own."
@@ -236,6 +216,12 @@ def input_complaint(run, given, after):
             "work on a copy (clone) and leave the input as it is."
         )
     return None
+
+
+def has_come(now, before, others):
+    """Whether an input that a rank changed now holds what another rank was given in its place."""
+    changed = [index for index in range(len(now)) if difference(now[index], before[index])]
+    return any(not difference(now[index], other[index]) for index in changed for other in others)
 
 
 def receives_while_sending(ops):
@@ -256,9 +242,10 @@ def rule_complaint(run, given, rules):
 
 def lost_message(run):
     """A sentence about a message that nobody received, else None."""
-    lost = next((message for message in run.trace.messages if message.recv is None), None)
-    if lost is None:
+    lost = [message for message in run.trace.messages if message.recv is None]
+    if not lost:
         return None
+    lost = min(lost, key=lambda message: (message.src, message.send.seq))
     return f"Rank {lost.src} sends a message to rank {lost.dst} that nobody receives."
 
 

@@ -35,7 +35,7 @@ def only(*kinds):
     """Only these ops may be called: ``only("send", "recv")`` (isend and irecv are included)."""
 
     def broken(run, given):
-        other = next((op for op in run.trace if op.kind not in kinds), None)
+        other = next((op for op in by_rank(run.trace) if op.kind not in kinds), None)
         if other is None:
             return None
         place = f" ({other.site.place})" if other.site.lineno else ""
@@ -45,6 +45,11 @@ def only(*kinds):
         )
 
     return Rule(broken, before_values=True)
+
+
+def by_rank(trace):
+    """The ops of rank 0, then of rank 1, ...: who comes first in time differs from run to run."""
+    return sorted(trace, key=lambda op: (op.rank, op.seq))
 
 
 def messages(bound, hint=""):
@@ -57,11 +62,36 @@ def nbytes(bound, hint=""):
     return total(lambda run: run.bytes_sent, bound, "byte", hint)
 
 
-def total(by_rank, bound, noun, hint):
+def nbytes_of_a_rank(bound, hint=""):
+    """No rank sends, and none receives, more than `bound` bytes point-to-point: no bottleneck."""
+
+    def busiest(run):
+        """The largest number, who has it, and what it does."""
+        sent, received = run.traffic.sum(axis=1).tolist(), run.traffic.sum(axis=0).tolist()
+        word, each = ("sends", sent) if max(sent) >= max(received) else ("receives", received)
+        return max(each), each.index(max(each)), word
+
+    def broken(run, given):
+        (number, rank, word), most = busiest(run), bound(*given)
+        if number <= most:
+            return None
+        return (
+            f"{values_are_right(run)}, but rank {rank} {word} {count(number, 'byte')} where "
+            f"{most:,} are enough for any rank. {hint}"
+        ).rstrip()
+
+    def tally(run, given):
+        number, _, word = busiest(run)
+        return f"the busiest rank {word} {count(number, 'byte')} (at most {bound(*given):,})"
+
+    return Rule(broken, tally)
+
+
+def total(numbers, bound, noun, hint):
     """A rule on a number that is summed over the ranks."""
 
     def broken(run, given):
-        sent, most = by_rank(run), bound(*given)
+        sent, most = numbers(run), bound(*given)
         if sum(sent) <= most:
             return None
         return (
@@ -70,7 +100,7 @@ def total(by_rank, bound, noun, hint):
         ).rstrip()
 
     def tally(run, given):
-        return f"{count(sum(by_rank(run)), noun)} sent (at most {bound(*given):,})"
+        return f"{count(sum(numbers(run)), noun)} sent (at most {bound(*given):,})"
 
     return Rule(broken, tally)
 
@@ -124,7 +154,7 @@ def sends_to(allowed, hint=""):
     """A rank may send only to the ranks in ``allowed(rank, world_size)``."""
 
     def broken(run, given):
-        for op in run.trace:
+        for op in by_rank(run.trace):
             if op.kind == "send" and op.peer not in allowed(op.rank, run.world_size):
                 return (
                     f"{values_are_right(run)}, but rank {op.rank} sends to rank {op.peer}, "

@@ -19,7 +19,7 @@ import torch.distributed  # noqa: E402, F401
 import torch.nn.parallel  # noqa: E402, F401
 import torch.optim  # noqa: E402, F401
 
-from .. import group  # noqa: E402, F401
+from .. import backend  # noqa: E402, F401
 from . import rank  # noqa: E402, F401
 
 gc.collect()

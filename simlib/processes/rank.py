@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
+import inspect
 import linecache
 import mmap
 import multiprocessing.forkserver
@@ -11,13 +13,14 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
 import sys
 import threading
 
 import torch
 import torch.distributed as dist
 
-from .. import answers, group
+from .. import answers, backend
 from ..meetings import MeetingTable
 from ..oplog import CAPACITY, OpLogWriter
 from ..recorder import Recorder
@@ -35,16 +38,17 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     """
     die_with_the_kernel(lifeline.detach())
     output = Output(stdout.detach(), stderr.detach())
+    _show_errors_of_commands()
     writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY))
     sock = socket.socket(fileno=control.detach())
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     recorder = Recorder(writer, _is_alone)
     meetings = MeetingTable(table.detach(), world_size, rank)
-    group.install(group.gloo_member(recorder))
+    backend.install(backend.gloo_member(recorder))
     rendezvous = dist.FileStore(_store_path(store), world_size)
-    group.join_world(rendezvous, rank, world_size)
-    membership = group.Membership(rendezvous)
+    backend.join_world(rendezvous, rank, world_size)
+    membership = backend.Membership(rendezvous)
     baseline = Baseline()
     own_pid = os.getpid()
     channel.send(sock, ("ready", None))
@@ -123,6 +127,20 @@ class Output:
         sys.stdout, sys.stderr = _line_writer(), _line_writer()
         faulthandler.enable(STDERR)
         faulthandler.register(signal.SIGUSR1, STDERR)
+
+
+def _show_errors_of_commands():
+    """What a command writes to its stderr is shown, as what it prints is."""
+    start = subprocess.Popen.__init__
+    place = list(inspect.signature(start).parameters).index("stderr")
+
+    @functools.wraps(start)
+    def start_shown(*args, **kwargs):
+        if len(args) <= place and kwargs.get("stderr") is None:
+            kwargs["stderr"] = STDOUT
+        start(*args, **kwargs)
+
+    subprocess.Popen.__init__ = start_shown
 
 
 def _line_writer():

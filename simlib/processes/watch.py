@@ -10,13 +10,12 @@ import time
 
 from .. import outcome
 from ..checker import Checker
+from ..patience import Patience
 from . import asleep, channel
 from .live import RankOutput
 
 POLL_S = 0.02
 """How often the kernel looks at the ranks while none of them has anything to say."""
-QUIET_S = 10.0
-"""Silence after which the display says where the ranks are."""
 SETTLE_S = 0.5
 """How long, after a first failure, ranks that still compute may take to fail on their own."""
 STACK_LIMIT_S = 0.3
@@ -54,9 +53,7 @@ class Watch:
         self.outputs = [RankOutput() for _ in world.ranks]
         self.native = [bytearray() for _ in world.ranks]
         self._display = display
-        self._moved_at = time.monotonic()
-        self._progress = None
-        self._said_quiet = False
+        self._patience = Patience(self, display)
 
     def _sleep_count(self, rank):
         return asleep.sleep_count(self.world.ranks[rank].process.pid)
@@ -91,16 +88,9 @@ class Watch:
                 found = self.checker.verdict(self.running(), self._gone())
                 if found is not None:
                     return self._settled(found)
-            flooding = [r for r, out in enumerate(self.outputs) if out.is_flood]
-            if flooding:
-                return outcome.endless_output(self, flooding[0])
-            silence = self._silence()
-            if self.timeout_s is not None and silence > self.timeout_s:
-                return outcome.out_of_time(self)
-            if silence > QUIET_S and not self._said_quiet:
-                self._display.status(outcome.where_ranks_are(self))
-                self._said_quiet = True
-            self._display.refresh()
+            lost = self._patience.lost(sum(log.progress for log in self.logs))
+            if lost is not None:
+                return lost
         self._take_in(0)
         if self._failed():
             return self._mismatch() or outcome.of_failures(self, set(self.deaths))
@@ -145,17 +135,6 @@ class Watch:
             if now == before and all(waiting for _, _, waiting in now):
                 break
             before = now
-
-    def _silence(self):
-        """Seconds since the last op or output of any rank."""
-        progress = [log.progress for log in self.logs] + [out.total for out in self.outputs]
-        if progress != self._progress:
-            self._progress = progress
-            self._moved_at = time.monotonic()
-            if self._said_quiet:
-                self._display.status("")
-                self._said_quiet = False
-        return time.monotonic() - self._moved_at
 
     def _take_in(self, timeout_s):
         """Handle what has arrived; waits up to ``timeout_s`` for the first of it."""

@@ -51,12 +51,10 @@ def reduced(tensors, reduce_op):
     combine = _OPS[name]
     total = tensors[0].clone()
     for tensor in tensors[1:]:
-        total = combine(total, tensor.reshape(total.shape) if _is_dense(tensor) else tensor)
+        total = combine(
+            total, tensor.reshape(total.shape) if tensor.layout is torch.strided else tensor
+        )
     return total / len(tensors) if name == "AVG" else total
-
-
-def _is_dense(tensor):
-    return tensor.layout is torch.strided
 
 
 def put(sources, targets):
@@ -65,21 +63,24 @@ def put(sources, targets):
     As with Gloo, autograd learns nothing of it.
     """
     for source, target in zip(sources, targets, strict=True):
-        if not _is_dense(target):
+        if target.layout is not torch.strided:
             with torch.no_grad():
                 target.copy_(source)
             continue
         if source.shape != target.shape:
             source = source.reshape(target.shape)
-        _copy(source, target.data)
+        target = target.data
+        if 0 in target.stride():
+            source, target = _without_repetition(source, target)
+        target.copy_(source)
 
 
-def _copy(source, target):
-    """Copy; where `expand` made several elements one place in memory, the last one stays there."""
+def _without_repetition(source, target):
+    """Where `expand` made several elements one place in memory: the last one stays there."""
     for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
         if size > 1 and stride == 0:
             source, target = source.narrow(dim, size - 1, 1), target.narrow(dim, 0, 1)
-    target.copy_(source)
+    return source, target
 
 
 def _totals(parts, opts):

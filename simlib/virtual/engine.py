@@ -97,6 +97,11 @@ def simulate(
     ------
     SimlibError
         As `run` does.
+
+    Notes
+    -----
+    Ranks are threads of one process. Each has globals, random numbers, environment, output and
+    clock of its own; imported modules, and what they hold, and the working folder are shared.
     """
     if not callable(function):
         raise errors.InvalidCallError(

@@ -6,7 +6,6 @@ import os
 import sys
 
 import torch.distributed as dist
-from torch.distributed.constants import default_pg_timeout
 
 from ..group import FOREVER
 from ..recorder import count_bytes
@@ -175,8 +174,7 @@ class Member:
         return self._collective("barrier", [], [], opts, [])
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        # torch names its default of 30 minutes where the learner gave no limit.
-        self.barrier().wait(timeout if timeout < default_pg_timeout else None)
+        self.barrier().wait(timeout if timeout < FOREVER else None)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced

@@ -14,7 +14,8 @@ from ..oplog import NOBODY, OpLogReader, Shared, create_shared_memory
 from ..processes import channel
 from ..processes.launch import RANK_NAME, server_context, uninterrupted
 from ..processes.world import travelling
-from .child import PAGE, RUNNING, child_main
+from .child import child_main
+from .ranks import PAGE, RUNNING
 
 MEMORY = 1 << 36
 """Address space for the logs of all ranks, in bytes; memory is taken as it is used."""

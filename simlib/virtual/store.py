@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from ..group import FOREVER
 from . import per_rank
@@ -115,6 +117,26 @@ class SimulatedStore(dist.Store):
             self._waiting.remove(waiter)
             waiter.gave_up = True
             self._scheduler.ready(waiter.rank, moment)
+
+
+def own_stores(store):
+    """Let a rank's own ``TCPStore`` or ``FileStore`` be a part of the simulation's.
+
+    They would wait for other ranks in C++, where nobody hands the baton on. ``store()`` is the
+    `SimulatedStore` of the simulation that runs.
+    """
+    for kind, names in ((dist.TCPStore, ("host_name", "port")), (dist.FileStore, ("file_name",))):
+
+        def make(*args, _kind=kind, _names=names, **kwargs):
+            if not hasattr(per_rank.local, "rank"):
+                return _kind(*args, **kwargs)
+            given = dict(zip(_names, args, strict=False)) | kwargs
+            place = [_kind.__name__, *(str(given[name]) for name in _names if name in given)]
+            return dist.PrefixStore(" ".join(place), store())
+
+        for module in (dist, c10d, torch._C._distributed_c10d):
+            if hasattr(module, kind.__name__):
+                setattr(module, kind.__name__, make)
 
 
 def _encoded(value):

@@ -13,6 +13,7 @@ import time
 
 from .. import errors, outcome
 from ..checker import Checker
+from ..patience import Patience
 from ..processes import channel
 from ..processes.live import RankOutput
 from .child import FRAME
@@ -20,7 +21,6 @@ from .child import FRAME
 POLL_S = 0.02
 BUSY_S = 0.2
 """After so long without an op the kernel looks whether some ranks wait for ever meanwhile."""
-QUIET_S = 10.0
 STACK_LIMIT_S = 0.3
 CHUNK = 1 << 16
 
@@ -66,10 +66,8 @@ class SimulationWatch:
         self._native = bytearray()
         self._process_died = False
         self._failure = None
-        self._moved_at = time.monotonic()
-        self._progress = None
+        self._patience = Patience(self, display)
         self._ops, self._ops_at = 0, time.monotonic()
-        self._said_quiet = False
 
     @property
     def native(self):
@@ -95,16 +93,9 @@ class SimulationWatch:
             found = self._blocked_beside_a_busy_one(posted)
             if found is not None:
                 return found
-            flooding = [r for r, out in enumerate(self.outputs) if out.is_flood]
-            if flooding:
-                return outcome.endless_output(self, flooding[0])
-            silence = self._silence(posted)
-            if self.timeout_s is not None and silence > self.timeout_s:
-                return outcome.out_of_time(self)
-            if silence > QUIET_S and not self._said_quiet:
-                self._display.status(outcome.where_ranks_are(self))
-                self._said_quiet = True
-            self._display.refresh()
+            lost = self._patience.lost(posted)
+            if lost is not None:
+                return lost
         self._take_in(0)
         return self._of_report()
 
@@ -161,17 +152,6 @@ class SimulationWatch:
             )
         self.deaths[rank] = self._process.process.exitcode
         return outcome.of_failures(self, {rank})
-
-    def _silence(self, posted):
-        """Seconds since the last op or output of any rank."""
-        progress = posted + sum(output.total for output in self.outputs)
-        if progress != self._progress:
-            self._progress = progress
-            self._moved_at = time.monotonic()
-            if self._said_quiet:
-                self._display.status("")
-                self._said_quiet = False
-        return time.monotonic() - self._moved_at
 
     def _take_in(self, timeout_s):
         """Handle what has arrived; waits up to ``timeout_s`` for the first of it."""

@@ -78,7 +78,7 @@ WRONG = {
     waits_at_once: "The ranks never finish: ranks 0 and 1 wait for each other",
     doubles_under_way: "A finding, race: ",
     forgets_to_double: "they are to be doubled",
-    doubles_the_given_ones: "changed the tensor it was given",
+    doubles_the_given_ones: "changed the tensor it was given: work on a copy",
     sends_twice: "A block needs one message",
     the_other_way_round: "No usual mistake fits",
 }

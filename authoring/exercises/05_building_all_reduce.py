@@ -1,0 +1,441 @@
+# %% [markdown]
+# # Exercises 05: building all_reduce
+#
+# Four tasks that go with [lesson 05](../notebooks/05_building_all_reduce.ipynb), all with `send` and
+# `recv` only. A check calls your function on worlds of 1 to 5 real ranks, with tensors whose length
+# the number of ranks does not divide. It looks at the value on every rank, at the neighbours, at the
+# bytes of the **busiest** rank, and at the rounds. The last two tasks are then put on a modelled
+# network, and its virtual clock, which shows the same on every machine, must stay within a budget.
+#
+# The outputs stored below the checks are those of a good answer; they change when you run the check.
+# Each task has folded hints. `swap` and `ring` are those of the lesson; task 4 may call them.
+
+# %% role="setup"
+import math
+
+import torch
+import torch.distributed as dist
+
+import simlib
+from simlib.checks import Timed, check, measure, nbytes_of_a_rank, only, rounds, sends_to
+
+
+def swap(outgoing, incoming, partner):
+    request = dist.isend(outgoing, dst=partner)
+    dist.recv(incoming, src=partner)
+    request.wait()
+
+
+def ring(rank, world_size, x):
+    chunks = x.tensor_split(world_size)
+    for step in range(2 * (world_size - 1)):
+        chunk = chunks[(rank - step - 1) % world_size]
+        incoming = torch.empty_like(chunk)
+        request = dist.isend(chunks[(rank - step) % world_size], dst=(rank + 1) % world_size)
+        dist.recv(incoming, src=(rank - 1) % world_size)
+        request.wait()
+        chunk.copy_(chunk + incoming if step < world_size - 1 else incoming)
+
+
+# %% [markdown]
+# ## 1. Half an all_reduce (★★, 20 minutes, 3 points)
+#
+# Every rank brings `x`, all of the same length. Return on rank `r` the sum over all ranks of chunk
+# `r`, where the chunks are `x.tensor_split(world_size)`. Send to your right neighbour only,
+# `(rank + 1) % world_size`, one chunk in each of `world_size - 1` rounds. `x` must not change.
+
+
+# %% role="answer" question="ring_reduce_scatter" points=3
+def ring_reduce_scatter(rank, world_size, x):
+    """Return x.tensor_split(world_size)[rank], summed over all ranks.
+
+    x is one-dimensional and float32, of the same length on every rank; it is left as it is.
+    """
+    ### BEGIN SOLUTION
+    chunks = x.tensor_split(world_size)
+    passing = chunks[(rank - 1) % world_size].clone()
+    for step in range(world_size - 1):
+        mine = chunks[(rank - step - 2) % world_size]
+        incoming = torch.empty_like(mine)
+        request = dist.isend(passing, dst=(rank + 1) % world_size)
+        dist.recv(incoming, src=(rank - 1) % world_size)
+        request.wait()
+        passing = incoming + mine
+    return passing
+    ### END SOLUTION
+
+
+# %% role="check" question="ring_reduce_scatter" points=3
+def seven_or_three(rank, world_size):
+    length = 3 if world_size == 4 else 7  # three numbers on four ranks: one chunk is empty
+    return (torch.arange(float(length)) ** 2 + 10 * rank,)
+
+
+verdict = check(
+    "ring_reduce_scatter",
+    ring_reduce_scatter,
+    seven_or_three,
+    lambda xs: list(sum(xs).tensor_split(len(xs))),
+    only("send", "recv"),
+    sends_to(lambda rank, n: {(rank + 1) % n}, hint="Let the sums travel through the ranks."),
+    nbytes_of_a_rank(
+        lambda xs: xs[0].nbytes - 4 * (len(xs[0]) // len(xs)),
+        hint="In each round send one chunk, not all of them.",
+    ),
+    rounds(lambda xs: len(xs) - 1),
+    mistakes={
+        "That is the rank's own chunk twice: add what came, not what was there already.": (
+            lambda xs: [2 * x.tensor_split(len(xs))[r] for r, x in enumerate(xs)]
+        ),
+        "That is the sum of all chunks of x, but only chunk `rank` is asked for.": (
+            lambda xs: [sum(xs)] * len(xs)
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Follow one chunk. It shall end on rank `r` and visit every rank once. On which rank must it begin?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Chunk `r` begins on rank `r + 1`. So rank `r` begins with chunk `r - 1`, and what comes from the left
+# in step 0 belongs to chunk `r - 2`. The lesson's `ring` begins one place further.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Keep what travels in a tensor of its own: send it, receive into an empty one, wait, and let the next
+# thing that travels be `incoming + own chunk`. Then `x` is never written.
+#
+# </details>
+
+# %% role="hidden" question="ring_reduce_scatter"
+seed = 1
+print(
+    measure(
+        ring_reduce_scatter,
+        lambda rank, world_size: (
+            torch.arange(float((seed + 8) % 11)) * (rank + 1) + 100.0 * (seed + rank),
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 2. A ring in any order (★★, 25 minutes, 3 points)
+#
+# The cables run as they run: `order` lists the ranks as they stand in the ring, `[0, 2, 1]` for
+# 0 → 2 → 1 → 0. Add up `x` over all ranks, in place. Send only to the next rank of the ring; nobody
+# sends or receives more than $2\frac{n-1}{n}$ of `x` (up to the unevenness of the chunks), in
+# $2(n-1)$ rounds.
+
+
+# %% role="answer" question="ring_in_order" points=3
+def ring_in_order(rank, world_size, x, order):
+    """Add up x over all ranks, in place, round the ring of ranks order; return None.
+
+    x is one-dimensional and float32, of the same length on every rank; order is a list that
+    contains every rank once.
+    """
+    ### BEGIN SOLUTION
+    place = order.index(rank)
+    following, before = order[(place + 1) % world_size], order[place - 1]
+    chunks = x.tensor_split(world_size)
+    for step in range(2 * (world_size - 1)):
+        chunk = chunks[(place - step - 1) % world_size]
+        incoming = torch.empty_like(chunk)
+        request = dist.isend(chunks[(place - step) % world_size], dst=following)
+        dist.recv(incoming, src=before)
+        request.wait()
+        chunk.copy_(chunk + incoming if step < world_size - 1 else incoming)
+    ### END SOLUTION
+
+
+# %% role="check" question="ring_in_order" points=3
+ORDERS = {1: [0], 2: [0, 1], 3: [0, 2, 1], 4: [3, 1, 0, 2], 5: [2, 0, 3, 1, 4]}
+
+
+def seven_numbers(rank, world_size):
+    return torch.arange(7.0) ** 2 + 10 * rank, ORDERS[world_size]
+
+
+def missing_tail(xs, orders):
+    whole = len(xs[0]) // len(xs) * len(xs)
+    return [torch.cat([sum(xs)[:whole], x[whole:]]) for x in xs]
+
+
+verdict = check(
+    "ring_in_order",
+    ring_in_order,
+    seven_numbers,
+    lambda xs, orders: [sum(xs)] * len(xs),
+    only("send", "recv"),
+    sends_to(lambda rank, n: {ORDERS[n][(ORDERS[n].index(rank) + 1) % n]}, hint="Look at order."),
+    nbytes_of_a_rank(
+        lambda xs, orders: 2 * (xs[0].nbytes - 4 * (len(xs[0]) // len(xs))),
+        hint="Pass chunks round the ring, not whole tensors.",
+    ),
+    rounds(lambda xs, orders: 2 * (len(xs) - 1), hint="All chunks can travel at the same time."),
+    in_place=True,
+    mistakes={
+        "That is x twice: add the buffer that came, not the one that was sent.": (
+            lambda xs, orders: [2 * x for x in xs]
+        ),
+        "The last numbers are not summed: the chunks must cover x, also where n does not divide it.": (
+            missing_tail
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# In the lesson's ring the rank's number has two uses: it says who the neighbours are, and which chunk
+# it is the turn of. Which of them changes?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Both. Let `place = order.index(rank)` be where the rank stands in the ring. Chunks go by places.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# The neighbours are `order[(place + 1) % world_size]` and `order[(place - 1) % world_size]`.
+#
+# </details>
+
+# %% role="hidden" question="ring_in_order"
+seed = 1
+print(
+    measure(
+        ring_in_order,
+        lambda rank, world_size: (
+            torch.arange(float(seed % 5 + 6)) * (rank + 1),
+            [(seed - other) % world_size for other in range(world_size)],
+        ),
+        in_place=True,
+    )
+)
+
+# %% [markdown]
+# ## 3. The best pipeline (★★, 25 minutes, 3 points)
+#
+# Broadcast `x` from rank 0, in place, down the chain 0 → 1 → 2 → ...: every rank sends to
+# `rank + 1` only. You are told the network's latency (seconds) and bandwidth (bytes per second). On
+# the modelled network the last rank must be done within 5 % of the best time that a chain in equal
+# chunks can have: $(n + s - 2)(\alpha + \frac{N}{sB})$ for the best s.
+
+
+# %% role="answer" question="chain_broadcast" points=3
+def chain_broadcast(rank, world_size, x, latency_s, bandwidth_Bps):
+    """Make x on every rank equal to x on rank 0, in place, down a chain; return None.
+
+    x is one-dimensional and float32, of the same length on every rank.
+    """
+    ### BEGIN SOLUTION
+    hops = max(0, world_size - 2)
+    best = math.sqrt(x.nbytes * hops / (latency_s * bandwidth_Bps))
+    requests = []
+    for chunk in x.tensor_split(max(1, round(best))):
+        if rank > 0:
+            dist.recv(chunk, src=rank - 1)
+        if rank < world_size - 1:
+            requests.append(dist.isend(chunk, dst=rank + 1))
+    for request in requests:
+        request.wait()
+    ### END SOLUTION
+
+
+# %% role="check" question="chain_broadcast" points=3
+EIGHT = simlib.clusters.ethernet_1g(nodes=8)
+LATENCY_S, BANDWIDTH_BPS = EIGHT.inter.latency_s, EIGHT.inter.bandwidth_Bps
+
+
+def numbers(length, latency_s=LATENCY_S, bandwidth_Bps=BANDWIDTH_BPS):
+    """Inputs: so many numbers on each rank, and the network."""
+    return lambda rank, n: (torch.arange(float(length)) + rank, latency_s, bandwidth_Bps)
+
+
+def nearly_best_s(xs, latencies_s, bandwidths_Bps):
+    n, nbytes = len(xs), xs[0].nbytes
+    turns = range(1, len(xs[0]) + 1)
+    return 1.05 * min(
+        (n + s - 2) * (latencies_s[0] + nbytes / s / bandwidths_Bps[0]) for s in turns
+    )
+
+
+verdict = check(
+    "chain_broadcast",
+    chain_broadcast,
+    numbers(7, latency_s=1e-3, bandwidth_Bps=2000.0),
+    lambda xs, *network: [xs[0]] * len(xs),
+    only("send", "recv"),
+    sends_to(lambda rank, n: {rank + 1}, hint="This task is about the chain."),
+    in_place=True,
+    timed=[
+        Timed(EIGHT, numbers(25_000), nearly_best_s, "Pass chunks on; receive while you send."),
+        Timed(EIGHT, numbers(500), nearly_best_s, "A short tensor is best in fewer chunks."),
+    ],
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Two things cost time: a wrong number of chunks, and a rank that does not receive while it sends.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# The lesson's formula gives the best number: $\sqrt{N (n-2) / (\alpha B)}$, with N in bytes. Round it.
+# What does it give for two ranks, or for one? There must be one chunk at least.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `recv` a chunk, pass it on with `isend`, go to the next chunk, and wait for all requests at the end.
+#
+# </details>
+
+# %% role="hidden" question="chain_broadcast"
+seed = 1
+network = Timed(simlib.clusters.ethernet_1g(nodes=6), None, None)
+for length in (5 + seed % 7, 10_000 + 1000 * (seed % 9)):
+    print(
+        measure(
+            chain_broadcast,
+            lambda rank, world_size, length=length: (
+                torch.arange(float(length)) + seed + rank,
+                network.cluster.inter.latency_s,
+                network.cluster.inter.bandwidth_Bps,
+            ),
+            worlds=(1, 2, 6),
+            in_place=True,
+            start=network.start(timeout_s=20),
+        )
+    )
+
+# %% [markdown]
+# ## 4. An all_reduce that chooses (★★★, 35 minutes, 4 points)
+#
+# Add up `x` over all ranks, in place, on **any** number of ranks. You are told the network's latency
+# and bandwidth. Choose between the ring and recursive doubling: the modelled network gives you 2 %
+# more than the better of the two takes by the lesson's formulas, for tensors of 4 kB to 400 kB on 8
+# ranks, and for a small one on 6. `ring` and `swap` are given above.
+
+
+# %% role="answer" question="quick_all_reduce" points=4
+def quick_all_reduce(rank, world_size, x, latency_s, bandwidth_Bps):
+    """Add up x over all ranks, in place, in the least time; return None."""
+    ### BEGIN SOLUTION
+    p = 1 << (world_size.bit_length() - 1)  # the largest power of two
+    steps = p.bit_length() - 1 + 2 * (p < world_size)
+    doubling_s = steps * (latency_s + x.nbytes / bandwidth_Bps)
+    ring_s = 2 * (world_size - 1) * (latency_s + x.nbytes / world_size / bandwidth_Bps)
+    if ring_s < doubling_s:
+        return ring(rank, world_size, x)
+    other = torch.empty_like(x)
+    if rank >= p:
+        dist.send(x, dst=rank - p)
+        return dist.recv(x, src=rank - p)
+    if rank + p < world_size:
+        dist.recv(other, src=rank + p)
+        x += other
+    for k in range(p.bit_length() - 1):
+        swap(x, other, rank ^ 2**k)
+        x += other
+    if rank + p < world_size:
+        dist.send(x, dst=rank + p)
+    ### END SOLUTION
+
+
+# %% role="check" question="quick_all_reduce" points=4
+SIX, EIGHT = (simlib.clusters.ethernet_1g(nodes=n) for n in (6, 8))
+
+
+def seven_numbers_and_a_network(rank, world_size):
+    latency_s = (
+        1.0 if world_size < 4 else 1e-6
+    )  # the first asks for doubling, the second for a ring
+    return torch.arange(7.0) + 10 * rank, latency_s, 1e6
+
+
+def on_ethernet(length):
+    link = EIGHT.inter
+    return lambda rank, n: (
+        torch.arange(float(length)) + 10 * rank,
+        link.latency_s,
+        link.bandwidth_Bps,
+    )
+
+
+def nearly_best_of_two_s(xs, latencies_s, bandwidths_Bps):
+    n, nbytes = len(xs), xs[0].nbytes
+    latency_s, bandwidth_Bps = latencies_s[0], bandwidths_Bps[0]
+    steps = int(math.log2(n)) + (0 if math.log2(n).is_integer() else 2)
+    doubling_s = steps * (latency_s + nbytes / bandwidth_Bps)
+    return 1.02 * min(doubling_s, 2 * (n - 1) * (latency_s + nbytes / n / bandwidth_Bps))
+
+
+verdict = check(
+    "quick_all_reduce",
+    quick_all_reduce,
+    seven_numbers_and_a_network,
+    lambda xs, *network: [sum(xs)] * len(xs),
+    only("send", "recv"),
+    in_place=True,
+    timed=[
+        Timed(EIGHT, on_ethernet(100_000), nearly_best_of_two_s, "Many bytes: share them."),
+        Timed(EIGHT, on_ethernet(1_000), nearly_best_of_two_s, "Few bytes: few steps."),
+        Timed(EIGHT, on_ethernet(20_000), nearly_best_of_two_s, "Just above N*: a ring."),
+        Timed(EIGHT, on_ethernet(10_000), nearly_best_of_two_s, "Just below N*."),
+        Timed(SIX, on_ethernet(1_000), nearly_best_of_two_s, "Fold six ranks to four."),
+    ],
+    points=4,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# You need no formula for the crossover: work out both times, and compare.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `x.nbytes` is N in bytes. Doubling takes $\log_2 p$ steps on the largest power of two $p$, and two
+# more where $p < n$.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `1 << (world_size.bit_length() - 1)` is $p$. Ranks from $p$ on hand their `x` to rank `rank - p`, wait
+# for the sum, and are done.
+#
+# </details>
+
+# %% role="hidden" question="quick_all_reduce"
+seed = 1
+network = Timed(simlib.clusters.ethernet_1g(nodes=7), None, None)
+for length in (3 + seed % 5, 21_000 + 1000 * (seed % 9)):
+    print(
+        measure(
+            quick_all_reduce,
+            lambda rank, world_size, length=length: (
+                torch.arange(float(length)) + seed + rank,
+                network.cluster.inter.latency_s,
+                network.cluster.inter.bandwidth_Bps,
+            ),
+            worlds=(1, 3, 4, 7),
+            in_place=True,
+            start=network.start(timeout_s=20),
+        )
+    )

@@ -1,0 +1,69 @@
+"""An answer on trial in one world: run it; what it returned, and what became of its inputs."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import simlib
+
+from ..errors import SimlibError
+from .compare import describe
+
+WORLDS = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One world in which an answer is tried: who runs it, on what, under which rules."""
+
+    world_size: int
+    inputs: callable
+    start: callable
+    rules: tuple
+
+
+def try_on(answer, by_rank, start):
+    """Run an answer, a rank per tuple of inputs: the `Run`, and the inputs as they are after it.
+
+    ``start(function, world_size)`` runs it.
+    """
+
+    @functools.wraps(answer)
+    def trial(rank, world_size):
+        mine = by_rank[rank]
+        return answer(rank, world_size, *mine), mine
+
+    try:
+        run = start(trial, len(by_rank))
+    except SimlibError as error:
+        if error.run is not None:
+            keep_returned(error.run)
+        raise
+    return run, keep_returned(run)
+
+
+def keep_returned(run):
+    """Leave in a run what the answer itself returned; give back the inputs, by rank."""
+    pairs = [result or (None, None) for result in run.results]
+    run.results = [returned for returned, _ in pairs]
+    return [inputs for _, inputs in pairs]
+
+
+def measure(answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20, start=None):
+    """What an answer gives, as plain lines of text: values, messages and bytes of every world.
+
+    Nothing is judged: hidden checks print this, and the grader compares it elsewhere. With
+    ``start=Timed(...).start(timeout_s)`` it is simulated, and the virtual time is told, too.
+    """
+    start = start or functools.partial(simlib.run, timeout_s=timeout_s)
+    lines = []
+    for world_size in worlds:
+        by_rank = [inputs(rank, world_size) for rank in range(world_size)]
+        run, after = try_on(answer, by_rank, start)
+        got = [mine[0] for mine in after] if in_place else run.results
+        lines.append(f"{world_size}: {'; '.join(describe(value) for value in got)}")
+        lines.append(f"{world_size}: messages {run.messages}, bytes {run.bytes_sent}")
+        if run.engine == "simulated":
+            lines.append(f"{world_size}: virtual time {run.time_s:.9f} s")
+    return "\n".join(lines)

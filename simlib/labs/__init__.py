@@ -1,0 +1,29 @@
+"""Labs: sliders over a picture, for what moving a value teaches better than reading.
+
+Each lab is two functions. ``draw_...`` takes a state and returns its figure; a lesson shows the
+default state with it, so that it is seen where notebooks are only read. ``..._lab`` returns the
+sliders above the same picture; it needs a running kernel::
+
+    from simlib import labs
+
+    labs.draw_rounds("ring", 4, 2)      # a picture
+    labs.rounds_lab("ring", 4)          # the picture, and sliders to move it
+"""
+
+from .crossover import crossover_lab, draw_crossover
+from .ping_pong import draw_ping_pong, fit_ping_pong, ping_pong_lab
+from .rounds import draw_rounds, rounds_lab
+from .world_sizes import draw_world_size, simulate_sizes, world_size_lab
+
+__all__ = [
+    "crossover_lab",
+    "draw_crossover",
+    "draw_ping_pong",
+    "draw_rounds",
+    "draw_world_size",
+    "fit_ping_pong",
+    "ping_pong_lab",
+    "rounds_lab",
+    "simulate_sizes",
+    "world_size_lab",
+]

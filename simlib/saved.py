@@ -1,0 +1,113 @@
+"""A saved run, and the way back: the record that `Run.save` puts into its file, read by `load`.
+
+Perfetto's slices have lost what is needed to draw a run again (who waited since when, which
+collectives belong together), so the file has the ops themselves beside them, under a key that trace
+viewers pass over.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from .results import Run
+from .trace import Group, Op, Site, Trace, WireMessage
+
+KEY = "simlib"
+VERSION = 1
+PLAIN = [f.name for f in fields(Op) if f.name not in ("group", "site", "shapes", "splits")]
+
+
+def record_of(run):
+    """What `load` needs of a run, as plain data; sites and groups are written once."""
+    sites, groups = {}, {}
+    ops = [
+        {
+            **{name: getattr(op, name) for name in PLAIN},
+            "shapes": op.shapes,
+            "splits": op.splits,
+            "group": groups.setdefault((op.group.name, op.group.ranks), len(groups)),
+            "site": sites.setdefault(op.site, len(sites)),
+        }
+        for op in run.trace
+    ]
+    groups_of_wire = [
+        groups.setdefault((wire.group.name, wire.group.ranks), len(groups))
+        for wire in run.wire or ()
+    ]
+    wires = [
+        {**asdict(wire), "group": group}
+        for wire, group in zip(run.wire or (), groups_of_wire, strict=True)
+    ]
+    return {
+        "version": VERSION,
+        "name": run.name,
+        "engine": run.engine,
+        "world_size": run.world_size,
+        "output": run.output,
+        "spans": run.trace.spans,
+        "dropped": run.trace.dropped,
+        "groups": list(groups),
+        "sites": [asdict(site) for site in sites],
+        "ops": ops,
+        "wire": None if run.wire is None else wires,
+    }
+
+
+def load(path):
+    """Read a run that `Run.save` wrote.
+
+    What ranks returned and the findings are not in the file: ``results`` are None.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    Run
+        With the same trace, so with the same pictures, table of messages and player.
+
+    Raises
+    ------
+    ValueError
+        The file is no run of simlib's.
+    OSError
+        It cannot be read.
+    """
+    path = Path(path)
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))[KEY]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path.name} is not a run that run.save() wrote") from None
+    if record["version"] != VERSION:
+        raise ValueError(f"{path.name} was written by another version of simlib: save it anew")
+    groups = [Group(name, tuple(ranks)) for name, ranks in record["groups"]]
+    sites = [Site(**site) for site in record["sites"]]
+    ops = [op_of(entry, groups, sites) for entry in record["ops"]]
+    spans = [tuple(span) for span in record["spans"]]
+    trace = Trace(record["world_size"], ops, spans, record["dropped"])
+    nothing = [None] * trace.world_size
+    run = Run(record["name"], trace, nothing, record["output"], engine=record["engine"])
+    if record["wire"] is not None:
+        run.wire = [
+            WireMessage(**{**entry, "group": groups[entry["group"]]}) for entry in record["wire"]
+        ]
+    return run
+
+
+def op_of(entry, groups, sites):
+    """An `Op` from its record."""
+    return Op(
+        **{name: entry[name] for name in PLAIN},
+        shapes=deep_tuple(entry["shapes"]),
+        splits=deep_tuple(entry["splits"]),
+        group=groups[entry["group"]],
+        site=sites[entry["site"]],
+    )
+
+
+def deep_tuple(value):
+    """A value with tuples for its lists, as ops hold them."""
+    return tuple(map(deep_tuple, value)) if isinstance(value, list) else value

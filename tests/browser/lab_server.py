@@ -1,0 +1,56 @@
+"""A JupyterLab as `make lab` starts it, on a copy of the course and with settings of its own."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("notebooks", "exercises", "solutions", "scripts")
+
+
+def copied_course(folder):
+    """Copy what learners open into a folder."""
+    for name in COPIED:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "START.md", folder)
+    return folder
+
+
+@contextmanager
+def running_lab(folder):
+    """Start the copy's JupyterLab on a free port; yields the address that it prints, with token."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    process = subprocess.Popen(
+        [sys.executable, "scripts/lab.py", "--LabApp.expose_app_in_browser=True"],
+        cwd=folder,
+        env=environment | {"PORT": ""},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield answering(next(filter(None, map(address_in, process.stdout))))
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def address_in(line):
+    """The address in a line of `make lab`, or None."""
+    found = re.search(r"http://\S+token=\w+", line)
+    return found and found.group()
+
+
+def answering(address):
+    """The address, once the server answers: it is printed just before the server listens."""
+    patient = requests.Session()
+    patient.mount("http://", HTTPAdapter(max_retries=Retry(connect=40, backoff_factor=0.1)))
+    patient.get(address, timeout=60).raise_for_status()
+    return address

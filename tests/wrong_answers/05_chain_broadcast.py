@@ -1,0 +1,87 @@
+"""Wrong answers to exercise 05.3, each with the words its refusal must hold."""
+
+import math
+
+import torch.distributed as dist
+
+QUESTION = "chain_broadcast"
+
+
+def best_number(world_size, nbytes, latency_s, bandwidth_Bps):
+    hops = max(0, world_size - 2)
+    return max(1, round(math.sqrt(nbytes * hops / (latency_s * bandwidth_Bps))))
+
+
+def pipeline(rank, world_size, x, num_chunks):
+    requests = []
+    for chunk in x.tensor_split(num_chunks):
+        if rank > 0:
+            dist.recv(chunk, src=rank - 1)
+        if rank < world_size - 1:
+            requests.append(dist.isend(chunk, dst=rank + 1))
+    for request in requests:
+        request.wait()
+
+
+def in_one_piece(rank, world_size, x, latency_s, bandwidth_Bps):
+    pipeline(rank, world_size, x, 1)
+
+
+def always_ten_chunks(rank, world_size, x, latency_s, bandwidth_Bps):
+    pipeline(rank, world_size, x, 10)
+
+
+def in_tiny_chunks(rank, world_size, x, latency_s, bandwidth_Bps):
+    pipeline(rank, world_size, x, max(1, len(x) // 100))
+
+
+def counts_elements_for_bytes(rank, world_size, x, latency_s, bandwidth_Bps):
+    pipeline(rank, world_size, x, best_number(world_size, len(x), latency_s, bandwidth_Bps))
+
+
+def receives_or_sends_but_not_both(rank, world_size, x, latency_s, bandwidth_Bps):
+    num_chunks = best_number(world_size, x.nbytes, latency_s, bandwidth_Bps)
+    for chunk in x.tensor_split(num_chunks):
+        if rank > 0:
+            dist.recv(chunk, src=rank - 1)
+        if rank < world_size - 1:
+            dist.send(chunk, dst=rank + 1)
+
+
+def straight_from_the_root(rank, world_size, x, latency_s, bandwidth_Bps):
+    if rank > 0:
+        dist.recv(x, src=0)
+    else:
+        for dst in range(1, world_size):
+            dist.send(x, dst=dst)
+
+
+def no_chunk_for_two_ranks(rank, world_size, x, latency_s, bandwidth_Bps):
+    best = math.sqrt(x.nbytes * abs(world_size - 2) / (latency_s * bandwidth_Bps))
+    pipeline(rank, world_size, x, round(best))
+
+
+def root_of_a_negative_number(rank, world_size, x, latency_s, bandwidth_Bps):
+    best = math.sqrt(x.nbytes * (world_size - 2) / (latency_s * bandwidth_Bps))
+    pipeline(rank, world_size, x, max(1, round(best)))
+
+
+def never_waits(rank, world_size, x, latency_s, bandwidth_Bps):
+    for chunk in x.tensor_split(best_number(world_size, x.nbytes, latency_s, bandwidth_Bps)):
+        if rank > 0:
+            dist.recv(chunk, src=rank - 1)
+        if rank < world_size - 1:
+            dist.isend(chunk, dst=rank + 1)
+
+
+WRONG = {
+    in_one_piece: "done after 5.95 ms where 2.18 ms are enough",
+    always_ten_chunks: "A short tensor is best in fewer chunks",
+    in_tiny_chunks: "done after 13.6 ms",
+    counts_elements_for_bytes: "done after 2.31 ms",
+    receives_or_sends_but_not_both: "done after 3.25 ms",
+    straight_from_the_root: "rank 0 sends to rank 2, which is not one of its neighbours",
+    no_chunk_for_two_ranks: "number of sections must be larger than 0",
+    root_of_a_negative_number: "math domain error",
+    never_waits: "A finding, unfinished",
+}

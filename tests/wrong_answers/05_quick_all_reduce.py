@@ -1,0 +1,117 @@
+"""Wrong answers to exercise 05.4, each with the words its refusal must hold."""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "quick_all_reduce"
+
+
+def swap(outgoing, incoming, partner):
+    request = dist.isend(outgoing, dst=partner)
+    dist.recv(incoming, src=partner)
+    request.wait()
+
+
+def ring(rank, world_size, x):
+    chunks = x.tensor_split(world_size)
+    for step in range(2 * (world_size - 1)):
+        chunk = chunks[(rank - step - 1) % world_size]
+        incoming = torch.empty_like(chunk)
+        request = dist.isend(chunks[(rank - step) % world_size], dst=(rank + 1) % world_size)
+        dist.recv(incoming, src=(rank - 1) % world_size)
+        request.wait()
+        chunk.copy_(chunk + incoming if step < world_size - 1 else incoming)
+
+
+def doubling(rank, world_size, x):
+    other, p = torch.empty_like(x), 1 << (world_size.bit_length() - 1)
+    if rank >= p:
+        dist.send(x, dst=rank - p)
+        return dist.recv(x, src=rank - p)
+    if rank + p < world_size:
+        dist.recv(other, src=rank + p)
+        x += other
+    for k in range(p.bit_length() - 1):
+        swap(x, other, rank ^ 2**k)
+        x += other
+    if rank + p < world_size:
+        dist.send(x, dst=rank + p)
+
+
+def crossover_nbytes(world_size, latency_s, bandwidth_Bps):
+    steps = math.ceil(math.log2(world_size)) + 1e-9
+    even = 2 * (world_size - 1) / world_size
+    if steps <= even:
+        return math.inf
+    return latency_s * bandwidth_Bps * (2 * (world_size - 1) - steps) / (steps - even)
+
+
+def always_the_ring(rank, world_size, x, latency_s, bandwidth_Bps):
+    ring(rank, world_size, x)
+
+
+def always_doubling(rank, world_size, x, latency_s, bandwidth_Bps):
+    doubling(rank, world_size, x)
+
+
+def counts_elements_for_bytes(rank, world_size, x, latency_s, bandwidth_Bps):
+    is_short = len(x) < crossover_nbytes(world_size, latency_s, bandwidth_Bps)
+    (doubling if is_short else ring)(rank, world_size, x)
+
+
+def crosses_where_latency_is_bandwidth(rank, world_size, x, latency_s, bandwidth_Bps):
+    is_short = x.nbytes < latency_s * bandwidth_Bps
+    (doubling if is_short else ring)(rank, world_size, x)
+
+
+def ring_unless_a_power_of_two(rank, world_size, x, latency_s, bandwidth_Bps):
+    is_short = x.nbytes < crossover_nbytes(world_size, latency_s, bandwidth_Bps)
+    is_power = world_size & (world_size - 1) == 0
+    (doubling if is_short and is_power else ring)(rank, world_size, x)
+
+
+def at_a_root(rank, world_size, x, latency_s, bandwidth_Bps):
+    other = torch.empty_like(x)
+    for peer in range(1, world_size):
+        if rank == 0:
+            dist.recv(other, src=peer)
+            x += other
+        elif rank == peer:
+            dist.send(x, dst=0)
+    for peer in range(1, world_size):
+        if rank == 0:
+            dist.send(x, dst=peer)
+        elif rank == peer:
+            dist.recv(x, src=0)
+
+
+def does_not_fold(rank, world_size, x, latency_s, bandwidth_Bps):
+    if x.nbytes >= crossover_nbytes(world_size, latency_s, bandwidth_Bps):
+        return ring(rank, world_size, x)
+    other, distance = torch.empty_like(x), 1
+    while distance < world_size:
+        swap(x, other, rank ^ distance)
+        x += other
+        distance *= 2
+
+
+def adds_the_wrong_buffer(rank, world_size, x, latency_s, bandwidth_Bps):
+    other, distance = torch.empty_like(x), 1
+    while distance < world_size:
+        swap(x, other, rank ^ distance)
+        x += x
+        distance *= 2
+
+
+WRONG = {
+    always_the_ring: "Few bytes: few steps",
+    always_doubling: "done after 9.75 ms",
+    counts_elements_for_bytes: "Just above N*: a ring",
+    crosses_where_latency_is_bandwidth: "Just below N*",
+    ring_unless_a_power_of_two: "Fold six ranks to four",
+    at_a_root: "done after 45.5 ms",
+    does_not_fold: "is no rank of this group",
+    adds_the_wrong_buffer: "Rank 0 has the wrong value",
+}

@@ -1,0 +1,112 @@
+"""Wrong answers to exercise 05.2, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "ring_in_order"
+
+
+def exchange(outgoing, incoming, dst, src):
+    request = dist.isend(outgoing, dst=dst)
+    dist.recv(incoming, src=src)
+    request.wait()
+
+
+def neighbours(rank, order):
+    place = order.index(rank)
+    return order[(place + 1) % len(order)], order[place - 1]
+
+
+def passes_whole_tensors(rank, world_size, x, order):
+    passing = x.clone()
+    for _ in range(world_size - 1):
+        incoming = torch.empty_like(x)
+        exchange(passing, incoming, *neighbours(rank, order))
+        x += incoming
+        passing = incoming
+
+
+def adds_the_wrong_buffer(rank, world_size, x, order):
+    passing = x.clone()
+    for _ in range(world_size - 1):
+        incoming = torch.empty_like(x)
+        exchange(passing, incoming, *neighbours(rank, order))
+        x += passing
+        passing = incoming
+
+
+def ring_of_chunks(rank, place, chunks, following, before, steps):
+    n = len(chunks)
+    for step in range(steps):
+        chunk = chunks[(place - step - 1) % n]
+        incoming = torch.empty_like(chunk)
+        exchange(chunks[(place - step) % n], incoming, following, before)
+        chunk.copy_(chunk + incoming if step < n - 1 else incoming)
+
+
+def takes_no_heed_of_order(rank, world_size, x, order):
+    chunks, steps = x.tensor_split(world_size), 2 * (world_size - 1)
+    following, before = (rank + 1) % world_size, (rank - 1) % world_size
+    ring_of_chunks(rank, rank, chunks, following, before, steps)
+
+
+def stops_half_way(rank, world_size, x, order):
+    chunks, place = x.tensor_split(world_size), order.index(rank)
+    ring_of_chunks(rank, place, chunks, *neighbours(rank, order), world_size - 1)
+
+
+def forgets_the_tail(rank, world_size, x, order):
+    each, place = len(x) // world_size, order.index(rank)
+    chunks = [x[index * each : (index + 1) * each] for index in range(world_size)]
+    ring_of_chunks(rank, place, chunks, *neighbours(rank, order), 2 * (world_size - 1))
+
+
+def chunks_by_rank_and_not_by_place(rank, world_size, x, order):
+    chunks = x.tensor_split(world_size)
+    ring_of_chunks(rank, rank, chunks, *neighbours(rank, order), 2 * (world_size - 1))
+
+
+def one_chunk_after_the_other(rank, world_size, x, order):
+    """Each chunk goes round twice, to be summed and to be told, before the next one begins."""
+    place, (following, before) = order.index(rank), neighbours(rank, order)
+    for index, chunk in enumerate(x.tensor_split(world_size) if world_size > 1 else ()):
+        distance, other = (place - index) % world_size, torch.empty_like(chunk)
+        if distance > 0:
+            dist.recv(other, src=before)
+            chunk += other
+        if distance < world_size - 1:
+            dist.send(chunk, dst=following)
+            dist.recv(chunk, src=before)
+        if distance != world_size - 2:
+            dist.send(chunk, dst=following)
+
+
+def leaves_x_alone(rank, world_size, x, order):
+    total = x.clone()
+    chunks, place = total.tensor_split(world_size), order.index(rank)
+    ring_of_chunks(rank, place, chunks, *neighbours(rank, order), 2 * (world_size - 1))
+    return total
+
+
+def sends_before_it_receives(rank, world_size, x, order):
+    chunks, place = x.tensor_split(world_size), order.index(rank)
+    following, before = neighbours(rank, order)
+    for step in range(2 * (world_size - 1)):
+        chunk = chunks[(place - step - 1) % world_size]
+        incoming = torch.empty_like(chunk)
+        dist.send(chunks[(place - step) % world_size], dst=following)
+        dist.recv(incoming, src=before)
+        chunk.copy_(chunk + incoming if step < world_size - 1 else incoming)
+
+
+WRONG = {
+    passes_whole_tensors: "rank 0 sends 56 bytes where 40 are enough for any rank",
+    adds_the_wrong_buffer: "add the buffer that came, not the one that was sent",
+    takes_no_heed_of_order: "rank 0 sends to rank 1, which is not one of its neighbours",
+    stops_half_way: "Rank 0 has the wrong value. No usual mistake fits",
+    forgets_the_tail: "The last numbers are not summed",
+    leaves_x_alone: "The right value is returned, but the tensor x itself must change",
+    one_chunk_after_the_other: "take 4 rounds where 2 are enough",
+    chunks_by_rank_and_not_by_place: "expects 3 elements",
+    sends_before_it_receives: "The ranks never finish",
+}

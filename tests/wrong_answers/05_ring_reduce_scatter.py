@@ -1,0 +1,130 @@
+"""Wrong answers to exercise 05.1, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "ring_reduce_scatter"
+
+
+def exchange(outgoing, incoming, dst, src):
+    request = dist.isend(outgoing, dst=dst)
+    dist.recv(incoming, src=src)
+    request.wait()
+
+
+def neighbours(rank, world_size):
+    return (rank + 1) % world_size, (rank - 1) % world_size
+
+
+def adds_the_wrong_buffer(rank, world_size, x):
+    chunks = x.tensor_split(world_size)
+    passing = chunks[(rank - 1) % world_size].clone()
+    for step in range(world_size - 1):
+        mine = chunks[(rank - step - 2) % world_size]
+        incoming = torch.empty_like(mine)
+        exchange(passing, incoming, *neighbours(rank, world_size))
+        passing = mine + mine
+    return passing
+
+
+def passes_whole_tensors(rank, world_size, x):
+    total, passing = x.clone(), x.clone()
+    for _ in range(world_size - 1):
+        incoming = torch.empty_like(x)
+        exchange(passing, incoming, *neighbours(rank, world_size))
+        total += incoming
+        passing = incoming
+    return total.tensor_split(world_size)[rank]
+
+
+def returns_the_whole_sum(rank, world_size, x):
+    total, passing = x.clone(), x.clone()
+    for _ in range(world_size - 1):
+        incoming = torch.empty_like(x)
+        exchange(passing, incoming, *neighbours(rank, world_size))
+        total += incoming
+        passing = incoming
+    return total
+
+
+def begins_one_place_further(rank, world_size, x):
+    chunks = x.tensor_split(world_size)
+    passing = chunks[rank].clone()
+    for step in range(world_size - 1):
+        mine = chunks[(rank - step - 1) % world_size]
+        incoming = torch.empty_like(mine)
+        exchange(passing, incoming, *neighbours(rank, world_size))
+        passing = incoming + mine
+    return passing
+
+
+def adds_into_x(rank, world_size, x):
+    chunks = x.tensor_split(world_size)
+    for step in range(world_size - 1):
+        mine = chunks[(rank - step - 2) % world_size]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(rank - step - 1) % world_size], incoming, *neighbours(rank, world_size))
+        mine += incoming
+    return chunks[rank].clone()
+
+
+def straight_to_its_owner(rank, world_size, x):
+    chunks = x.tensor_split(world_size)
+    total = chunks[rank].clone()
+    for step in range(1, world_size):
+        incoming = torch.empty_like(total)
+        exchange(
+            chunks[(rank + step) % world_size],
+            incoming,
+            (rank + step) % world_size,
+            (rank - step) % world_size,
+        )
+        total += incoming
+    return total
+
+
+def sends_before_it_receives(rank, world_size, x):
+    chunks = x.tensor_split(world_size)
+    passing = chunks[(rank - 1) % world_size].clone()
+    for step in range(world_size - 1):
+        mine = chunks[(rank - step - 2) % world_size]
+        incoming = torch.empty_like(mine)
+        dist.send(passing, dst=(rank + 1) % world_size)
+        dist.recv(incoming, src=(rank - 1) % world_size)
+        passing = incoming + mine
+    return passing
+
+
+def one_chunk_at_a_time(rank, world_size, x):
+    """The chunks go round one after the other: few bytes, and many rounds."""
+    found, chunks = x.clone(), x.tensor_split(world_size)
+    for index, chunk in enumerate(chunks):
+        place = (rank - index - 1) % world_size  # 0 begins, the chunk's own rank is last
+        passing = chunk.clone()
+        if place > 0:
+            dist.recv(passing, src=(rank - 1) % world_size)
+            passing += chunk
+        if place < world_size - 1:
+            dist.send(passing, dst=(rank + 1) % world_size)
+        else:
+            found = passing
+    return found
+
+
+def all_reduces(rank, world_size, x):
+    total = x.clone()
+    dist.all_reduce(total)
+    return total.tensor_split(world_size)[rank]
+
+
+WRONG = {
+    adds_the_wrong_buffer: "add what came, not what was there already",
+    passes_whole_tensors: "rank 0 sends 28 bytes where 16 are enough for any rank",
+    returns_the_whole_sum: "but only chunk `rank` is asked for",
+    begins_one_place_further: "has a tensor of shape (3,) where (4,) is expected",
+    adds_into_x: "but not the input. Rank 0 changed the tensor it was given",
+    straight_to_its_owner: "rank 0 sends to rank 2, which is not one of its neighbours",
+    sends_before_it_receives: "The ranks never finish: ranks 0 and 1 wait for each other",
+    one_chunk_at_a_time: "where 1 are enough; the busiest rank sends 1 message",
+    all_reduces: "Rank 0 calls all_reduce",
+}
