@@ -261,6 +261,11 @@ verdict = check(
         "The rank itself lives on its node too.": (
             lambda nodes: [(mine, count - 1) for mine, count in places(nodes)]
         ),
+        "All holders are one and the same tensor: make a new one for each rank.": (
+            lambda nodes: [
+                (r, len(nodes)) if node == nodes[-1] else (0, 0) for r, node in enumerate(nodes)
+            ]
+        ),
         "That is right where nodes are filled one after the other: here they are not.": (
             lambda nodes: [
                 (r % nodes.count(node), nodes.count(node)) for r, node in enumerate(nodes)

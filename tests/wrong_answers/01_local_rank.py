@@ -33,6 +33,13 @@ def nodes_filled_in_order(rank, world_size, node):
     return rank % on_my_node, on_my_node
 
 
+def one_holder_many_times(rank, world_size, node):
+    holders = [torch.empty(1, dtype=torch.int64)] * world_size
+    dist.all_gather(holders, torch.tensor([node]))
+    nodes = [holder.item() for holder in holders]
+    return nodes[:rank].count(node), nodes.count(node)
+
+
 def counts_nodes(rank, world_size, node):
     nodes = nodes_of_all(world_size, node)
     return nodes[:rank].count(node), len(set(nodes))
@@ -71,6 +78,7 @@ WRONG = {
     counts_itself: "The local rank begins at 0",
     forgets_itself: "The rank itself lives on its node too",
     nodes_filled_in_order: "That is right where nodes are filled one after the other",
+    one_holder_many_times: "All holders are one and the same tensor",
     counts_nodes: "follow the values",
     two_calls: "Who knows all nodes can count all by itself",
     names_with_room: "One int64 number from each rank is enough",
