@@ -179,7 +179,7 @@ def good_lesson():
     "cells, sentence",
     [
         (good_lesson() + [PROSE, CODE, CODE, CODE], "three code cells in a row"),
-        (good_lesson() + [PROSE] * 14, "46 cells"),
+        (good_lesson() + [PROSE] * 16, "48 cells"),
         (good_lesson()[:10], "515 words of prose"),
         (good_lesson() + [new_code_cell("x\n" * 26, id="long")], "long has 26 lines"),
         (good_lesson()[1:], "the first cell is no heading '# NN title'"),
