@@ -15,6 +15,7 @@ def main():
 
     from .collectives import collectives
     from .diagnosing import diagnosing
+    from .labs import redrawing
     from .network import network
     from .recording import recording
     from .scale import cost_model
@@ -35,6 +36,7 @@ def main():
         "simulating": lambda: simulating(options.rounds),
         "network": lambda: network(options.rounds),
         "scale": lambda: cost_model(options.rounds),
+        "labs": redrawing,
     }
     unknown = set(options.names) - set(tables)
     if unknown:

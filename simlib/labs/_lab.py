@@ -50,7 +50,9 @@ class Lab(widgets.VBox):
         self._paper, self._ink = paper, ink
         self._drawn = None, None, None
         self._picture = lru_cache(KEPT_PICTURES)(self._draw)
-        self.image = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
+        # As large as it was drawn, or as wide as there is room: a stretched picture is blurred.
+        layout = widgets.Layout(align_self="flex-start", max_width="100%", height="auto")
+        self.image = widgets.Image(format="png", layout=layout)
         self._redraw()
         rows = widgets.Layout(display="flex", flex_flow="row wrap")
         super().__init__([widgets.Box(list(controls.values()), layout=rows), self.image])

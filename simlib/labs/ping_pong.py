@@ -24,10 +24,10 @@ from ..palette import OKABE_ITO
 from ..scale.tables import seconds_text
 from ._lab import Lab, round_numbers, short_bandwidth, slider
 
-LOOKS = {  # what is in the picture; what moves lies above what stays
+LOOKS = {
     "measured": {
         "ls": "", "marker": "o", "color": OKABE_ITO[0], "ms": 5, "mec": PAPER, "mew": 0.6,
-        "zorder": 4,
+        "zorder": 7,
     },
     "latency + nbytes / bandwidth": {"color": OKABE_ITO[5], "lw": 2, "zorder": 5},
     "each part alone": {"color": OKABE_ITO[5], "lw": 1, "ls": ":", "zorder": 5},
@@ -151,7 +151,7 @@ def _limits(sizes, times_s):
 
 @own_style
 def _paper(points):
-    """What stays while sliders move: axes, points, legend."""
+    """What stays while sliders move: axes and legend."""
     sizes, times_s = _columns(points)
     figure = Picture(figsize=(7.2, 4.1), dpi=DPI, facecolor=PAPER)
     axes = figure.add_axes([0.1, 0.115, 0.88, 0.685], facecolor=PAPER)
@@ -169,7 +169,6 @@ def _paper(points):
     axes.tick_params(which="both", labelsize=SMALL_PT, labelcolor=INK, color=GREY)
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.plot(sizes, times_s, **LOOKS["measured"])
     axes.legend(
         [Line2D([], [], **look) for look in LOOKS.values()],
         LOOKS,
@@ -188,7 +187,10 @@ def _paper(points):
 
 @own_style
 def _ink(figure, points, latency_s, bandwidth_Bps, nbytes):
-    """What moves: the line, its parts, the size where they are equal, the message, the titles."""
+    """What moves: the line and its parts, where they are equal, the message, the titles.
+
+    The points are here, too, because they lie above the line.
+    """
     axes = figure.axes[0]
     x = np.geomspace(*axes.get_xlim(), 200)
     part, chosen = LOOKS["each part alone"], LOOKS["chosen message"]
@@ -196,6 +198,7 @@ def _ink(figure, points, latency_s, bandwidth_Bps, nbytes):
         *axes.plot(x, latency_s + x / bandwidth_Bps, **LOOKS["latency + nbytes / bandwidth"]),
         *axes.plot(x, np.full(200, latency_s), **part),
         *axes.plot(x, x / bandwidth_Bps, **part),
+        *axes.plot(*_columns(points), **LOOKS["measured"]),
         *axes.plot(nbytes, latency_s + nbytes / bandwidth_Bps, **chosen),
         *_draw_half(axes, latency_s * bandwidth_Bps),
         *_write_title(figure, *_columns(points), latency_s, bandwidth_Bps, nbytes),

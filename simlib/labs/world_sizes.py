@@ -122,7 +122,8 @@ def world_size_lab(runs, world_size, slow=1):
         lambda figure, **state: [],
         controls,
     )
-    lab.draw_ahead("world_size")  # a timeline takes the longest of all pictures
+    for name in controls:
+        lab.draw_ahead(name)  # a timeline takes longer to draw than the pictures of other labs
     return lab
 
 
