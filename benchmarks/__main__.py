@@ -13,6 +13,7 @@ import torch
 def main():
     from simlib.processes.launch import server_context
 
+    from .browsing import browsing
     from .collectives import collectives
     from .diagnosing import diagnosing
     from .network import network
@@ -35,6 +36,7 @@ def main():
         "simulating": lambda: simulating(options.rounds),
         "network": lambda: network(options.rounds),
         "scale": lambda: cost_model(options.rounds),
+        "browsing": lambda: browsing(options.rounds),
     }
     unknown = set(options.names) - set(tables)
     if unknown:
