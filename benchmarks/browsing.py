@@ -44,10 +44,12 @@ LAB = """\
 import ipywidgets as widgets
 from simlib.figures import png_of
 
-def draw(ranks):
-    return png_of(simlib.simulate(ring, world_size=ranks).timeline(between=(0, 1e-3)))
+runs = {ranks: simlib.simulate(ring, world_size=ranks) for ranks in range(2, 9)}
 
-pictures = {ranks: draw(ranks) for ranks in range(2, 9)}
+def draw(ranks):
+    return png_of(runs[ranks].timeline(between=(0, 1e-3)))
+
+pictures = {ranks: draw(ranks) for ranks in runs}
 
 def lab(draw):
     slider = widgets.IntSlider(min=2, max=8, value=2, continuous_update=True)
@@ -56,7 +58,7 @@ def lab(draw):
     return widgets.VBox([slider, image])
 """
 LABS = {
-    "simulates and draws a timeline": "lab(draw)",
+    "draws a timeline": "lab(draw)",
     "  control: the picture is ready": "lab(pictures.get)",
 }
 
@@ -122,6 +124,7 @@ def drags(page, number, rounds):
     (slider,) = page.sliders(number)
     image = page.outputs(number).locator("img").element_handle()
     handle = slider.locator(".noUi-handle")
+    handle.scroll_into_view_if_needed()
     found = []
     for turn in range(3 * rounds):
         way, box = slider.bounding_box(), handle.bounding_box()
@@ -149,6 +152,7 @@ def browsing(rounds):
             browser = launched(playwright)
             page = NotebookPage(start_page(browser, address), "notebooks/bench.ipynb")
             page.run_all()
+            assert page.errors() == []
             found = measure_player(page, rounds)
             followed = {name: drags(page, 2 + n, rounds) for n, name in enumerate(LABS)}
             browser.close()
