@@ -13,6 +13,7 @@ import torch
 def main():
     from simlib.processes.launch import server_context
 
+    from .browsing import browsing
     from .collectives import collectives
     from .diagnosing import diagnosing
     from .labs import redrawing
@@ -37,6 +38,8 @@ def main():
         "network": lambda: network(options.rounds),
         "scale": lambda: cost_model(options.rounds),
         "labs": redrawing,
+
+        "browsing": lambda: browsing(options.rounds),
     }
     unknown = set(options.names) - set(tables)
     if unknown:

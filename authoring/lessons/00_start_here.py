@@ -172,6 +172,15 @@ first = run.trace.of_rank(1)[0]
 print("rank 1 called", first.call, "with", first.nbytes, "bytes, in the line", first.site.line_text)
 
 # %% [markdown]
+# The picture can also be **played**. Press the triangle, or drag through the picture: what is to come
+# is pale, a message on its way is a dot, and below stands what each rank does at that moment. Point
+# at a call, and you see its bytes and the line of your program. (Where this page is only read, the
+# picture stands here once more.)
+
+# %%
+run.play()
+
+# %% [markdown]
 # ## The same function on another cluster
 #
 # `simlib.run` uses this machine and measures with the clock on the wall. `simlib.simulate` calls

@@ -4,22 +4,12 @@
 """
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
-from lab_server import copied_course, running_lab
+from lab_server import copied_course, launched, running_lab, start_page
 from notebook_page import NotebookPage
 from playwright.sync_api import sync_playwright
-
-FLAGS = (
-    "--no-sandbox",
-    "--disable-background-networking",
-    "--disable-dev-shm-usage",
-    "--disable-gpu",
-    "--disable-component-update",
-    "--no-first-run",
-)
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +17,7 @@ def chromium(needs_system):
     """A browser without a window."""
     needs_system("chromium", "chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        browser = launched(playwright)
         yield browser
         browser.close()
 
@@ -42,10 +32,7 @@ def course(tmp_path_factory):
 def lab(chromium, course):
     """A page of the browser in which the copy's JupyterLab shows its start page."""
     with running_lab(course) as address:
-        page = chromium.new_page(viewport={"width": 1300, "height": 1000})
-        page.set_default_timeout(30_000)
-        page.goto(address)
-        page.get_by_role("heading", name="Rank by Rank").wait_for()
+        page = start_page(chromium, address)
         yield page
         page.close()
 

@@ -1,4 +1,4 @@
-"""A JupyterLab as `make lab` starts it, on a copy of the course and with settings of its own."""
+"""A JupyterLab as `make lab` starts it, on a copy of the course, and a browser to look at it."""
 
 import os
 import re
@@ -8,11 +8,21 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import nbformat
 import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 ROOT = Path(__file__).resolve().parents[2]
+FLAGS = (
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-component-update",
+    "--no-first-run",
+)
+LIMIT_MS = 120_000  # for one thing on the page, on a busy machine
 COPIED = ("notebooks", "exercises", "solutions", "scripts")
 
 
@@ -54,3 +64,24 @@ def answering(address):
     patient.mount("http://", HTTPAdapter(max_retries=Retry(connect=40, backoff_factor=0.1)))
     patient.get(address, timeout=60).raise_for_status()
     return address
+
+
+def launched(playwright):
+    """The system's chromium, without a window."""
+    return playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+
+
+def start_page(browser, address):
+    """A page of the browser, once JupyterLab shows the course's start page in it."""
+    page = browser.new_page(viewport={"width": 1300, "height": 1000})
+    page.set_default_timeout(LIMIT_MS)
+    page.goto(address)
+    page.get_by_role("heading", name="Rank by Rank").wait_for()
+    return page
+
+
+def write_notebook(path, cells):
+    """Write a notebook of code cells; without a kernel's name JupyterLab would ask for one."""
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)"}}
+    code = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    nbformat.write(nbformat.v4.new_notebook(cells=code, metadata=kernel), path)

@@ -1,8 +1,7 @@
 """The player in a real JupyterLab: it plays, and answers to mouse, keyboard and theme."""
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
+from lab_server import write_notebook
 from notebook_page import NotebookPage, use_theme
 
 RUN = """\
@@ -69,11 +68,7 @@ class PlayerPage:
 
 @pytest.fixture(scope="module")
 def notebook_with_player(lab, course):
-    cells = [new_code_cell(RUN), new_code_cell("run.play()"), new_code_cell("1 + 1")]
-    # Without a name of its kernel JupyterLab would ask for one.
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)"}}
-    made = new_notebook(cells=cells, metadata=kernel)
-    nbformat.write(made, course / "notebooks" / "player.ipynb")
+    write_notebook(course / "notebooks" / "player.ipynb", [RUN, "run.play()", "1 + 1"])
     page = NotebookPage(lab, "notebooks/player.ipynb")
     page.run_all()
     assert page.errors() == []
