@@ -38,7 +38,6 @@ def main():
         "network": lambda: network(options.rounds),
         "scale": lambda: cost_model(options.rounds),
         "labs": redrawing,
-
         "browsing": lambda: browsing(options.rounds),
     }
     unknown = set(options.names) - set(tables)
