@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Exercises 03: when it hangs
 #
-# Six programs that are broken, to go with [lesson 03](../notebooks/03_when_it_hangs.ipynb). Here you
-# do not write from scratch: you **mend**. For each one, first run its cell and the check below it as
-# they are. The check tries the program on several worlds and shows what goes wrong: the verdict, and
-# the wait-for picture where there is one. Then change the program, run it, and run the check again.
+# Six programs that are broken, to go with [lesson 03](../notebooks/03_when_it_hangs.ipynb). Here
+# you do not write from scratch: you **mend**. For each one, first run its cell and the check below
+# it as they are. The check tries the program on several worlds and shows what goes wrong: the
+# verdict, and the wait-for picture where there is one. Then change the program, run it, and run the
+# check again.
 #
 # A mended program gives the right values on worlds of 1 to 5 ranks, raises no error, leaves no
 # finding, and sends no more than its task allows. To take the communication away is no mend, and
@@ -20,9 +21,9 @@ from simlib.checks import check, collective_nbytes, collectives, measure, messag
 # %% [markdown]
 # ## 1. Two by two (★, 5 minutes, 1 point)
 #
-# Ranks 0 and 1 swap their tensors, so do 2 and 3, and so on. Who has no partner returns a copy of its
-# own. Each returns its partner's tensor; `x` stays as it is. One message per rank that has a partner,
-# by `send`, `recv`, `isend` and `irecv` only.
+# Ranks 0 and 1 swap their tensors, so do 2 and 3, and so on. Each returns its partner's tensor. A
+# rank without a partner, the last one of an odd world, returns a copy of its own. `x` stays as it
+# is. Use only `send`, `recv`, `isend` and `irecv`, one message per rank that has a partner.
 
 
 # %% role="answer" question="two_by_two" points=1
@@ -77,8 +78,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `if rank % 2 == 0:` send first, `else:` receive first. Or give one of the two a request and wait for
-# it at the end.
+# `if rank % 2 == 0:` send first, `else:` receive first. Or give one of the two a request and wait
+# for it at the end.
 #
 # </details>
 
@@ -97,9 +98,9 @@ print(
 # ## 2. Edges (★★, 10 minutes, 1 point)
 #
 # Each rank owns a strip of a long row, and needs the number just beyond either end: the last one of
-# its left neighbour and the first one of its right neighbour. Beyond the ends of the row lies 0. The
-# program passes where libraries send eagerly. Make it right everywhere. At most 2 x (world_size - 1)
-# messages of one number each; only sends and receives.
+# its left neighbour and the first one of its right neighbour. Beyond the ends of the row lies 0.
+# The program passes where libraries send eagerly. Make it right everywhere. Use only sends and
+# receives: at most `2 * (world_size - 1)` messages of one number each.
 
 
 # %% role="answer" question="edges" points=1
@@ -192,8 +193,8 @@ print(
 #
 # In each step every rank brings one number from its list `batches`, and all get the sum. The lists
 # differ in length, one may be empty, and a rank knows only its own. A rank that has run out brings
-# nothing more, but the others still have numbers to add. Return on **every** rank all the sums. Only
-# `all_reduce`: one more of them than there are steps, at most 8 bytes each.
+# nothing more, but the others still have numbers to add. Return on **every** rank all the sums. Use
+# only `all_reduce`, at most one more than there are steps, each of at most 8 bytes.
 
 
 # %% role="answer" question="one_batch_fewer" points=1
@@ -252,8 +253,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The ranks must agree on the number of steps before the loop. Which collective, with which operation,
-# tells every rank the length of the longest list?
+# The ranks must agree on the number of steps before the loop. Which collective, with which
+# operation, tells every rank the length of the longest list?
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -275,9 +276,9 @@ print(
 # ## 4. Wrong without a word (★★, 10 minutes, 1 point)
 #
 # Each rank has a dictionary of gradients: the same names and shapes on every rank, but filled in
-# different orders. All gradients have two numbers, so the program raises no error, leaves no finding,
-# and mixes them up. Return the dictionary's **means over the ranks**, as a list in alphabetical order
-# of the names. Only `all_reduce`, at most one for each name.
+# different orders. All gradients have two numbers, so the program raises no error, leaves no
+# finding, and mixes them up. Return the dictionary's **means over the ranks**, as a list in
+# alphabetical order of the names. Only `all_reduce`, at most one for each name.
 
 
 # %% role="answer" question="without_a_word" points=1
@@ -345,8 +346,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# All ranks have the same names. Which order of them is the same everywhere, however a dictionary was
-# filled?
+# All ranks have the same names. Which order of them is the same everywhere, however a dictionary
+# was filled?
 #
 # </details>
 
@@ -367,10 +368,10 @@ print(
 # %% [markdown]
 # ## 5. A rank without examples (★★, 10 minutes, 1 point)
 #
-# The mean loss over all examples of all ranks. `losses` is a list of floats; it may be empty on some
-# ranks, not on all. The program works until one rank has no example at all: read in the verdict what
-# that rank brings, and find out why. Return the mean as a float on every rank, with one `all_reduce`
-# of at most 16 bytes and nothing else.
+# The mean loss over all examples of all ranks. `losses` is a list of floats; it may be empty on
+# some ranks, not on all. The program works until one rank has no example at all: read in the
+# verdict what that rank brings, and find out why. Return the mean as a float on every rank, with
+# one `all_reduce` of at most 16 bytes and nothing else.
 
 
 # %% role="answer" question="no_examples" points=1
@@ -420,8 +421,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `torch.tensor` chooses its dtype by what is in the list, and each rank chooses for itself. Don't let
-# it choose.
+# `torch.tensor` chooses its dtype by what is in the list, and each rank chooses for itself. Don't
+# let it choose.
 #
 # </details>
 
@@ -438,9 +439,9 @@ print(
 # ## 6. One buffer for all (★★★, 15 minutes, 1 point)
 #
 # The ranks stand in a ring. Each doubles its blocks, one after the other, sends them to the right,
-# and returns the list of doubled blocks that come from the left. In a world of one it keeps its own.
-# The program saves memory in the wrong place. One message for each block; only sends and receives;
-# `blocks` stay as they are.
+# and returns the list of doubled blocks that come from the left. In a world of one it keeps its
+# own. To save memory, the program has one buffer for all blocks. Use one message for each block,
+# and only sends and receives; `blocks` stay as they are.
 
 
 # %% role="answer" question="one_buffer" points=1
@@ -505,8 +506,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Either each message has a tensor of its own, or a block is sent, received **and waited for** before
-# the next is written. A blocking `send` is no way out: lesson 03, program 2.
+# Either each message has a tensor of its own, or a block is sent, received **and waited for**
+# before the next is written. A blocking `send` is no way out: lesson 03, program 2.
 #
 # </details>
 

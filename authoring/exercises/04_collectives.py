@@ -109,10 +109,10 @@ print(
 # %% [markdown]
 # ## 2. Your own broadcast (★★, 25 minutes, 3 points)
 #
-# When your function returns, `x` on every rank holds what it held on rank `root`. Use `send` and
-# `recv` only, with at most `world_size - 1` messages in all. And be quick: a rank sends one message
-# at a time, each takes one round, and ceil(log2(world_size)) rounds are enough, because a rank that
-# already knows can help to tell the others.
+# When your function returns, `x` on every rank holds what `x` held on rank `root`. Use `send` and
+# `recv` only, with at most `world_size - 1` messages in all. Be quick, too: a rank sends one
+# message at a time, and each takes one round. `ceil(log2(world_size))` rounds are enough, because a
+# rank that has the value can help to tell the others.
 
 
 # %% role="answer" question="own_broadcast" points=3
@@ -193,9 +193,10 @@ print(
 # ## 3. A ring that gathers (★★★, 25 minutes, 3 points)
 #
 # Return on every rank all tensors `x`, joined in the order of the ranks. The lengths differ; every
-# rank is told all of them: `lengths[r]` belongs to rank `r`. A rank may send only to its right
-# neighbour, `(rank + 1) % world_size`. In every one of `world_size - 1` steps it passes on one
-# piece, never everything it has. `x` must not change.
+# rank is told all of them: `lengths[r]` belongs to rank `r`. There are `world_size - 1` steps. In
+# each, a rank sends one piece, the `x` of some rank, to its right neighbour,
+# `(rank + 1) % world_size`, and receives one from its left. It sends to nobody else. `x` must not
+# change.
 
 
 # %% role="answer" question="ring_all_gather" points=3

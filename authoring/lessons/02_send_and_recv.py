@@ -108,15 +108,14 @@ for how in ("run", "simulate"):
 #
 # ## "ssh carries the data"
 #
-# On a cluster with MPI the same file is started by one line, typed on one of the machines:
+# On a cluster whose PyTorch was built with MPI, one line typed on one machine starts the same file:
 #
 #     mpiexec -n 2 -ppn 1 -hosts node1,node2 python ptdist.py
 #
-# `-n 2` asks for two **processes** in all, not for two machines; `-ppn 1` puts one process on each
-# node. To start a process on another node, `mpiexec` logs in there with ssh. So the numbers travel
-# through ssh, one would think. Here it is the notebook that starts the ranks. Do their messages
-# pass through it? Below, each rank lists its network connections as (own port, port of the other
-# side), and so does the notebook.
+# `-n 2` asks for two **processes** in all, not for two machines; `-ppn 1` puts one on each node.
+# `mpiexec` logs in to the nodes with ssh. So the numbers travel through ssh, one would think. Here
+# the notebook starts the ranks. Do their messages pass through it? Below, each rank lists its
+# network connections as (own port, port of the other side), and so does the notebook.
 
 # %%
 guess = None  # does the notebook hold an end of the ranks' connection?
@@ -139,9 +138,9 @@ print("the notebook holds an end:", any(near in of_rank_0[0] for near, _ in port
 
 # %% [markdown]
 # One connection, and its two ends are the two ranks. The notebook here, `mpiexec` and ssh on a
-# cluster, only **launch** the ranks. Then the ranks connect to each other, and the data take that
-# road. So encryption by ssh does not slow your training. And a working ssh does not prove that the
-# ranks can reach each other: a firewall may let ssh through and nothing else.
+# cluster (lesson 01), only **start** the ranks. Then the ranks connect to each other, and the data
+# take that road. So a working ssh does not prove that the ranks can reach each other: a firewall may
+# let ssh through and nothing else.
 #
 # ## A holder of the same shape
 #
@@ -306,8 +305,8 @@ run
 # %% [markdown]
 # Next to nothing: the message came while rank 1 worked. (The pale strip is the receive under way;
 # the arrow ends in `wait`, where rank 1 learned of it.) This is called *overlap*. With a `recv` in
-# the place of the `irecv`, rank 1 would begin its work only after 80 ms: 180 ms in all instead of
-# 100. Overlap hides most of the communication of a training step (lesson 08, to come).
+# the place of the `irecv`, rank 1 would begin its work only after 80 ms: 180 ms in all, not 100.
+# Overlap hides most of the communication of a training step (lesson 08, to come).
 #
 # ## Around the ring
 #
