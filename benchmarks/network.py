@@ -33,6 +33,7 @@ RATES = (100_000_000, 1_000_000_000)
 WORLDS = (2, 3, 4)
 OPS = ("ping-pong", "all_reduce", "broadcast", "all_gather")
 LARGEST = max(SIZES)
+LIMIT_S = 120
 EXPLANATION = """
 Short messages are no test of the model here. A shaped link lets 0.5 ms of its rate through at once,
 which a real one does not: up to 6 KB at 100 Mbit/s and 62 KB at 1 Gbit/s cost no time, and what is
@@ -71,7 +72,11 @@ def on_loopback(nodes, command):
     interface = "lo0" if sys.platform == "darwin" else "lo"
     world = {**os.environ, "WORLD_SIZE": str(nodes), "GLOO_SOCKET_IFNAME": interface}
     ranks = [subprocess.Popen(command, env=world | {"RANK": str(r)}) for r in range(nodes)]
-    codes = [rank.wait() for rank in ranks]
+    try:
+        codes = [rank.wait(LIMIT_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     return {rank: code for rank, code in enumerate(codes) if code}
 
 

@@ -27,7 +27,7 @@ class Patience:
         self._progress = None
         self._said_quiet = False
 
-    def lost(self, posted):
+    def ending(self, posted):
         """The error that ends the run now, or None; ``posted`` changes with every op of a rank."""
         flooding = [rank for rank, out in enumerate(self._watch.outputs) if out.is_flood]
         if flooding:

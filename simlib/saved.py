@@ -17,6 +17,7 @@ from .trace import Group, Op, Site, Trace, WireMessage
 KEY = "simlib"
 VERSION = 1
 PLAIN = [f.name for f in fields(Op) if f.name not in ("group", "site", "shapes", "splits")]
+WIRE = [f.name for f in fields(WireMessage) if f.name != "group"]
 
 
 def record_of(run):
@@ -32,13 +33,12 @@ def record_of(run):
         }
         for op in run.trace
     ]
-    groups_of_wire = [
-        groups.setdefault((wire.group.name, wire.group.ranks), len(groups))
-        for wire in run.wire or ()
-    ]
     wires = [
-        {**asdict(wire), "group": group}
-        for wire, group in zip(run.wire or (), groups_of_wire, strict=True)
+        {
+            **{name: getattr(wire, name) for name in WIRE},
+            "group": groups.setdefault((wire.group.name, wire.group.ranks), len(groups)),
+        }
+        for wire in run.wire or ()
     ]
     return {
         "version": VERSION,
@@ -79,10 +79,17 @@ def load(path):
     path = Path(path)
     try:
         record = json.loads(path.read_text(encoding="utf-8"))[KEY]
-    except (ValueError, KeyError, TypeError):
+        if record["version"] == VERSION:
+            return run_of(record)
+    except (ValueError, LookupError, TypeError):
         raise ValueError(f"{path.name} is not a run that run.save() wrote") from None
-    if record["version"] != VERSION:
-        raise ValueError(f"{path.name} was written by another version of simlib: save it anew")
+    raise ValueError(f"{path.name} was written by another version of simlib: save it anew")
+
+
+def run_of(record):
+    """The `Run` of a record."""
+    if record["world_size"] < 1:
+        raise ValueError("a run has at least one rank")
     groups = [Group(name, tuple(ranks)) for name, ranks in record["groups"]]
     sites = [Site(**site) for site in record["sites"]]
     ops = [op_of(entry, groups, sites) for entry in record["ops"]]

@@ -179,6 +179,17 @@ def test_output_of_commands_and_descriptors_is_the_ranks():
     assert output == ["\n".join(lines).format(rank) for rank in range(3)]
 
 
+def test_a_tcp_store_of_the_learners_own_is_one_and_gives_up():
+    def main(rank, world_size):
+        limit = datetime.timedelta(seconds=2)
+        store = dist.TCPStore("127.0.0.1", 29700, world_size, rank == 0, timeout=limit)
+        with pytest.raises(dist.DistStoreError):
+            store.get("never")
+        return isinstance(store, dist.TCPStore), store.host, store.port, time.monotonic()
+
+    assert simlib.simulate(main, 2).results == [(True, "127.0.0.1", 29700, 2.0)] * 2
+
+
 @pytest.mark.parametrize("kind", ["tcp", "file"])
 def test_a_store_of_the_learners_own(kind, tmp_path):
     def main(rank, world_size, path):
@@ -454,6 +465,16 @@ def test_a_killed_rank_is_named_with_the_rank_that_waits_for_it():
     assert caught.value.run.results == [None] * 3
     ended = [op for op in caught.value.run.trace if op.end_s is not None]
     assert ended and max(op.end_s for op in ended) <= 6.0
+
+
+def test_a_killed_rank_prints_nothing_in_a_hook_after_its_death():
+    def main(rank, world_size):
+        x = torch.ones(1, requires_grad=True)
+        x.register_hook(lambda gradient: print("hook of rank", rank))
+        simlib.compute(seconds=2.0)
+        (2 * x).sum().backward()
+
+    assert simlib.simulate(main, 2, kill={0: 1.0}).output == ["", "hook of rank 1\n"]
 
 
 def test_a_killed_rank_prints_nothing_after_its_death():

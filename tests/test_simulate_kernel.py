@@ -98,8 +98,10 @@ def test_the_stop_button_ends_the_other_order_of_a_seed(kernel, tmp_path):
         "    if first == 2:\n"
         f"        open({str(sign)!r}, 'w').close()\n"
         "        while True: pass\n"
-        "for seed in range(20):\n"
-        "    simlib.simulate(main, 3, timeout_s=None, seed=seed)"
+        "try:\n"
+        "    for seed in range(20): simlib.simulate(main, 3, timeout_s=None, seed=seed)\n"
+        "finally:\n"
+        f"    open({str(sign)!r}, 'w').close()"
     )
     while not sign.exists():
         assert kernel.manager.is_alive()

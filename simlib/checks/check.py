@@ -120,7 +120,7 @@ def fingerprint(function):
     """Eight letters that stay the same while the text of a function does; spaces do not count."""
     try:
         text = inspect.getsource(function)
-    except OSError:
+    except (OSError, TypeError):  # typed in by hand; no function
         return ""
     return f"{zlib.crc32(''.join(text.split()).encode()):08x}"
 
@@ -133,8 +133,9 @@ def call_complaint(answer, inputs):
         if not callable(answer):
             return "The answer is not callable: it must be a function."
         names = ", ".join(["rank", "world_size", "x", "..."][: 2 + min(2, len(inputs))])
+        name = getattr(answer, "__name__", "it")
         return (
-            f"TypeError: {error}. simlib calls it as {answer.__name__}({names}), with "
+            f"TypeError: {error}. simlib calls it as {name}({names}), with "
             f"{2 + len(inputs)} arguments: leave the first line as it is in the stub."
         )
     except ValueError:

@@ -88,9 +88,9 @@ class Watch:
                 found = self.checker.verdict(self.running(), self._gone())
                 if found is not None:
                     return self._settled(found)
-            lost = self._patience.lost(sum(log.progress for log in self.logs))
-            if lost is not None:
-                return lost
+            found = self._patience.ending(sum(log.progress for log in self.logs))
+            if found is not None:
+                return found
         self._take_in(0)
         if self._failed():
             return self._mismatch() or outcome.of_failures(self, set(self.deaths))

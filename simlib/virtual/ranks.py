@@ -35,7 +35,8 @@ RUNNING = struct.Struct("qq")
 PAGE = mmap.ALLOCATIONGRANULARITY
 
 _ENGINE = os.path.dirname(__file__) + os.sep
-_AROUND_RANKS = (__file__, os.path.dirname(per_rank.__file__) + os.sep)
+_AROUND_RANKS = (__file__, _ENGINE + "child.py", os.path.dirname(per_rank.__file__) + os.sep)
+"""The engine's files that stand around the learner's code: a rank within them is not at work."""
 
 
 def _is_within_engine(frame):

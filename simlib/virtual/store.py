@@ -125,18 +125,38 @@ def own_stores(store):
     They would wait for other ranks in C++, where nobody hands the baton on. ``store()`` is the
     `SimulatedStore` of the simulation that runs.
     """
-    for kind, names in ((dist.TCPStore, ("host_name", "port")), (dist.FileStore, ("file_name",))):
-
-        def make(*args, _kind=kind, _names=names, **kwargs):
-            if not hasattr(per_rank.local, "rank"):
-                return _kind(*args, **kwargs)
-            given = dict(zip(_names, args, strict=False)) | kwargs
-            place = [_kind.__name__, *(str(given[name]) for name in _names if name in given)]
-            return dist.PrefixStore(" ".join(place), store())
-
+    for original, parameters in (
+        (dist.TCPStore, ("host_name", "port", "world_size", "is_master", "timeout")),
+        (dist.FileStore, ("file_name",)),
+    ):
+        ours = type(original.__name__, (_OwnStore,), {})
+        ours.original, ours.parameters, ours.store = original, parameters, staticmethod(store)
         for module in (dist, c10d, torch._C._distributed_c10d):
-            if hasattr(module, kind.__name__):
-                setattr(module, kind.__name__, make)
+            if hasattr(module, original.__name__):
+                setattr(module, original.__name__, ours)
+
+
+class _OwnStore(dist.PrefixStore):
+    """What a rank finds as ``TCPStore`` or ``FileStore``."""
+
+    def __new__(cls, *args, **kwargs):
+        if not hasattr(per_rank.local, "rank"):
+            return cls.original(*args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(self, *args, **kwargs):
+        given = dict(zip(self.parameters, args, strict=False)) | kwargs
+        self.host, self.port = given.get("host_name"), given.get("port")
+        self._limit = given.get("timeout", FOREVER)
+        place = [self.original.__name__, *(str(given.get(name)) for name in self.parameters[:2])]
+        super().__init__(" ".join(place), self.store())
+
+    def wait(self, keys, timeout=None):
+        super().wait(keys, self._limit if timeout is None else timeout)
+
+    def get(self, key):
+        self.wait([key])
+        return super().get(key)
 
 
 def _encoded(value):

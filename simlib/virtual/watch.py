@@ -93,9 +93,9 @@ class SimulationWatch:
             found = self._blocked_beside_a_busy_one(posted)
             if found is not None:
                 return found
-            lost = self._patience.lost(posted)
-            if lost is not None:
-                return lost
+            found = self._patience.ending(posted)
+            if found is not None:
+                return found
         self._take_in(0)
         return self._of_report()
 
