@@ -189,7 +189,7 @@ def _together(ends_s, nearest_s):
 
 
 def _sizes_text(sizes):
-    """Some world sizes as text: ``"2"``, ``"3, 5"``, ``"5-8 ranks"``."""
+    """Some world sizes as text: ``"2"``, ``"3, 5"``, ``"5-8"``."""
     sizes = sorted(sizes)
     if len(sizes) > 2 and sizes[-1] - sizes[0] == len(sizes) - 1:
         return f"{sizes[0]}-{sizes[-1]}"
