@@ -114,9 +114,7 @@ def world_size_lab(runs, world_size, slow=1):
     sizes, factors = (sorted(set(column)) for column in zip(*runs, strict=True))
     controls = {"world_size": slider("ranks", sizes, world_size)}
     if len(factors) > 1:
-        controls["slow"] = slider(
-            "rank 0 takes", factors, slow, lambda factor: f"{factor:g} x as long"
-        )
+        controls["slow"] = slider("slowness of rank 0", factors, slow, "{:g} x".format)
     lab = Lab(
         lambda **state: draw_world_size(runs, **{"slow": slow} | state),
         lambda figure, **state: [],
@@ -191,7 +189,7 @@ def _together(ends_s, nearest_s):
 
 
 def _sizes_text(sizes):
-    """Some world sizes as text: ``"2"``, ``"3, 5"``, ``"5-8 ranks"``."""
+    """Some world sizes as text: ``"2"``, ``"3, 5"``, ``"5-8"``."""
     sizes = sorted(sizes)
     if len(sizes) > 2 and sizes[-1] - sizes[0] == len(sizes) - 1:
         return f"{sizes[0]}-{sizes[-1]}"
