@@ -28,15 +28,15 @@ RING = """\
 import simlib, torch
 import torch.distributed as dist
 
-def ring(rank, world_size):
+def ring(rank, world_size, steps):
     mine, left = torch.zeros(1000), torch.zeros(1000)
-    for _ in range(125):
+    for _ in range(steps):
         request = dist.isend(mine, dst=(rank + 1) % world_size)
         dist.recv(left, src=(rank - 1) % world_size)
         request.wait()
         simlib.compute(seconds=1e-5 * (1 + rank))
 
-run = simlib.simulate(ring, world_size=4)
+run = simlib.simulate(ring, world_size=4, args=(125,))
 run.play()
 """
 
@@ -44,10 +44,10 @@ LAB = """\
 import ipywidgets as widgets
 from simlib.figures import png_of
 
-runs = {ranks: simlib.simulate(ring, world_size=ranks) for ranks in range(2, 9)}
+runs = {ranks: simlib.simulate(ring, ranks, args=(3,)) for ranks in range(2, 9)}
 
 def draw(ranks):
-    return png_of(runs[ranks].timeline(between=(0, 1e-3)))
+    return png_of(runs[ranks].timeline())
 
 pictures = {ranks: draw(ranks) for ranks in runs}
 

@@ -19,12 +19,14 @@ function listen(player) {
   page.event.onblur = () => player.point(null);
   page.event.onclick = () => player.seek(player.scene.events[player.cursor].post, true);
   listenToMouse(player);
-  player.sizes = new ResizeObserver(() => player.resize());
+  player.sizes = new ResizeObserver(() => player.restyle());
   player.sizes.observe(page.stage);
-  // A theme has arrived, from wherever: the background begins to change.
+  // Another theme, from wherever: the background begins to change. Out of sight nothing does.
   page.root.addEventListener("transitionrun", (change) => {
     if (change.target === page.root) player.restyle();
   });
+  player.sights = new IntersectionObserver(() => player.restyle());
+  player.sights.observe(page.root);
 }
 
 function listenToMouse(player) {

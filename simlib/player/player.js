@@ -33,13 +33,14 @@ class Player {
   // What is shown
 
   restyle() {
+    if (!this.page.root.isConnected) return;  // no theme is known yet
     this.theme = readTheme(this.page.root, this.scene);
     this.resize();
   }
 
   resize() {
     const width = this.page.stage.clientWidth;
-    if (!width) return;
+    if (!width || !this.theme) return;
     this.layout = layoutOf(this.scene, width, this.view);
     const { canvas } = this.page;
     this.ratio = window.devicePixelRatio || 1;
@@ -220,6 +221,7 @@ class Player {
   remove() {
     cancelAnimationFrame(this.frame);
     this.sizes.disconnect();
+    this.sights.disconnect();
     this.page.root.remove();
   }
 }

@@ -91,6 +91,10 @@ def test_it_stands_where_the_picture_stands_without_widgets(player, notebook_wit
     assert "10 calls, 3 messages, 1 collective" in player.stage.get_attribute("aria-label")
 
 
+def test_it_has_the_colours_of_the_theme_from_the_start(player):
+    player.waits_for_brightness(200, 255)
+
+
 def test_it_plays_to_the_end_and_stops(player):
     end = player.time
     player.root.get_by_label("Speed").select_option("4")
