@@ -81,8 +81,3 @@ def collective_text(collective):
     if len(collective.ops) < len(collective.group):
         text += f"  ({len(collective.ops)} of {len(collective.group)} ranks)"
     return text
-
-
-def clip(text, longest):
-    """The text, or its beginning and three dots."""
-    return text if len(text) <= longest else text[: longest - 3] + "..."

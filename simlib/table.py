@@ -116,12 +116,12 @@ def _collective_rows(trace, collectives):
 def _collective_row(pair):
     collective, world = pair
     ranks = collective.group.ranks
-    who = "all" if ranks == world else f"ranks {_clipped(', '.join(map(str, ranks)), 24)}"
+    who = "all" if ranks == world else f"ranks {clip(', '.join(map(str, ranks)), 24)}"
     ops = [op for _, op in sorted(collective.ops.items())]
     largest = max(ops, key=lambda op: op.nbytes)
     notes = []
     if missing := [rank for rank in ranks if rank not in collective.ops]:
-        notes.append(f"without {_clipped(', '.join(map(str, missing)), 24)}")
+        notes.append(f"without {clip(', '.join(map(str, missing)), 24)}")
     if len({op.call for op in ops}) > 1:
         notes.append("calls differ")
     if not all(op.done for op in ops):
@@ -163,10 +163,11 @@ def short_repr(value):
     short = reprlib.Repr()
     short.maxother, short.maxstring = 4 * RESULT_WIDTH, RESULT_WIDTH
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", short.repr(value))
-    return _clipped(" ".join(text.split()), RESULT_WIDTH)
+    return clip(" ".join(text.split()), RESULT_WIDTH)
 
 
-def _clipped(text, longest):
+def clip(text, longest):
+    """The text, or its beginning and three dots."""
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 

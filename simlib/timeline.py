@@ -25,7 +25,6 @@ from .figures import (
     TEXT_PT,
     TITLE_PT,
     Picture,
-    clip,
     collective_text,
     own_style,
     png_of,
@@ -46,6 +45,7 @@ from .lanes import (
     unit_of,
 )
 from .palette import mix, rank_color
+from .table import clip
 from .traffic import draw_traffic
 
 __all__ = ["draw_timeline", "draw_traffic", "png_of"]

@@ -14,10 +14,10 @@ from .figures import (
     TITLE_PT,
     Picture,
     bytes_unit,
-    clip,
     number,
     own_style,
 )
+from .table import clip
 
 
 @own_style

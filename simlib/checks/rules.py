@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .verdict import count, values_are_right
+from ..table import count
+from .verdict import values_are_right
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..table import count
+
 NOT_WRITTEN = "not written"
 WRONG = "wrong"
 RIGHT = "right"
@@ -62,11 +64,6 @@ class Verdict:
         if self.status != RIGHT and self.run is not None:
             text.append("To see who sent what to whom in this run: `verdict.run` in a new cell.")
         return "\n".join(text)
-
-
-def count(number, noun):
-    """A number with its noun: ``"1 rank"``, ``"3 ranks"``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def values_are_right(run):

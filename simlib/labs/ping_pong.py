@@ -137,7 +137,8 @@ def _columns(points):
         table = np.array(points, dtype=float)
     except (TypeError, ValueError):
         raise InvalidCallError(f"points cannot be read: {wanted}") from None
-    if table.ndim != 2 or table.shape[1] != 2 or len(table) < 2 or not (table > 0).all():
+    good = (table > 0) & np.isfinite(table)
+    if table.ndim != 2 or table.shape[1] != 2 or len(table) < 2 or not good.all():
         raise InvalidCallError(f"points has {table.tolist()!r}: {wanted}")
     if len(set(table[:, 0])) < 2:
         raise InvalidCallError("points are all of one size: a line needs two sizes")

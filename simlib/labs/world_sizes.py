@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..cluster import check_number
 from ..clusters import ethernet_10g
 from ..errors import InvalidCallError
-from ..figures import GREY, INK, SMALL_PT, TEXT_PT, clip, own_style
+from ..figures import GREY, INK, SMALL_PT, TEXT_PT, own_style
 from ..lanes import unit_of
 from ..scale.tables import seconds_text
+from ..table import clip, count
 from ..timeline import draw_timeline
 from ..virtual import simulate
 from ._lab import Lab, check_choice, slider
@@ -127,7 +128,7 @@ def world_size_lab(runs, world_size, slow=1):
 
 def _title(run, slow):
     slowly = f", rank 0 takes {slow:g} x as long" if slow != 1 else ""
-    ranks = f"{run.world_size} rank{'s' * (run.world_size != 1)}"
+    ranks = count(run.world_size, "rank")
     return f"{clip(run.name, 24)} on {ranks}{slowly}: {seconds_text(run.time_s)}"
 
 
