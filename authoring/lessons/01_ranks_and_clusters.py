@@ -34,8 +34,8 @@ import simlib
 # them. GPT-3 has 175 billion parameters, and its training took 3.14e23 operations. While it is trained,
 # each parameter needs 16 bytes: itself and its gradient in 16 bits, then once more itself and two
 # averages (those of Adam) in 32. A device holds 80 GB and does 989e12 operations per second at best.
-# How many devices are needed only to *hold* the model? How many years would one take? And
-# ResNet-50, trained in one hour on 256 GPUs, which were 90 % as good as 32 times 8: how long on 8?
+# How many devices are needed only to *hold* the model? How many years would one take? And ResNet-50
+# was trained in one hour on 256 GPUs, at 90 % of what 32 times 8 GPUs should give: how long on 8?
 
 # %%
 guess = None  # devices, years, hours?
@@ -126,8 +126,9 @@ threads_of_rank = simlib.run(lambda rank, world_size: torch.get_num_threads(), 2
 print("threads of each rank:", threads_of_rank)
 
 # %% [markdown]
-# On an idle machine with two cores nearly. Where other programs want the cores too, not, and two
-# threads may even be slower than one. This course is about the two other layers: processes that share no memory and send messages.
+# On an idle machine with two cores: nearly. Where other programs want the cores too: no, and two
+# threads may even be slower than one. This course is about the two other layers: processes that share
+# no memory and send messages.
 #
 # ## MPI: a text, and four programs
 #
@@ -203,9 +204,10 @@ print(*sorted(run_command(MPIEXEC, "-n", 4, python, "-c", look).splitlines()), s
 # The article says that `-n 2` is "the number of nodes", that the world is "all the nodes", and
 # that synchronization goes over `ssh`. Three claims to try. We have no second
 # computer, but `mpiexec` does not know that: it reaches `node1` and `node2` through whatever program we
-# name, and calls it as it would call ssh: `-x node1 COMMAND`. Ours drops the `-x`, writes down the node,
-# and then runs the command **here**, with its input and output closed. `-ppn 2` means two processes per node. How often will it be called for `-n 4`? And
-# how can 80 MB pass through a closed pipe?
+# name. It calls that program as it would call ssh, with `-x node1 COMMAND`. Ours drops the `-x`, writes
+# down the node, and then runs the command **here**, with its input and output closed. `-ppn 2` means two
+# processes per node. How often will it be called for `-n 4`? And how can 80 MB pass through a closed
+# pipe?
 
 # %%
 guess = None  # calls of "ssh"? Do the 80 MB arrive?
@@ -264,8 +266,8 @@ for count in (8, 2, 1):
 # %% [markdown]
 # The world is the same, and so is the sum. The time is not. One node is fastest: nothing leaves it.
 # But two nodes are slower than eight: with the algorithm used here, the four ranks of a node all send
-# through its one cable at once. Lesson 05 has one that adds up inside the nodes first, and then two
-# nodes are faster than eight.
+# through its one cable at once. That is the algorithm's doing, not the cluster's: lesson 05 has one that
+# adds up inside the nodes first.
 #
 # ## What a cluster needs
 #
@@ -434,8 +436,8 @@ run = simlib.run(from_the_right, world_size=4)
 #
 # ## Rank 0 is a convention
 #
-# Which rank should collect the lines? "Rank 0: main, Rank >0: worker" says a slide of a good course (N. S. Detlefsen, *Scaling
-# applications*, DTU course 02476, January 2024). Try rank 0, then others. With which does it fail?
+# Which rank should collect the lines? "Rank 0: main, Rank >0: worker" says a slide of a good course
+# (N. S. Detlefsen, *Scaling applications*, DTU course 02476, January 2024). Try rank 0, then others. With which does it fail?
 
 
 # %%
@@ -618,8 +620,8 @@ plt.show()
 # 25 times for one number: small tensors pay **latency**, and there InfiniBand is 25 times better. 200
 # times for ten megabytes: large tensors pay **bandwidth**. The lines are flat on the left and steep on the
 # right: a network is two numbers, not one. Two of the lines cross, InfiniBand and NVLink: NVLink has the
-# higher rate, and in our model the higher latency too, that of starting a program on the GPU. Which network is "faster"
-# depends on the size of what you send. Lesson 02 measures both numbers on your machine.
+# higher rate, and in our model the higher latency too, that of starting a program on the GPU. Which
+# network is "faster" depends on the size of what you send. Lesson 02 measures both numbers on your machine.
 #
 # ## Your turn
 #
