@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,54 @@ def test_what_never_finished_is_never_thinned_away():
     scene = scene_of(maker.run())
     assert scene["shown"] < scene["total"] == 4001
     assert [event["call"] for event in scene["events"] if event["end"] is None] == ["recv(src=0)"]
+
+
+def test_sends_that_nobody_waited_for_are_thinned_evenly():
+    run = isends(1500, received=True)
+    times = [event["post"] / run.trace.end_s for event in scene_of(run)["events"]]
+    assert 900 < len(times) <= MOST_EVENTS and longest_gap(times) < 0.01
+
+
+def test_sends_that_nobody_received_leave_room_for_the_rest():
+    run = isends(1500, received=False)
+    scene = scene_of(run)
+    assert scene["shown"] <= MOST_EVENTS
+    for called in ("isend", "barrier"):
+        times = [e["post"] / scene["end"] for e in scene["events"] if called in e["call"]]
+        assert longest_gap(times) < 0.02
+    # The one call in which a rank stood is there, among 3,000 that never came about.
+    assert [event["row"] for event in scene["events"] if "recv" in event["call"]] == [1]
+
+
+def isends(count, received):
+    """Rank 0 sends and never waits, both meet in barriers; rank 1 receives all, or waits for 7."""
+    maker = RunMaker(2)
+    for t in range(count):
+        maker.send(0, 1, t, None, None, async_op=True)
+        if received:
+            maker.recv(1, 0, t, t, t + 0.5)
+        else:
+            maker.collective("barrier", {rank: (t, t, t + 0.5) for rank in (0, 1)}, numel=0)
+    if not received:
+        maker.recv(1, 0, count, count, None, tag=7)
+    maker.spans = [(0.0, count)] * 2
+    return maker.run()
+
+
+def longest_gap(times, begin=0.0, end=1.0):
+    """The longest stretch from begin to end without any of these times."""
+    times = [begin, *sorted(times), end]
+    return max(b - a for a, b in pairwise(times))
+
+
+@pytest.mark.parametrize("world_size, steps", [(8, 800), (16, 800), (34, 400), (55, 233)])
+def test_every_rank_has_messages_all_along_a_thinned_run(world_size, steps):
+    run = ring(world_size, steps)  # as many messages per step as there are Fibonacci numbers for
+    scene = scene_of(run)
+    kept = MOST_EVENTS / 2 / world_size
+    for row in range(world_size):
+        times = [arrow["start"] / scene["end"] for arrow in scene["arrows"] if arrow["src"] == row]
+        assert longest_gap(times) < 2.2 / kept
 
 
 def test_thinning_never_falls_into_step_with_the_program():
