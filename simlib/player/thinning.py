@@ -42,7 +42,7 @@ class Happening:
 
     @property
     def open(self):
-        """Whether it never came about. A message that arrived did, if nobody waited for its send."""
+        """Whether it never came about. A message that arrived did, awaited by its sender or not."""
         if isinstance(self.thing, Message) and self.thing.recv is not None:
             return not self.thing.recv.done
         return not all(op.done for op in self.ops)
