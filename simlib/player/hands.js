@@ -19,11 +19,12 @@ function listen(player) {
   page.event.onblur = () => player.point(null);
   page.event.onclick = () => player.seek(player.scene.events[player.cursor].post, true);
   listenToMouse(player);
-  player.sizes = new ResizeObserver(() => player.resize());
+  // Its size becomes another one when it is shown, too: a theme that came before it could not see.
+  player.sizes = new ResizeObserver(() => player.refit());
   player.sizes.observe(page.stage);
-  // A theme has arrived, from wherever: the background begins to change.
+  // A theme has arrived: the background begins to change, which it does while it is shown.
   page.root.addEventListener("transitionrun", (change) => {
-    if (change.target === page.root) player.restyle();
+    if (change.target === page.root) player.refit();
   });
 }
 

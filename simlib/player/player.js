@@ -17,8 +17,7 @@ class Player {
     this.back = document.createElement("canvas");
     this.quiet = matchMedia("(prefers-reduced-motion: reduce)");
     host.append(this.page.root);
-    listen(this);
-    this.restyle();
+    listen(this);  // which also draws, as soon as there is a size
     this.seek(this.t);
   }
 
@@ -32,14 +31,11 @@ class Player {
 
   // What is shown
 
-  restyle() {
-    this.theme = readTheme(this.page.root, this.scene);
-    this.resize();
-  }
-
-  resize() {
+  /** Draw anew, in the size and the colours that the page has now. */
+  refit() {
     const width = this.page.stage.clientWidth;
-    if (!width) return;
+    if (!width) return;  // not shown: there are no colours to be read either
+    this.theme = readTheme(this.page.root, this.scene);
     this.layout = layoutOf(this.scene, width, this.view);
     const { canvas } = this.page;
     this.ratio = window.devicePixelRatio || 1;
@@ -98,10 +94,9 @@ class Player {
   seek(t, speak = false) {
     const { scene, page } = this;
     this.t = clamp(t, scene.begin, scene.end);
-    const text = `${timeText(scene, this.t)} / ${timeText(scene, scene.end)}`;
     page.slider.value = ((this.t - scene.begin) / this.whole) * 1000;
     page.slider.setAttribute("aria-valuetext", timeText(scene, this.t));
-    page.time.textContent = text;
+    page.time.textContent = momentText(scene, this.t);
     page.root.dataset.time = this.t;
     const told = tellMoment(scene, this.t).join("; ");
     if (told !== page.now.textContent) page.now.textContent = told;
