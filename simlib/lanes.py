@@ -1,4 +1,4 @@
-"""What a rank did when: read from its ops, for the picture and for the Chrome trace.
+"""What a rank did when: read from its ops, for picture, player and Chrome trace.
 
 A rank is inside its function during its span. An op takes two parts of that time: it is *in
 flight* from the call until the rank begins to wait, and the rank is *blocked* from there to the
@@ -7,7 +7,12 @@ op's end. While an asynchronous op is in flight, its rank goes on computing.
 
 from __future__ import annotations
 
+import math
+import operator
+
 import numpy as np
+
+from .errors import InvalidCallError
 
 STATES = ("computing", "in a call", "async op in flight", "waiting")
 """What a rank can be seen to do, in the order in which it is drawn."""
@@ -48,25 +53,46 @@ def in_flight(op, until_s):
 def chosen(run, ranks=None, between=None):
     """What of a run is to be shown: ``(ranks, begin_s, end_s)``, by default everything.
 
+    An infinite moment is the run's first or last one.
+
     Raises
     ------
-    ValueError
+    InvalidCallError
         A rank that the run does not have, or no time between the two moments.
     """
-    shown = list(range(run.world_size) if ranks is None else ranks)
-    if bad := [rank for rank in shown if rank not in range(run.world_size)]:
-        raise ValueError(f"rank {bad[0]} is not in this run of {run.world_size} ranks")
-    if not shown:
-        raise ValueError("ranks is empty: name at least one rank to show")
-    if len(set(shown)) < len(shown):
-        raise ValueError("ranks names a rank twice")
+    return _chosen_ranks(run, ranks), *_chosen_time(run, between)
+
+
+def _chosen_ranks(run, ranks):
+    if ranks is None:
+        return list(range(run.world_size))
     try:
-        begin_s, end_s = (0.0, run.trace.end_s or 1e-6) if between is None else map(float, between)
+        shown = [operator.index(rank) for rank in ranks]
+    except TypeError:
+        raise InvalidCallError(f"ranks is {ranks!r}: give a list of ranks, like [0, 2]") from None
+    if bad := [rank for rank in shown if rank not in range(run.world_size)]:
+        raise InvalidCallError(f"rank {bad[0]} is not in this run of {run.world_size} ranks")
+    if not shown:
+        raise InvalidCallError("ranks is empty: name at least one rank to show")
+    if len(set(shown)) < len(shown):
+        raise InvalidCallError("ranks names a rank twice")
+    return shown
+
+
+def _chosen_time(run, between):
+    last_s = run.trace.end_s or 1e-6
+    try:
+        begin_s, end_s = (0.0, last_s) if between is None else map(float, between)
     except (TypeError, ValueError):
         begin_s = end_s = 0.0
+    begin_s = 0.0 if begin_s == -math.inf else begin_s
+    end_s = last_s if end_s == math.inf else end_s
     if not begin_s < end_s:
-        raise ValueError("between must be (first second, last second), the first smaller")
-    return shown, begin_s, end_s
+        raise InvalidCallError(
+            "between must be (first second, last second), the first smaller; "
+            f"this run ends at {last_s:.6g} s"
+        )
+    return begin_s, end_s
 
 
 def in_sight(op, begin_s, end_s):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from simlib.results import Run
 from simlib.trace import Group, Op, Site, Trace
 
@@ -15,7 +17,7 @@ class RunMaker:
     def __init__(self, world_size, name="main"):
         self.name = name
         self.world = Group("world", tuple(range(world_size)))
-        self.ops = []
+        self.ops, self.counts = [], Counter()
         self.spans = [(0.0, 100.0)] * world_size
         self.results = [None] * world_size
 
@@ -30,7 +32,8 @@ class RunMaker:
             "nbytes": 4 * numel,
         }
         fields.update(more)
-        seq = sum(1 for op in self.ops if op.rank == rank)
+        seq = self.counts[rank]
+        self.counts[rank] += 1
         post, wait, end = (None if t is None else t * 1e-6 for t in times)
         site = Site(kind, "<cell>", line, "main", 3, kind)
         group = group or self.world

@@ -1,11 +1,15 @@
 """The player's data: what it shows of any run, what it leaves out and says so, what is packed."""
 
+import gc
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
+import weakref
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,10 +20,13 @@ from synthetic import RunMaker, all_reduces, ring
 import simlib
 from simlib.palette import rank_color
 from simlib.player import Player
-from simlib.player.scene import MOST_EVENTS, MOST_LANES, scene_of
+from simlib.player.scene import MOST_BOXES, MOST_EVENTS, MOST_LANES, scene_of
 from simlib.player.thinning import happenings, thinned
 from simlib.player.widget import FOLDER, SCRIPTS
 
+NO_TIME = (
+    "between must be (first second, last second), the first smaller; this run ends at 0.000103 s"
+)
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -169,6 +176,62 @@ def test_what_never_finished_is_never_thinned_away():
     assert [event["call"] for event in scene["events"] if event["end"] is None] == ["recv(src=0)"]
 
 
+@pytest.mark.parametrize("world_size, steps", [(16, 400), (64, 100)])
+def test_lanes_of_a_thinned_run_have_a_limited_number_of_boxes(world_size, steps):
+    run = ring(world_size, steps)
+    lanes = scene_of(run)["lanes"]
+    boxes = sum(len(parts) for lane in lanes for parts in lane["states"].values())
+    assert MOST_BOXES / 4 < boxes <= MOST_BOXES + world_size
+
+
+def test_sends_that_nobody_waited_for_are_thinned_evenly():
+    run = isends(1500, received=True)
+    times = [event["post"] / run.trace.end_s for event in scene_of(run)["events"]]
+    assert 900 < len(times) <= MOST_EVENTS and longest_gap(times) < 0.01
+
+
+def test_sends_that_nobody_received_leave_room_for_the_rest():
+    run = isends(1500, received=False)
+    scene = scene_of(run)
+    assert scene["shown"] <= MOST_EVENTS
+    for called in ("isend", "barrier"):
+        times = [e["post"] / scene["end"] for e in scene["events"] if called in e["call"]]
+        assert longest_gap(times) < 0.02
+    # The one call in which a rank stood is there, among 3,000 that never came about.
+    assert [event["row"] for event in scene["events"] if "recv" in event["call"]] == [1]
+
+
+def isends(count, received):
+    """Rank 0 sends and never waits, both meet in barriers; rank 1 receives all, or waits for 7."""
+    maker = RunMaker(2)
+    for t in range(count):
+        maker.send(0, 1, t, None, None, async_op=True)
+        if received:
+            maker.recv(1, 0, t, t, t + 0.5)
+        else:
+            maker.collective("barrier", {rank: (t, t, t + 0.5) for rank in (0, 1)}, numel=0)
+    if not received:
+        maker.recv(1, 0, count, count, None, tag=7)
+    maker.spans = [(0.0, count)] * 2
+    return maker.run()
+
+
+def longest_gap(times, begin=0.0, end=1.0):
+    """The longest stretch from begin to end without any of these times."""
+    times = [begin, *sorted(times), end]
+    return max(b - a for a, b in pairwise(times))
+
+
+@pytest.mark.parametrize("world_size, steps", [(8, 800), (16, 800), (34, 400), (55, 233)])
+def test_every_rank_has_messages_all_along_a_thinned_run(world_size, steps):
+    run = ring(world_size, steps)  # as many messages per step as there are Fibonacci numbers for
+    scene = scene_of(run)
+    kept = MOST_EVENTS / 2 / world_size
+    for row in range(world_size):
+        times = [arrow["start"] / scene["end"] for arrow in scene["arrows"] if arrow["src"] == row]
+        assert longest_gap(times) < 2.2 / kept
+
+
 def test_thinning_never_falls_into_step_with_the_program():
     run = ring(5, 100)
     found = happenings(run, list(run.trace), dict.fromkeys(range(5)), 0, run.trace.end_s)
@@ -195,6 +258,13 @@ def test_a_part_of_the_time():
     assert 0 < scene["total"] < len(run.trace)
 
 
+def test_from_a_moment_to_the_end():
+    run = ring(4, 10)
+    player = run.play(between=(0.0002, math.inf))
+    assert (player.scene["begin"], player.scene["end"]) == (0.0002, run.trace.end_s)
+    assert player._repr_mimebundle_()[0]["image/png"]
+
+
 def test_ops_that_were_not_recorded_are_told():
     assert scene_of(RunMaker(2).run(dropped=1200))["notes"] == [
         "1,200 further ops were not recorded"
@@ -207,13 +277,17 @@ def test_ops_that_were_not_recorded_are_told():
         ({"ranks": [0, 4]}, "rank 4 is not in this run of 4 ranks"),
         ({"ranks": []}, "ranks is empty: name at least one rank to show"),
         ({"ranks": [1, 1]}, "ranks names a rank twice"),
-        ({"between": (2, 1)}, "between must be (first second, last second), the first smaller"),
-        ({"between": 3}, "between must be (first second, last second), the first smaller"),
-        ({"between": "ab"}, "between must be (first second, last second), the first smaller"),
+        ({"ranks": 2}, "ranks is 2: give a list of ranks, like [0, 2]"),
+        ({"ranks": [1.0, 0]}, "ranks is [1.0, 0]: give a list of ranks, like [0, 2]"),
+        ({"between": (2, 1)}, NO_TIME),
+        ({"between": (2, math.inf)}, NO_TIME),
+        ({"between": (0, math.nan)}, NO_TIME),
+        ({"between": 3}, NO_TIME),
+        ({"between": "ab"}, NO_TIME),
     ],
 )
 def test_a_bad_argument_is_told_in_one_sentence(options, sentence):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(simlib.InvalidCallError) as caught:
         ring(4).play(**options)
     assert str(caught.value) == sentence
 
@@ -232,6 +306,17 @@ def test_a_picture_stands_in_the_place_of_the_widget():
     assert data["text/plain"] == repr(run.play()) == "player of main on 4 real ranks"
     assert data["image/png"] == run._repr_png_()
     assert data["application/vnd.jupyter.widget-view+json"]["model_id"]
+
+
+def test_a_player_that_was_shown_keeps_its_picture_and_not_its_run():
+    run = ring(4)
+    gone = weakref.ref(run)
+    player = run.play()
+    first = player._repr_mimebundle_()[0]["image/png"]
+    del run
+    gc.collect()
+    assert gone() is None
+    assert player._repr_mimebundle_()[0]["image/png"] == first
 
 
 def test_the_picture_shows_the_chosen_part():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import matplotlib
 import numpy as np
@@ -11,6 +12,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from PIL import Image
 from synthetic import RunMaker, all_reduces, ring
 
+from simlib.errors import InvalidCallError
 from simlib.palette import OKABE_ITO, mix, rank_color
 from simlib.timeline import draw_timeline, draw_traffic, png_of
 from simlib.trace import Group
@@ -194,10 +196,19 @@ def test_options_choose_ranks_time_and_width():
     assert names == ["rank 5", "rank 4"]
     assert figure.axes[0].get_xlim() == pytest.approx((99, 201))
     assert figure.get_size_inches()[0] == 6
-    with pytest.raises(ValueError, match="rank 9 is not in this run of 8 ranks"):
+    with pytest.raises(InvalidCallError, match="rank 9 is not in this run of 8 ranks"):
         draw_timeline(ring(8), ranks=[9])
-    with pytest.raises(ValueError, match="between"):
+    with pytest.raises(InvalidCallError, match="between"):
         draw_timeline(ring(8), between=(2.0, 1.0))
+
+
+def test_an_infinite_moment_is_the_first_or_the_last_one():
+    def limits(*between):
+        return draw_timeline(run := ring(4), between=between).axes[0].get_xlim(), run.trace.end_s
+
+    (low, high), end_s = limits(50e-6, math.inf)
+    assert low == pytest.approx(49.5, abs=0.1) and high == pytest.approx(1e6 * end_s, rel=0.01)
+    assert limits(-math.inf, math.inf)[0] == draw_timeline(ring(4)).axes[0].get_xlim()
 
 
 @pytest.mark.parametrize(("end_us", "unit"), [(900, "us"), (9e3, "ms"), (9e6, "s")])

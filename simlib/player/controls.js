@@ -80,7 +80,7 @@ function makePage(scene) {
     next: button("next", "Next call (N)"),
     slider: element("input", { type: "range", min: "0", max: "1000", step: "any",
                                "aria-label": "Moment of the run" }),
-    time: element("span", { class: "rbr-time" }),
+    time: element("span", { class: "rbr-time", style: `width: ${momentText(scene, scene.end).length}ch` }),
     speed: element("select", { "aria-label": "Speed", title: "Speed" }),
     out: button("out", "Zoom out (-)"),
     in: button("in", "Zoom in (+)"),

@@ -19,14 +19,13 @@ function listen(player) {
   page.event.onblur = () => player.point(null);
   page.event.onclick = () => player.seek(player.scene.events[player.cursor].post, true);
   listenToMouse(player);
-  player.sizes = new ResizeObserver(() => player.restyle());
+  // Its size becomes another one when it is shown, too: a theme that came before it could not see.
+  player.sizes = new ResizeObserver(() => player.refit());
   player.sizes.observe(page.stage);
-  // Another theme, from wherever: the background begins to change. Out of sight nothing does.
+  // A theme has arrived: the background begins to change, which it does while it is shown.
   page.root.addEventListener("transitionrun", (change) => {
-    if (change.target === page.root) player.restyle();
+    if (change.target === page.root) player.refit();
   });
-  player.sights = new IntersectionObserver(() => player.restyle());
-  player.sights.observe(page.root);
 }
 
 function listenToMouse(player) {

@@ -17,8 +17,7 @@ class Player {
     this.back = document.createElement("canvas");
     this.quiet = matchMedia("(prefers-reduced-motion: reduce)");
     host.append(this.page.root);
-    listen(this);
-    this.restyle();
+    listen(this);  // which also draws, as soon as there is a size
     this.seek(this.t);
   }
 
@@ -32,15 +31,11 @@ class Player {
 
   // What is shown
 
-  restyle() {
-    if (!this.page.root.isConnected) return;  // no theme is known yet
-    this.theme = readTheme(this.page.root, this.scene);
-    this.resize();
-  }
-
-  resize() {
+  /** Draw anew, in the size and the colours that the page has now. */
+  refit() {
     const width = this.page.stage.clientWidth;
-    if (!width || !this.theme) return;
+    if (!width) return;  // not shown: there are no colours to be read either
+    this.theme = readTheme(this.page.root, this.scene);
     this.layout = layoutOf(this.scene, width, this.view);
     const { canvas } = this.page;
     this.ratio = window.devicePixelRatio || 1;
@@ -61,18 +56,9 @@ class Player {
     context.fillStyle = this.theme.paper;
     context.fillRect(0, 0, this.layout.width, this.layout.height);
     drawScene(context, this.scene, this.layout, this.theme, this.view);
-    this.showTime();
     this.showPan();
     this.showCursor();
     paint(this);
-  }
-
-  /** The moment in digits: the more, the nearer one looks. */
-  showTime() {
-    const { scene, page } = this;
-    const [now, end] = [this.t, scene.end].map((t) => timeText(scene, t, this.span));
-    page.slider.setAttribute("aria-valuetext", now);
-    page.time.textContent = `${now} / ${end}`;
   }
 
   showPan() {
@@ -109,11 +95,12 @@ class Player {
     const { scene, page } = this;
     this.t = clamp(t, scene.begin, scene.end);
     page.slider.value = ((this.t - scene.begin) / this.whole) * 1000;
+    page.slider.setAttribute("aria-valuetext", timeText(scene, this.t));
+    page.time.textContent = momentText(scene, this.t);
     page.root.dataset.time = this.t;
-    this.showTime();
     const told = tellMoment(scene, this.t).join("; ");
     if (told !== page.now.textContent) page.now.textContent = told;
-    if (speak) page.spoken.textContent = `${timeText(scene, this.t, this.span)}: ${told}`;
+    if (speak) page.spoken.textContent = `${timeText(scene, this.t)}: ${told}`;
     if (this.follow()) this.redraw();
     else paint(this);
   }
@@ -228,7 +215,6 @@ class Player {
   remove() {
     cancelAnimationFrame(this.frame);
     this.sizes.disconnect();
-    this.sights.disconnect();
     this.page.root.remove();
   }
 }

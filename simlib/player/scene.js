@@ -108,6 +108,9 @@ function timeText(scene, t, span = scene.end - scene.begin) {
   return `${(t * scene.scale).toFixed(digits)} ${scene.unit}`;
 }
 
+/** A moment and the last one: the text beside the slider. */
+const momentText = (scene, t) => `${timeText(scene, t)} / ${timeText(scene, scene.end)}`;
+
 /** What there is to know of an event: lines for the eye, one sentence for a screen reader. */
 function tellEvent(scene, event) {
   const end = endOf(scene, event);

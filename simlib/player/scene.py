@@ -12,7 +12,9 @@ from .thinning import happenings, thinned
 MOST_EVENTS = 1000
 MOST_LANES = 64
 COLUMNS = 2000
-"""Into how many columns the states of a thinned run are coarsened."""
+"""Into how many columns the states of a thinned run are coarsened, at the most."""
+MOST_BOXES = 4000
+"""How many of those states a coarsened run has at the most, over all lanes."""
 
 
 def scene_of(run, ranks=None, between=None):
@@ -28,7 +30,7 @@ def scene_of(run, ranks=None, between=None):
 
     Raises
     ------
-    ValueError
+    InvalidCallError
         See `simlib.lanes.chosen`.
 
     **Cost** O(n log n) for n ops.
@@ -83,10 +85,6 @@ def lanes_of(run, ranks, ops, times, coarse):
         span = span_of(run.trace, rank)
         until_s = span[1] if span else times[1]
         states = states_of(run.trace, rank, own, until_s)
-        if coarse:
-            # Not "computing": that is the rank's whole span.
-            for name in ("in a call", "async op in flight", "waiting"):
-                states[name] = mostly(states[name], *times, COLUMNS)
         lanes.append(
             {
                 "rank": rank,
@@ -97,7 +95,22 @@ def lanes_of(run, ranks, ops, times, coarse):
                 "states": states,
             }
         )
+    if coarse:
+        coarsen([lane["states"] for lane in lanes], times)
     return lanes
+
+
+def coarsen(lanes, times):
+    """Leave at most `MOST_BOXES` boxes in these lanes' states: each column is what it is mostly."""
+    names = ("in a call", "async op in flight", "waiting")  # "computing" is the whole span
+    columns, coarse = 2 * COLUMNS, None
+    while (
+        coarse is None or sum(len(parts) for lane in coarse for parts in lane.values()) > MOST_BOXES
+    ):
+        columns //= 2
+        coarse = [{name: mostly(lane[name], *times, columns) for name in names} for lane in lanes]
+    for lane, coarser in zip(lanes, coarse, strict=True):
+        lane.update(coarser)
 
 
 def happenings_as_data(run, kept, rows):

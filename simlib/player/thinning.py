@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 
-GOLDEN = 0.6180339887498949
+from ..trace import Collective, Message
 
 
 @dataclass(slots=True)
@@ -33,9 +36,23 @@ class Happening:
         return min((op.post_s for op in self.ops), default=getattr(self.thing, "start_s", 0.0))
 
     @property
+    def stuck(self):
+        """Whether a rank never came out of it: what a learner looks for first."""
+        return any(not op.done and (op.wait_s is not None or not op.async_op) for op in self.ops)
+
+    @property
     def open(self):
-        """Whether something of it never finished: what a learner looks for first."""
+        """Whether it never came about. A message that arrived did, awaited by its sender or not."""
+        if isinstance(self.thing, Message) and self.thing.recv is not None:
+            return not self.thing.recv.done
         return not all(op.done for op in self.ops)
+
+    @property
+    def maker(self):
+        """Whose it is: of each maker, as many of its happenings are kept as of any other."""
+        if isinstance(self.thing, Collective):
+            return self.thing.group
+        return self.ops[0].rank if self.thing is None else self.thing.src
 
 
 def happenings(run, ops, rows, begin_s, end_s):
@@ -61,22 +78,43 @@ def happenings(run, ops, rows, begin_s, end_s):
 
 
 def thinned(found, most):
-    """At most so many events of these happenings: open ones first, the rest evenly in time.
+    """At most so many events of these happenings, each sort of them evenly over its time.
 
-    Multiples of the golden ratio say which are kept: they never fall into step with a program's
-    own rhythm, as every tenth event would, which may always be the same rank's.
+    First come those that a rank never came out of, one for each rank at the most. What else never
+    came about, as all sends do where nobody receives, has half of the room that is left, or more
+    where the rest needs less.
     """
-    if sum(happening.size for happening in found) <= most:
+    stuck = [happening for happening in found if happening.stuck]
+    never = [happening for happening in found if happening.open and not happening.stuck]
+    rest = [happening for happening in found if not (happening.open or happening.stuck)]
+    kept = evenly(stuck, most)
+    room = most - size_of(kept)
+    kept += evenly(never, max(room // 2, room - size_of(rest)))
+    kept += evenly(rest, most - size_of(kept))
+    chosen = set(map(id, kept))
+    return [happening for happening in found if id(happening) in chosen]
+
+
+def evenly(found, room):
+    """At most so many events of these happenings: of every maker, one of so many in a row.
+
+    Which one of them is drawn by lot, always the same lot: every tenth, or every multiple of any
+    number, can fall into step with what a program repeats.
+    """
+    if (total := size_of(found)) <= room:
         return found
-    kept, room = set(), most
+    lot = random.Random(0)
+    kept, by_maker = [], defaultdict(list)
     for happening in found:
-        if happening.open and happening.size <= room:
-            kept.add(id(happening))
-            room -= happening.size
-    rest = [happening for happening in found if not happening.open]
-    share = min(1.0, room / max(1, sum(happening.size for happening in rest)))
-    for number, happening in enumerate(rest):
-        if (number * GOLDEN) % 1 < share and happening.size <= room:
-            kept.add(id(happening))
-            room -= happening.size
-    return [happening for happening in found if id(happening) in kept]
+        by_maker[happening.maker].append(happening)
+    for own in by_maker.values():
+        largest = max(happening.size for happening in own)
+        parts = size_of(own) * room // (total * largest)
+        edges = [part * len(own) // parts for part in range(parts)] + [len(own)]
+        kept += [own[lot.randrange(*edge)] for edge in pairwise(edges)]
+    return kept
+
+
+def size_of(found):
+    """How many events these happenings count for."""
+    return sum(happening.size for happening in found)

@@ -8,6 +8,7 @@ import anywidget
 import traitlets
 
 from ..figures import ranks_text
+from ..lanes import chosen
 from ..timeline import draw_timeline, png_of
 from .scene import scene_of
 
@@ -28,15 +29,17 @@ class Player(anywidget.AnyWidget):
     scene = traitlets.Dict().tag(sync=True)
 
     def __init__(self, run, ranks=None, between=None):
-        ranks = None if ranks is None else list(ranks)  # read twice
-        scene = scene_of(run, ranks, between)
+        ranks, *between = chosen(run, ranks, between)
         self._text = f"player of {run.name} on {ranks_text(run)}"
-        self._picture = lambda: draw_timeline(run, ranks=ranks, between=between)
-        super().__init__(scene=scene)
+        self._picture = lambda: png_of(draw_timeline(run, ranks=ranks, between=between))
+        super().__init__(scene=scene_of(run, ranks, between))
 
     def _repr_mimebundle_(self, **kwargs):
         data, metadata = super()._repr_mimebundle_(**kwargs)
-        return data | {"image/png": png_of(self._picture())}, metadata
+        picture = self._picture()
+        # Widgets live as long as the kernel; the run, with all its results, need not.
+        self._picture = lambda: picture
+        return data | {"image/png": picture}, metadata
 
     def __repr__(self):
         return self._text

@@ -1,6 +1,6 @@
 """One JupyterLab and one browser for all tests of this folder.
 
-``SCREENSHOTS=folder`` keeps full-length pictures of every lesson (`test_lessons.py`).
+``SCREENSHOTS=folder`` keeps full-length pictures of every lesson (`test_browser_lessons.py`).
 """
 
 import os

@@ -1,10 +1,12 @@
 """A JupyterLab as `make lab` starts it, on a copy of the course, and a browser to look at it."""
 
 import os
+import queue
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +25,8 @@ FLAGS = (
     "--no-first-run",
 )
 LIMIT_MS = 120_000  # for one thing on the page, on a busy machine
+START_LIMIT_S = 120
+STOP_LIMIT_S = 30
 COPIED = ("notebooks", "exercises", "solutions", "scripts")
 
 
@@ -43,19 +47,38 @@ def running_lab(folder):
         cwd=folder,
         env=environment | {"PORT": ""},
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
     try:
-        yield answering(next(filter(None, map(address_in, process.stdout))))
+        yield answering(printed_address(process))
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        try:
+            process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
-def address_in(line):
-    """The address in a line of `make lab`, or None."""
-    found = re.search(r"http://\S+token=\w+", line)
-    return found and found.group()
+def printed_address(process):
+    """The address that `make lab` prints. All it prints is read, or it would stand still."""
+    printed, found = [], queue.Queue()
+
+    def read():
+        for line in process.stdout:
+            printed.append(line)
+            if address := re.search(r"http://\S+token=\w+", line):
+                found.put(address.group())
+        found.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        address = found.get(timeout=START_LIMIT_S)
+    except queue.Empty:
+        address = None
+    assert address, "JupyterLab gave no address, it printed:\n" + "".join(printed)
+    return address
 
 
 def answering(address):

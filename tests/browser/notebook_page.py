@@ -34,10 +34,14 @@ class NotebookPage:
         self.ask("panel.context.ready")
         self.ask("panel.sessionContext.ready")
         self.ask("panel.revealed")
-        self.ask("jupyterapp.shell.activateById(panel.id)")
+        self.show()
         self.root = lab.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
 
     # JupyterLab itself
+
+    def show(self):
+        """Bring the notebook's tab to the front."""
+        self.ask("jupyterapp.shell.activateById(panel.id)")
 
     def command(self, name, arguments=None):
         """Run a command of JupyterLab, to its end."""
