@@ -10,7 +10,18 @@ import shutil
 import subprocess
 from collections import defaultdict
 
+import hypothesis
 import pytest
+from hypothesis import HealthCheck
+
+# A busy machine, or a seed that draws much that does not apply, is no failure.
+hypothesis.settings.register_profile(
+    "course",
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+hypothesis.settings.load_profile("course")
 
 pytest_plugins = ["pytester"]
 

@@ -68,7 +68,10 @@ class Session:
         self._socket.send(json.dumps({**message, "channel": "shell"}))
         error = None
         while True:
-            answer = json.loads(self._socket.recv())
+            frame = self._socket.recv()
+            if isinstance(frame, memoryview | bytes):
+                continue  # a widget's picture
+            answer = json.loads(frame)
             if answer["parent_header"].get("msg_id") != header["msg_id"]:
                 continue
             if answer["msg_type"] == "error":

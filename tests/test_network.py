@@ -158,7 +158,7 @@ def situations(draw):
 
 
 @hypothesis.seed(SEED)
-@settings(max_examples=300, database=None, deadline=None)
+@settings(max_examples=300)
 @given(situations())
 def test_network_is_the_network_in_fractions(situation):
     topology, messages = situation
@@ -168,7 +168,7 @@ def test_network_is_the_network_in_fractions(situation):
 
 
 @hypothesis.seed(SEED)
-@settings(max_examples=100, database=None, deadline=None)
+@settings(max_examples=100)
 @given(situations(), st.lists(st.floats(0, 10), max_size=6))
 def test_looking_in_between_changes_nothing(situation, looks):
     topology, messages = situation

@@ -162,7 +162,7 @@ def situations(draw):
 
 
 @hypothesis.seed(SEED)
-@settings(max_examples=400, database=None, deadline=None)
+@settings(max_examples=400)
 @given(situations())
 def test_time_of_is_what_network_gives(situation):
     found, topology, members, starts = situation
@@ -201,7 +201,7 @@ def test_ranks_out_of_step_on_shared_links(kind, name):
 
 
 @hypothesis.seed(SEED)
-@settings(max_examples=200, database=None, deadline=None)
+@settings(max_examples=200)
 @given(situations())
 def test_both_ways_agree_where_no_link_is_shared(situation):
     found, topology, members, starts = situation
