@@ -40,9 +40,10 @@ def only(*kinds):
         if other is None:
             return None
         place = f" ({other.site.place})" if other.site.lineno else ""
+        allowed = [*kinds, *("i" + kind for kind in kinds if kind in ("send", "recv"))]
         return (
             f"Rank {other.rank} calls {other.kind}{place}: "
-            f"this question allows only {', '.join(kinds)}."
+            f"this question allows only {', '.join(allowed)}."
         )
 
     return Rule(broken, before_values=True)
