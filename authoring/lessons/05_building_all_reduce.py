@@ -347,7 +347,7 @@ for function in (naive, tree, ring):
 #
 # <details><summary>Answer</summary>
 #
-# Naive: rank 0, which tells everybody. Tree: those who pass something on twice. Recursive doubling
+# Naive: rank 0, which tells everybody. Tree: those who send a whole vector twice. Recursive doubling
 # (section 4): all that take part, for whole vectors go in every step. Rabenseifner (section 5): nobody
 # on 4 ranks; on 5, rank 1 works for rank 0, hands it the sum, and sends 2.5 N. Only the ring keeps to
 # the bound on both.
@@ -619,11 +619,11 @@ labs.crossover_lab()
 # "Do you use ring all_reduce or NCCL?" is no question. NCCL (Nvidia), Gloo and MPICH (an MPI) are
 # *libraries*. Each knows several algorithms and chooses, by size, ranks and links. NCCL can be told
 # with its environment variable `NCCL_ALGO`. Here is what each would take on 8 ranks, as modelled in
-# `simlib.collectives` (sources there). You know now what is quickest, at least for MPICH, which has all
-# five: what will it take for 4 bytes, what for 100 MB?
+# `simlib.collectives` (sources there). You know now what is quickest in the model: will MPICH agree, for
+# 4 bytes and for 100 MB?
 
 # %%
-guess = None  # MPICH: for 4 bytes? For 100 MB?
+guess = None  # MPICH's choice for 4 bytes? For 100 MB?
 
 link = simlib.Link(LATENCY_S, BANDWIDTH_BPS)
 for nbytes in (4, 10_000, 1_000_000, 100_000_000):
@@ -634,8 +634,8 @@ for nbytes in (4, 10_000, 1_000_000, 100_000_000):
     print(f"{nbytes:>11,} bytes:", ", ".join(f"{who} {what}" for who, what in chosen.items()))
 
 # %% [markdown]
-# Recursive doubling, then Rabenseifner, but long before 90 kB: MPICH's limit is 2 kB, whatever the
-# link. NCCL changes its mind by size, too. (`binomial` stands for its tree, which is a pipelined pair of
+# It agrees at both ends: recursive doubling, then Rabenseifner. But it changes over long before 90 kB:
+# its limit is 2 kB, whatever the link. NCCL changes its mind by size, too. (`binomial` stands for its tree, which is a pipelined pair of
 # trees. Gloo keeps to a ring, cut more finely.)
 #
 # ## Flat against hierarchical: 4 nodes of 8 ranks
