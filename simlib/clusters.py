@@ -56,13 +56,15 @@ def infiniband_hdr(nodes, ranks_per_node=1, **more):
 
 
 def nvlink_nodes(nodes, ranks_per_node=8, **more):
-    """Nodes of 8 GPUs: 300 GB/s between the GPUs of a node, 8 InfiniBand HDR links to others.
+    """Nodes of 8 GPUs: 150 GB/s each way between GPUs of a node, 8 InfiniBand HDR links to others.
 
-    **Source** in the node: 300 GB/s between the GPUs of a DGX-2H (Shoeybi et al. 2019, arXiv
-    1909.08053); latency 5 us, the order of a kernel's launch. Between nodes: as `infiniband_hdr`,
-    one adapter for each of 8 GPUs, taken as one link of a node.
+    **Source** in the node: the V100s of a DGX-2H. Shoeybi et al. 2019 (arXiv 1909.08053) name 300
+    GB/s between them, which is both directions together: a V100 has six NVLinks of 25 GB/s each way
+    (Nvidia, NVLink page, nvidia.com/en-us/data-center/nvlink). Latency 5 us, the order of a
+    kernel's launch. Between nodes: as `infiniband_hdr`, one adapter for each of 8 GPUs, taken as
+    one link of a node.
     """
-    more.setdefault("intra", Link(5e-6, 300e9))
+    more.setdefault("intra", Link(5e-6, 150e9))
     return _cluster(nodes, ranks_per_node, Link(2e-6, 8 * 200e9 / 8), **more)
 
 

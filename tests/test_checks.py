@@ -422,7 +422,7 @@ def broken(rule, made):
 def test_rule_at_its_bound_holds_and_above_it_does_not():
     made = chain_of_three()
     assert broken(checks.messages(lambda xs: 2), made) is None
-    assert "send 2 messages where 1 are enough" in broken(checks.messages(lambda xs: 1), made)
+    assert "send 2 messages where 1 is enough" in broken(checks.messages(lambda xs: 1), made)
     assert broken(checks.nbytes(lambda xs: 8), made) is None
     assert "send 8 bytes where 7" in broken(checks.nbytes(lambda xs: 7), made)
     assert broken(checks.rounds(lambda xs: 2), made) is None

@@ -43,5 +43,12 @@ def test_line_rates(preset, bits_per_s):
     assert Topology(preset(nodes=2), 2).bandwidth_Bps(0, 1) * 8 == bits_per_s
 
 
+def test_gpus_of_a_node_exchange_150_GB_per_second_each_way():
+    topology = Topology(clusters.nvlink_nodes(nodes=2), 16)
+    assert topology.bandwidth_Bps(0, 1) == 6 * 25e9  # a V100: six NVLinks, 25 GB/s each way
+    assert topology.bandwidth_Bps(0, 8) == 6 * 25e9  # its own link is the slowest on the way
+    assert clusters.nvlink_nodes(nodes=2).inter.bandwidth_Bps * 8 == 8 * 200e9
+
+
 def test_there_are_six():
     assert len(PRESETS) == 6

@@ -377,7 +377,7 @@ def test_rounds_that_are_none_are_refused(state, sentence):
 )
 def test_curves_are_those_of_the_cost_model(nodes, ranks_per_node):
     """Only two sizes of each are worked out: all others lie on the same line."""
-    intra = simlib.Link(5e-6, 300e9) if ranks_per_node > 1 else None
+    intra = simlib.Link(5e-6, 150e9) if ranks_per_node > 1 else None
     cluster = simlib.Cluster(nodes, ranks_per_node, simlib.Link(30e-6, 1.25e9), intra)
     n = cluster.max_ranks
     even = 4 * n << (n.bit_length() - 1)

@@ -41,15 +41,18 @@ def samples(count):
     return decorate
 
 
-def some_and_many(check):
-    """A short and a long run of one property."""
+def some_and_many(*drawn):
+    """A short and a long run of one property of what is drawn."""
 
-    def test(how_many):
-        samples(how_many)(check)()
+    def decorate(check):
+        def test(how_many):
+            samples(how_many)(given(*drawn)(check))()
 
-    test.__doc__ = check.__doc__
-    counts = [SOME, pytest.param(MANY, marks=pytest.mark.long)]
-    return pytest.mark.parametrize("how_many", counts)(test)
+        test.__doc__ = check.__doc__
+        counts = [SOME, pytest.param(MANY, marks=pytest.mark.long)]
+        return pytest.mark.parametrize("how_many", counts)(test)
+
+    return decorate
 
 
 # ---- writing programs by hand
@@ -174,8 +177,7 @@ def test_the_oracle_knows_eager_sends():
 # ---- random programs
 
 
-@some_and_many
-@given(right_programs(), choices, st.booleans(), eager_limits)
+@some_and_many(right_programs(), choices, st.booleans(), eager_limits)
 def test_right_programs_are_never_flagged(program, random, late, eager):
     """Right by construction; the oracle agrees, and nothing is ever said against them."""
     assert Oracle(program, eager).fates() == {RIGHT}
@@ -185,8 +187,7 @@ def test_right_programs_are_never_flagged(program, random, late, eager):
     assert not is_flagged(path)
 
 
-@some_and_many
-@given(wrong_programs(any_source=False), choices, st.booleans(), eager_limits)
+@some_and_many(wrong_programs(any_source=False), choices, st.booleans(), eager_limits)
 def test_wrong_programs_are_flagged(program, random, late, eager):
     """Without recvs of any source all runs end alike: flagged where they fail, else not."""
     fates = Oracle(program, eager).fates()
@@ -197,8 +198,7 @@ def test_wrong_programs_are_flagged(program, random, late, eager):
     check_verdict(path, end)
 
 
-@some_and_many
-@given(wrong_programs(any_source=True), choices, st.booleans(), eager_limits)
+@some_and_many(wrong_programs(any_source=True), choices, st.booleans(), eager_limits)
 def test_programs_with_any_source_are_flagged_as_their_run_goes(program, random, late, eager):
     """Where the choice decides, the run that was seen is judged, and no other."""
     fates = Oracle(program, eager).fates()

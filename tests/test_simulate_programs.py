@@ -20,7 +20,13 @@ OTHER_VALUES = {
     "straggler_in_a_chain": "counts how often it can look at the clock",
     "receiver_in_a_thread": OTHER_VERDICT["receiver_in_a_thread"],
     **dict.fromkeys(
-        ("any_source_in_a_group", "any_source_with_tags", "task_farm"),
+        (
+            "any_source",
+            "any_source_in_a_group",
+            "any_source_irecvs_posted_early",
+            "any_source_with_tags",
+            "task_farm",
+        ),
         "whose message comes first is a matter of time",
     ),
 }

@@ -27,9 +27,9 @@ from simlib.checks import (
 # ## 1. Deal out the examples (★, 10 minutes, 2 points)
 #
 # `n` examples, numbered from 0 on, are shared by all ranks. Every rank knows `n`. Return the pair
-# `(start, stop)`: this rank takes examples `start, ..., stop - 1`. The blocks follow each other in the order
+# `(start, stop)`: this rank takes examples `start, ..., stop - 1`. Blocks follow each other in the order
 # of the ranks, each example belongs to exactly one rank, and sizes differ by at most one: where they
-# differ, lower ranks take one more. Nothing may be sent: a rank can work this out alone.
+# differ, lower ranks take one more. Send nothing. The check takes `n = 14`, and `n = 3` for five ranks.
 
 
 # %% role="answer" question="my_block" points=2
@@ -115,7 +115,8 @@ print(measure(my_block, lambda rank, world_size: (7 * seed % 31,)))
 #
 # Every rank is given one int64 number, the tensor `x`, and the same `root`. Rank `root` returns the list of
 # all numbers as Python ints, in the order of the ranks, its own included. All others return `None`.
-# Use `send` and `recv` only: one message of 8 bytes from each rank but the root, sent straight to it.
+# Use point-to-point messages only (`send`, `recv`, `isend`, `irecv`), no collective: one message of 8
+# bytes from each rank but the root, sent straight to it.
 
 
 # %% role="answer" question="report" points=2
@@ -216,8 +217,9 @@ print(
 #
 # A node's GPUs are numbered from 0 on, and each rank takes the one of its **local rank**: how many ranks with a
 # lower number live on the same node. Every rank is told the number of its own node only, the int
-# `node`; ranks are spread in any way. Return the pair `(local_rank, ranks_on_my_node)`, as ints. Use
-# `dist.all_gather`, once, with 8 bytes from each rank.
+# `node`; ranks are spread in any way. Return the pair `(local_rank, ranks_on_my_node)`, as ints. Call
+# `dist.all_gather(holders, mine)` once, with 8 bytes from each rank: it fills `holders`, a list of
+# `world_size` tensors like `mine`, with every rank's.
 
 
 # %% role="answer" question="local_rank" points=3
@@ -285,8 +287,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `dist.all_gather(holders, mine)` gives every rank the tensors of all. `holders` is a list of `world_size`
-# tensors, each of the shape and dtype of `mine`.
+# After `dist.all_gather(holders, mine)` every rank has the tensors of all, `holders[3]` is that of rank 3.
+# Each holder is a tensor of its own, of the shape and dtype of `mine`.
 #
 # </details>
 # <details><summary>Hint 3</summary>

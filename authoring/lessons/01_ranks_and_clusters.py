@@ -31,8 +31,11 @@ import simlib
 #
 # There are three reasons: more **examples** than one device can go through in good time, more
 # **parameters** than one device can hold, and people who wait for the **answer**. Put numbers to
-# them. How many devices of 80 GB are needed only to *hold* GPT-3 while it is trained? How many years
-# would its training take on one? And ResNet-50, trained in one hour on 256 GPUs: how long on 8?
+# them. GPT-3 has 175 billion parameters, and its training took 3.14e23 operations. While it is trained,
+# each parameter needs 16 bytes: itself and its gradient in 16 bits, then once more itself and two
+# averages (those of Adam) in 32. A device holds 80 GB and does 989e12 operations per second at best.
+# How many devices are needed only to *hold* the model? How many years would one take? And ResNet-50
+# was trained in one hour on 256 GPUs, at 90 % of what 32 times 8 GPUs should give: how long on 8?
 
 # %%
 guess = None  # devices, years, hours?
@@ -84,7 +87,8 @@ for kind in ("training", "evaluation", "inference"):
     print(f"{kind:10} collectives: {len(sums)}, bytes from each rank: {[c.nbytes for c in sums]}")
 
 # %% [markdown]
-# `all_reduce` adds up a tensor over all ranks (lesson 04). Training needs the sum of the gradients
+# `all_reduce` adds up a tensor over all ranks. It is a **collective**: a call that all ranks make
+# together (lesson 04). Training needs the sum of the gradients
 # **in every step**, as many numbers as the model has parameters, here 3; this is **data parallel training**.
 # Evaluation needs two numbers
 # **once**: how many were right, and of how many. Inference on examples that do not depend on each
@@ -97,7 +101,7 @@ for kind in ("training", "evaluation", "inference"):
 # | layer | they share | they talk through |
 # |---|---|---|
 # | **threads** of one process | its memory | that memory |
-# | **devices** (GPUs, TPUs) of one computer | the computer, not their memories | PCIe, NVLink |
+# | **devices** (GPUs, TPUs) of one computer | the computer, not their memories | PCIe (the computer's own bus), NVLink (between GPUs) |
 # | **nodes** (computers) of a cluster | a network, perhaps a filesystem | messages |
 #
 # The next cell looks at yours. Torch multiplies matrices with several threads; a rank of this course
@@ -122,8 +126,9 @@ threads_of_rank = simlib.run(lambda rank, world_size: torch.get_num_threads(), 2
 print("threads of each rank:", threads_of_rank)
 
 # %% [markdown]
-# Nearly, where two cores are free; not where other programs want them too. This course is about the
-# two other layers: processes that share no memory and send messages.
+# On an idle machine with two cores: nearly. Where other programs want the cores too: no, and two
+# threads may even be slower than one. This course is about the two other layers: processes that share
+# no memory and send messages.
 #
 # ## MPI: a text, and four programs
 #
@@ -189,17 +194,20 @@ print(*sorted(run_command(MPIEXEC, "-n", 4, python, "-c", look).splitlines()), s
 # %% [markdown]
 # Without a launcher each process is alone in a world of its own: "rank 0 of 1". With it, each is told
 # its rank, the world size, and where to find the others. Remember the symptom. If the `mpiexec` of
-# one implementation starts programs that use the library of another, **every** process says "rank 0 of
-# 1", and no error is printed. So compare the size of the world with what you asked for.
+# one implementation starts programs that use the library of another, **every** process may say "rank 0
+# of 1", and the job ends as if all were well. (MPICH's FAQ describes it. We tried: MPICH 5.0.2's `mpiexec`
+# with Open MPI 5.0.11's library does so, and mpi4py prints a warning; the other way round the job ends
+# with an error.) So compare the size of the world with what you asked for.
 #
 # ## What does `-n` count? What does ssh carry?
 #
 # The article says that `-n 2` is "the number of nodes", that the world is "all the nodes", and
 # that synchronization goes over `ssh`. Three claims to try. We have no second
 # computer, but `mpiexec` does not know that: it reaches `node1` and `node2` through whatever program we
-# name. Ours writes down which node it was sent to and then runs the command **here**, with its input
-# and output closed. `-ppn 2` means two processes per node. How often will it be called for `-n 4`? And
-# how can 80 MB pass through a closed pipe?
+# name. It calls that program as it would call ssh, with `-x node1 COMMAND`. Ours drops the `-x`, writes
+# down the node, and then runs the command **here**, with its input and output closed. `-ppn 2` means two
+# processes per node. How often will it be called for `-n 4`? And how can 80 MB pass through a closed
+# pipe?
 
 # %%
 guess = None  # calls of "ssh"? Do the 80 MB arrive?
@@ -221,7 +229,8 @@ elif comm.Get_rank() == 3:
     print("rank 3 of", comm.Get_size(), f"received {x.nbytes:,} bytes")
 """)
 (here / "calls").unlink(missing_ok=True)
-by = ["-launcher", "ssh", "-launcher-exec", ssh, "-localhost", "127.0.0.1"]  # how, and from where
+# How to reach nodes, and under which address they reach us.
+by = ["-launcher", "ssh", "-launcher-exec", ssh, "-localhost", "127.0.0.1"]
 where = ["-hosts", "node1,node2", "-n", 4, "-ppn", 2]
 print(run_command(MPIEXEC, *by, *where, python, "big.py"), end="")
 print("ssh was called for", sorted((here / "calls").read_text().split()))
@@ -229,7 +238,10 @@ print("ssh was called for", sorted((here / "calls").read_text().split()))
 # %% [markdown]
 # Two calls, four ranks: **`-n` counts processes**, and the world is made of processes. Where they
 # live is another question (`-hosts`, `-ppn`). And the 80 MB arrived, although our ssh could not carry
-# a byte: **ssh only starts** one helper per node. The ranks then open connections of their own.
+# a byte: **ssh only starts** one helper per node. Even the printed line came back by another road: each
+# helper connects to `mpiexec` itself, at the address after `-localhost`. And the ranks find roads of their
+# own. Here, where both "nodes" are one computer, the library notices that and goes through its memory;
+# between two computers it opens connections over the network.
 #
 # The simulation says the same from the other side. Eight ranks add up 10 MB each, on 8 nodes with
 # one rank, on 2 nodes with four, and on one node; the nodes are joined by 10 Gbit/s, a node's
@@ -249,11 +261,13 @@ inside = simlib.Link(latency_s=5e-6, bandwidth_Bps=50e9)
 for count in (8, 2, 1):
     cluster = simlib.clusters.ethernet_10g(count, ranks_per_node=8 // count, intra=inside)
     run = simlib.simulate(add, 8, args=(2_500_000,), cluster=cluster)
-    print(f"{count} nodes: world size and sum {run.results[7]}, {run.time_s * 1e3:6.2f} ms")
+    print(f"nodes: {count}, world size and sum: {run.results[7]}, {run.time_s * 1e3:6.2f} ms")
 
 # %% [markdown]
 # The world is the same, and so is the sum. The time is not. One node is fastest: nothing leaves it.
-# But two nodes are slower than eight: four ranks share one cable there.
+# But two nodes are slower than eight: with the algorithm used here, the four ranks of a node all send
+# through its one cable at once. That is the algorithm's doing, not the cluster's: lesson 05 has one that
+# adds up inside the nodes first.
 #
 # ## What a cluster needs
 #
@@ -337,8 +351,8 @@ for name, check in {
     print(f"{name:20}", check())
 
 # %% [markdown]
-# `is_available()` says that torch was built with the package, no more: `is_initialized()` is false in
-# the notebook, which is no rank. Now ask for two backends by name. Many tutorials begin with
+# `is_available()` says that torch was built with the package, no more. `is_initialized()` is false
+# in the notebook, which is no rank. Now ask for two backends by name. Many tutorials begin with
 # `init_process_group("mpi")`, and those of 2018 with `"tcp"`. MPI is installed here, as you saw. What
 # will torch say to each?
 
@@ -422,8 +436,8 @@ run = simlib.run(from_the_right, world_size=4)
 #
 # ## Rank 0 is a convention
 #
-# To which rank? "Rank 0: main, Rank >0: worker" says a slide of a good course (N. S. Detlefsen, *Scaling
-# applications*, DTU course 02476, January 2024). Try rank 0, then others. With which does it fail?
+# Which rank should collect the lines? "Rank 0: main, Rank >0: worker" says a slide of a good course
+# (N. S. Detlefsen, *Scaling applications*, DTU course 02476, January 2024). Try rank 0, then others. With which does it fail?
 
 
 # %%
@@ -443,8 +457,8 @@ for root in (0, 2, 3):
 
 # %% [markdown]
 # With none. A rank is a number; any may be the **root** of a collective. People choose 0 because it
-# exists in every world. In large systems jobs are spread on purpose: a rank that gathers, logs and
-# saves for all makes the others wait.
+# exists in every world. But a rank that gathers, logs and saves for all makes the others wait: such
+# jobs can be given to different ranks.
 #
 # ## Globals do not travel
 #
@@ -541,7 +555,8 @@ plt.show()
 # %% [markdown]
 # **Capacity is not bandwidth.** The largest memory is the second slowest, and two devices with the same
 # 16 GB differ by 2.6. Capacity decides *whether* something fits, bandwidth how long it takes to read.
-# The simulation says it in its purest form: one function, three devices that differ in memory only.
+# The simulation shows the first half: its `Device` has a capacity, and no bandwidth. One function, three
+# devices that differ in capacity only.
 
 
 # %%
@@ -565,11 +580,15 @@ for memory_MB in (80, 8, 2):
 # **Ethernet** joins nearly all computers: 1 Gbit/s in a room, 10 to 100 and more in a data centre. A
 # message goes through the operating system on both sides. **InfiniBand** (HDR: 200 Gbit/s) lets the network
 # card write into the other node's memory, past the operating system (RDMA), which cuts the latency as
-# well. Between GPUs of one node there is **NVLink**: 300 GB/s in Nvidia's DGX-2H
-# (Shoeybi et al. 2019). The rates are those of the standards, the latencies round figures;
-# `simlib.clusters` names each source.
+# well. Between GPUs of one node there is **NVLink**: "300 GB/s" in Nvidia's DGX-2H (Shoeybi et al.
+# 2019). Ask of such a number, too, what it counts: it is both directions together. One GPU sends at 150
+# GB/s, over six links of 25 GB/s each way (Nvidia's page on NVLink), and that is what `simlib` takes.
 #
-# Eight nodes add up a tensor. InfiniBand's rate is 200 times that of 1 Gbit/s. Will it be 200
+# Rates are those of the standards. Latencies are round figures: a message pays 50, 30 and 20 us on
+# Ethernet of 1, 10 and 100 Gbit/s, 2 us on InfiniBand, and 5 us on NVLink. `simlib.clusters` names each
+# source.
+#
+# Eight ranks add up a tensor. InfiniBand's rate is 200 times that of 1 Gbit/s. Will it be 200
 # times faster for one number? For ten million bytes?
 
 # %%
@@ -600,9 +619,9 @@ plt.show()
 # %% [markdown]
 # 25 times for one number: small tensors pay **latency**, and there InfiniBand is 25 times better. 200
 # times for ten megabytes: large tensors pay **bandwidth**. The lines are flat on the left and steep on the
-# right, and a network is two numbers, not one. Two of them even cross: NVLink has the higher rate, and
-# in our model the higher latency too, that of starting a program on the GPU. Which network is "faster"
-# depends on the size of what you send. Lesson 02 measures both numbers on your machine.
+# right: a network is two numbers, not one. Two of the lines cross, InfiniBand and NVLink: NVLink has the
+# higher rate, and in our model the higher latency too, that of starting a program on the GPU. Which
+# network is "faster" depends on the size of what you send. Lesson 02 measures both numbers on your machine.
 #
 # ## Your turn
 #
@@ -611,7 +630,7 @@ plt.show()
 #
 # ## Exit ticket
 #
-# 1. `mpiexec -n 6 -ppn 3`: how many nodes, how many ranks?
+# 1. `mpiexec -n 6 -ppn 3 -hosts a,b`: how many nodes, how many ranks?
 # 2. Every process of a job says "rank 0 of 1". What is the likely cause?
 # 3. MPI is installed, and `init_process_group("mpi")` fails. Why?
 # 4. Rank 2's line stands above rank 1's. What do you know about the order in time?
@@ -619,7 +638,7 @@ plt.show()
 #
 # <details><summary>Answers</summary>
 #
-# 1. Two nodes, six ranks.
+# 1. Two nodes, six ranks. Without `-hosts`, all six would live on this one.
 # 2. No launcher, or the launcher of another MPI than the library's.
 # 3. This torch was built without MPI. Installing MPI later does not change it.
 # 4. Nothing. Only messages order events.

@@ -40,10 +40,21 @@ def only(*kinds):
         other = next((op for op in by_rank(run.trace) if op.kind not in kinds), None)
         if other is None:
             return None
-        place = f" ({other.site.place})" if other.site.lineno else ""
+        place = f" ({other.site.place}{remark(other)})" if other.site.lineno else ""
         return f"Rank {other.rank} calls {other.kind}{place}: this question allows only {allowed}."
 
     return Rule(broken, before_values=True)
+
+
+def remark(op):
+    """What somebody who called one object collective has to know about it; else empty."""
+    of_objects = not op.is_p2p and "_object" in op.site.line_text
+    return "; ..._object is made of two collectives" if of_objects else ""
+
+
+def are_enough(most):
+    """A bound as the end of a clause: "1 is enough", "1,200 are enough"."""
+    return f"{most:,} {'is' if most == 1 else 'are'} enough"
 
 
 def by_rank(trace):
@@ -76,7 +87,7 @@ def nbytes_of_a_rank(bound, hint=""):
             return None
         return (
             f"{values_are_right(run)}, but rank {rank} {word} {count(number, 'byte')} where "
-            f"{most:,} are enough for any rank. {hint}"
+            f"{are_enough(most)} for any rank. {hint}"
         ).rstrip()
 
     def tally(run, given):
@@ -95,7 +106,7 @@ def total(numbers, bound, noun, hint):
             return None
         return (
             f"{values_are_right(run)}, but the ranks send {count(sum(sent), noun)} where "
-            f"{most:,} are enough (by rank: {', '.join(map(str, sent))}). {hint}"
+            f"{are_enough(most)} (by rank: {', '.join(map(str, sent))}). {hint}"
         ).rstrip()
 
     def tally(run, given):
@@ -118,7 +129,7 @@ def rounds(bound, hint=""):
         busiest = max(run.messages)
         return (
             f"{values_are_right(run)}, but the messages take {count(number, 'round')} where "
-            f"{most} are enough; the busiest rank sends {count(busiest, 'message')}. {hint}"
+            f"{are_enough(most)}; the busiest rank sends {count(busiest, 'message')}. {hint}"
         ).rstrip()
 
     def tally(run, given):
@@ -171,9 +182,11 @@ def collectives(bound, hint=""):
         number, most = len(run.trace.collectives), bound(*given)
         if number <= most:
             return None
+        take = "takes" if number == 1 else "take"
+        why = next(filter(None, map(remark, run.trace)), "")
         return (
-            f"{values_are_right(run)}, but {count(number, 'collective')} take place where "
-            f"{most} will do. {hint}"
+            f"{values_are_right(run)}, but {count(number, 'collective')} {take} place where "
+            f"{most} will do{why}. {hint}"
         ).rstrip()
 
     def tally(run, given):
@@ -193,7 +206,7 @@ def collective_nbytes(bound, hint=""):
             return None
         return (
             f"{values_are_right(run)}, but a rank brings {count(largest(run), 'byte')} into a "
-            f"collective where {bound(*given)} are enough. {hint}"
+            f"collective where {are_enough(bound(*given))}. {hint}"
         ).rstrip()
 
     def tally(run, given):

@@ -38,7 +38,7 @@ LOOKS = {  # algorithm: its name in the picture, colour, dashes
     "hierarchical": ("hierarchical", INK, "-"),
 }
 FOLDING = ("recursive_doubling", "rabenseifner")
-INTRA = Link(5e-6, 300e9)  # as in clusters.nvlink_nodes, with its source
+INTRA = Link(5e-6, 150e9)  # as in clusters.nvlink_nodes, with its source
 LATENCY_S, BANDWIDTH_BPS = 30e-6, 1.25e9  # as in clusters.ethernet_10g, with its source
 NODES = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 

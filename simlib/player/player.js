@@ -61,9 +61,18 @@ class Player {
     context.fillStyle = this.theme.paper;
     context.fillRect(0, 0, this.layout.width, this.layout.height);
     drawScene(context, this.scene, this.layout, this.theme, this.view);
+    this.showTime();
     this.showPan();
     this.showCursor();
     paint(this);
+  }
+
+  /** The moment in digits: the more, the nearer one looks. */
+  showTime() {
+    const { scene, page } = this;
+    const [now, end] = [this.t, scene.end].map((t) => timeText(scene, t, this.span));
+    page.slider.setAttribute("aria-valuetext", now);
+    page.time.textContent = `${now} / ${end}`;
   }
 
   showPan() {
@@ -99,14 +108,12 @@ class Player {
   seek(t, speak = false) {
     const { scene, page } = this;
     this.t = clamp(t, scene.begin, scene.end);
-    const text = `${timeText(scene, this.t)} / ${timeText(scene, scene.end)}`;
     page.slider.value = ((this.t - scene.begin) / this.whole) * 1000;
-    page.slider.setAttribute("aria-valuetext", timeText(scene, this.t));
-    page.time.textContent = text;
     page.root.dataset.time = this.t;
+    this.showTime();
     const told = tellMoment(scene, this.t).join("; ");
     if (told !== page.now.textContent) page.now.textContent = told;
-    if (speak) page.spoken.textContent = `${timeText(scene, this.t)}: ${told}`;
+    if (speak) page.spoken.textContent = `${timeText(scene, this.t, this.span)}: ${told}`;
     if (this.follow()) this.redraw();
     else paint(this);
   }

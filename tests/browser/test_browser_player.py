@@ -162,6 +162,7 @@ def test_it_zooms_and_shows_all_again(player):
     near, far = player.view
     assert far - near == pytest.approx((end - begin) / 4)
     assert near <= player.time <= far
+    assert player.root.locator(".rbr-time").inner_text() == "140.2 ms / 140.2 ms"
     player.press("Home")
     assert player.view[0] == begin
     player.root.get_by_role("button", name="Show all (0)").click()

@@ -59,6 +59,12 @@ def names_with_room(rank, world_size, node):
     return nodes[:rank].count(node), nodes.count(node)
 
 
+def as_objects(rank, world_size, node):
+    nodes = [None] * world_size
+    dist.all_gather_object(nodes, node)
+    return nodes[:rank].count(node), nodes.count(node)
+
+
 def over_rank_0(rank, world_size, node):
     mine = torch.tensor([node])
     holders = [torch.empty_like(mine) for _ in range(world_size)] if rank == 0 else None
@@ -80,7 +86,8 @@ WRONG = {
     nodes_filled_in_order: "That is right where nodes are filled one after the other",
     one_holder_many_times: "All holders are one and the same tensor",
     counts_nodes: "follow the values",
-    two_calls: "Who knows all nodes can count all by itself",
+    two_calls: "2 collectives take place where 1 will do. Who knows all nodes can count all",
+    as_objects: "where 1 will do; ..._object is made of two collectives. Who knows",
     names_with_room: "One int64 number from each rank is enough",
     over_rank_0: "calls gather",
     asks_nobody: "No rank communicates",

@@ -65,5 +65,5 @@ WRONG = {
     with_a_last_example: "stop is the number after the last one",
     dealt_out_like_cards: "has a list of 14 where 2 are expected",
     told_by_rank_0: "but the ranks send 1 message where 0 are enough",
-    sizes_gathered: "but 1 collective take place where 0 will do",
+    sizes_gathered: "but 1 collective takes place where 0 will do",
 }

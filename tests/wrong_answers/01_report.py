@@ -93,19 +93,26 @@ def sends_to_itself_too(rank, world_size, x, root):
 
 
 def by_a_collective(rank, world_size, x, root):
-    numbers = [torch.empty_like(x) for _ in range(world_size)]
-    dist.all_gather(numbers, x)
+    numbers = [torch.empty_like(x) for _ in range(world_size)] if rank == root else None
+    dist.gather(x, numbers, dst=root)
     return [number.item() for number in numbers] if rank == root else None
+
+
+def by_objects(rank, world_size, x, root):
+    numbers = [None] * world_size if rank == root else None
+    dist.gather_object(x.item(), numbers, dst=root)
+    return numbers
 
 
 WRONG = {
     to_rank_0: "The list is on rank 0, but here another rank is the root",
-    over_rank_0: "but the ranks send 2 messages where 1 are enough (by rank: 1, 1)",
+    over_rank_0: "but the ranks send 2 messages where 1 is enough (by rank: 1, 1)",
     to_everyone: "Every rank has the list",
-    with_its_rank_first: "but the ranks send 2 messages where 1 are enough (by rank: 2, 0)",
+    with_its_rank_first: "but the ranks send 2 messages where 1 is enough (by rank: 2, 0)",
     without_own: "Where is the root's own number?",
     own_first: "The root's own number stands first",
     along_a_chain: "Each rank sends its own number, no more",
     sends_to_itself_too: "destination rank should not be the same",
-    by_a_collective: "calls all_gather",
+    by_a_collective: "calls gather (01_report.py",
+    by_objects: "; ..._object is made of two collectives)",
 }

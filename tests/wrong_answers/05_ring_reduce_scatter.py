@@ -148,6 +148,6 @@ WRONG = {
     adds_into_x: "but not the input. Rank 0 changed the tensor it was given",
     straight_to_its_owner: "rank 0 sends to rank 2, which is not one of its neighbours",
     sends_before_it_receives: "The ranks never finish: ranks 0 and 1 wait for each other",
-    one_chunk_at_a_time: "where 1 are enough; the busiest rank sends 1 message",
+    one_chunk_at_a_time: "where 1 is enough; the busiest rank sends 1 message",
     all_reduces: "Rank 0 calls all_reduce",
 }
