@@ -1,14 +1,17 @@
 # %% [markdown]
 # # Exercises 05: building all_reduce
 #
-# Four tasks that go with [lesson 05](../notebooks/05_building_all_reduce.ipynb), all with `send` and
-# `recv` only. A check calls your function on worlds of 1 to 5 real ranks, with tensors whose length
-# the number of ranks does not divide. It looks at the value on every rank, at the neighbours, at the
-# bytes of the **busiest** rank, and at the rounds. The last two tasks are then put on a modelled
-# network, and its virtual clock, which shows the same on every machine, must stay within a budget.
+# Four tasks that go with [lesson 05](../notebooks/05_building_all_reduce.ipynb), all with messages from
+# rank to rank only: `send`, `recv`, `isend`, `irecv` (also in a `batch_isend_irecv`), no collective. A
+# check calls your function on worlds of 1 to 5 real ranks, **one** included, mostly with tensors whose
+# length the number of ranks does not divide. It looks at the value on every rank; in tasks 1 to 3 at
+# the neighbours; in tasks 1 and 2 at the bytes of the **busiest** rank and at the rounds, too. Tasks 3
+# and 4 are then put on a modelled network, and its virtual clock, which shows the same on every
+# machine, must stay within a budget. Where `x` changes in place, what you return does not count.
 #
 # The outputs stored below the checks are those of a good answer; they change when you run the check.
-# Each task has folded hints. `swap` and `ring` are those of the lesson; task 4 may call them.
+# Each task has folded hints. `swap` and `ring` are those of the lesson, `ring` in fewer lines; task 4 may
+# call them.
 
 # %% role="setup"
 import math
@@ -78,17 +81,24 @@ verdict = check(
     lambda xs: list(sum(xs).tensor_split(len(xs))),
     only("send", "recv"),
     sends_to(lambda rank, n: {(rank + 1) % n}, hint="Let the sums travel through the ranks."),
+    rounds(lambda xs: len(xs) - 1, hint="All chunks travel at once, and no second trip is needed."),
     nbytes_of_a_rank(
         lambda xs: xs[0].nbytes - 4 * (len(xs[0]) // len(xs)),
         hint="In each round send one chunk, not all of them.",
     ),
-    rounds(lambda xs: len(xs) - 1),
     mistakes={
         "That is the rank's own chunk twice: add what came, not what was there already.": (
             lambda xs: [2 * x.tensor_split(len(xs))[r] for r, x in enumerate(xs)]
         ),
         "That is the sum of all chunks of x, but only chunk `rank` is asked for.": (
             lambda xs: [sum(xs)] * len(xs)
+        ),
+        "That is the rank's own chunk, nothing added. If this is the lesson's ring, it has completed "
+        "another chunk on this rank, chunk rank + 1: begin one chunk earlier.": (
+            lambda xs: [x.tensor_split(len(xs))[r] for r, x in enumerate(xs)]
+        ),
+        "That is the sum of chunk rank + 1 (of chunk 0 on the last rank): begin one chunk earlier.": (
+            lambda xs: [sum(xs).tensor_split(len(xs))[(r + 1) % len(xs)] for r in range(len(xs))]
         ),
     },
     points=3,
@@ -130,13 +140,13 @@ print(
 #
 # The cables run as they run: `order` lists the ranks as they stand in the ring, `[0, 2, 1]` for
 # 0 → 2 → 1 → 0. Add up `x` over all ranks, in place. Send only to the next rank of the ring; nobody
-# sends or receives more than $2\frac{n-1}{n}$ of `x` (up to the unevenness of the chunks), in
+# sends or receives more than $2\frac{n-1}{n}$ of `x` (with the largest chunk where they differ), in
 # $2(n-1)$ rounds.
 
 
 # %% role="answer" question="ring_in_order" points=3
 def ring_in_order(rank, world_size, x, order):
-    """Add up x over all ranks, in place, round the ring of ranks order; return None.
+    """Add up x over all ranks, in place, round the ring of ranks order.
 
     x is one-dimensional and float32, of the same length on every rank; order is a list that
     contains every rank once.
@@ -159,8 +169,9 @@ def ring_in_order(rank, world_size, x, order):
 ORDERS = {1: [0], 2: [0, 1], 3: [0, 2, 1], 4: [3, 1, 0, 2], 5: [2, 0, 3, 1, 4]}
 
 
-def seven_numbers(rank, world_size):
-    return torch.arange(7.0) ** 2 + 10 * rank, ORDERS[world_size]
+def seven_or_six(rank, world_size):
+    length = 6.0 if world_size == 3 else 7.0  # six on three ranks: chunks of the same length
+    return torch.arange(length) ** 2 + 10 * rank, ORDERS[world_size]
 
 
 def missing_tail(xs, orders):
@@ -168,10 +179,23 @@ def missing_tail(xs, orders):
     return [torch.cat([sum(xs)[:whole], x[whole:]]) for x in xs]
 
 
+def chunks_by_rank(xs, orders):
+    n, before = len(xs), {rank: orders[0][place - 1] for place, rank in enumerate(orders[0])}
+    if len(xs[0]) % n:
+        return [None] * n  # chunks of different lengths meet, and no value comes out
+    held = torch.stack(xs).view(n, n, -1).clone()
+    for step in range(2 * (n - 1)):
+        sent = [held[rank, (rank - step) % n].clone() for rank in range(n)]
+        for rank in range(n):
+            own = held[rank, (rank - step - 1) % n]
+            own.copy_(sent[before[rank]] + own * (step < n - 1))
+    return list(held.flatten(1))
+
+
 verdict = check(
     "ring_in_order",
     ring_in_order,
-    seven_numbers,
+    seven_or_six,
     lambda xs, orders: [sum(xs)] * len(xs),
     only("send", "recv"),
     sends_to(lambda rank, n: {ORDERS[n][(ORDERS[n].index(rank) + 1) % n]}, hint="Look at order."),
@@ -187,6 +211,9 @@ verdict = check(
         ),
         "The last numbers are not summed: the chunks must cover x, also where n does not divide it.": (
             missing_tail
+        ),
+        "The neighbours go by order, but the chunks by rank: let the chunks go by places, too.": (
+            chunks_by_rank
         ),
     },
     points=3,
@@ -230,12 +257,13 @@ print(
 # Broadcast `x` from rank 0, in place, down the chain 0 → 1 → 2 → ...: every rank sends to
 # `rank + 1` only. You are told the network's latency (seconds) and bandwidth (bytes per second). On
 # the modelled network the last rank must be done within 5 % of the best time that a chain in equal
-# chunks can have: $(n + s - 2)(\alpha + \frac{N}{sB})$ for the best s.
+# chunks can have: $(n + s - 2)(\alpha + \frac{N}{sB})$ for the best s. (A chain of one rank has nothing
+# to do.)
 
 
 # %% role="answer" question="chain_broadcast" points=3
 def chain_broadcast(rank, world_size, x, latency_s, bandwidth_Bps):
-    """Make x on every rank equal to x on rank 0, in place, down a chain; return None.
+    """Make x on every rank equal to x on rank 0, in place, down a chain.
 
     x is one-dimensional and float32, of the same length on every rank.
     """
@@ -263,6 +291,12 @@ def numbers(length, latency_s=LATENCY_S, bandwidth_Bps=BANDWIDTH_BPS):
     return lambda rank, n: (torch.arange(float(length)) + rank, latency_s, bandwidth_Bps)
 
 
+SLOW = (
+    "Two usual causes: the number of chunks (N in bytes, not in numbers), or a rank that does not "
+    "receive while it sends."
+)
+
+
 def nearly_best_s(xs, latencies_s, bandwidths_Bps):
     n, nbytes = len(xs), xs[0].nbytes
     turns = range(1, len(xs[0]) + 1)
@@ -280,7 +314,7 @@ verdict = check(
     sends_to(lambda rank, n: {rank + 1}, hint="This task is about the chain."),
     in_place=True,
     timed=[
-        Timed(EIGHT, numbers(25_000), nearly_best_s, "Pass chunks on; receive while you send."),
+        Timed(EIGHT, numbers(25_000), nearly_best_s, SLOW),
         Timed(EIGHT, numbers(500), nearly_best_s, "A short tensor is best in fewer chunks."),
     ],
     points=3,
@@ -326,7 +360,7 @@ for length in (5 + seed % 7, 10_000 + 1000 * (seed % 9)):
 # %% [markdown]
 # ## 4. An all_reduce that chooses (★★★, 35 minutes, 4 points)
 #
-# Add up `x` over all ranks, in place, on **any** number of ranks. You are told the network's latency
+# Add up `x` over all ranks, in place, on **any** number of ranks, one included. You are told the network's latency
 # and bandwidth. Choose between the ring and recursive doubling: the modelled network gives you 2 %
 # more than the better of the two takes by the lesson's formulas, for tensors of 4 kB to 400 kB on 8
 # ranks, and for a small one on 6. `ring` and `swap` are given above.
@@ -334,7 +368,7 @@ for length in (5 + seed % 7, 10_000 + 1000 * (seed % 9)):
 
 # %% role="answer" question="quick_all_reduce" points=4
 def quick_all_reduce(rank, world_size, x, latency_s, bandwidth_Bps):
-    """Add up x over all ranks, in place, in the least time; return None."""
+    """Add up x over all ranks, in place, by the quicker of ring and recursive doubling."""
     ### BEGIN SOLUTION
     p = 1 << (world_size.bit_length() - 1)  # the largest power of two
     steps = p.bit_length() - 1 + 2 * (p < world_size)

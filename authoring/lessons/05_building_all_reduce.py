@@ -2,7 +2,7 @@
 # # 05 Building all_reduce
 #
 # `all_reduce` is a contract (lesson 04): everybody brings a tensor, everybody gets the sum. Here you
-# build it, with nothing but `send` and `recv`, in five ways. All keep the contract. With the gradient of
+# build it, with nothing but messages from rank to rank, in five ways. All keep the contract. With the gradient of
 # a real model on 64 ranks, the slowest takes 60 times as long as the quickest. In this lesson (about 50
 # minutes) you will
 #
@@ -45,8 +45,8 @@ def timed(function, world_size, numel, *more, **options):
 #
 # Every algorithm below is a rank function that adds up `x` in place, over all ranks. `bring` gives it
 # an `x` that differs from rank to rank, and `timed` runs that under the virtual clock. `compare` first
-# asks real ranks for the value, in worlds of 1 to 6, with lengths that they divide and do not divide.
-# Then it holds the time on 2 to 8 simulated ranks against a formula.
+# asks real ranks for the value, in worlds of 1 to 6, with lengths that can be cut into equal chunks and
+# lengths that cannot. Then it holds the time on 2 to 8 simulated ranks against a formula.
 
 # %%
 LENGTHS = (0, 1, 7, 24)
@@ -182,8 +182,10 @@ timed(tree, 8, 840_000).timeline()
 
 # %% [markdown]
 # Still 14 messages, but several at a time: six rounds, $T_\text{tree} = 2 \lceil \log_2 n \rceil
-# (\alpha + N/B)$. Yet look at the lanes: most of the time most ranks wait, and rank 0 still sends and
-# receives 3 N. A large tensor needs all links to be busy **all the time**.
+# (\alpha + N/B)$. Yet count the arrows: in rounds 3 and 4 only one is under way, and 6 of 8 ranks neither
+# send nor receive. (Look at the arrows, not at the hatching: a rank in the middle of a transfer is
+# hatched, too.) And rank 0 still sends and receives 3 N. A large tensor needs all links to be busy
+# **all the time**.
 #
 # ## 3. The ring, and a hang
 #
@@ -210,9 +212,10 @@ simlib.run(bring, 4, args=(ring_sends_first, 8))
 # free to `recv`; then `wait`, and only then touch the buffers. (With NCCL on GPUs, hand both to
 # `dist.batch_isend_irecv`.)
 #
-# The whole ring is one loop. In step `s`, rank `r` sends chunk `r - s` and receives chunk `r - s - 1`.
-# In the first $n-1$ steps it adds what comes; then the sums are complete, and it only puts them in
-# place. `tensor_split` cuts any length: 7 numbers on 4 ranks give chunks of 2, 2, 2 and 1.
+# The whole ring is one loop. In step `s`, rank `r` sends chunk `r - s` and receives chunk `r - s - 1`
+# (modulo n: after chunk 0 comes chunk n - 1). In the first $n-1$ steps it adds what comes; then the sums
+# are complete, and it only puts them in place. `tensor_split` cuts any length: 7 numbers on 4 ranks
+# give chunks of 2, 2, 2 and 1. The chunks are **views**: writing into one writes into `x`.
 
 # %%
 guess = None  # on 8 ranks, in ms; tree: 16.308
@@ -284,8 +287,8 @@ labs.rounds_lab("ring", 4, 2)
 # %% [markdown]
 # Chunk 1. After three steps each rank has one complete sum, 1111: that was a **reduce_scatter**. The
 # other three steps are an **all_gather**. It is the identity of lesson 04. The lab shows the same for
-# any algorithm: who is in the sum of each chunk, and the messages of the last round. Go back to step 0
-# and forth; then try 5 ranks, and the other algorithms: who sends more than the bound, and why?
+# any algorithm: who is in the sum of each chunk, the messages of the last round, and what each rank
+# has sent so far. Step back to 0 and forward again; then try 5 ranks, and the other algorithms.
 #
 # ## Where 2(n-1)/n comes from
 #
@@ -330,13 +333,26 @@ for function in (naive, tree, ring):
 # We had assumed that n divides the length. Chunks of 3, 3, 2, 2 numbers are not 2.5 each, and the
 # largest one goes all the way round and sets the pace. With *its* bytes the formula is exact again.
 #
-# Can one do with less? Look at a single number of `x`. Before any rank can know its sum, each of the
-# $n-1$ others must have sent something for it. After that, each of the $n-1$ others must still be
-# told. That makes $2(n-1)$ transfers for every number, $2(n-1)N$ bytes in the whole world, for *any*
-# algorithm. Naive, tree and ring all send exactly this: 14 N on 8 ranks. What differs is **who
-# carries it**. Shared evenly, it is $2\frac{n-1}{n}N$ for each rank, and nobody can do better (Patarasuk and
-# Yuan 2009, J. Parallel Distrib. Comput. 69(2)). For 1,000 ranks that is 1.998 N: less than 2 N for
-# however many.
+# Can one do with less? Look at a single number of `x`, and count the messages with a part of its sum
+# one by one, as they arrive. (Two at the same instant? One after the other, in any order.) Stop when
+# the *first* rank knows the sum. Each of the $n-1$ others has sent at least one of the messages counted,
+# or its part would be missing. And each of them still lacks the sum, so at least one more must arrive
+# at each. That makes $2(n-1)$ transfers for every number, $2(n-1)N$ bytes in the whole world, for *any*
+# algorithm that adds numbers and passes them on. Naive, tree and ring all send exactly this: 14 N on 8 ranks. What differs is
+# **who carries it**. Shared evenly, it is $2\frac{n-1}{n}N$ for each rank; with less for everybody it cannot be done
+# (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)). For 1,000 ranks that is 1.998 N: less
+# than 2 N for however many.
+#
+# The lab above marks this bound beside its bars. On 4 and on 5 ranks: who sends more, and why?
+#
+# <details><summary>Answer</summary>
+#
+# Naive: rank 0, which tells everybody. Tree: those who send a whole vector twice. Recursive doubling
+# (section 4): all that take part, for whole vectors go in every step. Rabenseifner (section 5): nobody
+# on 4 ranks; on 5, rank 1 works for rank 0, hands it the sum, and sends 2.5 N. Only the ring keeps to
+# the bound on both.
+#
+# </details>
 #
 # ## Two rings that are not
 #
@@ -391,9 +407,10 @@ for n in (2, 4, 8):
     print(f" {whole.time_s * 1e3:.3f} ms where the ring takes {chunked.time_s * 1e3:.3f}")
 
 # %% [markdown]
-# It passes whole tensors, $(n-1)N$ bytes instead of $2\frac{n-1}{n}N$: **n/2 times too many**. On 8
-# ranks its 19 ms are those of "everyone to everyone". (The course ARENA 3.0 found such a
-# ring in its own solution: its pull request 407.) Hence our checks look at bytes, too.
+# It passes whole tensors, $(n-1)N$ bytes instead of $2\frac{n-1}{n}N$: **n/2 times as many**. On 8
+# ranks its 19 ms are those of "everyone to everyone". (A reader of the course ARENA 3.0 found whole
+# tensors in the ring of its solution, there even in $2(n-1)$ steps: n times as many bytes. See its pull
+# request 407.) Hence our checks look at bytes, too.
 #
 # ## 4. Recursive doubling
 #
@@ -462,9 +479,9 @@ compare(recursive_doubling, doubling_s)
 timed(recursive_doubling, 4, 840_000).timeline()
 
 # %% [markdown]
-# $T_\text{doubling} = \log_2 n\,(\alpha + N/B)$ for powers of two, the fewest steps there can be; and two
-# messages more for all others: twice as long on 5 ranks as on 4. The price is bytes: each rank sends
-# $N \log_2 n$.
+# $T_\text{doubling} = \log_2 n\,(\alpha + N/B)$ for powers of two. Fewer steps there cannot be, for in one
+# step the number of contributions in a sum can at most double. All other worlds pay two messages more:
+# twice as long on 5 ranks as on 4. The price is bytes: each rank sends $N \log_2 n$.
 #
 # ## 5. Rabenseifner: halve, then double
 #
@@ -480,7 +497,7 @@ guess = None  # as a multiple of N, on 8 ranks
 def halving(rank, world_size, x):
     done, mine, distance = [], x, world_size // 2
     while distance:
-        low, high = mine.tensor_split(2)
+        low, high = mine.tensor_split(2)  # of two partners the one with the bit set takes high
         mine, theirs = (high, low) if rank & distance else (low, high)
         incoming = torch.empty_like(mine)
         swap(theirs, incoming, rank ^ distance)
@@ -488,6 +505,7 @@ def halving(rank, world_size, x):
         done.append((mine, theirs, rank ^ distance))
         distance //= 2
     for mine, theirs, partner in reversed(done):
+        # mine is complete by now; the other half comes into its place in x, for theirs is a view.
         swap(mine, theirs, partner)
 
 
@@ -552,7 +570,8 @@ for n in (4, 16, 64, 256, 1024):
 #
 # `simlib.scale.time_of` has the same costs for any number of ranks, without running anything. All five,
 # on 8 ranks, from 1 kB to 100 MB. Before you run it: which line is lowest at the left end, which at
-# the right? Below is the lab: a shorter latency, does it move the crossing left or right?
+# the right, and which of them meet where the lowest one changes? Below is the lab: a shorter latency,
+# does it move the crossings left or right?
 
 # %%
 guess = None
@@ -566,10 +585,14 @@ for name, color, style in zip(names, colors, ("-", "-.", "-", "--", ":"), strict
     times_s = [simlib.scale.time_of("all_reduce", 8, size, cluster, name) for size in sizes]
     axes.loglog(sizes, np.array(times_s) * 1e3, style, color=color, label=name)
 axes.axvline(crossover_nbytes(8), color="#777777", lw=1)
-axes.text(crossover_nbytes(8) * 1.1, 0.06, "N*", color="#777777")
+axes.text(crossover_nbytes(8) * 1.1, 0.075, "N*", color="#777777")
 axes.set(xlabel="tensor (bytes)", ylabel="time of an all_reduce, 8 ranks (ms)")
 axes.legend(frameon=False)
 plt.show()
+for size in (80_000, 90_000, 100_000, 330_000):
+    times_s = {name: simlib.scale.time_of("all_reduce", 8, size, cluster, name) for name in names}
+    texts = [f"{name} {times_s[name] * 1e3:.3f} ms" for name in names[2:]]
+    print(f"{size:7,} bytes:", ", ".join(texts))
 
 gradient = 25_557_032 * 4  # ResNet-50 in float32, torchvision's count
 cluster = simlib.clusters.ethernet_10g(nodes=64)
@@ -582,19 +605,25 @@ labs.crossover_lab()
 
 # %% [markdown]
 # Small tensors: the fewest steps, recursive doubling. Large ones: the fewest bytes, ring and
-# Rabenseifner, 60 times quicker than naive on 64 ranks. In this model nothing beats Rabenseifner at
-# large sizes, where n is a power of two. Why then are rings so common? Because here any two ranks have a link of their own.
-# Wait for the nodes.
+# Rabenseifner, 60 times quicker than naive on 64 ranks. $N^*$ divides only the ring from doubling. With
+# all five, doubling hands over to Rabenseifner earlier: $3(\alpha + N/B) = 6\alpha + \frac74 N/B$ gives
+# $N = 2.4\,\alpha B$ = 90 kB. At $N^*$ Rabenseifner is ahead of both. Every crossing is a multiple of
+# $\alpha B$, so a shorter latency moves it to the left.
+#
+# In this model nothing beats Rabenseifner at large sizes, where n is a power of two. Why then are
+# rings so common? Because here every rank has a node and a link to itself, and it does not matter how
+# far the partner is. On real machines several ranks share a link. Wait for the nodes.
 #
 # ## Ring and tree are algorithms, NCCL is a library
 #
 # "Do you use ring all_reduce or NCCL?" is no question. NCCL (Nvidia), Gloo and MPICH (an MPI) are
 # *libraries*. Each knows several algorithms and chooses, by size, ranks and links. NCCL can be told
 # with its environment variable `NCCL_ALGO`. Here is what each would take on 8 ranks, as modelled in
-# `simlib.collectives` (sources there). Does any of them always take the same one?
+# `simlib.collectives` (sources there). You know now what is quickest in the model: will MPICH agree, for
+# 4 bytes and for 100 MB?
 
 # %%
-guess = None
+guess = None  # MPICH's choice for 4 bytes? For 100 MB?
 
 link = simlib.Link(LATENCY_S, BANDWIDTH_BPS)
 for nbytes in (4, 10_000, 1_000_000, 100_000_000):
@@ -605,14 +634,15 @@ for nbytes in (4, 10_000, 1_000_000, 100_000_000):
     print(f"{nbytes:>11,} bytes:", ", ".join(f"{who} {what}" for who, what in chosen.items()))
 
 # %% [markdown]
-# MPICH and NCCL change their mind by size. (`binomial` stands for NCCL's tree, which is a pipelined
-# pair of trees. Gloo keeps to a ring, cut more finely.)
+# It agrees at both ends: recursive doubling, then Rabenseifner. But it changes over long before 90 kB:
+# its limit is 2 kB, whatever the link. NCCL changes its mind by size, too. (`binomial` stands for its tree, which is a pipelined pair of
+# trees. Gloo keeps to a ring, cut more finely.)
 #
 # ## Flat against hierarchical: 4 nodes of 8 ranks
 #
-# Now 32 ranks on 4 machines. Within a machine a message takes 5 us and 50 GB/s. Between machines there
-# is Ethernet, and **all 8 ranks of a node share its one link**. Three flat algorithms of yours, with
-# 1.28 MB. The ring also in another order: `round_robin` puts neighbours on different machines. Which
+# Now 32 ranks on 4 machines. Within a machine a message pays 5 us and 50 GB/s. Between machines it pays
+# those 5 us and Ethernet's 30, at 1.25 GB/s, and **all 8 ranks of a node share its one link**. Three
+# flat algorithms of yours, with 1.28 MB. The ring also in another order: `round_robin` puts neighbours on different machines. Which
 # is quickest, and which one sends the most bytes between machines?
 
 # %%
@@ -634,7 +664,7 @@ for function, placement, node_of in (
 
 # %% [markdown]
 # The tables have turned. A ring through the nodes in order crosses each node's border once, with one
-# message at a time. Rabenseifner's first swaps send *every* rank's half across, eight of them through
+# message of $N/32$ at a time: 62 steps of 35 + 32 us are its 4.154 ms. Rabenseifner's first swaps send *every* rank's half across, eight of them through
 # one link. And the same ring in a careless order is more than four times slower. So libraries look for the
 # machines first, and then lay rings through them.
 #
@@ -668,7 +698,8 @@ for nbytes in (1_280_000, 128_000_000):
 
 # %% [markdown]
 # Less than half the time at 1.28 MB, because only 6 of its 20 steps wait for Ethernet; in the flat ring
-# all 62 wait for the slowest link. At 128 MB it is still ahead, by bytes: between the nodes it runs a ring of 4, $2 \cdot \frac34 N$ through each node's
+# all 62 wait for the slowest link. (Work it out: 14 steps in the node, of 5 + 3.2 us, and 6 between
+# nodes, of 35 + 256 us, for there 8 ranks send at once.) At 128 MB it is still ahead, by bytes: between the nodes it runs a ring of 4, $2 \cdot \frac34 N$ through each node's
 # link, where the flat ring needs $2 \cdot \frac{31}{32} N$.
 #
 # ## A broadcast in a pipeline

@@ -188,7 +188,10 @@ def cause(run, got, want, given, rules):
     if not run.trace.ops:
         return "No usual mistake fits: compare what each rank has with what is expected."
     rank = next(rank for rank in range(len(want)) if difference(got[rank], want[rank]))
-    return f"No usual mistake fits: follow the values that reach rank {rank} in the picture."
+    return (
+        f"No usual mistake fits: follow the values that reach rank {rank}. "
+        "Print what it receives, step by step."
+    )
 
 
 def rank_line(rank, got, want, is_wrong):

@@ -34,16 +34,14 @@ class Rule:
 
 def only(*kinds):
     """Only these ops may be called: ``only("send", "recv")`` (isend and irecv are included)."""
+    allowed = ", ".join([*kinds, *("i" + kind for kind in kinds if kind in ("send", "recv"))])
 
     def broken(run, given):
         other = next((op for op in by_rank(run.trace) if op.kind not in kinds), None)
         if other is None:
             return None
         place = f" ({other.site.place}{remark(other)})" if other.site.lineno else ""
-        return (
-            f"Rank {other.rank} calls {other.kind}{place}: "
-            f"this question allows only {', '.join(kinds)}."
-        )
+        return f"Rank {other.rank} calls {other.kind}{place}: this question allows only {allowed}."
 
     return Rule(broken, before_values=True)
 

@@ -31,6 +31,10 @@ def always_ten_chunks(rank, world_size, x, latency_s, bandwidth_Bps):
     pipeline(rank, world_size, x, 10)
 
 
+def always_twenty_chunks(rank, world_size, x, latency_s, bandwidth_Bps):
+    pipeline(rank, world_size, x, 20)
+
+
 def in_tiny_chunks(rank, world_size, x, latency_s, bandwidth_Bps):
     pipeline(rank, world_size, x, max(1, len(x) // 100))
 
@@ -77,6 +81,7 @@ def never_waits(rank, world_size, x, latency_s, bandwidth_Bps):
 WRONG = {
     in_one_piece: "done after 5.95 ms where 2.18 ms are enough",
     always_ten_chunks: "A short tensor is best in fewer chunks",
+    always_twenty_chunks: "done after 2.34 ms",
     in_tiny_chunks: "done after 13.6 ms",
     counts_elements_for_bytes: "done after 2.31 ms",
     receives_or_sends_but_not_both: "done after 3.25 ms",

@@ -48,6 +48,12 @@ def crossover_nbytes(world_size, latency_s, bandwidth_Bps):
     return latency_s * bandwidth_Bps * (2 * (world_size - 1) - steps) / (steps - even)
 
 
+def divides_by_zero_where_nobody_else_is(rank, world_size, x, latency_s, bandwidth_Bps):
+    lg, even = math.log2(world_size), 2 * (world_size - 1) / world_size
+    crossover = latency_s * bandwidth_Bps * (2 * (world_size - 1) - lg) / (lg - even)
+    (doubling if x.nbytes < crossover else ring)(rank, world_size, x)
+
+
 def always_the_ring(rank, world_size, x, latency_s, bandwidth_Bps):
     ring(rank, world_size, x)
 
@@ -106,6 +112,7 @@ def adds_the_wrong_buffer(rank, world_size, x, latency_s, bandwidth_Bps):
 
 
 WRONG = {
+    divides_by_zero_where_nobody_else_is: "division by zero",
     always_the_ring: "Few bytes: few steps",
     always_doubling: "done after 9.75 ms",
     counts_elements_for_bytes: "Just above N*: a ring",

@@ -100,13 +100,13 @@ def sends_before_it_receives(rank, world_size, x, order):
 
 
 WRONG = {
-    passes_whole_tensors: "rank 0 sends 56 bytes where 40 are enough for any rank",
+    passes_whole_tensors: "rank 0 sends 48 bytes where 32 are enough for any rank",
     adds_the_wrong_buffer: "add the buffer that came, not the one that was sent",
     takes_no_heed_of_order: "rank 0 sends to rank 1, which is not one of its neighbours",
     stops_half_way: "Rank 0 has the wrong value. No usual mistake fits",
     forgets_the_tail: "The last numbers are not summed",
     leaves_x_alone: "The right value is returned, but the tensor x itself must change",
     one_chunk_after_the_other: "take 4 rounds where 2 are enough",
-    chunks_by_rank_and_not_by_place: "expects 3 elements",
+    chunks_by_rank_and_not_by_place: "let the chunks go by places, too",
     sends_before_it_receives: "The ranks never finish",
 }

@@ -58,6 +58,27 @@ def begins_one_place_further(rank, world_size, x):
     return passing
 
 
+def ring_of_the_lesson(rank, chunks, steps):
+    n = len(chunks)
+    for step in range(steps):
+        chunk = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(chunk)
+        exchange(chunks[(rank - step) % n], incoming, *neighbours(rank, n))
+        chunk.copy_(chunk + incoming if step < n - 1 else incoming)
+
+
+def half_the_ring_of_the_lesson(rank, world_size, x):
+    chunks = x.clone().tensor_split(world_size)
+    ring_of_the_lesson(rank, chunks, world_size - 1)
+    return chunks[rank]
+
+
+def the_whole_ring_and_then_a_chunk(rank, world_size, x):
+    chunks = x.clone().tensor_split(world_size)
+    ring_of_the_lesson(rank, chunks, 2 * (world_size - 1))
+    return chunks[rank]
+
+
 def adds_into_x(rank, world_size, x):
     chunks = x.tensor_split(world_size)
     for step in range(world_size - 1):
@@ -121,7 +142,9 @@ WRONG = {
     adds_the_wrong_buffer: "add what came, not what was there already",
     passes_whole_tensors: "rank 0 sends 28 bytes where 16 are enough for any rank",
     returns_the_whole_sum: "but only chunk `rank` is asked for",
-    begins_one_place_further: "has a tensor of shape (3,) where (4,) is expected",
+    begins_one_place_further: "That is the sum of chunk rank + 1",
+    half_the_ring_of_the_lesson: "That is the rank's own chunk, nothing added",
+    the_whole_ring_and_then_a_chunk: "the busiest rank sends 2 messages. All chunks travel at once",
     adds_into_x: "but not the input. Rank 0 changed the tensor it was given",
     straight_to_its_owner: "rank 0 sends to rank 2, which is not one of its neighbours",
     sends_before_it_receives: "The ranks never finish: ranks 0 and 1 wait for each other",
