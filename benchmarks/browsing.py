@@ -28,39 +28,43 @@ RING = """\
 import simlib, torch
 import torch.distributed as dist
 
-def ring(rank, world_size, steps):
+def ring(rank, world_size):
     mine, left = torch.zeros(1000), torch.zeros(1000)
-    for _ in range(steps):
+    for _ in range(125):
         request = dist.isend(mine, dst=(rank + 1) % world_size)
         dist.recv(left, src=(rank - 1) % world_size)
         request.wait()
         simlib.compute(seconds=1e-5 * (1 + rank))
 
-run = simlib.simulate(ring, world_size=4, args=(125,))
+run = simlib.simulate(ring, world_size=4)
 run.play()
 """
 
-LAB = """\
+READY = """\
 import ipywidgets as widgets
+from simlib import labs
 from simlib.figures import png_of
 
-runs = {ranks: simlib.simulate(ring, ranks, args=(3,)) for ranks in range(2, 9)}
+points = [(4 * 4**k, 30e-6 + 4 * 4**k / 1.25e9) for k in range(11)]
+runs = labs.simulate_sizes(ring, cluster=simlib.clusters.ethernet_1g(nodes=8))
+pictures = {ranks: png_of(runs[ranks, 1].timeline(between=(0, 1e-3))) for ranks in range(2, 9)}
 
-def draw(ranks):
-    return png_of(runs[ranks].timeline())
-
-pictures = {ranks: draw(ranks) for ranks in runs}
-
-def lab(draw):
+def control():
     slider = widgets.IntSlider(min=2, max=8, value=2, continuous_update=True)
     image = widgets.Image(value=pictures[2], format="png")
-    slider.observe(lambda change: setattr(image, "value", draw(change.new)), names="value")
+    slider.observe(lambda change: setattr(image, "value", pictures[change.new]), names="value")
     return widgets.VBox([slider, image])
 """
+CONTROL = "  control: the picture is ready"
 LABS = {
-    "draws a timeline": "lab(draw)",
-    "  control: the picture is ready": "lab(pictures.get)",
+    "rounds of an all_reduce": 'labs.rounds_lab("ring", 8)',
+    "all_reduces by size": "labs.crossover_lab()",
+    "all_reduces by size, 8 ranks a node": "labs.crossover_lab(8, 8)",
+    "ping-pong": "labs.ping_pong_lab(points)",
+    "timeline by ranks": "labs.world_size_lab(runs, 4)",
+    CONTROL: "control()",
 }
+SHARES = (0.3, 0.7)  # of a slider's way, from one to the other and back
 
 FRAMES = """\
 (seconds) => new Promise((done) => {
@@ -81,6 +85,9 @@ FROM_MOVE_TO_PICTURE = """\
     window.rbrFollowed = new Promise((done) => image.addEventListener(
         "load", () => done(performance.now() - moved), { once: true }));
 }"""
+FOLLOWED = """\
+() => Promise.race([window.rbrFollowed, new Promise((_, fail) => setTimeout(
+    () => fail(new Error("a slider was dragged, and its picture stays as it is")), 20000))])"""
 
 
 def frames(page):
@@ -120,22 +127,22 @@ def measure_player(page, rounds):
 
 
 def drags(page, number, rounds):
-    """Milliseconds from a move of the mouse with a slider's handle to the new picture."""
-    (slider,) = page.sliders(number)
+    """Milliseconds from a move of the mouse with a handle to the new picture, of every slider."""
     image = page.outputs(number).locator("img").element_handle()
-    handle = slider.locator(".noUi-handle")
-    handle.scroll_into_view_if_needed()
     found = []
-    for turn in range(3 * rounds):
-        way, box = slider.bounding_box(), handle.bounding_box()
-        y = box["y"] + box["height"] / 2
-        page.lab.mouse.move(box["x"] + box["width"] / 2, y)
-        page.lab.mouse.down()
-        page.lab.evaluate(FROM_MOVE_TO_PICTURE, image)
-        share = (2 + 2 * (turn % 2)) / 6  # of 2 to 8 ranks: 4 and 6
-        page.lab.mouse.move(way["x"] + share * way["width"], y)
-        found.append(page.lab.evaluate("() => window.rbrFollowed"))
-        page.lab.mouse.up()
+    for slider in page.sliders(number):
+        page.drag_slider(slider, SHARES[1])
+        handle = slider.locator(".noUi-handle")
+        for turn in range(2 * rounds):
+            way, box = slider.bounding_box(), handle.bounding_box()
+            y = box["y"] + box["height"] / 2
+            page.lab.mouse.move(box["x"] + box["width"] / 2, y)
+            page.lab.mouse.down()
+            page.wait_until_idle()
+            page.lab.evaluate(FROM_MOVE_TO_PICTURE, image)
+            page.lab.mouse.move(way["x"] + SHARES[turn % 2] * way["width"], y)
+            found.append(page.lab.evaluate(FOLLOWED))
+            page.lab.mouse.up()
     return found
 
 
@@ -147,7 +154,7 @@ def browsing(rounds):
         return
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         course = copied_course(Path(folder))
-        write_notebook(course / "notebooks" / "bench.ipynb", [RING, LAB, *LABS.values()])
+        write_notebook(course / "notebooks" / "bench.ipynb", [RING, READY, *LABS.values()])
         with running_lab(course) as address:
             browser = launched(playwright)
             page = NotebookPage(start_page(browser, address), "notebooks/bench.ipynb")
@@ -169,7 +176,7 @@ def browsing(rounds):
     line("  control: idle, ms between frames", spread(found["idle"][0], digits=1))
     line("  control: idle, work of the page per frame, ms", spread(found["idle"][1], digits=1))
     for name, times in followed.items():
-        control = name.startswith("  ")
+        control = name == CONTROL
         held = None if control else statistics.median(times) <= GOAL_DRAG_MS
         goal = "" if control else f"<= {GOAL_DRAG_MS}"
         what = name if control else f"slider to picture, ms: {name}"

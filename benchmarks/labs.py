@@ -1,4 +1,4 @@
-"""What the kernel needs to redraw a lab when a slider has moved: a drag may take 200 ms in all."""
+"""What the kernel needs of a drag's 200 ms (`browsing`), for every value of every control."""
 
 from __future__ import annotations
 

@@ -33,8 +33,9 @@ class Player {
 
   /** Draw anew, in the size and the colours that the page has now. */
   refit() {
-    const width = this.page.stage.clientWidth;
-    if (!width) return;  // not shown: there are no colours to be read either
+    // JupyterLab hides cells for a moment when it measures them anew, also as the theme changes.
+    const width = this.page.stage.clientWidth || this.layout?.width;
+    if (!width) return;  // never shown yet
     this.theme = readTheme(this.page.root, this.scene);
     this.layout = layoutOf(this.scene, width, this.view);
     const { canvas } = this.page;

@@ -124,6 +124,13 @@ class NotebookPage:
             timeout=RUN_LIMIT_MS,
         )
 
+    def wait_until_idle(self):
+        """Wait until the kernel has nothing to do."""
+        self.lab.wait_for_function(
+            f"([path]) => {PANEL}.sessionContext.session?.kernel?.status === 'idle'",
+            arg=[self.path],
+        )
+
     def not_run(self):
         """The numbers of the code cells with text that were not run."""
         return self.ask(

@@ -199,6 +199,21 @@ def test_it_follows_a_theme_that_changes_while_it_is_not_shown(player, notebook_
     player.waits_for_brightness(200, 255)
 
 
+def test_it_follows_a_theme_that_comes_while_cells_are_hidden_for_a_moment(player):
+    # As JupyterLab hides them, now and then, when it measures them anew in another theme.
+    dark = """(root) => {
+        const stage = root.querySelector(".rbr-stage");
+        root.style = "transition: none; --rbr-paper: #111111";
+        stage.style.display = "none";
+        root.dispatchEvent(new Event("transitionrun"));
+        stage.style.display = "";
+    }"""
+    player.root.evaluate(dark)
+    player.waits_for_brightness(0, 60)
+    player.root.evaluate("(root) => { root.removeAttribute('style'); }")
+    player.waits_for_brightness(200, 255)
+
+
 @pytest.mark.parametrize("number", [3, 4], ids=WIDTHS)
 def test_no_word_is_cut_off_however_narrow_it_is(number, player, notebook_with_player, screenshots):
     narrow = PlayerPage(notebook_with_player, number)
