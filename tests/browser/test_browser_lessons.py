@@ -34,10 +34,11 @@ def test_a_lesson_runs_to_its_end(lesson, request, screenshots):
 
 
 def test_every_slider_of_a_lesson_moves_its_picture(lesson):
-    for number, source in enumerate(lesson.sources()):
-        sliders = lesson.sliders(number)
-        assert sliders or "_lab(" not in source
-        for slider in sliders:
+    for number in [n for n, source in enumerate(lesson.sources()) if "_lab(" in source]:
+        # JupyterLab makes the page's cells as they come into sight.
+        lesson.ask("panel.content.scrollToItem(argument)", number)
+        lesson.outputs(number).locator(".widget-slider").first.wait_for()
+        for slider in lesson.sliders(number):
             before = lesson.pictures(number)
             lesson.drag_slider(slider, 0.1 if lesson.slider_share(slider) > 0.5 else 0.9)
             lesson.wait_for_another_picture(number, before)
