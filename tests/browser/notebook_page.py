@@ -169,10 +169,9 @@ class NotebookPage:
     def drag_slider(self, slider, share):
         """Drag a slider's handle with the mouse to a share (0 to 1) of its way."""
         handle = slider.locator(".noUi-handle").first
-        handle.scroll_into_view_if_needed()
+        handle.hover()  # which scrolls there, and waits until it stands still
         start, way = handle.bounding_box(), slider.bounding_box()
         y = start["y"] + start["height"] / 2
-        self.lab.mouse.move(start["x"] + start["width"] / 2, y)
         self.lab.mouse.down()
         self.lab.mouse.move(way["x"] + share * way["width"], y, steps=4)
         self.lab.mouse.up()

@@ -2,40 +2,54 @@
 
 import pytest
 from lab_server import ROOT
-from notebook_page import use_theme
-
-LESSONS = [path.stem for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))]
+from notebook_page import NotebookPage, use_theme
 
 
-def runs_to_its_end(page):
+def lessons():
+    """Every lesson; those without a lab are left to the long tests."""
+    paths = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    with_lab = {path for path in paths if "_lab(" in path.read_text(encoding="utf-8")}
+    assert with_lab
+    long = pytest.mark.long
+    return [pytest.param(path.stem, marks=() if path in with_lab else long) for path in paths]
+
+
+@pytest.fixture(scope="module", params=lessons())
+def lesson(lab, request):
+    """A lesson after Run All; it is run once for all tests."""
+    page = NotebookPage(lab, f"notebooks/{request.param}.ipynb")
     page.run_all()
-    assert page.errors() == []
-    assert page.not_run() == []
+    yield page
+    page.close()
 
 
-def test_lesson_00_runs_to_its_end_and_takes_any_guess(notebook):
-    page = notebook("notebooks/00_start_here.ipynb")
-    runs_to_its_end(page)
-    number = page.find("counter += rank")
-    source = page.sources()[number]
-    for guess in ("106", "100"):  # a wrong one and the right one: nobody reads it but you
-        page.type_into(number, source.replace("guess = None", f"guess = {guess}"))
-        page.run(number)
-        assert page.errors() == []
-        assert "here counter is 100" in page.text_of(number)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_runs_to_its_end_and_its_sliders_move_their_pictures(name, notebook, screenshots):
-    page = notebook(f"notebooks/{name}.ipynb")
-    runs_to_its_end(page)
+def test_a_lesson_runs_to_its_end(lesson, request, screenshots):
+    assert lesson.errors() == []
+    assert lesson.not_run() == []
     for theme in ("Light", "Dark") if screenshots else ():
-        use_theme(page.lab, f"JupyterLab {theme}")
-        page.keep_picture(screenshots / f"{name}_{theme.lower()}.png")
-    use_theme(page.lab, "JupyterLab Light")
-    for number in range(len(page.sources())):
-        for slider in page.sliders(number):
-            before = page.pictures(number)
-            page.drag_slider(slider, 0.1 if page.slider_share(slider) > 0.5 else 0.9)
-            page.wait_for_another_picture(number, before)
+        use_theme(lesson.lab, f"JupyterLab {theme}")
+        name = request.node.callspec.params["lesson"]
+        lesson.keep_picture(screenshots / f"{name}_{theme.lower()}.png")
+    use_theme(lesson.lab, "JupyterLab Light")
+
+
+def test_every_slider_of_a_lesson_moves_its_picture(lesson):
+    for number in [n for n, source in enumerate(lesson.sources()) if "_lab(" in source]:
+        # JupyterLab makes the page's cells as they come into sight.
+        lesson.ask("panel.content.scrollToItem(argument)", number)
+        lesson.outputs(number).locator(".widget-slider").first.wait_for()
+        for slider in lesson.sliders(number):
+            before = lesson.pictures(number)
+            lesson.drag_slider(slider, 0.1 if lesson.slider_share(slider) > 0.5 else 0.9)
+            lesson.wait_for_another_picture(number, before)
+
+
+@pytest.mark.parametrize("lesson", ["00_start_here"], indirect=True)
+def test_lesson_00_takes_any_guess(lesson):
+    number = lesson.find("counter += rank")
+    source = lesson.sources()[number]
+    for guess in ("106", "100"):  # a wrong one and the right one: nobody reads it but you
+        lesson.type_into(number, source.replace("guess = None", f"guess = {guess}"))
+        lesson.run(number)
+        assert lesson.errors() == []
+        assert "here counter is 100" in lesson.text_of(number)
