@@ -17,6 +17,7 @@ def main():
     from .collectives import collectives
     from .diagnosing import diagnosing
     from .labs import redrawing
+    from .loopback import loopback
     from .network import network
     from .recording import recording
     from .scale import cost_model
@@ -35,6 +36,7 @@ def main():
         "diagnosing": lambda: diagnosing(options.rounds),
         "collectives": lambda: collectives(options.rounds),
         "simulating": lambda: simulating(options.rounds),
+        "loopback": loopback,
         "network": lambda: network(options.rounds),
         "scale": lambda: cost_model(options.rounds),
         "labs": redrawing,

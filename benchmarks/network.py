@@ -6,11 +6,8 @@ Latency and bandwidth come from the ping-pong of two nodes alone: latency is hal
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -18,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from simlib import clusters
 from simlib.cluster import Cluster, Link, Topology
 from simlib.collectives import gloo
 from simlib.collectives.timing import time_of
@@ -33,7 +29,6 @@ RATES = (100_000_000, 1_000_000_000)
 WORLDS = (2, 3, 4)
 OPS = ("ping-pong", "all_reduce", "broadcast", "all_gather")
 LARGEST = max(SIZES)
-LIMIT_S = 120
 EXPLANATION = """
 Short messages are no test of the model here. A shaped link lets 0.5 ms of its rate through at once,
 which a real one does not: up to 6 KB at 100 Mbit/s and 62 KB at 1 Gbit/s cost no time, and what is
@@ -41,14 +36,12 @@ predicted is too long. Where more ranks than cores wake each other, waiting for 
 and what is predicted is too short; so do copies: all_gather makes two of its whole result."""
 
 
-def measure(nodes, launch, rounds):
-    """``{(op, nbytes): [seconds]}``, from the last rank's entry to the last rank's exit.
-
-    ``launch(command)`` starts a rank on each node, and returns those that failed.
-    """
+def measure(nodes, rate_bps, rounds):
+    """``{(op, nbytes): [seconds]}``, from the last rank's entry to the last rank's exit."""
     program = Path(__file__).with_name("rank_on_network.py")
     with tempfile.TemporaryDirectory() as folder:
-        failed = launch([sys.executable, program, folder, str(rounds)])
+        with PracticeNetwork(nodes, rate_bps) as network:
+            failed = run_on_nodes(network, [sys.executable, program, folder, rounds])
         if failed:
             raise RuntimeError(f"a rank of the measured program failed: {failed}")
         ranks = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(nodes)]
@@ -59,25 +52,6 @@ def measure(nodes, launch, rounds):
         *_, begins_s, ends_s = zip(*taking_part, strict=True)
         seconds[op, nbytes].append(max(ends_s) - max(begins_s))
     return dict(seconds)
-
-
-def on_practice_network(nodes, rate_bps, command):
-    """Start a rank on each node of a network of this rate; returns those that failed."""
-    with PracticeNetwork(nodes, rate_bps) as network:
-        return run_on_nodes(network, command)
-
-
-def on_loopback(nodes, command):
-    """Start so many ranks on this machine; returns those that failed."""
-    interface = "lo0" if sys.platform == "darwin" else "lo"
-    world = {**os.environ, "WORLD_SIZE": str(nodes), "GLOO_SOCKET_IFNAME": interface}
-    ranks = [subprocess.Popen(command, env=world | {"RANK": str(r)}) for r in range(nodes)]
-    try:
-        codes = [rank.wait(LIMIT_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return {rank: code for rank, code in enumerate(codes) if code}
 
 
 def fit(seconds):
@@ -108,20 +82,8 @@ def is_bandwidth_bound(rate_bps, nbytes):
     return nbytes == LARGEST or (nbytes == 1_000_000 and rate_bps == min(RATES))
 
 
-def loopback(rounds):
-    """Print what `simlib.clusters.loopback` holds: the fit of a ping-pong on this machine."""
-    heading("Loopback: a ping-pong of two processes of this machine")
-    link = fit(measure(2, functools.partial(on_loopback, 2), rounds))
-    held = clusters.loopback().intra
-    line("latency, us", f"{link.latency_s * 1e6:.0f}", f"held: {held.latency_s * 1e6:.0f}")
-    line(
-        "bandwidth, GB/s", f"{link.bandwidth_Bps / 1e9:.2f}", f"held: {held.bandwidth_Bps / 1e9:g}"
-    )
-
-
 def network(rounds):
     """Print the tables of predicted and measured times."""
-    loopback(rounds)
     refuse = why_not()
     if refuse:
         heading("Against a real network")
@@ -130,8 +92,7 @@ def network(rounds):
     bound, link = [], None
     for rate_bps in RATES:
         for nodes in WORLDS:
-            launch = functools.partial(on_practice_network, nodes, rate_bps)
-            seconds = measure(nodes, launch, rounds)
+            seconds = measure(nodes, rate_bps, rounds)
             link = fit(seconds) if nodes == min(WORLDS) else link
             bound += _print_table(rate_bps, nodes, seconds, link)
     heading("Against a real network, bandwidth-bound cases")

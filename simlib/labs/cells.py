@@ -186,5 +186,5 @@ def draw_bars(grid, sent):
     each = zip(ends, y, sent, strict=True)
     values = [grid.axes.text(x + 0.06, at, f"{vectors:.3g}", **looks) for x, at, vectors in each]
     at = grid.bars + grid.bound * grid.bar_scale
-    low, high = grid.middle(-0.5), grid.middle(grid.n - 0.5) + 0.04
+    low, high = grid.middle(-0.5), grid.middle(grid.n - 0.5)
     return [bars, *values, *grid.axes.plot([at] * 2, [low, high], color=INK, lw=1, ls="--")]
