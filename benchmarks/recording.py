@@ -20,11 +20,11 @@ def blocks(rank, world_size, nbytes, calls, rounds, clock_name):
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    from simlib import group as recording
+    from simlib import backend
 
     clock = getattr(time, clock_name)
     wrapped = c10d._new_process_group_helper
-    c10d._new_process_group_helper = recording._torch_new_group
+    c10d._new_process_group_helper = backend._torch_new_group
     plain_a, plain_b = dist.new_group(), dist.new_group()
     c10d._new_process_group_helper = wrapped
     x = torch.zeros(max(1, nbytes // 4))
