@@ -1,32 +1,13 @@
 """What collectives do to tensors: pure functions of what all members brought.
 
-A member's part is `Part`: the tensors it brings, and those that receive. The results are computed
-once, for all, in rank order; each member copies its own into its tensors when it waits.
+A member's part is its `Call`: the tensors it ``brings``, and those that it ``takes``. Results are
+computed once, for all, in rank order; each member copies its own into its tensors when it waits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
-
-
-@dataclass(slots=True)
-class Part:
-    """What one member brings to a collective and takes from it.
-
-    Attributes
-    ----------
-    brings : list
-        Tensors (for each rank one, or a list of them, where the collective has parts).
-    takes : list
-        Tensors that receive, in the same sense.
-    """
-
-    brings: list
-    takes: list
-
 
 _OPS = {
     "SUM": torch.add,
@@ -99,7 +80,7 @@ def results_of_all(kind, parts, opts):
     Parameters
     ----------
     kind : str
-    parts : list of Part
+    parts : list of Call
         By position.
     opts : object
         torch's options of the call.
