@@ -12,7 +12,7 @@
     run = simlib.run(main, world_size=4)
 """
 
-from . import clusters, scale
+from . import clusters, digits, scale
 from .cluster import Cluster, Device, Link
 from .compute import compute
 from .diagnosis import Finding
@@ -60,6 +60,7 @@ __all__ = [
     "UnfinishedError",
     "clusters",
     "compute",
+    "digits",
     "load",
     "run",
     "scale",
