@@ -72,7 +72,7 @@ def load_mnist(folder):
         If a file is not what its name says, or images and labels differ in number.
     """
     folder = Path(folder)
-    return tuple(_dataset(folder / images, folder / labels) for images, labels in IDX_FILES.values())
+    return tuple(_dataset(folder / names[0], folder / names[1]) for names in IDX_FILES.values())
 
 
 def read_idx(path):
