@@ -74,11 +74,19 @@ def test_wrong_answer_names_smallest_world_and_every_rank():
         "is expected.\n"
         "  rank 0: right, tensor([0., 2.])\n"
         "  rank 1: right, tensor([20., 22.])\n"
-        "  rank 2: got tensor([41., 43.]), expected tensor([40., 42.])\n"
-        "To see who sent what to whom in this run: `verdict.run` in a new cell."
+        "  rank 2: got tensor([41., 43.]), expected tensor([40., 42.])"
     )
     assert verdict.run.world_size == 3
     assert verdict.run.results[2].tolist() == [41, 43]  # what the answer returned, nothing else
+
+
+def test_a_run_with_messages_is_offered_for_a_look():
+    def wrong_after_talking(rank, world_size, x):
+        dist.all_reduce(y := x.clone())
+        return y
+
+    offer = "To see who sent what to whom in this run: `verdict.run` in a new cell."
+    assert repr(verdict_on(wrong_after_talking)).endswith("\n" + offer)
 
 
 def test_same_answer_gives_the_same_text():

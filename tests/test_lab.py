@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from urllib3.util import Retry
 
 ROOT = Path(__file__).resolve().parent.parent
 LESSON = "notebooks/00_start_here.ipynb"
+START_S = 120
+"""A server that has not named its address by then is ended, and the test fails."""
 
 
 @pytest.fixture
@@ -29,13 +32,19 @@ def server():
         stdout=subprocess.PIPE,
         text=True,
     )
+    too_late = threading.Timer(START_S, process.terminate)
+    too_late.start()
     try:
         for line in process.stdout:
             found = re.search(r"(http://\S+?)/lab\S*\?token=(\w+)", line)
             if found:
+                too_late.cancel()
                 yield found.groups()
                 break
+        else:
+            pytest.fail(f"the server named no address within {START_S} s", pytrace=False)
     finally:
+        too_late.cancel()
         process.terminate()
         process.communicate(timeout=30)
 

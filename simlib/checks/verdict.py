@@ -61,7 +61,7 @@ class Verdict:
         if self.status != RIGHT:
             head += f" Smallest world that fails: {count(self.world_size, 'rank')}."
         text = [head, self.reason, *("  " + line for line in self.lines)]
-        if self.status != RIGHT and self.run is not None:
+        if self.status != RIGHT and self.run is not None and len(self.run.trace):
             text.append("To see who sent what to whom in this run: `verdict.run` in a new cell.")
         return "\n".join(text)
 
