@@ -2,6 +2,9 @@
 
     python authoring/build.py              build what has changed
     python authoring/build.py --check      write nothing; fail where a notebook is not up to date
+    python authoring/build.py --check --run 3
+                                           the same, but run only 3 sources, drawn by SEED; of the
+                                           others compare all but the outputs
     python authoring/build.py 02_send...   only these sources
 
 A lesson gives `notebooks/NN_name.ipynb`, an exercise `exercises/NN_name.ipynb` and
@@ -13,6 +16,7 @@ import argparse
 import copy
 import difflib
 import os
+import random
 import re
 import sys
 import tempfile
@@ -131,25 +135,34 @@ def merge_streams(outputs):
     return merged
 
 
-def build_lesson(path):
-    """``{target: notebook}`` of a lesson source; below its title stands a link to the glossary."""
+def build_lesson(path, run=True):
+    """``{target: notebook}`` of a lesson source; below its title stands a link to the glossary.
+
+    Without ``run`` no cell is executed, and none has outputs.
+    """
     notebook = read_source(path, is_exercise=False)
     heading, rest = notebook.cells[0].source.partition("\n")[::2]
     notebook.cells[0].source = f"{heading}\n\n{GLOSSARY_LINE}\n{rest}"
-    execute(notebook, path.parents[2] / "notebooks", path.name)
+    if run:
+        execute(notebook, path.parents[2] / "notebooks", path.name)
     normalise(notebook, keep_png=True)
     return {f"notebooks/{path.stem}.ipynb": notebook}
 
 
-def build_exercise(path):
-    """``{target: notebook}`` of an exercise source: the exercise and its solution."""
+def build_exercise(path, run=True):
+    """``{target: notebook}`` of an exercise source: the exercise and its solution.
+
+    Without ``run`` no cell is executed, and none has outputs.
+    """
     source, root = read_source(path, is_exercise=True), path.parents[2]
     solved = without_markers(source)
-    execute(solved, root / "solutions", f"{path.name} (solved)")
+    if run:
+        execute(solved, root / "solutions", f"{path.name} (solved)")
     solution = without_hidden(solved)
     exercise = with_stubs(without_hidden(source))
     checks = {cell.id for cell in exercise.cells if course_of(cell, "role") == "check"}
-    execute(exercise, root / "exercises", f"{path.name} (stubs)", may_fail=checks)
+    if run:
+        execute(exercise, root / "exercises", f"{path.name} (stubs)", may_fail=checks)
     store_solved_verdicts(exercise, solution, checks)
     for notebook in (exercise, solution):
         normalise(notebook, keep_png=False)
@@ -172,13 +185,16 @@ def notebook_text(notebook):
     return nbformat.writes(notebook).rstrip("\n") + "\n"
 
 
-def comparable(text):
-    """A stored notebook's text without what may differ: pictures, and outputs tagged as ignored."""
+def comparable(text, outputs=True):
+    """A stored notebook's text without what may differ: pictures, and outputs tagged as ignored.
+
+    Without ``outputs`` all of them are taken out.
+    """
     notebook = nbformat.reads(text, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
-        if is_ignored(cell):
+        if is_ignored(cell) or not outputs:
             cell.outputs = []
         for output in cell.outputs:
             output.get("data", {}).pop("image/png", None)
@@ -190,14 +206,17 @@ def is_ignored(cell):
     return IGNORED in cell.metadata.get("tags", []) or "# NBVAL_IGNORE_OUTPUT" in cell.source
 
 
-def difference(target, text):
-    """How a stored file differs from the text just built, as a diff; empty where it does not."""
+def difference(target, text, outputs=True):
+    """How a stored file differs from the text just built, as a diff; empty where it does not.
+
+    Without ``outputs`` those of notebooks are not compared.
+    """
     if not target.exists():
         return f"{target.name} is missing\n"
     stored = target.read_text(encoding="utf-8")
     if target.suffix == ".ipynb":
         try:
-            stored, text = comparable(stored), comparable(text)
+            stored, text = comparable(stored, outputs), comparable(text, outputs)
         except ValueError as error:
             return f"{target.name} is no notebook: {error}\n"
     lines = difflib.unified_diff(
@@ -255,10 +274,10 @@ def orphans(root):
     ]
 
 
-def settle(root, name, text, check):
+def settle(root, name, text, check, outputs=True):
     """Write a target, or only compare it; returns whether all is well."""
     target = root / name
-    found = difference(target, text)
+    found = difference(target, text, outputs)
     if not found:
         return True
     if check:
@@ -269,6 +288,18 @@ def settle(root, name, text, check):
     target.write_text(text, encoding="utf-8")
     print(f"wrote {name}")
     return True
+
+
+def label(path):
+    """``lessons/NN_name`` or ``exercises/NN_name`` of a source."""
+    return f"{path.parent.name}/{path.stem}"
+
+
+def drawn(root, count):
+    """The labels of so many sources, drawn by the environment's SEED."""
+    labels = [label(path) for path in sources(root)]
+    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
+    return random.Random(seed).sample(labels, min(count, len(labels)))
 
 
 def isolate_kernels(folder):
@@ -283,7 +314,7 @@ def isolate_kernels(folder):
         os.environ[name] = str(path)
 
 
-def build(root, names=(), check=False):
+def build(root, names=(), check=False, run=None):
     """Build or check the sources of a checkout; returns whether all is well.
 
     Parameters
@@ -294,6 +325,8 @@ def build(root, names=(), check=False):
         File names of sources, without their ending; none means all.
     check : bool
         Compare only.
+    run : collection of str, optional
+        Labels of the sources that a check runs; of the others outputs are not compared.
 
     Raises
     ------
@@ -310,10 +343,12 @@ def build(root, names=(), check=False):
     for path in chosen:
         begun = time.monotonic()
         make = build_lesson if path.parent.name == "lessons" else build_exercise
-        for name, notebook in make(path).items():
-            fine &= settle(root, name, notebook_text(notebook), check)
+        is_run = run is None or label(path) in run
+        for name, notebook in make(path, is_run).items():
+            fine &= settle(root, name, notebook_text(notebook), check, outputs=is_run)
         seconds = time.monotonic() - begun
-        print(f"{seconds:4.0f} s  {path.relative_to(root)}", flush=True)
+        if is_run:
+            print(f"{seconds:4.0f} s  {path.relative_to(root)}", flush=True)
     fine &= settle(root, START_PAGE, start_page(root), check)
     for path in orphans(root):
         print(f"{path.relative_to(root)} has no source in authoring/: delete or rename it")
@@ -326,12 +361,16 @@ def main():
     parser = argparse.ArgumentParser(description="Build the notebooks from authoring/.")
     parser.add_argument("names", nargs="*", help="sources to build, such as 02_send_and_recv")
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    parser.add_argument("--run", type=int, metavar="K", help="with --check: run only K sources")
     options = parser.parse_args()
+    if options.run is not None and not options.check:
+        parser.error("--run goes with --check: what is not run cannot be written")
+    run = None if options.run is None else drawn(ROOT, options.run)
     names = [Path(name).stem for name in options.names]
     with tempfile.TemporaryDirectory() as folder:
         isolate_kernels(folder)
         try:
-            return 0 if build(ROOT, names, options.check) else 1
+            return 0 if build(ROOT, names, options.check, run) else 1
         except (SourceError, BuildError) as error:
             print(error, file=sys.stderr)
             return 1

@@ -301,6 +301,26 @@ def test_check_tells_an_edited_notebook_and_writes_nothing(checkout, capsys):
     assert builder.build(root, check=True)
 
 
+def test_what_a_check_does_not_run_is_compared_but_for_its_outputs(checkout):
+    root = checkout(lesson=LESSON, exercise=EXERCISE)
+    builder.build(root)
+    target = root / "notebooks/00_lesson.ipynb"
+    built = target.read_text()
+    target.write_text(built.replace('"42"', '"43"'))
+    assert builder.build(root, check=True, run=["exercises/02_exercise"])
+    assert not builder.build(root, check=True, run=["lessons/00_lesson"])
+    for old, new in (("6 * 7", "7 * 6"), ("Some prose", "Some other prose")):
+        target.write_text(built.replace(old, new))
+        assert not builder.build(root, check=True, run=[])
+
+
+def test_the_seed_draws_what_a_check_runs(checkout, monkeypatch):
+    root = checkout(lesson=LESSON, exercise=EXERCISE)
+    monkeypatch.setenv("SEED", "7")
+    assert sorted(builder.drawn(root, 9)) == ["exercises/02_exercise", "lessons/00_lesson"]
+    assert builder.drawn(root, 1) == builder.drawn(root, 1)
+
+
 def test_check_tells_a_missing_and_a_broken_notebook(checkout, capsys):
     root = checkout(lesson=LESSON)
     assert not builder.build(root, check=True)
