@@ -92,9 +92,15 @@ def _draw_bars(axes, run, scale):
             fill = {"facecolor": mix(color, PAPER, white), "edgecolor": color, "hatch": hatch}
             axes.bar(rank, height, 0.7, bottom, linewidth=0.8, **fill)
             bottom += height
-        text = short_bytes(ledger.peak_bytes)
         axes.annotate(
-            text, (rank, bottom), (0, 2), textcoords="offset points", fontsize=SMALL_PT, ha="center"
+            short_bytes(ledger.peak_bytes),
+            (rank, bottom),
+            (0, 3),
+            textcoords="offset points",
+            fontsize=SMALL_PT,
+            ha="center",
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},  # over the limit's line
+            zorder=3,
         )
     names = [f"rank {rank}" for rank in range(run.world_size)]
     axes.set_xticks(range(run.world_size), names, fontsize=SMALL_PT)
@@ -149,6 +155,7 @@ def draw_parts(runs):
     axes.set_xlim(0, wide)
     axes.set_ylim(high - 1.8, -1.8)
     axes.axis("off")
+    centred = {"fontsize": SMALL_PT, "ha": "center", "va": "center"}
     for index, (title, run) in enumerate(runs.items()):
         left = LABEL_CELLS + index * (LABEL_CELLS + columns)
         right = left + len(names) + GAP_CELLS
@@ -162,9 +169,9 @@ def draw_parts(runs):
             shares = [parts.get(name, 0) / (whole[name] or 1) for name in names]
             _draw_cells(axes, rank, left, shares)
             _draw_cells(axes, rank, right, [float(example in seen) for example in examples])
-        for x, label in [*enumerate(names), *enumerate(examples, len(names) + GAP_CELLS)]:
-            label, low = str(label), run.world_size + 0.3
-            axes.text(left + x + 0.5, low, label, fontsize=SMALL_PT, ha="center", va="center")
+        for side, labels in ((left, names), (right, examples)):
+            for x, label in enumerate(labels):
+                axes.text(side + x + 0.5, run.world_size + 0.3, str(label), **centred)
     return figure
 
 
