@@ -104,7 +104,8 @@ def _draw_bars(axes, run, scale):
         )
     names = [f"rank {rank}" for rank in range(run.world_size)]
     axes.set_xticks(range(run.world_size), names, fontsize=SMALL_PT)
-    axes.set_xlim(-0.6, max(run.world_size, 2) - 0.4)
+    middle, half = (run.world_size - 1) / 2, max(run.world_size, 2) / 2
+    axes.set_xlim(middle - half - 0.1, middle + half + 0.1)
     axes.tick_params(labelsize=SMALL_PT, labelcolor=INK)
     axes.spines[["top", "right"]].set_visible(False)
 
