@@ -159,7 +159,8 @@ simlib.simulate(train, 1, args=(1024,), cluster=small)
 
 # %% [markdown]
 # An out-of-memory error. It says what the device has, what the rank held, how much more was asked
-# for, and at which line. (On a GPU PyTorch says `CUDA out of memory`, with the first three.)
+# for, and at which line. (On a GPU, `CUDA out of memory` has the same three numbers.) The gradients
+# are still at 0 bytes: it did not get through the first forward pass.
 #
 # ## What does not help: more data-parallel ranks
 #
@@ -254,7 +255,7 @@ def stays_at_home(rank, world_size, steps):
 
 
 run = simlib.simulate(stays_at_home, 2, args=(31,), cluster=cluster_with())
-print(*run.output, *run.memory, sep="\n")
+print(*run.memory, sep="\n")
 
 # %% [markdown]
 # The loss falls, nicely, and half of the model never learned anything. Layers 1 and 2 kept their
@@ -366,8 +367,8 @@ for R in (2, 3):
     split = simlib.run(gradients, R, args=(receive,))
     pairs = list(zip(all_gradients(alone), all_gradients(split), strict=True))
     largest = max((a - b).abs().max().item() for a, b in pairs)
-    print(f"{R} ranks: {sum(split.messages)} messages, {len(pairs)} gradients,", end=" ")
-    print(f"largest difference to one process below 1e-8: {largest < 1e-8}")
+    print(R, "ranks:", sum(split.messages), "messages; differences below 1e-8:", largest < 1e-8)
+print(len(pairs), f"tensors, gradients up to {max(a.abs().max().item() for a, _ in pairs):.2f}")
 
 # %% [markdown]
 # The same gradients, with $2 (R - 1)$ messages: one in each direction over each boundary. Nothing
@@ -441,7 +442,7 @@ draw_memory({f"stages: {R}": run for R, run in stages.items()}, limit_bytes=12_0
 # %% [markdown]
 # With three stages every bar stays below the line. Note how uneven the stages are in size, and that
 # the largest decides. Where to cut is a task of the exercises. And now on the devices that have no
-# more than 12 MB:
+# more than 12 MB, with the state of each rank worked out by hand:
 
 # %%
 try:
@@ -449,7 +450,12 @@ try:
 except simlib.OutOfMemoryError as error:
     print("2 stages:", str(error).partition(";")[0])
 run = simlib.simulate(train_split, 3, cluster=small)
-print("3 stages: at most", max(ledger.peak_bytes for ledger in run.memory), "bytes")
+for ledger, stage in zip(run.memory, STAGES[3], strict=True):
+    tensors = [p.numel() for p in network(*stage).parameters()]
+    by_hand = 16 * sum(tensors) + 4 * len(tensors)
+    found = ledger.peak_bytes - ledger.peak["activations and temporaries"]
+    print(f"rank {ledger.rank} of 3: {ledger.peak_bytes:,} bytes at its peak;", end=" ")
+    print(f"state by hand {by_hand:,}, difference {found - by_hand}")
 
 # %% [markdown]
 # ## The two pictures, from two runs
@@ -557,8 +563,8 @@ for memory_bytes, B in ((30e6, 64), (300e6, 64), (300e6, 1024)):
 #
 # ## By hand, on one machine: `.to(device)`
 #
-# Where one machine has several devices, a single process can place parts on them, and this is how
-# courses show it first. The numbers are copied from device to device by `.to`, which autograd does
+# Where one machine has several devices, a single process can place parts on them. The lecture
+# (N. S. Detlefsen, *Scaling applications*, DTU course 02476) does it so, by `.to(device)`. The numbers are copied from device to device by `.to`, which autograd does
 # record: within one process no Send and Receive are needed. What is needed is a `.to` at every
 # boundary. The cell uses two GPUs if it finds them, and says what it found.
 
