@@ -196,7 +196,7 @@ for pieces in (1, 4, 16):
         train, 1, args=(1024, pieces), cluster=cluster_with()
     )
     peak = run.memory[0].peak
-    print(f"{pieces:2} pieces:", ", ".join(f"{name} {peak[name]:,}" for name in peak))
+    print(f"pieces: {pieces:2};", ", ".join(f"{name} {peak[name]:,}" for name in peak))
 
 # %% [markdown]
 # One column shrinks, the activations. Accumulation saves no parameter memory: it *needs* the
@@ -218,7 +218,7 @@ STAGES = {1: [(1, 6)], 2: [(1, 2), (3, 6)], 3: [(1, 1), (2, 3), (4, 6)]}
 
 for R, stages in STAGES.items():
     state = [16 * sum(p.numel() for p in network(*stage).parameters()) for stage in stages]
-    print(R, "stages:", ", ".join(f"{nbytes / 1e6:.1f} MB" for nbytes in state))
+    print(f"stages: {R};", ", ".join(f"{nbytes / 1e6:.1f} MB" for nbytes in state))
 
 # %% [markdown]
 # Two stages are too much, 12.7 MB. Three leave room for activations and work space. Now the stages
@@ -523,7 +523,7 @@ steps = {R: simlib.simulate(gradients, R, args=(receive,), cluster=cluster_with(
 alone_s = steps[1].time_s
 for R, run in steps.items():
     formula_s = alone_s + 2 * (R - 1) * message_s
-    print(f"{R} devices: {run.time_s * 1e3:.3f} ms, formula {formula_s * 1e3:.3f} ms;", end=" ")
+    print(f"devices: {R}; {run.time_s * 1e3:.3f} ms, formula {formula_s * 1e3:.3f} ms;", end=" ")
     print(f"a device is busy for {alone_s / (R * run.time_s):.0%} of the step")
 steps[3].timeline()
 
