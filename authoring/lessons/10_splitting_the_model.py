@@ -61,8 +61,8 @@ def cluster_with(**device):
 # In a simulation `simlib.held()` tells a rank what it holds at that moment. Every storage is in one
 # of four columns: **parameters**, **gradients**, **optimizer state**, and everything else:
 # **activations and temporaries**. We ask after building, after the forward pass, after the backward
-# pass and after the step. For memory any numbers will do as pictures, so these are random. Predict:
-# in which lines does each column change?
+# pass and after the step, with B examples. For memory any numbers will do as pictures, so these are
+# random. Predict: in which lines does each column change?
 
 # %%
 guess = None  # which column grows in which line?
@@ -131,13 +131,13 @@ for (make_optimizer, state), B in zip(state_bytes.items(), (16, 64, 256), strict
 # ## A network that does not fit
 #
 # Now memory ends: the device has 12 MB. P is 1.46 million, and the optimizer is Adam. The program
-# below trains data-parallel, as in lesson 07; on one rank it is plain training. (It keeps the
-# gradients' memory from step to step: `set_to_none=False`. PyTorch's default gives it back, and
-# takes it again in the next backward pass.) In which line does it stop: in building, forward,
-# backward or step?
+# below trains data-parallel, as in [lesson 07](07_data_parallel_training.ipynb); on one rank it is
+# plain training. (It keeps the gradients' memory from step to step: `set_to_none=False`. PyTorch's
+# default gives it back, and takes it again in the next backward pass.) Where does it stop: in
+# building, forward, backward or step?
 
 # %% tags=["raises-exception"]
-guess = None  # which line?
+guess = None  # in building, forward, backward or step?
 small = cluster_with(memory_bytes=12_000_000)
 
 
@@ -177,8 +177,8 @@ draw_memory(runs, limit_bytes=12_000_000)
 
 # %% [markdown]
 # Only the top of each bar shrinks: a rank with fewer examples has fewer activations. Parameters,
-# gradients and optimizer state stand on every rank as before, 16 P = 23.3 MB, and with a million
-# ranks still would. **Data parallelism cannot help memory.** Hold on to that sentence until lesson
+# gradients and optimizer state stand on every rank as before, 16 P = 23.3 MB, and would with a
+# million ranks. **Data parallelism cannot help memory.** Hold on to that sentence until lesson
 # 12 (to come), which takes it apart: nothing forces every rank to keep *all* of the state *all* of
 # the time.
 #
@@ -203,8 +203,8 @@ for pieces in (1, 4, 16):
 # gradients to stay where they are. Nor does the last column go to zero. Adam's own step needs work
 # space, twice the largest tensor (2 x 784 x 512 x 4 = 3.2 MB), whatever the batch.
 #
-# From here on we take 256 examples at a time. Activations are then small, and 23.3 MB of state are
-# left over. There is nothing for it but to cut.
+# From here on we take 256 examples at a time. Activations are then small, but 23.3 MB of state do
+# not fit into 12 MB. There is nothing for it but to cut.
 #
 # ## The cut
 #
