@@ -148,7 +148,7 @@ def draw_parts(runs):
     whole = {name: max(parts.get(name, 0) for parts, _ in results) for name in names}
     examples = sorted({example for _, seen in results for example in seen})
     columns = len(names) + GAP_CELLS + len(examples)
-    wide = len(runs) * (LABEL_CELLS + columns)
+    wide = len(runs) * (LABEL_CELLS + columns) + 0.3
     high = max(run.world_size for run in runs.values()) + 2.6
     figure = Picture(figsize=(wide * CELL_IN, high * CELL_IN), dpi=DPI, facecolor=PAPER)
     FigureCanvasAgg(figure)

@@ -462,8 +462,8 @@ for ledger, stage in zip(run.memory, STAGES[3], strict=True):
 #
 # Articles on distributed training draw data parallelism and model parallelism side by side. Here are
 # both pictures, not drawn by hand but from two runs. Each rank reports the bytes it holds of each
-# layer, and which of six examples went through it. Which cells will be full on the left, which on
-# the right?
+# of the six layers, and which of six examples went through them. Which cells will be full on the
+# left, which on the right?
 
 # %%
 guess = None  # which cells are full?
