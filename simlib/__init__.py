@@ -29,6 +29,7 @@ from .errors import (
     StuckError,
     UnfinishedError,
 )
+from .held import held
 from .processes import run
 from .results import Run
 from .saved import load
@@ -61,6 +62,7 @@ __all__ = [
     "clusters",
     "compute",
     "digits",
+    "held",
     "load",
     "run",
     "scale",

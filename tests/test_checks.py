@@ -277,6 +277,11 @@ def test_wrong_sort_of_value_is_told(got, words):
         ([torch.ones(1)], [torch.ones(1), torch.ones(1)], "has a list of 1 where 2 are expected"),
         ([1, 2], [1, 3], "at index 1 has the wrong value"),
         (torch.ones(1), [1], "has a Tensor where a list is expected"),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
+        ({"a": 1, "b": 2}, {"a": 1, "b": 3}, "at 'b' has the wrong value"),
+        ({"a": 1}, {"a": 1, "b": 3}, "has {'a': 1} where a dict with a, b is expected"),
+        ("adam", "adam", None),
+        ("adam", "sgd", "has 'adam' where 'sgd' is expected"),
     ],
 )
 def test_difference(got, want, words):
@@ -290,6 +295,7 @@ def test_describe_is_short():
     assert describe(torch.ones(1, 2)) == "tensor([1., 1.]) of shape (1, 2)"
     assert describe(torch.ones(1, dtype=torch.float64)) == "tensor([1.], dtype=float64)"
     assert describe([torch.zeros(1), None]) == "[tensor([0.]), None]"
+    assert describe({"weight": torch.zeros(1), 2: 0.5}) == "{'weight': tensor([0.]), 2: 0.5}"
     assert describe((0, 1, 2)) == "(0, 1, 2)"
     assert len(describe("x" * 1000)) == 60
 
@@ -408,6 +414,42 @@ def test_measure_tells_the_virtual_time_of_a_simulation():
     start = checks.Timed(SLOW, inputs, None).start(timeout_s=20)
     measured = checks.measure(tell_all, inputs, worlds=[5], in_place=True, start=start)
     assert measured.endswith("\n5: virtual time 0.001008000 s")
+
+
+# Memory on a modelled device
+
+ROOMY = simlib.Cluster(nodes=2, ranks_per_node=1, inter=simlib.Link(1e-3, 1e6))
+
+
+def make_a_copy(rank, world_size, x):
+    return x.clone()
+
+
+def make_two_copies(rank, world_size, x):
+    spare = [x.clone() for _ in range(1 + (rank == 1))]
+    return spare[0]
+
+
+def fits_in(bound_bytes, answer):
+    memory = [checks.Fits(ROOMY, inputs, lambda xs: bound_bytes, "Keep one.")]
+    return verdict_on(answer, expected=lambda xs: list(xs), worlds=[1, 3], memory=memory)
+
+
+def test_memory_at_its_bound_is_enough():
+    assert repr(fits_in(8, make_a_copy)) == (
+        "double: right, 2 of 2 points.\n"
+        "Every rank has the expected value at world sizes 1, 3.\n"
+        "  at world size 2: 8 bytes held by the largest rank (at most 8)"
+    )
+
+
+def test_too_much_memory_is_told_with_rank_ledger_and_bound():
+    verdict = fits_in(8, make_two_copies)
+    assert (verdict.status, verdict.world_size, verdict.run.engine) == ("wrong", 2, "simulated")
+    assert verdict.reason == (
+        "In this world of 2 the values are right, but rank 1 holds 16 bytes at its peak "
+        "(activations and temporaries 16) where 8 are enough for any rank. Keep one."
+    )
 
 
 # Rules, on hand-made traces

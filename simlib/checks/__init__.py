@@ -10,6 +10,7 @@ A check cell of an exercise notebook is one call::
 """
 
 from .check import check
+from .fits import Fits
 from .rules import (
     Rule,
     collective_nbytes,
@@ -26,6 +27,7 @@ from .trial import measure
 from .verdict import Verdict
 
 __all__ = [
+    "Fits",
     "Rule",
     "Timed",
     "Verdict",

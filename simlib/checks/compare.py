@@ -15,6 +15,8 @@ def describe(value):
         return "(" + ", ".join(map(describe, value)) + "," * (len(value) == 1) + ")"
     if isinstance(value, list):
         return "[" + ", ".join(map(describe, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {describe(one)}" for key, one in value.items()) + "}"
     if isinstance(value, float):
         return f"{value:g}"
     text = repr(value)
@@ -62,7 +64,10 @@ def difference(got, want):
     if isinstance(want, dict):
         if not isinstance(got, dict) or got.keys() != want.keys():
             return f"has {describe(got)} where a dict with {', '.join(map(str, want))} is expected"
-        return list_difference([got[key] for key in want], list(want.values()))
+        wrong = {key: text for key in want if (text := difference(got[key], want[key]))}
+        return next((f"at {key!r} {text}" for key, text in wrong.items()), None)
+    if isinstance(want, str):
+        return None if got == want else f"has {describe(got)} where {want!r} is expected"
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         return f"has a {type(got).__name__} where a number is expected"
     same = abs(got - want) <= 1e-5 * max(1, abs(want))
