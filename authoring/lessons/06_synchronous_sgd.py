@@ -273,8 +273,8 @@ for dtype in (torch.float64, torch.float32):
 #
 # By (1') and (2), $\frac1R G$ is the gradient of the cost over all $R \times B$ examples, where B is the
 # number per rank. So one step on R ranks **is** one step of one process with the **effective batch**
-# $B_\text{effective} = R \times B$. The twin does it, on real ranks, and for 64 ranks on simulated
-# ones. `sync_gradients` is of the article's kind.
+# $B_\text{effective} = R \times B$. The twin does it on 2 and 4 real ranks, and on 64 simulated ones.
+# `sync_gradients` is of the article's kind. What will be left over with 64?
 
 
 # %%
@@ -299,13 +299,25 @@ def one_step(rank, world_size, dtype, examples=8, syncs=True):
 
 for ranks, start in ((2, simlib.run), (4, simlib.run), (64, simlib.simulate)):
     for dtype in (torch.float64, torch.float32):
-        one_process = one_step(0, 1, dtype, examples=8 * ranks, syncs=False)
-        error = residual(start(one_step, ranks, args=(dtype,)).results[-1], one_process)
-        print(
-            f"R = {ranks:2}, B = 8, {dtype}: one process with B = {8 * ranks:3}, residual {error}"
-        )
+        one = one_step(0, 1, dtype, 8 * ranks, syncs=False)
+        error = residual(start(one_step, ranks, args=(dtype,)).results[-1], one)
+        print(f"{ranks:2} x 8 against 1 x {8 * ranks:3}, {dtype}: residual {error}")
 
 # %% [markdown]
+# From 2 ranks to 64 nothing is left but rounding. And what did it cost? Look at such a step on 4 ranks.
+# How many collectives, and how many bytes does each rank bring to them, for 970 weights in float32?
+
+# %%
+guess = None  # collectives? Bytes?
+
+run = simlib.run(one_step, 4, args=(torch.float32,))
+print("bytes brought to each collective:", [each.nbytes for each in run.trace.collectives])
+run
+
+# %% [markdown]
+# One all_reduce for each parameter tensor: a matrix and a vector per layer, $4 \times 970$ bytes in all.
+# Four latencies where one would do: lesson 07 packs the four into one flat buffer.
+#
 # ## One curve or two?
 #
 # If one step is the same, so are sixty. Three trainings, all in float64 so that rounding stays out of
@@ -424,7 +436,7 @@ for plan in (
 #
 # `spread` measures it: the largest difference between any two ranks, in any weight, by one all_reduce
 # (the MAX of $\theta$ and of $-\theta$). We also try one swapped line: `step`, then sync. And replicas
-# that start apart. Which spreads are 0 after 20 steps?
+# that start apart. Which spreads are 0 after 10 steps?
 
 # %%
 guess = None  # which spreads are 0?
@@ -448,7 +460,7 @@ def replicas(rank, world_size, name, what):
     model = net(seed=rank if what == "start apart" else 0)
     optimizer = OPTIMIZERS[name](model.parameters())
     spreads, first_cost = [spread(flat(model))], cost(model)
-    for batch in batches(8 * world_size, steps=20):
+    for batch in batches(8 * world_size, steps=10):
         flat_gradient(model, batch[8 * rank : 8 * rank + 8])
         if what == "step, then sync":
             optimizer.step()
@@ -462,8 +474,8 @@ def replicas(rank, world_size, name, what):
 for what in ("sync, then step", "step, then sync", "start apart"):
     for name in OPTIMIZERS:
         spreads, before, after = simlib.run(replicas, 4, args=(name, what)).results[0]
-        told = f"{spreads[1]:.3f}, {spreads[20]:.3f}" if spreads[20] else f"{max(spreads)} always"
-        print(f"{what:15} {name:8} spread after steps 1, 20: {told:12}", end="  ")
+        told = f"{spreads[1]:.3f}, {spreads[10]:.3f}" if spreads[10] else f"{max(spreads)} always"
+        print(f"{what:15} {name:8} spread after steps 1, 10: {told:12}", end="  ")
         print(f"cost on rank 0: {before:.2f} -> {after:.2f}")
 
 # %% [markdown]
