@@ -14,7 +14,8 @@
 # Three words first. **Weights** are the numbers $\theta$ that a model learns. The **loss** $\ell(\theta; x)$
 # says how bad it is on *one* example. The **cost** $L(\theta)$ is the mean loss of many examples, and it is
 # the cost that we want small. Most texts say "loss" for both, PyTorch too; half of the mistakes below
-# come from that.
+# come from that. Two letters are new, too: $R$ is the number of ranks, and $B$ is no bandwidth here but the
+# number of examples that a rank takes per step.
 #
 # ## Downhill
 #
@@ -142,8 +143,8 @@ def residual(got, want):
 # %% [markdown]
 # ## Equation (1): the gradient of a sum is the sum of gradients
 #
-# The derivation follows A. Das's article (2018-2019; lesson 01 met the first of the series). Its first
-# equation adds up the loss over all examples of $D$, and lets the derivative pass through the sum:
+# The derivation follows A. Das's articles (2018-2019; lesson 01 met the first of them), rebuilt in our
+# letters. Its first equation adds up the loss over all examples of $D$, and lets the derivative pass through the sum:
 #
 # $$\nabla \sum_{x \in D} \ell(\theta; x) = \sum_{x \in D} \nabla \ell(\theta; x) \tag{1}$$
 #
@@ -188,8 +189,8 @@ guess = None  # the error of the plain mean, in percent
 
 def mean_of_shards(model, sizes, weighted):
     shards = D[: sum(sizes)].split(sizes)
-    weights = [len(s) / sum(sizes) if weighted else 1 / len(sizes) for s in shards]
-    return sum(w * flat_gradient(model, s) for w, s in zip(weights, shards, strict=True))
+    factors = [len(s) / sum(sizes) if weighted else 1 / len(sizes) for s in shards]
+    return sum(f * flat_gradient(model, s) for f, s in zip(factors, shards, strict=True))
 
 
 for dtype in (torch.float64, torch.float32):
@@ -204,16 +205,17 @@ for dtype in (torch.float64, torch.float32):
 # %% [markdown]
 # Equal shards: exact. Uneven shards with a plain mean: as far off as the gradient is long. No bug in the
 # code, no error message, only a sum of means that is not the mean. The two examples of rank 3 weigh as
-# much as the twenty of rank 0. The weights $|D_r|/|D|$ mend it exactly. (How large the error is depends
+# much as the twenty of rank 0. The factors $|D_r|/|D|$ mend it exactly. (How large the error is depends
 # on net and digits. Another way to the same: `nll_loss(..., reduction="sum")` on every rank, and divide
 # the sum over all ranks by the number of all examples.)
 #
 # "So I make all shards equal": PyTorch's `DistributedSampler` does, by **padding**: what is missing, it
 # takes from the beginning again. With 30 examples on 4 ranks two examples are in two shards, and the
-# $D_r$ are not disjoint. Which of the two residuals will be small now?
+# $D_r$ are not disjoint. The last line below drops the doubles again, and takes the uneven shards with
+# their factors. How far off is the padded mean?
 
 # %%
-guess = None  # the error that two doubled examples make
+guess = None  # the error that two doubled examples make, in percent
 
 model, D30 = net(), D[:30]
 padded = torch.cat([D30, D30[:2]])
@@ -271,8 +273,12 @@ for dtype in (torch.float64, torch.float32):
 #
 # $$\theta \leftarrow \theta - \eta\, \frac{1}{R} \sum_{r} G_r \tag{4}$$
 #
-# By (1') and (2), $\frac1R G$ is the gradient of the cost over all $R \times B$ examples, where B is the
-# number per rank. So one step on R ranks **is** one step of one process with the **effective batch**
+# Read the four backwards, for shards of B examples each, and you have the proof in one line:
+#
+# $$\frac1R \sum_r G_r \;\overset{(2)}{=}\; \frac1R \sum_r \frac1B \sum_{x \in D_r} \nabla \ell(\theta; x)
+# \;=\; \frac{1}{R B} \sum_{x \in D} \nabla \ell(\theta; x) \;\overset{(1')}{=}\; \nabla L_D(\theta)$$
+#
+# So one step on R ranks **is** one step of one process with the **effective batch**
 # $B_\text{effective} = R \times B$. The twin does it on 2 and 4 real ranks, and on 64 simulated ones.
 # `sync_gradients` is of the article's kind. What will be left over with 64?
 
@@ -304,19 +310,24 @@ for ranks, start in ((2, simlib.run), (4, simlib.run), (64, simlib.simulate)):
         print(f"{ranks:2} x 8 against 1 x {8 * ranks:3}, {dtype}: residual {error}")
 
 # %% [markdown]
-# From 2 ranks to 64 nothing is left but rounding. And what did it cost? Look at such a step on 4 ranks.
-# How many collectives, and how many bytes does each rank bring to them, for 970 weights in float32?
+# From 2 ranks to 64 nothing is left but rounding. And what does it cost? Look at such a step on 4 ranks,
+# simulated on Ethernet, with computers so slow ($10^8$ operations per second) that even this small net
+# keeps them busy. How many collectives, and how many bytes does each rank bring to them, for 970 weights in
+# float32?
 
 # %%
 guess = None  # collectives? Bytes?
 
-run = simlib.run(one_step, 4, args=(torch.float32,))
+cluster = simlib.clusters.ethernet_10g(nodes=4, device=simlib.Device(flops_per_s=1e8))
+run = simlib.simulate(one_step, 4, args=(torch.float32,), cluster=cluster)
 print("bytes brought to each collective:", [each.nbytes for each in run.trace.collectives])
-run
+run.timeline()
 
 # %% [markdown]
-# One all_reduce for each parameter tensor: a matrix and a vector per layer, $4 \times 970$ bytes in all.
-# Four latencies where one would do: lesson 07 packs the four into one flat buffer.
+# First all compute, then all communicate: that is what "synchronous" looks like. There is one all_reduce
+# for each parameter tensor, a matrix and a vector per layer, $4 \times 970$ bytes in all. The vector of 64
+# bytes takes nearly as long as the matrix of 3,136: four times latency, where one flat buffer would pay
+# it once (lesson 07).
 #
 # ## One curve or two?
 #
@@ -432,7 +443,8 @@ for plan in (
 # A proof by induction. *Start:* all replicas have the same $\theta$ (rank 0 broadcasts it) and the same
 # optimizer state (empty). *Step:* if they are equal before a step, they all add the same bits $G/R$ to
 # the same state by the same arithmetic, so they are equal after it. The proof asks nothing of the
-# optimizer but that it depends on $\theta$, its state and the gradient. Momentum and Adam qualify.
+# optimizer but that it depends on $\theta$, its state and the gradient. Momentum and Adam qualify. ("The
+# same arithmetic" does ask something of the machines: another kind of CPU may round otherwise.)
 #
 # `spread` measures it: the largest difference between any two ranks, in any weight, by one all_reduce
 # (the MAX of $\theta$ and of $-\theta$). We also try one swapped line: `step`, then sync. And replicas
@@ -481,7 +493,8 @@ for what in ("sync, then step", "step, then sync", "start apart"):
 # %% [markdown]
 # Exactly 0.0, not nearly. In the second block every rank takes its step with its own gradient, and the
 # synchronised one is thrown away by the next `zero_grad`. In the third all ranks add the **same** step to
-# different weights, so their distance stays what it was at the start, for ever. Nothing pulls replicas
+# different weights, so their distance stays what it was at the start, for ever; and the mean is of
+# gradients taken at four different points, so it is the gradient of none. Nothing pulls replicas
 # together: synchronous SGD keeps them equal, it never makes them so. The mend is one broadcast of every
 # parameter from rank 0, before the first step.
 #
@@ -527,8 +540,8 @@ print("right, rank 0", simlib.run(twins, 4, args=(False,)).results[0])
 # %% [markdown]
 # The same cost on every rank, to the last digit shown, and no two replicas alike. The mean gradient then
 # mixes the gradient of unit 3 here with that of quite another unit there. They do learn, but less, and
-# each ends as another model. Equal losses prove nothing:
-# **compare weights**, by a spread, or by a fingerprint (exercise 4).
+# each ends as another model. Equal losses prove nothing: **compare weights**, by a spread, or by a
+# fingerprint (exercise 4).
 #
 # ## What is not invariant
 #
@@ -564,7 +577,8 @@ print("clipped after sum residual", residual(clipped(sum(shards) / 4), clipped(w
 # - Batch norm takes mean and variance over 8 examples instead of 32: another function. Lesson 07 builds a
 #   synchronised one. Its running means are buffers, no parameters: they even differ from rank to rank.
 # - Dropout differs because its masks do. One process with another seed would differ as much; on the
-#   average over masks all is well. Only do not give all ranks the *same* masks.
+#   average over masks all is well. Only do not give all ranks the *same* masks: their noise would no
+#   longer average out.
 # - Clipping per rank cuts each $G_r$ by another factor. Clip **after** the all_reduce: then every rank
 #   holds the whole mean gradient, knows its length, and needs no further message (exercise 2).
 #
@@ -626,8 +640,8 @@ plt.show()
 # | assumption broken | replicas equal? | as one process? | mend |
 # |---|---|---|---|
 # | SUM of means, no division | yes | step R times too large | divide by R |
-# | uneven shards, plain mean | yes | no | weights $\lvert D_r \rvert / \lvert D \rvert$ |
-# | padded shards | yes | a little off | weights, or drop the rest |
+# | uneven shards, plain mean | yes | no | factors $\lvert D_r \rvert / \lvert D \rvert$ |
+# | padded shards | yes | off by the doubles | factors, or drop the rest |
 # | no slices, one seed | yes | $B_\text{effective}$ = B | slice r for rank r |
 # | each rank sums in its own order | no | to rounding | all_reduce |
 # | unsynchronised start | no | no | broadcast |
