@@ -325,9 +325,9 @@ run.timeline()
 
 # %% [markdown]
 # First all compute, then all communicate: that is what "synchronous" looks like. There is one all_reduce
-# for each parameter tensor, a matrix and a vector per layer, $4 \times 970$ bytes in all. The vector of 64
-# bytes takes nearly as long as the matrix of 3,136: four times latency, where one flat buffer would pay
-# it once (lesson 07).
+# for each parameter tensor, a matrix and a vector per layer, $4 \times 970$ bytes in all. The last three
+# bring a fifth of the bytes and take longer than the first: that is latency, paid again and again, where
+# one flat buffer would pay it once (lesson 07).
 #
 # ## One curve or two?
 #
@@ -363,12 +363,12 @@ def train(rank, world_size, B, lr=0.5, divides=True, optimizer=torch.optim.SGD):
         flat_gradient(model, batch[rank * B : (rank + 1) * B])
         sync_gradients(model, rank, world_size if divides else 1)
         optimizer.step()
-    return torch.tensor(costs)
+    return torch.tensor(costs, dtype=torch.float64)
 
 
 # %% [markdown]
 # `divides=False` is the only difference of the SUM programs: `sync_gradients` is told of a world of one.
-# Draw your seven curves before you run this.
+# Draw your curves before you run this. The last line repeats mean and SUM with a smaller rate.
 
 
 # %%
@@ -394,12 +394,14 @@ plt.show()
 print("4 ranks against B = 32:", residual(mean, one32), "- against B = 8:", residual(mean, one8))
 print("SUM against 4 x rate, first 10 steps:", residual(summed_up[:10], one_4lr[:10]))
 print("Adam, SUM against mean:", residual(adam_summed, adam))
+small, small_summed = curve(4, 8, 0.2)[-1], curve(4, 8, 0.2, False)[-1]
+print(f"SGD with rate 0.2, cost at the end: mean {small:.2f}, SUM {small_summed:.2f}")
 
 # %% [markdown]
 # $4 \times 8$ and $1 \times 32$ are one curve; B = 8 is another. And the sum is not the gradient: it is
 # R times the gradient, a step R times too large. Plain SGD behaves exactly as with $4\eta$, here out
-# of control. With a smaller $\eta$ the mistake would even have looked like progress: "more ranks learn
-# faster".
+# of control. With $\eta$ = 0.2 the mistake even looks like progress: "more ranks learn faster". No: a
+# larger rate does, and one process could have had it.
 #
 # Adam hardly notices. It divides the gradient by its own typical size, so a factor R cancels, but for a
 # tiny constant. That makes the bug a sleeper: it wakes when somebody goes back to SGD, clips gradients,
@@ -593,7 +595,7 @@ print("clipped after sum residual", residual(clipped(sum(shards) / 4), clipped(w
 # %%
 guess = None  # cost at the midpoint: lower, equal, higher?
 
-model = net()
+model = net(dtype=torch.float64)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 for batch in batches(32, steps=400):
     flat_gradient(model, batch)
