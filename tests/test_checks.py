@@ -251,7 +251,7 @@ def test_no_usual_mistake_leads_to_the_values_that_come_where_there_are_messages
         ([0.0, 2.0], "has a list where a tensor is expected"),
         (torch.zeros(3), "shape (3,) where (2,)"),
         (torch.tensor([0, 2]), "has dtype int64 where float32 is expected"),
-        (torch.tensor([0.0, float("nan")]), "has the wrong value"),
+        (torch.tensor([0.0, float("nan")]), "has nan, not a number: 0 / 0 gives it"),
         (torch.tensor([0.0, 2.1]), "has the wrong value"),
     ],
 )
@@ -274,6 +274,8 @@ def test_wrong_sort_of_value_is_told(got, words):
         (True, 1, "has a bool where a number is expected"),
         (float("nan"), 1.0, "has the wrong value"),
         (torch.tensor([1.0 + 1e-7]), torch.tensor([1.0]), None),
+        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), None),
+        (torch.tensor([1.0]), torch.tensor([float("nan")]), "has the wrong value"),
         ([torch.ones(1)], [torch.ones(1), torch.ones(1)], "has a list of 1 where 2 are expected"),
         ([1, 2], [1, 3], "at index 1 has the wrong value"),
         (torch.ones(1), [1], "has a Tensor where a list is expected"),

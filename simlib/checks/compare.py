@@ -51,7 +51,7 @@ def dtype_name(tensor):
 def difference(got, want):
     """What is wrong with `got` where `want` is expected, as words after "rank 0"; None if equal.
 
-    Tensors must agree in shape and dtype; floats to a relative 1e-5.
+    Tensors must agree in shape and dtype; floats to a relative 1e-5; nan equals nan.
     """
     if want is None:
         return None if got is None else f"has {describe(got)} where nothing (None) is expected"
@@ -83,7 +83,9 @@ def tensor_difference(got, want):
     if got.dtype != want.dtype:
         return f"has dtype {dtype_name(got)} where {dtype_name(want)} is expected"
     if want.is_floating_point():
-        same = torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+        if got.isnan().any() and not want.isnan().any():
+            return "has nan, not a number: 0 / 0 gives it, and whatever it is added to becomes nan"
+        same = torch.allclose(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
     else:
         same = torch.equal(got, want)
     return None if same else "has the wrong value"
