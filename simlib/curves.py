@@ -39,7 +39,8 @@ def live_curves(folder):
 
     reader, done = Reader(folder), threading.Event()
     handle = display(_bundle(None), raw=True, display_id=True)
-    thread = threading.Thread(target=_keep_showing, args=(handle, reader, done), daemon=True)
+    arguments = (handle, reader, done)
+    thread = threading.Thread(None, _keep_showing, "simlib-curves", arguments, daemon=True)
     thread.start()
     try:
         yield
