@@ -108,7 +108,7 @@ run
 #
 # ## Better: one broadcast, one flat buffer
 #
-# A broadcast spreads through a tree (lesson 04). And all parameters fit into *one* tensor:
+# In a broadcast everyone helps to tell the others (lesson 04). And all parameters fit into *one* tensor:
 # `parameters_to_vector` joins a list of tensors into a flat one, `vector_to_parameters` cuts it up again.
 # Now predict the counts, and the time on 16 nodes with 10 Gbit/s Ethernet.
 
@@ -151,8 +151,9 @@ for function in functions:
 
 # %% [markdown]
 # The same weights, with 3 collectives instead of 24 messages and 16 collectives. On 16 nodes (virtual
-# clock) the first version sends 15 copies out of one network card; the broadcast's tree does it in
-# $\lceil \log_2 16 \rceil = 4$ rounds. With gradients the bytes are the same, and what is saved is latency:
+# clock) the first version sends 15 copies out of one network card. The broadcast, whose algorithm is chosen for this
+# size, deals the pieces out and lets the ranks gather them from each other, so no card carries more than
+# two copies. With gradients the bytes are the same, and what is saved is latency:
 # 7 all_reduces fewer. On a model with hundreds of tensors this is much of the step. (One flat buffer
 # must wait for the last gradient. Lesson 08 cuts it into buckets and begins earlier.)
 #
@@ -305,21 +306,17 @@ for make_optimizer, dtype in itertools.product((sgd, adam), (torch.float32, torc
         run = simlib.run(one_epoch, n, args=(make_optimizer, dtype))
         after[make_optimizer, dtype, n] = run.results[0]
     one, *others = (after[make_optimizer, dtype, n] for n in (1, 2, 4))
-    worst = [f"{(other - one).abs().max().item():.0e}" for other in others]
-    print(f"{make_optimizer.__name__:4} {str(dtype):13} R = 2: {worst[0]}   R = 4: {worst[1]}")
-
-# %%
-for dtype, bound in ((torch.float64, 1e-10), (torch.float32, 2e-2)):
-    pairs = [(after[make, dtype, n], after[make, dtype, 1]) for make in (sgd, adam) for n in (2, 4)]
-    print(dtype, f"within {bound}:", all((a - b).abs().max().item() < bound for a, b in pairs))
+    worst = [(other - one).abs().max().item() for other in others]
+    print(f"{make_optimizer.__name__:4} {dtype}: R = 2 {worst[0]:.0e}, R = 4 {worst[1]:.0e}")
+    assert dtype == torch.float32 or max(worst) < 1e-10
 
 # %% [markdown]
 # Equal, up to rounding: sums in another order are rounded differently (lesson 05). In float64 an epoch leaves
 # 1e-13 or less. In float32 SGD leaves 1e-7 or so, unless chance wants it otherwise: max-pooling and ReLU
 # *choose*, and where two pixels nearly tie, a rounding turns the choice and the gradient takes another way. Adam
 # leaves about 1e-3. It divides each gradient by its own size, so where a gradient is nothing but rounding, its
-# step is still as long as any other: $\eta$ = 0.001. Is that rounding, or a mistake in the program? Go to float64: rounding shrinks by a
-# factor of 500 million, a mistake stays.
+# step is still as long as any other: $\eta$ = 0.001. Is that rounding, or a mistake in the program? Go to
+# float64: rounding shrinks by a factor of 500 million, a mistake stays.
 #
 # ## Break it: nothing is learned
 #
@@ -608,21 +605,22 @@ def against_one_process(rank, world_size, back):
     part = sync_batch_norm(x[mine], back)
     (part * after[mine]).sum().backward()
     differences = (part - expected[mine], x.grad[mine] - y.grad[mine])
-    return [f"{difference.abs().max().item():.3f}" for difference in differences]
+    try:
+        nn.SyncBatchNorm(3)(x)
+    except ValueError as error:
+        return [f"{difference.abs().max().item():.3f}" for difference in differences], error
 
 
 for back in (False, True):
-    print(f"all_reduce backwards {back!s:5}: [forward, backward] differ by at most", end=" ")
-    print(simlib.run(against_one_process, 2, args=(back,)).results[0])
-try:
-    nn.SyncBatchNorm(3)(torch.randn(9, 3, 4, 4))
-except ValueError as error:
-    print("torch's own:", error)
+    differences, refusal = simlib.run(against_one_process, 2, args=(back,)).results[0]
+    print(f"all_reduce backwards {back!s:5}: forward and backward differ by", *differences)
+print("nn.SyncBatchNorm:", refusal)
 
 # %% [markdown]
 # With both all_reduces it is equal to one process, forward and backward, with 6 examples on one rank and 3 on the
-# other. Torch has it built in as `nn.SyncBatchNorm`, on GPUs only, as its message says. Now you know what is
-# inside: two more collectives per layer and step.
+# other. Without the backward one the loss looks right and the gradients are wrong. Torch has it built in as
+# `nn.SyncBatchNorm`, on GPUs only, as its message says. Now you know what is inside: two more collectives per
+# layer and step.
 #
 # ## Gradient accumulation
 #
@@ -762,9 +760,9 @@ with simlib.live_curves(scaling.name):
         print(f"{name:27} {run.results[0]:.1%}")
 
 # %% [markdown]
-# With the same $\eta$ the large batch makes a tenth of the steps, each as long as before, and stays far
+# With the same $\eta$ the large batch makes a tenth of the steps, none of them longer, and stays far
 # behind: 82 % against 98 % when this page was built. With $10\eta$ each step goes ten times as far: the **linear
-# scaling rule**, 96 %. With the warm-up 97 %. The reason for both: if the weights hardly
+# scaling rule**, 96 %. Its loss jumps in the first epoch; with the warm-up it does not, and 97 % are reached. The reason for both: if the weights hardly
 # change during ten small steps, their gradients add up to one large step of ten times the rate. In the first
 # epoch weights change fast, so that does not hold yet, and one begins gently. Goyal et al. (2017, arXiv 1706.02677)
 # trained ResNet-50 in this way with batches of up to 8,192 at the small batch's accuracy. It is a rule of
