@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -37,7 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import simlib
 
-IMAGES, LABELS = (tensor[:256].clone() for tensor in simlib.digits.load()[0].tensors)
+IMAGES, LABELS = (tensor[:128].clone() for tensor in simlib.digits.load()[0].tensors)
 
 # %% [markdown]
 # ## One process that controls everything: DataParallel
@@ -191,7 +192,7 @@ guess = None  # DataParallel on 8 devices against 2?
 
 for devices in (2, 4, 8, 16):
     runs = [
-        simlib.simulate(function, devices, args=(256 // devices,), cluster=bus(devices), **copies)
+        simlib.simulate(function, devices, args=(128 // devices,), cluster=bus(devices), **copies)
         for function in (as_data_parallel, as_ddp)
     ]
     print(f"{devices:2} devices, ms per step:", *(f"{run.time_s * 1e3:7.3f}" for run in runs))
@@ -331,8 +332,8 @@ for cap_mb in (25, 0.25):
 #
 # Now all comes together. A gradient arrives and is taken into its bucket. Is the bucket full? Then start
 # it, **but only in turn**: bucket 1 never before bucket 0, whatever comes first on this rank. When
-# backward has ended, wait for the buckets in the same order. With `overlap=False` all of them start at the
-# end, as in the loops of lesson 07.
+# backward has ended, wait for the buckets in the same order. With `overlap=False` all of them start only
+# then, as in the loops of lesson 07.
 
 
 # %%
@@ -611,7 +612,7 @@ for wrap in [*wraps, functools.partial(DistributedDataParallel, find_unused_para
     try:
         print(simlib.run(two_steps, 2, args=(wrap,)).results[0])
     except simlib.RankError as error:
-        print(error.tracebacks[0].partition("Error: ")[2][:190].splitlines()[0])
+        print(". ".join(error.tracebacks[0].partition("Error: ")[2].split(". ")[:2]).strip())
 
 # %% [markdown]
 # Without the check in `finish` ours would wait for ever, or keep the gradients of each rank for itself.
@@ -649,8 +650,9 @@ for wrap in (OwnDDP, DistributedDataParallel):
     print("gradients differ by less than 1e-6:", off < 1e-6)
 
 # %% [markdown]
-# A quarter of the bytes. (Summing what is already a mean with new local gradients, and averaging again,
-# happens to be right too: all ranks hold the same mean.) Note that forward **and** backward stand inside
+# A quarter of the bytes. (torch's 7: one bucket in its first step, then two, as the first bucket's default
+# cap is 1 MiB. Summing what is already a mean with new local gradients, and averaging again,
+# happens to be right, too: all ranks hold the same mean.) Note that forward **and** backward stand inside
 # `no_sync`.
 #
 # ## Uneven inputs: join
@@ -720,8 +722,8 @@ print("same gradients:", torch.equal(runs[0].results[0], runs[1].results[0]))
 #
 # So far `simlib` has started the ranks. Here is the script as tutorials give it, and as you would take it
 # to any computer: an address where the ranks meet (`MASTER_ADDR`, `MASTER_PORT`: rank 0 listens there),
-# `init_process_group`, DDP, a training step, `destroy_process_group`. Without a launcher it starts its ranks
-# by `mp.spawn`. A fixed port is a trap, as somebody else may have it: we ask the system for a free one.
+# `init_process_group`, DDP, a training step, `destroy_process_group`. If nobody tells it its rank, it starts
+# its ranks itself, by `mp.spawn`.
 
 # %%
 RECIPE = """
@@ -750,17 +752,16 @@ if __name__ == "__main__":
 """
 
 # %% [markdown]
-# Four launchers: `mp.spawn` within the script, `torchrun`, its forerunner `torch.distributed.launch`, and
-# `mpiexec`. Each tells the ranks who they are in its own words. Which of the five variables below does each
-# set?
+# Four launchers run the same file: `mp.spawn` within the script, `torchrun`, its forerunner
+# `torch.distributed.launch`, and `mpiexec`. Each tells the ranks who they are, in its own words; `NAMES` is
+# our way to tell the script which. A fixed port is a trap, as somebody else may have it, so we ask the system
+# for a free one. (About 15 seconds: twelve processes import torch.)
 
 # %%
-guess = None  # who sets what?
-
-folder, bin = tempfile.TemporaryDirectory(), Path(sys.executable).parent
-script = Path(folder.name, "recipe.py")
+SET = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PMI_RANK", "PMI_SIZE"]
+folder = tempfile.TemporaryDirectory()
+script, programs = Path(folder.name, "recipe.py"), Path(sys.executable).parent
 script.write_text(RECIPE)
-SET = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "PMI_RANK"]
 
 
 def free_port():
@@ -769,33 +770,78 @@ def free_port():
         return str(asked.getsockname()[1])
 
 
-def launch(names, *command, **more):
-    """Run a command with none of the variables set but these; what each rank said, by rank."""
-    kept = {name: value for name, value in os.environ.items() if name not in SET}
-    environment = {**kept, "NAMES": names, "OMP_NUM_THREADS": "1", **more}
+def launch(names, given, *command):
+    """Run a launcher with none of the variables set but those given; what rank 1 said."""
+    environment = {name: value for name, value in os.environ.items() if name not in SET}
+    environment |= {"NAMES": names, "OMP_NUM_THREADS": "1", **given}
     done = subprocess.run(
         [*map(str, command), script], env=environment, capture_output=True, text=True, timeout=100
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    return sorted(map(json.loads, lines)) or done.stderr
+    lines = sorted(json.loads(line) for line in done.stdout.splitlines() if line[:1] == "[")
+    assert len(lines) == 2 and lines[0][4] == lines[1][4], done.stderr  # equal weights
+    return lines[1]
 
 
 # %%
-here = {"MASTER_ADDR": "127.0.0.1"}
-of_torch, module = "RANK,WORLD_SIZE", [sys.executable, "-m", "torch.distributed.launch"]
-two = ["--nproc-per-node", 2]
-print(f"{'':26}", *SET, "arguments", "weights equal", sep="  ")
-for name, given, names, *command in (
-    ("mp.spawn", here, "-,-", sys.executable),
-    ("torchrun", {}, of_torch, bin / "torchrun", "--standalone", *two),
-    ("torch.distributed.launch", {}, of_torch, *module, "--master-port", free_port(), *two),
-    ("mpiexec", here, "PMI_RANK,PMI_SIZE", bin / "mpiexec", "-n", 2, sys.executable),
-):
-    ranks = launch(names, *command, **given, **({"MASTER_PORT": free_port()} if given else {}))
-    environment, arguments = ranks[1][3], ranks[1][2]
-    said = [
-        "given" if word in given else environment.get(word, "-").replace("127.0.0.1", "set")
-        for word in SET
-    ]
-    cells = [f"{text:>{len(word)}}" for text, word in zip(said, SET, strict=True)]
-    print(f"{name:26}", *cells, arguments, ranks[0][4] == ranks[1][4], sep="  ")
+guess = None  # which of the seven variables does each launcher set? And the script's arguments?
+
+ports = [free_port() for _ in range(3)]
+meet = [{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for port in ports]
+of_torch, of_mpich = "RANK,WORLD_SIZE", "PMI_RANK,PMI_SIZE"
+python, mpiexec, torchrun = sys.executable, programs / "mpiexec", programs / "torchrun"
+older = (python, "-m", "torch.distributed.launch", "--master-port", ports[2])
+commands = {
+    "mp.spawn": ("-,-", meet[0], python),
+    "torchrun": (of_torch, {}, torchrun, "--standalone", "--nproc-per-node", 2),
+    "torch.distributed.launch": (of_torch, {}, *older, "--nproc-per-node", 2),
+    "mpiexec": (of_mpich, meet[1], mpiexec, "-n", 2, python),
+}
+with ThreadPoolExecutor() as pool:
+    started = {name: pool.submit(launch, *command) for name, command in commands.items()}
+print("as rank 1 finds it        " + "  ".join(SET) + "  arguments")
+for name, (_, given, *_) in commands.items():
+    _, _, arguments, environment, _ = started[name].result()
+    words = {n: "by you" if n in given else "set" if n in environment else "-" for n in SET}
+    cells = [f"{word:>{len(n)}}" for n, word in words.items()]
+    print(f"{name:24} ", "  ".join(cells), " ", *arguments)
+
+# %% [markdown]
+# All four trained, and their ranks ended with equal weights.
+#
+# - `mp.spawn` sets nothing: it calls `train(rank, 2)`. You choose the address, before it.
+# - `torchrun` sets everything. `LOCAL_RANK` is the rank's number on its node, that is, its GPU. It also
+#   restarts ranks that died (lesson 14, to come).
+# - `torch.distributed.launch` is today a shell around `torchrun`. Its old habit has stayed: it adds
+#   `--local-rank=1` to the script's arguments. A script that does not expect that stops there.
+# - `mpiexec` (MPICH's) knows nothing of torch. It sets `PMI_RANK` and `PMI_SIZE`; other MPIs have other names.
+#
+# One line deserves a look: `del model` before `destroy_process_group()`. A process whose DDP outlives its group
+# may stop with "terminate called without an active exception"; in our tries one start in twelve did.
+#
+# ## Your turn
+#
+# [Exercises 08](../exercises/08_from_loops_to_ddp.ipynb): buckets of your own, in the right order; an overlap that
+# keeps within a budget of time; one all_reduce for many micro-batches; uneven batches that count right.
+#
+# ## Exit ticket
+#
+# 1. After a step with `nn.DataParallel` on 4 GPUs a counter in the model is where it was. Why?
+# 2. You give the same DataLoader to DDP on 8 ranks. What is different from one rank?
+# 3. A model has one layer of 400 MB, which backward reaches first, and small ones. What do 25 MiB buckets
+#    do to it?
+# 4. Backward takes 80 ms, forward 40, the buckets together 60. Best step without and with overlap?
+# 5. Why must buckets start in the same order on every rank, and why does nobody notice if equal ones do not?
+# 6. Which launcher sets `LOCAL_RANK`, and what for?
+#
+# <details><summary>Answers</summary>
+#
+# 1. Replicas counted, and died after backward.
+# 2. Nothing but the cost: all ranks see the same examples, and the mean of equal gradients is that gradient.
+# 3. It is a bucket alone. It starts early, and all other buckets wait behind it.
+# 4. 180 ms; a little above 120, as the last bucket cannot be hidden.
+# 5. Collectives meet in the order of posting. Same kind, same size: nothing tells them apart.
+# 6. `torchrun`, so that each rank of a node takes another GPU.
+#
+# </details>
+#
+# **Next:** [lesson 09](09_when_does_it_pay.ipynb): when is all this worth it?

@@ -12,6 +12,7 @@ A check cell of an exercise notebook is one call::
 from .check import check
 from .rules import (
     Rule,
+    brought,
     collective_nbytes,
     collectives,
     messages,
@@ -29,6 +30,7 @@ __all__ = [
     "Rule",
     "Timed",
     "Verdict",
+    "brought",
     "check",
     "collective_nbytes",
     "collectives",
