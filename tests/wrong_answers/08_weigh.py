@@ -30,12 +30,6 @@ def a_mean_on_each_rank(rank, world_size, x):
     return gradients(ddp)
 
 
-def mean_of_nothing(rank, world_size, x):
-    ddp = DistributedDataParallel(tower([3, 2, 1]))
-    (ddp(x).mean() * len(x) * world_size / total_of(x)).backward()
-    return gradients(ddp)
-
-
 def divided_twice(rank, world_size, x):
     ddp = DistributedDataParallel(tower([3, 2, 1]))
     (ddp(x).sum() / total_of(x)).backward()
@@ -67,7 +61,6 @@ def two_numbers(rank, world_size, x):
 
 WRONG = {
     a_mean_on_each_rank: "a rank with few examples has too much weight",
-    mean_of_nothing: "nan, which is no number",
     divided_twice: "DDP divides, too",
     only_the_sum: "gradient of the sum",
     skips_an_empty_batch: "wait for rank 2, which has finished",
