@@ -281,8 +281,9 @@ for finish in (False, True):
 #
 # One all_reduce per weight pays the latency once per weight, and half of LeNet's eight are tiny biases. One
 # for everything cannot start before the last gradient is there. Between them lie **buckets**: weights, in
-# reverse order, are put into one flat tensor until it holds `cap_mb` MiB. DDP's default is 25 (Li et
-# al. 2020, arXiv 2006.15704, which is the source of this design).
+# reverse order, are put into one flat tensor until it holds `cap_mb` MiB. DDP's default is 25,
+# and 1 for the first, so that something starts early (Li et al. 2020, arXiv 2006.15704, is the source of this
+# design).
 #
 # LeNet has 1.7 MB. Which buckets will it have with 25 MiB? With a quarter of a MiB?
 
@@ -398,7 +399,7 @@ class OwnDDP(nn.Module):
 
 
 # %% [markdown]
-# That is DDP, in 70 lines (`no_sync` comes further below). Hold it against torch's: LeNet, three steps
+# That is DDP, in 80 lines (`no_sync` comes further below). Hold it against torch's: LeNet, three steps
 # of SGD with momentum, each rank its own digits. The models begin **different** on each rank. Will the
 # weights be equal at the end? To the last bit? And will both have sent the same?
 
@@ -489,8 +490,9 @@ for overlap, wrap in each.items():
 # = L f + \max(b + L c,\; L b + c)$$
 #
 # (it is linear in $k$, so an end is the maximum). The sum $T_\text{comp} + T_\text{sync}$ has become, but
-# for one bucket, a **maximum**. At best a step is twice as fast, where both are equal. PyTorch's authors
-# measured 26.8 % less (ResNet) and 21.5 % (BERT) with Gloo, 38.0 % and 35.2 % with NCCL (arXiv 2006.15704).
+# for one bucket, a **maximum**. Forward hides nothing: with $b = 2f$ the best is $c = b$, where five parts of
+# time become three. PyTorch's authors report steps 26.8 % (ResNet) and 21.5 % (BERT) faster with Gloo, 38.0 %
+# and 35.2 % with NCCL (arXiv 2006.15704).
 #
 # Below is the executable twin, for three devices: which one gains most? Then, how large should a bucket
 # be? 48 small layers of 64 KiB, and caps from "a bucket per layer" to "one for all".
@@ -518,15 +520,15 @@ for cap_kib in (1, 256, 512, 1024, 3072):
 
 # %% [markdown]
 # A slow device has little to hide, a fast one little to hide it behind. Small buckets pay too many
-# latencies, large ones start too late. And torch's DDP, under the same
-# virtual clock, takes exactly as long as ours.
+# latencies, large ones start too late. And torch's DDP, under the same virtual clock, takes exactly as long
+# as ours.
 #
 # ## Measured on real ranks
 #
 # Two real ranks on this machine. CPUs that compute have no hands free for the network, unlike GPUs. So a
 # sleep of 4 ms stands in for each layer's backward on a GPU (`pause_s`), with layers of 4 MiB. torch's DDP
-# has no switch for overlap; one bucket for all comes to the same. (With the digits, real work and both
-# DDPs: `python -m benchmarks ddp`.)
+# has no switch for overlap; one bucket for all comes to the same. (LeNet, with real
+# work: `python -m benchmarks ddp`.)
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # what part of a step is saved here?
@@ -539,6 +541,7 @@ wraps = {
 }
 for name, wrap in wraps.items():
     run = simlib.run(tower, 2, args=(wrap, 6, 1024, 4, 7, 4e-3))
+    run.name = name
     times = run.results[0][2:]
     print(f"{name:20} {statistics.median(times) * 1e3:6.1f} ms per step (median of {len(times)})")
     if name == "own, overlap":
@@ -617,7 +620,8 @@ for wrap in [*wraps, functools.partial(DistributedDataParallel, find_unused_para
         print(". ".join(error.tracebacks[0].partition("Error: ")[2].split(". ")[:2]).strip())
 
 # %% [markdown]
-# Without the check in `finish` ours would wait for ever, or keep the gradients of each rank for itself.
+# Without the check in `finish`, the gradients of a bucket that is never full would stay each rank's own, and
+# the replicas would drift apart without a word.
 # `find_unused_parameters=True` lets DDP walk through the graph after every forward pass and mark what will
 # get no gradient. That costs time in every step, so it is off by default. Where *other* heads are used on
 # other ranks it is also right: a rank that did not use a head brings zeros.
@@ -693,8 +697,8 @@ for by_all in (True, False):
 #
 # ## The recipe, whole
 #
-# So far `simlib` has started the ranks. Here is the script as tutorials give it, and as you would take it
-# to any computer: an address where the ranks meet (`MASTER_ADDR`, `MASTER_PORT`: rank 0 listens there),
+# So far `simlib` has started the ranks. Here is the script of the kind that the lecture gives (DTU's MLOps
+# course), and as you would take it to any computer: an address where the ranks meet (`MASTER_ADDR`, `MASTER_PORT`: rank 0 listens there),
 # `init_process_group`, DDP, a training step, `destroy_process_group`. If nobody tells it its rank, it starts
 # its ranks itself, by `mp.spawn`.
 
@@ -792,7 +796,7 @@ for name, (_, given, *_) in commands.items():
 # - `mpiexec` (MPICH's) knows nothing of torch. It sets `PMI_RANK` and `PMI_SIZE`; other MPIs have other names.
 #
 # One line deserves a look: `del model` before `destroy_process_group()`. A process whose DDP outlives its group
-# may stop with "terminate called without an active exception"; in our tries one start in twelve did.
+# may stop with "terminate called without an active exception"; in our tries one job in eight did.
 #
 # ## Your turn
 #
