@@ -60,7 +60,7 @@ class Recorder:
         self.before_op = before_op
         self.pending = Pending(self)
         self.requests = {}  # under way, by their place in the log
-        self.last_completed = None
+        self.last_number = None
         self.meetings = None
         self._words = {}
         self._met = {}
@@ -106,7 +106,7 @@ class Recorder:
         self.log.clear()
         self.pending.clear()
         self.requests.clear()
-        self.last_completed = None
+        self.last_number = None
         self.meetings = None
         self._met.clear()
 
