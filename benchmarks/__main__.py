@@ -15,6 +15,7 @@ def main():
 
     from .browsing import browsing
     from .collectives import collectives
+    from .ddp import ddp
     from .diagnosing import diagnosing
     from .labs import redrawing
     from .loopback import loopback
@@ -35,6 +36,7 @@ def main():
         "recording": lambda: recording(options.rounds),
         "diagnosing": lambda: diagnosing(options.rounds),
         "collectives": lambda: collectives(options.rounds),
+        "ddp": lambda: ddp(options.rounds),
         "simulating": lambda: simulating(options.rounds),
         "loopback": loopback,
         "network": lambda: network(options.rounds),

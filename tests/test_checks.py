@@ -545,6 +545,23 @@ def test_collectives_are_counted_and_weighed():
     assert "brings 20 bytes" in heavy.reason
 
 
+def test_collectives_carry_these_bytes_in_this_order():
+    def three(rank, world_size, x):
+        dist.all_reduce(torch.zeros(1))
+        dist.broadcast(torch.zeros(3), src=0)
+        dist.all_reduce(torch.zeros(5))
+        return 2 * x
+
+    right = verdict_on(three, checks.brought(lambda xs: [4, 12, 20]))
+    assert "collectives of 4, then 12, then 20 bytes, in this order" in repr(right)
+    assert verdict_on(three, checks.brought(lambda xs: [4, 20], "all_reduce")).status == "right"
+    assert verdict_on(three, checks.brought(lambda xs: None)).status == "right"
+    other = verdict_on(three, checks.brought(lambda xs: [20, 4], "all_reduce", hint="Turn it."))
+    assert other.reason.endswith(
+        "the all_reduces of rank 0 carry 4, then 20 bytes where 20, then 4 are expected. Turn it."
+    )
+
+
 def test_message_nobody_receives_is_told():
     def sends_into_the_void(rank, world_size, x):
         if rank == 0 and world_size > 1:

@@ -13,6 +13,7 @@ from .check import check
 from .fits import Fits
 from .rules import (
     Rule,
+    brought,
     collective_nbytes,
     collectives,
     messages,
@@ -31,6 +32,7 @@ __all__ = [
     "Rule",
     "Timed",
     "Verdict",
+    "brought",
     "check",
     "collective_nbytes",
     "collectives",
