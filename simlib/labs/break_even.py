@@ -277,7 +277,7 @@ def _draw_bands(axes, on, synced_s, scaling, overlap):
     low, high = (np.full(len(on), end) for end in axes.get_ylim())
     lines = [low, *(np.clip(edge, low, high) for edge in edges), high]
     artists = [
-        axes.fill_between(on, below, above, color=color, lw=0, zorder=2)
+        axes.fill_between(on, below, above, color=color, lw=0, zorder=3)
         for below, above, (_, color) in zip(lines, lines[1:], BANDS.values(), strict=False)
     ]
     return [*artists, *axes.plot(on, edges[0], color=INK, lw=2, zorder=4)]
