@@ -627,7 +627,9 @@ figure, axes = plt.subplots(figsize=(7, 3))
 hump = (1 + ratios) / (1 / 3 + np.maximum(2 / 3, ratios)) - 1
 axes.plot(ratios, 100 * hump, color="#777777", label="model: perfect overlap")
 published = {"ResNet, NCCL": 0.38, "BERT, NCCL": 0.352, "ResNet, Gloo": 0.268, "BERT, Gloo": 0.215}
-for (name, gain), color in zip(published.items(), ("C0", "C1", "C2", "C3"), strict=True):
+for (name, gain), color in zip(
+    published.items(), ("#0072B2", "#E69F00", "#009E73", "#CC79A7"), strict=True
+):
     little = gain  # all is hidden: gain = T_sync / T_comp
     much = 2 / 3 / gain - 1 / 3  # backward is hidden: gain = (2/3) / (1/3 + T_sync / T_comp)
     print(f"{name:13} T_sync / T_comp = {little:.2f} or {much:.2f}")
