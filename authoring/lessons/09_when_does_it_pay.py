@@ -305,8 +305,8 @@ for name, (comp_s, sync_s, R) in levers.items():
 # ## Is T_comp a lever?
 #
 # One of the two articles counts $T_\text{comp}$ among the things you can change, the other does not.
-# Ask your machine: a step of LeNet on one rank, for batches of 1 to 256. What do you expect
-# of a batch twice as large: twice the time?
+# Ask your machine: a step of LeNet on one rank, for batches of 1 to 256. (`process_time` counts only while a
+# core works for us, so that other programs disturb less.) What do you expect of a batch twice as large: twice the time?
 
 
 # %% tags=["nbval-ignore-output"]
@@ -315,9 +315,9 @@ def compute_times(rank, world_size, images, labels, sizes):
     for batch in sizes:
         seconds = []
         for _ in range(4 + 64 // batch):
-            start_s = time.perf_counter()
+            start_s = time.process_time()
             F.cross_entropy(model(images[:batch]), labels[:batch]).backward()
-            seconds.append(time.perf_counter() - start_s)
+            seconds.append(time.process_time() - start_s)
         times_s.append(min(seconds))
     return times_s
 
@@ -342,8 +342,8 @@ for batch, seconds in zip(sizes, comp_s, strict=True):
 # - **weak scaling**: B per rank stays, so $T_\text{comp}$ stays, and $B_\text{effective} = RB$ grows. That is (4).
 # - **strong scaling**: $B_\text{effective}$ stays, each rank has $B/R$, and $T_\text{comp}(B/R) = a + bB/R$ shrinks.
 #
-# The syllabus of a lecture that we follow makes a claim about a batch of 128. We test the two forms
-# such a claim can have. *Strong*: 128 examples on two ranks take half the time. *Weak*: with 128 on
+# The lecture from which this course took over much argues with a batch of 128. Such a claim can have two forms; we test
+# both. *Strong*: 128 examples, split over two ranks, take half the time. *Weak*: with 128 on
 # **each** rank, twice the examples per second. Which comes nearer to 2?
 
 # %% tags=["nbval-ignore-output"]
@@ -477,9 +477,9 @@ for R, (epoch_R_s, _, _) in measured.items():
 # The next picture has every R and every $T_\text{comp}$ at once, for *your* gradient and *your* fitted
 # link. The thick line is (4). The diamond is you, with two ranks.
 #
-# **A lab:** Put linear in the place of ring: why does the thick line become flat? (5) knows. From which
-# bandwidth on does your LeNet pay at 64 ranks? Switch to strong: find the best R. Make latency 1 ms
-# on a ring: which equation says where the line ends?
+# **A lab:** Put linear in the place of ring: why does the thick line become flat? (5) knows. Down to which
+# bandwidth do 64 ranks keep 90 %? Make the latency of a ring 10 ms: at which $T_\text{comp}$ does the line
+# flatten, and which equation says so? Switch to strong and find the best R.
 
 # %% tags=["nbval-ignore-output"]
 yours = one_comp_s, gradient_nbytes, latency_s, bandwidth_Bps, 2
@@ -573,8 +573,8 @@ for R in (4, 16, 64):
 
 # %% [markdown]
 # (`inf`: not reached in 80 epochs.) With the same $\eta$ an epoch on 16 ranks takes a sixteenth of the time and you
-# need several times as many: most of the gain is gone. A step of a larger batch is
-# hardly longer. With $R\eta$ the epochs stay, as long as the rule holds, and then it
+# need several times as many: most of the gain is gone. One step moves the weights about as far, whatever the
+# batch, so nearly as many *steps* are needed. With $R\eta$ the epochs stay, as long as the rule holds, and then it
 # breaks. So
 #
 # $$\text{time to accuracy} = \text{epochs}(B_\text{effective}, \eta) \times T_\text{epoch}(R)$$
