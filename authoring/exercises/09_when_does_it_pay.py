@@ -27,20 +27,17 @@ from simlib.checks import Rule, Timed, check, collective_nbytes, collectives, me
 EIGHT = simlib.clusters.ethernet_1g(nodes=8)
 
 
+# %% role="setup"
 def tree(rank, R, x):
     """Add up x over ranks 0 to R - 1, in place: down a binomial tree to rank 0, and up again."""
-    other, levels = torch.empty_like(x), math.ceil(math.log2(R))
-    for distance in (2**level for level in range(levels)):
-        if rank % (2 * distance) == distance:
-            dist.send(x, dst=rank - distance)
-        elif rank % (2 * distance) == 0 and rank + distance < R:
-            dist.recv(other, src=rank + distance)
-            x += other
-    for distance in (2**level for level in reversed(range(levels))):
-        if rank % (2 * distance) == distance:
-            dist.recv(x, src=rank - distance)
-        elif rank % (2 * distance) == 0 and rank + distance < R:
-            dist.send(x, dst=rank + distance)
+    other, distances = torch.empty_like(x), [2**k for k in range(math.ceil(math.log2(R)))]
+    for up, d in [(False, d) for d in distances] + [(True, d) for d in reversed(distances)]:
+        if rank % d == 0 and rank ^ d < R:
+            if (rank & d == 0) == up:
+                dist.send(x, dst=rank ^ d)
+            else:
+                dist.recv(other, src=rank ^ d)
+                x.copy_(other if up else x + other)
 
 
 def ring(rank, R, x):

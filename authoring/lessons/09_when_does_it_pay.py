@@ -40,7 +40,7 @@ train, test = digits.load()
 # LeNet and 480 real digits, B = 40. One rank takes 12 steps. Two ranks share the digits and take 6,
 # four take 3: `rank::world_size` deals them out. Each step computes the gradients, adds up all of
 # them in one flat buffer, and updates. A clock runs beside it: `sync_s` is what the `all_reduce`
-# takes, the rest is computing. How long will 2 ranks take, and 4, as parts of one rank's time?
+# takes, the rest is computing.
 
 
 # %%
@@ -71,6 +71,10 @@ def real_epoch(rank, world_size, images, labels, batch):
     return time.perf_counter() - start_s, sync_s
 
 
+# %% [markdown]
+# Other programs disturb, so each number of ranks runs three times, and the best counts. A rank's first step warms
+# up and is left out. How long will 2 ranks take, and 4, as parts of one rank's time?
+
 # %% tags=["nbval-ignore-output"]
 guess = None  # two ranks: 1/2 of the time? Four: 1/4?
 
@@ -93,7 +97,7 @@ for R, (epoch_s, comp_s, sync_s) in measured.items():
     print(f" a step computes {comp_s * 1e3:5.1f} ms, synchronises {sync_s * 1e3:5.2f} ms")
 
 # %% [markdown]
-# Read your own lines. Two ranks are faster than one where there are two cores, and not by 2: every
+# Read your own lines. Two ranks are usually faster than one where there are two cores, and not by 2: every
 # step now also synchronises, and what a rank waits there for a slower one is in `sync_s`, too. Four ranks need four cores to
 # themselves; on fewer they take turns, and the *computing* column shows it. We come back to both.
 #
@@ -222,10 +226,9 @@ for times in (0.1, 1, 3, 7, 10):
 # Inequality (4) seems to promise that enough ranks always pay: the right side grows with R. Suppose
 # the gradient takes 1 s from rank to rank, and $T_\text{comp} = 1.5$ s. The first program below
 # synchronises as beginners do: rank 0 receives every gradient, one after the other, and sends
-# every sum back. What is its speed-up on 2, 4, 8, 16 ranks?
+# every sum back.
 
 # %%
-guess = None  # four speed-ups
 
 
 def linear_epoch(rank, world_size, batches, compute_s):
@@ -245,7 +248,13 @@ def linear_epoch(rank, world_size, batches, compute_s):
                 dist.recv(gradient, src=0)
 
 
+# %% [markdown]
+# At rank 0, $2(R-1)$ messages of 1 s follow each other. What is the speed-up on 2, 4, 8, 16 ranks? Beside it: the
+# same epoch with `all_reduce` down and up a tree, and round a ring. The picture shows two steps of the
+# linear one on 4 ranks.
+
 # %%
+guess = None  # four speed-ups
 print("   R   T_sync  linear    tree    ring   (speed-up)")
 for R in (2, 4, 8, 16):
     linear = simlib.simulate(linear_epoch, R, (BATCHES, 1.5), cluster=ONE_SECOND)
@@ -269,7 +278,7 @@ simlib.simulate(linear_epoch, 4, (8, 1.5), cluster=ONE_SECOND)
 # $$\text{ring: } 2(R-1)\Big(\alpha + \frac{N}{R\beta}\Big) < (R-1)\,T_\text{comp}
 # \;\Leftrightarrow\; T_\text{comp} > 2\Big(\alpha + \frac{N}{R\beta}\Big) \qquad (6)$$
 #
-# This one is met from $R > 2N / \beta(T_\text{comp} - 2\alpha)$ on: more ranks *do* help, as long as
+# This one is met from $R > \frac{2N}{\beta\,(T_\text{comp} - 2\alpha)}$ on: more ranks *do* help, as long as
 # $T_\text{comp} > 2\alpha$. The tree lies between: its $\log_2 R$ grows more slowly than $R$.
 #
 # ## Three levers
@@ -453,6 +462,9 @@ latency_s, bandwidth_Bps = labs.fit_ping_pong(list(points))
 print(f"fitted: {latency_s * 1e6:.0f} us and {bandwidth_Bps / 1e9:.2f} GB/s")
 here = simlib.clusters.loopback(intra=simlib.Link(latency_s, bandwidth_Bps))
 
+# %% [markdown]
+# These two numbers, the bytes of LeNet's gradient (431,080 float32) and the compute of one rank are all that goes in.
+
 # %% tags=["nbval-ignore-output"]
 gradient_nbytes = 4 * sum(p.numel() for p in lenet().parameters())
 one_comp_s = measured[1][1]
@@ -528,7 +540,7 @@ for sync_s in (0.05, 0.2, 0.6, 2):
     print(f" maximum {0.1 + max(0.2, sync_s):.2f}, DDP {ddp:.3f}; {sums / ddp:.2f} x as fast")
 
 # %% [markdown]
-# DDP takes the maximum and a sixteenth of what could not hide. Overlap helps most where $T_\text{sync}$
+# DDP takes the maximum, and a sixteenth (one of 16 buckets) of the smaller of the two. Overlap helps most where $T_\text{sync}$
 # equals backward, and can never do better there than $(T_\text{comp} + T_\text{backward}) / T_\text{comp} = 5/3$.
 # With too little communication there is nothing to hide, with too much nothing to hide it behind. In the lab's *overlap* menu,
 # (4) becomes $T_\text{sync} / T_\text{comp} < R - \frac13$: the *break-even* hardly moves, the efficiency does.
