@@ -20,6 +20,7 @@ def main():
     from .labs import redrawing
     from .loopback import loopback
     from .network import network
+    from .paying import paying
     from .recording import recording
     from .scale import cost_model
     from .simulating import simulating
@@ -40,6 +41,7 @@ def main():
         "simulating": lambda: simulating(options.rounds),
         "loopback": loopback,
         "network": lambda: network(options.rounds),
+        "paying": lambda: paying(options.rounds),
         "scale": lambda: cost_model(options.rounds),
         "labs": redrawing,
         "browsing": lambda: browsing(options.rounds),
