@@ -299,6 +299,7 @@ def drawn(root, count):
     """The labels of so many sources, drawn by the environment's SEED."""
     labels = [label(path) for path in sources(root)]
     seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
+    print(f"seed {seed} (SEED={seed} runs the same ones again)")
     return random.Random(seed).sample(labels, min(count, len(labels)))
 
 

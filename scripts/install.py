@@ -251,7 +251,7 @@ def constraints_text(packages):
     ]
     for package in sorted(packages, key=lambda package: package["name"].lower()):
         name, version = package["name"], package["version"].partition("+")[0]
-        if name != "pip" and not PLATFORM_PACKAGES.match(name):
+        if name not in ("pip", "simlib") and not PLATFORM_PACKAGES.match(name):
             lines.append(f"{name}=={version}")
     return "\n".join(lines) + "\n"
 

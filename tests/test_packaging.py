@@ -94,8 +94,14 @@ def test_no_file_names_a_registry_host():
             assert not hosts.search(path.read_text()), path
 
 
-def test_constraints_leave_out_what_belongs_to_one_platform():
-    names = ("torch", "2.13.0+cpu"), ("pip", "9"), ("nvidia-nccl-cu12", "2"), ("triton", "3")
+def test_constraints_leave_out_the_project_and_what_belongs_to_one_platform():
+    names = (
+        ("torch", "2.13.0+cpu"),
+        ("simlib", "1"),
+        ("pip", "9"),
+        ("nvidia-nccl-cu12", "2"),
+        ("triton", "3"),
+    )
     text = install.constraints_text([{"name": n, "version": v} for n, v in names])
     assert text.splitlines()[1:] == ["torch==2.13.0"]
 

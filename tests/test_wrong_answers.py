@@ -94,12 +94,12 @@ def test_solution_is_right_and_stub_is_not_written(path):
 
 def test_every_question_has_wrong_answers():
     asked = {
-        cell.metadata["question"]
+        (source.name[:2], cell.metadata["question"])
         for source in EXERCISES.glob("[0-9]*.py")
         for cell in jupytext.read(source, fmt="py:percent").cells
         if cell.metadata.get("role") == "answer"
     }
-    assert asked == {load(path)["QUESTION"] for path in FILES}
+    assert asked == {(path.name[:2], load(path)["QUESTION"]) for path in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -18,9 +18,14 @@ import torch._dynamo  # noqa: E402, F401
 import torch.distributed  # noqa: E402, F401
 import torch.nn.parallel  # noqa: E402, F401
 import torch.optim  # noqa: E402, F401
+import tqdm.std  # noqa: E402
 
 from .. import backend  # noqa: E402, F401
 from . import rank  # noqa: E402, F401
+
+# A progress bar's lock for all processes would be a semaphore in every rank that shows one, left
+# behind where the rank is killed. Ranks share no terminal: the lock for threads is enough.
+tqdm.std.TqdmDefaultWriteLock.mp_lock = None
 
 gc.collect()
 gc.freeze()
