@@ -445,7 +445,7 @@ verdict = check(
     only("all_gather"),
     collectives(lambda thetas: 1),
     collective_nbytes(lambda thetas: 8, hint="Send a fingerprint of the weights."),
-    worlds=range(1, 8),  # each rank from 2 on but 3 is out of step in a way of its own
+    worlds=range(1, 8),  # ranks 2, 4, 5, 6 are out of step, each in its own way
     mistakes={
         "A rank is missed whose weights are those of rank 0 in another order: a sum or a length does "
         "not see who stands where.": missing(2),

@@ -410,8 +410,8 @@ print(f"SGD with rate 0.2, cost at the end: mean {small:.2f}, SUM {small_summed:
 # %% [markdown]
 # $4 \times 8$ and $1 \times 32$ are one curve; B = 8 is another. And the sum is not the gradient: it is
 # R times the gradient, a step R times too large. Plain SGD behaves exactly as with $4\eta$, and here it
-# gets out of control. (We compare ten steps: a training so wild magnifies rounding, a thousandfold
-# every ten.) With $\eta$ = 0.2 the mistake even looks like progress: "more ranks learn faster". No: a
+# gets out of control. (We compare the first ten steps: later a training so wild magnifies
+# its rounding.) With $\eta$ = 0.2 the mistake even looks like progress: "more ranks learn faster". No: a
 # larger rate does, and one process could have had it.
 #
 # Adam hardly notices. It divides the gradient by its own typical size, so a factor R cancels, except for
@@ -456,8 +456,8 @@ for plan in (
 # A proof by induction. *Start:* all replicas have the same $\theta$ (rank 0 broadcasts it) and the same
 # optimizer state (empty). *Step:* if they are equal before a step, they all add the same bits $G/R$ to
 # the same state by the same arithmetic, so they are equal after it. The proof asks nothing of the
-# optimizer but that it depends on $\theta$, its state and the gradient. Momentum and Adam qualify. ("The
-# same arithmetic" does ask something of the machines: another kind of CPU may round otherwise.)
+# optimizer but that it depends on $\theta$, its state and the gradient. Momentum ($v \leftarrow m v + g$,
+# then $\theta \leftarrow \theta - \eta v$) and Adam qualify. ("The same arithmetic" does ask something of the machines: another kind of CPU may round otherwise.)
 #
 # `spread` measures it: the largest difference between any two ranks, in any weight, by one all_reduce
 # (the MAX of $\theta$ and of $-\theta$). We also try one swapped line: `step`, then sync. And replicas
