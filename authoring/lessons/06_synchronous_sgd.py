@@ -457,7 +457,8 @@ for plan in (
 # optimizer state (empty). *Step:* if they are equal before a step, they all add the same bits $G/R$ to
 # the same state by the same arithmetic, so they are equal after it. The proof asks nothing of the
 # optimizer but that it depends on $\theta$, its state and the gradient. Momentum ($v \leftarrow m v + g$,
-# then $\theta \leftarrow \theta - \eta v$) and Adam qualify. ("The same arithmetic" does ask something of the machines: another kind of CPU may round otherwise.)
+# then $\theta \leftarrow \theta - \eta v$) and Adam qualify. ("The same arithmetic" does ask something of
+# the machines: another kind of CPU may round otherwise.)
 #
 # `spread` measures it: the largest difference between any two ranks, in any weight, by one all_reduce
 # (the MAX of $\theta$ and of $-\theta$). We also try one swapped line: `step`, then sync. And replicas
