@@ -9,7 +9,7 @@ import simlib
 from simlib import checks
 from simlib.checks import check
 from simlib.checks.check import fingerprint
-from simlib.checks.compare import describe, difference, known_mistake, likely_cause
+from simlib.checks.compare import OneOf, describe, difference, known_mistake, likely_cause
 
 
 def inputs(rank, world_size):
@@ -352,6 +352,13 @@ def test_known_mistake():
     mistakes = {"Nine!": lambda xs: [9] * len(xs)}
     assert known_mistake([9, 9], [(1, 2)], mistakes) == "Nine!"
     assert known_mistake([9, 8], [(1, 2)], mistakes) is None
+
+
+def test_a_mistake_may_give_one_of_several_values():
+    mistakes = {"Swapped, or doubled.": lambda xs: OneOf([xs[::-1], [2 * x for x in xs]])}
+    for got in ([2, 1], [2, 4]):
+        assert known_mistake(got, [(1, 2)], mistakes) == "Swapped, or doubled."
+    assert known_mistake([1, 1], [(1, 2)], mistakes) is None
 
 
 # Time on a modelled network

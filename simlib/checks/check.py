@@ -274,6 +274,11 @@ def failure(error):
     if isinstance(error, StuckError):
         return WRONG, "A rank computes on and on and never returns: look at its loop.", lines
     said, *details = str(error).splitlines()
+    if "parameter `tensor`" in said and "NoneType" in said:
+        said += (
+            ". A None was sent, or received into. Is it a .grad? It stays None where the tensor "
+            "did not need a gradient (requires_grad_) before the forward pass."
+        )
     if isinstance(error, DeadlockError):
         return WRONG, f"The ranks never finish: {said}.", [line.strip() for line in details]
     if isinstance(error, MismatchError):

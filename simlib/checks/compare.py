@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 SHOWN = 6  # elements of a tensor that a verdict prints
@@ -104,6 +106,13 @@ def list_difference(got, want):
     return None
 
 
+@dataclass(frozen=True)
+class OneOf:
+    """Several lists of values, by rank, that one mistake may give: ``OneOf(candidates)``."""
+
+    candidates: list
+
+
 def known_mistake(got, given, mistakes):
     """The sentence of the known mistake that gives these values, else None.
 
@@ -114,9 +123,14 @@ def known_mistake(got, given, mistakes):
     given : list of tuple
         For each argument of the answer: what it was, by rank.
     mistakes : dict of str to callable
-        A sentence about a mistake, and the values that mistake would give.
+        A sentence about a mistake, and the values that mistake would give, or `OneOf` several.
     """
-    return next((text for text, gives in mistakes.items() if all_equal(got, gives(*given))), None)
+    for text, gives in mistakes.items():
+        values = gives(*given)
+        candidates = values.candidates if isinstance(values, OneOf) else [values]
+        if any(all_equal(got, candidate) for candidate in candidates):
+            return text
+    return None
 
 
 def likely_cause(got, want, given):
