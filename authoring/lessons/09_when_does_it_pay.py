@@ -495,7 +495,7 @@ for R, (epoch_R_s, _, _) in measured.items():
 # %% [markdown]
 # For one rank the prediction is nearly circular: all that it leaves out is the "synchronising" with itself. With two it is usually
 # somewhat **too short**: cores share memory and caches, other
-# programs run, and whoever comes first waits for the other. Where ranks outnumber cores, it cannot be good: who
+# programs run, and whoever comes first waits for the other. Where ranks outnumber cores, a good figure is luck: who
 # waits for a message also waits for a core, and the model knows no such thing. Ranks that share cores teach
 # you programs, not speed. `python -m benchmarks paying` repeats this with medians of many runs.
 #
