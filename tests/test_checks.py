@@ -9,7 +9,14 @@ import simlib
 from simlib import checks
 from simlib.checks import check
 from simlib.checks.check import fingerprint
-from simlib.checks.compare import OneOf, describe, difference, known_mistake, likely_cause
+from simlib.checks.compare import (
+    OneOf,
+    describe,
+    difference,
+    first_unseen,
+    known_mistake,
+    likely_cause,
+)
 
 
 def inputs(rank, world_size):
@@ -288,6 +295,18 @@ def test_wrong_sort_of_value_is_told(got, words):
 )
 def test_difference(got, want, words):
     assert difference(got, want) == words
+
+
+def test_a_difference_that_the_shown_elements_hide_is_named():
+    want = torch.arange(9.0)
+    got = want.clone()
+    got[7] = 0.5
+    assert describe(got) == describe(want)
+    assert first_unseen(got, want) == "; first different at 7: 0.5, not 7"
+    rows = first_unseen(got.view(3, 3), want.view(3, 3))
+    assert rows == "; first different at (2, 1): 0.5, not 7"
+    assert first_unseen(want, want) == first_unseen(want + 1, want) == ""
+    assert first_unseen([got], [want]) == ""
 
 
 def test_describe_is_short():

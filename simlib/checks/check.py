@@ -14,6 +14,7 @@ from .compare import (
     difference,
     dtype_differs,
     dtype_name,
+    first_unseen,
     known_mistake,
     likely_cause,
 )
@@ -203,7 +204,8 @@ def rank_line(rank, got, want, is_wrong):
     if is_wrong and dtype_differs(got, want):
         return f"rank {rank}: got {describe(got)} of {dtype_name(got)}, expected {dtype_name(want)}"
     if is_wrong:
-        return f"rank {rank}: got {describe(got)}, expected {describe(want)}"
+        unseen = first_unseen(got, want)
+        return f"rank {rank}: got {describe(got)}, expected {describe(want)}{unseen}"
     return f"rank {rank}: right, {describe(got)}"
 
 

@@ -39,6 +39,19 @@ def describe_tensor(tensor):
     return f"tensor([{text}])" + f" of shape {tuple(tensor.shape)}" * (tensor.dim() > 1)
 
 
+def first_unseen(got, want):
+    """Where two tensors that `describe` shows alike first differ, as a clause; else empty."""
+    both = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
+    if not both or got.shape != want.shape or describe(got) != describe(want):
+        return ""
+    other = ~torch.isclose(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+    if not other.any():
+        return ""
+    index = tuple(other.nonzero()[0].tolist())
+    place = index[0] if len(index) == 1 else index
+    return f"; first different at {place}: {got[index].item():g}, not {want[index].item():g}"
+
+
 def dtype_differs(got, want):
     """Whether both are tensors of one shape, but not of one dtype."""
     both = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
