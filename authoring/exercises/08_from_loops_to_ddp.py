@@ -404,8 +404,8 @@ print(
 # The last batch of an epoch: every rank has another number of examples, and some may have **none**. DDP
 # averages the ranks' gradients, so with a mean on each rank, few examples would weigh as much as many.
 # Return the gradients of the mean of `ddp(x)` over **all** examples of all ranks. Beside DDP's own
-# messages one `all_reduce` of one number is allowed, before backward or after it. (So no `join`: it has
-# messages of its own. A rank without examples goes along.)
+# messages one `all_reduce` of one number is allowed, before backward or after it. A rank without
+# examples goes along (`join` would send more).
 
 
 # %% role="answer" question="weigh" points=3

@@ -156,12 +156,11 @@ guess = None  # DataParallel: ... times; DDP: ... times
 
 def as_data_parallel(rank, world_size, batch):
     weights, images, outputs = map(torch.zeros, (431_080, 784 * batch, 10 * batch))
-    main = rank == 0
-    dist.scatter(images, [images] * world_size if main else None)  # the batch
+    dist.scatter(images, [images] * world_size if rank == 0 else None)  # the batch
     dist.broadcast(weights, src=0)  # replicate
     simlib.compute(seconds=0.5e-3)  # forward
-    dist.gather(outputs, [outputs.clone() for _ in range(world_size)] if main else None)
-    dist.scatter(outputs, [outputs] * world_size if main else None)  # the loss's gradient
+    dist.gather(outputs, [outputs.clone() for _ in range(world_size)] if rank == 0 else None)
+    dist.scatter(outputs, [outputs] * world_size if rank == 0 else None)  # the loss's gradient
     simlib.compute(seconds=1e-3)  # backward
     dist.reduce(weights, dst=0)  # gradients; afterwards the replicas are gone
 
@@ -196,7 +195,7 @@ for devices in (2, 4, 8, 16):
     print(f"{devices:2} devices, ms per step:", *(f"{run.time_s * 1e3:7.3f}" for run in runs))
 
 # %% [markdown]
-# With every device DataParallel's step gets longer by the same amount, DDP's only by some latencies. (We model
+# With every device DataParallel's step gets longer by about the same amount, DDP's only by some latencies. (We model
 # copies from one device to each in turn; between some GPUs torch uses NCCL's broadcast and reduce, which are
 # quicker. The optimizer's step is left out of both.) DataParallel's other limits: one computer, one Python
 # interpreter whose lock all threads share. torch's own documentation advises DDP also for one computer.
@@ -428,9 +427,8 @@ def train(rank, world_size, own, cap_mb):
 
 for engine, ranks in ((simlib.run, 2), (simlib.simulate, 4)):
     runs = [engine(train, ranks, args=(own, 0.25)) for own in (True, False)]
-    weights = [weights for run in runs for weights in run.results]
-    equal = all(torch.equal(weights[0], other) for other in weights)
-    print(ranks, f"{runs[0].engine} ranks, all equal bit for bit:", equal)
+    first, *others = [weights for run in runs for weights in run.results]
+    print(ranks, runs[0].engine, "ranks, all equal bit for bit:", all(map(first.equal, others)))
 for name, run in zip(("own", "torch's"), runs, strict=True):
     calls = [f"{op.kind} {op.nbytes:,}" for op in run.trace.of_rank(0)]
     print(f"{name}:", *calls, sep="\n    ")
