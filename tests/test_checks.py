@@ -285,6 +285,7 @@ def test_wrong_sort_of_value_is_told(got, words):
         (torch.tensor([1.0]), torch.tensor([float("nan")]), "has the wrong value"),
         ([torch.ones(1)], [torch.ones(1), torch.ones(1)], "has a list of 1 where 2 are expected"),
         ([1, 2], [1, 3], "at index 1 has the wrong value"),
+        ([1, None], [1, 3], "has None at index 1: nothing was put there"),
         (torch.ones(1), [1], "has a Tensor where a list is expected"),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
         ({"a": 1, "b": 2}, {"a": 1, "b": 3}, "at 'b' has the wrong value"),

@@ -113,6 +113,8 @@ def list_difference(got, want):
     if len(got) != len(want):
         return f"has a list of {len(got)} where {len(want)} are expected"
     for index, (one, other) in enumerate(zip(got, want, strict=True)):
+        if one is None and other is not None:
+            return f"has None at index {index}: nothing was put there"
         wrong = difference(one, other)
         if wrong:
             return f"at index {index} {wrong}"
