@@ -57,7 +57,7 @@ def try_on(answer, by_rank, start):
 
 
 def with_those_at_first(now, at_first):
-    """An input after the call; a list of tensors with the earlier ones where they were exchanged."""
+    """An input after the call; with a list whose tensors were exchanged, those of before it."""
     if not isinstance(now, list) or not all(isinstance(one, torch.Tensor) for one in at_first):
         return now
     same = len(now) == len(at_first) and all(map(operator.is_, now, at_first))

@@ -68,7 +68,7 @@ WRONG = {
     the_sum: "would be world_size times too large",
     one_by_one: "Join the tensors first",
     never_written_back: "nothing was added to it and nothing replaced it",
-    returned_instead: "The right value is returned, but the tensors of the list themselves must change",
+    returned_instead: "is returned, but the tensors of the list themselves must change",
     new_tensors_into_the_list: "The list holds new tensors",
     in_a_rectangle: "96 bytes into a collective",
     reduce_to_rank_0: "calls reduce",
