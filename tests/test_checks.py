@@ -245,7 +245,39 @@ def test_no_usual_mistake_leads_to_the_values_that_come_where_there_are_messages
         dist.barrier()
         return 2 * x + 7
 
-    assert "Print what it receives" in verdict_on(adds_seven).reason
+    assert "Print what it receives" in verdict_on(adds_seven, worlds=[2]).reason
+    assert "in a world of 1 nothing comes from others" in verdict_on(adds_seven, worlds=[1]).reason
+
+
+@pytest.mark.parametrize(
+    "give, words",
+    [
+        (lambda first, second: (second, first), "returned in the other order"),
+        (lambda first, second: torch.stack([first, second]), "a Tensor where a tuple is expected"),
+    ],
+)
+def test_a_pair_returned_in_another_form_is_told(give, words):
+    def pair(rank, world_size, x):
+        return give(x, x + 50)
+
+    reason = verdict_on(pair, expected=lambda xs: [(x, x + 50) for x in xs], worlds=[1]).reason
+    assert words in reason
+
+
+def test_new_tensors_put_into_a_list_do_not_count_as_a_change_in_place():
+    def exchanges(rank, world_size, tensors):
+        tensors[0] = 2 * tensors[0]
+
+    def writes(rank, world_size, tensors):
+        tensors[0] *= 2
+
+    def verdict(answer):
+        lists = lambda rank, world_size: ([torch.ones(2)],)  # noqa: E731
+        twos = lambda by_rank: [[torch.full((2,), 2.0)]] * len(by_rank)  # noqa: E731
+        return check("double", answer, lists, twos, worlds=[2], in_place=True)
+
+    assert "The list holds new tensors" in verdict(exchanges).reason
+    assert verdict(writes).status == "right"
 
 
 # Values

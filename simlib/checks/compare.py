@@ -109,7 +109,7 @@ def tensor_difference(got, want):
 def list_difference(got, want):
     """`difference` for an expected list."""
     if not isinstance(got, (list, tuple)):
-        return f"has a {type(got).__name__} where a list is expected"
+        return f"has a {type(got).__name__} where a {type(want).__name__} is expected"
     if len(got) != len(want):
         return f"has a list of {len(got)} where {len(want)} are expected"
     for index, (one, other) in enumerate(zip(got, want, strict=True)):
@@ -168,6 +168,8 @@ def likely_cause(got, want, given):
             f"Rank {first} has what rank {owner} should have: "
             "look at the direction, or the order, in which values are passed."
         )
+    if isinstance(want[first], tuple) and not difference(got[first][::-1], want[first]):
+        return "The values are right, but they are returned in the other order."
     if same_numbers(got[first], want[first]):
         return "It has the right numbers in a wrong order."
     right = [rank for rank in range(len(got)) if rank not in failing]
