@@ -26,7 +26,7 @@ GZIP_BEGINS = b"\x1f\x8b"
 def load(seed=0):
     """Scikit-learn's bundled digits, enlarged to MNIST's 28 x 28 pixels.
 
-    1,797 images of 8 x 8 pixels, scanned handwriting of 43 people (Alpaydin and Kaynak 1998, UCI
+    1,797 images of 8 x 8 pixels, scanned handwriting of 13 people (Alpaydin and Kaynak 1998, UCI
     Machine Learning Repository, "Optical Recognition of Handwritten Digits", its test part).
     Images are drawn at random into the two parts, so both hold digits of the same writers: accuracy
     on the held-out part says nothing of writers never seen.

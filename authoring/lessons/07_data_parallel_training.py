@@ -531,6 +531,7 @@ simlib.run(train_until, 2, args=(1,), kwargs={"store": path})
 for parts in (["model"], ["model", "optimizer"]):
     resumed = simlib.run(train_until, 2, args=(2, path, parts)).results[0]
     print(parts, "as in one go:", torch.equal(in_one_go, resumed))
+folder.cleanup()
 
 # %% [markdown]
 # Bit for bit, but only with the optimizer's state: without it the momentum begins at zero again, and the
@@ -780,6 +781,7 @@ with simlib.live_curves(scaling.name, x="examples"):
     for name, (batch, eta, factor) in runs.items():
         run = simlib.run(train, 2, args=(f"{scaling.name}/{name}", eta, 4, batch, factor))
         print(f"{name:27} {run.results[0]:.1%}")
+scaling.cleanup()
 
 # %% [markdown]
 # With the same $\eta$ the large batch makes a tenth of the steps, none of them longer, and stays far

@@ -223,7 +223,7 @@ def same_batch(rank, world_size, shard, wait):
         ddp.zero_grad()
         loss_of(ddp(IMAGES[mine]), LABELS[mine]).backward()
     weights = sum(weight.numel() for weight in ddp.parameters())
-    return seen[0], weights, [round(number, 6) for number in ddp.module[0].bias.grad[:3].tolist()]
+    return seen[0], weights, [round(number, 4) for number in ddp.module[0].bias.grad[:3].tolist()]
 
 
 for shard, wait in ((False, False), (True, False), (True, True)):
@@ -297,7 +297,7 @@ guess = None  # how many buckets, with what in them?
 class Bucket:
     def __init__(self, weights):
         sizes = [weight.numel() for weight in weights]
-        self.flat = torch.zeros(sum(sizes))
+        self.flat = weights[0].new_zeros(sum(sizes))
         parts = self.flat.split(sizes)  # views: what is written there is in `flat`
         self.part_of = {w: part.view_as(w) for w, part in zip(weights, parts, strict=True)}
         self.missing = len(weights)
@@ -397,8 +397,10 @@ class OwnDDP(nn.Module):
     @contextlib.contextmanager
     def no_sync(self):
         self.is_on = False
-        yield
-        self.is_on = True
+        try:
+            yield
+        finally:
+            self.is_on = True
 
 
 # %% [markdown]
@@ -762,6 +764,7 @@ def launch(name, names, given, *command):
     """Run a launcher with none of the variables set but those given; what rank 1 found."""
     environment = {name: value for name, value in os.environ.items() if name not in SET}
     environment |= {"NAMES": names, "OMP_NUM_THREADS": "1", **given}
+    environment |= {"MASTER_PORT": free_port()} if given else {}
     (here := Path(folder.name, name)).mkdir()
     done = subprocess.run(
         [*map(str, command), script], cwd=here, env=environment, capture_output=True, timeout=100
@@ -775,18 +778,17 @@ def launch(name, names, given, *command):
 # %%
 guess = None  # which of the seven variables does each launcher set? And the script's arguments?
 
-ports = [free_port() for _ in range(3)]
-meet = [{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for port in ports]
+meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "a free one"}
 of_torch, of_mpich = "RANK,WORLD_SIZE", "PMI_RANK,PMI_SIZE"
 python, mpiexec, torchrun = sys.executable, programs / "mpiexec", programs / "torchrun"
-older = (python, "-m", "torch.distributed.launch", "--master-port", ports[2])
+older = (python, "-m", "torch.distributed.launch", "--master-port", free_port())
 commands = {
-    "mp.spawn": ("-,-", meet[0], python),
+    "mp.spawn": ("-,-", meet, python),
     "torchrun": (of_torch, {}, torchrun, "--standalone", "--nproc-per-node", 2),
     "torch.distributed.launch": (of_torch, {}, *older, "--nproc-per-node", 2),
-    "mpiexec": (of_mpich, meet[1], mpiexec, "-n", 2, python),
+    "mpiexec": (of_mpich, meet, mpiexec, "-n", 2, python),
 }
-with ThreadPoolExecutor() as pool:
+with ThreadPoolExecutor(2) as pool:  # two at a time
     started = {name: pool.submit(launch, name, *command) for name, command in commands.items()}
 print("as rank 1 finds it        " + "  ".join(SET) + "  arguments")
 for name, (_, given, *_) in commands.items():
@@ -794,6 +796,7 @@ for name, (_, given, *_) in commands.items():
     words = {n: "by you" if n in given else "set" if n in environment else "-" for n in SET}
     cells = [f"{word:>{len(n)}}" for n, word in words.items()]
     print(f"{name:24} ", "  ".join(cells), " ", *arguments)
+folder.cleanup()
 
 # %% [markdown]
 # All four trained, and their ranks ended with equal weights.
