@@ -10,9 +10,11 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
+from torch._C._distributed_c10d import FakeProcessGroup
 
 from .work import MpiWork
 
+CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
 MPI_TYPES = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,
@@ -51,6 +53,10 @@ class MpiGroup(dist.ProcessGroup):
 
     def __init__(self, comm):
         super().__init__(comm.rank, comm.size)
+        # What torch's own C++ code asks for names and options; no call of a rank goes there.
+        backend = FakeProcessGroup._create_internal(comm.rank, comm.size)
+        self._register_backend(torch.device("cpu"), CUSTOM, backend)
+        self._set_default_backend(CUSTOM)
         self._comm = comm
         self._open = []
         self._sequence = 0
