@@ -39,6 +39,7 @@ MPI_OPS = {
 }
 BOOL_OPS = {dist.ReduceOp.SUM: MPI.MAX, dist.ReduceOp.PRODUCT: MPI.MIN}
 """A sum of truth values is true where one of them is, a product where all are."""
+BITWISE = (MPI.BAND, MPI.BOR, MPI.BXOR)
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -209,6 +210,8 @@ class MpiGroup(dist.ProcessGroup):
             raise ValueError(f"MPI has no {reduce_op}: use SUM, AVG, PRODUCT, MIN, MAX or a bitwise")
         if tensor.dtype not in MPI_TYPES and tensor.dtype not in HALVES:
             raise ValueError(f"MPI cannot reduce {tensor.dtype}: convert the tensor before the call")
+        if op in BITWISE and (tensor.is_floating_point() or tensor.is_complex()):
+            raise ValueError(f"a bitwise reduction needs whole numbers, not {tensor.dtype}")
         held = tensor.detach()
         if tensor.dtype in HALVES or not tensor.is_contiguous():
             held = held.to(torch.float32 if tensor.dtype in HALVES else tensor.dtype, copy=True)

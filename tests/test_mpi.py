@@ -1,0 +1,99 @@
+"""torch.distributed over mpi4py, in jobs of a real mpiexec on this machine."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conformance import features, over_mpi
+
+import simlib
+
+TESTS = Path(__file__).parent
+SAMPLED_METHODS = 6
+
+
+def mpiexec(ranks, *argv, **environment):
+    """Run a Python program as an MPI job; returns the finished process."""
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    command = [over_mpi.MPIEXEC, "-n", str(ranks), sys.executable, *argv]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=TESTS,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )  # fmt: skip
+
+
+def test_what_every_call_promises():
+    import mpi_programs
+
+    done = mpiexec(3, "-m", "mpi_programs")
+    passed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("passed")]
+    assert passed == [program.__name__ for program in mpi_programs.PROGRAMS], done.stderr
+
+
+def test_features_give_the_numbers_of_real_ranks():
+    outcomes = over_mpi.run_all(features.FEATURES, 4)
+    for name, (status, results) in outcomes.items():
+        assert status == "passed", f"{name}: {results}"
+        assert results == as_json(simlib.run(features.FEATURES[name], 4).results), name
+
+
+def as_json(value):
+    """A value as JSON would give it back."""
+    if isinstance(value, list | tuple):
+        return [as_json(part) for part in value]
+    return value
+
+
+def test_methods_of_torch_pass(seed):
+    table = over_mpi.read_table()
+    names = random.Random(seed).sample(table["passes"], SAMPLED_METHODS)
+    outcomes = over_mpi.run_all(names, 2)
+    assert {name: outcome[0] for name, outcome in outcomes.items()} == dict.fromkeys(
+        names, "passed"
+    ), outcomes
+
+
+PTDIST = """
+import torch
+import torch.distributed as dist
+
+def main(rank, world_size):
+    if rank == 0:
+        x = torch.tensor([1., -1.])
+        dist.send(x, dst=1)
+        print("rank 0 has sent", x.tolist())
+    else:
+        z = torch.zeros(2)
+        dist.recv(z, src=0)
+        print("rank 1 has received", z.tolist())
+
+if __name__ == "__main__":
+    dist.init_process_group(backend="mpi")
+    main(dist.get_rank(), dist.get_world_size())
+"""
+
+
+def test_a_script_for_the_mpi_backend_runs_unchanged(tmp_path):
+    script = tmp_path / "ptdist.py"
+    script.write_text(PTDIST)
+    done = mpiexec(2, "-m", "simlib.mpi", str(script))
+    said = sorted(done.stdout.splitlines())
+    assert said == ["rank 0 has sent [1.0, -1.0]", "rank 1 has received [1.0, -1.0]"], done.stderr
+
+
+def test_a_rank_that_fails_ends_the_job(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(PTDIST.replace("dist.send(x, dst=1)", "raise KeyError('no data')"))
+    done = mpiexec(2, "-m", "simlib.mpi", str(script))
+    assert done.returncode != 0
+    assert "KeyError: 'no data'" in done.stderr
+
+
+def test_the_exit_code_of_a_script_is_the_jobs(tmp_path):
+    script = tmp_path / "exits.py"
+    script.write_text("import sys; sys.exit(3)")
+    assert mpiexec(1, "-m", "simlib.mpi", str(script)).returncode == 3
+    assert mpiexec(2, "-m", "simlib.mpi", str(script)).returncode != 0
