@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from conformance import features, over_mpi
+from conformance import features, harness, over_mpi
 
 import simlib
 
@@ -48,7 +47,7 @@ def as_json(value):
 
 
 def test_methods_of_torch_pass(seed):
-    table = over_mpi.read_table()
+    table = harness.read_table()
     names = random.Random(seed).sample(table["passes"], SAMPLED_METHODS)
     outcomes = over_mpi.run_all(names, 2)
     assert {name: outcome[0] for name, outcome in outcomes.items()} == dict.fromkeys(

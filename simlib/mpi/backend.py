@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from mpi4py import MPI
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 from ..errors import InvalidCallError
 from .group import MpiGroup
@@ -66,7 +67,6 @@ def _create(options, _):
     """The group of these ranks of the world, on the rank that calls; all its members call."""
     world = MPI.COMM_WORLD
     ranks = list(options.global_ranks_in_group)
-    if not ranks:
-        return MpiGroup(world.Dup())
-    members = world.group.Incl(ranks)
-    return MpiGroup(world.Create_group(members))
+    timeout = options.timeout if options.timeout < default_pg_timeout else None
+    comm = world.Create_group(world.group.Incl(ranks)) if ranks else world.Dup()
+    return MpiGroup(comm, timeout)

@@ -50,15 +50,19 @@ class MpiGroup(dist.ProcessGroup):
     ----------
     comm : mpi4py.MPI.Intracomm
         Its ranks are the group's. The group owns it from now on.
+    timeout : datetime.timedelta, optional
+        How long a wait may last. MPI's own waits have no limit: where there is one, the group asks
+        again and again instead, which costs some latency.
     """
 
-    def __init__(self, comm):
+    def __init__(self, comm, timeout=None):
         super().__init__(comm.rank, comm.size)
         # What torch's own C++ code asks for names and options; no call of a rank goes there.
         backend = FakeProcessGroup._create_internal(comm.rank, comm.size)
         self._register_backend(torch.device("cpu"), CUSTOM, backend)
         self._set_default_backend(CUSTOM)
         self._comm = comm
+        self._timeout = timeout
         self._open = []
         self._sequence = 0
 
@@ -73,13 +77,13 @@ class MpiGroup(dist.ProcessGroup):
     def send(self, tensors, dst, tag=0):
         (tensor,) = tensors
         request = self._comm.Isend(_as_bytes(tensor.contiguous()), dst, tag)
-        return self._keep(MpiWork([request], tensors))
+        return self._keep([request], tensors)
 
     def recv(self, tensors, src, tag=0):
         (tensor,) = tensors
         after = []
         request = self._comm.Irecv(_room(tensor, after), src, tag)
-        return self._keep(MpiWork([request], tensors, after))
+        return self._keep([request], tensors, after)
 
     def recv_anysource(self, tensors, tag=0):
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
@@ -135,7 +139,11 @@ class MpiGroup(dist.ProcessGroup):
     def alltoall(self, outputs, inputs, opts=None):
         after = []
         sent = (_joined(inputs), _nbytes(inputs))
-        call = ("Alltoallv", _with_type(*sent), _with_type(_rooms(outputs, after), _nbytes(outputs)))
+        call = (
+            "Alltoallv",
+            _with_type(*sent),
+            _with_type(_rooms(outputs, after), _nbytes(outputs)),
+        )
         return self._perform(opts, [call], outputs, after)
 
     def alltoall_base(self, output, tensor, output_rows=(), input_rows=(), opts=None):
@@ -207,9 +215,13 @@ class MpiGroup(dist.ProcessGroup):
         ops = MPI_OPS | BOOL_OPS if tensor.dtype == torch.bool else MPI_OPS
         op = next((op for name, op in ops.items() if reduce_op == name), None)
         if op is None:
-            raise ValueError(f"MPI has no {reduce_op}: use SUM, AVG, PRODUCT, MIN, MAX or a bitwise")
+            raise ValueError(
+                f"MPI has no {reduce_op}: use SUM, AVG, PRODUCT, MIN, MAX or a bitwise"
+            )
         if tensor.dtype not in MPI_TYPES and tensor.dtype not in HALVES:
-            raise ValueError(f"MPI cannot reduce {tensor.dtype}: convert the tensor before the call")
+            raise ValueError(
+                f"MPI cannot reduce {tensor.dtype}: convert the tensor before the call"
+            )
         if op in BITWISE and (tensor.is_floating_point() or tensor.is_complex()):
             raise ValueError(f"a bitwise reduction needs whole numbers, not {tensor.dtype}")
         held = tensor.detach()
@@ -231,17 +243,18 @@ class MpiGroup(dist.ProcessGroup):
     def _perform(self, opts, calls, outputs, after):
         """Call MPI: at once where torch waits for the result, else by its non-blocking twins."""
         self._sequence += 1
-        if opts is not None and not opts.asyncOp:
+        if opts is not None and not opts.asyncOp and self._timeout is None:
             for name, *arguments in calls:
                 getattr(self._comm, name)(*arguments)
             return MpiWork([], outputs, after)
         requests = [
             getattr(self._comm, f"I{name.lower()}")(*arguments) for name, *arguments in calls
         ]
-        return self._keep(MpiWork(requests, outputs, after))
+        return self._keep(requests, outputs, after)
 
-    def _keep(self, work):
-        """Hold a request until it is done, also one that nobody waits for: MPI uses its memory."""
+    def _keep(self, requests, outputs, after=()):
+        """Hold requests until they are done, also if nobody waits for them: MPI uses the memory."""
+        work = MpiWork(requests, outputs, after, self._timeout)
         self._open = [other for other in self._open if not other.is_completed()]
         self._open.append(work)
         return work

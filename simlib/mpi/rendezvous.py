@@ -52,9 +52,9 @@ def meet(comm):
     hosts = comm.allgather(socket.gethostname())
     deaf = sorted({host for host, row in zip(hosts, reached_by_all, strict=True) if not any(row)})
     raise InvalidCallError(
-        f"no address of {hosts[0]}, where rank 0 is, answers all ranks "
-        f"({', '.join(addresses)}, port {port}); none at all answers {', '.join(deaf) or 'nobody'}: "
-        "open the ports between the hosts, or put them into one network"
+        f"no address of {hosts[0]}, where rank 0 is, answers all ranks ({', '.join(addresses)}; "
+        f"port {port}); from {', '.join(deaf) or 'no host'} none answers at all: open "
+        "the ports between the hosts, or put them into one network"
     )
 
 

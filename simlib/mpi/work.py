@@ -23,13 +23,16 @@ class MpiWork(dist.Work):
         What the call's future gives.
     after : list of callable
         Called once, in order, when all requests are done.
+    timeout : datetime.timedelta, optional
+        How long `wait` may take where it is told nothing else.
     """
 
-    def __init__(self, requests, outputs, after=()):
+    def __init__(self, requests, outputs, after=(), timeout=None):
         super().__init__()
         self._requests = requests
         self._outputs = outputs
         self._after = after
+        self._timeout = timeout
         self._status = MPI.Status()
         self._done = False
         if not requests:
@@ -54,6 +57,7 @@ class MpiWork(dist.Work):
     def wait(self, timeout=timedelta(0)):  # noqa: B008 (torch's own signature; immutable)
         if self._done:
             return True
+        timeout = timeout or self._timeout
         if timeout:
             self._wait_until(time.monotonic() + timeout.total_seconds(), timeout)
         elif len(self._requests) == 1:
@@ -66,7 +70,9 @@ class MpiWork(dist.Work):
     def _wait_until(self, end, timeout):
         while not self._test():
             if time.monotonic() > end:
-                raise dist.DistBackendError(f"MPI: not done within {timeout.total_seconds():g} s")
+                raise dist.DistBackendError(
+                    f"MPI: the timeout of {timeout.total_seconds():g} s is over"
+                )
             time.sleep(LOOK_S)
 
     def is_success(self):
