@@ -181,6 +181,15 @@ def what_cannot_be_reduced_is_told(rank, world_size):
             raise AssertionError(f"{dtype} {op} went through")
 
 
+def a_sparse_tensor_is_refused(rank, world_size):
+    try:
+        dist.all_reduce(torch.eye(2).to_sparse())
+    except ValueError as error:
+        assert "call to_dense() first" in str(error)
+    else:
+        raise AssertionError("a sparse tensor went through")
+
+
 def another_rank_than_mpis_is_told(rank, world_size):
     dist.destroy_process_group()
     try:
@@ -206,6 +215,7 @@ PROGRAMS = [
     subgroups_have_ranks_of_their_own,
     a_wait_with_a_limit_ends,
     what_cannot_be_reduced_is_told,
+    a_sparse_tensor_is_refused,
     another_rank_than_mpis_is_told,
 ]
 

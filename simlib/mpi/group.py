@@ -95,13 +95,13 @@ class MpiGroup(dist.ProcessGroup):
         after, calls = [], []
         for tensor in tensors:
             calls.append(("Bcast", _room(tensor, after), opts.rootRank))
-        return self._perform(opts, calls, tensors, after)
+        return self._perform(calls, tensors, after)
 
     def allgather(self, outputs, inputs, opts=None):
         after, calls = [], []
         for parts, tensor in zip(outputs, inputs, strict=True):
             calls.append(("Allgather", _as_bytes(tensor.contiguous()), _rooms(parts, after)))
-        return self._perform(opts, calls, outputs, after)
+        return self._perform(calls, outputs, after)
 
     def allgather_coalesced(self, outputs, inputs, opts=None):
         # torch hands out one list per rank here, and one tensor in it per input.
@@ -118,7 +118,7 @@ class MpiGroup(dist.ProcessGroup):
         for output, tensor in zip(outputs, inputs, strict=True):
             whole = _as_bytes(_apart(tensor, output))
             calls.append(("Allgather", whole, _room(output, after)))
-        return self._perform(opts, calls, outputs, after)
+        return self._perform(calls, outputs, after)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
@@ -127,14 +127,14 @@ class MpiGroup(dist.ProcessGroup):
         (tensor,), after = inputs, []
         rooms = _rooms(outputs[0], after) if self.rank() == opts.rootRank else None
         call = ("Gather", _as_bytes(tensor.contiguous()), rooms, opts.rootRank)
-        return self._perform(opts, [call], outputs, after)
+        return self._perform([call], outputs, after)
 
     def scatter(self, outputs, inputs, opts=None):
         opts = opts or dist.ScatterOptions()
         (output,), after = outputs, []
         whole = _joined(inputs[0]) if self.rank() == opts.rootRank else None
         call = ("Scatter", whole, _room(output, after), opts.rootRank)
-        return self._perform(opts, [call], outputs, after)
+        return self._perform([call], outputs, after)
 
     def alltoall(self, outputs, inputs, opts=None):
         after = []
@@ -144,13 +144,13 @@ class MpiGroup(dist.ProcessGroup):
             _with_type(*sent),
             _with_type(_rooms(outputs, after), _nbytes(outputs)),
         )
-        return self._perform(opts, [call], outputs, after)
+        return self._perform([call], outputs, after)
 
     def alltoall_base(self, output, tensor, output_rows=(), input_rows=(), opts=None):
         after = []
         sent = _with_type(_as_bytes(_apart(tensor, output)), self._parts(tensor, input_rows))
         got = _with_type(_room(output, after), self._parts(output, output_rows))
-        return self._perform(opts, [("Alltoallv", sent, got)], [output], after)
+        return self._perform([("Alltoallv", sent, got)], [output], after)
 
     all_to_all_single = alltoall_base
 
@@ -174,7 +174,7 @@ class MpiGroup(dist.ProcessGroup):
         after, calls = [], []
         for tensor in tensors:
             calls.append(("Allreduce", MPI.IN_PLACE, *self._reduced(tensor, opts, after)))
-        return self._perform(opts, calls, tensors, after)
+        return self._perform(calls, tensors, after)
 
     allreduce_coalesced = allreduce
 
@@ -187,7 +187,7 @@ class MpiGroup(dist.ProcessGroup):
         else:
             buffer, op = self._reduced(tensor, opts, [])  # this rank's tensor stays as it is
             call = ("Reduce", buffer, None, op, opts.rootRank)
-        return self._perform(opts, [call], tensors, after)
+        return self._perform([call], tensors, after)
 
     def reduce_scatter(self, outputs, inputs, opts=None):
         wholes = [torch.cat([part.reshape(-1) for part in parts]) for parts in inputs]
@@ -205,7 +205,7 @@ class MpiGroup(dist.ProcessGroup):
             sent, op = self._reduced(_apart(tensor, output), opts, [])
             got, _ = self._reduced(output, opts, after)
             calls.append(("Reduce_scatter_block", sent, got, op))
-        return self._perform(opts, calls, outputs, after)
+        return self._perform(calls, outputs, after)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -218,6 +218,8 @@ class MpiGroup(dist.ProcessGroup):
             raise ValueError(
                 f"MPI has no {reduce_op}: use SUM, AVG, PRODUCT, MIN, MAX or a bitwise"
             )
+        if tensor.layout != torch.strided:
+            raise ValueError("MPI cannot reduce a sparse tensor: call to_dense() first")
         if tensor.dtype not in MPI_TYPES and tensor.dtype not in HALVES:
             raise ValueError(
                 f"MPI cannot reduce {tensor.dtype}: convert the tensor before the call"
@@ -238,15 +240,15 @@ class MpiGroup(dist.ProcessGroup):
     # The rest
 
     def barrier(self, opts=None):
-        return self._perform(opts, [("Barrier",)], [], [])
+        return self._perform([("Barrier",)], [], [])
 
-    def _perform(self, opts, calls, outputs, after):
-        """Call MPI: at once where torch waits for the result, else by its non-blocking twins."""
+    def _perform(self, calls, outputs, after):
+        """Call MPI by its non-blocking names, also where torch waits at once.
+
+        A blocking collective of MPI never meets a non-blocking one, and in torch one rank may well
+        wait for what another asked for with ``async_op=True``: DDP's `join` does.
+        """
         self._sequence += 1
-        if opts is not None and not opts.asyncOp and self._timeout is None:
-            for name, *arguments in calls:
-                getattr(self._comm, name)(*arguments)
-            return MpiWork([], outputs, after)
         requests = [
             getattr(self._comm, f"I{name.lower()}")(*arguments) for name, *arguments in calls
         ]
