@@ -61,7 +61,7 @@ def why_not_cluster(slurm=False):
         if not find(program):
             what = "Slurm on a practice cluster" if slurm else "a practice cluster"
             return f"{what} needs {program}: install the system package {package}"
-    words = "unshare --mount --uts --ipc --pid --fork --kill-child=KILL mount -t proc proc /proc"
+    words = "unshare --mount --uts --ipc --pid --fork --kill-child=KILL mount -n -t proc proc /proc"
     tried = subprocess.run(words.split(), capture_output=True, text=True)
     if tried.returncode:
         return (
@@ -146,7 +146,7 @@ class PracticeCluster:
         The program gets the caller's working folder, environment and files; its exit code comes
         back. When the launcher is ended by SIGTERM or SIGINT, what it has started ends too.
         """
-        return [*_launcher(self.folder), host, "--"]
+        return [*launcher_of(self.folder), host, "--"]
 
     def popen(self, host, argv, **options):
         """Start a program on a host; returns a `subprocess.Popen`.
@@ -244,7 +244,7 @@ class PracticeCluster:
 
     def _write_state(self):
         launcher = self.folder / "exec"
-        words = shlex.join(_launcher(self.folder))
+        words = shlex.join(launcher_of(self.folder))
         launcher.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         launcher.chmod(0o755)
         state = {
@@ -257,6 +257,7 @@ class PracticeCluster:
         (self.folder / "state.json").write_text(json.dumps(state))
 
 
-def _launcher(folder):
+def launcher_of(folder):
+    """The words that, before a host and a program, run it on a cluster with this folder."""
     program = Path(__file__).with_name("enter.py")
     return [sys.executable, "-I", "-S", str(program), str(folder)]

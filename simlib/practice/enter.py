@@ -42,7 +42,9 @@ def init_of(folder, host):
     with open(os.path.join(place, host)) as file:
         pid, start = file.read().split()
     if start_of(pid) != start:
-        refuse(f"{host} is gone, its first process has ended: `simlib practice down`, then up again")
+        refuse(
+            f"{host} is gone, its first process has ended: `simlib practice down`, then up again"
+        )
     return int(pid)
 
 

@@ -49,28 +49,28 @@ Host *
 # The first process of a host, and the parent of what its programs leave behind: sshd.
 INIT = """\
 set -e
-mount -t proc proc /proc
+mount -n -t proc proc /proc
 echo {host} > /proc/sys/kernel/hostname
-mount -t tmpfs tmpfs /dev/shm
-mount --bind {folder}/hosts /etc/hosts
-mount --bind {ssh}/ssh_config /etc/ssh/ssh_config
+mount -n -t tmpfs tmpfs /dev/shm
+mount -n --bind {folder}/hosts /etc/hosts
+mount -n --bind {ssh}/ssh_config /etc/ssh/ssh_config
 # An account whose password is locked could not come in by its key either.
-mount --bind {ssh}/shadow /etc/shadow
+mount -n --bind {ssh}/shadow /etc/shadow
 # Keys and settings of the user are neither used nor seen.
-if [ -d {home}/.ssh ]; then mount -t tmpfs -o mode=700 tmpfs {home}/.ssh; fi
+if [ -d {home}/.ssh ]; then mount -n -t tmpfs -o mode=700 tmpfs {home}/.ssh; fi
 # Debian's sshd wants this folder, which must not come to be on the machine itself: the host gets a
 # /run of its own that has all that is in the machine's.
 if [ ! -d /run/sshd ]; then
   mkdir /dev/shm/run
-  mount -t tmpfs -o mode=755 tmpfs /dev/shm/run
+  mount -n -t tmpfs -o mode=755 tmpfs /dev/shm/run
   mkdir -m 755 /dev/shm/run/sshd
   for entry in /run/*; do
     if [ -L "$entry" ]; then cp -P "$entry" "/dev/shm$entry"
-    elif [ -d "$entry" ]; then mkdir "/dev/shm$entry"; mount --rbind "$entry" "/dev/shm$entry"
-    else : > "/dev/shm$entry"; mount --bind "$entry" "/dev/shm$entry"
+    elif [ -d "$entry" ]; then mkdir "/dev/shm$entry"; mount -n --rbind "$entry" "/dev/shm$entry"
+    else : > "/dev/shm$entry"; mount -n --bind "$entry" "/dev/shm$entry"
     fi
   done
-  mount --move /dev/shm/run /run
+  mount -n --move /dev/shm/run /run
   rmdir /dev/shm/run
 fi
 {daemons}

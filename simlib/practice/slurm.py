@@ -67,16 +67,14 @@ def write_files(folder, nodes):
     (munge / "key").touch(mode=0o600)
     (munge / "key").write_bytes(secrets.token_bytes(128))
     (settings / "cgroup.conf").write_text(CGROUP)
-    text = SLURM.format(
-        folder=folder, state=state, munge=munge, nodes=",".join(nodes), cpus=CPUS
-    )
+    text = SLURM.format(folder=folder, state=state, munge=munge, nodes=",".join(nodes), cpus=CPUS)
     (settings / "slurm.conf").write_text(text)
 
 
 def daemons(folder, host, find):
     """The lines that start a host's part of Slurm. munged serves all hosts, by its socket."""
     munge, log = folder / "munge", folder / "log"
-    lines = [f"mount --bind {folder}/slurm /etc/slurm"]
+    lines = [f"mount -n --bind {folder}/slurm /etc/slurm"]
     if host == "login":
         lines += [
             f"{find('munged')} --force --socket={munge}/socket --key-file={munge}/key "

@@ -86,9 +86,13 @@ def new_name(part, token=None):
 
 def remove_namespace(name):
     """End the processes inside and remove the namespace, as far as it is there."""
-    if (PLACE / name).exists():
-        end_processes(name)
-        tool("ip", "netns", "del", name)
+    try:
+        if (PLACE / name).exists():
+            end_processes(name)
+            tool("ip", "netns", "del", name)
+    except InvalidCallError:
+        if (PLACE / name).exists():  # otherwise somebody else has removed it meanwhile
+            raise
 
 
 def end_processes(name):
