@@ -25,10 +25,11 @@ from pathlib import Path
 from ..cluster import check_count
 from ..errors import InvalidCallError
 from . import slurm as scheduler
+from . import system
 from .enter import start_of
 from .hosts import find, start_argv, write_files
 from .network import MAX_NODES, PracticeNetwork
-from .system import CLUSTERS, RUNNING, new_name, why_not_here
+from .system import CLUSTERS, new_name, why_not_here
 
 MOST_NODES = MAX_NODES - 1  # the login host takes a place, too
 HOST_STARTS_S, SLURM_STARTS_S = 20, 60
@@ -198,7 +199,7 @@ class PracticeCluster:
     def _start_warden(self):
         program = WARDEN.format(
             namespaces=" ".join(self._network.namespaces), folder=self.folder, clusters=CLUSTERS,
-            running=RUNNING,
+            running=system.RUNNING,
         )  # fmt: skip
         self._warden = subprocess.Popen(
             ["sh", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,

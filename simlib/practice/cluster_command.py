@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from ..errors import InvalidCallError
-from . import running, slurm
+from . import running, slurm, system
 from .cluster import MOST_NODES, launcher_of
 from .enter import CANNOT
-from .system import RUNNING
+from .system import why_not_here
 
 
 def add_actions(actions, add_links):
@@ -75,12 +75,15 @@ def _up(options):
 
 def _exec(options):
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
-    argv = [*launcher_of(RUNNING), options.host, "--", *program]
+    argv = [*launcher_of(system.RUNNING), options.host, "--", *program]
     sys.stdout.flush()
     os.execv(argv[0], argv)
 
 
 def _status(options):
+    refuse = why_not_here()
+    if refuse:
+        return _refused(refuse)
     state = running.state()
     if state is None:
         print("no practice cluster is up")
@@ -118,6 +121,6 @@ def _description(state):
     return "; ".join([*parts, f"owner: process {state['owner']}"])
 
 
-def _refused(error):
-    print(f"simlib: {error}", file=sys.stderr)
+def _refused(why):
+    print(f"simlib: {why}", file=sys.stderr)
     return 2

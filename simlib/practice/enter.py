@@ -6,6 +6,7 @@ signal that ended it, becomes this one's. SIGTERM, SIGHUP and SIGINT go on to th
 it has started on the hosts and left over then is killed.
 """
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -42,9 +43,7 @@ def init_of(folder, host):
     with open(os.path.join(place, host)) as file:
         pid, start = file.read().split()
     if start_of(pid) != start:
-        refuse(
-            f"{host} is gone, its first process has ended: `simlib practice down`, then up again"
-        )
+        refuse(f"{host} has ended: `simlib practice down`, then up again")
     return int(pid)
 
 
@@ -111,7 +110,7 @@ def wait_for(child, mark, ending):
         elif event and event.si_signo in ending:
             told = True
             if event.si_signo != signal.SIGINT or not in_front():
-                os.kill(child, event.si_signo)
+                hand_on(event.si_signo, child, mark)
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             if told:
@@ -119,25 +118,30 @@ def wait_for(child, mark, ending):
             return status
 
 
+def hand_on(number, child, mark):
+    """Send a signal to the program and to what it runs in front, as a terminal would."""
+    for pid in (child, *(pid for pid in marked(mark) if pid != child)):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == os.getpgrp():
+                os.kill(pid, number)
+
+
 def kill_marked(mark):
     """Kill what the program has started, on any host, until nothing of it is left."""
-    while pids := list(marked(mark)):
+    while pids := marked(mark):
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
 
 def marked(mark):
     """The processes with the mark in their environment; a zombie has none."""
+    found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if mark in file.read().split(b"\0"):
-                    yield int(pid)
-        except OSError:
-            continue
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            if mark in file.read().split(b"\0"):
+                found.append(int(pid))
+    return found
 
 
 def end_like(status):

@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 from . import slurm as scheduler
+from .enter import MARK
 
 SYSTEM_PATHS = "/usr/local/sbin:/usr/sbin:/sbin"  # of daemons, which are often not on PATH
 
@@ -29,6 +30,7 @@ UseDNS no
 PidFile none
 MaxStartups 200
 MaxSessions 200
+AcceptEnv {mark}
 SetEnv "PATH={path}"
 """
 
@@ -44,6 +46,7 @@ Host *
   BatchMode yes
   ConnectTimeout 5
   LogLevel ERROR
+  SendEnv {mark}
 """
 
 # The first process of a host, and the parent of what its programs leave behind: sshd.
@@ -104,8 +107,9 @@ def write_files(folder, addresses, slurm):
     (ssh / "known_hosts").write_text("".join(known))
     names = [f"{address} {host}\n" for host, address in addresses.items()]
     (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(names))
-    (ssh / "ssh_config").write_text(SSH.format(ssh=ssh))
-    (ssh / "sshd_config").write_text(SSHD.format(ssh=ssh, path=os.environ.get("PATH", os.defpath)))
+    (ssh / "ssh_config").write_text(SSH.format(ssh=ssh, mark=MARK))
+    path = os.environ.get("PATH", os.defpath)
+    (ssh / "sshd_config").write_text(SSHD.format(ssh=ssh, mark=MARK, path=path))
     (ssh / "shadow").touch(mode=0o600)
     (ssh / "shadow").write_text(f"{pwd.getpwuid(0).pw_name}:*:::::::\n")
     if slurm:

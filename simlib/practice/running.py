@@ -15,8 +15,9 @@ import time
 from contextlib import suppress
 
 from ..errors import InvalidCallError, SimlibError
+from . import system
 from .cluster import PracticeCluster
-from .system import CLUSTERS, RUNNING, owner_lives, owner_of, remove_leftovers, why_not_here
+from .system import CLUSTERS, owner_lives, owner_of, remove_leftovers, why_not_here
 
 REMOVED_S = 20  # the warden takes a fraction of a second
 
@@ -82,7 +83,7 @@ def _take_place(cluster):
     """Make the link: two that come up at once cannot both have it."""
     try:
         CLUSTERS.mkdir(exist_ok=True)
-        RUNNING.symlink_to(cluster.folder)
+        system.RUNNING.symlink_to(cluster.folder)
     except FileExistsError:
         raise InvalidCallError(
             "a practice cluster is already up (`simlib practice status`); "
@@ -101,7 +102,7 @@ def state():
     if not _owner():
         return None
     try:
-        return json.loads((RUNNING / "state.json").read_text())
+        return json.loads((system.RUNNING / "state.json").read_text())
     except OSError:  # it is on its way down
         return None
 
@@ -109,14 +110,14 @@ def state():
 def _owner():
     """The process id of the owner, or None."""
     with suppress(OSError):
-        name = os.path.basename(os.readlink(RUNNING))
+        name = os.path.basename(os.readlink(system.RUNNING))
         return owner_of(name) if owner_lives(name) else None
     return None
 
 
 def host_answers(host):
     """Whether a program can be run on a host, by ssh from the login host."""
-    argv = [RUNNING / "exec", "login", "--", "ssh", host, "true"]
+    argv = [system.RUNNING / "exec", "login", "--", "ssh", host, "true"]
     return subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
 
 
