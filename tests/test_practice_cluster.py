@@ -15,7 +15,7 @@ import pytest
 
 from simlib.cli import main
 from simlib.errors import InvalidCallError
-from simlib.practice import PracticeCluster, cluster_command, system
+from simlib.practice import PracticeCluster, cluster_command, launcher, system
 from simlib.practice import cluster as cluster_module
 from simlib.practice.slurm import CPUS
 
@@ -130,6 +130,10 @@ def test_every_host_reaches_every_host_by_name(cluster):
 
 def test_a_host_has_name_processes_and_shared_memory_of_its_own(cluster):
     assert printed(cluster, "node1", ["hostname"]) == "node1\n"
+    kinds = [f"/proc/self/ns/{kind}" for kind in ("ipc", "mnt", "net", "pid", "uts")]
+    hosts = ("login", "node1", "node2")
+    own = [set(printed(cluster, host, ["readlink", *kinds]).split()) for host in hosts]
+    assert len(set.union(*own, map(os.readlink, kinds))) == 20
     printed(cluster, "node1", ["touch", "/dev/shm/mine"])
     assert printed(cluster, "node2", ["ls", "/dev/shm"]) == ""
     assert printed(cluster, "node2", ["cat", "/proc/1/comm"]) == "sshd\n"
@@ -282,7 +286,7 @@ def test_a_cluster_stays_up_until_down(place, capfd, tmp_path):
     assert main(["practice", "up", "2", "--rate", "100mbit"]) == 0
     assert "practice cluster: login, node1, node2; 100 Mbit/s" in capfd.readouterr().out
     done = subprocess.run(
-        [place / "exec", "login", "--", *map(str, MPIEXEC), "hostname"], cwd=tmp_path,
+        [*launcher("login"), *map(str, MPIEXEC), "hostname"], cwd=tmp_path,
         capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert sorted(done.stdout.split()) == ["node1", "node2"], done.stderr

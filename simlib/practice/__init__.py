@@ -2,6 +2,7 @@
 
 from .cluster import PracticeCluster
 from .network import PracticeNetwork
+from .running import launcher
 from .system import remove_leftovers
 
-__all__ = ["PracticeCluster", "PracticeNetwork", "remove_leftovers"]
+__all__ = ["PracticeCluster", "PracticeNetwork", "launcher", "remove_leftovers"]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shlex
 import subprocess
 import sys
 import time
@@ -244,10 +243,6 @@ class PracticeCluster:
         return done.stdout.split()
 
     def _write_state(self):
-        launcher = self.folder / "exec"
-        words = shlex.join(launcher_of(self.folder))
-        launcher.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-        launcher.chmod(0o755)
         state = {
             "owner": os.getpid(),
             "addresses": self.addresses,

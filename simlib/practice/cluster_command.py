@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from ..errors import InvalidCallError
-from . import running, slurm, system
-from .cluster import MOST_NODES, launcher_of
+from . import running, slurm
+from .cluster import MOST_NODES
 from .enter import CANNOT
 from .system import why_not_here
 
@@ -75,7 +75,7 @@ def _up(options):
 
 def _exec(options):
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
-    argv = [*launcher_of(system.RUNNING), options.host, "--", *program]
+    argv = [*running.launcher(options.host), *program]
     sys.stdout.flush()
     os.execv(argv[0], argv)
 

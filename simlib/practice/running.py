@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from ..errors import InvalidCallError, SimlibError
 from . import system
-from .cluster import PracticeCluster
+from .cluster import PracticeCluster, launcher_of
 from .system import CLUSTERS, owner_lives, owner_of, remove_leftovers, why_not_here
 
 REMOVED_S = 20  # the warden takes a fraction of a second
@@ -115,9 +115,18 @@ def _owner():
     return None
 
 
+def launcher(host):
+    """The words to put before a program's, so that it runs on a host of the cluster that is up.
+
+    As `PracticeCluster.launcher`, and the same as ``simlib practice exec HOST --``, but without
+    the time that importing simlib takes: a list of str.
+    """
+    return [*launcher_of(system.RUNNING), host, "--"]
+
+
 def host_answers(host):
     """Whether a program can be run on a host, by ssh from the login host."""
-    argv = [system.RUNNING / "exec", "login", "--", "ssh", host, "true"]
+    argv = [*launcher("login"), "ssh", host, "true"]
     return subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
 
 
