@@ -166,6 +166,11 @@ def test_how_a_program_ended_comes_back(cluster, argv, code, words):
     assert done.returncode == code and words in done.stderr
 
 
+def test_signals_are_as_a_shell_leaves_them(cluster):
+    ignored = printed(cluster, "node1", ["grep", "SigIgn", "/proc/self/status"])
+    assert int(ignored.split()[1], 16) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_all_that_the_program_has_started(cluster, number):
     """Also on another host, and in a session of its own."""

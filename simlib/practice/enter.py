@@ -82,6 +82,8 @@ def become(argv, namespaces, folder):
         os.chdir(folder)
     except OSError as error:
         refuse(f"the working folder {folder} is not there on this host: {error.strerror}")
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and a program inherits
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         os.execvp(argv[0], argv)
