@@ -15,10 +15,12 @@ def main():
 
     from .browsing import browsing
     from .collectives import collectives
+    from .ddp import ddp
     from .diagnosing import diagnosing
     from .labs import redrawing
     from .loopback import loopback
     from .network import network
+    from .paying import paying
     from .practice import practice
     from .recording import recording
     from .scale import cost_model
@@ -36,9 +38,11 @@ def main():
         "recording": lambda: recording(options.rounds),
         "diagnosing": lambda: diagnosing(options.rounds),
         "collectives": lambda: collectives(options.rounds),
+        "ddp": lambda: ddp(options.rounds),
         "simulating": lambda: simulating(options.rounds),
         "loopback": loopback,
         "network": lambda: network(options.rounds),
+        "paying": lambda: paying(options.rounds),
         "practice": lambda: practice(options.rounds),
         "scale": lambda: cost_model(options.rounds),
         "labs": redrawing,

@@ -15,6 +15,7 @@
 from . import clusters, digits, scale
 from .cluster import Cluster, Device, Link
 from .compute import compute
+from .curves import draw_curves, live_curves
 from .diagnosis import Finding
 from .errors import (
     DeadlockError,
@@ -29,6 +30,7 @@ from .errors import (
     StuckError,
     UnfinishedError,
 )
+from .held import held
 from .processes import run
 from .results import Run
 from .saved import load
@@ -61,6 +63,9 @@ __all__ = [
     "clusters",
     "compute",
     "digits",
+    "draw_curves",
+    "held",
+    "live_curves",
     "load",
     "run",
     "scale",

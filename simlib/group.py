@@ -261,6 +261,8 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
         is_blocking = not flags and sys._getframe(1).f_code.co_filename == _C10D_FILE
         make = BlockingCall if is_blocking else RecordedWork
         work = make(getattr(self._inner, method)(*args), self._recorder, start)
+        if not is_blocking:
+            work.is_number = size == 1
         if flags & REQUEST or self._recorder.pending:
             self._keep(work, flags, _buffers(args))
         return work

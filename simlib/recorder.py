@@ -59,6 +59,8 @@ class Recorder:
         self.is_alone = is_alone
         self.before_op = before_op
         self.pending = Pending(self)
+        self.requests = {}  # under way, by their place in the log
+        self.last_number = None
         self.meetings = None
         self._words = {}
         self._met = {}
@@ -103,6 +105,8 @@ class Recorder:
         """The run has ended: forget it."""
         self.log.clear()
         self.pending.clear()
+        self.requests.clear()
+        self.last_number = None
         self.meetings = None
         self._met.clear()
 

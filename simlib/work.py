@@ -56,15 +56,33 @@ class BlockingCall(_Request):
 
 
 class RecordedWork(_Request, dist.Work):
-    """A request that the learner, or torch, may keep and ask."""
+    """A request that the learner, or torch, may keep and ask.
+
+    It lives until it is complete; one of a single number until another such one is. torch's C++
+    code (DDP's, for the number of ranks in `join`) keeps the C++ part alone, waits and then asks
+    for the future. With the Python part gone, that wait would be for ever.
+    """
 
     def __init__(self, work, recorder, start, source=None):
         super().__init__()
         self._begin(work, recorder, start, source)
+        recorder.requests[start] = self
+        self.is_number = False
+
+    def wait(self, timeout=timedelta(0)):  # noqa: B008 (as above)
+        result = super().wait(timeout)
+        self._let_go()
+        return result
+
+    def _let_go(self):
+        self._recorder.requests.pop(self.start, None)
+        if self.is_number:  # anything larger would hold a learner's memory
+            self._recorder.last_number = self
 
     def is_completed(self):
         done = self._work.is_completed()
         if done:
+            self._let_go()
             self._recorder.log.ended(self.start)
             if self.pending is not None:
                 self.pending.waited(self)
@@ -74,8 +92,12 @@ class RecordedWork(_Request, dist.Work):
         log = self._recorder.log
         log.promise(self.start)
         future = self._work.get_future()
-        future.add_done_callback(lambda _: log.ended(self.start))
+        future.add_done_callback(lambda _: self._ended())
         return future
+
+    def _ended(self):
+        self._recorder.log.ended(self.start)
+        self._let_go()
 
     def is_success(self):
         return self._work.is_success()

@@ -251,7 +251,7 @@ def test_no_usual_mistake_leads_to_the_values_that_come_where_there_are_messages
         ([0.0, 2.0], "has a list where a tensor is expected"),
         (torch.zeros(3), "shape (3,) where (2,)"),
         (torch.tensor([0, 2]), "has dtype int64 where float32 is expected"),
-        (torch.tensor([0.0, float("nan")]), "has the wrong value"),
+        (torch.tensor([0.0, float("nan")]), "has nan, not a number: 0 / 0 gives it"),
         (torch.tensor([0.0, 2.1]), "has the wrong value"),
     ],
 )
@@ -274,9 +274,16 @@ def test_wrong_sort_of_value_is_told(got, words):
         (True, 1, "has a bool where a number is expected"),
         (float("nan"), 1.0, "has the wrong value"),
         (torch.tensor([1.0 + 1e-7]), torch.tensor([1.0]), None),
+        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), None),
+        (torch.tensor([1.0]), torch.tensor([float("nan")]), "has the wrong value"),
         ([torch.ones(1)], [torch.ones(1), torch.ones(1)], "has a list of 1 where 2 are expected"),
         ([1, 2], [1, 3], "at index 1 has the wrong value"),
         (torch.ones(1), [1], "has a Tensor where a list is expected"),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
+        ({"a": 1, "b": 2}, {"a": 1, "b": 3}, "at 'b' has the wrong value"),
+        ({"a": 1}, {"a": 1, "b": 3}, "has {'a': 1} where a dict with a, b is expected"),
+        ("adam", "adam", None),
+        ("adam", "sgd", "has 'adam' where 'sgd' is expected"),
     ],
 )
 def test_difference(got, want, words):
@@ -290,6 +297,7 @@ def test_describe_is_short():
     assert describe(torch.ones(1, 2)) == "tensor([1., 1.]) of shape (1, 2)"
     assert describe(torch.ones(1, dtype=torch.float64)) == "tensor([1.], dtype=float64)"
     assert describe([torch.zeros(1), None]) == "[tensor([0.]), None]"
+    assert describe({"weight": torch.zeros(1), 2: 0.5}) == "{'weight': tensor([0.]), 2: 0.5}"
     assert describe((0, 1, 2)) == "(0, 1, 2)"
     assert len(describe("x" * 1000)) == 60
 
@@ -410,6 +418,42 @@ def test_measure_tells_the_virtual_time_of_a_simulation():
     assert measured.endswith("\n5: virtual time 0.001008000 s")
 
 
+# Memory on a modelled device
+
+ROOMY = simlib.Cluster(nodes=2, ranks_per_node=1, inter=simlib.Link(1e-3, 1e6))
+
+
+def make_a_copy(rank, world_size, x):
+    return x.clone()
+
+
+def make_two_copies(rank, world_size, x):
+    spare = [x.clone() for _ in range(1 + (rank == 1))]
+    return spare[0]
+
+
+def fits_in(bound_bytes, answer):
+    memory = [checks.Fits(ROOMY, inputs, lambda xs: bound_bytes, "Keep one.")]
+    return verdict_on(answer, expected=lambda xs: list(xs), worlds=[1, 3], memory=memory)
+
+
+def test_memory_at_its_bound_is_enough():
+    assert repr(fits_in(8, make_a_copy)) == (
+        "double: right, 2 of 2 points.\n"
+        "Every rank has the expected value at world sizes 1, 3.\n"
+        "  at world size 2: 8 bytes held by the largest rank (at most 8)"
+    )
+
+
+def test_too_much_memory_is_told_with_rank_ledger_and_bound():
+    verdict = fits_in(8, make_two_copies)
+    assert (verdict.status, verdict.world_size, verdict.run.engine) == ("wrong", 2, "simulated")
+    assert verdict.reason == (
+        "In this world of 2 the values are right, but rank 1 holds 16 bytes at its peak "
+        "(activations and temporaries 16) where 8 are enough for any rank. Keep one."
+    )
+
+
 # Rules, on hand-made traces
 
 
@@ -499,6 +543,23 @@ def test_collectives_are_counted_and_weighed():
     assert verdict_on(two, checks.collective_nbytes(lambda xs: 20)).status == "right"
     heavy = verdict_on(two, checks.collective_nbytes(lambda xs: 19))
     assert "brings 20 bytes" in heavy.reason
+
+
+def test_collectives_carry_these_bytes_in_this_order():
+    def three(rank, world_size, x):
+        dist.all_reduce(torch.zeros(1))
+        dist.broadcast(torch.zeros(3), src=0)
+        dist.all_reduce(torch.zeros(5))
+        return 2 * x
+
+    right = verdict_on(three, checks.brought(lambda xs: [4, 12, 20]))
+    assert "collectives of 4, then 12, then 20 bytes, in this order" in repr(right)
+    assert verdict_on(three, checks.brought(lambda xs: [4, 20], "all_reduce")).status == "right"
+    assert verdict_on(three, checks.brought(lambda xs: None)).status == "right"
+    other = verdict_on(three, checks.brought(lambda xs: [20, 4], "all_reduce", hint="Turn it."))
+    assert other.reason.endswith(
+        "the all_reduces of rank 0 carry 4, then 20 bytes where 20, then 4 are expected. Turn it."
+    )
 
 
 def test_message_nobody_receives_is_told():

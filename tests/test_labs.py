@@ -18,7 +18,7 @@ import simlib
 from simlib import labs
 from simlib.collectives import schedule
 from simlib.errors import InvalidCallError
-from simlib.labs import _lab, cells, crossover, rounds
+from simlib.labs import _lab, break_even, cells, crossover, rounds
 from simlib.labs.steps import steps_of
 from simlib.labs.world_sizes import _together
 from simlib.palette import rank_color
@@ -60,6 +60,7 @@ def every_lab(runs):
         "rounds": labs.rounds_lab(),
         "crossover": labs.crossover_lab(),
         "world_size": labs.world_size_lab(runs, 3),
+        "break_even": labs.break_even_lab(),
     }
 
 
@@ -93,6 +94,7 @@ def test_the_picture_of_a_lab_is_the_one_the_lesson_shows(every_lab, runs):
         "rounds": labs.draw_rounds(),
         "crossover": labs.draw_crossover(),
         "world_size": labs.draw_world_size(runs, 3),
+        "break_even": labs.draw_break_even(),
     }
     for name, figure in figures.items():
         shown = np.asarray(Image.open(io.BytesIO(png_of(figure))))
@@ -132,6 +134,7 @@ def test_what_was_moved_leaves_no_trace():
         (labs.ping_pong_lab(POINTS), lambda **state: labs.draw_ping_pong(POINTS, **state)),
         (labs.rounds_lab("ring", 3), labs.draw_rounds),
         (labs.crossover_lab(), labs.draw_crossover),
+        (labs.break_even_lab(), labs.draw_break_even),
     ):
         for control in list(lab.controls.values()) * 2:
             if hasattr(control, "index"):
@@ -519,3 +522,82 @@ def test_sizes_that_cannot_be_simulated_are_refused():
         labs.simulate_sizes(work_and_tell, (2,), slow=(0,))
     with pytest.raises(InvalidCallError, match="world_size=0 is not possible"):
         labs.simulate_sizes(work_and_tell, (0,))
+
+
+# ---- break-even
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7, 8, 64, 1000])
+@pytest.mark.parametrize(
+    "ours, simlibs", [("ring", "ring"), ("tree", "binomial"), ("linear", "naive")]
+)
+def test_synchronisation_takes_what_the_cost_model_says(ours, simlibs, ranks):
+    nbytes = 4000 * ranks
+    cluster = simlib.Cluster(ranks, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS))
+    modelled_s = time_of("all_reduce", ranks, nbytes, cluster, simlibs)
+    own_s = break_even.sync_s(ours, ranks, nbytes, LATENCY_S, BANDWIDTH_BPS)
+    assert own_s == pytest.approx(modelled_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("overlap", ["none", "backward"])
+@pytest.mark.parametrize("scaling", ["weak", "strong"])
+def test_with_the_needed_compute_ranks_have_that_efficiency(scaling, overlap):
+    on = np.arange(2, 50)
+    for efficiency in (1 / on, 0.5, 0.9):
+        needed_s = break_even.needed_compute_s(efficiency, 0.3, on, scaling, overlap)
+        gains = break_even.speedup(needed_s, 0.3, on, scaling, overlap)
+        assert gains == pytest.approx(efficiency * on, rel=1e-12)
+
+
+def test_overlap_is_the_one_of_the_cost_model():
+    """One bucket would wait for all of backward; small buckets come close to the maximum."""
+    cluster = simlib.Cluster(8, 1, simlib.Link(0.0, 1e9))
+    for compute_s, nbytes in ((0.3, 8e6), (0.003, 8e7)):
+        step = simlib.scale.step_time(
+            nbytes, 8, cluster, forward_s=compute_s / 3, backward_s=compute_s * 2 / 3,
+            bucket_bytes=nbytes // 1000,
+        )  # fmt: skip
+        synced_s = break_even.sync_s("ring", 8, nbytes, 0.0, 1e9)
+        gain = break_even.speedup(compute_s, synced_s, 8, overlap="backward")
+        assert gain == pytest.approx(8 * compute_s / step.time_s, rel=2e-3)
+
+
+def test_the_point_of_the_map_is_taken_apart_in_words():
+    words = words_of(labs.draw_break_even(1.5, 1e9, 1e-9, 1e9, 8, "linear"))
+    assert "8 ranks, linear, weak scaling: 0.774 x one rank, efficiency 10%" in words
+    assert "T_sync / T_comp = 9.33, not below R - 1 = 7" in words
+    assert "nothing pays: no R up to 1,024" in words
+    words = words_of(labs.draw_break_even(1.5, 1e9, 1e-9, 1e9, 8, "ring"))
+    assert "3.69 x one rank" in words and "pays from R = 2 to 1,024 and beyond" in words
+    words = words_of(labs.draw_break_even(1.5, 1e9, 1e-9, 1e9, 8, "tree"))
+    assert "pays for most R from 4 to 1,024" in words
+    words = words_of(labs.draw_break_even(1.5, 1e9, 1e-9, 1e9, 8, "linear", "strong"))
+    assert "not below 1 - 1/R = 0.875" in words
+
+
+def test_the_thick_line_of_the_map_is_the_break_even():
+    axes = labs.draw_break_even(0.18, 1e8, 30e-6, 1.25e9).axes[0]
+    (thick,) = (line for line in axes.lines if line.get_linewidth() == 2)
+    on, edge_s = thick.get_data()
+    synced_s = break_even.sync_s("ring", on, 1e8, 30e-6, 1.25e9)
+    assert edge_s == pytest.approx(synced_s / (on - 1), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "state, sentence",
+    [
+        ((0,), "compute_s is 0: give a number above 0"),
+        ((1, -1), "nbytes is -1"),
+        ((1, 1, 0), "latency_s is 0"),
+        ((1, 1, 1, 0), "bandwidth_Bps is 0"),
+        ((1, 1, 1, 1, 1), "ranks is 1: give a whole number of at least 2"),
+        ((1, 1, 1, 1, 1025), "ranks is 1025: the map ends at 1,024"),
+        ((1, 1, 1, 1, 2, "rings"), "algorithm is 'rings': choose one of ring, tree, linear"),
+        ((1, 1, 1, 1, 2, "ring", "both"), "scaling is 'both'"),
+        ((1, 1, 1, 1, 2, "ring", "weak", "all"), "overlap is 'all'"),
+    ],
+)
+def test_a_break_even_that_is_none_is_refused(state, sentence):
+    for function in (labs.draw_break_even, labs.break_even_lab):
+        with pytest.raises(InvalidCallError, match=sentence):
+            function(*state)

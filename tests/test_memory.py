@@ -9,6 +9,7 @@ import threading
 import hypothesis
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -309,6 +310,42 @@ def test_out_of_memory_in_backward_comes_through_autograd():
         rank.meter._limit = sum(rank.current) + 4  # room for the gradient of the loss alone
         with pytest.raises(OutOfMemoryError):
             y.backward()
+
+
+def test_a_rank_can_ask_what_it_holds_at_a_moment():
+    def main(rank, world_size):
+        before = simlib.held()
+        net = nn.Linear(4, 4 * (rank + 1), bias=False)
+        dist.barrier()
+        between = simlib.held()
+        net(torch.ones(1, 4)).sum().backward()
+        return [tuple(moment.values()) for moment in (before, between, simlib.held())]
+
+    device = simlib.Device(memory_bytes=300)
+    cluster = simlib.clusters.ethernet_10g(2, device=device)
+    assert simlib.simulate(main, 2, cluster=cluster).results == [
+        [(0, 0, 0, 0), (64, 0, 0, 0), (64, 64, 0, 0)],
+        [(0, 0, 0, 0), (128, 0, 0, 0), (128, 128, 0, 0)],
+    ]
+
+
+def test_nobody_asks_what_is_held_where_nobody_counts():
+    with pytest.raises(simlib.InvalidCallError, match=r"simlib.held\(\) is for ranks of"):
+        simlib.held()
+
+    def main(rank, world_size):
+        try:
+            simlib.held()
+        except simlib.InvalidCallError:
+            return "refused"
+
+    assert simlib.simulate(main, 1).results == ["refused"]
+    assert simlib.run(main, 1).results == ["refused"]
+
+
+def test_a_limit_given_as_a_float_is_told_in_whole_bytes():
+    with Measured(memory_bytes=1e3), pytest.raises(OutOfMemoryError, match="has 1,000 bytes"):
+        torch.ones(1000)
 
 
 def test_history_is_in_order_and_holds_peak_and_end():

@@ -28,11 +28,12 @@ def cells_of(path):
     number = path.name[:2]
     (source,) = EXERCISES.glob(f"{number}_*.py")
     notebook = jupytext.read(source, fmt="py:percent")
-    return {
-        (cell.metadata.get("role"), cell.metadata.get("question")): cell.source
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-    }
+    found = {}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            key = cell.metadata.get("role"), cell.metadata.get("question")
+            found[key] = "\n".join(filter(None, [found.get(key), cell.source]))  # several setups
+    return found
 
 
 def verdict_on(path, question, answer=None, answer_source=None):

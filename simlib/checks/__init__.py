@@ -10,8 +10,10 @@ A check cell of an exercise notebook is one call::
 """
 
 from .check import check
+from .fits import Fits
 from .rules import (
     Rule,
+    brought,
     collective_nbytes,
     collectives,
     messages,
@@ -26,9 +28,11 @@ from .trial import measure
 from .verdict import Verdict
 
 __all__ = [
+    "Fits",
     "Rule",
     "Timed",
     "Verdict",
+    "brought",
     "check",
     "collective_nbytes",
     "collectives",

@@ -33,6 +33,7 @@ def check(
     mistakes=None,
     as_given=None,
     timed=(),
+    memory=(),
     timeout_s=5,
 ):
     """Try an answer on several worlds, smallest first, and give a `Verdict`.
@@ -65,6 +66,8 @@ def check(
     timed : sequence of Timed
         Simulations that an answer which is right in all worlds has to pass in time. The rules hold
         there, too.
+    memory : sequence of Fits
+        Simulations that such an answer has to pass without holding too much; likewise.
     timeout_s : float
         A world without progress for so long is ended.
 
@@ -75,7 +78,8 @@ def check(
     real = functools.partial(simlib.run, timeout_s=timeout_s)
     trials = [Trial(world_size, inputs, real, rules) for world_size in worlds]
     trials += [
-        Trial(one.world_size, one.inputs, one.start(timeout_s), (*rules, one.rule)) for one in timed
+        Trial(one.world_size, one.inputs, one.start(timeout_s), (*rules, one.rule))
+        for one in (*timed, *memory)
     ]
     verdict = judge(question, answer, trials, expected, points, in_place, mistakes or {})
     if verdict.status == WRONG and as_given and fingerprint(answer) == as_given:

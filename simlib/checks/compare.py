@@ -15,6 +15,8 @@ def describe(value):
         return "(" + ", ".join(map(describe, value)) + "," * (len(value) == 1) + ")"
     if isinstance(value, list):
         return "[" + ", ".join(map(describe, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {describe(one)}" for key, one in value.items()) + "}"
     if isinstance(value, float):
         return f"{value:g}"
     text = repr(value)
@@ -49,7 +51,7 @@ def dtype_name(tensor):
 def difference(got, want):
     """What is wrong with `got` where `want` is expected, as words after "rank 0"; None if equal.
 
-    Tensors must agree in shape and dtype; floats to a relative 1e-5.
+    Tensors must agree in shape and dtype; floats to a relative 1e-5; nan equals nan.
     """
     if want is None:
         return None if got is None else f"has {describe(got)} where nothing (None) is expected"
@@ -62,7 +64,10 @@ def difference(got, want):
     if isinstance(want, dict):
         if not isinstance(got, dict) or got.keys() != want.keys():
             return f"has {describe(got)} where a dict with {', '.join(map(str, want))} is expected"
-        return list_difference([got[key] for key in want], list(want.values()))
+        wrong = {key: text for key in want if (text := difference(got[key], want[key]))}
+        return next((f"at {key!r} {text}" for key, text in wrong.items()), None)
+    if isinstance(want, str):
+        return None if got == want else f"has {describe(got)} where {want!r} is expected"
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         return f"has a {type(got).__name__} where a number is expected"
     same = abs(got - want) <= 1e-5 * max(1, abs(want))
@@ -78,7 +83,9 @@ def tensor_difference(got, want):
     if got.dtype != want.dtype:
         return f"has dtype {dtype_name(got)} where {dtype_name(want)} is expected"
     if want.is_floating_point():
-        same = torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+        if got.isnan().any() and not want.isnan().any():
+            return "has nan, not a number: 0 / 0 gives it, and whatever it is added to becomes nan"
+        same = torch.allclose(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
     else:
         same = torch.equal(got, want)
     return None if same else "has the wrong value"

@@ -214,3 +214,44 @@ def collective_nbytes(bound, hint=""):
         return f"{brought} brought into a collective by a rank (at most {bound(*given)})"
 
     return Rule(broken, tally)
+
+
+def brought(bound, kind=None, hint=""):
+    """Every rank brings exactly these bytes into its collectives, one after the other.
+
+    Parameters
+    ----------
+    bound : callable
+        Gives the list of bytes, in the order of the calls; None where anything will do.
+    kind : str, optional
+        The collectives to look at (all).
+    hint : str
+        What is said where it is otherwise.
+    """
+
+    def of_rank(run, rank):
+        ops = run.trace.of_rank(rank)
+        return [op.nbytes for op in ops if not op.is_p2p and kind in (None, op.kind)]
+
+    what = kind or "collective"
+
+    def broken(run, given):
+        wanted = bound(*given)
+        for rank in range(run.world_size):
+            found = of_rank(run, rank)
+            if wanted is not None and found != wanted:
+                return (
+                    f"{values_are_right(run)}, but the {what}s of rank {rank} carry "
+                    f"{in_a_row(found)} bytes where {in_a_row(wanted)} are expected. {hint}"
+                ).rstrip()
+        return None
+
+    def tally(run, given):
+        return f"{what}s of {in_a_row(of_rank(run, 0))} bytes, in this order"
+
+    return Rule(broken, tally)
+
+
+def in_a_row(numbers):
+    """Numbers as words: ``"40, then 20, then 32"``."""
+    return ", then ".join(f"{number:,}" for number in numbers) or "no"

@@ -10,13 +10,16 @@ sliders above the same picture; it needs a running kernel::
     labs.rounds_lab("ring", 4)          # the picture, and sliders to move it
 """
 
+from .break_even import break_even_lab, draw_break_even
 from .crossover import crossover_lab, draw_crossover
 from .ping_pong import draw_ping_pong, fit_ping_pong, ping_pong_lab
 from .rounds import draw_rounds, rounds_lab
 from .world_sizes import draw_world_size, simulate_sizes, world_size_lab
 
 __all__ = [
+    "break_even_lab",
     "crossover_lab",
+    "draw_break_even",
     "draw_crossover",
     "draw_ping_pong",
     "draw_rounds",

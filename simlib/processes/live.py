@@ -58,6 +58,20 @@ def _as_text(line):
     return line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
 
 
+def _bar(unfinished):
+    """A progress bar, which redraws an unfinished line by carriage returns; else empty."""
+    return _as_text(unfinished) if b"\r" in unfinished else ""
+
+
+def _lines_of(output):
+    """What a rank printed, as lines; a progress bar that was wiped out at the end is none."""
+    text = output.text
+    lines = text.removesuffix("\n").split("\n") if output.total else []
+    if lines and "\r" in lines[-1] and not _as_text(lines[-1].encode()).strip():
+        lines.pop()
+    return lines
+
+
 def _shortened(lines):
     """The first and last of very many lines, and how many are not shown."""
     if len(lines) <= SHOWN_LINES:
@@ -91,13 +105,16 @@ class TerminalDisplay:
         """Show lines a rank has just completed."""
         sys.stdout.write("".join(f"[{rank}] {_as_text(line)}\n" for line in lines))
 
+    def bar(self, rank, unfinished):
+        """Show no progress bar: several ranks' would need a line each."""
+
     def refresh(self):
         """Nothing to refresh: lines are shown at once."""
 
     def close(self, outputs):
         """Show the unfinished last lines."""
         for rank, output in enumerate(outputs):
-            if output.unfinished:
+            if _as_text(output.unfinished).strip():
                 print(f"[{rank}] {_as_text(output.unfinished)}")
         sys.stdout.flush()
 
@@ -119,6 +136,9 @@ class SilentDisplay:
     def lines(self, rank, lines):
         """Show nothing."""
 
+    def bar(self, rank, unfinished):
+        """Show nothing."""
+
     def refresh(self):
         """Nothing to refresh."""
 
@@ -138,6 +158,7 @@ class NotebookDisplay:
         from IPython.display import display
 
         self._lines = []
+        self._bars = {}
         self._status = ""
         self._next = time.monotonic() + self.FIRST_AFTER_S
         self._changed = False
@@ -160,13 +181,21 @@ class NotebookDisplay:
         del self._lines[: -self.SHOWN_LINES]
         self._changed = self._changed or bool(lines)
 
+    def bar(self, rank, unfinished):
+        """Show the line that a rank is in the middle of, where it is a progress bar."""
+        text = _bar(unfinished)
+        if text != self._bars.get(rank, ""):
+            self._bars[rank] = text
+            self._changed = True
+
     def refresh(self):
         """Bring the display up to date, not too often."""
         if self._changed and time.monotonic() >= self._next:
             self._show()
 
     def _show(self):
-        text = html.escape("\n".join([*self._lines, self._status]).strip())
+        bars = [f"[{rank}] {text}" for rank, text in sorted(self._bars.items()) if text.strip()]
+        text = html.escape("\n".join([*self._lines, *bars, self._status]).strip())
         self._handle.update(self._bundle(f"<pre>{text}</pre>" if text else ""), raw=True)
         self._is_empty = not text
         self._changed = False
@@ -174,12 +203,12 @@ class NotebookDisplay:
 
     def close(self, outputs):
         """Empty the display, and print everything in rank order."""
-        self._lines, self._status = [], ""
+        self._lines, self._bars, self._status = [], {}, ""
         if not self._is_empty:
             self._show()
         for rank, output in enumerate(outputs):
-            lines = output.text.removesuffix("\n").split("\n") if output.total else []
-            shown = [f"[{rank}] {_as_text(line.encode())}\n" for line in _shortened(lines)]
+            lines = _shortened(_lines_of(output))
+            shown = [f"[{rank}] {_as_text(line.encode())}\n" for line in lines]
             sys.stdout.write("".join(shown))
 
     def findings(self, findings):

@@ -69,13 +69,15 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
 
 
 _QUIET_THREADS = frozenset({"MainThread", "simlib-lifeline"})
+THREADS_WITHOUT_OPS = ("TMonitor", "_DummyThread", "_AsyncWriterThread")
+"""Sorts of threads that never make an op: tqdm's, Python's stand-in for others, TensorBoard's."""
 
 
 def _is_alone():
     """Whether only the main thread can make ops; another one could end a wait of this rank."""
     threads = threading._active.values()
     return len(threads) <= len(_QUIET_THREADS) or all(
-        thread.name in _QUIET_THREADS or type(thread).__name__ in ("TMonitor", "_DummyThread")
+        thread.name in _QUIET_THREADS or type(thread).__name__ in THREADS_WITHOUT_OPS
         for thread in list(threads)
     )
 

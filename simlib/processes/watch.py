@@ -153,7 +153,9 @@ class Watch:
         """Take in a chunk of what a rank printed; False when there is nothing more for now."""
         chunk = self._read(rank.stdout)
         if chunk:
-            self._display.lines(rank.rank, self.outputs[rank.rank].add(chunk))
+            output = self.outputs[rank.rank]
+            self._display.lines(rank.rank, output.add(chunk))
+            self._display.bar(rank.rank, output.unfinished)
         return bool(chunk)
 
     def read_native(self, rank):

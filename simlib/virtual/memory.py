@@ -187,8 +187,9 @@ class MemoryMeter:
         site = self._site() if self._site else None
         where = f" ({site.place})" if site else ""
         raise OutOfMemoryError(
-            f"rank {self.rank} is out of memory{where}: its device has {self._limit:,} bytes, the "
-            f"rank holds {self._total:,} and needs {more:,} more; it holds {in_words(self._held)}. "
+            f"rank {self.rank} is out of memory{where}: its device has {self._limit:,.0f} "
+            f"bytes, the rank holds {self._total:,} and needs {more:,} more; it holds "
+            f"{in_words(self._held)}. "
             "Let the rank hold less (a smaller batch or model, checkpointing, sharding), or give "
             "the device more memory_bytes",
             sites={self.rank: site} if site else None,

@@ -94,6 +94,14 @@ def ddp_no_sync(rank, n):
 
 
 @right()
+def ddp_join_divides_by_those_who_have_data(rank, n):
+    model = DistributedDataParallel(layers())
+    with model.join(divide_by_initial_world_size=False):
+        for _ in range(1 + rank):
+            model(torch.ones(3, 4)).sum().backward()
+
+
+@right()
 def ddp_finds_unused_parameters(rank, n):
     model = DistributedDataParallel(TwoHeads(), find_unused_parameters=True)
     for step in range(3):

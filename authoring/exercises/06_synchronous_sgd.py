@@ -1,0 +1,470 @@
+# %% [markdown]
+# # Exercises 06: synchronous SGD
+#
+# Four tasks that go with [lesson 06](../notebooks/06_synchronous_sgd.ipynb). In all of them many ranks
+# have to do what one process with all the examples would do, and to stay equal. A check calls your
+# function on worlds of 1 to 5 ranks and looks at the value on every rank, at every collective and at its
+# bytes. Gradients and weights come as one flat float32 vector.
+#
+# The outputs stored below the checks are those of a good answer; they change when you run the check.
+# Each task has folded hints. `cost_gradient` is for task 3.
+
+# %% role="setup"
+import zlib
+
+import torch
+import torch.distributed as dist
+
+from simlib.checks import check, collective_nbytes, collectives, measure, only
+
+
+def cost_gradient(theta, rows, targets):
+    """Gradient, at the weights theta, of the mean squared error of rows @ theta."""
+    return 2 * rows.T @ (rows @ theta - targets) / len(rows)
+
+
+def mean_of(tensors):
+    return sum(tensors) / len(tensors)
+
+
+def on_all(value, by_rank):
+    """The same value for every rank; the checks use it."""
+    return [value] * len(by_rank)
+
+
+# %% [markdown]
+# ## 1. Uneven shards (★★, 15 minutes, 2 points)
+#
+# A rank is given the gradient of the **mean** loss over its own examples, and their number, which
+# differs from rank to rank. It may be 0; then the gradient is all nan, as PyTorch's mean of nothing is.
+# Return on every rank the gradient of the mean loss over all examples. One `all_reduce`, of at most one
+# number more than the gradient has. `gradient` must not change.
+
+
+# %% role="answer" question="uneven_shards" points=2
+def uneven_shards(rank, world_size, gradient, num_examples):
+    """Return the gradient of the mean loss over the examples of all ranks.
+
+    gradient is that of the mean loss over this rank's num_examples examples, one-dimensional and
+    float32, of the same length on every rank; it is nan where num_examples is 0.
+    """
+    ### BEGIN SOLUTION
+    buffer = torch.zeros(len(gradient) + 1)
+    if num_examples:
+        buffer[:-1] = gradient * num_examples
+        buffer[-1] = num_examples
+    dist.all_reduce(buffer)
+    return buffer[:-1] / buffer[-1]
+    ### END SOLUTION
+
+
+# %% role="check" question="uneven_shards" points=2
+COUNTS = [1, 6, 0, 20, 2]
+
+
+def gradient_and_count(rank, world_size):
+    gradient = torch.tensor([3.0, -1.0, 2.0]) * (rank + 1) + rank**2
+    return (gradient if COUNTS[rank] else gradient * torch.nan), COUNTS[rank]
+
+
+def weighted_sum(gradients, counts):
+    return sum(g * n for g, n in zip(gradients, counts, strict=True) if n)
+
+
+def plain_sum(gradients, counts):
+    return weighted_sum(gradients, [min(n, 1) for n in counts])
+
+
+verdict = check(
+    "uneven_shards",
+    uneven_shards,
+    gradient_and_count,
+    # what each rank must return; `gs` holds the gradient of every rank, `ns` the numbers
+    lambda gs, ns: on_all(weighted_sum(gs, ns) / sum(ns), gs),
+    only("all_reduce"),
+    collectives(lambda gs, ns: 1, hint="The count can travel with the gradient."),
+    collective_nbytes(lambda gs, ns: gs[0].nbytes + 4, hint="A sum needs no room for each rank."),
+    mistakes={
+        "That is the plain mean of the ranks' gradients: it gives every rank the same weight.": (
+            lambda gs, ns: on_all(plain_sum(gs, ns) / len(gs), gs)
+        ),
+        "That is the sum of the ranks' mean gradients.": (
+            lambda gs, ns: on_all(plain_sum(gs, ns), gs)
+        ),
+        "The weights are right, but nothing divides by the number of all examples.": (
+            lambda gs, ns: on_all(weighted_sum(gs, ns), gs)
+        ),
+        "The weights are right, but you divide by the number of ranks, not of examples.": (
+            lambda gs, ns: on_all(weighted_sum(gs, ns) / len(gs), gs)
+        ),
+    },
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Turn the mean back into a sum over examples: what must be multiplied by what? The sums of all ranks
+# may be added.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Put `num_examples` at the end of the vector. After the all_reduce its last number is the number of all
+# examples.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# nan times 0 is nan, and one nan spoils the sum on every rank. A rank without examples brings zeros.
+#
+# </details>
+
+# %% role="hidden" question="uneven_shards"
+seed = 1
+
+
+def hidden_gradient_and_count(rank, world_size):
+    count = (3 * rank + seed) % 5 if rank else 2
+    gradient = torch.randn(4, generator=torch.Generator().manual_seed(seed + rank))
+    return (gradient if count else gradient * torch.nan), count
+
+
+print(measure(uneven_shards, hidden_gradient_and_count))
+
+# %% [markdown]
+# ## 2. A clip in the wrong place (★, 10 minutes, 2 points)
+#
+# Mend this program. It shall return on every rank the mean of all gradients, shortened to the length
+# `most` where it is longer; a shorter one is left as it is. But it clips each rank's gradient before they
+# meet. The number of examples is the same on all ranks. One `all_reduce`, no larger than the gradient,
+# is enough. `gradient` must not change.
+
+
+# %% role="answer" question="clipped_mean" points=2
+def clipped_mean(rank, world_size, gradient, most):
+    """Return the mean gradient of all ranks, cut to a length of at most most.
+
+    gradient is one-dimensional and float32, of the same length on every rank; most is a float
+    above 0.
+    """
+    ### BEGIN BROKEN
+    clipped = gradient * most / max(most, gradient.norm().item())
+    dist.all_reduce(clipped)
+    return clipped / world_size
+    ### END BROKEN
+    ### BEGIN SOLUTION
+    mean = gradient / world_size
+    dist.all_reduce(mean)
+    return mean * most / max(most, mean.norm().item())
+    ### END SOLUTION
+
+
+# %% role="check" question="clipped_mean" points=2
+GRADIENTS = [[3.0, 4.0], [6.0, -2.0], [-9.0, -1.0], [0.0, 5.0], [1.0, 1.0]]
+
+
+def cut(gradient, most, length=None):
+    return gradient * most / max(most, gradient.norm() if length is None else length)
+
+
+verdict = check(
+    "clipped_mean",
+    clipped_mean,
+    lambda rank, world_size: (torch.tensor(GRADIENTS[rank]), 2.0),
+    lambda gs, most: on_all(cut(mean_of(gs), most[0]), gs),
+    only("all_reduce"),
+    # on one rank every length is the right one: who sends a wrong one is told so on two
+    collectives(
+        lambda gs, most: 1 if len(gs) > 1 else 2,
+        hint="After it every rank holds the whole mean gradient, and can measure its length alone.",
+    ),
+    collective_nbytes(
+        lambda gs, most: gs[0].nbytes + 4 * (len(gs) == 1), hint="The length need not travel."
+    ),
+    mistakes={
+        "Each rank's gradient is clipped before the mean is taken: one rank is cut more than "
+        "another, and the direction changes.": (
+            lambda gs, most: on_all(mean_of([cut(g, most[0]) for g in gs]), gs)
+        ),
+        "That is the sum, clipped: divide before you measure.": (
+            lambda gs, most: on_all(cut(sum(gs), most[0]), gs)
+        ),
+        "You measure the mean of the lengths; the length of the mean is smaller.": (
+            lambda gs, most: on_all(cut(mean_of(gs), most[0], mean_of([g.norm() for g in gs])), gs)
+        ),
+        "You measure all gradients laid end to end. That is right where every rank holds another "
+        "part of one gradient; here each holds a gradient of everything.": (
+            lambda gs, most: on_all(cut(mean_of(gs), most[0], torch.cat(gs).norm()), gs)
+        ),
+        "A gradient that was short enough is made longer: cut, but never stretch.": (
+            lambda gs, most: on_all(mean_of(gs) * most[0] / mean_of(gs).norm(), gs)
+        ),
+        "Every number is cut for itself: that changes the direction. Cut the length.": (
+            lambda gs, most: on_all(mean_of(gs).clamp(-most[0], most[0]), gs)
+        ),
+    },
+    as_given="4beaf873",
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Which vector would one process with all examples clip?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# First the mean, then its length, then the cut. Every rank does the last two for itself, with the same
+# bits and so with the same result.
+#
+# </details>
+
+# %% role="hidden" question="clipped_mean"
+seed = 1
+print(
+    measure(
+        clipped_mean,
+        lambda rank, world_size: (
+            torch.randn(5, generator=torch.Generator().manual_seed(seed + rank)),
+            0.5 + seed % 3,
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 3. A training kept in step (★★★, 30 minutes, 3 points)
+#
+# Train with momentum: in each step $v \leftarrow m v + g$ and $\theta \leftarrow \theta - \eta v$, with
+# $g$ the gradient of the cost over the examples of **all** ranks and $v = 0$ at first. All ranks have
+# equally many examples, but each comes with another `theta`: that of rank 0 counts. Return
+# `(theta, v)`. Allowed: `broadcast` and `all_reduce`, `steps + 1` in all, none larger than `theta`.
+# Inputs must not change.
+
+
+# %% role="answer" question="kept_in_step" points=3
+def kept_in_step(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """Return (theta, v) after so many steps, as one process with everybody's rows would have them.
+
+    theta has as many numbers as rows has columns; the gradient over this rank's examples is
+    cost_gradient(theta, rows, targets).
+    """
+    ### BEGIN SOLUTION
+    theta = theta.clone()
+    dist.broadcast(theta, src=0)
+    v = torch.zeros_like(theta)
+    for _ in range(steps):
+        gradient = cost_gradient(theta, rows, targets)
+        dist.all_reduce(gradient)
+        v = momentum * v + gradient / world_size
+        theta = theta - lr * v
+    return theta, v
+    ### END SOLUTION
+
+
+# %% role="check" question="kept_in_step" points=3
+STEPS, LR, MOMENTUM = 4, 0.1, 0.5
+
+
+def own_examples(rank, world_size):
+    random = torch.Generator().manual_seed(60 + rank)
+    theta, rows, targets = (torch.randn(*shape, generator=random) for shape in ((3,), (6, 3), (6,)))
+    return theta, rows, targets, STEPS, LR, MOMENTUM
+
+
+def by_one_process(theta, rows, targets, scale=1):
+    v = torch.zeros_like(theta)
+    for _ in range(STEPS):
+        v = MOMENTUM * v + scale * cost_gradient(theta, rows, targets)
+        theta = theta - LR * v
+    return theta, v
+
+
+def in_step(thetas, rows, targets, *rest, scale=1):
+    return on_all(by_one_process(thetas[0], torch.cat(rows), torch.cat(targets), scale), thetas)
+
+
+def alone(thetas, rows, targets, *rest):
+    return [by_one_process(*mine) for mine in zip(thetas, rows, targets, strict=True)]
+
+
+def apart(thetas, rows, targets, averaged="gradients", start=None):
+    """What ranks come to that average one thing only, and start each from its own theta."""
+    thetas, v = list(start or thetas), [0.0] * len(thetas)
+    for _ in range(STEPS):
+        gs = [cost_gradient(*mine) for mine in zip(thetas, rows, targets, strict=True)]
+        gs = [mean_of(gs)] * len(gs) if averaged == "gradients" else gs
+        v = [MOMENTUM * old + g for old, g in zip(v, gs, strict=True)]
+        thetas = [theta - LR * mine for theta, mine in zip(thetas, v, strict=True)]
+        thetas = [mean_of(thetas)] * len(gs) if averaged == "weights" else thetas
+    return list(zip(thetas, v, strict=True))
+
+
+verdict = check(
+    "kept_in_step",
+    kept_in_step,
+    own_examples,
+    in_step,
+    only("broadcast", "all_reduce"),
+    collectives(lambda *given: STEPS + 1, hint="One to begin with, then one in each step."),
+    collective_nbytes(lambda thetas, *rest: thetas[0].nbytes, hint="Only the gradient travels."),
+    mistakes={
+        "The gradients are averaged, but every rank began with its own theta.": (
+            lambda thetas, rows, targets, *rest: apart(thetas, rows, targets)
+        ),
+        "Every rank has trained alone, from its own theta.": alone,
+        "Every rank has trained alone, from the theta of rank 0.": (
+            lambda thetas, rows, targets, *rest: alone([thetas[0]] * len(rows), rows, targets)
+        ),
+        "The gradients are summed, not averaged: each step is world_size times too large.": (
+            lambda *given: in_step(*given, scale=len(given[0]))
+        ),
+        "theta is right, but v is not: every rank has fed its v with its own gradient. Average the "
+        "gradients instead of the weights.": (
+            lambda thetas, rows, targets, *rest: apart(
+                thetas, rows, targets, "weights", [thetas[0]] * len(thetas)
+            )
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The proof of the lesson has two parts: equal at the start, and equal bits into every step. Which calls
+# make each true?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `dist.broadcast` writes into its tensor: give it a clone of `theta`.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# In the loop: gradient, all_reduce, divide, and only then `v` and `theta`.
+#
+# </details>
+
+# %% role="hidden" question="kept_in_step"
+seed = 1
+
+
+def hidden_examples(rank, world_size):
+    random = torch.Generator().manual_seed(100 * seed + rank)
+    shapes = (2,), (5, 2), (5,)
+    theta, rows, targets = (torch.randn(*shape, generator=random) for shape in shapes)
+    return theta, rows, targets, 2 + seed % 3, 0.05, 0.9
+
+
+print(measure(kept_in_step, hidden_examples))
+
+# %% [markdown]
+# ## 4. Who is out of step? (★★, 20 minutes, 3 points)
+#
+# Return on every rank the list of the ranks whose weights are not, bit for bit, those of rank 0, in
+# order. One `all_gather` is allowed, and no rank may bring more than 8 bytes to it: the weights of a
+# real model are far too many to be sent round. Twins like those of the lesson must be found, too.
+# `theta` must not change.
+
+
+# %% role="answer" question="out_of_step" points=3
+def out_of_step(rank, world_size, theta):
+    """Return the sorted list of ranks whose theta differs from that of rank 0.
+
+    theta is one-dimensional and float32, of the same length on every rank.
+    """
+    ### BEGIN SOLUTION
+    fingerprint = torch.tensor([zlib.crc32(theta.numpy().tobytes())])
+    found = [torch.empty_like(fingerprint) for _ in range(world_size)]
+    dist.all_gather(found, fingerprint)
+    return [other for other in range(world_size) if found[other] != found[0]]
+    ### END SOLUTION
+
+
+# %% role="check" question="out_of_step" points=3
+def nearly_equal(rank, world_size):
+    theta = torch.tensor([0.25, -1.5, 3.0, 0.125, 2.0])
+    if rank == 2:
+        theta = theta[[1, 0, 2, 4, 3]]  # the same numbers in other places
+    if rank == 4:
+        theta[2] = torch.nextafter(theta[2], torch.tensor(9.0))  # the last bit
+    return (theta,)
+
+
+def unlike(thetas, whom):
+    return [r for r in range(len(thetas)) if not torch.equal(thetas[r], thetas[whom(r)])]
+
+
+def all_out_of_step(thetas):
+    return unlike(thetas, lambda r: 0)
+
+
+verdict = check(
+    "out_of_step",
+    out_of_step,
+    nearly_equal,
+    lambda thetas: on_all(all_out_of_step(thetas), thetas),
+    only("all_gather"),
+    collectives(lambda thetas: 1),
+    collective_nbytes(lambda thetas: 8, hint="Send a fingerprint of the weights."),
+    mistakes={
+        "A rank is missed whose weights are those of rank 0 in another order: a sum or a length does "
+        "not see who stands where.": (
+            lambda thetas: on_all([r for r in all_out_of_step(thetas) if r != 2], thetas)
+        ),
+        "A rank is missed that differs in the last bit of one number: compare bits.": (
+            lambda thetas: on_all([r for r in all_out_of_step(thetas) if r != 4], thetas)
+        ),
+        "Those are the ranks that agree with rank 0.": (
+            lambda thetas: on_all(
+                [r for r in range(len(thetas)) if r not in all_out_of_step(thetas)], thetas
+            )
+        ),
+        "Each is compared with its left neighbour, and one that agrees with rank 0 is named.": (
+            lambda thetas: on_all(unlike(thetas, lambda r: max(0, r - 1)), thetas)
+        ),
+        "Compare with rank 0, not with yourself: all ranks return the same list.": (
+            lambda thetas: [unlike(thetas, lambda r, me=me: me) for me in range(len(thetas))]
+        ),
+        "All ranks but rank 0 are named, though some hold the same numbers: a fingerprint must "
+        "depend on the numbers alone.": lambda thetas: on_all(list(range(1, len(thetas))), thetas),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# You need a number that follows from all the bits of `theta` and their order, and is almost never the same
+# for two different ones: a **checksum**.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `zlib.crc32(data)` makes one of bytes, below $2^{32}$; `theta.numpy().tobytes()` are the bytes.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `torch.tensor([number])` is an int64 tensor of 8 bytes. `all_gather` needs a holder for each rank. (Not
+# Python's own `hash`: that of bytes is salted, another in each program that is started.)
+#
+# </details>
+
+# %% role="hidden" question="out_of_step"
+seed = 1
+
+
+def hidden_weights(rank, world_size):
+    theta = torch.randn(6, generator=torch.Generator().manual_seed(seed))
+    return (theta.roll(1) if (rank + seed) % 3 == 0 and rank else theta,)
+
+
+print(measure(out_of_step, hidden_weights))

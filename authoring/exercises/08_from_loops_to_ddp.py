@@ -1,0 +1,436 @@
+# %% [markdown]
+# # Exercises 08: from loops to DDP
+#
+# Four tasks that go with [lesson 08](../notebooks/08_from_loops_to_ddp.ipynb). In the first two you build the
+# heart of DDP, in the other two you use torch's where it needs help. A check calls your function on
+# worlds of 1 to 5 real ranks and looks at gradients and at every collective: how many, in which
+# order, how many bytes. Task 2 is then put on a modelled network, whose virtual clock shows whether
+# your program really overlaps.
+#
+# The outputs stored below the checks are those of a good answer; they change when you run the check.
+# Each task has folded hints.
+
+# %% role="setup"
+import contextlib
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import simlib
+from simlib.checks import Timed, brought, check, measure, only
+
+
+def tower(widths):
+    """Linear layers of these widths, the same on every rank; all have weights alone."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(*pair, bias=False) for pair in pairwise(widths)))
+
+
+def gradients(model):
+    return [weight.grad for weight in model.parameters()]
+
+
+# %% [markdown]
+# ## 1. Buckets (★★, 20 minutes, 3 points)
+#
+# Every rank has a list of gradients, in the order of the model's layers: one-dimensional, float32, of
+# the same lengths on every rank. Return the list of their means over the ranks. Put them into buckets,
+# **last gradient first**, and close a bucket once it holds `cap_nbytes` bytes or more. One `all_reduce`
+# per bucket, in the order in which buckets are closed. The given gradients must not change.
+
+
+# %% role="answer" question="reduce_in_buckets" points=3
+def reduce_in_buckets(rank, world_size, grads, cap_nbytes):
+    """Return the list of the means over the ranks, grads[0]'s first.
+
+    grads is a list of one-dimensional float32 tensors; they are left as they are.
+    """
+    ### BEGIN SOLUTION
+    buckets, nbytes = [[]], 0
+    for number in reversed(range(len(grads))):
+        if nbytes >= cap_nbytes:
+            buckets.append([])
+            nbytes = 0
+        buckets[-1].append(number)
+        nbytes += grads[number].nbytes
+    means = [None] * len(grads)
+    for bucket in buckets:
+        flat = torch.cat([grads[number] for number in bucket])
+        dist.all_reduce(flat)
+        flat /= world_size
+        parts = flat.split([len(grads[number]) for number in bucket])
+        for number, part in zip(bucket, parts, strict=True):
+            means[number] = part
+    return means
+    ### END SOLUTION
+
+
+# %% role="check" question="reduce_in_buckets" points=3
+def some_gradients(rank, world_size):
+    lengths = [1, 6, 2, 3, 2, 9, 1]
+    numbers = torch.arange(float(sum(lengths))) * (rank + 1)
+    return list(numbers.split(lengths)), 32
+
+
+def means_of(lists, caps):
+    means = [torch.stack(grads).mean(0) for grads in zip(*lists, strict=True)]
+    return [means] * len(lists)
+
+
+verdict = check(
+    "reduce_in_buckets",
+    reduce_in_buckets,
+    some_gradients,
+    means_of,
+    only("all_reduce"),
+    brought(
+        lambda lists, caps: [40, 52, 4],
+        hint="Last gradient first; a bucket is closed once it has reached the cap.",
+    ),
+    mistakes={
+        "Those are sums over the ranks: divide by their number.": (
+            lambda lists, caps: [[m * len(lists) for m in means_of(lists, caps)[0]]] * len(lists)
+        ),
+        "Those are the right means in the order of the buckets: give each its own place.": (
+            lambda lists, caps: [means_of(lists, caps)[0][::-1]] * len(lists)
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# First only find the buckets: a list of lists of numbers, where the first list begins with the last
+# gradient's number. Print them before you send anything.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# When do you open a new bucket? When the open one has reached the cap **and** another gradient comes. A
+# gradient never goes into two buckets.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `torch.cat` makes a bucket flat, and `flat.split([lengths])` cuts it again. Prepare the result
+# with `[None] * len(grads)` and write each mean to its gradient's number.
+#
+# </details>
+
+# %% role="hidden" question="reduce_in_buckets"
+seed = 1
+print(
+    measure(
+        reduce_in_buckets,
+        lambda rank, world_size: (
+            [torch.full((1 + (i * 3 + seed) % 4,), float(rank + i)) for i in range(5)],
+            12 + 4 * seed,
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 2. Hide it (★★★, 30 minutes, 4 points)
+#
+# `model` is a tower of layers, without biases. Let `(model(x)).sum()` go backward, and return the list
+# of the mean gradients, `gradients(model)`. Each layer is a bucket: bring its gradient to an `all_reduce`
+# of its own **as soon as it is there**, so that it travels while backward goes on. On the modelled
+# network the budget leaves room for hardly more than what cannot be hidden.
+
+
+# %% role="answer" question="hide_it" points=4
+def hide_it(rank, world_size, widths, x):
+    """Return the means over the ranks of the gradients of tower(widths)(x).sum()."""
+    model = tower(widths)
+    ### BEGIN SOLUTION
+    requests = []
+
+    def start(weight):
+        weight.grad /= world_size
+        requests.append(dist.all_reduce(weight.grad, async_op=True))
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(start)
+    model(x).sum().backward()
+    for request in requests:
+        request.wait()
+    return gradients(model)
+    ### END SOLUTION
+
+
+# %% role="check" question="hide_it" points=4
+def small(rank, world_size):
+    return [3, 5, 2, 4, 1], torch.arange(6.0).view(2, 3) + rank
+
+
+def on_the_network(rank, world_size):
+    return [256] * 7, torch.ones(8, 256) * (rank + 1) / 100
+
+
+def mean_gradients(widths, xs):
+    found = []
+    for x in xs:
+        model = tower(widths[0])
+        model(x).sum().backward()
+        found.append(gradients(model))
+    return [[torch.stack(grads).mean(0) for grads in zip(*found, strict=True)]] * len(xs)
+
+
+FLOPS_PER_S = 2e9  # a layer: 0.52 ms forward, 1.05 backward, 0.49 for its all_reduce
+
+
+def budget_s(widths, xs):
+    layer_s = 2 * 8 * 256**2 / FLOPS_PER_S
+    bucket_s = 6 * (30e-6 + 256**2 / 1.25e9)
+    return 6 * layer_s + 5 * 2 * layer_s + layer_s + 1.5 * bucket_s  # x has no gradient
+
+
+verdict = check(
+    "hide_it",
+    hide_it,
+    small,
+    mean_gradients,
+    only("all_reduce"),
+    brought(
+        lambda widths, xs: [4 * a * b for a, b in pairwise(widths[0])][::-1],
+        hint="One all_reduce per layer, in the order in which backward reaches them.",
+    ),
+    timed=[
+        Timed(
+            simlib.clusters.ethernet_10g(4, device=simlib.Device(FLOPS_PER_S)),
+            on_the_network,
+            budget_s,
+            hint="Start each all_reduce in a hook, and wait for none before backward has ended.",
+        )
+    ],
+    mistakes={
+        "Those are sums over the ranks: divide by their number.": (
+            lambda widths, xs: [[g * len(xs) for g in mean_gradients(widths, xs)[0]]] * len(xs)
+        ),
+    },
+    points=4,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `weight.register_post_accumulate_grad_hook(function)` calls `function(weight)` when `weight.grad` is
+# there. Which weight will be the first?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# In the hook, `dist.all_reduce(..., async_op=True)` returns a request at once. Keep it in a list. If you
+# wait for it in the hook, backward stands still meanwhile.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Three parts: register the hook for every weight; `backward()`; wait for all requests. Divide in the
+# hook, or after the waits, but not while the request is open.
+#
+# </details>
+
+# %% role="hidden" question="hide_it"
+seed = 1
+print(
+    measure(
+        hide_it,
+        lambda rank, world_size: ([2, 3 + seed, 2], torch.ones(2, 2) * (rank + seed)),
+    )
+)
+
+# %% [markdown]
+# ## 3. One all_reduce for many micro-batches (★★, 20 minutes, 3 points)
+#
+# `ddp` is torch's. Every rank has a list of micro-batches, all of the same size. Return the gradients
+# of the mean of `ddp(x)` over **all** examples: of all micro-batches, on all ranks. Let gradients gather
+# on each rank, and let DDP communicate **once**, with the last micro-batch.
+
+
+# %% role="answer" question="accumulate" points=3
+def accumulate(rank, world_size, micro_batches):
+    """Return the list of gradients of the mean output over all examples of all ranks.
+
+    micro_batches is a list of tensors of shape (examples, 3), as many on every rank.
+    """
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    ### BEGIN SOLUTION
+    for number, x in enumerate(micro_batches):
+        is_last = number == len(micro_batches) - 1
+        with contextlib.nullcontext() if is_last else ddp.no_sync():
+            (ddp(x).mean() / len(micro_batches)).backward()
+    ### END SOLUTION
+    return gradients(ddp)
+
+
+# %% role="check" question="accumulate" points=3
+def three_micro_batches(rank, world_size):
+    numbers = torch.arange(18.0).sin() + rank
+    return (list(numbers.view(3, 2, 3)),)
+
+
+def of_the_whole(lists, times=1.0):
+    model = tower([3, 2, 1])
+    (model(torch.cat([x for xs in lists for x in xs])).mean() * times).backward()
+    return [gradients(model)] * len(lists)
+
+
+def of_each_rank(lists):
+    return [of_the_whole([xs])[0] for xs in lists]
+
+
+def of_the_last(lists):
+    return of_the_whole([xs[-1:] for xs in lists], times=1 / 3)
+
+
+verdict = check(
+    "accumulate",
+    accumulate,
+    three_micro_batches,
+    of_the_whole,
+    only("all_reduce", "all_gather", "broadcast"),  # the latter two are of DDP's constructor
+    brought(
+        lambda lists: [32] if len(lists) > 1 else None,
+        kind="all_reduce",
+        hint="Put all micro-batches but the last under no_sync.",
+    ),
+    mistakes={
+        "That is the sum over the micro-batches: each loss is a mean already.": (
+            lambda lists: of_the_whole(lists, times=3.0)
+        ),
+        "Each rank has the gradient of its own examples: DDP never communicated.": of_each_rank,
+        "Only the last micro-batch counts: is the gradient zeroed in between?": of_the_last,
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `with ddp.no_sync():` around forward and backward leaves the gradients on the rank, where the next backward
+# adds to them.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# The mean over three micro-batches of equal size is the mean of their means. What is each loss to be divided
+# by?
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `contextlib.nullcontext()` is a context that does nothing: useful where `no_sync` is to hold for some
+# micro-batches only.
+#
+# </details>
+
+# %% role="hidden" question="accumulate"
+seed = 1
+print(
+    measure(
+        accumulate,
+        lambda rank, world_size: (
+            [torch.full((2, 3), float(rank + i + seed)) for i in range(2 + seed)],
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 4. Uneven last batches (★★, 25 minutes, 3 points)
+#
+# The last batch of an epoch: every rank has another number of examples, and some may have **none**. DDP
+# averages the ranks' gradients, so with a mean on each rank, few examples would weigh as much as many.
+# Return the gradients of the mean of `ddp(x)` over **all** examples of all ranks. Beside DDP's own
+# messages one `all_reduce` of one number is allowed.
+
+
+# %% role="answer" question="weigh" points=3
+def weigh(rank, world_size, x):
+    """Return the list of gradients of the mean output over all examples of all ranks.
+
+    x has shape (examples, 3); the number of examples differs from rank to rank and may be 0.
+    """
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    ### BEGIN SOLUTION
+    total = torch.tensor(float(len(x)))
+    dist.all_reduce(total)
+    (ddp(x).sum() * world_size / total).backward()
+    ### END SOLUTION
+    return gradients(ddp)
+
+
+# %% role="check" question="weigh" points=3
+def uneven(rank, world_size):
+    examples = [3, 1, 0, 5, 2][rank]
+    return (torch.arange(3.0 * examples).view(examples, 3).cos() + rank,)
+
+
+def weighed(xs, weights=None):
+    model = tower([3, 2, 1])
+    total = sum(map(len, xs))
+    weights = weights or [1 / total] * len(xs)
+    sum(model(x).sum() * weight for x, weight in zip(xs, weights, strict=True)).backward()
+    return [gradients(model)] * len(xs)
+
+
+verdict = check(
+    "weigh",
+    weigh,
+    uneven,
+    weighed,
+    only("all_reduce", "all_gather", "broadcast"),
+    brought(
+        lambda xs: [4, 32] if len(xs) > 1 else None,
+        kind="all_reduce",
+        hint="What all ranks have to know fits into one number.",
+    ),
+    mistakes={
+        "Every rank weighs the same there: a rank with few examples has too much weight.": (
+            lambda xs: weighed(xs, [1 / len(xs) / max(1, len(x)) for x in xs])
+        ),
+        "That is the right gradient divided by the number of ranks: DDP divides, too.": (
+            lambda xs: weighed(xs, [1 / len(xs) / sum(map(len, xs))] * len(xs))
+        ),
+        "That is the gradient of the sum, divided by the number of ranks.": (
+            lambda xs: weighed(xs, [1 / len(xs)] * len(xs))
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# DDP returns $\frac{1}{R} \sum_r g_r$. Which $g_r$ must rank $r$ bring, so that this is $\frac{1}{N} \sum_i
+# \nabla \ell_i$ over all $N$ examples?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# $g_r = \frac{R}{N} \sum_{i \in B_r} \nabla \ell_i$. Each rank knows its own part of $N$.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# The mean of nothing is `nan`, the sum of nothing is 0 and has a gradient: zeros. So a rank without
+# examples goes through forward and backward like the others.
+#
+# </details>
+
+# %% role="hidden" question="weigh"
+seed = 1
+print(
+    measure(
+        weigh,
+        lambda rank, world_size: (torch.ones((rank + seed) % 3, 3) * (rank + seed),),
+    )
+)

@@ -1,0 +1,679 @@
+# %% [markdown]
+# # 06 Synchronous SGD, derived
+#
+# Four ranks, four copies of a model, each with its own examples. After every step the copies are equal,
+# and equal to what **one** process with all the examples would have. That is synchronous stochastic
+# gradient descent (SGD). Four equations prove it. In this lesson (50 minutes) you will
+#
+# - walk downhill with all examples, with some, with one,
+# - derive the four equations, and run each in two precisions to see what is left over,
+# - break an assumption beside each equation, and see on a number what it costs,
+# - prove that replicas stay equal, with momentum and Adam too, and lose them in three ways,
+# - hold a famous picture against the truth: is the loss a bowl?
+#
+# Three words first. **Weights** are the numbers $\theta$ that a model learns. The **loss** $\ell(\theta; x)$
+# says how bad it is on *one* example. The **cost** $L(\theta)$ is the mean loss of many examples, and it is
+# the cost that we want small. Most texts say "loss" for both, PyTorch too; half of the mistakes below
+# come from that. Two letters are new, too: $R$ is the number of ranks, and $B$ is no bandwidth here but the
+# number of examples that a rank takes per step.
+#
+# ## Downhill
+#
+# The smallest problem there is: fit a line to 64 points, so two weights, slope and intercept. The
+# gradient $\nabla L$ points uphill, and a step with learning rate $\eta$ goes the other way:
+# $\theta \leftarrow \theta - \eta \nabla L(\theta)$. **Gradient descent** takes the gradient of all 64
+# examples, **SGD** in the strict sense that of one drawn at random, **mini-batch SGD** that of a few,
+# here 8. Forty steps each. Who ends lowest, and who has looked at the fewest examples?
+
+# %%
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import simlib
+
+torch.set_num_threads(1)  # our tensors are tiny: more threads would wait for each other
+
+guess = None  # who ends lowest?
+
+noise = torch.Generator().manual_seed(0)
+places = torch.linspace(-1, 1, 64)
+inputs = torch.stack([places, torch.ones(64)], dim=1)
+targets = inputs @ torch.tensor([2.0, 1.0]) + 0.8 * torch.randn(64, generator=noise)
+
+
+def line_cost(theta):
+    return ((inputs @ theta - targets) ** 2).mean()
+
+
+def line_gradient(theta, batch):
+    rows = inputs[batch]
+    return 2 * rows.T @ (rows @ theta - targets[batch]) / len(batch)
+
+
+# %% [markdown]
+# The cost of every pair of weights makes a landscape. The next cell draws it twice: as the picture that
+# many articles show, and as a map with the three walks in it, all from the same start.
+
+
+# %%
+def descend(batch_size, steps=40, lr=0.2):
+    draw = torch.Generator().manual_seed(3)
+    path = [torch.tensor([-1.0, -1.5])]
+    for _ in range(steps):
+        batch = torch.randperm(64, generator=draw)[:batch_size]
+        path.append(path[-1] - lr * line_gradient(path[-1], batch))
+    return torch.stack(path)
+
+
+slopes, intercepts = torch.meshgrid(*[torch.linspace(-2, 4, 61)] * 2, indexing="ij")
+grid = torch.stack([slopes, intercepts], dim=-1).reshape(-1, 2)
+heights = torch.stack([line_cost(theta) for theta in grid]).reshape(61, 61)
+figure = plt.figure(figsize=(9, 3.6), layout="constrained")
+bowl = figure.add_subplot(1, 2, 1, projection="3d")
+bowl.plot_surface(slopes.numpy(), intercepts.numpy(), heights.numpy(), cmap="Blues_r")
+ends = [-2, 1, 4]
+bowl.set(xlabel="slope", ylabel="intercept", xticks=ends, yticks=ends, title="cost")
+axes = figure.add_subplot(1, 2, 2, xlabel="slope", ylabel="intercept")
+axes.contour(slopes, intercepts, heights, levels=12, colors="#cccccc", linewidths=0.8)
+for size, color in ((1, "#E69F00"), (8, "#009E73"), (64, "#0072B2")):
+    path = descend(size)
+    axes.plot(*path.T, ".-", ms=3, lw=1, color=color, label=f"{size} per step")
+    print(f"{size:2} per step: {40 * size:4} examples, cost {line_cost(path[-1]):.3f}")
+axes.legend(frameon=False, loc="lower right")
+plt.show()
+
+# %% [markdown]
+# The left picture is the bowl of many articles. Remember it; we come back with a question. On the
+# right, all 64 examples give a smooth path. Eight give nearly the same place for an eighth of the work.
+# One example stumbles about the minimum and never comes to rest.
+#
+# The stumbling is noise: a mini-batch only estimates $\nabla L$. How far off is the estimate with B
+# examples? Take the 64 gradients at the start, average B of them drawn at random, 20,000 times. Four
+# times as many examples: how much less noise?
+
+# %%
+guess = None  # B four times as large: noise divided by ...?
+
+start = torch.tensor([-1.0, -1.5])
+singles = torch.stack([line_gradient(start, [i]) for i in range(64)])
+draw = torch.Generator().manual_seed(4)
+for size in (1, 4, 16, 64):
+    means = singles[torch.randint(64, (20_000, size), generator=draw)].mean(dim=1)
+    off = (means - singles.mean(dim=0)).norm(dim=1).square().mean().sqrt()
+    print(f"B = {size:2}: typically {off:.2f} off, times the root of B {off * size**0.5:.1f}")
+
+# %% [markdown]
+# Divided by two: noise falls with $1/\sqrt B$. That is what many ranks buy: a larger batch in the time
+# of a small one. (What that is worth in accuracy is for lesson 09.)
+#
+# ## A net and real digits
+#
+# Now something with real use: 512 handwritten digits, shrunk to 7 x 7 pixels, and a net of 970 weights.
+# It gives log probabilities; `nll_loss` makes the cost of them. `flat_gradient` is the whole gradient as
+# one vector. `residual` compares two vectors: the length of their difference, as a part of the length
+# of the second. Last digits differ from CPU to CPU, so small residuals are told by a bound.
+
+# %%
+train_set, _ = simlib.digits.load()
+X, Y = F.avg_pool2d(train_set.tensors[0][:512], 4).flatten(1), train_set.tensors[1][:512]
+
+
+def net(*extra, dtype=torch.float32, seed=0):
+    torch.manual_seed(seed)
+    layers = nn.Linear(49, 16), *extra, nn.Tanh(), nn.Linear(16, 10), nn.LogSoftmax(dim=1)
+    return nn.Sequential(*layers).to(dtype)
+
+
+def flat_gradient(model, batch):
+    model.zero_grad()
+    dtype = next(model.parameters()).dtype
+    F.nll_loss(model(X[batch].to(dtype)), Y[batch]).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def residual(got, want):
+    relative = ((got - want).norm() / want.norm()).item()
+    bounds = [bound for bound in (1e-13, 1e-6, 1e-3) if relative < bound]
+    return f"below {bounds[0]:g}" if bounds else f"{relative:.1%}"
+
+
+# %% [markdown]
+# ## Equation (1): the gradient of a sum is the sum of gradients
+#
+# The derivation follows A. Das's articles (2018-2019; lesson 01 met the first of them), rebuilt in our
+# letters. Its first equation adds up the loss over all examples of $D$, and lets the derivative pass through the sum:
+#
+# $$\nabla \sum_{x \in D} \ell(\theta; x) = \sum_{x \in D} \nabla \ell(\theta; x) \tag{1}$$
+#
+# True for a loss per example. But the loss in the article's code is `nll_loss`, which has **already**
+# divided by the number of examples. We restate it for what the code computes, the cost:
+#
+# $$\nabla L_D(\theta) = \frac{1}{|D|} \sum_{x \in D} \nabla \ell(\theta; x) \tag{1'}$$
+#
+# $D$ is what one step uses, here the first 32 digits. The twin adds up 32 single gradients and divides.
+# Then the mix-up: add up `nll_loss` over four batches of eight, as (1) is printed. How wrong will that be?
+
+# %%
+guess = None  # the sum of four batch means is ... times the gradient
+
+D = torch.arange(32)
+for dtype in (torch.float64, torch.float32):
+    model = net(dtype=dtype)
+    whole = flat_gradient(model, D)
+    singles = sum(flat_gradient(model, D[i : i + 1]) for i in range(32))
+    print(dtype, "(1') residual", residual(singles / 32, whole))
+batches_summed = sum(flat_gradient(model, batch) for batch in D.split(8))
+print(f"sum of four batch means: {batches_summed.norm() / whole.norm():.3f} times as long")
+
+# %% [markdown]
+# (1') holds to the last digits of either precision. What is left, $10^{-16}$ or $10^{-7}$, is rounding.
+# The mix-up is four times too large: a sum over batches of something that was averaged within each.
+#
+# ## Equation (2): split D
+#
+# Deal the examples out: $D = D_0 \cup D_1 \cup \ldots \cup D_{R-1}$, where the **shards** $D_r$ are
+# **disjoint**: no example in two of them. Then a sum over $D$ is a sum over shards of sums over each:
+#
+# $$\nabla L_D = \sum_{r} \frac{|D_r|}{|D|}\, G_r, \qquad
+# G_r = \nabla L_{D_r}(\theta) \tag{2}$$
+#
+# Each rank can compute its $G_r$ alone. If all shards have the same size, every factor is $1/R$: a plain
+# mean. Now let the sizes be 20, 6, 4 and 2, and take the plain mean all the same. A few percent off?
+
+# %%
+guess = None  # the error of the plain mean, in percent
+
+
+def mean_of_shards(model, sizes, weighted):
+    shards = D[: sum(sizes)].split(sizes)
+    factors = [len(s) / sum(sizes) if weighted else 1 / len(sizes) for s in shards]
+    return sum(f * flat_gradient(model, s) for f, s in zip(factors, shards, strict=True))
+
+
+for dtype in (torch.float64, torch.float32):
+    model = net(dtype=dtype)
+    whole = flat_gradient(model, D)
+    print(dtype)
+    for sizes, weighted in (([8] * 4, False), ([20, 6, 4, 2], False), ([20, 6, 4, 2], True)):
+        kind = "weighted mean" if weighted else "plain mean"
+        error = residual(mean_of_shards(model, sizes, weighted), whole)
+        print(f"  shards of {str(sizes):13} {kind:13} residual {error}")
+
+# %% [markdown]
+# Equal shards: exact. Uneven shards with a plain mean: as far off as the gradient is long. No bug in the
+# code, no error message, only a sum of means that is not the mean. The two examples of rank 3 weigh as
+# much as the twenty of rank 0. The factors $|D_r|/|D|$ mend it exactly. (How large the error is depends
+# on net and digits. Another way to the same: `nll_loss(..., reduction="sum")` on every rank, and divide
+# the sum over all ranks by the number of all examples.)
+#
+# "So I make all shards equal": PyTorch's `DistributedSampler` does, by **padding**: what is missing, it
+# takes from the beginning again. With 30 examples on 4 ranks two examples are in two shards, and the
+# $D_r$ are not disjoint. The last line below drops the doubles again, and takes the uneven shards with
+# their factors. How far off is the padded mean?
+
+# %%
+guess = None  # the error that two doubled examples make, in percent
+
+model, D30 = net(), D[:30]
+padded = torch.cat([D30, D30[:2]])
+shards = [padded[rank::4] for rank in range(4)]
+print("shards:", *[shard.tolist() for shard in shards], sep="\n  ")
+plain = sum(flat_gradient(model, shard) for shard in shards) / 4
+print("padded, plain mean: residual", residual(plain, flat_gradient(model, D30)))
+mended = sum(len(D30[r::4]) / 30 * flat_gradient(model, D30[r::4]) for r in range(4))
+print("7 or 8 each, weighted: residual", residual(mended, flat_gradient(model, D30)))
+
+# %% [markdown]
+# Examples 0 and 1 count twice, and in one batch of 30 that is much. In a whole epoch at most $R - 1$
+# examples are doubled, and most people live with it. Not in **evaluation**: an accuracy that counts some
+# answers twice is no accuracy (lesson 07).
+#
+# ## Equation (3): the sum over ranks is one all_reduce
+#
+# For equal shards (2) needs $G = \sum_r G_r$, on every rank. You know the collective:
+#
+# $$G = \sum_{r=0}^{R-1} G_r = \mathrm{all\_reduce}(G_r) \tag{3}$$
+#
+# Now on real ranks. The twin compares with the sum in one process. Beside it stands an assumption that
+# nobody writes down: that all ranks get the **same bits**. The second program is a sum too: all_gather,
+# then every rank adds up for itself, beginning with its own. Will its four sums be equal?
+
+# %%
+guess = None  # all_reduce: same bits? own order: same bits?
+
+
+def summed(rank, world_size, dtype, how):
+    mine = flat_gradient(net(dtype=dtype), D[8 * rank : 8 * rank + 8])
+    if how == "all_reduce":
+        dist.all_reduce(mine)
+        return mine
+    parts = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(parts, mine)
+    return sum(parts[rank:] + parts[:rank])
+
+
+for dtype in (torch.float64, torch.float32):
+    here = sum(flat_gradient(net(dtype=dtype), shard) for shard in D.split(8))
+    for how in ("all_reduce", "own order"):
+        sums = simlib.run(summed, 4, args=(dtype, how)).results
+        same = all(torch.equal(sums[0], other) for other in sums)
+        off = residual(torch.stack(sums), here.expand(4, -1))
+        print(dtype, f"{how:10} residual {off}, same bits on all ranks: {same}")
+
+# %% [markdown]
+# Both sums are right to rounding. But float addition depends on its order, so the second program gives
+# four results that differ in their last bits. One step later the four models differ, and nothing ever
+# brings them together again. Gloo's all_reduce finishes the sum of each chunk on *one* rank and copies it
+# to the others (lesson 05). So: never let ranks compute "the same" in different orders.
+#
+# ## Equation (4): the step
+#
+# $$\theta \leftarrow \theta - \eta\, \frac{1}{R} \sum_{r} G_r \tag{4}$$
+#
+# Read the four backwards, for shards of B examples each, and you have the proof in one line:
+#
+# $$\frac1R \sum_r G_r \;\overset{(2)}{=}\; \frac1R \sum_r \frac1B \sum_{x \in D_r} \nabla \ell(\theta; x)
+# \;=\; \frac{1}{R B} \sum_{x \in D} \nabla \ell(\theta; x) \;\overset{(1')}{=}\; \nabla L_D(\theta)$$
+#
+# So one step on R ranks **is** one step of one process with the **effective batch**
+# $B_\text{effective} = R \times B$. The twin does it on 2 and 4 real ranks, and on 64 simulated ones.
+# `sync_gradients` is of the article's kind. What will be left over with 64?
+
+
+# %%
+def sync_gradients(model, rank, world_size):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= world_size
+
+
+def flat(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def one_step(rank, world_size, dtype, examples=8, syncs=True):
+    model = net(dtype=dtype)
+    flat_gradient(model, torch.arange(rank * examples, (rank + 1) * examples))
+    if syncs:
+        sync_gradients(model, rank, world_size)
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    return flat(model)
+
+
+for ranks, start in ((2, simlib.run), (4, simlib.run), (64, simlib.simulate)):
+    for dtype in (torch.float64, torch.float32):
+        one = one_step(0, 1, dtype, 8 * ranks, syncs=False)
+        error = residual(start(one_step, ranks, args=(dtype,)).results[-1], one)
+        print(f"{ranks:2} x 8 against 1 x {8 * ranks:3}, {dtype}: residual {error}")
+
+# %% [markdown]
+# From 2 ranks to 64 nothing is left but rounding. And what does it cost? Look at such a step on 4 ranks,
+# simulated on Ethernet, with computers so slow ($10^8$ operations per second) that even this small net
+# keeps them busy. How many collectives, and how many bytes does each rank bring to them, for 970 weights in
+# float32?
+
+# %%
+guess = None  # collectives? Bytes?
+
+cluster = simlib.clusters.ethernet_10g(nodes=4, device=simlib.Device(flops_per_s=1e8))
+run = simlib.simulate(one_step, 4, args=(torch.float32,), cluster=cluster)
+print("bytes brought to each collective:", [each.nbytes for each in run.trace.collectives])
+run.timeline()
+
+# %% [markdown]
+# First all compute, then all communicate: that is what "synchronous" looks like. There is one all_reduce
+# for each parameter tensor, a matrix and a vector per layer, $4 \times 970$ bytes in all. The last three
+# bring a fifth of the bytes and take longer than the first: that is latency, paid again and again, where
+# one flat buffer would pay it once (lesson 07).
+#
+# ## One curve or two?
+#
+# If one step is the same, so are sixty. Three trainings, all in float64 so that rounding stays out of
+# sight: 4 ranks with B = 8, one process with B = 32, one process with B = 8. Which curves lie on each
+# other?
+#
+# And the misconception of the day: "the sum of mean gradients is the gradient". So a fourth training
+# forgets to divide, and a fifth is one process with the learning rate $4\eta$. A sixth and a seventh are
+# the same with Adam: divided, and not. What will the sum do to plain SGD? And to Adam?
+
+# %%
+guess = None  # which curves coincide? What does SUM do to SGD, to Adam?
+
+
+def batches(size, steps):
+    """The same batches on every rank: a generator with a seed of its own, epoch after epoch."""
+    shuffle = torch.Generator().manual_seed(1)
+    epochs = [torch.randperm(512, generator=shuffle) for _ in range(1 + size * steps // 512)]
+    return torch.cat(epochs).split(size)[:steps]
+
+
+def cost(model):
+    with torch.no_grad():
+        return F.nll_loss(model(X.to(next(model.parameters()).dtype)), Y).item()
+
+
+def train(rank, world_size, B, lr=0.5, divides=True, optimizer=torch.optim.SGD):
+    model, costs = net(dtype=torch.float64), []
+    optimizer = optimizer(model.parameters(), lr=lr)
+    for batch in batches(world_size * B, steps=60):
+        costs.append(cost(model))
+        flat_gradient(model, batch[rank * B : (rank + 1) * B])
+        sync_gradients(model, rank, world_size if divides else 1)
+        optimizer.step()
+    return torch.tensor(costs, dtype=torch.float64)
+
+
+# %% [markdown]
+# `divides=False` is the only difference of the SUM programs: `sync_gradients` is told of a world of one.
+# Draw your curves before you run this. The last line repeats mean and SUM with a smaller rate.
+
+
+# %%
+def curve(ranks, *options):
+    return simlib.run(train, ranks, args=options).results[0]
+
+
+mean, one32, one8 = curve(4, 8), curve(1, 32), curve(1, 8)
+summed_up, one_4lr = curve(4, 8, 0.5, False), curve(1, 32, 2.0)
+adam, adam_summed = (curve(4, 8, 0.01, divides, torch.optim.Adam) for divides in (True, False))
+figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+panels[0].plot(one32, color="#56B4E9", lw=5, label="one process, B = 32")
+panels[0].plot(mean, "--", color="#000000", lw=1.2, label="4 ranks, B = 8")
+panels[0].plot(one8, color="#D55E00", lw=1.2, label="one process, B = 8")
+panels[1].plot(one_4lr, color="#CC79A7", lw=5, label="one process, B = 32, four times the rate")
+panels[1].plot(summed_up, "--", color="#000000", lw=1.2, label="4 ranks, B = 8, SUM")
+panels[1].plot(mean, color="#56B4E9", lw=1.2, label="4 ranks, B = 8, mean")
+for axes, title in zip(panels, ("effective batch", "sum or mean"), strict=True):
+    axes.set(title=title, xlabel="step", ylabel="cost over 512 digits")
+    axes.set_ylim(0, 1.3 * axes.get_ylim()[1])  # room for the legend
+    axes.legend(frameon=False, fontsize=8)
+plt.show()
+print("4 ranks against B = 32:", residual(mean, one32), "- against B = 8:", residual(mean, one8))
+print("SUM against 4 x rate, first 10 steps:", residual(summed_up[:10], one_4lr[:10]))
+print("Adam, SUM against mean:", residual(adam_summed, adam))
+small, small_summed = curve(4, 8, 0.2)[-1], curve(4, 8, 0.2, False)[-1]
+print(f"SGD with rate 0.2, cost at the end: mean {small:.2f}, SUM {small_summed:.2f}")
+
+# %% [markdown]
+# $4 \times 8$ and $1 \times 32$ are one curve; B = 8 is another. And the sum is not the gradient: it is
+# R times the gradient, a step R times too large. Plain SGD behaves exactly as with $4\eta$, here out
+# of control. With $\eta$ = 0.2 the mistake even looks like progress: "more ranks learn faster". No: a
+# larger rate does, and one process could have had it.
+#
+# Adam hardly notices. It divides the gradient by its own typical size, so a factor R cancels, but for a
+# tiny constant. That makes the bug a sleeper: it wakes when somebody goes back to SGD, clips gradients,
+# or adds weight decay to them.
+#
+# ## "The same seed means the same data"
+#
+# Disjoint shards need a plan that all ranks agree on. Four plans for 32 examples on 4 ranks. In all but
+# the third, every rank uses seed 7. How many **different** examples does the world see, of 32?
+
+# %%
+guess = None  # four numbers
+
+
+def my_examples(rank, world_size, plan):
+    shuffle = torch.Generator().manual_seed(7 + rank * (plan == "a seed per rank"))
+    if plan == "rank 0 has drawn a number before" and rank == 0:
+        torch.rand(1, generator=shuffle)  # a layer more, a random crop: anything
+    order = torch.randperm(32, generator=shuffle)
+    return order[:8] if plan == "everybody takes the first 8" else order[8 * rank : 8 * rank + 8]
+
+
+for plan in (
+    "rank r takes slice r",
+    "everybody takes the first 8",
+    "a seed per rank",
+    "rank 0 has drawn a number before",
+):
+    seen = torch.cat(simlib.run(my_examples, 4, args=(plan,)).results)
+    print(f"{plan:33} {len(seen.unique()):2} of 32")
+
+# %% [markdown]
+# The same seed gives the same *numbers*, in the same order of drawing, and no more. Without slices all
+# ranks work on the same 8 examples: the replicas stay equal, everything looks healthy, and
+# $B_\text{effective}$ is 8. With a seed per rank the shards overlap. And one number drawn too many, on one rank,
+# breaks the agreement without a sound. So: **one seed, one slice per rank, and a generator of its own**
+# that nobody else draws from, as in `batches` above.
+#
+# ## Why replicas stay equal
+#
+# A proof by induction. *Start:* all replicas have the same $\theta$ (rank 0 broadcasts it) and the same
+# optimizer state (empty). *Step:* if they are equal before a step, they all add the same bits $G/R$ to
+# the same state by the same arithmetic, so they are equal after it. The proof asks nothing of the
+# optimizer but that it depends on $\theta$, its state and the gradient. Momentum and Adam qualify. ("The
+# same arithmetic" does ask something of the machines: another kind of CPU may round otherwise.)
+#
+# `spread` measures it: the largest difference between any two ranks, in any weight, by one all_reduce
+# (the MAX of $\theta$ and of $-\theta$). We also try one swapped line: `step`, then sync. And replicas
+# that start apart. Which spreads are 0 after 10 steps?
+
+# %%
+guess = None  # which spreads are 0?
+
+OPTIMIZERS = {
+    "SGD": lambda weights: torch.optim.SGD(weights, lr=0.5),
+    "momentum": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9),
+    "Adam": lambda weights: torch.optim.Adam(weights, lr=0.01),
+}
+
+
+def spread(vector):
+    both = torch.cat([vector, -vector])
+    dist.all_reduce(both, op=dist.ReduceOp.MAX)
+    highest, lowest = both[: len(vector)], -both[len(vector) :]
+    return (highest - lowest).max().item()
+
+
+# %%
+def replicas(rank, world_size, name, what):
+    model = net(seed=rank if what == "start apart" else 0)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    spreads, first_cost = [spread(flat(model))], cost(model)
+    for batch in batches(8 * world_size, steps=10):
+        flat_gradient(model, batch[8 * rank : 8 * rank + 8])
+        if what == "step, then sync":
+            optimizer.step()
+        sync_gradients(model, rank, world_size)
+        if what != "step, then sync":
+            optimizer.step()
+        spreads.append(spread(flat(model)))
+    return spreads, first_cost, cost(model)
+
+
+for what in ("sync, then step", "step, then sync", "start apart"):
+    for name in OPTIMIZERS:
+        spreads, before, after = simlib.run(replicas, 4, args=(name, what)).results[0]
+        told = f"{spreads[1]:.3f}, {spreads[10]:.3f}" if spreads[10] else f"{max(spreads)} always"
+        print(f"{what:15} {name:8} spread after steps 1, 10: {told:12}", end="  ")
+        print(f"cost on rank 0: {before:.2f} -> {after:.2f}")
+
+# %% [markdown]
+# Exactly 0.0, not nearly. In the second block every rank takes its step with its own gradient, and the
+# synchronised one is thrown away by the next `zero_grad`. In the third all ranks add the **same** step to
+# different weights, so their distance stays what it was at the start, for ever; and the mean is of
+# gradients taken at four different points, so it is the gradient of none. Nothing pulls replicas
+# together: synchronous SGD keeps them equal, it never makes them so. The mend is one broadcast of every
+# parameter from rank 0, before the first step.
+#
+# Look at the last column: the cost on rank 0 falls everywhere. Somebody who watches rank 0 sees nothing.
+#
+# ## "Equal loss on rank 0 means equal replicas"
+#
+# "Then I compare the losses of *all* ranks." Here is a net with its 16 hidden units in another order, the
+# weights that lead into and out of each carried along. It computes the same function. Rank 0 starts with
+# the net, every other rank with a reordered twin. What do the costs say, what does the spread? And what
+# is learned in 60 steps, against 60 right ones?
+
+# %%
+guess = None  # costs equal? Spread 0? Is anything learned?
+
+
+def permuted(model, seed):
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(seed))
+    weights = [parameter.detach() for parameter in model.parameters()]
+    twin = net(dtype=weights[0].dtype)
+    moved = [weights[0][order], weights[1][order], weights[2][:, order], weights[3]]
+    for parameter, new in zip(twin.parameters(), moved, strict=True):
+        parameter.data = new
+    return twin
+
+
+def twins(rank, world_size, is_twin):
+    model = permuted(net(), seed=rank) if is_twin and rank else net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    before = f"cost {cost(model):.4f}, spread {spread(flat(model)):.3f}"
+    for batch in batches(32, steps=60):
+        flat_gradient(model, batch[8 * rank : 8 * rank + 8])
+        sync_gradients(model, rank, world_size)
+        optimizer.step()
+    return f"{before}, after 60 steps cost {cost(model):.2f}"
+
+
+# %%
+for rank, text in enumerate(simlib.run(twins, 4, args=(True,)).results):
+    print("twins, rank", rank, text)
+print("right, rank 0", simlib.run(twins, 4, args=(False,)).results[0])
+
+# %% [markdown]
+# The same cost on every rank, to the last digit shown, and no two replicas alike. The mean gradient then
+# mixes the gradient of unit 3 here with that of quite another unit there. They do learn, but less, and
+# each ends as another model. Equal losses prove nothing: **compare weights**, by a spread, or by a
+# fingerprint (exercise 4).
+#
+# ## What is not invariant
+#
+# Replicas equal is one question. *Equal to one process* is another. It needs a cost that is a mean over
+# examples, each with a loss of its own. Three popular things break that: **batch norm** (each example's
+# loss depends on the others in its batch), **dropout** (random masks), and **clipping** on each rank (cut
+# the gradient to at most a given length; not linear). Which is worst?
+
+# %%
+guess = None  # residuals of batch norm, dropout, clipping?
+
+
+def clipped(gradient, most=0.2):
+    return gradient * min(1, most / gradient.norm().item())
+
+
+for name, *extra in (
+    ("nothing",),
+    ("batch norm", nn.BatchNorm1d(16)),
+    ("dropout", nn.Dropout(0.5)),
+):
+    model = net(*extra)
+    whole = flat_gradient(model, D)
+    mean = sum(flat_gradient(model, shard) for shard in D.split(8)) / 4
+    print(f"{name:17} residual {residual(mean, whole)}")
+model = net()
+shards, whole = [flat_gradient(model, s) for s in D.split(8)], flat_gradient(model, D)
+per_rank = sum(clipped(shard) for shard in shards) / 4
+print("clipped per rank  residual", residual(per_rank, clipped(whole)))
+print("clipped after sum residual", residual(clipped(sum(shards) / 4), clipped(whole)))
+
+# %% [markdown]
+# - Batch norm takes mean and variance over 8 examples instead of 32: another function. Lesson 07 builds a
+#   synchronised one. Its running means are buffers, no parameters: they even differ from rank to rank.
+# - Dropout differs because its masks do. One process with another seed would differ as much; on the
+#   average over masks all is well. Only do not give all ranks the *same* masks: their noise would no
+#   longer average out.
+# - Clipping per rank cuts each $G_r$ by another factor. Clip **after** the all_reduce: then every rank
+#   holds the whole mean gradient, knows its length, and needs no further message (exercise 2).
+#
+# ## Is the loss a bowl?
+#
+# The bowl above was true: for a line with squared errors the cost is **convex**, so between two points
+# it never rises above the straight line that joins them. Articles draw that bowl beside a neural net. We
+# have what it takes to test it: a trained net, its reordered twin with the same cost, and all the nets on
+# the way between, $(1-t)\,\theta + t\,\theta_\text{twin}$. In a bowl the midpoint is at most as high as
+# its ends. Where is it here?
+
+# %%
+guess = None  # cost at the midpoint: lower, equal, higher?
+
+model = net(dtype=torch.float64)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for batch in batches(32, steps=400):
+    flat_gradient(model, batch)
+    optimizer.step()
+here, there = flat(model), flat(permuted(model, seed=1))
+
+
+def cost_at(theta):
+    nn.utils.vector_to_parameters(theta, model.parameters())
+    return cost(model)
+
+
+ts = torch.linspace(-0.2, 1.2, 57)
+heights = [cost_at(here + t * (there - here)) for t in ts]
+bowl = [line_cost(torch.tensor([2.0, 1.0]) + (4 * t - 2) * torch.tensor([1.0, 0.5])) for t in ts]
+ends = [cost_at(theta) for theta in (here, (here + there) / 2, there)]
+print("net {:.3f}, midpoint {:.3f}, twin {:.3f}".format(*ends))
+
+# %% [markdown]
+# And the whole way, a little beyond both ends. Beside it the same for the line fit, between two
+# points of the first picture.
+
+# %%
+figure, panels = plt.subplots(1, 2, figsize=(9, 3.1), layout="constrained")
+for axes, curve_, title in zip(
+    panels, (bowl, heights), ("the line fit: a bowl", "the net: a ridge between twins"), strict=True
+):
+    first, last = curve_[8], curve_[48]  # t = 0 and t = 1
+    axes.plot(ts, curve_, color="#0072B2")
+    axes.plot([0, 1], [first, last], "o--", color="#D55E00", lw=1, label="straight line")
+    axes.set(title=title, xlabel="t", ylabel="cost", ylim=(0, None))
+    axes.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# Higher, by far. Convex it is not, and no better training would change that: *every* net with a hidden
+# layer has its twins, here $16! \approx 2 \times 10^{13}$ of them, all equally good, with ridges between.
+# Two lessons from it. SGD finds *a* minimum, and which one depends on the start: one more reason to
+# broadcast it. And weights of nets that were trained apart cannot simply be averaged (lesson 13, to
+# come, averages often enough that they never drift apart).
+#
+# ## What breaks what
+#
+# | assumption broken | replicas equal? | as one process? | mend |
+# |---|---|---|---|
+# | SUM of means, no division | yes | step R times too large | divide by R |
+# | uneven shards, plain mean | yes | no | factors $\lvert D_r \rvert / \lvert D \rvert$ |
+# | padded shards | yes | off by the doubles | factors, or drop the rest |
+# | no slices, one seed | yes | $B_\text{effective}$ = B | slice r for rank r |
+# | each rank sums in its own order | no | to rounding | all_reduce |
+# | unsynchronised start | no | no | broadcast |
+# | step before sync | no | no | sync first |
+# | batch norm | but for buffers | no | synchronise it |
+# | dropout | yes | on average | a mask per rank |
+# | clipping per rank | yes | no | clip after all_reduce |
+#
+# ## Your turn
+#
+# [Exercises 06](../exercises/06_synchronous_sgd.ipynb): a gradient from uneven shards, a clip in the wrong
+# place, a whole training kept in step, and a search for the rank that is out of step.
+#
+# ## Exit ticket
+#
+# 1. 8 ranks, B = 16, `nll_loss`, all_reduce with SUM, no division, $\eta$ = 0.1. Which one-process training
+#    is this?
+# 2. Rank 0 has 30 examples, rank 1 has 10. With which factors do their mean gradients go into the step?
+# 3. All spreads are 0.0, and the training is still wrong. Name two causes.
+# 4. The replicas start 0.3 apart, with SGD and all else right. Their distance after 1,000 steps?
+# 5. Why does Adam hide a missing division?
+#
+# <details><summary>Answers</summary>
+#
+# 1. Batch 128, learning rate 0.8.
+# 2. 3/4 and 1/4.
+# 3. For example: no division; uneven shards without weights; no slices; clipping per rank.
+# 4. 0.3, up to rounding.
+# 5. It divides the gradient by its own running size; a constant factor cancels.
+#
+# </details>
+#
+# **Next:** [lesson 07](07_data_parallel_training.ipynb), which trains LeNet this way.

@@ -1,0 +1,827 @@
+# %% [markdown]
+# # 08 From loops to DDP
+#
+# [Lesson 07](07_data_parallel_training.ipynb) trained with loops of its own: backward first, then an
+# all_reduce over the gradients. PyTorch's `DistributedDataParallel`, **DDP** for short, gives the same
+# weights in less time. In this lesson (50 minutes) you will
+#
+# - see what its elder cousin, `nn.DataParallel`, copies at every step, and why both are right,
+# - build DDP in four steps: hooks, requests, buckets, a wait at the end,
+# - hold yours against torch's: the same weights, the same messages,
+# - **see** communication hide behind computation, and predict how much of it can,
+# - break it in six ways, as people do,
+# - run the usual recipe as a script, by four launchers.
+#
+# R is the number of ranks (`world_size`), B the examples of a rank per step. The model is the LeNet of
+# lesson 07.
+
+# %%
+import contextlib
+import copy
+import functools
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from IPython.display import display
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import simlib
+
+IMAGES, LABELS = (tensor[:128].clone() for tensor in simlib.digits.load()[0].tensors)
+
+# %% [markdown]
+# ## One process that controls everything: DataParallel
+#
+# `nn.DataParallel(model)` is one line, needs no launcher, and uses all GPUs of **one** computer. So
+# many take it for a simple DDP. It has one process, with one thread per GPU. What does it do on this
+# machine? The model counts its own forward passes. After one pass through `nn.DataParallel`, what is
+# the count?
+
+# %% tags=["nbval-ignore-output"]
+guess = None  # model.calls after one forward pass: on CPUs? On 4 GPUs?
+
+
+def lenet(seed=0):
+    torch.manual_seed(seed)
+    conv = [nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(20, 50, 5)]
+    head = [nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(800, 500), nn.ReLU()]
+    return nn.Sequential(*conv, *head, nn.Linear(500, 10), nn.LogSoftmax(1))
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.calls = lenet(), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.net(x)
+
+
+gpus, device = torch.cuda.device_count(), "cuda:0" if torch.cuda.is_available() else "cpu"
+model = Counting().to(device)
+nn.DataParallel(model)(IMAGES.to(device))
+did = "made a copy for each GPU" if gpus > 1 else "only handed its input on to the model"
+print(f"{gpus} GPUs here: DataParallel {did}; calls: {model.calls}")
+
+# %% [markdown]
+# With four GPUs it makes four **replicas**, and here are its steps by hand: `scatter` cuts the batch,
+# `replicate` copies the weights, `parallel_apply` runs the copies (ours run in turn), `gather` joins the
+# outputs. Then the loss is computed, once, from all outputs. What will `model.calls` be? And how far is
+# the gradient from that of one device with the whole batch?
+
+# %%
+guess = None  # model.calls? The difference?
+
+
+def data_parallel(model, x, devices):
+    outputs = []
+    for chunk in x.chunk(devices):  # scatter
+        replica = copy.copy(model)  # replicate: autograd leads from these copies to the model
+        weights = {name: weight.clone() for name, weight in model.named_parameters()}
+        outputs.append(torch.func.functional_call(replica, weights, (chunk,)))  # parallel_apply
+    return torch.cat(outputs)  # gather
+
+
+def gradient(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+
+model, loss_of = Counting(), nn.functional.nll_loss
+parallel = gradient(model, loss_of(data_parallel(model, IMAGES, 4), LABELS))
+print("calls:", model.calls)
+whole = gradient(model, loss_of(model(IMAGES), LABELS))
+print("gradient off by less than 1e-6:", (parallel - whole).abs().max().item() < 1e-6)
+
+# %% [markdown]
+# The gradient is right. The count is 0: each replica counted to 1, and **replicas die after backward**.
+# What a forward pass leaves in the module is lost (torch's documentation excepts buffers on the first
+# device, which the replica there shares with the model). Only gradients find their way back, since each copy of a weight
+# knows what it was copied from. What is copied from one weight four times gets the **sum** of four
+# gradients.
+#
+# DDP, however, takes the **mean** of the ranks' gradients. Sum or mean: one of them must be wrong?
+
+# %%
+guess = None  # sum, mean, both? (each against the gradient of the whole batch)
+
+parts = zip(IMAGES.chunk(4), LABELS.chunk(4), strict=True)
+of_ranks = [gradient(model, loss_of(model(x), y)) for x, y in parts]  # a loss of each rank's own
+outputs = model(IMAGES)
+one_loss = loss_of(outputs, LABELS, reduction="none") / len(LABELS)  # the terms of one loss
+terms = one_loss.chunk(4)
+of_devices = []
+for term in terms:
+    model.zero_grad()
+    term.sum().backward(retain_graph=True)
+    of_devices.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+for name, gradients in (("ranks, own losses", of_ranks), ("devices, one loss", of_devices)):
+    total = torch.stack(gradients).sum(0)
+    sizes = [(whole @ x / (whole @ whole)).item() for x in (total, total / 4)]
+    print(f"{name}: the sum is {sizes[0]:.3f} x, the mean {sizes[1]:.3f} x the gradient")
+
+# %% [markdown]
+# Both are right, each for its loss. DataParallel has **one** loss, a mean over all R x B examples. Each
+# part of it carries 1/(RB), so parts must be added. DDP has R losses, each a mean over B examples. Each
+# carries 1/B, R times too much, so they must be averaged:
+#
+# $$\nabla \frac{1}{RB} \sum_r \sum_{i \in B_r} \ell_i \;=\; \sum_r \Big( \nabla \frac{1}{RB}
+# \sum_{i \in B_r} \ell_i \Big) \;=\; \frac{1}{R} \sum_r \Big( \nabla \frac{1}{B} \sum_{i \in B_r}
+# \ell_i \Big)$$
+#
+# ## What each copies, and when
+#
+# Now the same as a picture. Four modelled GPUs hang on a bus of 12 GB/s (PCIe's order). In the
+# first program lane 0 is the device that `DataParallel` calls its own: it deals out inputs **and all
+# weights**, collects outputs, deals out their gradients, collects gradients. In the second, each
+# rank is DDP's. How often do 1.7 MB of weights or gradients pass device 0's link in each?
+
+# %%
+guess = None  # DataParallel: ... times; DDP: ... times
+
+
+def as_data_parallel(rank, world_size, batch):
+    weights, images, outputs = map(torch.zeros, (431_080, 784 * batch, 10 * batch))
+    main = rank == 0
+    dist.scatter(images, [images] * world_size if main else None)  # the batch
+    dist.broadcast(weights, src=0)  # replicate
+    simlib.compute(seconds=0.5e-3)  # forward
+    dist.gather(outputs, [outputs.clone() for _ in range(world_size)] if main else None)
+    dist.scatter(outputs, [outputs] * world_size if main else None)  # the loss's gradient
+    simlib.compute(seconds=1e-3)  # backward
+    dist.reduce(weights, dst=0)  # gradients; afterwards the replicas are gone
+
+
+def as_ddp(rank, world_size, batch):
+    simlib.compute(seconds=1.5e-3)  # forward and backward, on a batch that is there already
+    dist.all_reduce(torch.zeros(431_080))
+
+
+pcie = {"inter": simlib.Link(0, 1e12), "intra": simlib.Link(10e-6, 12e9)}
+bus = functools.partial(simlib.Cluster, 1, **pcie)
+copies = {"broadcast": "flat", "reduce": "flat", "all_reduce": "ring"}
+for function in (as_data_parallel, as_ddp):
+    display(simlib.simulate(function, 4, args=(64,), cluster=bus(4), **copies))
+
+# %% [markdown]
+# In the lanes of DataParallel much is hatched: devices wait for device 0, and it waits for its link. The
+# weights go out R - 1 times, the gradients come in R - 1 times, **at every step**. DDP's ranks keep their
+# weights: they began equal and take equal steps (lesson 06). Through rank 0's link go $2\frac{R-1}{R}$
+# gradients, 1.5 here (lesson 05). (We model copies from one device to each in turn; between some GPUs
+# torch uses NCCL's broadcast and reduce, which are quicker. The optimizer's step is left out of both.)
+# How do both grow with R?
+
+# %%
+guess = None  # DataParallel on 8 devices against 2?
+
+for devices in (2, 4, 8, 16):
+    runs = [
+        simlib.simulate(function, devices, args=(128 // devices,), cluster=bus(devices), **copies)
+        for function in (as_data_parallel, as_ddp)
+    ]
+    print(f"{devices:2} devices, ms per step:", *(f"{run.time_s * 1e3:7.3f}" for run in runs))
+
+# %% [markdown]
+# "DataParallel is about DDP" costs more with each device. Its other limits: one computer, one Python
+# interpreter whose lock all threads share. torch's own documentation advises DDP also for one computer.
+# From here on, DDP only.
+#
+# ## "DDP splits my batch", "a barrier is needed before forward"
+#
+# DataParallel does split the batch. And DDP? Two ranks, and each gives DDP the same 64 images. How many
+# does the model see on each rank? Which part of the model is where? Then each rank takes every second image
+# only. Then we add a barrier before each forward pass, "so that no rank runs ahead" (rank 1 is the slower
+# one). What does each change: the gradient, the time?
+
+# %%
+guess = None  # images per rank? Weights per rank? What does the barrier change?
+
+
+def same_batch(rank, world_size, shard, wait):
+    ddp, seen = DistributedDataParallel(lenet()), []
+    ddp.module.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    mine = slice(rank, 64, world_size) if shard else slice(0, 64)
+    for _ in range(3):
+        if wait:
+            dist.barrier()
+        simlib.compute(seconds=2e-5 * len(IMAGES[mine]))
+        ddp.zero_grad()
+        loss_of(ddp(IMAGES[mine]), LABELS[mine]).backward()
+    weights = sum(weight.numel() for weight in ddp.parameters())
+    return seen[0], weights, [round(number, 6) for number in ddp.module[0].bias.grad[:3].tolist()]
+
+
+for shard, wait in ((False, False), (True, False), (True, True)):
+    run = simlib.simulate(same_batch, 2, args=(shard, wait), slow={1: 1.5})
+    print("sharded," if shard else "as it is,", "barrier:" if wait else "no barrier:", end=" ")
+    print(f"{run.time_s * 1e3:.2f} ms; images, weights, gradient:", *run.results, sep="\n    ")
+
+# %% [markdown]
+# DDP splits **neither the input nor the model**. Each rank holds all 431,080 weights and works on what
+# you hand it. The same 64 images on both ranks give the same gradient as 32 each, with twice the work:
+# two computers did the work of one. Sharding is your line, or the `DistributedSampler`'s (lesson 07). A
+# model that does not fit one rank is a matter for [lesson 10](10_splitting_the_model.ipynb).
+#
+# And the barrier changed nothing but the time. The all_reduce of each step holds the ranks together, exactly
+# as far as the data require (lesson 04).
+#
+# ## Build it. Step 1: a hook for every weight
+#
+# Backward goes from the last layer to the first. The gradient of the last layer is ready long before
+# that of the first, and nobody needs to wait: it can travel while backward works on the rest. torch calls a
+# **hook** when a gradient is there: `register_post_accumulate_grad_hook`. Ours starts an all_reduce with
+# `async_op=True`, which returns a request at once. Two ranks, gradients 1 and 3: what do they hold?
+
+# %%
+guess = None  # the gradient on ranks 0 and 1; the mean would be 2
+
+
+def hooked(rank, world_size, finish):
+    layer, requests = nn.Linear(1, 1, bias=False), []
+
+    def start(weight):
+        weight.grad /= world_size
+        requests.append(dist.all_reduce(weight.grad, async_op=True))
+
+    layer.weight.register_post_accumulate_grad_hook(start)
+    layer(torch.tensor([[1.0 + 2 * rank]])).sum().backward()
+    if finish:
+        for request in requests:
+            request.wait()
+    return layer.weight.grad.item()
+
+
+for finish in (False, True):
+    run = simlib.simulate(hooked, 2, args=(finish,))
+    print("waits" if finish else "never waits", run.results, *run.findings)
+
+# %% [markdown]
+# ## Step 2: wait at the end
+#
+# Without the wait each rank has its own gradient, halved. On real ranks it is worse: a **race**. The
+# sum may have arrived or not, the optimizer may read half of it; the step is right on some days. The
+# wait has to come after backward and before `optimizer.step()`. torch has a place for that, which DDP itself
+# uses: a *callback* that the autograd engine calls when backward has ended,
+# `Variable._execution_engine.queue_callback` (internal, so pin your torch).
+#
+# ## Step 3: buckets
+#
+# One all_reduce per weight pays the latency once per weight, and half of LeNet's eight are tiny biases. One
+# for everything cannot start before the last gradient is there. Between them lie **buckets**: weights, in
+# reverse order, are put into one flat tensor until it holds `cap_mb` MiB. DDP's default is 25,
+# and 1 for the first, so that something starts early (Li et al. 2020, arXiv 2006.15704, is the source of this
+# design).
+#
+# LeNet has 1.7 MB. Which buckets will it have with 25 MiB? With a quarter of a MiB?
+
+# %%
+guess = None  # how many buckets, with what in them?
+
+
+class Bucket:
+    def __init__(self, weights):
+        sizes = [weight.numel() for weight in weights]
+        self.flat = torch.zeros(sum(sizes))
+        parts = self.flat.split(sizes)  # views: what is written there is in `flat`
+        self.part_of = {w: part.view_as(w) for w, part in zip(weights, parts, strict=True)}
+        self.missing = len(weights)
+
+    def take(self, weight):
+        torch.mul(weight.grad, 1 / dist.get_world_size(), out=self.part_of[weight])
+        self.missing -= 1
+
+    def start(self):
+        self.request = dist.all_reduce(self.flat, async_op=True)
+
+    def finish(self):
+        self.request.wait()
+        for weight, mean in self.part_of.items():
+            weight.grad.copy_(mean)
+        self.missing = len(self.part_of)
+
+
+# %%
+def in_buckets(weights, cap_mb):
+    lists, nbytes = [], float("inf")
+    for weight in reversed(list(weights)):
+        if nbytes >= cap_mb * 2**20:  # the bucket is full: open the next one
+            lists.append([])
+            nbytes = 0
+        lists[-1].append(weight)
+        nbytes += weight.nbytes
+    return [Bucket(weights) for weights in lists]
+
+
+model = lenet()
+names = {weight: name for name, weight in model.named_parameters()}
+for cap_mb in (25, 0.25):
+    for bucket in in_buckets(model.parameters(), cap_mb):
+        print(f"{cap_mb:5} MiB: {bucket.flat.nbytes:9,} bytes:", *map(names.get, bucket.part_of))
+
+# %% [markdown]
+# A bucket is closed once it has *reached* the cap, so it may be larger: `7.weight`, the first fully
+# connected layer, is 1.6 MB in one tensor. A large layer makes a large bucket.
+#
+# ## Step 4: the reducer
+#
+# Now all comes together. A gradient arrives and is taken into its bucket. Is the bucket full? Then start
+# it, **but only in turn**: bucket 1 never before bucket 0, whatever comes first on this rank. When
+# backward has ended, wait for the buckets in the same order. With `overlap=False` all of them start only
+# then, as in the loops of lesson 07.
+
+
+# %%
+class Reducer:
+    def __init__(self, buckets, overlap):
+        self.buckets, self.overlap = buckets, overlap
+        self.in_turn = None  # number of the bucket to start next; None outside of backward
+
+    def arrived(self, bucket, weight):
+        if self.in_turn is None:  # the first gradient of this backward
+            self.in_turn = 0
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        bucket.take(weight)
+        if self.overlap:
+            self.start_full()
+
+    def start_full(self):
+        while self.in_turn < len(self.buckets) and not self.buckets[self.in_turn].missing:
+            self.buckets[self.in_turn].start()
+            self.in_turn += 1
+
+    def finish(self):
+        self.start_full()
+        if self.in_turn < len(self.buckets):
+            raise RuntimeError(f"a weight of bucket {self.in_turn} was not used: no gradient")
+        for bucket in self.buckets:
+            bucket.finish()
+        self.in_turn = None
+
+
+# %%
+class OwnDDP(nn.Module):
+    def __init__(self, module, cap_mb=25, overlap=True):
+        super().__init__()
+        self.module, self.is_on = module, True
+        self.reducer = Reducer(in_buckets(module.parameters(), cap_mb), overlap)
+        for tensor in module.state_dict().values():  # all begin as rank 0, buffers included
+            dist.broadcast(tensor, src=0)
+        for bucket in self.reducer.buckets:
+            for weight in bucket.part_of:
+                hook = functools.partial(self.arrived, bucket)
+                weight.register_post_accumulate_grad_hook(hook)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def arrived(self, bucket, weight):
+        if self.is_on:
+            self.reducer.arrived(bucket, weight)
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.is_on = False
+        yield
+        self.is_on = True
+
+
+# %% [markdown]
+# That is DDP, in 80 lines (`no_sync` comes further below). Hold it against torch's: LeNet, three steps
+# of SGD with momentum, each rank its own digits. The models begin **different** on each rank. Will the
+# weights be equal at the end? To the last bit? And will both have sent the same?
+
+# %%
+guess = None  # equal bit for bit? The same all_reduces?
+
+
+def train(rank, world_size, own, cap_mb):
+    model = lenet(seed=rank)
+    if own:
+        ddp = OwnDDP(model, cap_mb)
+    else:
+        ddp = DistributedDataParallel(model, bucket_cap_mb=cap_mb)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    for step in range(3):
+        mine = slice(32 * step + rank, 32 * (step + 1), world_size)
+        optimizer.zero_grad()
+        loss_of(ddp(IMAGES[mine]), LABELS[mine]).backward()
+        optimizer.step()
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+for engine, ranks in ((simlib.run, 2), (simlib.simulate, 4)):
+    runs = [engine(train, ranks, args=(own, 0.25)) for own in (True, False)]
+    weights = [weights for run in runs for weights in run.results]
+    print(ranks, "ranks, all equal bit for bit:", all(torch.equal(weights[0], w) for w in weights))
+for name, run in zip(("own", "torch's"), runs, strict=True):
+    calls = [f"{op.kind} {op.nbytes:,}" for op in run.trace.of_rank(0)]
+    print(f"{name}:", *calls, sep="\n    ")
+
+# %% [markdown]
+# Equal to the last bit, and the same messages in steps 2 and 3: 1,622,040 bytes, then 102,280. Three
+# things differ. torch compares the models' shapes first (all_gather, broadcast). It sends all weights
+# in one broadcast. And in its **first** step it has a single bucket. It watches in which order gradients
+# arrive, and then cuts buckets by that order, rank 0's, which it broadcasts (36 and 8 bytes). So the first
+# step overlaps nothing: do not measure it. (On 3 or more real ranks Gloo adds in an order that depends on
+# a number's place in the bucket. Then torch's first step may differ from ours in the last bit.)
+#
+# ## See the overlap
+#
+# Six equal layers, a bucket each, on four modelled ranks: 10 Gbit/s, devices of 12.5 Gflop/s. `tower`
+# is a step of such a model, and says how long it took. Below is one without overlap, then one with it, at
+# the same scale. What will the second picture look like?
+
+# %%
+LAYERS, WIDTH, BATCH = 6, 512, 16
+
+
+def tower(rank, world_size, wrap, layers=LAYERS, width=WIDTH, batch=BATCH, steps=1, pause_s=0):
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    ddp, times = wrap(model), []
+    for weight in model.parameters() if pause_s else ():
+        weight.register_hook(lambda gradient: simlib.compute(seconds=pause_s))
+    for _ in range(steps):
+        dist.barrier()  # for the clock: all begin together
+        start = time.perf_counter()
+        ddp.zero_grad()
+        ddp(torch.ones(batch, width, requires_grad=True)).sum().backward()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+# %%
+guess = None  # ms per step without and with overlap?
+
+
+def modelled(*args, flops_per_s=12.5e9):
+    cluster = simlib.clusters.ethernet_10g(4, device=simlib.Device(flops_per_s))
+    return simlib.simulate(tower, 4, args=args, cluster=cluster, all_reduce="ring")
+
+
+each = {on: functools.partial(OwnDDP, cap_mb=0, overlap=on) for on in (False, True)}
+step_s = {}
+for overlap, wrap in each.items():
+    run = modelled(wrap)
+    step_s[overlap] = run.results[0][-1]
+    run.name = f"{'overlap' if overlap else 'no overlap'}: {step_s[overlap] * 1e3:.3f} ms"
+    start = run.trace.spans[0][1] - step_s[overlap]
+    display(run.timeline(between=(start, start + step_s[False])))
+
+# %% [markdown]
+# Above, the network sleeps while the devices work, and the devices wait while the network works. Below,
+# both work at once, and a step ends a third sooner. How much can be hidden? Let $f$ and $b$ be the time of
+# a layer's forward and backward, $c$ that of a bucket's all_reduce, $L$ the number of layers. Bucket $k$ is
+# ready at $Lf + kb$. From then on, at least the $L - k + 1$ buckets from it to the last have to pass. So
+#
+# $$T_\text{off} = L (f + b + c), \qquad T_\text{on} = L f + \max_k \big( k b + (L - k + 1) c \big)
+# = L f + \max(b + L c,\; L b + c)$$
+#
+# (it is linear in $k$, so an end is the maximum). The sum $T_\text{comp} + T_\text{sync}$ has become, but
+# for one bucket, a **maximum**. Forward hides nothing: with $b = 2f$ the best is $c = b$, where five parts of
+# time become three. PyTorch's authors report steps 26.8 % (ResNet) and 21.5 % (BERT) faster with Gloo, 38.0 %
+# and 35.2 % with NCCL (arXiv 2006.15704).
+#
+# Below is the executable twin, for three devices: which one gains most? Then, how large should a bucket
+# be? 48 small layers of 64 KiB, and caps from "a bucket per layer" to "one for all".
+
+# %%
+guess = None  # the device with the largest gain? The best cap, in KiB?
+
+bucket_s = 6 * (30e-6 + WIDTH**2 / 1.25e9)  # ring: 2(R - 1) messages of a quarter of 4 WIDTH^2 B
+for flops_per_s in (2.5e9, 12.5e9, 100e9):
+    f = 2 * BATCH * WIDTH**2 / flops_per_s
+    b = 2 * f
+    off = LAYERS * (f + b + bucket_s)
+    on = LAYERS * f + max(b + LAYERS * bucket_s, LAYERS * b + bucket_s)
+    found = [modelled(wrap, flops_per_s=flops_per_s).results[0][0] for wrap in each.values()]
+    residual = max(abs(found[0] - off), abs(found[1] - on))
+    print(f"{flops_per_s / 1e9:5.1f} Gflop/s: {off * 1e3:6.2f} -> {on * 1e3:6.2f} ms,", end=" ")
+    print(f"{1 - on / off:4.0%} saved; residual below 1e-9 s: {residual < 1e-9}")
+for cap_kib in (1, 256, 512, 1024, 3072):
+    wraps = (
+        functools.partial(OwnDDP, cap_mb=cap_kib / 1024),
+        functools.partial(DistributedDataParallel, bucket_cap_mb=cap_kib / 1024),
+    )
+    own, torchs = (modelled(wrap, 48, 128, 16, 2).results[0][-1] * 1e3 for wrap in wraps)
+    print(f"cap {cap_kib:4} KiB: own {own:6.3f} ms, torch's {torchs:6.3f} ms per step")
+
+# %% [markdown]
+# A slow device has little to hide, a fast one little to hide it behind. Small buckets pay too many
+# latencies, large ones start too late. And torch's DDP, under the same virtual clock, takes exactly as long
+# as ours.
+#
+# ## Measured on real ranks
+#
+# Two real ranks on this machine. CPUs that compute have no hands free for the network, unlike GPUs. So a
+# sleep of 4 ms stands in for each layer's backward on a GPU (`pause_s`), with layers of 4 MiB. torch's DDP
+# has no switch for overlap; one bucket for all comes to the same. (LeNet, with real
+# work: `python -m benchmarks ddp`.)
+
+# %% tags=["nbval-ignore-output"]
+guess = None  # what part of a step is saved here?
+
+wraps = {
+    "own, no overlap": each[False],
+    "own, overlap": each[True],
+    "torch's, one bucket": functools.partial(DistributedDataParallel, bucket_cap_mb=1000),
+    "torch's, overlap": functools.partial(DistributedDataParallel, bucket_cap_mb=0.001),
+}
+for name, wrap in wraps.items():
+    run = simlib.run(tower, 2, args=(wrap, 6, 1024, 4, 7, 4e-3))
+    run.name = name
+    times = run.results[0][2:]
+    print(f"{name:20} {statistics.median(times) * 1e3:6.1f} ms per step (median of {len(times)})")
+    if name == "own, overlap":
+        end = run.trace.spans[0][1]
+        picture = run.timeline(between=(end - times[-1], end))
+picture
+
+# %% [markdown]
+# A step takes the time of the backward passes plus one bucket's, instead of all of both. Your numbers
+# are a wall clock's, and other programs have their share in them.
+#
+# ## Break it: another order on one rank
+#
+# "Bucket 0 is full, so start it": why wait for one's turn? Because collectives meet in the order of
+# posting. Here rank 1 starts its buckets the other way round. First the layers differ in size, then they
+# are equal. What happens in each?
+
+# %%
+guess = None  # two layers of different size? Of equal size?
+
+
+def other_order(rank, world_size, widths, is_mended):
+    torch.manual_seed(0)
+    layers = [nn.Linear(*pair, bias=False) for pair in zip(widths, widths[1:], strict=False)]
+    model = OwnDDP(nn.Sequential(*layers), cap_mb=0)
+    if rank == 1 and not is_mended:
+        model.reducer.buckets.reverse()
+    model(torch.ones(1, widths[0])).sum().backward()
+    return [round(layer.weight.grad[0, 0].item(), 3) for layer in layers]
+
+
+try:
+    simlib.run(other_order, 2, args=((2, 3, 1), False))
+except simlib.MismatchError as error:
+    print(error)
+for is_mended in (False, True):
+    print("mended" if is_mended else "equal sizes:", end=" ")
+    print(simlib.run(other_order, 2, args=((2, 2, 2), is_mended)).results)
+
+# %% [markdown]
+# Different sizes are found out; plain Gloo would crash, or add up garbage. Equal sizes nobody can tell:
+# rank 0's last layer was added to rank 1's first. So the order must be one that no rank can change: by
+# number, in turn.
+#
+# ## Break it: a layer that is not used
+#
+# A model with two heads uses one of them per step. The other's gradients never come, and their bucket is
+# never full. What does ours do? And torch's? (Its error comes one step late: it is the next forward pass
+# that notices.)
+
+# %%
+guess = None  # three outcomes
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)])
+
+    def forward(self, x, head):
+        return self.heads[head](x)
+
+
+def two_steps(rank, world_size, wrap):
+    ddp = wrap(TwoHeads())
+    for _ in range(2):
+        ddp(torch.ones(1, 4), 0).sum().backward()
+    return "done, gradient of the unused head: " + str(ddp.module.heads[1].weight.grad)
+
+
+wraps = [OwnDDP, DistributedDataParallel]
+for wrap in [*wraps, functools.partial(DistributedDataParallel, find_unused_parameters=True)]:
+    try:
+        print(simlib.run(two_steps, 2, args=(wrap,)).results[0])
+    except simlib.RankError as error:
+        print(". ".join(error.tracebacks[0].partition("Error: ")[2].split(". ")[:2]).strip())
+
+# %% [markdown]
+# Without the check in `finish`, the gradients of a bucket that is never full would stay each rank's own, and
+# the replicas would drift apart without a word.
+# `find_unused_parameters=True` lets DDP walk through the graph after every forward pass and mark what will
+# get no gradient. That costs time in every step, so it is off by default. Where *other* heads are used on
+# other ranks it is also right: a rank that did not use a head brings zeros.
+#
+# ## no_sync: accumulate, then communicate once
+#
+# Four micro-batches per step (gradient accumulation, lesson 07), and one all_reduce would do. `no_sync`
+# turns the hooks off; gradients gather in `.grad` on each rank. The last micro-batch is outside of it. How
+# many bytes are saved? Will the gradient differ?
+
+# %%
+guess = None  # bytes per step? Same gradient?
+
+
+def accumulate(rank, world_size, wrap, use_no_sync):
+    ddp = wrap(lenet())
+    mine = IMAGES[rank:64:world_size], LABELS[rank:64:world_size]
+    micro = list(zip(mine[0].chunk(4), mine[1].chunk(4), strict=True))
+    for number, (x, y) in enumerate(micro):
+        silent = use_no_sync and number < len(micro) - 1
+        with ddp.no_sync() if silent else contextlib.nullcontext():
+            (loss_of(ddp(x), y) / len(micro)).backward()
+    return torch.cat([weight.grad.flatten() for weight in ddp.parameters()])
+
+
+for wrap in (OwnDDP, DistributedDataParallel):
+    runs = [simlib.run(accumulate, 2, args=(wrap, silent)) for silent in (False, True)]
+    for run in runs:
+        sent = [op.nbytes for op in run.trace.of_rank(0) if op.kind == "all_reduce"]
+        print(f"{wrap.__name__}: {len(sent)} all_reduces, {sum(sent):,} bytes", end="; ")
+    off = (runs[0].results[0] - runs[1].results[0]).abs().max().item()
+    print("gradients differ by less than 1e-6:", off < 1e-6)
+
+# %% [markdown]
+# A quarter of the bytes. (torch's 7: one bucket in its first step, then two, as the first bucket's default
+# cap is 1 MiB. Summing what is already a mean with new local gradients, and averaging again,
+# happens to be right, too: all ranks hold the same mean.) Note that forward **and** backward stand inside
+# `no_sync`.
+#
+# ## Uneven inputs: join
+#
+# Rank 0 has three batches, rank 1 has two. Gradients are 6 on rank 0 and 2 on rank 1. What happens in
+# step 3? `ddp.join()` helps: a rank that is through answers for its part of every all_reduce with
+# zeros. What gradient will rank 0 then see in step 3: 6, or 3?
+
+# %%
+guess = None  # step 3 without join? With it?
+
+
+def uneven(rank, world_size, **options):
+    ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    seen = []
+    with ddp.join(**options):
+        for _ in range(3 - rank):
+            ddp.zero_grad()
+            ddp(torch.tensor([[6.0 if rank == 0 else 2.0]])).sum().backward()
+            seen.append(ddp.module.weight.grad.item())
+    return seen
+
+
+try:
+    simlib.run(uneven, 2, kwargs={"enable": False})
+except simlib.DeadlockError as error:
+    print(error)
+for by_all in (True, False):
+    options = {"divide_by_initial_world_size": by_all}
+    print(options, simlib.run(uneven, 2, kwargs=options).results)
+
+# %% [markdown]
+# By default the divisor stays R, so step 3 counts half: right, if you want every *example* to weigh the
+# same. With `divide_by_initial_world_size=False` every *step* does. `DistributedSampler` avoids the
+# question: it repeats some examples (lesson 07).
+#
+# ## The recipe, whole
+#
+# So far `simlib` has started the ranks. Here is the script of the kind that the lecture gives (DTU's MLOps
+# course), and as you would take it to any computer: an address where the ranks meet (`MASTER_ADDR`, `MASTER_PORT`: rank 0 listens there),
+# `init_process_group`, DDP, a training step, `destroy_process_group`. If nobody tells it its rank, it starts
+# its ranks itself, by `mp.spawn`.
+
+# %%
+RECIPE = """
+import json, os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank, world_size):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)  # "nccl" for GPUs
+    torch.manual_seed(rank)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(8, 4) * rank).sum().backward()  # each rank: its own data
+    optimizer.step()
+    weights = [w.tolist() for w in model.parameters()]
+    del model, optimizer  # before the group they belong to
+    dist.barrier()
+    dist.destroy_process_group()
+    with open(f"rank{rank}.json", "w") as file:  # what ranks print may mix within a line
+        json.dump([sys.argv[1:], dict(os.environ), weights], file)
+
+if __name__ == "__main__":
+    rank, size = (os.environ.get(name) for name in os.environ.get("NAMES", "-,-").split(","))
+    if rank is None:
+        mp.spawn(train, args=(2,), nprocs=2)  # calls train(0, 2) and train(1, 2)
+    else:
+        train(int(rank), int(size))
+"""
+
+# %% [markdown]
+# Four launchers run the same file: `mp.spawn` within the script, `torchrun`, its forerunner
+# `torch.distributed.launch`, and `mpiexec`. Each tells the ranks who they are, in its own words; `NAMES` is
+# our way to tell the script which. A fixed port is a trap, as somebody else may have it, so we ask the system
+# for a free one. (About 15 seconds: twelve processes import torch.)
+
+# %%
+SET = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PMI_RANK", "PMI_SIZE"]
+folder = tempfile.TemporaryDirectory()
+script, programs = Path(folder.name, "recipe.py"), Path(sys.executable).parent
+script.write_text(RECIPE)
+
+
+def free_port():
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return str(asked.getsockname()[1])
+
+
+def launch(name, names, given, *command):
+    """Run a launcher with none of the variables set but those given; what rank 1 found."""
+    environment = {name: value for name, value in os.environ.items() if name not in SET}
+    environment |= {"NAMES": names, "OMP_NUM_THREADS": "1", **given}
+    (here := Path(folder.name, name)).mkdir()
+    done = subprocess.run(
+        [*map(str, command), script], cwd=here, env=environment, capture_output=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    said = [json.loads((here / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert said[0][-1] == said[1][-1]  # the weights
+    return said[1]
+
+
+# %%
+guess = None  # which of the seven variables does each launcher set? And the script's arguments?
+
+ports = [free_port() for _ in range(3)]
+meet = [{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for port in ports]
+of_torch, of_mpich = "RANK,WORLD_SIZE", "PMI_RANK,PMI_SIZE"
+python, mpiexec, torchrun = sys.executable, programs / "mpiexec", programs / "torchrun"
+older = (python, "-m", "torch.distributed.launch", "--master-port", ports[2])
+commands = {
+    "mp.spawn": ("-,-", meet[0], python),
+    "torchrun": (of_torch, {}, torchrun, "--standalone", "--nproc-per-node", 2),
+    "torch.distributed.launch": (of_torch, {}, *older, "--nproc-per-node", 2),
+    "mpiexec": (of_mpich, meet[1], mpiexec, "-n", 2, python),
+}
+with ThreadPoolExecutor() as pool:
+    started = {name: pool.submit(launch, name, *command) for name, command in commands.items()}
+print("as rank 1 finds it        " + "  ".join(SET) + "  arguments")
+for name, (_, given, *_) in commands.items():
+    arguments, environment, _ = started[name].result()
+    words = {n: "by you" if n in given else "set" if n in environment else "-" for n in SET}
+    cells = [f"{word:>{len(n)}}" for n, word in words.items()]
+    print(f"{name:24} ", "  ".join(cells), " ", *arguments)
+
+# %% [markdown]
+# All four trained, and their ranks ended with equal weights.
+#
+# - `mp.spawn` sets nothing: it calls `train(rank, 2)`. You choose the address, before it.
+# - `torchrun` sets everything. `LOCAL_RANK` is the rank's number on its node, that is, its GPU. It also
+#   restarts ranks that died (lesson 14, to come).
+# - `torch.distributed.launch` is today a shell around `torchrun`. Its old habit has stayed: it adds
+#   `--local-rank=1` to the script's arguments. A script that does not expect that stops there.
+# - `mpiexec` (MPICH's) knows nothing of torch. It sets `PMI_RANK` and `PMI_SIZE`; other MPIs have other names.
+#
+# One line deserves a look: `del model` before `destroy_process_group()`. A process whose DDP outlives its group
+# may stop with "terminate called without an active exception"; in our tries one job in eight did.
+#
+# ## Your turn
+#
+# [Exercises 08](../exercises/08_from_loops_to_ddp.ipynb): buckets of your own, in the right order; an overlap that
+# keeps within a budget of time; one all_reduce for many micro-batches; uneven batches that count right.
+#
+# ## Exit ticket
+#
+# 1. After a step with `nn.DataParallel` on 4 GPUs a counter in the model is where it was. Why?
+# 2. You give the same DataLoader to DDP on 8 ranks. What is different from one rank?
+# 3. A model has one layer of 400 MB, which backward reaches first, and small ones. What do 25 MiB buckets
+#    do to it?
+# 4. Backward takes 80 ms, forward 40, the buckets together 60. Best step without and with overlap?
+# 5. Why must buckets start in the same order on every rank, and why does nobody notice if equal ones do not?
+# 6. Which launcher sets `LOCAL_RANK`, and what for?
+#
+# <details><summary>Answers</summary>
+#
+# 1. Replicas counted, and died after backward.
+# 2. Nothing but the cost: all ranks see the same examples, and the mean of equal gradients is that gradient.
+# 3. It is a bucket alone. It starts early, and all other buckets wait behind it.
+# 4. 180 ms; a little above 120, as the last bucket cannot be hidden.
+# 5. Collectives meet in the order of posting. Same kind, same size: nothing tells them apart.
+# 6. `torchrun`, so that each rank of a node takes another GPU.
+#
+# </details>
+#
+# **Next:** [lesson 09](09_when_does_it_pay.ipynb): when is all this worth it?

@@ -1,0 +1,638 @@
+# %% [markdown]
+# # 10 Splitting the model
+#
+# Until now every rank had the whole model. What if the model does not fit into one device? Then it
+# is cut into parts, and each rank holds one: **model parallelism**. In this lesson (50 minutes) you
+# will
+#
+# - work out by hand what one training step holds in memory, equal to the measured ledger to the
+#   byte,
+# - meet a network that its device cannot hold, and see what does *not* help,
+# - cut it by layers over several ranks, with a backward pass that crosses from rank to rank: three
+#   wrong ways first,
+# - see what the cut costs in time, and what it does not buy.
+#
+# Two ways to share out the work of training:
+#
+# | | data parallel (lessons 06 to 09) | model parallel (this lesson) |
+# |---|---|---|
+# | a rank holds | all parameters | a part of the parameters |
+# | a rank sees | a part of the examples | all examples |
+# | what travels | gradients of parameters | activations, and their gradients |
+# | the usual reason | time | memory |
+#
+# ## The network, and a device to hold it
+#
+# Six layers on pictures of 28 x 28 = 784 pixels. `network(first, last)` makes only the layers it is
+# asked for, and every layer has its own seed. So layer 3 is the same wherever it is made. The
+# modelled device does 100 Gflop/s. Its memory has no limit yet: first we measure.
+
+# %%
+import functools
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import simlib
+from simlib.holdings import draw_memory, draw_parts
+
+WIDTHS = [784, 512, 512, 512, 512, 512, 10]  # layer k maps WIDTHS[k - 1] numbers to WIDTHS[k]
+
+
+def network(first=1, last=6):
+    """Layers first to last of the network, each with the weights it has wherever it is made."""
+    layers = []
+    for number in range(first, last + 1):
+        torch.manual_seed(number)
+        layers.append(nn.Linear(WIDTHS[number - 1], WIDTHS[number]))
+        layers += [nn.ReLU()] if number < 6 else []
+    return nn.Sequential(*layers)
+
+
+def cluster_with(**device):
+    return simlib.clusters.ethernet_10g(8, device=simlib.Device(flops_per_s=100e9, **device))
+
+
+# %% [markdown]
+# ## The ledger: four sorts of bytes
+#
+# In a simulation `simlib.held()` tells a rank what it holds at that moment. Every storage is in one
+# of four columns: **parameters**, **gradients**, **optimizer state**, and everything else:
+# **activations and temporaries**. We ask after building, after the forward pass, after the backward
+# pass and after the step, with B examples. For memory any numbers will do as pictures, so these are
+# random. Predict: in which lines does each column change?
+
+# %%
+guess = None  # which column grows in which line?
+momentum = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def ask_four_times(rank, world_size, make_optimizer, B):
+    net = network()
+    optimizer = make_optimizer(net.parameters())
+    x, labels = torch.rand(B, 784), torch.randint(10, (B,))
+    held = {"built": simlib.held()}
+    loss = F.cross_entropy(net(x), labels)
+    held["forward"] = simlib.held()
+    loss.backward()
+    held["backward"] = simlib.held()
+    optimizer.step()
+    return held | {"step": simlib.held()}
+
+
+measured = simlib.simulate(ask_four_times, 1, args=(momentum, 64), cluster=cluster_with())
+print("after    ", *(f"{column:>28}" for column in measured.results[0]["built"]))
+for line, held in measured.results[0].items():
+    print(f"{line:9}", *(f"{nbytes:28,}" for nbytes in held.values()))
+
+# %% [markdown]
+# The forward pass adds activations, and the backward pass needs them: the gradient of a layer's
+# weights is made from the layer's *input*, so that every input is kept until the backward pass has
+# come by. Then they are released, and gradients have appeared, as large as the parameters. The
+# optimizer makes its state in its first step.
+#
+# Now by hand. Let P be the number of parameters, each a float32 of 4 bytes.
+#
+# | column | bytes | grows with B? |
+# |---|---|---|
+# | parameters | 4 P | no |
+# | gradients | 4 P | no |
+# | optimizer state | SGD 0; momentum 4 P; Adam 8 P, and 4 for each tensor's count of steps | no |
+# | activations after forward | 4 B (784 + 5 · 512 + 10) + 8 B + 8 | **yes** |
+#
+# The last line: the pictures, five results of a ReLU, and the ten log-probabilities that
+# `cross_entropy` keeps; labels are int64, 8 bytes each; the loss is one number, and `cross_entropy`
+# keeps another, the number of labels. Does it hold, to the byte, for three optimizers and three
+# batch sizes?
+
+# %%
+guess = None  # the largest difference, in bytes?
+numbers = [p.numel() for p in network().parameters()]
+P = sum(numbers)
+state_bytes = {torch.optim.SGD: 0, momentum: 4 * P, torch.optim.Adam: 8 * P + 4 * len(numbers)}
+
+for (make_optimizer, state), B in zip(state_bytes.items(), (16, 64, 256), strict=True):
+    by_hand = [4 * P, 4 * P, state, 4 * B * (784 + 5 * 512 + 10) + 8 * B + 8]
+    run = simlib.simulate(ask_four_times, 1, args=(make_optimizer, B), cluster=cluster_with())
+    held = run.results[0]
+    found = [held["step"][column] for column in held["step"]][:3]
+    found.append(held["forward"]["activations and temporaries"])
+    difference = max(abs(a - b) for a, b in zip(found, by_hand, strict=True))
+    print(f"B = {B:3}: by hand {by_hand}, difference {difference} bytes")
+
+# %% [markdown]
+# The same sum at real size. A model of 7 billion parameters, trained with Adam in float32, needs 4 +
+# 4 + 8 = 16 bytes per parameter: 112 GB, before the first activation. The H100 of lesson 01 has 80
+# GB. The arithmetic would be no problem; there is just no place to put the numbers. That is why
+# **memory, not time, is the usual reason** to split a model.
+#
+# ## A network that does not fit
+#
+# Now memory ends: the device has 12 MB. P is 1.46 million, and the optimizer is Adam. The program
+# below trains data-parallel, as in [lesson 07](07_data_parallel_training.ipynb); on one rank it is
+# plain training. (It keeps the gradients' memory from step to step: `set_to_none=False`. PyTorch's
+# default gives it back, and takes it again in the next backward pass.) Where does it stop: in
+# building, forward, backward or step?
+
+# %% tags=["raises-exception"]
+guess = None  # in building, forward, backward or step?
+small = cluster_with(memory_bytes=12_000_000)
+
+
+def train(rank, world_size, B, pieces=1):
+    net = network()
+    optimizer = torch.optim.Adam(net.parameters())
+    n = B // world_size // pieces  # examples at a time
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=False)
+        for _ in range(pieces):
+            x, labels = torch.rand(n, 784), torch.randint(10, (n,))
+            (F.cross_entropy(net(x), labels) / pieces).backward()
+        for p in net.parameters():
+            dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+        optimizer.step()
+
+
+simlib.simulate(train, 1, args=(1024,), cluster=small)
+
+# %% [markdown]
+# An out-of-memory error. It says what the device has, what the rank held, how much more was asked
+# for, and at which line. (On a GPU, `CUDA out of memory` has the same three numbers.) The gradients
+# are still at 0 bytes: it did not get through the first forward pass.
+#
+# ## What does not help: more data-parallel ranks
+#
+# So we buy three more devices. Four ranks, a quarter of the batch each. Does the network fit now? We
+# measure on devices without a limit, and draw the limit as a line.
+
+# %%
+guess = None  # does it fit with 2 ranks? With 4?
+runs = {
+    f"data parallel, R = {R}": simlib.simulate(train, R, args=(1024,), cluster=cluster_with())
+    for R in (1, 2, 4)
+}
+draw_memory(runs, limit_bytes=12_000_000)
+
+# %% [markdown]
+# Only the top of each bar shrinks: a rank with fewer examples has fewer activations. Parameters,
+# gradients and optimizer state stand on every rank as before, 16 P = 23.3 MB, and would with a
+# million ranks. **Data parallelism cannot help memory.** Hold on to that sentence until lesson
+# 12 (to come), which takes it apart: nothing forces every rank to keep *all* of the state *all* of
+# the time.
+#
+# ## What does not help either: smaller pieces
+#
+# **Gradient accumulation** (lesson 07) goes through a batch in pieces and adds up their gradients.
+# "That saves memory", it is said. All of it? Here one rank takes 1,024 examples in 1, 4 or 16
+# pieces.
+
+# %%
+guess = None  # which columns shrink with 16 pieces?
+whole = {1: runs["data parallel, R = 1"]}
+for pieces in (1, 4, 16):
+    run = whole.get(pieces) or simlib.simulate(
+        train, 1, args=(1024, pieces), cluster=cluster_with()
+    )
+    peak = run.memory[0].peak
+    print(f"pieces: {pieces:2};", ", ".join(f"{name} {peak[name]:,}" for name in peak))
+
+# %% [markdown]
+# One column shrinks, the activations. Accumulation saves no parameter memory: it *needs* the
+# gradients to stay where they are. Nor does the last column go to zero. Adam's own step needs work
+# space, twice the largest tensor (2 x 784 x 512 x 4 = 3.2 MB), whatever the batch.
+#
+# From here on we take 256 examples at a time. Activations are then small, but 23.3 MB of state do
+# not fit into 12 MB. There is nothing for it but to cut.
+#
+# ## The cut
+#
+# The network is a chain: layer 4 needs nothing of layers 1 to 3 but their result. So it can be cut
+# between any two layers. Each piece is a **stage**, and each rank holds one. What would a rank hold?
+# `STAGES[R]` says which layers it gets; 16 bytes per parameter say the rest.
+
+# %%
+guess = None  # with how many stages does the largest fit into 12 MB?
+STAGES = {1: [(1, 6)], 2: [(1, 2), (3, 6)], 3: [(1, 1), (2, 3), (4, 6)]}
+
+for R, stages in STAGES.items():
+    state = [16 * sum(p.numel() for p in network(*stage).parameters()) for stage in stages]
+    print(f"stages: {R};", ", ".join(f"{nbytes / 1e6:.1f} MB" for nbytes in state))
+
+# %% [markdown]
+# Two stages are too much, 12.7 MB. Three leave room for activations and work space. Now the stages
+# have to talk. Forward is easy: a rank receives the activations h of its left neighbour, puts them
+# through its layers and sends the result to the right.
+#
+# ## Wrong way 1: the gradient stays at home
+#
+# Two ranks and real digits. The first sends its activations; the second receives them, computes the
+# loss, and calls `backward`, as one does. Will the loss fall?
+
+# %%
+guess = None  # does the loss fall? Which layers learn?
+images, labels = simlib.digits.load()[0][:64]
+images = images.flatten(1)
+
+
+def stays_at_home(rank, world_size, steps):
+    net = network(*STAGES[2][rank])
+    optimizer = torch.optim.Adam(net.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        if rank == 0:
+            dist.send(net(images), dst=1)
+        else:
+            h = torch.empty(64, 512)
+            dist.recv(h, src=0)
+            loss = F.cross_entropy(net(h), labels)
+            loss.backward()
+            if step % 10 == 0:
+                print(f"step {step}: loss {loss.item():.2f}")
+        optimizer.step()
+    print("tensors with a gradient:", sum(p.grad is not None for p in net.parameters()))
+
+
+run = simlib.simulate(stays_at_home, 2, args=(31,), cluster=cluster_with())
+print(*run.memory, sep="\n")
+
+# %% [markdown]
+# The loss falls, nicely, and half of the model never learned anything. Layers 1 and 2 kept their
+# random weights; layers 3 to 6 made the best of it. Nothing was raised: an optimizer passes over
+# parameters without a gradient. The ledger knows: rank 0 has 0 bytes of gradients and of optimizer
+# state.
+#
+# The reason: autograd records what happens to a tensor *in its own process*. A message is not
+# recorded. On rank 1, `h` is a tensor that came from nowhere. By the chain rule, with $\theta_0$ for
+# the weights of rank 0,
+#
+# $$\frac{\partial L}{\partial \theta_0} =
+# \underbrace{\frac{\partial L}{\partial h}}_{\text{rank 1 can work it out}} \cdot
+# \underbrace{\frac{\partial h}{\partial \theta_0}}_{\text{rank 0 can}}$$
+#
+# So each boundary has a second message, in the other direction: the gradient of the loss with
+# respect to h. It has the shape of h.
+#
+# ## Wrong way 2: a backward that nobody calls
+#
+# autograd lets us say what the backward of a step is: a `torch.autograd.Function` with a `forward`
+# and a `backward`. The backward of *send h* is *receive its gradient*. The backward of *receive h*
+# is *send its gradient*. `Send` must return something on which `backward` can be called: a zero,
+# the receipt. Read the program: there is a flaw in it.
+
+
+# %%
+class Send(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, dst):
+        ctx.shape, ctx.dst = h.shape, dst
+        dist.send(h, dst)
+        return torch.zeros(())  # the receipt
+
+    @staticmethod
+    def backward(ctx, _):
+        gradient = torch.empty(ctx.shape)
+        dist.recv(gradient, ctx.dst)
+        return gradient, None  # for h, for dst
+
+
+class ReceiveAlone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, shape, src):
+        ctx.src, h = src, torch.empty(shape)
+        dist.recv(h, src)
+        return h
+
+    @staticmethod
+    def backward(ctx, gradient):
+        dist.send(gradient, ctx.src)
+        return None, None  # for shape, for src
+
+
+# %% [markdown]
+# Each rank calls `backward` on what its forward pass ended in: the loss on the last rank, the
+# receipt on the others. We run it on three real ranks. Which of the four messages come about?
+
+# %% tags=["raises-exception"]
+guess = None  # which messages? What happens then?
+
+
+def forward(rank, world_size, net, receive, x, labels):
+    """This rank's part of the forward pass; returns what to call backward on."""
+    h = x if rank == 0 else receive((len(labels), net[0].in_features), rank - 1)
+    y = net(h)
+    return Send.apply(y, rank + 1) if rank < world_size - 1 else F.cross_entropy(y, labels)
+
+
+def gradients(rank, world_size, receive):
+    net = network(*STAGES[world_size][rank])
+    forward(rank, world_size, net, receive, images, labels).backward()
+    return [p.grad for p in net.parameters()]
+
+
+simlib.run(gradients, 3, args=(ReceiveAlone.apply,))
+
+# %% [markdown]
+# Two messages forward, none back. Rank 2 has called `backward`, got the gradients of its own weights
+# and finished. Its `ReceiveAlone.backward` was never called: autograd goes back only to tensors that
+# need a gradient, and neither a shape nor a rank is such a tensor. So the received `h` was a mere
+# constant again. Rank 1 waits for rank 2, which has finished; rank 0 waits for rank 1.
+#
+# The mend: hand in a **ticket**, a zero that needs a gradient and will never get one. Then autograd
+# takes note of the function. Are the gradients now those of one process?
+
+
+# %%
+class Receive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, ticket, shape, src):
+        return ReceiveAlone.forward(ctx, shape, src)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, *ReceiveAlone.backward(ctx, gradient)
+
+
+def receive(shape, src):
+    return Receive.apply(torch.zeros((), requires_grad=True), shape, src)
+
+
+def all_gradients(run):
+    return [gradient for of_rank in run.results for gradient in of_rank]
+
+
+alone = simlib.run(gradients, 1, args=(receive,))
+for R in (2, 3):
+    split = simlib.run(gradients, R, args=(receive,))
+    pairs = list(zip(all_gradients(alone), all_gradients(split), strict=True))
+    largest = max((a - b).abs().max().item() for a, b in pairs)
+    print(R, "ranks:", sum(split.messages), "messages; differences below 1e-8:", largest < 1e-8)
+print(len(pairs), f"tensors, gradients up to {max(a.abs().max().item() for a, _ in pairs):.2f}")
+
+# %% [markdown]
+# The same gradients, with $2 (R - 1)$ messages: one in each direction over each boundary. Nothing
+# is approximated. A split by layers does the very same additions and multiplications, in other
+# places.
+#
+# ## Wrong way 3: both send
+#
+# Now two half batches, one after the other, their gradients added up. A rank has a plan: F is the
+# next forward, B the backward of the oldest half that still waits for it. Rank 0 does FFBB: "let me
+# send off both halves". Rank 1 does FBFB: "first things first". Each plan is sensible. What happens?
+
+# %% tags=["raises-exception"]
+guess = None  # what happens with FFBB and FBFB?
+
+
+def two_halves(rank, world_size, plans):
+    net = network(*STAGES[world_size][rank])
+    halves, begun = list(zip(images.chunk(2), labels.chunk(2), strict=True)), []
+    for letter in plans[rank]:
+        if letter == "F":
+            begun.append(forward(rank, world_size, net, receive, *halves.pop(0)))
+        else:
+            (begun.pop(0) / 2).backward()  # half of each mean: together the mean of all
+    return [p.grad for p in net.parameters()]
+
+
+simlib.run(two_halves, 2, args=(["FFBB", "FBFB"],))
+
+# %% [markdown]
+# Rank 0 sends its second activations. Rank 1 sends the first gradient. Both wait for a receive: the
+# knot of lesson 03, now with one of the sends hidden in `backward`. The calls are hidden; the order
+# still counts, and the ranks must agree on it.
+
+
+# %%
+guess = None  # which of these plans work?
+for plans in (["FBFB", "FBFB"], ["FFBB", "FFBB"]):
+    split = simlib.run(two_halves, 2, args=(plans,))
+    pairs = zip(all_gradients(alone), all_gradients(split), strict=True)
+    largest = max((a - b).abs().max().item() for a, b in pairs)
+    print(*plans, "- largest difference to one process below 1e-6:", largest < 1e-6)
+
+# %% [markdown]
+# Both. (The tolerance is wider: two halves are added in another order than one whole.) They differ
+# in memory: FFBB keeps the activations of two halves, FBFB of one. Plans for many ranks and many
+# pieces are the matter of lesson 11 (to come).
+#
+# ## It fits
+#
+# Now train in stages, with Adam and 256 examples at a time, and put the peaks beside the limit of 12
+# MB. Two stages would do for the state of rank 0 alone. Predict the tallest bar of each picture.
+
+# %%
+guess = None  # the tallest bar with 1, 2 and 3 stages, in MB
+
+
+def train_split(rank, world_size, B=256):
+    net = network(*STAGES[world_size][rank])
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=False)
+        x, labels = torch.rand(B, 784) if rank == 0 else None, torch.randint(10, (B,))
+        forward(rank, world_size, net, receive, x, labels).backward()
+        optimizer.step()
+
+
+stages = {R: simlib.simulate(train_split, R, cluster=cluster_with()) for R in (1, 2, 3)}
+draw_memory({f"stages: {R}": run for R, run in stages.items()}, limit_bytes=12_000_000)
+
+# %% [markdown]
+# With three stages every bar stays below the line. Note how uneven the stages are in size, and that
+# the largest decides. Where to cut is a task of the exercises. And now on the devices that have no
+# more than 12 MB, with the state of each rank worked out by hand:
+
+# %%
+try:
+    simlib.simulate(train_split, 2, cluster=small)
+except simlib.OutOfMemoryError as error:
+    print("2 stages:", str(error).partition(";")[0])
+run = simlib.simulate(train_split, 3, cluster=small)
+for ledger, stage in zip(run.memory, STAGES[3], strict=True):
+    tensors = [p.numel() for p in network(*stage).parameters()]
+    by_hand = 16 * sum(tensors) + 4 * len(tensors)
+    found = ledger.peak_bytes - ledger.peak["activations and temporaries"]
+    print(f"rank {ledger.rank} of 3: {ledger.peak_bytes:,} bytes at its peak;", end=" ")
+    print(f"state by hand {by_hand:,}, difference {found - by_hand}")
+
+# %% [markdown]
+# ## The two pictures, from two runs
+#
+# Articles on distributed training draw data parallelism and model parallelism side by side. Here are
+# both pictures, not drawn by hand but from two runs. Each rank reports the bytes it holds of each
+# of the six layers, and which of six examples went through them. Which cells will be full on the
+# left, which on the right?
+
+# %%
+guess = None  # which cells are full?
+
+
+def report(net, first, examples):
+    linear = [layer for layer in net if isinstance(layer, nn.Linear)]
+    held = [sum(p.nbytes for p in layer.parameters()) for layer in linear]
+    return dict(enumerate(held, first)), examples
+
+
+def data_parallel(rank, world_size):
+    net, mine = network(), list(range(rank, 6, world_size))
+    F.cross_entropy(net(images[mine]), labels[mine]).backward()
+    return report(net, 1, mine)
+
+
+def model_parallel(rank, world_size):
+    net = network(*STAGES[world_size][rank])
+    forward(rank, world_size, net, receive, images[:6], labels[:6]).backward()
+    return report(net, STAGES[world_size][rank][0], list(range(6)))
+
+
+functions = (data_parallel, model_parallel)
+draw_parts({f.__name__.replace("_", " "): simlib.run(f, 3) for f in functions})
+
+# %% [markdown]
+# Left: every parameter on every rank, each example on one. Right: each parameter on one rank, every
+# example on all. What travels differs as well. Data-parallel ranks send gradients of parameters,
+# 4 P bytes however large the batch. Stages send activations and their gradients: 4 B x 512 bytes
+# over each boundary in each direction, however large the layers. From which batch size on does a
+# stage send more?
+
+# %%
+guess = None  # which batch size?
+calls = runs["data parallel, R = 2"].trace.collectives
+print("data parallel, brought by a rank in a step:", sum(c.nbytes for c in calls) // 2, "bytes")
+for R in (2, 3):
+    sent = max(stages[R].bytes_sent) // 2
+    print(f"{R} stages, sent by the busiest rank in a step: {sent} bytes")
+ring_bytes = 2 * (3 - 1) / 3 * 4 * P  # what a ring all_reduce on 3 ranks sends, lesson 05
+print(f"3 ranks: the ring sends {ring_bytes:,.0f} bytes; rank 1 sends as much", end=" ")
+print(f"at B = {ring_bytes / (2 * 4 * 512):.0f}")
+
+# %% [markdown]
+# ## What the cut costs in time
+#
+# "Three devices work on the network now, so a step takes a third of the time." Or half? Or are they
+# as fast as one? Here is one step with 64 examples on 1, 2 and 3 devices, with as much memory as
+# they like, joined by 10 Gbit Ethernet.
+
+# %%
+guess = None  # the time on 3 devices, if one takes 5.07 ms
+network_link = cluster_with().inter
+message_s = network_link.latency_s + 4 * 64 * 512 / network_link.bandwidth_Bps
+steps = {R: simlib.simulate(gradients, R, args=(receive,), cluster=cluster_with()) for R in STAGES}
+alone_s = steps[1].time_s
+for R, run in steps.items():
+    formula_s = alone_s + 2 * (R - 1) * message_s
+    print(f"devices: {R}; {run.time_s * 1e3:.3f} ms, formula {formula_s * 1e3:.3f} ms;", end=" ")
+    print(f"a device is busy for {alone_s / (R * run.time_s):.0%} of the step")
+steps[3].timeline()
+
+# %% [markdown]
+# It takes *longer*. Placing parts on several devices saves no time at all:
+#
+# $$T_R = T_1 + 2 (R - 1) \left( \text{latency} + \frac{4 B \cdot 512}{\text{bandwidth}} \right)$$
+#
+# The picture shows why. A stage cannot begin before the stage on its left is done, and in the
+# backward pass not before the one on its right. There is never more than one rank at work; the
+# hatched time is waiting. You pay for three devices and use one at a time. That is the price of
+# memory, and often worth it: slow is better than impossible.
+#
+# (Parts that work *at the same time* can save time. DistBelief, Dean et al. 2012, cut within layers:
+# a speech network of 42 million parameters became 2.2 times as fast at best, on 8 machines. That is
+# another cut: lesson 12, to come.)
+#
+# ## Is more memory more speed?
+#
+# "The larger card is faster, it has more memory." Take one device, with 30 MB or with 300, and give
+# it the whole network. How much faster is the second? And what if it uses its memory for larger
+# batches?
+
+# %%
+guess = None  # examples per second: 30 MB; 300 MB; 300 MB and larger batches
+for memory_bytes, B in ((30e6, 64), (300e6, 64), (300e6, 1024)):
+    device = cluster_with(memory_bytes=memory_bytes)
+    run = simlib.simulate(train_split, 1, args=(B,), cluster=device)
+    print(f"{memory_bytes / 1e6:3.0f} MB, B = {B:4}: step {run.time_s / 2 * 1e3:6.2f} ms,", end=" ")
+    print(f"{2 * B / run.time_s:,.0f} examples/s")
+
+# %% [markdown]
+# No faster, to the last digit. Capacity says what fits, not how fast it is worked on; that depends on
+# flop/s, and on how fast the memory can be read (lesson 01). What memory buys is that you need not
+# cut: one device with 30 MB does in 5.07 ms what three with 12 MB do in 5.61. (A real device has idle
+# units when a batch is small, so larger batches help it up to a point. Our model has no such effect.)
+#
+# ## By hand, on one machine: `.to(device)`
+#
+# Where one machine has several devices, a single process can place parts on them. The lecture
+# (N. S. Detlefsen, *Scaling applications*, DTU course 02476) does it so, by `.to(device)`. The numbers are copied from device to device by `.to`, which autograd does
+# record: within one process no Send and Receive are needed. What is needed is a `.to` at every
+# boundary. The cell uses two GPUs if it finds them, and says what it found.
+
+
+# %% tags=["nbval-ignore-output"]
+class OnTwoDevices(nn.Module):
+    def __init__(self, one, other):
+        super().__init__()
+        self.one, self.other = one, other
+        self.first = network(1, 3).to(one)
+        self.second = network(4, 6).to(other)
+
+    def forward(self, x):
+        h = self.first(x.to(self.one))
+        return self.second(h.to(self.other))  # the boundary
+
+
+gpus = torch.cuda.device_count()
+devices = [["cpu", "meta"], ["cpu", "cuda:0"], ["cuda:0", "cuda:1"]][min(gpus, 2)]
+print(f"This machine has {gpus} CUDA devices, so the parts go to", " and ".join(devices) + ".")
+if gpus == 0:
+    print("(meta is a device that every PyTorch has: it knows shapes and holds no numbers.)")
+net = OnTwoDevices(*devices)
+y = net(images)
+print("result:", tuple(y.shape), "on", y.device)
+try:
+    net.second(net.first(images.to(devices[0])))  # the .to at the boundary is forgotten
+except RuntimeError as error:
+    print("without .to at the boundary:", error)
+
+# %% [markdown]
+# Without the `.to`, PyTorch refuses: a product needs both sides on one device. With it, the split
+# works in three lines, for devices of **one** machine. It is the same naive split: Python calls the
+# second part after the first, and one device works at a time. A device of another node cannot be
+# reached by `.to`; there it takes messages, as above.
+#
+# ## What is next
+#
+# While rank 2 works on this batch, ranks 0 and 1 could work on the next one. With many small pieces
+# in flight most of the waiting goes away: a **pipeline** (lesson 11, to come). And a layer that is
+# too large for any device must be cut itself (lesson 12, to come).
+#
+# ## Your turn
+#
+# [Exercises 10](../exercises/10_splitting_the_model.ipynb): a ledger by hand, the best cut, a
+# backward across ranks, and two halves that fit.
+#
+# ## Exit ticket
+#
+# 1. A model has 1 billion parameters in float32. What do its parameters, gradients and state take
+#    with Adam? And with plain SGD?
+# 2. Which of the four columns become smaller when you double the number of data-parallel ranks?
+# 3. Five stages, one batch. How many messages does a step send?
+# 4. A colleague's split model learns, but worse than before. Where in the ledger do you look?
+# 5. Why must `Receive` be given a tensor that needs a gradient?
+# 6. Four stages that are equally fast, and messages that take no time. For which part of a step is
+#    each device busy?
+#
+# <details><summary>Answers</summary>
+#
+# 1. 16 GB; 8 GB.
+# 2. Only the activations, if the batch is shared out among more ranks.
+# 3. Eight: four boundaries, one message in each direction.
+# 4. At the gradients and the optimizer state of the first stages: 0 bytes would tell that nothing
+#    comes back.
+# 5. Else autograd does not record the function, and never calls its `backward`.
+# 6. For a quarter.
+#
+# </details>
+#
+# **Next:** pipelines, in lesson 11 (to come).

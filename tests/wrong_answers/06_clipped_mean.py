@@ -1,0 +1,74 @@
+"""Wrong answers to exercise 06.2, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "clipped_mean"
+
+
+def cut(gradient, most, length):
+    return gradient * most / max(most, length.item())
+
+
+def average(tensor):
+    mean = tensor.clone()
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    return mean
+
+
+def per_rank(rank, world_size, gradient, most):
+    return average(cut(gradient, most, gradient.norm()))
+
+
+def sum_clipped(rank, world_size, gradient, most):
+    total = gradient.clone()
+    dist.all_reduce(total)
+    return cut(total, most, total.norm())
+
+
+def mean_of_lengths(rank, world_size, gradient, most):
+    both = average(torch.cat([gradient, gradient.norm().reshape(1)]))
+    return cut(both[:-1], most, both[-1])
+
+
+def end_to_end(rank, world_size, gradient, most):
+    mean, square = average(gradient), gradient.square().sum()
+    dist.all_reduce(square)
+    return cut(mean, most, square.sqrt())
+
+
+def number_by_number(rank, world_size, gradient, most):
+    return average(gradient).clamp(-most, most)
+
+
+def agrees_on_the_length(rank, world_size, gradient, most):
+    mean = average(gradient)
+    return cut(mean, most, average(mean.norm()))
+
+
+def sends_a_length_along(rank, world_size, gradient, most):
+    mean = average(torch.cat([gradient, gradient.norm().reshape(1)]))[:-1]
+    return cut(mean, most, mean.norm())
+
+
+def always_cuts(rank, world_size, gradient, most):
+    mean = average(gradient)
+    return mean * most / mean.norm()
+
+
+def in_place(rank, world_size, gradient, most):
+    dist.all_reduce(gradient, op=dist.ReduceOp.AVG)
+    return cut(gradient, most, gradient.norm())
+
+
+WRONG = {
+    per_rank: "clipped before the mean is taken",
+    sum_clipped: "divide before you measure",
+    mean_of_lengths: "the length of the mean is smaller",
+    end_to_end: "laid end to end",
+    number_by_number: "Every number is cut for itself",
+    agrees_on_the_length: "can measure its length alone",
+    sends_a_length_along: "The length need not travel",
+    always_cuts: "A gradient that was short enough is made longer",
+    in_place: "changed the tensor it was given",
+}

@@ -1,0 +1,109 @@
+"""Wrong answers to exercise 06.3, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "kept_in_step"
+
+
+def cost_gradient(theta, rows, targets):
+    return 2 * rows.T @ (rows @ theta - targets) / len(rows)
+
+
+def from_rank_0(theta):
+    theta = theta.clone()
+    dist.broadcast(theta, src=0)
+    return theta
+
+
+def average(tensor):
+    tensor = tensor.clone()
+    dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+    return tensor
+
+
+def no_broadcast(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    v = torch.zeros_like(theta)
+    for _ in range(steps):
+        v = momentum * v + average(cost_gradient(theta, rows, targets))
+        theta = theta - lr * v
+    return theta, v
+
+
+def alone(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    v = torch.zeros_like(theta)
+    for _ in range(steps):
+        v = momentum * v + cost_gradient(theta, rows, targets)
+        theta = theta - lr * v
+    return theta, v
+
+
+def synchronises_too_late(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    theta = from_rank_0(theta)
+    v = torch.zeros_like(theta)
+    for _ in range(steps):
+        gradient = cost_gradient(theta, rows, targets)
+        v = momentum * v + gradient
+        theta = theta - lr * v
+        gradient = average(gradient)
+    return theta, v
+
+
+def sums(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    theta = from_rank_0(theta)
+    v = torch.zeros_like(theta)
+    for _ in range(steps):
+        gradient = cost_gradient(theta, rows, targets)
+        dist.all_reduce(gradient)
+        v = momentum * v + gradient
+        theta = theta - lr * v
+    return theta, v
+
+
+def averages_weights(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    theta = from_rank_0(theta)
+    v = torch.zeros_like(theta)
+    for _ in range(steps):
+        v = momentum * v + cost_gradient(theta, rows, targets)
+        theta = average(theta - lr * v)
+    return theta, v
+
+
+def averages_everything(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    theta = from_rank_0(theta)
+    v = torch.zeros_like(theta)
+    for _ in range(steps):
+        v = average(momentum * v + cost_gradient(theta, rows, targets))
+        theta = average(theta - lr * v)
+    return theta, v
+
+
+def two_in_one(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    theta = from_rank_0(theta)
+    v = torch.zeros_like(theta)
+    for _ in range(steps):
+        v = momentum * v + cost_gradient(theta, rows, targets)
+        both = average(torch.cat([theta - lr * v, v]))
+        theta, v = both.split(len(theta))
+    return theta, v
+
+
+def writes_into_theta(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    dist.broadcast(theta, src=0)
+    v = torch.zeros_like(theta)
+    for _ in range(steps):
+        v = momentum * v + average(cost_gradient(theta, rows, targets))
+        theta -= lr * v
+    return theta, v
+
+
+WRONG = {
+    no_broadcast: "every rank began with its own theta",
+    alone: "trained alone, from its own theta",
+    synchronises_too_late: "trained alone, from the theta of rank 0",
+    sums: "summed, not averaged",
+    averages_weights: "Average the gradients instead of the weights",
+    averages_everything: "One to begin with, then one in each step",
+    two_in_one: "Only the gradient travels",
+    writes_into_theta: "but not the input",
+}

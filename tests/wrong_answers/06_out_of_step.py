@@ -1,0 +1,80 @@
+"""Wrong answers to exercise 06.4, each with the words its refusal must hold."""
+
+import zlib
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "out_of_step"
+
+
+def gathered(world_size, tensor):
+    found = [torch.empty_like(tensor) for _ in range(world_size)]
+    dist.all_gather(found, tensor)
+    return found
+
+
+def unlike_the_first(world_size, tensor):
+    found = gathered(world_size, tensor)
+    return [other for other in range(world_size) if not torch.equal(found[other], found[0])]
+
+
+def crc(theta):
+    return torch.tensor([zlib.crc32(theta.numpy().tobytes())])
+
+
+def by_the_sum(rank, world_size, theta):
+    return unlike_the_first(world_size, theta.double().sum().reshape(1))
+
+
+def rounded(rank, world_size, theta):
+    text = ",".join(f"{x:.4f}" for x in theta.tolist())
+    return unlike_the_first(world_size, torch.tensor([zlib.crc32(text.encode())]))
+
+
+def those_in_step(rank, world_size, theta):
+    found = gathered(world_size, crc(theta))
+    return [other for other in range(world_size) if torch.equal(found[other], found[0])]
+
+
+def of_the_object(rank, world_size, theta):
+    text = f"{rank} {theta.tolist()}"  # depends on more than the numbers
+    return unlike_the_first(world_size, torch.tensor([zlib.crc32(text.encode())]))
+
+
+def all_weights(rank, world_size, theta):
+    return unlike_the_first(world_size, theta)
+
+
+def unlike_their_neighbour(rank, world_size, theta):
+    found = gathered(world_size, crc(theta))
+    return [r for r in range(1, world_size) if found[r] != found[r - 1]]
+
+
+def unlike_me(rank, world_size, theta):
+    found = gathered(world_size, crc(theta))
+    return [other for other in range(world_size) if found[other] != found[rank]]
+
+
+def only_rank_0_tells(rank, world_size, theta):
+    found = unlike_the_first(world_size, crc(theta))
+    return found if rank == 0 else None
+
+
+def broadcasts_rank_0(rank, world_size, theta):
+    first = theta.clone()
+    dist.broadcast(first, src=0)
+    return unlike_the_first(world_size, torch.tensor([float(torch.equal(first, theta))]))
+
+
+WRONG = {
+    by_the_sum: "does not see who stands where",
+    rounded: "compare bits",
+    those_in_step: "the ranks that agree with rank 0",
+    of_the_object: "must depend on the numbers alone",
+    all_weights: "Send a fingerprint",
+    unlike_their_neighbour: "compared with its left neighbour",
+    unlike_me: "Compare with rank 0, not with yourself",
+    only_rank_0_tells: "is there a `return` on its path",
+    broadcasts_rank_0: "calls broadcast",
+}

@@ -1,0 +1,82 @@
+"""Wrong answers to exercise 06.1, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "uneven_shards"
+
+
+def plain_mean(rank, world_size, gradient, num_examples):
+    mean = gradient.clone()
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    return mean
+
+
+def plain_sum(rank, world_size, gradient, num_examples):
+    total = gradient.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def weighted_by_ranks(rank, world_size, gradient, num_examples):
+    total = gradient * num_examples
+    dist.all_reduce(total)
+    return total / world_size
+
+
+def weighted_not_divided(rank, world_size, gradient, num_examples):
+    total = gradient * num_examples
+    dist.all_reduce(total)
+    return total
+
+
+def nan_times_nothing(rank, world_size, gradient, num_examples):
+    buffer = torch.cat([gradient, torch.ones(1)]) * num_examples
+    dist.all_reduce(buffer)
+    return buffer[:-1] / buffer[-1]
+
+
+def empty_ranks_stay_away(rank, world_size, gradient, num_examples):
+    buffer = torch.cat([gradient, torch.ones(1)]) * num_examples
+    if num_examples:
+        dist.all_reduce(buffer)
+    return buffer[:-1] / buffer[-1]
+
+
+def counts_first(rank, world_size, gradient, num_examples):
+    total = torch.tensor([float(num_examples)])
+    dist.all_reduce(total)
+    part = gradient * num_examples / total if num_examples else torch.zeros_like(gradient)
+    dist.all_reduce(part)
+    return part
+
+
+def a_row_for_each_rank(rank, world_size, gradient, num_examples):
+    room = torch.zeros(world_size, len(gradient) + 1)
+    if num_examples:
+        room[rank] = torch.cat([gradient, torch.ones(1)]) * num_examples
+    dist.all_reduce(room)
+    total = room.sum(dim=0)
+    return total[:-1] / total[-1]
+
+
+def writes_into_the_gradient(rank, world_size, gradient, num_examples):
+    if not num_examples:
+        gradient.zero_()
+    gradient *= num_examples
+    buffer = torch.cat([gradient, torch.tensor([float(num_examples)])])
+    dist.all_reduce(buffer)
+    return buffer[:-1] / buffer[-1]
+
+
+WRONG = {
+    plain_mean: "gives every rank the same weight",
+    plain_sum: "the sum of the ranks' mean gradients",
+    weighted_by_ranks: "you divide by the number of ranks, not of examples",
+    weighted_not_divided: "nothing divides by the number of all examples",
+    nan_times_nothing: "has nan",
+    empty_ranks_stay_away: "wait for rank 2, which has finished",
+    counts_first: "The count can travel with the gradient",
+    a_row_for_each_rank: "A sum needs no room for each rank",
+    writes_into_the_gradient: "but not the input",
+}

@@ -1,0 +1,60 @@
+"""Wrong answers to exercise 07.2, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "held_out_accuracy"
+
+
+def padding_counted(rank, world_size, right, n):
+    counts = torch.tensor([right.sum(), float(len(right))])
+    dist.all_reduce(counts)
+    return (counts[0] / counts[1]).item()
+
+
+def padding_among_the_right(rank, world_size, right, n):
+    count = right.sum()
+    dist.all_reduce(count)
+    return count.item() / n
+
+
+def whole_rounds_only(rank, world_size, right, n):
+    count = right[: n // world_size].sum()
+    dist.all_reduce(count)
+    return count.item() / n
+
+
+def own_share(rank, world_size, right, n):
+    return right.mean().item()
+
+
+def two_all_reduces(rank, world_size, right, n):
+    real = right[rank + world_size * torch.arange(len(right)) < n]
+    count, total = real.sum(), torch.tensor(float(len(real)))
+    dist.all_reduce(count)
+    dist.all_reduce(total)
+    return (count / total).item()
+
+
+def whole_table(rank, world_size, right, n):
+    table = torch.zeros(n + world_size)
+    table[rank + world_size * torch.arange(len(right))] = right
+    dist.all_reduce(table)
+    return table[:n].mean().item()
+
+
+def as_a_tensor(rank, world_size, right, n):
+    count = right[rank + world_size * torch.arange(len(right)) < n].sum()
+    dist.all_reduce(count)
+    return count / n
+
+
+WRONG = {
+    padding_counted: "some examples are in there twice",
+    padding_among_the_right: "though not in what you divide by",
+    whole_rounds_only: "the last examples before n are missing",
+    own_share: "No rank communicates",
+    two_all_reduces: "only one number is not",
+    whole_table: "Add up your own share first",
+    as_a_tensor: "has a Tensor where a number is expected",
+}

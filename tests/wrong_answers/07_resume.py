@@ -1,0 +1,72 @@
+"""Wrong answers to exercise 07.4, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "resume"
+
+
+def mean_over_ranks(gradient, world_size):
+    total = gradient.clone()
+    dist.all_reduce(total)
+    return total / world_size
+
+
+def momentum_forgotten(rank, world_size, weights, velocity, gradient):
+    weights = weights.clone()
+    dist.broadcast(weights, src=0)
+    velocity = mean_over_ranks(gradient, world_size)
+    return weights - 0.1 * velocity, velocity
+
+
+def own_velocity(rank, world_size, weights, velocity, gradient):
+    weights = weights.clone()
+    dist.broadcast(weights, src=0)
+    velocity = 0.9 * velocity + mean_over_ranks(gradient, world_size)
+    return weights - 0.1 * velocity, velocity
+
+
+def own_gradient(rank, world_size, weights, velocity, gradient):
+    state = torch.stack([weights, velocity])
+    dist.broadcast(state, src=0)
+    velocity = 0.9 * state[1] + gradient
+    return state[0] - 0.1 * velocity, velocity
+
+
+def summed_gradient(rank, world_size, weights, velocity, gradient):
+    state = torch.stack([weights, velocity])
+    dist.broadcast(state, src=0)
+    velocity = 0.9 * state[1] + world_size * mean_over_ranks(gradient, world_size)
+    return state[0] - 0.1 * velocity, velocity
+
+
+def nobody_tells(rank, world_size, weights, velocity, gradient):
+    velocity = 0.9 * velocity + gradient
+    return weights - 0.1 * velocity, velocity
+
+
+def two_broadcasts(rank, world_size, weights, velocity, gradient):
+    weights, velocity = weights.clone(), velocity.clone()
+    dist.broadcast(weights, src=0)
+    dist.broadcast(velocity, src=0)
+    velocity = 0.9 * velocity + mean_over_ranks(gradient, world_size)
+    return weights - 0.1 * velocity, velocity
+
+
+def into_the_inputs(rank, world_size, weights, velocity, gradient):
+    state = torch.stack([weights, velocity])
+    dist.broadcast(state, src=0)
+    dist.all_reduce(gradient)
+    velocity = 0.9 * state[1] + gradient / world_size
+    return state[0] - 0.1 * velocity, velocity
+
+
+WRONG = {
+    momentum_forgotten: "the momentum begins at zero again",
+    own_velocity: "Each rank goes on with its own velocity",
+    own_gradient: "the replicas drift apart",
+    summed_gradient: "the step with the sum of the gradients",
+    nobody_tells: "No rank communicates",
+    two_broadcasts: "can travel in one tensor",
+    into_the_inputs: "changed the tensor it was given",
+}

@@ -1,0 +1,68 @@
+"""Wrong answers to exercise 07.1, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "sync_gradients"
+
+
+def parts_of(flat, gradients):
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    return [part.view_as(g) for part, g in zip(parts, gradients, strict=True)]
+
+
+def the_sum(rank, world_size, gradients):
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    for gradient, part in zip(gradients, parts_of(flat, gradients), strict=True):
+        gradient.copy_(part)
+
+
+def one_by_one(rank, world_size, gradients):
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+        gradient /= world_size
+
+
+def never_written_back(rank, world_size, gradients):
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= world_size
+
+
+def returned_instead(rank, world_size, gradients):
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    return parts_of(flat / world_size, gradients)
+
+
+def in_a_rectangle(rank, world_size, gradients):
+    room = torch.zeros(len(gradients), max(g.numel() for g in gradients))
+    for row, gradient in zip(room, gradients, strict=True):
+        row[: gradient.numel()] = gradient.flatten()
+    dist.all_reduce(room)
+    for row, gradient in zip(room, gradients, strict=True):
+        gradient.copy_((row[: gradient.numel()] / world_size).view_as(gradient))
+
+
+def reduce_to_rank_0(rank, world_size, gradients):
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.reduce(flat, dst=0)
+    for gradient, part in zip(gradients, parts_of(flat / world_size, gradients), strict=True):
+        gradient.copy_(part)
+
+
+def nobody_else(rank, world_size, gradients):
+    for gradient in gradients:
+        gradient /= world_size
+
+
+WRONG = {
+    the_sum: "would be world_size times too large",
+    one_by_one: "Join the tensors first",
+    never_written_back: "nothing was added to it and nothing replaced it",
+    returned_instead: "The right value is returned, but the tensor x itself must change",
+    in_a_rectangle: "96 bytes into a collective",
+    reduce_to_rank_0: "calls reduce",
+    nobody_else: "No rank communicates",
+}

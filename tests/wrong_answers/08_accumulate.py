@@ -1,0 +1,74 @@
+"""Wrong answers to exercise 08.3, each with the words its refusal must hold."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+QUESTION = "accumulate"
+
+
+def tower(widths):
+    torch.manual_seed(0)
+    pairs = zip(widths, widths[1:], strict=False)
+    return nn.Sequential(*(nn.Linear(*pair, bias=False) for pair in pairs))
+
+
+def gradients(model):
+    return [weight.grad for weight in model.parameters()]
+
+
+def always_communicates(rank, world_size, micro_batches):
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    for x in micro_batches:
+        (ddp(x).mean() / len(micro_batches)).backward()
+    return gradients(ddp)
+
+
+def never_communicates(rank, world_size, micro_batches):
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    with ddp.no_sync():
+        for x in micro_batches:
+            (ddp(x).mean() / len(micro_batches)).backward()
+    return gradients(ddp)
+
+
+def not_divided(rank, world_size, micro_batches):
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    for number, x in enumerate(micro_batches):
+        is_last = number == len(micro_batches) - 1
+        with contextlib.nullcontext() if is_last else ddp.no_sync():
+            ddp(x).mean().backward()
+    return gradients(ddp)
+
+
+def zeroed_every_time(rank, world_size, micro_batches):
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    for number, x in enumerate(micro_batches):
+        is_last = number == len(micro_batches) - 1
+        ddp.zero_grad()
+        with contextlib.nullcontext() if is_last else ddp.no_sync():
+            (ddp(x).mean() / len(micro_batches)).backward()
+    return gradients(ddp)
+
+
+def reduces_by_hand_as_well(rank, world_size, micro_batches):
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    with ddp.no_sync():
+        for x in micro_batches:
+            (ddp(x).mean() / len(micro_batches)).backward()
+    for grad in gradients(ddp):
+        grad /= world_size
+        dist.all_reduce(grad)
+    return gradients(ddp)
+
+
+WRONG = {
+    always_communicates: "carry 32, then 32, then 32 bytes",
+    never_communicates: "DDP never communicated",
+    not_divided: "each loss is a mean already",
+    zeroed_every_time: "Only the last micro-batch counts",
+    reduces_by_hand_as_well: "carry 24, then 8 bytes",
+}

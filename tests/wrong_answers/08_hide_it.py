@@ -1,0 +1,106 @@
+"""Wrong answers to exercise 08.2, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+QUESTION = "hide_it"
+
+
+def tower(widths):
+    torch.manual_seed(0)
+    pairs = zip(widths, widths[1:], strict=False)
+    return nn.Sequential(*(nn.Linear(*pair, bias=False) for pair in pairs))
+
+
+def gradients(model):
+    return [weight.grad for weight in model.parameters()]
+
+
+def waits_in_the_hook(rank, world_size, widths, x):
+    model = tower(widths)
+
+    def reduce(weight):
+        weight.grad /= world_size
+        dist.all_reduce(weight.grad, async_op=True).wait()
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(reduce)
+    model(x).sum().backward()
+    return gradients(model)
+
+
+def never_waits(rank, world_size, widths, x):
+    model = tower(widths)
+
+    def start(weight):
+        weight.grad /= world_size
+        dist.all_reduce(weight.grad, async_op=True)
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(start)
+    model(x).sum().backward()
+    return gradients(model)
+
+
+def one_for_all(rank, world_size, widths, x):
+    model = tower(widths)
+    model(x).sum().backward()
+    flat = torch.cat([grad.flatten() for grad in gradients(model)]) / world_size
+    dist.all_reduce(flat)
+    parts = flat.split([weight.numel() for weight in model.parameters()])
+    return [part.view_as(w) for part, w in zip(parts, model.parameters(), strict=True)]
+
+
+def first_layer_first(rank, world_size, widths, x):
+    model = tower(widths)
+    model(x).sum().backward()
+    requests = []
+    for weight in model.parameters():
+        weight.grad /= world_size
+        requests.append(dist.all_reduce(weight.grad, async_op=True))
+    for request in requests:
+        request.wait()
+    return gradients(model)
+
+
+def not_divided(rank, world_size, widths, x):
+    model = tower(widths)
+    requests = []
+
+    def start(weight):
+        requests.append(dist.all_reduce(weight.grad, async_op=True))
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(start)
+    model(x).sum().backward()
+    for request in requests:
+        request.wait()
+    return gradients(model)
+
+
+def divides_too_early(rank, world_size, widths, x):
+    model = tower(widths)
+    requests = []
+
+    def start(weight):
+        requests.append(dist.all_reduce(weight.grad, async_op=True))
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(start)
+    model(x).sum().backward()
+    for weight in model.parameters():
+        weight.grad /= world_size
+    for request in requests:
+        request.wait()
+    return gradients(model)
+
+
+WRONG = {
+    waits_in_the_hook: "the last rank is done after",
+    never_waits: "was never waited for",
+    one_for_all: "carry 148 bytes",
+    first_layer_first: "carry 60, then 40",
+    not_divided: "sums over the ranks",
+    divides_too_early: "race",
+}

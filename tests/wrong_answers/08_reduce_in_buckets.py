@@ -1,0 +1,77 @@
+"""Wrong answers to exercise 08.1, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "reduce_in_buckets"
+
+
+def reduce(rank, world_size, grads, buckets):
+    means = [None] * len(grads)
+    for bucket in buckets:
+        flat = torch.cat([grads[number] for number in bucket])
+        dist.all_reduce(flat)
+        parts = (flat / world_size).split([len(grads[number]) for number in bucket])
+        for number, part in zip(bucket, parts, strict=True):
+            means[number] = part
+    return means
+
+
+def fill(grads, numbers, cap_nbytes):
+    buckets, nbytes = [[]], 0
+    for number in numbers:
+        if nbytes >= cap_nbytes:
+            buckets.append([])
+            nbytes = 0
+        buckets[-1].append(number)
+        nbytes += grads[number].nbytes
+    return buckets
+
+
+def one_each(rank, world_size, grads, cap_nbytes):
+    return reduce(rank, world_size, grads, [[number] for number in reversed(range(len(grads)))])
+
+
+def all_in_one(rank, world_size, grads, cap_nbytes):
+    return reduce(rank, world_size, grads, [list(reversed(range(len(grads))))])
+
+
+def first_gradient_first(rank, world_size, grads, cap_nbytes):
+    return reduce(rank, world_size, grads, fill(grads, range(len(grads)), cap_nbytes))
+
+
+def never_above_the_cap(rank, world_size, grads, cap_nbytes):
+    buckets, nbytes = [[]], 0
+    for number in reversed(range(len(grads))):
+        if buckets[-1] and nbytes + grads[number].nbytes > cap_nbytes:
+            buckets.append([])
+            nbytes = 0
+        buckets[-1].append(number)
+        nbytes += grads[number].nbytes
+    return reduce(rank, world_size, grads, buckets)
+
+
+def in_order_of_buckets(rank, world_size, grads, cap_nbytes):
+    buckets = fill(grads, reversed(range(len(grads))), cap_nbytes)
+    return reduce(rank, world_size, grads, buckets)[::-1]
+
+
+def not_divided(rank, world_size, grads, cap_nbytes):
+    buckets = fill(grads, reversed(range(len(grads))), cap_nbytes)
+    return [mean * world_size for mean in reduce(rank, world_size, grads, buckets)]
+
+
+def other_order_on_odd_ranks(rank, world_size, grads, cap_nbytes):
+    buckets = fill(grads, reversed(range(len(grads))), cap_nbytes)
+    return reduce(rank, world_size, grads, buckets[:: -1 if rank % 2 else 1])
+
+
+WRONG = {
+    one_each: "4, then 36, then 8, then 12, then 8, then 24, then 4 bytes",
+    all_in_one: "carry 96 bytes",
+    first_gradient_first: "carry 36, then 56, then 4 bytes",
+    never_above_the_cap: "4, then 36, then 28, then 28 bytes",
+    in_order_of_buckets: "in the order of the buckets",
+    not_divided: "sums over the ranks",
+    other_order_on_odd_ranks: "brings",
+}

@@ -1,0 +1,134 @@
+"""Wrong answers to exercise 09.3, each with the words its refusal must hold."""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+import simlib
+
+QUESTION = "accumulate"
+
+
+def size(compute_s, sync_s, efficiency, rounded=math.ceil):
+    return max(1, rounded(sync_s / compute_s * efficiency / (1 - efficiency)))
+
+
+def accumulated(gradients, k, compute_s, divisor):
+    rows = []
+    for group in gradients.split(k):
+        for _ in group:
+            simlib.compute(compute_s)
+        total = group.sum(0)
+        dist.all_reduce(total)
+        rows.append(total / divisor(group))
+    return torch.stack(rows)
+
+
+def every_micro_batch(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    k = size(compute_s, sync_s, efficiency)
+    for gradient in gradients:
+        simlib.compute(compute_s)
+        dist.all_reduce(gradient.clone())
+    total = gradients.clone()
+    dist.all_reduce(total)
+    return torch.stack([group.mean(0) for group in (total / world_size).split(k)])
+
+
+def all_at_once(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    for _ in gradients:
+        simlib.compute(compute_s)
+    total = gradients.clone()
+    dist.all_reduce(total)
+    k = size(compute_s, sync_s, efficiency)
+    return torch.stack([group.mean(0) for group in (total / world_size).split(k)])
+
+
+def rounds_down(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    k = size(compute_s, sync_s, efficiency, math.floor)
+    return accumulated(gradients, k, compute_s, lambda group: len(group) * world_size)
+
+
+def always_one(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    return accumulated(gradients, 1, compute_s, lambda group: len(group) * world_size)
+
+
+def divides_by_k(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    k = size(compute_s, sync_s, efficiency)
+    return accumulated(gradients, k, compute_s, lambda group: k * world_size)
+
+
+def forgets_the_ranks(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    k = size(compute_s, sync_s, efficiency)
+    return accumulated(gradients, k, compute_s, len)
+
+
+def forgets_the_micro_batches(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    k = size(compute_s, sync_s, efficiency)
+    return accumulated(gradients, k, compute_s, lambda group: world_size)
+
+
+def sums(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    k = size(compute_s, sync_s, efficiency)
+    return accumulated(gradients, k, compute_s, lambda group: 1)
+
+
+def only_the_last_counts(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """As if the gradient were set to zero before each micro-batch."""
+    rows = []
+    for group in gradients.split(size(compute_s, sync_s, efficiency)):
+        for _ in group:
+            simlib.compute(compute_s)
+        total = group[-1].clone()
+        dist.all_reduce(total)
+        rows.append(total / world_size)
+    return torch.stack(rows)
+
+
+def drops_the_rest(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    k = size(compute_s, sync_s, efficiency)
+    whole = len(gradients) // k * k
+    if not whole:
+        whole = len(gradients)
+    kept = gradients[:whole]
+    return accumulated(kept, k, compute_s, lambda group: len(group) * world_size)
+
+
+def nothing_to_compute(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    k = size(compute_s, sync_s, efficiency)
+    return accumulated(gradients, k, 0.0, lambda group: len(group) * world_size)
+
+
+def computes_for_all_ranks(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    k = size(compute_s, sync_s, efficiency)
+    return accumulated(gradients, k, world_size * compute_s, lambda group: len(group) * world_size)
+
+
+def accumulates_in_place(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    rows = []
+    for group in gradients.split(size(compute_s, sync_s, efficiency)):
+        total = group[0]
+        simlib.compute(compute_s)
+        for gradient in group[1:]:
+            simlib.compute(compute_s)
+            total += gradient
+        dist.all_reduce(total)
+        rows.append(total / (len(group) * world_size))
+    return torch.stack(rows)
+
+
+WRONG = {
+    every_micro_batch: "communicate once per group",
+    all_at_once: "One sum of the length of a gradient is enough",
+    rounds_down: "(3, 3) where (2, 3) is expected",
+    always_one: "(6, 3) where (2, 3) is expected",
+    divides_by_k: "the last group by k though it is shorter",
+    forgets_the_ranks: "Those are sums over the ranks",
+    forgets_the_micro_batches: "Those are sums over the micro-batches:",
+    sums: "Those are sums over micro-batches and ranks",
+    only_the_last_counts: "No usual mistake fits",
+    drops_the_rest: "(3, 3) where (4, 3) is expected",
+    nothing_to_compute: "The run is shorter than its compute",
+    computes_for_all_ranks: "Is every micro-batch computed once?",
+    accumulates_in_place: "Rank 0 changed the tensor it was given",
+}

@@ -1,0 +1,97 @@
+"""Wrong answers to exercise 09.1, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "break_even_ranks"
+
+
+def first(compute_s, nbytes, latency_s, bandwidth_Bps, bound=lambda R: R - 1):
+    for R in range(2, 4097):
+        if 2 * (R - 1) * (latency_s + nbytes / R / bandwidth_Bps) < bound(R) * compute_s:
+            return R
+    return 0
+
+
+def of_all(compute_s, op):
+    x = torch.tensor([compute_s], dtype=torch.float64)
+    dist.all_reduce(x, op=op)
+    return x.item()
+
+
+def own_time(rank, world_size, compute_s, *network):
+    return first(compute_s, *network)
+
+
+def fastest(rank, world_size, compute_s, *network):
+    return first(of_all(compute_s, dist.ReduceOp.MIN), *network)
+
+
+def mean(rank, world_size, compute_s, *network):
+    return first(of_all(compute_s, dist.ReduceOp.SUM) / world_size, *network)
+
+
+def sum_of_times(rank, world_size, compute_s, *network):
+    return first(of_all(compute_s, dist.ReduceOp.SUM), *network)
+
+
+def significantly_less(rank, world_size, compute_s, *network):
+    return first(of_all(compute_s, dist.ReduceOp.MAX), *network, bound=lambda R: 1)
+
+
+def shared_batch(rank, world_size, compute_s, *network):
+    return first(of_all(compute_s, dist.ReduceOp.MAX), *network, bound=lambda R: 1 - 1 / R)
+
+
+def no_latency(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    return first(of_all(compute_s, dist.ReduceOp.MAX), nbytes, 0.0, bandwidth_Bps)
+
+
+def whole_gradient_in_each_message(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    slowest = of_all(compute_s, dist.ReduceOp.MAX)
+    return 2 if slowest > 2 * (latency_s + nbytes / bandwidth_Bps) else 0
+
+
+def no_integer(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    slowest = of_all(compute_s, dist.ReduceOp.MAX)
+    if slowest <= 2 * latency_s:
+        return 0
+    return 2 * nbytes / bandwidth_Bps / (slowest - 2 * latency_s)
+
+
+def everybody_tells_everybody(rank, world_size, compute_s, *network):
+    x = torch.zeros(world_size, dtype=torch.float64)
+    x[rank] = compute_s
+    dist.all_reduce(x)
+    return first(x.max().item(), *network)
+
+
+def gathers(rank, world_size, compute_s, *network):
+    x = torch.tensor([compute_s], dtype=torch.float64)
+    parts = [torch.empty_like(x) for _ in range(world_size)]
+    dist.all_gather(parts, x)
+    return first(max(part.item() for part in parts), *network)
+
+
+def asks_for_every_R(rank, world_size, compute_s, *network):
+    for R in range(2, 200):
+        of_all(compute_s, dist.ReduceOp.MAX)
+        if first(of_all(compute_s, dist.ReduceOp.MAX), *network) == R:
+            return R
+    return 0
+
+
+WRONG = {
+    own_time: "Each rank decided by its own time",
+    fastest: "right for the fastest rank",
+    mean: "right for the mean of the times",
+    sum_of_times: "right for the sum of the times",
+    significantly_less: "That asks for T_sync < T_comp",
+    shared_batch: "That is inequality (7)",
+    no_latency: "That is without the latency",
+    whole_gradient_in_each_message: "a message carries nbytes / R",
+    no_integer: "Return the next whole number",
+    everybody_tells_everybody: "One number is enough",
+    gathers: "Rank 0 calls all_gather",
+    asks_for_every_R: "is all you need from the others",
+}

@@ -1,0 +1,150 @@
+"""Wrong answers to exercise 09.2, each with the words its refusal must hold."""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+import simlib
+
+QUESTION = "quickest_epoch"
+
+
+def tree(rank, R, x):
+    other, levels = torch.empty_like(x), math.ceil(math.log2(R))
+    for distance in (2**level for level in range(levels)):
+        if rank % (2 * distance) == distance:
+            dist.send(x, dst=rank - distance)
+        elif rank % (2 * distance) == 0 and rank + distance < R:
+            dist.recv(other, src=rank + distance)
+            x += other
+    for distance in (2**level for level in reversed(range(levels))):
+        if rank % (2 * distance) == distance:
+            dist.recv(x, src=rank - distance)
+        elif rank % (2 * distance) == 0 and rank + distance < R:
+            dist.send(x, dst=rank + distance)
+
+
+def ring(rank, R, x):
+    chunks = x.tensor_split(R)
+    for step in range(2 * (R - 1)):
+        chunk = chunks[(rank - step - 1) % R]
+        incoming = torch.empty_like(chunk)
+        request = dist.isend(chunks[(rank - step) % R], dst=(rank + 1) % R)
+        dist.recv(incoming, src=(rank - 1) % R)
+        request.wait()
+        chunk.copy_(chunk + incoming if step < R - 1 else incoming)
+
+
+def best(world_size, nbytes, batches, compute_s, latency_s, bandwidth_Bps, **how):
+    """R and how to add up, by somebody who has his own idea of the number of steps or the ways."""
+    steps = how.get("steps", lambda batches, R: math.ceil(batches / R))
+
+    def plan(R):
+        ways = {
+            tree: 2 * math.ceil(math.log2(R)) * (latency_s + nbytes / bandwidth_Bps),
+            ring: 2 * (R - 1) * (latency_s + nbytes / R / bandwidth_Bps),
+        }
+        add_up = how.get("add_up") or min(ways, key=ways.get)
+        return steps(batches, R) * (compute_s + ways[add_up]), R, add_up
+
+    return min((plan(R) for R in range(1, world_size + 1)), key=lambda found: found[:2])[1:]
+
+
+def work(rank, R, gradient, batches, compute_s, add_up):
+    total = torch.zeros_like(gradient)
+    for _ in range(math.ceil(batches / R) if rank < R else 0):
+        simlib.compute(compute_s)
+        total = gradient.clone()
+        add_up(rank, R, total)
+    return total
+
+
+def all_ranks(rank, world_size, gradient, batches, compute_s, *network):
+    return work(rank, world_size, gradient, batches, compute_s, ring)
+
+
+def one_rank(rank, world_size, gradient, batches, compute_s, *network):
+    return work(rank, 1, gradient, batches, compute_s, ring)
+
+
+def always_a_ring(rank, world_size, gradient, batches, compute_s, *network):
+    R, way = best(world_size, gradient.nbytes, batches, compute_s, *network, add_up=ring)
+    return work(rank, R, gradient, batches, compute_s, way)
+
+
+def always_a_tree(rank, world_size, gradient, batches, compute_s, *network):
+    R, _ = best(world_size, gradient.nbytes, batches, compute_s, *network)
+    return work(rank, R, gradient, batches, compute_s, tree)
+
+
+def steps_are_no_whole_numbers(rank, world_size, gradient, batches, compute_s, *network):
+    def fraction(batches, R):
+        return batches / R
+
+    R, way = best(world_size, gradient.nbytes, batches, compute_s, *network, steps=fraction)
+    return work(rank, R, gradient, batches, compute_s, way)
+
+
+def computes_nothing(rank, world_size, gradient, batches, compute_s, *network):
+    R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
+    return work(rank, R, gradient, batches, 0.0, way)
+
+
+def computes_every_batch(rank, world_size, gradient, batches, compute_s, *network):
+    """Every rank computes all batches, as if nothing were shared."""
+    R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
+    return work(rank, R, gradient, batches * R, compute_s, way)
+
+
+def adds_up_sums(rank, world_size, gradient, batches, compute_s, *network):
+    R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
+    total = gradient.clone() if rank < R else torch.zeros_like(gradient)
+    for _ in range(math.ceil(batches / R) if rank < R else 0):
+        simlib.compute(compute_s)
+        way(rank, R, total)
+    return total
+
+
+def changes_the_gradient(rank, world_size, gradient, batches, compute_s, *network):
+    R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
+    if rank >= R:
+        return torch.zeros_like(gradient)
+    for step in range(math.ceil(batches / R)):
+        simlib.compute(compute_s)
+        total = gradient.clone() if step else gradient
+        way(rank, R, gradient if step == 0 else total)
+    return gradient
+
+
+def idle_ranks_return_nothing(rank, world_size, gradient, batches, compute_s, *network):
+    R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
+    total = work(rank, R, gradient, batches, compute_s, way)
+    return total if rank < R else None
+
+
+def counts_elements_for_bytes(rank, world_size, gradient, batches, compute_s, *network):
+    R, way = best(world_size, len(gradient), batches, compute_s, *network)
+    return work(rank, R, gradient, batches, compute_s, way)
+
+
+def a_collective(rank, world_size, gradient, batches, compute_s, *network):
+    total = gradient.clone()
+    dist.all_reduce(total)
+    return total
+
+
+WRONG = {
+    all_ranks: "All ranks worked, where fewer are quicker",
+    one_rank: "One rank worked alone, where more are quicker",
+    always_a_ring: "Few bytes: few messages, so a tree",
+    always_a_tree: "done after 18.2 ms",
+    steps_are_no_whole_numbers: "5 ranks work where 4 are enough",
+    computes_nothing: "The epoch is shorter than its compute",
+    computes_every_batch: "done after 51.1 ms",
+    adds_up_sums: "The second step adds up the sums of the first",
+    changes_the_gradient: "Rank 0 changed the tensor it was given",
+    idle_ranks_return_nothing: "returns None",
+    counts_elements_for_bytes: "N is in bytes, not in numbers",
+    a_collective: "Rank 0 calls all_reduce",
+}

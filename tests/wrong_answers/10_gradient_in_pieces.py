@@ -1,0 +1,110 @@
+"""Wrong answers to exercise 10.4, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "gradient_in_pieces"
+
+
+def forward(rank, world_size, weight, x, batch):
+    """One piece forward: the stage's input and output."""
+    h = x
+    if rank > 0:
+        h = torch.empty(batch, weight.shape[0])
+        dist.recv(h, src=rank - 1)
+        h.requires_grad_()
+    y = torch.tanh(h @ weight)
+    if rank < world_size - 1:
+        dist.send(y.detach(), dst=rank + 1)
+    return h, y
+
+
+def backward(rank, world_size, h, y, divisor):
+    """One piece backward."""
+    if rank < world_size - 1:
+        gradient = torch.empty_like(y)
+        dist.recv(gradient, src=rank + 1)
+        y.backward(gradient)
+    else:
+        ((y**2).mean() / divisor).backward()
+    if rank > 0:
+        dist.send(h.grad, dst=rank - 1)
+
+
+def piece_of(xs, piece):
+    return xs[piece] if xs is not None else None
+
+
+def one_by_one(rank, world_size, w, xs, batch, pieces, divisor, forgets=False):
+    weight = w.clone().requires_grad_()
+    for piece in range(pieces):
+        if forgets:
+            weight.grad = None
+        h, y = forward(rank, world_size, weight, piece_of(xs, piece), batch)
+        backward(rank, world_size, h, y, divisor)
+    return weight.grad
+
+
+def not_divided(rank, world_size, w, xs, batch, pieces):
+    return one_by_one(rank, world_size, w, xs, batch, pieces, divisor=1)
+
+
+def zeroed_for_each_piece(rank, world_size, w, xs, batch, pieces):
+    return one_by_one(rank, world_size, w, xs, batch, pieces, divisor=1, forgets=True)
+
+
+def divided_and_zeroed(rank, world_size, w, xs, batch, pieces):
+    return one_by_one(rank, world_size, w, xs, batch, pieces, divisor=pieces, forgets=True)
+
+
+def divided_on_every_rank(rank, world_size, w, xs, batch, pieces):
+    gradient = one_by_one(rank, world_size, w, xs, batch, pieces, divisor=pieces)
+    return gradient / pieces if rank < world_size - 1 else gradient
+
+
+def all_forward_first(rank, world_size, w, xs, batch, pieces):
+    weight = w.clone().requires_grad_()
+    begun = [
+        forward(rank, world_size, weight, piece_of(xs, piece), batch) for piece in range(pieces)
+    ]
+    for h, y in begun:
+        backward(rank, world_size, h, y, pieces)
+    return weight.grad
+
+
+def plans_that_differ(rank, world_size, w, xs, batch, pieces):
+    if rank == 0:
+        return all_forward_first(rank, world_size, w, xs, batch, pieces)
+    return one_by_one(rank, world_size, w, xs, batch, pieces, divisor=pieces)
+
+
+def in_one_large_piece(rank, world_size, w, xs, batch, pieces):
+    weight = w.clone().requires_grad_()
+    x = torch.cat(xs) if rank == 0 else None
+    h, y = forward(rank, world_size, weight, x, batch * pieces)
+    backward(rank, world_size, h, y, 1)
+    return weight.grad
+
+
+def row_by_row(rank, world_size, w, xs, batch, pieces):
+    rows = [row[None] for x in xs for row in x] if rank == 0 else None
+    return one_by_one(rank, world_size, w, rows, 1, batch * pieces, divisor=batch * pieces)
+
+
+def with_a_reduce(rank, world_size, w, xs, batch, pieces):
+    gradient = one_by_one(rank, world_size, w, xs, batch, pieces, divisor=pieces)
+    dist.barrier()
+    return gradient
+
+
+WRONG = {
+    not_divided: "divide, for the loss is a mean over all",
+    zeroed_for_each_piece: "That is the gradient of the last piece alone",
+    divided_and_zeroed: "That is the last piece's part alone",
+    divided_on_every_rank: "The gradients that come back are divided already",
+    all_forward_first: "Take a piece backward before the next one comes",
+    plans_that_differ: "wait for each other",
+    in_one_large_piece: "let each piece cross each boundary by itself",
+    row_by_row: "One forward and one backward for each piece",
+    with_a_reduce: "calls barrier",
+}

@@ -1,0 +1,78 @@
+"""Wrong answers to exercise 10.2, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "my_layers"
+
+
+def best(sizes, world_size):
+    def within(limit):
+        stages = [[]]
+        for size in sizes:
+            if sum(stages[-1]) + size > limit:
+                stages.append([])
+            stages[-1].append(size)
+        return stages
+
+    limit = next(n for n in range(max(sizes), sum(sizes) + 1) if len(within(n)) <= world_size)
+    return within(limit) + [[]] * world_size
+
+
+def equally_many(rank, world_size, sizes):
+    first, end = (len(sizes) * one // world_size for one in (rank, rank + 1))
+    return [torch.zeros(size) for size in sizes[first:end]]
+
+
+def up_to_the_mean(rank, world_size, sizes):
+    stages, mean = [[]], sum(sizes) / world_size
+    for size in sizes:
+        if stages[-1] and len(stages) < world_size and sum(stages[-1]) + size > mean:
+            stages.append([])
+        stages[-1].append(size)
+    return [torch.zeros(size) for size in (stages + [[]] * world_size)[rank]]
+
+
+def all_layers(rank, world_size, sizes):
+    return [torch.zeros(size) for size in sizes]
+
+
+def all_layers_and_then_some(rank, world_size, sizes):
+    layers = [torch.zeros(size) for size in sizes]
+    before = sum(map(len, best(sizes, world_size)[:rank]))
+    return layers[before : before + len(best(sizes, world_size)[rank])]
+
+
+def sizes_alone(rank, world_size, sizes):
+    return best(sizes, world_size)[rank]
+
+
+def one_large_tensor(rank, world_size, sizes):
+    return torch.zeros(sum(best(sizes, world_size)[rank]))
+
+
+def asks_rank_0(rank, world_size, sizes):
+    cut = [best(sizes, world_size)]
+    dist.broadcast_object_list(cut, src=0)
+    return [torch.zeros(size) for size in cut[0][rank]]
+
+
+def sent_around(rank, world_size, sizes):
+    for other in range(1, world_size):
+        if rank == 0:
+            dist.send(torch.ones(1), dst=other)
+        elif rank == other:
+            dist.recv(torch.ones(1), src=0)
+    return [torch.zeros(size) for size in best(sizes, world_size)[rank]]
+
+
+WRONG = {
+    equally_many: "equally many layers for each rank",
+    up_to_the_mean: "which takes what is left, and is too large",
+    all_layers: "that is data parallelism",
+    all_layers_and_then_some: "Make the layers of your own stage only",
+    sizes_alone: "has a int where a tensor is expected",
+    one_large_tensor: "has a Tensor where a list is expected",
+    asks_rank_0: "but 2 collectives take place where 0 will do",
+    sent_around: "Each rank can work this out for itself",
+}
