@@ -306,7 +306,7 @@ run
 # Next to nothing: the message came while rank 1 worked. (The pale strip is the receive under way;
 # the arrow ends in `wait`, where rank 1 learned of it.) This is called *overlap*. With a `recv` in
 # the place of the `irecv`, rank 1 would begin its work only after 80 ms: 180 ms in all, not 100.
-# Overlap hides most of the communication of a training step (lesson 08, to come).
+# Overlap hides most of the communication of a training step ([lesson 08](08_from_loops_to_ddp.ipynb)).
 #
 # ## Around the ring
 #

@@ -408,7 +408,7 @@ print(simlib.run(every_op, world_size=4).results[0])
 # %% [markdown]
 # AVG works: the help text is behind the code. Older versions of Gloo did refuse it. Where it is
 # missing, write SUM and divide by the world size. Do divide: a sum of R mean gradients is R times
-# too large, as if the learning rate were R times higher (lesson 06, to come).
+# too large, as if the learning rate were R times higher ([lesson 06](06_synchronous_sgd.ipynb)).
 #
 # ## Groups
 #

@@ -790,3 +790,5 @@ print(f"in one piece down a binomial tree {seconds * 1e3:.3f} ms")
 # 5. $\sqrt 2$ times as many.
 #
 # </details>
+#
+# **Next:** [lesson 06](06_synchronous_sgd.ipynb), which puts `all_reduce` to work: the derivation of synchronous SGD.
