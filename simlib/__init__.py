@@ -13,12 +13,14 @@
 """
 
 from . import clusters, digits, scale
+from .batch import Job, Mpiexec, Slurm, jobs, submit
 from .cluster import Cluster, Device, Link
 from .compute import compute
 from .diagnosis import Finding
 from .errors import (
     DeadlockError,
     InvalidCallError,
+    JobError,
     MismatchError,
     OutOfMemoryError,
     RaceError,
@@ -43,9 +45,12 @@ __all__ = [
     "Finding",
     "Group",
     "InvalidCallError",
+    "Job",
+    "JobError",
     "Link",
     "Message",
     "MismatchError",
+    "Mpiexec",
     "Op",
     "OutOfMemoryError",
     "RaceError",
@@ -55,15 +60,18 @@ __all__ = [
     "RunInterrupted",
     "SimlibError",
     "Site",
+    "Slurm",
     "StuckError",
     "Trace",
     "UnfinishedError",
     "clusters",
     "compute",
     "digits",
+    "jobs",
     "load",
     "run",
     "scale",
     "simulate",
+    "submit",
 ]
 __version__ = "0.1.0"
