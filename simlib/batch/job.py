@@ -68,8 +68,8 @@ class Job:
 
     @property
     def clocks(self):
-        """By rank: its ``host``; ``offset_s``, how far that host's clock is ahead of rank 0's, which
-        the trace takes off; ``error_s``, by how much that may be wrong. Measured at the start.
+        """By rank: its ``host``; ``offset_s``, how far its clock is ahead of rank 0's, which the
+        trace takes off; ``error_s``, by how much that may be wrong. Measured at the start.
 
         None for a rank that has not joined.
         """
@@ -84,10 +84,14 @@ class Job:
         """
         display = open_display()
         watch = JobWatch(self._folder)
+        said = ""
         try:
             while True:
                 status = self.status
-                display.status(self._in_words(status))
+                words = self._in_words(status)
+                if words != said:
+                    display.status(words)
+                    said = words
                 watch.take_in(display.lines)
                 display.refresh()
                 if status not in ("queued", "active"):
@@ -102,7 +106,7 @@ class Job:
     def _in_words(self, status):
         if status == "queued":
             waited_s = time.time() - self._about["submitted"]
-            return f"{self.name} waits in the queue, {waited_s:.0f} s so far"
+            return f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
         joined = sum(self._folder.has("json", rank) for rank in range(self.world_size))
         if status == "active" and joined < self.world_size:
             return f"{self.name} starts: {joined} of {self.world_size} ranks are there"
@@ -168,8 +172,8 @@ class Job:
     def _out_of_limit(self):
         limit = self._folder.read_json("launch.json")["time_limit"]
         return JobError(
-            f"the time limit of {self.name}, {limit:g} s, was over before its ranks were done: give "
-            "it more by time_limit=..."
+            f"the time limit of {self.name}, {limit:g} s, was over before its ranks were done: "
+            "give it more by time_limit=..."
         )
 
     def _launcher_failed(self, watch, state):
@@ -209,13 +213,14 @@ def jobs(folder="simlib-jobs"):
 
 
 def _is_gone(state):
-    """Whether the process that waits for the launcher has vanished, as far as this host can tell."""
+    """Whether the process that waits for the launcher is gone, as far as this host can tell."""
     if state["host"] != os.uname().nodename:
         return False
     try:
         process = psutil.Process(state["pid"])
         return (
-            process.status() == psutil.STATUS_ZOMBIE or process.create_time() > state["began"] + 1
+            process.status() == psutil.STATUS_ZOMBIE
+            or process.create_time() > state["began"] + 1  # a later one
         )
     except psutil.NoSuchProcess:
         return True

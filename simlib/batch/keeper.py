@@ -95,7 +95,7 @@ class Keeper:
             self._judge = Judge(self._folder, self._job) if self._rank == 0 else None
 
     def _is_over(self):
-        """Whether the rank has to end: the job has failed or was cancelled, the launcher is gone."""
+        """Whether the rank has to end: the job has failed or is cancelled, or its launcher gone."""
         now = time.monotonic()
         if self._end_at is None and self._folder.has("end"):
             self._end_at = now + SETTLE_S
@@ -131,7 +131,7 @@ class Keeper:
 
 
 class Judge:
-    """The eye on all ranks, at rank 0: finds those that wait for ever, and says so in the folder."""
+    """The eye on all ranks, at rank 0: finds those that wait for ever and writes it down."""
 
     def __init__(self, folder, job):
         self._folder = folder
@@ -167,7 +167,7 @@ class Judge:
         return 1 if found is not None else 0
 
     def _say_when_settled(self, now):
-        """Wait until all other ranks have come to rest too, so that the error names the same always.
+        """Wait until all other ranks rest too, so that the error names the same always.
 
         Ranks that compute are not waited for longer than `SETTLE_S`: the verdict stands already.
         """

@@ -1,6 +1,7 @@
-"""Starts a job's launcher, waits for its end, keeps its limit. A program of its own, which outlives
-the notebook's kernel: ``python -I launch.py [--detached] FOLDER``. It imports nothing of simlib, so it starts at
-once.
+"""Starts a job's launcher, waits for its end, keeps its limit.
+
+A program of its own, which outlives the notebook's kernel: ``python -I launch.py [--detached]
+FOLDER``. It imports nothing of simlib, so it starts at once.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`Slurm`: jobs handed to a scheduler by PSI/J. Its other schedulers are passed through, untested."""
+"""`Slurm`: jobs handed to a scheduler by PSI/J; its other ones are passed through, untested."""
 
 from __future__ import annotations
 
