@@ -3,6 +3,6 @@
 from .job import Job, jobs
 from .mpiexec import Mpiexec
 from .slurm import Slurm
-from .submit import submit
+from .submission import submit
 
 __all__ = ["Job", "Mpiexec", "Slurm", "jobs", "submit"]

@@ -31,12 +31,12 @@ def die_with_the_keeper():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def keep(folder, job, pid, told):
+def keep(folder, pid, told):
     """Wait for the rank with this process id; returns the exit code for the launcher.
 
     ``told`` is a pipe on which the rank says its number.
     """
-    return Keeper(folder, job, pid, told).until_the_end()
+    return Keeper(folder, pid, told).until_the_end()
 
 
 class Keeper:
@@ -45,9 +45,8 @@ class Keeper:
     The keeper of rank 0 looks at all ranks' logs, too, and ends the job when some wait for ever.
     """
 
-    def __init__(self, folder, job, pid, told):
+    def __init__(self, folder, pid, told):
         self._folder = folder
-        self._job = job
         self._pid = pid
         self._told = told
         self._rank = None
@@ -79,11 +78,15 @@ class Keeper:
         if self._rank is None:
             return
         logs.write_sleeps(self._log, asleep.sleep_count(self._pid))
+        self._pass_on_wish()
+        if self._judge is not None:
+            self._judge.look()
+
+    def _pass_on_wish(self):
+        """Ask the rank for its stack, if somebody wants to see it."""
         if self._folder.has("stack-wanted", self._rank):
             self._folder.file("stack-wanted", self._rank).unlink(missing_ok=True)
             os.kill(self._pid, signal.SIGUSR1)
-        if self._judge is not None:
-            self._judge.look()
 
     def _learn_rank(self):
         word = os.read(self._told, 64)
@@ -92,7 +95,7 @@ class Keeper:
         if word:
             self._rank = int(word)
             self._log = logs.open_memory(self._folder.file("log", self._rank))
-            self._judge = Judge(self._folder, self._job) if self._rank == 0 else None
+            self._judge = Judge(self._folder, self._pass_on_wish) if self._rank == 0 else None
 
     def _is_over(self):
         """Whether the rank has to end: the job has failed or is cancelled, or its launcher gone."""
@@ -133,9 +136,9 @@ class Keeper:
 class Judge:
     """The eye on all ranks, at rank 0: finds those that wait for ever and writes it down."""
 
-    def __init__(self, folder, job):
+    def __init__(self, folder, meanwhile):
         self._folder = folder
-        self._watch = JobWatch(folder)
+        self._watch = JobWatch(folder, meanwhile)
         self._patience = Patience(self._watch, _NoDisplay())
         self._found = None
         self._settled_at = None

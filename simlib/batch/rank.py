@@ -36,7 +36,7 @@ def main(path):
     pid = os.fork()
     if pid:
         os.close(tell)
-        os._exit(keep(folder, job, pid, told))
+        os._exit(keep(folder, pid, told))
     os.close(told)
     die_with_the_keeper()
     try:

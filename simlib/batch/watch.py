@@ -11,6 +11,7 @@ from ..processes.live import RankOutput
 from .logs import LogFile
 
 STACK_LIMIT_S = 1.0
+LOOK_S = 0.02
 CHUNK = 1 << 20
 
 
@@ -20,14 +21,17 @@ class JobWatch:
     Parameters
     ----------
     folder : JobFolder
+    meanwhile : callable
+        Called again and again while ranks are waited for.
     """
 
     engine = "real"
     report = None
 
-    def __init__(self, folder):
+    def __init__(self, folder, meanwhile=lambda: None):
         job = folder.read_json("job.json")
         self._folder = folder
+        self._meanwhile = meanwhile
         self.world_size = job["world_size"]
         self.name = job["function"]
         self.timeout_s = job["timeout_s"]
@@ -126,7 +130,8 @@ class JobWatch:
             for rank in ranks:
                 text = self._folder.read("err", rank) or b""
                 found[rank] = outcome.frames_in(text[sizes[rank] :])
-            time.sleep(0.02)
+            self._meanwhile()
+            time.sleep(LOOK_S)
         return found
 
     def result(self):
