@@ -7,7 +7,7 @@ import time
 
 import torch
 
-ROUNDS = 40
+ROUNDS = 200
 
 
 def align(group, store, rank, hosts):
@@ -15,7 +15,7 @@ def align(group, store, rank, hosts):
 
     Ranks of one host have one clock; of every other host the first rank asks rank 0 for its time,
     again and again. The answer was made somewhere between asking and hearing: the middle is taken,
-    and half of the shortest round trip is the error. Cost: 40 round trips per host.
+    and half of the shortest round trip is the error. Cost: 200 round trips per host.
 
     Parameters
     ----------

@@ -201,7 +201,7 @@ class Job:
             time.sleep(LOOK_S)
 
     def __repr__(self):
-        return f"{self.name}: {self.status}, {self.world_size} ranks, {self._about['to']}"
+        return f"{self.name}: {self.status}, {self.world_size} ranks on {self._about['to']}"
 
 
 def jobs(folder="simlib-jobs"):

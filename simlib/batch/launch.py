@@ -6,12 +6,15 @@ FOLDER``. It imports nothing of simlib, so it starts at once.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 
 LOOK_S = 0.1
+HOPELESS = re.compile(rb"execvp error|No such file or directory|can't open file|not found")
+"""A rank cannot even be started there. The others would wait for it; some launchers let them."""
 OBEY_S = 5.0
 """How long ranks that were asked to end may take; then the launcher is killed."""
 
@@ -41,7 +44,8 @@ def main(folder):
 
 
 def wait(launcher, folder, limit):
-    """Wait for the launcher; returns what ended it: ``code``, ``cancel`` or ``limit``."""
+    """Wait for the launcher; returns what ended it: ``code`` (it has ended by itself),
+    ``cancel``, ``limit`` or ``hopeless``."""
     why, deadline = "code", None
     while True:
         try:
@@ -55,6 +59,8 @@ def wait(launcher, folder, limit):
                 why = "cancel"
             elif now > limit:
                 why = "limit"
+            elif is_hopeless(folder):
+                why = "hopeless"
             if why != "code":
                 touch(folder, "end")  # the ranks see it, on whatever host they are
                 launcher.terminate()
@@ -62,6 +68,14 @@ def wait(launcher, folder, limit):
         elif now > deadline:
             os.killpg(launcher.pid, signal.SIGKILL)
             deadline = now + OBEY_S
+
+
+def is_hopeless(folder):
+    """Whether no rank has joined yet, and the launcher has said that one cannot be started."""
+    if os.path.exists(os.path.join(folder, "rank-0.json")):
+        return False
+    with open(os.path.join(folder, "launcher.err"), "rb") as file:
+        return bool(HOPELESS.search(file.read(1 << 16)))
 
 
 def whereabouts():

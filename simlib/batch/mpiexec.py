@@ -53,6 +53,13 @@ class Mpiexec:
         _check_count("ranks_per_node", self.ranks_per_node)
         check_time_limit(self.time_limit)
 
+    @property
+    def place(self):
+        """Where the ranks run, in words."""
+        if self.hostfile is not None:
+            return f"the hosts in {self.hostfile}"
+        return "this machine" if self.hosts is None else ", ".join(self.hosts)
+
     def check(self, world_size):
         """Refuse more ranks than there is room for."""
         if self.hosts is None:

@@ -52,6 +52,11 @@ class Slurm:
         """Whether ranks ask MPI who they are; srun's ranks ask the environment."""
         return self.launcher == "mpiexec"
 
+    @property
+    def place(self):
+        """Where the ranks run, in words."""
+        return f"{self.nodes} nodes of {self.scheduler}"
+
     def check(self, world_size):
         """Refuse more ranks than there is room for."""
         if world_size > self.nodes * self.ranks_per_node:

@@ -21,20 +21,30 @@ from .versions import versions
 FOLDER = "simlib-jobs"
 START = """\
 # What every rank of this job runs.
+import os
 import sys
 
-wanted = {wanted!r}
-if sys.version_info[:2] != wanted:
-    words = "%s has Python %d.%d, the notebook %d.%d: install the same on every node"
-    import os
+FOLDER = {folder!r}
+WANTED = {wanted!r}
+HERE = tuple(sys.version_info[:2])
 
-    with open({folder!r} + "/refused", "w") as file:
-        file.write(words % ((os.uname()[1],) + tuple(sys.version_info[:2]) + wanted))
+
+def refuse(words):
+    with open(os.path.join(FOLDER, "refused"), "w") as file:
+        file.write(os.uname()[1] + " " + words)
+    open(os.path.join(FOLDER, "end"), "a").close()
     sys.exit(1)
-sys.path[:0] = [{root!r}]
-from simlib.batch.rank import main
 
-main({folder!r})
+
+if HERE != WANTED:
+    words = "has Python %d.%d, the notebook %d.%d: install the same on every node"
+    refuse(words % (HERE + WANTED))
+sys.path[:0] = [{root!r}]
+try:
+    from simlib.batch.rank import main
+except Exception as error:
+    refuse("cannot load simlib (%s): install the same environment on every node" % error)
+main(FOLDER)
 """
 
 
@@ -102,7 +112,7 @@ def submit(
         {
             "function": name_of(function),
             "world_size": world_size,
-            "to": repr(to),
+            "to": to.place,
             "uses_mpi": to.uses_mpi,
             "timeout_s": timeout_s,
             "check": check,

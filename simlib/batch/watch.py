@@ -138,4 +138,7 @@ class JobWatch:
         """The `Run` as far as it came."""
         for log in self.logs:
             log.refresh(anew=True)
-        return outcome.make_run(self)
+        run = outcome.make_run(self)
+        errors_s = (place["error_s"] for place in self.places.values())
+        run.trace.clock_error_s = max(errors_s, default=0.0)
+        return run
