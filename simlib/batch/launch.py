@@ -13,7 +13,9 @@ import sys
 import time
 
 LOOK_S = 0.1
-HOPELESS = re.compile(rb"execvp error|No such file or directory|can't open file|not found")
+HOPELESS = re.compile(
+    rb"execvp error|prox\w*: No such file|start\.py': \[Errno 2\]|command not found"
+)
 """A rank cannot even be started there. The others would wait for it; some launchers let them."""
 OBEY_S = 5.0
 """How long ranks that were asked to end may take; then the launcher is killed."""
