@@ -73,10 +73,8 @@ class Mpiexec:
 
     def words(self):
         """The command that stands for mpiexec."""
-        if isinstance(self.launcher, str):
-            return shlex.split(self.launcher)
         if self.launcher:
-            return list(self.launcher)
+            return words_of(self.launcher)
         beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
         found = beside if os.path.exists(beside) else shutil.which("mpiexec")
         if found is None:
@@ -122,6 +120,11 @@ class Mpiexec:
             return [*options, "--host", f"localhost:{world_size}"]
         hosts = ",".join(f"{host}:{self.ranks_per_node}" for host in self.hosts)
         return [*options, "--host", hosts]
+
+
+def words_of(command):
+    """The words of a command, told as one text or as words."""
+    return shlex.split(command) if isinstance(command, str) else list(map(str, command))
 
 
 def mpi_of(words):

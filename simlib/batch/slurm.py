@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 
 from ..errors import InvalidCallError, JobError
-from .mpiexec import LAUNCH, Mpiexec, check_time_limit
+from .mpiexec import LAUNCH, Mpiexec, check_time_limit, words_of
 
 POLL_S = 1
 
@@ -31,6 +31,8 @@ class Slurm:
         ``srun``, which needs no MPI, or ``mpiexec``.
     scheduler : str
         PSI/J's name of it: ``slurm``; ``pbs``, ``lsf`` and others are passed through, untested.
+    login : str or sequence of str
+        Words to put before sbatch, squeue and scancel where this machine has none: ``"ssh login"``.
     """
 
     nodes: int
@@ -41,6 +43,7 @@ class Slurm:
     extra: tuple = ()
     launcher: str = "srun"
     scheduler: str = "slurm"
+    login: tuple = ()
 
     def __post_init__(self):
         if self.launcher not in ("srun", "mpiexec"):
@@ -103,10 +106,14 @@ class Slurm:
         )
         job = psij.Job(spec)
         try:
-            _executor(folder, self.scheduler).submit(job)
+            _executor(folder, self.scheduler, words_of(self.login)).submit(job)
         except Exception as error:  # PSI/J's own, and those of a missing sbatch
             raise JobError(_refusal(error)) from None
-        native = {"scheduler": self.scheduler, "id": job.native_id}
+        native = {
+            "scheduler": self.scheduler,
+            "id": job.native_id,
+            "login": words_of(self.login),
+        }
         folder.write_json(native, "native.json")
 
 
@@ -133,8 +140,8 @@ def _psij():
     return psij
 
 
-def _executor(folder, scheduler):
-    """PSI/J's executor; its own files stay in the job's folder."""
+def _executor(folder, scheduler, login):
+    """PSI/J's executor, whose commands run behind ``login``; its own files stay in the folder."""
     psij = _psij()
     from psij.executors.batch.batch_scheduler_executor import BatchSchedulerExecutorConfig
 
@@ -143,7 +150,10 @@ def _executor(folder, scheduler):
         initial_queue_polling_delay=POLL_S,
         work_directory=folder.path / "psij",
     )
-    return psij.JobExecutor.get_instance(scheduler, config=config)
+    executor = psij.JobExecutor.get_instance(scheduler, config=config)
+    run_command = executor._run_command
+    executor._run_command = lambda command: run_command([*login, *command])
+    return executor
 
 
 class Queue:
@@ -184,7 +194,9 @@ class Queue:
         if self._job is None:
             psij = _psij()
             self._job = psij.Job()
-            _executor(self._folder, self._native["scheduler"]).attach(self._job, self._native["id"])
+            native = self._native
+            executor = _executor(self._folder, native["scheduler"], native["login"])
+            executor.attach(self._job, native["id"])
             patience = datetime.timedelta(seconds=3 * POLL_S)
             self._job.wait(patience, [s for s in psij.JobState if s.name != "NEW"])
         return self._job

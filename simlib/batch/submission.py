@@ -10,7 +10,7 @@ from pathlib import Path
 
 import cloudpickle
 
-from ..errors import InvalidCallError
+from ..errors import InvalidCallError, JobError
 from ..processes.engine import check_timeout, name_of
 from ..processes.payload import cell_numbers, pack, surroundings
 from .folder import JobFolder
@@ -134,7 +134,12 @@ def submit(
     }
     job.write_json(plan, "launch.json")
     job.write_json({"state": "queued"}, "state.json")
-    to.start(job)
+    try:
+        to.start(job)
+    except JobError as error:
+        job.write(str(error).encode(), "refused")
+        job.write_json({"state": "ended", "code": None, "why": "refused"}, "state.json")
+        raise
     return Job(job.path)
 
 
