@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.batch import submission
+from simlib.batch.versions import check_versions, versions
 
 WAIT_S = 120
 ROOT = Path(__file__).resolve().parent.parent
@@ -235,11 +235,10 @@ def test_ranks_that_know_their_numbers_from_the_environment(tmp_path):
     assert submitted(main, 2, tmp_path, to=to).result(WAIT_S).results == [3, 3]
 
 
-def test_a_node_with_another_torch(tmp_path, monkeypatch):
-    other = {**submission.versions(), "torch": "1.13.1"}
-    monkeypatch.setattr(submission, "versions", lambda: other)
-    error = failure(submitted(sleeping, 1, tmp_path))
-    assert f"has torch {torch.__version__.partition('+')[0]}, the notebook 1.13.1" in str(error)
+def test_a_node_with_another_torch():
+    check_versions(versions())
+    with pytest.raises(simlib.JobError, match=r"has torch .*, the notebook 1\.13\.1: install the"):
+        check_versions({**versions(), "torch": "1.13.1"})
 
 
 @pytest.mark.parametrize(

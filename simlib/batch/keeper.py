@@ -18,6 +18,8 @@ from . import logs
 from .watch import JobWatch
 
 LOOK_S = 0.1
+SEND_S = 1.0
+"""How often what a rank has written down is sent to the server of the folder."""
 SETTLE_S = 0.6
 """How long the other ranks may take to fail on their own, so that the error names all who do."""
 JOIN_S = 60.0
@@ -55,6 +57,7 @@ class Keeper:
         self._judge = None
         self._begun = time.monotonic()
         self._end_at = None
+        self._sent_at = 0.0
 
     def until_the_end(self):
         """Look until the rank's process has ended."""
@@ -78,9 +81,19 @@ class Keeper:
         if self._rank is None:
             return
         logs.write_sleeps(self._log, asleep.sleep_count(self._pid))
+        self._send_on()
         self._pass_on_wish()
         if self._judge is not None:
             self._judge.look()
+
+    def _send_on(self):
+        """A log is mapped memory: without this, other hosts might see it at its end only."""
+        now = time.monotonic()
+        if now > self._sent_at + SEND_S:
+            self._sent_at = now
+            place = self._folder.read_json("json", self._rank)
+            if place is not None and not place["is_alone"]:
+                self._log.flush()
 
     def _pass_on_wish(self):
         """Ask the rank for its stack, if somebody wants to see it."""
