@@ -58,6 +58,7 @@ class Keeper:
         self._begun = time.monotonic()
         self._end_at = None
         self._sent_at = 0.0
+        self._looks = 0
 
     def until_the_end(self):
         """Look until the rank's process has ended."""
@@ -80,7 +81,9 @@ class Keeper:
             time.sleep(LOOK_S)
         if self._rank is None:
             return
-        logs.write_sleeps(self._log, asleep.sleep_count(self._pid))
+        self._looks += 1
+        if logs.has_promised(self._log):
+            logs.write_sleeps(self._log, self._looks, asleep.sleep_count(self._pid))
         self._send_on()
         self._pass_on_wish()
         if self._judge is not None:
@@ -129,6 +132,7 @@ class Keeper:
         if self._told is not None:
             self._learn_rank()
         if self._rank is not None and not self._folder.has("answer", self._rank):
+            self._log.flush()
             self._folder.write_json(code, "exit", self._rank)
             code = code or 1
         if code == 0 and self._judge is not None:

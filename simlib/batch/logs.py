@@ -6,11 +6,12 @@ import mmap
 import pickle
 import struct
 
-from ..oplog import CAPACITY, COMMITTED, HEADER, OpLogReader, OpLogWriter
+from ..oplog import CAPACITY, COMMITTED, HEADER, PROMISES, OpLogReader, OpLogWriter
 
 SLEEPS = HEADER - 8
-"""The header's last field, which `oplog` leaves free: how often the rank's main thread has gone to
-sleep, as its keeper sees it, plus 1; 0 while it is awake. For waits inside C++, see `Checker`."""
+"""The header's last field, which `oplog` leaves free. The rank's keeper writes it: above, how many
+times it has looked; below, how often the rank's main thread had gone to sleep by then, plus 1, or 0
+where it was awake. It is for waits inside C++, see `Checker`."""
 _NUMBER = struct.Struct("q")
 
 
@@ -30,9 +31,15 @@ def open_memory(path):
         return mmap.mmap(file.fileno(), CAPACITY)
 
 
-def write_sleeps(memory, count):
-    """Note how often the rank has gone to sleep, None while it is awake."""
-    _NUMBER.pack_into(memory, SLEEPS, 0 if count is None else count + 1)
+def has_promised(memory):
+    """Whether C++ code of the rank has taken the future of an op."""
+    return bool(_NUMBER.unpack_from(memory, PROMISES)[0])
+
+
+def write_sleeps(memory, look, count):
+    """Note how often the rank had gone to sleep at this look, None where it was awake."""
+    low = 0 if count is None else (count + 1) & 0xFFFFFFFF
+    _NUMBER.pack_into(memory, SLEEPS, look << 32 | low)
 
 
 def trim(path):
@@ -55,11 +62,19 @@ class LogFile(OpLogReader):
     ----------
     path : Path
     rank : int
+
+    Attributes
+    ----------
+    offset_s : float
+        How far the rank's clock is ahead of rank 0's.
+    sleeps : (int, int or None)
+        The keeper's last look, and how often the rank had gone to sleep by then if it slept.
     """
 
     def __init__(self, path, rank):
         self._path = path
         self.offset_s = 0.0
+        self.sleeps = (0, None)
         empty = bytearray(HEADER)
         OpLogWriter(empty)
         super().__init__(bytes(empty), rank)
@@ -69,7 +84,11 @@ class LogFile(OpLogReader):
         try:
             with open(self._path, "rb", buffering=0) as file:
                 header = file.read(HEADER)
-                if len(header) < HEADER or (header == self._memory[:HEADER] and not anew):
+                if len(header) < HEADER:
+                    return
+                look, low = divmod(_NUMBER.unpack_from(header, SLEEPS)[0], 1 << 32)
+                self.sleeps = look, low - 1 if low else None
+                if header[:SLEEPS] == self._memory[:SLEEPS] and not anew:
                     return
                 committed = _NUMBER.unpack_from(header, COMMITTED)[0]
                 body = file.read(max(0, committed - HEADER))
@@ -83,11 +102,6 @@ class LogFile(OpLogReader):
         """The same as `OpLogReader.state`, as of now."""
         self.refresh()
         return super().state
-
-    def sleeps(self):
-        """How often the rank's main thread has gone to sleep, if it sleeps; else None."""
-        self.refresh()
-        return _NUMBER.unpack_from(self._memory, SLEEPS)[0] - 1 if self._field(SLEEPS) else None
 
     def close(self):
         """Nothing is held open."""

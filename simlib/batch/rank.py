@@ -62,6 +62,7 @@ def _be_rank(folder, job, tell):
     recorder = _join(place, folder, memory)
     _connect_output(folder, rank)
     answer = _call(folder, rank, size, recorder)
+    memory.flush()  # whoever sees the answer sees all that was done for it
     folder.write(answer, "answer", rank)
     if word_of(answer) != "result":
         return 1

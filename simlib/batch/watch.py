@@ -39,7 +39,8 @@ class JobWatch:
         self.cells = job["cells"]
         ranks = range(self.world_size)
         self.logs = [LogFile(folder.file("log", rank), rank) for rank in ranks]
-        self.checker = Checker(self.logs, self.cells, lambda rank: self.logs[rank].sleeps())
+        self._asleep = {}
+        self.checker = Checker(self.logs, self.cells, self._asleep.get)
         self.answers = {}
         self.deaths = {}
         self.places = {}
@@ -58,7 +59,9 @@ class JobWatch:
             self._read_place(rank)
             self._read_answer(rank)
             show(rank, self._read_output(rank))
+            before = self.logs[rank].sleeps
             self.logs[rank].refresh()
+            self._asleep[rank] = _slept_on(before, self.logs[rank].sleeps)
 
     def _read_place(self, rank):
         if rank not in self.places:
@@ -142,3 +145,9 @@ class JobWatch:
         errors_s = (place["error_s"] for place in self.places.values())
         run.trace.clock_error_s = max(errors_s, default=0.0)
         return run
+
+
+def _slept_on(before, now):
+    """How often a rank has gone to sleep, if it slept all the time between two looks; else None."""
+    (look, count), (later, same) = before, now
+    return same if later > look and count == same else None
