@@ -101,12 +101,14 @@ class Slurm:
                 duration=datetime.timedelta(minutes=math.ceil(self.time_limit / 60) + 1),
                 queue_name=self.partition,
                 account=self.account,
-                custom_attributes=_custom(self.scheduler, self.extra),
             ),
         )
         job = psij.Job(spec)
         try:
-            _executor(folder, self.scheduler, words_of(self.login)).submit(job)
+            executor = _executor(folder, self.scheduler, words_of(self.login))
+            command = executor.get_submit_command
+            executor.get_submit_command = lambda *what: _with(command(*what), self.extra)
+            executor.submit(job)
         except Exception as error:  # PSI/J's own, and those of a missing sbatch
             raise JobError(_refusal(error)) from None
         native = {
@@ -117,9 +119,9 @@ class Slurm:
         folder.write_json(native, "native.json")
 
 
-def _custom(scheduler, extra):
-    pairs = (word.lstrip("-").partition("=") for word in extra)
-    return {f"{scheduler}.{name}": value for name, _, value in pairs} or None
+def _with(command, extra):
+    """The command that submits a script, with further options."""
+    return [command[0], *extra, *command[1:]]
 
 
 def _refusal(error):
