@@ -52,7 +52,7 @@ def test_command_of_open_mpi(tmp_path, monkeypatch):
     monkeypatch.setattr(mpiexec, "_is_root", lambda: True)
     monkeypatch.setattr(mpiexec, "FORWARDED", ("PATH", "NOT_SET_HERE"))
     to = simlib.Mpiexec(hosts=["a", "b"], ranks_per_node=2, launcher=words)
-    options = "-n 4 --allow-run-as-root -x PATH --host a:2,b:2 python"
+    options = "-n 4 --bind-to none --allow-run-as-root -x PATH --host a:2,b:2 python"
     assert to.command(4, ["python"]) == [*words, *options.split()]
     here = simlib.Mpiexec(launcher=words).command(3, ["python"])
     assert here[-3:] == ["--host", "localhost:3", "python"]
@@ -81,6 +81,7 @@ def test_command_of_slurm():
         ("python: can't open file '/a/start.py': [Errno 2]", r"the job's folder \(/a/start.py\)"),
         ("sbatch: error: invalid partition specified: gpu", "there is no such partition"),
         ("slurmstepd: error: *** CANCELLED AT 2026 DUE TO TIME LIMIT ***", "the time limit"),
+        ("check(167): Runtime environment uses unsupported PMI version PMIx.", "another MPI"),
         ("srun: error: More processors requested than permitted", "more was asked for"),
     ],
 )

@@ -47,6 +47,11 @@ CAUSES = (
         "share; name one by folder=...",
     ),
     (
+        r"unsupported PMI version",
+        "mpiexec belongs to another MPI than the one mpi4py has loaded: name the right mpiexec by "
+        "launcher=..., or install mpi4py for its MPI",
+    ),
+    (
         r"not enough slots|More processors requested than permitted"
         r"|Requested node configuration is not available|cannot be satisfied",
         "more was asked for than there is: take fewer ranks or nodes",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from ..diagnosis import ranks_in_words
 from ..errors import InvalidCallError, JobError
 from ..processes.engine import told
 from ..processes.live import open_display
@@ -180,10 +181,10 @@ class Job:
         said = "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
         said += self._queue.words()
         sentence, line = cause_in(said)
-        missing = ", ".join(map(str, watch.running()))
+        missing = ranks_in_words(watch.running()) if watch.running() else "the ranks"
         if sentence is None:
             code = f" (exit code {state['code']})" if state.get("code") is not None else ""
-            sentence = f"no answer came from rank {missing}; the launcher has ended{code}"
+            sentence = f"no answer came from {missing}; the launcher has ended{code}"
         words = f"{self.name} could not be carried out: {sentence}"
         if line:
             words += f"\n    {line}"
