@@ -162,12 +162,12 @@ class Job:
         state = self._folder.read_json("state.json")
         if state.get("why") == "limit":
             return self._out_of_limit()
-        refused = self._folder.read("refused")
-        if refused is not None:
-            return JobError(refused.decode())
         failure = watch.failure()
         if failure is not None or (status == "done" and not watch.running()):
             return failure
+        refused = self._folder.read("refused")
+        if refused is not None:
+            return JobError(refused.decode())
         return self._launcher_failed(watch, state)
 
     def _out_of_limit(self):

@@ -22,6 +22,8 @@ SEND_S = 1.0
 """How often what a rank has written down is sent to the server of the folder."""
 SETTLE_S = 0.6
 """How long the other ranks may take to fail on their own, so that the error names all who do."""
+REFUSED = 77
+"""Exit code of a rank that never came to the learner's function, and has said why."""
 JOIN_S = 60.0
 """How long the ranks of a job may take to find each other."""
 
@@ -123,15 +125,19 @@ class Keeper:
         return os.getppid() != self._parent or (self._end_at is not None and now > self._end_at)
 
     def _kill(self):
-        for end in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                end(self._pid, signal.SIGKILL)
+        self._kill_its_commands()
+        os.kill(self._pid, signal.SIGKILL)  # it may have no group of its own yet
+
+    def _kill_its_commands(self):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
 
     def _ended(self, code):
         """The rank's process has ended by itself."""
         if self._told is not None:
             self._learn_rank()
-        if self._rank is not None and not self._folder.has("answer", self._rank):
+        has_answered = self._rank is not None and self._folder.has("answer", self._rank)
+        if self._rank is not None and not has_answered and code != REFUSED:
             self._log.flush()
             self._folder.write_json(code, "exit", self._rank)
             code = code or 1
@@ -140,7 +146,7 @@ class Keeper:
         if code:
             self._folder.mark("end")
             time.sleep(SETTLE_S)
-        self._kill()
+        self._kill_its_commands()
         self._clean_up()
         return 1 if code else 0
 

@@ -12,19 +12,20 @@ import os
 import pickle
 import sys
 import traceback
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from .. import answers, backend
-from ..errors import JobError
+from ..errors import SimlibError
 from ..oplog import OpLogWriter
 from ..processes.isolation import fresh_random_state
 from ..processes.rank import Output, flush, is_alone, show_errors_of_commands
 from ..recorder import Recorder
 from . import clocks, logs, world
 from .folder import JobFolder
-from .keeper import die_with_the_keeper, keep
+from .keeper import REFUSED, die_with_the_keeper, keep
 from .versions import check_versions
 
 
@@ -42,13 +43,15 @@ def main(path):
     try:
         check_versions(job["versions"])
         code = _be_rank(folder, job, tell)
-    except JobError as error:
+    except SimlibError as error:
         folder.write(str(error).encode(), "refused")
-        code = 1
-    except BaseException:  # before the learner's function, or after: nobody else tells it
+        code = REFUSED
+    except BaseException as error:  # before the learner's function, or after it
         traceback.print_exc(file=sys.__stderr__)
         sys.__stderr__.flush()
-        code = 1
+        words = f"a rank on {os.uname().nodename} could not join the others: {answers.short(error)}"
+        folder.write(words.encode(), "refused")
+        code = REFUSED
     os._exit(code)
 
 
@@ -99,7 +102,7 @@ def _join(place, folder, memory):
     )
     folder.write_json(
         {
-            "host": hosts[rank],
+            "host": os.uname().nodename,
             "pid": os.getpid(),
             "interface": os.environ["GLOO_SOCKET_IFNAME"],
             "offset_s": offset_s,
@@ -112,8 +115,18 @@ def _join(place, folder, memory):
     return recorder
 
 
+def _this_host():
+    """A name that no other host has: two machines may be called alike (Linux)."""
+    try:
+        start = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        start = ""
+    return f"{os.uname().nodename} {start}"
+
+
 def _hosts(store, rank, size):
-    store.set(f"host/{rank}", os.uname().nodename)
+    """Which host each rank is on."""
+    store.set(f"host/{rank}", _this_host())
     return [store.get(f"host/{other}").decode() for other in range(size)]
 
 
