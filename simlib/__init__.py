@@ -13,6 +13,7 @@
 """
 
 from . import clusters, digits, scale
+from .batch import Job, Mpiexec, Slurm, jobs, submit
 from .cluster import Cluster, Device, Link
 from .compute import compute
 from .curves import draw_curves, live_curves
@@ -20,6 +21,7 @@ from .diagnosis import Finding
 from .errors import (
     DeadlockError,
     InvalidCallError,
+    JobError,
     MismatchError,
     OutOfMemoryError,
     RaceError,
@@ -45,9 +47,12 @@ __all__ = [
     "Finding",
     "Group",
     "InvalidCallError",
+    "Job",
+    "JobError",
     "Link",
     "Message",
     "MismatchError",
+    "Mpiexec",
     "Op",
     "OutOfMemoryError",
     "RaceError",
@@ -57,6 +62,7 @@ __all__ = [
     "RunInterrupted",
     "SimlibError",
     "Site",
+    "Slurm",
     "StuckError",
     "Trace",
     "UnfinishedError",
@@ -65,10 +71,12 @@ __all__ = [
     "digits",
     "draw_curves",
     "held",
+    "jobs",
     "live_curves",
     "load",
     "run",
     "scale",
     "simulate",
+    "submit",
 ]
 __version__ = "0.1.0"

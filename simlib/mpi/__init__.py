@@ -10,9 +10,10 @@ Published scripts that say ``backend="mpi"`` run unchanged::
     mpiexec -n 2 python -m simlib.mpi ptdist.py
 """
 
+from ..addresses import interface_towards
 from .backend import install
 from .group import MpiGroup
-from .rendezvous import interface_towards, meet
+from .rendezvous import meet
 from .work import MpiWork
 
 __all__ = ["MpiGroup", "MpiWork", "interface_towards", "meet"]
