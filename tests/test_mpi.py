@@ -33,6 +33,7 @@ def test_what_every_call_promises():
     assert passed == [program.__name__ for program in mpi_programs.PROGRAMS], done.stderr
 
 
+@pytest.mark.long
 def test_features_give_the_numbers_of_real_ranks(seed):
     """In DDP's join blocking and non-blocking calls meet, so it is always among them."""
     names = {"ddp_join", *random.Random(seed).sample(list(features.FEATURES), SAMPLED_FEATURES)}
@@ -64,6 +65,7 @@ def failures(names, world_size):
     return {name: detail for name, (status, detail) in outcomes.items() if status == "failed"}
 
 
+@pytest.mark.long
 def test_methods_of_torch_pass(seed):
     assert failures(random.Random(seed).sample(methods(), SAMPLED_METHODS), 2) == {}
 
@@ -98,8 +100,9 @@ def test_a_script_for_the_mpi_backend_runs_unchanged(tmp_path):
     script = tmp_path / "ptdist.py"
     script.write_text(PTDIST)
     done = mpiexec(2, "-m", "simlib.mpi", str(script))
-    said = sorted(done.stdout.splitlines())
-    assert said == ["rank 0 has sent [1.0, -1.0]", "rank 1 has received [1.0, -1.0]"], done.stderr
+    # mpiexec may put what two ranks print into one line.
+    for said in ("rank 0 has sent [1.0, -1.0]", "rank 1 has received [1.0, -1.0]"):
+        assert said in done.stdout, done.stderr
 
 
 def test_a_rank_that_fails_ends_the_job(tmp_path):

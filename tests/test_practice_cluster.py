@@ -19,6 +19,8 @@ from simlib.practice import PracticeCluster, cluster_command, launcher, system
 from simlib.practice import cluster as cluster_module
 from simlib.practice.slurm import CPUS
 
+pytestmark = pytest.mark.long  # hosts of their own, with ssh and Slurm
+
 HELLO = """
 import socket
 from mpi4py import MPI
@@ -231,14 +233,12 @@ def test_a_batch_job_can_be_submitted_and_cancelled(cluster, tmp_path):
     assert lines.count("node1") == lines.count("node2") == CPUS
 
 
-@pytest.mark.long
 def test_a_job_ends_at_its_time_limit(cluster):
     words = ["srun", "--time=1", "-N", 1, "sleep", 1000]
     done = cluster.run("login", words, capture_output=True, text=True, timeout=240)
     assert done.returncode and "DUE TO TIME LIMIT" in done.stderr
 
 
-@pytest.mark.long
 def test_gloo_connects_nodes_by_the_interface_that_is_named(cluster):
     program = """
 import os, torch, torch.distributed as dist

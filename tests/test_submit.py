@@ -121,6 +121,7 @@ def test_an_exception_of_a_rank(tmp_path):
     assert not processes_of(job)
 
 
+@pytest.mark.long
 def test_ranks_that_wait_for_each_other(tmp_path):
     def main(rank, world_size):
         dist.recv(torch.zeros(1), src=1 - rank)
@@ -131,6 +132,7 @@ def test_ranks_that_wait_for_each_other(tmp_path):
     assert error.graph is not None
 
 
+@pytest.mark.long
 def test_ops_that_disagree(tmp_path):
     def main(rank, world_size):
         dist.broadcast(torch.zeros(1), src=rank)
@@ -139,6 +141,7 @@ def test_ops_that_disagree(tmp_path):
     assert isinstance(error, simlib.MismatchError)
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed(tmp_path):
     def main(rank, world_size):
         dist.barrier()
@@ -151,6 +154,7 @@ def test_a_rank_that_is_killed(tmp_path):
     assert error.exitcodes == {1: -signal.SIGKILL}
 
 
+@pytest.mark.long
 def test_no_progress(tmp_path):
     def main(rank, world_size):
         while rank == 0:
@@ -177,6 +181,7 @@ def test_cancel(tmp_path):
     assert "sleeping-1 was cancelled" in str(failure(job))
 
 
+@pytest.mark.long
 def test_time_limit(tmp_path):
     to = simlib.Mpiexec(time_limit=0.2)
     job = submitted(sleeping, 2, tmp_path, to=to)
@@ -184,6 +189,7 @@ def test_time_limit(tmp_path):
     wait_until(lambda: not processes_of(job))
 
 
+@pytest.mark.long
 def test_a_job_outlives_the_kernel(tmp_path):
     program = tmp_path / "kernel.py"
     program.write_text(
@@ -224,6 +230,7 @@ class ByEnvironment(simlib.Mpiexec):
     uses_mpi = False
 
 
+@pytest.mark.long
 def test_ranks_that_know_their_numbers_from_the_environment(tmp_path):
     def main(rank, world_size):
         x = torch.tensor([rank + 1])

@@ -15,6 +15,8 @@ import simlib
 from simlib.practice import PracticeCluster
 from simlib.practice import cluster as cluster_module
 
+pytestmark = pytest.mark.long  # hosts of their own, with ssh and Slurm
+
 HOSTS = ["node1", "node2"]
 
 
