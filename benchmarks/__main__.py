@@ -19,6 +19,7 @@ def main():
     from .labs import redrawing
     from .loopback import loopback
     from .network import network
+    from .practice import practice
     from .recording import recording
     from .scale import cost_model
     from .simulating import simulating
@@ -38,6 +39,7 @@ def main():
         "simulating": lambda: simulating(options.rounds),
         "loopback": loopback,
         "network": lambda: network(options.rounds),
+        "practice": lambda: practice(options.rounds),
         "scale": lambda: cost_model(options.rounds),
         "labs": redrawing,
         "browsing": lambda: browsing(options.rounds),
