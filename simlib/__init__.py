@@ -17,6 +17,7 @@ from .batch import Job, Mpiexec, Slurm, jobs, submit
 from .cluster import Cluster, Device, Link
 from .compute import compute
 from .diagnosis import Finding
+from .doctor import doctor
 from .errors import (
     DeadlockError,
     InvalidCallError,
@@ -67,6 +68,7 @@ __all__ = [
     "clusters",
     "compute",
     "digits",
+    "doctor",
     "jobs",
     "load",
     "run",
