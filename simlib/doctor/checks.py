@@ -156,9 +156,7 @@ def simlib(facts, host):
             "simlib there"
         )
     if theirs[0] != mine[0]:
-        return wrong(
-            f"simlib is {theirs[0]} ({theirs[1]}), here {mine[0]}: install {mine[0]} there"
-        )
+        return wrong(f"simlib is {theirs[0]} ({theirs[1]}), here {mine[0]}: install this one there")
     if theirs[2] != mine[2]:
         return wrong(
             f"simlib says {theirs[0]}, but its files in {theirs[1]} differ from those here: copy "
@@ -174,8 +172,8 @@ def mpi(facts, host):
     if found["version"] is None:
         other = f" (another is at {found['other']})" if found["other"] else ""
         return wrong(
-            f"there is no mpiexec at {facts.mpiexec}{other}: install the same {facts.mpi} there, at "
-            "the same path"
+            f"there is no mpiexec at {facts.mpiexec}{other}: install the same {facts.mpi} "
+            "there, at the same path"
         )
     mine, theirs = (_mpi_version(of["mpi"]["version"]) for of in (facts.here, facts.on(host)))
     if mine != theirs:
@@ -209,7 +207,7 @@ def library(facts, host):
     if which != facts.mpi:
         return wrong(
             f"mpi4py's library is {which}, mpiexec is {facts.mpi}, and every process would be "
-            f"alone: use the mpiexec of {which} (launcher=...), or install {facts.mpi} beside mpi4py"
+            f"alone: use the mpiexec of {which} (--launcher), or install {facts.mpi} beside mpi4py"
         )
     return well(f"mpi4py {facts.on(host)['packages']['mpi4py']} with {which}, as mpiexec")
 
@@ -236,8 +234,8 @@ def files(facts, host):
         )
     if host not in facts.written:
         return wrong(
-            f"a file that it wrote in {facts.folder} is not seen here: mount the same filesystem at "
-            "the same path on both"
+            f"a file that it wrote in {facts.folder} is not seen here: mount the same filesystem "
+            "at the same path on both"
         )
     return well(f"shares {facts.folder}")
 

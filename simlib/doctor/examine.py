@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from .checks import HOST_CHECKS
-from .together_checks import CHECKS
+from .together_checks import CHECKS, NEEDS_OF_HELLO
 
 WITHOUT_PROBE = ("name", "answers", "ssh", "python")
 STATES = OK, WRONG, NOT_ASKED = "ok", "wrong", "not asked"
@@ -73,9 +73,8 @@ def hosts_for_hello(facts):
 
     One that cannot take part does not keep the others from it, as long as there are two.
     """
-    needs = ("python", "mpi", "mpi4py")
     lines = examine(facts, HOST_CHECKS)
-    bad = {line.host for line in lines if line.check in needs and line.state != OK}
+    bad = {line.host for line in lines if line.check in NEEDS_OF_HELLO and line.state != OK}
     if not facts.hosts:
         return None if bad else []
     fit = [host for host in facts.hosts if host not in bad]

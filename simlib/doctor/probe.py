@@ -121,7 +121,7 @@ def printed(argv):
 
 
 def exchange(folder, token, reply):
-    """Read the file that is in the common folder, and leave one: ``[was read, what went wrong]``."""
+    """Read a file in the common folder, and leave one: ``[was it right, what went wrong]``."""
     try:
         with open(os.path.join(folder, "asked")) as file:
             seen = file.read() == token
@@ -192,7 +192,7 @@ def connect(places):
         try:
             socket.create_connection((address, port), TRY_S).close()
             wrong[name] = None
-        except socket.timeout:
+        except TimeoutError:
             wrong[name] = "no answer"
         except OSError as error:
             wrong[name] = error.strerror or str(error)

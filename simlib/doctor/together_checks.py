@@ -22,7 +22,7 @@ def hello(facts):
         return wrong(
             f"{len(joined)} processes each say that they are of {size}, where {wanted} were asked "
             "for: mpiexec belongs to another MPI than mpi4py's library, use the one that fits "
-            "(launcher=...)"
+            "(--launcher)"
         )
     if len(met) == wanted and all(step["total"] == wanted * (wanted + 1) // 2 for step in met):
         return well(f"{wanted} ranks on {place}, world size {wanted}")
@@ -62,8 +62,10 @@ def describe(pair):
     return f"{latency_us:.3g} us one way, {megabytes:.3g} MB/s"
 
 
+NEEDS_OF_HELLO = ("python", "account", "mpi", "mpi4py")
+
 CHECKS = (
     *HOST_CHECKS,
-    Check("hello", hello, ("python", "mpi", "mpi4py"), alone=True, together=True),
+    Check("hello", hello, NEEDS_OF_HELLO, alone=True, together=True),
     Check("ping-pong", ping_pong, ("hello",), alone=True, together=True),
 )
