@@ -20,6 +20,7 @@ from .dialog import NO_PYTHON
 
 CLOCK_S = 0.5
 """Clocks further apart make times of files and logs misleading; an NTP service holds 0.01 s."""
+CLOSE = ((0.001, "1 ms"), (0.01, "10 ms"), (0.1, "100 ms"), (0.5, "0.5 s"))
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,12 @@ def name(facts, host):
     return well("the name is known")
 
 
-def answers(facts, host):
+def server(facts, host):
     said = facts.refused.get(host, "")
     if re.search(r"refused|timed out|No route|unreachable|^no answer", said):
         sentence, line = _said(facts, host)
         return wrong(f"{sentence or 'no answer: is the host overloaded, or its login hanging?'}"
-                     f" (ssh: {line})")  # fmt: skip
+                     f" ({line})")  # fmt: skip
     return well("an ssh server answers")
 
 
@@ -270,10 +271,14 @@ def clock(facts, host):
             f"its clock is {abs(offset_s):.1f} s {way} this one: let both follow one time server "
             "(chrony, or timedatectl set-ntp true)"
         )
-    return well(f"{offset_s * 1e3:+.1f} ms (error {error_s * 1e3:.1f} ms)")
+    apart_s = abs(offset_s) + error_s
+    bound = next((words for most_s, words in CLOSE if apart_s < most_s), f"{apart_s:.1f} s")
+    return well(f"less than {bound} from this machine's")
 
 
 def ports(facts, host):
+    if host not in facts.unreached:
+        return wrong("it has answered no more questions: run the doctor again")
     here = f"this machine ({socket.gethostname()})"
     lost = [f"to {other or here}: {why}" for other, why in facts.unreached.get(host, {}).items()]
     if host in facts.unreached.get(None, {}):
@@ -288,10 +293,10 @@ def ports(facts, host):
 
 HOST_CHECKS = (
     Check("name", name),
-    Check("answers", answers, ("name",)),
-    Check("ssh", ssh, ("answers",)),
-    Check("python", python, ("ssh",), alone=True),
+    Check("server", server, ("name",)),
+    Check("ssh", ssh, ("server",)),
     Check("account", account, ("ssh",)),
+    Check("python", python, ("ssh",), alone=True),
     Check("torch", torch, ("python",), alone=True),
     Check("simlib", simlib, ("python",), alone=True),
     Check("mpi", mpi, ("ssh",), alone=True),

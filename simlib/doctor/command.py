@@ -14,7 +14,8 @@ def add_command(commands):
         "doctor",
         help="check what a cluster needs, and say how to mend what is wrong",
         description="Check whether jobs can run on hosts: ssh, Python, MPI, files, clocks, "
-        "network. Prints one line for each check. Exit code 0 if all is well, 1 if something is wrong.",
+        "network. Prints one line for each check. Exit code 0 if all is well, 1 if something is "
+        "wrong.",
     )
     parser.add_argument("--hosts", metavar="A,B", help="names of the hosts; none: this machine")
     parser.add_argument(

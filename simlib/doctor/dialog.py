@@ -45,10 +45,13 @@ class Dialog:
 
     def __init__(self, host=None):
         self.host = host
-        self._process = subprocess.Popen(
-            command_of(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+        try:
+            self._process = subprocess.Popen(
+                command_of(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:  # there is no ssh here
+            raise NoAnswer(str(error)) from None
         self._lines, self._errors = queue.Queue(), []
         self._readers = [
             threading.Thread(target=self._read_answers, daemon=True),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .checks import HOST_CHECKS
 from .together_checks import CHECKS, NEEDS_OF_HELLO
 
-WITHOUT_PROBE = ("name", "answers", "ssh", "python")
+WITHOUT_PROBE = ("name", "server", "ssh", "python")
 STATES = OK, WRONG, NOT_ASKED = "ok", "wrong", "not asked"
 
 
@@ -43,18 +43,19 @@ def examine(facts, checks=CHECKS):
             fault = _fault(facts, check, host, places, faults)
             if fault:
                 faults[check.name, host] = fault
-                lines.append(Line(check.name, host, NOT_ASKED, f"because {fault} is wrong"))
+                sentence = _because(fault, host)
+                lines.append(Line(check.name, host, NOT_ASKED, sentence))
                 continue
             verdict = check.judge(facts) if check.together else check.judge(facts, host)
             if not verdict.ok:
-                faults[check.name, host] = f"{check.name} of {host}" if host else check.name
+                faults[check.name, host] = (check.name, host)
             state = OK if verdict.ok else WRONG
             lines.append(Line(check.name, host, state, verdict.sentence))
     return lines
 
 
 def _fault(facts, check, host, places, faults):
-    """The check that is to blame where this one cannot be asked, or None."""
+    """The check, and its host, to blame where this one cannot be asked; or None."""
     if check.together:
         # A hello that was run had hosts enough, whatever is wrong with another one.
         among = [None] if facts.together else [*places, None]
@@ -65,7 +66,14 @@ def _fault(facts, check, host, places, faults):
             if (need, place) in faults:
                 return faults[need, place]
     unheard = facts.hosts and not check.together and host not in facts.of
-    return f"python of {host}" if unheard and check.name not in WITHOUT_PROBE else None
+    return ("python", host) if unheard and check.name not in WITHOUT_PROBE else None
+
+
+def _because(fault, host):
+    check, where = fault
+    if where is None:
+        return f"because {check} failed"
+    return f"because {check} failed {'there' if where == host else f'on {where}'}"
 
 
 def hosts_for_hello(facts):

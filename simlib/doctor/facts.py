@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..batch.mpiexec import Mpiexec, mpi_of
-from ..errors import JobError
+from ..errors import InvalidCallError, JobError
 from .dialog import Dialog, NoAnswer
 from .together import run_together
 
@@ -120,7 +120,7 @@ def _find_mpiexec(facts, launcher):
         words = Mpiexec(launcher=launcher).words()
         facts.mpiexec = shutil.which(words[0])
         facts.mpi = mpi_of(words)
-    except JobError as error:
+    except (JobError, OSError) as error:
         facts.mpi_wrong = str(error)
 
 
@@ -135,6 +135,8 @@ def _ask(facts, dialogs, host, question):
         facts.of[host] = dialog.ask("facts", **question)
         facts.clocks[host] = min((_clock(dialog) for _ in range(CLOCK_ASKED)), key=lambda c: c[1])
     except NoAnswer as error:
+        if host is None:
+            raise InvalidCallError(f"this machine did not answer itself: {error}") from None
         facts.of.pop(host, None)
         facts.refused[host] = str(error)
 
