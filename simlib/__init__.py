@@ -18,6 +18,7 @@ from .cluster import Cluster, Device, Link
 from .compute import compute
 from .curves import draw_curves, live_curves
 from .diagnosis import Finding
+from .doctor import doctor
 from .errors import (
     DeadlockError,
     InvalidCallError,
@@ -69,6 +70,7 @@ __all__ = [
     "clusters",
     "compute",
     "digits",
+    "doctor",
     "draw_curves",
     "held",
     "jobs",
