@@ -19,11 +19,12 @@ import simlib
 from simlib.practice import PracticeCluster
 from simlib.practice import cluster as cluster_module
 
+pytestmark = pytest.mark.long  # hosts of their own, with ssh
+
 LIMIT_S = 120  # of what takes seconds; a machine may be busy
 ASK = """
 import json, sys, simlib
 
-pytestmark = pytest.mark.long  # hosts of their own, with ssh
 folder, launcher, *hosts = sys.argv[1:]
 report = simlib.doctor(hosts, folder=folder, launcher=launcher or None)
 lines = [[line.check, line.host, line.state, line.sentence] for line in report.lines]
