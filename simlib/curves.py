@@ -20,7 +20,7 @@ PANEL_IN = (3.6, 2.4)
 
 
 @contextlib.contextmanager
-def live_curves(folder):
+def live_curves(folder, x="step"):
     """Show what is logged into a folder: live while the block runs, as a picture when it ends.
 
     In a notebook, a display that begins and ends empty shows the curves about twice a second; then
@@ -31,6 +31,8 @@ def live_curves(folder):
     ----------
     folder : str or path
         Where ``SummaryWriter`` writes; see `draw_curves`. It may come into being later.
+    x : str
+        What the logged steps count: the words under the horizontal axis.
     """
     if not in_notebook():
         yield
@@ -39,7 +41,7 @@ def live_curves(folder):
 
     reader, done = Reader(folder), threading.Event()
     handle = display(_bundle(None), raw=True, display_id=True)
-    arguments = (handle, reader, done)
+    arguments = (handle, reader, done, x)
     thread = threading.Thread(None, _keep_showing, "simlib-curves", arguments, daemon=True)
     thread.start()
     try:
@@ -50,18 +52,18 @@ def live_curves(folder):
         handle.update(_bundle(None), raw=True)
         curves = reader.read()
         if curves:
-            display(picture_of(curves))
+            display(picture_of(curves, reader.runs, x))
         else:
             print("no curves: nothing was logged")
 
 
-def _keep_showing(handle, reader, done):
+def _keep_showing(handle, reader, done, x):
     """Bring the display up to date until ``done``, where something new was logged."""
     shown = {}
     while not done.wait(EVERY_S):
         curves = reader.read()
         if curves != shown:
-            handle.update(_bundle(picture_of(curves)), raw=True)
+            handle.update(_bundle(picture_of(curves, reader.runs, x)), raw=True)
             shown = curves
 
 
@@ -73,14 +75,17 @@ def _bundle(picture):
     return {"text/plain": "", "text/html": f'<img src="data:image/png;base64,{data}">'}
 
 
-def draw_curves(folder):
+def draw_curves(folder, x="step"):
     """Draw what was logged into a folder: one panel per name, one line per run.
 
     Parameters
     ----------
     folder : str or path
         With TensorBoard's event files. Each folder below it that holds such files is a run of its
-        own, as in TensorBoard, and its line carries the folder's name.
+        own, as in TensorBoard, and its line carries the folder's name. Runs stand, and have their
+        colours, in the order in which they began to log.
+    x : str
+        What the logged steps count: the words under the horizontal axis.
 
     Returns
     -------
@@ -91,18 +96,27 @@ def draw_curves(folder):
     FileNotFoundError
         Nothing was logged there.
     """
-    curves = Reader(folder).read()
+    reader = Reader(folder)
+    curves = reader.read()
     if not curves:
         raise FileNotFoundError(f"{folder} holds no curve: has a rank logged into it, and closed?")
-    return picture_of(curves)
+    return picture_of(curves, reader.runs, x)
 
 
 class Reader:
-    """Reads a folder of event files again and again; what was read before is kept."""
+    """Reads a folder of event files again and again; what was read before is kept.
+
+    Attributes
+    ----------
+    runs : list of str
+        The runs that have logged something, in the order in which they began; it only grows at its
+        end, so a run's place, and with it its colour, stays while others come.
+    """
 
     def __init__(self, folder):
         self._folder = Path(folder)
-        self._runs = {}
+        self._accumulators = {}
+        self.runs = []
 
     def read(self):
         """``{name: {run: [(step, value), ...]}}`` of everything logged until now."""
@@ -110,19 +124,22 @@ class Reader:
 
         for file in sorted(self._folder.rglob("events.out.tfevents.*")):
             run = str(file.parent.relative_to(self._folder))
-            if run not in self._runs:
-                self._runs[run] = EventAccumulator(str(file.parent), size_guidance={"scalars": 0})
-        curves = {}
-        for run, accumulator in self._runs.items():
+            if run not in self._accumulators:
+                accumulator = EventAccumulator(str(file.parent), size_guidance={"scalars": 0})
+                self._accumulators[run] = accumulator
+        curves, began_s = {}, {}
+        for run, accumulator in self._accumulators.items():
             accumulator.Reload()
             for name in accumulator.Tags()["scalars"]:
-                points = [(event.step, event.value) for event in accumulator.Scalars(name)]
-                curves.setdefault(name, {})[run] = points
+                events = accumulator.Scalars(name)
+                curves.setdefault(name, {})[run] = [(event.step, event.value) for event in events]
+                began_s[run] = min(events[0].wall_time, began_s.get(run, events[0].wall_time))
+        self.runs += sorted(began_s.keys() - set(self.runs), key=lambda run: (began_s[run], run))
         return curves
 
 
-def picture_of(curves):
-    """The picture of curves as `Reader.read` gives them.
+def picture_of(curves, order, x="step"):
+    """The picture of curves as `Reader.read` gives them, of runs in the order of `Reader.runs`.
 
     It is drawn in a thread, beside whatever the kernel draws, so it leaves matplotlib's common
     settings alone and says its colours itself.
@@ -131,24 +148,30 @@ def picture_of(curves):
     figure = Picture(figsize=(width * len(curves), height), dpi=DPI, facecolor=PAPER)
     figure.set_layout_engine("constrained")
     panels = figure.subplots(1, len(curves), squeeze=False)[0]
+    longest = {run: max(len(runs.get(run, ())) for runs in curves.values()) for run in order}
     for panel, (name, runs) in zip(panels, sorted(curves.items()), strict=True):
-        _draw_panel(panel, name, runs)
+        for number, run in enumerate(order):
+            if run in runs:
+                _draw_run(panel, run, runs[run], rank_color(number), longest[run])
+        _dress_panel(panel, name, x)
     return figure
 
 
-def _draw_panel(panel, name, runs):
-    for number, (run, points) in enumerate(sorted(runs.items())):
-        steps, values = zip(*points, strict=True)
-        marker = "o" if len(points) < 30 else None
-        color = rank_color(number)
-        panel.plot(steps, values, color=color, lw=1.5, marker=marker, ms=3.5, label=run)
+def _draw_run(panel, run, points, color, longest):
+    """One line; points are marked where they are few beside the run's longest curve."""
+    steps, values = zip(*points, strict=True)
+    marker = "o" if len(points) == 1 or 2 * len(points) < longest else None
+    panel.plot(steps, values, color=color, lw=1.5, marker=marker, ms=3.5, label=run)
+
+
+def _dress_panel(panel, name, x):
     panel.set_facecolor(PAPER)
     panel.set_title(name, fontsize=TITLE_PT, color=INK)
-    panel.set_xlabel("step", fontsize=TEXT_PT, color=INK)
+    panel.set_xlabel(x, fontsize=TEXT_PT, color=INK)
     panel.tick_params(labelsize=TEXT_PT, color=GREY, labelcolor=INK)
     panel.grid(True, color="#e8e8e8", linewidth=0.6)
     for side, spine in panel.spines.items():
         spine.set_color(GREY)
         spine.set_visible(side in ("left", "bottom"))
-    if len(runs) > 1:
+    if len(panel.get_lines()) > 1:
         panel.legend(fontsize=SMALL_PT, frameon=False, labelcolor=INK)

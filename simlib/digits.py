@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ IDX_FILES = {
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 IDX_UNSIGNED_BYTE = 0x08
+GZIP_BEGINS = b"\x1f\x8b"
 
 
 def load(seed=0):
@@ -69,10 +71,16 @@ def load_mnist(folder):
     FileNotFoundError
         If one of the four is missing.
     ValueError
-        If a file is not what its name says, or images and labels differ in number.
+        If a file is not what its name says, or images and labels do not fit together.
     """
-    folder = Path(folder)
-    return tuple(_dataset(folder / names[0], folder / names[1]) for names in IDX_FILES.values())
+    folder = Path(folder).expanduser()
+    train, test = (_dataset(folder / names[0], folder / names[1]) for names in IDX_FILES.values())
+    sizes = [tuple(part.tensors[0].shape[1:]) for part in (train, test)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"{folder} holds images of {sizes[0]} to train on and of {sizes[1]} to test"
+        )
+    return train, test
 
 
 def read_idx(path):
@@ -98,8 +106,13 @@ def read_idx(path):
     """
     path = Path(path)
     opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rb") as file:
-        data = file.read()
+    try:
+        with opened(path, "rb") as file:
+            data = file.read()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be unpacked ({error}): was it downloaded whole?") from None
+    if data[:2] == GZIP_BEGINS:
+        raise ValueError(f"{path} is no IDX file of bytes: it is packed, so call it {path.name}.gz")
     if len(data) < 4 or data[:3] != bytes([0, 0, IDX_UNSIGNED_BYTE]):
         raise ValueError(f"{path} is no IDX file of bytes: it should begin with 0, 0, 8")
     start = 4 + 4 * data[3]
@@ -109,7 +122,7 @@ def read_idx(path):
     if math.prod(shape) != len(data) - start:
         raise ValueError(
             f"{path} holds {len(data) - start:,} bytes of values, and its header says "
-            f"{' x '.join(map(str, shape))}: it is damaged or cut short"
+            f"{' x '.join(map(str, shape))}: it is damaged, cut short or too long"
         )
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape).copy()
 
@@ -117,11 +130,13 @@ def read_idx(path):
 def _dataset(images_path, labels_path):
     """Images and labels of two IDX files, as `load` gives them."""
     images, labels = read_idx(_found(images_path)), read_idx(_found(labels_path))
-    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
         raise ValueError(
             f"{images_path.name} holds an array of shape {images.shape} and {labels_path.name} one "
-            f"of shape {labels.shape}: expected (n, rows, columns) and (n,)"
+            f"of shape {labels.shape}: expected (n, rows, columns) and (n,), n > 0"
         )
+    if labels.max() > 9:
+        raise ValueError(f"{labels_path.name} holds the label {labels.max()}: expected 0 to 9")
     scaled = torch.from_numpy(images).to(torch.float32).unsqueeze(1) / 255
     return TensorDataset(scaled, torch.from_numpy(labels).to(torch.int64))
 

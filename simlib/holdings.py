@@ -32,6 +32,7 @@ FILLS = {
 }
 """For each category how much white is mixed into the rank's colour, and a hatch."""
 BAR_IN, BETWEEN_IN, LEFT_IN = 0.62, 0.5, 0.75
+LABEL_SHARE = 0.08  # how high the number above a bar is, as a share of the tallest bar
 CELL_IN, GAP_CELLS, LABEL_CELLS = 0.27, 0.8, 2.2
 
 
@@ -72,7 +73,7 @@ def draw_memory(runs, limit_bytes=None):
     top = max(top, limit_bytes or 0)
     unit, scale = bytes_unit(top)
     for axes, (title, run) in zip(grid, runs.items(), strict=True):
-        _draw_bars(axes, run, scale)
+        _draw_bars(axes, run, scale, top, limit_bytes)
         axes.set_title(title, fontsize=TITLE_PT, loc="left")
         if limit_bytes is not None:
             axes.axhline(limit_bytes / scale, color=INK, ls="--", lw=1)
@@ -82,8 +83,8 @@ def draw_memory(runs, limit_bytes=None):
     return figure
 
 
-def _draw_bars(axes, run, scale):
-    """One bar per rank of a run, in the unit of ``scale`` bytes."""
+def _draw_bars(axes, run, scale, top_bytes, limit_bytes):
+    """One bar per rank of a run, in the unit of ``scale`` bytes; its sum above it."""
     for rank, ledger in enumerate(run.memory):
         bottom, color = 0.0, rank_color(rank)
         for category in CATEGORIES:
@@ -92,15 +93,16 @@ def _draw_bars(axes, run, scale):
             fill = {"facecolor": mix(color, PAPER, white), "edgecolor": color, "hatch": hatch}
             axes.bar(rank, height, 0.7, bottom, linewidth=0.8, **fill)
             bottom += height
+        foot = bottom
+        if limit_bytes and 0 <= limit_bytes - ledger.peak_bytes < LABEL_SHARE * top_bytes:
+            foot = limit_bytes / scale  # above the line, which would otherwise be hidden
         axes.annotate(
             short_bytes(ledger.peak_bytes),
-            (rank, bottom),
+            (rank, foot),
             (0, 3),
             textcoords="offset points",
             fontsize=SMALL_PT,
             ha="center",
-            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},  # over the limit's line
-            zorder=3,
         )
     names = [f"rank {rank}" for rank in range(run.world_size)]
     axes.set_xticks(range(run.world_size), names, fontsize=SMALL_PT)

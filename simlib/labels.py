@@ -59,7 +59,7 @@ class Labels:
             *axes.transData.inverted().transform((x, y)),
             text,
             ha="center",
-            va="center_baseline",
+            va="center" if upright else "center_baseline",  # a baseline is never upright
             fontproperties=self.font,
             rotation=90 if upright else 0,
             zorder=9,

@@ -9,7 +9,14 @@ import simlib
 from simlib import checks
 from simlib.checks import check
 from simlib.checks.check import fingerprint
-from simlib.checks.compare import describe, difference, known_mistake, likely_cause
+from simlib.checks.compare import (
+    OneOf,
+    describe,
+    difference,
+    first_unseen,
+    known_mistake,
+    likely_cause,
+)
 
 
 def inputs(rank, world_size):
@@ -238,7 +245,39 @@ def test_no_usual_mistake_leads_to_the_values_that_come_where_there_are_messages
         dist.barrier()
         return 2 * x + 7
 
-    assert "Print what it receives" in verdict_on(adds_seven).reason
+    assert "Print what it receives" in verdict_on(adds_seven, worlds=[2]).reason
+    assert "in a world of 1 nothing comes from others" in verdict_on(adds_seven, worlds=[1]).reason
+
+
+@pytest.mark.parametrize(
+    "give, words",
+    [
+        (lambda first, second: (second, first), "returned in the other order"),
+        (lambda first, second: torch.stack([first, second]), "a Tensor where a tuple is expected"),
+    ],
+)
+def test_a_pair_returned_in_another_form_is_told(give, words):
+    def pair(rank, world_size, x):
+        return give(x, x + 50)
+
+    reason = verdict_on(pair, expected=lambda xs: [(x, x + 50) for x in xs], worlds=[1]).reason
+    assert words in reason
+
+
+def test_new_tensors_put_into_a_list_do_not_count_as_a_change_in_place():
+    def exchanges(rank, world_size, tensors):
+        tensors[0] = 2 * tensors[0]
+
+    def writes(rank, world_size, tensors):
+        tensors[0] *= 2
+
+    def verdict(answer):
+        lists = lambda rank, world_size: ([torch.ones(2)],)  # noqa: E731
+        twos = lambda by_rank: [[torch.full((2,), 2.0)]] * len(by_rank)  # noqa: E731
+        return check("double", answer, lists, twos, worlds=[2], in_place=True)
+
+    assert "The list holds new tensors" in verdict(exchanges).reason
+    assert verdict(writes).status == "right"
 
 
 # Values
@@ -278,6 +317,7 @@ def test_wrong_sort_of_value_is_told(got, words):
         (torch.tensor([1.0]), torch.tensor([float("nan")]), "has the wrong value"),
         ([torch.ones(1)], [torch.ones(1), torch.ones(1)], "has a list of 1 where 2 are expected"),
         ([1, 2], [1, 3], "at index 1 has the wrong value"),
+        ([1, None], [1, 3], "has None at index 1: nothing was put there"),
         (torch.ones(1), [1], "has a Tensor where a list is expected"),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
         ({"a": 1, "b": 2}, {"a": 1, "b": 3}, "at 'b' has the wrong value"),
@@ -288,6 +328,18 @@ def test_wrong_sort_of_value_is_told(got, words):
 )
 def test_difference(got, want, words):
     assert difference(got, want) == words
+
+
+def test_a_difference_that_the_shown_elements_hide_is_named():
+    want = torch.arange(9.0)
+    got = want.clone()
+    got[7] = 0.5
+    assert describe(got) == describe(want)
+    assert first_unseen(got, want) == "; first different at 7: 0.5, not 7"
+    rows = first_unseen(got.view(3, 3), want.view(3, 3))
+    assert rows == "; first different at (2, 1): 0.5, not 7"
+    assert first_unseen(want, want) == first_unseen(want + 1, want) == ""
+    assert first_unseen([got], [want]) == ""
 
 
 def test_describe_is_short():
@@ -352,6 +404,13 @@ def test_known_mistake():
     mistakes = {"Nine!": lambda xs: [9] * len(xs)}
     assert known_mistake([9, 9], [(1, 2)], mistakes) == "Nine!"
     assert known_mistake([9, 8], [(1, 2)], mistakes) is None
+
+
+def test_a_mistake_may_give_one_of_several_values():
+    mistakes = {"Swapped, or doubled.": lambda xs: OneOf([xs[::-1], [2 * x for x in xs]])}
+    for got in ([2, 1], [2, 4]):
+        assert known_mistake(got, [(1, 2)], mistakes) == "Swapped, or doubled."
+    assert known_mistake([1, 1], [(1, 2)], mistakes) is None
 
 
 # Time on a modelled network

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from test_kernel import Kernel
 
 import simlib
+from simlib.palette import OKABE_ITO
 from simlib.processes.live import RankOutput, _bar
 
 SETUP = """
@@ -134,7 +135,43 @@ def test_each_folder_is_a_run_and_each_name_a_panel(tmp_path):
     assert (accuracy.get_title(), loss.get_title()) == ("accuracy", "loss")
     lines = {line.get_label(): line.get_xydata().tolist() for line in loss.get_lines()}
     assert lines == {"fast": [[1, 2], [2, 0.5]], "slow": [[1, 2], [2, 1.5]]}
-    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["fast", "slow"]
+    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["slow", "fast"]
+
+
+def colors_of(picture):
+    """``{panel: {run: colour}}`` of a picture."""
+    return {
+        axes.get_title(): {line.get_label(): line.get_color() for line in axes.get_lines()}
+        for axes in picture.axes
+    }
+
+
+def test_a_run_has_one_colour_in_all_panels_and_keeps_it_while_others_come(tmp_path):
+    from simlib.curves import Reader, picture_of
+
+    reader, seen = Reader(tmp_path), []
+    for run, names in (("m", ["loss", "accuracy"]), ("z", ["loss"]), ("a", ["loss", "accuracy"])):
+        for name in names:
+            log_with(tmp_path / run, [(1, 2.0), (2, 1.5)], name)
+        seen.append(colors_of(picture_of(reader.read(), reader.runs)))
+    first, second, last = OKABE_ITO[:3]
+    assert seen[0] == {"loss": {"m": first}, "accuracy": {"m": first}}
+    assert seen[1] == {"loss": {"m": first, "z": second}, "accuracy": {"m": first}}
+    assert seen[2] == {
+        "loss": {"m": first, "z": second, "a": last},
+        "accuracy": {"m": first, "a": last},
+    }
+    assert colors_of(simlib.draw_curves(tmp_path)) == seen[2]
+
+
+def test_points_are_marked_where_a_run_has_few_of_them_however_long_it_grows(tmp_path):
+    for count in (4, 40):
+        log_with(tmp_path / str(count), [(step, 1.0) for step in range(count)])
+        log_with(tmp_path / str(count), [(0, 0.5), (count - 1, 0.9)][: count // 4], "accuracy")
+    accuracy, loss = simlib.draw_curves(tmp_path, x="examples").axes
+    assert [line.get_marker() for line in accuracy.get_lines()] == ["o", "o"]
+    assert [line.get_marker() for line in loss.get_lines()] == ["None", "None"]
+    assert accuracy.get_xlabel() == loss.get_xlabel() == "examples"
 
 
 def test_what_is_logged_later_is_read_later(tmp_path):

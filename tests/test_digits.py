@@ -77,11 +77,35 @@ def test_a_file_cut_short_or_too_long_is_refused(tmp_path, end):
     write_idx(tmp_path / "whole", np.zeros((1, 28, 28), dtype=np.uint8))
     data = (tmp_path / "whole").read_bytes() + b"more"
     (tmp_path / "cut").write_bytes(data[:end])
-    with pytest.raises(ValueError, match="damaged or cut short"):
+    with pytest.raises(ValueError, match="damaged,? (or )?cut short"):
         digits.read_idx(tmp_path / "cut")
 
 
 def test_images_and_labels_that_differ_in_number_are_refused(tmp_path):
     write_mnist(tmp_path, labels=5)
     with pytest.raises(ValueError, match=r"shape \(7, 28, 28\) and .* shape \(5,\)"):
+        digits.load_mnist(tmp_path)
+
+
+def test_images_of_two_sizes_none_and_strange_labels_are_refused(tmp_path):
+    write_mnist(tmp_path)
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.array([1, 2, 12, 3], dtype=np.uint8))
+    with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte holds the label 12"):
+        digits.load_mnist(tmp_path)
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(4, dtype=np.uint8))
+    write_idx(tmp_path / "t10k-images-idx3-ubyte", np.zeros((4, 20, 20), dtype=np.uint8))
+    with pytest.raises(ValueError, match=r"\(1, 28, 28\) to train on and of \(1, 20, 20\)"):
+        digits.load_mnist(tmp_path)
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(0, dtype=np.uint8))
+    write_idx(tmp_path / "t10k-images-idx3-ubyte", np.zeros((0, 28, 28), dtype=np.uint8))
+    with pytest.raises(ValueError, match="n > 0"):
+        digits.load_mnist(tmp_path)
+
+
+@pytest.mark.parametrize("harm", [lambda d: b"<!DOCTYPE html>", lambda d: d[: len(d) // 2]])
+def test_a_packed_file_that_cannot_be_unpacked_is_named(tmp_path, harm):
+    write_mnist(tmp_path, ".gz")
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(harm(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz cannot be unpacked"):
         digits.load_mnist(tmp_path)

@@ -57,6 +57,13 @@ def test_a_limit_far_above_the_bars_is_in_sight():
     assert axes.get_ylim()[1] > 50
 
 
+def test_a_number_does_not_hide_a_limit_just_above_its_bar():
+    runs = {"it": run_with([None] * 2, PEAKS)}  # 16.5 kB and 3.5 kB
+    for limit_bytes, feet in ((16_600, [16.6, 3.5]), (16_400, [16.5, 3.5]), (50_000, [16.5, 3.5])):
+        texts = draw_memory(runs, limit_bytes).axes[0].texts
+        assert [text.xy[1] for text in texts] == feet
+
+
 def test_a_run_without_a_ledger_is_refused():
     with pytest.raises(ValueError, match="main has no memory ledger: simulate it on a device"):
         draw_memory(run_with())

@@ -564,7 +564,7 @@ def test_overlap_is_the_one_of_the_cost_model():
 
 def test_the_point_of_the_map_is_taken_apart_in_words():
     words = words_of(labs.draw_break_even(1.5, 1e9, 1e-9, 1e9, 8, "linear"))
-    assert "8 ranks, linear, weak scaling: 0.774 x one rank, efficiency 10%" in words
+    assert "8 ranks, linear, weak scaling: by the model 0.774 x one rank, efficiency 10%" in words
     assert "T_sync / T_comp = 9.33, not below R - 1 = 7" in words
     assert "nothing pays: no R up to 1,024" in words
     words = words_of(labs.draw_break_even(1.5, 1e9, 1e-9, 1e9, 8, "ring"))

@@ -3,7 +3,7 @@
 #
 # Four tasks that go with [lesson 06](../notebooks/06_synchronous_sgd.ipynb). In all of them many ranks
 # have to do what one process with all the examples would do, and to stay equal. A check calls your
-# function on worlds of 1 to 5 ranks and looks at the value on every rank, at every collective and at its
+# function on worlds of 1 to 5 ranks (of 1 to 7 in task 4) and looks at the value on every rank, at every collective and at its
 # bytes. Gradients and weights come as one flat float32 vector.
 #
 # The outputs stored below the checks are those of a good answer; they change when you run the check.
@@ -37,8 +37,8 @@ def on_all(value, by_rank):
 #
 # A rank is given the gradient of the **mean** loss over its own examples, and their number, which
 # differs from rank to rank. It may be 0; then the gradient is all nan, as PyTorch's mean of nothing is.
-# Return on every rank the gradient of the mean loss over all examples. One `all_reduce`, of at most one
-# number more than the gradient has. `gradient` must not change.
+# Return on every rank the gradient of the mean loss over all examples. One `all_reduce`,
+# of a tensor at most one number longer than `gradient`. `gradient` must not change.
 
 
 # %% role="answer" question="uneven_shards" points=2
@@ -97,6 +97,10 @@ verdict = check(
         "The weights are right, but you divide by the number of ranks, not of examples.": (
             lambda gs, ns: on_all(weighted_sum(gs, ns) / len(gs), gs)
         ),
+        "Here it was brought by a rank without examples, whose gradient is nan, and nan times 0 "
+        "is nan again.": lambda gs, ns: on_all(gs[0] * torch.nan, gs),
+        "All is 0: one nan has spoilt the sum, and only then was made 0. Replace it before the "
+        "all_reduce.": lambda gs, ns: on_all(0 * gs[0], gs),
     },
     points=2,
 )
@@ -137,8 +141,8 @@ print(measure(uneven_shards, hidden_gradient_and_count))
 # ## 2. A clip in the wrong place (★, 10 minutes, 2 points)
 #
 # Mend this program. It shall return on every rank the mean of all gradients, shortened to the length
-# `most` where it is longer; a shorter one is left as it is. But it clips each rank's gradient before they
-# meet. The number of examples is the same on all ranks. One `all_reduce`, no larger than the gradient,
+# `most` where it is longer; a shorter one is left as it is. But it clips each rank's gradient before the
+# gradients are added. The number of examples is the same on all ranks. One `all_reduce`, no larger than the gradient,
 # is enough. `gradient` must not change.
 
 
@@ -162,7 +166,8 @@ def clipped_mean(rank, world_size, gradient, most):
 
 
 # %% role="check" question="clipped_mean" points=2
-GRADIENTS = [[3.0, 4.0], [6.0, -2.0], [-9.0, -1.0], [0.0, 5.0], [1.0, 1.0]]
+# the mean of the first three is short, that of the first four is 0
+GRADIENTS = [[3.0, 4.0], [6.0, -2.0], [-9.0, -1.0], [0.0, -1.0], [10.0, 5.0]]
 
 
 def cut(gradient, most, length=None):
@@ -190,6 +195,14 @@ verdict = check(
         ),
         "That is the sum, clipped: divide before you measure.": (
             lambda gs, most: on_all(cut(sum(gs), most[0]), gs)
+        ),
+        "You clip the sum, and divide what is left of it. The sum is longer than the mean, so too "
+        "much is cut: divide first, then measure.": (
+            lambda gs, most: on_all(cut(sum(gs), most[0]) / len(gs), gs)
+        ),
+        "Each rank cuts the mean by the length of its own gradient, and so the ranks return "
+        "different values. Measure the mean: all ranks have the same.": (
+            lambda gs, most: [cut(mean_of(gs), most[0], g.norm()) for g in gs]
         ),
         "You measure the mean of the lengths; the length of the mean is smaller.": (
             lambda gs, most: on_all(cut(mean_of(gs), most[0], mean_of([g.norm() for g in gs])), gs)
@@ -283,8 +296,13 @@ def by_one_process(theta, rows, targets, scale=1):
     return theta, v
 
 
-def in_step(thetas, rows, targets, *rest, scale=1):
-    return on_all(by_one_process(thetas[0], torch.cat(rows), torch.cat(targets), scale), thetas)
+def in_step(thetas, rows, targets, *rest, scale=1, start=None):
+    start = thetas[0] if start is None else start
+    return on_all(by_one_process(start, torch.cat(rows), torch.cat(targets), scale), thetas)
+
+
+def rate_in_v(*given):
+    return [(theta, LR * v) for theta, v in in_step(*given)]
 
 
 def alone(thetas, rows, targets, *rest):
@@ -310,7 +328,7 @@ verdict = check(
     in_step,
     only("broadcast", "all_reduce"),
     collectives(lambda *given: STEPS + 1, hint="One to begin with, then one in each step."),
-    collective_nbytes(lambda thetas, *rest: thetas[0].nbytes, hint="Only the gradient travels."),
+    collective_nbytes(lambda thetas, *rest: thetas[0].nbytes, hint="The gradient alone is enough."),
     mistakes={
         "The gradients are averaged, but every rank began with its own theta.": (
             lambda thetas, rows, targets, *rest: apart(thetas, rows, targets)
@@ -322,6 +340,11 @@ verdict = check(
         "The gradients are summed, not averaged: each step is world_size times too large.": (
             lambda *given: in_step(*given, scale=len(given[0]))
         ),
+        "The training starts from the mean of all theta: it has to start from that of rank 0.": (
+            lambda *given: in_step(*given, start=mean_of(given[0]))
+        ),
+        "theta is right, but v is too small by the factor lr: the rate belongs into the step of "
+        "theta, not into v.": rate_in_v,
         "theta is right, but v is not: every rank has fed its v with its own gradient. Average the "
         "gradients instead of the weights.": (
             lambda thetas, rows, targets, *rest: apart(
@@ -370,7 +393,7 @@ print(measure(kept_in_step, hidden_examples))
 # Return on every rank the list of the ranks whose weights are not, bit for bit, those of rank 0, in
 # order. One `all_gather` is allowed, and no rank may bring more than 8 bytes to it: the weights of a
 # real model are far too many to be sent round. Twins like those of the lesson must be found, too.
-# `theta` must not change.
+# `theta` must not change. (`zlib` is there for you.)
 
 
 # %% role="answer" question="out_of_step" points=3
@@ -389,16 +412,25 @@ def out_of_step(rank, world_size, theta):
 
 # %% role="check" question="out_of_step" points=3
 def nearly_equal(rank, world_size):
-    theta = torch.tensor([0.25, -1.5, 3.0, 0.125, 2.0])
+    theta = torch.tensor([0.25, -1.5, 3.0, 0.0, -1.5, 0.25])
     if rank == 2:
-        theta = theta[[1, 0, 2, 4, 3]]  # the same numbers in other places
+        theta = theta[[2, 1, 0, 3, 4, 5]]  # the same numbers in other places
     if rank == 4:
         theta[2] = torch.nextafter(theta[2], torch.tensor(9.0))  # the last bit
+    if rank == 5:
+        theta = theta[[1, 0, 2, 3, 5, 4]]  # and their sum weighted by places is the same, too
+    if rank == 6:
+        theta[3] = -0.0  # equal to 0.0, but of other bits
     return (theta,)
 
 
 def unlike(thetas, whom):
-    return [r for r in range(len(thetas)) if not torch.equal(thetas[r], thetas[whom(r)])]
+    bits = [theta.numpy().tobytes() for theta in thetas]
+    return [r for r in range(len(bits)) if bits[r] != bits[whom(r)]]
+
+
+def missing(rank):
+    return lambda thetas: on_all([r for r in all_out_of_step(thetas) if r != rank], thetas)
 
 
 def all_out_of_step(thetas):
@@ -413,14 +445,15 @@ verdict = check(
     only("all_gather"),
     collectives(lambda thetas: 1),
     collective_nbytes(lambda thetas: 8, hint="Send a fingerprint of the weights."),
+    worlds=range(1, 8),  # ranks 2, 4, 5, 6 are out of step, each in its own way
     mistakes={
         "A rank is missed whose weights are those of rank 0 in another order: a sum or a length does "
-        "not see who stands where.": (
-            lambda thetas: on_all([r for r in all_out_of_step(thetas) if r != 2], thetas)
-        ),
-        "A rank is missed that differs in the last bit of one number: compare bits.": (
-            lambda thetas: on_all([r for r in all_out_of_step(thetas) if r != 4], thetas)
-        ),
+        "not see who stands where.": missing(2),
+        "A rank is missed whose numbers are moved so that even their sum weighted by places stays "
+        "the same: many vectors share one sum of any kind. Take a checksum.": missing(5),
+        "A rank is missed that differs in the last bit of one number: compare bits.": missing(4),
+        "A rank is missed that has -0.0 where rank 0 has 0.0: they are equal as numbers, but their "
+        "bits are not. Look at the bytes.": missing(6),
         "Those are the ranks that agree with rank 0.": (
             lambda thetas: on_all(
                 [r for r in range(len(thetas)) if r not in all_out_of_step(thetas)], thetas
@@ -448,13 +481,14 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `zlib.crc32(data)` makes one of bytes, below $2^{32}$; `theta.numpy().tobytes()` are the bytes.
+# `zlib.crc32(data)` makes one of bytes, below $2^{32}$ (too large for an int32); `theta.numpy().tobytes()` are the bytes.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `torch.tensor([number])` is an int64 tensor of 8 bytes. `all_gather` needs a holder for each rank. (Not
-# Python's own `hash`: that of bytes is salted, another in each program that is started.)
+# `torch.tensor([number])` is an int64 tensor of 8 bytes; a float32 would keep 24 of the 32 bits only.
+# `all_gather` needs a holder for each rank. (Not Python's own `hash`: that of bytes is salted, another in
+# each program that is started. The check cannot see it, as its ranks share one salt.)
 #
 # </details>
 

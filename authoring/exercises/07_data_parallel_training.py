@@ -20,7 +20,7 @@ from simlib.checks import check, collective_nbytes, collectives, measure, only
 #
 # `gradients` is a list of float32 tensors of several shapes, one per parameter, with the same shapes on every
 # rank. Replace each, **in place**, by its mean over all ranks. One `all_reduce` for all of them together, with no
-# more bytes than they have.
+# more bytes than they have. By hand this time, without `torch.nn.utils`.
 
 
 # %% role="answer" question="sync_gradients" points=2
@@ -117,20 +117,42 @@ def held_out_accuracy(rank, world_size, right, n):
 
 # %% role="check" question="held_out_accuracy" points=2
 def padded_shares(rank, world_size):
-    n = 11
-    answers = torch.tensor([1.0, 1, 0, 1, 1, 0, 1, 0, 0, 1, 0])
+    n = {2: 12, 5: 2}.get(world_size, 11)  # with 12 no padding, with 2 some ranks have nothing else
+    answers = torch.tensor([1.0, 0, 0, 1, 1, 0, 1, 0, 0, 1, 1, 1])
     share = [(rank + i * world_size) % n for i in range(-(-n // world_size))]
     return answers[share], n
+
+
+def share_of_right(rights, ns, keep=lambda example, place, n, world_size: example < n):
+    """The accuracy when the elements that keep allows are counted."""
+    world_size, n = len(rights), ns[0]
+    kept = [
+        right[place].item()
+        for rank, right in enumerate(rights)
+        for place in range(len(right))
+        if keep(rank + place * world_size, place, n, world_size)
+    ]
+    return [sum(kept) / n] * world_size
+
+
+def mean_of_means(rights, ns):
+    world_size = len(rights)
+    real = [r[: len(range(rank, ns[0], world_size))] for rank, r in enumerate(rights)]
+    return [torch.stack([r.mean() for r in real]).mean().item()] * world_size
 
 
 verdict = check(
     "held_out_accuracy",
     held_out_accuracy,
     padded_shares,
-    lambda rights, ns: [6 / 11] * len(rights),
+    share_of_right,
     only("all_reduce"),
     collectives(lambda rights, ns: 1, hint="n is known everywhere: only one number is not."),
-    collective_nbytes(lambda rights, ns: 8, hint="Add up your own share first."),
+    collective_nbytes(
+        lambda rights, ns: 8,
+        hint="A rank has one number to tell, the sum over its own share. (Two counts would do in "
+        "float32; in int64 they are 16 bytes.)",
+    ),
     mistakes={
         "The padding is counted: some examples are in there twice.": (
             lambda rights, ns: [torch.cat(rights).mean().item()] * len(rights)
@@ -139,9 +161,21 @@ verdict = check(
             lambda rights, ns: [torch.cat(rights).sum().item() / ns[0]] * len(rights)
         ),
         "Only whole rounds of the sampler are counted: the last examples before n are missing.": (
-            lambda rights, ns: (
-                [sum(r[: ns[0] // len(rights)].sum().item() for r in rights) / ns[0]] * len(rights)
+            lambda rights, ns: share_of_right(
+                rights, ns, lambda example, place, n, world_size: place < n // world_size
             )
+        ),
+        "Real examples are left out: where world_size divides n, nothing is padded.": (
+            lambda rights, ns: share_of_right(
+                rights,
+                ns,
+                lambda example, place, n, world_size: (
+                    example % world_size < n % world_size or place < -(-n // world_size) - 1
+                ),
+            )
+        ),
+        "A mean of means: the ranks have different numbers of real examples, so add up counts.": (
+            mean_of_means
         ),
     },
     points=2,
@@ -213,6 +247,28 @@ def statistics(xs, correction=0):
     return whole.mean(0), whole.var(0, correction=correction)
 
 
+def from_sums(xs, count):
+    """What comes out where the sums over all ranks are divided by this."""
+    whole = torch.cat(xs)
+    mean = whole.sum(0) / count
+    return mean, (whole**2).sum(0) / count - mean**2
+
+
+def averaged(xs, of):
+    """The mean over the ranks of what each makes of its own examples."""
+    return tuple(torch.stack(one).mean(0) for one in zip(*map(of, xs), strict=True))
+
+
+def mean_of_moments(xs):
+    mean, squares = averaged(xs, lambda x: (x.mean(0), (x * x).mean(0)))
+    return mean, squares - mean**2
+
+
+def within_ranks(xs):
+    within = sum(((x - x.mean(0)) ** 2).sum(0) for x in xs if len(x))
+    return statistics(xs)[0], within / len(torch.cat(xs))
+
+
 verdict = check(
     "batch_statistics",
     batch_statistics,
@@ -232,16 +288,27 @@ verdict = check(
         "That is the mean of squares: the square of the mean has to be taken off it.": (
             lambda xs: [(statistics(xs)[0], (torch.cat(xs) ** 2).mean(0))] * len(xs)
         ),
-        "The sums are divided by the number of ranks, or by a count of one rank only.": (
-            lambda xs: (
-                [
-                    tuple(
-                        torch.stack(one).mean(0)
-                        for one in zip(*(statistics([x]) for x in xs), strict=True)
-                    )
-                ]
-                * len(xs)
-            )
+        "The ranks' own means and variances are averaged: they have different numbers of examples, "
+        "and differ from each other, too.": (
+            lambda xs: [averaged(xs, lambda x: statistics([x]))] * len(xs)
+        ),
+        "The ranks' means of x and x * x are averaged: they have different numbers of examples.": (
+            lambda xs: [mean_of_moments(xs)] * len(xs)
+        ),
+        "The sums are divided by the number of ranks, not by that of the examples.": (
+            lambda xs: [from_sums(xs, len(xs))] * len(xs)
+        ),
+        "The sums are of all ranks, but the count is of one rank only.": (
+            lambda xs: [from_sums(xs, len(x)) for x in xs]
+        ),
+        "The count is guessed from one rank: the others have other numbers of examples.": (
+            lambda xs: [from_sums(xs, len(x) * len(xs)) for x in xs]
+        ),
+        "The ranks' variances are weighed rightly, but how far their means lie apart is lost.": (
+            lambda xs: [within_ranks(xs)] * len(xs)
+        ),
+        "That is the standard deviation, the root of the variance.": (
+            lambda xs: [(statistics(xs)[0], statistics(xs)[1].sqrt())] * len(xs)
         ),
     },
     points=3,
@@ -282,13 +349,13 @@ print(
 # %% [markdown]
 # ## 4. Go on from a checkpoint (★★, 20 minutes, 3 points)
 #
-# Only rank 0 could read the checkpoint: `weights` and `velocity` (SGD's momentum) are right there, and garbage
-# elsewhere. `gradient` is each rank's own, for the next step. All ranks go on:
+# Only rank 0 could read the checkpoint, so it has to tell the others: `weights` and `velocity` (SGD's momentum)
+# are right there, and are other numbers elsewhere. `gradient` is each rank's own, for the next step. All ranks go on:
 #
 # $$v' = 0.9\,v + \bar g, \qquad \theta' = \theta - 0.1\,v'$$
 #
-# with $\bar g$ the mean gradient. Return `(weights, velocity)` after the step. Use `broadcast` and `all_reduce`, two
-# collectives in all. The inputs must not change.
+# with $\bar g$ the mean gradient. Return `(weights, velocity)` after the step. Use `broadcast` and `all_reduce`, at most
+# two collectives in all. The inputs must not change.
 
 
 # %% role="answer" question="resume" points=3
@@ -336,6 +403,12 @@ verdict = check(
         ),
         "Each rank steps with its own gradient, so the replicas drift apart.": (
             lambda ws, vs, gs: [after_a_step(vs[0], [g], ws[0]) for g in gs]
+        ),
+        "All ranks step with rank 0's gradient: the examples of the others are lost.": (
+            lambda ws, vs, gs: [after_a_step(vs[0], gs[:1], ws[0])] * len(ws)
+        ),
+        "The weights step with the old velocity: make the new one first.": (
+            lambda ws, vs, gs: [(ws[0] - 0.1 * vs[0], after_a_step(vs[0], gs, ws[0])[1])] * len(ws)
         ),
         "That is the step with the sum of the gradients, not with their mean.": (
             lambda ws, vs, gs: [after_a_step(vs[0], [sum(gs)], ws[0])] * len(ws)

@@ -12,6 +12,7 @@
 
 # %% role="setup"
 import contextlib
+import math
 from itertools import pairwise
 
 import torch
@@ -20,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import simlib
-from simlib.checks import Timed, brought, check, measure, only
+from simlib.checks import Fits, Rule, Timed, brought, check, measure, only
 
 
 def tower(widths):
@@ -70,9 +71,9 @@ def reduce_in_buckets(rank, world_size, grads, cap_nbytes):
 
 # %% role="check" question="reduce_in_buckets" points=3
 def some_gradients(rank, world_size):
-    lengths = [1, 6, 2, 3, 2, 9, 1]
+    lengths = [2, 6, 2, 3, 3, 9, 1]
     numbers = torch.arange(float(sum(lengths))) * (rank + 1)
-    return list(numbers.split(lengths)), 32
+    return list(numbers.split(lengths)), 32 if world_size % 2 else 16
 
 
 def means_of(lists, caps):
@@ -87,8 +88,8 @@ verdict = check(
     means_of,
     only("all_reduce"),
     brought(
-        lambda lists, caps: [40, 52, 4],
-        hint="Last gradient first; a bucket is closed once it has reached the cap.",
+        lambda lists, caps: [40, 32, 32] if caps[0] == 32 else [40, 24, 32, 8],
+        hint="Last gradient first; a bucket is closed once it holds cap_nbytes or more.",
     ),
     mistakes={
         "Those are sums over the ranks: divide by their number.": (
@@ -172,13 +173,18 @@ def on_the_network(rank, world_size):
     return [256] * 7, torch.ones(8, 256) * (rank + 1) / 100
 
 
-def mean_gradients(widths, xs):
+def own_gradients(widths, xs):
     found = []
     for x in xs:
         model = tower(widths[0])
         model(x).sum().backward()
         found.append(gradients(model))
-    return [[torch.stack(grads).mean(0) for grads in zip(*found, strict=True)]] * len(xs)
+    return found
+
+
+def mean_gradients(widths, xs):
+    layers = zip(*own_gradients(widths, xs), strict=True)
+    return [[torch.stack(grads).mean(0) for grads in layers]] * len(xs)
 
 
 FLOPS_PER_S = 2e9  # a layer: 0.52 ms forward, 1.05 backward, 0.49 for its all_reduce
@@ -187,7 +193,7 @@ FLOPS_PER_S = 2e9  # a layer: 0.52 ms forward, 1.05 backward, 0.49 for its all_r
 def budget_s(widths, xs):
     layer_s = 2 * 8 * 256**2 / FLOPS_PER_S
     bucket_s = 6 * (30e-6 + 256**2 / 1.25e9)
-    return 6 * layer_s + 5 * 2 * layer_s + layer_s + 1.5 * bucket_s  # x has no gradient
+    return 6 * 3 * layer_s + 1.5 * bucket_s
 
 
 verdict = check(
@@ -205,12 +211,21 @@ verdict = check(
             simlib.clusters.ethernet_10g(4, device=simlib.Device(FLOPS_PER_S)),
             on_the_network,
             budget_s,
-            hint="Start each all_reduce in a hook, and wait for none before backward has ended.",
+            hint="Start each all_reduce in a hook, and do not wait for it there.",
         )
     ],
     mistakes={
         "Those are sums over the ranks: divide by their number.": (
             lambda widths, xs: [[g * len(xs) for g in mean_gradients(widths, xs)[0]]] * len(xs)
+        ),
+        "No weight has a gradient yet: does backward() run?": (
+            lambda widths, xs: [[None] * (len(widths[0]) - 1)] * len(xs)
+        ),
+        "Each rank has its own gradient: what was reduced is not the tensor in `.grad`, which a "
+        "post-accumulate hook sees.": own_gradients,
+        "Each rank has its own gradient, divided: what was reduced is not the tensor in `.grad`, "
+        "which a post-accumulate hook sees.": (
+            lambda widths, xs: [[g / len(xs) for g in own] for own in own_gradients(widths, xs)]
         ),
     },
     points=4,
@@ -251,7 +266,8 @@ print(
 #
 # `ddp` is torch's. Every rank has a list of micro-batches, all of the same size. Return the gradients
 # of the mean of `ddp(x)` over **all** examples: of all micro-batches, on all ranks. Let gradients gather
-# on each rank, and let DDP communicate **once**, with the last micro-batch.
+# on each rank, and let DDP communicate **once**, with the last micro-batch. A modelled device then has
+# memory for one micro-batch's outputs, but not for all at once.
 
 
 # %% role="answer" question="accumulate" points=3
@@ -276,18 +292,31 @@ def three_micro_batches(rank, world_size):
     return (list(numbers.view(3, 2, 3)),)
 
 
-def of_the_whole(lists, times=1.0):
+def many_micro_batches(rank, world_size):
+    return (list(torch.ones(8, 64, 3) * (rank + 1)),)
+
+
+def room(lists):
+    """Bytes: twice a micro-batch with its outputs, and 500 for weights and buckets."""
+    return 2 * 4 * (3 + 2 + 1) * len(lists[0][0]) + 500
+
+
+def of_the_whole(lists, times=(1,) * 8):
+    """The gradients if micro-batch k counts ``times[k]`` times."""
     model = tower([3, 2, 1])
-    (model(torch.cat([x for xs in lists for x in xs])).mean() * times).backward()
+    weighed = [model(x).mean() * k for xs in lists for x, k in zip(xs, times, strict=False)]
+    torch.stack(weighed).mean().backward()
     return [gradients(model)] * len(lists)
 
 
-def of_each_rank(lists):
-    return [of_the_whole([xs])[0] for xs in lists]
+def of_each_rank(lists, times=(1,) * 8):
+    return [of_the_whole([xs], times)[0] for xs in lists]
 
 
-def of_the_last(lists):
-    return of_the_whole([xs[-1:] for xs in lists], times=1 / 3)
+def synced_first(lists):
+    first, others = of_the_whole(lists, (1, 0, 0)), of_each_rank(lists, (0, 1, 1))
+    pairs = zip(first, others, strict=True)
+    return [[a + b for a, b in zip(one, other, strict=True)] for one, other in pairs]
 
 
 verdict = check(
@@ -299,14 +328,40 @@ verdict = check(
     brought(
         lambda lists: [32] if len(lists) > 1 else None,
         kind="all_reduce",
-        hint="Put all micro-batches but the last under no_sync.",
+        hint="Put all micro-batches but the last under no_sync, forward and backward.",
     ),
+    memory=[
+        Fits(
+            simlib.clusters.ethernet_10g(2, device=simlib.Device(1e9)),
+            many_micro_batches,
+            room,
+            hint="Go forward and backward with one micro-batch, then take the next.",
+        )
+    ],
     mistakes={
         "That is the sum over the micro-batches: each loss is a mean already.": (
-            lambda lists: of_the_whole(lists, times=3.0)
+            lambda lists: of_the_whole(lists, (3,) * 8)
         ),
-        "Each rank has the gradient of its own examples: DDP never communicated.": of_each_rank,
-        "Only the last micro-batch counts: is the gradient zeroed in between?": of_the_last,
+        "That is a multiple, as the examples of a micro-batch are summed: take their mean.": (
+            lambda lists: of_the_whole(lists, (2,) * 8)
+        ),
+        "That is the right gradient divided by the number of ranks: DDP does that already.": (
+            lambda lists: of_the_whole(lists, [1 / len(lists)] * 8)
+        ),
+        "Each rank has the gradient of its own examples: DDP never communicated. Forward **and** "
+        "backward of the last micro-batch stand outside of no_sync.": of_each_rank,
+        "Only the last micro-batch counts: is the gradient zeroed in between?": (
+            lambda lists: of_the_whole(lists, (0, 0, 1))
+        ),
+        "Only the last loss is divided by the number of micro-batches: divide all.": (
+            lambda lists: of_the_whole(lists, (3, 3, 1))
+        ),
+        "DDP communicated with the first micro-batch: what came later is each rank's own.": (
+            synced_first
+        ),
+        "No weight has a gradient yet: does backward() run?": lambda lists: (
+            [[None] * 2] * len(lists)
+        ),
     },
     points=3,
 )
@@ -349,7 +404,8 @@ print(
 # The last batch of an epoch: every rank has another number of examples, and some may have **none**. DDP
 # averages the ranks' gradients, so with a mean on each rank, few examples would weigh as much as many.
 # Return the gradients of the mean of `ddp(x)` over **all** examples of all ranks. Beside DDP's own
-# messages one `all_reduce` of one number is allowed.
+# messages one `all_reduce` of one number is allowed, before backward or after it. A rank without
+# examples goes along (`join` would send more).
 
 
 # %% role="answer" question="weigh" points=3
@@ -381,17 +437,26 @@ def weighed(xs, weights=None):
     return [gradients(model)] * len(xs)
 
 
+def too_many_numbers(run, given):
+    for rank in range(run.world_size if run.world_size > 1 else 0):
+        ops = [op for op in run.trace.of_rank(rank) if op.kind == "all_reduce"]
+        numbers = [sum(map(math.prod, op.shapes)) for op in ops]
+        if sorted(numbers) != [1, 8]:
+            return (
+                f"The values are right in a world of {run.world_size}, but the all_reduces of rank "
+                f"{rank} carry {numbers} numbers: 8 gradients by DDP and 1 of yours are enough. "
+                "Which one number must all ranks know?"
+            )
+    return None
+
+
 verdict = check(
     "weigh",
     weigh,
     uneven,
     weighed,
     only("all_reduce", "all_gather", "broadcast"),
-    brought(
-        lambda xs: [4, 32] if len(xs) > 1 else None,
-        kind="all_reduce",
-        hint="What all ranks have to know fits into one number.",
-    ),
+    Rule(too_many_numbers),
     mistakes={
         "Every rank weighs the same there: a rank with few examples has too much weight.": (
             lambda xs: weighed(xs, [1 / len(xs) / max(1, len(x)) for x in xs])
@@ -421,8 +486,8 @@ verdict
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# The mean of nothing is `nan`, the sum of nothing is 0 and has a gradient: zeros. So a rank without
-# examples goes through forward and backward like the others.
+# The mean of nothing is `nan`; the sum of nothing is 0, and its gradient is zeros. So with a sum, a rank
+# without examples goes through forward and backward like the others.
 #
 # </details>
 

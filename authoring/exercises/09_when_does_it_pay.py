@@ -3,8 +3,8 @@
 #
 # Three tasks that go with [lesson 09](../notebooks/09_when_does_it_pay.ipynb). A check calls your
 # function on worlds of 1 to 5 real ranks, **one** included, with uneven numbers, and looks at the value
-# on every rank and at what was sent. Tasks 2 and 3 then go to a modelled network with a virtual clock,
-# which shows the same on every machine, and must keep within a budget of time.
+# on every rank and at what was sent. Then it goes to 8 modelled ranks with a virtual clock, which
+# shows the same on every machine, and your function must keep within a budget of time.
 #
 # The outputs stored below the checks are those of a good answer; they change when you run the check.
 # Each task has folded hints. A step of work is `simlib.compute(seconds)`. `tree` and `ring`, given
@@ -79,33 +79,39 @@ def break_even_ranks(rank, world_size, compute_s, nbytes, latency_s, bandwidth_B
 
 
 # %% role="check" question="break_even_ranks" points=3
-CASES = {  # world size: seconds of the fastest rank, bytes, latency, bandwidth
-    1: (3.5, 1e6, 0.5, 1e6),
-    2: (1.25, 1e6, 1e-3, 1e6),
-    3: (0.1, 1e6, 1e-3, 1e6),
-    4: (0.001, 1e6, 0.01, 1e6),  # two latencies are longer than a step: never
-    5: (0.001, 101e3, 1e-4, 1e6),
+CASES = {  # world size: seconds of the slowest rank, bytes, latency, bandwidth
+    1: (4.5, 1e6, 0.5, 1e6),
+    2: (1.5, 5e5, 0.2, 1e6),
+    3: (1.5, 1e6, 1e-3, 1e6),
+    4: (9 / 512, 1e6, 1 / 1024, 1e6),  # 128 ranks are exactly as fast as one
+    5: (0.0018, 1e6, 0.01, 1e6),  # two latencies are longer than a step: never
+    8: (4e-4, 1.0001e6, 0.0, 1e6),  # from 5,001 ranks on: too many
 }
 
 
 def times_and_network(rank, world_size):
-    fastest_s, *network = CASES[world_size]
-    return fastest_s * (1 + 0.2 * ((rank + 1) % world_size)), *network
+    slowest_s, *network = CASES[world_size]
+    return slowest_s * (1 - 0.9 * ((rank + 2) % world_size) / world_size), *network
 
 
 def ring_pays(R, compute_s, nbytes, latency_s, bandwidth_Bps):
     return 2 * (R - 1) * (latency_s + nbytes / R / bandwidth_Bps) < (R - 1) * compute_s
 
 
-def answers(time_of_all=max, pays=ring_pays, least=2):
+def answers(time_of_all=max, pays=ring_pays, most=4096):
     """What every rank returns: as `expected`, or as somebody who decides otherwise."""
 
     def by_rank(times_s, *networks):
         network = [one[0] for one in networks]
-        found = (R for R in range(least, 4097) if pays(R, time_of_all(times_s), *network))
+        found = (R for R in range(2, most + 1) if pays(R, time_of_all(times_s), *network))
         return [next(found, 0)] * len(times_s)
 
     return by_rank
+
+
+def at_equality(times_s, nbytes, latency_s, bandwidth_Bps):
+    """The R, no whole number, for which (6) holds with an equals sign."""
+    return 2 * nbytes[0] / bandwidth_Bps[0] / (max(times_s) - 2 * latency_s[0])
 
 
 verdict = check(
@@ -117,6 +123,9 @@ verdict = check(
     collectives(lambda *given: 1, hint="The slowest rank's time is all you need from the others."),
     collective_nbytes(lambda *given: 8, hint="One number is enough."),
     mistakes={
+        "R may be larger than your world: try R = 2, 3, ... up to 4,096, whatever world_size is.": (
+            lambda times_s, *network: [0 if len(times_s) == 1 else -1] * len(times_s)
+        ),
         "That is right for the fastest rank. In a step all wait for the slowest.": answers(min),
         "That is right for the mean of the times. In a step all wait for the slowest.": answers(
             lambda times_s: sum(times_s) / len(times_s)
@@ -139,12 +148,25 @@ verdict = check(
         "That is without the latency: a ring has 2 (R - 1) of them.": (
             answers(pays=lambda R, s, nbytes, _, Bps: ring_pays(R, s, nbytes, 0, Bps))
         ),
+        "There T_sync = (R - 1) T_comp: as fast as one rank, not faster. The next R is the first.": (
+            answers(pays=lambda R, s, *net: ring_pays(R, s * (1 + 1e-12), *net))
+        ),
+        "Only an R up to 4,096 counts: where it takes more, return 0.": answers(most=10_000),
+        "One rank alone is no distribution: R is 2 at least.": (
+            lambda times_s, *network: [int(at_equality(times_s, *network)) + 1] * len(times_s)
+        ),
         "That is where (6) holds exactly. Return the next whole number, and 2 at least.": (
-            lambda times_s, nbytes, latency_s, Bps: (
-                [2 * nbytes[0] / Bps[0] / (max(times_s) - 2 * latency_s[0])] * len(times_s)
-            )
+            lambda times_s, *network: [at_equality(times_s, *network)] * len(times_s)
         ),
     },
+    timed=[
+        Timed(
+            EIGHT,
+            times_and_network,
+            lambda *given: simlib.scale.time_of("all_reduce", 8, 8, EIGHT),
+            "One all_reduce of one number is all that takes time.",
+        )
+    ],
     points=3,
 )
 verdict
@@ -187,10 +209,10 @@ print(
 # ## 2. The quickest epoch (★★★, 35 minutes, 4 points)
 #
 # `batches` batches wait, `compute_s` each. Choose R from 1 to `world_size`, and `tree` or `ring`, for the
-# shortest epoch: $\lceil\text{batches}/R\rceil$ steps in which ranks 0 to R - 1 compute, then add up a
-# copy of `gradient`. The others return at once. Return the sum (R = 1: the gradient), on idle ranks zeros of
-# its shape. Leave `gradient` as it is. On the modelled network you have 2 % more than the best by the
-# formulas.
+# shortest epoch: $\lceil\text{batches}/R\rceil$ steps. In *each*, ranks 0 to R - 1 call
+# `simlib.compute(compute_s)`, then add up a fresh copy of `gradient`. The others return at once. Return the last
+# sum (R = 1: the gradient), on idle ranks zeros of its shape. Leave `gradient` as it is. Allowed: 2 % more
+# time than the best plan.
 
 
 # %% role="answer" question="quickest_epoch" points=4
@@ -238,7 +260,7 @@ def small_epochs(rank, world_size):
     return epoch_of(7, 7, 1e-3, *network)(rank, world_size)
 
 
-def plans(nbytes, batches, compute_s, latency_s, bandwidth_Bps, n, steps):
+def plans(nbytes, batches, compute_s, latency_s, bandwidth_Bps, n, steps=math.ceil):
     """Seconds of the epoch by the formulas: ``{(R, name): seconds}``."""
     found = {}
     for R in range(1, n + 1):
@@ -270,6 +292,20 @@ def really_computes(run, given):
     return "The epoch is shorter than its compute: call simlib.compute in every step."
 
 
+def adds_up_in_every_step(run, given):
+    """A sentence where fewer bytes are sent than a sum in every step takes, else None."""
+    gradients, batches, *_ = given
+    (R, _), _ = best_plan(*given)
+    steps = math.ceil(batches[0] / R)
+    # A tree sends 2 (R - 1) whole gradients, a ring 2 (R - 1) R chunks of an R-th: the same bytes.
+    if sum(run.bytes_sent) >= steps * 2 * (R - 1) * gradients[0].nbytes:
+        return None
+    return (
+        f"The result is right, but {steps} steps add up {steps} times, and you sent fewer bytes than "
+        "that takes: the weights change after every step, so each needs a sum of its own."
+    )
+
+
 verdict = check(
     "quickest_epoch",
     quickest_epoch,
@@ -277,6 +313,7 @@ verdict = check(
     lambda gradients, *numbers: sums(best_plan(gradients, *numbers)[0][0], gradients),
     only("send", "recv"),
     Rule(really_computes),
+    Rule(adds_up_in_every_step),
     mistakes={
         "5 ranks work where 4 are enough: they too need 2 steps. Round batches / R up.": (
             lambda gradients, *numbers: sums(
@@ -294,6 +331,11 @@ verdict = check(
                 R := best_plan(gradients, batches, *numbers)[0][0],
                 gradients,
                 times=R ** (math.ceil(batches[0] / R) - 1),
+            )
+        ),
+        "Those are means: the sum is asked for, not divided by R.": (
+            lambda gradients, *numbers: sums(
+                R := best_plan(gradients, *numbers)[0][0], gradients, times=1 / R
             )
         ),
         "The sums are right on the ranks that work; the idle ones return zeros.": (
@@ -314,6 +356,12 @@ verdict = check(
             epoch_of(2_000, 9, 4e-3),
             lambda *given: 1.02 * best_plan(*given)[1],
             "Still a ring. N is in bytes, not in numbers.",
+        ),
+        Timed(
+            EIGHT,
+            epoch_of(1_500, 9, 1e-3),
+            lambda *given: 1.02 * best_plan(*given)[1],
+            "A tree of 5 ranks has 3 rounds up and 3 down: round log2(R) up. A ring is quicker.",
         ),
         Timed(
             EIGHT,
@@ -367,11 +415,11 @@ for length in (50 + seed % 7, 10_000 + 1000 * (seed % 9)):
 # %% [markdown]
 # ## 3. Accumulate for an efficiency (★★, 25 minutes, 3 points)
 #
-# Row m of `gradients` is what micro-batch m gives on this rank, after `compute_s` seconds. An `all_reduce`
-# of a row takes `sync_s`. Take the smallest k with efficiency $k\,T_\text{comp} / (k\,T_\text{comp} +
-# T_\text{sync}) \ge$ `efficiency`. After every k micro-batches `all_reduce` once. Return one row per
-# `all_reduce`: the mean gradient over its micro-batches and all ranks. The last group may be shorter. Leave
-# `gradients` as they are.
+# Row m of `gradients` is what micro-batch m gives on this rank: call `simlib.compute(compute_s)` for each. An
+# `all_reduce` of a row was measured to take `sync_s` (do not wait for it yourself). Take the smallest k with
+# efficiency $k\,T_\text{comp} / (k\,T_\text{comp} + T_\text{sync}) \ge$ `efficiency`. `all_reduce` once after
+# every k micro-batches. Return one row per `all_reduce`: the mean gradient over its micro-batches and all
+# ranks. The last group may be shorter. Leave `gradients` as they are.
 
 
 # %% role="answer" question="accumulate" points=3
@@ -406,10 +454,10 @@ def micro_batches(count, length, compute_s, sync_s, efficiency):
 
 
 def seven_or_six(rank, world_size):
-    # k = 1, 3, 2, 3 and 10, which is more than there are
-    efficiency = {1: 0.2, 2: 0.72, 3: 0.6, 4: 0.72, 5: 0.9}[world_size]
-    count = 6 if world_size == 2 else 7
-    return micro_batches(count, 3, 1e-3, 1.1e-3, efficiency)(rank, world_size)
+    # k = 1 (exactly), 3, 2, 3 and 10, which is more than there are
+    efficiency = {1: 0.5, 2: 0.72, 3: 0.6, 4: 0.72, 5: 0.9}[world_size]
+    count, sync_s = 6 if world_size == 2 else 7, 1e-3 if world_size == 1 else 1.1e-3
+    return micro_batches(count, 3, 1e-3, sync_s, efficiency)(rank, world_size)
 
 
 def group_size(compute_s, sync_s, efficiency, up=math.ceil):
@@ -453,9 +501,22 @@ verdict = check(
     ),
     Rule(really_computes_all),
     mistakes={
-        "That is the mean divided by k once more than it should, or the last group by k though it is "
-        "shorter: divide by how many there are.": (
+        "The last group is shorter: divide by how many micro-batches it has, not by k.": (
             lambda *given: means(*given, scale=lambda group, k, n: len(group) / k)
+        ),
+        "That is k = 1, an all_reduce after every micro-batch, which misses the efficiency.": (
+            lambda *given: means(*given, up=lambda exact: 1)
+        ),
+        "With k rounded down the efficiency is missed: round up.": (
+            lambda *given: means(*given, up=math.floor)
+        ),
+        "Where the k that is just enough is a whole number, it needs no 1 more: round with math.ceil.": (
+            lambda *given: means(*given, up=lambda exact: int(exact) + 1)
+        ),
+        "The last, shorter group is missing: its micro-batches count, too.": (
+            lambda *given: [
+                rows[: len(given[0][0]) // group_size(*given[1:])] for rows in means(*given)
+            ]
         ),
         "Those are sums over the ranks: divide by the number of ranks, too.": (
             lambda *given: means(*given, scale=lambda group, k, n: n)
@@ -472,7 +533,7 @@ verdict = check(
             EIGHT,
             micro_batches(20, NUMBERS, 1e-3, SYNC_S, 0.8),
             just_enough_s,
-            "Is every micro-batch computed once?",
+            "Compute every micro-batch once, and wait for nothing else: all_reduce takes its own time.",
         )
     ],
     points=3,

@@ -6,9 +6,9 @@
 # small.
 #
 # Besides values, messages and bytes, some checks look at **memory**: an answer that is right on real
-# ranks is simulated, and no rank may hold more than a bound at its peak. What a rank was given counts
-# from the moment at which it does something with it. The outputs stored below the checks are those
-# of a good answer; they change when you run the check. Each task has folded hints.
+# ranks is simulated, and no rank may hold more than a bound at its peak. An input counts only once
+# the rank computes with it or sends it. The outputs stored below the checks are those of a good
+# answer; they change when you run the check. Each task has folded hints.
 
 # %% role="setup"
 import itertools
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 import simlib
-from simlib.checks import Fits, Rule, check, collectives, measure, messages, nbytes, only
+from simlib.checks import Fits, OneOf, Rule, check, collectives, measure, messages, nbytes, only
 
 
 def in_one_process(ws, x, reduction=torch.mean):
@@ -120,6 +120,21 @@ def uncounted_steps(ledger, widths, batch, optimizer):
     return {"optimizer state": 2 * ledger["gradients"]} if optimizer == "adam" else {}
 
 
+def one_count(ledger, widths, batch, optimizer):
+    """A count of Adam's steps for each layer."""
+    state = 2 * ledger["gradients"] + 4 * (len(widths) - 1)
+    return {"optimizer state": state} if optimizer == "adam" else {}
+
+
+def count_for_each_width(ledger, widths, batch, optimizer):
+    state = 2 * ledger["gradients"] + 4 * len(widths)
+    return {"optimizer state": state} if optimizer == "adam" else {}
+
+
+def with_linear_outputs(ledger, widths, batch, optimizer):
+    return {"activations": ledger["activations"] + 4 * batch * sum(widths[1:])}
+
+
 def without_input(ledger, widths, batch, optimizer):
     return {"activations": ledger["activations"] - 4 * batch * widths[0]}
 
@@ -145,6 +160,15 @@ verdict = check(
         "Momentum keeps one number per parameter: the step before.": with_change(no_momentum),
         "Adam keeps two numbers per parameter, not one.": with_change(half_of_adam),
         "Adam also counts its steps: 4 bytes per tensor.": with_change(uncounted_steps),
+        "A Linear has two tensors, weight and bias: Adam counts the steps of each.": (
+            with_change(one_count)
+        ),
+        "Adam has a count for each tensor, not for each width: how many tensors has a Linear?": (
+            with_change(count_for_each_width)
+        ),
+        "The output of a Linear is released: a ReLU's backward needs only the ReLU's result.": (
+            with_change(with_linear_outputs)
+        ),
         "The input of the first layer is kept, too: the gradient of its weights needs it.": (
             with_change(without_input)
         ),
@@ -192,9 +216,9 @@ print(
 # ## 2. Where to cut (★★, 20 minutes, 3 points)
 #
 # `sizes[k]` is the number of parameters of layer k. Give each rank neighbouring layers, rank 0 the
-# first ones, so that the largest stage is as small as it can be. If several cuts are equally good,
-# rank 0 takes as many layers as it can, then rank 1, and so on; the last ranks may have none. Return
-# this rank's layers: a list with `torch.zeros(size)` for each. Never hold other layers. Send nothing.
+# first ones, so that the largest stage is as small as it can be. Of equally good cuts take the one
+# where rank 0 has the most layers, then rank 1, and so on; the last ranks may have none. Return this
+# rank's layers: a list with `torch.zeros(size)` for each. Never hold other layers. Send nothing.
 
 
 # %% role="answer" question="my_layers" points=3
@@ -247,15 +271,46 @@ def best_cut(sizes, world_size):
     return max(good, key=lambda stages: list(map(len, stages)))
 
 
+def chain_for_each_world(rank, world_size):
+    """Among them: one that leaves the last rank nothing, and one shorter than the world."""
+    return {
+        1: ([4, 2, 3],),
+        2: ([2, 6, 1, 1, 2, 5, 3, 4],),
+        3: ([6, 1, 1, 1],),
+        4: ([6, 1, 1, 2, 5, 3, 4, 2],),
+        5: ([3, 1],),
+    }[world_size]
+
+
+def made(stages):
+    return [[torch.zeros(size) for size in stage] for stage in stages]
+
+
+def cuts_where(judge):
+    """The layers that each rank makes in any cut for which judge(largest, least) holds."""
+
+    def candidates(given):
+        sizes, n = given[0], len(given)
+        least = largest(best_cut(sizes, n))
+        return OneOf([made(cut) for cut in every_cut(sizes, n) if judge(largest(cut), least)])
+
+    return candidates
+
+
 def layers_of(cut):
     """The layers that each rank makes, if `cut` says where to cut."""
-    return lambda given: [[torch.zeros(size) for size in stage] for stage in cut(given)]
+    return lambda given: made(cut(given))
 
 
 def equal_numbers(given):
     sizes, n = given[0], len(given)
     borders = [len(sizes) * rank // n for rank in range(n + 1)]
     return [sizes[a:b] for a, b in itertools.pairwise(borders)]
+
+
+def last_ranks_first(given):
+    turned = best_cut(given[0][::-1], len(given))
+    return [stage[::-1] for stage in turned[::-1]]
 
 
 def up_to_the_mean(given):
@@ -272,16 +327,26 @@ def up_to_the_mean(given):
 verdict = check(
     "my_layers",
     my_layers,
-    chain(6, 1, 1, 2, 5, 3, 4, 2),
+    chain_for_each_world,
     layers_of(lambda given: best_cut(given[0], len(given))),
     collectives(lambda given: 0),
     messages(lambda given: 0, hint="Each rank can work this out for itself."),
     mistakes={
-        "That are equally many layers for each rank; but layers differ in size.": (
+        "No stage is too large; but you fill the last ranks first. Fill the first ones.": (
+            layers_of(last_ranks_first)
+        ),
+        "No stage is too large; but of such cuts, rank 0 has to take as many layers as it can, then "
+        "rank 1, even if the last ranks are left with none.": cuts_where(
+            lambda largest, least: largest == least
+        ),
+        "Those are as many layers for each rank; but layers differ in size.": (
             layers_of(equal_numbers)
         ),
         "No stage is above the mean but the last, which takes what is left, and is too large.": (
             layers_of(up_to_the_mean)
+        ),
+        "Order and layers are right, but the largest stage is larger than it need be.": cuts_where(
+            lambda largest, least: largest > least
         ),
         "Every rank has all layers: that is data parallelism.": (
             lambda given: [[torch.zeros(size) for size in given[0]]] * len(given)
@@ -320,7 +385,13 @@ verdict
 
 # %% role="hidden" question="my_layers"
 seed = 1
-print(measure(my_layers, lambda rank, n: ([1 + (seed + 5 * k * k) % 9 for k in range(7)],)))
+
+print(
+    measure(
+        my_layers,
+        lambda rank, n: ([1 + (seed + 5 * k * k) % 9 for k in range([7, 8, 2, 7, 9][n - 1])],),
+    )
+)
 
 # %% [markdown]
 # ## 3. Backward across ranks (★★, 25 minutes, 3 points)
@@ -328,8 +399,8 @@ print(measure(my_layers, lambda rank, n: ([1 + (seed + 5 * k * k) % 9 for k in r
 # Rank r holds the weight matrix `w` of stage r, which makes `torch.tanh(h @ w)` of its input `h`.
 # Rank 0 is given the input `x` of `batch` examples; the others are given None. The last rank's loss
 # is the mean of the squares of its output. Return, on every rank, the gradient of the loss with
-# respect to its own `w`. Over each boundary go one message forward and one backward. Leave `w` as it
-# is.
+# respect to its own `w`. Over each boundary go one message forward and one backward. Leave the
+# numbers in `w` as they are.
 
 
 # %% role="answer" question="stage_gradient" points=3
@@ -443,8 +514,8 @@ print(measure(stage_gradient, drawn))
 # The same stages and the same loss, the mean of the squares over **all** examples. Now the input
 # comes in pieces: on rank 0 `xs` is a list of `pieces` tensors of `batch` examples each, elsewhere
 # None. Return the gradient with respect to `w`. Each piece crosses each boundary once forward and
-# once backward. A rank may hold the activations of one piece at a time: the check looks at its
-# memory. Leave `w` and `xs` as they are.
+# once backward. No rank ever holds the activations of more than one piece: the check looks at
+# its memory. Leave `w` and `xs` as they are.
 
 
 # %% role="answer" question="gradient_in_pieces" points=3
@@ -562,6 +633,7 @@ verdict
 # <details><summary>Hint 1</summary>
 #
 # Your answer to task 3, in a loop over the pieces. Which plan of the lesson is that, FFBB or FBFB?
+# The values are right with both; only one keeps the memory small.
 #
 # </details>
 # <details><summary>Hint 2</summary>

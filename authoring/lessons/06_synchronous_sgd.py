@@ -72,7 +72,7 @@ slopes, intercepts = torch.meshgrid(*[torch.linspace(-2, 4, 61)] * 2, indexing="
 grid = torch.stack([slopes, intercepts], dim=-1).reshape(-1, 2)
 heights = torch.stack([line_cost(theta) for theta in grid]).reshape(61, 61)
 figure = plt.figure(figsize=(9, 3.6), layout="constrained")
-bowl = figure.add_subplot(1, 2, 1, projection="3d")
+bowl = figure.add_subplot(1, 2, 1, projection="3d", elev=48)
 bowl.plot_surface(slopes.numpy(), intercepts.numpy(), heights.numpy(), cmap="Blues_r")
 ends = [-2, 1, 4]
 bowl.set(xlabel="slope", ylabel="intercept", xticks=ends, yticks=ends, title="cost")
@@ -91,8 +91,9 @@ plt.show()
 # One example stumbles about the minimum and never comes to rest.
 #
 # The stumbling is noise: a mini-batch only estimates $\nabla L$. How far off is the estimate with B
-# examples? Take the 64 gradients at the start, average B of them drawn at random, 20,000 times. Four
-# times as many examples: how much less noise?
+# examples? Take the 64 gradients at the start and average B of them, 20,000 times. We draw with
+# replacement, one may come twice, so that 64 draws are not simply all 64. Four times as many examples:
+# how much less noise?
 
 # %%
 guess = None  # B four times as large: noise divided by ...?
@@ -114,7 +115,7 @@ for size in (1, 4, 16, 64):
 # Now something with real use: 512 handwritten digits, shrunk to 7 x 7 pixels, and a net of 970 weights.
 # It gives log probabilities; `nll_loss` makes the cost of them. `flat_gradient` is the whole gradient as
 # one vector. `residual` compares two vectors: the length of their difference, as a part of the length
-# of the second. Last digits differ from CPU to CPU, so small residuals are told by a bound.
+# of the second. Last digits differ from CPU to CPU, so a small residual is printed as a bound only.
 
 # %%
 train_set, _ = simlib.digits.load()
@@ -169,7 +170,8 @@ batches_summed = sum(flat_gradient(model, batch) for batch in D.split(8))
 print(f"sum of four batch means: {batches_summed.norm() / whole.norm():.3f} times as long")
 
 # %% [markdown]
-# (1') holds to the last digits of either precision. What is left, $10^{-16}$ or $10^{-7}$, is rounding.
+# (1') holds to the last digits of either precision. What is left is rounding: a float64 has some 16
+# digits, a float32 some 7.
 # The mix-up is four times too large: a sum over batches of something that was averaged within each.
 #
 # ## Equation (2): split D
@@ -273,10 +275,12 @@ for dtype in (torch.float64, torch.float32):
 #
 # $$\theta \leftarrow \theta - \eta\, \frac{1}{R} \sum_{r} G_r \tag{4}$$
 #
-# Read the four backwards, for shards of B examples each, and you have the proof in one line:
+# Take shards of B examples each. By (3) every rank has the sum. Follow the mean in (4) back to the
+# cost, and you have the proof in one line:
 #
-# $$\frac1R \sum_r G_r \;\overset{(2)}{=}\; \frac1R \sum_r \frac1B \sum_{x \in D_r} \nabla \ell(\theta; x)
-# \;=\; \frac{1}{R B} \sum_{x \in D} \nabla \ell(\theta; x) \;\overset{(1')}{=}\; \nabla L_D(\theta)$$
+# $$\frac1R \sum_r G_r \;\overset{(1')\text{ on each } D_r}{=}\;
+# \frac1R \sum_r \frac1B \sum_{x \in D_r} \nabla \ell(\theta; x)
+# \;\overset{(2)\text{: disjoint}}{=}\; \frac{1}{R B} \sum_{x \in D} \nabla \ell(\theta; x) \;\overset{(1')}{=}\; \nabla L_D(\theta)$$
 #
 # So one step on R ranks **is** one step of one process with the **effective batch**
 # $B_\text{effective} = R \times B$. The twin does it on 2 and 4 real ranks, and on 64 simulated ones.
@@ -331,13 +335,18 @@ run.timeline()
 #
 # ## One curve or two?
 #
-# If one step is the same, so are sixty. Three trainings, all in float64 so that rounding stays out of
-# sight: 4 ranks with B = 8, one process with B = 32, one process with B = 8. Which curves lie on each
-# other?
+# If one step is the same, so are sixty. And the misconception of the day: "the sum of mean gradients is
+# the gradient", so some of our trainings forget to divide. All run in float64, so that rounding stays
+# out of sight:
 #
-# And the misconception of the day: "the sum of mean gradients is the gradient". So a fourth training
-# forgets to divide, and a fifth is one process with the learning rate $4\eta$. A sixth and a seventh are
-# the same with Adam: divided, and not. What will the sum do to plain SGD? And to Adam?
+# | panel | ranks x B | optimizer | $\eta$ | divides by R? |
+# |---|---|---|---|---|
+# | effective batch | 4 x 8, 1 x 32, 1 x 8 | SGD | 0.5 | yes |
+# | sum or mean | 4 x 8 | SGD | 0.5 | yes; no |
+# | sum or mean | 1 x 32 | SGD | 2.0 | (one rank) |
+# | Adam | 4 x 8 | Adam | 0.01 | yes; no |
+#
+# In each panel, which curves lie on each other? What will the sum do to plain SGD? And to Adam?
 
 # %%
 guess = None  # which curves coincide? What does SUM do to SGD, to Adam?
@@ -379,19 +388,20 @@ def curve(ranks, *options):
 mean, one32, one8 = curve(4, 8), curve(1, 32), curve(1, 8)
 summed_up, one_4lr = curve(4, 8, 0.5, False), curve(1, 32, 2.0)
 adam, adam_summed = (curve(4, 8, 0.01, divides, torch.optim.Adam) for divides in (True, False))
-figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-panels[0].plot(one32, color="#56B4E9", lw=5, label="one process, B = 32")
-panels[0].plot(mean, "--", color="#000000", lw=1.2, label="4 ranks, B = 8")
-panels[0].plot(one8, color="#D55E00", lw=1.2, label="one process, B = 8")
-panels[1].plot(one_4lr, color="#CC79A7", lw=5, label="one process, B = 32, four times the rate")
-panels[1].plot(summed_up, "--", color="#000000", lw=1.2, label="4 ranks, B = 8, SUM")
-panels[1].plot(mean, color="#56B4E9", lw=1.2, label="4 ranks, B = 8, mean")
-for axes, title in zip(panels, ("effective batch", "sum or mean"), strict=True):
-    axes.set(title=title, xlabel="step", ylabel="cost over 512 digits")
+styles = [{"color": "#56B4E9", "lw": 5}, {"color": "#000000", "ls": "--"}, {"color": "#D55E00"}]
+figure, panels = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
+for axes, title, *lines in (
+    (panels[0], "effective batch", (one32, "1 x 32"), (mean, "4 x 8"), (one8, "1 x 8")),
+    (panels[1], "sum or mean", (one_4lr, "1 x 32, rate 2.0"), (summed_up, "SUM"), (mean, "mean")),
+    (panels[2], "Adam", (adam, "mean"), (adam_summed, "SUM")),
+):
+    for (values, label), style in zip(lines, styles, strict=False):
+        axes.plot(values, label=label, **{"lw": 1.2} | style)
+    axes.set(title=title, xlabel="step", ylabel="cost over 512 digits", ylim=(0, None))
     axes.set_ylim(0, 1.3 * axes.get_ylim()[1])  # room for the legend
     axes.legend(frameon=False, fontsize=8)
 plt.show()
-print("4 ranks against B = 32:", residual(mean, one32), "- against B = 8:", residual(mean, one8))
+print("4 x 8 against 1 x 32:", residual(mean, one32), "- against 1 x 8:", residual(mean, one8))
 print("SUM against 4 x rate, first 10 steps:", residual(summed_up[:10], one_4lr[:10]))
 print("Adam, SUM against mean:", residual(adam_summed, adam))
 small, small_summed = curve(4, 8, 0.2)[-1], curve(4, 8, 0.2, False)[-1]
@@ -399,12 +409,13 @@ print(f"SGD with rate 0.2, cost at the end: mean {small:.2f}, SUM {small_summed:
 
 # %% [markdown]
 # $4 \times 8$ and $1 \times 32$ are one curve; B = 8 is another. And the sum is not the gradient: it is
-# R times the gradient, a step R times too large. Plain SGD behaves exactly as with $4\eta$, here out
-# of control. With $\eta$ = 0.2 the mistake even looks like progress: "more ranks learn faster". No: a
+# R times the gradient, a step R times too large. Plain SGD behaves exactly as with $4\eta$, and here it
+# gets out of control. (We compare the first ten steps: later a training so wild magnifies
+# its rounding.) With $\eta$ = 0.2 the mistake even looks like progress: "more ranks learn faster". No: a
 # larger rate does, and one process could have had it.
 #
-# Adam hardly notices. It divides the gradient by its own typical size, so a factor R cancels, but for a
-# tiny constant. That makes the bug a sleeper: it wakes when somebody goes back to SGD, clips gradients,
+# Adam hardly notices. It divides the gradient by its own typical size, so a factor R cancels, except for
+# a tiny constant. That makes the bug a sleeper: it wakes when somebody goes back to SGD, clips gradients,
 # or adds weight decay to them.
 #
 # ## "The same seed means the same data"
@@ -445,8 +456,9 @@ for plan in (
 # A proof by induction. *Start:* all replicas have the same $\theta$ (rank 0 broadcasts it) and the same
 # optimizer state (empty). *Step:* if they are equal before a step, they all add the same bits $G/R$ to
 # the same state by the same arithmetic, so they are equal after it. The proof asks nothing of the
-# optimizer but that it depends on $\theta$, its state and the gradient. Momentum and Adam qualify. ("The
-# same arithmetic" does ask something of the machines: another kind of CPU may round otherwise.)
+# optimizer but that it depends on $\theta$, its state and the gradient. Momentum ($v \leftarrow m v + g$,
+# then $\theta \leftarrow \theta - \eta v$) and Adam qualify. ("The same arithmetic" does ask something of
+# the machines: another kind of CPU may round otherwise.)
 #
 # `spread` measures it: the largest difference between any two ranks, in any weight, by one all_reduce
 # (the MAX of $\theta$ and of $-\theta$). We also try one swapped line: `step`, then sync. And replicas
@@ -497,7 +509,7 @@ for what in ("sync, then step", "step, then sync", "start apart"):
 # synchronised one is thrown away by the next `zero_grad`. In the third all ranks add the **same** step to
 # different weights, so their distance stays what it was at the start, for ever; and the mean is of
 # gradients taken at four different points, so it is the gradient of none. Nothing pulls replicas
-# together: synchronous SGD keeps them equal, it never makes them so. The mend is one broadcast of every
+# together: synchronous SGD keeps them equal, it never makes them so. The cure is one broadcast of every
 # parameter from rank 0, before the first step.
 #
 # Look at the last column: the cost on rank 0 falls everywhere. Somebody who watches rank 0 sees nothing.
@@ -543,7 +555,8 @@ print("right, rank 0", simlib.run(twins, 4, args=(False,)).results[0])
 # The same cost on every rank, to the last digit shown, and no two replicas alike. The mean gradient then
 # mixes the gradient of unit 3 here with that of quite another unit there. They do learn, but less, and
 # each ends as another model. Equal losses prove nothing: **compare weights**, by a spread, or by a
-# fingerprint (exercise 4).
+# **fingerprint**: a short number computed from all their bits, almost never the same for two different
+# vectors (exercise 4).
 #
 # ## What is not invariant
 #
@@ -557,7 +570,7 @@ guess = None  # residuals of batch norm, dropout, clipping?
 
 
 def clipped(gradient, most=0.2):
-    return gradient * min(1, most / gradient.norm().item())
+    return gradient * most / max(most, gradient.norm().item())
 
 
 for name, *extra in (
@@ -631,24 +644,27 @@ for axes, curve_, title in zip(
 plt.show()
 
 # %% [markdown]
-# Higher, by far. Convex it is not, and no better training would change that: *every* net with a hidden
-# layer has its twins, here $16! \approx 2 \times 10^{13}$ of them, all equally good, with ridges between.
-# Two lessons from it. SGD finds *a* minimum, and which one depends on the start: one more reason to
-# broadcast it. And weights of nets that were trained apart cannot simply be averaged (lesson 13, to
+# Higher, by far. (The curve still falls a little beyond both ends: 400 steps have not reached the
+# floor.) Convex it is not, and better training would not change that. Every net with a hidden layer has
+# such twins, here at least $16! \approx 2 \times 10^{13}$, all equally good. In a bowl the mean of them
+# all would be as good, too: a net of 16 equal units, no better than one with a single unit.
+#
+# Two lessons from it. Training ends in one of many valleys, and which one depends on the start: one more
+# reason to broadcast it. And weights of nets that were trained apart cannot simply be averaged (lesson 13, to
 # come, averages often enough that they never drift apart).
 #
 # ## What breaks what
 #
-# | assumption broken | replicas equal? | as one process? | mend |
+# | assumption broken | replicas equal? | as one process? | cure |
 # |---|---|---|---|
 # | SUM of means, no division | yes | step R times too large | divide by R |
 # | uneven shards, plain mean | yes | no | factors $\lvert D_r \rvert / \lvert D \rvert$ |
-# | padded shards | yes | off by the doubles | factors, or drop the rest |
+# | padded shards | yes | off by the doubles | drop the doubles, use factors |
 # | no slices, one seed | yes | $B_\text{effective}$ = B | slice r for rank r |
 # | each rank sums in its own order | no | to rounding | all_reduce |
 # | unsynchronised start | no | no | broadcast |
 # | step before sync | no | no | sync first |
-# | batch norm | but for buffers | no | synchronise it |
+# | batch norm | yes, except buffers | no | synchronise it |
 # | dropout | yes | on average | a mask per rank |
 # | clipping per rank | yes | no | clip after all_reduce |
 #

@@ -6,10 +6,10 @@
 # weights in less time. In this lesson (50 minutes) you will
 #
 # - see what its elder cousin, `nn.DataParallel`, copies at every step, and why both are right,
-# - build DDP in four steps: hooks, requests, buckets, a wait at the end,
+# - build DDP in four steps: hooks, a wait at the end, buckets, the reducer,
 # - hold yours against torch's: the same weights, the same messages,
 # - **see** communication hide behind computation, and predict how much of it can,
-# - break it in six ways, as people do,
+# - break it as people do: no shard, no wait, another order, an unused layer, uneven inputs,
 # - run the usual recipe as a script, by four launchers.
 #
 # R is the number of ranks (`world_size`), B the examples of a rank per step. The model is the LeNet of
@@ -43,8 +43,8 @@ IMAGES, LABELS = (tensor[:128].clone() for tensor in simlib.digits.load()[0].ten
 # %% [markdown]
 # ## One process that controls everything: DataParallel
 #
-# `nn.DataParallel(model)` is one line, needs no launcher, and uses all GPUs of **one** computer. So
-# many take it for a simple DDP. It has one process, with one thread per GPU. What does it do on this
+# `nn.DataParallel(model)` is one line, needs no launcher, and uses all GPUs of **one** computer.
+# Therefore many take it for a simple DDP. It has one process, with one thread per GPU. What does it do on this
 # machine? The model counts its own forward passes. After one pass through `nn.DataParallel`, what is
 # the count?
 
@@ -147,7 +147,8 @@ for name, gradients in (("ranks, own losses", of_ranks), ("devices, one loss", o
 # Now the same as a picture. Four modelled GPUs hang on a bus of 12 GB/s (PCIe's order). In the
 # first program lane 0 is the device that `DataParallel` calls its own: it deals out inputs **and all
 # weights**, collects outputs, deals out their gradients, collects gradients. In the second, each
-# rank is DDP's. How often do 1.7 MB of weights or gradients pass device 0's link in each?
+# rank is DDP's. How often do 1.7 MB of weights or gradients pass device 0's link in each, out and in
+# counted together? (Both pictures have the same scale.)
 
 # %%
 guess = None  # DataParallel: ... times; DDP: ... times
@@ -155,12 +156,11 @@ guess = None  # DataParallel: ... times; DDP: ... times
 
 def as_data_parallel(rank, world_size, batch):
     weights, images, outputs = map(torch.zeros, (431_080, 784 * batch, 10 * batch))
-    main = rank == 0
-    dist.scatter(images, [images] * world_size if main else None)  # the batch
+    dist.scatter(images, [images] * world_size if rank == 0 else None)  # the batch
     dist.broadcast(weights, src=0)  # replicate
     simlib.compute(seconds=0.5e-3)  # forward
-    dist.gather(outputs, [outputs.clone() for _ in range(world_size)] if main else None)
-    dist.scatter(outputs, [outputs] * world_size if main else None)  # the loss's gradient
+    dist.gather(outputs, [outputs.clone() for _ in range(world_size)] if rank == 0 else None)
+    dist.scatter(outputs, [outputs] * world_size if rank == 0 else None)  # the loss's gradient
     simlib.compute(seconds=1e-3)  # backward
     dist.reduce(weights, dst=0)  # gradients; afterwards the replicas are gone
 
@@ -173,29 +173,31 @@ def as_ddp(rank, world_size, batch):
 pcie = {"inter": simlib.Link(0, 1e12), "intra": simlib.Link(10e-6, 12e9)}
 bus = functools.partial(simlib.Cluster, 1, **pcie)
 copies = {"broadcast": "flat", "reduce": "flat", "all_reduce": "ring"}
-for function in (as_data_parallel, as_ddp):
-    display(simlib.simulate(function, 4, args=(64,), cluster=bus(4), **copies))
+first = simlib.simulate(as_data_parallel, 4, args=(64,), cluster=bus(4), **copies)
+for run in (first, simlib.simulate(as_ddp, 4, args=(64,), cluster=bus(4), **copies)):
+    display(run.timeline(between=(0, first.time_s)))
 
 # %% [markdown]
 # In the lanes of DataParallel much is hatched: devices wait for device 0, and it waits for its link. The
-# weights go out R - 1 times, the gradients come in R - 1 times, **at every step**. DDP's ranks keep their
-# weights: they began equal and take equal steps (lesson 06). Through rank 0's link go $2\frac{R-1}{R}$
-# gradients, 1.5 here (lesson 05). (We model copies from one device to each in turn; between some GPUs
-# torch uses NCCL's broadcast and reduce, which are quicker. The optimizer's step is left out of both.)
-# How do both grow with R?
+# weights go out R - 1 times, the gradients come in R - 1 times, **at every step**: $2(R-1) = 6$ passes.
+# DDP's ranks keep their weights: they began equal and take equal steps (lesson 06). Each rank sends
+# $2\frac{R-1}{R} = 1.5$ gradients and receives as many (lesson 05): 3 passes, however large R is. How does
+# a step grow with R, with 32 images for each device?
 
 # %%
 guess = None  # DataParallel on 8 devices against 2?
 
 for devices in (2, 4, 8, 16):
     runs = [
-        simlib.simulate(function, devices, args=(128 // devices,), cluster=bus(devices), **copies)
+        simlib.simulate(function, devices, args=(32,), cluster=bus(devices), **copies)
         for function in (as_data_parallel, as_ddp)
     ]
     print(f"{devices:2} devices, ms per step:", *(f"{run.time_s * 1e3:7.3f}" for run in runs))
 
 # %% [markdown]
-# "DataParallel is about DDP" costs more with each device. Its other limits: one computer, one Python
+# With every device DataParallel's step gets longer by about the same amount, DDP's only by some latencies. (We model
+# copies from one device to each in turn; between some GPUs torch uses NCCL's broadcast and reduce, which are
+# quicker. The optimizer's step is left out of both.) DataParallel's other limits: one computer, one Python
 # interpreter whose lock all threads share. torch's own documentation advises DDP also for one computer.
 # From here on, DDP only.
 #
@@ -231,8 +233,9 @@ for shard, wait in ((False, False), (True, False), (True, True)):
 
 # %% [markdown]
 # DDP splits **neither the input nor the model**. Each rank holds all 431,080 weights and works on what
-# you hand it. The same 64 images on both ranks give the same gradient as 32 each, with twice the work:
-# two computers did the work of one. Sharding is your line, or the `DistributedSampler`'s (lesson 07). A
+# you hand it. The same 64 images on both ranks give the same gradient as 32 each, with twice the work: two
+# computers did the work of one. (2.88 ms more: 3 steps of 32 images, 30 us each on the slow rank. The rest of
+# the time is messages, DDP's constructor's among them.) Sharding is your line, or the `DistributedSampler`'s (lesson 07). A
 # model that does not fit one rank is a matter for [lesson 10](10_splitting_the_model.ipynb).
 #
 # And the barrier changed nothing but the time. The all_reduce of each step holds the ranks together, exactly
@@ -266,7 +269,7 @@ def hooked(rank, world_size, finish):
 
 for finish in (False, True):
     run = simlib.simulate(hooked, 2, args=(finish,))
-    print("waits" if finish else "never waits", run.results, *run.findings)
+    print("waits:" if finish else "never waits:", run.results)
 
 # %% [markdown]
 # ## Step 2: wait at the end
@@ -424,8 +427,8 @@ def train(rank, world_size, own, cap_mb):
 
 for engine, ranks in ((simlib.run, 2), (simlib.simulate, 4)):
     runs = [engine(train, ranks, args=(own, 0.25)) for own in (True, False)]
-    weights = [weights for run in runs for weights in run.results]
-    print(ranks, "ranks, all equal bit for bit:", all(torch.equal(weights[0], w) for w in weights))
+    first, *others = [weights for run in runs for weights in run.results]
+    print(ranks, runs[0].engine, "ranks, all equal bit for bit:", all(map(first.equal, others)))
 for name, run in zip(("own", "torch's"), runs, strict=True):
     calls = [f"{op.kind} {op.nbytes:,}" for op in run.trace.of_rank(0)]
     print(f"{name}:", *calls, sep="\n    ")
@@ -434,15 +437,17 @@ for name, run in zip(("own", "torch's"), runs, strict=True):
 # Equal to the last bit, and the same messages in steps 2 and 3: 1,622,040 bytes, then 102,280. Three
 # things differ. torch compares the models' shapes first (all_gather, broadcast). It sends all weights
 # in one broadcast. And in its **first** step it has a single bucket. It watches in which order gradients
-# arrive, and then cuts buckets by that order, rank 0's, which it broadcasts (36 and 8 bytes). So the first
-# step overlaps nothing: do not measure it. (On 3 or more real ranks Gloo adds in an order that depends on
+# arrive, and then cuts buckets by that order, rank 0's, which it broadcasts at the start of the second step
+# (36 and 8 bytes). So the first step overlaps nothing, and the second has messages of its own: measure from
+# the third on. (On 3 or more real ranks Gloo adds in an order that depends on
 # a number's place in the bucket. Then torch's first step may differ from ours in the last bit.)
 #
 # ## See the overlap
 #
 # Six equal layers, a bucket each, on four modelled ranks: 10 Gbit/s, devices of 12.5 Gflop/s. `tower`
 # is a step of such a model, and says how long it took. Below is one without overlap, then one with it, at
-# the same scale. What will the second picture look like?
+# the same scale. The clock stands at 10 ms already, as the constructor's broadcasts came before. The first long
+# bar is the whole forward and the last layer's backward. What will the second picture look like?
 
 # %%
 LAYERS, WIDTH, BATCH = 6, 512, 16
@@ -452,6 +457,7 @@ def tower(rank, world_size, wrap, layers=LAYERS, width=WIDTH, batch=BATCH, steps
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
     ddp, times = wrap(model), []
     for weight in model.parameters() if pause_s else ():
+        # this hook runs *before* .grad is there: as if this layer's backward took longer
         weight.register_hook(lambda gradient: simlib.compute(seconds=pause_s))
     for _ in range(steps):
         dist.barrier()  # for the clock: all begin together
@@ -482,17 +488,19 @@ for overlap, wrap in each.items():
 
 # %% [markdown]
 # Above, the network sleeps while the devices work, and the devices wait while the network works. Below,
-# both work at once, and a step ends a third sooner. How much can be hidden? Let $f$ and $b$ be the time of
+# both work at once (the more buckets are under way, the darker the grey), and a step ends a third sooner. How much can be hidden? Let $f$ and $b$ be the time of
 # a layer's forward and backward, $c$ that of a bucket's all_reduce, $L$ the number of layers. Bucket $k$ is
-# ready at $Lf + kb$. From then on, at least the $L - k + 1$ buckets from it to the last have to pass. So
+# ready at $Lf + kb$. From then on, at least the $L - k + 1$ buckets from it to the last have to pass. The
+# network rests only when no bucket is ready, so no more time is lost than for the worst $k$:
 #
 # $$T_\text{off} = L (f + b + c), \qquad T_\text{on} = L f + \max_k \big( k b + (L - k + 1) c \big)
 # = L f + \max(b + L c,\; L b + c)$$
 #
-# (it is linear in $k$, so an end is the maximum). The sum $T_\text{comp} + T_\text{sync}$ has become, but
-# for one bucket, a **maximum**. Forward hides nothing: with $b = 2f$ the best is $c = b$, where five parts of
-# time become three. PyTorch's authors report steps 26.8 % (ResNet) and 21.5 % (BERT) faster with Gloo, 38.0 %
-# and 35.2 % with NCCL (arXiv 2006.15704).
+# (it is linear in $k$, so an end is the maximum). The sum $Lb + Lc$ of backward and network has become, but
+# for one bucket or one layer, a **maximum**. Forward hides nothing: with $b = 2f$ the best is $c = b$, where
+# $5Lf$ become $3Lf + c$. PyTorch's authors report steps 26.8 % (ResNet) and 21.5 % (BERT) faster with Gloo,
+# 38.0 % and 35.2 % with NCCL (arXiv 2006.15704). Whether "faster" is time saved or speed gained they leave
+# open; lesson 09 compares.
 #
 # Below is the executable twin, for three devices: which one gains most? Then, how large should a bucket
 # be? 48 small layers of 64 KiB, and caps from "a bucket per layer" to "one for all".
@@ -515,13 +523,13 @@ for cap_kib in (1, 256, 512, 1024, 3072):
         functools.partial(OwnDDP, cap_mb=cap_kib / 1024),
         functools.partial(DistributedDataParallel, bucket_cap_mb=cap_kib / 1024),
     )
-    own, torchs = (modelled(wrap, 48, 128, 16, 2).results[0][-1] * 1e3 for wrap in wraps)
+    own, torchs = (modelled(wrap, 48, 128, 16, 3).results[0][-1] * 1e3 for wrap in wraps)
     print(f"cap {cap_kib:4} KiB: own {own:6.3f} ms, torch's {torchs:6.3f} ms per step")
 
 # %% [markdown]
 # A slow device has little to hide, a fast one little to hide it behind. Small buckets pay too many
-# latencies, large ones start too late. And torch's DDP, under the same virtual clock, takes exactly as long
-# as ours.
+# latencies, large ones start too late. And torch's DDP, from its third step on, takes exactly as long as ours
+# under the same virtual clock.
 #
 # ## Measured on real ranks
 #
@@ -550,8 +558,12 @@ for name, wrap in wraps.items():
 picture
 
 # %% [markdown]
-# A step takes the time of the backward passes plus one bucket's, instead of all of both. Your numbers
-# are a wall clock's, and other programs have their share in them.
+# By the formula overlap saves $T_\text{off} - T_\text{on} = (L - 1) \min(b, c)$: five times the smaller of a
+# layer's backward (here a little over 4 ms) and a bucket's all_reduce. Is your "own, overlap" lower than your
+# "no overlap" by about that? On a quiet machine it should be. But Gloo's threads need cores, too. Where other
+# programs, or the other rank, hold them, less is saved, nothing, or the line may even be higher. In the
+# picture, light strips under the bars are requests in flight while a rank works: that is the overlap, whatever
+# it saved.
 #
 # ## Break it: another order on one rank
 #
@@ -656,7 +668,7 @@ for wrap in (OwnDDP, DistributedDataParallel):
     print("gradients differ by less than 1e-6:", off < 1e-6)
 
 # %% [markdown]
-# A quarter of the bytes. (torch's 7: one bucket in its first step, then two, as the first bucket's default
+# A quarter of the bytes. (torch's 7: one bucket in its first backward, then two, as the first bucket's default
 # cap is 1 MiB. Summing what is already a mean with new local gradients, and averaging again,
 # happens to be right, too: all ranks hold the same mean.) Note that forward **and** backward stand inside
 # `no_sync`.
@@ -682,10 +694,8 @@ def uneven(rank, world_size, **options):
     return seen
 
 
-try:
+with contextlib.suppress(simlib.DeadlockError):  # its picture appears by itself
     simlib.run(uneven, 2, kwargs={"enable": False})
-except simlib.DeadlockError as error:
-    print(error)
 for by_all in (True, False):
     options = {"divide_by_initial_world_size": by_all}
     print(options, simlib.run(uneven, 2, kwargs=options).results)
@@ -733,7 +743,7 @@ if __name__ == "__main__":
 # Four launchers run the same file: `mp.spawn` within the script, `torchrun`, its forerunner
 # `torch.distributed.launch`, and `mpiexec`. Each tells the ranks who they are, in its own words; `NAMES` is
 # our way to tell the script which. A fixed port is a trap, as somebody else may have it, so we ask the system
-# for a free one. (About 15 seconds: twelve processes import torch.)
+# for a free one. (About 15 seconds: eleven processes import torch.)
 
 # %%
 SET = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PMI_RANK", "PMI_SIZE"]
@@ -789,8 +799,8 @@ for name, (_, given, *_) in commands.items():
 # All four trained, and their ranks ended with equal weights.
 #
 # - `mp.spawn` sets nothing: it calls `train(rank, 2)`. You choose the address, before it.
-# - `torchrun` sets everything. `LOCAL_RANK` is the rank's number on its node, that is, its GPU. It also
-#   restarts ranks that died (lesson 14, to come).
+# - `torchrun` sets everything. `LOCAL_RANK` is the rank's number on its node, that is, its GPU. If one rank
+#   dies, it ends the others; with `--max-restarts 3` it then starts **all** again (lesson 14, to come).
 # - `torch.distributed.launch` is today a shell around `torchrun`. Its old habit has stayed: it adds
 #   `--local-rank=1` to the script's arguments. A script that does not expect that stops there.
 # - `mpiexec` (MPICH's) knows nothing of torch. It sets `PMI_RANK` and `PMI_SIZE`; other MPIs have other names.
@@ -817,10 +827,11 @@ for name, (_, given, *_) in commands.items():
 #
 # 1. Replicas counted, and died after backward.
 # 2. Nothing but the cost: all ranks see the same examples, and the mean of equal gradients is that gradient.
+#    (If it shuffles, with another seed on each rank: they see other examples at a time, but each sees all.)
 # 3. It is a bucket alone. It starts early, and all other buckets wait behind it.
 # 4. 180 ms; a little above 120, as the last bucket cannot be hidden.
 # 5. Collectives meet in the order of posting. Same kind, same size: nothing tells them apart.
-# 6. `torchrun`, so that each rank of a node takes another GPU.
+# 6. `torchrun`, and `torch.distributed.launch` around it, so that each rank of a node takes another GPU.
 #
 # </details>
 #

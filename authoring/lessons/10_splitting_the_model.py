@@ -104,8 +104,10 @@ for line, held in measured.results[0].items():
 #
 # The last line: the pictures, five results of a ReLU, and the ten log-probabilities that
 # `cross_entropy` keeps; labels are int64, 8 bytes each; the loss is one number, and `cross_entropy`
-# keeps another, the number of labels. Does it hold, to the byte, for three optimizers and three
-# batch sizes?
+# keeps another, the number of labels. The outputs of the Linears are missing, and rightly: a ReLU's
+# backward needs only its own result, so the Linear's output is released as soon as the ReLU is
+# done. (After the backward pass the pictures, the labels and the loss are left.) Does it hold, to
+# the byte, for three optimizers and three batch sizes?
 
 # %%
 guess = None  # the largest difference, in bytes?
@@ -176,16 +178,16 @@ runs = {
 draw_memory(runs, limit_bytes=12_000_000)
 
 # %% [markdown]
-# Only the top of each bar shrinks: a rank with fewer examples has fewer activations. Parameters,
-# gradients and optimizer state stand on every rank as before, 16 P = 23.3 MB, and would with a
-# million ranks. **Data parallelism cannot help memory.** Hold on to that sentence until lesson
-# 12 (to come), which takes it apart: nothing forces every rank to keep *all* of the state *all* of
-# the time.
+# No, with neither. Only the top of each bar shrinks: a rank with fewer examples has fewer
+# activations. Parameters, gradients and optimizer state stand on every rank as before, 16 P = 23.3
+# MB, and would with a million ranks. **Data parallelism cannot help the memory of the state.** Hold
+# on to that sentence until lesson 12 (to come), which takes it apart: nothing forces every rank to
+# keep *all* of the state *all* of the time.
 #
 # ## What does not help either: smaller pieces
 #
 # **Gradient accumulation** (lesson 07) goes through a batch in pieces and adds up their gradients.
-# "That saves memory", it is said. All of it? Here one rank takes 1,024 examples in 1, 4 or 16
+# "That saves memory", it is said. In every column? Here one rank takes 1,024 examples in 1, 4 or 16
 # pieces.
 
 # %%
@@ -204,7 +206,7 @@ for pieces in (1, 4, 16):
 # space, twice the largest tensor (2 x 784 x 512 x 4 = 3.2 MB), whatever the batch.
 #
 # From here on we take 256 examples at a time. Activations are then small, but 23.3 MB of state do
-# not fit into 12 MB. There is nothing for it but to cut.
+# not fit into 12 MB. We have to cut.
 #
 # ## The cut
 #
@@ -221,9 +223,10 @@ for R, stages in STAGES.items():
     print(f"stages: {R};", ", ".join(f"{nbytes / 1e6:.1f} MB" for nbytes in state))
 
 # %% [markdown]
-# Two stages are too much, 12.7 MB. Three leave room for activations and work space. Now the stages
-# have to talk. Forward is easy: a rank receives the activations h of its left neighbour, puts them
-# through its layers and sends the result to the right.
+# Two stages are too few: this is the best cut into two, and one of them has 12.7 MB. Three leave
+# room for activations and work space. Now the stages have to talk. Forward is easy: a rank receives
+# the activations h of its left neighbour, puts them through its layers and sends the result to the
+# right.
 #
 # ## Wrong way 1: the gradient stays at home
 #
@@ -277,9 +280,12 @@ print(*run.memory, sep="\n")
 # ## Wrong way 2: a backward that nobody calls
 #
 # autograd lets us say what the backward of a step is: a `torch.autograd.Function` with a `forward`
-# and a `backward`. The backward of *send h* is *receive its gradient*. The backward of *receive h*
-# is *send its gradient*. `Send` must return something on which `backward` can be called: a zero,
-# the receipt. Read the program: there is a flaw in it.
+# and a `backward`. `Send.apply(h, dst)` calls `forward` and notes that `backward` belongs to it.
+# `ctx` is a notebook that autograd hands to both. `backward` gets the gradient of what `forward`
+# returned, and returns one for each input of `forward`, None for what is no tensor. The backward of
+# *send h* is *receive its gradient*. The backward of *receive h* is *send its gradient*. `Send`
+# must return something on which `backward` can be called: a zero, the receipt. Read the program:
+# there is a flaw in it.
 
 
 # %%
@@ -334,12 +340,13 @@ def gradients(rank, world_size, receive):
 simlib.run(gradients, 3, args=(ReceiveAlone.apply,))
 
 # %% [markdown]
-# Two messages forward, none back. Rank 2 has called `backward`, got the gradients of its own weights
-# and finished. Its `ReceiveAlone.backward` was never called: autograd goes back only to tensors that
-# need a gradient, and neither a shape nor a rank is such a tensor. So the received `h` was a mere
-# constant again. Rank 1 waits for rank 2, which has finished; rank 0 waits for rank 1.
+# Two messages forward, none back. Rank 2 has called `backward`, got the gradients of its own
+# weights and finished. Its `ReceiveAlone.backward` was never called: autograd goes back only to
+# tensors that need a gradient, and neither a shape nor a rank is such a tensor. So the received `h`
+# was a mere constant again. Rank 1 waits for rank 2, which has finished; rank 0 waits for rank 1.
+# (In the picture an arrow means *waits for*, not *sends to*.)
 #
-# The mend: hand in a **ticket**, a zero that needs a gradient and will never get one. Then autograd
+# The cure: hand in a **ticket**, a zero that needs a gradient and will never get one. Then autograd
 # takes note of the function. Are the gradients now those of one process?
 
 
@@ -373,13 +380,15 @@ print(len(pairs), f"tensors, gradients up to {max(a.abs().max().item() for a, _ 
 # %% [markdown]
 # The same gradients, with $2 (R - 1)$ messages: one in each direction over each boundary. Nothing
 # is approximated. A split by layers does the very same additions and multiplications, in other
-# places.
+# places. (On most machines even the last bit agrees. We print a bound, as a library may order its
+# additions by where a tensor lies in memory.)
 #
 # ## Wrong way 3: both send
 #
 # Now two half batches, one after the other, their gradients added up. A rank has a plan: F is the
-# next forward, B the backward of the oldest half that still waits for it. Rank 0 does FFBB: "let me
-# send off both halves". Rank 1 does FBFB: "first things first". Each plan is sensible. What happens?
+# next forward, B (no batch here) the backward of the oldest half that still waits for it. Rank 0
+# does FFBB: "let me send off both halves". Rank 1 does FBFB: "first things first". Each plan is
+# sensible. What happens?
 
 # %% tags=["raises-exception"]
 guess = None  # what happens with FFBB and FBFB?
@@ -392,7 +401,8 @@ def two_halves(rank, world_size, plans):
         if letter == "F":
             begun.append(forward(rank, world_size, net, receive, *halves.pop(0)))
         else:
-            (begun.pop(0) / 2).backward()  # half of each mean: together the mean of all
+            # half of each mean: together the mean of all (halving a receipt changes nothing)
+            (begun.pop(0) / 2).backward()
     return [p.grad for p in net.parameters()]
 
 
@@ -419,8 +429,9 @@ for plans in (["FBFB", "FBFB"], ["FFBB", "FFBB"]):
 #
 # ## It fits
 #
-# Now train in stages, with Adam and 256 examples at a time, and put the peaks beside the limit of 12
-# MB. Two stages would do for the state of rank 0 alone. Predict the tallest bar of each picture.
+# Now train in stages, with Adam and 256 examples at a time, and put the peaks beside the limit of
+# 12 MB. With two stages, only the state of rank 0 is below the line. Predict the tallest bar of
+# each picture.
 
 # %%
 guess = None  # the tallest bar with 1, 2 and 3 stages, in MB
@@ -440,15 +451,18 @@ stages = {R: simlib.simulate(train_split, R, cluster=cluster_with()) for R in (1
 draw_memory({f"stages: {R}": run for R, run in stages.items()}, limit_bytes=12_000_000)
 
 # %% [markdown]
-# With three stages every bar stays below the line. Note how uneven the stages are in size, and that
-# the largest decides. Where to cut is a task of the exercises. And now on the devices that have no
-# more than 12 MB, with the state of each rank worked out by hand:
+# With three stages every bar stays below the line. The state is uneven, 6.4, 8.4 and 8.5 MB, but
+# the bars come out nearly level: rank 0 needs the most work space, as it has the largest tensor. It
+# is the tallest bar that decides. Where to cut is a task of the exercises. And now on the devices
+# that have no more than 12 MB, with the state of each rank worked out by hand. Predict: which ranks
+# fail with two stages?
 
 # %%
 try:
     simlib.simulate(train_split, 2, cluster=small)
 except simlib.OutOfMemoryError as error:
     print("2 stages:", str(error).partition(";")[0])
+    print(*(line for line in str(error).splitlines() if line.startswith("also")), sep="\n")
 run = simlib.simulate(train_split, 3, cluster=small)
 for ledger, stage in zip(run.memory, STAGES[3], strict=True):
     tensors = [p.numel() for p in network(*stage).parameters()]
@@ -458,12 +472,16 @@ for ledger, stage in zip(run.memory, STAGES[3], strict=True):
     print(f"state by hand {by_hand:,}, difference {found - by_hand}")
 
 # %% [markdown]
+# With two stages both ranks fail. Rank 0's state, 10.6 MB, fits, and yet it fails: Adam's work space
+# does not fit beside it. So 16 P alone are not enough to plan with.
+#
 # ## The two pictures, from two runs
 #
-# Articles on distributed training draw data parallelism and model parallelism side by side. Here are
-# both pictures, not drawn by hand but from two runs. Each rank reports the bytes it holds of each
-# of the six layers, and which of six examples went through them. Which cells will be full on the
-# left, which on the right?
+# Articles on distributed training draw data parallelism and model parallelism side by side. Here
+# are both pictures, not drawn by hand but from two runs. Each rank reports the bytes it holds of
+# each of the six layers, and which of six examples went through them. The numbers below the cells
+# count layers, 1 to 6, and examples, 0 to 5. Which cells will be full on the left, which on the
+# right?
 
 # %%
 guess = None  # which cells are full?
@@ -492,10 +510,11 @@ draw_parts({f.__name__.replace("_", " "): simlib.run(f, 3) for f in functions})
 
 # %% [markdown]
 # Left: every parameter on every rank, each example on one. Right: each parameter on one rank, every
-# example on all. What travels differs as well. Data-parallel ranks send gradients of parameters,
-# 4 P bytes however large the batch. Stages send activations and their gradients: 4 B x 512 bytes
-# over each boundary in each direction, however large the layers. From which batch size on does a
-# stage send more?
+# example on all. What travels differs as well. Data-parallel ranks bring gradients of 4 P bytes to
+# the all_reduce, however large the batch. Stages send activations and their gradients: 4 B x 512
+# bytes over each boundary in each direction (512 is the width at the boundary), however many
+# parameters lie on either side. On 3 ranks, from which batch size on does the busiest stage send
+# more than a rank of a ring?
 
 # %%
 guess = None  # which batch size?
@@ -509,6 +528,9 @@ print(f"3 ranks: the ring sends {ring_bytes:,.0f} bytes; rank 1 sends as much", 
 print(f"at B = {ring_bytes / (2 * 4 * 512):.0f}")
 
 # %% [markdown]
+# For small batches the stages send less, for large ones the data-parallel ranks do. But bytes are
+# not all: a stage has to *wait* for them, as the next section shows.
+#
 # ## What the cut costs in time
 #
 # "Three devices work on the network now, so a step takes a third of the time." Or half? Or are they
@@ -534,8 +556,9 @@ steps[3].timeline()
 #
 # The picture shows why. A stage cannot begin before the stage on its left is done, and in the
 # backward pass not before the one on its right. There is never more than one rank at work; the
-# hatched time is waiting. You pay for three devices and use one at a time. That is the price of
-# memory, and often worth it: slow is better than impossible.
+# hatched time is waiting (a send waits, too, until its message has gone: the narrow pieces). You
+# pay for three devices and use one at a time. That is the price of memory, and often worth it: slow
+# is better than impossible.
 #
 # (Parts that work *at the same time* can save time. DistBelief, Dean et al. 2012, cut within layers:
 # a speech network of 42 million parameters became 2.2 times as fast at best, on 8 machines. That is
@@ -545,7 +568,8 @@ steps[3].timeline()
 #
 # "The larger card is faster, it has more memory." Take one device, with 30 MB or with 300, and give
 # it the whole network. How much faster is the second? And what if it uses its memory for larger
-# batches?
+# batches? For comparison, the last line has three devices of 12 MB. (The modelled clock counts
+# products of matrices; Adam's step takes none of its time.)
 
 # %%
 guess = None  # examples per second: 30 MB; 300 MB; 300 MB and larger batches
@@ -554,6 +578,8 @@ for memory_bytes, B in ((30e6, 64), (300e6, 64), (300e6, 1024)):
     run = simlib.simulate(train_split, 1, args=(B,), cluster=device)
     print(f"{memory_bytes / 1e6:3.0f} MB, B = {B:4}: step {run.time_s / 2 * 1e3:6.2f} ms,", end=" ")
     print(f"{2 * B / run.time_s:,.0f} examples/s")
+run = simlib.simulate(train_split, 3, args=(64,), cluster=small)
+print(f"3 x 12 MB, B = 64: step {run.time_s / 2 * 1e3:.2f} ms")
 
 # %% [markdown]
 # No faster, to the last digit. Capacity says what fits, not how fast it is worked on; that depends on

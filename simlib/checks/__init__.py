@@ -10,6 +10,7 @@ A check cell of an exercise notebook is one call::
 """
 
 from .check import check
+from .compare import OneOf
 from .fits import Fits
 from .rules import (
     Rule,
@@ -29,6 +30,7 @@ from .verdict import Verdict
 
 __all__ = [
     "Fits",
+    "OneOf",
     "Rule",
     "Timed",
     "Verdict",

@@ -14,10 +14,11 @@ from .compare import (
     difference,
     dtype_differs,
     dtype_name,
+    first_unseen,
     known_mistake,
     likely_cause,
 )
-from .trial import WORLDS, Trial, try_on
+from .trial import WORLDS, Exchanged, Trial, changed_in_place, try_on
 from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict, values_are_right
 
 
@@ -162,7 +163,7 @@ def complaint(run, after, given, want, rules, in_place, mistakes):
 
 def value_complaint(run, after, given, want, rules, in_place, mistakes):
     """``(sentence, lines)`` about the values of a run; ``(None, [])`` where all are right."""
-    got = [mine[0] for mine in after] if in_place else run.results
+    got = [changed_in_place(mine) for mine in after] if in_place else run.results
     wrong = {r: text for r in range(len(want)) if (text := difference(got[r], want[r]))}
     changed = None if in_place else input_complaint(run, given, after)
     if not wrong:
@@ -172,10 +173,16 @@ def value_complaint(run, after, given, want, rules, in_place, mistakes):
     known = known_mistake(got, given, mistakes)
     if known:
         reason += f" {known}"
-    elif in_place and not any(map(difference, run.results, want)):
+    elif in_place and isinstance(after[rank][0], Exchanged):
         reason += (
-            " The right value is returned, but the tensor x itself must change: write into it."
+            " The list holds new tensors, and those that stood in it did not change: write into "
+            "them."
         )
+    elif in_place and not any(map(difference, run.results, want)):
+        what = (
+            "tensors of the list themselves" if isinstance(got[rank], list) else "tensor x itself"
+        )
+        reason += f" The right value is returned, but the {what} must change: write into it."
     elif text.endswith("wrong value"):
         reason += f" {changed or cause(run, got, want, given, rules)}"
     return reason, [rank_line(r, got[r], want[r], r in wrong) for r in range(len(want))]
@@ -191,6 +198,11 @@ def cause(run, got, want, given, rules):
         return found
     if not run.trace.ops:
         return "No usual mistake fits: compare what each rank has with what is expected."
+    if run.world_size == 1:
+        return (
+            "No usual mistake fits, and in a world of 1 nothing comes from others: go through the "
+            "formula by hand."
+        )
     rank = next(rank for rank in range(len(want)) if difference(got[rank], want[rank]))
     return (
         f"No usual mistake fits: follow the values that reach rank {rank}. "
@@ -203,7 +215,8 @@ def rank_line(rank, got, want, is_wrong):
     if is_wrong and dtype_differs(got, want):
         return f"rank {rank}: got {describe(got)} of {dtype_name(got)}, expected {dtype_name(want)}"
     if is_wrong:
-        return f"rank {rank}: got {describe(got)}, expected {describe(want)}"
+        unseen = first_unseen(got, want)
+        return f"rank {rank}: got {describe(got)}, expected {describe(want)}{unseen}"
     return f"rank {rank}: right, {describe(got)}"
 
 
@@ -274,6 +287,11 @@ def failure(error):
     if isinstance(error, StuckError):
         return WRONG, "A rank computes on and on and never returns: look at its loop.", lines
     said, *details = str(error).splitlines()
+    if "parameter `tensor`" in said and "NoneType" in said:
+        said += (
+            ". A None was sent, or received into. Is it a .grad? It stays None where the tensor "
+            "did not need a gradient (requires_grad_) before the forward pass."
+        )
     if isinstance(error, DeadlockError):
         return WRONG, f"The ranks never finish: {said}.", [line.strip() for line in details]
     if isinstance(error, MismatchError):

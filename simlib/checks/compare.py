@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 SHOWN = 6  # elements of a tensor that a verdict prints
@@ -35,6 +37,19 @@ def describe_tensor(tensor):
     if tensor.dtype not in (torch.float32, torch.int64):
         return f"tensor([{text}], dtype={dtype_name(tensor)})"
     return f"tensor([{text}])" + f" of shape {tuple(tensor.shape)}" * (tensor.dim() > 1)
+
+
+def first_unseen(got, want):
+    """Where two tensors that `describe` shows alike first differ, as a clause; else empty."""
+    both = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
+    if not both or got.shape != want.shape or describe(got) != describe(want):
+        return ""
+    other = ~torch.isclose(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+    if not other.any():
+        return ""
+    index = tuple(other.nonzero()[0].tolist())
+    place = index[0] if len(index) == 1 else index
+    return f"; first different at {place}: {got[index].item():g}, not {want[index].item():g}"
 
 
 def dtype_differs(got, want):
@@ -94,14 +109,23 @@ def tensor_difference(got, want):
 def list_difference(got, want):
     """`difference` for an expected list."""
     if not isinstance(got, (list, tuple)):
-        return f"has a {type(got).__name__} where a list is expected"
+        return f"has a {type(got).__name__} where a {type(want).__name__} is expected"
     if len(got) != len(want):
         return f"has a list of {len(got)} where {len(want)} are expected"
     for index, (one, other) in enumerate(zip(got, want, strict=True)):
+        if one is None and other is not None:
+            return f"has None at index {index}: nothing was put there"
         wrong = difference(one, other)
         if wrong:
             return f"at index {index} {wrong}"
     return None
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Several lists of values, by rank, that one mistake may give: ``OneOf(candidates)``."""
+
+    candidates: list
 
 
 def known_mistake(got, given, mistakes):
@@ -114,9 +138,14 @@ def known_mistake(got, given, mistakes):
     given : list of tuple
         For each argument of the answer: what it was, by rank.
     mistakes : dict of str to callable
-        A sentence about a mistake, and the values that mistake would give.
+        A sentence about a mistake, and the values that mistake would give, or `OneOf` several.
     """
-    return next((text for text, gives in mistakes.items() if all_equal(got, gives(*given))), None)
+    for text, gives in mistakes.items():
+        values = gives(*given)
+        candidates = values.candidates if isinstance(values, OneOf) else [values]
+        if any(all_equal(got, candidate) for candidate in candidates):
+            return text
+    return None
 
 
 def likely_cause(got, want, given):
@@ -139,6 +168,8 @@ def likely_cause(got, want, given):
             f"Rank {first} has what rank {owner} should have: "
             "look at the direction, or the order, in which values are passed."
         )
+    if isinstance(want[first], tuple) and not difference(got[first][::-1], want[first]):
+        return "The values are right, but they are returned in the other order."
     if same_numbers(got[first], want[first]):
         return "It has the right numbers in a wrong order."
     right = [rank for rank in range(len(got)) if rank not in failing]

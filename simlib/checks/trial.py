@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import operator
 from dataclasses import dataclass
+
+import torch
 
 import simlib
 
@@ -23,6 +26,14 @@ class Trial:
     rules: tuple
 
 
+class Exchanged(list):
+    """A list of tensors in which an answer put others in their place, and ``at_first``: those."""
+
+    def __init__(self, now, at_first):
+        super().__init__(now)
+        self.at_first = at_first
+
+
 def try_on(answer, by_rank, start):
     """Run an answer, a rank per tuple of inputs: the `Run`, and the inputs as they are after it.
 
@@ -32,7 +43,9 @@ def try_on(answer, by_rank, start):
     @functools.wraps(answer)
     def trial(rank, world_size):
         mine = by_rank[rank]
-        return answer(rank, world_size, *mine), mine
+        at_first = [list(one) if isinstance(one, list) else one for one in mine]
+        returned = answer(rank, world_size, *mine)
+        return returned, tuple(map(with_those_at_first, mine, at_first))
 
     try:
         run = start(trial, len(by_rank))
@@ -41,6 +54,22 @@ def try_on(answer, by_rank, start):
             keep_returned(error.run)
         raise
     return run, keep_returned(run)
+
+
+def with_those_at_first(now, at_first):
+    """An input after the call; with a list whose tensors were exchanged, those of before it."""
+    if not isinstance(now, list) or not all(isinstance(one, torch.Tensor) for one in at_first):
+        return now
+    same = len(now) == len(at_first) and all(map(operator.is_, now, at_first))
+    return now if same else Exchanged(now, at_first)
+
+
+def changed_in_place(inputs):
+    """What is looked at where an answer changes its first input: of a list, the tensors it held.
+
+    They are what others hold, too, as a model holds its gradients.
+    """
+    return getattr(inputs[0], "at_first", inputs[0])
 
 
 def keep_returned(run):
@@ -61,7 +90,7 @@ def measure(answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20, start=N
     for world_size in worlds:
         by_rank = [inputs(rank, world_size) for rank in range(world_size)]
         run, after = try_on(answer, by_rank, start)
-        got = [mine[0] for mine in after] if in_place else run.results
+        got = [changed_in_place(mine) for mine in after] if in_place else run.results
         lines.append(f"{world_size}: {'; '.join(describe(value) for value in got)}")
         lines.append(f"{world_size}: messages {run.messages}, bytes {run.bytes_sent}")
         if run.engine == "simulated":

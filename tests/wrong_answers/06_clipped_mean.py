@@ -61,6 +61,21 @@ def in_place(rank, world_size, gradient, most):
     return cut(gradient, most, gradient.norm())
 
 
+def sum_clipped_then_divided(rank, world_size, gradient, most):
+    total = gradient.clone()
+    dist.all_reduce(total)
+    return cut(total, most, total.norm()) / world_size
+
+
+def own_length(rank, world_size, gradient, most):
+    return cut(average(gradient), most, gradient.norm())
+
+
+def divides_by_0(rank, world_size, gradient, most):
+    mean = average(gradient)
+    return mean * min(1, most / mean.norm().item())
+
+
 WRONG = {
     per_rank: "clipped before the mean is taken",
     sum_clipped: "divide before you measure",
@@ -71,4 +86,7 @@ WRONG = {
     sends_a_length_along: "The length need not travel",
     always_cuts: "A gradient that was short enough is made longer",
     in_place: "changed the tensor it was given",
+    sum_clipped_then_divided: "too much is cut",
+    own_length: "by the length of its own gradient",
+    divides_by_0: "ZeroDivisionError",
 }

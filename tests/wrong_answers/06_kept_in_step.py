@@ -97,6 +97,24 @@ def writes_into_theta(rank, world_size, theta, rows, targets, steps, lr, momentu
     return theta, v
 
 
+def starts_from_the_mean(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    theta = average(theta)
+    v = torch.zeros_like(theta)
+    for _ in range(steps):
+        v = momentum * v + average(cost_gradient(theta, rows, targets))
+        theta = theta - lr * v
+    return theta, v
+
+
+def rate_in_v(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    theta = from_rank_0(theta)
+    v = torch.zeros_like(theta)
+    for _ in range(steps):
+        v = momentum * v + lr * average(cost_gradient(theta, rows, targets))
+        theta = theta - v
+    return theta, v
+
+
 WRONG = {
     no_broadcast: "every rank began with its own theta",
     alone: "trained alone, from its own theta",
@@ -104,6 +122,8 @@ WRONG = {
     sums: "summed, not averaged",
     averages_weights: "Average the gradients instead of the weights",
     averages_everything: "One to begin with, then one in each step",
-    two_in_one: "Only the gradient travels",
+    two_in_one: "The gradient alone is enough",
     writes_into_theta: "but not the input",
+    starts_from_the_mean: "from the mean of all theta",
+    rate_in_v: "too small by the factor lr",
 }

@@ -67,6 +67,15 @@ def broadcasts_rank_0(rank, world_size, theta):
     return unlike_the_first(world_size, torch.tensor([float(torch.equal(first, theta))]))
 
 
+def weighted_by_places(rank, world_size, theta):
+    weights = torch.arange(1, len(theta) + 1)
+    return unlike_the_first(world_size, (theta.double() * weights).sum().reshape(1))
+
+
+def hash_of_the_numbers(rank, world_size, theta):
+    return unlike_the_first(world_size, torch.tensor([hash(tuple(theta.tolist()))]))
+
+
 WRONG = {
     by_the_sum: "does not see who stands where",
     rounded: "compare bits",
@@ -77,4 +86,6 @@ WRONG = {
     unlike_me: "Compare with rank 0, not with yourself",
     only_rank_0_tells: "is there a `return` on its path",
     broadcasts_rank_0: "calls broadcast",
+    weighted_by_places: "weighted by places",
+    hash_of_the_numbers: "equal as numbers",
 }

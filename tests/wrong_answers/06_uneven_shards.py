@@ -69,14 +69,21 @@ def writes_into_the_gradient(rank, world_size, gradient, num_examples):
     return buffer[:-1] / buffer[-1]
 
 
+def nan_made_0_too_late(rank, world_size, gradient, num_examples):
+    buffer = torch.cat([gradient, torch.ones(1)]) * num_examples
+    dist.all_reduce(buffer)
+    return torch.nan_to_num(buffer[:-1]) / buffer[-1]
+
+
 WRONG = {
     plain_mean: "gives every rank the same weight",
     plain_sum: "the sum of the ranks' mean gradients",
     weighted_by_ranks: "you divide by the number of ranks, not of examples",
     weighted_not_divided: "nothing divides by the number of all examples",
-    nan_times_nothing: "has nan",
+    nan_times_nothing: "brought by a rank without examples",
     empty_ranks_stay_away: "wait for rank 2, which has finished",
     counts_first: "The count can travel with the gradient",
     a_row_for_each_rank: "A sum needs no room for each rank",
     writes_into_the_gradient: "but not the input",
+    nan_made_0_too_late: "Replace it before the all_reduce",
 }

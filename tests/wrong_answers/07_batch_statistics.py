@@ -19,6 +19,50 @@ def mean_of_means(rank, world_size, x):
     return mean, variance
 
 
+def mean_of_moments(rank, world_size, x):
+    both = torch.stack([x.mean(0), (x * x).mean(0)])
+    dist.all_reduce(both)
+    mean, squares = both / world_size
+    return mean, squares - mean**2
+
+
+def divided(sums, count):
+    mean = sums[:2] / count
+    return mean, sums[2:4] / count - mean**2
+
+
+def by_world_size(rank, world_size, x):
+    return divided(sums_of(x), world_size)
+
+
+def by_the_own_count(rank, world_size, x):
+    return divided(sums_of(x), len(x))
+
+
+def by_a_guessed_count(rank, world_size, x):
+    return divided(sums_of(x), len(x) * world_size)
+
+
+def between_the_ranks_lost(rank, world_size, x):
+    within = ((x - x.mean(0)) ** 2).sum(0) if len(x) else torch.zeros(2)
+    sums = torch.cat([x.sum(0), within, torch.tensor([float(len(x))])])
+    dist.all_reduce(sums)
+    return sums[:2] / sums[-1], sums[2:4] / sums[-1]
+
+
+def deviation(rank, world_size, x):
+    mean, variance = divided(*sums_of(x).split([4, 1]))
+    return mean, variance.sqrt()
+
+
+def the_other_way_round(rank, world_size, x):
+    return divided(*sums_of(x).split([4, 1]))[::-1]
+
+
+def in_one_tensor(rank, world_size, x):
+    return torch.stack(divided(*sums_of(x).split([4, 1])))
+
+
 def divided_by_one_less(rank, world_size, x):
     sums = sums_of(x)
     mean = sums[:2] / sums[-1]
@@ -57,7 +101,15 @@ def the_empty_rank_stays_away(rank, world_size, x):
 
 
 WRONG = {
-    mean_of_means: "divided by the number of ranks, or by a count of one rank only",
+    mean_of_means: "means and variances are averaged",
+    mean_of_moments: "means of x and x * x are averaged",
+    by_world_size: "divided by the number of ranks, not by that of the examples",
+    by_the_own_count: "but the count is of one rank only",
+    by_a_guessed_count: "The count is guessed from one rank",
+    between_the_ranks_lost: "how far their means lie apart is lost",
+    deviation: "the root of the variance",
+    the_other_way_round: "returned in the other order",
+    in_one_tensor: "a Tensor where a tuple is expected",
     divided_by_one_less: "batch norm divides by n here",
     mean_of_squares: "the square of the mean has to be taken off it",
     mean_first: "The variance needs no mean first",

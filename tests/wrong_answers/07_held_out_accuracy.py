@@ -24,6 +24,25 @@ def whole_rounds_only(rank, world_size, right, n):
     return count.item() / n
 
 
+def last_of_a_share_dropped(rank, world_size, right, n):
+    count = (right if rank < n % world_size else right[:-1]).sum()
+    dist.all_reduce(count)
+    return count.item() / n
+
+
+def mean_of_means(rank, world_size, right, n):
+    mean = right[rank + world_size * torch.arange(len(right)) < n].mean()
+    dist.all_reduce(mean)
+    return mean.item() / world_size
+
+
+def two_counts_in_int64(rank, world_size, right, n):
+    real = right[rank + world_size * torch.arange(len(right)) < n]
+    counts = torch.tensor([int(real.sum()), len(real)])
+    dist.all_reduce(counts)
+    return (counts[0] / counts[1]).item()
+
+
 def own_share(rank, world_size, right, n):
     return right.mean().item()
 
@@ -53,8 +72,11 @@ WRONG = {
     padding_counted: "some examples are in there twice",
     padding_among_the_right: "though not in what you divide by",
     whole_rounds_only: "the last examples before n are missing",
+    last_of_a_share_dropped: "where world_size divides n, nothing is padded",
+    mean_of_means: "A mean of means",
+    two_counts_in_int64: "a rank brings 16 bytes",
     own_share: "No rank communicates",
     two_all_reduces: "only one number is not",
-    whole_table: "Add up your own share first",
+    whole_table: "a rank brings 48 bytes",
     as_a_tensor: "has a Tensor where a number is expected",
 }

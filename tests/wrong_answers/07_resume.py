@@ -40,6 +40,27 @@ def summed_gradient(rank, world_size, weights, velocity, gradient):
     return state[0] - 0.1 * velocity, velocity
 
 
+def gradient_of_rank_0(rank, world_size, weights, velocity, gradient):
+    state = torch.stack([weights, velocity, gradient])
+    dist.broadcast(state, src=0)
+    velocity = 0.9 * state[1] + state[2]
+    return state[0] - 0.1 * velocity, velocity
+
+
+def old_velocity(rank, world_size, weights, velocity, gradient):
+    state = torch.stack([weights, velocity])
+    dist.broadcast(state, src=0)
+    mean = mean_over_ranks(gradient, world_size)
+    return state[0] - 0.1 * state[1], 0.9 * state[1] + mean
+
+
+def another_formula(rank, world_size, weights, velocity, gradient):
+    state = torch.stack([weights, velocity])
+    dist.broadcast(state, src=0)
+    velocity = 0.9 * state[1] + 0.1 * mean_over_ranks(gradient, world_size)
+    return state[0] - 0.1 * velocity, velocity
+
+
 def nobody_tells(rank, world_size, weights, velocity, gradient):
     velocity = 0.9 * velocity + gradient
     return weights - 0.1 * velocity, velocity
@@ -66,6 +87,9 @@ WRONG = {
     own_velocity: "Each rank goes on with its own velocity",
     own_gradient: "the replicas drift apart",
     summed_gradient: "the step with the sum of the gradients",
+    gradient_of_rank_0: "All ranks step with rank 0's gradient",
+    old_velocity: "step with the old velocity",
+    another_formula: "in a world of 1 nothing comes from others",
     nobody_tells: "No rank communicates",
     two_broadcasts: "can travel in one tensor",
     into_the_inputs: "changed the tensor it was given",

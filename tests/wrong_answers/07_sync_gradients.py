@@ -36,6 +36,13 @@ def returned_instead(rank, world_size, gradients):
     return parts_of(flat / world_size, gradients)
 
 
+def new_tensors_into_the_list(rank, world_size, gradients):
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    for i, part in enumerate(parts_of(flat / world_size, gradients)):
+        gradients[i] = part
+
+
 def in_a_rectangle(rank, world_size, gradients):
     room = torch.zeros(len(gradients), max(g.numel() for g in gradients))
     for row, gradient in zip(room, gradients, strict=True):
@@ -61,7 +68,8 @@ WRONG = {
     the_sum: "would be world_size times too large",
     one_by_one: "Join the tensors first",
     never_written_back: "nothing was added to it and nothing replaced it",
-    returned_instead: "The right value is returned, but the tensor x itself must change",
+    returned_instead: "is returned, but the tensors of the list themselves must change",
+    new_tensors_into_the_list: "The list holds new tensors",
     in_a_rectangle: "96 bytes into a collective",
     reduce_to_rank_0: "calls reduce",
     nobody_else: "No rank communicates",

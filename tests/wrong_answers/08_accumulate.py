@@ -65,10 +65,62 @@ def reduces_by_hand_as_well(rank, world_size, micro_batches):
     return gradients(ddp)
 
 
+def accumulated(world_size, micro_batches, loss_of, last=-1):
+    """The gradients with ``loss_of(output, is_last)`` of each, and no_sync for all but `last`."""
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    for number, x in enumerate(micro_batches):
+        syncs = number == last % len(micro_batches)
+        with contextlib.nullcontext() if syncs else ddp.no_sync():
+            loss_of(ddp(x), number == len(micro_batches) - 1).backward()
+    return gradients(ddp)
+
+
+def one_large_batch(rank, world_size, micro_batches):
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    ddp(torch.cat(micro_batches)).mean().backward()
+    return gradients(ddp)
+
+
+def all_graphs_at_once(rank, world_size, micro_batches):
+    ddp, losses = DistributedDataParallel(tower([3, 2, 1])), []
+    for number, x in enumerate(micro_batches):
+        is_last = number == len(micro_batches) - 1
+        with contextlib.nullcontext() if is_last else ddp.no_sync():
+            losses.append(ddp(x).mean() / len(micro_batches))
+    sum(losses).backward()
+    return gradients(ddp)
+
+
+def divides_by_the_ranks_too(rank, world_size, micro_batches):
+    parts = len(micro_batches) * world_size
+    return accumulated(world_size, micro_batches, lambda y, is_last: y.mean() / parts)
+
+
+def sums_examples(rank, world_size, micro_batches):
+    parts = len(micro_batches)
+    return accumulated(world_size, micro_batches, lambda y, is_last: y.sum() / parts)
+
+
+def divides_the_last_only(rank, world_size, micro_batches):
+    parts = len(micro_batches)
+    return accumulated(world_size, micro_batches, lambda y, last: y.mean() / (parts if last else 1))
+
+
+def syncs_with_the_first(rank, world_size, micro_batches):
+    parts = len(micro_batches)
+    return accumulated(world_size, micro_batches, lambda y, last: y.mean() / parts, last=0)
+
+
 WRONG = {
     always_communicates: "carry 32, then 32, then 32 bytes",
     never_communicates: "DDP never communicated",
     not_divided: "each loss is a mean already",
     zeroed_every_time: "Only the last micro-batch counts",
     reduces_by_hand_as_well: "carry 24, then 8 bytes",
+    one_large_batch: "activations and temporaries 16,",
+    all_graphs_at_once: "activations and temporaries 4,",
+    divides_by_the_ranks_too: "DDP does that already",
+    sums_examples: "the examples of a micro-batch are summed",
+    divides_the_last_only: "Only the last loss is divided",
+    syncs_with_the_first: "DDP communicated with the first",
 }

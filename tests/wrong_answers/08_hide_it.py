@@ -96,6 +96,44 @@ def divides_too_early(rank, world_size, widths, x):
     return gradients(model)
 
 
+def forgets_backward(rank, world_size, widths, x):
+    model = tower(widths)
+    model(x).sum()
+    return gradients(model)
+
+
+def hooks_before_accumulation(rank, world_size, widths, x):
+    model, requests = tower(widths), []
+
+    def start(grad):
+        grad = grad / world_size
+        requests.append(dist.all_reduce(grad, async_op=True))
+
+    for weight in model.parameters():
+        weight.register_hook(start)
+    model(x).sum().backward()
+    for request in requests:
+        request.wait()
+    return gradients(model)
+
+
+def reduces_what_the_hook_replaced(rank, world_size, widths, x):
+    model, requests = tower(widths), []
+
+    def start(grad):
+        grad = grad / world_size
+        sent = grad.clone()
+        requests.append(dist.all_reduce(sent, async_op=True))
+        return grad
+
+    for weight in model.parameters():
+        weight.register_hook(start)
+    model(x).sum().backward()
+    for request in requests:
+        request.wait()
+    return gradients(model)
+
+
 WRONG = {
     waits_in_the_hook: "the last rank is done after",
     never_waits: "was never waited for",
@@ -103,4 +141,7 @@ WRONG = {
     first_layer_first: "carry 60, then 40",
     not_divided: "sums over the ranks",
     divides_too_early: "race",
+    forgets_backward: "does backward() run?",
+    hooks_before_accumulation: "Each rank has its own gradient: what was reduced",
+    reduces_what_the_hook_replaced: "Each rank has its own gradient, divided: what was",
 }

@@ -66,12 +66,38 @@ def other_order_on_odd_ranks(rank, world_size, grads, cap_nbytes):
     return reduce(rank, world_size, grads, buckets[:: -1 if rank % 2 else 1])
 
 
+def closes_only_above_the_cap(rank, world_size, grads, cap_nbytes):
+    buckets = fill(grads, reversed(range(len(grads))), cap_nbytes + 1)
+    return reduce(rank, world_size, grads, buckets)
+
+
+def knows_one_cap(rank, world_size, grads, cap_nbytes):
+    return reduce(rank, world_size, grads, fill(grads, reversed(range(len(grads))), 32))
+
+
+def sends_an_empty_bucket(rank, world_size, grads, cap_nbytes):
+    buckets = fill(grads, reversed(range(len(grads))), cap_nbytes)
+    means = reduce(rank, world_size, grads, buckets)
+    if sum(grads[number].nbytes for number in buckets[-1]) >= cap_nbytes:
+        dist.all_reduce(torch.zeros(0))
+    return means
+
+
+def forgets_the_last_bucket(rank, world_size, grads, cap_nbytes):
+    buckets = fill(grads, reversed(range(len(grads))), cap_nbytes)
+    return reduce(rank, world_size, grads, buckets[:-1])
+
+
 WRONG = {
-    one_each: "4, then 36, then 8, then 12, then 8, then 24, then 4 bytes",
-    all_in_one: "carry 96 bytes",
-    first_gradient_first: "carry 36, then 56, then 4 bytes",
-    never_above_the_cap: "4, then 36, then 28, then 28 bytes",
+    one_each: "4, then 36, then 12, then 12, then 8, then 24, then 8 bytes",
+    all_in_one: "carry 104 bytes",
+    first_gradient_first: "carry 32, then 32, then 36, then 4 bytes",
+    never_above_the_cap: "4, then 36, then 32, then 32 bytes",
     in_order_of_buckets: "in the order of the buckets",
     not_divided: "sums over the ranks",
     other_order_on_odd_ranks: "brings",
+    closes_only_above_the_cap: "carry 40, then 56, then 8 bytes",
+    knows_one_cap: "carry 40, then 32, then 32 bytes where 40, then 24",
+    sends_an_empty_bucket: "carry 40, then 32, then 32, then 0 bytes",
+    forgets_the_last_bucket: "nothing was put there",
 }

@@ -64,5 +64,5 @@ WRONG = {
     divided_twice: "DDP divides, too",
     only_the_sum: "gradient of the sum",
     skips_an_empty_batch: "wait for rank 2, which has finished",
-    two_numbers: "carry 8, then 32 bytes",
+    two_numbers: "carry [2, 8] numbers",
 }

@@ -117,18 +117,24 @@ def accumulates_in_place(rank, world_size, gradients, compute_s, sync_s, efficie
     return torch.stack(rows)
 
 
+def always_one_more(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    k = size(compute_s, sync_s, efficiency, lambda exact: int(exact) + 1)
+    return accumulated(gradients, k, compute_s, lambda group: len(group) * world_size)
+
+
 WRONG = {
+    always_one_more: "it needs no 1 more",
     every_micro_batch: "communicate once per group",
     all_at_once: "One sum of the length of a gradient is enough",
-    rounds_down: "(3, 3) where (2, 3) is expected",
-    always_one: "(6, 3) where (2, 3) is expected",
-    divides_by_k: "the last group by k though it is shorter",
+    rounds_down: "With k rounded down the efficiency is missed",
+    always_one: "That is k = 1",
+    divides_by_k: "by how many micro-batches it has, not by k",
     forgets_the_ranks: "Those are sums over the ranks",
     forgets_the_micro_batches: "Those are sums over the micro-batches:",
     sums: "Those are sums over micro-batches and ranks",
     only_the_last_counts: "No usual mistake fits",
-    drops_the_rest: "(3, 3) where (4, 3) is expected",
+    drops_the_rest: "The last, shorter group is missing",
     nothing_to_compute: "The run is shorter than its compute",
-    computes_for_all_ranks: "Is every micro-batch computed once?",
+    computes_for_all_ranks: "Compute every micro-batch once",
     accumulates_in_place: "Rank 0 changed the tensor it was given",
 }

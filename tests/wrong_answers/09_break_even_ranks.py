@@ -81,7 +81,42 @@ def asks_for_every_R(rank, world_size, compute_s, *network):
     return 0
 
 
+def within_the_world(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    slowest = of_all(compute_s, dist.ReduceOp.MAX)
+    for R in range(2, world_size + 1):
+        if 2 * (R - 1) * (latency_s + nbytes / R / bandwidth_Bps) < (R - 1) * slowest:
+            return R
+    return 0
+
+
+def without_a_limit(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    slowest = of_all(compute_s, dist.ReduceOp.MAX)
+    if slowest <= 2 * latency_s:
+        return 0
+    return max(2, int(2 * nbytes / bandwidth_Bps / (slowest - 2 * latency_s)) + 1)
+
+
+def one_is_enough(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    slowest = of_all(compute_s, dist.ReduceOp.MAX)
+    if slowest <= 2 * latency_s:
+        return 0
+    found = int(2 * nbytes / bandwidth_Bps / (slowest - 2 * latency_s)) + 1
+    return found if found <= 4096 else 0
+
+
+def as_fast_will_do(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    slowest = of_all(compute_s, dist.ReduceOp.MAX)
+    for R in range(2, 4097):
+        if 2 * (R - 1) * (latency_s + nbytes / R / bandwidth_Bps) <= (R - 1) * slowest:
+            return R
+    return 0
+
+
 WRONG = {
+    within_the_world: "R may be larger than your world",
+    without_a_limit: "Only an R up to 4,096 counts",
+    one_is_enough: "One rank alone is no distribution",
+    as_fast_will_do: "as fast as one rank, not faster",
     own_time: "Each rank decided by its own time",
     fastest: "right for the fastest rank",
     mean: "right for the mean of the times",

@@ -39,10 +39,11 @@ def ring(rank, R, x):
 def best(world_size, nbytes, batches, compute_s, latency_s, bandwidth_Bps, **how):
     """R and how to add up, by somebody who has his own idea of the number of steps or the ways."""
     steps = how.get("steps", lambda batches, R: math.ceil(batches / R))
+    rounds = how.get("rounds", math.ceil)
 
     def plan(R):
         ways = {
-            tree: 2 * math.ceil(math.log2(R)) * (latency_s + nbytes / bandwidth_Bps),
+            tree: 2 * rounds(math.log2(R)) * (latency_s + nbytes / bandwidth_Bps),
             ring: 2 * (R - 1) * (latency_s + nbytes / R / bandwidth_Bps),
         }
         add_up = how.get("add_up") or min(ways, key=ways.get)
@@ -134,7 +135,31 @@ def a_collective(rank, world_size, gradient, batches, compute_s, *network):
     return total
 
 
+def adds_up_once_at_the_end(rank, world_size, gradient, batches, compute_s, *network):
+    R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
+    if rank >= R:
+        return torch.zeros_like(gradient)
+    for _ in range(math.ceil(batches / R)):
+        simlib.compute(compute_s)
+    total = gradient.clone()
+    way(rank, R, total)
+    return total
+
+
+def rounds_are_no_whole_numbers(rank, world_size, gradient, batches, compute_s, *network):
+    R, way = best(world_size, gradient.nbytes, batches, compute_s, *network, rounds=float)
+    return work(rank, R, gradient, batches, compute_s, way)
+
+
+def returns_the_mean(rank, world_size, gradient, batches, compute_s, *network):
+    R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
+    return work(rank, R, gradient, batches, compute_s, way) / R
+
+
 WRONG = {
+    adds_up_once_at_the_end: "each needs a sum of its own",
+    rounds_are_no_whole_numbers: "round log2(R) up",
+    returns_the_mean: "Those are means",
     all_ranks: "All ranks worked, where fewer are quicker",
     one_rank: "One rank worked alone, where more are quicker",
     always_a_ring: "Few bytes: few messages, so a tree",

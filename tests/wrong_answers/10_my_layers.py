@@ -1,5 +1,7 @@
 """Wrong answers to exercise 10.2, each with the words its refusal must hold."""
 
+import itertools
+
 import torch
 import torch.distributed as dist
 
@@ -66,8 +68,45 @@ def sent_around(rank, world_size, sizes):
     return [torch.zeros(size) for size in best(sizes, world_size)[rank]]
 
 
+def cuts_without_empty_stages(sizes, world_size):
+    for cuts in itertools.combinations(range(1, len(sizes)), world_size - 1):
+        yield [sizes[a:b] for a, b in itertools.pairwise([0, *cuts, len(sizes)])]
+
+
+def least_without_empty_stages(rank, world_size, sizes):
+    """All cuts are tried, but none that leaves a rank without layers."""
+    cuts = cuts_without_empty_stages(sizes, world_size)
+    good = min(cuts, key=lambda cut: (max(map(sum, cut)), [-len(stage) for stage in cut]))
+    return [torch.zeros(size) for size in good[rank]]
+
+
+def crashes_with_few_layers(rank, world_size, sizes):
+    """Right, but for a chain shorter than the world."""
+    if len(sizes) < world_size:
+        return least_without_empty_stages(rank, world_size, sizes)
+    return [torch.zeros(size) for size in best(sizes, world_size)[rank]]
+
+
+def next_once_the_mean_is_reached(rank, world_size, sizes):
+    stages, mean = [[]], sum(sizes) / world_size
+    for size in sizes:
+        if sum(stages[-1]) >= mean and len(stages) < world_size:
+            stages.append([])
+        stages[-1].append(size)
+    return [torch.zeros(size) for size in (stages + [[]] * world_size)[rank]]
+
+
+def last_ranks_filled_first(rank, world_size, sizes):
+    stages = best(sizes[::-1], world_size)[:world_size][::-1]
+    return [torch.zeros(size) for size in stages[rank][::-1]]
+
+
 WRONG = {
-    equally_many: "equally many layers for each rank",
+    least_without_empty_stages: "rank 0 has to take as many layers as it can",
+    crashes_with_few_layers: "min() ",
+    next_once_the_mean_is_reached: "the largest stage is larger than it need be",
+    last_ranks_filled_first: "you fill the last ranks first",
+    equally_many: "as many layers for each rank; but",
     up_to_the_mean: "which takes what is left, and is too large",
     all_layers: "that is data parallelism",
     all_layers_and_then_some: "Make the layers of your own stage only",

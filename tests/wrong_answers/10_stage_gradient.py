@@ -177,7 +177,26 @@ def weights_gathered(rank, world_size, w, x, batch):
     return right(rank, world_size, w, x, batch)
 
 
+def input_needs_no_gradient(rank, world_size, w, x, batch):
+    h, weight = x, w.clone().requires_grad_()
+    if rank > 0:
+        h = torch.empty(batch, w.shape[0])
+        dist.recv(h, src=rank - 1)
+    y = torch.tanh(h @ weight)
+    if rank < world_size - 1:
+        dist.send(y.detach(), dst=rank + 1)
+        gradient = torch.empty_like(y)
+        dist.recv(gradient, src=rank + 1)
+        y.backward(gradient)
+    else:
+        (y**2).mean().backward()
+    if rank > 0:
+        dist.send(h.grad, dst=rank - 1)
+    return weight.grad
+
+
 WRONG = {
+    input_needs_no_gradient: "Is it a .grad? It stays None",
     nothing_comes_back: "Only the last rank has a gradient",
     gradient_left_out: "Rank 0 returns None",
     own_loss_everywhere: "the gradient of its own output's squares",

@@ -63,7 +63,27 @@ def momentum_has_no_state(rank, world_size, widths, batch, optimizer):
     return ledger(widths, batch, "sgd" if optimizer == "momentum" else optimizer)
 
 
+def linear_outputs_kept(rank, world_size, widths, batch, optimizer):
+    right = ledger(widths, batch, optimizer)
+    return right | {"activations": right["activations"] + 4 * batch * sum(widths[1:])}
+
+
+def one_count_for_each_width(rank, world_size, widths, batch, optimizer):
+    right = ledger(widths, batch, optimizer, counts=False)
+    counts = 4 * len(widths) if optimizer == "adam" else 0
+    return right | {"optimizer state": right["optimizer state"] + counts}
+
+
+def one_count_for_each_layer(rank, world_size, widths, batch, optimizer):
+    right = ledger(widths, batch, optimizer, counts=False)
+    counts = 4 * (len(widths) - 1) if optimizer == "adam" else 0
+    return right | {"optimizer state": right["optimizer state"] + counts}
+
+
 WRONG = {
+    linear_outputs_kept: "The output of a Linear is released",
+    one_count_for_each_width: "a count for each tensor, not for each width",
+    one_count_for_each_layer: "A Linear has two tensors, weight and bias",
     numbers_not_bytes: "a float32 has 4 bytes",
     no_biases: "A Linear has a bias, too",
     one_number_for_adam: "Adam keeps two numbers per parameter",
