@@ -21,6 +21,7 @@ def main():
     from .loopback import loopback
     from .network import network
     from .paying import paying
+    from .practice import practice
     from .recording import recording
     from .scale import cost_model
     from .simulating import simulating
@@ -42,6 +43,7 @@ def main():
         "loopback": loopback,
         "network": lambda: network(options.rounds),
         "paying": lambda: paying(options.rounds),
+        "practice": lambda: practice(options.rounds),
         "scale": lambda: cost_model(options.rounds),
         "labs": redrawing,
         "browsing": lambda: browsing(options.rounds),

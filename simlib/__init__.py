@@ -13,13 +13,16 @@
 """
 
 from . import clusters, digits, scale
+from .batch import Job, Mpiexec, Slurm, jobs, submit
 from .cluster import Cluster, Device, Link
 from .compute import compute
 from .curves import draw_curves, live_curves
 from .diagnosis import Finding
+from .doctor import doctor
 from .errors import (
     DeadlockError,
     InvalidCallError,
+    JobError,
     MismatchError,
     OutOfMemoryError,
     RaceError,
@@ -45,9 +48,12 @@ __all__ = [
     "Finding",
     "Group",
     "InvalidCallError",
+    "Job",
+    "JobError",
     "Link",
     "Message",
     "MismatchError",
+    "Mpiexec",
     "Op",
     "OutOfMemoryError",
     "RaceError",
@@ -57,18 +63,22 @@ __all__ = [
     "RunInterrupted",
     "SimlibError",
     "Site",
+    "Slurm",
     "StuckError",
     "Trace",
     "UnfinishedError",
     "clusters",
     "compute",
     "digits",
+    "doctor",
     "draw_curves",
     "held",
+    "jobs",
     "live_curves",
     "load",
     "run",
     "scale",
     "simulate",
+    "submit",
 ]
 __version__ = "0.1.0"

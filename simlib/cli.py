@@ -1,4 +1,4 @@
-"""The command line: ``python -m simlib run -n 4 script.py [args]``, and ``practice``."""
+"""The command line: ``python -m simlib run -n 4 script.py [args]``, ``practice``, ``doctor``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 
 from . import __version__, clusters
+from .doctor import command as doctor
 from .errors import RunInterrupted, SimlibError
 from .lanes import unit_of
 from .practice import command as practice
@@ -59,6 +60,7 @@ def _parser():
     )
     simulate.set_defaults(command=_simulate)
     practice.add_command(commands)
+    doctor.add_command(commands)
     return parser
 
 

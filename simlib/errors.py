@@ -119,6 +119,12 @@ class OutOfMemoryError(SimlibError):
         self.ledger = dict(ledger or {})
 
 
+class JobError(SimlibError):
+    """A job could not be carried out: launcher, host, queue, time limit; or it was cancelled."""
+
+    kind = "job"
+
+
 class RunInterrupted(KeyboardInterrupt):
     """The Stop button (or Ctrl-C) ended a run; ``.sites`` says where each rank was."""
 

@@ -48,6 +48,7 @@ def record_of(run):
         "output": run.output,
         "spans": run.trace.spans,
         "dropped": run.trace.dropped,
+        "clock_error_s": run.trace.clock_error_s,
         "groups": list(groups),
         "sites": [asdict(site) for site in sites],
         "ops": ops,
@@ -94,7 +95,8 @@ def run_of(record):
     sites = [Site(**site) for site in record["sites"]]
     ops = [op_of(entry, groups, sites) for entry in record["ops"]]
     spans = [tuple(span) for span in record["spans"]]
-    trace = Trace(record["world_size"], ops, spans, record["dropped"])
+    error_s = record.get("clock_error_s", 0.0)
+    trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s)
     nothing = [None] * trace.world_size
     run = Run(record["name"], trace, nothing, record["output"], engine=record["engine"])
     if record["wire"] is not None:

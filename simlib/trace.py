@@ -258,12 +258,15 @@ class Trace:
         None where it never left.
     dropped : int
         Ops beyond what a recording holds: they ran, but are not in ``ops``.
+    clock_error_s : float
+        By how much times of ranks on different hosts may be wrong against each other.
     """
 
     world_size: int
     ops: list = field(default_factory=list)
     spans: list = field(default_factory=list)
     dropped: int = 0
+    clock_error_s: float = 0.0
 
     def __len__(self):
         return len(self.ops)

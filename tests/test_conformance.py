@@ -82,19 +82,8 @@ def test_feature_gives_the_numbers_of_plain_gloo_and_is_traced(name, tmp_path):
 def test_feature_gives_the_numbers_of_real_ranks_when_simulated(name):
     feature = features.FEATURES[name]
     real, simulated = simlib.run(feature, 4), simlib.simulate(feature, 4)
-    assert_close(simulated.results, real.results)
+    harness.assert_close(simulated.results, real.results)
     assert kinds_by_line(simulated, feature) == marked_lines(feature)
-
-
-def assert_close(ours, theirs):
-    """Numbers within float tolerance, everything else alike."""
-    if isinstance(ours, list | tuple):
-        for one, other in zip(ours, theirs, strict=True):
-            assert_close(one, other)
-    else:
-        assert ours == (
-            pytest.approx(theirs, rel=1e-5, abs=1e-8) if isinstance(ours, float) else theirs
-        )
 
 
 def on_gloo(rank, world_size, name, store):

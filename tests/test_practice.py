@@ -12,7 +12,7 @@ import pytest
 
 from simlib.cli import main
 from simlib.errors import InvalidCallError
-from simlib.practice import PracticeNetwork, network, remove_leftovers, system
+from simlib.practice import PracticeNetwork, network, remove_leftovers, running, system
 from simlib.practice.command import rate_bps, time_s
 
 ECHO = """
@@ -196,9 +196,12 @@ def test_when_one_rank_fails_the_others_are_ended(practice, capsys):
     assert not namespaces()
 
 
-def test_down_says_what_it_removed(practice, capsys):
+def test_down_says_what_it_removed(practice, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(system, "RUNNING", tmp_path / "practice")  # not the one of this machine
+    monkeypatch.setattr(running, "remove_leftovers", lambda: ["one", "another"])
     assert main(["practice", "down"]) == 0
-    assert "0 namespaces removed" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "no practice cluster was up\n2 namespaces of killed processes removed\n" in out
 
 
 @pytest.mark.parametrize(

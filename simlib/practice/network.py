@@ -65,6 +65,8 @@ class PracticeNetwork:
     ----------
     addresses : list of str
         The address of each node.
+    namespaces : list of str
+        The names of all network namespaces: the switch's, then the nodes'.
 
     Examples
     --------
@@ -86,6 +88,7 @@ class PracticeNetwork:
         token = secrets.token_hex(3)
         self._switch = new_name("switch", token)
         self._names = [new_name(f"node{node}", token) for node in range(nodes)]
+        self.namespaces = [self._switch, *self._names]
         self._started = []
 
     def __enter__(self):
@@ -107,7 +110,7 @@ class PracticeNetwork:
             raise
 
     def _remove(self):
-        for name in (self._switch, *self._names):  # the switch first: it notices missing ports
+        for name in self.namespaces:  # the switch first: it notices missing ports
             remove_namespace(name)
         for process in self._started:
             process.wait()

@@ -11,9 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import InvalidCallError
+from .enter import start_of
 
 PREFIX = "simlib"
 PLACE = Path("/run/netns")  # where `ip netns` keeps the names
+CLUSTERS = Path("/run/simlib")  # a folder for each practice cluster
+RUNNING = CLUSTERS / "practice"  # a link to the folder of the one that `practice up` started
 
 
 def tool(*argv):
@@ -28,6 +31,11 @@ def tool(*argv):
 
 def why_not():
     """One sentence that says why there can be no practice network here, or None."""
+    return why_not_here() or _why_no_namespace()
+
+
+def why_not_here():
+    """The part of `why_not` that is known at once: the system, the user, the programs."""
     if os.uname().sysname != "Linux":
         return "a practice network needs Linux: it is made of network namespaces"
     if os.geteuid() != 0:
@@ -35,7 +43,7 @@ def why_not():
     missing = [name for name in ("ip", "tc") if not shutil.which(name)]
     if missing:
         return f"a practice network needs {missing[0]}: install the system package iproute2"
-    return _why_no_namespace()
+    return None
 
 
 def _why_no_namespace():
@@ -73,23 +81,18 @@ def shape(rate_bps):
 def new_name(part, token=None):
     """The name of a namespace. It says whose it is: process id and the time it started."""
     token = token or secrets.token_hex(3)
-    return f"{PREFIX}-{os.getpid()}-{_start_of(os.getpid())}-{token}-{part}"
-
-
-def _start_of(pid):
-    """When a process started, in ticks since boot; None where there is no such process."""
-    with suppress(OSError):
-        # The second field is the program's name in brackets, which may hold anything.
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if state in "ZX" else fields[18]  # a zombie is gone, too
-    return None
+    return f"{PREFIX}-{os.getpid()}-{start_of(os.getpid())}-{token}-{part}"
 
 
 def remove_namespace(name):
     """End the processes inside and remove the namespace, as far as it is there."""
-    if (PLACE / name).exists():
-        end_processes(name)
-        tool("ip", "netns", "del", name)
+    try:
+        if (PLACE / name).exists():
+            end_processes(name)
+            tool("ip", "netns", "del", name)
+    except InvalidCallError:
+        if (PLACE / name).exists():  # otherwise somebody else has removed it meanwhile
+            raise
 
 
 def end_processes(name):
@@ -111,17 +114,36 @@ def remove_leftovers():
     refuse = why_not()
     if refuse:
         raise InvalidCallError(refuse)
-    left = [name for name in _ours() if not _owner_lives(name)]
+    left = [name for name in _ours(PLACE) if not owner_lives(name)]
     for name in left:
         remove_namespace(name)
+    _remove_folders()
     return left
 
 
-def _ours():
-    names = sorted(path.name for path in PLACE.glob(f"{PREFIX}-*-*-*-*"))
+def _remove_folders():
+    """The part of `remove_leftovers` that is files: of practice clusters."""
+    for name in _ours(CLUSTERS):
+        if not owner_lives(name):
+            shutil.rmtree(CLUSTERS / name, ignore_errors=True)
+    with suppress(OSError):
+        if not owner_lives(os.path.basename(os.readlink(RUNNING))):
+            RUNNING.unlink()
+    with suppress(OSError):  # another cluster's folder is there
+        CLUSTERS.rmdir()
+
+
+def _ours(place):
+    names = sorted(path.name for path in place.glob(f"{PREFIX}-*-*-*-*"))
     return [name for name in names if name.split("-")[1].isdigit()]
 
 
-def _owner_lives(name):
+def owner_lives(name):
+    """Whether the process is there that a name of `new_name` says it belongs to."""
     _, pid, start = name.split("-")[:3]
-    return _start_of(pid) == start
+    return start_of(pid) == start
+
+
+def owner_of(name):
+    """The process id in a name of `new_name`."""
+    return int(name.split("-")[1])

@@ -38,12 +38,12 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     """
     die_with_the_kernel(lifeline.detach())
     output = Output(stdout.detach(), stderr.detach())
-    _show_errors_of_commands()
+    show_errors_of_commands()
     writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY))
     sock = socket.socket(fileno=control.detach())
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    recorder = Recorder(writer, _is_alone)
+    recorder = Recorder(writer, is_alone)
     meetings = MeetingTable(table.detach(), world_size, rank)
     backend.install(backend.gloo_member(recorder))
     rendezvous = dist.FileStore(_store_path(store), world_size)
@@ -73,7 +73,7 @@ THREADS_WITHOUT_OPS = ("TMonitor", "_DummyThread", "_AsyncWriterThread")
 """Sorts of threads that never make an op: tqdm's, Python's stand-in for others, TensorBoard's."""
 
 
-def _is_alone():
+def is_alone():
     """Whether only the main thread can make ops; another one could end a wait of this rank."""
     threads = threading._active.values()
     return len(threads) <= len(_QUIET_THREADS) or all(
@@ -131,7 +131,7 @@ class Output:
         faulthandler.register(signal.SIGUSR1, STDERR)
 
 
-def _show_errors_of_commands():
+def show_errors_of_commands():
     """What a command writes to its stderr is shown, as what it prints is."""
     start = subprocess.Popen.__init__
     place = list(inspect.signature(start).parameters).index("stderr")
@@ -163,12 +163,13 @@ def _run(request, rank, world_size, writer):
             return function(rank, world_size, *args, **kwargs)
         finally:
             writer.leave()
-            _flush()
+            flush()
 
     return answers.answer_of(call, request["is_script"])
 
 
-def _flush():
+def flush():
+    """Send on what the learner's function has printed."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

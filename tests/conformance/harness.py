@@ -8,6 +8,7 @@ give it ranks: ``plain`` (processes with nothing of simlib in them) and ``simlib
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import sys
@@ -152,6 +153,18 @@ def _read_result(folder, rank):
     import torch
 
     return torch.load(Path(folder, f"result-{rank}"), weights_only=False)
+
+
+def assert_close(ours, theirs):
+    """Numbers within float tolerance, everything else alike."""
+    if isinstance(ours, list | tuple):
+        for one, other in zip(ours, theirs, strict=True):
+            assert_close(one, other)
+    else:
+        is_close = isinstance(ours, float) and math.isclose(
+            ours, theirs, rel_tol=1e-5, abs_tol=1e-8
+        )
+        assert is_close or ours == theirs
 
 
 def load_upstream(world_size, folder):

@@ -1,0 +1,8 @@
+"""`submit`: the same rank function as a job on a real cluster, by mpiexec or Slurm."""
+
+from .job import Job, jobs
+from .mpiexec import Mpiexec
+from .slurm import Slurm
+from .submission import submit
+
+__all__ = ["Job", "Mpiexec", "Slurm", "jobs", "submit"]

@@ -1,0 +1,60 @@
+"""Clocks of different hosts: how far each is from rank 0's, measured at the start by ping-pong."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import torch
+
+ROUNDS = 200
+
+
+def align(group, store, rank, hosts):
+    """How far this rank's clock is ahead of rank 0's, and the error of that.
+
+    Ranks of one host have one clock; of every other host the first rank asks rank 0 for its time,
+    again and again. The answer was made somewhere between asking and hearing: the middle is taken,
+    and half of the shortest round trip is the error. Cost: 200 round trips per host.
+
+    Parameters
+    ----------
+    group : object
+        Has ``send`` and ``recv`` as a `dist.ProcessGroup`; nothing of it is recorded.
+    store : dist.Store
+    rank : int
+    hosts : list of str
+        By rank.
+
+    Returns
+    -------
+    offset_s, error_s : float
+    """
+    first = {host: hosts.index(host) for host in hosts if host != hosts[0]}
+    word = torch.zeros(1, dtype=torch.float64)
+    if rank == 0:
+        for asking in first.values():
+            for _ in range(ROUNDS):
+                group.recv([word], asking, 0).wait()
+                word[0] = time.perf_counter()
+                group.send([word], asking, 0).wait()
+            store.get(f"clock/{asking}")
+        return 0.0, 0.0
+    if hosts[rank] == hosts[0]:
+        return 0.0, 0.0
+    asking = first[hosts[rank]]
+    if rank == asking:
+        store.set(f"clock/{asking}", json.dumps(_ask(group, word)))
+    return tuple(json.loads(store.get(f"clock/{asking}")))
+
+
+def _ask(group, word):
+    found = []
+    for _ in range(ROUNDS):
+        asked_s = time.perf_counter()
+        group.send([word], 0, 0).wait()
+        group.recv([word], 0, 0).wait()
+        heard_s = time.perf_counter()
+        found.append(((heard_s - asked_s) / 2, (asked_s + heard_s) / 2 - word.item()))
+    error_s, offset_s = min(found)
+    return offset_s, error_s

@@ -1,0 +1,84 @@
+"""What a launcher's own words mean, and what to do: its first line is the cause."""
+
+from __future__ import annotations
+
+import re
+
+CAUSES = (
+    (
+        r"Could not resolve hostname (?P<host>[^:\s]+)|unknown host:? (?P<host2>\S+)"
+        r"|(?P<host3>\S+): Name or service not known",
+        "the host {host} is unknown: is its name spelled right? It must be in DNS or /etc/hosts",
+    ),
+    (
+        r"connect to host (?P<host>\S+) port \d+: Connection refused",
+        "{host} answers, but no ssh server runs there: start sshd on it",
+    ),
+    (
+        r"connect to host (?P<host>\S+) port \d+: (Connection timed out|No route to host"
+        r"|Operation timed out|Network is unreachable)",
+        "{host} does not answer: is it switched on, and in this network?",
+    ),
+    (
+        r"(?P<host>\S+): Permission denied \(",
+        "{host} does not let this account in without a password: put your public key there, by "
+        "ssh-copy-id {host}",
+    ),
+    (
+        r"Host key verification failed",
+        "ssh does not know a host yet, or its key has changed: ssh to each host once by hand, and "
+        "compare its key",
+    ),
+    (
+        r"(hydra_pmi_proxy|hydra_bstrap_proxy|orted|prted|pmi_proxy)\S*:? .*"
+        r"(No such file|not found)",
+        "a host has no MPI where this one has it: install the same MPI, at the same path, on every "
+        "host",
+    ),
+    (
+        r"execvp error on file (?P<host>\S+)|(?P<host2>\S+): (command )?not found"
+        r"|unable to find the specified executable",
+        "a host cannot run the Python of this notebook ({host}): install the same environment, at "
+        "the same path, on every host",
+    ),
+    (
+        r"can't open file '?(?P<host>[^']*start\.py)",
+        "a host does not see the job's folder ({host}): it must be on a filesystem that all hosts "
+        "share; name one by folder=...",
+    ),
+    (
+        r"unsupported PMI version",
+        "mpiexec belongs to another MPI than the one mpi4py has loaded: name the right mpiexec by "
+        "launcher=..., or install mpi4py for its MPI",
+    ),
+    (
+        r"not enough slots|More processors requested than permitted"
+        r"|Requested node configuration is not available|cannot be satisfied",
+        "more was asked for than there is: take fewer ranks or nodes",
+    ),
+    (
+        r"nvalid partition",
+        "there is no such partition: sinfo lists those there are",
+    ),
+    (
+        r"nvalid account",
+        "there is no such account here: sacctmgr show associations lists yours",
+    ),
+    (r"DUE TO TIME LIMIT|APPLICATION TIMED OUT", "the time limit of the job is over"),
+)
+
+
+def cause_in(text):
+    """``(sentence, line)``: what the launcher said, in words, and its own first line.
+
+    The sentence is None where nothing of it is known.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip(" =\t")]
+    for line in lines:
+        for pattern, sentence in CAUSES:
+            found = re.search(pattern, line)
+            if found:
+                names = [value for value in found.groupdict().values() if value]
+                host = names[0].rpartition("@")[2].strip("'\"") if names else "a host"
+                return sentence.format(host=host), line
+    return None, lines[0] if lines else ""

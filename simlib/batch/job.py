@@ -1,0 +1,227 @@
+"""`Job`: a submitted job, as its folder knows it; and `jobs`, all of them."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import pickle
+import time
+from pathlib import Path
+
+import psutil
+
+from ..diagnosis import ranks_in_words
+from ..errors import InvalidCallError, JobError
+from ..processes.engine import told
+from ..processes.live import open_display
+from .failures import cause_in
+from .folder import JobFolder
+from .slurm import Queue
+from .watch import JobWatch
+
+LOOK_S = 0.1
+CANCEL_S = 15.0
+
+
+class Job:
+    """A job of `submit`: it runs whether or not anybody looks.
+
+    Parameters
+    ----------
+    path : str or Path
+        Its folder. A new kernel finds a job again by `jobs`, or by ``simlib.Job(path)``.
+    """
+
+    def __init__(self, path):
+        self._folder = JobFolder(Path(path).absolute())
+        self._about = self._folder.read_json("job.json")
+        if self._about is None:
+            raise InvalidCallError(f"{path} is not the folder of a job")
+        self._queue = Queue(self._folder)
+
+    @property
+    def name(self):
+        """NAME-NUMBER, as its folder is called."""
+        return self._folder.path.name
+
+    @property
+    def path(self):
+        """The job's folder."""
+        return self._folder.path
+
+    @property
+    def world_size(self):
+        """Number of ranks."""
+        return self._about["world_size"]
+
+    @property
+    def status(self):
+        """``queued``, ``active``, ``done``, ``failed`` or ``cancelled``."""
+        state = self._folder.read_json("state.json") or {"state": "queued"}
+        if state["state"] == "active" and _is_gone(state):
+            state = {"state": "ended", "code": None, "why": "killed"}
+        if state["state"] != "ended":
+            in_queue = self._queue.state()
+            return in_queue if in_queue in ("failed", "cancelled") else state["state"]
+        if state["why"] == "cancel":
+            return "cancelled"
+        return "done" if state["why"] == "code" and state["code"] == 0 else "failed"
+
+    @property
+    def clocks(self):
+        """By rank: its ``host``; ``offset_s``, how far its clock is ahead of rank 0's, which the
+        trace takes off; ``error_s``, by how much that may be wrong. Measured at the start.
+
+        None for a rank that has not joined.
+        """
+        keys = ("host", "offset_s", "error_s")
+        places = [self._folder.read_json("json", rank) for rank in range(self.world_size)]
+        return [place and {key: place[key] for key in keys} for place in places]
+
+    def follow(self):
+        """Show what the ranks print, as they print it, until the job ends.
+
+        Stop (or Ctrl-C) ends the looking, not the job.
+        """
+        display = open_display()
+        watch = JobWatch(self._folder)
+        said = ""
+        try:
+            while True:
+                status = self.status
+                words = self._in_words(status)
+                if words != said:
+                    display.status(words)
+                    said = words
+                watch.take_in(display.lines)
+                display.refresh()
+                if status not in ("queued", "active"):
+                    break
+                time.sleep(LOOK_S)
+        except KeyboardInterrupt:
+            print(f"{self.name} goes on; job.cancel() would end it")
+        finally:
+            display.status("")
+            display.close(watch.outputs)
+
+    def _in_words(self, status):
+        if status == "queued":
+            waited_s = time.time() - self._about["submitted"]
+            return f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
+        joined = sum(self._folder.has("json", rank) for rank in range(self.world_size))
+        if status == "active" and joined < self.world_size:
+            return f"{self.name} starts: {joined} of {self.world_size} ranks are there"
+        return ""
+
+    def result(self, timeout=None):
+        """Wait for the job's end and give its `Run` back; raises what `run` would raise.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait.
+
+        Raises
+        ------
+        TimeoutError
+            It has not ended by then; it goes on.
+        JobError
+            It could not be carried out, was cancelled, or its time limit was over.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (status := self.status) in ("queued", "active"):
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} is {status} after {timeout:g} s, and goes on")
+            time.sleep(LOOK_S)
+        self._know_cells()
+        watch = JobWatch(self._folder)
+        watch.take_in()
+        run = watch.result()
+        failure = self._failure(watch, status)
+        if failure is None and watch.check:
+            run.findings = watch.checker.findings()
+        display = open_display()
+        try:
+            return told(display, run, failure)
+        finally:
+            display.close(())
+
+    def _know_cells(self):
+        """Lines of the notebook's cells, for a kernel that has not run them."""
+        cells = pickle.loads(self._folder.read("request.pkl"))["cells"]
+        for cell, entry in cells.items():
+            linecache.cache.setdefault(cell, entry)
+
+    def _failure(self, watch, status):
+        """The error to raise, or None: the judge's, the ranks', or the launcher's."""
+        verdict = self._folder.read("verdict.pkl")
+        if verdict is not None:
+            return pickle.loads(verdict)
+        if status == "cancelled":
+            return JobError(f"{self.name} was cancelled")
+        state = self._folder.read_json("state.json")
+        if state.get("why") == "limit":
+            return self._out_of_limit()
+        failure = watch.failure()
+        if failure is not None or (status == "done" and not watch.running()):
+            return failure
+        refused = self._folder.read("refused")
+        if refused is not None:
+            return JobError(refused.decode())
+        return self._launcher_failed(watch, state)
+
+    def _out_of_limit(self):
+        limit = self._folder.read_json("launch.json")["time_limit"]
+        return JobError(
+            f"the time limit of {self.name}, {limit:g} s, was over before its ranks were done: "
+            "give it more by time_limit=..."
+        )
+
+    def _launcher_failed(self, watch, state):
+        said = "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
+        said += self._queue.words()
+        sentence, line = cause_in(said)
+        missing = ranks_in_words(watch.running()) if watch.running() else "the ranks"
+        if sentence is None:
+            code = f" (exit code {state['code']})" if state.get("code") is not None else ""
+            sentence = f"no answer came from {missing}; the launcher has ended{code}"
+        words = f"{self.name} could not be carried out: {sentence}"
+        if line:
+            words += f"\n    {line}"
+        return JobError(f"{words}\nAll it said is in {self._folder.file('launcher.err')}")
+
+    def cancel(self):
+        """End the job; returns when nothing of it runs any more. Its folder stays."""
+        if self.status not in ("queued", "active"):
+            return
+        self._folder.mark("cancel")
+        self._folder.mark("end")
+        self._queue.cancel()
+        deadline = time.monotonic() + CANCEL_S
+        while self.status in ("queued", "active") and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+
+    def __repr__(self):
+        return f"{self.name}: {self.status}, {self.world_size} ranks on {self._about['to']}"
+
+
+def jobs(folder="simlib-jobs"):
+    """All jobs whose folders are in ``folder``, by the time they were submitted."""
+    found = []
+    for path in Path(folder).glob("*/job.json"):
+        found.append(Job(path.parent))
+    return sorted(found, key=lambda job: job._about["submitted"])
+
+
+def _is_gone(state):
+    """Whether the process that waits for the launcher is gone, as far as this host can tell."""
+    if state["host"] != os.uname().nodename:
+        return False
+    try:
+        process = psutil.Process(state["pid"])
+        return (
+            process.status() == psutil.STATUS_ZOMBIE
+            or process.create_time() > state["began"] + 1  # a later one
+        )
+    except psutil.NoSuchProcess:
+        return True

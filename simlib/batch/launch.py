@@ -1,0 +1,103 @@
+"""Starts a job's launcher, waits for its end, keeps its limit.
+
+A program of its own, which outlives the notebook's kernel: ``python -I launch.py [--detached]
+FOLDER``. It imports nothing of simlib, so it starts at once.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+LOOK_S = 0.1
+HOPELESS = re.compile(
+    rb"execvp error|prox\w*: No such file|start\.py': \[Errno 2\]|command not found"
+)
+"""A rank cannot even be started there. The others would wait for it; some launchers let them."""
+OBEY_S = 5.0
+"""How long ranks that were asked to end may take; then the launcher is killed."""
+
+
+def main(folder):
+    """Run the command of ``launch.json`` and write ``state.json`` before and after."""
+    with open(os.path.join(folder, "launch.json")) as file:
+        plan = json.load(file)
+    write_state(folder, {"state": "active", **whereabouts(), "began": time.time()})
+    environ = {**os.environ, **plan["environ"]}
+    with (
+        open(os.path.join(folder, "launcher.out"), "wb") as out,
+        open(os.path.join(folder, "launcher.err"), "wb") as err,
+    ):
+        try:
+            launcher = subprocess.Popen(
+                plan["command"], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                cwd=plan["cwd"], env=environ, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            err.write(f"{error}\n".encode())
+            write_state(folder, {"state": "ended", "code": 127, "why": "code"})
+            return
+        signal.signal(signal.SIGTERM, lambda *_: touch(folder, "cancel"))
+        why = wait(launcher, folder, time.monotonic() + plan["time_limit"])
+    write_state(folder, {"state": "ended", "code": launcher.returncode, "why": why})
+
+
+def wait(launcher, folder, limit):
+    """Wait for the launcher; returns what ended it: ``code`` (it has ended by itself),
+    ``cancel``, ``limit`` or ``hopeless``."""
+    why, deadline = "code", None
+    while True:
+        try:
+            launcher.wait(LOOK_S)
+            return why
+        except subprocess.TimeoutExpired:
+            pass
+        now = time.monotonic()
+        if deadline is None:
+            if os.path.exists(os.path.join(folder, "cancel")):
+                why = "cancel"
+            elif now > limit:
+                why = "limit"
+            elif is_hopeless(folder):
+                why = "hopeless"
+            if why != "code":
+                touch(folder, "end")  # the ranks see it, on whatever host they are
+                launcher.terminate()
+                deadline = now + OBEY_S
+        elif now > deadline:
+            os.killpg(launcher.pid, signal.SIGKILL)
+            deadline = now + OBEY_S
+
+
+def is_hopeless(folder):
+    """Whether no rank has joined yet, and the launcher has said that one cannot be started."""
+    if os.path.exists(os.path.join(folder, "rank-0.json")):
+        return False
+    with open(os.path.join(folder, "launcher.err"), "rb") as file:
+        return bool(HOPELESS.search(file.read(1 << 16)))
+
+
+def whereabouts():
+    return {"host": os.uname().nodename, "pid": os.getpid()}
+
+
+def touch(folder, name):
+    open(os.path.join(folder, name), "a").close()
+
+
+def write_state(folder, state):
+    draft = os.path.join(folder, ".state.json.launch")
+    with open(draft, "w") as file:
+        json.dump(state, file)
+    os.replace(draft, os.path.join(folder, "state.json"))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--detached":
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+    main(sys.argv[-1])

@@ -1,0 +1,37 @@
+"""The versions that the notebook and every node must have alike."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+
+import torch
+
+from ..errors import JobError
+
+
+def versions():
+    """Name -> version of what a function and its results travel through."""
+    import simlib
+
+    return {
+        "Python": platform.python_version(),
+        "torch": torch.__version__.partition("+")[0],
+        "simlib": simlib.__version__,
+    }
+
+
+def check_versions(wanted):
+    """Refuse to be a rank where this node has other versions than the notebook.
+
+    Of Python the minor version counts: functions travel as bytecode.
+    """
+    here = versions()
+    for name, version in wanted.items():
+        parts = 2 if name == "Python" else 3
+        if here[name].split(".")[:parts] != version.split(".")[:parts]:
+            raise JobError(
+                f"{os.uname().nodename} has {name} {here[name]}, the notebook {version}: install "
+                f"the same on every node ({sys.executable} runs there)"
+            )

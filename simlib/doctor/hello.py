@@ -1,0 +1,90 @@
+"""What every rank runs: a hello over MPI, then ping-pong between pairs of ranks.
+
+It needs mpi4py alone. Each step is printed as soon as it is done, one JSON line: where it comes to
+a stand, the steps before it have been told.
+"""
+
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+MOST_PAIRS = 6
+FEW, MOST_TRIPS = 5, 200  # of one byte
+SMALL_S, LARGE_S = 0.2, 0.3  # about so long do messages take
+SMALL, LARGE = 1 << 16, 1 << 22  # bytes
+
+
+def say(step, **values):
+    """Print one step in one piece: ranks share the terminal."""
+    os.write(1, (json.dumps({"step": step, **values}) + "\n").encode())
+
+
+def trip_s(comm, first, peer, buffer, times):
+    """Median of the seconds that a message takes there and back."""
+    took = []
+    for _ in range(times):
+        begin_s = time.perf_counter()
+        if first:
+            comm.Send(buffer, peer)
+            comm.Recv(buffer, peer)
+        else:
+            comm.Recv(buffer, peer)
+            comm.Send(buffer, peer)
+        took.append(time.perf_counter() - begin_s)
+    return sorted(took)[len(took) // 2]
+
+
+def agree(comm, first, peer, value):
+    """The first one's number, on both."""
+    room = bytearray(int(value).to_bytes(8, "big"))
+    if first:
+        comm.Send(room, peer)
+    else:
+        comm.Recv(room, peer)
+    return int.from_bytes(room, "big")
+
+
+def ping_pong(comm, first, peer):
+    """``(seconds one way, bytes per second)`` between two ranks, by the first one's clock."""
+    trip_s(comm, first, peer, bytearray(1), FEW)
+    guess_s = trip_s(comm, first, peer, bytearray(1), FEW)
+    times = agree(comm, first, peer, max(FEW, min(MOST_TRIPS, SMALL_S / guess_s)))
+    one_way_s = trip_s(comm, first, peer, bytearray(1), times) / 2
+    small_s = trip_s(comm, first, peer, bytearray(SMALL), FEW) / 2
+    nbytes = agree(comm, first, peer, max(SMALL, min(LARGE, SMALL * LARGE_S / 6 / small_s)))
+    large_s = trip_s(comm, first, peer, bytearray(nbytes), 3) / 2
+    return one_way_s, nbytes / large_s
+
+
+def wait_for_all(comm):
+    """A barrier that leaves the processor to those who measure: ranks may share it."""
+    barrier = comm.Ibarrier()
+    while not barrier.Test():
+        time.sleep(0.002)
+
+
+def main(limit_s):
+    """Be one rank."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(limit_s)  # nothing is left on a host, whatever happens to mpiexec
+    say("began", host=socket.gethostname())
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    say("joined", rank=comm.rank, size=comm.size)
+    total = comm.allreduce(comm.rank + 1)
+    say("met", rank=comm.rank, total=total)
+    for pair in itertools.islice(itertools.combinations(range(comm.size), 2), MOST_PAIRS):
+        if comm.rank in pair:
+            latency_s, bandwidth_Bps = ping_pong(comm, comm.rank == pair[0], sum(pair) - comm.rank)
+            if comm.rank == pair[0]:
+                say("pair", pair=pair, latency_s=latency_s, bandwidth_Bps=bandwidth_Bps)
+        wait_for_all(comm)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,56 @@
+"""``mpiexec -n 2 python -m simlib.mpi script.py [args]``: a script whose backend is MPI."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import traceback
+
+from mpi4py import MPI
+
+from . import install
+
+FAILED = 1
+
+
+def main(argv=None):
+    """Run a script as one rank of an MPI job.
+
+    A rank that ends by an error ends the whole job: the other ranks would wait for it for ever.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m simlib.mpi",
+        description="Run a script of torch.distributed as one rank of an MPI job; "
+        "its backend 'mpi' is mpi4py's MPI.",
+        usage="mpiexec -n N python -m simlib.mpi script.py [args]",
+    )
+    parser.add_argument("script")
+    parser.add_argument("args", nargs=argparse.REMAINDER)
+    options = parser.parse_args(argv)
+    install()
+    sys.argv = [options.script, *options.args]
+    sys.path[0] = os.path.dirname(os.path.abspath(options.script))
+    try:
+        runpy.run_path(options.script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            _end_job(end.code if isinstance(end.code, int) else FAILED)
+        raise
+    except BaseException:
+        traceback.print_exc()
+        _end_job(FAILED)
+
+
+def _end_job(code):
+    """End every rank: those that wait for this one would never come back."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if MPI.COMM_WORLD.size > 1:
+        MPI.COMM_WORLD.Abort(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

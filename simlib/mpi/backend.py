@@ -1,0 +1,72 @@
+"""`install`: "mpi4py", and "mpi", become backends of torch.distributed in this process."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from mpi4py import MPI
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import default_pg_timeout
+
+from ..errors import InvalidCallError
+from .group import MpiGroup
+from .rendezvous import meet
+
+BACKEND = "mpi4py"
+_torch_init = c10d.init_process_group
+_torch_new_group = c10d._new_process_group_helper
+
+
+def install():
+    """Register the backend, and let ``init_process_group("mpi4py")`` ask MPI who is who.
+
+    Torch's own name ``mpi`` means the same from now on.
+    """
+    if BACKEND in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+    c10d._new_process_group_helper = _new_group
+    for module in (dist, c10d):
+        module.init_process_group = init_process_group
+        module.is_mpi_available = lambda: True
+
+
+def init_process_group(backend=None, *args, **kwargs):
+    """torch's `init_process_group`; for ``mpi4py`` and ``mpi`` the ranks are those of MPI.
+
+    Raises
+    ------
+    InvalidCallError
+        If it is told another rank or world size than MPI's.
+    """
+    if not _is_ours(backend):
+        return _torch_init(backend, *args, **kwargs)
+    told = dict(zip(("init_method", "timeout", "world_size", "rank"), args, strict=False)) | kwargs
+    comm = MPI.COMM_WORLD
+    for name, truth in {"world_size": comm.size, "rank": comm.rank}.items():
+        if told.get(name, -1) not in (-1, None, truth):
+            raise InvalidCallError(
+                f"init_process_group says {name}={told[name]}, but MPI started this process with "
+                f"{name} {truth}: leave it out, MPI knows it"
+            )
+    timeout = told.get("timeout")
+    store, _ = meet(comm)
+    return _torch_init(BACKEND, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout)
+
+
+def _is_ours(backend):
+    return str(backend or "").lower() in (BACKEND, "mpi")
+
+
+def _new_group(size, rank, ranks, backend, store, *args, **kwargs):
+    """torch's one constructor of groups: "mpi" is the name that its own, missing backend has."""
+    backend = dist.Backend(BACKEND) if _is_ours(backend) else backend
+    return _torch_new_group(size, rank, ranks, backend, store, *args, **kwargs)
+
+
+def _create(options, _):
+    """The group of these ranks of the world, on the rank that calls; all its members call."""
+    world = MPI.COMM_WORLD
+    ranks = list(options.global_ranks_in_group)
+    timeout = options.timeout if options.timeout < default_pg_timeout else None
+    comm = world.Create_group(world.group.Incl(ranks)) if ranks else world.Dup()
+    return MpiGroup(comm, timeout)

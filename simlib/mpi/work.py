@@ -1,0 +1,100 @@
+"""`MpiWork`: the request that a call on an `MpiGroup` hands out."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+from mpi4py import MPI
+from torch.futures import Future
+
+LOOK_S = 1e-4
+"""Seconds between two looks where the wait has a limit: MPI's own wait has none."""
+
+
+class MpiWork(dist.Work):
+    """Some requests of MPI, and what is to do when all of them are done.
+
+    Parameters
+    ----------
+    requests : list of mpi4py.MPI.Request
+    outputs : list
+        What the call's future gives.
+    after : list of callable
+        Called once, in order, when all requests are done.
+    timeout : datetime.timedelta, optional
+        How long `wait` may take where it is told nothing else.
+    """
+
+    def __init__(self, requests, outputs, after=(), timeout=None):
+        super().__init__()
+        self._requests = requests
+        self._outputs = outputs
+        self._after = after
+        self._timeout = timeout
+        self._status = MPI.Status()
+        self._done = False
+        if not requests:
+            self._finish()
+
+    def _finish(self):
+        if not self._done:
+            self._done = True
+            for step in self._after:
+                step()
+
+    def is_completed(self):
+        if not self._done and self._test():
+            self._finish()
+        return self._done
+
+    def _test(self):
+        if len(self._requests) == 1:
+            return self._requests[0].Test(self._status)
+        return MPI.Request.Testall(self._requests)
+
+    def wait(self, timeout=timedelta(0)):  # noqa: B008 (torch's own signature; immutable)
+        if self._done:
+            return True
+        timeout = timeout or self._timeout
+        if timeout:
+            self._wait_until(time.monotonic() + timeout.total_seconds(), timeout)
+        elif len(self._requests) == 1:
+            self._requests[0].Wait(self._status)
+        else:
+            MPI.Request.Waitall(self._requests)
+        self._finish()
+        return True
+
+    def _wait_until(self, end, timeout):
+        while not self._test():
+            if time.monotonic() > end:
+                raise dist.DistBackendError(
+                    f"MPI: the timeout of {timeout.total_seconds():g} s is over"
+                )
+            time.sleep(LOOK_S)
+
+    def is_success(self):
+        return self.is_completed()
+
+    def exception(self):
+        return None
+
+    def result(self):
+        return self._outputs
+
+    def synchronize(self):
+        self.wait()
+
+    def _source_rank(self):
+        return self._status.source
+
+    source_rank = _source_rank
+
+    def get_future(self):
+        """A future that has its value: C++ code that takes it waits without asking MPI."""
+        self.wait()
+        future = Future()
+        future.set_result(self._outputs)
+        return future

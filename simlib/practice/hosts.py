@@ -1,0 +1,144 @@
+"""What a host of a practice cluster is made of: its files, and the first program it runs.
+
+All files of a cluster are in one folder that goes with it. A host sees some of them in the place of
+the machine's own, by mounts that only the host has: nothing of the machine is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from pathlib import Path
+
+from . import slurm as scheduler
+from .enter import MARK
+
+SYSTEM_PATHS = "/usr/local/sbin:/usr/sbin:/sbin"  # of daemons, which are often not on PATH
+
+SSHD = """\
+Port 22
+HostKey {ssh}/host_key
+AuthorizedKeysFile {ssh}/key.pub
+StrictModes no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+UseDNS no
+PidFile none
+MaxStartups 200
+MaxSessions 200
+AcceptEnv {mark}
+SetEnv "PATH={path}"
+"""
+
+# Nothing of this is in doubt, so nothing may ask or wait: a host that does not answer is an error.
+SSH = """\
+Host *
+  IdentityFile {ssh}/key
+  IdentitiesOnly yes
+  IdentityAgent none
+  StrictHostKeyChecking yes
+  UserKnownHostsFile {ssh}/known_hosts
+  GlobalKnownHostsFile /dev/null
+  BatchMode yes
+  ConnectTimeout 5
+  LogLevel ERROR
+  SendEnv {mark}
+"""
+
+# The first process of a host, and the parent of what its programs leave behind: sshd.
+INIT = """\
+set -e
+mount -n -t proc proc /proc
+echo {host} > /proc/sys/kernel/hostname
+mount -n -t tmpfs tmpfs /dev/shm
+mount -n --bind {folder}/hosts /etc/hosts
+mount -n --bind {ssh}/ssh_config /etc/ssh/ssh_config
+# An account whose password is locked could not come in by its key either.
+mount -n --bind {ssh}/shadow /etc/shadow
+# Keys and settings of the user are neither used nor seen.
+if [ -d {home}/.ssh ]; then mount -n -t tmpfs -o mode=700 tmpfs {home}/.ssh; fi
+# Debian's sshd wants this folder, which must not come to be on the machine itself: the host gets a
+# /run of its own that has all that is in the machine's.
+if [ ! -d /run/sshd ]; then
+  mkdir /dev/shm/run
+  mount -n -t tmpfs -o mode=755 tmpfs /dev/shm/run
+  mkdir -m 755 /dev/shm/run/sshd
+  for entry in /run/*; do
+    if [ -L "$entry" ]; then cp -P "$entry" "/dev/shm$entry"
+    elif [ -d "$entry" ]; then mkdir "/dev/shm$entry"; mount -n --rbind "$entry" "/dev/shm$entry"
+    else : > "/dev/shm$entry"; mount -n --bind "$entry" "/dev/shm$entry"
+    fi
+  done
+  mount -n --move /dev/shm/run /run
+  rmdir /dev/shm/run
+fi
+{daemons}
+exec {sshd} -D -e -f {ssh}/sshd_config
+"""
+
+
+def find(program):
+    """The path of a program, also where daemons are; None if it is not there."""
+    return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:{SYSTEM_PATHS}")
+
+
+def write_files(folder, addresses, slurm):
+    """Write the files of a cluster.
+
+    Parameters
+    ----------
+    folder : Path
+        There already, empty.
+    addresses : dict of str to str
+        Of each host, by its name.
+    slurm : bool
+        Whether it has Slurm.
+    """
+    ssh = folder / "ssh"
+    for part in ("ssh", "log", "init", "start"):
+        (folder / part).mkdir()
+    _make_keys(ssh)
+    host_key = " ".join((ssh / "host_key.pub").read_text().split()[:2])
+    known = [f"{host},{address} {host_key}\n" for host, address in addresses.items()]
+    (ssh / "known_hosts").write_text("".join(known))
+    names = [f"{address} {host}\n" for host, address in addresses.items()]
+    (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(names))
+    (ssh / "ssh_config").write_text(SSH.format(ssh=ssh, mark=MARK))
+    path = os.environ.get("PATH", os.defpath)
+    (ssh / "sshd_config").write_text(SSHD.format(ssh=ssh, mark=MARK, path=path))
+    (ssh / "shadow").touch(mode=0o600)
+    (ssh / "shadow").write_text(f"{pwd.getpwuid(0).pw_name}:*:::::::\n")
+    if slurm:
+        scheduler.write_files(folder, [host for host in addresses if host != "login"])
+    for host in addresses:
+        daemons = scheduler.daemons(folder, host, find) if slurm else ""
+        (folder / "start" / host).write_text(
+            INIT.format(
+                host=host, folder=folder, ssh=ssh, home=pwd.getpwuid(0).pw_dir, daemons=daemons,
+                sshd=find("sshd"),
+            )
+        )  # fmt: skip
+
+
+def _make_keys(ssh):
+    """One key for all hosts, and one for all users, who are one."""
+    for name in ("host_key", "key"):
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "practice", "-f", ssh / name]
+        subprocess.run(words, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def start_argv(folder, host):
+    """The program that makes a process into a host.
+
+    The kernel ends it when the process that started it ends, in whatever way; and with it, all
+    that runs on the host.
+    """
+    return [
+        *("setpriv", "--pdeathsig", "KILL"),
+        *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=KILL"),
+        *("sh", Path(folder, "start", host)),
+    ]

@@ -1,0 +1,239 @@
+"""Programs for `tests/test_mpi.py`, each run by mpiexec: ``python -m mpi_programs NAME``."""
+
+import sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import simlib.mpi
+
+DTYPES = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.complex64, torch.complex128, torch.bool),
+)
+
+
+def brought(rank, dtype, numel=5):
+    """What a rank brings: small whole numbers, exact in every dtype."""
+    values = (np.arange(numel) + 1 + rank) % 4
+    return torch.from_numpy(values).to(dtype)
+
+
+def every_dtype_is_moved_and_summed(rank, world_size):
+    for dtype in DTYPES:
+        everyones = [brought(r, dtype) for r in range(world_size)]
+        got = [torch.zeros(5, dtype=dtype) for _ in range(world_size)]
+        dist.all_gather(got, everyones[rank])
+        assert all(map(torch.equal, got, everyones)), dtype
+        x = everyones[rank].clone()
+        dist.all_reduce(x)
+        total = sum(each.to(torch.complex128) for each in everyones)
+        assert torch.equal(x, total.to(dtype) if dtype.is_complex else total.real.to(dtype)), dtype
+
+
+def every_op_reduces(rank, world_size):
+    everyones = torch.stack([brought(r, torch.int64) for r in range(world_size)])
+    for op, expected in (
+        (dist.ReduceOp.SUM, everyones.sum(0)),
+        (dist.ReduceOp.PRODUCT, everyones.prod(0)),
+        (dist.ReduceOp.MIN, everyones.amin(0)),
+        (dist.ReduceOp.MAX, everyones.amax(0)),
+        (dist.ReduceOp.BAND, np.bitwise_and.reduce(everyones.numpy())),
+        (dist.ReduceOp.BOR, np.bitwise_or.reduce(everyones.numpy())),
+        (dist.ReduceOp.BXOR, np.bitwise_xor.reduce(everyones.numpy())),
+    ):
+        x = brought(rank, torch.int64)
+        dist.all_reduce(x, op=op)
+        assert torch.equal(x, torch.as_tensor(expected)), op
+    x = brought(rank, torch.float32)
+    dist.all_reduce(x, op=dist.ReduceOp.AVG)
+    assert torch.allclose(x, everyones.double().mean(0).float())
+
+
+def only_the_root_of_a_reduce_changes(rank, world_size):
+    for dtype in (torch.float32, torch.bfloat16):
+        x = brought(rank, dtype)
+        dist.reduce(x, dst=1)
+        total = sum(brought(r, torch.float32) for r in range(world_size)).to(dtype)
+        assert torch.equal(x, total if rank == 1 else brought(rank, dtype))
+
+
+def tensors_with_gaps_keep_their_gaps(rank, world_size):
+    """Every second column of a matrix: what lies between stays as it is."""
+    for move in (dist.all_reduce, lambda x: dist.broadcast(x, 0)):
+        whole = torch.full((4, 6), -1.0)
+        part = whole[:, ::2]
+        part.copy_(torch.arange(12.0).reshape(4, 3) * (rank + 1))
+        move(part)
+        factor = sum(range(1, world_size + 1)) if move is dist.all_reduce else 1
+        assert torch.equal(part, torch.arange(12.0).reshape(4, 3) * factor)
+        assert (whole[:, 1::2] == -1).all()
+    column = torch.zeros(3, 3)[:, 0]
+    if rank == 0:
+        dist.send(torch.arange(9.0).reshape(3, 3)[:, 1], dst=1)
+    elif rank == 1:
+        dist.recv(column, src=0)
+        assert column.tolist() == [1, 4, 7]
+
+
+def nothing_may_be_sent_too(rank, world_size):
+    empty = torch.empty(0)
+    dist.all_reduce(empty)
+    dist.broadcast(empty, 0)
+    parts = [torch.empty(0) for _ in range(world_size)]
+    dist.all_gather(parts, empty)
+    dist.all_to_all(parts, [torch.empty(0) for _ in range(world_size)])
+
+
+def uneven_parts_go_all_to_all(rank, world_size):
+    """Rank r sends s + 1 numbers to rank s, all of them r."""
+    sent = [torch.full((s + 1,), float(rank)) for s in range(world_size)]
+    got = [torch.empty(rank + 1) for _ in range(world_size)]
+    dist.all_to_all(got, sent)
+    assert [part.tolist() for part in got] == [[s] * (rank + 1) for s in range(world_size)]
+    rows = [s + 1 for s in range(world_size)]
+    flat = torch.empty((rank + 1) * world_size)
+    dist.all_to_all_single(flat, torch.cat(sent), [rank + 1] * world_size, rows)
+    assert torch.equal(flat, torch.cat(got))
+
+
+def messages_of_any_source_say_who_sent_them(rank, world_size):
+    if rank:
+        dist.send(torch.tensor([float(rank)]), dst=0, tag=7)
+        return
+    seen = set()
+    for _ in range(world_size - 1):
+        x = torch.zeros(1)
+        src = dist.recv(x, tag=7)
+        assert src == x.item()
+        seen.add(src)
+    assert seen == set(range(1, world_size))
+
+
+def a_request_that_is_dropped_still_arrives(rank, world_size):
+    if rank == 0:
+        for i in range(50):
+            dist.isend(torch.full((10_000,), float(i)), dst=1)
+    elif rank == 1:
+        for i in range(50):
+            x = torch.zeros(10_000)
+            dist.recv(x, src=0)
+            assert (x == i).all()
+    dist.barrier()
+
+
+def async_calls_end_in_any_order(rank, world_size):
+    tensors = [brought(rank, torch.float32) * i for i in range(1, 5)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    total = sum(brought(r, torch.float32) for r in range(world_size))
+    assert all(torch.equal(t, total * i) for i, t in enumerate(tensors, start=1))
+    future = dist.all_reduce(brought(rank, torch.float32), async_op=True).get_future()
+    assert torch.equal(future.value()[0], total)
+
+
+def subgroups_have_ranks_of_their_own(rank, world_size):
+    evens = dist.new_group([r for r in range(world_size) if r % 2 == 0])
+    swapped = dist.new_group([1, 0])
+    x = torch.tensor([float(rank)])
+    if rank % 2 == 0:
+        dist.all_reduce(x, group=evens)
+        assert x.item() == sum(range(0, world_size, 2))
+    if rank < 2:
+        dist.broadcast(x, src=1, group=swapped)
+        assert x.item() == 1
+    dist.barrier()
+
+
+def a_wait_with_a_limit_ends(rank, world_size):
+    from datetime import timedelta
+
+    if rank == 0:
+        work = dist.irecv(torch.zeros(1), src=1)
+        try:
+            work.wait(timedelta(seconds=0.05))
+        except dist.DistBackendError as error:
+            assert "the timeout of 0.05 s is over" in str(error)
+        else:
+            raise AssertionError("a message that was not sent has come")
+        dist.barrier()
+        work.wait()
+    else:
+        dist.barrier()
+        if rank == 1:
+            dist.send(torch.ones(1), dst=0)
+
+
+def what_cannot_be_reduced_is_told(rank, world_size):
+    for dtype, op, sentence in (
+        (torch.float8_e4m3fn, dist.ReduceOp.SUM, "MPI cannot reduce torch.float8_e4m3fn"),
+        (torch.float32, dist.ReduceOp.BOR, "a bitwise reduction needs whole numbers"),
+        (torch.float32, dist._make_nccl_premul_sum(2.0), "MPI has no"),
+    ):
+        try:
+            dist.all_reduce(torch.zeros(2).to(dtype), op=op)
+        except ValueError as error:
+            assert sentence in str(error), error
+        else:
+            raise AssertionError(f"{dtype} {op} went through")
+
+
+def a_sparse_tensor_is_refused(rank, world_size):
+    try:
+        dist.all_reduce(torch.eye(2).to_sparse())
+    except ValueError as error:
+        assert "call to_dense() first" in str(error)
+    else:
+        raise AssertionError("a sparse tensor went through")
+
+
+def another_rank_than_mpis_is_told(rank, world_size):
+    dist.destroy_process_group()
+    try:
+        dist.init_process_group("mpi4py", rank=(rank + 1) % world_size, world_size=world_size)
+    except simlib.errors.InvalidCallError as error:
+        assert f"with rank {rank}: leave it out" in str(error)
+    else:
+        raise AssertionError("a wrong rank was taken")
+    dist.init_process_group("mpi", rank=rank, world_size=world_size)  # the true one may be named
+    assert dist.get_backend() == "mpi4py"
+
+
+PROGRAMS = [
+    every_dtype_is_moved_and_summed,
+    every_op_reduces,
+    only_the_root_of_a_reduce_changes,
+    tensors_with_gaps_keep_their_gaps,
+    nothing_may_be_sent_too,
+    uneven_parts_go_all_to_all,
+    messages_of_any_source_say_who_sent_them,
+    a_request_that_is_dropped_still_arrives,
+    async_calls_end_in_any_order,
+    subgroups_have_ranks_of_their_own,
+    a_wait_with_a_limit_ends,
+    what_cannot_be_reduced_is_told,
+    a_sparse_tensor_is_refused,
+    another_rank_than_mpis_is_told,
+]
+
+if __name__ == "__main__":
+    import traceback
+
+    from mpi4py import MPI
+
+    torch.set_num_threads(1)
+    dist.init_process_group("mpi4py")
+    for program in PROGRAMS:
+        try:
+            program(dist.get_rank(), dist.get_world_size())
+        except BaseException:
+            traceback.print_exc()
+            print("FAILED", program.__name__, flush=True)
+            sys.stderr.flush()
+            MPI.COMM_WORLD.Abort(1)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            print("passed", program.__name__, flush=True)

@@ -1,0 +1,95 @@
+"""The commands of every MPI's mpiexec and of srun, and what launchers' words mean."""
+
+import os
+import re
+import sys
+
+import pytest
+
+import simlib
+from simlib.batch import mpiexec
+from simlib.batch.failures import cause_in
+
+VERSIONS = {
+    "MPICH": "HYDRA build details:\n    Version:  5.0.2",
+    "Intel MPI": "Intel(R) MPI Library for Linux* OS, Version 2021.18\nHYDRA",
+    "Open MPI": "mpiexec (Open MPI) 5.0.11",
+}
+
+
+def launcher(tmp_path, version):
+    path = tmp_path / "mpiexec.py"
+    path.write_text(f"print({version!r})")
+    return [sys.executable, str(path)]
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_which_mpi(tmp_path, name):
+    assert mpiexec.mpi_of(launcher(tmp_path, VERSIONS[name])) == name
+
+
+def test_what_is_no_mpiexec(tmp_path):
+    with pytest.raises(simlib.JobError, match="answers 'something else': it is no mpiexec"):
+        mpiexec.mpi_of(launcher(tmp_path, "something else"))
+    with pytest.raises(simlib.JobError, match="no command 'no-such-mpiexec'"):
+        simlib.Mpiexec(launcher="no-such-mpiexec -x").command(2, ["python"])
+
+
+@pytest.mark.parametrize("name", ["MPICH", "Intel MPI"])
+def test_command_of_mpich_and_intel(tmp_path, name):
+    words = launcher(tmp_path, VERSIONS[name])
+    to = simlib.Mpiexec(hosts=["a", "b"], ranks_per_node=2, launcher=words)
+    command = to.command(4, ["python", "x.py"])
+    assert command == [*words, *"-n 4 -ppn 2 -hosts a,b python x.py".split()]
+    here = simlib.Mpiexec(launcher=words).command(3, ["python"])
+    assert here == [*words, "-n", "3", "python"]
+    from_file = simlib.Mpiexec(hostfile="hosts", launcher=words).command(1, ["python"])
+    assert from_file[-3:] == ["-f", os.path.abspath("hosts"), "python"]
+
+
+def test_command_of_open_mpi(tmp_path, monkeypatch):
+    words = launcher(tmp_path, VERSIONS["Open MPI"])
+    monkeypatch.setattr(mpiexec, "_is_root", lambda: True)
+    monkeypatch.setattr(mpiexec, "FORWARDED", ("PATH", "NOT_SET_HERE"))
+    to = simlib.Mpiexec(hosts=["a", "b"], ranks_per_node=2, launcher=words)
+    options = "-n 4 --bind-to none --allow-run-as-root -x PATH --host a:2,b:2 python"
+    assert to.command(4, ["python"]) == [*words, *options.split()]
+    here = simlib.Mpiexec(launcher=words).command(3, ["python"])
+    assert here[-3:] == ["--host", "localhost:3", "python"]
+
+
+def test_command_of_slurm():
+    command = simlib.Slurm(nodes=2, ranks_per_node=2).command(4, ["python"])
+    assert command[0] == "srun"
+    assert "--ntasks-per-node=2" in command and command[-1] == "python"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("ssh: Could not resolve hostname nod2: Name or service not known", "host nod2 is unknown"),
+        ("ssh: connect to host node2 port 22: Connection refused", "node2 answers, but no ssh"),
+        ("ssh: connect to host node2 port 22: Connection timed out", "node2 does not answer"),
+        ("ssh: connect to host node2 port 22: No route to host", "node2 does not answer"),
+        ("root@node2: Permission denied (publickey).", "node2 does not let this account in"),
+        ("Host key verification failed.", "ssh does not know a host"),
+        ("bash: /opt/bin/hydra_pmi_proxy: No such file or directory", "a host has no MPI"),
+        (
+            "[proxy:0@node2] HYDU_create_process: execvp error on file /x/python (No such file)",
+            r"cannot run the Python of this notebook \(/x/python\)",
+        ),
+        ("python: can't open file '/a/start.py': [Errno 2]", r"the job's folder \(/a/start.py\)"),
+        ("sbatch: error: invalid partition specified: gpu", "there is no such partition"),
+        ("slurmstepd: error: *** CANCELLED AT 2026 DUE TO TIME LIMIT ***", "the time limit"),
+        ("check(167): Runtime environment uses unsupported PMI version PMIx.", "another MPI"),
+        ("srun: error: More processors requested than permitted", "more was asked for"),
+    ],
+)
+def test_first_line_is_the_cause(said, words):
+    sentence, line = cause_in(f"\n===\n{said}\nLaunch proxy failed.\n")
+    assert re.search(words, sentence)
+    assert line == said
+
+
+def test_words_of_a_launcher_that_nobody_knows():
+    assert cause_in("\nsomething new\nmore\n") == (None, "something new")

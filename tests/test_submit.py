@@ -1,0 +1,264 @@
+"""Jobs of a real mpiexec on this machine: what comes back, how they fail, who ends them."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import simlib
+from simlib.batch.versions import check_versions, versions
+
+WAIT_S = 120
+ROOT = Path(__file__).resolve().parent.parent
+
+LAUNCHER = """\
+import os, subprocess, sys
+words = sys.argv[1:]
+if words == ["--version"]:
+    print("HYDRA build details")
+    sys.exit()
+size, program = int(words[1]), words[2:]
+ranks = [
+    subprocess.Popen(program, env={**os.environ, **environ(rank, size)}) for rank in range(size)
+]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+"""An mpiexec that starts processes and tells them what `environ` says."""
+
+
+def submitted(function, ranks, tmp_path, *args, to=None, **options):
+    to = simlib.Mpiexec(time_limit=WAIT_S) if to is None else to
+    return simlib.submit(function, ranks, args, to=to, folder=tmp_path / "jobs", **options)
+
+
+def failure(job):
+    with pytest.raises(simlib.SimlibError) as caught:
+        job.result(WAIT_S)
+    return caught.value
+
+
+def wait_until(holds):
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline, "it has not come about"
+        time.sleep(0.05)
+
+
+def processes_of(job):
+    """Whatever still runs for a job."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if str(job.path) in line and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def fake_launcher(tmp_path, environ):
+    """A command that stands for mpiexec; ``environ`` is the source of ``environ(rank, size)``."""
+    path = tmp_path / "launcher.py"
+    path.write_text(f"environ = {environ}\n{LAUNCHER}")
+    return [sys.executable, str(path)]
+
+
+def test_what_a_job_brings_back(tmp_path, capfd):
+    factor = 10
+
+    def main(rank, world_size, more, times=1):
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x)
+        print("rank", rank, "of", os.environ["LOCAL_WORLD_SIZE"], "here")
+        if rank == 0:
+            dist.send(torch.ones(4), dst=2)
+        if rank == 2:
+            dist.recv(torch.ones(4), src=0)
+        assert int(os.environ["LOCAL_RANK"]) == rank
+        return (x.item() + more) * times * factor
+
+    to = simlib.Mpiexec(time_limit=WAIT_S)
+    job = simlib.submit(main, 3, (1,), {"times": 2}, to=to, folder=tmp_path)
+    assert job.name == "main-1"
+    assert job.status in ("queued", "active")
+    job.follow()
+    assert capfd.readouterr().out.count("here\n") == 3
+    run = job.result(WAIT_S)
+    assert job.status == "done"
+    assert run.results == [80.0, 80.0, 80.0]
+    assert run.output == [f"rank {rank} of 3 here\n" for rank in range(3)]
+    assert [op.kind for op in run.trace.of_rank(0)] == ["all_reduce", "send"]
+    (message,) = run.trace.messages
+    assert (message.send.rank, message.recv.rank, message.send.nbytes) == (0, 2, 16)
+    assert message.send.site.line_text == "dist.send(torch.ones(4), dst=2)"
+    assert 0 < run.time_s < WAIT_S
+    assert [clock["offset_s"] for clock in job.clocks] == [0, 0, 0]
+    assert run.findings == []
+    local = simlib.run(main, 3, (1,), {"times": 2})
+    assert run.table() == local.table()
+    assert os.stat(job.path).st_mode & 0o077 == 0
+
+
+def test_an_exception_of_a_rank(tmp_path):
+    def main(rank, world_size):
+        if rank == 1:
+            raise KeyError("no data")
+        dist.recv(torch.zeros(1), src=1)
+
+    job = submitted(main, 2, tmp_path)
+    error = failure(job)
+    assert isinstance(error, simlib.RankError)
+    assert str(error).startswith("rank 1 raised KeyError: 'no data' (test_submit.py, line ")
+    assert list(error.tracebacks) == [1]
+    assert error.run.trace.of_rank(0)[0].kind == "recv"
+    assert job.status == "failed"
+    assert not processes_of(job)
+
+
+@pytest.mark.long
+def test_ranks_that_wait_for_each_other(tmp_path):
+    def main(rank, world_size):
+        dist.recv(torch.zeros(1), src=1 - rank)
+
+    error = failure(submitted(main, 2, tmp_path))
+    assert isinstance(error, simlib.DeadlockError)
+    assert "ranks 0 and 1 wait for each other" in str(error)
+    assert error.graph is not None
+
+
+@pytest.mark.long
+def test_ops_that_disagree(tmp_path):
+    def main(rank, world_size):
+        dist.broadcast(torch.zeros(1), src=rank)
+
+    error = failure(submitted(main, 2, tmp_path))
+    assert isinstance(error, simlib.MismatchError)
+
+
+@pytest.mark.long
+def test_a_rank_that_is_killed(tmp_path):
+    def main(rank, world_size):
+        dist.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    error = failure(submitted(main, 2, tmp_path))
+    assert isinstance(error, simlib.RankDiedError)
+    assert error.exitcodes == {1: -signal.SIGKILL}
+
+
+@pytest.mark.long
+def test_no_progress(tmp_path):
+    def main(rank, world_size):
+        while rank == 0:
+            pass
+
+    error = failure(submitted(main, 2, tmp_path, timeout_s=1))
+    assert isinstance(error, simlib.StuckError)
+    assert error.sites[0].line_text in ("while rank == 0:", "pass")
+
+
+def sleeping(rank, world_size):
+    print("here", flush=True)
+    time.sleep(10 * WAIT_S)
+
+
+def test_cancel(tmp_path):
+    job = submitted(sleeping, 2, tmp_path)
+    wait_until(lambda: job.path.joinpath("rank-1.out").exists())
+    with pytest.raises(TimeoutError, match="sleeping-1 is active after 0 s, and goes on"):
+        job.result(0)
+    job.cancel()
+    assert job.status == "cancelled"
+    wait_until(lambda: not processes_of(job))
+    assert "sleeping-1 was cancelled" in str(failure(job))
+
+
+@pytest.mark.long
+def test_time_limit(tmp_path):
+    to = simlib.Mpiexec(time_limit=0.2)
+    job = submitted(sleeping, 2, tmp_path, to=to)
+    assert "the time limit of sleeping-1, 0.2 s, was over" in str(failure(job))
+    wait_until(lambda: not processes_of(job))
+
+
+@pytest.mark.long
+def test_a_job_outlives_the_kernel(tmp_path):
+    program = tmp_path / "kernel.py"
+    program.write_text(
+        textwrap.dedent("""\
+        import os, signal, simlib
+
+        def main(rank, world_size):
+            print("from rank", rank)
+            return rank
+
+        if __name__ == "__main__":
+            simlib.submit(main, 2, to=simlib.Mpiexec(time_limit=120), folder="jobs")
+            os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, env=environ)
+    assert done.returncode == -signal.SIGKILL
+    (job,) = simlib.jobs(tmp_path / "jobs")
+    assert job.name == "main-1"
+    run = job.result(WAIT_S)
+    assert run.results == [0, 1]
+    assert run.output == ["from rank 0\n", "from rank 1\n"]
+
+
+def test_an_mpiexec_of_another_mpi(tmp_path):
+    launcher = fake_launcher(tmp_path, "lambda rank, size: {}")
+    to = simlib.Mpiexec(launcher=launcher, time_limit=WAIT_S)
+    error = failure(submitted(sleeping, 2, tmp_path, to=to))
+    assert isinstance(error, simlib.JobError)
+    assert "2 ranks were asked for, but MPI says: rank 0 of 1" in str(error)
+    assert "belongs to another MPI" in str(error)
+
+
+class ByEnvironment(simlib.Mpiexec):
+    """As on nodes without mpi4py."""
+
+    uses_mpi = False
+
+
+@pytest.mark.long
+def test_ranks_that_know_their_numbers_from_the_environment(tmp_path):
+    def main(rank, world_size):
+        x = torch.tensor([rank + 1])
+        dist.all_reduce(x)
+        return x.item()
+
+    environ = "lambda rank, size: {'SLURM_PROCID': str(rank), 'SLURM_NTASKS': str(size)}"
+    to = ByEnvironment(launcher=fake_launcher(tmp_path, environ), time_limit=WAIT_S)
+    assert submitted(main, 2, tmp_path, to=to).result(WAIT_S).results == [3, 3]
+
+
+def test_a_node_with_another_torch():
+    check_versions(versions())
+    with pytest.raises(simlib.JobError, match=r"has torch .*, the notebook 1\.13\.1: install the"):
+        check_versions({**versions(), "torch": "1.13.1"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"world_size": 0}, "world_size=0 must be a whole number from 1"),
+        ({"function": 3}, "submit needs a function"),
+        ({"to": simlib.Mpiexec(hosts=["a"])}, "world_size=2 does not fit on 1 hosts"),
+        ({"to": simlib.Slurm(nodes=1)}, "world_size=2 does not fit on nodes=1"),
+    ],
+)
+def test_what_submit_refuses(tmp_path, arguments, words):
+    call = {"function": sleeping, "world_size": 2, "to": None, **arguments}
+    with pytest.raises(simlib.InvalidCallError, match=words):
+        simlib.submit(folder=tmp_path, **call)
+    assert not list(tmp_path.iterdir())
