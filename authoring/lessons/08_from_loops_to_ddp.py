@@ -384,8 +384,7 @@ class OwnDDP(nn.Module):
             dist.broadcast(tensor, src=0)
         for bucket in self.reducer.buckets:
             for weight in bucket.part_of:
-                hook = functools.partial(self.arrived, bucket)
-                weight.register_post_accumulate_grad_hook(hook)
+                weight.register_post_accumulate_grad_hook(functools.partial(self.arrived, bucket))
 
     def forward(self, *inputs):
         return self.module(*inputs)
