@@ -1,41 +1,27 @@
 """The lesson's own DDP against torch's, on real ranks: throughput, and what overlap brings.
 
-The class is taken from lesson 08's source (`lesson_names`): what is measured here, and compared
+The class is taken from lesson 08's source (`own_ddp`): what is measured here, and compared
 with torch's in the tests, is what learners read. A second copy would drift from it.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
-from pathlib import Path
 
 import simlib
 
+from .lesson import lesson_names
 from .table import heading, line, ratio, spread
 
-LESSON = Path(__file__).parent.parent / "authoring" / "lessons" / "08_from_loops_to_ddp.py"
 WANTED = {"lenet", "Bucket", "in_buckets", "Reducer", "OwnDDP"}
 CAP_MB = 0.25
 BATCH = 32
 STEPS = 8  # of one way in one round; torch's first one has one bucket, and is left out
 
 
-def lesson_names():
-    """Lesson 08's `OwnDDP`, and what it needs, by name: as a notebook would define them.
-
-    Nothing else of the lesson is run. Ranks get the definitions by value.
-    """
-    import jupytext
-
-    cells = jupytext.read(LESSON, fmt="py:percent").cells
-    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
-    names = {"__name__": "lesson_08"}
-    for node in ast.parse(code).body:
-        is_import = isinstance(node, (ast.Import, ast.ImportFrom))
-        if is_import or getattr(node, "name", None) in WANTED:
-            exec(compile(ast.Module([node], []), LESSON.name, "exec"), names)
-    return names
+def own_ddp():
+    """Lesson 08's `OwnDDP`, and what it needs, by name."""
+    return lesson_names("08_from_loops_to_ddp", WANTED)
 
 
 def steps_of(rank, world_size, ways, lenet, rounds):
@@ -74,7 +60,7 @@ def ddp(rounds):
     from torch.nn.parallel import DistributedDataParallel
 
     heading("The lesson's own DDP and torch's: LeNet, 32 images per rank and step")
-    lesson = lesson_names()
+    lesson = own_ddp()
     own = functools.partial(lesson["OwnDDP"], cap_mb=CAP_MB)
     torchs = functools.partial(DistributedDataParallel, bucket_cap_mb=CAP_MB)
     ways = {

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from collections import defaultdict
 
 import hypothesis
@@ -90,5 +91,28 @@ def needs_system():
         if os.environ.get("CI") == "true":
             pytest.fail(sentence, pytrace=False)
         pytest.skip(sentence)
+
+    return need
+
+
+@pytest.fixture(scope="session")
+def needs_practice_cluster(needs_system):
+    """``needs_practice_cluster(slurm=True)``: the test needs hosts of namespaces, here with Slurm.
+
+    What they take is installed where that is possible; the test is skipped where there can be none.
+    """
+
+    def need(slurm=False):
+        from simlib.practice import cluster
+
+        if sys.platform == "linux" and os.geteuid() == 0:
+            needs_system("iproute2", "ip")
+            needs_system("openssh-server", "/usr/sbin/sshd")
+            if slurm:
+                needs_system("slurm-wlm", "/usr/sbin/slurmctld")
+                needs_system("munge", "/usr/sbin/munged")
+        refuse = cluster.why_not_cluster(slurm=slurm)
+        if refuse:
+            pytest.skip(refuse)
 
     return need

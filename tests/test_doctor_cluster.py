@@ -17,7 +17,6 @@ import pytest
 
 import simlib
 from simlib.practice import PracticeCluster
-from simlib.practice import cluster as cluster_module
 
 pytestmark = pytest.mark.long  # hosts of their own, with ssh
 
@@ -47,14 +46,9 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 
 @pytest.fixture(scope="module")
-def practice(needs_system):
+def practice(needs_practice_cluster):
     """Skips the test where there can be no practice cluster."""
-    if sys.platform == "linux" and os.geteuid() == 0:
-        needs_system("iproute2", "ip")
-        needs_system("openssh-server", "/usr/sbin/sshd")
-    refuse = cluster_module.why_not_cluster()
-    if refuse:
-        pytest.skip(refuse)
+    needs_practice_cluster()
 
 
 class Seen:

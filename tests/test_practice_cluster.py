@@ -53,21 +53,15 @@ LIMIT_S = 60  # of what takes a second; a machine may be busy
 
 
 @pytest.fixture(scope="module")
-def practice(needs_system):
+def practice(needs_practice_cluster):
     """Skips the test where there can be no practice cluster."""
-    if sys.platform == "linux" and os.geteuid() == 0:
-        needs_system("iproute2", "ip")
-        needs_system("openssh-server", "/usr/sbin/sshd")
-    refuse = cluster_module.why_not_cluster()
-    if refuse:
-        pytest.skip(refuse)
+    needs_practice_cluster()
 
 
 @pytest.fixture(scope="module")
-def cluster(practice, needs_system):
+def cluster(needs_practice_cluster):
     """Two nodes with Slurm; what is the user's, and the machine's, stays as it is."""
-    needs_system("slurm-wlm", "/usr/sbin/slurmctld")
-    needs_system("munge", "/usr/sbin/munged")
+    needs_practice_cluster(slurm=True)
     before = not_ours()
     with PracticeCluster(2, slurm=True) as cluster:
         yield cluster

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import simlib
 from simlib.practice import PracticeCluster
-from simlib.practice import cluster as cluster_module
 
 pytestmark = pytest.mark.long  # hosts of their own, with ssh and Slurm
 
@@ -21,16 +20,9 @@ HOSTS = ["node1", "node2"]
 
 
 @pytest.fixture(scope="module")
-def login(needs_system):
+def login(needs_practice_cluster):
     """The words that run a program on the login host of a practice cluster with Slurm."""
-    if sys.platform == "linux" and os.geteuid() == 0:
-        needs_system("iproute2", "ip")
-        needs_system("openssh-server", "/usr/sbin/sshd")
-        needs_system("munge", "munged")
-        needs_system("slurm-wlm", "slurmctld")
-    refuse = cluster_module.why_not_cluster(slurm=True)
-    if refuse:
-        pytest.skip(refuse)
+    needs_practice_cluster(slurm=True)
     with PracticeCluster(2, slurm=True) as cluster:
         yield cluster.launcher("login")
 

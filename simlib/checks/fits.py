@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
-import simlib
-
-from ..cluster import Cluster
 from .rules import Rule, are_enough
+from .simulated import Simulated
 from .verdict import values_are_right
 
 
 @dataclass(frozen=True)
-class Fits:
+class Fits(Simulated):
     """One simulation in which no rank may hold too much, once an answer is right on real ranks.
 
     What a rank was given counts from the moment at which it does something with it.
 
     Attributes
     ----------
-    cluster : Cluster
-        With a device. There are as many ranks as it has places.
-    inputs : callable
-        ``inputs(rank, world_size)`` gives the tuple of arguments for one rank, as for `check`.
+    cluster, inputs
+        As for `Simulated`.
     bound_bytes : callable
         ``bound_bytes(xs, ys, ...)``: bytes that are enough for any rank at its peak, from what the
         ranks were given.
@@ -31,21 +26,10 @@ class Fits:
         What is said where a rank holds more.
     """
 
-    cluster: Cluster
-    inputs: callable
     bound_bytes: callable
     hint: str = ""
 
-    @property
-    def world_size(self):
-        """Number of ranks."""
-        return self.cluster.max_ranks
-
-    def start(self, timeout_s):
-        """What runs a rank function here: called as ``simlib.run`` is."""
-        return functools.partial(
-            simlib.simulate, cluster=self.cluster, memory=True, timeout_s=timeout_s
-        )
+    counts_memory = True
 
     @property
     def rule(self):

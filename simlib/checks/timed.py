@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
-import simlib
-
-from ..cluster import Cluster
 from ..scale.tables import seconds_text
 from .rules import Rule
+from .simulated import Simulated
 from .verdict import values_are_right
 
 ROUNDING = 1e-9  # of a bound: what float sums in another order may differ by
 
 
 @dataclass(frozen=True)
-class Timed:
+class Timed(Simulated):
     """One simulation that an answer has to pass in time, once it is right on real ranks.
 
     Attributes
     ----------
-    cluster : Cluster
-        There are as many ranks as it has places.
-    inputs : callable
-        ``inputs(rank, world_size)`` gives the tuple of arguments for one rank, as for `check`.
+    cluster, inputs
+        As for `Simulated`.
     bound_s : callable
         ``bound_s(xs, ys, ...)``: seconds of virtual time that are enough, from what the ranks were
         given.
@@ -32,19 +27,8 @@ class Timed:
         What is said where an answer takes longer.
     """
 
-    cluster: Cluster
-    inputs: callable
     bound_s: callable
     hint: str = ""
-
-    @property
-    def world_size(self):
-        """Number of ranks."""
-        return self.cluster.max_ranks
-
-    def start(self, timeout_s):
-        """What runs a rank function here: called as ``simlib.run`` is."""
-        return functools.partial(simlib.simulate, cluster=self.cluster, timeout_s=timeout_s)
 
     @property
     def rule(self):
