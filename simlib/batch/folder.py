@@ -47,9 +47,12 @@ class JobFolder:
 
     def read(self, name, rank=None):
         """The bytes of a file; None where there is none (yet)."""
+        path = self.file(name, rank)
+        if not _is_there(path):
+            return None
         try:
-            return self.file(name, rank).read_bytes()
-        except FileNotFoundError:
+            return path.read_bytes()
+        except FileNotFoundError:  # taken away meanwhile
             return None
 
     def write_json(self, value, name, rank=None):
@@ -71,4 +74,19 @@ class JobFolder:
 
     def has(self, name, rank=None):
         """Whether there is such a file."""
-        return self.file(name, rank).exists()
+        return _is_there(self.file(name, rank))
+
+
+def _is_there(path):
+    """Whether a file exists, also if another host has just made it.
+
+    NFS remembers for half a minute and more that a file was not there. It asks anew when the folder
+    is opened (nfs(5), "close-to-open" and "directory entry caching").
+    """
+    if path.exists():
+        return True
+    try:
+        os.close(os.open(path.parent, os.O_RDONLY))
+    except FileNotFoundError:
+        return False
+    return path.exists()
