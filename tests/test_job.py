@@ -154,6 +154,18 @@ def test_a_full_filesystem_is_named(folder, monkeypatch):
     assert "the filesystem of its folder is full" in failure(simlib.Job(folder.path))
 
 
+def test_a_file_for_which_there_is_no_room_takes_none(folder, monkeypatch):
+    def no_room(path, content):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders.Path, "write_bytes", no_room)
+    before = sorted(folder.path.iterdir())
+    with pytest.raises(OSError, match="No space left"):
+        folder.write(b"x", "answer", 0)
+    assert sorted(folder.path.iterdir()) == before
+
+
 def test_jobs_of_others_are_not_listed(folder, monkeypatch):
     theirs = folder.path.with_name("main-2")
     theirs.mkdir()

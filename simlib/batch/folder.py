@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -42,8 +43,21 @@ class JobFolder:
         """Write bytes in one piece: whoever reads sees all of them, or what was there before."""
         path = self.file(name, rank)
         draft = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-        draft.write_bytes(content)
-        os.replace(draft, path)
+        try:
+            draft.write_bytes(content)
+            os.replace(draft, path)
+        except OSError:  # no room, say: what is left of it can go to those who tell of it
+            draft.unlink(missing_ok=True)
+            raise
+
+    def write_once(self, content, name):
+        """Write bytes unless there is such a file already: the first who says something counts."""
+        with contextlib.suppress(FileExistsError), open(self.file(name), "xb", 0) as file:
+            try:
+                file.write(content)
+            except OSError:
+                self.file(name).unlink()
+                raise
 
     def read(self, name, rank=None):
         """The bytes of a file; None where there is none (yet)."""

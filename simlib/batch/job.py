@@ -45,6 +45,10 @@ class Job:
         self._state = JobState(self._folder, self._about["submitted"])
 
     @property
+    def _queue(self):
+        return self._state.queue
+
+    @property
     def name(self):
         """NAME-NUMBER, as its folder is called."""
         return self._folder.path.name
@@ -167,12 +171,12 @@ class Job:
         if state["why"] == "limit":
             return self._out_of_limit()
         failure = watch.failure()
+        refused = self._folder.read("refused")
+        if refused is not None and not watch.failed_by_itself():
+            return JobError(refused.decode())
         is_whole = not watch.running() and (status == "done" or state["why"] == "lost")
         if failure is not None or is_whole:
             return failure
-        refused = self._folder.read("refused")
-        if refused is not None:
-            return JobError(refused.decode())
         return self._launcher_failed(watch, state)
 
     def _out_of_limit(self):
@@ -184,7 +188,7 @@ class Job:
 
     def _launcher_failed(self, watch, state):
         said = "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
-        said += self._state.queue.words()
+        said += self._queue.words()
         sentence, line = cause_in(said)
         if shutil.disk_usage(self.path).free < FULL_BYTES:
             sentence = "the filesystem of its folder is full: make room, or name another by folder="
@@ -213,7 +217,7 @@ class Job:
             return
         self._folder.mark("cancel")
         self._folder.mark("end")
-        self._state.queue.cancel()
+        self._queue.cancel()
         deadline = time.monotonic() + CANCEL_S
         while self.status in ("queued", "active"):
             if time.monotonic() > deadline:

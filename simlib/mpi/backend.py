@@ -8,8 +8,8 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from ..errors import InvalidCallError
+from ..rendezvous import meet
 from .group import MpiGroup
-from .rendezvous import meet
 
 BACKEND = "mpi4py"
 _torch_init = c10d.init_process_group
