@@ -156,6 +156,11 @@ def simlib(facts, host):
             f"simlib is missing: have {mine[1]} on a filesystem that all hosts share, or install "
             "simlib there"
         )
+    if theirs[0] is None:
+        return wrong(
+            f"simlib in {theirs[1]} cannot be read there ({theirs[2]}): give this account the "
+            "rights, or install it anew"
+        )
     if theirs[0] != mine[0]:
         return wrong(f"simlib is {theirs[0]} ({theirs[1]}), here {mine[0]}: install this one there")
     if theirs[2] != mine[2]:
