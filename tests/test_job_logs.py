@@ -81,6 +81,20 @@ def test_a_log_that_is_not_there_or_not_all_there(written):
     assert len(log.ops(0, {})) == 1
 
 
+def test_a_header_that_is_here_before_its_records(written):
+    """The pages of a file may come from another host in any order."""
+    path, writer = written
+    post(writer)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:HEADER] + bytes(len(whole) - HEADER))
+    log = logs.LogFile(path, 0)
+    log.refresh()
+    assert log.ops(0, {}) == []
+    path.write_bytes(whole)
+    log.refresh()
+    assert len(log.ops(0, {})) == 1
+
+
 def test_a_finished_log_takes_no_room(written):
     path, writer = written
     post(writer)
