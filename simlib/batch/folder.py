@@ -5,6 +5,9 @@
 ``state.json``          queued, active, ended (`launch` says how), each written in one piece
 ``request.pkl``         the function, its arguments, the cells of the notebook
 ``start.py``            what a rank runs: it finds simlib, and leads to `rank`
+``launch.json``         what `launch` runs, where, and for how long at most
+``native.json``         its number in a queue, and whose queue; ``batch.*``: what the batch job said
+``meeting.json``        where rank 0 listens, for ranks that have no MPI to tell them
 ``launcher.out, .err``  what mpiexec or srun said
 ``rank-0.json``         where rank 0 is: host, process, clock
 ``rank-0.log``          its op log
@@ -12,6 +15,8 @@
 ``rank-0.answer``       what its function came to
 ``rank-0.exit``         how its process ended, where it died
 ``verdict.pkl``         the error by which the job was ended: ranks that wait for ever
+``refused``             why ranks could not begin or end: the first reason that one of them gave
+``rank-0.stack-wanted`` somebody wants to know where rank 0 is; its keeper takes it away
 ``end``                 somebody has failed: all ranks end soon. ``cancel``: the learner says so
 ======================  ====================================================================
 """

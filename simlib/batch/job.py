@@ -21,6 +21,7 @@ from .watch import JobWatch
 LOOK_S = 0.1
 CANCEL_S = 15.0
 FULL_BYTES = 1 << 20
+"""With less room than that, a filesystem is full: a rank's files no longer fit."""
 
 
 class Job:
