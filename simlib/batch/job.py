@@ -31,6 +31,15 @@ class Job:
     ----------
     path : str or Path
         Its folder. A new kernel finds a job again by `jobs`, or by ``simlib.Job(path)``.
+
+    Raises
+    ------
+    InvalidCallError
+        There is no job, or it cannot be read.
+
+    Notes
+    -----
+    Results are pickles: to fetch those of somebody else's job runs what that account has put there.
     """
 
     def __init__(self, path):
