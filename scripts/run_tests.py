@@ -28,7 +28,7 @@ NBVAL = [*TWO_AT_A_TIME, "--dist=loadscope", "--nbval", "--nbval-cell-timeout=12
 
 def stages(everything, seed):
     """``(name, arguments of python)`` of each part, in order."""
-    tests = [*TWO_AT_A_TIME, "--dist=loadgroup", f"--hypothesis-seed={seed}", "tests"]
+    tests = [*TWO_AT_A_TIME, f"--hypothesis-seed={seed}", "tests"]
     notebooks = [*NBVAL, "notebooks", "solutions"]
     found = [("tests", tests), ("notebooks", notebooks)]
     if everything:

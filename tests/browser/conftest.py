@@ -12,14 +12,6 @@ from notebook_page import NotebookPage
 from playwright.sync_api import sync_playwright
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
-def pytest_collection_modifyitems(items):
-    """Where the tests are split over processes, one of them takes all of this folder."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("browser"))
-
-
 @pytest.fixture(scope="session")
 def chromium(needs_system):
     """A browser without a window."""
