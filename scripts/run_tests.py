@@ -30,6 +30,7 @@ def stages(everything, seed):
     found.append(("notebooks", NBVAL))
     if everything:
         found.append(("notebooks again", NBVAL))
+        found.append(("every MPI", ["scripts/every_mpi.py"]))
     sample = [] if everything else ["--run", BUILT_AGAIN]
     found.append(("build check", ["authoring/build.py", "--check", *sample]))
     return found

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import simlib.mpi
+from simlib import ucx
 
 DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -50,6 +51,10 @@ def every_op_reduces(rank, world_size):
     x = brought(rank, torch.float32)
     dist.all_reduce(x, op=dist.ReduceOp.AVG)
     assert torch.allclose(x, everyones.double().mean(0).float())
+
+
+def ucx_was_told_before_mpi_began(rank, world_size):
+    assert not ucx.settings(), "simlib.mpi sets what is to be set when it is imported"
 
 
 def only_the_root_of_a_reduce_changes(rank, world_size):
@@ -203,6 +208,7 @@ def another_rank_than_mpis_is_told(rank, world_size):
 
 
 PROGRAMS = [
+    ucx_was_told_before_mpi_began,
     every_dtype_is_moved_and_summed,
     every_op_reduces,
     only_the_root_of_a_reduce_changes,

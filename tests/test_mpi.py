@@ -18,7 +18,7 @@ SAMPLED_FEATURES, SAMPLED_METHODS = 3, 5
 def mpiexec(ranks, *argv, **environment):
     """Run a Python program as an MPI job; returns the finished process."""
     path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    command = [over_mpi.MPIEXEC, "-n", str(ranks), sys.executable, *argv]
+    command = over_mpi.command(ranks, [sys.executable, *argv])
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, cwd=TESTS,
         env={**os.environ, "PYTHONPATH": path, **environment},

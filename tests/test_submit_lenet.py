@@ -1,4 +1,4 @@
-"""A function as a cell makes it trains LeNet on four hosts, to the weights that `run` gives here."""
+"""A function with closures trains LeNet on four hosts, to the weights that `run` gives here."""
 
 import os
 import sys

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from torch.futures import Future
 
 LOOKS_AT_ONCE = 50
-"""Looks before the first that leaves the processor to others: some 30 us, a short message's time."""
+"""Looks before the first that leaves the processor to others: some 30 us, a short message's."""
 
 
 class MpiWork(dist.Work):

@@ -40,15 +40,22 @@ def run_all(names, world_size):
     return outcomes
 
 
+def command(ranks, program):
+    """The words that start ranks by the mpiexec beside this Python, of whichever MPI it is."""
+    import simlib
+
+    return simlib.Mpiexec(launcher=[MPIEXEC]).command(ranks, program)
+
+
 def run_job(names, world_size):
     """``(outcomes, what the job said last)`` of one job: outcomes as far as it came."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [MPIEXEC, "-n", str(world_size), sys.executable, "-m", __name__, folder, *names]
+        program = [sys.executable, "-m", __name__, folder, *names]
         tests = Path(__file__).parents[1]
         path = os.pathsep.join([str(tests.parent), str(tests)])
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
-            command, cwd=tests, env=environment, text=True, errors="replace",
+            command(world_size, program), cwd=tests, env=environment, text=True, errors="replace",
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
