@@ -1,6 +1,6 @@
 # `make` alone lists the commands. Every path is relative: the folder's name may contain spaces.
 .DEFAULT_GOAL := help
-.PHONY: help lab install test test-all build build-check bench lint constraints clean
+.PHONY: help lab install test test-all test-mpi build build-check bench lint constraints clean
 
 PY := .venv/bin/python
 export PYTHON PORT SEED
@@ -23,6 +23,9 @@ test: install    ## the tests, every notebook, the build check: some 20 minutes
 test-all: install ## everything, with repeats: long
 	@$(PY) scripts/run_tests.py --all
 
+test-mpi: install ## the tests of MPI under MPICH, Intel MPI, Open MPI: 300 MB more in .venv-mpi
+	@$(PY) scripts/every_mpi.py $(NAMES)
+
 build: install   ## build the notebooks from authoring/
 	@$(PY) authoring/build.py $(NAMES)
 
@@ -41,5 +44,5 @@ constraints:     ## resolve every version anew and write constraints.txt
 	@sh scripts/install.sh --write-constraints
 
 clean:           ## remove .venv, JupyterLab's settings and caches; notebooks stay
-	@rm -rf .venv .jupyter .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -rf .venv .venv-mpi .jupyter .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,6 +19,7 @@ def main():
     from .diagnosing import diagnosing
     from .labs import redrawing
     from .loopback import loopback
+    from .mpi import mpi
     from .network import network
     from .paying import paying
     from .practice import practice
@@ -42,6 +43,7 @@ def main():
         "simulating": lambda: simulating(options.rounds),
         "loopback": loopback,
         "network": lambda: network(options.rounds),
+        "mpi": lambda: mpi(options.rounds),
         "paying": lambda: paying(options.rounds),
         "practice": lambda: practice(options.rounds),
         "scale": lambda: cost_model(options.rounds),

@@ -33,6 +33,7 @@ def stages(everything, seed):
     found = [("tests", tests), ("notebooks", notebooks)]
     if everything:
         found.append(("notebooks again", notebooks))
+        found.append(("every MPI", ["scripts/every_mpi.py"]))
     sample = [] if everything else ["--run", BUILT_AGAIN]
     found.append(("build check", ["authoring/build.py", "--check", *sample]))
     return found

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import simlib.mpi
+from simlib import ucx
 
 DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -50,6 +51,10 @@ def every_op_reduces(rank, world_size):
     x = brought(rank, torch.float32)
     dist.all_reduce(x, op=dist.ReduceOp.AVG)
     assert torch.allclose(x, everyones.double().mean(0).float())
+
+
+def ucx_was_told_before_mpi_began(rank, world_size):
+    assert not ucx.settings(), "simlib.mpi sets what is to be set when it is imported"
 
 
 def only_the_root_of_a_reduce_changes(rank, world_size):
@@ -181,13 +186,54 @@ def what_cannot_be_reduced_is_told(rank, world_size):
             raise AssertionError(f"{dtype} {op} went through")
 
 
-def a_sparse_tensor_is_refused(rank, world_size):
-    try:
-        dist.all_reduce(torch.eye(2).to_sparse())
-    except ValueError as error:
-        assert "call to_dense() first" in str(error)
-    else:
-        raise AssertionError("a sparse tensor went through")
+def sparse_tensors_are_added_up(rank, world_size):
+    """Each rank has other places, of other numbers; the last one has none at all."""
+    dense = torch.zeros(world_size, 3)
+    dense[: world_size - 1 - rank, 1] = rank + 1.0
+    sparse = dense.to_sparse()
+    dist.all_reduce(sparse)
+    dist.all_reduce(dense)
+    assert torch.equal(sparse.to_dense(), dense) and dense[0, 1] > 0
+    for call, sentence in (
+        (lambda: dist.all_reduce(sparse, op=dist.ReduceOp.MAX), "added up only"),
+        (lambda: dist.reduce(sparse, 0), "call to_dense() first"),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            assert sentence in str(error), error
+        else:
+            raise AssertionError("a sparse tensor went through")
+
+
+def no_copy_is_made_where_memory_lies_in_one_piece(rank, world_size):
+    """What MPI gets is the tensor's own memory; a copy would be at another address."""
+    import simlib.mpi.group as group
+
+    for dtype in set(DTYPES) - set(group.HALVES):
+        x, after = brought(rank, dtype), []
+        opts = dist.AllreduceOptions()
+        op = dist.ReduceOp.SUM if dtype != torch.bool else dist.ReduceOp.PRODUCT
+        opts.reduceOp = op
+        (numbers, _), _ = dist.group.WORLD._reduced(x, opts, after)
+        assert numbers.ctypes.data == x.data_ptr() and not after, dtype
+        assert group._room(x, after).ctypes.data == x.data_ptr() and not after, dtype
+    half = brought(rank, torch.bfloat16)
+    assert group._room(half, []).ctypes.data == half.data_ptr()  # it moves as it is
+
+
+def one_memory_may_hold_input_and_output(rank, world_size):
+    """As FSDP2 does: a rank's own part lies in the middle of what it gathers, and scatters."""
+    whole = torch.full((world_size * 4,), -1.0)
+    own = whole[4 * rank : 4 * rank + 4]
+    own.fill_(rank + 1)
+    dist.all_gather_into_tensor(whole, own)
+    assert whole.tolist() == [r + 1.0 for r in range(world_size) for _ in range(4)]
+    whole = torch.arange(world_size * 4.0) + rank
+    own = whole[4 * rank : 4 * rank + 4]
+    total = sum(torch.arange(4.0) + 4 * rank + r for r in range(world_size))
+    dist.reduce_scatter_tensor(own, whole)
+    assert torch.equal(own, total)
 
 
 def another_rank_than_mpis_is_told(rank, world_size):
@@ -203,6 +249,7 @@ def another_rank_than_mpis_is_told(rank, world_size):
 
 
 PROGRAMS = [
+    ucx_was_told_before_mpi_began,
     every_dtype_is_moved_and_summed,
     every_op_reduces,
     only_the_root_of_a_reduce_changes,
@@ -215,7 +262,9 @@ PROGRAMS = [
     subgroups_have_ranks_of_their_own,
     a_wait_with_a_limit_ends,
     what_cannot_be_reduced_is_told,
-    a_sparse_tensor_is_refused,
+    sparse_tensors_are_added_up,
+    no_copy_is_made_where_memory_lies_in_one_piece,
+    one_memory_may_hold_input_and_output,
     another_rank_than_mpis_is_told,
 ]
 

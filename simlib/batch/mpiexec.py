@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import ucx
 from ..errors import InvalidCallError, JobError
 from . import launch
 
@@ -92,8 +93,8 @@ class Mpiexec:
         return [*words, "-n", str(world_size), *place, *program]
 
     def environ(self):
-        """Variables for mpiexec itself: a second limit, should ours not reach it."""
-        return {"MPIEXEC_TIMEOUT": str(int(self.time_limit) + 30)}
+        """Variables for mpiexec and the ranks: a second limit, should ours not reach it; `ucx`."""
+        return {"MPIEXEC_TIMEOUT": str(int(self.time_limit) + 30), **ucx.settings()}
 
     def start(self, folder):
         """Start the launcher, apart from this kernel: it goes on when the kernel ends."""

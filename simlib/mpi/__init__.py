@@ -10,11 +10,17 @@ Published scripts that say ``backend="mpi"`` run unchanged::
     mpiexec -n 2 python -m simlib.mpi ptdist.py
 """
 
-from ..addresses import interface_towards
-from ..rendezvous import meet
-from .backend import install
-from .group import MpiGroup
-from .work import MpiWork
+import os
+
+from .. import ucx
+
+os.environ.update(ucx.settings())  # before mpi4py is imported: that is MPI_Init
+
+from ..addresses import interface_towards  # noqa: E402
+from ..rendezvous import meet  # noqa: E402
+from .backend import install  # noqa: E402
+from .group import MpiGroup  # noqa: E402
+from .work import MpiWork  # noqa: E402
 
 __all__ = ["MpiGroup", "MpiWork", "interface_towards", "meet"]
 

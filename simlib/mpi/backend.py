@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 
 import torch.distributed as dist
 from mpi4py import MPI
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import default_pg_timeout
 
-from ..errors import InvalidCallError
+from ..errors import InvalidCallError, JobError
 from ..rendezvous import meet
 from .group import MpiGroup
 
 BACKEND = "mpi4py"
 KNOWN_TO_MPI = ("backend", "init_method", "store", "rank", "world_size")
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+"""Where MPICH's and Intel's mpiexec, and Open MPI's, say how many processes they have started."""
 _torch_init = c10d.init_process_group
 _torch_new_group = c10d._new_process_group_helper
 
@@ -40,11 +44,14 @@ def init_process_group(backend=None, *args, **kwargs):
     ------
     InvalidCallError
         If it is told another rank or world size than MPI's.
+    JobError
+        If the launcher belongs to another MPI than mpi4py's library.
     """
     if not _is_ours(backend):
         return _torch_init(backend, *args, **kwargs)
     told = inspect.signature(_torch_init).bind(backend, *args, **kwargs).arguments
     comm = MPI.COMM_WORLD
+    check_launcher(comm)
     for name, truth in {"world_size": comm.size, "rank": comm.rank}.items():
         if told.get(name, -1) not in (-1, None, truth):
             raise InvalidCallError(
@@ -54,6 +61,23 @@ def init_process_group(backend=None, *args, **kwargs):
     others = {name: value for name, value in told.items() if name not in KNOWN_TO_MPI}
     store, _ = meet(comm)
     return _torch_init(BACKEND, store=store, rank=comm.rank, world_size=comm.size, **others)
+
+
+def check_launcher(comm):
+    """Refuse to be one of many that are each alone: an mpiexec and a library of different MPIs.
+
+    MPI itself says nothing of it: every process is rank 0 of 1.
+    """
+    started = [int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()]
+    if comm.size > 1 or not started or max(started) == 1:
+        return
+    library = " ".join(MPI.Get_library_version().split())[:40]
+    raise JobError(
+        f"mpiexec started {max(started)} processes, but MPI says that this one is alone: that "
+        f"mpiexec belongs to another MPI than the one mpi4py has loaded ({library}). Call the "
+        f"mpiexec of that MPI; {os.path.join(os.path.dirname(sys.executable), 'mpiexec')} is the "
+        "one beside this Python"
+    )
 
 
 def _is_ours(backend):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch._C._distributed_c10d import FakeProcessGroup
 
+from .sparse import add_up
 from .work import MpiWork
 
 CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
@@ -171,12 +172,21 @@ class MpiGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors, opts=None):
         opts = opts or dist.AllreduceOptions()
+        if any(tensor.layout == torch.sparse_coo for tensor in tensors):
+            return self._allreduce_sparse(tensors, opts)
         after, calls = [], []
         for tensor in tensors:
             calls.append(("Allreduce", MPI.IN_PLACE, *self._reduced(tensor, opts, after)))
         return self._perform(calls, tensors, after)
 
     allreduce_coalesced = allreduce
+
+    def _allreduce_sparse(self, tensors, opts):
+        if opts.reduceOp != dist.ReduceOp.SUM:
+            raise ValueError(f"sparse tensors are added up only: no {opts.reduceOp} of them")
+        for tensor in tensors:
+            add_up(self, tensor)
+        return MpiWork([], tensors)
 
     def reduce(self, tensors, opts=None):
         opts = opts or dist.ReduceOptions()
@@ -219,7 +229,7 @@ class MpiGroup(dist.ProcessGroup):
                 f"MPI has no {reduce_op}: use SUM, AVG, PRODUCT, MIN, MAX or a bitwise"
             )
         if tensor.layout != torch.strided:
-            raise ValueError("MPI cannot reduce a sparse tensor: call to_dense() first")
+            raise ValueError("MPI cannot reduce a sparse tensor so: call to_dense() first")
         if tensor.dtype not in MPI_TYPES and tensor.dtype not in HALVES:
             raise ValueError(
                 f"MPI cannot reduce {tensor.dtype}: convert the tensor before the call"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from datetime import timedelta
 
@@ -9,8 +11,8 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch.futures import Future
 
-LOOK_S = 1e-4
-"""Seconds between two looks where the wait has a limit: MPI's own wait has none."""
+LOOKS_AT_ONCE = 50
+"""Looks before the first that leaves the processor to others: some 30 us, a short message's."""
 
 
 class MpiWork(dist.Work):
@@ -58,22 +60,19 @@ class MpiWork(dist.Work):
         if self._done:
             return True
         timeout = timeout or self._timeout
-        if timeout:
-            self._wait_until(time.monotonic() + timeout.total_seconds(), timeout)
-        elif len(self._requests) == 1:
-            self._requests[0].Wait(self._status)
-        else:
-            MPI.Request.Waitall(self._requests)
-        self._finish()
-        return True
-
-    def _wait_until(self, end, timeout):
-        while not self._test():
+        end = time.monotonic() + timeout.total_seconds() if timeout else math.inf
+        for look in itertools.count():
+            if self._test():
+                break
+            if look < LOOKS_AT_ONCE:
+                continue
             if time.monotonic() > end:
                 raise dist.DistBackendError(
                     f"MPI: the timeout of {timeout.total_seconds():g} s is over"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(0)  # MPI's own wait keeps the processor, which other ranks may need
+        self._finish()
+        return True
 
     def is_success(self):
         return self.is_completed()
