@@ -14,13 +14,15 @@ from ..diagnosis import ranks_in_words
 from ..errors import InvalidCallError, JobError
 from ..processes.engine import told
 from ..processes.live import open_display
-from .failures import cause_in
+from .failures import cause_in, ended_by_queue
 from .folder import JobFolder
 from .slurm import Queue
 from .watch import JobWatch
 
 LOOK_S = 0.1
 CANCEL_S = 15.0
+PATIENT_S = 5.0
+"""How long `result` waits without saying what for."""
 
 
 class Job:
@@ -107,7 +109,8 @@ class Job:
     def _in_words(self, status):
         if status == "queued":
             waited_s = time.time() - self._about["submitted"]
-            return f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
+            words = f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
+            return ": ".join(filter(None, (words, self._queue.reason())))
         joined = sum(self._folder.has("json", rank) for rank in range(self.world_size))
         if status == "active" and joined < self.world_size:
             return f"{self.name} starts: {joined} of {self.world_size} ranks are there"
@@ -128,23 +131,36 @@ class Job:
         JobError
             It could not be carried out, was cancelled, or its time limit was over.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (status := self.status) in ("queued", "active"):
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name} is {status} after {timeout:g} s, and goes on")
-            time.sleep(LOOK_S)
-        self._know_cells()
-        watch = JobWatch(self._folder)
-        watch.take_in()
-        run = watch.result()
-        failure = self._failure(watch, status)
-        if failure is None and watch.check:
-            run.findings = watch.checker.findings()
         display = open_display()
         try:
+            status = self._await_end(timeout, display)
+            self._know_cells()
+            watch = JobWatch(self._folder)
+            watch.take_in()
+            run = watch.result()
+            failure = self._failure(watch, status)
+            if failure is None and watch.check:
+                run.findings = watch.checker.findings()
             return told(display, run, failure)
         finally:
             display.close(())
+
+    def _await_end(self, timeout, display):
+        """Wait for the job's end, and meanwhile say why it waits in the queue, if it does."""
+        began = time.monotonic()
+        said = ""
+        while (status := self.status) in ("queued", "active"):
+            waited_s = time.monotonic() - began
+            if timeout is not None and waited_s > timeout:
+                why = self._queue.reason() if status == "queued" else ""
+                words = f"{self.name} is {status} after {timeout:g} s, and goes on"
+                raise TimeoutError(": ".join(filter(None, (words, why))))
+            words = self._in_words(status) if status == "queued" and waited_s > PATIENT_S else ""
+            if words != said:
+                display.status(words)
+                said = words
+            time.sleep(LOOK_S)
+        return status
 
     def _know_cells(self):
         """Lines of the notebook's cells, for a kernel that has not run them."""
@@ -157,6 +173,8 @@ class Job:
         verdict = self._folder.read("verdict.pkl")
         if verdict is not None:
             return pickle.loads(verdict)
+        if ended_by_queue(self._launcher_said()):
+            return self._launcher_failed(watch, {})
         if status == "cancelled":
             return JobError(f"{self.name} was cancelled")
         state = self._folder.read_json("state.json")
@@ -167,7 +185,7 @@ class Job:
             return failure
         refused = self._folder.read("refused")
         if refused is not None:
-            return JobError(refused.decode())
+            return JobError(f"{self.name} could not be carried out: {refused.decode()}")
         return self._launcher_failed(watch, state)
 
     def _out_of_limit(self):
@@ -177,10 +195,11 @@ class Job:
             "give it more by time_limit=..."
         )
 
+    def _launcher_said(self):
+        return "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
+
     def _launcher_failed(self, watch, state):
-        said = "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
-        said += self._queue.words()
-        sentence, line = cause_in(said)
+        sentence, line = cause_in(self._launcher_said() + self._queue.words())
         missing = ranks_in_words(watch.running()) if watch.running() else "the ranks"
         if sentence is None:
             code = f" (exit code {state['code']})" if state.get("code") is not None else ""

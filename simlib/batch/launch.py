@@ -15,6 +15,8 @@ import time
 LOOK_S = 0.1
 HOPELESS = re.compile(
     rb"execvp error|prox\w*: No such file|start\.py': \[Errno 2\]|command not found"
+    rb"|error while loading shared libraries|^Fatal Python error|[Ee]xec format error",
+    re.MULTILINE,
 )
 """A rank cannot even be started there. The others would wait for it; some launchers let them."""
 OBEY_S = 5.0

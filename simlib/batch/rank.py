@@ -57,7 +57,7 @@ def main(path):
 
 def _be_rank(folder, job, tell):
     """Join the others, run the function, leave with them; returns the exit code."""
-    place = world.find_place(job["uses_mpi"])
+    place = world.find_place(job["uses_mpi"], job["versions"]["mpi4py"])
     world.check_size(place, job["world_size"])
     rank, size = place.rank, place.size
     memory = logs.create(folder.file("log", rank))
