@@ -145,6 +145,9 @@ def break_all(cluster, drafts, folder):
     dies = "import os; os._exit(3)\n"
     replace(cluster, HOST["dies in MPI"], mpi4py.__file__, drafts / "dies", lambda text: dies)
     hide(cluster, HOST["no folder"], folder)
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    hide(cluster, HOST["no folder"], elsewhere)
 
 
 def forget_key(cluster, host):
@@ -233,6 +236,16 @@ def test_a_host_on_which_a_job_cannot_start(hosts, what):
     began_s = time.monotonic()
     job = hosts.submit(hello, hosts.mpiexec("node1", host))
     hosts.failed(what, job, began_s, simlib.JobError, f"{job.name} could not be .*{words}")
+
+
+def test_a_working_folder_that_a_host_does_not_see(hosts, monkeypatch):
+    folder = hosts.folder.parent / "elsewhere"
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(hosts, "folder", hosts.folder.parent / "other jobs")
+    began_s = time.monotonic()
+    job = hosts.submit(hello, hosts.mpiexec("node1", HOST["no folder"]))
+    words = f"{HOST['no folder']} does not see the folder {folder}, from which .*: submit it from"
+    hosts.failed("working folder not shared", job, began_s, simlib.JobError, words)
 
 
 def test_mpiexec_of_another_mpi_on_two_hosts(hosts, tmp_path):

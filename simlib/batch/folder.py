@@ -4,7 +4,7 @@
 ``job.json``            what was asked for; never changes
 ``state.json``          queued, active, ended (`launch` says how), each written in one piece
 ``request.pkl``         the function, its arguments, the cells of the notebook
-``start.py``            what a rank runs: it finds simlib, and leads to `rank`
+``start.py``            what the launcher runs for each rank: it leads to `rank`, see `start`
 ``launcher.out, .err``  what mpiexec or srun said
 ``rank-0.json``         where rank 0 is: host, process, clock
 ``rank-0.log``          its op log

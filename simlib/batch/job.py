@@ -66,7 +66,7 @@ class Job:
             in_queue = self._queue.state()
             return in_queue if in_queue in ("failed", "cancelled") else state["state"]
         if state["why"] == "cancel":
-            return "cancelled"
+            return "failed" if ended_by_queue(self._launcher_said()) else "cancelled"
         return "done" if state["why"] == "code" and state["code"] == 0 else "failed"
 
     @property

@@ -36,7 +36,7 @@ def main(folder):
         try:
             launcher = subprocess.Popen(
                 plan["command"], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                cwd=plan["cwd"], env=environ, start_new_session=True,
+                cwd="/", env=environ, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             err.write(f"{error}\n".encode())

@@ -141,7 +141,6 @@ def _connect_output(folder, rank):
 def _call(folder, rank, size, recorder):
     """Run the learner's function; returns the answer as bytes."""
     request = pickle.loads(folder.read("request.pkl"))
-    os.chdir(request["cwd"])
     sys.path[:] = request["path"]
     sys.argv[:] = request["argv"]
     linecache.cache.update(request["cells"])

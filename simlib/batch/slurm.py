@@ -167,7 +167,25 @@ def _executor(folder, scheduler, login):
     executor = psij.JobExecutor.get_instance(scheduler, config=config)
     run_command = executor._run_command
     executor._run_command = lambda command: run_command([*login, *command])
+    if scheduler == "slurm":
+        executor.parse_status_output = lambda code, out: _states_in(executor, code, out)
     return executor
+
+
+def _states_in(executor, exit_code, out):
+    """What squeue says of all this account's jobs. PSI/J 0.9 takes no reason of several words, as
+    `ReqNodeNotAvail, UnavailableNodes:node2`, of whichever job, and then knows nothing of any.
+    """
+    psij = _psij()
+    if exit_code:
+        raise RuntimeError(f"squeue has ended with {exit_code}: {out}")
+    found = {}
+    for line in out.splitlines()[1:]:
+        number, state, *reason = line.split(maxsplit=2)
+        if state in executor._STATE_MAP:
+            words = " ".join(reason).replace("None", "") or None
+            found[number] = psij.JobStatus(executor._STATE_MAP[state], message=words)
+    return found
 
 
 def _in_words(reason):

@@ -35,6 +35,17 @@ def check_python(wanted):
         )
 
 
+def enter(folder):
+    """The launcher has started this in "/": some say nothing where they cannot enter a folder."""
+    try:
+        os.chdir(folder)
+    except OSError:
+        refuse(
+            "does not see the folder %s, from which the job was submitted: submit it from a folder "
+            "on a filesystem that all hosts share" % folder
+        )
+
+
 def be_rank(root, tell):
     """In the child: load everything, then be the keeper of a rank. Does not return."""
     sys.path[:0] = [root]
@@ -88,6 +99,7 @@ if __name__ == "__main__":
     with open(os.path.join(FOLDER, "job.json")) as job:
         about = json.load(job)
     check_python(about["versions"]["Python"])
+    enter(about["cwd"])
     told, tell = os.pipe()
     child = os.fork()
     if child:

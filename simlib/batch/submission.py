@@ -80,7 +80,7 @@ def submit(
     cells = cell_numbers()
     sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
     request = {"payload": payload, "cells": sources}
-    request |= {key: where[key] for key in ("cwd", "path", "argv")}
+    request |= {key: where[key] for key in ("path", "argv")}
     job.write(cloudpickle.dumps(request), "request.pkl")
     job.write_json(
         {
@@ -92,6 +92,7 @@ def submit(
             "check": check,
             "cells": cells,
             "versions": versions(),
+            "cwd": where["cwd"],
             "root": str(Path(__file__).resolve().parents[2]),
             "submitted": time.time(),
         },
@@ -100,7 +101,6 @@ def submit(
     job.write(Path(start.__file__).read_bytes(), "start.py")
     plan = {
         "command": [*command, str(job.file("start.py"))],
-        "cwd": where["cwd"],
         "environ": to.environ(),
         "time_limit": to.time_limit,
     }
