@@ -196,15 +196,19 @@ def _rank_died(watch, ranks):
     for rank in ranks:
         code = watch.deaths[rank]
         site = _last_known_site(watch, rank)
-        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
         sites[rank] = site
         where = f" ({site.place}, {site.op})" if site.lineno else ""
-        parts.append(f"the process of rank {rank} {how}{where}")
+        parts.append(f"the process of rank {rank} {how_it_ended(code)}{where}")
     message = "; ".join(parts) + ". The other ranks were ended too."
     first = sites[min(sites)]
     if first.line_text:
         message += f"\n    {first.line_text}"
     return errors.RankDiedError(message, sites, exitcodes=dict(watch.deaths))
+
+
+def how_it_ended(code):
+    """The exit code of a process in words, negative for a signal."""
+    return f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
 
 
 def _signal_name(number):

@@ -1,6 +1,7 @@
 """The lists of dependencies agree, and an install that goes wrong says so in one sentence."""
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -394,6 +395,57 @@ def test_a_missing_system_package_is_a_skip_and_on_ci_a_failure(pytester, monkey
     name, count = outcome.split("=")
     result.assert_outcomes(**{name: int(count)})
     result.stdout.fnmatch_lines("*install the system package no-such-package*")
+
+
+@pytest.mark.parametrize("ci, outcome", [("", "skipped=1"), ("true", "failed=1")])
+def test_a_machine_that_forbids_namespaces(pytester, monkeypatch, ci, outcome):
+    """A skip for who has no more than a container; on CI nobody would notice that."""
+    monkeypatch.setenv("CI", ci)
+    pytester.makeconftest((ROOT / "tests/conftest.py").read_text())
+    for folder, text in (
+        ("", ""),
+        ("practice", ""),
+        ("practice", "def why_not_cluster(slurm):\n    return 'it is not permitted here'\n"),
+    ):
+        path = pytester.path / "simlib" / folder / ("cluster.py" if text else "__init__.py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    pytester.makepyfile(
+        """
+        def test_it(needs_practice_cluster, monkeypatch):
+            monkeypatch.setattr("sys.platform", "linux")
+            monkeypatch.setattr("os.geteuid", lambda: 1000)
+            needs_practice_cluster()
+        """
+    )
+    result = pytester.runpytest_subprocess("-rsf", "-p", "no:cacheprovider")
+    name, count = outcome.split("=")
+    result.assert_outcomes(**{name: int(count)})
+    result.stdout.fnmatch_lines("*it is not permitted here*")
+
+
+@pytest.mark.parametrize("has_policy", [False, True])
+def test_how_a_system_package_is_installed(tmp_path, monkeypatch, has_policy):
+    """Lists are fetched where there are none; nothing is asked; no daemon is started."""
+    spec = importlib.util.spec_from_file_location("its_conftest", ROOT / "tests/conftest.py")
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    policy, calls = tmp_path / "policy-rc.d", []
+    if has_policy:
+        policy.write_text("of this machine")
+
+    def run(words, env, **options):
+        assert env["DEBIAN_FRONTEND"] == "noninteractive"
+        assert os.access(policy, os.X_OK) or has_policy
+        calls.append([word for word in words if word in ("update", "install", "munge")])
+        return subprocess.CompletedProcess(words, 100 if len(calls) == 2 else 0)
+
+    monkeypatch.setattr(conftest, "LISTS", tmp_path)
+    monkeypatch.setattr(conftest, "POLICY", policy)
+    monkeypatch.setattr(conftest.subprocess, "run", run)
+    conftest.install("munge")
+    assert calls == [["update"], ["install", "munge"], ["update"], ["install", "munge"]]
+    assert policy.exists() == has_policy
 
 
 def test_a_seed_draws_the_same_sample_twice_and_all_means_all(pytester, monkeypatch):

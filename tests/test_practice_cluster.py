@@ -19,7 +19,7 @@ from simlib.practice import PracticeCluster, cluster_command, launcher, system
 from simlib.practice import cluster as cluster_module
 from simlib.practice.slurm import CPUS
 
-pytestmark = pytest.mark.long  # hosts of their own, with ssh and Slurm
+pytestmark = pytest.mark.xdist_group("hosts")
 
 HELLO = """
 import socket
@@ -84,7 +84,9 @@ def not_ours():
     files += [Path("/etc/hosts"), Path("/etc/shadow"), Path("/etc/munge/munge.key")]
     sums = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.exists()}
     places = [root.exists() for root in (*roots, Path("/etc/netns"), Path("/run/sshd"))]
-    return sums, places, Path("/proc/self/mounts").read_text()
+    mounts = Path("/proc/self/mounts").read_text().splitlines()
+    # Other clusters on this machine, of other sessions, have their names there.
+    return sums, places, [line for line in mounts if f" {system.PLACE}" not in line]
 
 
 def left_of(pid):
@@ -134,6 +136,12 @@ def test_a_host_has_name_processes_and_shared_memory_of_its_own(cluster):
     assert printed(cluster, "node2", ["ls", "/dev/shm"]) == ""
     assert printed(cluster, "node2", ["cat", "/proc/1/comm"]) == "sshd\n"
     assert not Path("/dev/shm/mine").exists()
+
+
+def test_a_login_runs_nothing_of_the_user(cluster):
+    home = pwd.getpwuid(0).pw_dir
+    program = f"cd {home}; cat .bashrc .profile .bash_profile 2> /dev/null; ls -A .ssh || true"
+    assert printed(cluster, "login", ["ssh", "node1", program]) == ""
 
 
 def test_all_hosts_see_the_same_files(cluster, tmp_path):
@@ -227,6 +235,7 @@ def test_a_batch_job_can_be_submitted_and_cancelled(cluster, tmp_path):
     assert lines.count("node1") == lines.count("node2") == CPUS
 
 
+@pytest.mark.long  # a minute; test_submit_failures has Slurm's limit, brought nearer
 def test_a_job_ends_at_its_time_limit(cluster):
     words = ["srun", "--time=1", "-N", 1, "sleep", 1000]
     done = cluster.run("login", words, capture_output=True, text=True, timeout=240)
@@ -240,7 +249,9 @@ rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
 dist.init_process_group("gloo", "tcp://node1:29500", rank=rank, world_size=size)
 x = torch.tensor([1.0 + rank])
 dist.all_reduce(x)
-print(x.item())
+print(x.item(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
 """
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
     seen = printed(cluster, "login", [*MPIEXEC, sys.executable, "-c", program], env=env)

@@ -121,6 +121,9 @@ def test_an_exception_of_a_rank(tmp_path):
     assert not processes_of(job)
 
 
+# What is marked long is what test_submit_failures and test_submit_hosts show on several hosts.
+
+
 @pytest.mark.long
 def test_ranks_that_wait_for_each_other(tmp_path):
     def main(rank, world_size):
@@ -154,7 +157,6 @@ def test_a_rank_that_is_killed(tmp_path):
     assert error.exitcodes == {1: -signal.SIGKILL}
 
 
-@pytest.mark.long
 def test_no_progress(tmp_path):
     def main(rank, world_size):
         while rank == 0:

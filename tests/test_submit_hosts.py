@@ -1,42 +1,142 @@
 """Jobs on several hosts, by mpiexec over ssh and by Slurm, on the practice cluster."""
 
 import os
+import signal
 import sys
-import time
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from test_kernel import Kernel
 from test_submit import WAIT_S, failure, processes_of, sleeping, wait_until
 from torch.nn.parallel import DistributedDataParallel
 
 import simlib
 from simlib.practice import PracticeCluster
 
-pytestmark = pytest.mark.long  # hosts of their own, with ssh and Slurm
+pytestmark = pytest.mark.xdist_group("hosts")
 
-HOSTS = ["node1", "node2"]
+HOSTS = ["node1", "node2", "node3", "node4"]
 
 
 @pytest.fixture(scope="module")
 def login(needs_practice_cluster):
     """The words that run a program on the login host of a practice cluster with Slurm."""
     needs_practice_cluster(slurm=True)
-    with PracticeCluster(2, slurm=True) as cluster:
+    with PracticeCluster(len(HOSTS), slurm=True) as cluster:
         yield cluster.launcher("login")
 
 
 @pytest.fixture
 def submit(login, tmp_path):
-    """Submits a function to both nodes."""
+    """Submits a function to nodes, by mpiexec on the login host."""
     mpiexec = [*login, Path(sys.executable).with_name("mpiexec")]
 
-    def submit(function, hosts=HOSTS):
+    def submit(function, hosts=HOSTS[:2]):
         to = simlib.Mpiexec(hosts=hosts, launcher=mpiexec, time_limit=WAIT_S)
-        return simlib.submit(function, 2, to=to, folder=tmp_path)
+        return simlib.submit(function, len(hosts), to=to, folder=tmp_path)
 
     return submit
+
+
+def around(rank, world_size):
+    """A sum, and a message from each rank to the next."""
+    x = torch.tensor([rank + 1])
+    dist.all_reduce(x)
+    left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    sent = dist.isend(torch.full((4,), float(rank)), right)
+    got = torch.zeros(4)
+    dist.recv(got, left)
+    sent.wait()
+    print("rank", rank, "has heard", int(got[0]))
+    return x.item()
+
+
+def is_as_on_one_machine(run, hosts, world_size):
+    """Results, output and trace of `around` are those of `simlib.run`."""
+    local = simlib.run(around, world_size)
+    assert run.results == local.results == [world_size * (world_size + 1) // 2] * world_size
+    assert run.output == local.output
+    assert run.table() == local.table()
+    assert hosts == HOSTS[:world_size]
+    assert len(run.trace.messages) == world_size
+    for message in run.trace.messages:
+        assert message.send.site.line_text.startswith("sent = dist.isend")
+        assert message.recv.end_s > message.send.post_s - 2 * run.trace.clock_error_s
+
+
+def hosts_of(job):
+    return [clock["host"] for clock in job.clocks]
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_more_hosts(submit, world_size):
+    job = submit(around, HOSTS[:world_size])
+    is_as_on_one_machine(job.result(WAIT_S), hosts_of(job), world_size)
+
+
+def test_two_jobs_at_once_one_of_them_cancelled_by_a_kernel_that_found_it(submit, tmp_path):
+    first, second = submit(sleeping, HOSTS[2:]), submit(around)
+    is_as_on_one_machine(second.result(WAIT_S), hosts_of(second), 2)
+    assert first.status == "active"
+    wait_until(lambda: first.path.joinpath("rank-1.out").exists())
+    again = simlib.jobs(tmp_path)[0]
+    assert again.name == first.name
+    again.cancel()
+    assert first.status == again.status == "cancelled"
+    assert f"{first.name} was cancelled" in str(failure(first))
+    wait_until(lambda: not processes_of(first))
+
+
+def test_a_job_of_a_notebook_whose_kernel_is_killed(login, tmp_path):
+    """A new kernel finds it, with the lines of cells that it has never run."""
+    go = tmp_path / "go"
+    launcher = [*login, str(Path(sys.executable).with_name("mpiexec"))]
+    cells = [
+        "import os, time, simlib, torch, torch.distributed as dist\nfactor = 10",
+        f"""
+        def main(rank, world_size):
+            x = torch.tensor([rank + 1])
+            dist.all_reduce(x)
+            while not os.path.exists({str(go)!r}):
+                time.sleep(0.05)
+            print("from rank", rank)
+            return x.item() * factor
+        """,
+        f"""
+        to = simlib.Mpiexec(hosts={HOSTS[:2]}, launcher={launcher}, time_limit={WAIT_S})
+        job = simlib.submit(main, 2, to=to, folder={str(tmp_path / "jobs")!r})
+        print(job.name)
+        """,
+    ]
+    kernel = Kernel()
+    try:
+        *_, name = [kernel.cell(textwrap.dedent(cell), WAIT_S) for cell in cells]
+        (job,) = simlib.jobs(tmp_path / "jobs")
+        assert name == f"{job.name}\n"
+        wait_until(lambda: job.path.joinpath("rank-1.json").exists())
+        os.kill(kernel.pid, signal.SIGKILL)
+    finally:
+        kernel.close()
+    go.touch()
+    kernel = Kernel()
+    try:
+        fetch = f"""
+        import simlib
+        (job,) = simlib.jobs({str(tmp_path / "jobs")!r})
+        run = job.result({WAIT_S})
+        print(run.results, run.output, job.status)
+        print(run.trace.of_rank(0)[0].site.line_text)
+        """
+        printed = kernel.cell(textwrap.dedent(fetch), WAIT_S).splitlines()
+    finally:
+        kernel.close()
+    assert printed == [
+        "[30, 30] ['from rank 0\\n', 'from rank 1\\n'] done",
+        "dist.all_reduce(x)",
+    ]
 
 
 def test_training_on_two_hosts_gives_the_weights_of_run(submit):
@@ -79,37 +179,39 @@ def test_ddp_that_waits_for_ever(submit):
     wait_until(lambda: not processes_of(job))
 
 
-def test_a_host_that_is_none(submit):
-    error = failure(submit(sleeping, ["node1", "node3"]))
-    assert isinstance(error, simlib.JobError)
-    assert "the host node3 is unknown" in str(error)
-
-
-def test_slurm(login, tmp_path):
-    def main(rank, world_size):
-        x = torch.tensor([rank + 1])
-        dist.all_reduce(x)
-        return x.item(), os.uname().nodename
-
-    to = simlib.Slurm(nodes=2, time_limit=WAIT_S, login=login)
-    job = simlib.submit(main, 2, to=to, folder=tmp_path)
+@pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
+def test_slurm(login, tmp_path, launcher):
+    to = simlib.Slurm(nodes=2, time_limit=WAIT_S, launcher=launcher, login=login)
+    job = simlib.submit(around, 2, to=to, folder=tmp_path)
     again = simlib.Job(job.path)
-    assert again.result(WAIT_S).results == [(3, "node1"), (3, "node2")]
+    is_as_on_one_machine(again.result(WAIT_S), hosts_of(again), 2)
     assert job.status == again.status == "done"
 
 
-def test_slurm_cancelled_in_the_queue_and_running(login, tmp_path):
-    to = simlib.Slurm(nodes=2, time_limit=WAIT_S, extra=("--exclusive",), login=login)
-    first = simlib.submit(sleeping, 2, to=to, folder=tmp_path)
+def test_slurm_cancelled_in_the_queue_and_running(login, tmp_path, capfd):
+    """A job that waits says why, and begins when it is its turn."""
+    to = simlib.Slurm(nodes=4, time_limit=WAIT_S, extra=("--exclusive",), login=login)
+    first, second, third = (
+        simlib.submit(function, 4, to=to, folder=tmp_path) for function in (sleeping, place, place)
+    )
     wait_until(lambda: first.status == "active")
-    second = simlib.submit(sleeping, 2, to=to, folder=tmp_path)
-    assert second.status == "queued"
-    for job in (second, first):
+    assert second.status == third.status == "queued"
+    usual = "(the nodes that it needs are busy|other jobs are before it)"
+    with pytest.raises(TimeoutError, match=f"place-1 is queued after 0 s, and goes on: {usual}"):
+        second.result(0)
+    for job in (third, first):
         job.cancel()
         assert job.status == "cancelled"
         assert f"{job.name} was cancelled" in str(failure(job))
     wait_until(lambda: not processes_of(first))
-    assert [job.name for job in simlib.jobs(tmp_path)] == ["sleeping-1", "sleeping-2"]
+    second.follow()
+    assert "place-1 waits in the queue, for" in capfd.readouterr().err
+    assert second.result(WAIT_S).results == HOSTS
+    assert [job.name for job in simlib.jobs(tmp_path)] == ["sleeping-1", "place-1", "place-2"]
+
+
+def place(rank, world_size):
+    return os.uname().nodename
 
 
 def test_what_slurm_refuses(login, tmp_path):
@@ -121,11 +223,3 @@ def test_what_slurm_refuses(login, tmp_path):
         with pytest.raises(simlib.JobError, match=words):
             simlib.submit(sleeping, 2, to=to, folder=tmp_path)
     assert {job.status for job in simlib.jobs(tmp_path)} == {"failed"}
-
-
-def test_the_time_limit_of_a_job_of_slurm(login, tmp_path):
-    to = simlib.Slurm(nodes=2, time_limit=1, login=login)
-    began = time.monotonic()
-    job = simlib.submit(sleeping, 2, to=to, folder=tmp_path)
-    assert "the time limit of sleeping-1, 1 s, was over" in str(failure(job))
-    assert time.monotonic() - began < WAIT_S

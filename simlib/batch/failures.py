@@ -25,15 +25,20 @@ CAUSES = (
         "ssh-copy-id {host}",
     ),
     (
+        r"No \S+ host key is known for (?P<host>\S+) and|Host key for (?P<host2>\S+) has changed",
+        "ssh does not know {host} yet, or its key has changed: run `ssh {host}` once by hand, and "
+        "compare its key",
+    ),
+    (
         r"Host key verification failed",
         "ssh does not know a host yet, or its key has changed: ssh to each host once by hand, and "
         "compare its key",
     ),
     (
         r"(hydra_pmi_proxy|hydra_bstrap_proxy|orted|prted|pmi_proxy)\S*:? .*"
-        r"(No such file|not found)",
-        "a host has no MPI where this one has it: install the same MPI, at the same path, on every "
-        "host",
+        r"(No such file|not found|Permission denied|cannot execute)",
+        "a host has no MPI where this one has it: `simlib doctor --hosts ...` tells which; install "
+        "the same MPI there, at the same path",
     ),
     (
         r"execvp error on file (?P<host>\S+)|(?P<host2>\S+): (command )?not found"
@@ -47,13 +52,19 @@ CAUSES = (
         "share; name one by folder=...",
     ),
     (
+        r"(?P<host>\S+): error while loading shared libraries",
+        "a host cannot run {host}, a library of the system is missing there: install the same "
+        "environment on every host",
+    ),
+    (
         r"unsupported PMI version",
         "mpiexec belongs to another MPI than the one mpi4py has loaded: name the right mpiexec by "
         "launcher=..., or install mpi4py for its MPI",
     ),
     (
         r"not enough slots|More processors requested than permitted"
-        r"|Requested node configuration is not available|cannot be satisfied",
+        r"|Requested node configuration is not available|cannot be satisfied"
+        r"|Node count specification invalid|Requested time limit is invalid",
         "more was asked for than there is: take fewer ranks or nodes",
     ),
     (
@@ -64,8 +75,26 @@ CAUSES = (
         r"nvalid account",
         "there is no such account here: sacctmgr show associations lists yours",
     ),
-    (r"DUE TO TIME LIMIT|APPLICATION TIMED OUT", "the time limit of the job is over"),
+    (
+        r"DUE TO TIME LIMIT|APPLICATION TIMED OUT",
+        "the queue's time limit was over before its ranks were done: give it more by "
+        "time_limit=..., as far as the partition allows",
+    ),
+    (
+        r"DUE TO PREEMPTION",
+        "the queue gave its nodes to a more urgent job: submit it again",
+    ),
+    (
+        r"DUE TO NODE FAILURE|Node failure on (?P<host>\S+)",
+        "a node failed while it ran: submit it again",
+    ),
 )
+BY_QUEUE = re.compile("DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE)")
+
+
+def ended_by_queue(text):
+    """Whether the queue has ended the job for a reason of its own, and nobody has cancelled it."""
+    return bool(BY_QUEUE.search(text))
 
 
 def cause_in(text):

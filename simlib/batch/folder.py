@@ -4,7 +4,7 @@
 ``job.json``            what was asked for; never changes
 ``state.json``          queued, active, ended (`launch` says how), each written in one piece
 ``request.pkl``         the function, its arguments, the cells of the notebook
-``start.py``            what a rank runs: it finds simlib, and leads to `rank`
+``start.py``            what the launcher runs for each rank: it leads to `rank`, see `start`
 ``launch.json``         what `launch` runs, where, and for how long at most
 ``native.json``         its number in a queue, and whose queue; ``batch.*``: what the batch job said
 ``meeting.json``        where rank 0 listens, for ranks that have no MPI to tell them

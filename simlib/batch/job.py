@@ -13,7 +13,7 @@ from ..diagnosis import ranks_in_words
 from ..errors import InvalidCallError, JobError
 from ..processes.engine import told
 from ..processes.live import open_display
-from .failures import cause_in
+from .failures import cause_in, ended_by_queue
 from .folder import JobFolder
 from .state import JobState
 from .watch import JobWatch
@@ -22,6 +22,8 @@ LOOK_S = 0.1
 CANCEL_S = 15.0
 FULL_BYTES = 1 << 20
 """With less room than that, a filesystem is full: a rank's files no longer fit."""
+PATIENT_S = 5.0
+"""How long `result` waits without saying what for."""
 
 
 class Job:
@@ -82,8 +84,10 @@ class Job:
         why, code = state["why"], state["code"]
         if why == "code" and code == 0:
             return "done"
+        if why == "cancel":
+            return "failed" if ended_by_queue(self._launcher_said()) else "cancelled"
         is_ours = why in ("code", "lost") and self._folder.has("cancel")
-        return "cancelled" if why == "cancel" or is_ours else "failed"
+        return "cancelled" if is_ours else "failed"
 
     @property
     def clocks(self):
@@ -125,7 +129,8 @@ class Job:
     def _in_words(self, status):
         if status == "queued":
             waited_s = time.time() - self._about["submitted"]
-            return f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
+            words = f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
+            return ": ".join(filter(None, (words, self._queue.reason())))
         joined = sum(self._folder.has("json", rank) for rank in range(self.world_size))
         if status == "active" and joined < self.world_size:
             return f"{self.name} starts: {joined} of {self.world_size} ranks are there"
@@ -146,23 +151,36 @@ class Job:
         JobError
             It could not be carried out, was cancelled, or its time limit was over.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (status := self.status) in ("queued", "active"):
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name} is {status} after {timeout:g} s, and goes on")
-            time.sleep(LOOK_S)
-        self._know_cells()
-        watch = JobWatch(self._folder)
-        watch.take_in()
-        run = watch.result()
-        failure = self._failure(watch, status)
-        if failure is None and watch.check:
-            run.findings = watch.checker.findings()
         display = open_display()
         try:
+            status = self._await_end(timeout, display)
+            self._know_cells()
+            watch = JobWatch(self._folder)
+            watch.take_in()
+            run = watch.result()
+            failure = self._failure(watch, status)
+            if failure is None and watch.check:
+                run.findings = watch.checker.findings()
             return told(display, run, failure)
         finally:
             display.close(())
+
+    def _await_end(self, timeout, display):
+        """Wait for the job's end, and meanwhile say why it waits in the queue, if it does."""
+        began = time.monotonic()
+        said = ""
+        while (status := self.status) in ("queued", "active"):
+            waited_s = time.monotonic() - began
+            if timeout is not None and waited_s > timeout:
+                why = self._queue.reason() if status == "queued" else ""
+                words = f"{self.name} is {status} after {timeout:g} s, and goes on"
+                raise TimeoutError(": ".join(filter(None, (words, why))))
+            words = self._in_words(status) if status == "queued" and waited_s > PATIENT_S else ""
+            if words != said:
+                display.status(words)
+                said = words
+            time.sleep(LOOK_S)
+        return status
 
     def _know_cells(self):
         """Lines of the notebook's cells, for a kernel that has not run them."""
@@ -175,6 +193,8 @@ class Job:
         verdict = self._folder.read("verdict.pkl")
         if verdict is not None:
             return pickle.loads(verdict)
+        if ended_by_queue(self._launcher_said()):
+            return self._launcher_failed(watch, {})
         if status == "cancelled":
             return JobError(f"{self.name} was cancelled")
         state = self._state.now()
@@ -183,7 +203,7 @@ class Job:
         failure = watch.failure()
         refused = self._folder.read("refused")
         if refused is not None and not watch.failed_by_itself():
-            return JobError(refused.decode())
+            return JobError(f"{self.name} could not be carried out: {refused.decode()}")
         is_whole = not watch.running() and (status == "done" or state["why"] == "lost")
         if failure is not None or is_whole:
             return failure
@@ -196,10 +216,11 @@ class Job:
             "give it more by time_limit=..."
         )
 
+    def _launcher_said(self):
+        return "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
+
     def _launcher_failed(self, watch, state):
-        said = "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
-        said += self._queue.words()
-        sentence, line = cause_in(said)
+        sentence, line = cause_in(self._launcher_said() + self._queue.words())
         if shutil.disk_usage(self.path).free < FULL_BYTES:
             sentence = "the filesystem of its folder is full: make room, or name another by folder="
         sentence = sentence or state.get("words")

@@ -12,6 +12,7 @@ import time
 
 import cloudpickle
 
+from ..outcome import how_it_ended
 from ..patience import Patience
 from ..processes import asleep
 from . import logs
@@ -141,6 +142,9 @@ class Keeper:
             self._log.flush()
             self._folder.write_json(code, "exit", self._rank)
             code = code or 1
+        if self._rank is None and code != REFUSED:
+            self._died_before_it_joined(code)
+            code = code or 1
         if code == 0 and self._judge is not None:
             code = self._judge.last_look()
         if code:
@@ -149,6 +153,15 @@ class Keeper:
         self._kill_its_commands()
         self._clean_up()
         return 1 if code else 0
+
+    def _died_before_it_joined(self, code):
+        """Nobody knows its rank, so its host says it."""
+        if not self._folder.has("end"):
+            words = (
+                f"a rank on {os.uname().nodename} {how_it_ended(code)} before it could join the "
+                "others: mend what `python -c 'from mpi4py import MPI'` says there"
+            )
+            self._folder.write_once(words.encode(), "refused")
 
     def _clean_up(self):
         if self._rank is not None:

@@ -15,6 +15,8 @@ import time
 LOOK_S = 0.1
 HOPELESS = re.compile(
     rb"execvp error|prox\w*: No such file|start\.py': \[Errno 2\]|command not found"
+    rb"|error while loading shared libraries|^Fatal Python error|[Ee]xec format error",
+    re.MULTILINE,
 )
 """A rank cannot even be started there. The others would wait for it; some launchers let them."""
 OBEY_S = 5.0
@@ -34,7 +36,7 @@ def main(folder):
         try:
             launcher = subprocess.Popen(
                 plan["command"], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                cwd=plan["cwd"], env=environ, start_new_session=True,
+                cwd="/", env=environ, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             err.write(f"{error}\n".encode())

@@ -125,8 +125,9 @@ class Mpiexec:
 
 
 def words_of(command):
-    """The words of a command, told as one text or as words."""
-    return shlex.split(command) if isinstance(command, str) else list(map(str, command))
+    """The words of a command, told as one text or as words; it may be run from any folder."""
+    words = shlex.split(command) if isinstance(command, str) else list(map(str, command))
+    return [os.path.abspath(words[0]), *words[1:]] if words and os.sep in words[0] else words
 
 
 def mpi_of(words):

@@ -64,7 +64,7 @@ def _refuse(folder, words):
 
 def _be_rank(folder, job, tell):
     """Join the others, run the function, leave with them; returns the exit code."""
-    place = world.find_place(job["uses_mpi"])
+    place = world.find_place(job["uses_mpi"], job["versions"]["mpi4py"])
     world.check_size(place, job["world_size"])
     rank, size = place.rank, place.size
     memory = logs.create(folder.file("log", rank))
@@ -154,13 +154,6 @@ def _connect_output(folder, rank):
 def _call(folder, rank, size, recorder):
     """Run the learner's function; returns the answer as bytes."""
     request = pickle.loads(folder.read("request.pkl"))
-    try:
-        os.chdir(request["cwd"])
-    except OSError as error:
-        raise JobError(
-            f"{os.uname().nodename} cannot go to {request['cwd']}, where the notebook is "
-            f"({error.strerror}): work in a folder that all hosts share"
-        ) from None
     sys.path[:] = request["path"]
     sys.argv[:] = request["argv"]
     linecache.cache.update(request["cells"])

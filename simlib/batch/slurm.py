@@ -5,13 +5,25 @@ from __future__ import annotations
 import datetime
 import logging
 import math
+import subprocess
 import sys
+import time
 from dataclasses import dataclass
 
 from ..errors import InvalidCallError, JobError
 from .mpiexec import LAUNCH, Mpiexec, check_time_limit, words_of
 
 POLL_S = 1
+REASON_S = 5.0
+"""How long an answer of the queue to why a job waits is good."""
+ANSWER_S = 10.0
+USUAL = {
+    "Resources": "the nodes that it needs are busy",
+    "Priority": "other jobs are before it",
+    "BeginTime": "it may not begin yet",
+    "Dependency": "it waits for another job",
+}
+"""Why jobs wait that will start; Slurm's other reasons may last for ever."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +167,35 @@ def _executor(folder, scheduler, login):
     executor = psij.JobExecutor.get_instance(scheduler, config=config)
     run_command = executor._run_command
     executor._run_command = lambda command: run_command([*login, *command])
+    if scheduler == "slurm":
+        executor.parse_status_output = lambda code, out: _states_in(executor, code, out)
     return executor
+
+
+def _states_in(executor, exit_code, out):
+    """What squeue says of all this account's jobs. PSI/J 0.9 takes no reason of several words, as
+    `ReqNodeNotAvail, UnavailableNodes:node2`, of whichever job, and then knows nothing of any.
+    """
+    psij = _psij()
+    if exit_code:
+        raise RuntimeError(f"squeue has ended with {exit_code}: {out}")
+    found = {}
+    for line in out.splitlines()[1:]:
+        number, state, *reason = line.split(maxsplit=2)
+        if state in executor._STATE_MAP:
+            words = " ".join(reason).replace("None", "") or None
+            found[number] = psij.JobStatus(executor._STATE_MAP[state], message=words)
+    return found
+
+
+def _in_words(reason):
+    """What a reason of Slurm's means to who waits."""
+    if reason in ("", "None"):
+        return ""
+    return USUAL.get(reason) or (
+        f"the queue says {reason!r}, which may last for ever. sinfo shows the nodes there are; "
+        "job.cancel() takes it out"
+    )
 
 
 class Queue:
@@ -170,6 +210,8 @@ class Queue:
         self._folder = folder
         self._native = folder.read_json("native.json")
         self._job = None
+        self._reason = ""
+        self._asked_at = -math.inf
 
     def state(self):
         """``queued``, ``active``, ``done``, ``failed``, ``cancelled``, or None."""
@@ -185,6 +227,26 @@ class Queue:
             return ""
         said = [self._folder.text("batch.err"), self._attached().status.message or ""]
         return "\n".join(said)
+
+    def reason(self):
+        """Why the job still waits, in words; empty where the scheduler does not say."""
+        if self._native is None or self._native["scheduler"] != "slurm":
+            return ""
+        if time.monotonic() > self._asked_at + REASON_S:
+            self._reason = _in_words(self._ask_reason())
+            self._asked_at = time.monotonic()
+        return self._reason
+
+    def _ask_reason(self):
+        words = ["squeue", "--noheader", "--format=%r", "--jobs", self._native["id"]]
+        try:
+            done = subprocess.run(
+                [*self._native["login"], *words], capture_output=True, text=True,
+                timeout=ANSWER_S, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout.strip()
 
     def cancel(self):
         """Take the job out of the queue, or end it."""

@@ -13,39 +13,13 @@ import cloudpickle
 from ..errors import InvalidCallError, JobError
 from ..processes.engine import check_timeout, name_of
 from ..processes.payload import cell_numbers, pack, surroundings
+from . import start
 from .folder import JobFolder
 from .job import Job
 from .mpiexec import Mpiexec
 from .versions import versions
 
 FOLDER = "simlib-jobs"
-START = """\
-# What every rank of this job runs.
-import os
-import sys
-
-FOLDER = {folder!r}
-WANTED = {wanted!r}
-HERE = tuple(sys.version_info[:2])
-
-
-def refuse(words):
-    with open(os.path.join(FOLDER, "refused"), "w") as file:
-        file.write(os.uname()[1] + " " + words)
-    open(os.path.join(FOLDER, "end"), "a").close()
-    sys.exit(1)
-
-
-if HERE != WANTED:
-    words = "has Python %d.%d, the notebook %d.%d: install the same on every node"
-    refuse(words % (HERE + WANTED))
-sys.path[:0] = [{root!r}]
-try:
-    from simlib.batch.rank import main
-except Exception as error:
-    refuse("cannot load simlib (%s): install the same environment on every node" % error)
-main(FOLDER)
-"""
 
 
 def submit(
@@ -106,7 +80,7 @@ def submit(
     cells = cell_numbers()
     sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
     request = {"payload": payload, "cells": sources}
-    request |= {key: where[key] for key in ("cwd", "path", "argv")}
+    request |= {key: where[key] for key in ("path", "argv")}
     job.write(cloudpickle.dumps(request), "request.pkl")
     job.write_json(
         {
@@ -118,17 +92,15 @@ def submit(
             "check": check,
             "cells": cells,
             "versions": versions(),
+            "cwd": where["cwd"],
+            "root": str(Path(__file__).resolve().parents[2]),
             "submitted": time.time(),
         },
         "job.json",
     )
-    start = str(job.file("start.py"))
-    root = str(Path(__file__).resolve().parents[2])
-    text = START.format(wanted=sys.version_info[:2], folder=str(job.path), root=root)
-    job.write(text.encode(), "start.py")
+    job.write(Path(start.__file__).read_bytes(), "start.py")
     plan = {
-        "command": [*command, start],
-        "cwd": where["cwd"],
+        "command": [*command, str(job.file("start.py"))],
         "environ": to.environ(),
         "time_limit": to.time_limit,
     }

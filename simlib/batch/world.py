@@ -40,19 +40,35 @@ class Place:
     library: str = ""
 
 
-def find_place(uses_mpi):
+def find_place(uses_mpi, mpi4py=None):
     """Ask MPI who this process is, or, where there is no mpi4py, the environment.
+
+    Parameters
+    ----------
+    uses_mpi : bool
+    mpi4py : str, optional
+        The version that the notebook has. Then all hosts must have it: ranks that ask MPI and ranks
+        that do not would wait for each other for ever.
 
     Raises
     ------
     JobError
-        If neither knows.
+        If neither knows, or MPI does not work on this host.
     """
     if uses_mpi:
+        host = os.uname().nodename
         try:
             from mpi4py import MPI
-        except (ImportError, RuntimeError):
-            pass
+        except ModuleNotFoundError:
+            if mpi4py is not None:
+                raise JobError(
+                    f"{host} has no mpi4py, the notebook {mpi4py}: install the same on every host"
+                ) from None
+        except (ImportError, RuntimeError) as error:
+            raise JobError(
+                f"mpi4py finds no MPI library on {host} ({str(error).splitlines()[0]}): install "
+                "the same MPI there, at the same path"
+            ) from None
         else:
             comm = MPI.COMM_WORLD
             library = " ".join(MPI.Get_library_version().split())[:40]

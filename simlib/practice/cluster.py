@@ -76,8 +76,9 @@ class PracticeCluster:
 
     It needs Linux, root and the system packages iproute2 and openssh-server; with ``slurm``, also
     slurm-wlm and munge. Every host reaches every other by ``ssh NAME``. All see the files of this
-    machine, except ``/dev/shm``, which each has to itself, and the user's ``~/.ssh``, which none
-    has. On the way out, also by an error, Ctrl-C or SIGKILL, everything ends and is removed.
+    machine, except ``/dev/shm``, which each has to itself, and the user's ``~/.ssh`` and start
+    files of the shell, which none has. On the way out, also by an error, Ctrl-C or SIGKILL,
+    everything ends and is removed.
 
     Parameters
     ----------

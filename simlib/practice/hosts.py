@@ -61,6 +61,10 @@ mount -n --bind {ssh}/ssh_config /etc/ssh/ssh_config
 mount -n --bind {ssh}/shadow /etc/shadow
 # Keys and settings of the user are neither used nor seen.
 if [ -d {home}/.ssh ]; then mount -n -t tmpfs -o mode=700 tmpfs {home}/.ssh; fi
+# What the user's shell runs at a login may take long, and breaks off where a login is killed.
+for file in .bashrc .bash_profile .bash_login .profile .zshenv .cshrc .tcshrc; do
+  if [ -f {home}/$file ]; then mount -n --bind /dev/null {home}/$file; fi
+done
 # Debian's sshd wants this folder, which must not come to be on the machine itself: the host gets a
 # /run of its own that has all that is in the machine's.
 if [ ! -d /run/sshd ]; then
