@@ -199,7 +199,7 @@ class Job:
         return "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
 
     def _launcher_failed(self, watch, state):
-        sentence, line = cause_in(self._launcher_said() + self._queue.words())
+        sentence, line = cause_in(self._launcher_said() + self._queue.words(), self._about["hosts"])
         missing = ranks_in_words(watch.running()) if watch.running() else "the ranks"
         if sentence is None:
             code = f" (exit code {state['code']})" if state.get("code") is not None else ""
