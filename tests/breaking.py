@@ -10,7 +10,8 @@ from pathlib import Path
 
 LIMIT_S = 120  # of what takes seconds; a machine may be busy
 OTHER_PYTHON = (
-    "import sys; sys.version_info = (3, 99, 1, 'final', 0); sys.version = '3.99.1 (other)'\n"
+    "import sys; sys.version_info = (3, 99, 1, 'final', 0); "
+    "sys.version = '3.99.1 ' + sys.version.partition(' ')[2]\n"
 )
 
 

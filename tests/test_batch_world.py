@@ -105,7 +105,7 @@ def failed(tmp_path):
     folder = JobFolder(tmp_path / "main-1")
     folder.path.mkdir()
     about = {"function": "main", "world_size": 2, "to": "", "timeout_s": 9, "check": True}
-    folder.write_json({**about, "cells": {}, "submitted": time.time()}, "job.json")
+    folder.write_json({**about, "cells": {}, "hosts": [], "submitted": time.time()}, "job.json")
     folder.write_json({"state": "ended", "code": 1, "why": "code"}, "state.json")
     folder.write(pickle.dumps({"cells": {}}), "request.pkl")
     folder.write_once(b"node2 has no disk", "refused")

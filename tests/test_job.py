@@ -24,7 +24,7 @@ def folder(tmp_path):
     path.mkdir()
     folder = JobFolder(path)
     about = {"function": "main", "world_size": RANKS, "to": "hosts", "timeout_s": 9, "check": True}
-    folder.write_json({**about, "cells": {}, "submitted": time.time()}, "job.json")
+    folder.write_json({**about, "cells": {}, "hosts": [], "submitted": time.time()}, "job.json")
     folder.write(pickle.dumps({"cells": {}}), "request.pkl")
     folder.write_json({"state": "queued"}, "state.json")
     return folder

@@ -76,11 +76,17 @@ def test_command_of_slurm():
         ("bash: /opt/bin/hydra_pmi_proxy: No such file or directory", "a host has no MPI"),
         (
             "[proxy:0@node2] HYDU_create_process: execvp error on file /x/python (No such file)",
-            r"cannot run the Python of this notebook \(/x/python\)",
+            r"cannot run the Python of this notebook, /x/python: install",
         ),
-        ("python: can't open file '/a/start.py': [Errno 2]", r"the job's folder \(/a/start.py\)"),
+        (
+            "python: can't open file '/a/start.py': [Errno 2]",
+            r"the job's folder, with its /a/start.py",
+        ),
         ("sbatch: error: invalid partition specified: gpu", "there is no such partition"),
-        ("slurmstepd: error: *** CANCELLED AT 2026 DUE TO TIME LIMIT ***", "the time limit"),
+        (
+            "slurmstepd: error: *** CANCELLED AT 2026 DUE TO TIME LIMIT ***",
+            "the queue's time limit",
+        ),
         ("check(167): Runtime environment uses unsupported PMI version PMIx.", "another MPI"),
         ("srun: error: More processors requested than permitted", "more was asked for"),
     ],

@@ -37,24 +37,24 @@ CAUSES = (
     (
         r"(hydra_pmi_proxy|hydra_bstrap_proxy|orted|prted|pmi_proxy)\S*:? .*"
         r"(No such file|not found|Permission denied|cannot execute)",
-        "a host has no MPI where this one has it: `simlib doctor --hosts ...` tells which; install "
-        "the same MPI there, at the same path",
+        "a host has no MPI where this one has it{which}: install the same MPI there, at the "
+        "same path",
     ),
     (
         r"execvp error on file (?P<host>\S+)|(?P<host2>\S+): (command )?not found"
         r"|unable to find the specified executable",
-        "a host cannot run the Python of this notebook ({host}): install the same environment, at "
-        "the same path, on every host",
+        "a host cannot run the Python of this notebook, {host}{which}: install the same "
+        "environment there, at the same path",
     ),
     (
         r"can't open file '?(?P<host>[^']*start\.py)",
-        "a host does not see the job's folder ({host}): it must be on a filesystem that all hosts "
-        "share; name one by folder=...",
+        "a host does not see the job's folder, with its {host}{which}: it must be on a "
+        "filesystem that all hosts share, name one by folder=...",
     ),
     (
         r"(?P<host>\S+): error while loading shared libraries",
-        "a host cannot run {host}, a library of the system is missing there: install the same "
-        "environment on every host",
+        "a host cannot run {host}, a library of the system is missing there{which}: install the "
+        "same environment on every host",
     ),
     (
         r"unsupported PMI version",
@@ -97,11 +97,13 @@ def ended_by_queue(text):
     return bool(BY_QUEUE.search(text))
 
 
-def cause_in(text):
+def cause_in(text, hosts=None):
     """``(sentence, line)``: what the launcher said, in words, and its own first line.
 
-    The sentence is None where nothing of it is known.
+    The sentence is None where nothing of it is known. ``hosts`` are those of the job: where the
+    launcher does not say which of them it means, they are named.
     """
+    which = f" (`simlib doctor --hosts {','.join(hosts)}` says which)" if hosts else ""
     lines = [line.strip() for line in text.splitlines() if line.strip(" =\t")]
     for line in lines:
         for pattern, sentence in CAUSES:
@@ -109,5 +111,5 @@ def cause_in(text):
             if found:
                 names = [value for value in found.groupdict().values() if value]
                 host = names[0].rpartition("@")[2].strip("'\"") if names else "a host"
-                return sentence.format(host=host), line
+                return sentence.format(host=host, which=which), line
     return None, lines[0] if lines else ""

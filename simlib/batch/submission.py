@@ -87,6 +87,7 @@ def submit(
             "function": name_of(function),
             "world_size": world_size,
             "to": to.place,
+            "hosts": getattr(to, "hosts", None),
             "uses_mpi": to.uses_mpi,
             "timeout_s": timeout_s,
             "check": check,
