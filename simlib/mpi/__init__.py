@@ -11,9 +11,9 @@ Published scripts that say ``backend="mpi"`` run unchanged::
 """
 
 from ..addresses import interface_towards
+from ..rendezvous import meet
 from .backend import install
 from .group import MpiGroup
-from .rendezvous import meet
 from .work import MpiWork
 
 __all__ = ["MpiGroup", "MpiWork", "interface_towards", "meet"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch.distributed as dist
 from mpi4py import MPI
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from ..errors import InvalidCallError
+from ..rendezvous import meet
 from .group import MpiGroup
-from .rendezvous import meet
 
 BACKEND = "mpi4py"
+KNOWN_TO_MPI = ("backend", "init_method", "store", "rank", "world_size")
 _torch_init = c10d.init_process_group
 _torch_new_group = c10d._new_process_group_helper
 
@@ -40,7 +43,7 @@ def init_process_group(backend=None, *args, **kwargs):
     """
     if not _is_ours(backend):
         return _torch_init(backend, *args, **kwargs)
-    told = dict(zip(("init_method", "timeout", "world_size", "rank"), args, strict=False)) | kwargs
+    told = inspect.signature(_torch_init).bind(backend, *args, **kwargs).arguments
     comm = MPI.COMM_WORLD
     for name, truth in {"world_size": comm.size, "rank": comm.rank}.items():
         if told.get(name, -1) not in (-1, None, truth):
@@ -48,9 +51,9 @@ def init_process_group(backend=None, *args, **kwargs):
                 f"init_process_group says {name}={told[name]}, but MPI started this process with "
                 f"{name} {truth}: leave it out, MPI knows it"
             )
-    timeout = told.get("timeout")
+    others = {name: value for name, value in told.items() if name not in KNOWN_TO_MPI}
     store, _ = meet(comm)
-    return _torch_init(BACKEND, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout)
+    return _torch_init(BACKEND, store=store, rank=comm.rank, world_size=comm.size, **others)
 
 
 def _is_ours(backend):
