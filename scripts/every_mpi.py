@@ -28,7 +28,7 @@ ENVIRONMENTS = {
 """``{name: (the MPI's own name, its wheel, or the command that a system package brings)}``."""
 MPICH_LIBRARY = "libmpich.so.12"
 """Debian's name for what every other MPICH calls libmpi.so.12."""
-TESTS = ["tests/test_every_mpi.py", "tests/test_mpi.py"]
+TESTS = ["tests/test_every_mpi_hosts.py", "tests/test_mpi.py"]
 
 
 def main(names):

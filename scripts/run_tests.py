@@ -21,15 +21,18 @@ LIMIT_S = 45 * 60
 """After so long all is stopped: something hangs, or the machine is far too busy."""
 BUILT_AGAIN = "3"
 """How many of the sources, drawn by the seed, `make test` builds anew."""
-NBVAL = ["-m", "pytest", "--nbval", "--nbval-cell-timeout=120", "-q", "notebooks", "solutions"]
+TWO_AT_A_TIME = ["-m", "pytest", "-q", "-n", "2"]
+"""Much of a test is waiting: for a process to start, for a verdict."""
+NBVAL = [*TWO_AT_A_TIME, "--dist=loadscope", "--nbval", "--nbval-cell-timeout=120"]
 
 
 def stages(everything, seed):
     """``(name, arguments of python)`` of each part, in order."""
-    found = [("tests", ["-m", "pytest", "-q", f"--hypothesis-seed={seed}", "tests"])]
-    found.append(("notebooks", NBVAL))
+    tests = [*TWO_AT_A_TIME, f"--hypothesis-seed={seed}", "tests"]
+    notebooks = [*NBVAL, "notebooks", "solutions"]
+    found = [("tests", tests), ("notebooks", notebooks)]
     if everything:
-        found.append(("notebooks again", NBVAL))
+        found.append(("notebooks again", notebooks))
         found.append(("every MPI", ["scripts/every_mpi.py"]))
     sample = [] if everything else ["--run", BUILT_AGAIN]
     found.append(("build check", ["authoring/build.py", "--check", *sample]))

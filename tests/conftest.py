@@ -14,6 +14,7 @@ from collections import defaultdict
 import hypothesis
 import pytest
 from hypothesis import HealthCheck
+from xdist.scheduler import LoadScopeScheduling
 
 # A busy machine, or a seed that draws much that does not apply, is no failure.
 hypothesis.settings.register_profile(
@@ -33,6 +34,25 @@ TEST_ALL = os.environ.get("TEST_ALL") == "1"
 def pytest_configure(config):
     # Where the tests are split over processes, all of them draw the same samples.
     os.environ["SEED"] = str(SEED)
+
+
+class Scheduling(LoadScopeScheduling):
+    """Each test goes where there is room; tests that share something dear stay together.
+
+    That is JupyterLab and a browser, or the hosts of a practice cluster. pytest-xdist's own way,
+    the mark ``xdist_group``, does nothing under pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid):
+        path = nodeid.partition("::")[0]
+        if "tests/browser/" in path:
+            return "browser"
+        return path if path.endswith("_hosts.py") else nodeid
+
+
+def pytest_xdist_make_scheduler(config, log):
+    if config.option.dist == "load":
+        return Scheduling(config, log)
 
 
 def pytest_report_header(config):

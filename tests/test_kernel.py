@@ -6,7 +6,9 @@ Every test speaks to a kernel through jupyter_client, as JupyterLab does.
 import contextlib
 import os
 import signal
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -397,11 +399,18 @@ def test_two_kernels_at_once():
             assert error is None and printed == "done\n"
 
 
-def test_a_read_only_home_and_a_temporary_folder_with_a_space(tmp_path):
-    temporary = tmp_path / "a folder"
+@pytest.fixture
+def short_folder():
+    """A folder whose path is short enough for the sockets that are made below TMPDIR."""
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
+
+
+def test_a_read_only_home_and_a_temporary_folder_with_a_space(short_folder):
+    temporary = short_folder / "a folder"
     temporary.mkdir()
     home = "/proc/self"  # nobody can write there, not even root
-    env = {"HOME": home, "TMPDIR": str(temporary), "IPYTHONDIR": str(tmp_path / "ipython")}
+    env = {"HOME": home, "TMPDIR": str(temporary), "IPYTHONDIR": str(short_folder / "ipython")}
     with kernel_with(env) as kernel:
         assert kernel.cell("import tempfile; print(tempfile.gettempdir())").strip() == str(
             temporary

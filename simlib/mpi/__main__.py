@@ -30,6 +30,8 @@ def main(argv=None):
     parser.add_argument("args", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
     install()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=False)  # ranks print whole lines
     sys.argv = [options.script, *options.args]
     sys.path[0] = os.path.dirname(os.path.abspath(options.script))
     try:

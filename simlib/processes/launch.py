@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.connection
+import os
 import signal
 import threading
-from multiprocessing import forkserver, spawn
+from multiprocessing import forkserver, popen_forkserver, spawn
 
 import torch.multiprocessing
 
@@ -26,6 +28,29 @@ def _preparation_without_main(name):
 
 
 spawn.get_preparation_data = _preparation_without_main
+
+
+def _polled_by_one(poll):
+    """`Popen.poll` for several threads: the exit code lies in a pipe, and can be read once.
+
+    Whoever starts a process polls all others. So the thread that prepares the spare world would
+    take the exit code away from the thread that waits for it, and that one would say 255.
+    """
+    lock = threading.Lock()
+
+    def poll_once(self, flag=os.WNOHANG):
+        if self.returncode is None:
+            wait_s = 0 if flag == os.WNOHANG else None
+            if not multiprocessing.connection.wait([self.sentinel], wait_s):
+                return None
+            with lock:
+                return poll(self)
+        return self.returncode
+
+    return poll_once
+
+
+popen_forkserver.Popen.poll = _polled_by_one(popen_forkserver.Popen.poll)
 
 
 def server_context():

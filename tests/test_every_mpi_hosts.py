@@ -18,8 +18,6 @@ import simlib
 from simlib.batch import mpiexec
 from simlib.practice import PracticeCluster
 
-pytestmark = pytest.mark.xdist_group("hosts")
-
 TESTS = Path(__file__).parent
 HOSTS = ["node1", "node2", "node3"]
 BESIDE = str(Path(sys.executable).with_name("mpiexec"))
