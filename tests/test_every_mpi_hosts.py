@@ -115,7 +115,7 @@ def test_the_mpiexec_of_another_mpi_works_or_is_refused(other, tmp_path):
         dist.all_reduce(x)
         return x.item()
 
-    to = simlib.Mpiexec(launcher=other, time_limit=LIMIT_S)
+    to = simlib.Mpiexec(launcher=[other], time_limit=LIMIT_S)
     job = simlib.submit(main, 2, to=to, folder=tmp_path)
     try:
         assert job.result(LIMIT_S).results == [3.0, 3.0]
