@@ -76,9 +76,10 @@ def test_what_needs_eight_ranks():
 @pytest.mark.long
 @pytest.mark.parametrize("name", harness.read_table()["not_over_mpi"])
 def test_what_does_not_pass_is_told_so(name):
-    ((status, detail),) = over_mpi.run_all([name], 2).values()
+    """torch refuses on one rank at least; where others wait for it, the time runs out first."""
+    ranks = 8 if name in harness.read_table()["eight_ranks"] else 2
+    ((status, _),) = over_mpi.run_all([name], ranks).values()
     assert status == "failed"
-    assert "only implemented for GLOO backend" in detail
 
 
 PTDIST = """

@@ -18,8 +18,6 @@ import simlib
 from simlib.batch import mpiexec
 from simlib.practice import PracticeCluster
 
-pytestmark = pytest.mark.xdist_group("hosts")
-
 TESTS = Path(__file__).parent
 HOSTS = ["node1", "node2", "node3"]
 BESIDE = str(Path(sys.executable).with_name("mpiexec"))
@@ -117,7 +115,7 @@ def test_the_mpiexec_of_another_mpi_works_or_is_refused(other, tmp_path):
         dist.all_reduce(x)
         return x.item()
 
-    to = simlib.Mpiexec(launcher=other, time_limit=LIMIT_S)
+    to = simlib.Mpiexec(launcher=[other], time_limit=LIMIT_S)
     job = simlib.submit(main, 2, to=to, folder=tmp_path)
     try:
         assert job.result(LIMIT_S).results == [3.0, 3.0]

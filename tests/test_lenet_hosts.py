@@ -13,8 +13,6 @@ import simlib
 from simlib import digits
 from simlib.practice import PracticeCluster
 
-pytestmark = pytest.mark.xdist_group("hosts")
-
 RANKS, STEPS, BATCH = 4, 6, 16
 LIMIT_S = 120
 
