@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
@@ -52,8 +53,22 @@ def _family(address):
     return socket.AF_INET if ipaddress.ip_address(address).version == 4 else socket.AF_INET6
 
 
-def does_answer(address, port):
-    """Whether somebody listens there."""
+def which_answer(addresses, port):
+    """Those of the addresses at which somebody listens on a port; all are tried at once."""
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        answers = list(pool.map(lambda address: _does_answer(address, port), addresses))
+    return [address for address, does in zip(addresses, answers, strict=True) if does]
+
+
+def answered_by_all(addresses, reached):
+    """The first of the addresses that every rank reaches, or None; ``reached``: each rank's.
+
+    With another one, some would be told to talk by a network that others are not in.
+    """
+    return next((one for one in addresses if all(one in those for those in reached)), None)
+
+
+def _does_answer(address, port):
     try:
         socket.create_connection((address, port), TRY_S).close()
     except OSError:

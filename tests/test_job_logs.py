@@ -81,6 +81,20 @@ def test_a_log_that_is_not_there_or_not_all_there(written):
     assert len(log.ops(0, {})) == 1
 
 
+def test_a_header_that_is_here_before_its_records(written):
+    """The pages of a file may come from another host in any order."""
+    path, writer = written
+    post(writer)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:HEADER] + bytes(len(whole) - HEADER))
+    log = logs.LogFile(path, 0)
+    log.refresh()
+    assert log.ops(0, {}) == []
+    path.write_bytes(whole)
+    log.refresh()
+    assert len(log.ops(0, {})) == 1
+
+
 def test_a_finished_log_takes_no_room(written):
     path, writer = written
     post(writer)
@@ -133,8 +147,10 @@ class Group:
     def __init__(self, lines, rank):
         self._lines = lines
         self._rank = rank
+        self.sent = 0
 
     def send(self, tensors, dst, tag):
+        self.sent += 1
         self._lines[self._rank, dst].put(tensors[0].clone())
         return self.Done()
 
@@ -166,3 +182,15 @@ def test_clocks_of_other_hosts(monkeypatch):
     offset_s, error_s = found[1]
     assert error_s > 0
     assert abs(offset_s - 50) <= error_s
+
+
+@pytest.mark.parametrize(("enough_s", "rounds"), [(-1, clocks.FEW), (1e9, clocks.ROUNDS)])
+def test_a_slow_network_is_asked_less_often(monkeypatch, enough_s, rounds):
+    monkeypatch.setattr(clocks, "ENOUGH_S", enough_s)
+    lines = {(src, dst): queue.Queue() for src in range(2) for dst in range(2)}
+    groups, store = [Group(lines, rank) for rank in range(2)], Store()
+    answering = threading.Thread(target=clocks.align, args=(groups[0], store, 0, ["a", "b"]))
+    answering.start()
+    clocks.align(groups[1], store, 1, ["a", "b"])
+    answering.join()
+    assert [group.sent for group in groups] == [rounds, rounds]

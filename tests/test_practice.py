@@ -253,6 +253,20 @@ def test_without_iproute2_one_sentence_says_so(monkeypatch):
             PracticeNetwork(1).__enter__()
 
 
+def test_a_host_of_a_practice_cluster_removes_nothing(monkeypatch, capsys, tmp_path):
+    """It sees the names of the machine's networks, but no owner of them."""
+    monkeypatch.setattr(system, "FIRST_PROCESS", tmp_path / "cmdline")
+    monkeypatch.setattr(system, "remove_namespace", lambda name: pytest.fail(name))
+    title = f"sshd: /usr/sbin/sshd -D -f {system.CLUSTERS}/{system.new_name('cluster')}/ssh/config"
+    system.FIRST_PROCESS.write_bytes(title.encode() + b"\0")
+    for command in (["run", "--nodes", "2", "--", "true"], ["up", "1"], ["down"], ["status"]):
+        assert main(["practice", *command]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4
+    if sys.platform == "linux":
+        assert all("this is a host of a practice cluster" in line for line in lines)
+
+
 def test_popen_refuses_a_node_that_is_not_there():
     with pytest.raises(InvalidCallError, match="nodes 0 to 1"):
         PracticeNetwork(2).popen(2, ["true"])

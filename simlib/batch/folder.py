@@ -5,6 +5,9 @@
 ``state.json``          queued, active, ended (`launch` says how), each written in one piece
 ``request.pkl``         the function, its arguments, the cells of the notebook
 ``start.py``            what a rank runs: it finds simlib, and leads to `rank`
+``launch.json``         what `launch` runs, where, and for how long at most
+``native.json``         its number in a queue, and whose queue; ``batch.*``: what the batch job said
+``meeting.json``        where rank 0 listens, for ranks that have no MPI to tell them
 ``launcher.out, .err``  what mpiexec or srun said
 ``rank-0.json``         where rank 0 is: host, process, clock
 ``rank-0.log``          its op log
@@ -12,12 +15,15 @@
 ``rank-0.answer``       what its function came to
 ``rank-0.exit``         how its process ended, where it died
 ``verdict.pkl``         the error by which the job was ended: ranks that wait for ever
+``refused``             why ranks could not begin or end: the first reason that one of them gave
+``rank-0.stack-wanted`` somebody wants to know where rank 0 is; its keeper takes it away
 ``end``                 somebody has failed: all ranks end soon. ``cancel``: the learner says so
 ======================  ====================================================================
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -42,14 +48,30 @@ class JobFolder:
         """Write bytes in one piece: whoever reads sees all of them, or what was there before."""
         path = self.file(name, rank)
         draft = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-        draft.write_bytes(content)
-        os.replace(draft, path)
+        try:
+            draft.write_bytes(content)
+            os.replace(draft, path)
+        except OSError:  # no room, say: what is left of it can go to those who tell of it
+            draft.unlink(missing_ok=True)
+            raise
+
+    def write_once(self, content, name):
+        """Write bytes unless there is such a file already: the first who says something counts."""
+        with contextlib.suppress(FileExistsError), open(self.file(name), "xb", 0) as file:
+            try:
+                file.write(content)
+            except OSError:
+                self.file(name).unlink()
+                raise
 
     def read(self, name, rank=None):
         """The bytes of a file; None where there is none (yet)."""
+        path = self.file(name, rank)
+        if not _is_there(path):
+            return None
         try:
-            return self.file(name, rank).read_bytes()
-        except FileNotFoundError:
+            return path.read_bytes()
+        except FileNotFoundError:  # taken away meanwhile
             return None
 
     def write_json(self, value, name, rank=None):
@@ -71,4 +93,19 @@ class JobFolder:
 
     def has(self, name, rank=None):
         """Whether there is such a file."""
-        return self.file(name, rank).exists()
+        return _is_there(self.file(name, rank))
+
+
+def _is_there(path):
+    """Whether a file exists, also if another host has just made it.
+
+    NFS remembers for half a minute and more that a file was not there. It asks anew when the folder
+    is opened (nfs(5), "close-to-open" and "directory entry caching").
+    """
+    if path.exists():
+        return True
+    try:
+        os.close(os.open(path.parent, os.O_RDONLY))
+    except FileNotFoundError:
+        return False
+    return path.exists()

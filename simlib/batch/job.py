@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
-import os
 import pickle
+import shutil
 import time
 from pathlib import Path
-
-import psutil
 
 from ..diagnosis import ranks_in_words
 from ..errors import InvalidCallError, JobError
@@ -16,11 +15,13 @@ from ..processes.engine import told
 from ..processes.live import open_display
 from .failures import cause_in
 from .folder import JobFolder
-from .slurm import Queue
+from .state import JobState
 from .watch import JobWatch
 
 LOOK_S = 0.1
 CANCEL_S = 15.0
+FULL_BYTES = 1 << 20
+"""With less room than that, a filesystem is full: a rank's files no longer fit."""
 
 
 class Job:
@@ -30,14 +31,32 @@ class Job:
     ----------
     path : str or Path
         Its folder. A new kernel finds a job again by `jobs`, or by ``simlib.Job(path)``.
+
+    Raises
+    ------
+    InvalidCallError
+        There is no job, or it cannot be read.
+
+    Notes
+    -----
+    Results are pickles: to fetch those of somebody else's job runs what that account has put there.
     """
 
     def __init__(self, path):
         self._folder = JobFolder(Path(path).absolute())
-        self._about = self._folder.read_json("job.json")
+        try:
+            self._about = self._folder.read_json("job.json")
+        except PermissionError:
+            raise InvalidCallError(
+                f"{path} cannot be read by this account: a job belongs to who has submitted it"
+            ) from None
         if self._about is None:
             raise InvalidCallError(f"{path} is not the folder of a job")
-        self._queue = Queue(self._folder)
+        self._state = JobState(self._folder, self._about["submitted"])
+
+    @property
+    def _queue(self):
+        return self._state.queue
 
     @property
     def name(self):
@@ -57,15 +76,14 @@ class Job:
     @property
     def status(self):
         """``queued``, ``active``, ``done``, ``failed`` or ``cancelled``."""
-        state = self._folder.read_json("state.json") or {"state": "queued"}
-        if state["state"] == "active" and _is_gone(state):
-            state = {"state": "ended", "code": None, "why": "killed"}
+        state = self._state.now()
         if state["state"] != "ended":
-            in_queue = self._queue.state()
-            return in_queue if in_queue in ("failed", "cancelled") else state["state"]
-        if state["why"] == "cancel":
-            return "cancelled"
-        return "done" if state["why"] == "code" and state["code"] == 0 else "failed"
+            return state["state"]
+        why, code = state["why"], state["code"]
+        if why == "code" and code == 0:
+            return "done"
+        is_ours = why in ("code", "lost") and self._folder.has("cancel")
+        return "cancelled" if why == "cancel" or is_ours else "failed"
 
     @property
     def clocks(self):
@@ -159,15 +177,16 @@ class Job:
             return pickle.loads(verdict)
         if status == "cancelled":
             return JobError(f"{self.name} was cancelled")
-        state = self._folder.read_json("state.json")
-        if state.get("why") == "limit":
+        state = self._state.now()
+        if state["why"] == "limit":
             return self._out_of_limit()
         failure = watch.failure()
-        if failure is not None or (status == "done" and not watch.running()):
-            return failure
         refused = self._folder.read("refused")
-        if refused is not None:
+        if refused is not None and not watch.failed_by_itself():
             return JobError(refused.decode())
+        is_whole = not watch.running() and (status == "done" or state["why"] == "lost")
+        if failure is not None or is_whole:
+            return failure
         return self._launcher_failed(watch, state)
 
     def _out_of_limit(self):
@@ -181,6 +200,9 @@ class Job:
         said = "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
         said += self._queue.words()
         sentence, line = cause_in(said)
+        if shutil.disk_usage(self.path).free < FULL_BYTES:
+            sentence = "the filesystem of its folder is full: make room, or name another by folder="
+        sentence = sentence or state.get("words")
         missing = ranks_in_words(watch.running()) if watch.running() else "the ranks"
         if sentence is None:
             code = f" (exit code {state['code']})" if state.get("code") is not None else ""
@@ -191,14 +213,28 @@ class Job:
         return JobError(f"{words}\nAll it said is in {self._folder.file('launcher.err')}")
 
     def cancel(self):
-        """End the job; returns when nothing of it runs any more. Its folder stays."""
-        if self.status not in ("queued", "active"):
+        """End the job; returns when its launcher has ended. Its folder stays.
+
+        Ranks on other hosts end within a second.
+
+        Raises
+        ------
+        JobError
+            It has not ended in 15 s.
+        """
+        state = self._state.now()
+        if state["state"] == "ended" and state["why"] != "lost":
             return
         self._folder.mark("cancel")
         self._folder.mark("end")
         self._queue.cancel()
         deadline = time.monotonic() + CANCEL_S
-        while self.status in ("queued", "active") and time.monotonic() < deadline:
+        while self.status in ("queued", "active"):
+            if time.monotonic() > deadline:
+                raise JobError(
+                    f"{self.name} is still {self.status} {CANCEL_S:g} s after it was cancelled: do "
+                    f"its hosts see {self.path}?"
+                )
             time.sleep(LOOK_S)
 
     def __repr__(self):
@@ -206,22 +242,9 @@ class Job:
 
 
 def jobs(folder="simlib-jobs"):
-    """All jobs whose folders are in ``folder``, by the time they were submitted."""
+    """All jobs of this account whose folders are in ``folder``, by the time of their submission."""
     found = []
     for path in Path(folder).glob("*/job.json"):
-        found.append(Job(path.parent))
+        with contextlib.suppress(InvalidCallError):  # another account's, or taken away just now
+            found.append(Job(path.parent))
     return sorted(found, key=lambda job: job._about["submitted"])
-
-
-def _is_gone(state):
-    """Whether the process that waits for the launcher is gone, as far as this host can tell."""
-    if state["host"] != os.uname().nodename:
-        return False
-    try:
-        process = psutil.Process(state["pid"])
-        return (
-            process.status() == psutil.STATUS_ZOMBIE
-            or process.create_time() > state["began"] + 1  # a later one
-        )
-    except psutil.NoSuchProcess:
-        return True

@@ -75,6 +75,7 @@ class LogFile(OpLogReader):
         self._path = path
         self.offset_s = 0.0
         self.sleeps = (0, None)
+        self._is_torn = False
         empty = bytearray(HEADER)
         OpLogWriter(empty)
         super().__init__(bytes(empty), rank)
@@ -88,7 +89,8 @@ class LogFile(OpLogReader):
                     return
                 look, low = divmod(_NUMBER.unpack_from(header, SLEEPS)[0], 1 << 32)
                 self.sleeps = look, low - 1 if low else None
-                if header[:SLEEPS] == self._memory[:SLEEPS] and not anew:
+                is_same = header[:SLEEPS] == self._memory[:SLEEPS]
+                if is_same and not (anew or self._is_torn):
                     return
                 committed = _NUMBER.unpack_from(header, COMMITTED)[0]
                 body = file.read(max(0, committed - HEADER))
@@ -96,6 +98,7 @@ class LogFile(OpLogReader):
             return
         if committed >= HEADER and len(body) == committed - HEADER:
             self._memory = header + body
+            self._is_torn = False
 
     @property
     def state(self):
@@ -117,5 +120,5 @@ class LogFile(OpLogReader):
     def _read_on(self):
         try:
             super()._read_on()
-        except (EOFError, pickle.UnpicklingError):  # on its way here: the next look has it
-            pass
+        except (EOFError, struct.error, pickle.UnpicklingError):
+            self._is_torn = True  # NFS hands pages on in any order: the next look has it

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from .. import answers, backend
-from ..errors import SimlibError
+from ..errors import JobError, SimlibError
 from ..oplog import OpLogWriter
 from ..processes.isolation import fresh_random_state
 from ..processes.rank import Output, flush, is_alone, show_errors_of_commands
@@ -44,15 +44,22 @@ def main(path):
         check_versions(job["versions"])
         code = _be_rank(folder, job, tell)
     except SimlibError as error:
-        folder.write(str(error).encode(), "refused")
-        code = REFUSED
+        code = _refuse(folder, str(error))
     except BaseException as error:  # before the learner's function, or after it
         traceback.print_exc(file=sys.__stderr__)
-        sys.__stderr__.flush()
-        words = f"a rank on {os.uname().nodename} could not join the others: {answers.short(error)}"
-        folder.write(words.encode(), "refused")
-        code = REFUSED
+        words = f"a rank on {os.uname().nodename} could not join or leave the others"
+        code = _refuse(folder, f"{words}: {answers.short(error)}")
     os._exit(code)
+
+
+def _refuse(folder, words):
+    """Say why this rank cannot go on; returns its exit code."""
+    try:
+        folder.write_once(words.encode(), "refused")  # what others say later follows from it
+    except OSError as error:
+        print(f"{words}\n{folder.path} takes no files: {error}", file=sys.__stderr__)
+    sys.__stderr__.flush()
+    return REFUSED
 
 
 def _be_rank(folder, job, tell):
@@ -66,7 +73,13 @@ def _be_rank(folder, job, tell):
     _connect_output(folder, rank)
     answer = _call(folder, rank, size, recorder)
     memory.flush()  # whoever sees the answer sees all that was done for it
-    folder.write(answer, "answer", rank)
+    try:
+        folder.write(answer, "answer", rank)
+    except OSError as error:
+        raise JobError(
+            f"rank {rank} on {os.uname().nodename} cannot write what it came to, {len(answer):,} "
+            f"bytes, into {folder.path}: {error.strerror}"
+        ) from None
     if word_of(answer) != "result":
         return 1
     world.leave_together(place, recorder.store)
@@ -141,7 +154,13 @@ def _connect_output(folder, rank):
 def _call(folder, rank, size, recorder):
     """Run the learner's function; returns the answer as bytes."""
     request = pickle.loads(folder.read("request.pkl"))
-    os.chdir(request["cwd"])
+    try:
+        os.chdir(request["cwd"])
+    except OSError as error:
+        raise JobError(
+            f"{os.uname().nodename} cannot go to {request['cwd']}, where the notebook is "
+            f"({error.strerror}): work in a folder that all hosts share"
+        ) from None
     sys.path[:] = request["path"]
     sys.argv[:] = request["argv"]
     linecache.cache.update(request["cells"])

@@ -115,6 +115,12 @@ class JobWatch:
         """Whether a rank has died or raised."""
         return bool(self.deaths) or any(word != "result" for word, _ in self.answers.values())
 
+    def failed_by_itself(self):
+        """Whether a rank has died, or has raised other than by a wait that somebody else broke."""
+        failed = [content for word, content in self.answers.values() if word != "result"]
+        first = [one for one in failed if not isinstance(one, dict) or not one["from_wait"]]
+        return bool(self.deaths or first)
+
     def failure(self):
         """The error for what the ranks came to, or None where all is well so far."""
         found = self.checker.mismatch(bool(self.deaths)) if self.check else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import dataclass
@@ -9,7 +10,13 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ..addresses import does_answer, interface_towards, listen, own_addresses
+from ..addresses import (
+    answered_by_all,
+    interface_towards,
+    listen,
+    own_addresses,
+    which_answer,
+)
 from ..errors import JobError
 
 ENVIRONMENTS = (
@@ -18,6 +25,7 @@ ENVIRONMENTS = (
     ("PMIX_RANK", "SLURM_NTASKS"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
+SRUN = ENVIRONMENTS[-1]
 MEET_S = 60.0
 LOOK_S = 0.02
 
@@ -49,7 +57,8 @@ def find_place(uses_mpi):
             comm = MPI.COMM_WORLD
             library = " ".join(MPI.Get_library_version().split())[:40]
             return Place(comm.rank, comm.size, comm, library)
-    for rank, size in ENVIRONMENTS:
+    # srun without MPI sets its own only, and hands on what an mpiexec around the notebook has set.
+    for rank, size in ENVIRONMENTS if uses_mpi else (SRUN, *ENVIRONMENTS):
         if rank in os.environ and size in os.environ:
             return Place(int(os.environ[rank]), int(os.environ[size]))
     raise JobError(
@@ -62,9 +71,14 @@ def check_size(place, world_size):
     """Refuse a world of another size than was asked for."""
     if place.size == world_size:
         return
-    told = f"{world_size} ranks were asked for, but MPI says: rank {place.rank} of {place.size}"
+    who = "the environment" if place.comm is None else "MPI"
+    told = f"{world_size} ranks were asked for, but {who} says: rank {place.rank} of {place.size}"
     if place.size > 1:
         raise JobError(f"{told}. Does the launcher get a number of its own, say by -n?")
+    if place.comm is None:
+        raise JobError(
+            f"{told}. Is the notebook itself a process of mpiexec or srun? Start it without them"
+        )
     raise JobError(
         f"{told}. mpiexec belongs to another MPI than the one mpi4py has loaded "
         f"({place.library}): name the right mpiexec by launcher=..., or install mpi4py for its MPI"
@@ -74,7 +88,7 @@ def check_size(place, world_size):
 def meet(place, folder):
     """The store of the job; Gloo is told the interface by which the ranks reach each other."""
     if place.comm is not None:
-        from ..mpi.rendezvous import meet as meet_by_mpi
+        from ..rendezvous import meet as meet_by_mpi
 
         store, address = meet_by_mpi(place.comm)
     else:
@@ -86,7 +100,7 @@ def meet(place, folder):
 
 
 def _meet_by_files(place, folder):
-    """Rank 0 writes its addresses into the folder; each of the others tries which one answers."""
+    """Rank 0 writes its addresses into the folder, the others say which of them answer."""
     if place.rank == 0:
         listening = listen()
         port = listening.getsockname()[1]
@@ -94,19 +108,28 @@ def _meet_by_files(place, folder):
             "localhost", port, place.size, is_master=True, wait_for_workers=False,
             timeout=timedelta(seconds=MEET_S), master_listen_fd=listening.detach(), use_libuv=True,
         )  # fmt: skip
-        folder.write_json({"addresses": own_addresses(), "port": port}, "meeting.json")
-        reached = [store.get(f"reached/{rank}").decode() for rank in range(1, place.size)]
-        return store, (reached or ["127.0.0.1"])[0]
+        addresses = own_addresses()
+        folder.write_json({"addresses": addresses, "port": port}, "meeting.json")
+        reached = [json.loads(store.get(f"reached/{rank}")) for rank in range(1, place.size)]
+        address = answered_by_all(addresses, reached)
+        if address is None:
+            raise JobError(
+                f"no address of {os.uname().nodename}, where rank 0 is, answers all ranks "
+                f"({', '.join(addresses)}): put the hosts into one network"
+            )
+        store.set("address", address)
+        return store, address
     told = _when_there(folder)
-    for address in told["addresses"]:
-        if does_answer(address, told["port"]):
-            store = dist.TCPStore(address, told["port"], place.size, wait_for_workers=False)
-            store.set(f"reached/{place.rank}", address)
-            return store, address
-    raise JobError(
-        f"rank {place.rank} on {os.uname().nodename} reaches rank 0 by none of its addresses "
-        f"({', '.join(told['addresses'])}, port {told['port']}): open the ports between the hosts"
-    )
+    addresses, port = told["addresses"], told["port"]
+    reached = which_answer(addresses, port)
+    if not reached:
+        raise JobError(
+            f"rank {place.rank} on {os.uname().nodename} reaches rank 0 by none of its addresses "
+            f"({', '.join(addresses)}, port {port}): open the ports between the hosts"
+        )
+    store = dist.TCPStore(reached[0], port, place.size, wait_for_workers=False)
+    store.set(f"reached/{place.rank}", json.dumps(reached))
+    return store, store.get("address").decode()
 
 
 def _when_there(folder):

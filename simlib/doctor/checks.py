@@ -9,58 +9,17 @@ from __future__ import annotations
 import re
 import socket
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from ..batch.failures import cause_in
 from ..batch.mpiexec import name_in
 from ..batch.versions import versions
 from ..errors import JobError
 from .dialog import NO_PYTHON
+from .verdict import Check, well, wrong
 
 CLOCK_S = 0.5
 """Clocks further apart make times of files and logs misleading; an NTP service holds 0.01 s."""
 CLOSE = ((0.001, "1 ms"), (0.01, "10 ms"), (0.1, "100 ms"), (0.5, "0.5 s"))
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether it is well, and the sentence: what is there, or what is wrong and how to mend it."""
-
-    ok: bool
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that a cluster needs.
-
-    Attributes
-    ----------
-    name : str
-    judge : callable
-        ``judge(facts, host)``, or ``judge(facts)`` for a check of all hosts together.
-    needs : tuple of str
-        The checks without which this one cannot be asked.
-    alone : bool
-        Whether it also makes sense on one machine, without hosts.
-    together : bool
-        Whether it is a check of all hosts together.
-    """
-
-    name: str
-    judge: Callable
-    needs: tuple = ()
-    alone: bool = False
-    together: bool = False
-
-
-def well(sentence):
-    return Verdict(True, sentence)
-
-
-def wrong(sentence):
-    return Verdict(False, sentence)
 
 
 def _said(facts, host):
@@ -155,6 +114,11 @@ def simlib(facts, host):
         return wrong(
             f"simlib is missing: have {mine[1]} on a filesystem that all hosts share, or install "
             "simlib there"
+        )
+    if theirs[0] is None:
+        return wrong(
+            f"simlib in {theirs[1]} cannot be read there ({theirs[2]}): give this account the "
+            "rights, or install it anew"
         )
     if theirs[0] != mine[0]:
         return wrong(f"simlib is {theirs[0]} ({theirs[1]}), here {mine[0]}: install this one there")

@@ -78,7 +78,10 @@ class Dialog:
             self._readers[1].join(1)
             said = b"".join(self._errors).decode("utf-8", "replace").strip()
             raise NoAnswer(said or "the connection ended")
-        return json.loads(line[len(probe.MARK) :])
+        try:
+            return json.loads(line[len(probe.MARK) :])
+        except ValueError:
+            raise NoAnswer("the connection ended in the midst of an answer") from None
 
     def close(self):
         """End the dialog, and the process that carries it."""

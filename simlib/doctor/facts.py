@@ -87,7 +87,7 @@ def gather(hosts, launcher, folder, can_run):
     facts = Facts(hosts, os.path.abspath(folder))
     _find_mpiexec(facts, launcher)
     place = tempfile.mkdtemp(prefix=".simlib-doctor-", dir=facts.folder)
-    os.chmod(place, 0o777)  # another account is a finding of its own
+    os.chmod(place, 0o1777)  # another account is a finding of its own
     token = secrets.token_hex(8)
     Path(place, "asked").write_text(token)
     question = {

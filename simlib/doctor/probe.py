@@ -76,15 +76,31 @@ def version_of(package):
 
 
 def simlib():
-    """``[version, path, digest of the sources]`` of simlib; None where it is not there."""
+    """``[version, path, digest of the sources]`` of simlib; None where it is not there.
+
+    Where it cannot be read: ``[None, path, what went wrong]``.
+    """
     import importlib.util
 
     found = importlib.util.find_spec("simlib")
     if found is None or not found.origin:
         return None
     folder = os.path.dirname(found.origin)
-    with open(found.origin, encoding="utf-8") as file:
+    try:
+        return [version_in(found.origin), folder, digest_of(folder)]
+    except OSError as error:
+        return [None, folder, error.strerror]
+
+
+def version_in(path):
+    """The version that a package's first file states."""
+    with open(path, encoding="utf-8") as file:
         version = re.search(r'__version__ = "(.*?)"', file.read())
+    return version and version.group(1)
+
+
+def digest_of(folder):
+    """A number that stands for all sources in a folder."""
     digest = hashlib.sha256()
     for place, inside, files in os.walk(folder):
         inside.sort()
@@ -92,7 +108,7 @@ def simlib():
             if name.endswith(".py"):
                 with open(os.path.join(place, name), "rb") as file:
                     digest.update(file.read())
-    return [version and version.group(1), folder, digest.hexdigest()]
+    return digest.hexdigest()
 
 
 def mpi(mpiexec):
@@ -125,7 +141,7 @@ def exchange(folder, token, reply):
     try:
         with open(os.path.join(folder, "asked")) as file:
             seen = file.read() == token
-        with open(os.path.join(folder, reply), "w") as file:
+        with open(os.path.join(folder, reply), "x") as file:  # any account could leave a link there
             file.write(token)
     except OSError as error:
         return [False, error.strerror]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..batch.failures import cause_in
-from .checks import HOST_CHECKS, Check, well, wrong
+from .checks import HOST_CHECKS
 from .together import LIMIT_S
+from .verdict import Check, well, wrong
 
 FIREWALL = (
     "let the firewalls pass all ports between the hosts, and see that MPI takes the interface by "

@@ -17,9 +17,9 @@ from .. import ucx
 os.environ.update(ucx.settings())  # before mpi4py is imported: that is MPI_Init
 
 from ..addresses import interface_towards  # noqa: E402
+from ..rendezvous import meet  # noqa: E402
 from .backend import install  # noqa: E402
 from .group import MpiGroup  # noqa: E402
-from .rendezvous import meet  # noqa: E402
 from .work import MpiWork  # noqa: E402
 
 __all__ = ["MpiGroup", "MpiWork", "interface_towards", "meet"]

@@ -38,6 +38,8 @@ def main(argv=None):
         runpy.run_path(options.script, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
+            if not isinstance(end.code, int):
+                print(end.code, file=sys.stderr)  # as Python itself does
             _end_job(end.code if isinstance(end.code, int) else FAILED)
         raise
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 
@@ -11,10 +12,11 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from ..errors import InvalidCallError, JobError
+from ..rendezvous import meet
 from .group import MpiGroup
-from .rendezvous import meet
 
 BACKEND = "mpi4py"
+KNOWN_TO_MPI = ("backend", "init_method", "store", "rank", "world_size")
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 """Where MPICH's and Intel's mpiexec, and Open MPI's, say how many processes they have started."""
 _torch_init = c10d.init_process_group
@@ -47,7 +49,7 @@ def init_process_group(backend=None, *args, **kwargs):
     """
     if not _is_ours(backend):
         return _torch_init(backend, *args, **kwargs)
-    told = dict(zip(("init_method", "timeout", "world_size", "rank"), args, strict=False)) | kwargs
+    told = inspect.signature(_torch_init).bind(backend, *args, **kwargs).arguments
     comm = MPI.COMM_WORLD
     check_launcher(comm)
     for name, truth in {"world_size": comm.size, "rank": comm.rank}.items():
@@ -56,9 +58,9 @@ def init_process_group(backend=None, *args, **kwargs):
                 f"init_process_group says {name}={told[name]}, but MPI started this process with "
                 f"{name} {truth}: leave it out, MPI knows it"
             )
-    timeout = told.get("timeout")
+    others = {name: value for name, value in told.items() if name not in KNOWN_TO_MPI}
     store, _ = meet(comm)
-    return _torch_init(BACKEND, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout)
+    return _torch_init(BACKEND, store=store, rank=comm.rank, world_size=comm.size, **others)
 
 
 def check_launcher(comm):

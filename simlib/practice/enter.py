@@ -13,6 +13,7 @@ import resource
 import secrets
 import signal
 import sys
+import time
 
 # From <linux/prctl.h>; Python has no name for it.
 PR_SET_PDEATHSIG = 1
@@ -20,6 +21,7 @@ CANNOT = 125  # exit code, as other programs that run programs have it
 CANNOT_RUN, NOT_FOUND = 126, 127
 GRACE_S = 5.0  # between a signal handed on and the end of what does not follow it
 LONG_S = 1e6
+PAUSE_S = 0.005  # a process that waits for a disk is killed only when it has its answer
 MARK = "SIMLIB_PRACTICE_EXEC"
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -134,6 +136,7 @@ def kill_marked(mark):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        time.sleep(PAUSE_S)
 
 
 def marked(mark):

@@ -17,6 +17,7 @@ PREFIX = "simlib"
 PLACE = Path("/run/netns")  # where `ip netns` keeps the names
 CLUSTERS = Path("/run/simlib")  # a folder for each practice cluster
 RUNNING = CLUSTERS / "practice"  # a link to the folder of the one that `practice up` started
+FIRST_PROCESS = Path("/proc/1/cmdline")
 
 
 def tool(*argv):
@@ -38,12 +39,29 @@ def why_not_here():
     """The part of `why_not` that is known at once: the system, the user, the programs."""
     if os.uname().sysname != "Linux":
         return "a practice network needs Linux: it is made of network namespaces"
+    if is_practice_host():
+        return (
+            "this is a host of a practice cluster, which has no practice network of its own: start "
+            "the same command on the machine itself"
+        )
     if os.geteuid() != 0:
         return "a practice network needs root: start the same command as root"
     missing = [name for name in ("ip", "tc") if not shutil.which(name)]
     if missing:
         return f"a practice network needs {missing[0]}: install the system package iproute2"
     return None
+
+
+def is_practice_host():
+    """Whether this is a host of a practice cluster. Its first process is the cluster's sshd.
+
+    There the processes of the machine are not seen, so every owner would be taken for gone, and
+    what is his removed.
+    """
+    try:
+        return f"{CLUSTERS}/".encode() in FIRST_PROCESS.read_bytes()
+    except OSError:
+        return False
 
 
 def _why_no_namespace():

@@ -11,10 +11,9 @@ import socket
 from datetime import timedelta
 
 import torch.distributed as dist
-from mpi4py import MPI
 
-from ..addresses import does_answer, listen, own_addresses
-from ..errors import InvalidCallError
+from .addresses import answered_by_all, listen, own_addresses, which_answer
+from .errors import InvalidCallError
 
 STORE_TIMEOUT = timedelta(minutes=5)
 
@@ -41,13 +40,12 @@ def meet(comm):
     listening = listen() if comm.rank == 0 else None
     told = (own_addresses(), listening.getsockname()[1]) if comm.rank == 0 else None
     addresses, port = comm.bcast(told)
-    reached = [does_answer(address, port) for address in addresses]
-    reached_by_all = comm.allreduce([reached], op=MPI.SUM)
-    for address, answers in zip(addresses, zip(*reached_by_all, strict=True), strict=True):
-        if all(answers):
-            return _store(comm, address, port, listening), address
+    reached = comm.allgather(which_answer(addresses, port))
+    address = answered_by_all(addresses, reached)
+    if address is not None:
+        return _store(comm, address, port, listening), address
     hosts = comm.allgather(socket.gethostname())
-    deaf = sorted({host for host, row in zip(hosts, reached_by_all, strict=True) if not any(row)})
+    deaf = sorted({host for host, those in zip(hosts, reached, strict=True) if not those})
     raise InvalidCallError(
         f"no address of {hosts[0]}, where rank 0 is, answers all ranks ({', '.join(addresses)}; "
         f"port {port}); from {', '.join(deaf) or 'no host'} none answers at all: open "

@@ -1,0 +1,98 @@
+"""How a job stands: what its folder says of it, and what nobody is left to write there."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+
+from .slurm import Queue
+
+START_S = 60.0
+"""A job that mpiexec carries is started at once; one that has not begun by then never will."""
+SETTLE_S = 5.0
+"""How much later than in the queue a job's end may be seen in its folder."""
+
+
+class JobState:
+    """The state of a job, as far as it can be known on this host.
+
+    Parameters
+    ----------
+    folder : JobFolder
+    submitted : float
+        When it was submitted, in seconds since 1970.
+    """
+
+    def __init__(self, folder, submitted):
+        self.queue = Queue(folder)
+        self._folder = folder
+        self._submitted = submitted
+        self._over_at = None
+
+    def now(self):
+        """A dict as in ``state.json``: its ``state`` is ``queued``, ``active`` or ``ended``.
+
+        A job that has ended has ``code`` and ``why``: as `launch` says, or ``lost`` where nobody is
+        left who would write it down; then ``words`` say more.
+        """
+        state = self._written()
+        if state["state"] == "ended":
+            return state
+        in_queue = self._in_queue()
+        if in_queue == "cancelled":
+            return {"state": "ended", "code": None, "why": "cancel"}
+        lost = self._why_over(in_queue) if in_queue else self._why_lost(state)
+        if lost is None:
+            return state
+        state = self._written()  # it may have ended just now
+        if state["state"] != "ended":
+            state = {"state": "ended", "code": None, "why": "lost", "words": lost}
+        return state
+
+    def _written(self):
+        return self._folder.read_json("state.json") or {"state": "queued"}
+
+    def _in_queue(self):
+        state = self.queue.state()
+        if state is None and self._folder.has("native.json"):  # handed to the queue meanwhile
+            self.queue = Queue(self._folder)
+            state = self.queue.state()
+        return state
+
+    def _why_over(self, in_queue):
+        """Words for a job that the queue has ended or forgotten, and its folder has not."""
+        if in_queue not in ("done", "failed"):
+            self._over_at = None
+            return None
+        self._over_at = self._over_at or time.monotonic()
+        is_settled = time.monotonic() > self._over_at + SETTLE_S
+        return "the queue has ended it" if is_settled else None
+
+    def _why_lost(self, state):
+        """Words for a job of mpiexec that nobody looks after any more."""
+        if state["state"] == "active":
+            if _is_gone(state, self._folder.path.name):
+                return (
+                    f"the process {state['pid']} that looked after its launcher is gone. Its ranks "
+                    "may go on: job.cancel() ends them"
+                )
+        elif time.time() - self._submitted > START_S:
+            return "it was never started: did its kernel end in the midst of submit?"
+        return None
+
+
+def _is_gone(state, name):
+    """Whether the process that waits for the launcher is gone, as far as this host can tell.
+
+    A later process may have its number. It has not its words: times would not tell, since the
+    clock may have been set meanwhile.
+    """
+    if state["host"] != os.uname().nodename:
+        return False
+    try:
+        words = psutil.Process(state["pid"]).cmdline()
+    except psutil.Error:  # there is none, it is a zombie, or another account's
+        return True
+    return not words or os.path.basename(words[-1]) != name

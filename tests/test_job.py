@@ -1,0 +1,203 @@
+"""A job as its folder knows it: what is there, who still looks after it, what the queue says."""
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+
+import pytest
+
+import simlib
+from simlib.batch import folder as folders
+from simlib.batch import job as jobs
+from simlib.batch import state
+from simlib.batch.folder import JobFolder
+
+RANKS = 2
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of a job that has been submitted just now."""
+    path = tmp_path / "main-1"
+    path.mkdir()
+    folder = JobFolder(path)
+    about = {"function": "main", "world_size": RANKS, "to": "hosts", "timeout_s": 9, "check": True}
+    folder.write_json({**about, "cells": {}, "submitted": time.time()}, "job.json")
+    folder.write(pickle.dumps({"cells": {}}), "request.pkl")
+    folder.write_json({"state": "queued"}, "state.json")
+    return folder
+
+
+@pytest.fixture
+def keeper():
+    """A process that stands for the one which waits for a launcher; its last word names the job."""
+    words = [sys.executable, "-c", "input()", "/elsewhere/main-1"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        yield process
+        process.stdin.close()
+
+
+def active(folder, process, **more):
+    place = {"host": os.uname().nodename, "pid": process.pid, "began": 0}
+    folder.write_json({"state": "active", **place, **more}, "state.json")
+
+
+def answer(folder, ranks):
+    for rank in ranks:
+        folder.write(pickle.dumps(("result", rank)), "answer", rank)
+
+
+def failure(job):
+    with pytest.raises(simlib.JobError) as caught:
+        job.result(0)
+    return str(caught.value)
+
+
+def test_a_job_is_active_as_long_as_somebody_waits_for_its_launcher(folder, keeper):
+    active(folder, keeper)  # it began in 1970: somebody has set the clock
+    job = simlib.Job(folder.path)
+    assert job.status == "active"
+    keeper.communicate()
+    assert job.status == "failed"
+    assert f"the process {keeper.pid} that looked after its launcher is gone" in failure(job)
+
+
+def test_another_process_with_the_number_of_the_one_that_waited(folder):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        active(folder, process)
+        assert simlib.Job(folder.path).status == "failed"
+
+
+def test_results_are_not_lost_with_the_one_that_waited(folder, keeper):
+    active(folder, keeper)
+    keeper.communicate()
+    answer(folder, range(RANKS))
+    assert simlib.Job(folder.path).result(0).results == [0, 1]
+
+
+def test_cancel_ends_ranks_whose_launcher_nobody_waits_for(folder, keeper):
+    active(folder, keeper)
+    keeper.communicate()
+    job = simlib.Job(folder.path)
+    job.cancel()
+    assert folder.has("end")
+    assert job.status == "cancelled"
+
+
+def test_a_job_that_was_never_started(folder, monkeypatch):
+    job = simlib.Job(folder.path)
+    assert job.status == "queued"
+    monkeypatch.setattr(state, "START_S", -1)
+    assert job.status == "failed"
+    assert "it was never started" in failure(job)
+
+
+class Queue:
+    """Stands for PSI/J."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def state(self):
+        native = self._folder.read_json("native.json")
+        return native and native["says"]
+
+    def words(self):
+        return ""
+
+
+@pytest.fixture
+def queued(folder, monkeypatch):
+    monkeypatch.setattr(state, "Queue", Queue)
+    monkeypatch.setattr(state, "START_S", -1)  # in a queue it may take as long as it takes
+    return folder
+
+
+def test_what_the_queue_says(queued):
+    queued.write_json({"says": "queued"}, "native.json")
+    job = simlib.Job(queued.path)
+    assert job.status == "queued"
+    queued.write_json({"says": "cancelled"}, "native.json")
+    assert job.status == "cancelled"
+
+
+def test_a_job_that_the_queue_has_forgotten_is_over(queued, monkeypatch):
+    queued.write_json({"says": "done"}, "native.json")  # so PSI/J calls a job that it cannot find
+    job = simlib.Job(queued.path)
+    assert job.status == "queued"  # its folder may be behind
+    monkeypatch.setattr(state, "SETTLE_S", -1)
+    assert job.status == "failed"
+    assert "the queue has ended it" in failure(job)
+    queued.mark("cancel")
+    assert job.status == "cancelled"
+    queued.write_json({"state": "ended", "code": 0, "why": "code"}, "state.json")
+    assert job.status == "done"
+
+
+def test_a_job_that_is_handed_to_the_queue_while_somebody_looks(queued):
+    job = simlib.Job(queued.path)
+    queued.write_json({"says": "queued"}, "native.json")
+    assert job.status == "queued"
+
+
+def test_ranks_that_end_before_their_launcher_is_told_are_cancelled(folder):
+    folder.mark("cancel")
+    folder.write_json({"state": "ended", "code": 1, "why": "code"}, "state.json")
+    assert simlib.Job(folder.path).status == "cancelled"
+
+
+def test_a_full_filesystem_is_named(folder, monkeypatch):
+    folder.write_json({"state": "ended", "code": 1, "why": "code"}, "state.json")
+    monkeypatch.setattr(jobs, "FULL_BYTES", float("inf"))
+    assert "the filesystem of its folder is full" in failure(simlib.Job(folder.path))
+
+
+def test_a_file_for_which_there_is_no_room_takes_none(folder, monkeypatch):
+    def no_room(path, content):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders.Path, "write_bytes", no_room)
+    before = sorted(folder.path.iterdir())
+    with pytest.raises(OSError, match="No space left"):
+        folder.write(b"x", "answer", 0)
+    assert sorted(folder.path.iterdir()) == before
+
+
+def test_jobs_of_others_are_not_listed(folder, monkeypatch):
+    theirs = folder.path.with_name("main-2")
+    theirs.mkdir()
+    (theirs / "job.json").touch()
+    read = folders.Path.read_bytes
+
+    def refuse(path):
+        if path.parent == theirs:
+            raise PermissionError
+        return read(path)
+
+    monkeypatch.setattr(folders.Path, "read_bytes", refuse)
+    with pytest.raises(simlib.InvalidCallError, match="cannot be read by this account"):
+        simlib.Job(theirs)
+    assert [job.name for job in simlib.jobs(folder.path.parent)] == ["main-1"]
+
+
+def test_a_file_that_another_host_has_made_is_seen(folder, monkeypatch):
+    """NFS believes that a file is still not there, until somebody opens its folder."""
+    known, there = set(), folders.Path.exists
+    truly_open = os.open
+
+    def open_anew(path, *more):
+        if os.path.isdir(path):
+            known.update(os.listdir(path))
+        return truly_open(path, *more)
+
+    monkeypatch.setattr(folders.Path, "exists", lambda path: path.name in known and there(path))
+    monkeypatch.setattr(folders.os, "open", open_anew)
+    assert not folder.has("end")
+    folder.mark("end")
+    assert folder.has("end")
+    folder.write(b"1", "answer", 0)
+    assert folder.read("answer", 0) == b"1"
+    assert folder.read("answer", 1) is None
