@@ -124,3 +124,12 @@ def test_the_exit_code_of_a_script_is_the_jobs(tmp_path):
     script.write_text("import sys; sys.exit(3)")
     assert mpiexec(1, "-m", "simlib.mpi", str(script)).returncode == 3
     assert mpiexec(2, "-m", "simlib.mpi", str(script)).returncode != 0
+
+
+def test_a_rank_that_is_alone_among_many_is_refused():
+    """As under another MPI's mpiexec: that one's word, and a library that knows of no other."""
+    script = str(TESTS / "published" / "world_of_three.py")
+    told = {"PMI_SIZE": "3", "OMPI_COMM_WORLD_SIZE": "3"}  # the right mpiexec sets one of them anew
+    done = mpiexec(1, "-m", "simlib.mpi", script, **told)
+    assert done.returncode != 0 and done.stdout == ""
+    assert "mpiexec started 3 processes, but MPI says that this one is alone" in done.stderr
