@@ -23,7 +23,16 @@ RECORDED = ROOT / "notebooks" / "recorded"
 LESSON = ROOT / "authoring" / "lessons" / "16_the_real_cluster.py"
 RATE_BPS = 100e6
 HOSTS = ["node1", "node2", "node3", "node4"]
-TAKEN_ALONG = ("job.json", "state.json", "verdict.pkl", "rank-*.json", "rank-*.log", "rank-*.out")
+TAKEN_ALONG = (
+    "job.json",
+    "state.json",
+    "verdict.pkl",
+    "rank-*.json",
+    "rank-*.out",
+    "rank-*.answer",
+)
+LOG_NBYTES = 10_000
+"""A larger log of calls is left out: the lesson wants numbers of that job, no picture."""
 RENAMED = ((str(ROOT), "~/course"), (sys.prefix, "~/course/.venv"))
 """Folders of the machine that records, and what they are called in a record."""
 
@@ -95,7 +104,7 @@ def record_environments(cluster, folder, options):
     program = [sys.executable, "-S", "-c", ENVIRONMENT, mark]
     two = "-n 4 -ppn 2 -hosts node1,node2".split()
     slots = "--allow-run-as-root -n 4 --host node1:2,node2:2 -x PATH".split()
-    commands = {"Slurm": ["srun", "-N", "2", "-n", "4", "--mpi=none"]}
+    commands = {"Slurm": ["srun", "-N", "2", "--ntasks-per-node=2", "--mpi=none"]}
     commands |= {"Open MPI": [options.openmpi, *slots]} if options.openmpi else {}
     commands |= {"Intel MPI": [options.intel, *two]} if options.intel else {}
     found = json.loads((RECORDED / "env.json").read_text())
@@ -144,8 +153,11 @@ def replace(kept):
 def reduce_job(folder, target):
     """Copy what `simlib.Job` reads; not the function, its data and the machine's folders."""
     target.mkdir()
-    for pattern in (*TAKEN_ALONG, "rank-*.answer"):
+    for pattern in TAKEN_ALONG:
         for path in folder.glob(pattern):
+            shutil.copy(path, target)
+    for path in folder.glob("rank-*.log"):
+        if path.stat().st_size <= LOG_NBYTES:
             shutil.copy(path, target)
     request = pickle.loads((folder / "request.pkl").read_bytes())
     (target / "request.pkl").write_bytes(pickle.dumps({"cells": request["cells"]}))
