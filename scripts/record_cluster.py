@@ -47,7 +47,7 @@ def command(name, *words):
     return text
 """
 KEEP_JOBS = """
-for job in simlib.jobs(JOBS.name):
+for job in simlib.jobs(JOBS):
     shutil.copytree(job.path, Path({kept!r}, job.name))
 """
 ENVIRONMENT = "import json, os, sys; print(json.dumps(dict(os.environ)), file=open(sys.argv[1] + "
