@@ -46,8 +46,8 @@ JOBS = Path(tempfile.mkdtemp(prefix="lesson_16_", dir="simlib-jobs"))
 #
 # `simlib.run` starts ranks, waits, and returns. On a cluster nobody wants to sit and wait: work is handed
 # in as a **job**. `simlib.submit` takes the same function and says `to=` where; `Mpiexec()` without
-# hosts is this machine, by the `mpiexec` of lesson 01. It returns at once with a `Job`. What does
-# `job.result()` give?
+# hosts is this machine, by the `mpiexec` of lesson 01. It returns at once with a `Job`. `job.follow()` shows what the
+# ranks print, until the job ends. What does `job.result()` give?
 
 # %%
 guess = None
@@ -61,13 +61,14 @@ def main(rank, world_size):
 
 
 job = simlib.submit(main, 2, to=simlib.Mpiexec(), folder=JOBS)
-print("just submitted, its end is known:", job.status == "done")
-run = job.result()
+print("it has ended:", job.status == "done")
+job.follow()
 print(job)
-print("the same results as run:", run.results == simlib.run(main, 2).results)
+results = job.result().results
+print(results, "the same as by run:", results == simlib.run(main, 2).results)
 
 # %% [markdown]
-# It waits for the end and gives a `Run`: results, output, trace, pictures, findings, all as before. In
+# It waits for the end, if need be, and gives a `Run`: results, output, trace, pictures, findings, all as before. In
 # between, `mpiexec` started two processes that are no children of this notebook, and each imported torch
 # anew. That takes seconds where `run`, which keeps ranks ready, takes milliseconds. So: develop with `run`,
 # plan with `simulate`, and submit what you want to know of the cluster.
@@ -95,9 +96,8 @@ def find_cluster():
         return [line.split()[0].split(":")[0] for line in lines if line.strip()], []
     practice = running.state()
     if practice:
-        return [host for host in practice["addresses"] if host != "login"], running.launcher(
-            "login"
-        )
+        nodes = [host for host in practice["addresses"] if host != "login"]
+        return nodes, running.launcher("login")
     return [], []
 
 
@@ -173,7 +173,6 @@ print(report)
 # %%
 script = JOBS.resolve() / "ptdist.py"
 script.write_text("""
-import os
 import torch
 import torch.distributed as dist
 
@@ -238,9 +237,8 @@ WORDS = {  # rank, world size, rank on its node, ranks on its node
     "Slurm": "SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_TASKS_PER_NODE",
     "torchrun": "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE",
 }
-tell = (
-    "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1] + str(os.getpid()), 'w'))"
-)
+tell = "import json, os, sys; name = f'{sys.argv[1]}.{os.uname().nodename}.{os.getpid()}'; "
+tell += "json.dump(dict(os.environ), open(name, 'w'))"
 place = ["-ppn", 2, "-hosts", ",".join(two)] if HOSTS else []
 words = [*LOGIN, MPIEXEC, "-n", 4, *place, sys.executable, "-S", "-c", tell, f"{file}.env"]
 subprocess.run([*map(str, words)], check=True, stdin=subprocess.DEVNULL)
@@ -326,6 +324,10 @@ for name, (function, args) in cases.items():
 jobs["around"].result()
 
 # %% [markdown]
+# Sums of whole numbers are equal to the last bit, here and there. Weights are, too, between machines that are alike; other
+# processors round sums in another order, and so the cell allows 1e-9. Nothing was sent twice or differently: it is
+# the same program.
+#
 # The function travels by value: code, and the globals it uses, the data set among them. What comes back is the
 # picture you know, and now each lane is a host. (Ranks of a job do not begin together: each host imports torch in its
 # own time, and whoever is ready first waits.)
@@ -589,7 +591,7 @@ for job in (too_long, unwanted):
 # `time_limit` is the whole job's, and 600 s if you say nothing. `timeout_s`, as in `run`, is another one:
 # seconds without *progress*. Both leave the folder, with all that was printed until then.
 #
-# `job.follow()` shows what the ranks print while they print it; Stop ends the looking, not the job.
+# (Stop, while you `follow` a job, ends the looking and not the job.)
 #
 # ## Slurm: wait your turn
 #
