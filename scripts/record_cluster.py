@@ -19,6 +19,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "authoring")]
+
+from build import execute, isolate_kernels, with_neutral_places  # noqa: E402
+from source import read_source  # noqa: E402
+
+from simlib.practice import PracticeCluster  # noqa: E402
+
 RECORDED = ROOT / "notebooks" / "recorded"
 LESSON = ROOT / "authoring" / "lessons" / "16_the_real_cluster.py"
 RATE_BPS = 100e6
@@ -33,8 +39,6 @@ TAKEN_ALONG = (
 )
 LOG_NBYTES = 10_000
 """A larger log of calls is left out: the lesson wants numbers of that job, no picture."""
-RENAMED = ((str(ROOT), "~/course"), (sys.prefix, "~/course/.venv"))
-"""Folders of the machine that records, and what they are called in a record."""
 
 # Appended to the lesson's cells: what commands print is kept, and in the end the jobs are.
 KEEP_OUTPUT = """
@@ -66,8 +70,6 @@ def main():
     if options.on_login:
         run_lesson(Path(options.on_login))
         return
-    from simlib.practice import PracticeCluster
-
     with (
         tempfile.TemporaryDirectory() as folder,
         PracticeCluster(len(HOSTS), rate_bps=RATE_BPS, slurm=True) as cluster,
@@ -86,9 +88,6 @@ def main():
 
 def run_lesson(kept):
     """Run the lesson here, on the login host, and copy what it leaves into a folder."""
-    from build import execute, isolate_kernels
-    from source import read_source
-
     isolate_kernels(kept.parent)
     notebook = read_source(LESSON, is_exercise=False)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -134,7 +133,9 @@ def last_of(mark):
 
 def write_environments(environments):
     """Put them where the lesson looks."""
-    (RECORDED / "env.json").write_text(renamed(json.dumps(environments, indent=1)) + "\n")
+    (RECORDED / "env.json").write_text(
+        with_neutral_places(json.dumps(environments, indent=1)) + "\n"
+    )
 
 
 def replace(kept):
@@ -144,7 +145,7 @@ def replace(kept):
     RECORDED.mkdir()
     (RECORDED / "README.md").write_text(readme)
     for text in sorted(kept.glob("*.txt")):
-        (RECORDED / text.name).write_text(renamed(text.read_text()))
+        (RECORDED / text.name).write_text(with_neutral_places(text.read_text()))
     for job in sorted(kept.glob("*/job.json")):
         if json.loads(job.read_text())["to"] != "this machine":
             reduce_job(job.parent, RECORDED / job.parent.name)
@@ -161,20 +162,13 @@ def reduce_job(folder, target):
             shutil.copy(path, target)
     request = pickle.loads((folder / "request.pkl").read_bytes())
     (target / "request.pkl").write_bytes(pickle.dumps({"cells": request["cells"]}))
-    said = renamed((folder / "launcher.err").read_text()) if needs_words(folder) else ""
+    said = with_neutral_places((folder / "launcher.err").read_text()) if needs_words(folder) else ""
     (target / "launcher.err").write_text(said)
 
 
 def needs_words(folder):
     """Whether the launcher's own words are what tells why the job has failed."""
     return not list(folder.glob("rank-*.json"))
-
-
-def renamed(text):
-    """A text with neutral names for the folders of this machine."""
-    for name, neutral in RENAMED:
-        text = text.replace(name, neutral)
-    return text
 
 
 if __name__ == "__main__":
