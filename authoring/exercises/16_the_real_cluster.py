@@ -130,11 +130,10 @@ print(measure(who_am_i, environments))
 # %% [markdown]
 # ## 2. Another host's clock (★★, 20 minutes, 3 points)
 #
-# Rank 0 has played ping-pong with every other rank. It holds `stamps[r]`, for each trip with rank r a row of two
-# readings of its own clock: sent $t_0$, back $t_3$ (ms). Rank r holds `stamps` with rows $t_1$ (came), $t_2$ (sent
-# back), by *its* clock. Return `(offset, error)` on every rank, in ms: how far its clock is ahead of rank 0's,
-# and by how much that may be wrong, of the trip that tells most. Rank 0 returns `(0.0, 0.0)`. At most
-# `world_size - 1` messages.
+# Rank 0 has played ping-pong with every other rank. Its `stamps[r]` has a row for each trip with rank r: sent
+# $t_0$, back $t_3$ (ms). Rank r's `stamps` has rows $t_1$ (came), $t_2$ (sent back), by *its* clock. Return
+# `(offset, error)` on every rank, in ms: how far its clock is ahead of rank 0's, by how much that may be wrong,
+# from the trip that tells most. Rank 0 returns `(0.0, 0.0)`. At most `world_size - 1` messages.
 
 
 # %% role="answer" question="clock_offset" points=3

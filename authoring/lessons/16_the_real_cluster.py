@@ -34,7 +34,6 @@ from torch.utils.data import TensorDataset
 import simlib
 from simlib.practice import running
 
-MPIEXEC = Path(sys.executable).with_name("mpiexec")
 Path("simlib-jobs").mkdir(exist_ok=True)
 for old in Path("simlib-jobs").glob("lesson_16_*"):
     if time.time() - old.stat().st_mtime > 24 * 3600:
@@ -101,6 +100,7 @@ def find_cluster():
     return [], []
 
 
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
 HOSTS, LOGIN = find_cluster()
 asked = subprocess.run([*LOGIN, "sinfo"], capture_output=True) if shutil.which("sinfo") else None
 SLURM = bool(HOSTS) and asked is not None and asked.returncode == 0
