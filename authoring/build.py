@@ -38,6 +38,8 @@ from source import (
 ROOT = Path(__file__).resolve().parent.parent
 CELL_TIMEOUT_S = 120
 RAISES, IGNORED = "raises-exception", "nbval-ignore-output"
+PLACES = ((str(ROOT), "~/course"), (sys.prefix, "~/course/.venv"))
+"""Folders of the machine that builds, and what they are called in stored outputs."""
 START_SOURCE, START_PAGE = "authoring/start_page.md", "START.md"
 GLOSSARY_LINE = "*Words, units and symbols: the [glossary](glossary.md).*"
 SHOWN_DIFF_LINES = 40
@@ -116,11 +118,22 @@ def normalise_output(output, count, keep_png):
     if output.output_type == "error":
         # The frames hold paths of the machine that built the notebook.
         output.traceback = [f"{output.ename}: {output.evalue}"]
+    if output.output_type == "stream":
+        output.text = with_neutral_places(output.text)
     if "data" in output:
         output.metadata = {}
         output.data.pop("application/vnd.jupyter.widget-view+json", None)
+        for kind in {"text/plain", "text/html"} & set(output.data):
+            output.data[kind] = with_neutral_places(output.data[kind])
         if not keep_png:
             output.data.pop("image/png", None)
+
+
+def with_neutral_places(text):
+    """A text with neutral names for the folders of this machine."""
+    for place, name in PLACES:
+        text = text.replace(place, name)
+    return text
 
 
 def merge_streams(outputs):

@@ -393,3 +393,12 @@ def test_only_the_named_sources_are_built(checkout):
     assert not list(root.glob("notebooks/*")) and list(root.glob("exercises/*"))
     with pytest.raises(source.SourceError, match="no source named 03_other"):
         builder.build(root, ["03_other"])
+
+
+def test_stored_outputs_name_no_folder_of_this_machine(checkout):
+    cell = "\n# %%\nimport sys\n\nprint('in', sys.prefix)\nsys.prefix\n"
+    root = checkout(lesson=LESSON + cell)
+    builder.build(root)
+    said, shown = nbformat.read(root / "notebooks" / "00_lesson.ipynb", 4).cells[-1].outputs
+    assert said.text == "in ~/course/.venv\n"
+    assert shown.data["text/plain"] == "'~/course/.venv'"

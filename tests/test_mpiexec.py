@@ -44,7 +44,8 @@ def test_command_of_mpich_and_intel(tmp_path, name):
     here = simlib.Mpiexec(launcher=words).command(3, ["python"])
     assert here == [*words, "-n", "3", "python"]
     from_file = simlib.Mpiexec(hostfile="hosts", launcher=words).command(1, ["python"])
-    assert from_file[-3:] == ["-f", os.path.abspath("hosts"), "python"]
+    # Without -ppn: it would overrule the counts in the file.
+    assert from_file == [*words, "-n", "1", "-f", os.path.abspath("hosts"), "python"]
 
 
 def test_command_of_open_mpi(tmp_path, monkeypatch):

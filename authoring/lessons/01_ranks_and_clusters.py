@@ -282,6 +282,20 @@ for count in (8, 2, 1):
 # The account and ssh have done their work when the ranks run. Then the network counts, and the filesystem
 # as often as data are read.
 #
+# Must you check all that by hand? `simlib.doctor(["node1", "node2"])`, or `simlib doctor --hosts node1,node2`
+# in a terminal, asks each host and says what to mend. Without names it examines this machine alone. Which rows
+# of the table can it then not ask?
+
+# %% tags=["nbval-ignore-output"]
+guess = None
+
+simlib.doctor()
+
+# %% [markdown]
+# Those that need a second host: ssh, the account, the common filesystem. Python, torch and MPI are looked at, two
+# ranks greet each other, and their ping-pong is timed. [Lesson 16](16_the_real_cluster.ipynb) takes the doctor
+# to real hosts.
+#
 # ## The same in torch
 #
 # Side by side: every rank brings its number, and all add them up. The first program is started by

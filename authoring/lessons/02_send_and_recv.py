@@ -13,6 +13,8 @@
 # - break the first program with a third rank, and mend it.
 
 # %%
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -108,11 +110,20 @@ for how in ("run", "simulate"):
 #
 # ## "ssh carries the data"
 #
-# On a cluster whose PyTorch was built with MPI, one line typed on one machine starts the same file:
+# On a cluster, one line typed on one machine starts the same file:
 #
 #     mpiexec -n 2 -ppn 1 -hosts node1,node2 python ptdist.py
 #
 # `-n 2` asks for two **processes** in all, not for two machines; `-ppn 1` puts one on each node.
+# It needs a PyTorch with MPI, or `python -m simlib.mpi`, which brings mpi4py's MPI under that
+# name. Here it runs with real MPI on this machine; [lesson 16](16_the_real_cluster.ipynb) adds `-hosts`.
+
+# %%
+mpiexec = Path(sys.executable).with_name("mpiexec")
+line = [mpiexec, "-n", "2", sys.executable, "-m", "simlib.mpi", script]
+print(subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout)
+
+# %% [markdown]
 # `mpiexec` logs in to the nodes with ssh. So the numbers travel through ssh, one would think. Here
 # the notebook starts the ranks. Do their messages pass through it? Below, each rank lists its
 # network connections as (own port, port of the other side), and so does the notebook.

@@ -31,7 +31,8 @@ class Mpiexec:
     ranks_per_node : int
         Ranks on each host.
     hostfile : str, optional
-        In place of ``hosts``: a file for mpiexec.
+        In place of ``hosts``: a file for mpiexec. It may say how many ranks each host takes;
+        ``ranks_per_node`` of 2 and more would overrule that.
     launcher : str or list of str, optional
         The command that stands for mpiexec; else the one beside this Python, then that of the PATH.
     time_limit : float
@@ -106,8 +107,8 @@ class Mpiexec:
         if self.hosts is not None:
             return ["-ppn", str(self.ranks_per_node), "-hosts", ",".join(self.hosts)]
         if self.hostfile is not None:
-            path = os.path.abspath(self.hostfile)
-            return ["-ppn", str(self.ranks_per_node), "-f", path]
+            each = ["-ppn", str(self.ranks_per_node)] if self.ranks_per_node > 1 else []
+            return [*each, "-f", os.path.abspath(self.hostfile)]
         return []
 
     def _place_open_mpi(self, world_size):

@@ -119,7 +119,8 @@ class Slurm:
         try:
             executor = _executor(folder, self.scheduler, words_of(self.login))
             command = executor.get_submit_command
-            executor.get_submit_command = lambda *what: _with(command(*what), self.extra)
+            extra = (*self._named(folder), *self.extra)
+            executor.get_submit_command = lambda *what: _with(command(*what), extra)
             executor.submit(job)
         except Exception as error:  # PSI/J's own, and those of a missing sbatch
             raise JobError(_refusal(error)) from None
@@ -129,6 +130,10 @@ class Slurm:
             "login": words_of(self.login),
         }
         folder.write_json(native, "native.json")
+
+    def _named(self, folder):
+        """The option that names the job: PSI/J hands a number of its own to Slurm."""
+        return (f"--job-name={folder.path.name}",) if self.scheduler == "slurm" else ()
 
 
 def _with(command, extra):

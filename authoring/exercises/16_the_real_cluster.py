@@ -1,0 +1,342 @@
+# %% [markdown]
+# # Exercises 16: the real cluster
+#
+# Three tasks that go with [lesson 16](../notebooks/16_the_real_cluster.ipynb), and none of them needs a
+# cluster: your functions are called on worlds of 1 to 5 ranks of this machine, and given what a
+# cluster would have told them. A check looks at the value on every rank, and at every message and
+# collective. The outputs stored below the checks are those of a good answer; they change when you run
+# the check. Stuck? Each task has folded hints, from gentle to strong.
+
+# %% role="setup"
+import torch
+import torch.distributed as dist
+
+from simlib.checks import check, collective_nbytes, collectives, measure, messages, nbytes, only
+
+# %% [markdown]
+# ## 1. Who am I, and do all agree? (★★, 15 minutes, 3 points)
+#
+# `environ` is a process's environment under MPICH, Open MPI, Slurm or torchrun. Return `(rank, world size,
+# rank on its node)` as the launcher says: three ints (not *our* `rank`, which has another order). Under
+# Slurm's `sbatch`, `mpiexec` and `torchrun` leave the batch script's `SLURM_` variables standing.
+# `mpi_size` is what the MPI library says. If it differs from the launcher's size on **any** rank, **all**
+# return None. At most one collective, 8 bytes from each rank.
+
+
+# %% role="answer" question="who_am_i" points=3
+def who_am_i(rank, world_size, environ, mpi_size):
+    """Return (rank, world size, rank on its node) by environ, or None where a rank sees a mixed MPI.
+
+    environ is a dict of strings; mpi_size is an int.
+    """
+    ### BEGIN SOLUTION
+    launchers = [
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),  # last: others leave it standing
+    ]
+    names = next(names for names in launchers if names[0] in environ)
+    place = tuple(int(environ[name]) for name in names)
+    mixed = torch.tensor([int(mpi_size != place[1])])
+    dist.all_reduce(mixed)
+    return None if mixed.item() else place
+    ### END SOLUTION
+
+
+# %% role="check" question="who_am_i" points=3
+WORDS = {
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    "open_mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+}
+
+
+def environments(rank, world_size):
+    """Two ranks on a node, numbered from our last one; at world size 4 one of them has another MPI."""
+    launcher = ["slurm", "mpich", "open_mpi", "slurm", "mpich", "torchrun"][world_size]
+    mine = world_size - 1 - rank
+    batch = dict(zip(WORDS["slurm"], ("0", "1", "0"), strict=True))  # the batch script's own
+    numbers = (mine, world_size, mine % 2)
+    environ = batch | dict(zip(WORDS[launcher], map(str, numbers), strict=True))
+    return environ, 1 if (rank, world_size) == (2, 4) else world_size
+
+
+def told(environ):
+    """What the launcher says, and whether it is Slurm alone."""
+    found = [names for names in WORDS.values() if names[0] in environ]
+    names = next((names for names in found if names != WORDS["slurm"]), WORDS["slurm"])
+    return tuple(int(environ[name]) for name in names)
+
+
+def places(environs, sizes):
+    """What every rank must return."""
+    by_rank = [told(environ) for environ in environs]
+    mixed = any(place[1] != size for place, size in zip(by_rank, sizes, strict=True))
+    return [None if mixed else place for place in by_rank]
+
+
+def of_batch(environs, sizes):
+    return [tuple(int(environ[name]) for name in WORDS["slurm"]) for environ in environs]
+
+
+def alone(environs, sizes):
+    by_rank = [told(environ) for environ in environs]
+    return [p if p[1] == size else None for p, size in zip(by_rank, sizes, strict=True)]
+
+
+verdict = check(
+    "who_am_i",
+    who_am_i,
+    environments,
+    places,
+    only("all_reduce", "all_gather", "broadcast", "reduce", "gather"),
+    collectives(lambda environs, sizes: 1, hint="One number from each rank can say all is well."),
+    collective_nbytes(lambda environs, sizes: 8),
+    mistakes={
+        "These are the batch script's words: other launchers leave them standing.": of_batch,
+        "Only the rank that sees the other MPI refuses; the others would wait for it.": alone,
+        "That is our rank, not the one that the launcher gave.": lambda environs, sizes: [
+            (rank, *told(environ)[1:]) for rank, environ in enumerate(environs)
+        ],
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Lesson 16 prints the words of each launcher. Which of them can be there although that launcher did not
+# start this process? Ask for those last.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# A rank that sees nothing wrong cannot know that another one does. What must all ranks tell all, and in how
+# many bits? Every rank has to take part in it, whatever it has seen itself.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# An int64 tensor with 1 for "mixed" and 0 for "well", summed over all ranks: more than 0 means None.
+#
+# </details>
+
+# %% role="hidden" question="who_am_i"
+print(measure(who_am_i, environments))
+
+# %% [markdown]
+# ## 2. Another host's clock (★★, 20 minutes, 3 points)
+#
+# Rank 0 has played ping-pong with every other rank. Its `stamps[r]` has a row for each trip with rank r: sent
+# $t_0$, back $t_3$ (ms). Rank r's `stamps` has rows $t_1$ (came), $t_2$ (sent back), by *its* clock. Return
+# `(offset, error)` on every rank, in ms: how far its clock is ahead of rank 0's, by how much that may be wrong,
+# from the trip that tells most. Rank 0 returns `(0.0, 0.0)`. At most `world_size - 1` messages.
+
+
+# %% role="answer" question="clock_offset" points=3
+def clock_offset(rank, world_size, stamps):
+    """Return (offset, error) of this rank's clock against rank 0's, in ms.
+
+    stamps is float64: (world_size, trips, 2) on rank 0, (trips, 2) on the others; it stays as it is.
+    """
+    ### BEGIN SOLUTION
+    if rank == 0:
+        for other in range(1, world_size):
+            dist.send(stamps[other], dst=other)
+        return 0.0, 0.0
+    of_rank_0 = torch.empty_like(stamps)
+    dist.recv(of_rank_0, src=0)
+    (sent, back), (came, gone) = of_rank_0.T, stamps.T
+    under_way = (back - sent) - (gone - came)
+    best = under_way.argmin()
+    offset = ((came - sent) + (gone - back)) / 2
+    return offset[best].item(), under_way[best].item() / 2
+    ### END SOLUTION
+
+
+# %% role="check" question="clock_offset" points=3
+TRIPS = [(4.0, 2.0, 1.0), (1.0, 0.5, 6.0), (3.0, 9.0, 0.0), (2.0, 2.0, 2.0)]  # there, back, held
+
+
+def stamps_of(rank, world_size):
+    """What a rank wrote down; the clocks of odd ranks are ahead, of even ones behind."""
+
+    def both(other):
+        ahead = (10.0 * other + 3) * (1 if other % 2 else -1)
+        rows = []
+        for number, (there, back, held) in enumerate(TRIPS):
+            sent = 100.0 * number + other
+            came = sent + there + ahead
+            rows.append((sent, sent + there + held + back, came, came + held))
+        return torch.tensor(rows, dtype=torch.float64)
+
+    if rank:
+        return (both(rank)[:, 2:].clone(),)
+    return (torch.stack([both(other)[:, :2] for other in range(world_size)]),)
+
+
+def all_trips(stamps):
+    """For every rank but 0: by trip, the offset and the time under way; and the whole trip's."""
+    for rank in range(1, len(stamps)):
+        (sent, back), (came, gone) = stamps[0][rank].T, stamps[rank].T
+        yield ((came - sent) + (gone - back)) / 2, (back - sent) - (gone - came), back - sent
+
+
+def by(choose):
+    """The values, by rank, of a way to choose: (offsets, under way, whole) -> (offset, error)."""
+    return lambda stamps: (
+        [(0.0, 0.0)] + [tuple(float(number) for number in choose(*t)) for t in all_trips(stamps)]
+    )
+
+
+verdict = check(
+    "clock_offset",
+    clock_offset,
+    stamps_of,
+    by(lambda offset, way, whole: (offset[way.argmin()], way.min() / 2)),
+    only("send", "recv"),
+    messages(lambda stamps: len(stamps) - 1, hint="All rows of a rank fit into one message."),
+    nbytes(lambda stamps: sum(stamp.nbytes for stamp in stamps[1:])),
+    mistakes={
+        "That is the mean of all trips: one long trip spoils it. The shortest tells most.": by(
+            lambda offset, way, whole: (offset.mean(), way.mean() / 2)
+        ),
+        "The sign is turned round: ahead is positive.": by(
+            lambda offset, way, whole: (-offset[way.argmin()], way.min() / 2)
+        ),
+        "The error is half of the time under way: the trip divides somewhere in between.": by(
+            lambda offset, way, whole: (offset[way.argmin()], way.min())
+        ),
+        "Which trip is the shortest? What the other rank held it for is not under way.": by(
+            lambda offset, way, whole: (offset[whole.argmin()], way[whole.argmin()] / 2)
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The formula needs all four readings of a trip. Two are here, two are there. Who sends, so that each rank can work
+# out its own?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# $\theta = ((t_1 - t_0) + (t_2 - t_3)) / 2$. Under way is what is left of $t_3 - t_0$ without $t_2 - t_1$. Half
+# of it bounds the error.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `stamps.T` gives the two columns. `under_way.argmin()` is the trip that tells most. Rank 0 sends `stamps[other]`.
+#
+# </details>
+
+# %% role="hidden" question="clock_offset"
+print(measure(clock_offset, stamps_of))
+
+# %% [markdown]
+# ## 3. As slow as its slowest link (★★★, 20 minutes, 3 points)
+#
+# Each rank has measured the link to its right neighbour: `points`, a list of `(nbytes, ms)`, exactly on a line. Return
+# on every rank how many ms the ring all_reduce of lesson 05 takes for `nbytes` bytes: 2(n - 1) steps, in each
+# of which every rank sends a chunk of `nbytes / n`, and all wait for the slowest. In a world of one: 0.0. At
+# most one collective, 8 bytes from each rank.
+
+
+# %% role="answer" question="ring_ms" points=3
+def ring_ms(rank, world_size, points, nbytes):
+    """Return the time in ms of a ring all_reduce of nbytes bytes over links that differ.
+
+    points is a list of (nbytes, ms) of this rank's link to the right.
+    """
+    ### BEGIN SOLUTION
+    (first_nbytes, first_ms), *_, (last_nbytes, last_ms) = points
+    ms_per_byte = (last_ms - first_ms) / (last_nbytes - first_nbytes)
+    latency_ms = first_ms - first_nbytes * ms_per_byte
+    step_ms = torch.tensor([latency_ms + nbytes / world_size * ms_per_byte], dtype=torch.float64)
+    dist.all_reduce(step_ms, op=dist.ReduceOp.MAX)
+    return 2 * (world_size - 1) * step_ms.item()
+    ### END SOLUTION
+
+
+# %% role="check" question="ring_ms" points=3
+LINKS = [(1.0, 1e-5), (40.0, 1e-6), (2.0, 8e-5), (5.0, 2e-5), (60.0, 4e-6)]  # ms, ms per byte
+NBYTES = 1_200_000
+
+
+def measured(rank, world_size):
+    latency_ms, ms_per_byte = LINKS[rank]
+    return [(k, latency_ms + k * ms_per_byte) for k in (1000, 100_000, 500_000)], NBYTES
+
+
+def steps_ms(lists, parts):
+    """One step on each link, for chunks of a part."""
+    return [latency + NBYTES / parts * slope for latency, slope in LINKS[: len(lists)]]
+
+
+def everywhere(value):
+    """``value(lists, n)`` on every rank."""
+    return lambda lists, sizes: [value(lists, len(lists))] * len(lists)
+
+
+verdict = check(
+    "ring_ms",
+    ring_ms,
+    measured,
+    everywhere(lambda lists, n: 2 * (n - 1) * max(steps_ms(lists, n))),
+    only("all_reduce", "all_gather", "broadcast", "reduce", "gather"),
+    collectives(lambda lists, sizes: 1, hint="What a rank can work out alone need not be sent."),
+    collective_nbytes(lambda lists, sizes: 8, hint="A link comes down to one number here."),
+    mistakes={
+        "That is this rank's own link: all wait for the slowest.": lambda lists, sizes: [
+            2 * (len(lists) - 1) * step for step in steps_ms(lists, len(lists))
+        ],
+        "A step sends a chunk, not the whole tensor.": everywhere(
+            lambda lists, n: 2 * (n - 1) * max(steps_ms(lists, 1))
+        ),
+        "n - 1 steps add up; as many more hand the sums round.": everywhere(
+            lambda lists, n: (n - 1) * max(steps_ms(lists, n))
+        ),
+        "That is the mean link: the quick ones wait.": everywhere(
+            lambda lists, n: 2 * (n - 1) * sum(steps_ms(lists, n)) / n
+        ),
+        "The worst latency and the worst bandwidth belong to two links: no chunk pays both.": (
+            everywhere(
+                lambda lists, n: (
+                    2
+                    * (n - 1)
+                    * (max(L for L, _ in LINKS[:n]) + NBYTES / n * max(s for _, s in LINKS[:n]))
+                )
+            )
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# A line through two of the points gives ms per byte; what is left at 0 bytes is the latency.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Which link is the slowest depends on the size of the chunk. So work out one step on your own link first, and then
+# compare with the others.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `dist.all_reduce(step_ms, op=dist.ReduceOp.MAX)`, with one float64 number.
+#
+# </details>
+
+# %% role="hidden" question="ring_ms"
+print(measure(ring_ms, measured))

@@ -1,0 +1,77 @@
+"""Lesson 16 on a cluster and from its records; what `scripts/record_cluster.py` keeps of a job."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import record_cluster
+import torch
+import torch.distributed as dist
+
+import simlib
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDED = ROOT / "notebooks" / "recorded"
+LESSON = ROOT / "notebooks" / "16_the_real_cluster.ipynb"
+
+
+def test_a_reduced_job_gives_the_same_run_without_its_function(tmp_path):
+    secret = "of the machine that records"
+
+    def main(rank, world_size):
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x)
+        print("rank", rank, len(secret))
+        return x.item()
+
+    job = simlib.submit(main, 2, to=simlib.Mpiexec(), folder=tmp_path / "jobs")
+    run = job.result(120)
+    record_cluster.reduce_job(job.path, tmp_path / "kept")
+    kept = simlib.Job(tmp_path / "kept")
+    assert kept.status == "done"
+    again = kept.result()
+    assert again.results == run.results == [1.0, 1.0]
+    assert (again.output, again.table()) == (run.output, run.table())
+    assert [place["host"] for place in kept.clocks] == [os.uname().nodename] * 2
+    assert secret in (job.path / "request.pkl").read_bytes().decode("latin-1")
+    held = [path.read_bytes() for path in (tmp_path / "kept").iterdir()]
+    assert not any(word.encode() in content for word in (secret, sys.prefix) for content in held)
+
+
+def test_every_record_is_shown_and_none_is_missing():
+    text = LESSON.read_text(encoding="utf-8")
+    names = {path.name.removesuffix("-1").removesuffix(".txt") for path in RECORDED.iterdir()}
+    assert all(name in text for name in names - {"README.md", "env.json"})
+    environments = json.loads((RECORDED / "env.json").read_text())
+    assert set(environments) == {"Slurm", "Open MPI", "Intel MPI", "torchrun"}
+
+
+def test_records_hold_no_folder_of_the_machine_that_made_them():
+    for path in RECORDED.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert not any(name.encode() in content for name in (str(ROOT), sys.prefix)), path
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("hosts")
+@pytest.mark.parametrize("slurm", [False, True])
+def test_the_lesson_passes_on_a_cluster(needs_practice_cluster, tmp_path, slurm):
+    """On the login host, where a hostfile names the nodes; without Slurm its jobs are recorded."""
+    from simlib.practice import PracticeCluster
+
+    needs_practice_cluster(slurm=slurm)
+    (tmp_path / "hostfile").write_text("node1\nnode2\nnode3\nnode4\n")
+    environ = {**os.environ, "HOSTFILE": str(tmp_path / "hostfile")}
+    program = [sys.executable, "-m", "pytest", "--nbval", "--nbval-cell-timeout=300", "-q", LESSON]
+    with PracticeCluster(4, rate_bps=100e6, slurm=slurm) as cluster:
+        done = cluster.run(
+            "login",
+            [*program, "-p", "no:cacheprovider"],
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,71 @@
+"""Wrong answers to exercise 16.3, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "ring_ms"
+
+
+def line(points):
+    """The latency in ms, and ms per byte."""
+    (a, a_ms), *_, (b, b_ms) = points
+    slope = (b_ms - a_ms) / (b - a)
+    return a_ms - a * slope, slope
+
+
+def over_ranks(number, op=dist.ReduceOp.MAX):
+    x = torch.tensor([number], dtype=torch.float64)
+    dist.all_reduce(x, op=op)
+    return x.item()
+
+
+def step(points, nbytes):
+    latency, slope = line(points)
+    return latency + nbytes * slope
+
+
+def own_link(rank, world_size, points, nbytes):
+    return 2 * (world_size - 1) * step(points, nbytes / world_size)
+
+
+def whole_tensors(rank, world_size, points, nbytes):
+    return 2 * (world_size - 1) * over_ranks(step(points, nbytes))
+
+
+def half_the_steps(rank, world_size, points, nbytes):
+    return (world_size - 1) * over_ranks(step(points, nbytes / world_size))
+
+
+def mean_link(rank, world_size, points, nbytes):
+    total = over_ranks(step(points, nbytes / world_size), dist.ReduceOp.SUM)
+    return 2 * (world_size - 1) * total / world_size
+
+
+def worst_of_both(rank, world_size, points, nbytes):
+    worst = torch.tensor(line(points), dtype=torch.float32)  # 8 bytes
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    latency, slope = worst.tolist()
+    return 2 * (world_size - 1) * (latency + nbytes / world_size * slope)
+
+
+def in_two_collectives(rank, world_size, points, nbytes):
+    over_ranks(line(points)[0])
+    return 2 * (world_size - 1) * over_ranks(step(points, nbytes / world_size))
+
+
+def both_numbers_of_all(rank, world_size, points, nbytes):
+    lines = [torch.zeros(2, dtype=torch.float64) for _ in range(world_size)]
+    dist.all_gather(lines, torch.tensor(line(points), dtype=torch.float64))
+    steps = [latency + nbytes / world_size * slope for latency, slope in lines]
+    return 2 * (world_size - 1) * max(steps).item()
+
+
+WRONG = {
+    own_link: "That is this rank's own link",
+    whole_tensors: "A step sends a chunk, not the whole tensor",
+    half_the_steps: "as many more hand the sums round",
+    mean_link: "That is the mean link",
+    worst_of_both: "no chunk pays both",
+    in_two_collectives: "What a rank can work out alone need not be sent",
+    both_numbers_of_all: "A link comes down to one number here",
+}

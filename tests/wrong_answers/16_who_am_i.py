@@ -1,0 +1,72 @@
+"""Wrong answers to exercise 16.1, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "who_am_i"
+MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
+OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+
+
+def place_by(environ, launchers=(MPICH, OPEN_MPI, TORCHRUN, SLURM)):
+    names = next(names for names in launchers if names[0] in environ)
+    return tuple(int(environ[name]) for name in names)
+
+
+def all_well(is_well, dtype=torch.int64):
+    mixed = torch.tensor([int(not is_well)], dtype=dtype)
+    dist.all_reduce(mixed)
+    return not mixed.item()
+
+
+def slurm_first(rank, world_size, environ, mpi_size):
+    place = place_by(environ, (SLURM, MPICH, OPEN_MPI, TORCHRUN))
+    return place if all_well(True) else None
+
+
+def refuses_alone(rank, world_size, environ, mpi_size):
+    place = place_by(environ)
+    return place if place[1] == mpi_size else None
+
+
+def our_rank(rank, world_size, environ, mpi_size):
+    place = place_by(environ)
+    return (rank, *place[1:]) if all_well(place[1] == mpi_size) else None
+
+
+def as_strings(rank, world_size, environ, mpi_size):
+    names = next(names for names in (MPICH, OPEN_MPI, TORCHRUN, SLURM) if names[0] in environ)
+    return tuple(environ[name] for name in names)
+
+
+def leaves_before_the_others(rank, world_size, environ, mpi_size):
+    place = place_by(environ)
+    if place[1] != mpi_size:
+        return None
+    return place if all_well(True) else None
+
+
+def two_questions(rank, world_size, environ, mpi_size):
+    place = place_by(environ)
+    well = all_well(place[1] == mpi_size)
+    return place if all_well(well) else None
+
+
+def everybody_brings_all(rank, world_size, environ, mpi_size):
+    place = place_by(environ)
+    sizes = [torch.zeros(3, dtype=torch.int64) for _ in range(world_size)]
+    dist.all_gather(sizes, torch.tensor([*place[:2], mpi_size]))
+    return place if all(size[1] == size[2] for size in sizes) else None
+
+
+WRONG = {
+    slurm_first: "the batch script's words",
+    refuses_alone: "Only the rank that sees the other MPI refuses",
+    our_rank: "That is our rank, not the one that the launcher gave",
+    as_strings: "has a str where a number is expected",
+    leaves_before_the_others: "The ranks never finish",
+    two_questions: "One number from each rank can say all is well",
+    everybody_brings_all: "24 bytes",
+}
