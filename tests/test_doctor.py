@@ -1,6 +1,6 @@
 """The doctor's judgement on answers of hosts; this machine alone; what it prints. No cluster.
 
-What it says about hosts that are broken for real is in test_doctor_cluster.
+What it says about hosts that are broken for real is in test_doctor_hosts.
 """
 
 import copy

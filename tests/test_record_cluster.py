@@ -56,7 +56,6 @@ def test_records_hold_no_folder_of_the_machine_that_made_them():
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("hosts")
 @pytest.mark.parametrize("slurm", [False, True])
 def test_the_lesson_passes_on_a_cluster(needs_practice_cluster, tmp_path, slurm):
     """On the login host, where a hostfile names the nodes; without Slurm its jobs are recorded."""

@@ -1,5 +1,6 @@
 """Jobs of a real mpiexec on this machine: what comes back, how they fail, who ends them."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -105,6 +106,27 @@ def test_what_a_job_brings_back(tmp_path, capfd):
     assert os.stat(job.path).st_mode & 0o077 == 0
 
 
+def test_ranks_take_their_leave_of_mpiexec(tmp_path):
+    """MPICH's mpiexec kills the others where one ends without it."""
+    launcher = [Path(sys.executable).with_name("mpiexec"), "-verbose"]
+    to = simlib.Mpiexec(launcher=launcher, time_limit=WAIT_S)
+    job = submitted(lambda rank, world_size: rank, 2, tmp_path, to=to)
+    assert job.result(WAIT_S).results == [0, 1]
+    assert (job.path / "launcher.out").read_text().count("cmd=finalize_ack") == 2
+
+
+def test_a_library_may_crash_when_all_is_done(tmp_path):
+    def main(rank, world_size):
+        main.crash = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(lambda *_: os.abort())
+        ctypes.CDLL(None).on_exit(main.crash, None)
+        return rank
+
+    job = submitted(main, 1, tmp_path)
+    assert job.result(WAIT_S).results == [0]
+    assert job.status == "done"
+    assert not processes_of(job)
+
+
 def test_an_exception_of_a_rank(tmp_path):
     def main(rank, world_size):
         if rank == 1:
@@ -121,7 +143,7 @@ def test_an_exception_of_a_rank(tmp_path):
     assert not processes_of(job)
 
 
-# What is marked long is what test_submit_failures and test_submit_hosts show on several hosts.
+# What is marked long is what test_failures_hosts and test_submit_hosts show on several hosts.
 
 
 @pytest.mark.long

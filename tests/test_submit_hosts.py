@@ -16,8 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 import simlib
 from simlib.practice import PracticeCluster
 
-pytestmark = pytest.mark.xdist_group("hosts")
-
 HOSTS = ["node1", "node2", "node3", "node4"]
 
 
@@ -165,7 +163,7 @@ def test_training_on_two_hosts_gives_the_weights_of_run(submit):
     assert abs(second["offset_s"]) <= second["error_s"] == run.trace.clock_error_s
 
 
-@pytest.mark.long  # test_submit_failures has a deadlock
+@pytest.mark.long  # test_failures_hosts has a deadlock
 def test_ddp_that_waits_for_ever(submit):
     def train(rank, world_size):
         model = DistributedDataParallel(torch.nn.Linear(4, 2))

@@ -25,6 +25,8 @@ SETTLE_S = 0.6
 """How long the other ranks may take to fail on their own, so that the error names all who do."""
 REFUSED = 77
 """Exit code of a rank that never came to the learner's function, and has said why."""
+LEFT = "left"
+"""What a rank tells its keeper when all is done, but for the end of its process."""
 JOIN_S = 60.0
 """How long the ranks of a job may take to find each other."""
 
@@ -39,7 +41,7 @@ def die_with_the_keeper():
 def keep(folder, pid, told):
     """Wait for the rank with this process id; returns the exit code for the launcher.
 
-    ``told`` is a pipe on which the rank says its number.
+    ``told`` is a pipe on which the rank says its number, and `LEFT`.
     """
     return Keeper(folder, pid, told).until_the_end()
 
@@ -54,7 +56,9 @@ class Keeper:
         self._folder = folder
         self._pid = pid
         self._told = told
+        os.set_blocking(told, False)  # a command of the rank may hold the other end
         self._rank = None
+        self._has_left = False
         self._parent = os.getppid()
         self._log = None
         self._judge = None
@@ -79,7 +83,7 @@ class Keeper:
     def _look(self):
         ready = select.select([self._told], [], [], LOOK_S)[0] if self._told is not None else ()
         if ready:
-            self._learn_rank()
+            self._listen()
         elif self._told is None:
             time.sleep(LOOK_S)
         if self._rank is None:
@@ -107,14 +111,25 @@ class Keeper:
             self._folder.file("stack-wanted", self._rank).unlink(missing_ok=True)
             os.kill(self._pid, signal.SIGUSR1)
 
-    def _learn_rank(self):
-        word = os.read(self._told, 64)
-        os.close(self._told)
-        self._told = None
-        if word:
-            self._rank = int(word)
-            self._log = logs.open_memory(self._folder.file("log", self._rank))
-            self._judge = Judge(self._folder, self._pass_on_wish) if self._rank == 0 else None
+    def _listen(self):
+        """Take in what the rank says."""
+        try:
+            words = os.read(self._told, 64).decode().split()
+        except BlockingIOError:
+            return
+        for word in words:
+            if word == LEFT:
+                self._has_left = True
+            else:
+                self._learn_rank(int(word))
+        if not words:
+            os.close(self._told)
+            self._told = None
+
+    def _learn_rank(self, rank):
+        self._rank = rank
+        self._log = logs.open_memory(self._folder.file("log", rank))
+        self._judge = Judge(self._folder, self._pass_on_wish) if rank == 0 else None
 
     def _is_over(self):
         """Whether the rank has to end: the job has failed or is cancelled, or its launcher gone."""
@@ -136,7 +151,9 @@ class Keeper:
     def _ended(self, code):
         """The rank's process has ended by itself."""
         if self._told is not None:
-            self._learn_rank()
+            self._listen()
+        if self._has_left:
+            code = 0
         has_answered = self._rank is not None and self._folder.has("answer", self._rank)
         if self._rank is not None and not has_answered and code != REFUSED:
             self._log.flush()

@@ -7,9 +7,11 @@ failed, and to ask it for its stack, whatever the rank itself is busy with.
 
 from __future__ import annotations
 
+import ctypes
 import linecache
 import os
 import pickle
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -25,8 +27,11 @@ from ..processes.rank import Output, flush, is_alone, show_errors_of_commands
 from ..recorder import Recorder
 from . import clocks, logs, world
 from .folder import JobFolder
-from .keeper import REFUSED, die_with_the_keeper, keep
+from .keeper import LEFT, REFUSED, die_with_the_keeper, keep
 from .versions import check_versions
+
+LEAVE_S = 5
+"""How long exit handlers may take."""
 
 
 def main(path):
@@ -49,7 +54,21 @@ def main(path):
         traceback.print_exc(file=sys.__stderr__)
         words = f"a rank on {os.uname().nodename} could not join or leave the others"
         code = _refuse(folder, f"{words}: {answers.short(error)}")
+    if code == 0 and job["uses_mpi"]:
+        _leave_mpiexec(tell)
     os._exit(code)
+
+
+def _leave_mpiexec(tell):
+    """End this process by the C library: MPICH takes its leave of mpiexec in an exit handler.
+
+    mpiexec takes an end without it for a crash, and kills the other ranks' keepers. Handlers of
+    other libraries run as well: whatever they do, the rank has told its keeper that it was done.
+    """
+    os.write(tell, f"{LEFT}\n".encode())
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LEAVE_S)
+    ctypes.CDLL(None).exit(0)
 
 
 def _refuse(folder, words):

@@ -19,8 +19,6 @@ from simlib.practice import PracticeCluster, cluster_command, launcher, system
 from simlib.practice import cluster as cluster_module
 from simlib.practice.slurm import CPUS
 
-pytestmark = pytest.mark.xdist_group("hosts")
-
 HELLO = """
 import socket
 from mpi4py import MPI
@@ -235,7 +233,7 @@ def test_a_batch_job_can_be_submitted_and_cancelled(cluster, tmp_path):
     assert lines.count("node1") == lines.count("node2") == CPUS
 
 
-@pytest.mark.long  # a minute; test_submit_failures has Slurm's limit, brought nearer
+@pytest.mark.long  # a minute; test_failures_hosts has Slurm's limit, brought nearer
 def test_a_job_ends_at_its_time_limit(cluster):
     words = ["srun", "--time=1", "-N", 1, "sleep", 1000]
     done = cluster.run("login", words, capture_output=True, text=True, timeout=240)

@@ -33,8 +33,6 @@ from test_submit import WAIT_S, sleeping, wait_until
 import simlib
 from simlib.practice import PracticeCluster
 
-pytestmark = pytest.mark.xdist_group("hosts")
-
 LONG = pytest.mark.long  # what another case here shows, too
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 HEALTHY = ["node1", "node2"]

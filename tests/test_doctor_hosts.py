@@ -33,8 +33,6 @@ from test_submit import wait_until
 import simlib
 from simlib.practice import PracticeCluster
 
-pytestmark = pytest.mark.xdist_group("hosts")
-
 ASK = """
 import json, sys, simlib
 from simlib.doctor import together, together_checks
@@ -256,7 +254,7 @@ def test_packets_between_two_nodes_are_lost(practice, tmp_path):
     assert seen.lines["ping-pong", None] == ("not asked", "because hello failed")
 
 
-@pytest.mark.long  # it installs an MPI; test_submit_failures has the case, without
+@pytest.mark.long  # it installs an MPI; test_failures_hosts has the case, without
 def test_mpiexec_of_another_mpi(practice, tmp_path):
     """Open MPI's mpiexec, from its wheel, with mpi4py on MPICH."""
     other = tmp_path / "other"
