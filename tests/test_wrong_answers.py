@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jupytext
 import pytest
-from source import solution_source, stub_source
+from simlib.grading.source import solution_source, stub_source
 
 from simlib.checks.check import fingerprint
 
