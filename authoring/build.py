@@ -26,6 +26,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
 from simlib.grading.source import (
     SourceError,
     course_of,

@@ -5,6 +5,7 @@ import json
 import build as builder
 import nbformat
 import pytest
+
 from simlib.grading import source
 
 LESSON = """\

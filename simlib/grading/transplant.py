@@ -99,20 +99,11 @@ def choose(exercise, submission, name, notes):
     ways = {
         "metadata": lambda one: (one.role, one.question) == ("answer", name),
         "id": lambda one: one.id == cell.id,
-        "def": re.compile(rf"^(async\s+)?(def\s+{name}\b|{name}\s*=)", re.MULTILINE),
+        "def": lambda one: defines(name, one.source) and not CHECKS.search(one.source),
     }
     fallback = None
     for way, fits in ways.items():
-        fits = (
-            getattr(fits, "search", None)
-            and (lambda one, fits=fits: fits.search(one.source))
-            or fits
-        )
-        found = [
-            i
-            for i, one in enumerate(submission.cells)
-            if fits(one) and not CHECKS.search(one.source)
-        ]
+        found = [index for index, one in enumerate(submission.cells) if fits(one)]
         edited = [i for i in found if is_edited(submission.cells[i], exercise, name)]
         if len(edited) > 1:
             notes.append(f"{name}: {len(edited)} cells answer it; the last of them counts")
@@ -123,6 +114,11 @@ def choose(exercise, submission, name, notes):
         if found and fallback is None:
             fallback = found[-1]
     return fallback
+
+
+def defines(name, source):
+    """Whether a cell defines a function of this name."""
+    return re.search(rf"^(async\s+)?(def\s+{name}\b|{name}\s*=)", source, re.MULTILINE)
 
 
 def is_edited(student_cell, exercise, name):
@@ -175,8 +171,4 @@ def helpers_by_anchor(exercise, submission, answers):
 
 def answered_by(exercise, one, answer_ids):
     """Ids of the answer cells whose function a cell defines."""
-    return [
-        answer_ids[name]
-        for name in exercise.questions
-        if re.search(rf"^(async\s+)?(def\s+{name}\b|{name}\s*=)", one.source, re.MULTILINE)
-    ]
+    return [answer_ids[name] for name in exercise.questions if defines(name, one.source)]
