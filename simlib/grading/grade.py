@@ -37,7 +37,7 @@ class QuestionResult:
     expected, got : str
         Of the public check where it was wrong.
     hidden : str
-        What came of the hidden cells: ``"right"``, ``"wrong"`` or empty where they were not reached.
+        ``"right"``, ``"wrong"``, or empty where the hidden cells were not reached.
     seconds : float
     outputs : dict of str to str
         What check and hidden cells gave, by cell id; for the teacher only.

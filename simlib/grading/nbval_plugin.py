@@ -1,8 +1,8 @@
 """A pytest plugin: nbval with its kernel shut in. All that touches nbval's inside is in this file.
 
 It is loaded as a module by itself, without simlib, whose import takes seconds. It starts the kernel
-that the environment describes, notices its death at once, bounds its output, lets a timeout cost one
-cell, and writes what nbval found about each cell as a line of JSON.
+that the environment describes, notices its death at once, bounds its output, lets a timeout cost
+one cell, and writes what nbval found about each cell as a line of JSON.
 
     GRADING_RUN      folder of the connection file and the sockets
     GRADING_KERNEL   the kernel's command, as JSON

@@ -59,8 +59,8 @@ def check_can_isolate(no_sandbox):
     if no_sandbox:
         if os.geteuid() == 0:
             raise CannotIsolate(
-                "as root, submissions are graded in the sandbox only, where they lose root's rights: "
-                "leave out --no-sandbox, or grade as an ordinary user"
+                "as root, submissions are graded in the sandbox only, where they lose root's "
+                "rights: leave out --no-sandbox, or grade as an ordinary user"
             )
         return
     reason = why_not()
@@ -146,7 +146,7 @@ def sandboxed(command, run_folder, uid, limits):
 
 
 def bound(way, source, place):
-    """bwrap's words to show a folder; those above it, which bwrap would close to others, are made."""
+    """bwrap's words to show a folder; those above it are made open, as bwrap does not."""
     above = [str(folder) for folder in reversed(Path(place).parents)][1:]
     above = [folder for folder in above if folder not in ("/tmp", FONTS)]
     words = [word for folder in above for word in ("--perms", "0755", "--dir", folder)]

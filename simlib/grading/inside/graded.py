@@ -119,6 +119,6 @@ def too_little(found, solution):
     if found["bytes"] >= needed:
         return None
     return (
-        f"the ranks send {found['bytes']:,} bytes through torch.distributed, and nobody can do with "
-        f"less than {needed:,.0f}: what they know of each other comes from elsewhere"
+        f"the ranks send {found['bytes']:,} bytes through torch.distributed, and nobody can do "
+        f"with less than {needed:,.0f}: what they know of each other comes from elsewhere"
     )

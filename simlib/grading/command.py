@@ -1,0 +1,163 @@
+"""``simlib grade``, ``simlib check``, ``simlib handout``: the classroom from the command line."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from . import batch, collect, reports, sandbox
+from .cache import Cache
+from .exercise import read_exercises
+from .source import SourceError
+
+ROOT = Path(__file__).resolve().parents[2]
+EXERCISES = ROOT / "authoring" / "exercises"
+
+
+def add_commands(commands):
+    """Add the classroom's commands to the subcommands of a parser."""
+    add_grade(commands)
+
+
+def add_grade(commands):
+    """Add ``grade`` to the subcommands of a parser."""
+    parser = commands.add_parser(
+        "grade",
+        help="grade a class's notebooks: points, reasons, feedback",
+        description="Grade what students handed in. Their code runs in a sandbox. Writes tables, "
+        "files to import into Canvas and Moodle, and a page for each student. Exit code 0 if "
+        "every notebook was graded, 1 if one could not be read, 2 for a wrong call.",
+    )
+    parser.add_argument(
+        "submissions", help="a folder with a folder per student, a folder of files, or a zip"
+    )
+    parser.add_argument("--out", default="report", metavar="F", help="folder to write to (report)")
+    parser.add_argument("--roster", metavar="CSV", help="the class: who handed in nothing gets 0")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time (2)")
+    parser.add_argument(
+        "--only", action="append", metavar="STUDENT", help="grade this student anew, no other"
+    )
+    parser.add_argument("--deadline", metavar="TIME", help="as 2026-11-30T18:00: later is late")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of hidden tests (drawn)")
+    parser.add_argument(
+        "--exercise", action="append", metavar="NN", help="grade these exercises only"
+    )
+    parser.add_argument(
+        "--exercises", default=str(EXERCISES), metavar="F", help="folder of their sources"
+    )
+    parser.add_argument("--time", type=float, metavar="S", help="seconds for a notebook (240)")
+    parser.add_argument("--memory", type=int, metavar="MB", help="memory for a notebook (4096)")
+    parser.add_argument(
+        "--no-sandbox", action="store_true", help="run what students wrote with your own rights"
+    )
+    parser.set_defaults(command=grade)
+
+
+REFUSALS = (
+    SourceError,
+    sandbox.CannotIsolate,
+    collect.CannotCollect,
+    reports.BadRoster,
+    ValueError,
+)
+
+
+def grade(options):
+    """Grade a class; returns the exit code."""
+    try:
+        return _grade(options)
+    except REFUSALS as error:
+        print(f"simlib: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("simlib: stopped; what was graded is kept, so call it again", file=sys.stderr)
+        return 130
+
+
+def _grade(options):
+    from tqdm import tqdm
+
+    sandbox.check_can_isolate(options.no_sandbox)
+    if options.no_sandbox:
+        print("simlib: NO SANDBOX: what students wrote runs with your rights", file=sys.stderr)
+    exercises = chosen(read_exercises(options.exercises), options.exercise)
+    roster = reports.read_roster(options.roster) if options.roster else []
+    deadline = time_of(options.deadline)
+    handed = collect.collect(options.submissions, exercises)
+    exercises = asked_for(exercises, handed, options.exercise)
+    mark_late(handed, deadline)
+    folder = Path(options.out)
+    cache = Cache(folder / ".cache")
+    seed = cache.seed(options.seed)
+    limits = limits_of(options)
+    work = batch.Batch(exercises, cache, seed, limits, not options.no_sandbox)
+    if options.only and not {one.student for one in handed} & set(options.only):
+        raise ValueError(f"nobody named {', '.join(options.only)} handed anything in")
+    with tqdm(total=len(handed), unit="notebook", disable=None) as bar:
+        graded = work.run(
+            handed, max(1, options.jobs), lambda one: bar.update(), options.only or ()
+        )
+    report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
+    reports.write_reports(folder, report, roster)
+    print(summary(report, folder))
+    return 0 if all(one.result.status == "graded" for one in graded) else 1
+
+
+def chosen(exercises, numbers):
+    """The exercises that were asked for: by number, or by name."""
+    if not numbers:
+        return exercises
+    found = {
+        name: one
+        for name, one in exercises.items()
+        if any(name == number or name.startswith(f"{number}_") for number in numbers)
+    }
+    if not found:
+        raise ValueError(f"there is no exercise {', '.join(numbers)}: {', '.join(exercises)}")
+    return found
+
+
+def asked_for(exercises, handed, numbers):
+    """The exercises of a report: those asked for, or those that somebody handed in."""
+    found = {one.exercise for one in handed}
+    return exercises if numbers else {n: e for n, e in exercises.items() if n in found}
+
+
+def time_of(text):
+    """A deadline, in the time of this machine where it names none."""
+    if not text:
+        return None
+    try:
+        return datetime.datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise ValueError(f"--deadline {text}: write it as 2026-11-30T18:00") from None
+
+
+def mark_late(handed, deadline):
+    """Note which files came after the deadline."""
+    for one in handed:
+        one.late = one.late or bool(deadline and one.when and one.when > deadline)
+
+
+def limits_of(options):
+    """The limits, with those that were asked for."""
+    limits = sandbox.Limits()
+    if options.time:
+        limits = replace(limits, notebook_s=options.time)
+    if options.memory:
+        limits = replace(limits, memory_bytes=options.memory << 20)
+    return limits
+
+
+def summary(report, folder):
+    """What is printed at the end."""
+    lines = []
+    for one in report["students"]:
+        odd = [b for b in one["notebooks"] if b["status"] not in ("graded", "missing")]
+        told = "".join(f"  {b['exercise']}: {b['status']}: {b['reason']}" for b in odd)
+        told += "".join(f"  {other['file']}: {other['reason']}" for other in one["other_files"])
+        lines.append(f"{reports.tame(one['student']):<24} {one['points']:>3} of {one['of']}{told}")
+    lines.append(f"seed {report['seed']} (--seed {report['seed']} repeats it); see {folder}/")
+    return "\n".join(lines)
