@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..plain import VARIABLE
+
 COURSE = "/course"
 """Where simlib lies inside."""
 FONTS = "/tmp/matplotlib"
@@ -196,4 +198,5 @@ def environment():
         "MPLCONFIGDIR": FONTS,
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "TQDM_DISABLE": "1",
+        VARIABLE: "1",
     }
