@@ -4,9 +4,9 @@ import ast
 import os
 
 import pytest
-from notebooks_made import cell_of, content, exercise, extra, notebook, solved
+from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, extra, notebook, solved
 
-from simlib.grading import sandbox
+from simlib.grading import known, sandbox
 from simlib.grading.expected import record
 from simlib.grading.grade import BEGIN, grade, json_in
 from simlib.grading.session import code_cell, run_notebook
@@ -168,3 +168,40 @@ def test_what_is_forged_has_no_effect(graded):
     assert "own_broadcast: right" in found["own_broadcast"].outputs["own_broadcast-check"]
     assert "comes from elsewhere" in found["own_broadcast"].outputs["own_broadcast-hidden"]
     assert "hidden tests" in found["own_broadcast"].reason
+
+
+# Known wrong answers
+
+WRONG_ANSWERS = ROOT / "tests" / "wrong_answers"
+
+
+def test_a_known_wrong_answer_is_told_by_its_name(expected):
+    sources = known.sources_of(WRONG_ANSWERS, COLLECTIVES, "mean_of_all")
+    assert {"sum by ranks", "own mean", "whole vectors"} <= set(sources)
+    some = {words: sources[words] for words in ("own mean", "sum by ranks")}
+    signatures = known.outputs_of(some, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)
+    own = "def mean_of_all(rank, world_size, x):\n    numbers = x\n    return numbers.mean().item()"
+    made = notebook(COLLECTIVES, {"mean_of_all": own})
+    result = grade(content(made), COLLECTIVES, expected, SEED, LIMITS)
+    found = known.signature(result.questions[0].outputs)
+    assert [words for words in signatures if signatures[words] == found] == ["own mean"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [path.name[:2] for path in sorted(SOURCES.glob("[0-9]*.py"))])
+def test_all_solutions_get_all_points_and_known_wrong_answers_none(isolated, number):
+    one = exercise(number)
+    recorded = record(one, SEED, LIMITS)
+    result = grade(content(solved(one)), one, recorded, SEED, LIMITS)
+    assert result.points == one.points, result
+    for question in one.questions:
+        sources = known.sources_of(WRONG_ANSWERS, one, question)
+        signatures = known.outputs_of(sources, one, question, recorded, SEED, LIMITS, True)
+        assert set(signatures) == set(sources)
+        right = known.signature(
+            {cell.id: recorded.text(cell.id) for cell in one.cells if cell.id in recorded.outputs
+             and cell.question == question}
+        )  # fmt: skip
+        for words, found in signatures.items():
+            assert found != right, words
+            assert found[0] != right[0], f"{words}: its public check is right"
