@@ -26,7 +26,8 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
-from source import (
+
+from simlib.grading.source import (
     SourceError,
     course_of,
     read_source,

@@ -1,4 +1,4 @@
-"""The command line: ``python -m simlib run -n 4 script.py [args]``, ``practice``, ``doctor``."""
+"""The command line: ``python -m simlib run -n 4 script.py [args]``, and all other commands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from . import __version__, clusters
 from .doctor import command as doctor
 from .errors import RunInterrupted, SimlibError
+from .grading import command as grading
 from .lanes import unit_of
 from .practice import command as practice
 from .processes.engine import MAX_RANKS, run_script
@@ -61,6 +62,7 @@ def _parser():
     simulate.set_defaults(command=_simulate)
     practice.add_command(commands)
     doctor.add_command(commands)
+    grading.add_commands(commands)
     return parser
 
 

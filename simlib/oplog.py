@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 
+from . import plain
 from .trace import Group, Op, Site, describe_call, source_line
 
 CAPACITY = 256 << 20
@@ -311,7 +312,7 @@ class OpLogReader:
             else:
                 length = _DEFINITION.unpack_from(self._memory, self._position)[1]
                 start = self._position + _DEFINITION.size
-                number, table, value = pickle.loads(self._memory[start : start + length])
+                number, table, value = plain.loads(self._memory[start : start + length])
                 self._definitions[table][number] = value
                 self._position = start + length
 

@@ -5,7 +5,8 @@ import json
 import build as builder
 import nbformat
 import pytest
-import source
+
+from simlib.grading import source
 
 LESSON = """\
 # %% [markdown]

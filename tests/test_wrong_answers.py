@@ -8,9 +8,9 @@ from pathlib import Path
 
 import jupytext
 import pytest
-from source import solution_source, stub_source
 
 from simlib.checks.check import fingerprint
+from simlib.grading.source import solution_source, stub_source
 
 TESTS = Path(__file__).parent
 EXERCISES = TESTS.parent / "authoring" / "exercises"

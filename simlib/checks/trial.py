@@ -11,6 +11,7 @@ import torch
 import simlib
 
 from ..errors import SimlibError
+from ..processes.payload import ByRank
 from .compare import describe
 
 WORLDS = (1, 2, 3, 4, 5)
@@ -37,18 +38,17 @@ class Exchanged(list):
 def try_on(answer, by_rank, start):
     """Run an answer, a rank per tuple of inputs: the `Run`, and the inputs as they are after it.
 
-    ``start(function, world_size)`` runs it.
+    ``start(function, world_size, args)`` runs it. A rank knows its own inputs only.
     """
 
     @functools.wraps(answer)
-    def trial(rank, world_size):
-        mine = by_rank[rank]
+    def trial(rank, world_size, *mine):
         at_first = [list(one) if isinstance(one, list) else one for one in mine]
         returned = answer(rank, world_size, *mine)
         return returned, tuple(map(with_those_at_first, mine, at_first))
 
     try:
-        run = start(trial, len(by_rank))
+        run = start(trial, len(by_rank), ByRank(by_rank))
     except SimlibError as error:
         if error.run is not None:
             keep_returned(error.run)

@@ -19,10 +19,10 @@ def send(sock, message):
     send_bytes(sock, pickle.dumps(message, protocol=5))
 
 
-def receive(sock):
+def receive(sock, loads=pickle.loads):
     """Receive one message; EOFError when the other side is gone."""
     (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
-    return pickle.loads(_exactly(sock, length))
+    return loads(_exactly(sock, length))
 
 
 def _exactly(sock, length):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .. import diagnosis, errors, outcome
 from .live import open_display
-from .payload import cell_numbers, new_cells, pack, surroundings
+from .payload import ByRank, cell_numbers, new_cells, pack, surroundings
 from .pool import pool
 from .watch import Watch
 
@@ -76,9 +76,10 @@ def run(
             f"run needs a function main(rank, world_size) to call, not {function!r}"
         )
     size = _check_world_size(world_size)
-    payload = pack(function, args, kwargs, size)
+    own = args.packed if isinstance(args, ByRank) else None
+    payload = pack(function, () if own else args, kwargs, size)
     options = Options(name_of(function), timeout_s, strict, check)
-    return _run_payload(payload, size, options, fresh, argv=None)
+    return _run_payload(payload, size, options, fresh, argv=None, own=own)
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _check_world_size(world_size):
     )
 
 
-def _run_payload(payload, world_size, options, fresh, argv):
+def _run_payload(payload, world_size, options, fresh, argv, own=None):
     check_timeout(options.timeout_s)
     cells = cell_numbers()
     where = surroundings(argv)
@@ -132,7 +133,7 @@ def _run_payload(payload, world_size, options, fresh, argv):
         world = _take_world(world_size, fresh, display)
         watch = Watch(world, display, cells, options)
         outputs = watch.outputs
-        result, failure = _run_in(world, watch, {"payload": payload, **where}, options)
+        result, failure = _run_in(world, watch, {"payload": payload, "own": own, **where}, options)
     finally:
         display.close(outputs)
     return told(display, result, failure)

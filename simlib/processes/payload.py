@@ -15,6 +15,19 @@ from ..errors import InvalidCallError
 HEAVY_BYTES = 20 << 20
 
 
+class ByRank:
+    """Arguments that differ from rank to rank: a rank is sent its own and no others.
+
+    Parameters
+    ----------
+    args : sequence of sequence
+        By rank.
+    """
+
+    def __init__(self, args):
+        self.packed = [cloudpickle.dumps(tuple(own), protocol=5) for own in args]
+
+
 def pack(function, args, kwargs, world_size):
     """The function and its arguments as bytes; a clear error where something cannot travel."""
     if not isinstance(args, (tuple, list)):

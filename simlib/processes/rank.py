@@ -60,6 +60,7 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
         if word == "run":
             membership.begin(request["number"])
             recorder.begin(meetings if request["check"] else None)
+            request["own"] = channel.receive(sock)
             answer = _run(request, rank, world_size, writer)
             if os.getpid() != own_pid:
                 os._exit(0)  # a child that the learner forked has come back from the function
@@ -158,6 +159,8 @@ def _run(request, rank, world_size, writer):
 
     def call():
         function, args, kwargs = pickle.loads(request["payload"])
+        if request["own"]:
+            args = pickle.loads(request["own"])
         writer.enter()
         try:
             return function(rank, world_size, *args, **kwargs)

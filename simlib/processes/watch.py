@@ -8,7 +8,7 @@ import pickle
 import signal
 import time
 
-from .. import outcome
+from .. import outcome, plain
 from ..checker import Checker
 from ..patience import Patience
 from . import asleep, channel
@@ -73,10 +73,12 @@ class Watch:
 
     def until_the_end(self, request):
         """Start the function everywhere and watch; returns the error to raise, or None."""
+        own = request.pop("own")
         message = pickle.dumps(("run", request), protocol=5)
         for rank in self.world.ranks:
             try:
                 channel.send_bytes(rank.control, message)
+                channel.send(rank.control, own and own[rank.rank])
             except OSError:  # it died between two runs; its sentinel says how
                 pass
         while self.running():
@@ -185,7 +187,7 @@ class Watch:
 
     def _read_answer(self, rank):
         try:
-            self.answers[rank.rank] = channel.receive(rank.control)
+            self.answers[rank.rank] = channel.receive(rank.control, plain.loads)
         except (EOFError, ConnectionError):
             self._forget(rank.control)
             return

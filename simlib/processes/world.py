@@ -13,7 +13,7 @@ import socket
 import tempfile
 from multiprocessing.reduction import DupFd
 
-from .. import meetings
+from .. import meetings, plain
 from ..oplog import CAPACITY, OpLogReader, create_shared_memory
 from . import channel
 from .launch import RANK_NAME, server_context, uninterrupted
@@ -165,7 +165,7 @@ class World:
     def _answer(self, rank):
         rank.control.settimeout(START_LIMIT_S)
         try:
-            return channel.receive(rank.control)[1]
+            return channel.receive(rank.control, plain.loads)[1]
         finally:
             rank.control.settimeout(None)
 

@@ -12,7 +12,7 @@ from ..cluster import Cluster, Topology
 from ..collectives import ALGORITHMS, choose
 from ..processes.engine import check_timeout, name_of, script, told
 from ..processes.live import SilentDisplay, open_display
-from ..processes.payload import cell_numbers, new_cells, pack, surroundings
+from ..processes.payload import ByRank, cell_numbers, new_cells, pack, surroundings
 from . import adversary
 from .process import simulators
 from .simulation import Options
@@ -126,8 +126,10 @@ def simulate(
         compute=_check_choice("compute", compute, ("flops", "measured", "free")),
         memory=cluster.device is not None if memory is None else bool(memory),
     )
-    payload = pack(function, args, kwargs, size)
-    request = {"payload": payload, "cluster": cluster, "placement": placement, "world_size": size}
+    own = args.packed if isinstance(args, ByRank) else None
+    payload = pack(function, () if own else args, kwargs, size)
+    request = {"payload": payload, "own": own, "cluster": cluster, "placement": placement}
+    request["world_size"] = size
     return _simulate(request, options, argv=None)
 
 
@@ -307,7 +309,8 @@ def simulate_script(path, world_size, argv, **options):
     size = _check_world_size(world_size)
     cluster = _check_cluster(options.pop("cluster", None), size)
     payload = pack(script, (os.path.abspath(path),), None, size)
-    request = {"payload": payload, "cluster": cluster, "placement": "block", "world_size": size}
+    request = {"payload": payload, "own": None, "cluster": cluster, "placement": "block"}
+    request["world_size"] = size
     return _simulate(
         request, SimulationOptions(name=os.path.basename(path), **options), argv=[path, *argv]
     )

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 
+from .. import plain
 from ..oplog import NOBODY, OpLogReader, Shared, create_shared_memory
 from ..processes import channel
 from ..processes.launch import RANK_NAME, server_context, uninterrupted
@@ -59,7 +60,7 @@ class SimulatorProcess:
             return True
         self.control.settimeout(START_LIMIT_S)
         try:
-            reason = channel.receive(self.control)[1]
+            reason = channel.receive(self.control, plain.loads)[1]
         except (EOFError, OSError):
             return False
         finally:

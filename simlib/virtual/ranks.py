@@ -167,6 +167,8 @@ class Ranks:
         # Else cloudpickle gives all ranks one and the same class, with the globals of the last.
         cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
         function, args, kwargs = pickle.loads(self._request["payload"])
+        if self._request["own"]:
+            args = pickle.loads(self._request["own"][rank])
         log = self._simulation.logs[rank]
         log.enter()
         self._simulation.begin_to_measure(rank)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import pickle
 import selectors
 import signal
 import sys
 import time
 
-from .. import errors, outcome
+from .. import errors, outcome, plain
 from ..checker import Checker
 from ..patience import Patience
 from ..processes import channel
@@ -192,7 +191,7 @@ class SimulationWatch:
 
     def _read_report(self):
         try:
-            word, report = channel.receive(self._process.control)
+            word, report = channel.receive(self._process.control, plain.loads)
         except (EOFError, ConnectionError):
             self._process_died = True
             return
@@ -204,7 +203,7 @@ class SimulationWatch:
         self.deaths = report["deaths"]
         for rank, answer in report["answers"].items():
             try:
-                self.answers[rank] = pickle.loads(answer)
+                self.answers[rank] = plain.loads(answer)
             except BaseException as error:  # it arrived, but cannot be rebuilt here
                 words = f"{type(error).__name__}: {error}"
                 self.answers[rank] = "unpicklable", ("result", words)

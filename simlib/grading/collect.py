@@ -1,0 +1,213 @@
+"""Find submissions: folders of students, files named after them, or a zip from a platform."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import re
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from .submission import LARGEST_BYTES, Unreadable, parse, read_bytes
+from .transplant import defines
+
+MOST_FILES = 20_000
+CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)$")
+MOODLE = re.compile(r"^(?P<name>.+)_(?P<id>\d+)_assignsubmission_\w*?file_?(?P<file>.*)$")
+AGAIN = re.compile(r"(-\d+| ?\(\d+\)| - Copy)+$")
+LEFT_OUT = {".ipynb_checkpoints", "__MACOSX"}
+
+
+class CannotCollect(Exception):
+    """A place without submissions; the message is the reason."""
+
+
+@dataclass
+class Handed:
+    """One file that was handed in.
+
+    Attributes
+    ----------
+    student : str
+        What identifies the student: a folder's name, a number of the platform.
+    name : str
+        The student's name as far as the file tells it.
+    exercise : str or None
+        Which exercise it is; None where nobody can tell.
+    file : str
+        Its name as it was handed in.
+    content : bytes
+        Empty where it could not be read.
+    unreadable : str
+        Why it could not be read.
+    when : datetime.datetime or None
+        When it was last changed.
+    late : bool
+        Whether the platform says that it came late.
+    notes : list of str
+    """
+
+    student: str
+    name: str
+    exercise: str | None
+    file: str
+    content: bytes
+    unreadable: str = ""
+    when: datetime.datetime | None = None
+    late: bool = False
+    notes: list = field(default_factory=list)
+
+
+def collect(place, exercises):
+    """All that was handed in, one `Handed` for each student and exercise, sorted.
+
+    Parameters
+    ----------
+    place : str or Path
+        A folder with a folder for each student, a folder of files whose names begin with the
+        student, or a zip file of either. Names that Canvas and Moodle give are understood.
+    exercises : dict of str to Exercise
+
+    Raises
+    ------
+    CannotCollect
+        There is nothing there.
+    """
+    place = Path(place)
+    if place.is_dir():
+        files = files_of_folder(place)
+    elif zipfile.is_zipfile(place):
+        files = files_of_zip(place)
+    else:
+        raise CannotCollect(f"{place} is neither a folder nor a zip file of submissions")
+    handed = [identify(*file, exercises) for file in files]
+    if not handed:
+        raise CannotCollect(f"{place} has no notebooks (files that end in .ipynb)")
+    return newest(handed)
+
+
+def files_of_folder(folder):
+    """``(path, reader, time)`` of every notebook below a folder; links are not followed."""
+    for above, folders, files in os.walk(folder):
+        folders[:] = sorted(one for one in folders if one not in LEFT_OUT)
+        for file in sorted(files):
+            if file.endswith(".ipynb"):
+                path = Path(above) / file
+                seconds = path.lstat().st_mtime
+                when = datetime.datetime.fromtimestamp(seconds).astimezone()
+                relative = PurePosixPath(path.relative_to(folder).as_posix())
+                yield relative, (lambda path=path: read_bytes(path)), when
+
+
+def files_of_zip(path):
+    """The same of a zip file. Nothing is written anywhere, so no name in it can do harm."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if len(members) > MOST_FILES:
+            raise CannotCollect(f"{path} holds {len(members):,} files: more than {MOST_FILES:,}")
+        for member in sorted(members, key=lambda one: one.filename):
+            parts = PurePosixPath(member.filename).parts
+            if not member.filename.endswith(".ipynb") or LEFT_OUT & set(parts):
+                continue
+            when = None
+            with contextlib.suppress(ValueError):
+                when = datetime.datetime(*member.date_time).astimezone()
+            reader = lambda member=member: read_member(archive, member)  # noqa: E731
+            yield PurePosixPath(*parts), reader, when
+
+
+def read_member(archive, member):
+    """A zip's file; one that is larger than it may be is refused before it is unpacked."""
+    if member.file_size > LARGEST_BYTES:
+        raise Unreadable(f"the file is larger than {LARGEST_BYTES >> 20} MB")
+    try:
+        with archive.open(member) as file:
+            content = file.read(LARGEST_BYTES + 1)
+    except Exception as error:  # damaged, encrypted, or packed in an unknown way
+        raise Unreadable(f"the zip file's entry cannot be read ({error})") from None
+    if len(content) > LARGEST_BYTES:
+        raise Unreadable(f"the file is larger than {LARGEST_BYTES >> 20} MB")
+    return content
+
+
+def identify(path, reader, when, exercises):
+    """The `Handed` of one file."""
+    first, file = path.parts[0], path.name
+    canvas = CANVAS.match(file) if len(path.parts) == 1 else None
+    if canvas and named_in(file, exercises) and not named_in(canvas["file"], exercises):
+        canvas = None  # student_07_04_collectives: these are no numbers of Canvas's
+    moodle = MOODLE.match(first)
+    late = False
+    if moodle:
+        student, name = moodle["id"], moodle["name"]
+        file = moodle["file"] or file if len(path.parts) == 1 else file
+    elif canvas:
+        student, name, file = canvas["id"], canvas["name"], canvas["file"]
+        late = bool(canvas["late"])
+    elif len(path.parts) > 1:
+        student = name = first
+    else:
+        student = name = student_in(file, exercises)
+    exercise = named_in(file, exercises)
+    handed = Handed(student, name, exercise, str(path), b"", when=when, late=late)
+    try:
+        handed.content = reader()
+    except Unreadable as error:
+        handed.unreadable = str(error)
+    if handed.exercise is None and handed.content:
+        handed.exercise = told_by_content(handed.content, exercises)
+        if handed.exercise:
+            handed.notes.append("the file's name is not an exercise's; its cells are")
+    return handed
+
+
+def named_in(file, exercises):
+    """The exercise whose name is in a file's name, or None."""
+    stem = AGAIN.sub("", file.removesuffix(".ipynb"))
+    return next((name for name in exercises if re.search(rf"(^|\W|_){name}($|\W|_)", stem)), None)
+
+
+def student_in(file, exercises):
+    """What of a file's name is not the exercise's."""
+    stem = AGAIN.sub("", file.removesuffix(".ipynb"))
+    for name in exercises:
+        stem = stem.replace(name, "")
+    return stem.strip("_- .") or file.removesuffix(".ipynb")
+
+
+def told_by_content(content, exercises):
+    """The exercise to which most of a notebook's cells belong, or None."""
+    try:
+        submission = parse(content)
+    except Unreadable:
+        return None
+    sources = [one.source for one in submission.cells]
+
+    def likeness(exercise):
+        own = sum(any(defines(name, text) for text in sources) for name in exercise.questions)
+        return own, len(exercise.ids & submission.ids)
+
+    best = max(exercises.values(), key=likeness)
+    return best.name if any(likeness(best)) else None
+
+
+def newest(handed):
+    """One file of each student and exercise: the one changed last. What cannot be told is kept."""
+    kept = {}
+    for one in handed:
+        key = one.student, one.exercise or one.file
+        other = kept.get(key)
+        if other is None:
+            kept[key] = one
+            continue
+        later, earlier = (one, other) if stamp(one) >= stamp(other) else (other, one)
+        later.notes.append(f"handed in more than once; {earlier.file} was left aside")
+        kept[key] = later
+    return [kept[key] for key in sorted(kept)]
+
+
+def stamp(handed):
+    """What decides which of two files is newer."""
+    return handed.when.timestamp() if handed.when else 0.0, handed.file

@@ -1,0 +1,157 @@
+"""The pristine material of an exercise: its cells as they were written, hidden ones too."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from .source import (
+    SourceError,
+    course_of,
+    read_source,
+    solution_source,
+    stub_source,
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A code cell of an exercise source.
+
+    Attributes
+    ----------
+    id : str
+    role : str or None
+        ``"setup"``, ``"answer"``, ``"check"``, ``"hidden"``; None for code that stands by itself.
+    question : str or None
+    source : str
+        The text; of an answer cell with its markers.
+    """
+
+    id: str
+    role: str | None
+    question: str | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question: its name is that of the function that answers it."""
+
+    name: str
+    title: str
+    points: int
+    stub: str
+    solution: str
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """All that is pristine of one exercise.
+
+    Attributes
+    ----------
+    name : str
+        ``NN_name``, as the notebook is called without its ending.
+    cells : tuple of Cell
+        Its code cells, in order.
+    ids : frozenset of str
+        The ids of all cells that students are given, text cells too.
+    questions : dict of str to Question
+        In order.
+    digest : str
+        Changes with the source.
+    """
+
+    name: str
+    cells: tuple
+    ids: frozenset
+    questions: dict
+    digest: str
+
+    @property
+    def points(self):
+        """What all questions are worth."""
+        return sum(question.points for question in self.questions.values())
+
+    def cells_of(self, question, role):
+        """The cells of one question with one role."""
+        return [cell for cell in self.cells if (cell.question, cell.role) == (question, role)]
+
+
+def read_exercise(path):
+    """The `Exercise` of a source file in `authoring/exercises`.
+
+    Raises
+    ------
+    SourceError
+        The source cannot be read, or a question has two answer cells or none.
+    """
+    notebook = read_source(path, is_exercise=True)
+    cells = tuple(
+        Cell(cell.id, course_of(cell, "role"), course_of(cell, "question"), cell.source)
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    )
+    questions, title = {}, ""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and cell.source.startswith("## "):
+            title = cell.source.partition("\n")[0].lstrip("# ").partition(" (")[0]
+        if course_of(cell, "role") == "answer":
+            name = course_of(cell, "question")
+            if name in questions:
+                raise SourceError(f"{path}: question {name} has two answer cells")
+            questions[name] = Question(
+                name,
+                title,
+                course_of(cell, "points") or 1,
+                stub_source(cell.source),
+                solution_source(cell.source),
+            )
+    orphans = {cell.question for cell in cells if cell.question} - set(questions)
+    if orphans:
+        raise SourceError(f"{path}: no answer cell for {', '.join(sorted(orphans))}")
+    visible = {cell.id for cell in notebook.cells if course_of(cell, "role") != "hidden"}
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Exercise(path.stem, cells, frozenset(visible), questions, digest)
+
+
+def exercise_of(notebook, name):
+    """The `Exercise` that a notebook holds as it was handed out: no solutions, nothing hidden.
+
+    Parameters
+    ----------
+    notebook : dict
+        As nbformat 4.5 has it.
+    name : str
+    """
+    cells, questions = [], {}
+    for cell in notebook["cells"]:
+        course = cell["metadata"].get("course", {})
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            continue
+        cells.append(Cell(cell["id"], course.get("role"), course.get("question"), source))
+        if course.get("role") == "answer":
+            asked, points = course["question"], course.get("points", 1)
+            questions[asked] = Question(asked, asked, points, source, "")
+    ids = frozenset(cell["id"] for cell in notebook["cells"])
+    return Exercise(name, tuple(cells), ids, questions, "")
+
+
+def read_exercises(folder):
+    """``{name: Exercise}`` of all sources in a folder.
+
+    Raises
+    ------
+    SourceError
+        A source cannot be read, or the folder has none.
+    """
+    paths = sorted(Path(folder).glob("[0-9][0-9]_*.py"))
+    if not paths:
+        raise SourceError(
+            f"{folder} has no exercise sources (NN_name.py): grading needs those of the checkout, "
+            "authoring/exercises; name their folder by --exercises"
+        )
+    return {path.stem: read_exercise(path) for path in paths}

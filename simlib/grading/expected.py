@@ -1,0 +1,88 @@
+"""What the solution of an exercise gives under a seed: the outputs that nbval compares with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+
+from .session import CellResult, code_cell, run_notebook
+
+RECORDED_CHARS = 50_000_000
+"""Output of a run that is recorded: it holds all values."""
+
+
+class SolutionFails(Exception):
+    """The solution itself does not run: nothing can be graded with it."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the solution gave.
+
+    Attributes
+    ----------
+    outputs : dict of str to list
+        nbformat outputs of check and hidden cells, by cell id.
+    recorded : dict of str to str
+        What `measure` saw, by question: values and what was sent.
+    """
+
+    outputs: dict
+    recorded: dict
+
+    def text(self, identity):
+        """The output of a cell as text."""
+        return CellResult("same", outputs=self.outputs.get(identity, [])).text
+
+    def as_json(self):
+        """As text, for a file."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text):
+        """What `as_json` was made from."""
+        return cls(**json.loads(text))
+
+
+def record(exercise, seed, limits, isolate=True):
+    """Run the solution of an exercise, with no student's code near it.
+
+    Raises
+    ------
+    SolutionFails
+        A cell of it fails.
+    """
+    from .grade import cells_of
+    from .transplant import GIVEN, Step, Transplant
+
+    steps = [
+        Step("answer", cell, exercise.questions[cell.question].solution)
+        if cell.role == "answer"
+        else Step("pristine", cell, cell.source)
+        for cell in exercise.cells
+    ]
+    solved = Transplant(steps, dict.fromkeys(exercise.questions, GIVEN), [])
+    cells = cells_of(solved, exercise, Expected({}, {}), seed, limits)
+    for cell in cells:
+        cell.metadata = {"tags": ["nbval-ignore-output"]}
+    cells += [
+        code_cell(f"recorded {name}", f"examiner.recorded({name!r})") for name in exercise.questions
+    ]
+    limits = replace(limits, output_chars=RECORDED_CHARS)
+    session = run_notebook(cells, limits, isolate)
+    for cell in cells:
+        result = session.cells.get(cell.id)
+        if result is None or result.word != "same":
+            said = f"{result.word}: {result.error}" if result else session.ended or session.log
+            raise SolutionFails(f"{exercise.name}, seed {seed}: cell {cell.id} fails: {said}")
+    graded = [cell for cell in exercise.cells if cell.role in ("check", "hidden")]
+    outputs = {cell.id: session.cells[cell.id].outputs for cell in graded}
+    for cell in graded:
+        if not session.cells[cell.id].text:
+            raise SolutionFails(f"{exercise.name}: cell {cell.id} prints nothing to compare")
+        if cell.role == "check" and "check(" in cell.source:
+            text = session.cells[cell.id].text
+            if text != f"{cell.question}: right":
+                raise SolutionFails(f"{exercise.name}: the solution's check says: {text}")
+    recorded = {name: session.cells[f"recorded {name}"].text for name in exercise.questions}
+    return Expected(outputs, recorded)

@@ -1,0 +1,306 @@
+"""Points for one submission: transplant, run, and say about each question what came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import asdict, dataclass, field
+
+from .session import code_cell, run_notebook
+from .submission import Unreadable, parse
+from .transplant import GIVEN, WrongNotebook, transplant
+
+RIGHT, WRONG, LIMITS = "right", "wrong", "broke the limits"
+MOST_RUNS = 6
+LONGEST_REASON = 2000
+ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+BEGIN = """\
+from simlib.grading.inside.examiner import Examiner
+examiner = Examiner(globals(), {limit})
+"""
+
+
+@dataclass
+class QuestionResult:
+    """What came of one question.
+
+    Attributes
+    ----------
+    question, title : str
+    points, of : int
+        Earned, and what it is worth.
+    status : str
+        ``"right"``, ``"wrong"``, ``"not attempted"``, ``"not found"``, ``"broke the limits"``.
+    reason : str
+        Why, in words for the student; it may hold text that the student's code printed.
+    expected, got : str
+        Of the public check where it was wrong.
+    hidden : str
+        ``"right"``, ``"wrong"``, or empty where the hidden cells were not reached.
+    known : str
+        Which known wrong answer it does the same as, in words.
+    seconds : float
+    outputs : dict of str to str
+        What check and hidden cells gave, by cell id; for the teacher only.
+    """
+
+    question: str
+    title: str
+    points: int
+    of: int
+    status: str
+    reason: str = ""
+    expected: str = ""
+    got: str = ""
+    hidden: str = ""
+    known: str = ""
+    seconds: float = 0.0
+    outputs: dict = field(default_factory=dict)
+
+
+@dataclass
+class NotebookResult:
+    """What came of one notebook.
+
+    Attributes
+    ----------
+    exercise : str
+    status : str
+        ``"graded"``, ``"unreadable"``, ``"wrong notebook"`` or ``"missing"``.
+    reason : str
+        Why it was not graded.
+    questions : list of QuestionResult
+    notes : list of str
+        What was odd, for the teacher.
+    runs : int
+        How often it was run.
+    seconds : float
+    """
+
+    exercise: str
+    status: str
+    reason: str
+    questions: list
+    notes: list = field(default_factory=list)
+    runs: int = 0
+    seconds: float = 0.0
+
+    @property
+    def points(self):
+        """Points earned."""
+        return sum(one.points for one in self.questions)
+
+    @property
+    def of(self):
+        """Points to be had."""
+        return sum(one.of for one in self.questions)
+
+    def as_dict(self):
+        """As plain data."""
+        return asdict(self) | {"points": self.points, "of": self.of}
+
+    @classmethod
+    def from_dict(cls, data):
+        """The result that `as_dict` was made from."""
+        kept = {key: value for key, value in data.items() if key not in ("points", "of")}
+        kept["questions"] = [QuestionResult(**one) for one in kept["questions"]]
+        return cls(**kept)
+
+
+def without_points(exercise, status, reason, notes=()):
+    """The result of a notebook that cannot be graded."""
+    questions = [
+        QuestionResult(one.name, one.title, 0, one.points, "not found", reason)
+        for one in exercise.questions.values()
+    ]
+    return NotebookResult(exercise.name, status, reason, questions, list(notes))
+
+
+def grade(content, exercise, expected, seed, limits, isolate=True):
+    """The `NotebookResult` of a submission.
+
+    Parameters
+    ----------
+    content : bytes
+        The file.
+    exercise : Exercise
+    expected : Expected
+        What the solution gave under this seed, see `record`.
+    seed : int
+        The seed of hidden cells.
+    limits : sandbox.Limits
+    isolate : bool
+        False without a sandbox.
+    """
+    begun = time.monotonic()
+    try:
+        found = transplant(exercise, parse(content))
+    except Unreadable as error:
+        return without_points(exercise, "unreadable", str(error))
+    except WrongNotebook as error:
+        return without_points(exercise, "wrong notebook", str(error))
+    result = NotebookResult(exercise.name, "graded", "", [], list(found.notes))
+    set_aside, cells = {}, {}
+    while result.runs < MOST_RUNS and is_left(found, set_aside):
+        part = found.without(set_aside)
+        session = run_notebook(cells_of(part, exercise, expected, seed, limits), limits, isolate)
+        result.runs += 1
+        cells = session.cells
+        culprit, why = culprit_of(part, session)
+        if culprit is None:
+            if why:
+                result.notes.append(why)
+            break
+        set_aside[culprit] = why
+        if culprit not in exercise.questions:
+            first = culprit.source.strip().partition("\n")[0][:60]
+            result.notes.append(f"a cell of the student's own ({clean(first)}) was left out: {why}")
+    for question in exercise.questions.values():
+        one = judge(question, exercise, found, cells, set_aside, expected)
+        result.questions.append(one)
+    result.seconds = round(time.monotonic() - begun, 2)
+    return result
+
+
+def is_left(found, set_aside):
+    """Whether an answer is left to be run."""
+    return any(found.found[name] == GIVEN for name in found.found if name not in set_aside)
+
+
+def ids_of(found):
+    """The ids that the cells of each step have in the notebook to run."""
+    return [
+        step.cell.id if step.cell else f"helper-{number}" for number, step in enumerate(found.steps)
+    ]
+
+
+def cells_of(found, exercise, expected, seed, limits):
+    """The cells of the notebook to run."""
+    cells = [code_cell("examiner", BEGIN.format(limit=limits.answer_s))]
+    for step, identity in zip(found.steps, ids_of(found), strict=True):
+        if step.kind == "helper":
+            cells.append(code_cell(identity, f"examiner.helper({step.source!a})"))
+        elif step.kind == "answer":
+            call = f"examiner.answer({step.cell.question!r}, {step.source!a})"
+            recorded = expected.recorded.get(step.cell.question)
+            if recorded:
+                call += f"\nexaminer.expect({step.cell.question!r}, {recorded!r})"
+            cells.append(code_cell(step.cell.id, call))
+        elif step.cell.role in ("check", "hidden"):
+            outputs = expected.outputs.get(step.cell.id, [])
+            cells.append(code_cell(step.cell.id, seeded(step.cell, seed), outputs, compare=True))
+        else:
+            setup = f"{step.source}\nexaminer.setup({step.source!a})"
+            cells.append(code_cell(step.cell.id, setup))
+    return cells
+
+
+def seeded(cell, seed):
+    """A hidden cell's source with the seed of this run; another cell's source."""
+    if cell.role != "hidden":
+        return cell.source
+    return re.sub(r"^seed = \d+$", f"seed = {seed}", cell.source, count=1, flags=re.MULTILINE)
+
+
+def culprit_of(found, session):
+    """``(culprit, why)`` where the kernel was ended: a question's name, or a helper's step.
+
+    ``(None, why)`` where nobody is to blame; ``why`` may be empty.
+    """
+    for step, identity in zip(found.steps, ids_of(found), strict=True):
+        culprit = step.cell.question if step.cell else step
+        result = session.cells.get(identity)
+        if culprit is None:
+            continue
+        if result is None:
+            return culprit, session.ended or "its code ended the process that examines it"
+        if result.word == "gone":
+            return culprit, session.ended or result.error
+    return None, session.ended
+
+
+def judge(question, exercise, found, cells, set_aside, expected):
+    """The `QuestionResult` of one question."""
+    result = QuestionResult(question.name, question.title, 0, question.points, "")
+    if found.found[question.name] != GIVEN:
+        result.status = found.found[question.name]
+        result.reason = (
+            "The function is as it was handed out."
+            if result.status == "not attempted"
+            else f"There is no cell that defines {question.name}."
+        )
+        return result
+    if question.name in set_aside:
+        result.status, result.reason = LIMITS, sentence(set_aside[question.name])
+        return result
+    (cell,) = exercise.cells_of(question.name, "answer")
+    answer = cells.get(cell.id)
+    said = json_in(answer)
+    if said is None or said.get("error"):
+        error = said["error"] if said else (answer.error if answer else "It was not reached.")
+        result.status = LIMITS if said is None or said.get("ended") else WRONG
+        result.reason = f"The answer's cell fails: {sentence(error)}"
+        result.got = clean(said.get("output", "")) if said else ""
+        return result
+    checks = [(one, cells.get(one.id)) for one in exercise.cells_of(question.name, "check")]
+    hidden = [(one, cells.get(one.id)) for one in exercise.cells_of(question.name, "hidden")]
+    result.outputs = {one.id: clean(got.text) for one, got in checks + hidden if got}
+    result.seconds = round(sum(got.seconds for _, got in checks + hidden if got), 2)
+    if hidden:
+        result.hidden = RIGHT if all(is_same(got) for _, got in hidden) else WRONG
+    for one, got in checks + hidden:
+        if not is_same(got):
+            explain(result, one, got, expected)
+            return result
+    result.status, result.points = RIGHT, question.points
+    result.reason = "Right, in public and in hidden tests." if hidden else "Right."
+    return result
+
+
+def is_same(got):
+    """Whether a cell was run and nbval found what was expected."""
+    return got is not None and got.word == "same"
+
+
+def explain(result, cell, got, expected):
+    """Say in a result which cell was not as expected, and how."""
+    if got is None or got.word in ("timeout", "gone"):
+        result.status = LIMITS
+        result.reason = "It was still running when its time was over."
+        return
+    result.status = WRONG
+    text = clean(got.text)
+    if cell.role == "hidden":
+        result.reason = "It passes the public check, but not the hidden tests with other inputs."
+        return
+    result.got = text
+    result.expected = expected.text(cell.id)
+    if text.startswith(f"{result.question}: not written yet. Rank"):
+        result.status = "not attempted"
+    lines = text.splitlines()
+    result.reason = " ".join(lines[1:2]) if len(lines) > 1 else text
+
+
+def json_in(result):
+    """What the examiner said about a student's cell; None where it said nothing."""
+    try:
+        said = json.loads(result.text.strip().splitlines()[-1])
+    except (AttributeError, IndexError, ValueError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def clean(text):
+    """A text without codes for terminals, and not too long."""
+    text = ANSI.sub("", str(text))
+    text = "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+    if len(text) > LONGEST_REASON:
+        text = text[:LONGEST_REASON] + " ..."
+    return text
+
+
+def sentence(text):
+    """A text as a sentence."""
+    text = clean(text).strip()
+    return text[:1].upper() + text[1:] + "." * (not text.endswith((".", "!", "?")))

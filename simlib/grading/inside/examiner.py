@@ -1,0 +1,210 @@
+"""The examiner: in the kernel of a grading run, it has the student's cells run and asks of them.
+
+Nothing of a student's runs in this process. Cells run in a shell process; functions come from there
+as bytes, and become functions again in ranks. All of these are forked from a server that was begun
+before the first of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import json
+import linecache
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+from ...processes.launch import RANK_NAME, server_context, uninterrupted
+from ...processes.world import travelling
+from .graded import Graded
+from .handle import Submitted
+from .shell import receive, send, shell_main
+
+PR_SET_DUMPABLE = 4
+KEPT_OUTPUT = 4000
+MOST_OUTPUT = 4 << 20
+START_LIMIT_S = 60
+
+
+class ShellEnded(Exception):
+    """The student's shell is gone, or had to be ended; the message is the reason."""
+
+
+class Examiner:
+    """Runs a student's cells, gives their functions to checks, and says what they came to.
+
+    Parameters
+    ----------
+    namespace : dict
+        Where check and hidden cells run: functions, `check` and `measure` are put there.
+    cell_limit_s : float
+        Seconds for a cell of the student's.
+    """
+
+    def __init__(self, namespace, cell_limit_s=20):
+        close_to_others()
+        self._namespace = namespace
+        self._cell_limit_s = cell_limit_s
+        self._graded = Graded()
+        self._cells = OnlyStudents()
+        self._shell = None
+        self._ran = []
+        namespace["get_ipython"]().compile._filename_map = self._cells
+        server_context()
+
+    def setup(self, source):
+        """Run a pristine cell in the student's shell, too; and use our own `check` here."""
+        self._namespace.update(self._graded.names())
+        self._run({"source": source})
+        self._ran.append(source)
+
+    def helper(self, source):
+        """Run a cell of the student's own."""
+        answer = self._run({"source": source})
+        if answer["error"] is None:
+            self._ran.append(source)
+        print(json.dumps(answer))
+
+    def answer(self, question, source):
+        """Run the cell that answers a question, and put its function where the checks look."""
+        answer = self._run({"source": source, "function": question})
+        payload, parameters = answer.pop("payload", None), answer.pop("parameters", None)
+        submitted = None
+        if answer["error"] is None:
+            self._ran.append(source)
+            try:
+                submitted = Submitted(question, base64.b64decode(payload), parameters)
+            except (KeyError, TypeError, ValueError):
+                answer["error"] = "The function's parameters cannot be read."
+        self._namespace[question] = submitted
+        print(json.dumps(answer))
+
+    def expect(self, question, recorded):
+        """What hidden cells of a question are to give; see `Graded.expect`."""
+        self._graded.expect(question, recorded)
+
+    def recorded(self, question):
+        """Print what hidden cells of a question gave, for `expect` in another run."""
+        print(self._graded.recorded(question))
+
+    def _run(self, request):
+        """The shell's answer, with what was printed; an error where there is none."""
+        try:
+            if self._shell is None:
+                self._shell = self._new_shell()
+            answer, output = self._shell.ask(request, self._cell_limit_s)
+        except ShellEnded as error:
+            if self._shell is not None:
+                self._shell.close()
+                self._shell = None
+            return {"error": str(error), "ended": True, "output": ""}
+        name, number = answer.pop("file", None), answer.pop("number", None)
+        if isinstance(name, str) and isinstance(number, int):
+            text = request["source"]
+            linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+            self._cells.add(name, number)
+        return answer | {"output": output}
+
+    def _new_shell(self):
+        """A shell in which all that has run well until now has run."""
+        shell = Shell()
+        for source in self._ran:
+            shell.ask({"source": source}, self._cell_limit_s)
+        return shell
+
+
+class Shell:
+    """The process of a student's cells."""
+
+    def __init__(self):
+        self._control, control = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        self._output, output = os.pipe()
+        os.set_blocking(self._output, False)
+        theirs = [control.detach(), lifeline, output]
+        try:
+            with uninterrupted():
+                self._process = server_context().Process(
+                    target=shell_main,
+                    args=tuple(map(travelling, theirs)),
+                    name=f"{RANK_NAME}: shell",
+                )
+                self._process.start()
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        self._answer(START_LIMIT_S)
+
+    def ask(self, request, limit_s):
+        """``(answer, what was printed)`` to a request.
+
+        Raises
+        ------
+        ShellEnded
+            It takes too long, prints too much, or the process is gone.
+        """
+        with contextlib.suppress(OSError):
+            send(self._control, request)
+        return self._answer(limit_s)
+
+    def _answer(self, limit_s):
+        deadline, printed, total = time.monotonic() + limit_s, b"", 0
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ShellEnded(f"the cell was still running after {limit_s:g} s, and was ended")
+            ready, _, _ = select.select([self._control, self._output], [], [], left)
+            if self._output in ready:
+                piece = os.read(self._output, 1 << 16)
+                total += len(piece)
+                printed = (printed + piece)[:KEPT_OUTPUT]
+                if total > MOST_OUTPUT:
+                    raise ShellEnded(
+                        f"the cell printed more than {MOST_OUTPUT >> 20} MB, and was ended"
+                    )
+                if not piece:
+                    raise ShellEnded("the cell ended the process it runs in")
+            elif self._control in ready:
+                self._control.settimeout(limit_s)
+                try:
+                    answer = receive(self._control)
+                except (EOFError, OSError):
+                    raise ShellEnded("the cell ended the process it runs in") from None
+                except (ValueError, RecursionError):
+                    raise ShellEnded("the process of the cell answered what is no answer") from None
+                if not isinstance(answer, dict):
+                    raise ShellEnded("the process of the cell answered what is no answer")
+                return {"error": None} | answer, printed.decode("utf-8", "replace")
+
+    def close(self):
+        """End the process and what it started."""
+        for end in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(self._process.pid, signal.SIGKILL)
+        self._process.join()
+        self._process.close()
+        self._control.close()
+        for fd in (self._lifeline, self._output):
+            os.close(fd)
+
+
+class OnlyStudents(dict):
+    """IPython's table of cells, in which only the student's are: ranks are sent what is in it."""
+
+    def __setitem__(self, name, number):
+        pass
+
+    def add(self, name, number):
+        """Note a cell of the student's."""
+        super().__setitem__(name, number)
+
+
+def close_to_others():
+    """Let no process of the same user look into this one's memory, or change it (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)

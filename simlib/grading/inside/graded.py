@@ -1,0 +1,127 @@
+"""`check` and `measure` as they are in a grading run: told apart from what a notebook calls."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import pickle
+import zlib
+
+import simlib
+
+from ... import checks
+from ...checks.check import rule_complaint
+from ...checks.compare import describe, difference
+from ...checks.trial import WORLDS, changed_in_place, try_on
+from ...checks.verdict import RIGHT
+from ...errors import SimlibError
+
+FLOOR = 0.5
+"""Of what the solution sends, in bytes and in calls, an answer has to send so much at least."""
+
+
+class Graded:
+    """What checks and hidden cells of one run have seen, by question."""
+
+    def __init__(self):
+        self._rules = {}
+        self._timed = {}
+        self._expected = {}
+        self._measured = {}
+
+    def names(self):
+        """What stands in for `simlib.checks` in the namespace of the cells."""
+        return {"check": self.check, "measure": self.measure}
+
+    def check(self, question, answer, inputs, expected, *rules, **options):
+        """`simlib.checks.check`; its rules are kept for `measure`."""
+        self._rules[question] = rules
+        self._timed[question] = [*options.get("timed", ()), *options.get("memory", ())]
+        verdict = checks.check(question, answer, inputs, expected, *rules, **options)
+        return Told(verdict)
+
+    def measure(self, answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20, start=None):
+        """What an answer gives and whether it kept the rules of its check, in lines of text.
+
+        Values that are as expected, to the precision of a check, are printed as expected, so that
+        a sum in another order is no difference.
+        """
+        question = answer.question
+        measured = []
+        self._measured.setdefault(question, []).append(measured)
+        expected = self._expected.get(question)
+        number = len(self._measured[question]) - 1
+        start = start or functools.partial(simlib.run, timeout_s=timeout_s)
+        lines = []
+        for world_size in worlds:
+            by_rank = [inputs(rank, world_size) for rank in range(world_size)]
+            try:
+                run, after = try_on(answer, by_rank, start)
+            except SimlibError as error:
+                return "\n".join([*lines, f"{world_size}: {type(error).__name__}: {error}"])
+            got = [changed_in_place(mine) for mine in after] if in_place else run.results
+            measured.append({"values": got, "sent": sent(run)})
+            want = (expected[number] if expected else measured)[len(measured) - 1]
+            lines.append(f"{world_size}: {'; '.join(map(snapped, got, want['values']))}")
+            broken = self._broken(question, run, list(zip(*by_rank, strict=True)), want)
+            lines.append(f"{world_size}: {broken or 'sent as allowed'}")
+        return "\n".join(lines)
+
+    def _broken(self, question, run, given, want):
+        rules = [*self._rules.get(question, ())]
+        if run.engine == "simulated":
+            rules += [one.rule for one in self._timed.get(question, ())]
+        return rule_complaint(run, given, rules) or too_little(sent(run), want["sent"])
+
+    def expect(self, question, recorded):
+        """Compare with what `recorded` gave in a run of the solution, from its beginning."""
+        self._measured.pop(question, None)
+        self._expected[question] = pickle.loads(zlib.decompress(base64.b64decode(recorded)))
+
+    def recorded(self, question):
+        """All that was measured of a question, as text."""
+        data = pickle.dumps(self._measured.get(question, []))
+        return base64.b64encode(zlib.compress(data)).decode()
+
+
+class Told:
+    """A verdict in a form that is the same for every right answer."""
+
+    def __init__(self, verdict):
+        self._verdict = verdict
+
+    def __repr__(self):
+        verdict = self._verdict
+        if verdict.status == RIGHT:
+            return f"{verdict.question}: {verdict.status}"
+        return repr(verdict)
+
+
+def snapped(got, want):
+    """A value as text; one that is as expected reads as the expected one."""
+    wrong = difference(got, want)
+    return describe(want) if wrong is None else f"{describe(got)} ({wrong})"
+
+
+def sent(run):
+    """What the ranks of a run have sent, in all."""
+    collectives = run.trace.collectives
+    return {
+        "messages": sum(run.messages),
+        "collectives": len(collectives),
+        "bytes": sum(run.bytes_sent) + sum(one.nbytes for one in collectives),
+    }
+
+
+def too_little(found, solution):
+    """A sentence where ranks sent less than an answer can do with, else None.
+
+    Ranks that talk past torch.distributed, by files or sockets, are found by it.
+    """
+    needed = FLOOR * solution["bytes"]
+    if found["bytes"] >= needed:
+        return None
+    return (
+        f"the ranks send {found['bytes']:,} bytes through torch.distributed, and nobody can do "
+        f"with less than {needed:,.0f}: what they know of each other comes from elsewhere"
+    )

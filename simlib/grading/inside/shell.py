@@ -1,0 +1,119 @@
+"""The process in which a student's cells run: an IPython shell that answers in plain JSON."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import socket
+import struct
+import sys
+from json import dumps, loads  # a student may put others into json
+
+from ...processes.payload import pack
+from ...processes.rank import die_with_the_kernel, show_errors_of_commands
+from .handle import parameters_of
+
+LENGTH = struct.Struct("<I")
+LONGEST = 2000
+"""Characters of an error's text that are told."""
+
+
+def send(sock, message):
+    """Send one message: what JSON can hold."""
+    data = dumps(message).encode()
+    sock.sendall(LENGTH.pack(len(data)) + data)
+
+
+def receive(sock, most=1 << 28):
+    """Receive one message; EOFError where the other side is gone, or says more than ``most``."""
+    (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
+    if length > most:
+        raise EOFError(f"a message of {length:,} bytes")
+    return loads(_exactly(sock, length))
+
+
+def _exactly(sock, length):
+    data = bytearray()
+    while len(data) < length:
+        piece = sock.recv(min(length - len(data), 1 << 20))
+        if not piece:
+            raise EOFError("the other side is gone")
+        data += piece
+    return bytes(data)
+
+
+def shell_main(control, lifeline, output):
+    """Run cells until the examiner closes the socket; arguments are descriptors on their way."""
+    die_with_the_kernel(lifeline.detach())
+    pipe = output.detach()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for fd, source in ((0, nothing), (1, pipe), (2, pipe)):
+        os.dup2(source, fd)
+    for fd in (nothing, pipe):
+        os.close(fd)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
+    sys.stdout = sys.stderr = open(  # noqa: SIM115
+        1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    show_errors_of_commands()
+    sock = socket.socket(fileno=control.detach())
+    shell = new_shell()
+    send(sock, {"ready": True})
+    while True:
+        try:
+            request = receive(sock)
+        except (EOFError, OSError):
+            os._exit(0)
+        answer = run_cell(shell, request["source"])
+        if request.get("function") and answer["error"] is None:
+            answer |= fetch(shell, request["function"])
+        sys.stdout.flush()
+        send(sock, answer)
+
+
+def new_shell():
+    """An IPython shell that keeps no history and writes no files."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    shell = InteractiveShell.instance(config=config)
+    shell.user_ns["display"] = print
+    return shell
+
+
+def run_cell(shell, source):
+    """Run one cell; its error as text, or None, and the name its source goes by in tracebacks."""
+    number = shell.execution_count
+    try:
+        result = shell.run_cell(source, store_history=True)
+        error = result.error_before_exec or result.error_in_exec
+        text = None if error is None else f"{type(error).__name__}: {error}"[:LONGEST]
+    except BaseException as error:  # a hook of the student's, SystemExit
+        text = f"{type(error).__name__}: {error}"[:LONGEST]
+    names = [name for name, at in shell.compile._filename_map.items() if at == number]
+    return {"error": text, "file": names[-1] if names else None, "number": number}
+
+
+def fetch(shell, name):
+    """The function that answers a question, as bytes and words; or the error."""
+    function = shell.user_ns.get(name)
+    if function is None:
+        return {"error": f"After this cell there is no function {name}."}
+    if not callable(function):
+        return {"error": f"{name} is not a function, but a {type(function).__name__[:100]}."}
+    try:
+        pack(function, (), None, 1)  # says which part cannot travel
+        import cloudpickle
+
+        payload = cloudpickle.dumps(function, protocol=5)
+    except BaseException as error:
+        return {"error": str(error)[:LONGEST]}
+    return {
+        "payload": base64.b64encode(payload).decode(),
+        "parameters": parameters_of(function),
+    }

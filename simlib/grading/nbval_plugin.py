@@ -1,0 +1,177 @@
+"""A pytest plugin: nbval with its kernel shut in. All that touches nbval's inside is in this file.
+
+It is loaded as a module by itself, without simlib, whose import takes seconds. It starts the kernel
+that the environment describes, notices its death at once, bounds its output, lets a timeout cost
+one cell, and writes what nbval found about each cell as a line of JSON.
+
+    GRADING_RUN      folder of the connection file and the sockets
+    GRADING_KERNEL   the kernel's command, as JSON
+    GRADING_UID      the user the kernel runs as
+    GRADING_RESULTS  where the lines go
+    GRADING_OUTPUT   characters of output after which a kernel is ended
+"""
+
+import collections
+import json
+import os
+import time
+from queue import Empty
+
+import nbval.kernel
+import nbval.plugin
+import pytest
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_client.manager import KernelManager
+
+POLL_S = 0.2
+DETAIL = 6000
+"""Characters of an error's text that are kept."""
+
+
+class KernelGone(Exception):
+    """The kernel ended, or had to be ended; the message is the reason."""
+
+
+class OneSpec(KernelSpecManager):
+    """Knows the sandboxed kernel only."""
+
+    def get_kernel_spec(self, kernel_name):
+        """The kernel of the environment, whatever the name."""
+        return KernelSpec(
+            argv=json.loads(os.environ["GRADING_KERNEL"]),
+            display_name="sandbox",
+            language="python",
+            interrupt_mode="message",
+        )
+
+
+def start_new_kernel(startup_timeout=60, kernel_name="python", **options):
+    """Start the kernel; once it is reached nobody else can reach it any more."""
+    folder, uid = os.environ["GRADING_RUN"], int(os.environ["GRADING_UID"])
+    file = os.path.join(folder, "k.json")
+    manager = KernelManager(
+        kernel_name="sandbox",
+        kernel_spec_manager=OneSpec(),
+        transport="ipc",
+        ip=os.path.join(folder, "k"),
+        connection_file=file,
+    )
+    manager.write_connection_file()
+    if os.geteuid() == 0:
+        os.chown(file, uid, uid)
+    manager.start_kernel(**options)
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=startup_timeout)
+    except RuntimeError:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+        raise
+    # Keys and sockets are for us alone: code inside finds neither.
+    for name in os.listdir(folder):
+        os.unlink(os.path.join(folder, name))
+    os.chmod(folder, 0o555)
+    return manager, client
+
+
+class WatchedKernel(nbval.kernel.RunningKernel):
+    """nbval's kernel, with an eye on its life and on how much it says."""
+
+    def __init__(self, *args, **options):
+        self._waiting = collections.deque()
+        self._said = 0
+        self._most = int(os.environ["GRADING_OUTPUT"])
+        super().__init__(*args, **options)
+
+    def get_message(self, stream, timeout=None):
+        """The next message of a channel; what was taken in before comes first."""
+        if stream == "iopub" and self._waiting:
+            return self._waiting.popleft()
+        message = super().get_message(stream, timeout)
+        return self._counted(message) if stream == "iopub" else message
+
+    def await_reply(self, msg_id, timeout=None):
+        """As nbval does, but a kernel that died is noticed, and output is bounded meanwhile."""
+        end = time.monotonic() + timeout
+        while True:
+            self._take_in()
+            try:
+                message = super().get_message("shell", timeout=POLL_S)
+            except Empty:
+                if not self.is_alive():
+                    raise KernelGone("the kernel ended while this cell ran") from None
+                if time.monotonic() > end:
+                    raise
+                continue
+            if message["parent_header"].get("msg_id") == msg_id:
+                return
+
+    def _take_in(self):
+        while True:
+            try:
+                message = super().get_message("iopub", timeout=0)
+            except Empty:
+                return
+            self._waiting.append(self._counted(message))
+
+    def _counted(self, message):
+        if message["msg_type"] in ("stream", "display_data", "execute_result", "error"):
+            self._said += len(json.dumps(message["content"], default=str))
+        if self._said > self._most:
+            self.km.shutdown_kernel(now=True)
+            raise KernelGone(f"more than {self._most:,} characters of output")
+        return message
+
+
+def run_cell(cell):
+    """Run a cell and compare, as nbval does; a timeout costs this cell and no later one."""
+    cell.timed_out = False
+    try:
+        run_cell_of_nbval(cell)
+    finally:
+        cell.timed_out, cell.parent.timed_out = cell.parent.timed_out, False
+
+
+run_cell_of_nbval = nbval.plugin.IPyNbCell.runtest
+
+
+def pytest_configure(config):
+    nbval.kernel.start_new_kernel = start_new_kernel
+    nbval.plugin.RunningKernel = WatchedKernel
+    nbval.plugin.IPyNbCell.runtest = run_cell
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    report = outcome.get_result()
+    if not isinstance(item, nbval.plugin.IPyNbCell) or report.when == "teardown":
+        return
+    if report.when == "setup" and not report.failed:
+        return
+    error = call.excinfo.value if call.excinfo else None
+    line = {
+        "id": item.cell.get("id"),
+        "word": word_of(item, error),
+        "seconds": round(call.duration, 3),
+        "error": str(error)[:DETAIL] if error is not None else "",
+        "outputs": item.test_outputs or [],
+    }
+    with open(os.environ["GRADING_RESULTS"], "a") as file:
+        file.write(json.dumps(line, default=str) + "\n")
+
+
+def word_of(item, error):
+    """What came of a cell, in a word."""
+    if error is None:
+        return "same"
+    if isinstance(error, KernelGone) or "Kernel dead" in str(error):
+        return "gone"
+    if "Failed to interrupt" in str(error) or "waiting for output" in str(error):
+        return "gone"
+    if getattr(item, "timed_out", False):
+        return "timeout"
+    if not isinstance(error, nbval.plugin.NbCellError):
+        return "gone"
+    return "different" if "outputs differ" in str(error) else "error"

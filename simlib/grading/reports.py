@@ -1,0 +1,223 @@
+"""A class's results as data: report.json, report.csv, and files that Canvas and Moodle import."""
+
+from __future__ import annotations
+
+import csv
+import json
+import string
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import __version__
+from .cache import write
+from .grade import without_points
+
+VERSION = 1
+SCHEMA = Path(__file__).parent / "report.schema.json"
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+NAME_COLUMNS = ("name", "student name", "full name")
+ID_COLUMNS = ("student", "id", "student id", "id number", "sis login id", "email", "email address")
+
+
+class BadRoster(Exception):
+    """A roster that cannot be joined; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Person:
+    """One line of the roster: what identifies the student, and all columns."""
+
+    student: str
+    name: str
+    columns: dict
+
+    def column(self, *names):
+        """The first of these columns that is there, else empty."""
+        return next((self.columns[name] for name in names if self.columns.get(name)), "")
+
+
+def read_roster(path):
+    """``[Person]`` of a CSV file with a column ``student`` (or ``id``, ``email``, ...).
+
+    Raises
+    ------
+    BadRoster
+        It has no such column, or somebody is in it twice.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = [
+                {str(key).strip().lower(): (value or "").strip() for key, value in row.items()}
+                for row in csv.DictReader(file)
+            ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadRoster(f"the roster {path} cannot be read: {error}") from None
+    column = next((one for one in ID_COLUMNS if rows and one in rows[0]), None)
+    if column is None:
+        raise BadRoster(
+            f"the roster {path} needs a column 'student' with the names of the students' folders, "
+            "or the numbers of the platform"
+        )
+    people = []
+    for row in rows:
+        name = next((row[one] for one in NAME_COLUMNS if row.get(one)), row[column])
+        people.append(Person(row[column], name, row))
+    ids = [one.student for one in people]
+    twice = sorted({one for one in ids if ids.count(one) > 1})
+    if twice:
+        raise BadRoster(f"the roster {path} has {', '.join(twice[:5])} more than once")
+    return people
+
+
+def table(graded, roster, exercises):
+    """``{student: {exercise: Graded or None}}``: the roster's students first, all exercises."""
+    order = [one.student for one in roster]
+    order += sorted({one.student for one in graded} - set(order))
+    rows = {student: dict.fromkeys(exercises) for student in order}
+    for one in graded:
+        if one.exercise:
+            rows[one.student][one.exercise] = one
+    return rows
+
+
+def as_report(graded, roster, exercises, seed, isolated):
+    """The whole report as plain data; `report.schema.json` describes it."""
+    people = {one.student: one for one in roster}
+    names = {one.student: one.name for one in graded} | {s: p.name for s, p in people.items()}
+    students = []
+    for student, row in table(graded, roster, exercises).items():
+        others = [one for one in graded if one.student == student and not one.exercise]
+        students.append(
+            {
+                "student": student,
+                "name": names.get(student, student),
+                "in_roster": student in people,
+                "points": sum(one.result.points for one in row.values() if one),
+                "of": sum(exercise.points for exercise in exercises.values()),
+                "notebooks": [as_notebook(row[name], exercises[name]) for name in exercises],
+                "other_files": [{"file": o.file, "reason": o.result.reason} for o in others],
+            }
+        )
+    return {
+        "version": VERSION,
+        "simlib": __version__,
+        "seed": seed,
+        "isolated": isolated,
+        "exercises": [
+            {
+                "exercise": one.name,
+                "points": one.points,
+                "questions": [
+                    {"question": q.name, "title": q.title, "points": q.points}
+                    for q in one.questions.values()
+                ],
+            }
+            for one in exercises.values()
+        ],
+        "students": students,
+    }
+
+
+def as_notebook(one, exercise):
+    """One notebook of a report; a missing one has no points."""
+    if one is None:
+        missing = without_points(exercise, "missing", "nothing was handed in")
+        return missing.as_dict() | {"file": "", "when": "", "late": False}
+    data = one.result.as_dict()
+    return data | {
+        "file": one.file,
+        "when": one.when,
+        "late": one.late,
+        "notes": [*one.notes, *data["notes"]],
+    }
+
+
+def write_reports(folder, report, people=()):
+    """Write report.json, report.csv, canvas.csv and moodle.csv into a folder."""
+    folder = Path(folder)
+    write(folder / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    write_csv(folder / "report.csv", rows_of(report))
+    people = {one.student: one for one in people}
+    write_csv(folder / "canvas.csv", canvas_rows(report, people))
+    write_csv(folder / "moodle.csv", moodle_rows(report, people))
+
+
+def rows_of(report):
+    """One row for each student: points in all and by exercise, what was late, what was odd."""
+    names = [one["exercise"] for one in report["exercises"]]
+    rows = [["student", "name", "points", "of", *names, "late", "status", "notes"]]
+    for one in report["students"]:
+        books = one["notebooks"]
+        late = ", ".join(book["exercise"] for book in books if book["late"])
+        odd = [f"{b['exercise']}: {b['status']}" for b in books if b["status"] != "graded"]
+        notes = [f"{b['exercise']}: {note}" for b in books for note in [b["reason"], *b["notes"]]]
+        notes = [note for note in notes if not note.endswith(": ")]
+        notes += [f"{other['file']}: {other['reason']}" for other in one["other_files"]]
+        points = [book["points"] for book in books]
+        rows.append(
+            [one["student"], one["name"], one["points"], one["of"], *points, late]
+            + ["; ".join(odd), "; ".join(notes)]
+        )
+    return rows
+
+
+def canvas_rows(report, people):
+    """The columns that Canvas's gradebook imports."""
+    exercises = report["exercises"]
+    head = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
+    rows = [head + [one["exercise"] for one in exercises]]
+    rows.append(["    Points Possible", "", "", "", "", *(one["points"] for one in exercises)])
+    for one in report["students"]:
+        column = people[one["student"]].column if one["student"] in people else no_column
+        identity = column("id") or one["student"]
+        rows.append(
+            [one["name"], identity, column("sis user id"), column("sis login id")]
+            + [column("section"), *(book["points"] for book in one["notebooks"])]
+        )
+    return rows
+
+
+def moodle_rows(report, people):
+    """The columns that Moodle's grade import maps by name."""
+    rows = [["ID number", "Full name", "Email address"]]
+    rows[0] += [one["exercise"] for one in report["exercises"]]
+    for one in report["students"]:
+        column = people[one["student"]].column if one["student"] in people else no_column
+        identity = column("id number", "id") or one["student"]
+        email = column("email address", "email")
+        rows.append([identity, one["name"], email, *(b["points"] for b in one["notebooks"])])
+    return rows
+
+
+def no_column(*names):
+    """A column of somebody who is not in the roster."""
+    return ""
+
+
+def write_csv(path, rows):
+    """Write a table; text that a spreadsheet would take for a formula gets a quote before it."""
+    import io
+
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([[tame(value) for value in row] for row in rows])
+    write(path, text.getvalue())
+
+
+def tame(value):
+    """A cell of a table: text in one line that no spreadsheet runs."""
+    if not isinstance(value, str):
+        return value
+    text = "".join(char if char.isprintable() else " " for char in value)
+    return f"'{text}" if text.lstrip().startswith(FORMULA) or value.startswith(FORMULA) else text
+
+
+def file_name(student, taken):
+    """A name for a student's file that is safe on every system and not taken yet."""
+    allowed = string.ascii_letters + string.digits + "-_."
+    base = "".join(char if char in allowed else "_" for char in student).strip("._")[:80]
+    name, number = base or "student", 1
+    while name.lower() in taken:
+        number += 1
+        name = f"{base or 'student'}-{number}"
+    taken.add(name.lower())
+    return name

@@ -1,0 +1,202 @@
+"""Where a student's code runs: bubblewrap, a user of its own, limits.
+
+The command that `sandboxed` makes shows the program inside Python, simlib and the system's
+libraries, all read-only, and nothing else of the machine; there is no network but loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..plain import VARIABLE
+
+COURSE = "/course"
+"""Where simlib lies inside."""
+FONTS = "/tmp/matplotlib"
+FIRST_UID, LAST_UID = 64_600, 64_999
+MB = 1 << 20
+
+
+class CannotIsolate(Exception):
+    """Student code must not run like this; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the code of one notebook may take."""
+
+    answer_s: float = 20
+    cell_s: float = 60
+    notebook_s: float = 240
+    memory_bytes: int = 4096 * MB
+    processes: int = 400
+    files: int = 4096
+    scratch_bytes: int = 256 * MB
+    output_chars: int = 1_000_000
+
+
+def why_not():
+    """Why nothing can be isolated here, and what to do; None where it can."""
+    if not sys.platform.startswith("linux"):
+        return "bubblewrap, which isolates what students wrote, is for Linux only"
+    if shutil.which("bwrap") is None:
+        return "bubblewrap (the command bwrap) is not installed: apt install bubblewrap"
+    return None
+
+
+def check_can_isolate(no_sandbox):
+    """Refuse to run what students wrote where that would be unsafe without a word.
+
+    Raises
+    ------
+    CannotIsolate
+        There is no bubblewrap and nobody asked to do without; or we are root and would stay so.
+    """
+    if no_sandbox:
+        if os.geteuid() == 0:
+            raise CannotIsolate(
+                "as root, submissions are graded in the sandbox only, where they lose root's "
+                "rights: leave out --no-sandbox, or grade as an ordinary user"
+            )
+        return
+    reason = why_not()
+    if reason:
+        raise CannotIsolate(
+            f"{reason}. Without it what students wrote could read, change and send anything that "
+            "you can. To grade like that all the same, say --no-sandbox"
+        )
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        raise CannotIsolate(
+            "running as root, and setpriv, which drops root's rights for what students wrote, is "
+            "missing: apt install util-linux, or grade as an ordinary user"
+        )
+
+
+@contextlib.contextmanager
+def own_user():
+    """A user id that nobody else uses, for one run; our own where we are not root.
+
+    Limits on processes count by user. An id is taken by binding a name, which the kernel gives
+    back whatever becomes of us.
+    """
+    if os.geteuid() != 0:
+        yield os.geteuid()
+        return
+    for uid in range(FIRST_UID, LAST_UID + 1):
+        lock = socket.socket(socket.AF_UNIX)
+        try:
+            lock.bind(f"\0simlib-grading-{uid}")
+        except OSError:
+            lock.close()
+            continue
+        with lock:
+            yield uid
+        return
+    raise CannotIsolate("too many grading runs at once: no user id is free")
+
+
+def sandboxed(command, run_folder, uid, limits):
+    """The command that runs ``command`` shut in.
+
+    Parameters
+    ----------
+    command : list of str
+    run_folder : Path
+        The only folder of the machine that can be written to from inside.
+    uid : int
+        The user to run as, see `own_user`.
+    limits : Limits
+    """
+    is_root = os.geteuid() == 0
+    words = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    words += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
+    words += ["--hostname", "grading"]
+    if not is_root:
+        words += ["--unshare-user", "--disable-userns"]
+    words += ["--proc", "/proc", "--dev", "/dev"]
+    for place in ("/dev/shm", "/tmp", FONTS, "/home/student"):
+        words += ["--perms", "1777", "--size", str(limits.scratch_bytes), "--tmpfs", place]
+    words += system_files()
+    simlib = str(Path(__file__).resolve().parent.parent)
+    for place in python_folders():
+        words += bound("--ro-bind", place, place)
+    words += bound("--ro-bind", simlib, f"{COURSE}/simlib")
+    words += bound("--bind", str(run_folder), str(run_folder))
+    for file in font_lists():
+        words += bound("--ro-bind", str(file), f"{FONTS}/{file.name}")
+    words += ["--remount-ro", "/", "--chdir", "/home/student"]
+    for name, value in environment().items():
+        words += ["--setenv", name, value]
+    words.append("--")
+    if is_root:
+        words += ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+        words += ["--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--"]
+    words += [
+        "prlimit",
+        f"--nproc={limits.processes}",
+        f"--nofile={limits.files}",
+        "--core=0",
+        "--",
+    ]
+    return words + list(command)
+
+
+def bound(way, source, place):
+    """bwrap's words to show a folder; those above it are made open, as bwrap does not."""
+    above = [str(folder) for folder in reversed(Path(place).parents)][1:]
+    above = [folder for folder in above if folder not in ("/tmp", FONTS)]
+    words = [word for folder in above for word in ("--perms", "0755", "--dir", folder)]
+    return [*words, way, source, place]
+
+
+def system_files():
+    """bwrap's words for libraries and programs of the system."""
+    words = []
+    for place in ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/fonts", "/etc/mime.types"):
+        words += ["--ro-bind-try", place, place]
+    for place in ("/bin", "/sbin", "/lib", "/lib64", "/lib32"):
+        if os.path.islink(place):
+            words += ["--symlink", os.readlink(place), place]
+        else:
+            words += ["--ro-bind-try", place, place]
+    return words
+
+
+def python_folders():
+    """The folders of this Python and its packages, where they are not the system's."""
+    real = Path(sys.executable).resolve().parent.parent
+    found = dict.fromkeys([str(Path(sys.prefix).absolute()), str(real)])
+    return [place for place in found if not place.startswith("/usr")]
+
+
+def font_lists():
+    """matplotlib's lists of fonts, which take it seconds to make anew."""
+    import matplotlib
+
+    return sorted(Path(matplotlib.get_cachedir()).glob("fontlist-*.json"))
+
+
+def environment():
+    """The environment inside, of which nothing comes from ours."""
+    return {
+        "HOME": "/home/student",
+        "USER": "student",
+        "LOGNAME": "student",
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": COURSE,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+        "IPYTHONDIR": "/tmp/ipython",
+        "MPLCONFIGDIR": FONTS,
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "TQDM_DISABLE": "1",
+        VARIABLE: "1",
+    }

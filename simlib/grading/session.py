@@ -1,0 +1,243 @@
+"""One grading run: a transplanted notebook, run and compared by nbval around a sandboxed kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nbformat
+import psutil
+
+from . import sandbox
+
+POLL_S = 0.25
+IGNORED = {"tags": ["nbval-ignore-output"]}
+
+
+@dataclass
+class CellResult:
+    """What nbval found about a cell.
+
+    Attributes
+    ----------
+    word : str
+        ``"same"``, ``"different"``, ``"error"``, ``"timeout"``; ``"gone"``: the kernel ended.
+    seconds : float
+    error : str
+        nbval's words.
+    outputs : list of dict
+        What the cell gave, in nbformat's form.
+    """
+
+    word: str
+    seconds: float = 0.0
+    error: str = ""
+    outputs: list = field(default_factory=list)
+
+    @property
+    def text(self):
+        """What the cell printed or showed, as text."""
+        parts = []
+        for output in self.outputs:
+            if output.get("output_type") == "stream":
+                parts.append(output.get("text", ""))
+            elif output.get("output_type") == "error":
+                parts.append(f"{output.get('ename')}: {output.get('evalue')}")
+            else:
+                parts.append(output.get("data", {}).get("text/plain", ""))
+        return "\n".join(part.rstrip("\n") for part in parts if part)
+
+
+@dataclass
+class Session:
+    """What came of one run.
+
+    Attributes
+    ----------
+    cells : dict of str to CellResult
+        By cell id; cells that were not reached are missing.
+    ended : str
+        Why the whole run was ended; empty where it was not.
+    seconds : float
+    log : str
+        The end of what pytest said.
+    """
+
+    cells: dict
+    ended: str
+    seconds: float
+    log: str
+
+
+def code_cell(identity, source, outputs=(), compare=False):
+    """A cell of the notebook to run."""
+    return nbformat.from_dict(
+        {
+            "cell_type": "code",
+            "id": identity,
+            "metadata": {} if compare else IGNORED,
+            "execution_count": 1,
+            "source": source,
+            "outputs": list(outputs),
+        }
+    )
+
+
+def run_notebook(cells, limits, isolate=True):
+    """Run cells by nbval in a kernel of their own.
+
+    Parameters
+    ----------
+    cells : list of NotebookNode
+        From `code_cell`.
+    limits : sandbox.Limits
+    isolate : bool
+        False to run the kernel as it is, without a sandbox.
+
+    Returns
+    -------
+    Session
+    """
+    notebook = nbformat.from_dict(
+        {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": list(cells)}
+    )
+    begun = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="simlib-grading-"))
+    try:
+        with sandbox.own_user() as uid:
+            return _run_in(folder, notebook, limits, isolate, uid, begun)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_in(folder, notebook, limits, isolate, uid, begun):
+    run, home = folder / "run", folder / "home"
+    run.mkdir()
+    home.mkdir()
+    folder.chmod(0o711)
+    if os.geteuid() == 0:
+        os.chown(run, uid, uid)
+    (home / "notebook.ipynb").write_text(nbformat.writes(notebook), encoding="utf-8")
+    kernel = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    kernel += ["--HistoryManager.enabled=False", "--IPKernelApp.log_level=ERROR"]
+    environ = {
+        "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+        "HOME": str(home),
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": str(Path(__file__).resolve().parent),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "GRADING_RUN": str(run),
+        "GRADING_UID": str(uid),
+        "GRADING_RESULTS": str(home / "results"),
+        "GRADING_OUTPUT": str(limits.output_chars),
+    }
+    if isolate:
+        kernel = sandbox.sandboxed(kernel, run, uid, limits)
+    else:
+        inside = sandbox.environment() | {
+            "HOME": str(home),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        }
+        kernel = ["env", *(f"{name}={value}" for name, value in inside.items()), *kernel]
+    environ["GRADING_KERNEL"] = json.dumps(kernel)
+    command = [sys.executable, "-m", "pytest", "-q", "--color=no", "--tb=no", "-p", "nbval.plugin"]
+    command += ["-p", "nbval_plugin", "-p", "no:cacheprovider", "-c", os.devnull]
+    command += ["--nbval", f"--nbval-cell-timeout={limits.cell_s}", f"--rootdir={home}"]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            [*command, str(home / "notebook.ipynb")],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environ,
+            cwd=home,
+            start_new_session=True,
+        )
+        try:
+            ended = watch(process, limits)
+        finally:
+            end_group(process)
+    results = read_results(home / "results")
+    log = (folder / "log").read_text(errors="replace")[-3000:]
+    return Session(results, ended, time.monotonic() - begun, log)
+
+
+def watch(process, limits):
+    """Wait for a run's end; end it where it takes too long or too much, and say which."""
+    deadline = time.monotonic() + limits.notebook_s
+    while True:
+        try:
+            process.wait(POLL_S)
+            return ""
+        except subprocess.TimeoutExpired:
+            pass
+        if time.monotonic() > deadline:
+            return f"the notebook took longer than {limits.notebook_s:g} s"
+        used = memory_of(process.pid, limits.memory_bytes)
+        if used > limits.memory_bytes:
+            return f"the notebook's processes took more than {limits.memory_bytes >> 20:,} MB"
+
+
+def memory_of(pid, enough):
+    """Bytes of memory that a process and all below it hold.
+
+    Pages that processes share are counted for each of them in a first look, and by their share
+    where that comes to more than ``enough``.
+    """
+    processes = descendants(pid)
+    total = 0
+    for one in processes:
+        with contextlib.suppress(psutil.Error):
+            total += one.memory_info().rss
+    if total <= enough:
+        return total
+    return sum(share_of(one.pid) for one in processes)
+
+
+def share_of(pid):
+    """Bytes of memory of one process, shared pages by their share."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return 0
+
+
+def descendants(pid):
+    """All processes below one, and itself."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def end_group(process):
+    """End pytest, and with it the sandbox and all that is in it."""
+    for one in reversed(descendants(process.pid)):
+        with contextlib.suppress(psutil.Error):
+            one.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def read_results(path):
+    """``{cell id: CellResult}`` of what the plugin wrote."""
+    found = {}
+    if path.exists():
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            identity = entry.pop("id")
+            found[identity] = CellResult(**entry)
+    return found

@@ -1,0 +1,184 @@
+"""Read what a student handed in: raw JSON of any age and state, never trusted to be a notebook."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from dataclasses import dataclass
+
+LARGEST_BYTES = 20 << 20
+MOST_CELLS = 5000
+CONFLICT = re.compile(r"^\s*\"?(<{7}|>{7}|={7})( |$|\\n)", re.MULTILINE)
+
+
+class Unreadable(Exception):
+    """A file that cannot be graded; the message is the reason, for the student."""
+
+
+@dataclass(frozen=True)
+class StudentCell:
+    """A code cell as it was handed in."""
+
+    id: str | None
+    role: str | None
+    question: str | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The cells of a notebook, of whatever format.
+
+    Attributes
+    ----------
+    cells : list of StudentCell
+        Code cells, in order.
+    ids : frozenset of str
+        Ids of all cells.
+    notes : list of str
+        What was odd, for the teacher.
+    """
+
+    cells: list
+    ids: frozenset
+    notes: list
+
+
+def read_bytes(path):
+    """What is in the file; a link, a device or a huge file is refused.
+
+    Raises
+    ------
+    Unreadable
+        The reason.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if os.path.islink(path):
+            raise Unreadable("the file is a link, and links are not followed") from None
+        raise Unreadable(f"the file cannot be opened ({error.strerror})") from None
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise Unreadable("this is no ordinary file")
+        content = file.read(LARGEST_BYTES + 1)
+    if len(content) > LARGEST_BYTES:
+        raise Unreadable(
+            f"the file is larger than {LARGEST_BYTES >> 20} MB: clear its outputs, save it again"
+        )
+    return content
+
+
+def parse(content):
+    """The `Submission` in a file's bytes.
+
+    Raises
+    ------
+    Unreadable
+        The reason.
+    """
+    notebook = _json(content)
+    if not isinstance(notebook, dict):
+        raise Unreadable("the file is JSON, but no notebook")
+    sheets = notebook.get("worksheets")
+    if isinstance(sheets, list):  # nbformat 3
+        cells = [c for sheet in sheets for c in _list(_dict(sheet).get("cells"))]
+    else:
+        cells = notebook.get("cells")
+    if not isinstance(cells, list):
+        raise Unreadable("the file is JSON, but has no cells: it is no notebook")
+    if len(cells) > MOST_CELLS:
+        raise Unreadable(f"the notebook has {len(cells):,} cells: more than {MOST_CELLS:,}")
+    cells = [cell for cell in cells if isinstance(cell, dict)]
+    language = _language(notebook)
+    if language and not language.startswith(("python", "ipython")):
+        raise Unreadable(f"this notebook's language is {language[:40]}, not Python")
+    read = [(cell, _student_cell(cell)) for cell in cells]
+    ids = [one.id for _, one in read if one.id]
+    return Submission(
+        [one for cell, one in read if cell.get("cell_type") == "code"],
+        frozenset(ids),
+        _notes(notebook, ids),
+    )
+
+
+def _json(content):
+    try:
+        text = content.decode(
+            "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        )
+    except UnicodeDecodeError:
+        raise Unreadable("the file is not text in UTF-8, so it is no notebook") from None
+    if not text.strip():
+        raise Unreadable("the file is empty")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise Unreadable("the file's JSON is nested too deep for a notebook") from None
+    except ValueError as error:
+        if CONFLICT.search(text):
+            raise Unreadable(
+                "the file has conflict markers of a version control system (<<<<<<<): resolve the "
+                "conflict and hand it in again"
+            ) from None
+        place = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise Unreadable(
+            f"the file is no valid JSON{place}, so it is damaged or cut off: save it again in "
+            "JupyterLab"
+        ) from None
+
+
+def _language(notebook):
+    metadata = _dict(notebook.get("metadata"))
+    for entry in ("language_info", "kernelspec"):
+        value = _dict(metadata.get(entry))
+        name = value.get("name" if entry == "language_info" else "language")
+        if isinstance(name, str) and name:
+            return name.lower()
+    return ""
+
+
+def _student_cell(cell):
+    metadata = _dict(cell.get("metadata"))
+    course = _dict(metadata.get("course"))
+    identity = cell.get("id") or metadata.get("id")  # Colab's place for it
+    return StudentCell(
+        identity if isinstance(identity, str) else None,
+        _text_or_none(course.get("role")),
+        _text_or_none(course.get("question")),
+        _source(cell).replace("\r\n", "\n").replace("\r", "\n"),
+    )
+
+
+def _source(cell):
+    source = cell.get("source", cell.get("input", ""))
+    if isinstance(source, list):
+        return "".join(part for part in source if isinstance(part, str))
+    return source if isinstance(source, str) else ""
+
+
+def _notes(notebook, ids):
+    notes = []
+    major, minor = notebook.get("nbformat"), notebook.get("nbformat_minor", 0)
+    known = isinstance(minor, int) and major == 4 and minor <= 5
+    if not known:
+        notes.append(f"nbformat {str(major)[:10]}.{str(minor)[:10]}")
+    twice = sorted({one for one in ids if ids.count(one) > 1}) if len(ids) > len(set(ids)) else []
+    if twice:
+        shown = ", ".join(one[:60] for one in twice[:5])
+        notes.append(f"cell ids that occur more than once: {shown}")
+    return notes
+
+
+def _dict(value):
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value):
+    return value if isinstance(value, list) else []
+
+
+def _text_or_none(value):
+    return value if isinstance(value, str) else None

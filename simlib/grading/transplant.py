@@ -1,0 +1,184 @@
+"""Find a student's answers in a notebook, and put them in order between the pristine cells.
+
+Of a submission only source texts of answer cells and of cells of the student's own are used.
+Everything else (setup, checks, hidden cells, outputs, metadata) is the pristine exercise's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+GIVEN, NOT_ATTEMPTED, NOT_FOUND = "given", "not attempted", "not found"
+CHECKS = re.compile(r"^\s*\w+\s*=\s*check\(", re.MULTILINE)
+
+
+class WrongNotebook(Exception):
+    """A notebook that belongs to another exercise, or to none; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do, in order.
+
+    Attributes
+    ----------
+    kind : str
+        ``"pristine"``: run this cell of the exercise; ``"helper"``: a cell of the student's own;
+        ``"answer"``: an answer.
+    cell : Cell or None
+        The pristine cell; of an answer the one it stands for.
+    source : str
+        The student's text; for a pristine cell its own.
+    """
+
+    kind: str
+    cell: object
+    source: str
+
+
+@dataclass(frozen=True)
+class Transplant:
+    """A submission, taken apart.
+
+    Attributes
+    ----------
+    steps : list of Step
+        Without the checks of questions that nothing was written for.
+    found : dict of str to str
+        What there is for each question: `GIVEN`, `NOT_ATTEMPTED` or `NOT_FOUND`.
+    notes : list of str
+        What was odd, for the teacher.
+    """
+
+    steps: list
+    found: dict
+    notes: list
+
+    def without(self, left_out):
+        """The same without some questions, their answers and checks, and without some helpers.
+
+        Parameters
+        ----------
+        left_out : collection
+            Names of questions, and steps.
+        """
+        left = [
+            step
+            for step in self.steps
+            if step not in left_out and not (step.cell and step.cell.question in left_out)
+        ]
+        return Transplant(left, self.found, self.notes)
+
+
+def transplant(exercise, submission):
+    """The `Transplant` of a submission into an exercise.
+
+    Raises
+    ------
+    WrongNotebook
+        The notebook has cells of this exercise neither by id nor by function name.
+    """
+    notes = list(submission.notes)
+    chosen = {name: choose(exercise, submission, name, notes) for name in exercise.questions}
+    found = {}
+    for name, index in chosen.items():
+        is_given = index is not None and is_edited(submission.cells[index], exercise, name)
+        found[name] = GIVEN if is_given else NOT_FOUND if index is None else NOT_ATTEMPTED
+    if all(index is None for index in chosen.values()) and not exercise.ids & submission.ids:
+        raise WrongNotebook(f"the notebook has no cell of exercise {exercise.name}")
+    notes += changed_cells(exercise, submission)
+    helpers = helpers_by_anchor(exercise, submission, set(chosen.values()))
+    steps = [Step("helper", None, text) for text in helpers.pop(None, [])]
+    for cell in exercise.cells:
+        if cell.role == "answer" and found[cell.question] == GIVEN:
+            steps.append(Step("answer", cell, submission.cells[chosen[cell.question]].source))
+        elif cell.role != "answer" and found.get(cell.question, GIVEN) == GIVEN:
+            steps.append(Step("pristine", cell, cell.source))
+        steps += [Step("helper", None, text) for text in helpers.pop(cell.id, [])]
+    return Transplant(steps, found, notes)
+
+
+def choose(exercise, submission, name, notes):
+    """The index of the cell that answers a question, or None.
+
+    By metadata, then by cell id, then by the function's ``def``. Of several that were edited it is
+    the last, which is the one that counts when a notebook is run from top to bottom.
+    """
+    (cell,) = exercise.cells_of(name, "answer")
+    ways = {
+        "metadata": lambda one: (one.role, one.question) == ("answer", name),
+        "id": lambda one: one.id == cell.id,
+        "def": lambda one: defines(name, one.source) and not CHECKS.search(one.source),
+    }
+    fallback = None
+    for way, fits in ways.items():
+        found = [index for index, one in enumerate(submission.cells) if fits(one)]
+        edited = [i for i in found if is_edited(submission.cells[i], exercise, name)]
+        if len(edited) > 1:
+            notes.append(f"{name}: {len(edited)} cells answer it; the last of them counts")
+        if edited:
+            if way == "def":
+                notes.append(f"{name}: its answer was found by the function's name only")
+            return edited[-1]
+        if found and fallback is None:
+            fallback = found[-1]
+    return fallback
+
+
+def defines(name, source):
+    """Whether a cell defines a function of this name."""
+    return re.search(rf"^(async\s+)?(def\s+{name}\b|{name}\s*=)", source, re.MULTILINE)
+
+
+def is_edited(student_cell, exercise, name):
+    """Whether an answer is more than the stub; spaces and comments do not count."""
+    return bare(student_cell.source) not in ("", bare(exercise.questions[name].stub))
+
+
+def bare(source):
+    """A source without spaces and without comments that have a line of their own."""
+    lines = (line.strip() for line in source.splitlines())
+    return "".join("".join(line.split()) for line in lines if not line.startswith("#"))
+
+
+def changed_cells(exercise, submission):
+    """Notes on setup and check cells that were changed: the pristine ones are used."""
+    sources = {one.id: one.source for one in submission.cells}
+    changed = [
+        cell.id
+        for cell in exercise.cells
+        if cell.role in ("setup", "check")
+        and cell.id in sources
+        and sources[cell.id].strip() != cell.source.strip()
+    ]
+    return [f"changed cells, the original ones were used: {', '.join(changed)}"] if changed else []
+
+
+def helpers_by_anchor(exercise, submission, answers):
+    """``{id of a pristine cell: [sources]}`` of the student's own cells that stand below it."""
+    pristine = {cell.id: cell for cell in exercise.cells if cell.role != "hidden"}
+    by_role = {
+        (c.role, c.question): c.id for c in pristine.values() if c.role in ("check", "setup")
+    }
+    by_source = {bare(cell.source): cell.id for cell in pristine.values()}
+    answer_ids = {cell.question: cell.id for cell in pristine.values() if cell.role == "answer"}
+    helpers, anchor, seen = {}, None, set()
+    for index, one in enumerate(submission.cells):
+        place = one.id if one.id in pristine and one.id not in seen else None
+        place = place or by_role.get((one.role, one.question)) or by_source.get(bare(one.source))
+        if index not in answers and place is None and one.role == "answer":
+            place = answer_ids.get(one.question)
+        if place is None and index in answers:
+            place = next(iter(answered_by(exercise, one, answer_ids)), None)
+        if place:
+            anchor = place
+            seen.add(place)
+        elif index not in answers and bare(one.source) and not CHECKS.search(one.source):
+            helpers.setdefault(anchor, []).append(one.source)
+    return helpers
+
+
+def answered_by(exercise, one, answer_ids):
+    """Ids of the answer cells whose function a cell defines."""
+    return [answer_ids[name] for name in exercise.questions if defines(name, one.source)]

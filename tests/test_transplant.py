@@ -1,0 +1,224 @@
+"""What is taken from a submission: answers by metadata, id or name; everything else is pristine."""
+
+import copy
+import json
+
+import pytest
+from notebooks_made import cell_of, content, exercise, extra, notebook, solved
+
+from simlib.grading.submission import Unreadable, parse, read_bytes
+from simlib.grading.transplant import GIVEN, NOT_ATTEMPTED, NOT_FOUND, WrongNotebook, transplant
+
+COLLECTIVES = exercise("04")
+QUESTIONS = list(COLLECTIVES.questions)
+
+
+def put_in(made):
+    """The `Transplant` of a notebook into exercise 04."""
+    return transplant(COLLECTIVES, parse(content(made)))
+
+
+def answers(found):
+    """``{question: source}`` of what was transplanted."""
+    return {step.cell.question: step.source for step in found.steps if step.kind == "answer"}
+
+
+def helpers(found):
+    return [step.source for step in found.steps if step.kind == "helper"]
+
+
+def solutions():
+    return {name: one.solution for name, one in COLLECTIVES.questions.items()}
+
+
+def test_an_untouched_exercise_was_not_attempted():
+    found = put_in(notebook(COLLECTIVES))
+    assert found.found == dict.fromkeys(QUESTIONS, NOT_ATTEMPTED)
+    assert not answers(found)
+    assert all(step.cell.role in ("setup", None) for step in found.steps)
+
+
+def test_comments_and_spaces_alone_are_no_attempt():
+    made = notebook(COLLECTIVES)
+    cell = cell_of(made, "mean_of_all-answer")
+    cell["source"] = "# I do not know\n\n" + "".join(cell["source"]).replace("(rank,", "( rank,")
+    assert put_in(made).found["mean_of_all"] == NOT_ATTEMPTED
+
+
+def test_answers_stand_where_the_exercise_has_them():
+    found = put_in(solved(COLLECTIVES))
+    assert answers(found) == solutions()
+    kinds = [(step.cell.role, step.cell.question) for step in found.steps]
+    for name in QUESTIONS:
+        first = kinds.index(("answer", name))
+        assert kinds[first : first + 3] == [(role, name) for role in ("answer", "check", "hidden")]
+
+
+def test_checks_are_the_pristine_ones_whatever_became_of_the_students():
+    made = solved(COLLECTIVES)
+    cell_of(made, "mean_of_all-check")["source"] = "print('mean_of_all: right')"
+    made["cells"] = [c for c in made["cells"] if c["id"] != "own_broadcast-check"]
+    found = put_in(made)
+    sources = {step.cell.id: step.source for step in found.steps if step.kind == "pristine"}
+    for cell in COLLECTIVES.cells:
+        if cell.role in ("check", "hidden"):
+            assert sources[cell.id] == cell.source
+    assert any("mean_of_all-check" in note for note in found.notes)
+    assert not helpers(found)
+
+
+def old_format(made):
+    """As nbformat 3 has it: worksheets, ``input`` in the place of ``source``."""
+    cells = [
+        {"cell_type": c["cell_type"], "input": c["source"], "metadata": c["metadata"]}
+        for c in made["cells"]
+    ]
+    return {"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": [{"cells": cells}]}
+
+
+def without(made, *keys):
+    """The notebook with these entries of its cells taken out."""
+    made = copy.deepcopy(made)
+    for cell in made["cells"]:
+        for key in keys:
+            cell.pop(key, None)
+    return made
+
+
+def with_same_ids(made):
+    made = copy.deepcopy(made)
+    for cell in made["cells"]:
+        cell["id"] = "same"
+    return made
+
+
+def ids_in_metadata(made):
+    made = without(made, "id")
+    for cell, original in zip(made["cells"], solved(COLLECTIVES)["cells"], strict=True):
+        cell["metadata"] = {"id": original["id"]}
+    return made
+
+
+ODD = {
+    "nbformat 3": old_format,
+    "nbformat 5": lambda made: made | {"nbformat": 5, "nbformat_minor": 1},
+    "nbformat 4.0 without ids": lambda made: without(made, "id") | {"nbformat_minor": 0},
+    "no metadata": lambda made: without(made, "metadata"),
+    "neither ids nor metadata": lambda made: without(made, "id", "metadata"),
+    "all ids the same": with_same_ids,
+    "ids of Colab": ids_in_metadata,
+    "stripped": lambda made: without(made, "outputs", "execution_count"),
+    "no metadata of the notebook": lambda made: {"cells": made["cells"]},
+    "metadata of another kernel": lambda made: (
+        made | {"metadata": {"kernelspec": {"name": "conda-env-x", "language": "python"}}}
+    ),
+    "null where objects belong": lambda made: made | {"metadata": None},
+    "cells that are none": lambda made: made | {"cells": [None, 1, "x", [], *made["cells"]]},
+}
+
+
+@pytest.mark.parametrize("change", ODD.values(), ids=ODD)
+def test_odd_notebooks_give_all_answers(change):
+    found = put_in(change(solved(COLLECTIVES)))
+    assert {name: text.strip() for name, text in answers(found).items()} == solutions()
+    assert not helpers(found)
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
+        lambda text: text.encode("utf-16"),
+        lambda text: json.dumps(json.loads(text), indent=1).replace("\n", "\r\n").encode(),
+        lambda text: text.replace("\\n", "\\r\\n").encode(),
+    ],
+    ids=["BOM", "UTF-16", "CRLF of the file", "CRLF in sources"],
+)
+def test_encodings(encode):
+    text = content(solved(COLLECTIVES)).decode()
+    assert answers(transplant(COLLECTIVES, parse(encode(text)))) == solutions()
+
+
+REFUSED = {
+    "empty": (b" \n", "empty"),
+    "cut off": (content(solved(COLLECTIVES))[:5000], "cut off"),
+    "conflict": (
+        b'{"cells": [\n<<<<<<< HEAD\n"a"\n=======\n"b"\n>>>>>>> x\n]}',
+        "conflict markers",
+    ),
+    "binary": (b"\x93NUMPY\xff\x00\x01", "not text"),
+    "deep": (b'{"cells": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deep"),
+    "a list": (b"[1, 2]", "no notebook"),
+    "no cells": (b'{"a": 1}', "no cells"),
+    "many cells": (json.dumps({"cells": [{}] * 6000}).encode(), "6,000 cells"),
+    "another language": (
+        json.dumps({"cells": [], "metadata": {"kernelspec": {"language": "R"}}}).encode(),
+        "language is r",
+    ),
+}
+
+
+@pytest.mark.parametrize("data, words", REFUSED.values(), ids=REFUSED)
+def test_what_is_no_notebook_is_told_in_words(data, words):
+    with pytest.raises(Unreadable, match=words):
+        parse(data)
+
+
+def test_links_devices_and_huge_files_are_not_read(tmp_path):
+    target = tmp_path / "target.ipynb"
+    target.write_bytes(content(solved(COLLECTIVES)))
+    (tmp_path / "link.ipynb").symlink_to(target)
+    with pytest.raises(Unreadable, match="link"):
+        read_bytes(tmp_path / "link.ipynb")
+    with pytest.raises(Unreadable, match="no ordinary file"):
+        read_bytes("/dev/zero")
+    with open(tmp_path / "huge.ipynb", "wb") as file:
+        file.truncate(30 << 20)
+    with pytest.raises(Unreadable, match="20 MB"):
+        read_bytes(tmp_path / "huge.ipynb")
+    assert read_bytes(target) == target.read_bytes()
+
+
+def test_another_exercise_is_the_wrong_notebook():
+    with pytest.raises(WrongNotebook, match="no cell of exercise 04"):
+        put_in(solved(exercise("01")))
+
+
+def test_a_lost_answer_is_not_found():
+    made = solved(COLLECTIVES)
+    made["cells"] = [c for c in made["cells"] if c["id"] != "mean_of_all-answer"]
+    found = put_in(made)
+    assert found.found["mean_of_all"] == NOT_FOUND
+    assert list(found.found.values()).count(GIVEN) == 2
+
+
+def test_the_last_of_several_edited_copies_counts():
+    made = solved(COLLECTIVES)
+    cell = cell_of(made, "mean_of_all-answer")
+    copied = copy.deepcopy(cell) | {"source": "def mean_of_all(rank, n, x):\n    return 7"}
+    made["cells"].insert(made["cells"].index(cell) + 1, copied)
+    found = put_in(made)
+    assert answers(found)["mean_of_all"] == copied["source"]
+    assert any("2 cells answer it" in note for note in found.notes)
+
+
+def test_an_answer_in_a_new_cell_below_the_stub_is_found_by_its_name():
+    made = notebook(COLLECTIVES)
+    place = made["cells"].index(cell_of(made, "mean_of_all-answer")) + 1
+    made["cells"].insert(place, extra(solutions()["mean_of_all"]))
+    found = put_in(made)
+    assert answers(found) == {"mean_of_all": solutions()["mean_of_all"]}
+
+
+def test_own_cells_stay_where_they_were_put():
+    made = solved(COLLECTIVES)
+    cells = made["cells"]
+    cells.insert(0, extra("first = 1"))
+    cells.insert(cells.index(cell_of(made, "own_broadcast-answer")), extra("second = 2", id="own"))
+    cells.append(extra("third = 3"))
+    steps = [step.cell.id if step.cell else step.source for step in put_in(made).steps]
+    assert [one for one in steps if "=" in one] == ["first = 1", "second = 2", "third = 3"]
+    assert steps[0] == "first = 1"
+    assert steps.index("second = 2") < steps.index("own_broadcast-answer")
+    assert steps.index("second = 2") > steps.index("mean_of_all-check")
+    assert steps[-1] == "third = 3" or steps[-2] == "third = 3"
