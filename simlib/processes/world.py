@@ -157,10 +157,13 @@ class World:
                 self._being_cleaned = False
                 for rank in self.ranks:
                     rank.log.restart()
-                return not any(reports)
+                if any(reports):
+                    return False
         except (EOFError, OSError):
             return False
-        return True
+        # A rank speaks when it is asked. What is to be read now is the end of one that was killed
+        # at rest; the server tells of it a little later.
+        return not multiprocessing.connection.wait([rank.control for rank in self.ranks], 0)
 
     def _answer(self, rank):
         rank.control.settimeout(START_LIMIT_S)
