@@ -47,6 +47,8 @@ class Handed:
     late : bool
         Whether the platform says that it came late.
     notes : list of str
+    platform : str
+        ``"canvas"`` or ``"moodle"`` where the file was named by one, and the student by its number.
     """
 
     student: str
@@ -58,6 +60,7 @@ class Handed:
     when: datetime.datetime | None = None
     late: bool = False
     notes: list = field(default_factory=list)
+    platform: str = ""
 
 
 def collect(place, exercises):
@@ -149,7 +152,10 @@ def identify(path, reader, when, exercises):
     else:
         student = name = student_in(file, exercises)
     exercise = named_in(file, exercises)
-    handed = Handed(student, name, exercise, str(path), b"", when=when, late=late)
+    platform = "moodle" if moodle else "canvas" if canvas else ""
+    handed = Handed(
+        student, name, exercise, str(path), b"", when=when, late=late, platform=platform
+    )
     try:
         handed.content = reader()
     except Unreadable as error:

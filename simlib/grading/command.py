@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from . import batch, collect, handout, pages, public, reports, sandbox
+from . import batch, collect, handout, overrides, pages, public, reports, sandbox
 from .cache import Cache
 from .exercise import read_exercises
 from .source import SourceError
@@ -53,6 +53,11 @@ def add_grade(commands):
     )
     parser.add_argument("--out", default="report", metavar="F", help="folder to write to (report)")
     parser.add_argument("--roster", metavar="CSV", help="the class: who handed in nothing gets 0")
+    parser.add_argument(
+        "--overrides",
+        metavar="CSV",
+        help="points and comments by hand: student, exercise, question, points, comment",
+    )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time (2)")
     parser.add_argument(
         "--only", action="append", metavar="STUDENT", help="grade this student anew, no other"
@@ -114,6 +119,7 @@ REFUSALS = (
     sandbox.CannotIsolate,
     collect.CannotCollect,
     reports.BadRoster,
+    overrides.BadOverrides,
     ValueError,
 )
 
@@ -138,6 +144,7 @@ def _grade(options):
         print("simlib: NO SANDBOX: what students wrote runs with your rights", file=sys.stderr)
     exercises = chosen(read_exercises(options.exercises), options.exercise)
     roster = reports.read_roster(options.roster) if options.roster else []
+    by_hand = overrides.read_overrides(options.overrides) if options.overrides else []
     deadline = time_of(options.deadline)
     handed = collect.collect(options.submissions, exercises)
     exercises = asked_for(exercises, handed, options.exercise)
@@ -154,6 +161,7 @@ def _grade(options):
             handed, max(1, options.jobs), lambda one: bar.update(), options.only or ()
         )
     report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
+    overrides.apply(report, by_hand)
     reports.write_reports(folder, report, roster)
     pages.write_pages(folder, report)
     print(summary(report, folder))

@@ -266,8 +266,11 @@ def explain(result, cell, got, expected):
     result.expected = expected.text(cell.id)
     if text.startswith(f"{result.question}: not written yet. Rank"):
         result.status = "not attempted"
+    # What ranks printed stands before what the check says.
     lines = text.splitlines()
-    result.reason = " ".join(lines[1:2]) if len(lines) > 1 else text
+    said = [n for n, line in enumerate(lines) if line.startswith(f"{result.question}: ")]
+    after = lines[said[-1] + 1 :] if said else []
+    result.reason = after[0] if after else text
 
 
 def json_in(result):
