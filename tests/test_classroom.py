@@ -145,7 +145,7 @@ def test_a_class_is_graded_and_a_bad_file_stops_nobody(stand_in, submissions, tm
     assert table(out / "canvas.csv")[0][:5] == [
         "Student", "ID", "SIS User ID", "SIS Login ID", "Section",
     ]  # fmt: skip
-    assert table(out / "moodle.csv")[1] == ["student_01", "One <b>", "one@example.org", "8"]
+    assert table(out / "moodle.csv")[1] == ["student_01", "", "one@example.org", "One <b>", "8"]
     page = (out / "feedback" / "student_01.html").read_text()
     assert "One &lt;b&gt;" in page and "&lt;script&gt;" in page and "<script>" not in page
     assert f"seed {report['seed']}" in capsys.readouterr().out

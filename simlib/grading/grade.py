@@ -14,7 +14,7 @@ from .transplant import GIVEN, WrongNotebook, transplant
 RIGHT, WRONG, LIMITS = "right", "wrong", "broke the limits"
 MOST_RUNS = 6
 LONGEST_REASON = 2000
-ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+ANSI = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))")
 BEGIN = """\
 from simlib.grading.inside.examiner import Examiner
 examiner = Examiner(globals(), {limit})

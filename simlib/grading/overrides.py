@@ -48,13 +48,16 @@ def read_overrides(path):
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             head = [(name or "").strip().lower() for name in reader.fieldnames or ()]
-            rows = [(reader.line_num, dict(zip(head, row.values(), strict=False))) for row in reader]
+            rows = [
+                (reader.line_num, dict(zip(head, row.values(), strict=False))) for row in reader
+            ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadOverrides(f"the overrides {path} cannot be read: {error}") from None
     absent = [name for name in COLUMNS[:4] if name not in head]
     if absent:
         raise BadOverrides(
-            f"the overrides {path} have no column {', '.join(absent)}: they need {', '.join(COLUMNS)}"
+            f"the overrides {path} have no column {', '.join(absent)}: "
+            f"they need {', '.join(COLUMNS)}"
         )
     found = []
     for line, row in rows:

@@ -30,7 +30,9 @@ def write_pages(folder, report):
     page = templates.get_template("feedback.html")
     for student in report["students"]:
         write(feedback / f"{pages[student['student']]}.html", page.render(student=student))
-    for old in set(feedback.glob("*.html")) - {feedback / f"{name}.html" for name in pages.values()}:
+    for old in set(feedback.glob("*.html")) - {
+        feedback / f"{name}.html" for name in pages.values()
+    }:
         old.unlink()
     page = templates.get_template("class.html")
     write(

@@ -1,7 +1,7 @@
 """Files that learning platforms import: Canvas's gradebook, Moodle's gradebook and worksheets.
 
-What Canvas takes is read from its importer (instructure/canvas-lms, lib/gradebook_importer.rb), what
-Moodle takes from grade/import/csv and mod/assign/feedback/offline of moodle/moodle.
+What Canvas takes is known from its importer (instructure/canvas-lms, lib/gradebook_importer.rb),
+what Moodle takes from grade/import/csv and mod/assign/feedback/offline of moodle/moodle.
 """
 
 from __future__ import annotations
