@@ -137,8 +137,8 @@ def test_a_class_is_graded_and_a_bad_file_stops_nobody(stand_in, submissions, tm
     assert code == 1
     rows = {row[0]: row for row in table(out / "report.csv")}
     assert [rows[one][2] for one in ("student_01", "student_02", "student_03")] == ["8", "8", "0"]
-    assert rows["student_09"][6:8] == ["", "04_collectives: missing"]
-    assert "not graded" in rows["student_04"][7] and "broken" in rows["student_04"][8]
+    assert rows["student_09"][5:7] == ["", "04_collectives: missing"]
+    assert "not graded" in rows["student_04"][6] and "broken" in rows["student_04"][7]
     assert "'=1+1" in rows
     report = json.loads((out / "report.json").read_text())
     jsonschema.validate(report, json.loads(reports.SCHEMA.read_text()))
