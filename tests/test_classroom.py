@@ -15,10 +15,11 @@ from simlib.grading import batch, command, handout, reports, sandbox
 from simlib.grading.collect import CannotCollect, collect
 from simlib.grading.grade import NotebookResult, QuestionResult, without_points
 from simlib.grading.submission import Unreadable, parse
+from simlib.grading.transplant import WrongNotebook, transplant
 
 EXERCISES = {one.name: one for one in (exercise("01"), exercise("04"))}
 COLLECTIVES = EXERCISES["04_collectives"]
-SOLVED = content(solved(COLLECTIVES))
+SOLVED, UNTOUCHED = content(solved(COLLECTIVES)), content(notebook(COLLECTIVES))
 
 
 def files(folder, *names, data=SOLVED):
@@ -68,6 +69,20 @@ def test_of_two_files_the_newer_counts(tmp_path):
     (one,) = collect(tmp_path, EXERCISES)
     assert one.file.endswith("04_collectives.ipynb")
     assert "04_collectives-1.ipynb was left aside" in one.notes[0]
+
+
+def test_of_a_whole_course_that_is_handed_in_the_exercise_counts(tmp_path):
+    lesson = (command.ROOT / "notebooks/04_collectives.ipynb").read_bytes()
+    files(tmp_path, "student_01/course/notebooks/04_collectives.ipynb", data=lesson)
+    files(tmp_path, "student_01/course/exercises/04_collectives.ipynb", data=UNTOUCHED)
+    files(tmp_path, "student_01/course/solutions/04_collectives.ipynb")
+    files(tmp_path, "student_01/course/.pristine/04_collectives.ipynb")
+    os.utime(tmp_path / "student_01/course/exercises/04_collectives.ipynb", (1e9, 1e9))
+    (one,) = collect(tmp_path, EXERCISES)
+    assert one.file == "student_01/course/exercises/04_collectives.ipynb"
+    assert len(one.notes) == 2
+    with pytest.raises(WrongNotebook, match="is it the lesson"):
+        transplant(COLLECTIVES, parse(lesson))
 
 
 def test_a_zip_does_no_harm(tmp_path):
