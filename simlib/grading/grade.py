@@ -153,6 +153,9 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
                 result.notes.append(why)
             break
         set_aside[culprit] = why
+        if culprit not in exercise.questions:
+            first = culprit.source.strip().partition("\n")[0][:60]
+            result.notes.append(f"a cell of the student's own ({clean(first)}) was left out: {why}")
     for question in exercise.questions.values():
         one = judge(question, exercise, found, cells, set_aside, expected)
         result.questions.append(one)
@@ -165,12 +168,19 @@ def is_left(found, set_aside):
     return any(found.found[name] == GIVEN for name in found.found if name not in set_aside)
 
 
+def ids_of(found):
+    """The ids that the cells of each step have in the notebook to run."""
+    return [
+        step.cell.id if step.cell else f"helper-{number}" for number, step in enumerate(found.steps)
+    ]
+
+
 def cells_of(found, exercise, expected, seed, limits):
     """The cells of the notebook to run."""
     cells = [code_cell("examiner", BEGIN.format(limit=limits.answer_s))]
-    for number, step in enumerate(found.steps):
+    for step, identity in zip(found.steps, ids_of(found), strict=True):
         if step.kind == "helper":
-            cells.append(code_cell(f"helper-{number}", f"examiner.helper({step.source!a})"))
+            cells.append(code_cell(identity, f"examiner.helper({step.source!a})"))
         elif step.kind == "answer":
             call = f"examiner.answer({step.cell.question!r}, {step.source!a})"
             recorded = expected.recorded.get(step.cell.question)
@@ -194,17 +204,19 @@ def seeded(cell, seed):
 
 
 def culprit_of(found, session):
-    """``(question, why)`` of the answer that ended the kernel; ``(None, why)`` where none did."""
-    question = None
-    for step in found.steps:
-        if step.cell is None or not step.cell.question:
+    """``(culprit, why)`` where the kernel was ended: a question's name, or a helper's step.
+
+    ``(None, why)`` where nobody is to blame; ``why`` may be empty.
+    """
+    for step, identity in zip(found.steps, ids_of(found), strict=True):
+        culprit = step.cell.question if step.cell else step
+        result = session.cells.get(identity)
+        if culprit is None:
             continue
-        result = session.cells.get(step.cell.id)
-        question = step.cell.question
         if result is None:
-            return question, session.ended or "its code ended the process that examines it"
+            return culprit, session.ended or "its code ended the process that examines it"
         if result.word == "gone":
-            return question, session.ended or result.error
+            return culprit, session.ended or result.error
     return None, session.ended
 
 

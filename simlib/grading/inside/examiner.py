@@ -99,8 +99,9 @@ class Examiner:
                 self._shell = self._new_shell()
             answer, output = self._shell.ask(request, self._cell_limit_s)
         except ShellEnded as error:
-            self._shell.close()
-            self._shell = None
+            if self._shell is not None:
+                self._shell.close()
+                self._shell = None
             return {"error": str(error), "ended": True, "output": ""}
         name, number = answer.pop("file", None), answer.pop("number", None)
         if isinstance(name, str) and isinstance(number, int):
