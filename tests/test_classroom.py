@@ -300,7 +300,20 @@ def test_check_says_right_wrong_and_not_written(workplace, capsys):
     assert "1 of 3 right" in said
 
 
-def test_check_refuses_what_it_cannot_read(tmp_path, capsys):
-    files(tmp_path, "04_collectives.ipynb", data=b"{")
-    assert main(["check", str(tmp_path / "04_collectives.ipynb")]) == 2
-    assert "no valid JSON" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "name, sentence",
+    [
+        ("04_collectives.ipynb", "no valid JSON"),
+        ("notes.txt", "does not end in .ipynb"),
+        ("empty", "no exercise in this folder"),
+        ("folder.ipynb", "is a folder"),
+        ("nowhere.ipynb", "cannot be opened"),
+        (".", "no valid JSON"),
+    ],
+)
+def test_check_refuses_what_it_cannot_read(tmp_path, capsys, name, sentence):
+    files(tmp_path, "04_collectives.ipynb", "notes.txt", data=b"{")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder.ipynb").mkdir()
+    assert main(["check", str(tmp_path / name)]) == 2
+    assert sentence in capsys.readouterr().err
