@@ -200,6 +200,29 @@ def test_an_interrupted_batch_goes_on(stand_in, submissions, tmp_path, monkeypat
     assert len(stand_in) == 2
 
 
+def test_points_by_hand_come_from_a_file(stand_in, submissions, tmp_path, capsys):
+    by_hand = tmp_path / "overrides.csv"
+    by_hand.write_text("student,exercise,question,points\nstudent_01,04,mean_of_all,1\n")
+    call = ["grade", str(submissions), "--out", str(tmp_path), "--overrides", str(by_hand)]
+    main(call)
+    rows = {row[0]: row for row in table(tmp_path / "report.csv")}
+    assert rows["student_01"][2] == "7" and rows["student_02"][2] == "8"
+    by_hand.write_text("student,exercise,question,points\nstudent_77,04,mean_of_all,1\n")
+    assert main(call) == 2
+    assert "no student 'student_77'" in capsys.readouterr().err
+
+
+def test_a_download_from_moodle_gives_a_worksheet(stand_in, tmp_path):
+    for name in ("One_4711_assignsubmission_file", "Two_4712_assignsubmission_file_"):
+        files(tmp_path / "class", f"{name}/04_collectives.ipynb")
+    main(["grade", str(tmp_path / "class"), "--out", str(tmp_path)])
+    rows = table(tmp_path / "moodle_worksheet_04_collectives.csv")
+    assert [row[:3] for row in rows[1:]] == [
+        ["Participant 4711", "One", "8"],
+        ["Participant 4712", "Two", "8"],
+    ]
+
+
 def test_late_files_are_marked(stand_in, submissions, tmp_path):
     late = datetime.datetime(2030, 1, 2).timestamp()
     os.utime(submissions / "student_02/04_collectives.ipynb", (late, late))
