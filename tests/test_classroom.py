@@ -14,6 +14,7 @@ from simlib.cli import main
 from simlib.grading import batch, command, handout, reports, sandbox
 from simlib.grading.collect import CannotCollect, collect
 from simlib.grading.grade import NotebookResult, QuestionResult, without_points
+from simlib.grading.inside import shell
 from simlib.grading.submission import Unreadable, parse
 from simlib.grading.transplant import WrongNotebook, transplant
 
@@ -321,6 +322,12 @@ def test_check_says_right_wrong_and_not_written(workplace, capsys):
     assert "own_broadcast: wrong, 0 of 3 points." in said
     assert "ring_all_gather: not written yet." in said
     assert "1 of 3 right" in said
+
+
+def test_an_error_names_the_line_of_its_cell_and_no_file_of_ipython():
+    with pytest.raises(SyntaxError) as caught:
+        compile("\ndef f()\n    pass", "<ipython-input-5-d4afba8d24e8>", "exec")
+    assert shell.told(caught.value) == "SyntaxError: expected ':' (line 2)"
 
 
 @pytest.mark.parametrize(
