@@ -14,11 +14,13 @@ from simlib.cli import main
 from simlib.grading import batch, command, handout, reports, sandbox
 from simlib.grading.collect import CannotCollect, collect
 from simlib.grading.grade import NotebookResult, QuestionResult, without_points
+from simlib.grading.inside import shell
 from simlib.grading.submission import Unreadable, parse
+from simlib.grading.transplant import WrongNotebook, transplant
 
 EXERCISES = {one.name: one for one in (exercise("01"), exercise("04"))}
 COLLECTIVES = EXERCISES["04_collectives"]
-SOLVED = content(solved(COLLECTIVES))
+SOLVED, UNTOUCHED = content(solved(COLLECTIVES)), content(notebook(COLLECTIVES))
 
 
 def files(folder, *names, data=SOLVED):
@@ -68,6 +70,20 @@ def test_of_two_files_the_newer_counts(tmp_path):
     (one,) = collect(tmp_path, EXERCISES)
     assert one.file.endswith("04_collectives.ipynb")
     assert "04_collectives-1.ipynb was left aside" in one.notes[0]
+
+
+def test_of_a_whole_course_that_is_handed_in_the_exercise_counts(tmp_path):
+    lesson = (command.ROOT / "notebooks/04_collectives.ipynb").read_bytes()
+    files(tmp_path, "student_01/course/notebooks/04_collectives.ipynb", data=lesson)
+    files(tmp_path, "student_01/course/exercises/04_collectives.ipynb", data=UNTOUCHED)
+    files(tmp_path, "student_01/course/solutions/04_collectives.ipynb")
+    files(tmp_path, "student_01/course/.pristine/04_collectives.ipynb")
+    os.utime(tmp_path / "student_01/course/exercises/04_collectives.ipynb", (1e9, 1e9))
+    (one,) = collect(tmp_path, EXERCISES)
+    assert one.file == "student_01/course/exercises/04_collectives.ipynb"
+    assert len(one.notes) == 2
+    with pytest.raises(WrongNotebook, match="is it the lesson"):
+        transplant(COLLECTIVES, parse(lesson))
 
 
 def test_a_zip_does_no_harm(tmp_path):
@@ -145,7 +161,7 @@ def test_a_class_is_graded_and_a_bad_file_stops_nobody(stand_in, submissions, tm
     assert table(out / "canvas.csv")[0][:5] == [
         "Student", "ID", "SIS User ID", "SIS Login ID", "Section",
     ]  # fmt: skip
-    assert table(out / "moodle.csv")[1] == ["student_01", "One <b>", "one@example.org", "8"]
+    assert table(out / "moodle.csv")[1] == ["student_01", "", "one@example.org", "One <b>", "8"]
     page = (out / "feedback" / "student_01.html").read_text()
     assert "One &lt;b&gt;" in page and "&lt;script&gt;" in page and "<script>" not in page
     assert f"seed {report['seed']}" in capsys.readouterr().out
@@ -183,6 +199,29 @@ def test_an_interrupted_batch_goes_on(stand_in, submissions, tmp_path, monkeypat
     monkeypatch.setattr(batch, "grade", whole)
     main(command)
     assert len(stand_in) == 2
+
+
+def test_points_by_hand_come_from_a_file(stand_in, submissions, tmp_path, capsys):
+    by_hand = tmp_path / "overrides.csv"
+    by_hand.write_text("student,exercise,question,points\nstudent_01,04,mean_of_all,1\n")
+    call = ["grade", str(submissions), "--out", str(tmp_path), "--overrides", str(by_hand)]
+    main(call)
+    rows = {row[0]: row for row in table(tmp_path / "report.csv")}
+    assert rows["student_01"][2] == "7" and rows["student_02"][2] == "8"
+    by_hand.write_text("student,exercise,question,points\nstudent_77,04,mean_of_all,1\n")
+    assert main(call) == 2
+    assert "no student 'student_77'" in capsys.readouterr().err
+
+
+def test_a_download_from_moodle_gives_a_worksheet(stand_in, tmp_path):
+    for name in ("One_4711_assignsubmission_file", "Two_4712_assignsubmission_file_"):
+        files(tmp_path / "class", f"{name}/04_collectives.ipynb")
+    main(["grade", str(tmp_path / "class"), "--out", str(tmp_path)])
+    rows = table(tmp_path / "moodle_worksheet_04_collectives.csv")
+    assert [row[:3] for row in rows[1:]] == [
+        ["Participant 4711", "One", "8"],
+        ["Participant 4712", "Two", "8"],
+    ]
 
 
 def test_late_files_are_marked(stand_in, submissions, tmp_path):
@@ -285,7 +324,26 @@ def test_check_says_right_wrong_and_not_written(workplace, capsys):
     assert "1 of 3 right" in said
 
 
-def test_check_refuses_what_it_cannot_read(tmp_path, capsys):
-    files(tmp_path, "04_collectives.ipynb", data=b"{")
-    assert main(["check", str(tmp_path / "04_collectives.ipynb")]) == 2
-    assert "no valid JSON" in capsys.readouterr().err
+def test_an_error_names_the_line_of_its_cell_and_no_file_of_ipython():
+    with pytest.raises(SyntaxError) as caught:
+        compile("\ndef f()\n    pass", "<ipython-input-5-d4afba8d24e8>", "exec")
+    assert shell.told(caught.value) == "SyntaxError: expected ':' (line 2)"
+
+
+@pytest.mark.parametrize(
+    "name, sentence",
+    [
+        ("04_collectives.ipynb", "no valid JSON"),
+        ("notes.txt", "does not end in .ipynb"),
+        ("empty", "no exercise in this folder"),
+        ("folder.ipynb", "is a folder"),
+        ("nowhere.ipynb", "cannot be opened"),
+        (".", "no valid JSON"),
+    ],
+)
+def test_check_refuses_what_it_cannot_read(tmp_path, capsys, name, sentence):
+    files(tmp_path, "04_collectives.ipynb", "notes.txt", data=b"{")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder.ipynb").mkdir()
+    assert main(["check", str(tmp_path / name)]) == 2
+    assert sentence in capsys.readouterr().err

@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(ROOT.glob("[nes]*s/[0-9][0-9]_*.ipynb"))
 LESSONS = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]
 GLOSSARY = ROOT / "notebooks" / "glossary.md"
-PAGES = [ROOT / f"{name}.md" for name in ("README", "START", "CONTRIBUTING", "DESIGN")] + [GLOSSARY]
+PAGES = [ROOT / f"{name}.md" for name in ("README", "START", "CONTRIBUTING", "DESIGN")]
+PAGES += [GLOSSARY, *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def name(path):

@@ -25,6 +25,9 @@ class Graded:
     when : str
         When the file was last changed, in ISO 8601; may be empty.
     result : NotebookResult
+    notes : list of str
+    platform : str
+        ``"canvas"`` or ``"moodle"`` where the student is that platform's number.
     """
 
     student: str
@@ -35,6 +38,7 @@ class Graded:
     when: str
     result: NotebookResult
     notes: list = field(default_factory=list)
+    platform: str = ""
 
 
 class Batch:
@@ -103,6 +107,7 @@ class Batch:
             handed.when.isoformat(timespec="seconds") if handed.when else "",
             result,
             handed.notes,
+            handed.platform,
         )
 
     def _result(self, content, exercise, anew):

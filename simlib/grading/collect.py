@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from .submission import LARGEST_BYTES, Unreadable, parse, read_bytes
-from .transplant import defines
+from .transplant import choose, defines
 
 MOST_FILES = 20_000
 CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)$")
 MOODLE = re.compile(r"^(?P<name>.+)_(?P<id>\d+)_assignsubmission_\w*?file_?(?P<file>.*)$")
 AGAIN = re.compile(r"(-\d+| ?\(\d+\)| - Copy)+$")
-LEFT_OUT = {".ipynb_checkpoints", "__MACOSX"}
 
 
 class CannotCollect(Exception):
@@ -47,6 +46,8 @@ class Handed:
     late : bool
         Whether the platform says that it came late.
     notes : list of str
+    platform : str
+        ``"canvas"`` or ``"moodle"`` where the file was named by one, and the student by its number.
     """
 
     student: str
@@ -58,6 +59,7 @@ class Handed:
     when: datetime.datetime | None = None
     late: bool = False
     notes: list = field(default_factory=list)
+    platform: str = ""
 
 
 def collect(place, exercises):
@@ -85,13 +87,13 @@ def collect(place, exercises):
     handed = [identify(*file, exercises) for file in files]
     if not handed:
         raise CannotCollect(f"{place} has no notebooks (files that end in .ipynb)")
-    return newest(handed)
+    return newest(handed, exercises)
 
 
 def files_of_folder(folder):
     """``(path, reader, time)`` of every notebook below a folder; links are not followed."""
     for above, folders, files in os.walk(folder):
-        folders[:] = sorted(one for one in folders if one not in LEFT_OUT)
+        folders[:] = sorted(one for one in folders if not is_left_out(one))
         for file in sorted(files):
             if file.endswith(".ipynb"):
                 path = Path(above) / file
@@ -99,6 +101,11 @@ def files_of_folder(folder):
                 when = datetime.datetime.fromtimestamp(seconds).astimezone()
                 relative = PurePosixPath(path.relative_to(folder).as_posix())
                 yield relative, (lambda path=path: read_bytes(path)), when
+
+
+def is_left_out(folder):
+    """Whether a folder holds nothing that was handed in: copies of JupyterLab, git's, macOS's."""
+    return folder == "__MACOSX" or (folder.startswith(".") and folder.strip(".") != "")
 
 
 def files_of_zip(path):
@@ -109,7 +116,7 @@ def files_of_zip(path):
             raise CannotCollect(f"{path} holds {len(members):,} files: more than {MOST_FILES:,}")
         for member in sorted(members, key=lambda one: one.filename):
             parts = PurePosixPath(member.filename).parts
-            if not member.filename.endswith(".ipynb") or LEFT_OUT & set(parts):
+            if not member.filename.endswith(".ipynb") or any(map(is_left_out, parts[:-1])):
                 continue
             when = None
             with contextlib.suppress(ValueError):
@@ -151,7 +158,10 @@ def identify(path, reader, when, exercises):
     else:
         student = name = student_in(file, exercises)
     exercise = named_in(file, exercises)
-    handed = Handed(student, name, exercise, str(path), b"", when=when, late=late)
+    platform = "moodle" if moodle else "canvas" if canvas else ""
+    handed = Handed(
+        student, name, exercise, str(path), b"", when=when, late=late, platform=platform
+    )
     try:
         handed.content = reader()
     except Unreadable as error:
@@ -193,8 +203,13 @@ def told_by_content(content, exercises):
     return best.name if any(likeness(best)) else None
 
 
-def newest(handed):
-    """One file of each student and exercise: the one changed last. What cannot be told is kept."""
+def newest(handed, exercises):
+    """One file of each student and exercise. What cannot be told is kept.
+
+    Where somebody hands in all that they have, lessons and solutions bear an exercise's name too:
+    of several files one with answers counts, of those one in a folder ``exercises``, of those the
+    one changed last.
+    """
     kept = {}
     for one in handed:
         key = one.student, one.exercise or one.file
@@ -202,10 +217,28 @@ def newest(handed):
         if other is None:
             kept[key] = one
             continue
-        later, earlier = (one, other) if stamp(one) >= stamp(other) else (other, one)
+        exercise = exercises.get(one.exercise)
+        earlier, later = sorted((other, one), key=lambda file: weight(file, exercise))
         later.notes.append(f"handed in more than once; {earlier.file} was left aside")
         kept[key] = later
     return [kept[key] for key in sorted(kept)]
+
+
+def weight(handed, exercise):
+    """What decides which of two files of one exercise counts; the larger does."""
+    in_place = PurePosixPath(handed.file).parent.name == "exercises"
+    return has_answers(handed, exercise), in_place, *stamp(handed)
+
+
+def has_answers(handed, exercise):
+    """Whether a file has a cell that answers a question of the exercise, right or not."""
+    if exercise is None or not handed.content:
+        return False
+    try:
+        submission = parse(handed.content)
+    except Unreadable:
+        return False
+    return any(choose(exercise, submission, name, []) is not None for name in exercise.questions)
 
 
 def stamp(handed):

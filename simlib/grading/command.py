@@ -18,7 +18,9 @@ def add_commands(commands):
         description="Run the answers of a notebook as it is saved, and the public checks of the "
         "exercise. Exit code 0 if all is right, 1 if not, 2 if it cannot be checked.",
     )
-    parser.add_argument("notebooks", nargs="+", help="exercises/NN_name.ipynb")
+    parser.add_argument(
+        "notebooks", nargs="+", help="exercises/NN_name.ipynb, or a folder of exercises"
+    )
     parser.set_defaults(command=at_desk("check"))
     parser = commands.add_parser(
         "handout",
@@ -44,6 +46,11 @@ def add_grade(commands):
     )
     parser.add_argument("--out", default="report", metavar="F", help="folder to write to (report)")
     parser.add_argument("--roster", metavar="CSV", help="the class: who handed in nothing gets 0")
+    parser.add_argument(
+        "--overrides",
+        metavar="CSV",
+        help="points and comments by hand: student, exercise, question, points, comment",
+    )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time (2)")
     parser.add_argument(
         "--only", action="append", metavar="STUDENT", help="grade this student anew, no other"

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from . import batch, collect, handout, pages, public, reports, sandbox
+from . import batch, collect, handout, overrides, pages, public, reports, sandbox
 from .cache import Cache
 from .command import ROOT, WRONG_ANSWERS
 from .exercise import read_exercises
@@ -19,7 +19,8 @@ from .transplant import WrongNotebook
 def check(options):
     """Check a student's own notebooks; returns the exit code."""
     code = 0
-    for path in options.notebooks:
+    paths = [path for named in options.notebooks for path in public.exercises_in(named)]
+    for path in paths:
         try:
             said, notes = public.check_notebook(path)
         except (Unreadable, WrongNotebook) as error:
@@ -28,14 +29,14 @@ def check(options):
             continue
         except KeyboardInterrupt:
             return 130
-        if len(options.notebooks) > 1:
-            print(f"{path}\n")
+        if len(paths) > 1:
+            print(f"== {path}\n")
         for one in said:
             print(f"{one.text}\n")
         for note in notes:
             print(f"note: {note}")
         right = sum(one.status == public.RIGHT for one in said)
-        print(f"{right} of {len(said)} right")
+        print(f"{right} of {len(said)} right" + "\n" * (len(paths) > 1))
         code = max(code, int(right < len(said)))
     return code
 
@@ -57,6 +58,7 @@ REFUSALS = (
     sandbox.CannotIsolate,
     collect.CannotCollect,
     reports.BadRoster,
+    overrides.BadOverrides,
     ValueError,
 )
 
@@ -81,6 +83,7 @@ def _grade(options):
         print("simlib: NO SANDBOX: what students wrote runs with your rights", file=sys.stderr)
     exercises = chosen(read_exercises(options.exercises), options.exercise)
     roster = reports.read_roster(options.roster) if options.roster else []
+    by_hand = overrides.read_overrides(options.overrides) if options.overrides else []
     deadline = time_of(options.deadline)
     handed = collect.collect(options.submissions, exercises)
     exercises = asked_for(exercises, handed, options.exercise)
@@ -98,6 +101,7 @@ def _grade(options):
             handed, max(1, options.jobs), lambda one: bar.update(), options.only or ()
         )
     report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
+    overrides.apply(report, by_hand)
     reports.write_reports(folder, report, roster)
     pages.write_pages(folder, report)
     print(summary(report, folder))

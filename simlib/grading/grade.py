@@ -14,7 +14,7 @@ from .transplant import GIVEN, WrongNotebook, transplant
 RIGHT, WRONG, LIMITS = "right", "wrong", "broke the limits"
 MOST_RUNS = 6
 LONGEST_REASON = 2000
-ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+ANSI = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))")
 BEGIN = """\
 from simlib.grading.inside.examiner import Examiner
 examiner = Examiner(globals(), {limit})
@@ -278,8 +278,11 @@ def explain(result, cell, got, expected):
     result.expected = expected.text(cell.id)
     if text.startswith(f"{result.question}: not written yet. Rank"):
         result.status = "not attempted"
+    # What ranks printed stands before what the check says.
     lines = text.splitlines()
-    result.reason = " ".join(lines[1:2]) if len(lines) > 1 else text
+    said = [n for n, line in enumerate(lines) if line.startswith(f"{result.question}: ")]
+    after = lines[said[-1] + 1 :] if said else []
+    result.reason = after[0] if after else text
 
 
 def json_in(result):

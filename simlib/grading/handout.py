@@ -17,7 +17,7 @@ README = """\
 # Rank by Rank: exercises
 
 Distributed training from a notebook cell. `notebooks/` has the lessons, `exercises/` what you hand
-in. You need Python 3.11 or newer.
+in. You need Python 3.11 or newer on Linux or macOS; on Windows, work inside WSL2. No GPU is needed.
 
 ## Install
 
@@ -39,8 +39,13 @@ To check a whole notebook as it is on disk:
 
     .venv/bin/simlib check exercises/01_ranks_and_clusters.ipynb
 
-Save the notebook first. Your own cells may stand anywhere; the checks that count are the original
-ones. There are also tests with other inputs that you do not have.
+or all of them: `.venv/bin/simlib check exercises`. Save first: it reads the file, not the window.
+It runs everything from top to bottom, which is also what counts in the end.
+
+- Your own cells may stand anywhere. Leave the cells of the exercise where they are.
+- The checks that count are the original ones, whatever became of those in your notebook.
+- There are hidden tests, too: the same functions with other inputs, under the same rules.
+- Outputs do not count, so it does not matter which ones are saved.
 
 ## Hand in
 

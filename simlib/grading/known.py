@@ -17,19 +17,28 @@ def sources_of(folder, exercise, question):
     """``{words: source}`` of the known wrong answers to a question.
 
     They lie in ``NN_question.py``: functions, and a dict ``WRONG`` whose keys are those that are
-    answers. A function's name, read as words, says what it does.
+    answers. The words go on after "This is": a function's docstring if it begins with a small
+    letter, else its name.
     """
     path = Path(folder) / f"{exercise.name[:2]}_{question}.py"
     if not path.is_file():
         return {}
     text = path.read_text(encoding="utf-8")
+    statements = ast.parse(text).body
     names = [
         key.id
-        for statement in ast.parse(text).body
+        for statement in statements
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "WRONG"
         for key in statement.value.keys
     ]
-    return {name.replace("_", " ").strip(): f"{text}\n{question} = {name}\n" for name in names}
+    said = {one.name: words_of(one) for one in statements if isinstance(one, ast.FunctionDef)}
+    return {said[name]: f"{text}\n{question} = {name}\n" for name in names}
+
+
+def words_of(function):
+    """What a known wrong answer is: the first line of its docstring, else its name."""
+    told = (ast.get_docstring(function) or "").partition("\n")[0].rstrip(".")
+    return told if told[:1].islower() else f'the answer "{function.name.replace("_", " ").strip()}"'
 
 
 def outputs_of(sources, exercise, question, expected, seed, limits, isolate):

@@ -1,60 +1,74 @@
-"""A class's results as pages: one for each student, and one of the class."""
+"""A class's results as pages: one for each student, and one of the class for the teacher."""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import jinja2
+from markupsafe import Markup
 
 from .cache import write
+from .grade import clean, sentence
+from .overview import overview
 from .reports import file_name
 
-STATUSES = ("right", "wrong", "broke the limits", "not attempted", "not found")
+LONGEST_TEXT, LONGEST_LINE = 4000, 500
+"""Characters of a text, and of one without a line end, such as a name or a reason."""
 
 
 def write_pages(folder, report):
-    """Write feedback/STUDENT.html and class.html into a folder.
+    """Write feedback/STUDENT.html and class.html into a folder; pages of an earlier time go.
 
-    All text of students is escaped: jinja2 does so for every value.
+    No page runs or fetches anything. Every text is cleaned of control characters, cut to a length
+    and escaped, wherever it comes from.
     """
-    folder = Path(folder)
-    (folder / "feedback").mkdir(exist_ok=True)
-    environment = jinja2.Environment(
+    feedback = Path(folder) / "feedback"
+    feedback.mkdir(exist_ok=True)
+    templates = environment()
+    taken = set()
+    pages = {one["student"]: file_name(one["student"], taken) for one in report["students"]}
+    page = templates.get_template("feedback.html")
+    for student in report["students"]:
+        write(feedback / f"{pages[student['student']]}.html", page.render(student=student))
+    for old in set(feedback.glob("*.html")) - {
+        feedback / f"{name}.html" for name in pages.values()
+    }:
+        old.unlink()
+    page = templates.get_template("class.html")
+    write(
+        Path(folder) / "class.html",
+        page.render(report=report, view=overview(report), pages=pages),
+    )
+
+
+def environment():
+    """The templates, with what they share."""
+    found = jinja2.Environment(
         loader=jinja2.PackageLoader("simlib.grading"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=shown,
         trim_blocks=True,
+        lstrip_blocks=True,
     )
-    taken, pages = set(), {}
-    page = environment.get_template("feedback.html")
-    for student in report["students"]:
-        name = pages[student["student"]] = file_name(student["student"], taken)
-        write(folder / "feedback" / f"{name}.html", page.render(student=student))
-    page = environment.get_template("class.html")
-    text = page.render(report=report, questions=by_question(report), statuses=STATUSES, pages=pages)
-    write(folder / "class.html", text)
+    found.filters |= {"points": points, "moment": moment, "sentence": sentence}
+    return found
 
 
-def by_question(report):
-    """Where the class stands, by question: how many of each status, which known wrong answers."""
-    rows = []
-    for exercise in report["exercises"]:
-        for question in exercise["questions"]:
-            found = [
-                one
-                for student in report["students"]
-                for book in student["notebooks"]
-                for one in book["questions"]
-                if (book["exercise"], one["question"])
-                == (exercise["exercise"], question["question"])
-            ]
-            rows.append(
-                question
-                | {
-                    "exercise": exercise["exercise"],
-                    "count": Counter(one["status"] for one in found),
-                    "known": Counter(o["known"] for o in found if o["known"]).most_common(),
-                }
-            )
-    return rows
+def shown(value):
+    """A value as a page shows it: text that is harmless and not too long. Escaping follows."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    text = clean(value)
+    most = LONGEST_TEXT if "\n" in text else LONGEST_LINE
+    return text if len(text) <= most else text[:most] + " ..."
+
+
+def points(value):
+    """Points without a needless decimal point."""
+    return f"{value:g}"
+
+
+def moment(text):
+    """A time of ISO 8601 as people write it, to the minute."""
+    return text.replace("T", " ")[:16]

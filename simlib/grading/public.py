@@ -26,6 +26,12 @@ class Said:
     text: str
 
 
+def exercises_in(path):
+    """The notebooks to check of a path: itself, or what a folder has by the name of an exercise."""
+    path = Path(path)
+    return sorted(path.glob("[0-9][0-9]_*.ipynb")) or [path] if path.is_dir() else [path]
+
+
 def pristine_of(path):
     """``(Exercise, whether it is pristine)`` of a notebook that somebody works in.
 
@@ -38,6 +44,12 @@ def pristine_of(path):
         The notebook cannot be read.
     """
     path = Path(path).resolve()
+    if path.exists() and path.suffix != ".ipynb":
+        raise Unreadable(
+            "there is no exercise in this folder"
+            if path.is_dir()
+            else "this is no notebook: its name does not end in .ipynb"
+        )
     for folder in (path.parent.parent / PRISTINE, path.parent / PRISTINE):
         copy = folder / path.name
         if copy.is_file():

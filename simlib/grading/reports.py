@@ -1,4 +1,4 @@
-"""A class's results as data: report.json, report.csv, and files that Canvas and Moodle import."""
+"""A class's results as data: the roster joined in, report.json, and tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from .. import __version__
 from .cache import write
 from .grade import without_points
+from .platforms import tables_for_platforms
 
 VERSION = 1
 SCHEMA = Path(__file__).parent / "report.schema.json"
@@ -121,25 +122,23 @@ def as_report(graded, roster, exercises, seed, isolated):
 def as_notebook(one, exercise):
     """One notebook of a report; a missing one has no points."""
     if one is None:
-        missing = without_points(exercise, "missing", "nothing was handed in")
-        return missing.as_dict() | {"file": "", "when": "", "late": False}
-    data = one.result.as_dict()
-    return data | {
-        "file": one.file,
-        "when": one.when,
-        "late": one.late,
-        "notes": [*one.notes, *data["notes"]],
-    }
+        data = without_points(exercise, "missing", "nothing was handed in").as_dict()
+        data |= {"file": "", "when": "", "late": False, "platform": ""}
+    else:
+        data = one.result.as_dict()
+        data["notes"] = [*one.notes, *data["notes"]]
+        data |= {"file": one.file, "when": one.when, "late": one.late, "platform": one.platform}
+    questions = [question | {"override": None} for question in data["questions"]]
+    return data | {"questions": questions, "comment": ""}
 
 
 def write_reports(folder, report, people=()):
-    """Write report.json, report.csv, canvas.csv and moodle.csv into a folder."""
+    """Write report.json, report.csv and what Canvas and Moodle import into a folder."""
     folder = Path(folder)
     write(folder / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     write_csv(folder / "report.csv", rows_of(report))
-    people = {one.student: one for one in people}
-    write_csv(folder / "canvas.csv", canvas_rows(report, people))
-    write_csv(folder / "moodle.csv", moodle_rows(report, people))
+    for name, rows in tables_for_platforms(report, people).items():
+        write_csv(folder / name, rows)
 
 
 def rows_of(report):
@@ -153,45 +152,18 @@ def rows_of(report):
         notes = [f"{b['exercise']}: {note}" for b in books for note in [b["reason"], *b["notes"]]]
         notes = [note for note in notes if not note.endswith(": ")]
         notes += [f"{other['file']}: {other['reason']}" for other in one["other_files"]]
+        by_hand = [
+            f"{b['exercise']} {q['question']}: by hand, before {q['override']['graded']:g}"
+            for b in books
+            for q in b["questions"]
+            if q["override"] and q["override"]["graded"] != q["points"]
+        ]
         points = [book["points"] for book in books]
         rows.append(
             [one["student"], one["name"], one["points"], one["of"], *points, late]
-            + ["; ".join(odd), "; ".join(notes)]
+            + ["; ".join(odd), "; ".join(by_hand + notes)]
         )
     return rows
-
-
-def canvas_rows(report, people):
-    """The columns that Canvas's gradebook imports."""
-    exercises = report["exercises"]
-    head = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
-    rows = [head + [one["exercise"] for one in exercises]]
-    rows.append(["    Points Possible", "", "", "", "", *(one["points"] for one in exercises)])
-    for one in report["students"]:
-        column = people[one["student"]].column if one["student"] in people else no_column
-        identity = column("id") or one["student"]
-        rows.append(
-            [one["name"], identity, column("sis user id"), column("sis login id")]
-            + [column("section"), *(book["points"] for book in one["notebooks"])]
-        )
-    return rows
-
-
-def moodle_rows(report, people):
-    """The columns that Moodle's grade import maps by name."""
-    rows = [["ID number", "Full name", "Email address"]]
-    rows[0] += [one["exercise"] for one in report["exercises"]]
-    for one in report["students"]:
-        column = people[one["student"]].column if one["student"] in people else no_column
-        identity = column("id number", "id") or one["student"]
-        email = column("email address", "email")
-        rows.append([identity, one["name"], email, *(b["points"] for b in one["notebooks"])])
-    return rows
-
-
-def no_column(*names):
-    """A column of somebody who is not in the roster."""
-    return ""
 
 
 def write_csv(path, rows):

@@ -60,10 +60,16 @@ def read_bytes(path):
         if os.path.islink(path):
             raise Unreadable("the file is a link, and links are not followed") from None
         raise Unreadable(f"the file cannot be opened ({error.strerror})") from None
-    with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise Unreadable("this is a folder: name the notebook in it")
+        if not stat.S_ISREG(mode):
             raise Unreadable("this is no ordinary file")
-        content = file.read(LARGEST_BYTES + 1)
+        with open(fd, "rb", closefd=False) as file:
+            content = file.read(LARGEST_BYTES + 1)
+    finally:
+        os.close(fd)
     if len(content) > LARGEST_BYTES:
         raise Unreadable(
             f"the file is larger than {LARGEST_BYTES >> 20} MB: clear its outputs, save it again"

@@ -85,8 +85,11 @@ def transplant(exercise, submission):
     for name, index in chosen.items():
         is_given = index is not None and is_edited(submission.cells[index], exercise, name)
         found[name] = GIVEN if is_given else NOT_FOUND if index is None else NOT_ATTEMPTED
-    if all(index is None for index in chosen.values()) and not exercise.ids & submission.ids:
-        raise WrongNotebook(f"the notebook has no cell of exercise {exercise.name}")
+    asked = {cell.id for cell in exercise.cells if cell.question}
+    if all(index is None for index in chosen.values()) and not asked & submission.ids:
+        raise WrongNotebook(
+            f"the notebook has no cell of exercise {exercise.name}: is it the lesson of that name?"
+        )
     notes += changed_cells(exercise, submission)
     helpers = helpers_by_anchor(exercise, submission, set(chosen.values()))
     steps = [Step("helper", None, text) for text in helpers.pop(None, [])]

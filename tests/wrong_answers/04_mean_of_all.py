@@ -7,24 +7,28 @@ QUESTION = "mean_of_all"
 
 
 def mean_of_means(rank, world_size, x):
+    """the mean of the ranks' means"""
     mean = x.mean().reshape(1)
     dist.all_reduce(mean, dist.ReduceOp.AVG)
     return mean.item()
 
 
 def sum_by_ranks(rank, world_size, x):
+    """the sum of all numbers, divided by the number of ranks"""
     total = x.sum().reshape(1)
     dist.all_reduce(total)
     return (total / world_size).item()
 
 
 def reduce_to_rank_0(rank, world_size, x):
+    """the mean that only rank 0 has"""
     both = torch.tensor([x.sum(), float(len(x))])
     dist.reduce(both, dst=0)
     return (both[0] / both[1]).item()
 
 
 def two_all_reduces(rank, world_size, x):
+    """the sum and the count on two ways, where one will do"""
     total, length = x.sum().reshape(1), torch.tensor([float(len(x))])
     dist.all_reduce(total)
     dist.all_reduce(length)
@@ -32,6 +36,7 @@ def two_all_reduces(rank, world_size, x):
 
 
 def whole_vectors(rank, world_size, x):
+    """the sum of whole vectors, added up only after they travelled"""
     room = torch.zeros(2, 10)
     room[0, : len(x)] = x
     room[1, : len(x)] = 1
@@ -40,16 +45,19 @@ def whole_vectors(rank, world_size, x):
 
 
 def a_tensor(rank, world_size, x):
+    """the right mean as a tensor, not as a number"""
     both = torch.tensor([x.sum(), float(len(x))])
     dist.all_reduce(both)
     return both[0] / both[1]
 
 
 def own_mean(rank, world_size, x):
+    """each rank's own mean"""
     return x.mean().item()
 
 
 def without_the_empty(rank, world_size, x):
+    """the mean that ranks without numbers stay away from"""
     both = torch.tensor([x.sum(), float(len(x))])
     if len(x):
         dist.all_reduce(both)

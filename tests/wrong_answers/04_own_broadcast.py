@@ -7,6 +7,7 @@ QUESTION = "own_broadcast"
 
 
 def root_tells_everyone(rank, world_size, x, root):
+    """the broadcast in which the root tells everyone by itself"""
     if rank != root:
         dist.recv(x, src=root)
         return
@@ -16,6 +17,7 @@ def root_tells_everyone(rank, world_size, x, root):
 
 
 def along_a_chain(rank, world_size, x, root):
+    """the broadcast that goes along a chain"""
     distance = (rank - root) % world_size
     if distance > 0:
         dist.recv(x, src=(rank - 1) % world_size)
@@ -24,6 +26,7 @@ def along_a_chain(rank, world_size, x, root):
 
 
 def always_from_rank_0(rank, world_size, x, root):
+    """the broadcast that always begins at rank 0"""
     step = 1
     while step < world_size:
         if rank < step and rank + step < world_size:
@@ -34,6 +37,7 @@ def always_from_rank_0(rank, world_size, x, root):
 
 
 def returns_a_new_tensor(rank, world_size, x, root):
+    """the broadcast that returns a new tensor and leaves x as it was"""
     if rank == root:
         for dst in range(world_size):
             if dst != root:
@@ -45,6 +49,7 @@ def returns_a_new_tensor(rank, world_size, x, root):
 
 
 def told_twice(rank, world_size, x, root):
+    """the broadcast that tells some ranks twice"""
     for dst in range(world_size):
         for _ in range(2):
             if rank == root != dst:
@@ -54,10 +59,12 @@ def told_twice(rank, world_size, x, root):
 
 
 def by_the_real_one(rank, world_size, x, root):
+    """the broadcast of torch itself"""
     dist.broadcast(x, src=root)
 
 
 def does_nothing(rank, world_size, x, root):
+    """the broadcast that sends nothing"""
     pass
 
 

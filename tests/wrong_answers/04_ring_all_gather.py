@@ -13,6 +13,7 @@ def exchange(outgoing, incoming, dst, src):
 
 
 def whole_tensors(rank, world_size, x, lengths):
+    """the ring that passes whole tensors"""
     pieces = [torch.zeros(length) for length in lengths]
     pieces[rank] = x.clone()
     for step in range(world_size - 1):
@@ -25,6 +26,7 @@ def whole_tensors(rank, world_size, x, lengths):
 
 
 def straight_to_everyone(rank, world_size, x, lengths):
+    """the all_gather that sends to everyone, past the ring"""
     pieces = [torch.empty(length) for length in lengths]
     pieces[rank] = x.clone()
     for step in range(1, world_size):
@@ -34,6 +36,7 @@ def straight_to_everyone(rank, world_size, x, lengths):
 
 
 def in_order_of_arrival(rank, world_size, x, lengths):
+    """the ring that keeps pieces in the order of arrival"""
     pieces = [x.clone()]
     for step in range(world_size - 1):
         left = (rank - 1) % world_size
@@ -43,6 +46,7 @@ def in_order_of_arrival(rank, world_size, x, lengths):
 
 
 def one_step_too_few(rank, world_size, x, lengths):
+    """the ring that stops one step too early"""
     pieces = [torch.zeros(length) for length in lengths]
     pieces[rank] = x.clone()
     left = (rank - 1) % world_size
@@ -53,6 +57,7 @@ def one_step_too_few(rank, world_size, x, lengths):
 
 
 def once_around_and_back_home(rank, world_size, x, lengths):
+    """the ring that sends each piece back home"""
     pieces = [torch.empty(length) for length in lengths]
     pieces[rank] = x.clone()
     if world_size == 1:
@@ -65,6 +70,7 @@ def once_around_and_back_home(rank, world_size, x, lengths):
 
 
 def a_list(rank, world_size, x, lengths):
+    """the right pieces in a list"""
     pieces = [torch.empty(length) for length in lengths]
     pieces[rank] = x.clone()
     left = (rank - 1) % world_size
@@ -75,12 +81,14 @@ def a_list(rank, world_size, x, lengths):
 
 
 def by_the_real_one(rank, world_size, x, lengths):
+    """the all_gather of torch itself"""
     pieces = [torch.empty(length) for length in lengths]
     dist.all_gather(pieces, x)
     return torch.cat(pieces)
 
 
 def from_right_to_left(rank, world_size, x, lengths):
+    """the ring that orders its pieces the wrong way round"""
     pieces = a_list(rank, world_size, x, lengths)
     return torch.cat(pieces[::-1])
 

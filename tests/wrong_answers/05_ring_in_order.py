@@ -18,6 +18,7 @@ def neighbours(rank, order):
 
 
 def passes_whole_tensors(rank, world_size, x, order):
+    """the ring that passes whole tensors"""
     passing = x.clone()
     for _ in range(world_size - 1):
         incoming = torch.empty_like(x)
@@ -27,6 +28,7 @@ def passes_whole_tensors(rank, world_size, x, order):
 
 
 def adds_the_wrong_buffer(rank, world_size, x, order):
+    """the ring that adds the wrong buffer"""
     passing = x.clone()
     for _ in range(world_size - 1):
         incoming = torch.empty_like(x)
@@ -45,29 +47,33 @@ def ring_of_chunks(rank, place, chunks, following, before, steps):
 
 
 def takes_no_heed_of_order(rank, world_size, x, order):
+    """the ring that goes by ranks and takes no heed of the order"""
     chunks, steps = x.tensor_split(world_size), 2 * (world_size - 1)
     following, before = (rank + 1) % world_size, (rank - 1) % world_size
     ring_of_chunks(rank, rank, chunks, following, before, steps)
 
 
 def stops_half_way(rank, world_size, x, order):
+    """the ring that stops half way"""
     chunks, place = x.tensor_split(world_size), order.index(rank)
     ring_of_chunks(rank, place, chunks, *neighbours(rank, order), world_size - 1)
 
 
 def forgets_the_tail(rank, world_size, x, order):
+    """the ring that forgets the last numbers"""
     each, place = len(x) // world_size, order.index(rank)
     chunks = [x[index * each : (index + 1) * each] for index in range(world_size)]
     ring_of_chunks(rank, place, chunks, *neighbours(rank, order), 2 * (world_size - 1))
 
 
 def chunks_by_rank_and_not_by_place(rank, world_size, x, order):
+    """the ring that counts chunks by rank and not by place"""
     chunks = x.tensor_split(world_size)
     ring_of_chunks(rank, rank, chunks, *neighbours(rank, order), 2 * (world_size - 1))
 
 
 def one_chunk_after_the_other(rank, world_size, x, order):
-    """Each chunk goes round twice, to be summed and to be told, before the next one begins."""
+    """the ring that takes one chunk after the other: each goes round twice before the next"""
     place, (following, before) = order.index(rank), neighbours(rank, order)
     for index, chunk in enumerate(x.tensor_split(world_size) if world_size > 1 else ()):
         distance, other = (place - index) % world_size, torch.empty_like(chunk)
@@ -82,6 +88,7 @@ def one_chunk_after_the_other(rank, world_size, x, order):
 
 
 def leaves_x_alone(rank, world_size, x, order):
+    """the ring that returns the sum and leaves x alone"""
     total = x.clone()
     chunks, place = total.tensor_split(world_size), order.index(rank)
     ring_of_chunks(rank, place, chunks, *neighbours(rank, order), 2 * (world_size - 1))
@@ -89,6 +96,7 @@ def leaves_x_alone(rank, world_size, x, order):
 
 
 def sends_before_it_receives(rank, world_size, x, order):
+    """the ring in which everyone sends before anyone receives"""
     chunks, place = x.tensor_split(world_size), order.index(rank)
     following, before = neighbours(rank, order)
     for step in range(2 * (world_size - 1)):

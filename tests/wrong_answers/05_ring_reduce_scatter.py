@@ -17,6 +17,7 @@ def neighbours(rank, world_size):
 
 
 def adds_the_wrong_buffer(rank, world_size, x):
+    """the ring that adds the wrong buffer"""
     chunks = x.tensor_split(world_size)
     passing = chunks[(rank - 1) % world_size].clone()
     for step in range(world_size - 1):
@@ -28,6 +29,7 @@ def adds_the_wrong_buffer(rank, world_size, x):
 
 
 def passes_whole_tensors(rank, world_size, x):
+    """the ring that passes whole tensors"""
     total, passing = x.clone(), x.clone()
     for _ in range(world_size - 1):
         incoming = torch.empty_like(x)
@@ -38,6 +40,7 @@ def passes_whole_tensors(rank, world_size, x):
 
 
 def returns_the_whole_sum(rank, world_size, x):
+    """the ring that returns the whole sum"""
     total, passing = x.clone(), x.clone()
     for _ in range(world_size - 1):
         incoming = torch.empty_like(x)
@@ -48,6 +51,7 @@ def returns_the_whole_sum(rank, world_size, x):
 
 
 def begins_one_place_further(rank, world_size, x):
+    """the ring that begins one place further"""
     chunks = x.tensor_split(world_size)
     passing = chunks[rank].clone()
     for step in range(world_size - 1):
@@ -68,18 +72,21 @@ def ring_of_the_lesson(rank, chunks, steps):
 
 
 def half_the_ring_of_the_lesson(rank, world_size, x):
+    """the lesson's ring without its additions"""
     chunks = x.clone().tensor_split(world_size)
     ring_of_the_lesson(rank, chunks, world_size - 1)
     return chunks[rank]
 
 
 def the_whole_ring_and_then_a_chunk(rank, world_size, x):
+    """the whole all_reduce, of which a chunk is returned"""
     chunks = x.clone().tensor_split(world_size)
     ring_of_the_lesson(rank, chunks, 2 * (world_size - 1))
     return chunks[rank]
 
 
 def adds_into_x(rank, world_size, x):
+    """the ring that adds into x itself"""
     chunks = x.tensor_split(world_size)
     for step in range(world_size - 1):
         mine = chunks[(rank - step - 2) % world_size]
@@ -90,6 +97,7 @@ def adds_into_x(rank, world_size, x):
 
 
 def straight_to_its_owner(rank, world_size, x):
+    """the reduce_scatter that sends each chunk straight to its owner"""
     chunks = x.tensor_split(world_size)
     total = chunks[rank].clone()
     for step in range(1, world_size):
@@ -105,6 +113,7 @@ def straight_to_its_owner(rank, world_size, x):
 
 
 def sends_before_it_receives(rank, world_size, x):
+    """the ring in which everyone sends before anyone receives"""
     chunks = x.tensor_split(world_size)
     passing = chunks[(rank - 1) % world_size].clone()
     for step in range(world_size - 1):
@@ -117,7 +126,7 @@ def sends_before_it_receives(rank, world_size, x):
 
 
 def one_chunk_at_a_time(rank, world_size, x):
-    """The chunks go round one after the other: few bytes, and many rounds."""
+    """the ring that sends one chunk at a time: few bytes, and many rounds"""
     found, chunks = x.clone(), x.tensor_split(world_size)
     for index, chunk in enumerate(chunks):
         place = (rank - index - 1) % world_size  # 0 begins, the chunk's own rank is last
@@ -133,6 +142,7 @@ def one_chunk_at_a_time(rank, world_size, x):
 
 
 def all_reduces(rank, world_size, x):
+    """the all_reduce of torch, of which a chunk is returned"""
     total = x.clone()
     dist.all_reduce(total)
     return total.tensor_split(world_size)[rank]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import signal
 import socket
 import struct
@@ -15,6 +16,7 @@ from ...processes.rank import die_with_the_kernel, show_errors_of_commands
 from .handle import parameters_of
 
 LENGTH = struct.Struct("<I")
+CELL = re.compile(r"<ipython-input-[^>]*>, ")
 LONGEST = 2000
 """Characters of an error's text that are told."""
 
@@ -86,15 +88,20 @@ def new_shell():
     return shell
 
 
+def told(error):
+    """An error in words; of where it is in a cell the line, not IPython's name for the cell."""
+    return CELL.sub("", f"{type(error).__name__}: {error}"[:LONGEST])
+
+
 def run_cell(shell, source):
     """Run one cell; its error as text, or None, and the name its source goes by in tracebacks."""
     number = shell.execution_count
     try:
         result = shell.run_cell(source, store_history=True)
         error = result.error_before_exec or result.error_in_exec
-        text = None if error is None else f"{type(error).__name__}: {error}"[:LONGEST]
+        text = None if error is None else told(error)
     except BaseException as error:  # a hook of the student's, SystemExit
-        text = f"{type(error).__name__}: {error}"[:LONGEST]
+        text = told(error)
     names = [name for name, at in shell.compile._filename_map.items() if at == number]
     return {"error": text, "file": names[-1] if names else None, "number": number}
 
