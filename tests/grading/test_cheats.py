@@ -1,0 +1,23 @@
+"""Answers that cheat, look around or are merely odd: each gets what it earned, the host is as it was.
+
+Many of them share one notebook, each beside innocent answers.
+"""
+
+import cheats
+import intruders
+import pytest
+from ground import HONEST, right
+
+GROUPS = {
+    "values": cheats.VALUES,
+    "communication and cells": cheats.COMMUNICATION | {"innocent": right(HONEST)},
+    "in the cell": cheats.IN_THE_CELL | {"innocent": right(HONEST)},
+    "odd but right": cheats.ODD_BUT_RIGHT | {"innocent": right(HONEST)},
+    "intruders": intruders.ALL | {"innocent": right(HONEST)},
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_everybody_gets_what_they_earned(group, grade_cases):
+    result = grade_cases(GROUPS[group])
+    assert result.runs == 1
