@@ -1,10 +1,7 @@
 """One submission graded in the sandbox: points, reasons, and what students cannot reach."""
 
-import os
-import shutil
-
 import pytest
-from notebooks_made import cell_of, content, exercise, extra, notebook, solved
+from notebooks_made import content, exercise, extra, notebook, solved
 
 from simlib.grading import sandbox
 from simlib.grading.expected import record

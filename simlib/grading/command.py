@@ -7,10 +7,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from . import batch, collect, reports, sandbox
+from . import batch, collect, handout, pages, public, reports, sandbox
 from .cache import Cache
 from .exercise import read_exercises
 from .source import SourceError
+from .submission import Unreadable
+from .transplant import WrongNotebook
 
 ROOT = Path(__file__).resolve().parents[2]
 EXERCISES = ROOT / "authoring" / "exercises"
@@ -19,6 +21,22 @@ EXERCISES = ROOT / "authoring" / "exercises"
 def add_commands(commands):
     """Add the classroom's commands to the subcommands of a parser."""
     add_grade(commands)
+    parser = commands.add_parser(
+        "check",
+        help="check your own notebook: what is right, wrong, not written yet",
+        description="Run the answers of a notebook as it is saved, and the public checks of the "
+        "exercise. Exit code 0 if all is right, 1 if not, 2 if it cannot be checked.",
+    )
+    parser.add_argument("notebooks", nargs="+", help="exercises/NN_name.ipynb")
+    parser.set_defaults(command=check)
+    parser = commands.add_parser(
+        "handout",
+        help="make the folder or zip that students get",
+        description="Write exercises, lessons, simlib and what is needed to install it: without "
+        "solutions and hidden tests.",
+    )
+    parser.add_argument("--out", default="handout", metavar="F", help="folder, or a .zip (handout)")
+    parser.set_defaults(command=hand_out)
 
 
 def add_grade(commands):
@@ -53,6 +71,42 @@ def add_grade(commands):
         "--no-sandbox", action="store_true", help="run what students wrote with your own rights"
     )
     parser.set_defaults(command=grade)
+
+
+def check(options):
+    """Check a student's own notebooks; returns the exit code."""
+    code = 0
+    for path in options.notebooks:
+        try:
+            said, notes = public.check_notebook(path)
+        except (Unreadable, WrongNotebook) as error:
+            print(f"simlib: {path}: {error}", file=sys.stderr)
+            code = 2
+            continue
+        except KeyboardInterrupt:
+            return 130
+        if len(options.notebooks) > 1:
+            print(f"{path}\n")
+        for one in said:
+            print(f"{one.text}\n")
+        for note in notes:
+            print(f"note: {note}")
+        right = sum(one.status == public.RIGHT for one in said)
+        print(f"{right} of {len(said)} right")
+        code = max(code, int(right < len(said)))
+    return code
+
+
+def hand_out(options):
+    """Write what students get; returns the exit code."""
+    try:
+        files = handout.handout(ROOT, options.out)
+    except (handout.CannotHandOut, OSError) as error:
+        print(f"simlib: {error}", file=sys.stderr)
+        return 2
+    books = [file for file in files if file.startswith("exercises/")]
+    print(f"{options.out}: {len(books)} exercises, {len(files)} files in all")
+    return 0
 
 
 REFUSALS = (
@@ -101,6 +155,7 @@ def _grade(options):
         )
     report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
     reports.write_reports(folder, report, roster)
+    pages.write_pages(folder, report)
     print(summary(report, folder))
     return 0 if all(one.result.status == "graded" for one in graded) else 1
 

@@ -117,6 +117,29 @@ def read_exercise(path):
     return Exercise(path.stem, cells, frozenset(visible), questions, digest)
 
 
+def exercise_of(notebook, name):
+    """The `Exercise` that a notebook holds as it was handed out: no solutions, nothing hidden.
+
+    Parameters
+    ----------
+    notebook : dict
+        As nbformat 4.5 has it.
+    name : str
+    """
+    cells, questions = [], {}
+    for cell in notebook["cells"]:
+        course = cell["metadata"].get("course", {})
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            continue
+        cells.append(Cell(cell["id"], course.get("role"), course.get("question"), source))
+        if course.get("role") == "answer":
+            asked, points = course["question"], course.get("points", 1)
+            questions[asked] = Question(asked, asked, points, source, "")
+    ids = frozenset(cell["id"] for cell in notebook["cells"])
+    return Exercise(name, tuple(cells), ids, questions, "")
+
+
 def read_exercises(folder):
     """``{name: Exercise}`` of all sources in a folder.
 

@@ -38,6 +38,8 @@ class QuestionResult:
         Of the public check where it was wrong.
     hidden : str
         ``"right"``, ``"wrong"``, or empty where the hidden cells were not reached.
+    known : str
+        Which known wrong answer it does the same as, in words.
     seconds : float
     outputs : dict of str to str
         What check and hidden cells gave, by cell id; for the teacher only.
@@ -52,6 +54,7 @@ class QuestionResult:
     expected: str = ""
     got: str = ""
     hidden: str = ""
+    known: str = ""
     seconds: float = 0.0
     outputs: dict = field(default_factory=dict)
 

@@ -1,0 +1,144 @@
+"""`simlib check`: what the public checks of a notebook say, for the student who writes it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .exercise import exercise_of
+from .submission import Unreadable, parse, read_bytes
+from .transplant import GIVEN, NOT_ATTEMPTED, transplant
+
+PRISTINE = ".pristine"
+"""Folder of a handout in which the exercises lie as they were."""
+RIGHT, WRONG, NOT_WRITTEN = "right", "wrong", "not written yet"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a check says: the question's name, the status, and the text to read."""
+
+    question: str
+    status: str
+    text: str
+
+
+def pristine_of(path):
+    """``(Exercise, whether it is pristine)`` of a notebook that somebody works in.
+
+    The pristine copy lies in a folder of the handout, or the exercise is built in a checkout; where
+    there is neither, the notebook's own check cells are used.
+
+    Raises
+    ------
+    Unreadable
+        The notebook cannot be read.
+    """
+    path = Path(path).resolve()
+    for folder in (path.parent.parent / PRISTINE, path.parent / PRISTINE):
+        copy = folder / path.name
+        if copy.is_file():
+            notebook = json.loads(copy.read_text(encoding="utf-8"))
+            return exercise_of(notebook, path.stem), True
+    notebook = parse(read_bytes(path))
+    del notebook
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8-sig"))
+        return exercise_of(notebook, path.stem), False
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise Unreadable(
+            "there is no pristine copy of it, and it has no check cells of its own: work in the "
+            "notebook that was handed out"
+        ) from None
+
+
+def check_notebook(path, limit_s=600):
+    """What is to be said about each question of a notebook: ``([Said], [notes])``.
+
+    Parameters
+    ----------
+    path : str or Path
+    limit_s : float
+        Seconds for the whole notebook.
+
+    Raises
+    ------
+    Unreadable, WrongNotebook
+        It cannot be checked; the message is the reason.
+    """
+    exercise, is_pristine = pristine_of(path)
+    if not exercise.questions:
+        raise Unreadable("this notebook has no questions: is it an exercise?")
+    found = transplant(exercise, parse(read_bytes(path)))
+    if not is_pristine:  # its own cells are all there is, and nobody knows the stubs
+        found = found_in_itself(exercise)
+    steps = [
+        {
+            "kind": step.cell.role if step.cell else "helper",
+            "question": step.cell.question if step.cell else None,
+            "source": step.source,
+        }
+        for step in found.steps
+    ]
+    told, notes = run_steps(steps, Path(path).resolve().parent, limit_s), list(found.notes)
+    for one in told:
+        if one.get("is_cell") and not one["question"]:
+            first = one["source"].strip().partition("\n")[0][:60]
+            notes.append(f"the cell that begins with '{first}' fails: {one['text']}")
+    by_question = {}
+    for one in told:
+        by_question.setdefault(one["question"], one)
+    return [
+        said_of(name, found.found.get(name), by_question.get(name)) for name in exercise.questions
+    ], notes
+
+
+def found_in_itself(exercise):
+    """A notebook's own cells as the steps to run."""
+    from .transplant import Step, Transplant
+
+    steps = [
+        Step("answer" if cell.role == "answer" else "pristine", cell, cell.source)
+        for cell in exercise.cells
+    ]
+    return Transplant(steps, dict.fromkeys(exercise.questions, GIVEN), [])
+
+
+def said_of(name, found, told):
+    """The `Said` of one question."""
+    if found == NOT_ATTEMPTED:
+        return Said(name, NOT_WRITTEN, f"{name}: not written yet. It is as it was handed out.")
+    if found != GIVEN:
+        return Said(name, WRONG, f"{name}: there is no cell that defines {name}.")
+    if told is None:
+        return Said(name, WRONG, f"{name}: the check was not reached: a cell before it never ends.")
+    text = told["text"]
+    if told.get("is_cell"):
+        text = f"{name}: wrong. Its cell fails: {text}"
+    status = {"not written": NOT_WRITTEN}.get(told["status"], told["status"])
+    return Said(name, status, text)
+
+
+def run_steps(steps, folder, limit_s):
+    """Run steps in a process of their own, in the notebook's folder; what was told, as dicts."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "simlib.grading.inside.public"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        text=True,
+        encoding="utf-8",
+    )
+    try:
+        text, _ = process.communicate(json.dumps(steps), timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        text, _ = process.communicate()
+    except KeyboardInterrupt:
+        process.kill()
+        raise
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
