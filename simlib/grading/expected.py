@@ -63,7 +63,7 @@ def record(exercise, seed, limits, isolate=True):
     for cell in cells:
         cell.metadata = {"tags": ["nbval-ignore-output"]}
     cells += [
-        code_cell(f"recorded {name}", f"examiner.recorded({name!r})") for name in exercise.questions
+        code_cell(f"recorded-{name}", f"examiner.recorded({name!r})") for name in exercise.questions
     ]
     session = run_notebook(cells, limits, isolate)
     for cell in cells:
@@ -80,5 +80,5 @@ def record(exercise, seed, limits, isolate=True):
             text = session.cells[cell.id].text
             if text != f"{cell.question}: right":
                 raise SolutionFails(f"{exercise.name}: the solution's check says: {text}")
-    recorded = {name: session.cells[f"recorded {name}"].text for name in exercise.questions}
+    recorded = {name: session.cells[f"recorded-{name}"].text for name in exercise.questions}
     return Expected(outputs, recorded)

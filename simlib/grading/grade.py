@@ -7,12 +7,12 @@ import re
 import time
 from dataclasses import asdict, dataclass, field
 
-from .session import code_cell, run_notebook
+from .runs import Runner, identity_of
+from .session import code_cell
 from .submission import Unreadable, parse
 from .transplant import GIVEN, WrongNotebook, transplant
 
 RIGHT, WRONG, LIMITS = "right", "wrong", "broke the limits"
-MOST_RUNS = 6
 LONGEST_REASON = 2000
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 BEGIN = """\
@@ -141,28 +141,15 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
     except WrongNotebook as error:
         return without_points(exercise, "wrong notebook", str(error))
     result = NotebookResult(exercise.name, "graded", "", [], list(found.notes))
-    set_aside, cells = {}, {}
-    while result.runs < MOST_RUNS and is_left(found, set_aside):
-        part = found.without(set_aside)
-        session = run_notebook(cells_of(part, exercise, expected, seed, limits), limits, isolate)
-        result.runs += 1
-        cells = session.cells
-        culprit, why = culprit_of(part, session)
-        if culprit is None:
-            if why:
-                result.notes.append(why)
-            break
-        set_aside[culprit] = why
+    runner = Runner(lambda part: cells_of(part, exercise, expected, seed, limits), limits, isolate)
+    runs = runner.run(found)
+    result.runs = runs.number
+    result.notes += runs.notes
     for question in exercise.questions.values():
-        one = judge(question, exercise, found, cells, set_aside, expected)
+        one = judge(question, exercise, found, runs.cells, runs.set_aside, expected)
         result.questions.append(one)
     result.seconds = round(time.monotonic() - begun, 2)
     return result
-
-
-def is_left(found, set_aside):
-    """Whether an answer is left to be run."""
-    return any(found.found[name] == GIVEN for name in found.found if name not in set_aside)
 
 
 def cells_of(found, exercise, expected, seed, limits):
@@ -170,7 +157,7 @@ def cells_of(found, exercise, expected, seed, limits):
     cells = [code_cell("examiner", BEGIN.format(limit=limits.answer_s))]
     for number, step in enumerate(found.steps):
         if step.kind == "helper":
-            cells.append(code_cell(f"helper-{number}", f"examiner.helper({step.source!a})"))
+            cells.append(code_cell(identity_of(number, step), f"examiner.helper({step.source!a})"))
         elif step.kind == "answer":
             call = f"examiner.answer({step.cell.question!r}, {step.source!a})"
             recorded = expected.recorded.get(step.cell.question)
@@ -191,21 +178,6 @@ def seeded(cell, seed):
     if cell.role != "hidden":
         return cell.source
     return re.sub(r"^seed = \d+$", f"seed = {seed}", cell.source, count=1, flags=re.MULTILINE)
-
-
-def culprit_of(found, session):
-    """``(question, why)`` of the answer that ended the kernel; ``(None, why)`` where none did."""
-    question = None
-    for step in found.steps:
-        if step.cell is None or not step.cell.question:
-            continue
-        result = session.cells.get(step.cell.id)
-        question = step.cell.question
-        if result is None:
-            return question, session.ended or "its code ended the process that examines it"
-        if result.word == "gone":
-            return question, session.ended or result.error
-    return None, session.ended
 
 
 def judge(question, exercise, found, cells, set_aside, expected):

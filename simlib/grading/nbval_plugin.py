@@ -68,10 +68,10 @@ def start_new_kernel(startup_timeout=60, kernel_name="python", **options):
         client.stop_channels()
         manager.shutdown_kernel(now=True)
         raise
-    # Keys and sockets are for us alone: code inside finds neither.
+    # Keys and sockets are for us alone: code inside finds neither, nor a place to write to.
     for name in os.listdir(folder):
         os.unlink(os.path.join(folder, name))
-    os.chmod(folder, 0o555)
+    os.rmdir(folder)
     return manager, client
 
 

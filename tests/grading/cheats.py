@@ -74,7 +74,7 @@ VALUES = {
     ),
     "lists_a_hundred_thousand_deep": Case(
         gives(
-            "    found = []\n    for _ in range(100_000):\n        found = [found]\n    return found"
+            "    found = []\n    for _ in range(10**5):\n        found = [found]\n    return found"
         ),
         "wrong",
     ),

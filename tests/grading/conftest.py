@@ -5,14 +5,12 @@ import socket
 
 import psutil
 import pytest
-from ground import Ground
+from ground import LIMITS, SEED, Ground
 
 from simlib.grading import sandbox
 from simlib.grading.expected import record
 from simlib.grading.grade import grade
 
-SEED = 5
-LIMITS = sandbox.Limits(notebook_s=500, cell_s=120, answer_s=60)
 MARKER = "98765.4321"
 """Seconds that processes sleep which answers leave behind."""
 
@@ -99,7 +97,7 @@ def grade_cases(ground, expected, host):
         wrong = {}
         for (name, case), one in zip(cases.items(), result.questions, strict=False):
             said = f"{one.reason}\n{one.got}"
-            as_it_should = (one.points, one.status) == (case.points, case.status)
+            as_it_should = one.points == case.points and case.status in ("", one.status)
             if not as_it_should or case.words not in said or "\x1b" in said:
                 wrong[name] = f"{one.points} {one.status}: {said}"
         assert not wrong

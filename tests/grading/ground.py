@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 import nbformat
 
 from simlib.grading.exercise import read_exercise
+from simlib.grading.sandbox import Limits
 from simlib.grading.source import course_of, read_source, with_stubs, without_hidden
+
+SEED = 5
+LIMITS = Limits(notebook_s=500, cell_s=120, answer_s=60)
+"""So wide that a busy machine does not reach them; tests of limits have narrower ones."""
 
 HEAD = """\
 # %% [markdown]
@@ -77,6 +82,7 @@ class Case:
     source : str
         Its cell; NAME stands for the question, CANARY, PORT and RUN for what is on the host.
     status : str
+        Empty where it is a matter of time which one it is.
     words : str
         Part of the reason, or of what the answer gave.
     points : int

@@ -1,4 +1,4 @@
-"""Answers that cheat, look around or are merely odd: each gets what it earned, the host is as it was.
+"""Answers that cheat, look around or are merely odd: each gets what it earned, the host stays.
 
 Many of them share one notebook, each beside innocent answers.
 """
