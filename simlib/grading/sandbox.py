@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..plain import VARIABLE
+from ..plain import SCRATCH, VARIABLE
 from .syscalls import seccomp_filter
 
 COURSE = "/course"
@@ -130,7 +130,7 @@ def sandboxed(command, run_folder, uid, limits):
     if not is_root:
         words += ["--unshare-user", "--disable-userns"]
     words += ["--proc", "/proc", "--dev", "/dev"]
-    for place in ("/dev/shm", "/tmp", FONTS, "/home/student"):
+    for place in ("/dev/shm", "/tmp", FONTS, "/home/student", SCRATCH):
         words += ["--perms", "1777", "--size", str(limits.scratch_bytes), "--tmpfs", place]
     words += system_files()
     simlib = str(Path(__file__).resolve().parent.parent)

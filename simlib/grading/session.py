@@ -106,7 +106,13 @@ def run_notebook(cells, limits, isolate=True):
     Returns
     -------
     Session
+
+    Raises
+    ------
+    CannotIsolate
+        It would run with rights that it must not have.
     """
+    sandbox.check_can_isolate(no_sandbox=not isolate)
     notebook = nbformat.from_dict(
         {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": list(cells)}
     )

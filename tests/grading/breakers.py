@@ -37,6 +37,15 @@ CELLS = {
         "def NAME(rank, world_size, x):\n    return x",
         "wrong",
     ),
+    "fills_the_disk": in_the_cell(
+        "for place in ('/tmp', '/dev/shm', '/home/student'):\n"
+        "    try:\n"
+        "        with open(place + '/full', 'wb') as file:\n"
+        "            while True: file.write(bytes(1 << 20))\n"
+        "    except OSError:\n        pass\nraise OSError('full')",
+        "full",
+        "wrong",
+    ),
     "leaves_hooks": Case(
         "get_ipython().run_cell = lambda *a, **o: None\n"
         "type(get_ipython()).run_cell = lambda *a, **o: None\n"
@@ -63,19 +72,11 @@ FORKS = (
     "    except OSError:\n        continue\n"
     "    if pid == 0:\n        time.sleep(98765)\n"
 )
-HIDDEN_MEMORY = (
-    "fds = []\n"
-    "for _ in range(1000):\n"
-    "    fds.append(os.memfd_create('x'))\n"
-    "    os.write(fds[-1], bytes(16 << 20))"
-)
-
 KERNELS = {
     "kills_all_in_the_cell": in_the_cell("import os, signal\nos.kill(-1, signal.SIGKILL)"),
     "kills_all_in_the_ranks": in_the_ranks("import os\nos.kill(-1, 9)", "", LIMITS),
     "takes_memory_in_the_cell": in_the_cell(f"import os\n{HOG}", "MB"),
     "takes_memory_in_the_ranks": in_the_ranks(f"import os\n{HOG}", "MB", LIMITS),
-    "takes_memory_of_files": in_the_cell(f"import os\n{HIDDEN_MEMORY}", "MB"),
     "kills_all_later": Case(
         "import subprocess, sys\n"
         "subprocess.Popen([sys.executable, '-c', 'import time, os; time.sleep(4); os.kill(-1, 9)'],"

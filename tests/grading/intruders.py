@@ -100,14 +100,13 @@ ALL = {
         "        found.append(name)"
     ),
     "memory_that_nobody_counts": intruder(
-        "import os, resource\n"
-        "fds = []\n"
-        "try:\n"
-        "    for _ in range(64):\n"
-        "        fds.append(os.memfd_create('x'))\n"
-        "        os.truncate(fds[-1], 1 << 20)\n"
-        "finally:\n"
-        "    for fd in fds: os.close(fd)\n"
-        "if resource.getrlimit(resource.RLIMIT_FSIZE)[0] < 0: found.append('files of any size')"
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+        "if libc.shmget(0, 1 << 20, 0o1600) >= 0: found.append('shmget')\n"
+        + attempts("os.memfd_create('x')")
+    ),
+    "other_processes": intruder(
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+        "for pid in map(int, filter(str.isdigit, os.listdir('/proc'))):\n"
+        "    if pid != os.getpid() and libc.ptrace(16, pid, 0, 0) == 0: found.append(pid)"
     ),
 }

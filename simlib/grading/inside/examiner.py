@@ -17,8 +17,10 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import time
 
+from ...plain import SCRATCH
 from ...processes.launch import RANK_NAME, server_context, uninterrupted
 from ...processes.world import travelling
 from .graded import Graded
@@ -48,6 +50,8 @@ class Examiner:
 
     def __init__(self, namespace, cell_limit_s=20):
         close_to_others()
+        if os.path.isdir(SCRATCH):
+            tempfile.tempdir = SCRATCH
         self._namespace = namespace
         self._cell_limit_s = cell_limit_s
         self._graded = Graded()
