@@ -128,7 +128,7 @@ def run_notebook(cells, limits, isolate=True):
 def _run_in(folder, notebook, limits, isolate, uid, begun):
     run, home = folder / "run", folder / "home"
     run.mkdir()
-    home.mkdir()
+    home.mkdir(mode=0o700)
     folder.chmod(0o711)
     if os.geteuid() == 0:
         os.chown(run, uid, uid)
@@ -146,6 +146,7 @@ def _run_in(folder, notebook, limits, isolate, uid, begun):
         "GRADING_UID": str(uid),
         "GRADING_RESULTS": str(home / "results"),
         "GRADING_OUTPUT": str(limits.output_chars),
+        "GRADING_PARENT": str(os.getpid()),
     }
     if isolate:
         kernel = sandbox.sandboxed(kernel, run, uid, limits)
