@@ -31,6 +31,10 @@ def as_bytes(made):
     return json.dumps(made).encode()
 
 
+def text_of(cell):
+    return "".join(cell["source"])
+
+
 def code_cells(made):
     return [cell for cell in made["cells"] if cell["cell_type"] == "code"]
 
@@ -144,9 +148,9 @@ def from_colab(made):
 
 
 @good
-def sources_in_lines(made):
+def sources_in_one_piece(made):
     for cell in made["cells"]:
-        cell["source"] = cell["source"].splitlines(True)
+        cell["source"] = text_of(cell)
     return as_bytes(made)
 
 
@@ -163,7 +167,7 @@ def utf_16(made):
 @good
 def windows_lines(made):
     for cell in made["cells"]:
-        cell["source"] = cell["source"].replace("\n", "\r\n")
+        cell["source"] = text_of(cell).replace("\n", "\r\n")
     return json.dumps(made, indent=1).replace("\n", "\r\n").encode()
 
 

@@ -1,4 +1,4 @@
-"""A class of 30 by the command line: the table is right, comes back at once, and survives a kill."""
+"""A class of 30 by the command line: the table is right, is kept, and survives a kill."""
 
 import os
 import signal
