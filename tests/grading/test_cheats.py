@@ -4,6 +4,7 @@ Many of them share one notebook, each beside innocent answers.
 """
 
 import cheats
+import forgeries
 import intruders
 import pytest
 from ground import HONEST, right
@@ -13,6 +14,7 @@ GROUPS = {
     "communication and cells": cheats.COMMUNICATION | {"innocent": right(HONEST)},
     "in the cell": cheats.IN_THE_CELL | {"innocent": right(HONEST)},
     "odd but right": cheats.ODD_BUT_RIGHT | {"innocent": right(HONEST)},
+    "what a rank can still forge": forgeries.ALL,
     "intruders": intruders.ALL | {"innocent": right(HONEST)},
 }
 
