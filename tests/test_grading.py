@@ -1,11 +1,15 @@
 """One submission graded in the sandbox: points, reasons, and what students cannot reach."""
 
-import pytest
-from notebooks_made import content, exercise, extra, notebook, solved
+import ast
+import os
 
-from simlib.grading import sandbox
+import pytest
+from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, extra, notebook, solved
+
+from simlib.grading import known, sandbox
 from simlib.grading.expected import record
-from simlib.grading.grade import grade
+from simlib.grading.grade import BEGIN, grade, json_in
+from simlib.grading.session import code_cell, run_notebook
 
 SEED = 5
 LIMITS = sandbox.Limits(notebook_s=600, cell_s=300, answer_s=60)
@@ -69,3 +73,135 @@ def test_a_mixed_notebook_loses_what_is_wrong_and_no_more(graded):
     assert "divided by the number of ranks" in found["mean_of_all"].reason
     assert found["own_broadcast"].status == "broke the limits"
     assert "ended the process" in found["own_broadcast"].reason
+
+
+# What students' code can reach
+
+LOOK_AROUND = """
+import glob, os, socket
+def attempt(call):
+    try:
+        return call()
+    except Exception as error:
+        return type(error).__name__
+def read_others():
+    found = []
+    for path in glob.glob("/proc/[0-9]*"):
+        if int(path[6:]) != os.getpid() and "ipykernel" in open(f"{path}/cmdline").read():
+            found.append(attempt(lambda: open(f"{path}/mem", "rb")))
+            found.append(attempt(lambda: open(f"{path}/environ", "rb").read()))
+    return found
+print({
+    "uid": os.getuid(),
+    "root": sorted(os.listdir("/")),
+    "course": os.listdir("/course"),
+    "kernels": read_others(),
+    "sockets": [path for path in glob.glob("/tmp/**", recursive=True) if "grading" in path],
+    "network": attempt(lambda: socket.create_connection(("192.0.2.1", 80), 3)),
+    "write": attempt(lambda: open("/course/simlib/x", "w")),
+    "environment": [name for name in os.environ if name.startswith(("GRADING", "JPY", "SSH"))],
+})
+"""
+
+
+def test_code_inside_sees_nothing_that_matters(isolated):
+    cells = [
+        code_cell("examiner", BEGIN.format(limit=60)),
+        code_cell("look", f"examiner.helper({LOOK_AROUND!a})"),
+        code_cell("own", "import os; print(os.path.exists('/proc/self/mem'))"),
+    ]
+    session = run_notebook(cells, LIMITS)
+    said = json_in(session.cells["look"])
+    assert said["error"] is None, said
+    seen = ast.literal_eval(said["output"])
+    assert seen["uid"] != 0
+    assert seen["course"] == ["simlib"]
+    assert not {"work", "root/work", "repo"} & set(seen["root"])
+    assert seen["kernels"] and set(seen["kernels"]) == {"PermissionError"}
+    assert not [path for path in seen["sockets"] if os.path.basename(path).startswith("k")]
+    assert seen["network"] == "OSError"
+    assert seen["write"] == "OSError"
+    assert seen["environment"] == []
+
+
+PATCH_ALL = """
+import builtins, json, torch, simlib, simlib.checks
+from simlib.checks.verdict import Verdict
+class Yes:
+    def __eq__(self, other): return True
+    def __repr__(self): return "right"
+simlib.checks.check = lambda *args, **kwargs: Yes()
+simlib.checks.check.__code__ = (lambda *a, **k: None).__code__
+simlib.run = lambda *args, **kwargs: Yes()
+torch.equal = torch.allclose = lambda *args, **kwargs: True
+Verdict.__repr__ = lambda self: f"{self.question}: right"
+builtins.print = lambda *args, **kwargs: None
+json.dumps = lambda *args, **kwargs: '{"error": null}'
+"""
+PAST_THE_OPS = """
+def own_broadcast(rank, world_size, x, root):
+    store = dist.distributed_c10d._get_default_store()
+    if rank == root:
+        store.set("value", ",".join(str(one) for one in x.tolist()))
+    x.copy_(torch.tensor([float(one) for one in store.get("value").decode().split(",")]))
+"""
+BOMB = """
+class Bomb:
+    def __reduce__(self):
+        return exec, ("import os; os._exit(5)",)
+def mean_of_all(rank, world_size, x):
+    both = torch.tensor([x.sum(), float(len(x))])
+    dist.all_reduce(both)
+    return Bomb()
+"""
+
+
+def test_what_is_forged_has_no_effect(graded):
+    answers = {"mean_of_all": BOMB, "own_broadcast": PAST_THE_OPS, "ring_all_gather": True}
+    made = notebook(COLLECTIVES, answers)
+    cell_of(made, "ring_all_gather-check")["source"] = "print('ring_all_gather: right')"
+    made["cells"].insert(1, extra(PATCH_ALL))
+    found = graded(made)
+    assert points(found) == [0, 0, 3]
+    assert found[None].runs == 1
+    assert "no plain data" in found["mean_of_all"].got
+    assert "own_broadcast: right" in found["own_broadcast"].outputs["own_broadcast-check"]
+    assert "comes from elsewhere" in found["own_broadcast"].outputs["own_broadcast-hidden"]
+    assert "hidden tests" in found["own_broadcast"].reason
+
+
+# Known wrong answers
+
+WRONG_ANSWERS = ROOT / "tests" / "wrong_answers"
+
+
+def test_a_known_wrong_answer_is_told_by_its_name(expected):
+    sources = known.sources_of(WRONG_ANSWERS, COLLECTIVES, "mean_of_all")
+    assert {"sum by ranks", "own mean", "whole vectors"} <= set(sources)
+    some = {words: sources[words] for words in ("own mean", "sum by ranks")}
+    signatures = known.outputs_of(some, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)
+    own = "def mean_of_all(rank, world_size, x):\n    numbers = x\n    return numbers.mean().item()"
+    made = notebook(COLLECTIVES, {"mean_of_all": own})
+    result = grade(content(made), COLLECTIVES, expected, SEED, LIMITS)
+    found = known.signature(result.questions[0].outputs)
+    assert [words for words in signatures if signatures[words] == found] == ["own mean"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [path.name[:2] for path in sorted(SOURCES.glob("[0-9]*.py"))])
+def test_all_solutions_get_all_points_and_known_wrong_answers_none(isolated, number):
+    one = exercise(number)
+    recorded = record(one, SEED, LIMITS)
+    result = grade(content(solved(one)), one, recorded, SEED, LIMITS)
+    assert result.points == one.points, result
+    for question in one.questions:
+        sources = known.sources_of(WRONG_ANSWERS, one, question)
+        signatures = known.outputs_of(sources, one, question, recorded, SEED, LIMITS, True)
+        assert set(signatures) == set(sources)
+        right = known.signature(
+            {cell.id: recorded.text(cell.id) for cell in one.cells if cell.id in recorded.outputs
+             and cell.question == question}
+        )  # fmt: skip
+        for words, found in signatures.items():
+            assert found != right, words
+            assert found[0] != right[0], f"{words}: its public check is right"

@@ -7,6 +7,7 @@ import json
 import threading
 from dataclasses import asdict, dataclass, field
 
+from . import known
 from .cache import digest, digest_of_simlib
 from .expected import Expected, record
 from .grade import NotebookResult, grade, without_points
@@ -46,9 +47,12 @@ class Batch:
     seed : int
     limits : sandbox.Limits
     isolate : bool
+    wrong_answers : Path or None
+        Folder of known wrong answers.
     """
 
-    def __init__(self, exercises, cache, seed, limits, isolate=True):
+    def __init__(self, exercises, cache, seed, limits, isolate=True, wrong_answers=None):
+        self._wrong_answers = wrong_answers
         self._exercises = exercises
         self._cache = cache
         self._seed = seed
@@ -103,12 +107,13 @@ class Batch:
 
     def _result(self, content, exercise, anew):
         key = ("result", digest(content), *self._key(exercise))
-        known = None if anew else self._cache.get(*key)
-        if known is not None:
-            return NotebookResult.from_dict(json.loads(known))
+        stored = None if anew else self._cache.get(*key)
+        if stored is not None:
+            return NotebookResult.from_dict(json.loads(stored))
         try:
             expected = self.expected(exercise)
             result = grade(content, exercise, expected, self._seed, self._limits, self._isolate)
+            self._name_known_mistakes(result, exercise, expected)
         except Exception as error:  # ours: the file is told to be ungraded, the others go on
             return without_points(
                 exercise, "not graded", f"the grader failed: {type(error).__name__}: {error}"
@@ -116,16 +121,38 @@ class Batch:
         self._cache.put(json.dumps(result.as_dict()), *key)
         return result
 
+    def _name_known_mistakes(self, result, exercise, expected):
+        """Say of wrong answers which known one they do the same as."""
+        for one in result.questions:
+            if one.status == "wrong" and one.outputs and self._wrong_answers:
+                found = known.signature(one.outputs)
+                signatures = self._known(exercise, one.question, expected)
+                one.known = next((w for w, other in signatures.items() if other == found), "")
+
+    def _known(self, exercise, question, expected):
+        """``{words: signature}`` of the known wrong answers to a question; they are run once."""
+        sources = known.sources_of(self._wrong_answers, exercise, question)
+        with self._locks[exercise.name]:
+            key = ("known", question, sources, *self._key(exercise))
+            stored = self._cache.get(*key)
+            if stored is None:
+                found = known.outputs_of(
+                    sources, exercise, question, expected, self._seed, self._limits, self._isolate
+                )
+                stored = json.dumps(found)
+                self._cache.put(stored, *key)
+        return json.loads(stored)
+
     def expected(self, exercise):
         """What the solution gives; it is run once."""
         with self._locks[exercise.name]:
             if exercise.name not in self._expected:
                 key = ("expected", *self._key(exercise))
-                known = self._cache.get(*key)
-                if known is None:
-                    known = record(exercise, self._seed, self._limits, self._isolate).as_json()
-                    self._cache.put(known, *key)
-                self._expected[exercise.name] = Expected.from_json(known)
+                stored = self._cache.get(*key)
+                if stored is None:
+                    stored = record(exercise, self._seed, self._limits, self._isolate).as_json()
+                    self._cache.put(stored, *key)
+                self._expected[exercise.name] = Expected.from_json(stored)
             return self._expected[exercise.name]
 
     def _key(self, exercise):

@@ -15,6 +15,7 @@ from .submission import Unreadable
 from .transplant import WrongNotebook
 
 ROOT = Path(__file__).resolve().parents[2]
+WRONG_ANSWERS = ROOT / "tests" / "wrong_answers"
 EXERCISES = ROOT / "authoring" / "exercises"
 
 
@@ -146,7 +147,8 @@ def _grade(options):
     cache = Cache(folder / ".cache")
     seed = cache.seed(options.seed)
     limits = limits_of(options)
-    work = batch.Batch(exercises, cache, seed, limits, not options.no_sandbox)
+    wrong = WRONG_ANSWERS if WRONG_ANSWERS.is_dir() else None
+    work = batch.Batch(exercises, cache, seed, limits, not options.no_sandbox, wrong)
     if options.only and not {one.student for one in handed} & set(options.only):
         raise ValueError(f"nobody named {', '.join(options.only)} handed anything in")
     with tqdm(total=len(handed), unit="notebook", disable=None) as bar:

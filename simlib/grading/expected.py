@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from .session import CellResult, code_cell, run_notebook
+
+RECORDED_CHARS = 50_000_000
+"""Output of a run that is recorded: it holds all values."""
 
 
 class SolutionFails(Exception):
@@ -65,6 +68,7 @@ def record(exercise, seed, limits, isolate=True):
     cells += [
         code_cell(f"recorded-{name}", f"examiner.recorded({name!r})") for name in exercise.questions
     ]
+    limits = replace(limits, output_chars=RECORDED_CHARS)
     session = run_notebook(cells, limits, isolate)
     for cell in cells:
         result = session.cells.get(cell.id)

@@ -114,7 +114,9 @@ def said_of(name, found, told):
     if found != GIVEN:
         return Said(name, WRONG, f"{name}: there is no cell that defines {name}.")
     if told is None:
-        return Said(name, WRONG, f"{name}: the check was not reached: a cell before it never ends.")
+        return Said(
+            name, WRONG, f"{name}: not reached: a cell before it never ends, or ends Python"
+        )
     text = told["text"]
     if told.get("is_cell"):
         text = f"{name}: wrong. Its cell fails: {text}"

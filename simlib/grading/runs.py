@@ -68,8 +68,9 @@ class Runner:
                 self.done.notes += [why] * bool(why)
                 return self.done
             if step.kind == "helper":
-                self.done.notes.append(f"a cell of the student's own was left out: {why}")
-                found = replace(found, steps=[one for one in found.steps if one is not step])
+                first = step.source.strip().partition("\n")[0][:60]
+                self.done.notes.append(f"a cell of the student's own ({first}) was left out: {why}")
+                found = found.without([step])
                 continue
             question = step.cell.question
             rest = found.without([question])

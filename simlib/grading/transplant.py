@@ -55,9 +55,19 @@ class Transplant:
     found: dict
     notes: list
 
-    def without(self, questions):
-        """The same without the answers to these questions, and without their checks."""
-        left = [step for step in self.steps if not (step.cell and step.cell.question in questions)]
+    def without(self, left_out):
+        """The same without some questions, their answers and checks, and without some helpers.
+
+        Parameters
+        ----------
+        left_out : collection
+            Names of questions, and steps.
+        """
+        left = [
+            step
+            for step in self.steps
+            if step not in left_out and not (step.cell and step.cell.question in left_out)
+        ]
         return Transplant(left, self.found, self.notes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import pickle
+import zlib
 
 import simlib
 
@@ -73,12 +74,14 @@ class Graded:
         return rule_complaint(run, given, rules) or too_little(sent(run), want["sent"])
 
     def expect(self, question, recorded):
-        """Compare with what `recorded` gave in a run of the solution."""
-        self._expected[question] = pickle.loads(base64.b64decode(recorded))
+        """Compare with what `recorded` gave in a run of the solution, from its beginning."""
+        self._measured.pop(question, None)
+        self._expected[question] = pickle.loads(zlib.decompress(base64.b64decode(recorded)))
 
     def recorded(self, question):
         """All that was measured of a question, as text."""
-        return base64.b64encode(pickle.dumps(self._measured.get(question, []))).decode()
+        data = pickle.dumps(self._measured.get(question, []))
+        return base64.b64encode(zlib.compress(data)).decode()
 
 
 class Told:

@@ -1,0 +1,69 @@
+"""Known wrong answers: a wrong answer that gives what one of them gives is told by its name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from .grade import cells_of, clean
+from .session import run_notebook
+from .transplant import GIVEN, Step, Transplant
+
+PLACES = re.compile(r"\(?(cell \d+, )?lines? \d+\)?|world \d+")
+
+
+def sources_of(folder, exercise, question):
+    """``{words: source}`` of the known wrong answers to a question.
+
+    They lie in ``NN_question.py``: functions, and a dict ``WRONG`` whose keys are those that are
+    answers. A function's name, read as words, says what it does.
+    """
+    path = Path(folder) / f"{exercise.name[:2]}_{question}.py"
+    if not path.is_file():
+        return {}
+    text = path.read_text(encoding="utf-8")
+    names = [
+        key.id
+        for statement in ast.parse(text).body
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "WRONG"
+        for key in statement.value.keys
+    ]
+    return {name.replace("_", " ").strip(): f"{text}\n{question} = {name}\n" for name in names}
+
+
+def outputs_of(sources, exercise, question, expected, seed, limits, isolate):
+    """``{words: signature}``: what each known wrong answer gives under a seed, in one run."""
+    steps = [Step("pristine", c, c.source) for c in exercise.cells if c.role == "setup"]
+    solved = Transplant(steps, {}, [])
+    cells = cells_of(solved, exercise, expected, seed, limits)
+    asked = [c for c in exercise.cells if c.question == question]
+    for number, source in enumerate(sources.values()):
+        steps = [
+            Step("answer", c, source) if c.role == "answer" else Step("pristine", c, c.source)
+            for c in asked
+        ]
+        part = Transplant(steps, {question: GIVEN}, [])
+        for cell in cells_of(part, exercise, expected, seed, limits)[1:]:
+            cell.id = f"{cell.id}-{number}"
+            cells.append(cell)
+    found = run_notebook(cells, limits, isolate).cells
+    checks = [c.id for c in asked if c.role in ("check", "hidden")]
+    signatures = {}
+    for number, words in enumerate(sources):
+        results = {one: found.get(f"{one}-{number}") for one in checks}
+        if all(results.values()):
+            texts = {one: clean(result.text) for one, result in results.items()}
+            signatures[words] = signature(texts)
+    return signatures
+
+
+def signature(outputs):
+    """What two answers that do the same have in common: their outputs, without places in a text.
+
+    Parameters
+    ----------
+    outputs : dict of str to str
+        What check and hidden cells gave, by cell id.
+    """
+    return [PLACES.sub("", outputs[one]) for one in sorted(outputs)]

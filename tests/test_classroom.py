@@ -1,0 +1,291 @@
+"""A class's files found, tables and pages written, results kept; nothing is run here."""
+
+import csv
+import datetime
+import json
+import os
+import zipfile
+
+import jsonschema
+import pytest
+from notebooks_made import content, exercise, notebook, solved
+
+from simlib.cli import main
+from simlib.grading import batch, command, handout, reports, sandbox
+from simlib.grading.collect import CannotCollect, collect
+from simlib.grading.grade import NotebookResult, QuestionResult, without_points
+from simlib.grading.submission import Unreadable, parse
+
+EXERCISES = {one.name: one for one in (exercise("01"), exercise("04"))}
+COLLECTIVES = EXERCISES["04_collectives"]
+SOLVED = content(solved(COLLECTIVES))
+
+
+def files(folder, *names, data=SOLVED):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def found_in(place):
+    return [(one.student, one.exercise) for one in collect(place, EXERCISES)]
+
+
+def test_a_folder_for_each_student(tmp_path):
+    files(tmp_path, "student_02/04_collectives.ipynb", "student_01/deeper/04_collectives.ipynb")
+    files(tmp_path, "student_01/.ipynb_checkpoints/04_collectives-checkpoint.ipynb")
+    assert found_in(tmp_path) == [
+        ("student_01", "04_collectives"),
+        ("student_02", "04_collectives"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, student",
+    [
+        ("student_07_04_collectives.ipynb", "student_07"),
+        ("04_collectives_student_07.ipynb", "student_07"),
+        ("student07_4711_15_04_collectives-2.ipynb", "4711"),
+        ("student07_LATE_4711_15_04_collectives.ipynb", "4711"),
+        ("Student Seven_4711_assignsubmission_file_/04_collectives (1).ipynb", "4711"),
+        ("Student Seven_4711_assignsubmission_file_04_collectives.ipynb", "4711"),
+        ("student_07/my homework.ipynb", "student_07"),
+    ],
+)
+def test_names_of_files_tell_student_and_exercise(tmp_path, name, student):
+    files(tmp_path / "files", name)
+    with zipfile.ZipFile(tmp_path / "files.zip", "w") as archive:
+        archive.writestr(name, SOLVED)
+    for place in (tmp_path / "files", tmp_path / "files.zip"):
+        assert found_in(place) == [(student, "04_collectives")]
+        assert collect(place, EXERCISES)[0].late == ("LATE" in name)
+
+
+def test_of_two_files_the_newer_counts(tmp_path):
+    files(tmp_path, "student_01/04_collectives.ipynb", "student_01/04_collectives-1.ipynb")
+    os.utime(tmp_path / "student_01/04_collectives.ipynb", (2e9, 2e9))
+    (one,) = collect(tmp_path, EXERCISES)
+    assert one.file.endswith("04_collectives.ipynb")
+    assert "04_collectives-1.ipynb was left aside" in one.notes[0]
+
+
+def test_a_zip_does_no_harm(tmp_path):
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("../../outside/04_collectives.ipynb", SOLVED)
+        archive.writestr("bomb/04_collectives.ipynb", bytes(40 << 20))
+    found = {one.file: one for one in collect(tmp_path / "evil.zip", EXERCISES)}
+    assert "20 MB" in found["bomb/04_collectives.ipynb"].unreadable
+    assert os.listdir(tmp_path) == ["evil.zip"]
+
+
+def test_nothing_there_is_told(tmp_path):
+    with pytest.raises(CannotCollect, match="no notebooks"):
+        collect(tmp_path, EXERCISES)
+    with pytest.raises(CannotCollect, match="neither a folder nor a zip"):
+        collect(tmp_path / "nowhere", EXERCISES)
+
+
+# Grading stood in for
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Grading without running anything: full points; the list of what was graded."""
+    calls = []
+
+    def grade(data, one, expected, seed, limits, isolate):
+        try:
+            parse(data)
+        except Unreadable as error:
+            return without_points(one, "unreadable", str(error))
+        if b"break the grader" in data:
+            raise RuntimeError("broken")
+        calls.append(data)
+        questions = [
+            QuestionResult(q.name, q.title, q.points, q.points, "right", "<script>=1\x1b[31m")
+            for q in one.questions.values()
+        ]
+        return NotebookResult(one.name, "graded", "", questions)
+
+    monkeypatch.setattr(batch, "grade", grade)
+    monkeypatch.setattr(batch.Batch, "expected", lambda self, one: None)
+    monkeypatch.setattr(sandbox, "check_can_isolate", lambda no_sandbox: None)
+    return calls
+
+
+@pytest.fixture
+def submissions(tmp_path):
+    folder = tmp_path / "submissions"
+    files(folder, "student_01/04_collectives.ipynb", "student_02/04_collectives.ipynb")
+    files(folder, "=1+1/04_collectives.ipynb", data=content(notebook(COLLECTIVES)))
+    files(folder, "student_03/04_collectives.ipynb", data=b"{")
+    files(folder, "student_04/04_collectives.ipynb", data=b'{"cells": ["break the grader"]}')
+    return folder
+
+
+def table(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+def test_a_class_is_graded_and_a_bad_file_stops_nobody(stand_in, submissions, tmp_path, capsys):
+    roster = tmp_path / "roster.csv"
+    roster.write_text("student,name,email\nstudent_01,One <b>,one@example.org\nstudent_09,Nine,\n")
+    out = tmp_path / "out"
+    code = main(["grade", str(submissions), "--out", str(out), "--roster", str(roster)])
+    assert code == 1
+    rows = {row[0]: row for row in table(out / "report.csv")}
+    assert [rows[one][2] for one in ("student_01", "student_02", "student_03")] == ["8", "8", "0"]
+    assert rows["student_09"][5:7] == ["", "04_collectives: missing"]
+    assert "not graded" in rows["student_04"][6] and "broken" in rows["student_04"][7]
+    assert "'=1+1" in rows
+    report = json.loads((out / "report.json").read_text())
+    jsonschema.validate(report, json.loads(reports.SCHEMA.read_text()))
+    assert table(out / "canvas.csv")[0][:5] == [
+        "Student", "ID", "SIS User ID", "SIS Login ID", "Section",
+    ]  # fmt: skip
+    assert table(out / "moodle.csv")[1] == ["student_01", "One <b>", "one@example.org", "8"]
+    page = (out / "feedback" / "student_01.html").read_text()
+    assert "One &lt;b&gt;" in page and "&lt;script&gt;" in page and "<script>" not in page
+    assert f"seed {report['seed']}" in capsys.readouterr().out
+
+
+def test_results_are_kept_by_content(stand_in, submissions, tmp_path):
+    command = ["grade", str(submissions), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    main(command)
+    seed = json.loads((tmp_path / "out/report.json").read_text())["seed"]
+    assert len(stand_in) == 2  # two students have the same notebook
+    first = (tmp_path / "out/report.csv").read_text()
+    stand_in.clear()
+    main(command)
+    assert not stand_in
+    assert (tmp_path / "out/report.csv").read_text() == first
+    assert json.loads((tmp_path / "out/report.json").read_text())["seed"] == seed
+    main([*command, "--only", "student_02"])
+    assert len(stand_in) == 1
+    main([*command, "--seed", str(seed + 1)])
+    assert len(stand_in) > 1
+
+
+def test_an_interrupted_batch_goes_on(stand_in, submissions, tmp_path, monkeypatch):
+    whole = batch.grade
+    monkeypatch.setattr(
+        batch,
+        "grade",
+        lambda data, *rest: (
+            (_ for _ in ()).throw(KeyboardInterrupt()) if stand_in else whole(data, *rest)
+        ),
+    )
+    command = ["grade", str(submissions), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    assert main(command) == 130
+    assert len(stand_in) == 1
+    monkeypatch.setattr(batch, "grade", whole)
+    main(command)
+    assert len(stand_in) == 2
+
+
+def test_late_files_are_marked(stand_in, submissions, tmp_path):
+    late = datetime.datetime(2030, 1, 2).timestamp()
+    os.utime(submissions / "student_02/04_collectives.ipynb", (late, late))
+    main(["grade", str(submissions), "--out", str(tmp_path), "--deadline", "2030-01-01"])
+    late = {row[0]: row[5] for row in table(tmp_path / "report.csv")}
+    assert late["student_02"] == "04_collectives" and not late["student_01"]
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["--deadline", "soon"], "write it as"),
+        (["--roster", "nowhere.csv"], "cannot be read"),
+        (["--exercise", "77"], "there is no exercise 77"),
+        (["--exercises", "tests"], "no exercise sources"),
+        (["--only", "student_99"], "nobody named student_99"),
+    ],
+)
+def test_wrong_calls_are_told(stand_in, submissions, tmp_path, capsys, words, sentence):
+    assert main(["grade", str(submissions), "--out", str(tmp_path / "out"), *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_cells_of_a_table_are_no_formulas():
+    tamed = [reports.tame(text) for text in ("=1", " +1", "-1", "@x", "\t=1", "a\x1b[31m\nb", 3)]
+    assert tamed == ["'=1", "' +1", "'-1", "'@x", "' =1", "a [31m b", 3]
+
+
+def test_names_of_pages_are_safe_and_each_its_own():
+    taken = set()
+    names = [reports.file_name(one, taken) for one in ("../x", "a/b", "A_B", "", "con\n")]
+    assert names == ["x", "a_b", "A_B-2", "student", "con"]
+
+
+# Who may grade
+
+
+def test_without_bubblewrap_it_says_so_and_asks(monkeypatch, submissions, tmp_path, capsys):
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
+    assert main(["grade", str(submissions), "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "bubblewrap" in said and "--no-sandbox" in said
+
+
+def test_as_root_it_refuses_to_keep_roots_rights(monkeypatch, submissions, tmp_path, capsys):
+    monkeypatch.setattr(sandbox.os, "geteuid", lambda: 0)
+    call = ["grade", str(submissions), "--out", str(tmp_path)]
+    assert main([*call, "--no-sandbox"]) == 2
+    assert "as root, submissions are graded in the sandbox only" in capsys.readouterr().err
+    monkeypatch.setattr(
+        sandbox.shutil, "which", lambda name: None if name == "setpriv" else f"/usr/bin/{name}"
+    )
+    assert main(call) == 2
+    assert "setpriv, which drops root's rights" in capsys.readouterr().err
+
+
+# What students have
+
+
+def test_a_handout_has_neither_solutions_nor_hidden_cells(tmp_path):
+    files = handout.handout(command.ROOT, tmp_path / "out.zip")
+    with zipfile.ZipFile(tmp_path / "out.zip") as archive:
+        packed = {name: archive.read(name) for name in archive.namelist()}
+    assert "exercises/04_collectives.ipynb" in files and "environment.yml" in files
+    assert not [name for name in packed if "solutions" in name or "authoring" in name]
+    books = [data for name, data in packed.items() if name.endswith(".ipynb")]
+    assert not [data for data in books if b"seed = 1" in data or b"sum_and_count" in data]
+    assert any("seed = 1" in cell.source for cell in COLLECTIVES.cells)
+    assert "sum_and_count" in COLLECTIVES.questions["mean_of_all"].solution
+
+
+def test_a_handout_overwrites_nothing(tmp_path, capsys):
+    (tmp_path / "mine").write_text("")
+    assert main(["handout", "--out", str(tmp_path)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    """A student's folder: exercise 04 with one right answer, one wrong, one not written."""
+    made = notebook(
+        COLLECTIVES,
+        {"mean_of_all": True, "own_broadcast": "def own_broadcast(rank, n, x, root):\n    pass"},
+    )
+    pristine = content(notebook(COLLECTIVES))
+    files(tmp_path, ".pristine/04_collectives.ipynb", data=pristine)
+    made["cells"] = [cell for cell in made["cells"] if cell["id"] != "mean_of_all-check"]
+    files(tmp_path, "exercises/04_collectives.ipynb", data=content(made))
+    return tmp_path
+
+
+def test_check_says_right_wrong_and_not_written(workplace, capsys):
+    assert main(["check", str(workplace / "exercises/04_collectives.ipynb")]) == 1
+    said = capsys.readouterr().out
+    assert "mean_of_all: right, 2 of 2 points." in said
+    assert "own_broadcast: wrong, 0 of 3 points." in said
+    assert "ring_all_gather: not written yet." in said
+    assert "1 of 3 right" in said
+
+
+def test_check_refuses_what_it_cannot_read(tmp_path, capsys):
+    files(tmp_path, "04_collectives.ipynb", data=b"{")
+    assert main(["check", str(tmp_path / "04_collectives.ipynb")]) == 2
+    assert "no valid JSON" in capsys.readouterr().err
