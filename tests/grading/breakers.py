@@ -1,7 +1,7 @@
 """Answers that end processes, take all there is, or never stop, and their innocent neighbours.
 
 Those of `CELLS` and `RANKS` end processes of the student's own and share a notebook; those of
-`KERNELS` end the examiner itself, so each has a notebook of its own.
+`KERNELS` end the examiner itself, or take long, so each has a notebook of its own.
 """
 
 from ground import HONEST, Case
@@ -61,7 +61,6 @@ RANKS = {
         "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(0)"
     ),
     "flood": in_the_ranks("while True: print('x' * 10_000)"),
-    "never_end": in_the_ranks(f"{DEAF}while True: pass", "never returns"),
 }
 
 HOG = "kept = []\nwhile True: kept.append(bytearray(os.urandom(1)) * (16 << 20))"
@@ -85,6 +84,7 @@ KERNELS = {
     ),
     "forks_in_the_cell": Case(FORKS + "def NAME(rank, world_size, x):\n    return x", ""),
     "forks_in_the_ranks": in_the_ranks(FORKS, "", ""),
+    "never_ends_in_the_ranks": in_the_ranks(f"{DEAF}while True: pass", "never returns"),
     "stops_all": in_the_cell(
         "import os, signal\n"
         "for pid in filter(str.isdigit, os.listdir('/proc')):\n"

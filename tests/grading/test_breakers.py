@@ -6,7 +6,7 @@ import breakers
 import pytest
 from ground import HONEST, LIMITS, right
 
-SHORT = replace(LIMITS, answer_s=15)
+SHORT = replace(LIMITS, answer_s=8)
 SHORTEST = replace(SHORT, cell_s=60, notebook_s=120, memory_bytes=1500 << 20, processes=200)
 HELPER = "import os, signal\nos.kill(-1, signal.SIGKILL)"
 
@@ -28,7 +28,7 @@ def test_a_cell_that_ends_its_process_costs_its_question(names, grade_cases):
     assert result.runs == 1
 
 
-def test_ranks_that_end_or_never_end_cost_their_question(grade_cases):
+def test_ranks_that_end_cost_their_question(grade_cases):
     assert grade_cases(beside_innocents(breakers.RANKS), SHORT).runs == 1
 
 
