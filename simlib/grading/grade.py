@@ -144,7 +144,7 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
     runner = Runner(lambda part: cells_of(part, exercise, expected, seed, limits), limits, isolate)
     runs = runner.run(found)
     result.runs = runs.number
-    result.notes += runs.notes
+    result.notes += map(clean, runs.notes)
     for question in exercise.questions.values():
         one = judge(question, exercise, found, runs.cells, runs.set_aside, expected)
         result.questions.append(one)

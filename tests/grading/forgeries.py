@@ -4,7 +4,6 @@ They are listed in DESIGN.md ("Grading"). A rank writes its own record, and nobo
 did. When one of these fails its test, the grader has become better: move it to the cheats.
 """
 
-from cheats import BY_FILES
 from ground import HONEST, right
 
 IDLE = HONEST.replace("return total", "return sum_of_all(rank, x)")
@@ -12,11 +11,10 @@ IDLE = HONEST.replace("return total", "return sum_of_all(rank, x)")
 
 ALL = {
     "values_by_files_beside_idle_messages": right(
-        BY_FILES.replace("NAME(rank, world_size, x)", "elsewhere(rank, world_size, x)").replace(
-            "NAME-", "forged-"
-        )
-        + "\ndef sum_of_all(rank, x):\n    return elsewhere(rank, 2, x)\n"
-        + IDLE.replace("total = x.clone()", "total = torch.zeros(3)")
+        "def NAME(rank, world_size, x):\n"
+        "    torch.save(x, f'/dev/shm/forged-{rank}')\n"
+        "    dist.all_reduce(torch.zeros(3))\n"
+        "    return x + torch.load(f'/dev/shm/forged-{1 - rank}')\n"
     ),
     "hidden_inputs_made_anew_from_their_seed": right(
         "def sum_of_all(rank, x):\n"
