@@ -2,13 +2,14 @@
 
 import ast
 import os
+import re
 
 import pytest
 from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, extra, notebook, solved
 
 from simlib.grading import known, sandbox
 from simlib.grading.expected import record
-from simlib.grading.grade import BEGIN, grade, json_in
+from simlib.grading.grade import BEGIN, grade, json_in, seeded
 from simlib.grading.session import code_cell, run_notebook
 
 SEED = 5
@@ -73,6 +74,14 @@ def test_a_mixed_notebook_loses_what_is_wrong_and_no_more(graded):
     assert "divided by the number of ranks" in found["mean_of_all"].reason
     assert found["own_broadcast"].status == "broke the limits"
     assert "ended the process" in found["own_broadcast"].reason
+
+
+def test_hidden_cells_take_the_seed_of_the_run():
+    for path in sorted(SOURCES.glob("[0-9]*.py")):
+        for cell in exercise(path.name[:2]).cells:
+            if cell.role == "hidden":
+                assert "\nseed = 77\n" in "\n" + seeded(cell, 77), cell.id
+                assert len(re.findall(r"\bseed\s*=", cell.source)) == 1, cell.id
 
 
 # What students' code can reach

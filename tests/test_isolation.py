@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
+from simlib.checks.trial import try_on
 
 
 def pids():
@@ -210,3 +211,14 @@ def test_a_script_without_main_guard_is_not_run_again_by_its_ranks(tmp_path):
         [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "script runs\n[0, 1]\n"
+
+
+def test_a_check_does_not_end_the_worlds_it_uses():
+    def answer(rank, world_size, x):
+        return os.getpid()
+
+    def pids():
+        run, _ = try_on(answer, [(1.0,), (2.0,)], simlib.run)
+        return run.results
+
+    assert pids() == pids()

@@ -25,8 +25,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR2)
-_INSTALLED = tuple(
-    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_INSTALLED = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,  # simlib, wherever it lies
 )
 
 
