@@ -84,6 +84,14 @@ KERNELS = {
     ),
     "forks_in_the_cell": Case(FORKS + "def NAME(rank, world_size, x):\n    return x", ""),
     "forks_in_the_ranks": in_the_ranks(FORKS, "", ""),
+    "writes_rubbish_into_its_log": in_the_ranks(
+        "import gc\nfrom simlib.oplog import OpLogWriter\n"
+        "for one in gc.get_objects():\n    if isinstance(one, OpLogWriter):\n"
+        "        one._memory[:4096] = bytes(range(256)) * 16\n"
+        "import os\nos._exit(0)",
+        "",
+        "",
+    ),
     "never_ends_in_the_ranks": in_the_ranks(f"{DEAF}while True: pass", "never returns"),
     "stops_all": in_the_cell(
         "import os, signal\n"

@@ -119,10 +119,12 @@ def looked():
     return torch.zeros(3)
 """
 
-DIRECT = """\
+OWN_GROUP = """\
 def NAME(rank, world_size, x):
+    import os
+    store = dist.FileStore(f'/dev/shm/NAME-{os.getppid()}-{len(os.listdir("/dev/shm"))}', 2)
     total = x.clone()
-    dist.distributed_c10d._get_default_group().allreduce([total]).wait()
+    dist.ProcessGroupGloo(store, rank, world_size).allreduce([total]).wait()
     return total
 """
 
@@ -176,7 +178,7 @@ COMMUNICATION = {
     "values_in_frames_and_objects": Case(
         LOOKS + gives("    return looked()"), "wrong", "wrong value"
     ),
-    "past_the_record": Case(DIRECT, "wrong"),
+    "by_a_group_of_their_own": Case(OWN_GROUP, "wrong"),
     "by_files": Case(BY_FILES, "wrong"),
     "by_sockets": Case(BY_SOCKETS, "wrong"),
     "by_the_store": Case(BY_STORE, "wrong"),
@@ -186,13 +188,6 @@ COMMUNICATION = {
         "        try:\n            one = socket.socket(fileno=os.dup(fd))\n"
         "            one.setblocking(False)\n            one.send(b'\\xff' * 64)\n"
         "        except OSError:\n            pass\n"
-        "    return x",
-        "wrong",
-    ),
-    "log_of_rubbish": Case(
-        "def NAME(rank, world_size, x):\n    import gc\n    from simlib.oplog import OpLogWriter\n"
-        "    for one in gc.get_objects():\n        if isinstance(one, OpLogWriter):\n"
-        "            one._memory[:4096] = bytes(range(256)) * 16\n"
         "    return x",
         "wrong",
     ),
@@ -268,6 +263,12 @@ ODD_BUT_RIGHT = {
         "print('hello')\n"
         + HONEST.replace("return", "print('rank', rank, total)\n    return")
         + "\nprint('done')"
+    ),
+    "calls_the_group_itself": right(
+        HONEST.replace(
+            "dist.all_reduce(total)",
+            "dist.distributed_c10d._get_default_group().allreduce([total]).wait()",
+        )
     ),
     "exchanged_stdout": right(
         "import sys, io\nsys.stdout = sys.__stdout__ = io.StringIO()\n"

@@ -25,14 +25,14 @@ def attempts(*statements):
 
 ALL = {
     "other_peoples_files": intruder(
-        "import os, glob\n"
-        "found += [one for one in ('CANARY', '/root', '/work', '/var', '/srv', '/mnt') "
+        "import os, glob, sys\n"
+        "found += [one for one in ('CANARY', '/work', '/var', '/srv', '/mnt') "
         "if os.path.exists(one)]\n"
         "found += glob.glob('/tmp/*/**/*.ipynb', recursive=True)\n"
-        "found += glob.glob('/**/authoring', recursive=False)\n"
-        "found += [f for f in os.listdir('/') if f not in "
-        "'bin boot dev etc home lib lib32 lib64 opt proc run sbin sys tmp usr course'.split() "
-        "and not __import__('sys').prefix.startswith('/' + f)]"
+        "found += glob.glob('/*/authoring') + glob.glob('/*/*/authoring')\n"
+        "ours = 'bin boot course dev etc home lib lib32 lib64 proc sbin scratch tmp usr'.split()\n"
+        "ours += [one.split('/')[1] for one in (sys.prefix, sys.base_prefix)]\n"
+        "found += [one for one in os.listdir('/') if one not in ours]"
     ),
     "hidden_cells_and_solutions": intruder(
         "import glob\n"
