@@ -121,8 +121,7 @@ def looked():
 
 OWN_GROUP = """\
 def NAME(rank, world_size, x):
-    import os
-    store = dist.FileStore(f'/dev/shm/NAME-{os.getppid()}-{len(os.listdir("/dev/shm"))}', 2)
+    store = dist.PrefixStore('NAME', dist.distributed_c10d._get_default_store())
     total = x.clone()
     dist.ProcessGroupGloo(store, rank, world_size).allreduce([total]).wait()
     return total
@@ -132,7 +131,6 @@ BY_FILES = """\
 def NAME(rank, world_size, x):
     import os, time
     place = '/dev/shm/NAME-%d-%s'
-    key = os.getppid(), os.environ.get('RUN', '')
     with open(place % (rank, 'new'), 'wb') as file:
         torch.save((time.time(), x), file)
     os.rename(place % (rank, 'new'), place % (rank, 'x'))
@@ -167,7 +165,6 @@ def NAME(rank, world_size, x):
 BY_STORE = """\
 def NAME(rank, world_size, x):
     store = dist.distributed_c10d._get_default_store()
-    import time
     key = 'NAME' + str(x[0].item() - rank if float(x[0]) == rank else 'again')
     store.set(key + str(rank), x.numpy().tobytes())
     got = store.get(key + str(1 - rank))
