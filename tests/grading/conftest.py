@@ -27,7 +27,7 @@ def isolated(needs_system):
 @pytest.fixture(scope="session")
 def ground(tmp_path_factory):
     """The exercise that hostile answers are put into."""
-    return Ground(tmp_path_factory.mktemp("ground"), size=14, limit_s=20)
+    return Ground(tmp_path_factory.mktemp("ground"), size=24, limit_s=20)
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,10 @@ import pytest
 from ground import HONEST, right
 
 GROUPS = {
-    "values": cheats.VALUES,
-    "communication and cells": cheats.COMMUNICATION | {"innocent": right(HONEST)},
-    "in the cell": cheats.IN_THE_CELL | {"innocent": right(HONEST)},
-    "odd but right": cheats.ODD_BUT_RIGHT | {"innocent": right(HONEST)},
-    "what a rank can still forge": forgeries.ALL,
+    "values and cells": cheats.VALUES | cheats.IN_THE_CELL | {"innocent": right(HONEST)},
+    "communication": cheats.COMMUNICATION | cheats.ODD_BUT_RIGHT | {"innocent": right(HONEST)},
     "intruders": intruders.ALL | {"innocent": right(HONEST)},
+    "what a rank can still forge": forgeries.ALL | {"innocent": right(HONEST)},
 }
 
 
