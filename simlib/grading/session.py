@@ -190,18 +190,29 @@ def watch(process, limits):
             pass
         if time.monotonic() > deadline:
             return f"the notebook took longer than {limits.notebook_s:g} s"
-        used = memory_of(process.pid, limits.memory_bytes)
+        processes = descendants(process.pid)
+        if any(map(is_stopped_kernel, processes)):
+            return "the process that examines it was stopped"
+        used = memory_of(processes, limits.memory_bytes)
         if used > limits.memory_bytes:
             return f"the notebook's processes took more than {limits.memory_bytes >> 20:,} MB"
 
 
-def memory_of(pid, enough):
-    """Bytes of memory that a process and all below it hold.
+def is_stopped_kernel(process):
+    """Whether a process is the kernel, and was sent SIGSTOP: nothing else would end its wait."""
+    try:
+        is_stopped = process.status() == psutil.STATUS_STOPPED
+        return is_stopped and "ipykernel_launcher" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def memory_of(processes, enough):
+    """Bytes of memory that processes hold.
 
     Pages that processes share are counted for each of them in a first look, and by their share
     where that comes to more than ``enough``.
     """
-    processes = descendants(pid)
     total = 0
     for one in processes:
         with contextlib.suppress(psutil.Error):
