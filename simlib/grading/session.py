@@ -189,7 +189,7 @@ def watch(process, limits):
         except subprocess.TimeoutExpired:
             pass
         if time.monotonic() > deadline:
-            return f"the notebook took longer than {limits.notebook_s:g} s"
+            return f"the notebook took longer than {limits.notebook_s:.0f} s"
         processes = descendants(process.pid)
         if any(map(is_stopped_kernel, processes)):
             return "the process that examines it was stopped"
