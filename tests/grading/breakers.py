@@ -7,6 +7,7 @@ Those of `CELLS` and `RANKS` end processes of the student's own and share a note
 from ground import HONEST, Case
 
 LIMITS = "broke the limits"
+OWN = "import simlib.grading.inside.shell as own\n"
 DEAF = "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 
 
@@ -28,11 +29,9 @@ CELLS = {
     "floods_natively": in_the_cell("import os\nwhile True: os.write(2, b'x' * 65_536)", "printed"),
     "closes_everything": in_the_cell("import os\nos.closerange(0, 4096)", "ended the process"),
     "asks_to_stop": in_the_cell("raise KeyboardInterrupt", "KeyboardInterrupt", "wrong"),
-    "is_no_json_any_more": in_the_cell(
-        "import simlib.grading.inside.shell as own\nown.dumps = lambda *a, **o: '[]'"
-    ),
+    "is_no_json_any_more": in_the_cell(OWN + "own.dumps = lambda *a, **o: '[]'"),
     "says_what_is_no_answer": in_the_cell(
-        "import simlib.grading.inside.shell as own\nown.dumps = lambda *a, **o: '{\"error\": null}'",
+        OWN + "own.dumps = lambda *a, **o: '{\"error\": null}'",
         status="wrong",
     ),
     "ends_the_shell_later": Case(
