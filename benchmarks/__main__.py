@@ -17,6 +17,7 @@ def main():
     from .collectives import collectives
     from .ddp import ddp
     from .diagnosing import diagnosing
+    from .grading import grading
     from .labs import redrawing
     from .loopback import loopback
     from .mpi import mpi
@@ -48,6 +49,7 @@ def main():
         "practice": lambda: practice(options.rounds),
         "scale": lambda: cost_model(options.rounds),
         "labs": redrawing,
+        "grading": lambda: grading(options.rounds),
         "browsing": lambda: browsing(options.rounds),
     }
     unknown = set(options.names) - set(tables)

@@ -15,6 +15,9 @@ import torch
 VARIABLE = "SIMLIB_GRADING"
 """Set in the environment of a kernel that must not trust its ranks."""
 
+SCRATCH = "/scratch"
+"""Where such a kernel keeps its files in the sandbox: a student's that fill /tmp are not in it."""
+
 DATA = {
     ("builtins", "set"),
     ("builtins", "frozenset"),

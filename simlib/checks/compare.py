@@ -2,41 +2,72 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 
 import torch
 
 SHOWN = 6  # elements of a tensor that a verdict prints
+DEEPEST, LONGEST = 20, 1000  # levels and values of a container
 
 
 def describe(value):
-    """A value as short text in Python's notation: at most a few elements of a tensor."""
+    """A value as short text in Python's notation: at most a few elements of a tensor.
+
+    Containers are written out to `DEEPEST` levels and `LONGEST` values in all.
+    """
+    return text_of(value, itertools.count(1), 0)
+
+
+def text_of(value, counted, depth):
+    """`describe`, with what has been written out so far and how deep we are."""
+    if next(counted) > LONGEST or depth > DEEPEST:
+        return "..."
+
+    def inside(items):
+        return ", ".join(
+            text_of(one, counted, depth + 1) for one in itertools.islice(items, LONGEST)
+        )
+
     if isinstance(value, torch.Tensor):
         return describe_tensor(value)
     if isinstance(value, tuple):
-        return "(" + ", ".join(map(describe, value)) + "," * (len(value) == 1) + ")"
+        return "(" + inside(value) + "," * (len(value) == 1) + ")"
     if isinstance(value, list):
-        return "[" + ", ".join(map(describe, value)) + "]"
+        return "[" + inside(value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {describe(one)}" for key, one in value.items()) + "}"
+        pairs = itertools.islice(value.items(), LONGEST)
+        return "{" + ", ".join(f"{inside([key])}: {inside([one])}" for key, one in pairs) + "}"
     if isinstance(value, float):
         return f"{value:g}"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # a number of too many digits
+        return f"a {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def describe_tensor(tensor):
     """A tensor as torch prints it, flat; its shape and dtype where they are not the usual ones."""
-    flat = tensor.detach().flatten().tolist()
-    numbers = [f"{x:g}" if isinstance(x, float) else str(x) for x in flat[:SHOWN]]
+    flat = first_of(tensor.detach(), SHOWN).tolist()
+    numbers = [f"{x:g}" if isinstance(x, float) else str(x) for x in flat]
     if tensor.is_floating_point():
         numbers = [text + "." * text.lstrip("-").isdigit() for text in numbers]
-    text = ", ".join(numbers + ["..."] * (len(flat) > SHOWN))
+    text = ", ".join(numbers + ["..."] * (tensor.numel() > SHOWN))
     if tensor.dim() == 0:
         return f"tensor({text})"
     if tensor.dtype not in (torch.float32, torch.int64):
         return f"tensor([{text}], dtype={dtype_name(tensor)})"
     return f"tensor([{text}])" + f" of shape {tuple(tensor.shape)}" * (tensor.dim() > 1)
+
+
+def first_of(tensor, number):
+    """The first elements of a tensor, flat; a copy of these only, however many there are."""
+    for dim in range(tensor.dim()):
+        below = math.prod(tensor.shape[dim + 1 :])
+        tensor = tensor.narrow(dim, 0, min(tensor.shape[dim], number // max(1, below) + 1))
+    return tensor.flatten()[:number]
 
 
 def first_unseen(got, want):
@@ -85,7 +116,10 @@ def difference(got, want):
         return None if got == want else f"has {describe(got)} where {want!r} is expected"
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         return f"has a {type(got).__name__} where a number is expected"
-    same = abs(got - want) <= 1e-5 * max(1, abs(want))
+    try:
+        same = abs(got - want) <= 1e-5 * max(1, abs(want))
+    except OverflowError:
+        same = False
     return None if same else "has the wrong value"
 
 

@@ -66,7 +66,7 @@ def record(exercise, seed, limits, isolate=True):
     for cell in cells:
         cell.metadata = {"tags": ["nbval-ignore-output"]}
     cells += [
-        code_cell(f"recorded {name}", f"examiner.recorded({name!r})") for name in exercise.questions
+        code_cell(f"recorded-{name}", f"examiner.recorded({name!r})") for name in exercise.questions
     ]
     limits = replace(limits, output_chars=RECORDED_CHARS)
     session = run_notebook(cells, limits, isolate)
@@ -84,5 +84,5 @@ def record(exercise, seed, limits, isolate=True):
             text = session.cells[cell.id].text
             if text != f"{cell.question}: right":
                 raise SolutionFails(f"{exercise.name}: the solution's check says: {text}")
-    recorded = {name: session.cells[f"recorded {name}"].text for name in exercise.questions}
+    recorded = {name: session.cells[f"recorded-{name}"].text for name in exercise.questions}
     return Expected(outputs, recorded)

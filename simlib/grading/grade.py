@@ -7,12 +7,12 @@ import re
 import time
 from dataclasses import asdict, dataclass, field
 
-from .session import code_cell, run_notebook
+from .runs import Runner, identity_of
+from .session import code_cell
 from .submission import Unreadable, parse
 from .transplant import GIVEN, WrongNotebook, transplant
 
 RIGHT, WRONG, LIMITS = "right", "wrong", "broke the limits"
-MOST_RUNS = 6
 LONGEST_REASON = 2000
 ANSI = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))")
 BEGIN = """\
@@ -141,46 +141,23 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
     except WrongNotebook as error:
         return without_points(exercise, "wrong notebook", str(error))
     result = NotebookResult(exercise.name, "graded", "", [], list(found.notes))
-    set_aside, cells = {}, {}
-    while result.runs < MOST_RUNS and is_left(found, set_aside):
-        part = found.without(set_aside)
-        session = run_notebook(cells_of(part, exercise, expected, seed, limits), limits, isolate)
-        result.runs += 1
-        cells = session.cells
-        culprit, why = culprit_of(part, session)
-        if culprit is None:
-            if why:
-                result.notes.append(why)
-            break
-        set_aside[culprit] = why
-        if culprit not in exercise.questions:
-            first = culprit.source.strip().partition("\n")[0][:60]
-            result.notes.append(f"a cell of the student's own ({clean(first)}) was left out: {why}")
+    runner = Runner(lambda part: cells_of(part, exercise, expected, seed, limits), limits, isolate)
+    runs = runner.run(found)
+    result.runs = runs.number
+    result.notes += map(clean, runs.notes)
     for question in exercise.questions.values():
-        one = judge(question, exercise, found, cells, set_aside, expected)
+        one = judge(question, exercise, found, runs.cells, runs.set_aside, expected)
         result.questions.append(one)
     result.seconds = round(time.monotonic() - begun, 2)
     return result
 
 
-def is_left(found, set_aside):
-    """Whether an answer is left to be run."""
-    return any(found.found[name] == GIVEN for name in found.found if name not in set_aside)
-
-
-def ids_of(found):
-    """The ids that the cells of each step have in the notebook to run."""
-    return [
-        step.cell.id if step.cell else f"helper-{number}" for number, step in enumerate(found.steps)
-    ]
-
-
 def cells_of(found, exercise, expected, seed, limits):
     """The cells of the notebook to run."""
     cells = [code_cell("examiner", BEGIN.format(limit=limits.answer_s))]
-    for step, identity in zip(found.steps, ids_of(found), strict=True):
+    for number, step in enumerate(found.steps):
         if step.kind == "helper":
-            cells.append(code_cell(identity, f"examiner.helper({step.source!a})"))
+            cells.append(code_cell(identity_of(number, step), f"examiner.helper({step.source!a})"))
         elif step.kind == "answer":
             call = f"examiner.answer({step.cell.question!r}, {step.source!a})"
             recorded = expected.recorded.get(step.cell.question)
@@ -201,23 +178,6 @@ def seeded(cell, seed):
     if cell.role != "hidden":
         return cell.source
     return re.sub(r"^seed = \d+$", f"seed = {seed}", cell.source, count=1, flags=re.MULTILINE)
-
-
-def culprit_of(found, session):
-    """``(culprit, why)`` where the kernel was ended: a question's name, or a helper's step.
-
-    ``(None, why)`` where nobody is to blame; ``why`` may be empty.
-    """
-    for step, identity in zip(found.steps, ids_of(found), strict=True):
-        culprit = step.cell.question if step.cell else step
-        result = session.cells.get(identity)
-        if culprit is None:
-            continue
-        if result is None:
-            return culprit, session.ended or "its code ended the process that examines it"
-        if result.word == "gone":
-            return culprit, session.ended or result.error
-    return None, session.ended
 
 
 def judge(question, exercise, found, cells, set_aside, expected):

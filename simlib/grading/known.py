@@ -54,13 +54,13 @@ def outputs_of(sources, exercise, question, expected, seed, limits, isolate):
         ]
         part = Transplant(steps, {question: GIVEN}, [])
         for cell in cells_of(part, exercise, expected, seed, limits)[1:]:
-            cell.id = f"{cell.id} {number}"
+            cell.id = f"{cell.id}-{number}"
             cells.append(cell)
     found = run_notebook(cells, limits, isolate).cells
     checks = [c.id for c in asked if c.role in ("check", "hidden")]
     signatures = {}
     for number, words in enumerate(sources):
-        results = {one: found.get(f"{one} {number}") for one in checks}
+        results = {one: found.get(f"{one}-{number}") for one in checks}
         if all(results.values()):
             texts = {one: clean(result.text) for one, result in results.items()}
             signatures[words] = signature(texts)

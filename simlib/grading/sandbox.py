@@ -14,7 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..plain import VARIABLE
+from ..plain import SCRATCH, VARIABLE
+from .syscalls import seccomp_filter
 
 COURSE = "/course"
 """Where simlib lies inside."""
@@ -108,19 +109,28 @@ def sandboxed(command, run_folder, uid, limits):
     ----------
     command : list of str
     run_folder : Path
-        The only folder of the machine that can be written to from inside.
+        The only folder of the machine that can be written to from inside, until it is removed.
     uid : int
         The user to run as, see `own_user`.
     limits : Limits
     """
     is_root = os.geteuid() == 0
-    words = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    words = [
+        *with_filter(run_folder.parent),
+        "bwrap",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+    ]
     words += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
     words += ["--hostname", "grading"]
+    if seccomp_filter():
+        words += ["--seccomp", "9"]
     if not is_root:
         words += ["--unshare-user", "--disable-userns"]
     words += ["--proc", "/proc", "--dev", "/dev"]
-    for place in ("/dev/shm", "/tmp", FONTS, "/home/student"):
+    for place in ("/dev/shm", "/tmp", FONTS, "/home/student", SCRATCH):
         words += ["--perms", "1777", "--size", str(limits.scratch_bytes), "--tmpfs", place]
     words += system_files()
     simlib = str(Path(__file__).resolve().parent.parent)
@@ -145,6 +155,16 @@ def sandboxed(command, run_folder, uid, limits):
         "--",
     ]
     return words + list(command)
+
+
+def with_filter(folder):
+    """Words before bwrap's that open the filter of system calls as descriptor 9."""
+    found = seccomp_filter()
+    if found is None:
+        return []
+    file = folder / "syscalls"
+    file.write_bytes(found)
+    return ["sh", "-c", 'exec "$@" 9<"$0"', str(file)]
 
 
 def bound(way, source, place):

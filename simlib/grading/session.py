@@ -106,7 +106,13 @@ def run_notebook(cells, limits, isolate=True):
     Returns
     -------
     Session
+
+    Raises
+    ------
+    CannotIsolate
+        It would run with rights that it must not have.
     """
+    sandbox.check_can_isolate(no_sandbox=not isolate)
     notebook = nbformat.from_dict(
         {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": list(cells)}
     )
@@ -122,7 +128,7 @@ def run_notebook(cells, limits, isolate=True):
 def _run_in(folder, notebook, limits, isolate, uid, begun):
     run, home = folder / "run", folder / "home"
     run.mkdir()
-    home.mkdir()
+    home.mkdir(mode=0o700)
     folder.chmod(0o711)
     if os.geteuid() == 0:
         os.chown(run, uid, uid)
@@ -140,6 +146,7 @@ def _run_in(folder, notebook, limits, isolate, uid, begun):
         "GRADING_UID": str(uid),
         "GRADING_RESULTS": str(home / "results"),
         "GRADING_OUTPUT": str(limits.output_chars),
+        "GRADING_PARENT": str(os.getpid()),
     }
     if isolate:
         kernel = sandbox.sandboxed(kernel, run, uid, limits)
@@ -182,19 +189,30 @@ def watch(process, limits):
         except subprocess.TimeoutExpired:
             pass
         if time.monotonic() > deadline:
-            return f"the notebook took longer than {limits.notebook_s:g} s"
-        used = memory_of(process.pid, limits.memory_bytes)
+            return f"the notebook took longer than {limits.notebook_s:.0f} s"
+        processes = descendants(process.pid)
+        if any(map(is_stopped_kernel, processes)):
+            return "the process that examines it was stopped"
+        used = memory_of(processes, limits.memory_bytes)
         if used > limits.memory_bytes:
             return f"the notebook's processes took more than {limits.memory_bytes >> 20:,} MB"
 
 
-def memory_of(pid, enough):
-    """Bytes of memory that a process and all below it hold.
+def is_stopped_kernel(process):
+    """Whether a process is the kernel, and was sent SIGSTOP: nothing else would end its wait."""
+    try:
+        is_stopped = process.status() == psutil.STATUS_STOPPED
+        return is_stopped and "ipykernel_launcher" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def memory_of(processes, enough):
+    """Bytes of memory that processes hold.
 
     Pages that processes share are counted for each of them in a first look, and by their share
     where that comes to more than ``enough``.
     """
-    processes = descendants(pid)
     total = 0
     for one in processes:
         with contextlib.suppress(psutil.Error):

@@ -176,7 +176,7 @@ def flush():
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (ValueError, OSError):  # closed by the learner
+        except (AttributeError, ValueError, OSError):  # closed by the learner, or exchanged
             pass
 
 

@@ -17,8 +17,10 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import time
 
+from ...plain import SCRATCH
 from ...processes.launch import RANK_NAME, server_context, uninterrupted
 from ...processes.world import travelling
 from .graded import Graded
@@ -48,6 +50,8 @@ class Examiner:
 
     def __init__(self, namespace, cell_limit_s=20):
         close_to_others()
+        if os.path.isdir(SCRATCH):
+            tempfile.tempdir = SCRATCH
         self._namespace = namespace
         self._cell_limit_s = cell_limit_s
         self._graded = Graded()
@@ -61,28 +65,39 @@ class Examiner:
         """Run a pristine cell in the student's shell, too; and use our own `check` here."""
         self._namespace.update(self._graded.names())
         self._run({"source": source})
-        self._ran.append(source)
+        self._ran.append((None, source))
 
     def helper(self, source):
         """Run a cell of the student's own."""
         answer = self._run({"source": source})
         if answer["error"] is None:
-            self._ran.append(source)
+            self._ran.append((None, source))
         print(json.dumps(answer))
 
     def answer(self, question, source):
         """Run the cell that answers a question, and put its function where the checks look."""
-        answer = self._run({"source": source, "function": question})
-        payload, parameters = answer.pop("payload", None), answer.pop("parameters", None)
-        submitted = None
-        if answer["error"] is None:
-            self._ran.append(source)
-            try:
-                submitted = Submitted(question, base64.b64decode(payload), parameters)
-            except (KeyError, TypeError, ValueError):
-                answer["error"] = "The function's parameters cannot be read."
+        answer, submitted = self._submitted(question, source)
+        if answer["error"] is not None and any(asked for asked, _ in self._ran):
+            # Perhaps an earlier answer has spoilt the shell for this one.
+            self._end_shell()
+            alone, submitted = self._submitted(question, source, beside_others=False)
+            answer = answer if submitted is None else alone
+            self._end_shell()
+        if submitted is not None:
+            self._ran.append((question, source))
         self._namespace[question] = submitted
         print(json.dumps(answer))
+
+    def _submitted(self, question, source, beside_others=True):
+        """What came of an answer's cell, and the `Submitted`; None where it did not run."""
+        answer = self._run({"source": source, "function": question}, beside_others)
+        payload, parameters = answer.pop("payload", None), answer.pop("parameters", None)
+        if answer["error"] is not None:
+            return answer, None
+        try:
+            return answer, Submitted(question, base64.b64decode(payload), parameters)
+        except (KeyError, TypeError, ValueError):
+            return answer | {"error": "The function's parameters cannot be read."}, None
 
     def expect(self, question, recorded):
         """What hidden cells of a question are to give; see `Graded.expect`."""
@@ -92,16 +107,14 @@ class Examiner:
         """Print what hidden cells of a question gave, for `expect` in another run."""
         print(self._graded.recorded(question))
 
-    def _run(self, request):
+    def _run(self, request, beside_others=True):
         """The shell's answer, with what was printed; an error where there is none."""
         try:
             if self._shell is None:
-                self._shell = self._new_shell()
+                self._shell = self._new_shell(beside_others)
             answer, output = self._shell.ask(request, self._cell_limit_s)
         except ShellEnded as error:
-            if self._shell is not None:
-                self._shell.close()
-                self._shell = None
+            self._end_shell()
             return {"error": str(error), "ended": True, "output": ""}
         name, number = answer.pop("file", None), answer.pop("number", None)
         if isinstance(name, str) and isinstance(number, int):
@@ -110,12 +123,23 @@ class Examiner:
             self._cells.add(name, number)
         return answer | {"output": output}
 
-    def _new_shell(self):
-        """A shell in which all that has run well until now has run."""
+    def _new_shell(self, beside_others):
+        """A shell in which all that has run well until now has run, or all but the answers."""
         shell = Shell()
-        for source in self._ran:
-            shell.ask({"source": source}, self._cell_limit_s)
+        try:
+            for question, source in self._ran:
+                if beside_others or question is None:
+                    shell.ask({"source": source}, self._cell_limit_s)
+        except ShellEnded:
+            shell.close()
+            raise
         return shell
+
+    def _end_shell(self):
+        """End the shell, if there is one; the next cell gets a new one."""
+        if self._shell is not None:
+            self._shell.close()
+        self._shell = None
 
 
 class Shell:

@@ -1,0 +1,106 @@
+"""What the tests of grading share: a sandbox, the ground, and a host that is looked at after."""
+
+import os
+import socket
+
+import psutil
+import pytest
+from ground import LIMITS, SEED, Ground
+
+from simlib.grading import sandbox
+from simlib.grading.expected import record
+from simlib.grading.grade import grade
+
+MARKER = "98765.4321"
+"""Seconds that processes sleep which answers leave behind."""
+
+
+@pytest.fixture(scope="session")
+def isolated(needs_system):
+    """Skip where there is no bubblewrap."""
+    needs_system("bubblewrap", "bwrap")
+    needs_system("util-linux", "setpriv")
+    if sandbox.why_not():
+        pytest.skip(sandbox.why_not())
+
+
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory):
+    """The exercise that hostile answers are put into."""
+    return Ground(tmp_path_factory.mktemp("ground"), size=24, limit_s=20)
+
+
+@pytest.fixture(scope="session")
+def expected(isolated, ground):
+    """What its solution gives."""
+    return record(ground.exercise, SEED, LIMITS)
+
+
+class Host:
+    """Things of the host that a submission must not reach; `check` holds that none did."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.chmod(0o777)
+        (folder / "secret").write_text("CANARY")
+        (folder / "secret").chmod(0o666)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server.setblocking(False)
+        self.port = self._server.getsockname()[1]
+        self._local = socket.socket(socket.AF_UNIX)
+        self._local.bind(f"\0simlib-canary-{self.port}")
+        self._local.listen()
+        self._local.setblocking(False)
+
+    def adapted(self, source):
+        """A source that knows where these things are."""
+        return source.replace("PORT", str(self.port)).replace("CANARY", str(self.folder))
+
+    def check(self):
+        """Nobody came, nothing changed, nobody stayed."""
+        for server in (self._server, self._local):
+            with pytest.raises(BlockingIOError):
+                server.accept()
+        assert [one.name for one in self.folder.iterdir()] == ["secret"]
+        assert (self.folder / "secret").read_text() == "CANARY"
+        assert not [one for one in psutil.process_iter(["cmdline"]) if left(one)]
+
+    def close(self):
+        """Close the sockets."""
+        self._server.close()
+        self._local.close()
+
+
+def left(process):
+    """Whether a process is one that an answer has left behind."""
+    return MARKER in (process.info["cmdline"] or ())
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """A `Host`; it is checked at the end of the test."""
+    monkeypatch.setitem(os.environ, "GRADER_SECRET", "CANARY")
+    found = Host(tmp_path)
+    yield found
+    found.check()
+    found.close()
+
+
+@pytest.fixture
+def grade_cases(ground, expected, host):
+    """``grade_cases({name: Case})``: graded in one notebook, and compared with what is to come."""
+
+    def grade_them(cases, limits=LIMITS, helpers=()):
+        assert len(cases) <= len(ground.names)
+        sources = [host.adapted(case.source) for case in cases.values()]
+        result = grade(ground.bytes(sources, helpers), ground.exercise, expected, SEED, limits)
+        wrong = {}
+        for (name, case), one in zip(cases.items(), result.questions, strict=False):
+            said = f"{one.reason}\n{one.got}"
+            as_it_should = one.points == case.points and case.status in ("", one.status)
+            if not as_it_should or case.words not in said or "\x1b" in said:
+                wrong[name] = f"{one.points} {one.status}: {said}"
+        assert not wrong
+        return result
+
+    return grade_them

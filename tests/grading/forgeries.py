@@ -1,0 +1,39 @@
+"""What a rank can still forge: answers that earn a point which they should not have.
+
+They are listed in DESIGN.md ("Grading"). A rank writes its own record, and nobody else saw what it
+did. When one of these fails its test, the grader has become better: move it to the cheats.
+"""
+
+from ground import HONEST, right
+
+IDLE = HONEST.replace("return total", "return sum_of_all(rank, x)")
+"""Communicates as it should, and takes the value from elsewhere."""
+
+ALL = {
+    "values_by_files_beside_idle_messages": right(
+        "def NAME(rank, world_size, x):\n"
+        "    torch.save(x, f'/dev/shm/forged-{rank}')\n"
+        "    dist.all_reduce(torch.zeros(3))\n"
+        "    return x + torch.load(f'/dev/shm/forged-{1 - rank}')\n"
+    ),
+    "hidden_inputs_made_anew_from_their_seed": right(
+        "def sum_of_all(rank, x):\n"
+        "    def made(seed, rank):\n"
+        "        return torch.randn(3, generator=torch.Generator().manual_seed(seed + rank))\n"
+        "    for seed in range(200):\n"
+        "        if torch.equal(made(seed, rank), x):\n"
+        "            return made(seed, 0) + made(seed, 1)\n"
+        "    return torch.tensor([1.0, 3.0, 5.0])\n"
+        + IDLE.replace("total = x.clone()", "total = torch.zeros(3)")
+    ),
+    "fewer_bytes_in_the_record_than_are_sent": right(
+        "def NAME(rank, world_size, x):\n"
+        "    from simlib.oplog import OpLogWriter\n"
+        "    post = OpLogWriter.post\n"
+        "    OpLogWriter.post = lambda *call: post(*call[:-1], 12)\n"
+        "    total = torch.cat([x] * 1000)\n"
+        "    dist.all_reduce(total)\n"
+        "    OpLogWriter.post = post\n"
+        "    return total[:3].clone()\n"
+    ),
+}

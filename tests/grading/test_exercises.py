@@ -1,0 +1,61 @@
+"""All exercises there are: solutions get full points, stubs none, a wrong answer costs its own."""
+
+import pytest
+from ground import LIMITS, SEED
+from known_wrong import mixed, wrong_sources
+from notebooks_made import SOURCES, content, notebook, solved
+
+from simlib.grading.exercise import read_exercise
+from simlib.grading.expected import Expected, record
+from simlib.grading.grade import grade
+
+EXERCISES = {path.stem: read_exercise(path) for path in sorted(SOURCES.glob("[0-9]*.py"))}
+MIXED = [
+    pytest.param(name, number, parity, id=f"{name[:2]}-{number}-{parity}")
+    for name, exercise in EXERCISES.items()
+    for number in range(max(map(len, wrong_sources(exercise).values())))
+    for parity in (0, 1)
+]
+
+
+@pytest.fixture(scope="module")
+def expected_of(isolated):
+    """``expected_of(exercise)``: what its solution gives; it is run once."""
+    known = {}
+
+    def find(exercise):
+        if exercise.name not in known:
+            known[exercise.name] = record(exercise, SEED, LIMITS)
+        return known[exercise.name]
+
+    return find
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_what_was_handed_out_is_not_attempted(name):
+    exercise = EXERCISES[name]
+    result = grade(content(notebook(exercise)), exercise, Expected({}, {}), SEED, LIMITS)
+    assert (result.points, result.of, result.runs) == (0, exercise.points, 0)
+    assert {one.status for one in result.questions} == {"not attempted"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EXERCISES)
+def test_solution_gets_full_points(name, expected_of):
+    exercise = EXERCISES[name]
+    result = grade(content(solved(exercise)), exercise, expected_of(exercise), SEED, LIMITS)
+    assert not [one for one in result.questions if one.status != "right"]
+    assert (result.points, result.runs) == (exercise.points, 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name, number, parity", MIXED)
+def test_a_wrong_answer_loses_its_question_only(name, number, parity, expected_of):
+    exercise = EXERCISES[name]
+    answers = mixed(exercise, number, parity)
+    made = content(notebook(exercise, answers))
+    result = grade(made, exercise, expected_of(exercise), SEED, LIMITS)
+    got = {one.question: (one.points, one.status, one.reason) for one in result.questions}
+    for question, source in answers.items():
+        points = exercise.questions[question].points if source is True else 0
+        assert got[question][0] == points, (question, got[question])
