@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "authoring")]
 
 from build import execute, isolate_kernels, with_neutral_places  # noqa: E402
-from source import read_source  # noqa: E402
 
+from simlib.grading.source import read_source  # noqa: E402
 from simlib.practice import PracticeCluster  # noqa: E402
 
 RECORDED = ROOT / "notebooks" / "recorded"
