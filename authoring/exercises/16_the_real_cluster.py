@@ -125,7 +125,20 @@ verdict
 # </details>
 
 # %% role="hidden" question="who_am_i"
-print(measure(who_am_i, environments))
+seed = 1
+
+
+def launched(rank, world_size):
+    """Other launchers and numbers; in one world another size is said to one rank."""
+    mine = (rank + seed) % world_size
+    words = list(WORDS.values())[(seed + world_size) % len(WORDS)]
+    batch = dict(zip(WORDS["slurm"], ("0", "1", "0"), strict=True))
+    environ = batch | dict(zip(words, map(str, (mine, world_size, mine % 2)), strict=True))
+    is_mixed = world_size == 2 + seed % 4 and rank == seed % world_size
+    return environ, world_size + int(is_mixed)
+
+
+print(measure(who_am_i, launched))
 
 # %% [markdown]
 # ## 2. Another host's clock (★★, 20 minutes, 3 points)
@@ -238,7 +251,24 @@ verdict
 # </details>
 
 # %% role="hidden" question="clock_offset"
-print(measure(clock_offset, stamps_of))
+seed = 1
+
+
+def stamped(rank, world_size):
+    """Five trips with each rank, no two of them under way for the same time."""
+    numbers = torch.Generator().manual_seed(seed)
+    trips = torch.randint(1, 50, (world_size, 5, 3), generator=numbers).double()
+    ahead = torch.randint(-900, 900, (world_size, 1), generator=numbers).double()
+    there, held, back = trips.unbind(-1)
+    there += torch.arange(5) / 8
+    sent = (200.0 * torch.arange(5)).expand(world_size, 5)
+    came = sent + there + ahead
+    if rank:
+        return (torch.stack([came, came + held], dim=-1)[rank].clone(),)
+    return (torch.stack([sent, sent + there + held + back], dim=-1).double(),)
+
+
+print(measure(clock_offset, stamped))
 
 # %% [markdown]
 # ## 3. As slow as its slowest link (★★★, 20 minutes, 3 points)
@@ -339,4 +369,15 @@ verdict
 # </details>
 
 # %% role="hidden" question="ring_ms"
-print(measure(ring_ms, measured))
+seed = 1
+
+
+def other_links(rank, world_size):
+    numbers = torch.Generator().manual_seed(seed)
+    latencies_ms, rates = torch.randint(1, 60, (2, world_size), generator=numbers).tolist()
+    latency_ms, ms_per_byte = latencies_ms[rank], rates[rank] * 1e-6
+    points = [(k, latency_ms + k * ms_per_byte) for k in (2000, 50_000, 400_000)]
+    return points, 100_000 * (1 + seed % 9)
+
+
+print(measure(ring_ms, other_links))
