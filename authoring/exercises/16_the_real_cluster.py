@@ -2,7 +2,7 @@
 # # Exercises 16: the real cluster
 #
 # Three tasks that go with [lesson 16](../notebooks/16_the_real_cluster.ipynb), and none of them needs a
-# cluster: your functions are called on worlds of 1 to 5 ranks of this machine, and given what a
+# cluster: your functions are called on worlds of 1 to 6 ranks of this machine, and given what a
 # cluster would have told them. A check looks at the value on every rank, and at every message and
 # collective. The outputs stored below the checks are those of a good answer; they change when you run
 # the check. Stuck? Each task has folded hints, from gentle to strong.
@@ -19,13 +19,14 @@ from simlib.checks import check, collective_nbytes, collectives, measure, messag
 # `environ` is a process's environment under MPICH, Open MPI, Slurm or torchrun. Return `(rank, world size,
 # rank on its node)` as the launcher says: three ints (not *our* `rank`, which has another order). Under
 # Slurm's `sbatch`, `mpiexec` and `torchrun` leave the batch script's `SLURM_` variables standing.
-# `mpi_size` is what the MPI library says. If it differs from the launcher's size on **any** rank, **all**
-# return None. At most one collective, 8 bytes from each rank.
+# `mpi_size` is what the MPI library says. If it differs from the launcher's size, the MPI is *mixed*: the
+# launcher of one MPI, the library of another (lesson 01). If it is mixed on **any** rank, **all** return
+# None. At most one collective, 8 bytes from each rank.
 
 
 # %% role="answer" question="who_am_i" points=3
 def who_am_i(rank, world_size, environ, mpi_size):
-    """Return (rank, world size, rank on its node) by environ, or None where a rank sees a mixed MPI.
+    """Return (rank, world size, rank on its node), or None on every rank if any sees a mixed MPI.
 
     environ is a dict of strings; mpi_size is an int.
     """
@@ -53,14 +54,19 @@ WORDS = {
 }
 
 
+LAUNCHERS = ["mpich", "open_mpi", "slurm", "mpich", "torchrun", "open_mpi"]  # by world size
+MIXED = {4: (2, 1), 6: (1, 12)}  # world size: a rank, and the size that its MPI library says
+
+
 def environments(rank, world_size):
-    """Two ranks on a node, numbered from our last one; at world size 4 one of them has another MPI."""
-    launcher = ["slurm", "mpich", "open_mpi", "slurm", "mpich", "torchrun"][world_size]
+    """Ranks are numbered from our last one; odd worlds are dealt out to two nodes like cards."""
     mine = world_size - 1 - rank
     batch = dict(zip(WORDS["slurm"], ("0", "1", "0"), strict=True))  # the batch script's own
-    numbers = (mine, world_size, mine % 2)
-    environ = batch | dict(zip(WORDS[launcher], map(str, numbers), strict=True))
-    return environ, 1 if (rank, world_size) == (2, 4) else world_size
+    numbers = (mine, world_size, mine // 2 if world_size % 2 else mine % 2)
+    words = WORDS[LAUNCHERS[world_size - 1]]
+    environ = batch | dict(zip(words, map(str, numbers), strict=True))
+    mixed_rank, mixed_size = MIXED.get(world_size, (None, None))
+    return environ, mixed_size if rank == mixed_rank else world_size
 
 
 def told(environ):
@@ -81,6 +87,12 @@ def of_batch(environs, sizes):
     return [tuple(int(environ[name]) for name in WORDS["slurm"]) for environ in environs]
 
 
+def refused_by_batch(environs, sizes):
+    of_ranks = of_batch(environs, sizes)
+    mixed = any(place[1] != size for place, size in zip(of_ranks, sizes, strict=True))
+    return [None if mixed else place for place in of_ranks]
+
+
 def alone(environs, sizes):
     by_rank = [told(environ) for environ in environs]
     return [p if p[1] == size else None for p, size in zip(by_rank, sizes, strict=True)]
@@ -96,11 +108,19 @@ verdict = check(
     collective_nbytes(lambda environs, sizes: 8),
     mistakes={
         "These are the batch script's words: other launchers leave them standing.": of_batch,
+        "These are the batch script's words, and by them the sizes differ.": refused_by_batch,
         "Only the rank that sees the other MPI refuses; the others would wait for it.": alone,
         "That is our rank, not the one that the launcher gave.": lambda environs, sizes: [
             (rank, *told(environ)[1:]) for rank, environ in enumerate(environs)
         ],
+        "One rank's MPI says another size, and nobody refuses: smaller or larger, it is mixed.": (
+            lambda environs, sizes: [told(environ) for environ in environs]
+        ),
+        "Nodes do not always hold two neighbours: the launcher says the rank on the node.": (
+            lambda environs, sizes: [(r, n, r % 2) for r, n, _ in map(told, environs)]
+        ),
     },
+    worlds=(1, 2, 3, 4, 5, 6),
     points=3,
 )
 verdict
@@ -180,7 +200,7 @@ def stamps_of(rank, world_size):
     def both(other):
         ahead = (10.0 * other + 3) * (1 if other % 2 else -1)
         rows = []
-        for number, (there, back, held) in enumerate(TRIPS):
+        for number, (there, back, held) in enumerate(TRIPS[other:] + TRIPS[:other]):
             sent = 100.0 * number + other
             came = sent + there + ahead
             rows.append((sent, sent + there + held + back, came, came + held))
@@ -225,6 +245,9 @@ verdict = check(
         ),
         "Which trip is the shortest? What the other rank held it for is not under way.": by(
             lambda offset, way, whole: (offset[whole.argmin()], way[whole.argmin()] / 2)
+        ),
+        "That is trip 1 with every rank: each has a shortest trip of its own.": by(
+            lambda offset, way, whole: (offset[1], way[1] / 2)
         ),
     },
     points=3,
@@ -296,7 +319,7 @@ def ring_ms(rank, world_size, points, nbytes):
 
 
 # %% role="check" question="ring_ms" points=3
-LINKS = [(1.0, 1e-5), (40.0, 1e-6), (2.0, 8e-5), (5.0, 2e-5), (60.0, 4e-6)]  # ms, ms per byte
+LINKS = [(1.0, 1e-5), (40.0, 1e-6), (2.0, 2e-4), (5.0, 2e-5), (60.0, 4e-6)]  # ms, ms per byte
 NBYTES = 1_200_000
 
 
@@ -344,6 +367,23 @@ verdict = check(
                     * (max(L for L, _ in LINKS[:n]) + NBYTES / n * max(s for _, s in LINKS[:n]))
                 )
             )
+        ),
+        "The greatest latency is not the slowest step: it depends on the chunk.": everywhere(
+            lambda lists, n: (
+                2 * (n - 1) * steps_ms(lists, n)[max(range(n), key=lambda r: LINKS[r][0])]
+            )
+        ),
+        "The smallest message still has its bytes: the latency is what is left at 0 bytes.": (
+            everywhere(
+                lambda lists, n: (
+                    2
+                    * (n - 1)
+                    * max(p[0][1] + NBYTES / n * LINKS[r][1] for r, p in enumerate(lists))
+                )
+            )
+        ),
+        "Each step also pays the latency.": everywhere(
+            lambda lists, n: 2 * (n - 1) * max(NBYTES / n * slope for _, slope in LINKS[:n])
         ),
     },
     points=3,

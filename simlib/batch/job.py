@@ -220,7 +220,9 @@ class Job:
         return "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
 
     def _launcher_failed(self, watch, state):
-        sentence, line = cause_in(self._launcher_said() + self._queue.words(), self._about["hosts"])
+        sentence, line = cause_in(
+            self._launcher_said() + self._queue.words(), self._about.get("hosts", ())
+        )
         if shutil.disk_usage(self.path).free < FULL_BYTES:
             sentence = "the filesystem of its folder is full: make room, or name another by folder="
         sentence = sentence or state.get("words")

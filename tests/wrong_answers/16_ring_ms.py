@@ -48,6 +48,22 @@ def worst_of_both(rank, world_size, points, nbytes):
     return 2 * (world_size - 1) * (latency + nbytes / world_size * slope)
 
 
+def greatest_latency(rank, world_size, points, nbytes):
+    lines = [torch.zeros(2) for _ in range(world_size)]  # float32: 8 bytes
+    dist.all_gather(lines, torch.tensor(line(points), dtype=torch.float32))
+    latency, slope = max(one.tolist() for one in lines)
+    return 2 * (world_size - 1) * (latency + nbytes / world_size * slope)
+
+
+def smallest_message(rank, world_size, points, nbytes):
+    step_ms = points[0][1] + nbytes / world_size * line(points)[1]
+    return 2 * (world_size - 1) * over_ranks(step_ms)
+
+
+def no_latency(rank, world_size, points, nbytes):
+    return 2 * (world_size - 1) * over_ranks(nbytes / world_size * line(points)[1])
+
+
 def in_two_collectives(rank, world_size, points, nbytes):
     over_ranks(line(points)[0])
     return 2 * (world_size - 1) * over_ranks(step(points, nbytes / world_size))
@@ -66,6 +82,9 @@ WRONG = {
     half_the_steps: "as many more hand the sums round",
     mean_link: "That is the mean link",
     worst_of_both: "no chunk pays both",
+    greatest_latency: "The greatest latency is not the slowest step",
+    smallest_message: "The smallest message still has its bytes",
+    no_latency: "Each step also pays the latency",
     in_two_collectives: "What a rank can work out alone need not be sent",
     both_numbers_of_all: "A link comes down to one number here",
 }

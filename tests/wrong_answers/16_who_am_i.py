@@ -26,6 +26,22 @@ def slurm_first(rank, world_size, environ, mpi_size):
     return place if all_well(True) else None
 
 
+def slurm_first_and_refuses(rank, world_size, environ, mpi_size):
+    place = place_by(environ, (SLURM, MPICH, OPEN_MPI, TORCHRUN))
+    return place if all_well(place[1] == mpi_size) else None
+
+
+def two_neighbours_on_a_node(rank, world_size, environ, mpi_size):
+    place = place_by(environ)
+    return (*place[:2], place[0] % 2) if all_well(place[1] == mpi_size) else None
+
+
+def least_size(rank, world_size, environ, mpi_size):
+    place, least = place_by(environ), torch.tensor([mpi_size])
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return place if least.item() == place[1] else None
+
+
 def refuses_alone(rank, world_size, environ, mpi_size):
     place = place_by(environ)
     return place if place[1] == mpi_size else None
@@ -62,7 +78,10 @@ def everybody_brings_all(rank, world_size, environ, mpi_size):
 
 
 WRONG = {
-    slurm_first: "the batch script's words",
+    slurm_first: "These are the batch script's words: other launchers",
+    slurm_first_and_refuses: "by them the sizes differ",
+    two_neighbours_on_a_node: "Nodes do not always hold two neighbours",
+    least_size: "smaller or larger, it is mixed",
     refuses_alone: "Only the rank that sees the other MPI refuses",
     our_rank: "That is our rank, not the one that the launcher gave",
     as_strings: "has a str where a number is expected",
