@@ -489,7 +489,7 @@ plt.show()
 # So the sentence to hand in with a plan is not "the model is right", but: *for tensors of 64 kB and more it is right
 # to 5 % for torch's all_reduce, and to a factor of 1.7 for our own ring; below, latency must be measured with as many
 # ranks as will run.* (Recorded a second time, torch's was off by up to 10 %: a range wants more than one run.)
-# A prediction with a stated range can be wrong. That is what makes it worth something.
+# A range can be wrong: that makes it worth something.
 #
 # ## What goes wrong, and how it is told
 #
