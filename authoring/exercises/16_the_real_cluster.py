@@ -17,11 +17,9 @@ from simlib.checks import check, collective_nbytes, collectives, measure, messag
 # ## 1. Who am I, and do all agree? (★★, 15 minutes, 3 points)
 #
 # `environ` is a process's environment under MPICH, Open MPI, Slurm or torchrun. Return `(rank, world size,
-# rank on its node)` as the launcher says: three ints (not *our* `rank`, which has another order). Under
-# Slurm's `sbatch`, `mpiexec` and `torchrun` leave the batch script's `SLURM_` variables standing.
-# `mpi_size` is what the MPI library says. If it differs from the launcher's size, the MPI is *mixed*: the
-# launcher of one MPI, the library of another (lesson 01). If it is mixed on **any** rank, **all** return
-# None. At most one collective, 8 bytes from each rank.
+# rank on its node)` as the launcher says (*our* `rank` differs). Under `sbatch` the batch script's `SLURM_` words are left standing.
+# `mpi_size` is the MPI library's. If sizes differ on **any** rank, the MPI is *mixed* (the launcher of one MPI,
+# the library of another, lesson 01): **all** return None. At most one collective, 8 bytes from each rank.
 
 
 # %% role="answer" question="who_am_i" points=3

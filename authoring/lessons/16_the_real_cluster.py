@@ -87,9 +87,9 @@ print(results, "the same as by run:", results == simlib.run(main, 2).results)
 #    openssh-server slurm-wlm munge`; `sudo` finds another Python, so give it yours: `sudo $(which python) -m
 #    simlib ...`. `... practice down` removes everything.
 # 3. Neither: **recorded** jobs. They were run on such a practice cluster of four nodes, on a machine with 2
-#    cores, and are read by the same code (`recorded/README.md` says how they were made).
+#    cores, and are read by the same code .
 #
-# The section on Slurm asks the Slurm of this machine, if it answers, with or without hosts. When a
+# The section on Slurm uses this machine's Slurm, if any. When a
 # cluster has come up, run the notebook again from the top. (You need not read the next two cells.)
 
 
@@ -169,10 +169,9 @@ print(report)
 
 # %% [markdown]
 # One line is wrong, and it says what to do. All that depends on it is *not asked*: a fault has one line, not
-# ten. On the real hosts all is well.
+# ten.
 #
-# 100 Mbit/s are 12.5 million bytes per second, and some of them are the headers of TCP. (The latencies say
-# how quickly processes on two busy cores wake up; your hosts have processors of their own.)
+# 100 Mbit/s are 12.5 million bytes per second, and some of them are the headers of TCP.
 #
 # ## The line this course began with
 #
@@ -227,7 +226,7 @@ for name, where in {
 # %% [markdown]
 # The count per node decides who are neighbours. With 2 on each, ranks 0 and 1 share a host, and half of
 # a ring's messages never see the network. With 1 the ranks are dealt out like cards, and *every* message of
-# the ring goes through a cable. The program is the same, the sums too; the time is not (lesson 05).
+# the ring goes through a cable.
 # In `simlib` it is `simlib.Mpiexec(hosts=two, ranks_per_node=2)`, or `simlib.Mpiexec(hostfile="two_each")`.
 #
 # ## What does a launcher tell its ranks?
@@ -261,9 +260,7 @@ for launcher, names in WORDS.items():
 
 # %% [markdown]
 # Every launcher has its own words for the same four numbers: rank, world size, rank on its node, ranks on its
-# node. (Slurm's fourth, `2(x2)`, tells of all nodes: 2 ranks, on 2 of them.) So launcher and library must be of one
-# MPI: under the `mpiexec` of another, a library does not find its words, and each rank believes that it is alone, a
-# *mixed MPI*. The other variables you will meet:
+# node. (Slurm's fourth, `2(x2)`, tells of all nodes: 2 ranks, on 2 of them.) Under the `mpiexec` of another MPI a library does not find its words, and each rank believes it is alone: a *mixed MPI*. The other variables you will meet:
 #
 # | variable | set by | means |
 # |---|---|---|
@@ -339,14 +336,12 @@ jobs["around"].result()
 
 # %% [markdown]
 # Sums of whole numbers are equal to the last bit, here and there. Weights are, too, between machines that are alike; other
-# processors round sums in another order, and so the cell allows 1e-9. Nothing was sent twice or differently: it is
-# the same program.
+# processors round sums in another order, and so the cell allows 1e-9.
 #
 # The function travels by value: code, and the globals it uses, the data set among them. What comes back is the
 # picture you know, and now each lane is a host: lane r is host r + 1. The full bars of 50 ms are the `time.sleep` in
 # `around`. (Ranks of a job do not begin together: each host imports torch in its own time, and whoever is ready first
-# waits. In the recorded job one message of 4 bytes was some 40 ms under way; why, a single arrow cannot tell, and a
-# latency should not be read off it.)
+# waits. In the recorded job 4 bytes took 40 ms once: read no latency off one arrow.)
 #
 # ## Four hosts, four clocks
 #
@@ -372,8 +367,7 @@ print(f"clock_error_s of the run: {jobs['around'].result().trace.clock_error_s *
 # `simlib` subtracts each rank's offset before it draws; the error stays. An arrow of 20 us is less: a message may seem
 # to arrive before it was sent. Only what is longer than `run.trace.clock_error_s` can be read off. (The nodes of a
 # practice cluster share one clock, so there the true offsets are zero, and the bounds hold. On hosts of your own
-# expect offsets of milliseconds, kept small by NTP. One bound of the
-# recorded run is large: that rank shares two cores, and even its shortest trip had to wait for one.)
+# expect offsets of milliseconds, kept small by NTP. The large bound: that rank waited for a core.)
 #
 # ## The prediction
 #
@@ -394,7 +388,7 @@ print(f"the fit: {latency_s * 1e6:.0f} us and {1e-6 / seconds_per_byte:.2f} MB/s
 # %% [markdown]
 # Do not hand it in before you have looked at the points. On the practice cluster 4 kB take hardly longer than
 # 4 bytes, though at 12.5 MB/s it should be 0.3 ms: such a link lets a few kilobytes pass at once and
-# takes its rate only from longer messages. (Real networks have such buffers, too.) The fit of lesson 02 weighs points by
+# takes its rate only from longer messages.  The fit of lesson 02 weighs points by
 # their relative distance, so six nearly free points outvote the three that pay: 22 MB/s in the recorded run, where the
 # doctor says 12.
 #
@@ -408,8 +402,7 @@ fitted = simlib.Cluster(nodes=NODES, ranks_per_node=4 // NODES, inter=link)
 print(f"{link.latency_s * 1e6:.0f} us and {link.bandwidth_Bps / 1e6:.2f} MB/s")
 
 # %% [markdown]
-# In the recorded run that is 12.54 MB/s, a hair more than the link's 12.5: each time is the best of 100 trips, so the
-# slope joins two lucky ones, and may be out by some tenths of a per cent.
+# (The recorded 12.54 is above the link's 12.5: times are the luckiest of 100.)
 #
 # Then the program to be predicted: all_reduce of 1 kB to 1 MB by four ranks on **all** hosts, by `ring` of lesson 05 and by
 # torch's own, each the best of five. Nobody has run it on the cluster yet. `simulate` runs it on the
@@ -488,19 +481,15 @@ plt.show()
 #   2(n - 1)/n of the tensor.
 # - **64 kB to 1 MB, our ring:** too slow by 5 ms of 9, by 9 of 32, by 18 of 126. The column of this machine shows a part of
 #   it: there is no cable, and still 2 to 5 ms pass at every size. So much do six steps of Python, each with threads to be
-#   woken, cost with four ranks on two cores. What the rest is we have not measured; one candidate is that our ring
-#   sends nothing while it adds.
+#   woken, cost with four ranks on two cores. The rest we have not measured.
 # - **1 kB:** slower by a factor of 6 (ring) and of 2 (torch). The model knows no processors. Here four ranks share two
-#   cores, and a rank whose message has come must first get one. On hosts with cores to spare this shrinks; measure it
-#   there.
+#   cores, and a rank whose message has come must first get one.
 # - **16 kB,** torch: *below* the prediction. Its chunks of 4 kB pass almost freely, as the ping-pong's did.
-# - **This machine** says little about the cluster: no cable, so large tensors are quick; the same two cores, so small
-#   ones are not.
 #
 # So the sentence to hand in with a plan is not "the model is right", but: *for tensors of 64 kB and more it is right
 # to 5 % for torch's all_reduce, and to a factor of 1.7 for our own ring; below, latency must be measured with as many
 # ranks as will run.* (Recorded a second time, torch's was off by up to 10 %: a range wants more than one run.)
-# A prediction with a stated range can be wrong. That is what makes it worth something.
+# A range can be wrong: that makes it worth something.
 #
 # ## What goes wrong, and how it is told
 #
@@ -596,7 +585,7 @@ print(done.stdout)
 # %% [markdown]
 # ## Ending a job
 #
-# A job that nobody ends costs money all night. Two ways: `job.cancel()`, and a `time_limit` that you give
+#  Two ways: `job.cancel()`, and a `time_limit` that you give
 # beforehand. Both jobs below would sleep for an hour. What is their status, and what does `result()` say?
 
 # %%
@@ -618,7 +607,7 @@ for job in (too_long, unwanted):
 
 # %% [markdown]
 # `time_limit` is the whole job's, and 600 s if you say nothing. `timeout_s`, as in `run`, is another one:
-# seconds without *progress*, and a printed line is progress. Both leave the folder, with all that was printed until then.
+# seconds without *progress*, and a printed line is progress.
 #
 # (Jupyter's Stop button, while you `follow` a job, ends the looking and not the job.)
 #
@@ -681,9 +670,7 @@ plt.show()
 
 # %% [markdown]
 # The second one was handed in at once, and `squeue` says why it stands: `PD`, pending, for want of *Resources*. Its
-# wait is the first one's time, and each needs some six seconds to start four Pythons on two cores. On a busy cluster the
-# queue takes longer than the training. Ask for what you need: a short `time_limit` lets a scheduler fit a job
-# into a gap.
+# wait is the first one's time, and each needs some six seconds to start four Pythons on two cores.  A short `time_limit` lets a scheduler fit a job into a gap.
 #
 # `Slurm` needs no MPI: `srun` starts the ranks, which read `SLURM_PROCID`, and find each other through a file in the job's
 # folder. PSI/J, the Python library by which `simlib` talks to Slurm, knows PBS, LSF and others as well; `scheduler="pbs"` is handed on to it, but we
