@@ -292,7 +292,7 @@ def test_mpiexec_of_another_mpi_on_two_hosts(hosts, tmp_path):
 # Jobs that fail on their way
 
 WAYS = {
-    "exception": (wrong_on_one, simlib.RankError, r"rank 1 raised KeyError: 'no data' \(test_sub"),
+    "exception": (wrong_on_one, simlib.RankError, r"rank 1 raised KeyError: 'no data' \(test_fail"),
     "SIGKILL": (
         killed, simlib.RankDiedError,
         r"the process of rank 1 was ended by signal 9 \(SIGKILL\) .*other ranks were ended too",

@@ -170,7 +170,8 @@ def test_how_a_program_ended_comes_back(cluster, argv, code, words):
 
 def test_signals_are_as_a_shell_leaves_them(cluster):
     ignored = printed(cluster, "node1", ["grep", "SigIgn", "/proc/self/status"])
-    assert int(ignored.split()[1], 16) == 0
+    # 32 and up are real-time signals, the first of them the C library's own.
+    assert int(ignored.split()[1], 16) & ((1 << 31) - 1) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
