@@ -84,10 +84,9 @@ class Job:
         why, code = state["why"], state["code"]
         if why == "code" and code == 0:
             return "done"
-        if why == "cancel":
-            return "failed" if ended_by_queue(self._launcher_said()) else "cancelled"
-        is_ours = why in ("code", "lost") and self._folder.has("cancel")
-        return "cancelled" if is_ours else "failed"
+        is_wanted = why == "cancel" or (why in ("code", "lost") and self._folder.has("cancel"))
+        is_wanted = is_wanted and not ended_by_queue(self._launcher_said())
+        return "cancelled" if is_wanted else "failed"
 
     @property
     def clocks(self):
