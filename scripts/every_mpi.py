@@ -33,6 +33,9 @@ def main(names):
     if unknown:
         print(f"no environment {', '.join(sorted(unknown))}: there are {', '.join(ENVIRONMENTS)}")
         return 2
+    if " " in str(FOLDER):
+        print(f"an MPI in {FOLDER} does not start over ssh: take a folder without a space")
+        return 2
     pythons = {name: made(name) for name in names or ENVIRONMENTS}
     verdicts = []
     for name, python in pythons.items():
