@@ -146,6 +146,17 @@ def needs_system():
 
 
 @pytest.fixture(scope="session")
+def isolated(needs_system):
+    """Student code can be shut in; skip where there is no bubblewrap."""
+    from simlib.grading import sandbox
+
+    needs_system("bubblewrap", "bwrap")
+    needs_system("util-linux", "setpriv")
+    if sandbox.why_not():
+        pytest.skip(sandbox.why_not())
+
+
+@pytest.fixture(scope="session")
 def needs_practice_cluster(needs_system):
     """``needs_practice_cluster(slurm=True)``: the test needs hosts of namespaces, here with Slurm.
 

@@ -18,15 +18,6 @@ FIRST = exercise("01")
 COLLECTIVES = exercise("04")
 
 
-@pytest.fixture(scope="session")
-def isolated(needs_system):
-    """Skip where there is no bubblewrap."""
-    needs_system("bubblewrap", "bwrap")
-    needs_system("util-linux", "setpriv")
-    if sandbox.why_not():
-        pytest.skip(sandbox.why_not())
-
-
 @pytest.fixture(scope="module")
 def expected(isolated):
     """What the solution of exercise 04 gives."""

@@ -28,6 +28,9 @@ import json
 import os
 from pathlib import Path
 
+JOBS = "simlib-jobs"
+"""Where the folders of jobs are made, unless another place is named."""
+
 
 class JobFolder:
     """Reads and writes the files of one job; a file is there whole or not at all.

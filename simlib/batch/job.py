@@ -14,7 +14,7 @@ from ..errors import InvalidCallError, JobError
 from ..processes.engine import told
 from ..processes.live import open_display
 from .failures import cause_in, ended_by_queue
-from .folder import JobFolder
+from .folder import JOBS, JobFolder
 from .state import JobState
 from .watch import JobWatch
 
@@ -263,7 +263,7 @@ class Job:
         return f"{self.name}: {self.status}, {self.world_size} ranks on {self._about['to']}"
 
 
-def jobs(folder="simlib-jobs"):
+def jobs(folder=JOBS):
     """All jobs of this account whose folders are in ``folder``, by the time of their submission."""
     found = []
     for path in Path(folder).glob("*/job.json"):

@@ -14,12 +14,10 @@ from ..errors import InvalidCallError, JobError
 from ..processes.engine import check_timeout, name_of
 from ..processes.payload import cell_numbers, pack, surroundings
 from . import start
-from .folder import JobFolder
+from .folder import JOBS, JobFolder
 from .job import Job
 from .mpiexec import Mpiexec
 from .versions import versions
-
-FOLDER = "simlib-jobs"
 
 
 def submit(
@@ -32,7 +30,7 @@ def submit(
     timeout_s=120,
     check=True,
     name=None,
-    folder=FOLDER,
+    folder=JOBS,
 ):
     """Submit a rank function as a job of a real cluster.
 
