@@ -11,12 +11,9 @@ import contextlib
 import threading
 from pathlib import Path
 
-from .figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, png_of
-from .palette import rank_color
 from .processes.live import in_notebook
 
 EVERY_S = 0.5
-PANEL_IN = (3.6, 2.4)
 
 
 @contextlib.contextmanager
@@ -39,6 +36,8 @@ def live_curves(folder, x="step"):
         return
     from IPython.display import display
 
+    from .curve_picture import picture_of
+
     reader, done = Reader(folder), threading.Event()
     handle = display(_bundle(None), raw=True, display_id=True)
     arguments = (handle, reader, done, x)
@@ -59,6 +58,8 @@ def live_curves(folder, x="step"):
 
 def _keep_showing(handle, reader, done, x):
     """Bring the display up to date until ``done``, where something new was logged."""
+    from .curve_picture import picture_of
+
     shown = {}
     while not done.wait(EVERY_S):
         curves = reader.read()
@@ -71,7 +72,7 @@ def _bundle(picture):
     """What the live display holds: a picture, or nothing."""
     if picture is None:
         return {"text/plain": "", "text/html": ""}
-    data = base64.b64encode(png_of(picture)).decode()
+    data = base64.b64encode(picture._repr_png_()).decode()
     return {"text/plain": "", "text/html": f'<img src="data:image/png;base64,{data}">'}
 
 
@@ -96,6 +97,8 @@ def draw_curves(folder, x="step"):
     FileNotFoundError
         Nothing was logged there.
     """
+    from .curve_picture import picture_of
+
     reader = Reader(folder)
     curves = reader.read()
     if not curves:
@@ -136,42 +139,3 @@ class Reader:
                 began_s[run] = min(events[0].wall_time, began_s.get(run, events[0].wall_time))
         self.runs += sorted(began_s.keys() - set(self.runs), key=lambda run: (began_s[run], run))
         return curves
-
-
-def picture_of(curves, order, x="step"):
-    """The picture of curves as `Reader.read` gives them, of runs in the order of `Reader.runs`.
-
-    It is drawn in a thread, beside whatever the kernel draws, so it leaves matplotlib's common
-    settings alone and says its colours itself.
-    """
-    width, height = PANEL_IN
-    figure = Picture(figsize=(width * len(curves), height), dpi=DPI, facecolor=PAPER)
-    figure.set_layout_engine("constrained")
-    panels = figure.subplots(1, len(curves), squeeze=False)[0]
-    longest = {run: max(len(runs.get(run, ())) for runs in curves.values()) for run in order}
-    for panel, (name, runs) in zip(panels, sorted(curves.items()), strict=True):
-        for number, run in enumerate(order):
-            if run in runs:
-                _draw_run(panel, run, runs[run], rank_color(number), longest[run])
-        _dress_panel(panel, name, x)
-    return figure
-
-
-def _draw_run(panel, run, points, color, longest):
-    """One line; points are marked where they are few beside the run's longest curve."""
-    steps, values = zip(*points, strict=True)
-    marker = "o" if len(points) == 1 or 2 * len(points) < longest else None
-    panel.plot(steps, values, color=color, lw=1.5, marker=marker, ms=3.5, label=run)
-
-
-def _dress_panel(panel, name, x):
-    panel.set_facecolor(PAPER)
-    panel.set_title(name, fontsize=TITLE_PT, color=INK)
-    panel.set_xlabel(x, fontsize=TEXT_PT, color=INK)
-    panel.tick_params(labelsize=TEXT_PT, color=GREY, labelcolor=INK)
-    panel.grid(True, color="#e8e8e8", linewidth=0.6)
-    for side, spine in panel.spines.items():
-        spine.set_color(GREY)
-        spine.set_visible(side in ("left", "bottom"))
-    if len(panel.get_lines()) > 1:
-        panel.legend(fontsize=SMALL_PT, frameon=False, labelcolor=INK)

@@ -17,12 +17,11 @@ from .figures import (
     TEXT_PT,
     TITLE_PT,
     Picture,
-    bytes_unit,
     own_style,
-    short_bytes,
 )
 from .palette import mix, rank_color
 from .virtual.ledger import CATEGORIES, GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS
+from .wording import bytes_unit, short_bytes
 
 FILLS = {
     PARAMETERS: (0.0, None),

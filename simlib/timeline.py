@@ -25,11 +25,8 @@ from .figures import (
     TEXT_PT,
     TITLE_PT,
     Picture,
-    collective_text,
     own_style,
     png_of,
-    ranks_text,
-    short_bytes,
 )
 from .labels import Labels
 from .lanes import (
@@ -47,6 +44,7 @@ from .lanes import (
 from .palette import mix, rank_color
 from .table import clip
 from .traffic import draw_traffic
+from .wording import collective_text, ranks_text, short_bytes
 
 __all__ = ["draw_timeline", "draw_traffic", "png_of"]
 

@@ -13,11 +13,10 @@ from .figures import (
     TEXT_PT,
     TITLE_PT,
     Picture,
-    bytes_unit,
-    number,
     own_style,
 )
 from .table import clip
+from .wording import bytes_unit, number
 
 
 @own_style

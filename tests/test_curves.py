@@ -147,7 +147,8 @@ def colors_of(picture):
 
 
 def test_a_run_has_one_colour_in_all_panels_and_keeps_it_while_others_come(tmp_path):
-    from simlib.curves import Reader, picture_of
+    from simlib.curve_picture import picture_of
+    from simlib.curves import Reader
 
     reader, seen = Reader(tmp_path), []
     for run, names in (("m", ["loss", "accuracy"]), ("z", ["loss"]), ("a", ["loss", "accuracy"])):

@@ -21,11 +21,14 @@ import sys
 import time
 from queue import Empty
 
-import nbval.kernel
-import nbval.plugin
-import pytest
-from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
-from jupyter_client.manager import KernelManager
+# nbformat's validator would build a grammar of web addresses, which takes a second, and needs none.
+sys.modules.setdefault("rfc3987_syntax", None)
+
+import nbval.kernel  # noqa: E402
+import nbval.plugin  # noqa: E402
+import pytest  # noqa: E402
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager  # noqa: E402
+from jupyter_client.manager import KernelManager  # noqa: E402
 
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.2

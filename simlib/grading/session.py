@@ -157,8 +157,8 @@ def _run_in(folder, notebook, limits, isolate, uid, begun):
         }
         kernel = ["env", *(f"{name}={value}" for name, value in inside.items()), *kernel]
     environ["GRADING_KERNEL"] = json.dumps(kernel)
-    command = [sys.executable, "-m", "pytest", "-q", "--color=no", "--tb=no", "-p", "nbval.plugin"]
-    command += ["-p", "nbval_plugin", "-p", "no:cacheprovider", "-c", os.devnull]
+    command = [sys.executable, "-m", "pytest", "-q", "--color=no", "--tb=no", "-p", "nbval_plugin"]
+    command += ["-p", "nbval.plugin", "-p", "no:cacheprovider", "-c", os.devnull]
     command += ["--nbval", f"--nbval-cell-timeout={limits.cell_s}", f"--rootdir={home}"]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(

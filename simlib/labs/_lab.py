@@ -161,6 +161,6 @@ def check_choice(name, value, choices):
 
 def short_bandwidth(bandwidth_Bps):
     """A bandwidth as a short text: ``"1.25 GB/s"``."""
-    from ..figures import short_bytes
+    from ..wording import short_bytes
 
     return f"{short_bytes(bandwidth_Bps)}/s"

@@ -18,10 +18,10 @@ from ..figures import (
     TITLE_PT,
     Picture,
     own_style,
-    short_bytes,
 )
 from ..palette import OKABE_ITO, mix
 from ..scale.tables import seconds_text
+from ..wording import short_bytes
 from ._lab import Lab, check_choice, menu, round_numbers, short_bandwidth, slider
 
 COMPUTE_S, NBYTES = 0.18, 100_000_000  # ResNet-50 as in Goyal et al. 2017 (arXiv 1706.02677)

@@ -19,11 +19,11 @@ from ..figures import (
     TITLE_PT,
     Picture,
     own_style,
-    short_bytes,
 )
 from ..palette import OKABE_ITO, mix
 from ..scale import time_of
 from ..scale.tables import seconds_text
+from ..wording import short_bytes
 from ._lab import Lab, round_numbers, short_bandwidth, slider
 
 ITEMSIZE = 4

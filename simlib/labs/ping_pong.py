@@ -18,10 +18,10 @@ from ..figures import (
     TITLE_PT,
     Picture,
     own_style,
-    short_bytes,
 )
 from ..palette import OKABE_ITO
 from ..scale.tables import seconds_text
+from ..wording import short_bytes
 from ._lab import Lab, round_numbers, short_bandwidth, slider
 
 LOOKS = {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..figures import collective_text, ranks_text, short_bytes
 from ..lanes import chosen, in_sight, mostly, never_finished, span_of, states_of, unit_of
 from ..palette import rank_color
 from ..table import carried, count
 from ..trace import Collective, Message, WireMessage
+from ..wording import collective_text, ranks_text, short_bytes
 from .thinning import happenings, thinned
 
 MOST_EVENTS = 1000

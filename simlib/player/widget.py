@@ -7,9 +7,9 @@ from pathlib import Path
 import anywidget
 import traitlets
 
-from ..figures import ranks_text
 from ..lanes import chosen
 from ..timeline import draw_timeline, png_of
+from ..wording import ranks_text
 from .scene import scene_of
 
 FOLDER = Path(__file__).parent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..figures import number
+from ..wording import number
 
 
 def seconds_text(time_s):

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..cluster import check_count, check_number
 from ..errors import InvalidCallError
-from ..figures import short_bytes
+from ..wording import short_bytes
 from .collective import ends_of, time_of, whole
 from .tables import aligned, seconds_text
 
