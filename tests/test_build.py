@@ -131,6 +131,8 @@ ANSWER = '# %% role="answer" question="q"\n'
         (ANSWER + "### begin solution\n", "line 2: is this to be"),
         (ANSWER + "#END_SOLUTION\n", "line 2: is this to be"),
         (ANSWER + "x = 1\n", "line 1: role 'answer' and solution markers go together"),
+        ('# %% role="check" question="q" weight=-1\n', "line 1: weight=-1 is for check and hidden"),
+        ('# %% role="setup" weight=1\n', "line 1: weight=1 is for check and hidden cells"),
         (
             ANSWER + "### BEGIN BROKEN\n### END SOLUTION\n",
             "line 3: '### END SOLUTION' without '### BEGIN SOLUTION'",

@@ -209,7 +209,9 @@ def test_points_by_hand_come_from_a_file(stand_in, submissions, tmp_path, capsys
     rows = {row[0]: row for row in table(tmp_path / "report.csv")}
     assert rows["student_01"][2] == "7" and rows["student_02"][2] == "8"
     by_hand.write_text("student,exercise,question,points\nstudent_77,04,mean_of_all,1\n")
-    assert main(call) == 2
+    stand_in.clear()
+    assert main([*call, "--seed", "77"]) == 2
+    assert not stand_in  # before anything was graded
     assert "no student 'student_77'" in capsys.readouterr().err
 
 

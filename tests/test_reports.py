@@ -248,7 +248,8 @@ def test_a_wrong_line_is_told(report, tmp_path, lines, words):
     path = tmp_path / "overrides.csv"
     head = "" if lines.startswith("a,b") else "student,exercise,question,points,comment\n"
     path.write_text(head + lines)
+    students = [one["student"] for one in report["students"]]
     with pytest.raises(BadOverrides, match=words):
-        overrides.apply(copy.deepcopy(report), read_overrides(path))
+        overrides.check(read_overrides(path), students, EXERCISES)
     with pytest.raises(BadOverrides, match="cannot be read"):
         read_overrides(tmp_path / "none.csv")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import sys
 import threading
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 
 from . import known
 from .cache import digest, digest_of_simlib
 from .expected import Expected, record
-from .grade import NotebookResult, grade, without_points
+from .grade import PARTLY, WRONG, NotebookResult, grade, without_points
 
 
 @dataclass
@@ -113,30 +115,30 @@ class Batch:
     def _result(self, content, exercise, anew):
         key = ("result", digest(content), *self._key(exercise))
         stored = None if anew else self._cache.get(*key)
-        if stored is not None:
-            return NotebookResult.from_dict(json.loads(stored))
         try:
-            expected = self.expected(exercise)
-            result = grade(content, exercise, expected, self._seed, self._limits, self._isolate)
-            self._name_known_mistakes(result, exercise, expected)
+            if stored is None:
+                expected = self.expected(exercise)
+                result = grade(content, exercise, expected, self._seed, self._limits, self._isolate)
+                self._cache.put(json.dumps(result.as_dict()), *key)
+            else:
+                result = NotebookResult.from_dict(json.loads(stored))
+            self._name_known_mistakes(result, exercise)
+            return result
         except Exception as error:  # ours: the file is told to be ungraded, the others go on
             return without_points(
                 exercise, "not graded", f"the grader failed: {type(error).__name__}: {error}"
             )
-        self._cache.put(json.dumps(result.as_dict()), *key)
-        return result
 
-    def _name_known_mistakes(self, result, exercise, expected):
+    def _name_known_mistakes(self, result, exercise):
         """Say of wrong answers which known one they do the same as."""
         for one in result.questions:
-            if one.status == "wrong" and one.outputs and self._wrong_answers:
-                found = known.signature(one.outputs)
-                signatures = self._known(exercise, one.question, expected)
-                one.known = next((w for w, other in signatures.items() if other == found), "")
+            if one.status in (WRONG, PARTLY) and one.outputs and self._wrong_answers:
+                one.known = known.named(one.outputs, self._known(exercise, one.question))
 
-    def _known(self, exercise, question, expected):
+    def _known(self, exercise, question):
         """``{words: signature}`` of the known wrong answers to a question; they are run once."""
         sources = known.sources_of(self._wrong_answers, exercise, question)
+        expected = self.expected(exercise)
         with self._locks[exercise.name]:
             key = ("known", question, sources, *self._key(exercise))
             stored = self._cache.get(*key)
@@ -161,5 +163,6 @@ class Batch:
             return self._expected[exercise.name]
 
     def _key(self, exercise):
-        limits = asdict(self._limits)
-        return exercise.digest, self._simlib, self._seed, limits, self._isolate
+        versions = sys.version, version("torch"), version("nbval")
+        made = exercise.digest, self._simlib, versions
+        return *made, self._seed, asdict(self._limits), self._isolate

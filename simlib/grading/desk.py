@@ -87,6 +87,8 @@ def _grade(options):
     deadline = time_of(options.deadline)
     handed = collect.collect(options.submissions, exercises)
     exercises = asked_for(exercises, handed, options.exercise)
+    students = {one.student for one in handed} | {one.student for one in roster}
+    overrides.check(by_hand, students, exercises)
     mark_late(handed, deadline)
     folder = Path(options.out)
     cache = Cache(folder / ".cache")

@@ -27,12 +27,15 @@ class Cell:
     question : str or None
     source : str
         The text; of an answer cell with its markers.
+    weight : float or None
+        Of a check or hidden cell: its share of the question's points, see `Exercise.weights_of`.
     """
 
     id: str
     role: str | None
     question: str | None
     source: str
+    weight: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,16 @@ class Exercise:
         """The cells of one question with one role."""
         return [cell for cell in self.cells if (cell.question, cell.role) == (question, role)]
 
+    def weights_of(self, question):
+        """``[(Cell, weight)]`` of a question's check and hidden cells.
+
+        Unless its source says otherwise, a hidden cell weighs 1, and the check beside it nothing:
+        it is public, so whoever has read it could pass it with a table of answers.
+        """
+        checks, hidden = (self.cells_of(question, role) for role in ("check", "hidden"))
+        usual = [(cell, 0 if hidden else 1) for cell in checks] + [(cell, 1) for cell in hidden]
+        return [(cell, one if cell.weight is None else cell.weight) for cell, one in usual]
+
 
 def read_exercise(path):
     """The `Exercise` of a source file in `authoring/exercises`.
@@ -90,7 +103,13 @@ def read_exercise(path):
     """
     notebook = read_source(path, is_exercise=True)
     cells = tuple(
-        Cell(cell.id, course_of(cell, "role"), course_of(cell, "question"), cell.source)
+        Cell(
+            cell.id,
+            course_of(cell, "role"),
+            course_of(cell, "question"),
+            cell.source,
+            course_of(cell, "weight"),
+        )
         for cell in notebook.cells
         if cell.cell_type == "code"
     )
@@ -112,9 +131,18 @@ def read_exercise(path):
     orphans = {cell.question for cell in cells if cell.question} - set(questions)
     if orphans:
         raise SourceError(f"{path}: no answer cell for {', '.join(sorted(orphans))}")
-    visible = {cell.id for cell in notebook.cells if course_of(cell, "role") != "hidden"}
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Exercise(path.stem, cells, frozenset(visible), questions, digest)
+    exercise = Exercise(
+        path.stem,
+        cells,
+        frozenset(cell.id for cell in notebook.cells if course_of(cell, "role") != "hidden"),
+        questions,
+        hashlib.sha256(path.read_bytes()).hexdigest(),
+    )
+    for name in questions:
+        weights = exercise.weights_of(name)
+        if weights and not sum(weight for _, weight in weights):
+            raise SourceError(f"{path}: the cells of question {name} weigh nothing")
+    return exercise
 
 
 def exercise_of(notebook, name):

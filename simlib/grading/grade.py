@@ -12,7 +12,7 @@ from .session import code_cell
 from .submission import Unreadable, parse
 from .transplant import GIVEN, WrongNotebook, transplant
 
-RIGHT, WRONG, LIMITS = "right", "wrong", "broke the limits"
+RIGHT, PARTLY, WRONG, LIMITS = "right", "partly right", "wrong", "broke the limits"
 LONGEST_REASON = 2000
 ANSI = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))")
 BEGIN = """\
@@ -28,10 +28,13 @@ class QuestionResult:
     Attributes
     ----------
     question, title : str
-    points, of : int
-        Earned, and what it is worth.
+    points : float
+        Earned.
+    of : int
+        What it is worth.
     status : str
-        ``"right"``, ``"wrong"``, ``"not attempted"``, ``"not found"``, ``"broke the limits"``.
+        ``"right"``, ``"partly right"``, ``"wrong"``, ``"not attempted"``, ``"not found"``,
+        ``"broke the limits"``.
     reason : str
         Why, in words for the student; it may hold text that the student's code printed.
     expected, got : str
@@ -47,7 +50,7 @@ class QuestionResult:
 
     question: str
     title: str
-    points: int
+    points: float
     of: int
     status: str
     reason: str = ""
@@ -89,7 +92,7 @@ class NotebookResult:
     @property
     def points(self):
         """Points earned."""
-        return sum(one.points for one in self.questions)
+        return round(sum(one.points for one in self.questions), 2)
 
     @property
     def of(self):
@@ -177,7 +180,8 @@ def seeded(cell, seed):
     """A hidden cell's source with the seed of this run; another cell's source."""
     if cell.role != "hidden":
         return cell.source
-    return re.sub(r"^seed = \d+$", f"seed = {seed}", cell.source, count=1, flags=re.MULTILINE)
+    source = re.sub(r"^seed = \d+$", f"seed = {seed}", cell.source, count=1, flags=re.MULTILINE)
+    return f"examiner.begin({cell.id!r})\n{source}"
 
 
 def judge(question, exercise, found, cells, set_aside, expected):
@@ -209,13 +213,25 @@ def judge(question, exercise, found, cells, set_aside, expected):
     result.seconds = round(sum(got.seconds for _, got in checks + hidden if got), 2)
     if hidden:
         result.hidden = RIGHT if all(is_same(got) for _, got in hidden) else WRONG
-    for one, got in checks + hidden:
-        if not is_same(got):
-            explain(result, one, got, expected)
-            return result
-    result.status, result.points = RIGHT, question.points
-    result.reason = "Right, in public and in hidden tests." if hidden else "Right."
+    failed = [(one, got) for one, got in checks + hidden if not is_same(got)]
+    if failed:
+        explain(result, *failed[0], expected)
+    else:
+        result.status = RIGHT
+        result.reason = "Right, in public and in hidden tests." if hidden else "Right."
+    if not any(one.role == "check" for one, _ in failed):
+        result.points = earned(question, exercise, [one for one, _ in failed])
+        if failed and result.points:
+            result.status = PARTLY
     return result
+
+
+def earned(question, exercise, failed):
+    """The points of a question whose public check passes, by the weights of what passes."""
+    weights = exercise.weights_of(question.name)
+    passed = sum(weight for cell, weight in weights if cell not in failed)
+    points = round(question.points * passed / sum(weight for _, weight in weights), 2)
+    return int(points) if points == int(points) else points
 
 
 def is_same(got):
@@ -232,7 +248,7 @@ def explain(result, cell, got, expected):
     result.status = WRONG
     text = clean(got.text)
     if cell.role == "hidden":
-        result.reason = "It passes the public check, but not the hidden tests with other inputs."
+        result.reason = "It passes the public check, but not all hidden tests, with other inputs."
         return
     result.got = text
     result.expected = expected.text(cell.id)

@@ -10,6 +10,8 @@ from .grade import cells_of, clean
 from .session import run_notebook
 from .transplant import GIVEN, Step, Transplant
 
+MOST_NAMES = 3
+"""Where more known wrong answers than this give the same, none of their names says much."""
 PLACES = re.compile(r"\(?(cell \d+, )?lines? \d+\)?|world \d+")
 
 
@@ -65,6 +67,21 @@ def outputs_of(sources, exercise, question, expected, seed, limits, isolate):
             texts = {one: clean(result.text) for one, result in results.items()}
             signatures[words] = signature(texts)
     return signatures
+
+
+def named(outputs, signatures):
+    """What an answer is that gives these outputs; empty where no known one does, or too many do.
+
+    Parameters
+    ----------
+    outputs : dict of str to str
+        What check and hidden cells gave, by cell id.
+    signatures : dict of str to list
+        From `outputs_of`.
+    """
+    found = signature(outputs)
+    words = [one for one, other in signatures.items() if other == found]
+    return ", or ".join(words) if len(words) <= MOST_NAMES else ""
 
 
 def signature(outputs):

@@ -84,61 +84,85 @@ def number_of(text, where):
     return int(value) if value == int(value) else value
 
 
-def apply(report, overrides):
-    """Put overrides into a report, and add its points up anew.
+def check(overrides, students, exercises):
+    """Refuse overrides that cannot be put into a report, before anything is graded.
 
-    A line for an exercise that this report does not have is left aside: one file serves a course.
+    A line for an exercise that the report does not have is left aside: one file serves a course.
+
+    Parameters
+    ----------
+    overrides : list of Override
+    students : collection of str
+        All that the report will have.
+    exercises : dict of str to Exercise
 
     Raises
     ------
     BadOverrides
         A line names a student or a question that is not there, more points than there are, or
-        nothing at all.
+        what a line before it named.
     """
-    students = {one["student"]: one for one in report["students"]}
     seen = set()
     for one in overrides:
         if one.student not in students:
             raise BadOverrides(f"{one.where}: there is no student {one.student!r} in this report")
-        book = book_of(students[one.student], one.exercise)
-        if book is None:
+        exercise = next((e for e in exercises.values() if is_for(one, e.name)), None)
+        if exercise is None:
             continue
-        key = one.student, book["exercise"], one.question
+        key = one.student, exercise.name, one.question
         if key in seen:
             raise BadOverrides(f"{one.where}: this question was overridden in a line before")
         seen.add(key)
-        if one.question:
-            set_question(book, one)
-        elif one.points is not None:
+        check_points(one, exercise)
+
+
+def is_for(one, exercise):
+    """Whether an override names an exercise, by name or number."""
+    return one.exercise in (exercise, exercise[:2])
+
+
+def check_points(one, exercise):
+    """Refuse an override of a question that an exercise does not have, or of too many points."""
+    if not one.question:
+        if one.points is not None:
             raise BadOverrides(f"{one.where}: points need the name of a question")
-        else:
-            book["comment"] = one.comment
+        return
+    question = exercise.questions.get(one.question)
+    if question is None:
+        names = ", ".join(exercise.questions)
+        raise BadOverrides(
+            f"{one.where}: {exercise.name} has no question {one.question!r}; it has {names}"
+        )
+    if one.points is not None and one.points > question.points:
+        raise BadOverrides(
+            f"{one.where}: {one.points:g} points, but {one.question} is worth {question.points}"
+        )
+
+
+def apply(report, overrides):
+    """Put overrides that `check` has passed into a report, and add its points up anew."""
+    students = {one["student"]: one for one in report["students"]}
+    for one in overrides:
+        for book in students[one.student]["notebooks"]:
+            if is_for(one, book["exercise"]):
+                put(book, one)
     for student in report["students"]:
         for book in student["notebooks"]:
-            book["points"] = sum(question["points"] for question in book["questions"])
-        student["points"] = sum(book["points"] for book in student["notebooks"])
+            book["points"] = total(book["questions"])
+        student["points"] = total(student["notebooks"])
 
 
-def book_of(student, exercise):
-    """A student's notebook of an exercise, by name or number; None where the report has none."""
-    names = (book for book in student["notebooks"])
-    return next(
-        (b for b in names if exercise and exercise in (b["exercise"], b["exercise"][:2])), None
-    )
+def total(parts):
+    """The points of questions or notebooks, without the tail of a sum of fractions."""
+    return round(sum(one["points"] for one in parts), 2)
 
 
-def set_question(book, one):
-    """Put an override into a question of a notebook."""
-    question = next((q for q in book["questions"] if q["question"] == one.question), None)
-    if question is None:
-        names = ", ".join(q["question"] for q in book["questions"])
-        raise BadOverrides(
-            f"{one.where}: {book['exercise']} has no question {one.question!r}; it has {names}"
-        )
-    if one.points is not None and one.points > question["of"]:
-        raise BadOverrides(
-            f"{one.where}: {one.points:g} points, but {one.question} is worth {question['of']}"
-        )
+def put(book, one):
+    """Put an override into a notebook."""
+    if not one.question:
+        book["comment"] = one.comment
+        return
+    (question,) = (q for q in book["questions"] if q["question"] == one.question)
     question["override"] = {"graded": question["points"], "comment": one.comment}
     if one.points is not None:
         question["points"] = one.points

@@ -6,6 +6,7 @@ from collections import Counter
 
 KINDS = {
     "right": "right",
+    "partly": "passes some hidden tests",
     "hidden": "passes the public check only",
     "wrong": "wrong",
     "limits": "broke the limits",
@@ -20,8 +21,9 @@ def overview(report):
     """All that the class's page shows besides the report itself, as a dict."""
     questions = by_question(report)
     books = [book for student in report["students"] for book in student["notebooks"]]
+    count = sum((row["count"] for row in questions), Counter())
     return {
-        "kinds": KINDS,
+        "kinds": {kind: words for kind, words in KINDS.items() if count[kind]},
         "tiles": tiles(report, books),
         "questions": questions,
         "stumbles": sorted(
@@ -46,7 +48,9 @@ def kind_of(question, book):
         return "missing"
     if question["status"] == "wrong":
         return "hidden" if question["hidden"] == "wrong" and not question["got"] else "wrong"
-    return {"right": "right", "not attempted": "none"}.get(question["status"], "limits")
+    return {"right": "right", "partly right": "partly", "not attempted": "none"}.get(
+        question["status"], "limits"
+    )
 
 
 def answers(report):

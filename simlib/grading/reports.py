@@ -93,7 +93,7 @@ def as_report(graded, roster, exercises, seed, isolated):
                 "student": student,
                 "name": names.get(student, student),
                 "in_roster": student in people,
-                "points": sum(one.result.points for one in row.values() if one),
+                "points": round(sum(one.result.points for one in row.values() if one), 2),
                 "of": sum(exercise.points for exercise in exercises.values()),
                 "notebooks": [as_notebook(row[name], exercises[name]) for name in exercises],
                 "other_files": [{"file": o.file, "reason": o.result.reason} for o in others],

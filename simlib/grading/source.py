@@ -17,7 +17,7 @@ PAIRS = {BEGIN: END, BEGIN_BROKEN: END_BROKEN}
 NEAR_MISS = re.compile(r"^\s*#+\s*(BEGIN|END)\b|^\s*#.*\b(begin|end)[ _-]?solution", re.IGNORECASE)
 STUB = ["# YOUR CODE HERE", "raise NotImplementedError()"]
 ROLES = ("setup", "answer", "check", "hidden")
-COURSE_KEYS = ("role", "question", "points")
+COURSE_KEYS = ("role", "question", "points", "weight")
 CELL_HEADER = "# %%"
 
 
@@ -114,8 +114,18 @@ def check_cell(cell, is_exercise, where):
         raise SourceError(f"{where}: a cell with role {role!r} needs question=")
     if question is not None and not re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", str(question)):
         raise SourceError(f"{where}: question {question!r} may have letters, digits, - and _ only")
+    weight = course_of(cell, "weight")
+    if weight is not None and (role not in ("check", "hidden") or not is_weight(weight)):
+        raise SourceError(
+            f"{where}: weight={weight!r} is for check and hidden cells, a number >= 0"
+        )
     if has_solution != (role == "answer"):
         raise SourceError(f"{where}: role 'answer' and solution markers go together")
+
+
+def is_weight(value):
+    """Whether a value can be the weight of a cell."""
+    return type(value) in (int, float) and 0 <= value < float("inf")
 
 
 def course_of(cell, key):

@@ -99,6 +99,10 @@ class Examiner:
         except (KeyError, TypeError, ValueError):
             return answer | {"error": "The function's parameters cannot be read."}, None
 
+    def begin(self, cell):
+        """Say which hidden cell comes; see `Graded.begin`."""
+        self._graded.begin(cell)
+
     def expect(self, question, recorded):
         """What hidden cells of a question are to give; see `Graded.expect`."""
         self._graded.expect(question, recorded)

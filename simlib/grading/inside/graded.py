@@ -28,6 +28,7 @@ class Graded:
         self._timed = {}
         self._expected = {}
         self._measured = {}
+        self._cell = ""
 
     def names(self):
         """What stands in for `simlib.checks` in the namespace of the cells."""
@@ -48,9 +49,9 @@ class Graded:
         """
         question = answer.question
         measured = []
-        self._measured.setdefault(question, []).append(measured)
+        in_cell = self._measured.setdefault(question, {}).setdefault(self._cell, [])
+        in_cell.append(measured)
         expected = self._expected.get(question)
-        number = len(self._measured[question]) - 1
         start = start or functools.partial(simlib.run, timeout_s=timeout_s)
         lines = []
         for world_size in worlds:
@@ -61,7 +62,8 @@ class Graded:
                 return "\n".join([*lines, f"{world_size}: {type(error).__name__}: {error}"])
             got = [changed_in_place(mine) for mine in after] if in_place else run.results
             measured.append({"values": got, "sent": sent(run)})
-            want = (expected[number] if expected else measured)[len(measured) - 1]
+            all_wanted = expected[self._cell][len(in_cell) - 1] if expected else measured
+            want = all_wanted[len(measured) - 1]
             lines.append(f"{world_size}: {'; '.join(map(snapped, got, want['values']))}")
             broken = self._broken(question, run, list(zip(*by_rank, strict=True)), want)
             lines.append(f"{world_size}: {broken or 'sent as allowed'}")
@@ -73,6 +75,10 @@ class Graded:
             rules += [one.rule for one in self._timed.get(question, ())]
         return rule_complaint(run, given, rules) or too_little(sent(run), want["sent"])
 
+    def begin(self, cell):
+        """Say which hidden cell comes: what it measures is compared with that cell's."""
+        self._cell = cell
+
     def expect(self, question, recorded):
         """Compare with what `recorded` gave in a run of the solution, from its beginning."""
         self._measured.pop(question, None)
@@ -80,7 +86,7 @@ class Graded:
 
     def recorded(self, question):
         """All that was measured of a question, as text."""
-        data = pickle.dumps(self._measured.get(question, []))
+        data = pickle.dumps(self._measured.get(question, {}))
         return base64.b64encode(zlib.compress(data)).decode()
 
 
