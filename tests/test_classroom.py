@@ -8,10 +8,10 @@ import zipfile
 
 import jsonschema
 import pytest
-from notebooks_made import content, exercise, notebook, solved
+from notebooks_made import SOURCES, cell_of, content, exercise, notebook, solved
 
 from simlib.cli import main
-from simlib.grading import batch, command, handout, reports, sandbox
+from simlib.grading import batch, command, handout, public, reports, sandbox
 from simlib.grading.collect import CannotCollect, collect
 from simlib.grading.grade import NotebookResult, QuestionResult, without_points
 from simlib.grading.inside import shell
@@ -324,6 +324,23 @@ def test_check_says_right_wrong_and_not_written(workplace, capsys):
     assert "own_broadcast: wrong, 0 of 3 points." in said
     assert "ring_all_gather: not written yet." in said
     assert "1 of 3 right" in said
+
+
+@pytest.mark.parametrize("place", ["a checkout", "no copy"])
+def test_check_uses_the_pristine_checks_of_a_checkout(tmp_path, place):
+    made = notebook(COLLECTIVES, {"mean_of_all": True})
+    cell_of(made, "mean_of_all-check")["source"] = "print('all is right')"
+    files(tmp_path, "exercises/04_collectives-Copy1.ipynb", data=content(made))
+    if place == "a checkout":
+        source = (SOURCES / "04_collectives.py").read_bytes()
+        files(tmp_path, "authoring/exercises/04_collectives.py", data=source)
+    said, notes = public.check_notebook(tmp_path / "exercises/04_collectives-Copy1.ipynb")
+    if place == "a checkout":
+        assert [one.status for one in said] == ["right", "not written yet", "not written yet"]
+        assert notes == ["changed cells, the original ones were used: mean_of_all-check"]
+    else:
+        assert said[0].text == "mean_of_all: wrong. Its check gave no verdict."
+        assert notes == ["no pristine copy lies beside it, so its own check cells were used"]
 
 
 def test_an_error_names_the_line_of_its_cell_and_no_file_of_ipython():

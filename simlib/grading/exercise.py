@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .source import (
@@ -81,6 +81,11 @@ class Exercise:
     def cells_of(self, question, role):
         """The cells of one question with one role."""
         return [cell for cell in self.cells if (cell.question, cell.role) == (question, role)]
+
+    def without_hidden(self):
+        """The same with what students have only."""
+        visible = tuple(cell for cell in self.cells if cell.role != "hidden")
+        return replace(self, cells=visible)
 
     def weights_of(self, question):
         """``[(Cell, weight)]`` of a question's check and hidden cells.

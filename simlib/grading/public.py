@@ -8,12 +8,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .exercise import exercise_of
+from .exercise import exercise_of, read_exercise
 from .submission import Unreadable, parse, read_bytes
 from .transplant import GIVEN, NOT_ATTEMPTED, transplant
 
 PRISTINE = ".pristine"
 """Folder of a handout in which the exercises lie as they were."""
+SOURCES = Path("authoring") / "exercises"
+"""Folder of a checkout in which the exercises are written."""
 RIGHT, WRONG, NOT_WRITTEN = "right", "wrong", "not written yet"
 
 
@@ -35,8 +37,8 @@ def exercises_in(path):
 def pristine_of(path):
     """``(Exercise, whether it is pristine)`` of a notebook that somebody works in.
 
-    The pristine copy lies in a folder of the handout, or the exercise is built in a checkout; where
-    there is neither, the notebook's own check cells are used.
+    The pristine copy lies in a folder of the handout, in a checkout it is made from the source;
+    where there is neither, the notebook's own check cells are used.
 
     Raises
     ------
@@ -50,13 +52,14 @@ def pristine_of(path):
             if path.is_dir()
             else "this is no notebook: its name does not end in .ipynb"
         )
-    for folder in (path.parent.parent / PRISTINE, path.parent / PRISTINE):
-        copy = folder / path.name
-        if copy.is_file():
-            notebook = json.loads(copy.read_text(encoding="utf-8"))
-            return exercise_of(notebook, path.stem), True
-    notebook = parse(read_bytes(path))
-    del notebook
+    for folder in (path.parent.parent, path.parent):
+        copy = named_like(path, folder / PRISTINE, ".ipynb")
+        if copy:
+            return exercise_of(json.loads(copy.read_text(encoding="utf-8")), copy.stem), True
+        source = named_like(path, folder / SOURCES, ".py")
+        if source:
+            return read_exercise(source).without_hidden(), True
+    parse(read_bytes(path))  # its reason is better than ours, where it cannot be read
     try:
         notebook = json.loads(path.read_text(encoding="utf-8-sig"))
         return exercise_of(notebook, path.stem), False
@@ -65,6 +68,12 @@ def pristine_of(path):
             "there is no pristine copy of it, and it has no check cells of its own: work in the "
             "notebook that was handed out"
         ) from None
+
+
+def named_like(path, folder, ending):
+    """The file of a folder whose name a notebook's begins with, such as 04_x for 04_x-Copy1."""
+    names = (one for one in folder.glob(f"[0-9][0-9]_*{ending}") if path.stem.startswith(one.stem))
+    return max(names, key=lambda one: len(one.stem), default=None)
 
 
 def check_notebook(path, limit_s=600):
@@ -87,6 +96,7 @@ def check_notebook(path, limit_s=600):
     found = transplant(exercise, parse(read_bytes(path)))
     if not is_pristine:  # its own cells are all there is, and nobody knows the stubs
         found = found_in_itself(exercise)
+        found.notes.append("no pristine copy lies beside it, so its own check cells were used")
     steps = [
         {
             "kind": step.cell.role if step.cell else "helper",

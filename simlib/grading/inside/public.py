@@ -38,10 +38,13 @@ def main():
 def verdict_in(shell, came, question):
     """What the check cell that has just run says."""
     if came["error"] is not None:
-        return {"status": "wrong", "text": f"The check could not be run. {came['error']}"}
+        return {
+            "status": "wrong",
+            "text": f"{question}: wrong. The check could not be run: {came['error']}",
+        }
     verdict = shell.user_ns.get("verdict")
     if getattr(verdict, "question", None) != question:
-        return {"status": "wrong", "text": "The check gave no verdict."}
+        return {"status": "wrong", "text": f"{question}: wrong. Its check gave no verdict."}
     return {"status": verdict.status, "text": repr(verdict)}
 
 
