@@ -7,7 +7,11 @@ what it costs in any case. They are read while the processes live, ten times a s
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -17,6 +21,8 @@ import psutil
 from .table import heading, interleave, line, spread
 
 GOAL_S = 6.0
+JOBS = 2
+ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("01_ranks_and_clusters", "04_collectives", "05_building_all_reduce")
 
 
@@ -78,7 +84,7 @@ def grading(rounds):
     if why_not():
         line("not measured", why_not())
         return
-    folder = Path(__file__).resolve().parents[1] / "authoring" / "exercises"
+    folder = ROOT / "authoring" / "exercises"
     seed, limits = 5, Limits(notebook_s=900)
     prepared = {}
     for name in NAMES:
@@ -99,7 +105,7 @@ def grading(rounds):
 
     def two_at_a_time():
         begun = time.perf_counter()
-        with concurrent.futures.ThreadPoolExecutor(2) as pool, Processors() as used:
+        with concurrent.futures.ThreadPoolExecutor(JOBS) as pool, Processors() as used:
             list(pool.map(once, 2 * NAMES))
         number = 2 * len(NAMES)
         return (time.perf_counter() - begun) / number, used.seconds / number
@@ -112,3 +118,34 @@ def grading(rounds):
         goal = (f"<= {GOAL_S:g} s", min(wall_s) <= GOAL_S) if is_goal else ()
         line(f"{name}, s per notebook", spread(wall_s, digits=1), *goal)
         line(f"{name}, s of the processors", spread(processors_s, digits=1))
+    grading_a_class()
+
+
+def grading_a_class():
+    """Print what the class of the tests takes: in all, by kind of notebook, and once more."""
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "grading")]
+    from class_of_30 import DAMAGED, HONEST, HOSTILE, table_in, write_class
+    from notebooks_made import exercise
+
+    number = HONEST + len(DAMAGED) + len(HOSTILE)
+    heading(f"A class of {number}, {HONEST} of them honest, {JOBS} at a time")
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        wanted = write_class(folder / "class", [exercise("01"), exercise("04")])
+        command = [sys.executable, "-m", "simlib", "grade", str(folder / "class"), "--seed", "5"]
+        command += ["--out", str(folder / "report"), "--jobs", str(JOBS)]
+        for name in ("all of it, s", "the same again, s"):
+            begun = time.perf_counter()
+            subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            line(name, f"{time.perf_counter() - begun:.1f}")
+        report = folder / "report" / "report.json"
+        line("points as expected", f"{table_in(report) == wanted}")
+        seconds = [
+            sum(book["seconds"] for book in student["notebooks"])
+            for student in json.loads(report.read_text(encoding="utf-8"))["students"]
+        ]
+    honest, hostile = [one for one in seconds[:HONEST] if one], seconds[-len(HOSTILE) :]
+    mean = sum(honest) / len(honest) / JOBS
+    goal = f"<= {GOAL_S:g} s", mean <= GOAL_S
+    line(f"an honest notebook, s (of {len(honest)} that were run)", f"{mean:.1f}", *goal)
+    line("hostile ones, s", spread(hostile, digits=1))
