@@ -20,7 +20,7 @@ def of_all(compute_s, op):
 
 
 def own_time(rank, world_size, compute_s, *network):
-    """the answer of each rank by its own compute time"""
+    """the smallest R for each rank's own compute time"""
     return first(compute_s, *network)
 
 
