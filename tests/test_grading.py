@@ -182,8 +182,8 @@ def test_a_known_wrong_answer_is_told_by_its_name(expected):
         pair for pair in sources.items() if pair[0].startswith((own_mean, "the sum of all"))
     )
     assert len(some) == 2
-    later = known.sources_of(WRONG_ANSWERS, exercise("09"), "accumulate")
-    assert 'the answer "always one more"' in later  # a name, where there is no docstring
+    (nameless,) = ast.parse("def always_one_more(rank, world_size): return rank").body
+    assert known.words_of(nameless) == 'the answer "always one more"'  # it has no docstring
     signatures = known.outputs_of(some, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)
     own = "def mean_of_all(rank, world_size, x):\n    numbers = x\n    return numbers.mean().item()"
     made = notebook(COLLECTIVES, {"mean_of_all": own})

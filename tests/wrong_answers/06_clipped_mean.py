@@ -17,61 +17,73 @@ def average(tensor):
 
 
 def per_rank(rank, world_size, gradient, most):
+    """the mean of gradients that each rank has clipped by itself"""
     return average(cut(gradient, most, gradient.norm()))
 
 
 def sum_clipped(rank, world_size, gradient, most):
+    """the clipped sum of the gradients, which nothing divides"""
     total = gradient.clone()
     dist.all_reduce(total)
     return cut(total, most, total.norm())
 
 
 def mean_of_lengths(rank, world_size, gradient, most):
+    """the clip by the mean of the gradients' lengths"""
     both = average(torch.cat([gradient, gradient.norm().reshape(1)]))
     return cut(both[:-1], most, both[-1])
 
 
 def end_to_end(rank, world_size, gradient, most):
+    """the clip by the length of all gradients laid end to end"""
     mean, square = average(gradient), gradient.square().sum()
     dist.all_reduce(square)
     return cut(mean, most, square.sqrt())
 
 
 def number_by_number(rank, world_size, gradient, most):
+    """the clip by value, which cuts each number by itself"""
     return average(gradient).clamp(-most, most)
 
 
 def agrees_on_the_length(rank, world_size, gradient, most):
+    """the clipped mean that takes a second all_reduce"""
     mean = average(gradient)
     return cut(mean, most, average(mean.norm()))
 
 
 def sends_a_length_along(rank, world_size, gradient, most):
+    """the clipped mean whose all_reduce carries one number more"""
     mean = average(torch.cat([gradient, gradient.norm().reshape(1)]))[:-1]
     return cut(mean, most, mean.norm())
 
 
 def always_cuts(rank, world_size, gradient, most):
+    """the mean brought to the length `most` even where it is shorter"""
     mean = average(gradient)
     return mean * most / mean.norm()
 
 
 def in_place(rank, world_size, gradient, most):
+    """the clipped mean that changes the gradient it was given"""
     dist.all_reduce(gradient, op=dist.ReduceOp.AVG)
     return cut(gradient, most, gradient.norm())
 
 
 def sum_clipped_then_divided(rank, world_size, gradient, most):
+    """the clipped sum of the gradients, divided by world_size"""
     total = gradient.clone()
     dist.all_reduce(total)
     return cut(total, most, total.norm()) / world_size
 
 
 def own_length(rank, world_size, gradient, most):
+    """the mean clipped by the length of each rank's own gradient"""
     return cut(average(gradient), most, gradient.norm())
 
 
 def divides_by_0(rank, world_size, gradient, most):
+    """the clip that divides by the mean's length even where that is 0"""
     mean = average(gradient)
     return mean * min(1, most / mean.norm().item())
 

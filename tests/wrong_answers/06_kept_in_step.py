@@ -23,6 +23,7 @@ def average(tensor):
 
 
 def no_broadcast(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the training in which each rank begins with its own theta"""
     v = torch.zeros_like(theta)
     for _ in range(steps):
         v = momentum * v + average(cost_gradient(theta, rows, targets))
@@ -31,6 +32,7 @@ def no_broadcast(rank, world_size, theta, rows, targets, steps, lr, momentum):
 
 
 def alone(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the training of each rank alone, from its own theta"""
     v = torch.zeros_like(theta)
     for _ in range(steps):
         v = momentum * v + cost_gradient(theta, rows, targets)
@@ -39,6 +41,7 @@ def alone(rank, world_size, theta, rows, targets, steps, lr, momentum):
 
 
 def synchronises_too_late(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the training in which no averaged gradient reaches a step"""
     theta = from_rank_0(theta)
     v = torch.zeros_like(theta)
     for _ in range(steps):
@@ -50,6 +53,7 @@ def synchronises_too_late(rank, world_size, theta, rows, targets, steps, lr, mom
 
 
 def sums(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the training with the sum of the gradients, not with their mean"""
     theta = from_rank_0(theta)
     v = torch.zeros_like(theta)
     for _ in range(steps):
@@ -61,6 +65,7 @@ def sums(rank, world_size, theta, rows, targets, steps, lr, momentum):
 
 
 def averages_weights(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the training that averages weights instead of gradients"""
     theta = from_rank_0(theta)
     v = torch.zeros_like(theta)
     for _ in range(steps):
@@ -70,6 +75,7 @@ def averages_weights(rank, world_size, theta, rows, targets, steps, lr, momentum
 
 
 def averages_everything(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the training with two all_reduces in each step"""
     theta = from_rank_0(theta)
     v = torch.zeros_like(theta)
     for _ in range(steps):
@@ -79,6 +85,7 @@ def averages_everything(rank, world_size, theta, rows, targets, steps, lr, momen
 
 
 def two_in_one(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the training whose all_reduces carry twice a gradient's bytes"""
     theta = from_rank_0(theta)
     v = torch.zeros_like(theta)
     for _ in range(steps):
@@ -89,6 +96,7 @@ def two_in_one(rank, world_size, theta, rows, targets, steps, lr, momentum):
 
 
 def writes_into_theta(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the training that changes the theta it was given"""
     dist.broadcast(theta, src=0)
     v = torch.zeros_like(theta)
     for _ in range(steps):
@@ -98,6 +106,7 @@ def writes_into_theta(rank, world_size, theta, rows, targets, steps, lr, momentu
 
 
 def starts_from_the_mean(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the training that starts from the mean of all theta"""
     theta = average(theta)
     v = torch.zeros_like(theta)
     for _ in range(steps):
@@ -107,6 +116,7 @@ def starts_from_the_mean(rank, world_size, theta, rows, targets, steps, lr, mome
 
 
 def rate_in_v(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the momentum that has the learning rate in v"""
     theta = from_rank_0(theta)
     v = torch.zeros_like(theta)
     for _ in range(steps):

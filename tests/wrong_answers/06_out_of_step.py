@@ -24,55 +24,66 @@ def crc(theta):
 
 
 def by_the_sum(rank, world_size, theta):
+    """the fingerprint that does not see the order of the weights"""
     return unlike_the_first(world_size, theta.double().sum().reshape(1))
 
 
 def rounded(rank, world_size, theta):
+    """the fingerprint that misses a difference in the last bit"""
     text = ",".join(f"{x:.4f}" for x in theta.tolist())
     return unlike_the_first(world_size, torch.tensor([zlib.crc32(text.encode())]))
 
 
 def those_in_step(rank, world_size, theta):
+    """the list of the ranks that are in step"""
     found = gathered(world_size, crc(theta))
     return [other for other in range(world_size) if torch.equal(found[other], found[0])]
 
 
 def of_the_object(rank, world_size, theta):
+    """the fingerprint that depends on more than the weights"""
     text = f"{rank} {theta.tolist()}"  # depends on more than the numbers
     return unlike_the_first(world_size, torch.tensor([zlib.crc32(text.encode())]))
 
 
 def all_weights(rank, world_size, theta):
+    """the all_gather of all weights"""
     return unlike_the_first(world_size, theta)
 
 
 def unlike_their_neighbour(rank, world_size, theta):
+    """the comparison of each rank with its left neighbour"""
     found = gathered(world_size, crc(theta))
     return [r for r in range(1, world_size) if found[r] != found[r - 1]]
 
 
 def unlike_me(rank, world_size, theta):
+    """the comparison with each rank's own weights, not with rank 0's"""
     found = gathered(world_size, crc(theta))
     return [other for other in range(world_size) if found[other] != found[rank]]
 
 
 def only_rank_0_tells(rank, world_size, theta):
+    """the list that only rank 0 returns"""
     found = unlike_the_first(world_size, crc(theta))
     return found if rank == 0 else None
 
 
 def broadcasts_rank_0(rank, world_size, theta):
+    """the comparison by a broadcast from rank 0"""
     first = theta.clone()
     dist.broadcast(first, src=0)
     return unlike_the_first(world_size, torch.tensor([float(torch.equal(first, theta))]))
 
 
 def weighted_by_places(rank, world_size, theta):
+    """the fingerprint that is a sum weighted by places"""
     weights = torch.arange(1, len(theta) + 1)
     return unlike_the_first(world_size, (theta.double() * weights).sum().reshape(1))
 
 
 def hash_of_the_numbers(rank, world_size, theta):
+    """the fingerprint that takes -0.0 for 0.0"""
     return unlike_the_first(world_size, torch.tensor([hash(tuple(theta.tolist()))]))
 
 

@@ -7,36 +7,42 @@ QUESTION = "uneven_shards"
 
 
 def plain_mean(rank, world_size, gradient, num_examples):
+    """the mean over ranks that weighs a short shard like a long one"""
     mean = gradient.clone()
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
     return mean
 
 
 def plain_sum(rank, world_size, gradient, num_examples):
+    """the sum of the ranks' mean gradients"""
     total = gradient.clone()
     dist.all_reduce(total)
     return total
 
 
 def weighted_by_ranks(rank, world_size, gradient, num_examples):
+    """the weighted sum, divided by the number of ranks"""
     total = gradient * num_examples
     dist.all_reduce(total)
     return total / world_size
 
 
 def weighted_not_divided(rank, world_size, gradient, num_examples):
+    """the weighted sum, which nothing divides"""
     total = gradient * num_examples
     dist.all_reduce(total)
     return total
 
 
 def nan_times_nothing(rank, world_size, gradient, num_examples):
+    """the weighted mean that lets the nan of an empty shard through"""
     buffer = torch.cat([gradient, torch.ones(1)]) * num_examples
     dist.all_reduce(buffer)
     return buffer[:-1] / buffer[-1]
 
 
 def empty_ranks_stay_away(rank, world_size, gradient, num_examples):
+    """the all_reduce that a rank without examples skips"""
     buffer = torch.cat([gradient, torch.ones(1)]) * num_examples
     if num_examples:
         dist.all_reduce(buffer)
@@ -44,6 +50,7 @@ def empty_ranks_stay_away(rank, world_size, gradient, num_examples):
 
 
 def counts_first(rank, world_size, gradient, num_examples):
+    """the number of examples in an all_reduce of its own"""
     total = torch.tensor([float(num_examples)])
     dist.all_reduce(total)
     part = gradient * num_examples / total if num_examples else torch.zeros_like(gradient)
@@ -52,6 +59,7 @@ def counts_first(rank, world_size, gradient, num_examples):
 
 
 def a_row_for_each_rank(rank, world_size, gradient, num_examples):
+    """the all_reduce of a table with a row for each rank"""
     room = torch.zeros(world_size, len(gradient) + 1)
     if num_examples:
         room[rank] = torch.cat([gradient, torch.ones(1)]) * num_examples
@@ -61,6 +69,7 @@ def a_row_for_each_rank(rank, world_size, gradient, num_examples):
 
 
 def writes_into_the_gradient(rank, world_size, gradient, num_examples):
+    """the weighted mean that changes the gradient it was given"""
     if not num_examples:
         gradient.zero_()
     gradient *= num_examples
@@ -70,6 +79,7 @@ def writes_into_the_gradient(rank, world_size, gradient, num_examples):
 
 
 def nan_made_0_too_late(rank, world_size, gradient, num_examples):
+    """the nan of an empty shard, made 0 only after the all_reduce"""
     buffer = torch.cat([gradient, torch.ones(1)]) * num_examples
     dist.all_reduce(buffer)
     return torch.nan_to_num(buffer[:-1]) / buffer[-1]

@@ -13,6 +13,7 @@ def sums_of(x):
 
 
 def mean_of_means(rank, world_size, x):
+    """the plain mean of the ranks' means and variances"""
     both = torch.stack([x.mean(0), x.var(0, correction=0)])
     dist.all_reduce(both)
     mean, variance = both / world_size
@@ -20,6 +21,7 @@ def mean_of_means(rank, world_size, x):
 
 
 def mean_of_moments(rank, world_size, x):
+    """the plain mean of the ranks' means of x and x * x"""
     both = torch.stack([x.mean(0), (x * x).mean(0)])
     dist.all_reduce(both)
     mean, squares = both / world_size
@@ -32,18 +34,22 @@ def divided(sums, count):
 
 
 def by_world_size(rank, world_size, x):
+    """the sums of all ranks, divided by the number of ranks"""
     return divided(sums_of(x), world_size)
 
 
 def by_the_own_count(rank, world_size, x):
+    """the sums of all ranks, divided by each rank's own count"""
     return divided(sums_of(x), len(x))
 
 
 def by_a_guessed_count(rank, world_size, x):
+    """the count guessed as world_size times each rank's own"""
     return divided(sums_of(x), len(x) * world_size)
 
 
 def between_the_ranks_lost(rank, world_size, x):
+    """the variance within ranks, without that between their means"""
     within = ((x - x.mean(0)) ** 2).sum(0) if len(x) else torch.zeros(2)
     sums = torch.cat([x.sum(0), within, torch.tensor([float(len(x))])])
     dist.all_reduce(sums)
@@ -51,30 +57,36 @@ def between_the_ranks_lost(rank, world_size, x):
 
 
 def deviation(rank, world_size, x):
+    """the standard deviation in place of the variance"""
     mean, variance = divided(*sums_of(x).split([4, 1]))
     return mean, variance.sqrt()
 
 
 def the_other_way_round(rank, world_size, x):
+    """the right mean and variance in the other order"""
     return divided(*sums_of(x).split([4, 1]))[::-1]
 
 
 def in_one_tensor(rank, world_size, x):
+    """the mean and variance in one tensor, not as a tuple"""
     return torch.stack(divided(*sums_of(x).split([4, 1])))
 
 
 def divided_by_one_less(rank, world_size, x):
+    """the variance that divides by n - 1"""
     sums = sums_of(x)
     mean = sums[:2] / sums[-1]
     return mean, (sums[2:4] / sums[-1] - mean**2) * sums[-1] / (sums[-1] - 1)
 
 
 def mean_of_squares(rank, world_size, x):
+    """the mean of the squares in place of the variance"""
     sums = sums_of(x)
     return sums[:2] / sums[-1], sums[2:4] / sums[-1]
 
 
 def mean_first(rank, world_size, x):
+    """the mean and variance by two all_reduces"""
     sums = torch.cat([x.sum(0), torch.tensor([float(len(x))])])
     dist.all_reduce(sums)
     mean = sums[:-1] / sums[-1]
@@ -84,6 +96,7 @@ def mean_first(rank, world_size, x):
 
 
 def count_per_channel(rank, world_size, x):
+    """the count of examples sent once for each channel"""
     sums = torch.stack([x.sum(0), (x * x).sum(0), torch.full((2,), float(len(x)))])
     dist.all_reduce(sums)
     mean = sums[0] / sums[2]
@@ -91,10 +104,12 @@ def count_per_channel(rank, world_size, x):
 
 
 def own_batch(rank, world_size, x):
+    """the mean and variance of each rank's own examples"""
     return x.mean(0), x.var(0, correction=0)
 
 
 def the_empty_rank_stays_away(rank, world_size, x):
+    """the all_reduce that a rank without examples skips"""
     sums = sums_of(x) if len(x) else torch.ones(5)
     mean = sums[:2] / sums[-1]
     return mean, sums[2:4] / sums[-1] - mean**2

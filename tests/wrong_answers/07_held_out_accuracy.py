@@ -7,36 +7,42 @@ QUESTION = "held_out_accuracy"
 
 
 def padding_counted(rank, world_size, right, n):
+    """the accuracy that counts the padding"""
     counts = torch.tensor([right.sum(), float(len(right))])
     dist.all_reduce(counts)
     return (counts[0] / counts[1]).item()
 
 
 def padding_among_the_right(rank, world_size, right, n):
+    """the right answers with those of the padding, divided by n"""
     count = right.sum()
     dist.all_reduce(count)
     return count.item() / n
 
 
 def whole_rounds_only(rank, world_size, right, n):
+    """the accuracy without the last, incomplete round of the sampler"""
     count = right[: n // world_size].sum()
     dist.all_reduce(count)
     return count.item() / n
 
 
 def last_of_a_share_dropped(rank, world_size, right, n):
+    """the accuracy that takes a complete last round for padding"""
     count = (right if rank < n % world_size else right[:-1]).sum()
     dist.all_reduce(count)
     return count.item() / n
 
 
 def mean_of_means(rank, world_size, right, n):
+    """the mean over ranks that weighs a short share like a long one"""
     mean = right[rank + world_size * torch.arange(len(right)) < n].mean()
     dist.all_reduce(mean)
     return mean.item() / world_size
 
 
 def two_counts_in_int64(rank, world_size, right, n):
+    """the all_reduce of two 8-byte numbers, 16 bytes a rank"""
     real = right[rank + world_size * torch.arange(len(right)) < n]
     counts = torch.tensor([int(real.sum()), len(real)])
     dist.all_reduce(counts)
@@ -44,10 +50,12 @@ def two_counts_in_int64(rank, world_size, right, n):
 
 
 def own_share(rank, world_size, right, n):
+    """the accuracy over each rank's own share"""
     return right.mean().item()
 
 
 def two_all_reduces(rank, world_size, right, n):
+    """the accuracy by two all_reduces"""
     real = right[rank + world_size * torch.arange(len(right)) < n]
     count, total = real.sum(), torch.tensor(float(len(real)))
     dist.all_reduce(count)
@@ -56,6 +64,7 @@ def two_all_reduces(rank, world_size, right, n):
 
 
 def whole_table(rank, world_size, right, n):
+    """the all_reduce of a table with a place for each example"""
     table = torch.zeros(n + world_size)
     table[rank + world_size * torch.arange(len(right))] = right
     dist.all_reduce(table)
@@ -63,6 +72,7 @@ def whole_table(rank, world_size, right, n):
 
 
 def as_a_tensor(rank, world_size, right, n):
+    """the accuracy as a tensor, not as a float"""
     count = right[rank + world_size * torch.arange(len(right)) < n].sum()
     dist.all_reduce(count)
     return count / n

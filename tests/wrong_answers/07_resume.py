@@ -13,6 +13,7 @@ def mean_over_ranks(gradient, world_size):
 
 
 def momentum_forgotten(rank, world_size, weights, velocity, gradient):
+    """the momentum that begins at zero again"""
     weights = weights.clone()
     dist.broadcast(weights, src=0)
     velocity = mean_over_ranks(gradient, world_size)
@@ -20,6 +21,7 @@ def momentum_forgotten(rank, world_size, weights, velocity, gradient):
 
 
 def own_velocity(rank, world_size, weights, velocity, gradient):
+    """the step from each rank's own velocity"""
     weights = weights.clone()
     dist.broadcast(weights, src=0)
     velocity = 0.9 * velocity + mean_over_ranks(gradient, world_size)
@@ -27,6 +29,7 @@ def own_velocity(rank, world_size, weights, velocity, gradient):
 
 
 def own_gradient(rank, world_size, weights, velocity, gradient):
+    """the step with each rank's own gradient"""
     state = torch.stack([weights, velocity])
     dist.broadcast(state, src=0)
     velocity = 0.9 * state[1] + gradient
@@ -34,6 +37,7 @@ def own_gradient(rank, world_size, weights, velocity, gradient):
 
 
 def summed_gradient(rank, world_size, weights, velocity, gradient):
+    """the step with the sum of the gradients"""
     state = torch.stack([weights, velocity])
     dist.broadcast(state, src=0)
     velocity = 0.9 * state[1] + world_size * mean_over_ranks(gradient, world_size)
@@ -41,6 +45,7 @@ def summed_gradient(rank, world_size, weights, velocity, gradient):
 
 
 def gradient_of_rank_0(rank, world_size, weights, velocity, gradient):
+    """the step of all ranks with rank 0's gradient"""
     state = torch.stack([weights, velocity, gradient])
     dist.broadcast(state, src=0)
     velocity = 0.9 * state[1] + state[2]
@@ -48,6 +53,7 @@ def gradient_of_rank_0(rank, world_size, weights, velocity, gradient):
 
 
 def old_velocity(rank, world_size, weights, velocity, gradient):
+    """the step of the weights with the old velocity"""
     state = torch.stack([weights, velocity])
     dist.broadcast(state, src=0)
     mean = mean_over_ranks(gradient, world_size)
@@ -55,6 +61,7 @@ def old_velocity(rank, world_size, weights, velocity, gradient):
 
 
 def another_formula(rank, world_size, weights, velocity, gradient):
+    """the learning rate taken twice, in the velocity and in the step"""
     state = torch.stack([weights, velocity])
     dist.broadcast(state, src=0)
     velocity = 0.9 * state[1] + 0.1 * mean_over_ranks(gradient, world_size)
@@ -62,11 +69,13 @@ def another_formula(rank, world_size, weights, velocity, gradient):
 
 
 def nobody_tells(rank, world_size, weights, velocity, gradient):
+    """the step of each rank alone, from its own numbers"""
     velocity = 0.9 * velocity + gradient
     return weights - 0.1 * velocity, velocity
 
 
 def two_broadcasts(rank, world_size, weights, velocity, gradient):
+    """the weights and the velocity in a broadcast each"""
     weights, velocity = weights.clone(), velocity.clone()
     dist.broadcast(weights, src=0)
     dist.broadcast(velocity, src=0)
@@ -75,6 +84,7 @@ def two_broadcasts(rank, world_size, weights, velocity, gradient):
 
 
 def into_the_inputs(rank, world_size, weights, velocity, gradient):
+    """the step that changes the gradient it was given"""
     state = torch.stack([weights, velocity])
     dist.broadcast(state, src=0)
     dist.all_reduce(gradient)

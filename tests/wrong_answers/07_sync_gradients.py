@@ -12,6 +12,7 @@ def parts_of(flat, gradients):
 
 
 def the_sum(rank, world_size, gradients):
+    """the sum of the gradients in place of their mean"""
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     for gradient, part in zip(gradients, parts_of(flat, gradients), strict=True):
@@ -19,24 +20,28 @@ def the_sum(rank, world_size, gradients):
 
 
 def one_by_one(rank, world_size, gradients):
+    """the all_reduce of each gradient by itself"""
     for gradient in gradients:
         dist.all_reduce(gradient)
         gradient /= world_size
 
 
 def never_written_back(rank, world_size, gradients):
+    """the flat buffer that is never written back to the gradients"""
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= world_size
 
 
 def returned_instead(rank, world_size, gradients):
+    """the means returned in new tensors, not written in place"""
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     return parts_of(flat / world_size, gradients)
 
 
 def new_tensors_into_the_list(rank, world_size, gradients):
+    """the list filled with new tensors, not written in place"""
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     for i, part in enumerate(parts_of(flat / world_size, gradients)):
@@ -44,6 +49,7 @@ def new_tensors_into_the_list(rank, world_size, gradients):
 
 
 def in_a_rectangle(rank, world_size, gradients):
+    """the flat buffer padded to a rectangle, with a row per gradient"""
     room = torch.zeros(len(gradients), max(g.numel() for g in gradients))
     for row, gradient in zip(room, gradients, strict=True):
         row[: gradient.numel()] = gradient.flatten()
@@ -53,6 +59,7 @@ def in_a_rectangle(rank, world_size, gradients):
 
 
 def reduce_to_rank_0(rank, world_size, gradients):
+    """the reduce to rank 0 in place of an all_reduce"""
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.reduce(flat, dst=0)
     for gradient, part in zip(gradients, parts_of(flat / world_size, gradients), strict=True):
@@ -60,6 +67,7 @@ def reduce_to_rank_0(rank, world_size, gradients):
 
 
 def nobody_else(rank, world_size, gradients):
+    """the division by world_size without any communication"""
     for gradient in gradients:
         gradient /= world_size
 

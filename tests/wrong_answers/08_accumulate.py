@@ -21,6 +21,7 @@ def gradients(model):
 
 
 def always_communicates(rank, world_size, micro_batches):
+    """the accumulation that communicates with every micro-batch"""
     ddp = DistributedDataParallel(tower([3, 2, 1]))
     for x in micro_batches:
         (ddp(x).mean() / len(micro_batches)).backward()
@@ -28,6 +29,7 @@ def always_communicates(rank, world_size, micro_batches):
 
 
 def never_communicates(rank, world_size, micro_batches):
+    """the accumulation that never communicates"""
     ddp = DistributedDataParallel(tower([3, 2, 1]))
     with ddp.no_sync():
         for x in micro_batches:
@@ -36,6 +38,7 @@ def never_communicates(rank, world_size, micro_batches):
 
 
 def not_divided(rank, world_size, micro_batches):
+    """the sum over the micro-batches in place of their mean"""
     ddp = DistributedDataParallel(tower([3, 2, 1]))
     for number, x in enumerate(micro_batches):
         is_last = number == len(micro_batches) - 1
@@ -45,6 +48,7 @@ def not_divided(rank, world_size, micro_batches):
 
 
 def zeroed_every_time(rank, world_size, micro_batches):
+    """the accumulation in which only the last micro-batch counts"""
     ddp = DistributedDataParallel(tower([3, 2, 1]))
     for number, x in enumerate(micro_batches):
         is_last = number == len(micro_batches) - 1
@@ -55,6 +59,7 @@ def zeroed_every_time(rank, world_size, micro_batches):
 
 
 def reduces_by_hand_as_well(rank, world_size, micro_batches):
+    """the all_reduce of each gradient by hand, in place of DDP's"""
     ddp = DistributedDataParallel(tower([3, 2, 1]))
     with ddp.no_sync():
         for x in micro_batches:
@@ -76,12 +81,14 @@ def accumulated(world_size, micro_batches, loss_of, last=-1):
 
 
 def one_large_batch(rank, world_size, micro_batches):
+    """the micro-batches joined into one large batch"""
     ddp = DistributedDataParallel(tower([3, 2, 1]))
     ddp(torch.cat(micro_batches)).mean().backward()
     return gradients(ddp)
 
 
 def all_graphs_at_once(rank, world_size, micro_batches):
+    """the accumulation that holds the graphs of all micro-batches"""
     ddp, losses = DistributedDataParallel(tower([3, 2, 1])), []
     for number, x in enumerate(micro_batches):
         is_last = number == len(micro_batches) - 1
@@ -92,21 +99,25 @@ def all_graphs_at_once(rank, world_size, micro_batches):
 
 
 def divides_by_the_ranks_too(rank, world_size, micro_batches):
+    """the division by world_size that DDP does already"""
     parts = len(micro_batches) * world_size
     return accumulated(world_size, micro_batches, lambda y, is_last: y.mean() / parts)
 
 
 def sums_examples(rank, world_size, micro_batches):
+    """the sum over the examples of a micro-batch, not their mean"""
     parts = len(micro_batches)
     return accumulated(world_size, micro_batches, lambda y, is_last: y.sum() / parts)
 
 
 def divides_the_last_only(rank, world_size, micro_batches):
+    """the accumulation that divides the last loss only"""
     parts = len(micro_batches)
     return accumulated(world_size, micro_batches, lambda y, last: y.mean() / (parts if last else 1))
 
 
 def syncs_with_the_first(rank, world_size, micro_batches):
+    """the communication with the first micro-batch, not with the last"""
     parts = len(micro_batches)
     return accumulated(world_size, micro_batches, lambda y, last: y.mean() / parts, last=0)
 

@@ -18,6 +18,7 @@ def gradients(model):
 
 
 def waits_in_the_hook(rank, world_size, widths, x):
+    """the backward pass that no all_reduce overlaps"""
     model = tower(widths)
 
     def reduce(weight):
@@ -31,6 +32,7 @@ def waits_in_the_hook(rank, world_size, widths, x):
 
 
 def never_waits(rank, world_size, widths, x):
+    """the all_reduce that nobody waits for"""
     model = tower(widths)
 
     def start(weight):
@@ -44,6 +46,7 @@ def never_waits(rank, world_size, widths, x):
 
 
 def one_for_all(rank, world_size, widths, x):
+    """the one all_reduce of all layers after the backward pass"""
     model = tower(widths)
     model(x).sum().backward()
     flat = torch.cat([grad.flatten() for grad in gradients(model)]) / world_size
@@ -53,6 +56,7 @@ def one_for_all(rank, world_size, widths, x):
 
 
 def first_layer_first(rank, world_size, widths, x):
+    """the all_reduces in the order of the layers, first layer first"""
     model = tower(widths)
     model(x).sum().backward()
     requests = []
@@ -65,6 +69,7 @@ def first_layer_first(rank, world_size, widths, x):
 
 
 def not_divided(rank, world_size, widths, x):
+    """the sum over the ranks in place of the mean"""
     model = tower(widths)
     requests = []
 
@@ -80,6 +85,7 @@ def not_divided(rank, world_size, widths, x):
 
 
 def divides_too_early(rank, world_size, widths, x):
+    """the division of a gradient whose all_reduce is still open"""
     model = tower(widths)
     requests = []
 
@@ -97,12 +103,14 @@ def divides_too_early(rank, world_size, widths, x):
 
 
 def forgets_backward(rank, world_size, widths, x):
+    """the list of gradients without a backward pass"""
     model = tower(widths)
     model(x).sum()
     return gradients(model)
 
 
 def hooks_before_accumulation(rank, world_size, widths, x):
+    """the all_reduce of a copy, not of what is in .grad"""
     model, requests = tower(widths), []
 
     def start(grad):
@@ -118,6 +126,7 @@ def hooks_before_accumulation(rank, world_size, widths, x):
 
 
 def reduces_what_the_hook_replaced(rank, world_size, widths, x):
+    """the all_reduce of a copy, while .grad is only divided"""
     model, requests = tower(widths), []
 
     def start(grad):

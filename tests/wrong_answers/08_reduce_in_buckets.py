@@ -29,18 +29,22 @@ def fill(grads, numbers, cap_nbytes):
 
 
 def one_each(rank, world_size, grads, cap_nbytes):
+    """the bucket of its own for each gradient"""
     return reduce(rank, world_size, grads, [[number] for number in reversed(range(len(grads)))])
 
 
 def all_in_one(rank, world_size, grads, cap_nbytes):
+    """the one bucket for all gradients"""
     return reduce(rank, world_size, grads, [list(reversed(range(len(grads))))])
 
 
 def first_gradient_first(rank, world_size, grads, cap_nbytes):
+    """the buckets filled with the first gradient first"""
     return reduce(rank, world_size, grads, fill(grads, range(len(grads)), cap_nbytes))
 
 
 def never_above_the_cap(rank, world_size, grads, cap_nbytes):
+    """the buckets closed before they would pass the cap"""
     buckets, nbytes = [[]], 0
     for number in reversed(range(len(grads))):
         if buckets[-1] and nbytes + grads[number].nbytes > cap_nbytes:
@@ -52,30 +56,36 @@ def never_above_the_cap(rank, world_size, grads, cap_nbytes):
 
 
 def in_order_of_buckets(rank, world_size, grads, cap_nbytes):
+    """the list of means in the order of the buckets"""
     buckets = fill(grads, reversed(range(len(grads))), cap_nbytes)
     return reduce(rank, world_size, grads, buckets)[::-1]
 
 
 def not_divided(rank, world_size, grads, cap_nbytes):
+    """the list of sums over the ranks in place of the means"""
     buckets = fill(grads, reversed(range(len(grads))), cap_nbytes)
     return [mean * world_size for mean in reduce(rank, world_size, grads, buckets)]
 
 
 def other_order_on_odd_ranks(rank, world_size, grads, cap_nbytes):
+    """the buckets that odd ranks send in the other order"""
     buckets = fill(grads, reversed(range(len(grads))), cap_nbytes)
     return reduce(rank, world_size, grads, buckets[:: -1 if rank % 2 else 1])
 
 
 def closes_only_above_the_cap(rank, world_size, grads, cap_nbytes):
+    """the buckets closed only once they are above the cap"""
     buckets = fill(grads, reversed(range(len(grads))), cap_nbytes + 1)
     return reduce(rank, world_size, grads, buckets)
 
 
 def knows_one_cap(rank, world_size, grads, cap_nbytes):
+    """the buckets with a fixed cap, not with the one given"""
     return reduce(rank, world_size, grads, fill(grads, reversed(range(len(grads))), 32))
 
 
 def sends_an_empty_bucket(rank, world_size, grads, cap_nbytes):
+    """the empty bucket sent after a last one that is full"""
     buckets = fill(grads, reversed(range(len(grads))), cap_nbytes)
     means = reduce(rank, world_size, grads, buckets)
     if sum(grads[number].nbytes for number in buckets[-1]) >= cap_nbytes:
@@ -84,6 +94,7 @@ def sends_an_empty_bucket(rank, world_size, grads, cap_nbytes):
 
 
 def forgets_the_last_bucket(rank, world_size, grads, cap_nbytes):
+    """the last bucket that is never sent"""
     buckets = fill(grads, reversed(range(len(grads))), cap_nbytes)
     return reduce(rank, world_size, grads, buckets[:-1])
 

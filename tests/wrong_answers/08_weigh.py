@@ -25,24 +25,28 @@ def total_of(x):
 
 
 def a_mean_on_each_rank(rank, world_size, x):
+    """the mean on each rank, in which few examples weigh like many"""
     ddp = DistributedDataParallel(tower([3, 2, 1]))
     (ddp(x).sum() / max(1, len(x))).backward()
     return gradients(ddp)
 
 
 def divided_twice(rank, world_size, x):
+    """the mean over all examples, divided by world_size again"""
     ddp = DistributedDataParallel(tower([3, 2, 1]))
     (ddp(x).sum() / total_of(x)).backward()
     return gradients(ddp)
 
 
 def only_the_sum(rank, world_size, x):
+    """the sum over all examples, divided by world_size only"""
     ddp = DistributedDataParallel(tower([3, 2, 1]))
     ddp(x).sum().backward()
     return gradients(ddp)
 
 
 def skips_an_empty_batch(rank, world_size, x):
+    """the backward pass that a rank without examples skips"""
     ddp = DistributedDataParallel(tower([3, 2, 1]))
     total = total_of(x)
     if len(x):
@@ -51,6 +55,7 @@ def skips_an_empty_batch(rank, world_size, x):
 
 
 def two_numbers(rank, world_size, x):
+    """the all_reduce of more than one number"""
     ddp = DistributedDataParallel(tower([3, 2, 1]))
     counts = torch.zeros(world_size)
     counts[rank] = len(x)

@@ -26,6 +26,7 @@ def accumulated(gradients, k, compute_s, divisor):
 
 
 def every_micro_batch(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the accumulation with more all_reduces than groups"""
     k = size(compute_s, sync_s, efficiency)
     for gradient in gradients:
         simlib.compute(compute_s)
@@ -36,6 +37,7 @@ def every_micro_batch(rank, world_size, gradients, compute_s, sync_s, efficiency
 
 
 def all_at_once(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the all_reduce of all micro-batches' gradients at once"""
     for _ in gradients:
         simlib.compute(compute_s)
     total = gradients.clone()
@@ -45,36 +47,42 @@ def all_at_once(rank, world_size, gradients, compute_s, sync_s, efficiency):
 
 
 def rounds_down(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the k rounded down"""
     k = size(compute_s, sync_s, efficiency, math.floor)
     return accumulated(gradients, k, compute_s, lambda group: len(group) * world_size)
 
 
 def always_one(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the all_reduce after every micro-batch, as if k were 1"""
     return accumulated(gradients, 1, compute_s, lambda group: len(group) * world_size)
 
 
 def divides_by_k(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the mean that divides the last, shorter group by k, too"""
     k = size(compute_s, sync_s, efficiency)
     return accumulated(gradients, k, compute_s, lambda group: k * world_size)
 
 
 def forgets_the_ranks(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the mean over the micro-batches, summed over the ranks"""
     k = size(compute_s, sync_s, efficiency)
     return accumulated(gradients, k, compute_s, len)
 
 
 def forgets_the_micro_batches(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the mean over the ranks, summed over the micro-batches"""
     k = size(compute_s, sync_s, efficiency)
     return accumulated(gradients, k, compute_s, lambda group: world_size)
 
 
 def sums(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the sum over micro-batches and ranks, which nothing divides"""
     k = size(compute_s, sync_s, efficiency)
     return accumulated(gradients, k, compute_s, lambda group: 1)
 
 
 def only_the_last_counts(rank, world_size, gradients, compute_s, sync_s, efficiency):
-    """As if the gradient were set to zero before each micro-batch."""
+    """the mean over ranks of each group's last micro-batch alone"""
     rows = []
     for group in gradients.split(size(compute_s, sync_s, efficiency)):
         for _ in group:
@@ -86,6 +94,7 @@ def only_the_last_counts(rank, world_size, gradients, compute_s, sync_s, efficie
 
 
 def drops_the_rest(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the result without the last, shorter group"""
     k = size(compute_s, sync_s, efficiency)
     whole = len(gradients) // k * k
     if not whole:
@@ -95,16 +104,19 @@ def drops_the_rest(rank, world_size, gradients, compute_s, sync_s, efficiency):
 
 
 def nothing_to_compute(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the run that does not compute every micro-batch"""
     k = size(compute_s, sync_s, efficiency)
     return accumulated(gradients, k, 0.0, lambda group: len(group) * world_size)
 
 
 def computes_for_all_ranks(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the compute of all ranks' micro-batches on each rank"""
     k = size(compute_s, sync_s, efficiency)
     return accumulated(gradients, k, world_size * compute_s, lambda group: len(group) * world_size)
 
 
 def accumulates_in_place(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the accumulation that changes the gradients it was given"""
     rows = []
     for group in gradients.split(size(compute_s, sync_s, efficiency)):
         total = group[0]
@@ -118,6 +130,7 @@ def accumulates_in_place(rank, world_size, gradients, compute_s, sync_s, efficie
 
 
 def always_one_more(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    """the k rounded down and 1 added, even where it is whole"""
     k = size(compute_s, sync_s, efficiency, lambda exact: int(exact) + 1)
     return accumulated(gradients, k, compute_s, lambda group: len(group) * world_size)
 

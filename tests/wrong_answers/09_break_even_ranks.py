@@ -20,39 +20,48 @@ def of_all(compute_s, op):
 
 
 def own_time(rank, world_size, compute_s, *network):
+    """the smallest R for each rank's own compute time"""
     return first(compute_s, *network)
 
 
 def fastest(rank, world_size, compute_s, *network):
+    """the smallest R for the fastest rank"""
     return first(of_all(compute_s, dist.ReduceOp.MIN), *network)
 
 
 def mean(rank, world_size, compute_s, *network):
+    """the smallest R for the mean of the compute times"""
     return first(of_all(compute_s, dist.ReduceOp.SUM) / world_size, *network)
 
 
 def sum_of_times(rank, world_size, compute_s, *network):
+    """the smallest R for the sum of the compute times"""
     return first(of_all(compute_s, dist.ReduceOp.SUM), *network)
 
 
 def significantly_less(rank, world_size, compute_s, *network):
+    """the smallest R for which T_sync is below one T_comp"""
     return first(of_all(compute_s, dist.ReduceOp.MAX), *network, bound=lambda R: 1)
 
 
 def shared_batch(rank, world_size, compute_s, *network):
+    """the smallest R for strong scaling, with a batch that ranks share"""
     return first(of_all(compute_s, dist.ReduceOp.MAX), *network, bound=lambda R: 1 - 1 / R)
 
 
 def no_latency(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    """the smallest R for a ring without latency"""
     return first(of_all(compute_s, dist.ReduceOp.MAX), nbytes, 0.0, bandwidth_Bps)
 
 
 def whole_gradient_in_each_message(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    """the ring whose every message carries the whole gradient"""
     slowest = of_all(compute_s, dist.ReduceOp.MAX)
     return 2 if slowest > 2 * (latency_s + nbytes / bandwidth_Bps) else 0
 
 
 def no_integer(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    """the R, no whole number, at which a ring is as fast as one rank"""
     slowest = of_all(compute_s, dist.ReduceOp.MAX)
     if slowest <= 2 * latency_s:
         return 0
@@ -60,6 +69,7 @@ def no_integer(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
 
 
 def everybody_tells_everybody(rank, world_size, compute_s, *network):
+    """the all_reduce of a compute time for each rank"""
     x = torch.zeros(world_size, dtype=torch.float64)
     x[rank] = compute_s
     dist.all_reduce(x)
@@ -67,6 +77,7 @@ def everybody_tells_everybody(rank, world_size, compute_s, *network):
 
 
 def gathers(rank, world_size, compute_s, *network):
+    """the all_gather of the compute times"""
     x = torch.tensor([compute_s], dtype=torch.float64)
     parts = [torch.empty_like(x) for _ in range(world_size)]
     dist.all_gather(parts, x)
@@ -74,6 +85,7 @@ def gathers(rank, world_size, compute_s, *network):
 
 
 def asks_for_every_R(rank, world_size, compute_s, *network):
+    """the search that takes more than one all_reduce"""
     for R in range(2, 200):
         of_all(compute_s, dist.ReduceOp.MAX)
         if first(of_all(compute_s, dist.ReduceOp.MAX), *network) == R:
@@ -82,6 +94,7 @@ def asks_for_every_R(rank, world_size, compute_s, *network):
 
 
 def within_the_world(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    """the search that ends at world_size"""
     slowest = of_all(compute_s, dist.ReduceOp.MAX)
     for R in range(2, world_size + 1):
         if 2 * (R - 1) * (latency_s + nbytes / R / bandwidth_Bps) < (R - 1) * slowest:
@@ -90,6 +103,7 @@ def within_the_world(rank, world_size, compute_s, nbytes, latency_s, bandwidth_B
 
 
 def without_a_limit(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    """the search that goes on above 4,096 ranks"""
     slowest = of_all(compute_s, dist.ReduceOp.MAX)
     if slowest <= 2 * latency_s:
         return 0
@@ -97,6 +111,7 @@ def without_a_limit(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bp
 
 
 def one_is_enough(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    """the search in which R may be 1"""
     slowest = of_all(compute_s, dist.ReduceOp.MAX)
     if slowest <= 2 * latency_s:
         return 0
@@ -105,6 +120,7 @@ def one_is_enough(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps)
 
 
 def as_fast_will_do(rank, world_size, compute_s, nbytes, latency_s, bandwidth_Bps):
+    """the smallest R that is as fast as one rank, not faster"""
     slowest = of_all(compute_s, dist.ReduceOp.MAX)
     for R in range(2, 4097):
         if 2 * (R - 1) * (latency_s + nbytes / R / bandwidth_Bps) <= (R - 1) * slowest:

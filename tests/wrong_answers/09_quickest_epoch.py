@@ -62,24 +62,30 @@ def work(rank, R, gradient, batches, compute_s, add_up):
 
 
 def all_ranks(rank, world_size, gradient, batches, compute_s, *network):
+    """the epoch on all ranks, where fewer are quicker"""
     return work(rank, world_size, gradient, batches, compute_s, ring)
 
 
 def one_rank(rank, world_size, gradient, batches, compute_s, *network):
+    """the epoch on one rank, where more are quicker"""
     return work(rank, 1, gradient, batches, compute_s, ring)
 
 
 def always_a_ring(rank, world_size, gradient, batches, compute_s, *network):
+    """the plan that knows the ring only"""
     R, way = best(world_size, gradient.nbytes, batches, compute_s, *network, add_up=ring)
     return work(rank, R, gradient, batches, compute_s, way)
 
 
 def always_a_tree(rank, world_size, gradient, batches, compute_s, *network):
+    """the tree in every epoch, with the R of the better way"""
     R, _ = best(world_size, gradient.nbytes, batches, compute_s, *network)
     return work(rank, R, gradient, batches, compute_s, tree)
 
 
 def steps_are_no_whole_numbers(rank, world_size, gradient, batches, compute_s, *network):
+    """the plan that counts fractions of a step"""
+
     def fraction(batches, R):
         return batches / R
 
@@ -88,17 +94,19 @@ def steps_are_no_whole_numbers(rank, world_size, gradient, batches, compute_s, *
 
 
 def computes_nothing(rank, world_size, gradient, batches, compute_s, *network):
+    """the epoch that does not compute in every step"""
     R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
     return work(rank, R, gradient, batches, 0.0, way)
 
 
 def computes_every_batch(rank, world_size, gradient, batches, compute_s, *network):
-    """Every rank computes all batches, as if nothing were shared."""
+    """the epoch in which each working rank computes all batches"""
     R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
     return work(rank, R, gradient, batches * R, compute_s, way)
 
 
 def adds_up_sums(rank, world_size, gradient, batches, compute_s, *network):
+    """the step that adds up the sums of the step before"""
     R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
     total = gradient.clone() if rank < R else torch.zeros_like(gradient)
     for _ in range(math.ceil(batches / R) if rank < R else 0):
@@ -108,6 +116,7 @@ def adds_up_sums(rank, world_size, gradient, batches, compute_s, *network):
 
 
 def changes_the_gradient(rank, world_size, gradient, batches, compute_s, *network):
+    """the epoch that changes the gradient it was given"""
     R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
     if rank >= R:
         return torch.zeros_like(gradient)
@@ -119,23 +128,27 @@ def changes_the_gradient(rank, world_size, gradient, batches, compute_s, *networ
 
 
 def idle_ranks_return_nothing(rank, world_size, gradient, batches, compute_s, *network):
+    """the epoch whose idle ranks return None"""
     R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
     total = work(rank, R, gradient, batches, compute_s, way)
     return total if rank < R else None
 
 
 def counts_elements_for_bytes(rank, world_size, gradient, batches, compute_s, *network):
+    """the plan that counts N in numbers, not in bytes"""
     R, way = best(world_size, len(gradient), batches, compute_s, *network)
     return work(rank, R, gradient, batches, compute_s, way)
 
 
 def a_collective(rank, world_size, gradient, batches, compute_s, *network):
+    """the all_reduce of torch in place of tree and ring"""
     total = gradient.clone()
     dist.all_reduce(total)
     return total
 
 
 def adds_up_once_at_the_end(rank, world_size, gradient, batches, compute_s, *network):
+    """the epoch that does not add up in every step"""
     R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
     if rank >= R:
         return torch.zeros_like(gradient)
@@ -147,11 +160,13 @@ def adds_up_once_at_the_end(rank, world_size, gradient, batches, compute_s, *net
 
 
 def rounds_are_no_whole_numbers(rank, world_size, gradient, batches, compute_s, *network):
+    """the plan that counts fractions of a tree's round"""
     R, way = best(world_size, gradient.nbytes, batches, compute_s, *network, rounds=float)
     return work(rank, R, gradient, batches, compute_s, way)
 
 
 def returns_the_mean(rank, world_size, gradient, batches, compute_s, *network):
+    """the mean over the working ranks, not the sum"""
     R, way = best(world_size, gradient.nbytes, batches, compute_s, *network)
     return work(rank, R, gradient, batches, compute_s, way) / R
 

@@ -46,23 +46,28 @@ def one_by_one(rank, world_size, w, xs, batch, pieces, divisor, forgets=False):
 
 
 def not_divided(rank, world_size, w, xs, batch, pieces):
+    """the sum over the pieces in place of their mean"""
     return one_by_one(rank, world_size, w, xs, batch, pieces, divisor=1)
 
 
 def zeroed_for_each_piece(rank, world_size, w, xs, batch, pieces):
+    """the gradient of the last piece alone"""
     return one_by_one(rank, world_size, w, xs, batch, pieces, divisor=1, forgets=True)
 
 
 def divided_and_zeroed(rank, world_size, w, xs, batch, pieces):
+    """the last piece's part of the mean, without the others"""
     return one_by_one(rank, world_size, w, xs, batch, pieces, divisor=pieces, forgets=True)
 
 
 def divided_on_every_rank(rank, world_size, w, xs, batch, pieces):
+    """the second division by pieces, on all ranks but the last"""
     gradient = one_by_one(rank, world_size, w, xs, batch, pieces, divisor=pieces)
     return gradient / pieces if rank < world_size - 1 else gradient
 
 
 def all_forward_first(rank, world_size, w, xs, batch, pieces):
+    """the plan that takes all pieces forward before any backward"""
     weight = w.clone().requires_grad_()
     begun = [
         forward(rank, world_size, weight, piece_of(xs, piece), batch) for piece in range(pieces)
@@ -73,12 +78,14 @@ def all_forward_first(rank, world_size, w, xs, batch, pieces):
 
 
 def plans_that_differ(rank, world_size, w, xs, batch, pieces):
+    """the mix of FFBB on rank 0 and FBFB on the other ranks"""
     if rank == 0:
         return all_forward_first(rank, world_size, w, xs, batch, pieces)
     return one_by_one(rank, world_size, w, xs, batch, pieces, divisor=pieces)
 
 
 def in_one_large_piece(rank, world_size, w, xs, batch, pieces):
+    """the pieces joined into one large piece"""
     weight = w.clone().requires_grad_()
     x = torch.cat(xs) if rank == 0 else None
     h, y = forward(rank, world_size, weight, x, batch * pieces)
@@ -87,11 +94,13 @@ def in_one_large_piece(rank, world_size, w, xs, batch, pieces):
 
 
 def row_by_row(rank, world_size, w, xs, batch, pieces):
+    """the pieces cut further, into single examples"""
     rows = [row[None] for x in xs for row in x] if rank == 0 else None
     return one_by_one(rank, world_size, w, rows, 1, batch * pieces, divisor=batch * pieces)
 
 
 def with_a_reduce(rank, world_size, w, xs, batch, pieces):
+    """the plan with a barrier beside its messages"""
     gradient = one_by_one(rank, world_size, w, xs, batch, pieces, divisor=pieces)
     dist.barrier()
     return gradient

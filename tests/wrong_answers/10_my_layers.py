@@ -22,11 +22,13 @@ def best(sizes, world_size):
 
 
 def equally_many(rank, world_size, sizes):
+    """the cut into equally many layers for each rank"""
     first, end = (len(sizes) * one // world_size for one in (rank, rank + 1))
     return [torch.zeros(size) for size in sizes[first:end]]
 
 
 def up_to_the_mean(rank, world_size, sizes):
+    """the stages filled up to the mean, the last with all the rest"""
     stages, mean = [[]], sum(sizes) / world_size
     for size in sizes:
         if stages[-1] and len(stages) < world_size and sum(stages[-1]) + size > mean:
@@ -36,30 +38,36 @@ def up_to_the_mean(rank, world_size, sizes):
 
 
 def all_layers(rank, world_size, sizes):
+    """the whole model on every rank"""
     return [torch.zeros(size) for size in sizes]
 
 
 def all_layers_and_then_some(rank, world_size, sizes):
+    """the whole model made on every rank, and then cut"""
     layers = [torch.zeros(size) for size in sizes]
     before = sum(map(len, best(sizes, world_size)[:rank]))
     return layers[before : before + len(best(sizes, world_size)[rank])]
 
 
 def sizes_alone(rank, world_size, sizes):
+    """the list of the layers' sizes in place of the layers"""
     return best(sizes, world_size)[rank]
 
 
 def one_large_tensor(rank, world_size, sizes):
+    """the stage as one large tensor, not as a list of layers"""
     return torch.zeros(sum(best(sizes, world_size)[rank]))
 
 
 def asks_rank_0(rank, world_size, sizes):
+    """the cut for which the ranks exchange an object"""
     cut = [best(sizes, world_size)]
     dist.broadcast_object_list(cut, src=0)
     return [torch.zeros(size) for size in cut[0][rank]]
 
 
 def sent_around(rank, world_size, sizes):
+    """the cut for which rank 0 sends messages"""
     for other in range(1, world_size):
         if rank == 0:
             dist.send(torch.ones(1), dst=other)
@@ -74,20 +82,21 @@ def cuts_without_empty_stages(sizes, world_size):
 
 
 def least_without_empty_stages(rank, world_size, sizes):
-    """All cuts are tried, but none that leaves a rank without layers."""
+    """the best cut of those that leave no rank without layers"""
     cuts = cuts_without_empty_stages(sizes, world_size)
     good = min(cuts, key=lambda cut: (max(map(sum, cut)), [-len(stage) for stage in cut]))
     return [torch.zeros(size) for size in good[rank]]
 
 
 def crashes_with_few_layers(rank, world_size, sizes):
-    """Right, but for a chain shorter than the world."""
+    """the cut that fails where there are fewer layers than ranks"""
     if len(sizes) < world_size:
         return least_without_empty_stages(rank, world_size, sizes)
     return [torch.zeros(size) for size in best(sizes, world_size)[rank]]
 
 
 def next_once_the_mean_is_reached(rank, world_size, sizes):
+    """the stages closed once they have reached the mean"""
     stages, mean = [[]], sum(sizes) / world_size
     for size in sizes:
         if sum(stages[-1]) >= mean and len(stages) < world_size:
@@ -97,6 +106,7 @@ def next_once_the_mean_is_reached(rank, world_size, sizes):
 
 
 def last_ranks_filled_first(rank, world_size, sizes):
+    """the cut that fills the last ranks first"""
     stages = best(sizes[::-1], world_size)[:world_size][::-1]
     return [torch.zeros(size) for size in stages[rank][::-1]]
 

@@ -31,6 +31,7 @@ def right(rank, world_size, w, x, batch, reduction=torch.mean):
 
 
 def nothing_comes_back(rank, world_size, w, x, batch):
+    """the gradient of zeros on every rank but the last"""
     h, weight = enter(rank, w, x, batch), w.clone().requires_grad_()
     y = torch.tanh(h @ weight)
     if rank < world_size - 1:
@@ -41,6 +42,7 @@ def nothing_comes_back(rank, world_size, w, x, batch):
 
 
 def gradient_left_out(rank, world_size, w, x, batch):
+    """the None that every rank but the last returns"""
     h, weight = enter(rank, w, x, batch), w.clone().requires_grad_()
     y = torch.tanh(h @ weight)
     if rank < world_size - 1:
@@ -51,6 +53,7 @@ def gradient_left_out(rank, world_size, w, x, batch):
 
 
 def own_loss_everywhere(rank, world_size, w, x, batch):
+    """the gradient of each stage's own output, as if it were the last"""
     h, weight = enter(rank, w, x, batch), w.clone().requires_grad_()
     y = torch.tanh(h @ weight)
     if rank < world_size - 1:
@@ -60,10 +63,12 @@ def own_loss_everywhere(rank, world_size, w, x, batch):
 
 
 def sum_of_squares(rank, world_size, w, x, batch):
+    """the gradient of the sum of the squares, not of their mean"""
     return right(rank, world_size, w, x, batch, reduction=torch.sum)
 
 
 def waits_for_a_gradient_that_is_not_sent(rank, world_size, w, x, batch):
+    """the wait for a gradient that is never sent"""
     h, weight = enter(rank, w, x, batch), w.clone().requires_grad_()
     y = torch.tanh(h @ weight)
     if rank < world_size - 1:
@@ -77,6 +82,7 @@ def waits_for_a_gradient_that_is_not_sent(rank, world_size, w, x, batch):
 
 
 def sends_the_gradient_of_its_weights(rank, world_size, w, x, batch):
+    """the gradient of w, sent back over the boundary"""
     h, weight = enter(rank, w, x, batch), w.clone().requires_grad_()
     y = torch.tanh(h @ weight)
     if rank < world_size - 1:
@@ -92,7 +98,7 @@ def sends_the_gradient_of_its_weights(rank, world_size, w, x, batch):
 
 
 def both_send_first(rank, world_size, w, x, batch):
-    """The gradient is sent before the receive of the activations is posted."""
+    """the backward message sent before the forward one is received"""
     h = torch.zeros(batch, w.shape[0])
     if rank > 0:
         dist.send(h, dst=rank - 1)
@@ -100,7 +106,7 @@ def both_send_first(rank, world_size, w, x, batch):
 
 
 def in_two_messages(rank, world_size, w, x, batch):
-    """Each message is sent twice, to be on the safe side."""
+    """the two messages over each boundary in each direction"""
 
     def twice(call):
         def called(tensor, peer):
@@ -130,6 +136,7 @@ def in_two_messages(rank, world_size, w, x, batch):
 
 
 def in_double_precision(rank, world_size, w, x, batch):
+    """the activations and gradients sent in double precision"""
     weight, h = w.clone().requires_grad_(), x
     if rank > 0:
         wide = torch.empty(batch, w.shape[0], dtype=torch.float64)
@@ -149,7 +156,7 @@ def in_double_precision(rank, world_size, w, x, batch):
 
 
 def everything_on_rank_0(rank, world_size, w, x, batch):
-    """Rank 0 collects the weights, works alone, and sends the gradients out."""
+    """the work of all stages on rank 0, which collects the weights"""
     shape, gradient = torch.tensor(w.shape), torch.empty_like(w)
     if rank > 0:
         dist.send(shape, dst=0)
@@ -172,12 +179,14 @@ def everything_on_rank_0(rank, world_size, w, x, batch):
 
 
 def weights_gathered(rank, world_size, w, x, batch):
+    """the backward pass with an all_gather of objects"""
     shapes = [None] * world_size
     dist.all_gather_object(shapes, tuple(w.shape))
     return right(rank, world_size, w, x, batch)
 
 
 def input_needs_no_gradient(rank, world_size, w, x, batch):
+    """the received input that does not require a gradient"""
     h, weight = x, w.clone().requires_grad_()
     if rank > 0:
         h = torch.empty(batch, w.shape[0])

@@ -23,34 +23,42 @@ def ledger(widths, batch, optimizer, biases=True, of_adam=2, counts=True, first=
 
 
 def numbers_not_bytes(rank, world_size, widths, batch, optimizer):
+    """the ledger in numbers, not in bytes"""
     return {key: nbytes // 4 for key, nbytes in ledger(widths, batch, optimizer).items()}
 
 
 def no_biases(rank, world_size, widths, batch, optimizer):
+    """the ledger without the biases"""
     return ledger(widths, batch, optimizer, biases=False)
 
 
 def one_number_for_adam(rank, world_size, widths, batch, optimizer):
+    """the ledger in which Adam keeps one number per parameter"""
     return ledger(widths, batch, optimizer, of_adam=1, counts=False)
 
 
 def no_count_of_steps(rank, world_size, widths, batch, optimizer):
+    """the ledger without Adam's counts of its steps"""
     return ledger(widths, batch, optimizer, counts=False)
 
 
 def no_input(rank, world_size, widths, batch, optimizer):
+    """the ledger without the input of the stage"""
     return ledger(widths, batch, optimizer, first=1)
 
 
 def one_example(rank, world_size, widths, batch, optimizer):
+    """the ledger with the activations of one example only"""
     return ledger(widths, 1, optimizer)
 
 
 def total_alone(rank, world_size, widths, batch, optimizer):
+    """the total of the ledger in place of its categories"""
     return sum(ledger(widths, batch, optimizer).values())
 
 
 def told_by_rank_0(rank, world_size, widths, batch, optimizer):
+    """the ledger for which rank 0 sends messages"""
     for other in range(1, world_size):
         if rank == 0:
             dist.send(torch.ones(1), dst=other)
@@ -60,21 +68,25 @@ def told_by_rank_0(rank, world_size, widths, batch, optimizer):
 
 
 def momentum_has_no_state(rank, world_size, widths, batch, optimizer):
+    """the ledger in which momentum has no state"""
     return ledger(widths, batch, "sgd" if optimizer == "momentum" else optimizer)
 
 
 def linear_outputs_kept(rank, world_size, widths, batch, optimizer):
+    """the ledger that counts the outputs of the Linears, too"""
     right = ledger(widths, batch, optimizer)
     return right | {"activations": right["activations"] + 4 * batch * sum(widths[1:])}
 
 
 def one_count_for_each_width(rank, world_size, widths, batch, optimizer):
+    """the ledger with a count of Adam's steps for each width"""
     right = ledger(widths, batch, optimizer, counts=False)
     counts = 4 * len(widths) if optimizer == "adam" else 0
     return right | {"optimizer state": right["optimizer state"] + counts}
 
 
 def one_count_for_each_layer(rank, world_size, widths, batch, optimizer):
+    """the ledger with a count of Adam's steps for each layer"""
     right = ledger(widths, batch, optimizer, counts=False)
     counts = 4 * (len(widths) - 1) if optimizer == "adam" else 0
     return right | {"optimizer state": right["optimizer state"] + counts}
