@@ -1,6 +1,7 @@
 """Every known-wrong answer is refused, each with its own sentence; stubs and solutions are told."""
 
 import functools
+import inspect
 import linecache
 import re
 import runpy
@@ -10,6 +11,7 @@ import jupytext
 import pytest
 
 from simlib.checks.check import fingerprint
+from simlib.grading import known
 from simlib.grading.source import solution_source, stub_source
 
 TESTS = Path(__file__).parent
@@ -78,6 +80,16 @@ def test_wrong_answer_is_refused(path, answer, sentence):
 def test_at_least_three_wrong_answers_with_sentences_of_their_own(path):
     sentences = list(load(path)["WRONG"].values())
     assert len(set(sentences)) == len(sentences) >= 3
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_a_wrong_answer_is_goes_on_after_this_is(path):
+    names = load(path)
+    words = [(inspect.getdoc(answer) or "").partition("\n")[0] for answer in names["WRONG"]]
+    for answer, said in zip(names["WRONG"], words, strict=True):
+        assert re.fullmatch(r"[a-z].{,73}[^.\s]", said), f"{answer.__name__}: {said!r}"
+    assert len(set(words)) == len(words)
+    assert list(known.sources_of(path.parent, path, names["QUESTION"])) == words
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -14,26 +14,31 @@ def nodes_of_all(world_size, node):
 
 
 def rank_in_the_world(rank, world_size, node):
+    """the rank in the world in place of the local rank"""
     return rank, nodes_of_all(world_size, node).count(node)
 
 
 def counts_itself(rank, world_size, node):
+    """the local rank that counts the rank itself, so that it begins at 1"""
     nodes = nodes_of_all(world_size, node)
     return nodes[: rank + 1].count(node), nodes.count(node)
 
 
 def forgets_itself(rank, world_size, node):
+    """the number of ranks on the node without the rank itself"""
     nodes = nodes_of_all(world_size, node)
     others = nodes[:rank] + nodes[rank + 1 :]
     return nodes[:rank].count(node), others.count(node)
 
 
 def nodes_filled_in_order(rank, world_size, node):
+    """the local rank as if nodes were filled one after the other"""
     on_my_node = nodes_of_all(world_size, node).count(node)
     return rank % on_my_node, on_my_node
 
 
 def one_holder_many_times(rank, world_size, node):
+    """the all_gather into one and the same tensor for all ranks"""
     holders = [torch.empty(1, dtype=torch.int64)] * world_size
     dist.all_gather(holders, torch.tensor([node]))
     nodes = [holder.item() for holder in holders]
@@ -41,16 +46,19 @@ def one_holder_many_times(rank, world_size, node):
 
 
 def counts_nodes(rank, world_size, node):
+    """the number of all nodes in place of the ranks on this one"""
     nodes = nodes_of_all(world_size, node)
     return nodes[:rank].count(node), len(set(nodes))
 
 
 def two_calls(rank, world_size, node):
+    """the right pair in two all_gathers where one will do"""
     nodes = nodes_of_all(world_size, node)
     return nodes[:rank].count(node), nodes_of_all(world_size, node).count(node)
 
 
 def names_with_room(rank, world_size, node):
+    """the all_gather of long tensors where one number will do"""
     mine = torch.zeros(LONGEST_NAME, dtype=torch.int64)
     mine[0] = node
     holders = [torch.empty_like(mine) for _ in range(world_size)]
@@ -60,12 +68,14 @@ def names_with_room(rank, world_size, node):
 
 
 def as_objects(rank, world_size, node):
+    """the right pair by all_gather_object, which is two collectives"""
     nodes = [None] * world_size
     dist.all_gather_object(nodes, node)
     return nodes[:rank].count(node), nodes.count(node)
 
 
 def over_rank_0(rank, world_size, node):
+    """the right pair by gather and more, where one all_gather will do"""
     mine = torch.tensor([node])
     holders = [torch.empty_like(mine) for _ in range(world_size)] if rank == 0 else None
     dist.gather(mine, holders, dst=0)
@@ -76,6 +86,7 @@ def over_rank_0(rank, world_size, node):
 
 
 def asks_nobody(rank, world_size, node):
+    """the pair of rank and world size, as if all lived on one node"""
     return rank, world_size
 
 

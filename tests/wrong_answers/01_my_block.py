@@ -13,34 +13,41 @@ def fair(rank, world_size, n):
 
 
 def rest_dropped(rank, world_size, n):
+    """the split rounded down, which leaves the last examples to nobody"""
     share = n // world_size
     return rank * share, (rank + 1) * share
 
 
 def rest_to_the_last(rank, world_size, n):
+    """the split rounded down, with all the rest for the last rank"""
     share = n // world_size
     return rank * share, n if rank == world_size - 1 else (rank + 1) * share
 
 
 def full_blocks(rank, world_size, n):
+    """the split rounded up, with too few examples for the last rank"""
     share = -(-n // world_size)
     return min(n, rank * share), min(n, (rank + 1) * share)
 
 
 def more_for_the_higher(rank, world_size, n):
+    """the even split whose larger blocks are not those of the lowest ranks"""
     return rank * n // world_size, (rank + 1) * n // world_size
 
 
 def with_a_last_example(rank, world_size, n):
+    """the block whose stop is its last example, not the one after it"""
     start, stop = fair(rank, world_size, n)
     return start, stop - 1
 
 
 def dealt_out_like_cards(rank, world_size, n):
+    """the list of examples dealt out like cards, not a block"""
     return list(range(rank, n, world_size))
 
 
 def told_by_rank_0(rank, world_size, n):
+    """the right block, told by rank 0 although every rank can work it out"""
     block = torch.tensor(fair(rank, world_size, n))
     if rank == 0:
         for dst in range(1, world_size):
@@ -51,6 +58,7 @@ def told_by_rank_0(rank, world_size, n):
 
 
 def sizes_gathered(rank, world_size, n):
+    """the right block with a collective that nobody needs"""
     sizes = [torch.empty(1, dtype=torch.int64) for _ in range(world_size)]
     dist.all_gather(sizes, torch.tensor([n // world_size + (rank < n % world_size)]))
     start = sum(size.item() for size in sizes[:rank])

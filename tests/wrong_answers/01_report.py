@@ -7,6 +7,7 @@ QUESTION = "report"
 
 
 def to_rank_0(rank, world_size, x, root):
+    """the report that goes to rank 0, whoever the root is"""
     if rank > 0:
         return dist.send(x, dst=0)
     numbers = [x.item()]
@@ -18,6 +19,7 @@ def to_rank_0(rank, world_size, x, root):
 
 
 def over_rank_0(rank, world_size, x, root):
+    """the report that goes through rank 0 on its way to the root"""
     numbers = to_rank_0(rank, world_size, x, root)
     if root == 0:
         return numbers
@@ -30,6 +32,7 @@ def over_rank_0(rank, world_size, x, root):
 
 
 def to_everyone(rank, world_size, x, root):
+    """the report that every rank gets, not only the root"""
     numbers = []
     for one in range(world_size):
         holder = x.clone()
@@ -43,6 +46,7 @@ def to_everyone(rank, world_size, x, root):
 
 
 def with_its_rank_first(rank, world_size, x, root):
+    """the report for which each rank sends two messages where one will do"""
     if rank != root:
         dist.send(torch.tensor([rank]), dst=root)
         return dist.send(x, dst=root)
@@ -57,6 +61,7 @@ def with_its_rank_first(rank, world_size, x, root):
 
 
 def without_own(rank, world_size, x, root):
+    """the report without the root's own number"""
     if rank != root:
         return dist.send(x, dst=root)
     numbers = []
@@ -69,11 +74,13 @@ def without_own(rank, world_size, x, root):
 
 
 def own_first(rank, world_size, x, root):
+    """the report that puts the root's own number first"""
     numbers = without_own(rank, world_size, x, root)
     return numbers if numbers is None else [x.item(), *numbers]
 
 
 def along_a_chain(rank, world_size, x, root):
+    """the report that grows along a chain of ranks on its way to the root"""
     distance = (rank - root) % world_size
     if distance == 0:
         length = world_size - 1
@@ -89,16 +96,19 @@ def along_a_chain(rank, world_size, x, root):
 
 
 def sends_to_itself_too(rank, world_size, x, root):
+    """the report for which the root sends to itself, too"""
     dist.send(x, dst=root)
 
 
 def by_a_collective(rank, world_size, x, root):
+    """the report by the collective gather, not by messages"""
     numbers = [torch.empty_like(x) for _ in range(world_size)] if rank == root else None
     dist.gather(x, numbers, dst=root)
     return [number.item() for number in numbers] if rank == root else None
 
 
 def by_objects(rank, world_size, x, root):
+    """the report by gather_object, not by messages"""
     numbers = [None] * world_size if rank == root else None
     dist.gather_object(x.item(), numbers, dst=root)
     return numbers

@@ -21,18 +21,21 @@ def recv_uneven(src):
 
 
 def last_rank_first(rank, world_size, x):
+    """the list that begins with rank 0 and goes on from the last rank down"""
     if rank > 0:
         return send_uneven(x, dst=0)
     return [x.clone()] + [recv_uneven(src) for src in reversed(range(1, world_size))]
 
 
 def without_own(rank, world_size, x):
+    """the list without rank 0's own tensor"""
     if rank > 0:
         return send_uneven(x, dst=0)
     return [recv_uneven(src) for src in range(1, world_size)]
 
 
 def room_for_everybody(rank, world_size, x):
+    """the message of one fixed length, with room for everybody's numbers"""
     if rank > 0:
         room = torch.full((ROOM,), torch.nan)
         room[: len(x)] = x
@@ -46,6 +49,7 @@ def room_for_everybody(rank, world_size, x):
 
 
 def number_by_number(rank, world_size, x):
+    """the collection that sends every number in a message of its own"""
     if rank > 0:
         dist.send(torch.tensor([len(x)]), dst=0)
         for number in x:
@@ -63,6 +67,7 @@ def number_by_number(rank, world_size, x):
 
 
 def everyone_collects(rank, world_size, x):
+    """the list that every rank returns, not only rank 0"""
     everything = [x.clone() for _ in range(world_size)]
     for src in range(world_size):
         for dst in range(world_size):
@@ -74,12 +79,14 @@ def everyone_collects(rank, world_size, x):
 
 
 def joined(rank, world_size, x):
+    """the one long tensor of all numbers in place of the list"""
     if rank > 0:
         return send_uneven(x, dst=0)
     return torch.cat([x] + [recv_uneven(src) for src in range(1, world_size)])
 
 
 def others_return_x(rank, world_size, x):
+    """the right list on rank 0, while the others return their x"""
     if rank > 0:
         send_uneven(x, dst=0)
         return x

@@ -7,6 +7,7 @@ QUESTION = "running_total"
 
 
 def without_own(rank, world_size, x):
+    """the sum of the ranks before this one, without its own x"""
     so_far = torch.zeros_like(x)
     if rank > 0:
         dist.recv(so_far, src=rank - 1)
@@ -16,6 +17,7 @@ def without_own(rank, world_size, x):
 
 
 def passes_x_on(rank, world_size, x):
+    """the sum of only two: the rank's own x and its left neighbour's"""
     total = x.clone()
     if rank > 0:
         from_left = torch.empty_like(x)
@@ -27,6 +29,7 @@ def passes_x_on(rank, world_size, x):
 
 
 def everyone_tells_all_higher_ranks(rank, world_size, x):
+    """the right total, for which every rank sends x to all higher ranks"""
     total = x.clone()
     for src in range(rank):
         holder = torch.empty_like(x)
@@ -38,6 +41,7 @@ def everyone_tells_all_higher_ranks(rank, world_size, x):
 
 
 def adds_into_x(rank, world_size, x):
+    """the running total that is written into x itself"""
     if rank > 0:
         so_far = torch.empty_like(x)
         dist.recv(so_far, src=rank - 1)
@@ -48,6 +52,7 @@ def adds_into_x(rank, world_size, x):
 
 
 def passes_a_long_tensor(rank, world_size, x):
+    """the right total, passed on in a tensor much longer than x"""
     room = torch.zeros(100, dtype=x.dtype)
     if rank > 0:
         dist.recv(room, src=rank - 1)
@@ -58,6 +63,7 @@ def passes_a_long_tensor(rank, world_size, x):
 
 
 def from_the_other_end(rank, world_size, x):
+    """the running total that begins at the last rank"""
     total = x.clone()
     if rank < world_size - 1:
         so_far = torch.empty_like(x)
@@ -69,6 +75,7 @@ def from_the_other_end(rank, world_size, x):
 
 
 def forgets_to_return(rank, world_size, x):
+    """the running total that no rank returns"""
     if rank > 0:
         so_far = torch.empty_like(x)
         dist.recv(so_far, src=rank - 1)

@@ -7,6 +7,7 @@ QUESTION = "shift_right"
 
 
 def shift_left(rank, world_size, x):
+    """the shift to the left"""
     if world_size == 1:
         return x.clone()
     holder = torch.empty_like(x)
@@ -17,6 +18,7 @@ def shift_left(rank, world_size, x):
 
 
 def through_rank_0(rank, world_size, x):
+    """the shift by way of rank 0, which passes all tensors on"""
     if rank > 0:
         holder = torch.empty_like(x)
         dist.send(x, dst=0)
@@ -31,6 +33,7 @@ def through_rank_0(rank, world_size, x):
 
 
 def line_not_ring(rank, world_size, x):
+    """the shift along a line, where rank 0 keeps its own x"""
     holder = x.clone()
     request = dist.isend(x, dst=rank + 1) if rank < world_size - 1 else None
     if rank > 0:
@@ -41,6 +44,7 @@ def line_not_ring(rank, world_size, x):
 
 
 def all_send_first(rank, world_size, x):
+    """the shift in which everyone sends before anyone receives"""
     if world_size == 1:
         return x.clone()
     holder = torch.empty_like(x)
@@ -50,6 +54,7 @@ def all_send_first(rank, world_size, x):
 
 
 def forgets_world_of_one(rank, world_size, x):
+    """the shift that sends to itself in a world of one"""
     holder = torch.empty_like(x)
     request = dist.isend(x, dst=(rank + 1) % world_size)
     dist.recv(holder, src=(rank - 1) % world_size)
@@ -58,6 +63,7 @@ def forgets_world_of_one(rank, world_size, x):
 
 
 def as_floats(rank, world_size, x):
+    """the shift that makes floats of whole numbers"""
     if world_size == 1:
         return x.clone()
     holder = torch.empty(x.shape)
@@ -68,12 +74,14 @@ def as_floats(rank, world_size, x):
 
 
 def by_all_gather(rank, world_size, x):
+    """the shift by all_gather, which brings every tensor to every rank"""
     everything = [torch.empty_like(x) for _ in range(world_size)]
     dist.all_gather(everything, x)
     return everything[rank - 1]
 
 
 def into_x_itself(rank, world_size, x):
+    """the shift that receives into x while x is still being sent"""
     if world_size == 1:
         return x.clone()
     request = dist.isend(x, dst=(rank + 1) % world_size)
@@ -83,6 +91,7 @@ def into_x_itself(rank, world_size, x):
 
 
 def never_waits(rank, world_size, x):
+    """the shift that never waits for its isend"""
     if world_size == 1:
         return x.clone()
     holder = torch.empty_like(x)

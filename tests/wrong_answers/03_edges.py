@@ -25,10 +25,12 @@ def exchange(rank, world_size, to_left, to_right, repeats=1):
 
 
 def takes_the_messages_out(rank, world_size, x):
+    """the program without its messages, with zeros on every rank"""
     return torch.zeros(2)
 
 
 def receives_first(rank, world_size, x):
+    """the exchange in which everyone receives before anyone sends"""
     before, after = torch.zeros(1), torch.zeros(1)
     if rank > 0:
         dist.recv(before, src=rank - 1)
@@ -42,26 +44,31 @@ def receives_first(rank, world_size, x):
 
 
 def after_before(rank, world_size, x):
+    """the pair in the wrong order: the number after x comes first"""
     before, after = exchange(rank, world_size, x[:1], x[-1:])
     return torch.cat([after, before])
 
 
 def told_twice(rank, world_size, x):
+    """the exchange of two messages with each neighbour where one will do"""
     return torch.cat(exchange(rank, world_size, x[:1], x[-1:], repeats=2))
 
 
 def both_ends_to_both(rank, world_size, x):
+    """the exchange of two numbers in each message where one will do"""
     ends = torch.stack([x[0], x[-1]])
     before, after = exchange(rank, world_size, ends, ends)
     return torch.stack([before[1], after[0]])
 
 
 def a_barrier_between(rank, world_size, x):
+    """the right exchange with a barrier that nobody needs"""
     dist.barrier()
     return torch.cat(exchange(rank, world_size, x[:1], x[-1:]))
 
 
 def a_holder_for_two(rank, world_size, x):
+    """the receive into a holder of two for a message of one number"""
     before, after = torch.zeros(2), torch.zeros(1)
     if rank > 0:
         dist.recv(before, src=rank - 1)

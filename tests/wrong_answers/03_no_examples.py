@@ -12,24 +12,29 @@ def mean_by(total):
 
 
 def stays_away(rank, world_size, losses):
+    """the mean that ranks without examples stay away from"""
     if not losses:
         return 0.0
     return mean_by(torch.tensor([sum(losses), len(losses)]))
 
 
 def mean_of_means(rank, world_size, losses):
+    """the mean of the ranks' means"""
     return mean_by(torch.tensor([sum(losses) / max(1, len(losses)), 1.0]))
 
 
 def counts_as_one(rank, world_size, losses):
+    """the mean that counts a rank without examples as one example"""
     return mean_by(torch.tensor([sum(losses), max(1.0, len(losses))]))
 
 
 def whole_numbers(rank, world_size, losses):
+    """the mean of sums that were cut to whole numbers"""
     return mean_by(torch.tensor([sum(losses), len(losses)], dtype=torch.int64))
 
 
 def one_by_one(rank, world_size, losses):
+    """the right mean in two all_reduces where one will do"""
     total, count = torch.tensor([float(sum(losses))]), torch.tensor([float(len(losses))])
     dist.all_reduce(total)
     dist.all_reduce(count)
@@ -37,6 +42,7 @@ def one_by_one(rank, world_size, losses):
 
 
 def every_loss(rank, world_size, losses):
+    """the right mean, for which every single loss is sent, not their sum"""
     room = torch.full((world_size, 8), torch.nan)
     room[rank, : len(losses)] = torch.tensor(losses)
     room = torch.stack([room.nan_to_num(), (~room.isnan()).float()])
@@ -45,6 +51,7 @@ def every_loss(rank, world_size, losses):
 
 
 def only_the_empty_rank_differs(rank, world_size, losses):
+    """the sum in float64 on ranks without examples, in float32 elsewhere"""
     dtype = torch.float64 if not losses else torch.float32
     return mean_by(torch.tensor([sum(losses), len(losses)], dtype=dtype))
 

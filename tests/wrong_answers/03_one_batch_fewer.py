@@ -22,22 +22,26 @@ def agree(number, op):
 
 
 def stops_with_the_shortest(rank, world_size, batches):
+    """the loop that ends for all with the shortest list"""
     return add_up(batches, agree(len(batches), dist.ReduceOp.MIN))
 
 
 def meets_at_a_barrier(rank, world_size, batches):
+    """the loop over the rank's own batches, with a barrier after it"""
     sums = add_up(batches, len(batches))
     dist.barrier()
     return sums
 
 
 def trusts_rank_0(rank, world_size, batches):
+    """the loop of as many steps as rank 0 has batches"""
     num_steps = torch.tensor([len(batches)])
     dist.broadcast(num_steps, src=0)
     return add_up(batches, num_steps.item())
 
 
 def asks_before_every_step(rank, world_size, batches):
+    """the loop that asks again before every step, with twice the calls"""
     step, sums = 0, []
     while agree(int(step < len(batches)), dist.ReduceOp.MAX):
         total = torch.tensor([batches[step] if step < len(batches) else 0.0])
@@ -48,11 +52,13 @@ def asks_before_every_step(rank, world_size, batches):
 
 
 def only_rank_0_returns(rank, world_size, batches):
+    """the right list of sums, which only rank 0 returns"""
     sums = add_up(batches, agree(len(batches), dist.ReduceOp.MAX))
     return sums if rank == 0 else None
 
 
 def all_steps_at_once(rank, world_size, batches):
+    """the one long all_reduce for all steps at once"""
     totals = torch.zeros(agree(len(batches), dist.ReduceOp.MAX))
     totals[: len(batches)] = torch.tensor(batches)
     dist.all_reduce(totals)
@@ -60,6 +66,7 @@ def all_steps_at_once(rank, world_size, batches):
 
 
 def as_it_was_but_longer(rank, world_size, batches):
+    """the loop over the rank's own batches, with a zero put after its sums"""
     return add_up(batches, len(batches)) + [0.0]
 
 

@@ -20,10 +20,12 @@ def pass_on(rank, world_size, blocks):
 
 
 def takes_the_messages_out(rank, world_size, blocks):
+    """the program without its messages: each rank doubles its own blocks"""
     return [2 * block for block in blocks]
 
 
 def waits_at_once(rank, world_size, blocks):
+    """the ring in which everyone waits for its sends before it receives"""
     if world_size == 1:
         return [2 * block for block in blocks]
     buffer = torch.empty_like(blocks[0])
@@ -37,6 +39,7 @@ def waits_at_once(rank, world_size, blocks):
 
 
 def doubles_under_way(rank, world_size, blocks):
+    """the ring that doubles a buffer while it is still being sent"""
     if world_size == 1:
         return [2 * block for block in blocks]
     received = []
@@ -51,17 +54,20 @@ def doubles_under_way(rank, world_size, blocks):
 
 
 def forgets_to_double(rank, world_size, blocks):
+    """the ring that sends the blocks as they were, not doubled"""
     received = pass_on(rank, world_size, blocks)
     return received if world_size > 1 else [2 * block for block in received]
 
 
 def doubles_the_given_ones(rank, world_size, blocks):
+    """the ring that doubles the given blocks themselves"""
     for block in blocks:
         block *= 2
     return pass_on(rank, world_size, blocks)
 
 
 def sends_twice(rank, world_size, blocks):
+    """the ring that sends two messages for each block"""
     received = pass_on(rank, world_size, [2 * block for block in blocks])
     if world_size > 1:
         pass_on(rank, world_size, blocks)
@@ -69,6 +75,7 @@ def sends_twice(rank, world_size, blocks):
 
 
 def the_other_way_round(rank, world_size, blocks):
+    """the list of the right blocks in reverse order"""
     received = pass_on(rank, world_size, [2 * block for block in blocks])
     return received[::-1]
 

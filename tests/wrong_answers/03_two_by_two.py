@@ -12,10 +12,12 @@ def partner_of(rank, world_size):
 
 
 def takes_the_messages_out(rank, world_size, x):
+    """the program without its messages: every rank keeps its own x"""
     return x.clone()
 
 
 def sends_first(rank, world_size, x):
+    """the swap in which both partners send before they receive"""
     other, partner = torch.empty_like(x), partner_of(rank, world_size)
     if partner is None:
         return x.clone()
@@ -25,6 +27,7 @@ def sends_first(rank, world_size, x):
 
 
 def by_all_gather(rank, world_size, x):
+    """the swap by all_gather, which brings every tensor to every rank"""
     everything = [torch.empty_like(x) for _ in range(world_size)]
     dist.all_gather(everything, x)
     partner = partner_of(rank, world_size)
@@ -32,6 +35,7 @@ def by_all_gather(rank, world_size, x):
 
 
 def with_a_receipt(rank, world_size, x):
+    """the swap with three messages in each pair where two will do"""
     other, partner = torch.empty_like(x), partner_of(rank, world_size)
     if partner is None:
         return x.clone()
@@ -48,6 +52,7 @@ def with_a_receipt(rank, world_size, x):
 
 
 def forgets_to_wait(rank, world_size, x):
+    """the swap that never waits for its isend"""
     other, partner = torch.empty_like(x), partner_of(rank, world_size)
     if partner is None:
         return x.clone()
@@ -57,6 +62,7 @@ def forgets_to_wait(rank, world_size, x):
 
 
 def from_both_ends(rank, world_size, x):
+    """the swap from both ends: first with last, and so on inwards"""
     other, partner = torch.empty_like(x), world_size - 1 - rank
     if partner == rank:
         return x.clone()

@@ -10,10 +10,12 @@ def copies(gradients):
 
 
 def takes_the_messages_out(rank, world_size, gradients):
+    """the program without its all_reduces: each returns its own gradients"""
     return list(copies(gradients).values())
 
 
 def a_barrier_before_each(rank, world_size, gradients):
+    """the program as it was, with a barrier added"""
     means = {name: gradient.clone() for name, gradient in gradients.items()}
     for name in means:
         dist.barrier()
@@ -22,6 +24,7 @@ def a_barrier_before_each(rank, world_size, gradients):
 
 
 def sums(rank, world_size, gradients):
+    """the sum over the ranks in place of the mean"""
     totals = copies(gradients)
     for total in totals.values():
         dist.all_reduce(total)
@@ -29,6 +32,7 @@ def sums(rank, world_size, gradients):
 
 
 def number_by_number(rank, world_size, gradients):
+    """the right mean with more than one all_reduce for each name"""
     means = copies(gradients)
     for mean in means.values():
         for index in range(len(mean)):
@@ -37,6 +41,7 @@ def number_by_number(rank, world_size, gradients):
 
 
 def in_its_own_order(rank, world_size, gradients):
+    """the list of right means in the order of each rank's dictionary"""
     means = copies(gradients)
     for mean in means.values():
         dist.all_reduce(mean, op=dist.ReduceOp.AVG)
@@ -44,6 +49,7 @@ def in_its_own_order(rank, world_size, gradients):
 
 
 def writes_into_the_gradients(rank, world_size, gradients):
+    """the right mean, written into the given gradients themselves"""
     for name in sorted(gradients):
         dist.all_reduce(gradients[name], op=dist.ReduceOp.AVG)
     return [gradients[name] for name in sorted(gradients)]

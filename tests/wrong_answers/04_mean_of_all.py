@@ -28,7 +28,7 @@ def reduce_to_rank_0(rank, world_size, x):
 
 
 def two_all_reduces(rank, world_size, x):
-    """the sum and the count on two ways, where one will do"""
+    """the right mean in two all_reduces where one will do"""
     total, length = x.sum().reshape(1), torch.tensor([float(len(x))])
     dist.all_reduce(total)
     dist.all_reduce(length)
@@ -36,7 +36,7 @@ def two_all_reduces(rank, world_size, x):
 
 
 def whole_vectors(rank, world_size, x):
-    """the sum of whole vectors, added up only after they travelled"""
+    """the all_reduce of whole vectors, added up only after they travelled"""
     room = torch.zeros(2, 10)
     room[0, : len(x)] = x
     room[1, : len(x)] = 1

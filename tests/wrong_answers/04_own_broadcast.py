@@ -17,7 +17,7 @@ def root_tells_everyone(rank, world_size, x, root):
 
 
 def along_a_chain(rank, world_size, x, root):
-    """the broadcast that goes along a chain"""
+    """the broadcast that goes along a chain of ranks"""
     distance = (rank - root) % world_size
     if distance > 0:
         dist.recv(x, src=(rank - 1) % world_size)
@@ -49,7 +49,7 @@ def returns_a_new_tensor(rank, world_size, x, root):
 
 
 def told_twice(rank, world_size, x, root):
-    """the broadcast that tells some ranks twice"""
+    """the broadcast that tells every rank twice"""
     for dst in range(world_size):
         for _ in range(2):
             if rank == root != dst:

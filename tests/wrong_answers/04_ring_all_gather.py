@@ -57,7 +57,7 @@ def one_step_too_few(rank, world_size, x, lengths):
 
 
 def once_around_and_back_home(rank, world_size, x, lengths):
-    """the ring that sends each piece back home"""
+    """the ring that goes one step too far and sends each piece back home"""
     pieces = [torch.empty(length) for length in lengths]
     pieces[rank] = x.clone()
     if world_size == 1:
@@ -70,7 +70,7 @@ def once_around_and_back_home(rank, world_size, x, lengths):
 
 
 def a_list(rank, world_size, x, lengths):
-    """the right pieces in a list"""
+    """the list of the right pieces, not joined"""
     pieces = [torch.empty(length) for length in lengths]
     pieces[rank] = x.clone()
     left = (rank - 1) % world_size
@@ -88,7 +88,7 @@ def by_the_real_one(rank, world_size, x, lengths):
 
 
 def from_right_to_left(rank, world_size, x, lengths):
-    """the ring that orders its pieces the wrong way round"""
+    """the ring that joins its pieces the wrong way round"""
     pieces = a_list(rank, world_size, x, lengths)
     return torch.cat(pieces[::-1])
 

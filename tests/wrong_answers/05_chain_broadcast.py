@@ -24,26 +24,32 @@ def pipeline(rank, world_size, x, num_chunks):
 
 
 def in_one_piece(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the chain that passes the whole tensor on in one piece"""
     pipeline(rank, world_size, x, 1)
 
 
 def always_ten_chunks(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the pipeline of ten chunks, however short the tensor is"""
     pipeline(rank, world_size, x, 10)
 
 
 def always_twenty_chunks(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the pipeline of twenty chunks, whatever the tensor and the network"""
     pipeline(rank, world_size, x, 20)
 
 
 def in_tiny_chunks(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the pipeline of tiny chunks, each of which pays the latency"""
     pipeline(rank, world_size, x, max(1, len(x) // 100))
 
 
 def counts_elements_for_bytes(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the number of chunks worked out from elements, not from bytes"""
     pipeline(rank, world_size, x, best_number(world_size, len(x), latency_s, bandwidth_Bps))
 
 
 def receives_or_sends_but_not_both(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the pipeline whose ranks do not receive while they send"""
     num_chunks = best_number(world_size, x.nbytes, latency_s, bandwidth_Bps)
     for chunk in x.tensor_split(num_chunks):
         if rank > 0:
@@ -53,6 +59,7 @@ def receives_or_sends_but_not_both(rank, world_size, x, latency_s, bandwidth_Bps
 
 
 def straight_from_the_root(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the broadcast in which the root sends straight to every rank"""
     if rank > 0:
         dist.recv(x, src=0)
     else:
@@ -61,16 +68,19 @@ def straight_from_the_root(rank, world_size, x, latency_s, bandwidth_Bps):
 
 
 def no_chunk_for_two_ranks(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the formula that gives no chunk at all in a world of two"""
     best = math.sqrt(x.nbytes * abs(world_size - 2) / (latency_s * bandwidth_Bps))
     pipeline(rank, world_size, x, round(best))
 
 
 def root_of_a_negative_number(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the square root of a negative number in a world of one"""
     best = math.sqrt(x.nbytes * (world_size - 2) / (latency_s * bandwidth_Bps))
     pipeline(rank, world_size, x, max(1, round(best)))
 
 
 def never_waits(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the pipeline that never waits for its isends"""
     for chunk in x.tensor_split(best_number(world_size, x.nbytes, latency_s, bandwidth_Bps)):
         if rank > 0:
             dist.recv(chunk, src=rank - 1)

@@ -49,36 +49,43 @@ def crossover_nbytes(world_size, latency_s, bandwidth_Bps):
 
 
 def divides_by_zero_where_nobody_else_is(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the crossover that divides by zero in a world of one"""
     lg, even = math.log2(world_size), 2 * (world_size - 1) / world_size
     crossover = latency_s * bandwidth_Bps * (2 * (world_size - 1) - lg) / (lg - even)
     (doubling if x.nbytes < crossover else ring)(rank, world_size, x)
 
 
 def always_the_ring(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the all_reduce that always takes the ring"""
     ring(rank, world_size, x)
 
 
 def always_doubling(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the all_reduce that always takes recursive doubling"""
     doubling(rank, world_size, x)
 
 
 def counts_elements_for_bytes(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the choice whose crossover is too large, as if elements were bytes"""
     is_short = len(x) < crossover_nbytes(world_size, latency_s, bandwidth_Bps)
     (doubling if is_short else ring)(rank, world_size, x)
 
 
 def crosses_where_latency_is_bandwidth(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the choice whose crossover is too small, as latency times bandwidth is"""
     is_short = x.nbytes < latency_s * bandwidth_Bps
     (doubling if is_short else ring)(rank, world_size, x)
 
 
 def ring_unless_a_power_of_two(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the choice that takes the ring on all but powers of two"""
     is_short = x.nbytes < crossover_nbytes(world_size, latency_s, bandwidth_Bps)
     is_power = world_size & (world_size - 1) == 0
     (doubling if is_short and is_power else ring)(rank, world_size, x)
 
 
 def at_a_root(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the sum made on rank 0, which then sends it to one rank after another"""
     other = torch.empty_like(x)
     for peer in range(1, world_size):
         if rank == 0:
@@ -94,6 +101,7 @@ def at_a_root(rank, world_size, x, latency_s, bandwidth_Bps):
 
 
 def does_not_fold(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the recursive doubling that works on powers of two only"""
     if x.nbytes >= crossover_nbytes(world_size, latency_s, bandwidth_Bps):
         return ring(rank, world_size, x)
     other, distance = torch.empty_like(x), 1
@@ -104,6 +112,7 @@ def does_not_fold(rank, world_size, x, latency_s, bandwidth_Bps):
 
 
 def adds_the_wrong_buffer(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the recursive doubling that adds x to itself, not what came"""
     other, distance = torch.empty_like(x), 1
     while distance < world_size:
         swap(x, other, rank ^ distance)

@@ -28,7 +28,7 @@ def passes_whole_tensors(rank, world_size, x, order):
 
 
 def adds_the_wrong_buffer(rank, world_size, x, order):
-    """the ring that adds the wrong buffer"""
+    """the ring that adds the buffer it sent, not the one that came"""
     passing = x.clone()
     for _ in range(world_size - 1):
         incoming = torch.empty_like(x)
@@ -54,7 +54,7 @@ def takes_no_heed_of_order(rank, world_size, x, order):
 
 
 def stops_half_way(rank, world_size, x, order):
-    """the ring that stops half way"""
+    """the ring that stops half way, with only one chunk complete on each rank"""
     chunks, place = x.tensor_split(world_size), order.index(rank)
     ring_of_chunks(rank, place, chunks, *neighbours(rank, order), world_size - 1)
 
@@ -67,13 +67,13 @@ def forgets_the_tail(rank, world_size, x, order):
 
 
 def chunks_by_rank_and_not_by_place(rank, world_size, x, order):
-    """the ring that counts chunks by rank and not by place"""
+    """the ring whose chunks go by rank and not by place"""
     chunks = x.tensor_split(world_size)
     ring_of_chunks(rank, rank, chunks, *neighbours(rank, order), 2 * (world_size - 1))
 
 
 def one_chunk_after_the_other(rank, world_size, x, order):
-    """the ring that takes one chunk after the other: each goes round twice before the next"""
+    """the ring whose chunks travel one after the other, not all at once"""
     place, (following, before) = order.index(rank), neighbours(rank, order)
     for index, chunk in enumerate(x.tensor_split(world_size) if world_size > 1 else ()):
         distance, other = (place - index) % world_size, torch.empty_like(chunk)

@@ -17,7 +17,7 @@ def neighbours(rank, world_size):
 
 
 def adds_the_wrong_buffer(rank, world_size, x):
-    """the ring that adds the wrong buffer"""
+    """the ring that adds its own chunk to itself, not to what came"""
     chunks = x.tensor_split(world_size)
     passing = chunks[(rank - 1) % world_size].clone()
     for step in range(world_size - 1):
@@ -40,7 +40,7 @@ def passes_whole_tensors(rank, world_size, x):
 
 
 def returns_the_whole_sum(rank, world_size, x):
-    """the ring that returns the whole sum"""
+    """the ring that returns the sum of all chunks, not of one"""
     total, passing = x.clone(), x.clone()
     for _ in range(world_size - 1):
         incoming = torch.empty_like(x)
@@ -51,7 +51,7 @@ def returns_the_whole_sum(rank, world_size, x):
 
 
 def begins_one_place_further(rank, world_size, x):
-    """the ring that begins one place further"""
+    """the ring that begins one chunk too late and ends with chunk rank + 1"""
     chunks = x.tensor_split(world_size)
     passing = chunks[rank].clone()
     for step in range(world_size - 1):
@@ -72,21 +72,21 @@ def ring_of_the_lesson(rank, chunks, steps):
 
 
 def half_the_ring_of_the_lesson(rank, world_size, x):
-    """the lesson's ring without its additions"""
+    """the ring that returns the rank's own chunk with nothing added to it"""
     chunks = x.clone().tensor_split(world_size)
     ring_of_the_lesson(rank, chunks, world_size - 1)
     return chunks[rank]
 
 
 def the_whole_ring_and_then_a_chunk(rank, world_size, x):
-    """the whole all_reduce, of which a chunk is returned"""
+    """the whole ring all_reduce, of which one chunk is returned"""
     chunks = x.clone().tensor_split(world_size)
     ring_of_the_lesson(rank, chunks, 2 * (world_size - 1))
     return chunks[rank]
 
 
 def adds_into_x(rank, world_size, x):
-    """the ring that adds into x itself"""
+    """the ring that writes into x itself"""
     chunks = x.tensor_split(world_size)
     for step in range(world_size - 1):
         mine = chunks[(rank - step - 2) % world_size]
@@ -126,7 +126,7 @@ def sends_before_it_receives(rank, world_size, x):
 
 
 def one_chunk_at_a_time(rank, world_size, x):
-    """the ring that sends one chunk at a time: few bytes, and many rounds"""
+    """the ring whose chunks travel one after the other, not all at once"""
     found, chunks = x.clone(), x.tensor_split(world_size)
     for index, chunk in enumerate(chunks):
         place = (rank - index - 1) % world_size  # 0 begins, the chunk's own rank is last

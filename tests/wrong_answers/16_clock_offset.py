@@ -23,6 +23,7 @@ def offset_and_way(of_rank_0, stamps):
 
 
 def of_all_trips(rank, world_size, stamps):
+    """the mean over all trips, however long they were under way"""
     of_rank_0 = exchange(rank, world_size, stamps)
     if of_rank_0 is None:
         return 0.0, 0.0
@@ -31,6 +32,7 @@ def of_all_trips(rank, world_size, stamps):
 
 
 def turned_round(rank, world_size, stamps):
+    """the offset with its sign turned round"""
     of_rank_0 = exchange(rank, world_size, stamps)
     if of_rank_0 is None:
         return 0.0, 0.0
@@ -39,6 +41,7 @@ def turned_round(rank, world_size, stamps):
 
 
 def whole_error(rank, world_size, stamps):
+    """the right offset with all the time under way as its error"""
     of_rank_0 = exchange(rank, world_size, stamps)
     if of_rank_0 is None:
         return 0.0, 0.0
@@ -47,6 +50,7 @@ def whole_error(rank, world_size, stamps):
 
 
 def with_what_was_held(rank, world_size, stamps):
+    """the trip chosen by its whole time, the time it was held included"""
     of_rank_0 = exchange(rank, world_size, stamps)
     if of_rank_0 is None:
         return 0.0, 0.0
@@ -56,6 +60,7 @@ def with_what_was_held(rank, world_size, stamps):
 
 
 def always_trip_1(rank, world_size, stamps):
+    """the offset by trip 1 with every rank, however long it was under way"""
     of_rank_0 = exchange(rank, world_size, stamps)
     if of_rank_0 is None:
         return 0.0, 0.0
@@ -64,6 +69,7 @@ def always_trip_1(rank, world_size, stamps):
 
 
 def row_by_row(rank, world_size, stamps):
+    """the right offset with a message for every row"""
     if rank == 0:
         for other in range(1, world_size):
             for row in stamps[other]:
@@ -77,6 +83,7 @@ def row_by_row(rank, world_size, stamps):
 
 
 def everything_to_everyone(rank, world_size, stamps):
+    """the right offset with all of rank 0's stamps sent to every rank"""
     if rank == 0:
         for other in range(1, world_size):
             dist.send(stamps, dst=other)
@@ -88,6 +95,7 @@ def everything_to_everyone(rank, world_size, stamps):
 
 
 def alone(rank, world_size, stamps):
+    """the pair of zeros on every rank, with nothing sent"""
     return 0.0, 0.0
 
 

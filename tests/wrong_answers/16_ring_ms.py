@@ -25,23 +25,28 @@ def step(points, nbytes):
 
 
 def own_link(rank, world_size, points, nbytes):
+    """the time over the rank's own link, not over the slowest"""
     return 2 * (world_size - 1) * step(points, nbytes / world_size)
 
 
 def whole_tensors(rank, world_size, points, nbytes):
+    """the time of a ring that sends the whole tensor in every step"""
     return 2 * (world_size - 1) * over_ranks(step(points, nbytes))
 
 
 def half_the_steps(rank, world_size, points, nbytes):
+    """the time of half the ring, n - 1 steps"""
     return (world_size - 1) * over_ranks(step(points, nbytes / world_size))
 
 
 def mean_link(rank, world_size, points, nbytes):
+    """the time by the mean of all links, not by the slowest"""
     total = over_ranks(step(points, nbytes / world_size), dist.ReduceOp.SUM)
     return 2 * (world_size - 1) * total / world_size
 
 
 def worst_of_both(rank, world_size, points, nbytes):
+    """the time by the worst latency and the worst bandwidth of any link"""
     worst = torch.tensor(line(points), dtype=torch.float32)  # 8 bytes
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     latency, slope = worst.tolist()
@@ -49,6 +54,7 @@ def worst_of_both(rank, world_size, points, nbytes):
 
 
 def greatest_latency(rank, world_size, points, nbytes):
+    """the time over the link of the greatest latency"""
     lines = [torch.zeros(2) for _ in range(world_size)]  # float32: 8 bytes
     dist.all_gather(lines, torch.tensor(line(points), dtype=torch.float32))
     latency, slope = max(one.tolist() for one in lines)
@@ -56,20 +62,24 @@ def greatest_latency(rank, world_size, points, nbytes):
 
 
 def smallest_message(rank, world_size, points, nbytes):
+    """the time in which the smallest message counts as the latency"""
     step_ms = points[0][1] + nbytes / world_size * line(points)[1]
     return 2 * (world_size - 1) * over_ranks(step_ms)
 
 
 def no_latency(rank, world_size, points, nbytes):
+    """the time of the bytes alone, without the latency"""
     return 2 * (world_size - 1) * over_ranks(nbytes / world_size * line(points)[1])
 
 
 def in_two_collectives(rank, world_size, points, nbytes):
+    """the right time in two collectives where one will do"""
     over_ranks(line(points)[0])
     return 2 * (world_size - 1) * over_ranks(step(points, nbytes / world_size))
 
 
 def both_numbers_of_all(rank, world_size, points, nbytes):
+    """the right time from two numbers of each rank where one will do"""
     lines = [torch.zeros(2, dtype=torch.float64) for _ in range(world_size)]
     dist.all_gather(lines, torch.tensor(line(points), dtype=torch.float64))
     steps = [latency + nbytes / world_size * slope for latency, slope in lines]

@@ -22,42 +22,50 @@ def all_well(is_well, dtype=torch.int64):
 
 
 def slurm_first(rank, world_size, environ, mpi_size):
+    """the place by the batch script's Slurm words, with no sizes compared"""
     place = place_by(environ, (SLURM, MPICH, OPEN_MPI, TORCHRUN))
     return place if all_well(True) else None
 
 
 def slurm_first_and_refuses(rank, world_size, environ, mpi_size):
+    """the refusal that takes the batch script's Slurm words for its own"""
     place = place_by(environ, (SLURM, MPICH, OPEN_MPI, TORCHRUN))
     return place if all_well(place[1] == mpi_size) else None
 
 
 def two_neighbours_on_a_node(rank, world_size, environ, mpi_size):
+    """the rank on the node as if every node held two neighbours"""
     place = place_by(environ)
     return (*place[:2], place[0] % 2) if all_well(place[1] == mpi_size) else None
 
 
 def least_size(rank, world_size, environ, mpi_size):
+    """the refusal that misses an MPI whose size is larger"""
     place, least = place_by(environ), torch.tensor([mpi_size])
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
     return place if least.item() == place[1] else None
 
 
 def refuses_alone(rank, world_size, environ, mpi_size):
+    """the refusal by one rank alone, of which no other rank hears"""
     place = place_by(environ)
     return place if place[1] == mpi_size else None
 
 
 def our_rank(rank, world_size, environ, mpi_size):
+    """the place with our rank in place of the launcher's"""
     place = place_by(environ)
     return (rank, *place[1:]) if all_well(place[1] == mpi_size) else None
 
 
 def as_strings(rank, world_size, environ, mpi_size):
+    """the place in strings where numbers are expected"""
     names = next(names for names in (MPICH, OPEN_MPI, TORCHRUN, SLURM) if names[0] in environ)
     return tuple(environ[name] for name in names)
 
 
 def leaves_before_the_others(rank, world_size, environ, mpi_size):
+    """the rank that refuses at once and is missing in the collective"""
     place = place_by(environ)
     if place[1] != mpi_size:
         return None
@@ -65,12 +73,14 @@ def leaves_before_the_others(rank, world_size, environ, mpi_size):
 
 
 def two_questions(rank, world_size, environ, mpi_size):
+    """the right answer in two collectives where one will do"""
     place = place_by(environ)
     well = all_well(place[1] == mpi_size)
     return place if all_well(well) else None
 
 
 def everybody_brings_all(rank, world_size, environ, mpi_size):
+    """the right answer from three numbers of each rank where one will do"""
     place = place_by(environ)
     sizes = [torch.zeros(3, dtype=torch.int64) for _ in range(world_size)]
     dist.all_gather(sizes, torch.tensor([*place[:2], mpi_size]))
