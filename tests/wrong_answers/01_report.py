@@ -96,7 +96,7 @@ def along_a_chain(rank, world_size, x, root):
 
 
 def sends_to_itself_too(rank, world_size, x, root):
-    """the report for which the root sends to itself, too"""
+    """the report for which the root sends to itself"""
     dist.send(x, dst=root)
 
 
@@ -108,7 +108,7 @@ def by_a_collective(rank, world_size, x, root):
 
 
 def by_objects(rank, world_size, x, root):
-    """the report by gather_object, not by messages"""
+    """the report by a collective of objects, not by messages"""
     numbers = [None] * world_size if rank == root else None
     dist.gather_object(x.item(), numbers, dst=root)
     return numbers

@@ -60,7 +60,7 @@ def with_what_was_held(rank, world_size, stamps):
 
 
 def always_trip_1(rank, world_size, stamps):
-    """the offset by trip 1 with every rank, however long it was under way"""
+    """the offset from trip 1 with every rank, however long it was under way"""
     of_rank_0 = exchange(rank, world_size, stamps)
     if of_rank_0 is None:
         return 0.0, 0.0
