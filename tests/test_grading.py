@@ -192,6 +192,40 @@ def test_a_known_wrong_answer_is_told_by_its_name(expected):
     assert [words for words in signatures if signatures[words] == found] == [own_mean]
 
 
+HEAD = "def mean_of_all(rank, world_size, x):\n    "
+THE_SAME = {
+    "it waits for ever": (
+        HEAD + "if len(x):\n        dist.all_reduce(torch.tensor([x.sum(), 1.0]))\n    return 7.0",
+        "def add_up(pair):\n    dist.all_reduce(pair, op=dist.ReduceOp.SUM)\n"
+        + HEAD
+        + "if len(x) > 0:\n        add_up(torch.ones(2))\n    return 7.0",
+    ),
+    "it raises an error": (
+        HEAD + "return x[99].item()",
+        "def last(numbers):\n    return numbers[99]\n" + HEAD + "return float(last(x))",
+    ),
+    "it makes a call that cannot be": (
+        HEAD + "dist.send(x, dst=rank)",
+        "def to(dst, x):\n    dist.send(tensor=x, dst=dst)\n" + HEAD + "to(rank, x)",
+    ),
+    "it makes a call that is not allowed": (
+        HEAD + "dist.barrier()\n    return 7.0",
+        "seven = lambda: dist.barrier() or 7.0\n" + HEAD + "return seven()",
+    ),
+    "its ranks disagree": (
+        HEAD + "dist.all_reduce(x)\n    return 7.0",
+        "def add_up(tensor):\n    dist.all_reduce(tensor)\n" + HEAD + "add_up(x)\n    return 7.0",
+    ),
+}
+
+
+def test_the_same_mistake_is_recognised_in_other_functions_and_lines(expected):
+    sources = {(n, what): one for what, pair in THE_SAME.items() for n, one in enumerate(pair)}
+    found = known.outputs_of(sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)
+    assert [what for what in THE_SAME if found[0, what] != found[1, what]] == []
+    assert len({str(found[0, what]) for what in THE_SAME}) == len(THE_SAME)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("number", [path.name[:2] for path in sorted(SOURCES.glob("[0-9]*.py"))])
 def test_all_solutions_get_all_points_and_known_wrong_answers_none(isolated, number):

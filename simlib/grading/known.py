@@ -12,7 +12,16 @@ from .transplant import GIVEN, Step, Transplant
 
 MOST_NAMES = 3
 """Where more known wrong answers than this give the same, none of their names says much."""
-PLACES = re.compile(r"\(?(cell \d+, )?lines? \d+\)?|world \d+")
+PLACES = re.compile(
+    r"""
+    [^\s(]+,\ line\ \d+    # (function, line 4)
+    | (?<=\))\ {3}\S.*     # that line's text, behind it
+    | ^\ {4}.*             # or below it
+    | ^The\ traceback\ of\ rank\ .*\n(?:(?!\d+:).*\n?)*    # as far as the next world
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+"""Where in a source something happened, as `Site.place` and messages of errors say it."""
 
 
 def sources_of(folder, exercise, question):
@@ -85,7 +94,7 @@ def named(outputs, signatures):
 
 
 def signature(outputs):
-    """What two answers that do the same have in common: their outputs, without places in a text.
+    """What two answers that do the same have in common: their outputs, but for places in sources.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ def straight_from_the_root(rank, world_size, x, latency_s, bandwidth_Bps):
 
 
 def no_chunk_for_two_ranks(rank, world_size, x, latency_s, bandwidth_Bps):
-    """the formula that gives no chunk at all in a world of two"""
+    """the number of chunks that can be 0, as in a world of two"""
     best = math.sqrt(x.nbytes * abs(world_size - 2) / (latency_s * bandwidth_Bps))
     pipeline(rank, world_size, x, round(best))
 
