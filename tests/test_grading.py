@@ -224,23 +224,3 @@ def test_the_same_mistake_is_recognised_in_other_functions_and_lines(expected):
     found = known.outputs_of(sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)
     assert [what for what in THE_SAME if found[0, what] != found[1, what]] == []
     assert len({str(found[0, what]) for what in THE_SAME}) == len(THE_SAME)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [path.name[:2] for path in sorted(SOURCES.glob("[0-9]*.py"))])
-def test_all_solutions_get_all_points_and_known_wrong_answers_none(isolated, number):
-    one = exercise(number)
-    recorded = record(one, SEED, LIMITS)
-    result = grade(content(solved(one)), one, recorded, SEED, LIMITS)
-    assert result.points == one.points, result
-    for question in one.questions:
-        sources = known.sources_of(WRONG_ANSWERS, one, question)
-        signatures = known.outputs_of(sources, one, question, recorded, SEED, LIMITS, True)
-        assert set(signatures) == set(sources)
-        right = known.signature(
-            {cell.id: recorded.text(cell.id) for cell in one.cells if cell.id in recorded.outputs
-             and cell.question == question}
-        )  # fmt: skip
-        for words, found in signatures.items():
-            assert found != right, words
-            assert found[0] != right[0], f"{words}: its public check is right"

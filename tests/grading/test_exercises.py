@@ -1,10 +1,14 @@
-"""All exercises there are: solutions get full points, stubs none, a wrong answer costs its own."""
+"""All exercises there are: solutions get full points, stubs none, a wrong answer costs its own.
+
+And each known wrong answer is told by its name.
+"""
 
 import pytest
 from ground import LIMITS, SEED
-from known_wrong import mixed, wrong_sources
+from known_wrong import FOLDER, mixed, wrong_sources
 from notebooks_made import SOURCES, content, notebook, solved
 
+from simlib.grading import known
 from simlib.grading.exercise import read_exercise
 from simlib.grading.expected import Expected, record
 from simlib.grading.grade import grade
@@ -31,6 +35,24 @@ def expected_of(isolated):
     return find
 
 
+@pytest.fixture(scope="module")
+def known_to(expected_of):
+    """``known_to(exercise, question)``: words and signatures of its known wrong answers."""
+    found = {}
+
+    def find(exercise, question):
+        key = exercise.name, question
+        if key not in found:
+            sources = known.sources_of(FOLDER, exercise, question)
+            expected = expected_of(exercise)
+            found[key] = known.outputs_of(
+                sources, exercise, question, expected, SEED, LIMITS, isolate=True
+            )
+        return found[key]
+
+    return find
+
+
 @pytest.mark.parametrize("name", EXERCISES)
 def test_what_was_handed_out_is_not_attempted(name):
     exercise = EXERCISES[name]
@@ -50,12 +72,19 @@ def test_solution_gets_full_points(name, expected_of):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name, number, parity", MIXED)
-def test_a_wrong_answer_loses_its_question_only(name, number, parity, expected_of):
+def test_a_wrong_answer_loses_its_question_only_and_is_named(
+    name, number, parity, expected_of, known_to
+):
     exercise = EXERCISES[name]
     answers = mixed(exercise, number, parity)
     made = content(notebook(exercise, answers))
     result = grade(made, exercise, expected_of(exercise), SEED, LIMITS)
-    got = {one.question: (one.points, one.status, one.reason) for one in result.questions}
+    got = {one.question: one for one in result.questions}
     for question, source in answers.items():
-        points = exercise.questions[question].points if source is True else 0
-        assert got[question][0] == points, (question, got[question])
+        if source is True:
+            assert got[question].points == exercise.questions[question].points, got[question]
+            continue
+        assert got[question].points == 0, got[question]
+        words = list(known.sources_of(FOLDER, exercise, question))[number]
+        named = known.named(got[question].outputs, known_to(exercise, question))
+        assert words in named, (question, words, named, got[question])
