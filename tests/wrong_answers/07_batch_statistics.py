@@ -29,8 +29,13 @@ def mean_of_moments(rank, world_size, x):
 
 
 def divided(sums, count):
-    mean = sums[:2] / count
-    return mean, sums[2:4] / count - mean**2
+    mean, squares = sums[:-1].view(2, -1) / count
+    return mean, squares - mean**2
+
+
+def by_the_right_count(x):
+    sums = sums_of(x)
+    return divided(sums, sums[-1])
 
 
 def by_world_size(rank, world_size, x):
@@ -50,39 +55,41 @@ def by_a_guessed_count(rank, world_size, x):
 
 def between_the_ranks_lost(rank, world_size, x):
     """the variance within ranks, without that between their means"""
-    within = ((x - x.mean(0)) ** 2).sum(0) if len(x) else torch.zeros(2)
+    within = ((x - x.mean(0)) ** 2).sum(0) if len(x) else torch.zeros(x.shape[1])
     sums = torch.cat([x.sum(0), within, torch.tensor([float(len(x))])])
     dist.all_reduce(sums)
-    return sums[:2] / sums[-1], sums[2:4] / sums[-1]
+    mean, variance = sums[:-1].view(2, -1) / sums[-1]
+    return mean, variance
 
 
 def deviation(rank, world_size, x):
     """the standard deviation in place of the variance"""
-    mean, variance = divided(*sums_of(x).split([4, 1]))
+    mean, variance = by_the_right_count(x)
     return mean, variance.sqrt()
 
 
 def the_other_way_round(rank, world_size, x):
     """the right mean and variance in the other order"""
-    return divided(*sums_of(x).split([4, 1]))[::-1]
+    return by_the_right_count(x)[::-1]
 
 
 def in_one_tensor(rank, world_size, x):
     """the mean and variance in one tensor, not as a tuple"""
-    return torch.stack(divided(*sums_of(x).split([4, 1])))
+    return torch.stack(by_the_right_count(x))
 
 
 def divided_by_one_less(rank, world_size, x):
     """the variance that divides by n - 1"""
     sums = sums_of(x)
-    mean = sums[:2] / sums[-1]
-    return mean, (sums[2:4] / sums[-1] - mean**2) * sums[-1] / (sums[-1] - 1)
+    mean, variance = divided(sums, sums[-1])
+    return mean, variance * sums[-1] / (sums[-1] - 1)
 
 
 def mean_of_squares(rank, world_size, x):
     """the mean of the squares in place of the variance"""
     sums = sums_of(x)
-    return sums[:2] / sums[-1], sums[2:4] / sums[-1]
+    mean, squares = sums[:-1].view(2, -1) / sums[-1]
+    return mean, squares
 
 
 def mean_first(rank, world_size, x):
@@ -97,7 +104,7 @@ def mean_first(rank, world_size, x):
 
 def count_per_channel(rank, world_size, x):
     """the count of examples sent once for each channel"""
-    sums = torch.stack([x.sum(0), (x * x).sum(0), torch.full((2,), float(len(x)))])
+    sums = torch.stack([x.sum(0), (x * x).sum(0), torch.full((x.shape[1],), float(len(x)))])
     dist.all_reduce(sums)
     mean = sums[0] / sums[2]
     return mean, sums[1] / sums[2] - mean**2
@@ -110,9 +117,8 @@ def own_batch(rank, world_size, x):
 
 def the_empty_rank_stays_away(rank, world_size, x):
     """the all_reduce that a rank without examples skips"""
-    sums = sums_of(x) if len(x) else torch.ones(5)
-    mean = sums[:2] / sums[-1]
-    return mean, sums[2:4] / sums[-1] - mean**2
+    sums = sums_of(x) if len(x) else torch.ones(2 * x.shape[1] + 1)
+    return divided(sums, sums[-1])
 
 
 WRONG = {
