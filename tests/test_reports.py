@@ -133,7 +133,7 @@ def test_the_worst_question_and_the_commonest_wrong_answer_come_first():
         ("a sum of its own", 1),
     ]
     assert [row["what"] for row in view["oddities"]] == [
-        "late: last changed 2026-11-30 19:31",
+        "late: 04 (last changed 2026-11-30 19:31)",
         "odd",
     ]
     assert ("late", 1) in view["tiles"]

@@ -152,13 +152,20 @@ def oddities(report):
     """``{student, file, what}`` of whatever a teacher may want to look at, by student."""
     rows = []
     for student in sorted(report["students"], key=by_name):
+        late = [late_text(book) for book in student["notebooks"] if book["late"]]
+        if late:
+            rows.append({"student": student, "file": "", "what": f"late: {', '.join(late)}"})
         for book in student["notebooks"]:
             told = list(book["notes"])
-            if book["late"]:
-                told.insert(0, f"late: last changed {book['when'].replace('T', ' ')[:16]}")
             if book["status"] not in ("graded", "missing"):
                 told.insert(0, f"{book['status']}: {book['reason']}")
             rows += [{"student": student, "file": book["file"], "what": what} for what in told]
         for other in student["other_files"]:
             rows.append({"student": student, "file": other["file"], "what": other["reason"]})
     return rows
+
+
+def late_text(book):
+    """Which notebook is late, and when it was changed last, where that is known."""
+    when = book["when"].replace("T", " ")[:16]
+    return f"{book['exercise'][:2]} (last changed {when})" if when else book["exercise"][:2]
