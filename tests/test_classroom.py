@@ -4,6 +4,7 @@ import csv
 import datetime
 import json
 import os
+import unicodedata
 import zipfile
 
 import jsonschema
@@ -224,6 +225,35 @@ def test_a_download_from_moodle_gives_a_worksheet(stand_in, tmp_path):
         ["Participant 4711", "One", "8"],
         ["Participant 4712", "Two", "8"],
     ]
+
+
+def test_names_are_the_same_however_they_are_written(stand_in, tmp_path):
+    apart = unicodedata.normalize("NFD", "Zoë Weiß")  # as macOS names files
+    files(tmp_path / "class", f"{apart}/04_collectives.ipynb")
+    folder = os.fsdecode(b"no text \xff")
+    files(tmp_path / "class", f"{folder}/04_collectives.ipynb")
+    roster = tmp_path / "roster.csv"
+    roster.write_text("Student;Email\nZoë Weiß;zoe@example.org\n", encoding="utf-8-sig")
+    call = ["grade", str(tmp_path / "class"), "--out", str(tmp_path), "--roster", str(roster)]
+    assert main([*call, "--only", apart]) == 0
+    rows = table(tmp_path / "report.csv")
+    assert [(row[0], row[2]) for row in rows[1:]] == [("Zoë Weiß", "8"), ("no text ?", "8")]
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ("student\nZoë".encode("latin-1"), "save it as 'CSV UTF-8'"),
+        (b"", "it is empty"),
+        (b"who;points\na;1\n", "needs a column 'student'"),
+        (b"student,name\nstudent_01,A\n,B\n", "line 3, has nothing in column 'student'"),
+        (b"student\na\na\n", "has a more than once"),
+    ],
+)
+def test_a_roster_that_cannot_be_read_is_told(tmp_path, content, sentence):
+    (tmp_path / "roster.csv").write_bytes(content)
+    with pytest.raises(reports.BadRoster, match=sentence):
+        reports.read_roster(tmp_path / "roster.csv")
 
 
 def test_late_files_are_marked(stand_in, submissions, tmp_path):

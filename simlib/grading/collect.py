@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from .submission import LARGEST_BYTES, Unreadable, parse, read_bytes
+from .tables import readable
 from .transplant import choose, defines
 
 MOST_FILES = 20_000
@@ -159,9 +160,8 @@ def identify(path, reader, when, exercises):
         student = name = student_in(file, exercises)
     exercise = named_in(file, exercises)
     platform = "moodle" if moodle else "canvas" if canvas else ""
-    handed = Handed(
-        student, name, exercise, str(path), b"", when=when, late=late, platform=platform
-    )
+    student, name, told = map(readable, (student, name, str(path)))
+    handed = Handed(student, name, exercise, told, b"", when=when, late=late, platform=platform)
     try:
         handed.content = reader()
     except Unreadable as error:

@@ -13,6 +13,7 @@ from .command import ROOT, WRONG_ANSWERS
 from .exercise import read_exercises
 from .source import SourceError
 from .submission import Unreadable
+from .tables import readable
 from .transplant import WrongNotebook
 
 
@@ -96,12 +97,12 @@ def _grade(options):
     limits = limits_of(options)
     wrong = WRONG_ANSWERS if WRONG_ANSWERS.is_dir() else None
     work = batch.Batch(exercises, cache, seed, limits, not options.no_sandbox, wrong)
-    if options.only and not {one.student for one in handed} & set(options.only):
-        raise ValueError(f"nobody named {', '.join(options.only)} handed anything in")
+    again = {readable(one) for one in options.only or ()}
+    unknown = again - {one.student for one in handed}
+    if unknown:
+        raise ValueError(f"nobody named {', '.join(sorted(unknown))} handed anything in")
     with tqdm(total=len(handed), unit="notebook", disable=None) as bar:
-        graded = work.run(
-            handed, max(1, options.jobs), lambda one: bar.update(), options.only or ()
-        )
+        graded = work.run(handed, max(1, options.jobs), lambda one: bar.update(), again)
     report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
     overrides.apply(report, by_hand)
     reports.write_reports(folder, report, roster)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
+
+from .tables import BadTable, read_table
 
 COLUMNS = ("student", "exercise", "question", "points", "comment")
 
@@ -45,13 +46,8 @@ def read_overrides(path):
         It cannot be read, has other columns, or points that are no number.
     """
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            head = [(name or "").strip().lower() for name in reader.fieldnames or ()]
-            rows = [
-                (reader.line_num, dict(zip(head, row.values(), strict=False))) for row in reader
-            ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        head, rows = read_table(path)
+    except BadTable as error:
         raise BadOverrides(f"the overrides {path} cannot be read: {error}") from None
     absent = [name for name in COLUMNS[:4] if name not in head]
     if absent:
@@ -61,13 +57,10 @@ def read_overrides(path):
         )
     found = []
     for line, row in rows:
-        student, exercise, question, points, comment = (
-            (row.get(name) or "").strip() for name in COLUMNS
-        )
-        if student or exercise or question or points or comment:
-            where = f"{path}, line {line}"
-            number = number_of(points, where)
-            found.append(Override(where, student, exercise, question, number, comment))
+        student, exercise, question, points, comment = (row.get(name, "") for name in COLUMNS)
+        where = f"{path}, line {line}"
+        number = number_of(points, where)
+        found.append(Override(where, student, exercise, question, number, comment))
     return found
 
 
@@ -76,7 +69,7 @@ def number_of(text, where):
     if not text:
         return None
     try:
-        value = float(text)
+        value = float(text.replace(",", "."))
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):

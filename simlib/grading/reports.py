@@ -12,6 +12,7 @@ from .. import __version__
 from .cache import write
 from .grade import without_points
 from .platforms import tables_for_platforms
+from .tables import BadTable, read_table
 
 VERSION = 1
 SCHEMA = Path(__file__).parent / "report.schema.json"
@@ -46,21 +47,19 @@ def read_roster(path):
         It has no such column, or somebody is in it twice.
     """
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [
-                {str(key).strip().lower(): (value or "").strip() for key, value in row.items()}
-                for row in csv.DictReader(file)
-            ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        head, rows = read_table(path)
+    except BadTable as error:
         raise BadRoster(f"the roster {path} cannot be read: {error}") from None
-    column = next((one for one in ID_COLUMNS if rows and one in rows[0]), None)
+    column = next((one for one in ID_COLUMNS if one in head), None)
     if column is None:
         raise BadRoster(
             f"the roster {path} needs a column 'student' with the names of the students' folders, "
             "or the numbers of the platform"
         )
     people = []
-    for row in rows:
+    for line, row in rows:
+        if not row.get(column):
+            raise BadRoster(f"the roster {path}, line {line}, has nothing in column '{column}'")
         name = next((row[one] for one in NAME_COLUMNS if row.get(one)), row[column])
         people.append(Person(row[column], name, row))
     ids = [one.student for one in people]

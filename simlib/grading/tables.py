@@ -1,0 +1,52 @@
+"""Tables that teachers write: CSV as spreadsheets save it, whatever stands between the columns."""
+
+from __future__ import annotations
+
+import csv
+import unicodedata
+
+SEPARATORS = ",;\t"
+"""Where the decimal sign is a comma, spreadsheets write semicolons."""
+
+
+class BadTable(Exception):
+    """A table that cannot be read; the message is the reason."""
+
+
+def read_table(path):
+    """``(names of the columns in small letters, [(line, {name: text})])`` of a CSV file.
+
+    Raises
+    ------
+    BadTable
+        There is no such file, it is no text in UTF-8, or it is empty.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines = readable(file.read())
+    except UnicodeDecodeError:
+        raise BadTable("it is not in UTF-8: save it as 'CSV UTF-8'") from None
+    except OSError as error:
+        raise BadTable(error.strerror or str(error)) from None
+    first = lines.partition("\n")[0]
+    reader = csv.reader(lines.splitlines(True), delimiter=max(SEPARATORS, key=first.count))
+    try:
+        head = [name.strip().lower() for name in next(reader, [])]
+        rows = [
+            (reader.line_num, dict(zip(head, (text.strip() for text in row), strict=False)))
+            for row in reader
+            if any(text.strip() for text in row)
+        ]
+    except csv.Error as error:
+        raise BadTable(str(error)) from None
+    if not head:
+        raise BadTable("it is empty")
+    return head, rows
+
+
+def readable(text):
+    """A name or a text in one of the ways in which Unicode can write it, and that can be written.
+
+    Names of files on macOS have their accents apart, and those of Linux may be no text at all.
+    """
+    return unicodedata.normalize("NFC", text.encode("utf-8", "replace").decode("utf-8"))
