@@ -1,9 +1,14 @@
 """A class's files found, tables and pages written, results kept; nothing is run here."""
 
+import argparse
+import contextvars
 import csv
 import datetime
 import json
 import os
+import subprocess
+import tempfile
+import threading
 import unicodedata
 import zipfile
 
@@ -12,7 +17,8 @@ import pytest
 from notebooks_made import SOURCES, cell_of, content, exercise, notebook, solved
 
 from simlib.cli import main
-from simlib.grading import batch, command, handout, public, reports, sandbox
+from simlib.grading import batch, command, desk, handout, public, reports, sandbox, session
+from simlib.grading.cache import Cache
 from simlib.grading.collect import CannotCollect, collect
 from simlib.grading.grade import NotebookResult, QuestionResult, without_points
 from simlib.grading.inside import shell
@@ -248,12 +254,103 @@ def test_names_are_the_same_however_they_are_written(stand_in, tmp_path):
         (b"who;points\na;1\n", "needs a column 'student'"),
         (b"student,name\nstudent_01,A\n,B\n", "line 3, has nothing in column 'student'"),
         (b"student\na\na\n", "has a more than once"),
+        (b"student,name\na,A,,\nb,B, C\n", "line 3 has more cells than there are columns"),
     ],
 )
 def test_a_roster_that_cannot_be_read_is_told(tmp_path, content, sentence):
     (tmp_path / "roster.csv").write_bytes(content)
     with pytest.raises(reports.BadRoster, match=sentence):
         reports.read_roster(tmp_path / "roster.csv")
+
+
+def test_text_that_cannot_be_written_or_shown_harms_no_report(stand_in, tmp_path, capsys):
+    made = solved(COLLECTIVES)
+    made["metadata"]["language_info"] = {"name": "\ud800\x1b]0;pwned\x07\nstudent_98   8 of 8"}
+    files(tmp_path / "class", "student_01/04_collectives.ipynb", data=content(made))
+    files(tmp_path / "class", "student_02/04_collectives.ipynb")
+    assert main(["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and "\nstudent_98" not in said
+    assert [row[2] for row in table(tmp_path / "out" / "report.csv")[1:]] == ["0", "8"]
+    page = tmp_path / "out" / "feedback" / "student_01.html"
+    assert "language is ?" in page.read_text(encoding="utf-8")
+    assert page.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_file_of_blank_lines_is_read_at_once():
+    with pytest.raises(Unreadable, match="no valid JSON"):
+        parse(b"{" + b"\n" * 1_000_000 + b"<")  # each blank line once began a search of its own
+
+
+def test_an_exercise_is_told_among_all_of_them(stand_in, tmp_path):
+    made = {number: exercise(number) for number in ("08", "09")}  # both have a question accumulate
+    for one in made.values():
+        files(tmp_path / "class/student_01", f"{one.name}.ipynb", data=content(solved(one)))
+    main(["grade", str(tmp_path / "class"), "--out", str(tmp_path), "--exercise", "09"])
+    head, row = table(tmp_path / "report.csv")
+    assert head[4] == made["09"].name and row[2] == str(made["09"].points) and not row[-1]
+
+
+@pytest.mark.parametrize(
+    "name", ["04_collectives.ipynb.txt", "04_collectives.IPYNB", "04_collectives (1).ipynb.json"]
+)
+def test_a_notebook_with_another_ending_is_one(tmp_path, name):
+    files(tmp_path, f"student_01/{name}")
+    assert found_in(tmp_path) == [("student_01", "04_collectives")]
+
+
+def test_who_handed_in_other_files_only_is_told_so(stand_in, tmp_path, monkeypatch):
+    files(tmp_path / "class", "student_01/04_collectives.ipynb", "student_01/notes.txt")
+    files(tmp_path / "class", "student_02/all.zip", "student_02/x.py", data=b"")
+    walk = os.walk
+
+    def walk_past_a_closed_folder(folder, onerror):
+        onerror(PermissionError(13, "Permission denied", str(tmp_path / "class/student_03")))
+        return walk(folder)
+
+    monkeypatch.setattr(os, "walk", walk_past_a_closed_folder)
+    main(["grade", str(tmp_path / "class"), "--out", str(tmp_path)])
+    notes = {row[0]: row[-1] for row in table(tmp_path / "report.csv")[1:]}
+    assert notes["student_01"] == ""
+    assert "but all.zip, x.py" in notes["student_02"]
+    assert "but a folder that cannot be opened" in notes["student_03"]
+
+
+def test_what_a_crash_left_of_a_result_is_made_anew(stand_in, submissions, tmp_path):
+    call = ["grade", str(submissions), "--out", str(tmp_path), "--jobs", "1"]
+    main(call)
+    stand_in.clear()
+    for file in (tmp_path / ".cache").iterdir():
+        file.write_text("")
+    main(call)
+    assert len(stand_in) == 2
+
+
+def test_a_grader_that_is_stopped_ends_what_it_runs():
+    process = subprocess.Popen(["sleep", "600"])
+    stop = threading.Event()
+    stop.set()
+    context = contextvars.copy_context()
+    context.run(session.STOP.set, stop)
+    with pytest.raises(KeyboardInterrupt):
+        context.run(session.watch, process, sandbox.Limits())
+    session.end_group(process)
+
+
+def test_folders_of_a_killed_grader_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for pid in (ended.pid, os.getpid()):
+        (tmp_path / f"{session.FOLDERS}{pid}-x").mkdir()
+    session.clear_after_the_dead()
+    assert [one.name for one in tmp_path.iterdir()] == [f"{session.FOLDERS}{os.getpid()}-x"]
+
+
+def test_more_time_for_a_notebook_is_more_for_its_cells():
+    options = argparse.Namespace(time=600, memory=None)
+    assert desk.limits_of(options) == sandbox.Limits(50, 150, 600)
+    assert desk.limits_of(argparse.Namespace(time=24, memory=None)).cell_s == 60
 
 
 def test_late_files_are_marked(stand_in, submissions, tmp_path):
@@ -272,11 +369,33 @@ def test_late_files_are_marked(stand_in, submissions, tmp_path):
         (["--exercise", "77"], "there is no exercise 77"),
         (["--exercises", "tests"], "no exercise sources"),
         (["--only", "student_99"], "nobody named student_99"),
+        (["--seed", "-3"], "hidden tests have seeds 1 to 99"),
+        (["--out", "{}"], "--out names the folder of the submissions"),
+        (["--out", "{}/student_02/04_collectives.ipynb"], "Not a directory"),
     ],
 )
 def test_wrong_calls_are_told(stand_in, submissions, tmp_path, capsys, words, sentence):
+    words = [word.format(submissions) for word in words]
     assert main(["grade", str(submissions), "--out", str(tmp_path / "out"), *words]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_damaged_zip_is_told(tmp_path, capsys):
+    files(tmp_path / "files", "student_01/04_collectives.ipynb")
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        archive.write(tmp_path / "files/student_01/04_collectives.ipynb")
+    data = bytearray((tmp_path / "class.zip").read_bytes())
+    data[data.index(b"PK\x01\x02") : data.index(b"PK\x01\x02") + 4] = b"PKxx"
+    (tmp_path / "class.zip").write_bytes(data)
+    assert main(["grade", str(tmp_path / "class.zip"), "--out", str(tmp_path / "out")]) == 2
+    assert "is damaged (Bad magic number" in capsys.readouterr().err
+
+
+def test_two_graders_do_not_write_one_report(stand_in, submissions, tmp_path, capsys):
+    with Cache(tmp_path / "out" / ".cache").locked():
+        assert main(["grade", str(submissions), "--out", str(tmp_path / "out")]) == 2
+    assert "another simlib grade is at work" in capsys.readouterr().err
+    assert main(["grade", str(submissions), "--out", str(tmp_path / "out")]) != 2
 
 
 def test_cells_of_a_table_are_no_formulas():

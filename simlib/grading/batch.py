@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import sys
 import threading
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,7 @@ from . import known
 from .cache import digest, digest_of_simlib
 from .expected import Expected, record
 from .grade import PARTLY, WRONG, NotebookResult, grade, without_points
+from .session import STOP
 
 
 @dataclass
@@ -81,12 +81,16 @@ class Batch:
         again : collection of str
             Students whose results are made anew.
         """
-        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        stop = threading.Event()
+        with concurrent.futures.ThreadPoolExecutor(
+            jobs, initializer=STOP.set, initargs=(stop,)
+        ) as pool:
             futures = [pool.submit(self._one, one, one.student in again) for one in handed]
             try:
                 for future in concurrent.futures.as_completed(futures):
                     tell(future.result())
             except BaseException:
+                stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
             return [future.result() for future in futures]
@@ -119,15 +123,18 @@ class Batch:
             if stored is None:
                 expected = self.expected(exercise)
                 result = grade(content, exercise, expected, self._seed, self._limits, self._isolate)
-                self._cache.put(json.dumps(result.as_dict()), *key)
+                self._cache.put(result.as_dict(), *key)
             else:
-                result = NotebookResult.from_dict(json.loads(stored))
-            self._name_known_mistakes(result, exercise)
-            return result
+                result = NotebookResult.from_dict(stored)
         except Exception as error:  # ours: the file is told to be ungraded, the others go on
             return without_points(
                 exercise, "not graded", f"the grader failed: {type(error).__name__}: {error}"
             )
+        try:
+            self._name_known_mistakes(result, exercise)
+        except Exception as error:  # names are a help, and worth no points
+            result.notes.append(f"known wrong answers were not looked at: {error}")
+        return result
 
     def _name_known_mistakes(self, result, exercise):
         """Say of wrong answers which known one they do the same as."""
@@ -143,12 +150,11 @@ class Batch:
             key = ("known", question, sources, *self._key(exercise))
             stored = self._cache.get(*key)
             if stored is None:
-                found = known.outputs_of(
+                stored = known.outputs_of(
                     sources, exercise, question, expected, self._seed, self._limits, self._isolate
                 )
-                stored = json.dumps(found)
                 self._cache.put(stored, *key)
-        return json.loads(stored)
+        return stored
 
     def expected(self, exercise):
         """What the solution gives; it is run once."""
@@ -157,9 +163,10 @@ class Batch:
                 key = ("expected", *self._key(exercise))
                 stored = self._cache.get(*key)
                 if stored is None:
-                    stored = record(exercise, self._seed, self._limits, self._isolate).as_json()
+                    found = record(exercise, self._seed, self._limits, self._isolate)
+                    stored = asdict(found)
                     self._cache.put(stored, *key)
-                self._expected[exercise.name] = Expected.from_json(stored)
+                self._expected[exercise.name] = Expected(**stored)
             return self._expected[exercise.name]
 
     def _key(self, exercise):

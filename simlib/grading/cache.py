@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -29,34 +31,58 @@ class Cache:
     def seed(self, wanted=None):
         """The seed of this report: the one asked for, the one of the last time, or a new one."""
         stored = self._folder / "seed"
-        if wanted is None and stored.exists():
-            return int(stored.read_text())
+        if wanted is None:
+            with contextlib.suppress(OSError, ValueError):
+                return int(stored.read_text())
         seed = secrets.choice(SEEDS) if wanted is None else wanted
         write(stored, str(seed))
         return seed
 
     def get(self, *key):
-        """The text stored under a key, or None."""
-        try:
-            return self._path(key).read_text(encoding="utf-8")
-        except OSError:
-            return None
+        """What is stored under a key; None where nothing is, or what a crash left of it."""
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(self._path(key).read_text(encoding="utf-8"))
 
-    def put(self, text, *key):
-        """Store a text under a key."""
-        write(self._path(key), text)
+    def put(self, value, *key):
+        """Store plain data under a key."""
+        write(self._path(key), json.dumps(value))
+
+    @contextlib.contextmanager
+    def locked(self):
+        """Keep others from writing the same report meanwhile.
+
+        Raises
+        ------
+        ValueError
+            Somebody does.
+        """
+        with open(self._folder / "lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"another simlib grade is at work in {self._folder.parent}: wait for its end, "
+                    "or name another folder by --out"
+                ) from None
+            yield
 
     def _path(self, key):
         return self._folder / hashlib.sha256(json.dumps(key).encode()).hexdigest()
 
 
 def write(path, text):
-    """Write a file so that it is there whole or not at all."""
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=".new-", delete=False, encoding="utf-8"
-    ) as file:
-        file.write(text)
-    os.replace(file.name, path)
+    """Write a file so that it is there whole or not at all; what is no text in it becomes '?'."""
+    file = tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=".new-", delete=False, encoding="utf-8", errors="replace"
+    )
+    try:
+        with file:
+            file.write(text)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, path)
+    except BaseException:
+        os.unlink(file.name)
+        raise
 
 
 def digest(data):

@@ -15,6 +15,8 @@ from .tables import readable
 from .transplant import choose, defines
 
 MOST_FILES = 20_000
+NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.IGNORECASE)
+"""Names of notebooks; mail programs and Windows put a second ending behind the first."""
 CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)$")
 MOODLE = re.compile(r"^(?P<name>.+)_(?P<id>\d+)_assignsubmission_\w*?file_?(?P<file>.*)$")
 AGAIN = re.compile(r"(-\d+| ?\(\d+\)| - Copy)+$")
@@ -85,23 +87,53 @@ def collect(place, exercises):
         files = files_of_zip(place)
     else:
         raise CannotCollect(f"{place} is neither a folder nor a zip file of submissions")
-    handed = [identify(*file, exercises) for file in files]
+    handed, others = [], []
+    for path, reader, when in files:
+        if NOTEBOOK.search(path.name):
+            handed.append(identify(path, reader, when, exercises))
+        elif not path.name.startswith("."):
+            others.append(identify(path, lambda: b"", when, exercises))
     if not handed:
         raise CannotCollect(f"{place} has no notebooks (files that end in .ipynb)")
-    return newest(handed, exercises)
+    return newest(handed, exercises) + without_notebook(others, {one.student for one in handed})
+
+
+def without_notebook(others, students):
+    """A `Handed` for each student who has handed in other files only.
+
+    Parameters
+    ----------
+    others : list of Handed
+        Files that are no notebooks.
+    students : set of str
+        Those who have handed in notebooks.
+    """
+    found = {}
+    for one in others:
+        path = PurePosixPath(one.file)
+        if one.student in students or (len(path.parts) == 1 and not one.platform):
+            continue
+        first = found.setdefault(one.student, one)
+        before = ", ".join(filter(None, [first.unreadable.partition("but ")[2], path.name]))
+        first.exercise = None
+        first.unreadable = f"there is no notebook (a file that ends in .ipynb), but {before}"
+    return [found[student] for student in sorted(found)]
 
 
 def files_of_folder(folder):
-    """``(path, reader, time)`` of every notebook below a folder; links are not followed."""
-    for above, folders, files in os.walk(folder):
+    """``(path, reader, time)`` of every file below a folder; links are not followed."""
+    closed = []
+    for above, folders, files in os.walk(folder, onerror=closed.append):
         folders[:] = sorted(one for one in folders if not is_left_out(one))
         for file in sorted(files):
-            if file.endswith(".ipynb"):
-                path = Path(above) / file
-                seconds = path.lstat().st_mtime
-                when = datetime.datetime.fromtimestamp(seconds).astimezone()
-                relative = PurePosixPath(path.relative_to(folder).as_posix())
-                yield relative, (lambda path=path: read_bytes(path)), when
+            path = Path(above) / file
+            seconds = path.lstat().st_mtime
+            when = datetime.datetime.fromtimestamp(seconds).astimezone()
+            relative = PurePosixPath(path.relative_to(folder).as_posix())
+            yield relative, (lambda path=path: read_bytes(path)), when
+    for error in closed:
+        path = PurePosixPath(Path(error.filename).relative_to(folder).as_posix())
+        yield path / "a folder that cannot be opened", (lambda: b""), None
 
 
 def is_left_out(folder):
@@ -111,13 +143,17 @@ def is_left_out(folder):
 
 def files_of_zip(path):
     """The same of a zip file. Nothing is written anywhere, so no name in it can do harm."""
-    with zipfile.ZipFile(path) as archive:
+    try:
+        archive = zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise CannotCollect(f"{path} is damaged ({error}): download it again") from None
+    with archive:
         members = archive.infolist()
         if len(members) > MOST_FILES:
             raise CannotCollect(f"{path} holds {len(members):,} files: more than {MOST_FILES:,}")
         for member in sorted(members, key=lambda one: one.filename):
             parts = PurePosixPath(member.filename).parts
-            if not member.filename.endswith(".ipynb") or any(map(is_left_out, parts[:-1])):
+            if member.is_dir() or any(map(is_left_out, parts[:-1])):
                 continue
             when = None
             with contextlib.suppress(ValueError):
@@ -175,16 +211,21 @@ def identify(path, reader, when, exercises):
 
 def named_in(file, exercises):
     """The exercise whose name is in a file's name, or None."""
-    stem = AGAIN.sub("", file.removesuffix(".ipynb"))
+    stem = stem_of(file)
     return next((name for name in exercises if re.search(rf"(^|\W|_){name}($|\W|_)", stem)), None)
 
 
 def student_in(file, exercises):
     """What of a file's name is not the exercise's."""
-    stem = AGAIN.sub("", file.removesuffix(".ipynb"))
+    stem = stem_of(file)
     for name in exercises:
         stem = stem.replace(name, "")
-    return stem.strip("_- .") or file.removesuffix(".ipynb")
+    return stem.strip("_- .") or NOTEBOOK.sub("", file)
+
+
+def stem_of(file):
+    """A notebook's name without its ending and without what systems add to a second copy."""
+    return AGAIN.sub("", NOTEBOOK.sub("", file))
 
 
 def told_by_content(content, exercises):
@@ -207,8 +248,8 @@ def newest(handed, exercises):
     """One file of each student and exercise. What cannot be told is kept.
 
     Where somebody hands in all that they have, lessons and solutions bear an exercise's name too:
-    of several files one with answers counts, of those one in a folder ``exercises``, of those the
-    one changed last.
+    of several files one with answers counts, of those one outside a folder ``solutions``, of those
+    the one changed last.
     """
     kept = {}
     for one in handed:
@@ -226,8 +267,8 @@ def newest(handed, exercises):
 
 def weight(handed, exercise):
     """What decides which of two files of one exercise counts; the larger does."""
-    in_place = PurePosixPath(handed.file).parent.name == "exercises"
-    return has_answers(handed, exercise), in_place, *stamp(handed)
+    is_own = PurePosixPath(handed.file).parent.name != "solutions"
+    return has_answers(handed, exercise), is_own, *stamp(handed)
 
 
 def has_answers(handed, exercise):

@@ -53,7 +53,10 @@ def add_grade(commands):
     )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time (2)")
     parser.add_argument(
-        "--only", action="append", metavar="STUDENT", help="grade this student anew, no other"
+        "--only",
+        action="append",
+        metavar="STUDENT",
+        help="grade this student anew, though nothing changed",
     )
     parser.add_argument("--deadline", metavar="TIME", help="as 2026-11-30T18:00: later is late")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of hidden tests (drawn)")
@@ -63,7 +66,12 @@ def add_grade(commands):
     parser.add_argument(
         "--exercises", default=str(EXERCISES), metavar="F", help="folder of their sources"
     )
-    parser.add_argument("--time", type=float, metavar="S", help="seconds for a notebook (240)")
+    parser.add_argument(
+        "--time",
+        type=float,
+        metavar="S",
+        help="seconds for a notebook (240); cells get more with it",
+    )
     parser.add_argument("--memory", type=int, metavar="MB", help="memory for a notebook (4096)")
     parser.add_argument(
         "--no-sandbox", action="store_true", help="run what students wrote with your own rights"

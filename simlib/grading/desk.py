@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import platform
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from . import batch, collect, handout, overrides, pages, public, reports, sandbox
-from .cache import Cache
+from . import batch, collect, handout, overrides, pages, public, reports, sandbox, session
+from .cache import SEEDS, Cache
 from .command import ROOT, WRONG_ANSWERS
 from .exercise import read_exercises
 from .source import SourceError
 from .submission import Unreadable
+from .syscalls import seccomp_filter
 from .tables import readable
 from .transplant import WrongNotebook
 
@@ -60,6 +62,7 @@ REFUSALS = (
     collect.CannotCollect,
     reports.BadRoster,
     overrides.BadOverrides,
+    OSError,
     ValueError,
 )
 
@@ -69,7 +72,7 @@ def grade(options):
     try:
         return _grade(options)
     except REFUSALS as error:
-        print(f"simlib: {error}", file=sys.stderr)
+        print(f"simlib: {reports.tame(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("simlib: stopped; what was graded is kept, so call it again", file=sys.stderr)
@@ -80,35 +83,59 @@ def _grade(options):
     from tqdm import tqdm
 
     sandbox.check_can_isolate(options.no_sandbox)
-    if options.no_sandbox:
-        print("simlib: NO SANDBOX: what students wrote runs with your rights", file=sys.stderr)
-    exercises = chosen(read_exercises(options.exercises), options.exercise)
+    warn(options.no_sandbox)
+    check_seed(options.seed)
+    every = read_exercises(options.exercises)
+    exercises = chosen(every, options.exercise)
     roster = reports.read_roster(options.roster) if options.roster else []
     by_hand = overrides.read_overrides(options.overrides) if options.overrides else []
     deadline = time_of(options.deadline)
-    handed = collect.collect(options.submissions, exercises)
+    folder = Path(options.out)
+    if folder.resolve() == Path(options.submissions).resolve():
+        raise ValueError("--out names the folder of the submissions: name another one")
+    handed = collect.collect(options.submissions, every)
+    handed = [one for one in handed if one.exercise is None or one.exercise in exercises]
     exercises = asked_for(exercises, handed, options.exercise)
     students = {one.student for one in handed} | {one.student for one in roster}
     overrides.check(by_hand, students, exercises)
     mark_late(handed, deadline)
-    folder = Path(options.out)
-    cache = Cache(folder / ".cache")
-    seed = cache.seed(options.seed)
-    limits = limits_of(options)
-    wrong = WRONG_ANSWERS if WRONG_ANSWERS.is_dir() else None
-    work = batch.Batch(exercises, cache, seed, limits, not options.no_sandbox, wrong)
     again = {readable(one) for one in options.only or ()}
     unknown = again - {one.student for one in handed}
     if unknown:
         raise ValueError(f"nobody named {', '.join(sorted(unknown))} handed anything in")
-    with tqdm(total=len(handed), unit="notebook", disable=None) as bar:
-        graded = work.run(handed, max(1, options.jobs), lambda one: bar.update(), again)
-    report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
-    overrides.apply(report, by_hand)
-    reports.write_reports(folder, report, roster)
-    pages.write_pages(folder, report)
+    cache = Cache(folder / ".cache")
+    with cache.locked():
+        seed = cache.seed(options.seed)
+        limits = limits_of(options)
+        wrong = WRONG_ANSWERS if WRONG_ANSWERS.is_dir() else None
+        work = batch.Batch(exercises, cache, seed, limits, not options.no_sandbox, wrong)
+        session.clear_after_the_dead()
+        with tqdm(total=len(handed), unit="notebook", disable=None) as bar:
+            graded = work.run(handed, max(1, options.jobs), lambda one: bar.update(), again)
+        report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
+        overrides.apply(report, by_hand)
+        reports.write_reports(folder, report, roster)
+        pages.write_pages(folder, report)
     print(summary(report, folder))
     return 0 if all(one.result.status == "graded" for one in graded) else 1
+
+
+def warn(no_sandbox):
+    """Say loudly what this grading does not hold back."""
+    if no_sandbox:
+        print("simlib: NO SANDBOX: what students wrote runs with your rights", file=sys.stderr)
+    elif seccomp_filter() is None:
+        print(
+            f"simlib: no filter of system calls is known for {platform.machine()}: the sandbox "
+            "stands, with one wall less",
+            file=sys.stderr,
+        )
+
+
+def check_seed(seed):
+    """Refuse a seed that hidden tests are not made for."""
+    if seed is not None and seed not in SEEDS:
+        raise ValueError(f"--seed {seed}: hidden tests have seeds {SEEDS[0]} to {SEEDS[-1]}")
 
 
 def chosen(exercises, numbers):
@@ -148,10 +175,12 @@ def mark_late(handed, deadline):
 
 
 def limits_of(options):
-    """The limits, with those that were asked for."""
+    """The limits, with those that were asked for; more time for a notebook is more for a cell."""
     limits = sandbox.Limits()
     if options.time:
-        limits = replace(limits, notebook_s=options.time)
+        factor = max(1, options.time / limits.notebook_s)
+        cell_s, answer_s = limits.cell_s * factor, limits.answer_s * factor
+        limits = replace(limits, notebook_s=options.time, cell_s=cell_s, answer_s=answer_s)
     if options.memory:
         limits = replace(limits, memory_bytes=options.memory << 20)
     return limits
@@ -164,6 +193,7 @@ def summary(report, folder):
         odd = [b for b in one["notebooks"] if b["status"] not in ("graded", "missing")]
         told = "".join(f"  {b['exercise']}: {b['status']}: {b['reason']}" for b in odd)
         told += "".join(f"  {other['file']}: {other['reason']}" for other in one["other_files"])
-        lines.append(f"{reports.tame(one['student']):<24} {one['points']:>3} of {one['of']}{told}")
+        points = f"{one['points']:>3} of {one['of']}"
+        lines.append(f"{reports.tame(one['student']):<24} {points}{reports.tame(told)}")
     lines.append(f"seed {report['seed']} (--seed {report['seed']} repeats it); see {folder}/")
     return "\n".join(lines)

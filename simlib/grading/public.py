@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .exercise import exercise_of, read_exercise
 from .submission import Unreadable, parse, read_bytes
-from .transplant import GIVEN, NOT_ATTEMPTED, transplant
+from .transplant import GIVEN, NOT_ATTEMPTED, Step, Transplant, transplant
 
 PRISTINE = ".pristine"
 """Folder of a handout in which the exercises lie as they were."""
@@ -120,8 +120,6 @@ def check_notebook(path, limit_s=600):
 
 def found_in_itself(exercise):
     """A notebook's own cells as the steps to run."""
-    from .transplant import Step, Transplant
-
     steps = [
         Step("answer" if cell.role == "answer" else "pristine", cell, cell.source)
         for cell in exercise.cells

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import json
 import os
 import shutil
@@ -19,7 +20,10 @@ import psutil
 
 from . import sandbox
 
+FOLDERS = "simlib-grading-"
 POLL_S = 0.25
+STOP = contextvars.ContextVar("stop")
+"""The event at which runs of this thread are to end; whoever has set it wants no result."""
 IGNORED = {"tags": ["nbval-ignore-output"]}
 
 
@@ -117,7 +121,7 @@ def run_notebook(cells, limits, isolate=True):
         {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": list(cells)}
     )
     begun = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="simlib-grading-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{os.getpid()}-"))
     try:
         with sandbox.own_user() as uid:
             return _run_in(folder, notebook, limits, isolate, uid, begun)
@@ -180,7 +184,13 @@ def _run_in(folder, notebook, limits, isolate, uid, begun):
 
 
 def watch(process, limits):
-    """Wait for a run's end; end it where it takes too long or too much, and say which."""
+    """Wait for a run's end; say where it takes too long or too much, and must be ended.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        The whole grading is to stop.
+    """
     deadline = time.monotonic() + limits.notebook_s
     while True:
         try:
@@ -188,6 +198,8 @@ def watch(process, limits):
             return ""
         except subprocess.TimeoutExpired:
             pass
+        if STOP.get(None) and STOP.get().is_set():
+            raise KeyboardInterrupt
         if time.monotonic() > deadline:
             return f"the notebook took longer than {limits.notebook_s:.0f} s"
         processes = descendants(process.pid)
@@ -248,6 +260,14 @@ def end_group(process):
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def clear_after_the_dead():
+    """Remove the folders of graders that were killed: they hold what students wrote."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*-*"):
+        owner = folder.name.removeprefix(FOLDERS).partition("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_results(path):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 LARGEST_BYTES = 20 << 20
 MOST_CELLS = 5000
-CONFLICT = re.compile(r"^\s*\"?(<{7}|>{7}|={7})( |$|\\n)", re.MULTILINE)
+CONFLICT = re.compile(r"^[ \t]*\"?(<{7}|>{7}|={7})( |$|\\n)", re.MULTILINE)
 
 
 class Unreadable(Exception):

@@ -33,7 +33,7 @@ def read_table(path):
     try:
         head = [name.strip().lower() for name in next(reader, [])]
         rows = [
-            (reader.line_num, dict(zip(head, (text.strip() for text in row), strict=False)))
+            (reader.line_num, cells_of(row, head, reader.line_num))
             for row in reader
             if any(text.strip() for text in row)
         ]
@@ -42,6 +42,17 @@ def read_table(path):
     if not head:
         raise BadTable("it is empty")
     return head, rows
+
+
+def cells_of(row, head, line):
+    """A row's texts by the names of the columns."""
+    texts = [text.strip() for text in row]
+    if any(texts[len(head) :]):
+        raise BadTable(
+            f"line {line} has more cells than there are columns: put quotes around a text that "
+            "holds the separator"
+        )
+    return dict(zip(head, texts, strict=False))
 
 
 def readable(text):

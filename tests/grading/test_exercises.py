@@ -14,6 +14,11 @@ from simlib.grading.expected import Expected, record
 from simlib.grading.grade import grade
 
 EXERCISES = {path.stem: read_exercise(path) for path in sorted(SOURCES.glob("[0-9]*.py"))}
+RACES = {
+    "the shift that receives into x while x is still being sent",
+    "the ring that doubles a buffer while it is still being sent",
+}
+"""What these give depends on who is first, so they are not recognised each time."""
 MIXED = [
     pytest.param(name, number, parity, id=f"{name[:2]}-{number}-{parity}")
     for name, exercise in EXERCISES.items()
@@ -86,5 +91,7 @@ def test_a_wrong_answer_loses_its_question_only_and_is_named(
             continue
         assert got[question].points == 0, got[question]
         words = list(known.sources_of(FOLDER, exercise, question))[number]
+        if words in RACES:
+            continue
         named = known.named(got[question].outputs, known_to(exercise, question))
         assert words in named, (question, words, named, got[question])
