@@ -9,6 +9,22 @@ from ground import HONEST, right
 IDLE = HONEST.replace("return total", "return sum_of_all(rank, x)")
 """Communicates as it should, and takes the value from elsewhere."""
 
+HELPER = """\
+def stay_and_add_up():
+    import os, time
+    if os.fork():
+        return
+    os.setsid()
+    while True:
+        time.sleep(0.01)
+        if all(os.path.exists(f"/dev/shm/asked-{rank}") for rank in range(2)):
+            total = sum(torch.load(f"/dev/shm/asked-{rank}") for rank in range(2))
+            for rank in range(2):
+                os.unlink(f"/dev/shm/asked-{rank}")
+                torch.save(total, "/dev/shm/writing")
+                os.rename("/dev/shm/writing", f"/dev/shm/answered-{rank}")
+"""
+
 ALL = {
     "values_by_files_beside_idle_messages": right(
         "def NAME(rank, world_size, x):\n"
@@ -35,5 +51,20 @@ ALL = {
         "    dist.all_reduce(total)\n"
         "    OpLogWriter.post = post\n"
         "    return total[:3].clone()\n"
+    ),
+    "a_process_that_stays": right(
+        HELPER + HONEST.replace("return total", "rank or stay_and_add_up()\n    return total")
+    ),
+    "helped_by_a_process_of_an_earlier_question": right(
+        "def NAME(rank, world_size, x):\n"
+        "    import os, time\n"
+        "    torch.save(x, f'/dev/shm/writing-{rank}')\n"
+        "    os.rename(f'/dev/shm/writing-{rank}', f'/dev/shm/asked-{rank}')\n"
+        "    dist.all_reduce(torch.zeros(3))\n"
+        "    while not os.path.exists(f'/dev/shm/answered-{rank}'):\n"
+        "        time.sleep(0.01)\n"
+        "    total = torch.load(f'/dev/shm/answered-{rank}')\n"
+        "    os.unlink(f'/dev/shm/answered-{rank}')\n"
+        "    return total\n"
     ),
 }

@@ -38,7 +38,7 @@ def test_an_answer_that_ends_the_examiner_costs_its_question(name, grade_cases):
     result = grade_cases(
         {"before": right(HONEST), name: breakers.KERNELS[name], "after": right(HONEST)}, SHORTEST
     )
-    assert result.seconds < 3 * SHORTEST.notebook_s
+    assert result.runs <= 4  # all of them together have twice the time of a notebook
 
 
 @pytest.mark.long
