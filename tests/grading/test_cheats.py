@@ -7,7 +7,11 @@ import cheats
 import forgeries
 import intruders
 import pytest
-from ground import HONEST, right
+from ground import HONEST, LIMITS, SEED, right
+from notebooks_made import content, exercise, notebook
+
+from simlib.grading.expected import record
+from simlib.grading.grade import grade
 
 GROUPS = {
     "values and cells": cheats.VALUES | cheats.IN_THE_CELL | {"innocent": right(HONEST)},
@@ -21,3 +25,10 @@ GROUPS = {
 def test_everybody_gets_what_they_earned(group, grade_cases):
     result = grade_cases(GROUPS[group])
     assert result.runs == 1
+
+
+def test_a_rank_can_set_its_virtual_clock_back(isolated):
+    one = exercise("05")
+    made = content(notebook(one, {"chain_broadcast": forgeries.SET_BACK}))
+    result = grade(made, one, record(one, SEED, LIMITS), SEED, LIMITS)
+    assert [question.points for question in result.questions] == [0, 0, 3, 0]
