@@ -80,8 +80,6 @@ def grade(options):
 
 
 def _grade(options):
-    from tqdm import tqdm
-
     sandbox.check_can_isolate(options.no_sandbox)
     warn(options.no_sandbox)
     check_seed(options.seed)
@@ -89,35 +87,52 @@ def _grade(options):
     exercises = chosen(every, options.exercise)
     roster = reports.read_roster(options.roster) if options.roster else []
     by_hand = overrides.read_overrides(options.overrides) if options.overrides else []
-    deadline = time_of(options.deadline)
-    folder = Path(options.out)
-    if folder.resolve() == Path(options.submissions).resolve():
-        raise ValueError("--out names the folder of the submissions: name another one")
-    handed = collect.collect(options.submissions, every)
-    handed = [one for one in handed if one.exercise is None or one.exercise in exercises]
+    handed = handed_in(options, every, exercises)
     exercises = asked_for(exercises, handed, options.exercise)
     students = {one.student for one in handed} | {one.student for one in roster}
     overrides.check(by_hand, students, exercises)
-    mark_late(handed, deadline)
-    again = {readable(one) for one in options.only or ()}
-    unknown = again - {one.student for one in handed}
-    if unknown:
-        raise ValueError(f"nobody named {', '.join(sorted(unknown))} handed anything in")
+    folder = Path(options.out)
     cache = Cache(folder / ".cache")
     with cache.locked():
         seed = cache.seed(options.seed)
-        limits = limits_of(options)
-        wrong = WRONG_ANSWERS if WRONG_ANSWERS.is_dir() else None
-        work = batch.Batch(exercises, cache, seed, limits, not options.no_sandbox, wrong)
-        session.clear_after_the_dead()
-        with tqdm(total=len(handed), unit="notebook", disable=None) as bar:
-            graded = work.run(handed, max(1, options.jobs), lambda one: bar.update(), again)
+        graded = graded_by(options, exercises, handed, cache, seed)
         report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
         overrides.apply(report, by_hand)
         reports.write_reports(folder, report, roster)
         pages.write_pages(folder, report)
     print(summary(report, folder))
     return 0 if all(one.result.status == "graded" for one in graded) else 1
+
+
+def handed_in(options, every, exercises):
+    """What was handed in for the chosen exercises; which one a file is, is told among all."""
+    if Path(options.out).resolve() == Path(options.submissions).resolve():
+        raise ValueError("--out names the folder of the submissions: name another one")
+    deadline = time_of(options.deadline)
+    handed = collect.collect(options.submissions, every)
+    handed = [one for one in handed if one.exercise is None or one.exercise in exercises]
+    mark_late(handed, deadline)
+    unknown = again(options) - {one.student for one in handed}
+    if unknown:
+        raise ValueError(f"nobody named {', '.join(sorted(unknown))} handed anything in")
+    return handed
+
+
+def again(options):
+    """The students whose notebooks are to be graded anew."""
+    return {readable(one) for one in options.only or ()}
+
+
+def graded_by(options, exercises, handed, cache, seed):
+    """``[Graded]`` of what was handed in, with a bar that tells how far it is."""
+    from tqdm import tqdm
+
+    wrong = WRONG_ANSWERS if WRONG_ANSWERS.is_dir() else None
+    isolate = not options.no_sandbox
+    work = batch.Batch(exercises, cache, seed, limits_of(options), isolate, wrong)
+    session.clear_after_the_dead()
+    with tqdm(total=len(handed), unit="notebook", disable=None) as bar:
+        return work.run(handed, max(1, options.jobs), lambda one: bar.update(), again(options))
 
 
 def warn(no_sandbox):
