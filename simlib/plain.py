@@ -168,7 +168,8 @@ def tensor_parts(tensor):
     for dim, stride in enumerate(base.stride()):
         if stride == 0 and base.shape[dim] > 1:
             base = base.narrow(dim, 0, 1)
-    flat = base.resolve_conj().resolve_neg().contiguous().flatten()
+    whole = base.resolve_conj().resolve_neg().contiguous()
+    flat = whole.as_strided((whole.numel(),), (1,))  # a size of 1 may have kept any stride
     data = flat.view(torch.uint8).numpy().tobytes()
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     shapes = tuple(base.shape), tuple(tensor.shape)

@@ -73,6 +73,7 @@ DATA = [
     torch.empty(0, 3, dtype=torch.complex64),
     torch.tensor([1 + 2j, 3j]).conj(),
     torch.ones(3, 1).expand(3, 4),
+    torch.arange(4)[1::2][:1],
     torch.ones(2, requires_grad=True),
     torch.nn.Parameter(torch.ones(2)),
     torch.nn.Parameter(torch.ones(2), requires_grad=False),
@@ -101,7 +102,10 @@ def test_data_arrive_as_they_were(distrusted, value):
 @pytest.mark.parametrize("kind", sorted(makers.ELEMENTS))
 def test_tensors_of_every_kind_arrive_bit_by_bit(distrusted, kind):
     value = (torch.arange(12).reshape(3, 4) % 7).to(makers.DTYPES[kind])
-    for one in (value, value.t(), value[1:, ::2], value[0, 0], value[:0]):
+    for one in (
+        value, value.t(), value[1:, ::2], value[0, 0], value[:0], value[1:, 1:2][:1],
+        value[2:, :1].expand(2, 3),
+    ):  # fmt: skip
         arrived = sent(one)
         assert (arrived.dtype, arrived.shape) == (one.dtype, one.shape)
         assert arrived.tolist() == one.tolist()
@@ -111,6 +115,12 @@ def test_what_autograd_made_and_bytes_of_another_order_arrive_as_values(distrust
     made = sent(torch.ones(2, requires_grad=True) * 2)
     assert made.requires_grad and made.tolist() == [2.0, 2.0]
     assert sent(np.array([1, 2], dtype=">i4")).tolist() == [1, 2]
+
+
+def test_elements_that_repeat_are_sent_once(distrusted):
+    assert len(plain.dumps(torch.ones(1).expand(10**12))) < 1000
+    arrived = sent(torch.ones(1).expand(10**12))
+    assert arrived.shape == (10**12,) and arrived[-1] == 1
 
 
 def test_what_is_one_object_stays_one_and_is_sent_once(distrusted):
