@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import pickle
 import re
 import traceback
 
 import cloudpickle
 
-from . import group, work
+from . import group, plain, work
 from .errors import InvalidCallError, OutOfMemoryError
 from .recorder import is_learners
 
@@ -28,24 +28,24 @@ def answer_of(call, is_script=False):
     except SystemExit as error:
         return _exit_as_bytes(error, is_script)
     except BaseException as error:  # whatever it is belongs to the learner
-        return pickle.dumps(("error", describe(error)))
+        return plain.dumps(("error", describe(error)))
 
 
 def _result_as_bytes(result):
     try:
-        return cloudpickle.dumps(("result", result), protocol=5)
+        return plain.dumps(("result", result), functools.partial(cloudpickle.dumps, protocol=5))
     except Exception as error:
-        return pickle.dumps(("unpicklable", (type(result).__qualname__, short(error))))
+        return plain.dumps(("unpicklable", (type(result).__qualname__, short(error))))
 
 
 def _exit_as_bytes(error, is_script):
     """A script may end itself with ``sys.exit(0)``; in a function `sys.exit` is an early end."""
     code = error.code if isinstance(error.code, int | str) or error.code is None else 1
     if is_script and not code:
-        return pickle.dumps(("result", None))
+        return plain.dumps(("result", None))
     report = describe(error)
     report["exit_code"] = code
-    return pickle.dumps(("exit", report))
+    return plain.dumps(("exit", report))
 
 
 def _clipped(text):

@@ -17,7 +17,6 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
-import pickle
 import struct
 import tempfile
 import threading
@@ -139,7 +138,7 @@ class OpLogWriter:
         return number
 
     def _define(self, number, table, value):
-        payload = pickle.dumps((number, table, value))
+        payload = plain.dumps((number, table, value))
         payload += bytes(-len(payload) % 8)  # pickle ignores what follows its end
         start, end = self._end, self._end + _DEFINITION.size + len(payload)
         if end > self._capacity:

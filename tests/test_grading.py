@@ -99,6 +99,11 @@ print({
     "sockets": [path for path in glob.glob("/tmp/**", recursive=True) if "grading" in path],
     "network": attempt(lambda: socket.create_connection(("192.0.2.1", 80), 3)),
     "write": attempt(lambda: open("/course/simlib/x", "w")),
+    "room": [
+        os.statvfs(place).f_blocks * os.statvfs(place).f_frsize
+        for _, place, kind, options, *_ in map(str.split, open("/proc/mounts"))
+        if kind == "tmpfs" and options.split(",")[0] == "rw"
+    ],
     "environment": [name for name in os.environ if name.startswith(("GRADING", "JPY", "SSH"))],
 })
 """
@@ -122,6 +127,7 @@ def test_code_inside_sees_nothing_that_matters(isolated):
     assert seen["network"] == "OSError"
     assert seen["write"] == "OSError"
     assert seen["environment"] == []
+    assert 0 < sum(seen["room"]) <= LIMITS.scratch_bytes
 
 
 PATCH_ALL = """

@@ -20,6 +20,8 @@ from .syscalls import seccomp_filter
 COURSE = "/course"
 """Where simlib lies inside."""
 FONTS = "/tmp/matplotlib"
+SHARES = {"/dev/shm": 4, "/tmp": 4, FONTS: 1, "/home/student": 1, SCRATCH: 6}
+"""Where files can be written, and how many sixteenths of all room for files are there."""
 FIRST_UID, LAST_UID = 64_600, 64_999
 MB = 1 << 20
 
@@ -37,7 +39,7 @@ class Limits:
     notebook_s: float = 240
     memory_bytes: int = 4096 * MB
     processes: int = 400
-    files: int = 4096
+    files: int = 1024
     scratch_bytes: int = 256 * MB
     output_chars: int = 1_000_000
 
@@ -130,8 +132,9 @@ def sandboxed(command, run_folder, uid, limits):
     if not is_root:
         words += ["--unshare-user", "--disable-userns"]
     words += ["--proc", "/proc", "--dev", "/dev"]
-    for place in ("/dev/shm", "/tmp", FONTS, "/home/student", SCRATCH):
-        words += ["--perms", "1777", "--size", str(limits.scratch_bytes), "--tmpfs", place]
+    for place, part in SHARES.items():
+        size = str(limits.scratch_bytes * part // 16)
+        words += ["--perms", "1777", "--size", size, "--tmpfs", place]
     words += system_files()
     simlib = str(Path(__file__).resolve().parent.parent)
     for place in python_folders():
@@ -140,7 +143,7 @@ def sandboxed(command, run_folder, uid, limits):
     words += bound("--bind", str(run_folder), str(run_folder))
     for file in font_lists():
         words += bound("--ro-bind", str(file), f"{FONTS}/{file.name}")
-    words += ["--remount-ro", "/", "--chdir", "/home/student"]
+    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/home/student"]
     for name, value in environment().items():
         words += ["--setenv", name, value]
     words.append("--")

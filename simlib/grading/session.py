@@ -235,12 +235,14 @@ def memory_of(processes, enough):
 
 
 def share_of(pid):
-    """Bytes of memory of one process, shared pages by their share."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
-    except (OSError, StopIteration):
-        return 0
+    """Bytes of memory of one process, shared pages by their share.
+
+    Of a process that is closed to us: what is no file's, shared pages whole.
+    """
+    for file, words in (("smaps_rollup", ("Pss:",)), ("status", ("RssAnon:", "RssShmem:"))):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/{file}") as lines:
+            return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(words))
+    return 0
 
 
 def descendants(pid):

@@ -7,7 +7,6 @@ import gc
 import linecache
 import operator
 import os
-import pickle
 import resource
 import signal
 import socket
@@ -18,7 +17,7 @@ import traceback
 
 import torch
 
-from .. import backend
+from .. import backend, plain
 from ..cluster import Topology
 from ..processes import channel
 from ..processes.isolation import Baseline
@@ -63,7 +62,7 @@ def child_main(control, lifeline, stdout, stderr, memory):
             try:
                 report = process.run(request, memory)
             except Exception:  # ours: nothing of the learner's runs in this thread
-                report = pickle.dumps(("failed", traceback.format_exc()))
+                report = plain.dumps(("failed", traceback.format_exc()))
             channel.send_bytes(sock, report)
         else:
             channel.send(sock, ("clean", process.why_not_clean() or baseline.restore()))
@@ -119,7 +118,7 @@ class Process:
             sys.stdout, sys.stderr = self.streams
         self._parked = len(report["unfinished"]) + len(report["deaths"])
         simulation.ranks.close()
-        return pickle.dumps(("rest", report))
+        return plain.dumps(("rest", report))
 
     def _collect_garbage_for(self, ranks):
         """One collector serves all ranks: it runs as often for each as in a process of its own."""

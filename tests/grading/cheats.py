@@ -7,7 +7,7 @@ from ground import HONEST, Case, right
 
 NOT_DATA = "no plain data"
 BYTES = "bytes through torch.distributed"
-PUBLIC_ONLY = "not the hidden tests"
+PUBLIC_ONLY = "not all hidden tests"
 
 
 def gives(value, before=""):

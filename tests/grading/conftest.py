@@ -6,6 +6,7 @@ import socket
 import psutil
 import pytest
 from ground import LIMITS, SEED, Ground
+from intruders import SECRET
 
 from simlib.grading.expected import record
 from simlib.grading.grade import grade
@@ -69,7 +70,7 @@ def left(process):
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     """A `Host`; it is checked at the end of the test."""
-    monkeypatch.setitem(os.environ, "GRADER_SECRET", "CANARY")
+    monkeypatch.setitem(os.environ, "GRADER_SECRET", SECRET)
     found = Host(tmp_path)
     yield found
     found.check()

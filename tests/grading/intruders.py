@@ -5,6 +5,9 @@ The cell raises an error with what it found, so a point means that it found noth
 
 from ground import HONEST, right
 
+SECRET = "told to nobody"
+"""What the grader's environment holds."""
+
 
 def intruder(body):
     """A `Case` whose cell runs ``body``, which adds to the list ``found``."""
@@ -22,6 +25,21 @@ def attempts(*statements):
     """Several of them."""
     return "\n".join(map(attempt, statements))
 
+
+OTHERS = """\
+import ctypes, os
+libc = ctypes.CDLL(None)
+for pid in map(int, filter(str.isdigit, os.listdir('/proc'))):
+    if pid == os.getpid(): continue
+    if libc.ptrace(16, pid, 0, 0) == 0: found.append(pid)
+    for name in ('mem', 'fd/1', 'fd/2'):
+        try:
+            os.close(os.open(f'/proc/{pid}/{name}', os.O_WRONLY | os.O_NONBLOCK))
+            found.append((pid, name, open(f'/proc/{pid}/cmdline').read()[-60:]))
+        except OSError:
+            pass
+"""
+"""Looks into every process but its own."""
 
 ALL = {
     "other_peoples_files": intruder(
@@ -41,11 +59,11 @@ ALL = {
     ),
     "what_the_grader_knows": intruder(
         "import os, glob\n"
-        "found += [n for n in os.environ if 'CANARY' in os.environ[n] or n.startswith('GRADING_')]"
+        f"found += [n for n in os.environ if {SECRET!r} in os.environ[n] or n[:8] == 'GRADING_']"
         "\nfor name in glob.glob('/proc/[0-9]*/environ'):\n"
         "    try:\n        text = open(name, 'rb').read()\n"
         "    except OSError:\n        continue\n"
-        "    if b'CANARY' in text or b'GRADING_' in text: found.append(name)"
+        f"    if {SECRET.encode()!r} in text or b'GRADING_' in text: found.append(name)"
     ),
     "memory_of_the_examiner": intruder(
         "import os\n"
@@ -66,6 +84,7 @@ ALL = {
             "open('/usr/new', 'w')",
             "open('/etc/new', 'w')",
             "open('/new', 'w')",
+            "open('/dev/new', 'w')",
             "open('CANARY/new', 'w')",
             "open(__import__('sys').prefix + '/new', 'w')",
             "open(torch.__file__, 'a')",
@@ -104,9 +123,14 @@ ALL = {
         "if libc.shmget(0, 1 << 20, 0o1600) >= 0: found.append('shmget')\n"
         + attempts("os.memfd_create('x')")
     ),
-    "other_processes": intruder(
-        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
-        "for pid in map(int, filter(str.isdigit, os.listdir('/proc'))):\n"
-        "    if pid != os.getpid() and libc.ptrace(16, pid, 0, 0) == 0: found.append(pid)"
+    "other_processes": intruder(OTHERS),
+    "other_processes_in_the_ranks": right(
+        HONEST.replace(
+            "    total =",
+            "    found = []\n"
+            + "".join(f"    {line}\n" for line in OTHERS.splitlines())
+            + "    assert not found, str(found)[:500]\n    total =",
+            1,
+        )
     ),
 }

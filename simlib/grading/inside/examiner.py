@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import json
 import linecache
 import os
 import select
 import signal
 import socket
-import sys
 import tempfile
 import time
 
 from ...plain import SCRATCH
+from ...processes.closed import close_to_others, do_without_tracker
 from ...processes.launch import RANK_NAME, server_context, uninterrupted
 from ...processes.world import travelling
 from .graded import Graded
 from .handle import Submitted
 from .shell import receive, send, shell_main
 
-PR_SET_DUMPABLE = 4
 KEPT_OUTPUT = 4000
 MOST_OUTPUT = 4 << 20
 START_LIMIT_S = 60
@@ -59,6 +57,7 @@ class Examiner:
         self._shell = None
         self._ran = []
         namespace["get_ipython"]().compile._filename_map = self._cells
+        do_without_tracker()
         server_context()
 
     def setup(self, source):
@@ -230,9 +229,3 @@ class OnlyStudents(dict):
     def add(self, name, number):
         """Note a cell of the student's."""
         super().__setitem__(name, number)
-
-
-def close_to_others():
-    """Let no process of the same user look into this one's memory, or change it (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
