@@ -91,7 +91,8 @@ def input_problems(one, cell, seeds):
     public = sorts_of(asked.worlds)
     for seed in seeds:
         worlds = one.given(cell, seed)
-        seen.add(str([world.by_rank for world in worlds]))
+        if seed in FEW:
+            seen.add(str([world.by_rank for world in worlds]))
         for place, (sorts, known) in enumerate(zip(sorts_of(worlds), public, strict=True)):
             if not sorts <= known:
                 yield f"seed {seed}: argument {place} is {sorts - known}, as in no public check"
