@@ -108,7 +108,7 @@ verdict
 
 # %% role="hidden" question="my_block"
 seed = 1
-print(measure(my_block, lambda rank, world_size: (7 * seed % 31,)))
+print(measure(my_block, lambda rank, world_size: (1 + 7 * seed % 31,)))
 
 # %% [markdown]
 # ## 2. A report, wherever it is wanted (★★, 15 minutes, 2 points)
@@ -300,4 +300,9 @@ verdict
 
 # %% role="hidden" question="local_rank"
 seed = 1
-print(measure(local_rank, lambda rank, world_size: ((rank * rank + seed) % 3,)))
+print(
+    measure(
+        local_rank,
+        lambda rank, world_size: ((rank * rank + seed // 3 % 3 * rank + seed) % 3,),
+    )
+)

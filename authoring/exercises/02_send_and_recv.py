@@ -246,7 +246,8 @@ print(
         collect,
         lambda rank, world_size: (
             torch.randn(
-                (3 * rank + seed) % 7, generator=torch.Generator().manual_seed(seed + rank)
+                (3 * rank + 1 + seed % 6) % 7,  # rank 0 has some: it may be alone
+                generator=torch.Generator().manual_seed(seed + rank),
             ),
         ),
     )

@@ -268,7 +268,10 @@ seed = 1
 print(
     measure(
         one_batch_fewer,
-        lambda rank, world_size: ([float(seed + rank + k) for k in range((3 * rank + seed) % 5)],),
+        lambda rank, world_size: (
+            # rank 0 has some: it may be alone
+            [float(seed + rank + k) for k in range((3 * rank + 1 + seed % 4) % 5)],
+        ),
     )
 )
 
@@ -353,13 +356,14 @@ verdict
 
 # %% role="hidden" question="without_a_word"
 seed = 1
+NAMES = ["b", "aa", "cccc"]  # the rule about collectives looks at them, too
 print(
     measure(
         without_a_word,
         lambda rank, world_size: (
             {
                 name: torch.full((2,), float(seed + 10 * rank + len(name)))
-                for name in ["b", "aa", "cccc"][:: 1 if rank % 2 else -1]
+                for name in NAMES[:: 1 if rank % 2 else -1]
             },
         ),
     )

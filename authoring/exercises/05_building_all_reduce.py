@@ -130,7 +130,7 @@ print(
     measure(
         ring_reduce_scatter,
         lambda rank, world_size: (
-            torch.arange(float((seed + 8) % 11)) * (rank + 1) + 100.0 * (seed + rank),
+            torch.arange(float(2 + (seed + 8) % 11)) * (rank + 1) + 100.0 * (seed + rank),
         ),
     )
 )
@@ -240,12 +240,16 @@ verdict
 
 # %% role="hidden" question="ring_in_order"
 seed = 1
+ORDERS = {  # the rule about neighbours looks at them, too
+    n: torch.randperm(n, generator=torch.Generator().manual_seed(seed + n)).tolist()
+    for n in range(1, 6)
+}
 print(
     measure(
         ring_in_order,
         lambda rank, world_size: (
             torch.arange(float(seed % 5 + 6)) * (rank + 1),
-            [(seed - other) % world_size for other in range(world_size)],
+            ORDERS[world_size],
         ),
         in_place=True,
     )
@@ -362,8 +366,8 @@ for length in (5 + seed % 7, 10_000 + 1000 * (seed % 9)):
 #
 # Add up `x` over all ranks, in place, on **any** number of ranks, one included. You are told the network's latency
 # and bandwidth. Choose between the ring and recursive doubling: the modelled network gives you 2 %
-# more than the better of the two takes by the lesson's formulas, for tensors of 4 kB to 400 kB on 8
-# ranks, and for a small one on 6. `ring` and `swap` are given above.
+# more than the better of the two takes by the lesson's formulas, for any tensor of up to 400 kB on up
+# to 8 ranks. `ring` and `swap` are given above.
 
 
 # %% role="answer" question="quick_all_reduce" points=4

@@ -376,13 +376,14 @@ verdict
 
 # %% role="hidden" question="kept_in_step"
 seed = 1
+STEPS, LR, MOMENTUM = 2 + seed % 3, 0.05, 0.9  # the rules look at them, too
 
 
 def hidden_examples(rank, world_size):
     random = torch.Generator().manual_seed(100 * seed + rank)
     shapes = (2,), (5, 2), (5,)
     theta, rows, targets = (torch.randn(*shape, generator=random) for shape in shapes)
-    return theta, rows, targets, 2 + seed % 3, 0.05, 0.9
+    return theta, rows, targets, STEPS, LR, MOMENTUM
 
 
 print(measure(kept_in_step, hidden_examples))

@@ -340,7 +340,9 @@ print(
         batch_statistics,
         lambda rank, world_size: (
             torch.randn(
-                1 + (rank * seed) % 4, 3, generator=torch.Generator().manual_seed(seed + rank)
+                2 + seed % 3 if rank == 0 else (3 * rank + seed) % 5,
+                3,
+                generator=torch.Generator().manual_seed(seed + rank),
             ),
         ),
     )

@@ -76,6 +76,9 @@ def some_gradients(rank, world_size):
     return list(numbers.split(lengths)), 32 if world_size % 2 else 16
 
 
+CARRIED = {16: [40, 24, 32, 8], 32: [40, 32, 32]}  # by cap_nbytes: bytes of the buckets
+
+
 def means_of(lists, caps):
     means = [torch.stack(grads).mean(0) for grads in zip(*lists, strict=True)]
     return [means] * len(lists)
@@ -88,7 +91,7 @@ verdict = check(
     means_of,
     only("all_reduce"),
     brought(
-        lambda lists, caps: [40, 32, 32] if caps[0] == 32 else [40, 24, 32, 8],
+        lambda lists, caps: CARRIED[caps[0]],
         hint="Last gradient first; a bucket is closed once it holds cap_nbytes or more.",
     ),
     mistakes={
@@ -125,12 +128,23 @@ verdict
 
 # %% role="hidden" question="reduce_in_buckets"
 seed = 1
+lengths = [1 + (3 * i + seed) % 4 for i in range(5 + seed % 3)]
+cap_nbytes = 4 * (2 + seed % 9)
+carried = [0]
+for length in reversed(lengths):
+    if carried[-1] >= cap_nbytes:
+        carried.append(0)
+    carried[-1] += 4 * length
+CARRIED = {cap_nbytes: carried}  # the rule about buckets looks at it
 print(
     measure(
         reduce_in_buckets,
         lambda rank, world_size: (
-            [torch.full((1 + (i * 3 + seed) % 4,), float(rank + i)) for i in range(5)],
-            12 + 4 * seed,
+            [
+                torch.arange(float(length)) * (rank + 1) + seed + i
+                for i, length in enumerate(lengths)
+            ],
+            cap_nbytes,
         ),
     )
 )
@@ -393,7 +407,7 @@ print(
     measure(
         accumulate,
         lambda rank, world_size: (
-            [torch.full((2, 3), float(rank + i + seed)) for i in range(2 + seed)],
+            [torch.full((2, 3), float(rank + i + seed)) for i in range(2 + seed % 7)],
         ),
     )
 )
@@ -496,6 +510,9 @@ seed = 1
 print(
     measure(
         weigh,
-        lambda rank, world_size: (torch.ones((rank + seed) % 3, 3) * (rank + seed),),
+        lambda rank, world_size: (
+            # rank 0 has some: it may be alone
+            torch.ones((3 * rank + 1 + seed % 4) % 5, 3) * (rank + seed),
+        ),
     )
 )

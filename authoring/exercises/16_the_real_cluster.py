@@ -408,14 +408,15 @@ verdict
 
 # %% role="hidden" question="ring_ms"
 seed = 1
+drawn = torch.randint(1, 60, (5, 2), generator=torch.Generator().manual_seed(seed)).tolist()
+LINKS = [(float(latency_ms), rate * 1e-6) for latency_ms, rate in drawn]
+NBYTES = 100_000 * (1 + seed % 9)
 
 
 def other_links(rank, world_size):
-    numbers = torch.Generator().manual_seed(seed)
-    latencies_ms, rates = torch.randint(1, 60, (2, world_size), generator=numbers).tolist()
-    latency_ms, ms_per_byte = latencies_ms[rank], rates[rank] * 1e-6
+    latency_ms, ms_per_byte = LINKS[rank]
     points = [(k, latency_ms + k * ms_per_byte) for k in (2000, 50_000, 400_000)]
-    return points, 100_000 * (1 + seed % 9)
+    return points, NBYTES
 
 
 print(measure(ring_ms, other_links))

@@ -116,11 +116,17 @@ def difference(got, want):
         return None if got == want else f"has {describe(got)} where {want!r} is expected"
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         return f"has a {type(got).__name__} where a number is expected"
+    return None if same_number(got, want) else "has the wrong value"
+
+
+def same_number(got, want):
+    """Whether two numbers are equal to a relative 1e-5; nan equals nan, inf only itself."""
     try:
-        same = abs(got - want) <= 1e-5 * max(1, abs(want))
-    except OverflowError:
-        same = False
-    return None if same else "has the wrong value"
+        if not math.isfinite(want):
+            return got == want or math.isnan(got) and math.isnan(want)
+        return abs(got - want) <= 1e-5 * max(1, abs(want))
+    except OverflowError:  # an int that no float can hold
+        return False
 
 
 def tensor_difference(got, want):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 
+from .inside.graded import ALLOWED
 from .session import CellResult, code_cell, run_notebook
 
 RECORDED_CHARS = 50_000_000
 """Output of a run that is recorded: it holds all values."""
+
+VALUES_LINE = re.compile(r"(\d+): (?!.* \((?:has|at|returns) )")
+"""Of a hidden cell: a world and its values, none of which is told to be wrong."""
 
 
 class SolutionFails(Exception):
@@ -50,7 +55,8 @@ def record(exercise, seed, limits, isolate=True):
     Raises
     ------
     SolutionFails
-        A cell of it fails.
+        A cell of it fails; it does not pass its own check; or in a hidden cell it meets an error,
+        gives a value that does not equal itself, or breaks a rule.
     """
     from .grade import cells_of
     from .transplant import GIVEN, Step, Transplant
@@ -84,5 +90,27 @@ def record(exercise, seed, limits, isolate=True):
             text = session.cells[cell.id].text
             if text != f"{cell.question}: right":
                 raise SolutionFails(f"{exercise.name}: the solution's check says: {text}")
+        if cell.role == "hidden" and "measure(" in cell.source:
+            unfit = complaint_in(session.cells[cell.id].text)
+            if unfit:
+                raise SolutionFails(
+                    f"{exercise.name}, seed {seed}: cell {cell.id} is no measure of answers, for "
+                    f"the solution itself gets: {unfit}"
+                )
     recorded = {name: session.cells[f"recorded-{name}"].text for name in exercise.questions}
     return Expected(outputs, recorded)
+
+
+def complaint_in(text):
+    """The first line of a hidden cell that says of the solution what is wrong; None if none does.
+
+    `Graded.measure` prints two lines for each world: its values, and that it sent as allowed.
+    """
+    lines = text.splitlines()
+    for values, rule in zip(lines[::2], [*lines[1::2], ""], strict=False):
+        world = VALUES_LINE.match(values)
+        if not world:
+            return values
+        if rule != f"{world[1]}: {ALLOWED}":
+            return rule if rule.startswith(f"{world[1]}: ") else values
+    return None

@@ -20,6 +20,10 @@ FLOOR = 0.5
 """Of what the solution sends, in bytes and in calls, an answer has to send so much at least."""
 
 
+ALLOWED = "sent as allowed"
+"""What is printed of a world in which all rules were kept; `expected.record` looks for it."""
+
+
 class Graded:
     """What checks and hidden cells of one run have seen, by question."""
 
@@ -66,7 +70,7 @@ class Graded:
             want = all_wanted[len(measured) - 1]
             lines.append(f"{world_size}: {'; '.join(map(snapped, got, want['values']))}")
             broken = self._broken(question, run, list(zip(*by_rank, strict=True)), want)
-            lines.append(f"{world_size}: {broken or 'sent as allowed'}")
+            lines.append(f"{world_size}: {broken or ALLOWED}")
         return "\n".join(lines)
 
     def _broken(self, question, run, given, want):
