@@ -151,6 +151,20 @@ def test_no_cell_changes_what_the_rules_of_another_question_look_at(name):
         seen |= names
 
 
+def test_no_two_numbers_of_ranks_are_equally_good_for_the_quickest_epoch():
+    one = solved("09_when_does_it_pay")
+    (cell,) = (cell for cell in one.hidden() if cell.question == "quickest_epoch")
+    for seed in SEEDS:
+        for world in one.given(cell, seed):
+            gradients, *numbers = world.by_argument
+            size, best_of = world.world_size, {}
+            plans = one.names["plans"](gradients[0].nbytes, *(n[0] for n in numbers), size)
+            for (R, _), time_s in plans.items():
+                best_of[R] = min(time_s, best_of.get(R, time_s))
+            best, *others = sorted(best_of.values())
+            assert all(time_s > 1.02 * best for time_s in others), (seed, size)
+
+
 @pytest.mark.parametrize(
     "old, new, sentence",
     [
