@@ -51,7 +51,16 @@ def test_answers_stand_where_the_exercise_has_them():
     kinds = [(step.cell.role, step.cell.question) for step in found.steps]
     for name in QUESTIONS:
         first = kinds.index(("answer", name))
-        assert kinds[first : first + 3] == [(role, name) for role in ("answer", "check", "hidden")]
+        assert kinds[first : first + 2] == [(role, name) for role in ("answer", "check")]
+
+
+def test_hidden_cells_come_after_all_that_a_student_wrote():
+    made = solved(COLLECTIVES)
+    made["cells"].append(extra("last = 1"))
+    steps = put_in(made).steps
+    hidden = [step.cell.id for step in steps[-len(QUESTIONS) :]]
+    assert hidden == [f"{name}-hidden" for name in QUESTIONS]
+    assert steps[-len(QUESTIONS) - 1].source == "last = 1"
 
 
 def test_checks_are_the_pristine_ones_whatever_became_of_the_students():

@@ -192,7 +192,7 @@ COMMUNICATION = {
         "def NAME(rank, world_size, x):\n"
         "    import simlib.checks.compare, simlib.grading.inside.graded as graded\n"
         "    simlib.checks.compare.difference = lambda got, want: None\n"
-        "    graded.too_little = lambda found, solution: None\n"
+        "    graded.too_little = lambda *args: None\n"
         "    dist.all_reduce(torch.zeros(1))\n    return x",
         "wrong",
         "wrong value",
