@@ -198,7 +198,7 @@ def helpers_by_anchor(exercise, submission, answers):
     by_role = {
         (c.role, c.question): c.id for c in pristine.values() if c.role in ("check", "setup")
     }
-    by_source = {bare(cell.source): cell.id for cell in pristine.values()}
+    by_source = {bare(handed_out(exercise, cell)): cell.id for cell in pristine.values()}
     answer_ids = {cell.question: cell.id for cell in pristine.values() if cell.role == "answer"}
     helpers, anchor, seen = {}, None, set()
     for index, one in enumerate(submission.cells):
@@ -216,6 +216,11 @@ def helpers_by_anchor(exercise, submission, answers):
         if is_own and text and index not in answers:
             helpers.setdefault(anchor, []).append(Step("helper", None, one.source, index))
     return helpers
+
+
+def handed_out(exercise, cell):
+    """A pristine cell's source as students get it."""
+    return exercise.questions[cell.question].stub if cell.role == "answer" else cell.source
 
 
 def answered_by(exercise, one, answer_ids):

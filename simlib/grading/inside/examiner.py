@@ -32,6 +32,8 @@ PR_SET_DUMPABLE = 4
 KEPT_OUTPUT = 4000
 MOST_OUTPUT = 4 << 20
 START_LIMIT_S = 60
+SPOILS = {"ended", "unreadable"}
+"""What an answer says of a shell that no other cell can use."""
 
 
 class ShellEnded(Exception):
@@ -104,11 +106,13 @@ class Examiner:
         if question not in self._failed:
             if question not in self._spoilt:
                 answer, submitted = self._submitted(question)
-            if submitted is None and (self._others(question) or answer.get("ended")):
+            if submitted is None and (self._others(question) or answer.keys() & SPOILS):
                 self._end_shell()
                 alone, submitted = self._submitted(question, only=question)
                 self._end_shell()
                 answer = alone if submitted or question in self._spoilt else answer
+                if answer.keys() & SPOILS:
+                    self._ran = [one for one in self._ran if one[0] != question]
             self._namespace[question] = submitted
         print(json.dumps(answer))
 
@@ -125,7 +129,8 @@ class Examiner:
         try:
             return answer, Submitted(question, base64.b64decode(payload), parameters)
         except (KeyError, TypeError, ValueError):
-            return answer | {"error": "The function's parameters cannot be read."}, None
+            error = "The function's parameters cannot be read."
+            return answer | {"error": error, "unreadable": True}, None
 
     def _keep(self):
         """Note the names that a check has left behind, once what comes after it begins."""
