@@ -220,6 +220,13 @@ THE_SAME = {
 }
 
 
+def test_a_known_answer_whose_cell_fails_does_no_harm_to_the_next(expected):
+    sources = {"fails": "1 / 0", "own mean": HEAD + "return x.mean().item()"}
+    found = known.outputs_of(sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)
+    assert "own mean" in found and "NoneType" not in str(found["own mean"])
+    assert found["own mean"] != found["fails"]
+
+
 def test_the_same_mistake_is_recognised_in_other_functions_and_lines(expected):
     sources = {(n, what): one for what, pair in THE_SAME.items() for n, one in enumerate(pair)}
     found = known.outputs_of(sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)

@@ -82,7 +82,9 @@ class Examiner:
         print(json.dumps(answer))
 
     def answer(self, question, source):
-        """Run the cell that answers a question."""
+        """Run the cell that answers a question; it may have been answered before (`known`)."""
+        self._failed.discard(question)
+        self._spoilt.discard(question)
         answer = self._run({"source": source})
         if answer["error"] is not None and self._others(question):
             # Perhaps an earlier answer has spoilt the shell for this one.
