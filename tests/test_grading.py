@@ -7,9 +7,10 @@ import re
 import pytest
 from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, extra, notebook, solved
 
-from simlib.grading import known, sandbox
+from simlib.grading import known, public, sandbox
 from simlib.grading.expected import record
-from simlib.grading.grade import BEGIN, grade, json_in, seeded
+from simlib.grading.grade import BEGIN, grade, json_in, seeded, sentence
+from simlib.grading.inside.graded import too_little
 from simlib.grading.session import code_cell, run_notebook
 
 SEED = 5
@@ -225,8 +226,86 @@ THE_SAME = {
 }
 
 
+def test_a_known_answer_whose_cell_fails_does_no_harm_to_the_next(expected):
+    sources = {"fails": "1 / 0", "own mean": HEAD + "return x.mean().item()"}
+    found = known.outputs_of(sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)
+    assert "own mean" in found and "NoneType" not in str(found["own mean"])
+    assert found["own mean"] != found["fails"]
+
+
 def test_the_same_mistake_is_recognised_in_other_functions_and_lines(expected):
     sources = {(n, what): one for what, pair in THE_SAME.items() for n, one in enumerate(pair)}
     found = known.outputs_of(sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)
     assert [what for what in THE_SAME if found[0, what] != found[1, what]] == []
     assert len({str(found[0, what]) for what in THE_SAME}) == len(THE_SAME)
+
+
+# Honest answers
+
+SHARE = (
+    "def mean_of_all(rank, world_size, x):\n"
+    "    if world_size == 1:\n        return x.mean().item()\n"
+)
+BELOW = (
+    SHARE + "    both = pair(x)\n    dist.all_reduce(both)\n    return (both[0] / both[1]).item()",
+    "%matplotlib inline\ndef pair(x):\n    return torch.tensor([float(np.sum(x.numpy())), len(x)])",
+)
+
+
+def below(made, identity, source):
+    """Put a cell of the student's own below the one with this id."""
+    made["cells"].insert(made["cells"].index(cell_of(made, identity)) + 1, extra(source))
+
+
+def test_cells_below_an_answer_count_in_grading_as_they_do_in_a_check(graded, tmp_path):
+    made = notebook(COLLECTIVES, {"mean_of_all": BELOW[0], "own_broadcast": "own_broadcast = len"})
+    below(made, "mean_of_all-answer", BELOW[1])
+    below(made, "own_broadcast-answer", COLLECTIVES.questions["own_broadcast"].solution)
+    setup = next(c for c in made["cells"] if c["metadata"].get("course", {}).get("role") == "setup")
+    setup["source"] = "import numpy as np\n" + "".join(setup["source"])
+    pristine = tmp_path / ".pristine" / "04_collectives.ipynb"
+    for path, one in ((tmp_path / "04_collectives.ipynb", made), (pristine, notebook(COLLECTIVES))):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content(one))
+    said, _ = public.check_notebook(tmp_path / "04_collectives.ipynb")
+    assert [one.status for one in said] == ["right", "right", "not written yet"]
+    found = graded(made)
+    assert [one.reason for name, one in found.items() if name][:2] == [
+        "Right, in public and in hidden tests."
+    ] * 2
+    assert points(found) == [2, 3, 0]
+
+
+def test_an_own_cell_that_fails_is_told_beside_the_answer_that_needs_it(graded, expected):
+    made = notebook(
+        COLLECTIVES, {"mean_of_all": BELOW[0], "own_broadcast": "import os\nos._exit(0)"}
+    )
+    below(made, "mean_of_all-answer", BELOW[1].replace("%matplotlib inline", "import no_such"))
+    found = graded(made)
+    told = "the cell that begins with 'import no_such' fails: ModuleNotFoundError: No module named"
+    assert any(note.startswith(told) for note in found[None].notes)
+    assert f"Of your own cells {told}" in found["mean_of_all"].reason
+    assert "Of your own cells" not in found["own_broadcast"].reason
+
+
+@pytest.mark.parametrize(
+    "found, solution, world_size, is_too_little",
+    [
+        ((0, 0, 0), (0, 1, 16), 1, False),
+        ((0, 0, 0), (0, 1, 16), 2, True),
+        ((0, 1, 2), (0, 1, 16), 2, False),  # uint8 for int64
+        ((0, 1, 1), (0, 1, 16), 2, True),
+        ((0, 1, 1), (0, 1, 8), 2, False),
+        ((0, 0, 0), (0, 1, 0), 2, True),  # no barrier where there has to be one
+        ((3, 0, 0), (0, 1, 0), 2, False),
+        ((0, 0, 0), (0, 0, 0), 2, False),
+    ],
+)
+def test_ranks_have_to_send_what_an_answer_needs(found, solution, world_size, is_too_little):
+    names = ("messages", "collectives", "bytes")
+    found, solution = (dict(zip(names, one, strict=True)) for one in (found, solution))
+    assert bool(too_little(found, solution, world_size)) == is_too_little
+
+
+def test_an_error_without_words_makes_a_sentence():
+    assert sentence("\x1b[0m ") == "It gave no answer that can be read."

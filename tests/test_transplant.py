@@ -51,7 +51,16 @@ def test_answers_stand_where_the_exercise_has_them():
     kinds = [(step.cell.role, step.cell.question) for step in found.steps]
     for name in QUESTIONS:
         first = kinds.index(("answer", name))
-        assert kinds[first : first + 3] == [(role, name) for role in ("answer", "check", "hidden")]
+        assert kinds[first : first + 2] == [(role, name) for role in ("answer", "check")]
+
+
+def test_hidden_cells_come_after_all_that_a_student_wrote():
+    made = solved(COLLECTIVES)
+    made["cells"].append(extra("last = 1"))
+    steps = put_in(made).steps
+    hidden = [step.cell.id for step in steps[-len(QUESTIONS) :]]
+    assert hidden == [f"{name}-hidden" for name in QUESTIONS]
+    assert steps[-len(QUESTIONS) - 1].source == "last = 1"
 
 
 def test_checks_are_the_pristine_ones_whatever_became_of_the_students():
@@ -221,4 +230,75 @@ def test_own_cells_stay_where_they_were_put():
     assert steps[0] == "first = 1"
     assert steps.index("second = 2") < steps.index("own_broadcast-answer")
     assert steps.index("second = 2") > steps.index("mean_of_all-check")
-    assert steps[-1] == "third = 3" or steps[-2] == "third = 3"
+    assert steps.index("third = 3") == steps.index("mean_of_all-hidden") - 1
+
+
+def below(made, identity, *cells):
+    """Put cells below the one with this id."""
+    place = made["cells"].index(cell_of(made, identity)) + 1
+    made["cells"][place:place] = cells
+
+
+def test_a_changed_setup_runs_below_the_original_one():
+    made = solved(COLLECTIVES)
+    setup = next(c for c in made["cells"] if c["metadata"].get("course", {}).get("role") == "setup")
+    setup["source"] = "import numpy as np\n" + "".join(setup["source"])
+    found = put_in(made)
+    roles = [step.cell.role if step.cell else "own" for step in found.steps]
+    assert roles[:3] == ["setup", "own", "answer"]
+    assert helpers(found) == [setup["source"]]
+    assert f"changed cells, the original ones were used: {setup['id']}" in found.notes
+
+
+def test_own_cells_with_a_check_in_them_run():
+    made = solved(COLLECTIVES)
+    own = "def half(x):\n    return x / 2\nagain = check('mean_of_all', mean_of_all, None, None)"
+    below(made, "mean_of_all-check", extra(own))
+    assert helpers(put_in(made)) == [own]
+
+
+@pytest.mark.parametrize("made_of", ["other ids", "nothing"])
+def test_checks_that_are_gone_are_told(made_of):
+    made = solved(COLLECTIVES)
+    cell = cell_of(made, "mean_of_all-check")
+    if made_of == "nothing":
+        made["cells"].remove(cell)
+    else:
+        cell |= {"id": "x", "source": "print('right')"}
+    word = "missing" if made_of == "nothing" else "changed"
+    assert put_in(made).notes == [f"{word} cells, the original ones were used: mean_of_all-check"]
+
+
+@pytest.mark.parametrize("make", [solved, notebook])
+def test_of_a_notebook_as_it_should_be_nothing_is_told(make):
+    assert put_in(make(COLLECTIVES)).notes == []
+
+
+OTHER_WAYS = {
+    "indented": "if True:\n    def mean_of_all(rank, n, x):\n        return 7",
+    "annotated": "mean_of_all: object = lambda rank, n, x: 7",
+    "with its check": "def mean_of_all(rank, n, x):\n    return 7\nverdict = check(mean_of_all)",
+}
+
+
+@pytest.mark.parametrize("source", OTHER_WAYS.values(), ids=OTHER_WAYS)
+def test_an_answer_is_found_by_name_however_it_is_defined(source):
+    made = without(notebook(COLLECTIVES), "id", "metadata")
+    made["cells"] = [c for c in made["cells"] if "def mean_of_all" not in "".join(c["source"])]
+    made["cells"].append(extra(source))
+    assert answers(put_in(made)) == {"mean_of_all": source}
+
+
+def test_a_method_of_this_name_is_no_answer():
+    made = notebook(COLLECTIVES)
+    made["cells"].append(extra("class Own:\n    def mean_of_all(self, x):\n        return 7"))
+    assert put_in(made).found["mean_of_all"] == NOT_ATTEMPTED
+
+
+@pytest.mark.parametrize("text", ["\n", " ", "\t\n", "x\n", "mean_of_all ", "def "])
+def test_a_megabyte_of_anything_is_read_at_once(text):
+    """Where a pattern's time grows with the square of a text this test never ends."""
+    made = solved(COLLECTIVES)
+    below(made, "mean_of_all-check", extra(text * (1_000_000 // len(text))))
+    made = without(made, "id", "metadata")
+    assert answers(put_in(made)).keys() == set(QUESTIONS)

@@ -104,7 +104,8 @@ def read_exercise(path):
     Raises
     ------
     SourceError
-        The source cannot be read, or a question has two answer cells or none.
+        The source cannot be read; a question has two answer cells or none, or no check cell or no
+        hidden cell: any answer to it would be right.
     """
     notebook = read_source(path, is_exercise=True)
     cells = tuple(
@@ -144,8 +145,11 @@ def read_exercise(path):
         hashlib.sha256(path.read_bytes()).hexdigest(),
     )
     for name in questions:
+        for role in ("check", "hidden"):
+            if not exercise.cells_of(name, role):
+                raise SourceError(f"{path}: question {name} has no {role} cell")
         weights = exercise.weights_of(name)
-        if weights and not sum(weight for _, weight in weights):
+        if not sum(weight for _, weight in weights):
             raise SourceError(f"{path}: the cells of question {name} weigh nothing")
     return exercise
 

@@ -59,7 +59,7 @@ def record(exercise, seed, limits, isolate=True):
         gives a value that does not equal itself, or breaks a rule.
     """
     from .grade import cells_of
-    from .transplant import GIVEN, Step, Transplant
+    from .transplant import GIVEN, Step, Transplant, hidden_last
 
     steps = [
         Step("answer", cell, exercise.questions[cell.question].solution)
@@ -67,7 +67,7 @@ def record(exercise, seed, limits, isolate=True):
         else Step("pristine", cell, cell.source)
         for cell in exercise.cells
     ]
-    solved = Transplant(steps, dict.fromkeys(exercise.questions, GIVEN), [])
+    solved = Transplant(hidden_last(steps), dict.fromkeys(exercise.questions, GIVEN), [])
     cells = cells_of(solved, exercise, Expected({}, {}), seed, limits)
     for cell in cells:
         cell.metadata = {"tags": ["nbval-ignore-output"]}

@@ -7,13 +7,16 @@ import re
 import time
 from dataclasses import asdict, dataclass, field
 
-from .runs import Runner, identity_of
+from .runs import Runner
 from .session import code_cell
 from .submission import Unreadable, parse
-from .transplant import GIVEN, WrongNotebook, transplant
+from .transplant import GIVEN, WrongNotebook, failure, transplant
 
 RIGHT, PARTLY, WRONG, LIMITS = "right", "partly right", "wrong", "broke the limits"
 LONGEST_REASON = 2000
+MOST_FAILURES = 5
+"""Cells of the student's own that are told to fail."""
+UNKNOWN_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
 ANSI = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))")
 BEGIN = """\
 from simlib.grading.inside.examiner import Examiner
@@ -147,9 +150,12 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
     runner = Runner(lambda part: cells_of(part, exercise, expected, seed, limits), limits, isolate)
     runs = runner.run(found)
     result.runs = runs.number
-    result.notes += map(clean, runs.notes)
+    failures = failures_of(found, runs.cells)
+    told = [*runs.notes, *failures.values()]
+    result.notes += map(clean, told[: len(runs.notes) + MOST_FAILURES])
     for question in exercise.questions.values():
         one = judge(question, exercise, found, runs.cells, runs.set_aside, expected)
+        one.reason += because_of(one, failures)
         result.questions.append(one)
     result.seconds = round(time.monotonic() - begun, 2)
     return result
@@ -158,9 +164,10 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
 def cells_of(found, exercise, expected, seed, limits):
     """The cells of the notebook to run."""
     cells = [code_cell("examiner", BEGIN.format(limit=limits.answer_s))]
-    for number, step in enumerate(found.steps):
+    fetched = set()
+    for step in found.steps:
         if step.kind == "helper":
-            cells.append(code_cell(identity_of(number, step), f"examiner.helper({step.source!a})"))
+            cells.append(code_cell(step.identity, f"examiner.helper({step.source!a})"))
         elif step.kind == "answer":
             call = f"examiner.answer({step.cell.question!r}, {step.source!a})"
             recorded = expected.recorded.get(step.cell.question)
@@ -168,6 +175,10 @@ def cells_of(found, exercise, expected, seed, limits):
                 call += f"\nexaminer.expect({step.cell.question!r}, {recorded!r})"
             cells.append(code_cell(step.cell.id, call))
         elif step.cell.role in ("check", "hidden"):
+            if step.cell.question not in fetched:
+                fetched.add(step.cell.question)
+                call = f"examiner.fetch({step.cell.question!r})"
+                cells.append(code_cell(fetch_of(step.cell.question), call))
             outputs = expected.outputs.get(step.cell.id, [])
             cells.append(code_cell(step.cell.id, seeded(step.cell, seed), outputs, compare=True))
         else:
@@ -176,12 +187,17 @@ def cells_of(found, exercise, expected, seed, limits):
     return cells
 
 
+def fetch_of(question):
+    """The id of the cell that fetches a question's function, which stands before its check."""
+    return f"{question}-fetch"
+
+
 def seeded(cell, seed):
     """A hidden cell's source with the seed of this run; another cell's source."""
     if cell.role != "hidden":
         return cell.source
     source = re.sub(r"^seed = \d+$", f"seed = {seed}", cell.source, count=1, flags=re.MULTILINE)
-    return f"examiner.begin({cell.id!r})\n{source}"
+    return f"examiner.begin({cell.id!r}, {cell.question!r})\n{source}"
 
 
 def judge(question, exercise, found, cells, set_aside, expected):
@@ -199,14 +215,18 @@ def judge(question, exercise, found, cells, set_aside, expected):
         result.status, result.reason = LIMITS, sentence(set_aside[question.name])
         return result
     (cell,) = exercise.cells_of(question.name, "answer")
-    answer = cells.get(cell.id)
-    said = json_in(answer)
-    if said is None or said.get("error"):
-        error = said["error"] if said else (answer.error if answer else "It was not reached.")
-        result.status = LIMITS if said is None or said.get("ended") else WRONG
-        result.reason = f"The answer's cell fails: {sentence(error)}"
-        result.got = clean(said.get("output", "")) if said else ""
-        return result
+    for identity, what in (
+        (cell.id, "The answer's cell fails"),
+        (fetch_of(question.name), "The function cannot be used"),
+    ):
+        ran = cells.get(identity)
+        said = json_in(ran)
+        if said is None or said.get("error"):
+            error = said["error"] if said else (ran.error if ran else "it was not reached")
+            result.status = LIMITS if said is None or said.get("ended") else WRONG
+            result.reason = f"{what}: {sentence(error)}"
+            result.got = clean(said.get("output", "")) if said else ""
+            return result
     checks = [(one, cells.get(one.id)) for one in exercise.cells_of(question.name, "check")]
     hidden = [(one, cells.get(one.id)) for one in exercise.cells_of(question.name, "hidden")]
     result.outputs = {one.id: clean(got.text) for one, got in checks + hidden if got}
@@ -261,6 +281,27 @@ def explain(result, cell, got, expected):
     result.reason = after[0] if after else text
 
 
+def failures_of(found, cells):
+    """``{source: sentence}`` of the student's own cells that fail."""
+    said = {s.source: json_in(cells.get(s.identity)) for s in found.steps if s.kind == "helper"}
+    return {
+        source: failure(source, clean(one["error"]))
+        for source, one in said.items()
+        if one and one.get("error")
+    }
+
+
+def because_of(result, failures):
+    """What is added to the reason of an answer that lacks a name of a cell that fails."""
+    missing = UNKNOWN_NAME.search(f"{result.reason}\n{result.got}")
+    if missing is None:
+        return ""
+    for source, sentence_of_it in failures.items():
+        if re.search(rf"\b{missing[1]}\b", source):
+            return f" Of your own cells {sentence_of_it}"
+    return ""
+
+
 def json_in(result):
     """What the examiner said about a student's cell; None where it said nothing."""
     try:
@@ -281,5 +322,5 @@ def clean(text):
 
 def sentence(text):
     """A text as a sentence."""
-    text = clean(text).strip()
+    text = clean(text).strip() or "it gave no answer that can be read"
     return text[:1].upper() + text[1:] + "." * (not text.endswith((".", "!", "?")))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .exercise import exercise_of, read_exercise
 from .submission import Unreadable, parse, read_bytes
-from .transplant import GIVEN, NOT_ATTEMPTED, Step, Transplant, transplant
+from .transplant import GIVEN, NOT_ATTEMPTED, Step, Transplant, failure, transplant
 
 PRISTINE = ".pristine"
 """Folder of a handout in which the exercises lie as they were."""
@@ -108,8 +108,7 @@ def check_notebook(path, limit_s=600):
     told, notes = run_steps(steps, Path(path).resolve().parent, limit_s), list(found.notes)
     for one in told:
         if one.get("is_cell") and not one["question"]:
-            first = one["source"].strip().partition("\n")[0][:60]
-            notes.append(f"the cell that begins with '{first}' fails: {one['text']}")
+            notes.append(failure(one["source"], one["text"]))
     by_question = {}
     for one in told:
         by_question.setdefault(one["question"], one)

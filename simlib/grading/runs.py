@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from .session import run_notebook
+from .transplant import beginning
 
 SHORTEST_RUN_S = 5
 
@@ -68,8 +69,9 @@ class Runner:
                 self.done.notes += [why] * bool(why)
                 return self.done
             if step.kind == "helper":
-                first = step.source.strip().partition("\n")[0][:60]
-                self.done.notes.append(f"a cell of the student's own ({first}) was left out: {why}")
+                self.done.notes.append(
+                    f"a cell of the student's own ({beginning(step.source)}) was left out: {why}"
+                )
                 found = found.without([step])
                 continue
             question = step.cell.question
@@ -126,17 +128,12 @@ def given(found):
 
 def culprit_of(found, session):
     """``(step, why)`` of the step that ended a run; ``(None, why)`` where none of them did."""
-    for number, step in enumerate(found.steps):
+    for step in found.steps:
         if step.kind == "pristine" and not step.cell.question:
             continue
-        result = session.cells.get(identity_of(number, step))
+        result = session.cells.get(step.identity)
         if result is None:
             return step, session.ended or "its code ended the process that examines it"
         if result.word == "gone":
             return step, session.ended or result.error
     return None, session.ended
-
-
-def identity_of(number, step):
-    """The id of a step's cell in a run."""
-    return step.cell.id if step.cell else f"helper-{number}"

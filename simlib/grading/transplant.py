@@ -1,7 +1,8 @@
 """Find a student's answers in a notebook, and put them in order between the pristine cells.
 
-Of a submission only source texts of answer cells and of cells of the student's own are used.
-Everything else (setup, checks, hidden cells, outputs, metadata) is the pristine exercise's.
+Of a submission only source texts of answer cells and of cells of the student's own are used, and
+a changed setup as if it were one of these. Everything else (setup, checks, hidden cells, outputs,
+metadata) is the pristine exercise's.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import re
 from dataclasses import dataclass
 
 GIVEN, NOT_ATTEMPTED, NOT_FOUND = "given", "not attempted", "not found"
-CHECKS = re.compile(r"^\s*\w+\s*=\s*check\(", re.MULTILINE)
+CHECKS = re.compile(r"^[ \t]*\w+[ \t]*=[ \t]*check\(", re.MULTILINE)
+INDENT = "[ \t]*"
+LONGEST_LINE = 60
 
 
 class WrongNotebook(Exception):
@@ -30,11 +33,19 @@ class Step:
         The pristine cell; of an answer the one it stands for.
     source : str
         The student's text; for a pristine cell its own.
+    number : int
+        Of a helper: which of them it is.
     """
 
     kind: str
     cell: object
     source: str
+    number: int = 0
+
+    @property
+    def identity(self):
+        """The id of its cell in a run."""
+        return self.cell.id if self.cell else f"helper-{self.number}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Transplant:
     Attributes
     ----------
     steps : list of Step
-        Without the checks of questions that nothing was written for.
+        Without the checks of questions that nothing was written for; hidden cells come last.
     found : dict of str to str
         What there is for each question: `GIVEN`, `NOT_ATTEMPTED` or `NOT_FOUND`.
     notes : list of str
@@ -92,27 +103,38 @@ def transplant(exercise, submission):
         )
     notes += changed_cells(exercise, submission)
     helpers = helpers_by_anchor(exercise, submission, set(chosen.values()))
-    steps = [Step("helper", None, text) for text in helpers.pop(None, [])]
+    steps = helpers.pop(None, [])
     for cell in exercise.cells:
         if cell.role == "answer" and found[cell.question] == GIVEN:
             steps.append(Step("answer", cell, submission.cells[chosen[cell.question]].source))
         elif cell.role != "answer" and found.get(cell.question, GIVEN) == GIVEN:
             steps.append(Step("pristine", cell, cell.source))
-        steps += [Step("helper", None, text) for text in helpers.pop(cell.id, [])]
-    return Transplant(steps, found, notes)
+        steps += helpers.pop(cell.id, [])
+    return Transplant(hidden_last(steps), found, notes)
+
+
+def hidden_last(steps):
+    """Steps with the hidden cells behind all others.
+
+    Then no cell of the student's, and no check whose words they see, runs after ranks of theirs
+    were given a hidden input.
+    """
+    return sorted(steps, key=lambda step: step.cell is not None and step.cell.role == "hidden")
 
 
 def choose(exercise, submission, name, notes):
-    """The index of the cell that answers a question, or None.
+    """The index of the cell that stands where the exercise has a question's answer, or None.
 
-    By metadata, then by cell id, then by the function's ``def``. Of several that were edited it is
-    the last, which is the one that counts when a notebook is run from top to bottom.
+    By metadata, then by cell id, then by the function's ``def``. Of several that one of these ways
+    finds edited it is the last. A cell of the student's own may define the function, too: like any
+    such cell it runs where it stands, and what the function is when its check comes counts.
     """
     (cell,) = exercise.cells_of(name, "answer")
     ways = {
         "metadata": lambda one: (one.role, one.question) == ("answer", name),
         "id": lambda one: one.id == cell.id,
         "def": lambda one: defines(name, one.source) and not CHECKS.search(one.source),
+        "def somewhere": lambda one: defines(name, one.source, INDENT),
     }
     fallback = None
     for way, fits in ways.items():
@@ -121,7 +143,7 @@ def choose(exercise, submission, name, notes):
         if len(edited) > 1:
             notes.append(f"{name}: {len(edited)} cells answer it; the last of them counts")
         if edited:
-            if way == "def":
+            if way.startswith("def"):
                 notes.append(f"{name}: its answer was found by the function's name only")
             return edited[-1]
         if found and fallback is None:
@@ -129,9 +151,12 @@ def choose(exercise, submission, name, notes):
     return fallback
 
 
-def defines(name, source):
-    """Whether a cell defines a function of this name."""
-    return re.search(rf"^(async\s+)?(def\s+{name}\b|{name}\s*=)", source, re.MULTILINE)
+def defines(name, source, indent=""):
+    """Whether a cell defines a function of this name, behind an indent; no method is meant."""
+    blank = "[ \t]"
+    by_def = rf"{indent}(async{blank}+)?def{blank}+{name}\b(?!{blank}*\({blank}*self\b)"
+    by_name = rf"{name}{blank}*(:[^=\n]*)?=(?!=)"
+    return re.search(rf"^({by_def}|{by_name})", source, re.MULTILINE)
 
 
 def is_edited(student_cell, exercise, name):
@@ -146,30 +171,40 @@ def bare(source):
 
 
 def changed_cells(exercise, submission):
-    """Notes on setup and check cells that were changed: the pristine ones are used."""
-    sources = {one.id: one.source for one in submission.cells}
-    changed = [
-        cell.id
-        for cell in exercise.cells
-        if cell.role in ("setup", "check")
-        and cell.id in sources
-        and sources[cell.id].strip() != cell.source.strip()
+    """Notes on setup and check cells that were changed or are gone: the pristine ones are used."""
+    by_id = {one.id: one.source.strip() for one in submission.cells}
+    roles = {(one.role, one.question) for one in submission.cells}
+    sources = {one.source.strip() for one in submission.cells}
+    told = {"changed cells": [], "missing cells": []}
+    for cell in exercise.cells:
+        text = cell.source.strip()
+        as_it_was = by_id[cell.id] == text if cell.id in by_id else text in sources
+        if cell.role in ("setup", "check") and not as_it_was:
+            is_there = cell.id in by_id or (cell.role, cell.question) in roles
+            told["changed cells" if is_there else "missing cells"].append(cell.id)
+    return [
+        f"{what}, the original ones were used: {', '.join(ids)}"
+        for what, ids in told.items()
+        if ids
     ]
-    return [f"changed cells, the original ones were used: {', '.join(changed)}"] if changed else []
 
 
 def helpers_by_anchor(exercise, submission, answers):
-    """``{id of a pristine cell: [sources]}`` of the student's own cells that stand below it."""
+    """``{id of a pristine cell: [Step]}`` of the student's own cells that stand below it.
+
+    A setup that was changed is such a cell, below the pristine one.
+    """
     pristine = {cell.id: cell for cell in exercise.cells if cell.role != "hidden"}
     by_role = {
         (c.role, c.question): c.id for c in pristine.values() if c.role in ("check", "setup")
     }
-    by_source = {bare(cell.source): cell.id for cell in pristine.values()}
+    by_source = {bare(handed_out(exercise, cell)): cell.id for cell in pristine.values()}
     answer_ids = {cell.question: cell.id for cell in pristine.values() if cell.role == "answer"}
     helpers, anchor, seen = {}, None, set()
     for index, one in enumerate(submission.cells):
+        text = bare(one.source)
         place = one.id if one.id in pristine and one.id not in seen else None
-        place = place or by_role.get((one.role, one.question)) or by_source.get(bare(one.source))
+        place = place or by_role.get((one.role, one.question)) or by_source.get(text)
         if index not in answers and place is None and one.role == "answer":
             place = answer_ids.get(one.question)
         if place is None and index in answers:
@@ -177,11 +212,27 @@ def helpers_by_anchor(exercise, submission, answers):
         if place:
             anchor = place
             seen.add(place)
-        elif index not in answers and bare(one.source) and not CHECKS.search(one.source):
-            helpers.setdefault(anchor, []).append(one.source)
+        is_own = not place or (pristine[place].role in ("setup", None) and text not in by_source)
+        if is_own and text and index not in answers:
+            helpers.setdefault(anchor, []).append(Step("helper", None, one.source, index))
     return helpers
+
+
+def handed_out(exercise, cell):
+    """A pristine cell's source as students get it."""
+    return exercise.questions[cell.question].stub if cell.role == "answer" else cell.source
 
 
 def answered_by(exercise, one, answer_ids):
     """Ids of the answer cells whose function a cell defines."""
-    return [answer_ids[name] for name in exercise.questions if defines(name, one.source)]
+    return [answer_ids[name] for name in exercise.questions if defines(name, one.source, INDENT)]
+
+
+def beginning(source):
+    """A cell's first line, to name the cell by."""
+    return source.strip().partition("\n")[0][:LONGEST_LINE]
+
+
+def failure(source, error):
+    """What is told about a cell of the student's own that fails, by `simlib check`, too."""
+    return f"the cell that begins with '{beginning(source)}' fails: {error}"

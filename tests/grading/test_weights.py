@@ -63,3 +63,12 @@ def test_cells_of_a_question_must_weigh_something(tmp_path):
     text = question("nothing", 0).replace('role="hidden"', 'role="hidden" weight=0')
     with pytest.raises(SourceError, match="the cells of question nothing weigh nothing"):
         read_exercise(written(tmp_path, text.replace(" weight=0 weight=2", " weight=0")))
+
+
+@pytest.mark.parametrize("role", ["check", "hidden"])
+def test_a_question_that_nothing_examines_is_refused(tmp_path, role):
+    text = QUESTION.replace("NAME", "free").replace("LIMIT", "60")
+    begin = text.index(f'# %% role="{role}"')
+    end = text.find("# %%", begin + 1)
+    with pytest.raises(SourceError, match=f"question free has no {role} cell"):
+        read_exercise(written(tmp_path, text[:begin] + (text[end:] if end > 0 else "")))

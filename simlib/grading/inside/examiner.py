@@ -17,6 +17,7 @@ import signal
 import socket
 import tempfile
 import time
+import warnings
 
 from ...plain import SCRATCH
 from ...processes.closed import close_to_others, do_without_tracker
@@ -29,6 +30,8 @@ from .shell import receive, send, shell_main
 KEPT_OUTPUT = 4000
 MOST_OUTPUT = 4 << 20
 START_LIMIT_S = 60
+SPOILS = {"ended", "unreadable"}
+"""What an answer says of a shell that no other cell can use."""
 
 
 class ShellEnded(Exception):
@@ -56,6 +59,11 @@ class Examiner:
         self._cells = OnlyStudents()
         self._shell = None
         self._ran = []
+        self._failed = set()
+        self._spoilt = set()
+        self._checked = None
+        self._as_checked = {}
+        warnings.simplefilter("ignore")  # they would be part of what is compared
         namespace["get_ipython"]().compile._filename_map = self._cells
         do_without_tracker()
         server_context()
@@ -69,37 +77,73 @@ class Examiner:
     def helper(self, source):
         """Run a cell of the student's own."""
         answer = self._run({"source": source})
-        if answer["error"] is None:
-            self._ran.append((None, source))
+        self._note(None, source, answer)
         print(json.dumps(answer))
 
     def answer(self, question, source):
-        """Run the cell that answers a question, and put its function where the checks look."""
-        answer, submitted = self._submitted(question, source)
-        if answer["error"] is not None and any(asked for asked, _ in self._ran):
+        """Run the cell that answers a question; it may have been answered before (`known`)."""
+        self._failed.discard(question)
+        self._spoilt.discard(question)
+        answer = self._run({"source": source})
+        if answer["error"] is not None and self._others(question):
             # Perhaps an earlier answer has spoilt the shell for this one.
             self._end_shell()
-            alone, submitted = self._submitted(question, source, beside_others=False)
-            answer = answer if submitted is None else alone
+            alone = self._run({"source": source}, only=question)
             self._end_shell()
-        if submitted is not None:
-            self._ran.append((question, source))
-        self._namespace[question] = submitted
+            if alone["error"] is None:
+                answer = alone
+                self._spoilt.add(question)
+        if answer["error"] is not None:
+            self._failed.add(question)
+        self._note(question, source, answer)
         print(json.dumps(answer))
 
-    def _submitted(self, question, source, beside_others=True):
-        """What came of an answer's cell, and the `Submitted`; None where it did not run."""
-        answer = self._run({"source": source, "function": question}, beside_others)
+    def fetch(self, question):
+        """Put the function of a question where its check looks, as it is in the shell by now."""
+        self._keep()
+        self._checked = question
+        self._namespace[question] = submitted = None
+        answer = {"error": "its cell fails"}
+        if question not in self._failed:
+            if question not in self._spoilt:
+                answer, submitted = self._submitted(question)
+            if submitted is None and (self._others(question) or answer.keys() & SPOILS):
+                self._end_shell()
+                alone, submitted = self._submitted(question, only=question)
+                self._end_shell()
+                answer = alone if submitted or question in self._spoilt else answer
+                if answer.keys() & SPOILS:
+                    self._ran = [one for one in self._ran if one[0] != question]
+            self._namespace[question] = submitted
+        print(json.dumps(answer))
+
+    def _others(self, question):
+        """Whether cells that answer other questions have run."""
+        return any(asked not in (None, question) for asked, _ in self._ran)
+
+    def _submitted(self, question, only=None):
+        """What came of fetching a function, and the `Submitted`; None where there is none."""
+        answer = self._run({"function": question}, only)
         payload, parameters = answer.pop("payload", None), answer.pop("parameters", None)
         if answer["error"] is not None:
             return answer, None
         try:
             return answer, Submitted(question, base64.b64decode(payload), parameters)
         except (KeyError, TypeError, ValueError):
-            return answer | {"error": "The function's parameters cannot be read."}, None
+            error = "The function's parameters cannot be read."
+            return answer | {"error": error, "unreadable": True}, None
 
-    def begin(self, cell):
-        """Say which hidden cell comes; see `Graded.begin`."""
+    def _keep(self):
+        """Note the names that a check has left behind, once what comes after it begins."""
+        if self._checked is not None:
+            names = {k: v for k, v in self._namespace.items() if not k.startswith("_")}
+            self._as_checked[self._checked] = names
+        self._checked = None
+
+    def begin(self, cell, question):
+        """Say which hidden cell comes, see `Graded.begin`; names are as its check left them."""
+        self._keep()
+        self._namespace.update(self._as_checked.get(question, {}))
         self._graded.begin(cell)
 
     def expect(self, question, recorded):
@@ -110,28 +154,33 @@ class Examiner:
         """Print what hidden cells of a question gave, for `expect` in another run."""
         print(self._graded.recorded(question))
 
-    def _run(self, request, beside_others=True):
+    def _note(self, question, source, answer):
+        """Note a cell for shells to come, unless it ended this one."""
+        if not answer.get("ended"):
+            self._ran.append((question, source))
+
+    def _run(self, request, only=None):
         """The shell's answer, with what was printed; an error where there is none."""
         try:
             if self._shell is None:
-                self._shell = self._new_shell(beside_others)
+                self._shell = self._new_shell(only)
             answer, output = self._shell.ask(request, self._cell_limit_s)
         except ShellEnded as error:
             self._end_shell()
             return {"error": str(error), "ended": True, "output": ""}
         name, number = answer.pop("file", None), answer.pop("number", None)
-        if isinstance(name, str) and isinstance(number, int):
+        if "source" in request and isinstance(name, str) and isinstance(number, int):
             text = request["source"]
             linecache.cache[name] = (len(text), None, text.splitlines(True), name)
             self._cells.add(name, number)
         return answer | {"output": output}
 
-    def _new_shell(self, beside_others):
-        """A shell in which all that has run well until now has run, or all but the answers."""
+    def _new_shell(self, only):
+        """A shell in which all that did not end one has run, but other answers than ``only``."""
         shell = Shell()
         try:
             for question, source in self._ran:
-                if beside_others or question is None:
+                if only is None or question in (None, only):
                     shell.ask({"source": source}, self._cell_limit_s)
         except ShellEnded:
             shell.close()

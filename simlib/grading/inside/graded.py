@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import math
 import pickle
 import zlib
 
@@ -16,8 +17,8 @@ from ...checks.trial import WORLDS, changed_in_place, try_on
 from ...checks.verdict import RIGHT
 from ...errors import SimlibError
 
-FLOOR = 0.5
-"""Of what the solution sends, in bytes and in calls, an answer has to send so much at least."""
+FLOOR = 1 / 8
+"""Of the bytes that the solution sends: uint8 in the place of int64 is honest."""
 
 
 ALLOWED = "sent as allowed"
@@ -77,7 +78,9 @@ class Graded:
         rules = [*self._rules.get(question, ())]
         if run.engine == "simulated":
             rules += [one.rule for one in self._timed.get(question, ())]
-        return rule_complaint(run, given, rules) or too_little(sent(run), want["sent"])
+        return rule_complaint(run, given, rules) or too_little(
+            sent(run), want["sent"], run.world_size
+        )
 
     def begin(self, cell):
         """Say which hidden cell comes: what it measures is compared with that cell's."""
@@ -123,15 +126,18 @@ def sent(run):
     }
 
 
-def too_little(found, solution):
+def too_little(found, solution, world_size):
     """A sentence where ranks sent less than an answer can do with, else None.
 
-    Ranks that talk past torch.distributed, by files or sockets, are found by it.
+    Ranks that talk past torch.distributed, by files or sockets, are found by it. A rank that is
+    alone has nobody to talk to.
     """
-    needed = FLOOR * solution["bytes"]
-    if found["bytes"] >= needed:
+    calls, needed_calls = (one["messages"] + one["collectives"] for one in (found, solution))
+    needed = math.ceil(FLOOR * solution["bytes"])
+    if world_size == 1 or (found["bytes"] >= needed and calls >= min(1, needed_calls)):
         return None
     return (
-        f"the ranks send {found['bytes']:,} bytes through torch.distributed, and nobody can do "
-        f"with less than {needed:,.0f}: what they know of each other comes from elsewhere"
+        f"the ranks send {found['bytes']:,} bytes in {calls} calls through torch.distributed, and "
+        f"nobody can do with less than {needed:,} bytes in {min(1, needed_calls)}: what they know "
+        "of each other comes from elsewhere"
     )

@@ -68,9 +68,10 @@ def shell_main(control, lifeline, output):
             request = receive(sock)
         except (EOFError, OSError):
             os._exit(0)
-        answer = run_cell(shell, request["source"])
-        if request.get("function") and answer["error"] is None:
-            answer |= fetch(shell, request["function"])
+        if "source" in request:
+            answer = run_cell(shell, request["source"])
+        else:
+            answer = fetch(shell, request["function"])
         sys.stdout.flush()
         send(sock, answer)
 
@@ -80,10 +81,23 @@ def new_shell():
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
+    class NotebookShell(InteractiveShell):
+        """A shell with what cells of notebooks ask of JupyterLab; here nobody looks at it."""
+
+        def enable_gui(self, gui=None):
+            """Open no windows."""
+
+        def run_line_magic(self, magic_name, line, _stack_depth=1):
+            """Run a line such as ``%matplotlib inline``; one that fails costs no other line."""
+            try:
+                return super().run_line_magic(magic_name, line, _stack_depth + 1)
+            except Exception as error:
+                print(told(error))
+
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
-    shell = InteractiveShell.instance(config=config)
+    shell = NotebookShell.instance(config=config)
     shell.user_ns["display"] = print
     return shell
 
@@ -110,7 +124,7 @@ def fetch(shell, name):
     """The function that answers a question, as bytes and words; or the error."""
     function = shell.user_ns.get(name)
     if function is None:
-        return {"error": f"After this cell there is no function {name}."}
+        return {"error": f"When its check comes there is no function {name}."}
     if not callable(function):
         return {"error": f"{name} is not a function, but a {type(function).__name__[:100]}."}
     try:
@@ -119,7 +133,7 @@ def fetch(shell, name):
 
         payload = cloudpickle.dumps(function, protocol=5)
     except BaseException as error:
-        return {"error": str(error)[:LONGEST]}
+        return {"error": str(error)[:LONGEST] or told(error)}
     return {
         "payload": base64.b64encode(payload).decode(),
         "parameters": parameters_of(function),
