@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from .inside.graded import ALLOWED
 from .session import CellResult, code_cell, run_notebook
@@ -38,15 +37,6 @@ class Expected:
     def text(self, identity):
         """The output of a cell as text."""
         return CellResult("same", outputs=self.outputs.get(identity, [])).text
-
-    def as_json(self):
-        """As text, for a file."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text):
-        """What `as_json` was made from."""
-        return cls(**json.loads(text))
 
 
 def record(exercise, seed, limits, isolate=True):
