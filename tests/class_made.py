@@ -3,7 +3,8 @@
 from notebooks_made import exercise
 
 from simlib.grading.batch import Graded
-from simlib.grading.grade import NotebookResult, QuestionResult, without_points
+from simlib.grading.grade import NotebookResult, without_points
+from simlib.grading.judge import QuestionResult
 from simlib.grading.reports import Person, as_report
 
 FOUR, FIVE = exercise("04"), exercise("05")

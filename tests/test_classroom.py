@@ -20,8 +20,9 @@ from simlib.cli import main
 from simlib.grading import batch, command, desk, handout, public, reports, sandbox, session
 from simlib.grading.cache import Cache
 from simlib.grading.collect import CannotCollect, collect
-from simlib.grading.grade import NotebookResult, QuestionResult, without_points
+from simlib.grading.grade import NotebookResult, without_points
 from simlib.grading.inside import shell
+from simlib.grading.judge import QuestionResult
 from simlib.grading.submission import Unreadable, parse
 from simlib.grading.transplant import WrongNotebook, transplant
 

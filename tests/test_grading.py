@@ -9,8 +9,9 @@ from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, extra, not
 
 from simlib.grading import known, public, sandbox
 from simlib.grading.expected import record
-from simlib.grading.grade import BEGIN, grade, json_in, seeded, sentence
+from simlib.grading.grade import BEGIN, grade, seeded
 from simlib.grading.inside.graded import too_little
+from simlib.grading.judge import json_in, sentence
 from simlib.grading.session import code_cell, run_notebook
 
 SEED = 5

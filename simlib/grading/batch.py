@@ -11,7 +11,8 @@ from importlib.metadata import version
 from . import known
 from .cache import digest, digest_of_simlib
 from .expected import Expected, record
-from .grade import PARTLY, WRONG, NotebookResult, grade, without_points
+from .grade import NotebookResult, grade, without_points
+from .judge import PARTLY, WRONG
 from .session import STOP
 
 

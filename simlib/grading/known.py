@@ -6,7 +6,8 @@ import ast
 import re
 from pathlib import Path
 
-from .grade import cells_of, clean
+from .grade import cells_of
+from .judge import clean
 from .session import run_notebook
 from .transplant import GIVEN, Step, Transplant
 

@@ -8,7 +8,7 @@ import jinja2
 from markupsafe import Markup
 
 from .cache import write
-from .grade import clean, sentence
+from .judge import clean, sentence
 from .overview import overview
 from .reports import file_name
 
