@@ -15,6 +15,7 @@ import lab
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,6 +94,18 @@ def test_no_file_names_a_registry_host():
     for path in (ROOT / "scripts").rglob("*.*"):
         if path.suffix in (".py", ".sh", ".json"):
             assert not hosts.search(path.read_text()), path
+
+
+def test_pinned_packages_work_with_every_python_that_the_project_allows():
+    # A package may want 3.11.5 where a distribution ships 3.11.2: then nothing can be installed.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (oldest,) = SpecifierSet(project["requires-python"])
+    refusing = {}
+    for name in pins():
+        wanted = importlib.metadata.metadata(name)["Requires-Python"]
+        if wanted and not SpecifierSet(wanted).contains(f"{oldest.version}.0"):
+            refusing[name] = wanted
+    assert not refusing
 
 
 def test_constraints_leave_out_the_project_and_what_belongs_to_one_platform():
