@@ -17,7 +17,8 @@ WRONG = """\
 {name}: wrong, 0 of {points} points. Smallest world that fails: 3 ranks.
 Rank 0 has the wrong value. It adds the buffer that it has just sent.
   rank 0: got [3, 3, 3], expected [3, 6, 9]
-  rank 1: got [6, 6, 6], expected [3, 6, 9]"""
+  rank 1: got [6, 6, 6], expected [3, 6, 9]
+To see who sent what to whom in this run: `verdict.run` in a new cell."""
 KNOWN = {
     "ring_all_gather": "a ring that passes whole tensors",
     "ring_reduce_scatter": "a ring that adds the wrong buffer",

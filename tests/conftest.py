@@ -179,3 +179,33 @@ def needs_practice_cluster(needs_system):
             (cannot if sys.platform == "linux" else pytest.skip)(refuse)
 
     return need
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Grading without running anything: full points; the list of what was graded."""
+    from simlib.grading import batch, sandbox
+    from simlib.grading.grade import NotebookResult, without_points
+    from simlib.grading.judge import QuestionResult
+    from simlib.grading.submission import Unreadable, parse
+
+    calls = []
+
+    def grade(data, one, expected, seed, limits, isolate):
+        try:
+            parse(data)
+        except Unreadable as error:
+            return without_points(one, "unreadable", str(error))
+        if b"break the grader" in data:
+            raise RuntimeError("broken")
+        calls.append(data)
+        questions = [
+            QuestionResult(q.name, q.title, q.points, q.points, "right", "<script>=1\x1b[31m")
+            for q in one.questions.values()
+        ]
+        return NotebookResult(one.name, "graded", "", questions)
+
+    monkeypatch.setattr(batch, "grade", grade)
+    monkeypatch.setattr(batch.Batch, "expected", lambda self, one: None)
+    monkeypatch.setattr(sandbox, "check_can_isolate", lambda no_sandbox: None)
+    return calls

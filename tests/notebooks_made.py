@@ -1,5 +1,6 @@
 """Notebooks as students hand them in, made from the exercises: solved, in parts, or odd."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -47,3 +48,17 @@ def extra(source, **fields):
 def content(made):
     """A notebook as the bytes of a file."""
     return json.dumps(made).encode()
+
+
+def hand_in(folder, *names, data):
+    """Files with this content below a folder."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def table(path):
+    """The rows of a CSV file."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))

@@ -311,6 +311,8 @@ def test_wrong_sort_of_value_is_told(got, words):
         (0.3, 0.1 + 0.2, None),
         (torch.tensor(0.3), 0.3, "has a Tensor where a number is expected"),
         (True, 1, "has a bool where a number is expected"),
+        (1_000_001, 1_000_000, "has the wrong value"),
+        (1_000_001.0, 1_000_000, None),
         (float("nan"), 1.0, "has the wrong value"),
         (float("nan"), float("nan"), None),
         (1.0, float("nan"), "has the wrong value"),

@@ -2,25 +2,26 @@
 
 import argparse
 import contextvars
-import csv
 import datetime
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import threading
 import unicodedata
 import zipfile
 
 import jsonschema
+import nbformat
 import pytest
-from notebooks_made import SOURCES, cell_of, content, exercise, notebook, solved
+from notebooks_made import SOURCES, cell_of, content, exercise, hand_in, notebook, solved, table
 
 from simlib.cli import main
 from simlib.grading import batch, command, desk, handout, public, reports, sandbox, session
 from simlib.grading.cache import Cache
 from simlib.grading.collect import CannotCollect, collect
-from simlib.grading.grade import NotebookResult, without_points
+from simlib.grading.grade import NotebookResult
 from simlib.grading.inside import shell
 from simlib.grading.judge import QuestionResult
 from simlib.grading.submission import Unreadable, parse
@@ -32,10 +33,7 @@ SOLVED, UNTOUCHED = content(solved(COLLECTIVES)), content(notebook(COLLECTIVES))
 
 
 def files(folder, *names, data=SOLVED):
-    for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+    hand_in(folder, *names, data=data)
 
 
 def found_in(place):
@@ -72,6 +70,12 @@ def test_names_of_files_tell_student_and_exercise(tmp_path, name, student):
         assert collect(place, EXERCISES)[0].late == ("LATE" in name)
 
 
+def test_a_moodle_file_is_of_who_handed_it_in_whatever_its_name(tmp_path):
+    file = "x_1234_assignsubmission_file_04_collectives.ipynb"
+    files(tmp_path, f"Student Seven_4711_assignsubmission_file_{file}")
+    assert found_in(tmp_path) == [("4711", "04_collectives")]
+
+
 def test_of_two_files_the_newer_counts(tmp_path):
     files(tmp_path, "student_01/04_collectives.ipynb", "student_01/04_collectives-1.ipynb")
     os.utime(tmp_path / "student_01/04_collectives.ipynb", (2e9, 2e9))
@@ -103,6 +107,25 @@ def test_a_zip_does_no_harm(tmp_path):
     assert os.listdir(tmp_path) == ["evil.zip"]
 
 
+@pytest.mark.parametrize(
+    "name, inside, students",
+    [
+        ("class.zip", "class/{}/04_collectives.ipynb", ["student_01", "student_02"]),
+        ("class (1).zip", "class/{}_04_collectives.ipynb", ["student_01", "student_02"]),
+        ("all.zip", "class/{}/04_collectives.ipynb", ["class"]),
+        ("class.zip", "class/exercises/04_collectives.ipynb", ["class"]),
+        ("class.zip", "class/04_collectives.ipynb", ["class"]),
+    ],
+)
+def test_a_packed_folder_of_a_class_is_no_student(tmp_path, name, inside, students):
+    with zipfile.ZipFile(tmp_path / name, "w") as archive:
+        archive.writestr("class/.DS_Store", b"")
+        archive.writestr("__MACOSX/class/._x", b"")
+        for path in sorted({inside.format(one) for one in ("student_01", "student_02")}):
+            archive.writestr(path, SOLVED)
+    assert [student for student, _ in found_in(tmp_path / name)] == students
+
+
 def test_nothing_there_is_told(tmp_path):
     with pytest.raises(CannotCollect, match="no notebooks"):
         collect(tmp_path, EXERCISES)
@@ -110,32 +133,7 @@ def test_nothing_there_is_told(tmp_path):
         collect(tmp_path / "nowhere", EXERCISES)
 
 
-# Grading stood in for
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    """Grading without running anything: full points; the list of what was graded."""
-    calls = []
-
-    def grade(data, one, expected, seed, limits, isolate):
-        try:
-            parse(data)
-        except Unreadable as error:
-            return without_points(one, "unreadable", str(error))
-        if b"break the grader" in data:
-            raise RuntimeError("broken")
-        calls.append(data)
-        questions = [
-            QuestionResult(q.name, q.title, q.points, q.points, "right", "<script>=1\x1b[31m")
-            for q in one.questions.values()
-        ]
-        return NotebookResult(one.name, "graded", "", questions)
-
-    monkeypatch.setattr(batch, "grade", grade)
-    monkeypatch.setattr(batch.Batch, "expected", lambda self, one: None)
-    monkeypatch.setattr(sandbox, "check_can_isolate", lambda no_sandbox: None)
-    return calls
+# Grading stood in for (`stand_in` of conftest.py)
 
 
 @pytest.fixture
@@ -146,11 +144,6 @@ def submissions(tmp_path):
     files(folder, "student_03/04_collectives.ipynb", data=b"{")
     files(folder, "student_04/04_collectives.ipynb", data=b'{"cells": ["break the grader"]}')
     return folder
-
-
-def table(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.reader(file))
 
 
 def test_a_class_is_graded_and_a_bad_file_stops_nobody(stand_in, submissions, tmp_path, capsys):
@@ -169,7 +162,7 @@ def test_a_class_is_graded_and_a_bad_file_stops_nobody(stand_in, submissions, tm
     assert table(out / "canvas.csv")[0][:5] == [
         "Student", "ID", "SIS User ID", "SIS Login ID", "Section",
     ]  # fmt: skip
-    assert table(out / "moodle.csv")[1] == ["student_01", "", "one@example.org", "One <b>", "8"]
+    assert table(out / "moodle.csv")[1] == ["", "", "one@example.org", "One <b>", "8"]
     page = (out / "feedback" / "student_01.html").read_text()
     assert "One &lt;b&gt;" in page and "&lt;script&gt;" in page and "<script>" not in page
     assert f"seed {report['seed']}" in capsys.readouterr().out
@@ -289,7 +282,7 @@ def test_an_exercise_is_told_among_all_of_them(stand_in, tmp_path):
         files(tmp_path / "class/student_01", f"{one.name}.ipynb", data=content(solved(one)))
     main(["grade", str(tmp_path / "class"), "--out", str(tmp_path), "--exercise", "09"])
     head, row = table(tmp_path / "report.csv")
-    assert head[4] == made["09"].name and row[2] == str(made["09"].points) and not row[-1]
+    assert head[4] == made["09"].name and row[2] == str(made["09"].points) and not row[-2]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +304,7 @@ def test_who_handed_in_other_files_only_is_told_so(stand_in, tmp_path, monkeypat
 
     monkeypatch.setattr(os, "walk", walk_past_a_closed_folder)
     main(["grade", str(tmp_path / "class"), "--out", str(tmp_path)])
-    notes = {row[0]: row[-1] for row in table(tmp_path / "report.csv")[1:]}
+    notes = {row[0]: row[-2] for row in table(tmp_path / "report.csv")[1:]}
     assert notes["student_01"] == ""
     assert "but all.zip, x.py" in notes["student_02"]
     assert "but a folder that cannot be opened" in notes["student_03"]
@@ -354,6 +347,25 @@ def test_more_time_for_a_notebook_is_more_for_its_cells():
     assert desk.limits_of(argparse.Namespace(time=24, memory=None)).cell_s == 60
 
 
+@pytest.mark.parametrize("status, times", [("right", 1), ("broke the limits", 2)])
+def test_other_limits_grade_again_what_broke_the_limits(tmp_path, monkeypatch, status, times):
+    graded = []
+
+    def grade(data, one, *_):
+        graded.append(data)
+        question = QuestionResult("mean_of_all", "", 0, 2, status, "")
+        return NotebookResult(one.name, "graded", "", [question])
+
+    monkeypatch.setattr(batch, "grade", grade)
+    monkeypatch.setattr(batch.Batch, "expected", lambda self, one: None)
+    files(tmp_path, "student_01/04_collectives.ipynb")
+    handed = collect(tmp_path, EXERCISES)
+    for seconds in (240, 600, 600):
+        limits = sandbox.Limits(notebook_s=seconds)
+        batch.Batch(EXERCISES, Cache(tmp_path / "cache"), 1, limits).run(handed, 1, lambda one: 0)
+    assert len(graded) == times
+
+
 def test_late_files_are_marked(stand_in, submissions, tmp_path):
     late = datetime.datetime(2030, 1, 2).timestamp()
     os.utime(submissions / "student_02/04_collectives.ipynb", (late, late))
@@ -372,7 +384,7 @@ def test_late_files_are_marked(stand_in, submissions, tmp_path):
         (["--only", "student_99"], "nobody named student_99"),
         (["--seed", "-3"], "hidden tests have seeds 1 to 99"),
         (["--out", "{}"], "--out names the folder of the submissions"),
-        (["--out", "{}/student_02/04_collectives.ipynb"], "Not a directory"),
+        (["--out", "{}/student_02/04_collectives.ipynb"], "04_collectives.ipynb is a file; name"),
     ],
 )
 def test_wrong_calls_are_told(stand_in, submissions, tmp_path, capsys, words, sentence):
@@ -484,13 +496,61 @@ def test_check_uses_the_pristine_checks_of_a_checkout(tmp_path, place):
     if place == "a checkout":
         source = (SOURCES / "04_collectives.py").read_bytes()
         files(tmp_path, "authoring/exercises/04_collectives.py", data=source)
-    said, notes = public.check_notebook(tmp_path / "exercises/04_collectives-Copy1.ipynb")
+    found, notes = public.check_notebook(tmp_path / "exercises/04_collectives-Copy1.ipynb")
+    said = list(found)
     if place == "a checkout":
         assert [one.status for one in said] == ["right", "not written yet", "not written yet"]
         assert notes == ["changed cells, the original ones were used: mean_of_all-check"]
     else:
         assert said[0].text == "mean_of_all: wrong. Its check gave no verdict."
-        assert notes == ["no pristine copy lies beside it, so its own check cells were used"]
+        assert notes == [
+            "the file's name is no exercise's (was it renamed?), so its own check cells were used"
+        ]
+
+
+ENDLESS = """\
+try:
+    while True:
+        pass
+except Exception:
+    pass
+"""
+IMPATIENT = """\
+import simlib.grading.inside.public as public
+
+def run_for_a_time(shell, source, limit_s, whole=public.run_for_a_time):
+    return whole(shell, source, 1 if "while True" in source else 600)
+
+public.run_for_a_time = run_for_a_time
+public.main()
+"""
+
+
+def test_check_ends_a_cell_that_does_not_end(workplace, monkeypatch):
+    path = workplace / "exercises/04_collectives.ipynb"
+    made = json.loads(path.read_text())
+    made["cells"].insert(1, nbformat.v4.new_code_cell("import mine"))
+    made["cells"].insert(1, nbformat.v4.new_code_cell(ENDLESS))
+    (path.parent / "mine.py").write_text("")
+    path.write_bytes(content(made))
+    monkeypatch.setattr(public, "COMMAND", [sys.executable, "-c", IMPATIENT])
+    said, notes = public.check_notebook(path)
+    assert next(said).status == "right"
+    assert len(list(said)) == 2
+    told = "the cell that begins with 'try:' fails: StillRunning: it was ended after 1 s"
+    assert any(note.startswith(told) for note in notes)
+    assert any(note.startswith("mine.py lies beside the notebook") for note in notes)
+
+
+def test_check_names_the_cell_that_ends_python(workplace):
+    path = workplace / "exercises/04_collectives.ipynb"
+    made = json.loads(path.read_text())
+    cell_of(made, "own_broadcast-answer")["source"] += "\nimport os; os._exit(0)"
+    path.write_bytes(content(made))
+    said, _ = public.check_notebook(path)
+    right, ended, not_written = said
+    assert (right.status, not_written.status) == ("right", "not written yet")
+    assert "not reached: the cell that begins with 'def own_broadcast" in ended.text
 
 
 def test_an_error_names_the_line_of_its_cell_and_no_file_of_ipython():

@@ -261,7 +261,9 @@ def below(made, identity, source):
 def test_cells_below_an_answer_count_in_grading_as_they_do_in_a_check(graded, tmp_path):
     made = notebook(COLLECTIVES, {"mean_of_all": BELOW[0], "own_broadcast": "own_broadcast = len"})
     below(made, "mean_of_all-answer", BELOW[1])
-    below(made, "own_broadcast-answer", COLLECTIVES.questions["own_broadcast"].solution)
+    below(made, "mean_of_all-check", "verdict.run\nprint(verdict)\nLENGTH = uneven(0, 1)")
+    solution = COLLECTIVES.questions["own_broadcast"].solution
+    below(made, "own_broadcast-answer", f"LENGTH\n{solution}")
     setup = next(c for c in made["cells"] if c["metadata"].get("course", {}).get("role") == "setup")
     setup["source"] = "import numpy as np\n" + "".join(setup["source"])
     pristine = tmp_path / ".pristine" / "04_collectives.ipynb"

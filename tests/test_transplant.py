@@ -73,7 +73,45 @@ def test_checks_are_the_pristine_ones_whatever_became_of_the_students():
         if cell.role in ("check", "hidden"):
             assert sources[cell.id] == cell.source
     assert any("mean_of_all-check" in note for note in found.notes)
-    assert not helpers(found)
+    assert helpers(found) == ["print('mean_of_all: right')"]  # as any cell of the student's own
+    cell_of(made, "mean_of_all-check")["source"] = "verdict = check('mean_of_all', 0)"
+    assert not helpers(put_in(made))
+
+
+MEAN = "def mean_of_all(rank, world_size, x):\n    return 1.0"
+
+
+@pytest.mark.parametrize(
+    "above, kept, below, answer, order",
+    [
+        ("def part(x):\n    return x", MEAN, None, MEAN, ["def part", "def mean_of_all"]),
+        (MEAN, "print(mean_of_all)", None, MEAN, ["def mean_of_all", "print"]),
+        (None, MEAN, "def part(x):\n    return x", MEAN, ["def mean_of_all", "def part"]),
+        (MEAN, MEAN + " + 1", None, MEAN + " + 1", ["def mean_of_all", "def mean_of_all"]),
+    ],
+    ids=["helper above", "trial below", "helper in a copy", "two tries"],
+)
+def test_parts_of_a_split_answer_run_where_they_stand(above, kept, below, answer, order):
+    made = notebook(COLLECTIVES)
+    cell = cell_of(made, "mean_of_all-answer")
+    cell["source"] = kept
+    place = made["cells"].index(cell)
+    copied = {"metadata": cell["metadata"]}  # as JupyterLab does; the last part keeps the id
+    if below:
+        made["cells"].insert(place + 1, extra(below, **copied))
+    if above:
+        made["cells"].insert(place, extra(above, **copied))
+    found = put_in(made)
+    assert answers(found) == {"mean_of_all": answer}
+    ran = [step.source for step in found.steps if step.kind != "pristine"]
+    assert [source[: len(part)] for source, part in zip(ran, order, strict=True)] == order
+
+
+def test_what_stands_in_a_copy_of_a_check_runs():
+    made = notebook(COLLECTIVES)
+    copied = {"metadata": cell_of(made, "mean_of_all-check")["metadata"]}
+    made["cells"].append(extra("def part(x):\n    return x", **copied))
+    assert helpers(put_in(made)) == ["def part(x):\n    return x"]
 
 
 def old_format(made):

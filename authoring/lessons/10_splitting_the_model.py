@@ -82,10 +82,14 @@ def ask_four_times(rank, world_size, make_optimizer, B):
     return held | {"step": simlib.held()}
 
 
+def print_row(name, values):
+    print(f"{name:9}", *(f"{v:15,}" if isinstance(v, int) else f"{v[:15]:>15}" for v in values))
+
+
 measured = simlib.simulate(ask_four_times, 1, args=(momentum, 64), cluster=cluster_with())
-print("after    ", *(f"{column:>28}" for column in measured.results[0]["built"]))
+print_row("after", measured.results[0]["built"])  # "activations and temporaries" is cut
 for line, held in measured.results[0].items():
-    print(f"{line:9}", *(f"{nbytes:28,}" for nbytes in held.values()))
+    print_row(line, held.values())
 
 # %% [markdown]
 # The forward pass adds activations, and the backward pass needs them: the gradient of a layer's
@@ -193,12 +197,12 @@ draw_memory(runs, limit_bytes=12_000_000)
 # %%
 guess = None  # which columns shrink with 16 pieces?
 whole = {1: runs["data parallel, R = 1"]}
+print_row("pieces", whole[1].memory[0].peak)
 for pieces in (1, 4, 16):
     run = whole.get(pieces) or simlib.simulate(
         train, 1, args=(1024, pieces), cluster=cluster_with()
     )
-    peak = run.memory[0].peak
-    print(f"pieces: {pieces:2};", ", ".join(f"{name} {peak[name]:,}" for name in peak))
+    print_row(f"{pieces:6}", run.memory[0].peak.values())
 
 # %% [markdown]
 # One column shrinks, the activations. Accumulation saves no parameter memory: it *needs* the

@@ -152,7 +152,7 @@ def complaint(run, after, given, want, rules, in_place, mistakes):
     """``(sentence, lines)`` about a run that ended; ``(None, [])`` where nothing is wrong."""
     first = rule_complaint(run, given, [rule for rule in rules if rule.before_values])
     # What the engine has found explains a wrong value better than a guess, and a right one is luck.
-    first = first or finding(run, "race") or lost_message(run) or finding(run, "unfinished")
+    first = first or found_by_the_engine(run)
     if first:
         return first, []
     reason, lines = value_complaint(run, after, given, want, rules, in_place, mistakes)
@@ -259,6 +259,11 @@ def rule_complaint(run, given, rules):
     """A sentence about the first broken rule, else None."""
     broken = (rule.broken(run, given) for rule in rules)
     return next((sentence for sentence in broken if sentence), None)
+
+
+def found_by_the_engine(run):
+    """A sentence about a race, a lost message or an op that nobody waited for, else None."""
+    return finding(run, "race") or lost_message(run) or finding(run, "unfinished")
 
 
 def lost_message(run):

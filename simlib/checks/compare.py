@@ -97,7 +97,7 @@ def dtype_name(tensor):
 def difference(got, want):
     """What is wrong with `got` where `want` is expected, as words after "rank 0"; None if equal.
 
-    Tensors must agree in shape and dtype; floats to a relative 1e-5; nan equals nan.
+    Tensors must agree in shape and dtype; floats to a relative 1e-5, ints exactly; nan equals nan.
     """
     if want is None:
         return None if got is None else f"has {describe(got)} where nothing (None) is expected"
@@ -120,7 +120,9 @@ def difference(got, want):
 
 
 def same_number(got, want):
-    """Whether two numbers are equal to a relative 1e-5; nan equals nan, inf only itself."""
+    """Whether two numbers are equal: ints exactly, others to a relative 1e-5; nan equals nan."""
+    if isinstance(got, int) and isinstance(want, int):
+        return got == want
     try:
         if not math.isfinite(want):
             return got == want or math.isnan(got) and math.isnan(want)

@@ -12,7 +12,7 @@ from . import known
 from .cache import digest, digest_of_simlib
 from .expected import Expected, record
 from .grade import NotebookResult, grade, without_points
-from .judge import PARTLY, WRONG
+from .judge import LIMITS, PARTLY, WRONG
 from .session import STOP
 
 
@@ -120,13 +120,14 @@ class Batch:
     def _result(self, content, exercise, anew):
         key = ("result", digest(content), *self._key(exercise))
         stored = None if anew else self._cache.get(*key)
+        limits = asdict(self._limits)
         try:
-            if stored is None:
+            if stored and (stored["limits"] == limits or not broke_limits(stored["result"])):
+                result = NotebookResult.from_dict(stored["result"])
+            else:
                 expected = self.expected(exercise)
                 result = grade(content, exercise, expected, self._seed, self._limits, self._isolate)
-                self._cache.put(result.as_dict(), *key)
-            else:
-                result = NotebookResult.from_dict(stored)
+                self._cache.put({"result": result.as_dict(), "limits": limits}, *key)
         except Exception as error:  # ours: the file is told to be ungraded, the others go on
             return without_points(
                 exercise, "not graded", f"the grader failed: {type(error).__name__}: {error}"
@@ -173,4 +174,9 @@ class Batch:
     def _key(self, exercise):
         versions = sys.version, version("torch"), version("nbval")
         made = exercise.digest, self._simlib, versions
-        return *made, self._seed, asdict(self._limits), self._isolate
+        return *made, self._seed, self._isolate
+
+
+def broke_limits(result):
+    """Whether a result, as plain data, could be another one under other limits."""
+    return any(one["status"] == LIMITS for one in result["questions"])

@@ -38,6 +38,23 @@ class Cache:
         write(stored, str(seed))
         return seed
 
+    def deadline(self, wanted=None):
+        """The deadline of this report: the one asked for, or the one of the last time.
+
+        Parameters
+        ----------
+        wanted : str or None
+            In ISO 8601; ``"none"`` takes away the one of the last time.
+        """
+        stored = self._folder / "deadline"
+        if wanted is None:
+            with contextlib.suppress(OSError, ValueError):
+                return stored.read_text(encoding="utf-8")
+            return ""
+        text = "" if wanted == "none" else wanted
+        write(stored, text)
+        return text
+
     def get(self, *key):
         """What is stored under a key; None where nothing is, or what a crash left of it."""
         with contextlib.suppress(OSError, ValueError):

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import os
 import re
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from .submission import LARGEST_BYTES, Unreadable, parse, read_bytes
+from .places import AGAIN, CannotCollect, files_of_folder, files_of_zip
+from .submission import Unreadable, parse
 from .tables import readable
 from .transplant import choose, defines
 
-MOST_FILES = 20_000
 NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.IGNORECASE)
 """Names of notebooks; mail programs and Windows put a second ending behind the first."""
 CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)$")
-MOODLE = re.compile(r"^(?P<name>.+)_(?P<id>\d+)_assignsubmission_\w*?file_?(?P<file>.*)$")
-AGAIN = re.compile(r"(-\d+| ?\(\d+\)| - Copy)+$")
-
-
-class CannotCollect(Exception):
-    """A place without submissions; the message is the reason."""
+MOODLE = re.compile(r"^(?P<name>.+?)_(?P<id>\d+)_assignsubmission_\w*?file_?(?P<file>.*)$")
 
 
 @dataclass
@@ -84,7 +77,7 @@ def collect(place, exercises):
     if place.is_dir():
         files = files_of_folder(place)
     elif zipfile.is_zipfile(place):
-        files = files_of_zip(place)
+        files = files_of_zip(place, exercises)
     else:
         raise CannotCollect(f"{place} is neither a folder nor a zip file of submissions")
     handed, others = [], []
@@ -118,62 +111,6 @@ def without_notebook(others, students):
         first.exercise = None
         first.unreadable = f"there is no notebook (a file that ends in .ipynb), but {before}"
     return [found[student] for student in sorted(found)]
-
-
-def files_of_folder(folder):
-    """``(path, reader, time)`` of every file below a folder; links are not followed."""
-    closed = []
-    for above, folders, files in os.walk(folder, onerror=closed.append):
-        folders[:] = sorted(one for one in folders if not is_left_out(one))
-        for file in sorted(files):
-            path = Path(above) / file
-            seconds = path.lstat().st_mtime
-            when = datetime.datetime.fromtimestamp(seconds).astimezone()
-            relative = PurePosixPath(path.relative_to(folder).as_posix())
-            yield relative, (lambda path=path: read_bytes(path)), when
-    for error in closed:
-        path = PurePosixPath(Path(error.filename).relative_to(folder).as_posix())
-        yield path / "a folder that cannot be opened", (lambda: b""), None
-
-
-def is_left_out(folder):
-    """Whether a folder holds nothing that was handed in: copies of JupyterLab, git's, macOS's."""
-    return folder == "__MACOSX" or (folder.startswith(".") and folder.strip(".") != "")
-
-
-def files_of_zip(path):
-    """The same of a zip file. Nothing is written anywhere, so no name in it can do harm."""
-    try:
-        archive = zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
-        raise CannotCollect(f"{path} is damaged ({error}): download it again") from None
-    with archive:
-        members = archive.infolist()
-        if len(members) > MOST_FILES:
-            raise CannotCollect(f"{path} holds {len(members):,} files: more than {MOST_FILES:,}")
-        for member in sorted(members, key=lambda one: one.filename):
-            parts = PurePosixPath(member.filename).parts
-            if member.is_dir() or any(map(is_left_out, parts[:-1])):
-                continue
-            when = None
-            with contextlib.suppress(ValueError):
-                when = datetime.datetime(*member.date_time).astimezone()
-            reader = lambda member=member: read_member(archive, member)  # noqa: E731
-            yield PurePosixPath(*parts), reader, when
-
-
-def read_member(archive, member):
-    """A zip's file; one that is larger than it may be is refused before it is unpacked."""
-    if member.file_size > LARGEST_BYTES:
-        raise Unreadable(f"the file is larger than {LARGEST_BYTES >> 20} MB")
-    try:
-        with archive.open(member) as file:
-            content = file.read(LARGEST_BYTES + 1)
-    except Exception as error:  # damaged, encrypted, or packed in an unknown way
-        raise Unreadable(f"the zip file's entry cannot be read ({error})") from None
-    if len(content) > LARGEST_BYTES:
-        raise Unreadable(f"the file is larger than {LARGEST_BYTES >> 20} MB")
-    return content
 
 
 def identify(path, reader, when, exercises):

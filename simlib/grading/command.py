@@ -39,7 +39,7 @@ def add_grade(commands):
         help="grade a class's notebooks: points, reasons, feedback",
         description="Grade what students handed in. Their code runs in a sandbox. Writes tables, "
         "files to import into Canvas and Moodle, and a page for each student. Exit code 0 if "
-        "every notebook was graded, 1 if one could not be read, 2 for a wrong call.",
+        "every notebook was graded, 1 if one could not be, 2 for a wrong call, 130 after Ctrl-C.",
     )
     parser.add_argument(
         "submissions", help="a folder with a folder per student, a folder of files, or a zip"
@@ -58,7 +58,11 @@ def add_grade(commands):
         metavar="STUDENT",
         help="grade this student anew, though nothing changed",
     )
-    parser.add_argument("--deadline", metavar="TIME", help="as 2026-11-30T18:00: later is late")
+    parser.add_argument(
+        "--deadline",
+        metavar="TIME",
+        help="as 2026-11-30T18:00: later is late; kept for later calls, 'none' takes it away",
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="seed of hidden tests (drawn)")
     parser.add_argument(
         "--exercise", action="append", metavar="NN", help="grade these exercises only"

@@ -106,8 +106,10 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
     runs = runner.run(found)
     result.runs = runs.number
     failures = failures_of(found, runs.cells)
-    told = [*runs.notes, *failures.values()]
-    result.notes += map(clean, told[: len(runs.notes) + MOST_FAILURES])
+    told = [*runs.notes, *list(failures.values())[:MOST_FAILURES]]
+    if len(failures) > MOST_FAILURES:
+        told.append(f"and {len(failures) - MOST_FAILURES} more cells of the student's own fail")
+    result.notes += map(clean, told)
     for question in exercise.questions.values():
         one = judge(question, exercise, found, runs.cells, runs.set_aside, expected)
         one.reason += because_of(one, failures)
@@ -126,8 +128,8 @@ def cells_of(found, exercise, expected, seed, limits):
         elif step.kind == "answer":
             call = f"examiner.answer({step.cell.question!r}, {step.source!a})"
             recorded = expected.recorded.get(step.cell.question)
-            if recorded:
-                call += f"\nexaminer.expect({step.cell.question!r}, {recorded!r})"
+            if recorded:  # before anything of the student's can break it off
+                call = f"examiner.expect({step.cell.question!r}, {recorded!r})\n{call}"
             cells.append(code_cell(step.cell.id, call))
         elif step.cell.role in ("check", "hidden"):
             if step.cell.question not in fetched:
@@ -136,6 +138,9 @@ def cells_of(found, exercise, expected, seed, limits):
                 cells.append(code_cell(fetch_of(step.cell.question), call))
             outputs = expected.outputs.get(step.cell.id, [])
             cells.append(code_cell(step.cell.id, seeded(step.cell, seed), outputs, compare=True))
+            if step.cell.role == "check":
+                names = f"examiner.names_of({step.source!a})"
+                cells.append(code_cell(f"{step.cell.id}-names", names))
         else:
             setup = f"{step.source}\nexaminer.setup({step.source!a})"
             cells.append(code_cell(step.cell.id, setup))

@@ -42,7 +42,8 @@ To check a whole notebook as it is on disk:
 or all of them: `.venv/bin/simlib check exercises`. Save first: it reads the file, not the window.
 It runs everything from top to bottom, which is also what counts in the end.
 
-- Your own cells may stand anywhere. Leave the cells of the exercise where they are.
+- Your own cells may stand anywhere, and take 20 seconds each. What you import from a file of your
+  own is not handed in: write it into a cell. Leave the cells of the exercise where they are.
 - The checks that count are the original ones, whatever became of those in your notebook.
 - There are hidden tests, too: the same functions with other inputs, under the same rules.
 - Outputs do not count, so it does not matter which ones are saved.

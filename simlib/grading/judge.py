@@ -10,6 +10,8 @@ from .transplant import GIVEN, failure
 
 RIGHT, PARTLY, WRONG, LIMITS = "right", "partly right", "wrong", "broke the limits"
 LONGEST_REASON = 2000
+MARK = "| "
+"""Begins the further lines of an error in the output of a hidden cell."""
 UNKNOWN_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
 ANSI = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))")
 
@@ -150,12 +152,15 @@ def explain(result, cell, got, expected):
 
 def failures_of(found, cells):
     """``{source: sentence}`` of the student's own cells that fail."""
-    said = {s.source: json_in(cells.get(s.identity)) for s in found.steps if s.kind == "helper"}
-    return {
-        source: failure(source, clean(one["error"]))
-        for source, one in said.items()
-        if one and one.get("error")
-    }
+    ran = {s.source: cells.get(s.identity) for s in found.steps if s.kind == "helper"}
+    errors = {source: error_of(result) for source, result in ran.items() if result}
+    return {source: failure(source, clean(error)) for source, error in errors.items() if error}
+
+
+def error_of(result):
+    """What went wrong in a cell of the student's own; None where nothing did."""
+    said = json_in(result)
+    return said.get("error") if said else "it broke off the process that examines it"
 
 
 def because_of(result, failures):

@@ -7,18 +7,18 @@ import re
 from pathlib import Path
 
 from .grade import cells_of
-from .judge import clean
+from .judge import MARK, clean
 from .session import run_notebook
 from .transplant import GIVEN, Step, Transplant
 
 MOST_NAMES = 3
 """Where more known wrong answers than this give the same, none of their names says much."""
 PLACES = re.compile(
-    r"""
+    rf"""
     [^\s(]+,\ line\ \d+    # (function, line 4)
-    | (?<=\))\ {3}\S.*     # that line's text, behind it
-    | ^\ {4}.*             # or below it
-    | ^The\ traceback\ of\ rank\ .*\n(?:(?!\d+:).*\n?)*    # as far as the next world
+    | (?<=\))\ {{3}}\S.*     # that line's text, behind it
+    | ^(?:{re.escape(MARK)})?\ {{4}}.*    # or below it
+    | ^(?:{re.escape(MARK)})?The\ traceback\ of\ rank\ .*\n(?:(?!\d+:).*\n?)*    # to the next world
     """,
     re.VERBOSE | re.MULTILINE,
 )

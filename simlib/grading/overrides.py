@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from .asked import is_exercise, listed, student_of
 from .tables import BadTable, read_table
 
 COLUMNS = ("student", "exercise", "question", "points", "comment")
@@ -25,7 +26,7 @@ class Override:
     student, exercise, question : str
         Without a question it is a comment on the whole notebook.
     points : float or None
-        None leaves them as they are.
+        None leaves them as they are; NaN where the file has no number.
     comment : str
     """
 
@@ -43,7 +44,7 @@ def read_overrides(path):
     Raises
     ------
     BadOverrides
-        It cannot be read, has other columns, or points that are no number.
+        It cannot be read, or has other columns.
     """
     try:
         head, rows = read_table(path)
@@ -59,25 +60,22 @@ def read_overrides(path):
     for line, row in rows:
         student, exercise, question, points, comment = (row.get(name, "") for name in COLUMNS)
         where = f"{path}, line {line}"
-        number = number_of(points, where)
-        found.append(Override(where, student, exercise, question, number, comment))
+        found.append(Override(where, student, exercise, question, number_of(points), comment))
     return found
 
 
-def number_of(text, where):
-    """Points as a number, None where there are none."""
+def number_of(text):
+    """Points as a number, None where there are none, NaN where it is no number."""
     if not text:
         return None
     try:
         value = float(text.replace(",", "."))
     except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise BadOverrides(f"{where}: points {text!r} are no number of 0 or more")
-    return int(value) if value == int(value) else value
+        return math.nan
+    return int(value) if value.is_integer() else value
 
 
-def check(overrides, students, exercises):
+def check(overrides, names, exercises, every):
     """Refuse overrides that cannot be put into a report, before anything is graded.
 
     A line for an exercise that the report does not have is left aside: one file serves a course.
@@ -85,37 +83,73 @@ def check(overrides, students, exercises):
     Parameters
     ----------
     overrides : list of Override
-    students : collection of str
-        All that the report will have.
-    exercises : dict of str to Exercise
+    names : dict of str to str
+        The name of each student that the report will have.
+    exercises, every : dict of str to Exercise
+        Those of the report, and all that there are.
+
+    Returns
+    -------
+    list of Override
+        What is to be applied; students and exercises are named as in the report.
+    list of str
+        A sentence for each line that is left aside.
 
     Raises
     ------
     BadOverrides
-        A line names a student or a question that is not there, more points than there are, or
-        what a line before it named.
+        A line names a student, an exercise or a question that is not there, points that are not
+        to be had, or what a line before it named. The message has a line for each mistake.
     """
-    seen = set()
+    found, aside, mistakes, seen = [], [], [], set()
     for one in overrides:
-        if one.student not in students:
-            raise BadOverrides(f"{one.where}: there is no student {one.student!r} in this report")
-        exercise = next((e for e in exercises.values() if is_for(one, e.name)), None)
-        if exercise is None:
-            continue
-        key = one.student, exercise.name, one.question
-        if key in seen:
-            raise BadOverrides(f"{one.where}: this question was overridden in a line before")
-        seen.add(key)
-        check_points(one, exercise)
+        try:
+            exercise = exercise_of(one, every)
+            check_points(one, exercise)
+            if exercise.name not in exercises:
+                aside.append(f"{one.where} was not applied: {exercise.name} is not in this report")
+                continue
+            one = replace(one, student=known_student(one, names), exercise=exercise.name)
+            key = one.student, one.exercise, one.question
+            if key in seen:
+                raise BadOverrides(f"{one.where}: this question was overridden in a line before")
+            seen.add(key)
+            found.append(one)
+        except BadOverrides as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise BadOverrides("\n".join(mistakes))
+    return found, aside
 
 
-def is_for(one, exercise):
-    """Whether an override names an exercise, by name or number."""
-    return one.exercise in (exercise, exercise[:2])
+def exercise_of(one, every):
+    """The exercise that an override names, by name or number."""
+    found = next((e for e in every.values() if is_exercise(one.exercise, e.name)), None)
+    if found is None:
+        raise BadOverrides(
+            f"{one.where}: there is no exercise {one.exercise!r}; there are {', '.join(every)}"
+        )
+    return found
+
+
+def known_student(one, names):
+    """The student whom an override names, as the report does."""
+    found = student_of(one.student, names)
+    if found is not None:
+        return found
+    students = sorted(student for student, name in names.items() if name == one.student)
+    if students:
+        raise BadOverrides(
+            f"{one.where}: {len(students)} students are named {one.student!r}: "
+            f"write {listed(students)}"
+        )
+    raise BadOverrides(f"{one.where}: there is no student {one.student!r} in this report")
 
 
 def check_points(one, exercise):
     """Refuse an override of a question that an exercise does not have, or of too many points."""
+    if one.points is not None and not (math.isfinite(one.points) and one.points >= 0):
+        raise BadOverrides(f"{one.where}: points are a number of 0 or more")
     if not one.question:
         if one.points is not None:
             raise BadOverrides(f"{one.where}: points need the name of a question")
@@ -137,7 +171,7 @@ def apply(report, overrides):
     students = {one["student"]: one for one in report["students"]}
     for one in overrides:
         for book in students[one.student]["notebooks"]:
-            if is_for(one, book["exercise"]):
+            if book["exercise"] == one.exercise:
                 put(book, one)
     for student in report["students"]:
         for book in student["notebooks"]:

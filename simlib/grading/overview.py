@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ..table import count as counted
+
 KINDS = {
     "right": "right",
     "partly": "passes some hidden tests",
@@ -11,7 +13,7 @@ KINDS = {
     "wrong": "wrong",
     "limits": "broke the limits",
     "none": "not attempted",
-    "missing": "no notebook",
+    "missing": "nothing to grade",
 }
 """What can come of a question, in the order of the bars."""
 BINS = 10
@@ -131,14 +133,20 @@ def tiles(report, books):
     others = sum(len(student["other_files"]) for student in report["students"])
     mean = sum(points) / len(points) if points else 0
     return [
-        ("students", len(points)),
-        ("notebooks graded", graded),
+        named(len(points), "student"),
+        named(graded, "notebook", " graded"),
         (f"mean of {of} points", f"{mean:.1f}"),
         ("median", f"{median(points):g}"),
-        ("late", sum(book["late"] for book in books)),
-        ("not handed in", missing),
-        ("not gradable", len(books) - graded - missing + others),
+        named(sum(book["late"] for book in books), "notebook", " late"),
+        named(missing, "notebook", " not handed in"),
+        named(len(books) - graded - missing + others, "file", " not gradable"),
     ]
+
+
+def named(number, noun, more=""):
+    """``(name, value)`` of so many things."""
+    value, name = counted(number, noun).split(" ")
+    return name + more, value
 
 
 def median(ordered):
@@ -152,6 +160,7 @@ def oddities(report):
     """``{student, file, what}`` of whatever a teacher may want to look at, by student."""
     rows = []
     for student in sorted(report["students"], key=by_name):
+        rows += [{"student": student, "file": "", "what": what} for what in student["notes"]]
         late = [late_text(book) for book in student["notebooks"] if book["late"]]
         if late:
             rows.append({"student": student, "file": "", "what": f"late: {', '.join(late)}"})

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from ..table import count
 from .cache import write
 from .judge import clean, sentence
 from .overview import overview
-from .reports import file_name
 
 LONGEST_TEXT, LONGEST_LINE = 4000, 500
 """Characters of a text, and of one without a line end, such as a name or a reason."""
@@ -25,20 +26,23 @@ def write_pages(folder, report):
     feedback = Path(folder) / "feedback"
     feedback.mkdir(exist_ok=True)
     templates = environment()
-    taken = set()
-    pages = {one["student"]: file_name(one["student"], taken) for one in report["students"]}
     page = templates.get_template("feedback.html")
     for student in report["students"]:
-        write(feedback / f"{pages[student['student']]}.html", page.render(student=student))
-    for old in set(feedback.glob("*.html")) - {
-        feedback / f"{name}.html" for name in pages.values()
-    }:
+        write(feedback / student["page"], page.render(student=student))
+    kept = {feedback / student["page"] for student in report["students"]}
+    for old in set(feedback.glob("*.html")) - kept:
         old.unlink()
     page = templates.get_template("class.html")
     write(
         Path(folder) / "class.html",
-        page.render(report=report, view=overview(report), pages=pages),
+        page.render(report=report, view=overview(report), pages=links(report)),
     )
+
+
+def links(report):
+    """``{student: name of the page}`` without its ending, as it stands in a link."""
+    pages = {one["student"]: one["page"] for one in report["students"]}
+    return {student: quote(page.removesuffix(".html")) for student, page in pages.items()}
 
 
 def environment():
@@ -51,7 +55,8 @@ def environment():
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"points": points, "moment": moment, "sentence": sentence}
+    found.filters |= {"points": points, "moment": moment, "sentence": sentence, "counted": count}
+    found.filters |= {"path": path, "told": told, "only_right": only_right, "by_hand": by_hand}
     return found
 
 
@@ -72,3 +77,36 @@ def points(value):
 def moment(text):
     """A time of ISO 8601 as people write it, to the minute."""
     return text.replace("T", " ")[:16]
+
+
+def path(text):
+    """A file's path, which breaks after a slash where a line has no room for it."""
+    return Markup("/<wbr>").join(escape(part) for part in shown(text).split("/"))
+
+
+def told(question):
+    """``(reason, box)`` of a question: nothing that a check says is in both.
+
+    The reason is a line of what the check says, or all of it where it gave no verdict.
+    """
+    reason, got = question["reason"], question["got"]
+    if "\n" in got and reason.startswith(got):
+        return reason[len(got) :].strip(), got
+    lines = got.splitlines()
+    again = max((line for line in lines if line and reason.startswith(line)), key=len, default="")
+    if again:
+        lines.remove(again)
+    return reason, "\n".join(lines)
+
+
+def only_right(question):
+    """Whether all that the check expected is its own word that the answer is right."""
+    return question["expected"] == f"{question['question']}: right"
+
+
+def by_hand(book):
+    """What a teacher did to a notebook by hand, in words; empty where nothing."""
+    marks = [(one["override"], one["points"]) for one in book["questions"] if one["override"]]
+    if any(mark["graded"] != points for mark, points in marks):
+        return "set by hand"
+    return "comment" if book["comment"] or any(mark["comment"] for mark, _ in marks) else ""

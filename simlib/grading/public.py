@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from .exercise import exercise_of, read_exercise
 from .submission import Unreadable, parse, read_bytes
-from .transplant import GIVEN, NOT_ATTEMPTED, Step, Transplant, failure, transplant
+from .transplant import GIVEN, NOT_ATTEMPTED, Step, Transplant, beginning, failure, transplant
 
 PRISTINE = ".pristine"
 """Folder of a handout in which the exercises lie as they were."""
 SOURCES = Path("authoring") / "exercises"
 """Folder of a checkout in which the exercises are written."""
+COMMAND = [sys.executable, "-m", "simlib.grading.inside.public"]
+"""What runs a notebook's steps."""
 RIGHT, WRONG, NOT_WRITTEN = "right", "wrong", "not written yet"
 
 
@@ -65,8 +68,8 @@ def pristine_of(path):
         return exercise_of(notebook, path.stem), False
     except (KeyError, TypeError, ValueError, AttributeError):
         raise Unreadable(
-            "there is no pristine copy of it, and it has no check cells of its own: work in the "
-            "notebook that was handed out"
+            "its name is no exercise's, and it has no check cells of its own: work in the notebook "
+            "that was handed out, under the name that it had"
         ) from None
 
 
@@ -77,7 +80,10 @@ def named_like(path, folder, ending):
 
 
 def check_notebook(path, limit_s=600):
-    """What is to be said about each question of a notebook: ``([Said], [notes])``.
+    """What is to be said about each question of a notebook, and notes: ``(iterator, list)``.
+
+    Each question's `Said` comes as soon as its check has run; the list of notes is whole when the
+    iterator is at its end.
 
     Parameters
     ----------
@@ -96,7 +102,9 @@ def check_notebook(path, limit_s=600):
     found = transplant(exercise, parse(read_bytes(path)))
     if not is_pristine:  # its own cells are all there is, and nobody knows the stubs
         found = found_in_itself(exercise)
-        found.notes.append("no pristine copy lies beside it, so its own check cells were used")
+        found.notes.append(
+            "the file's name is no exercise's (was it renamed?), so its own check cells were used"
+        )
     steps = [
         {
             "kind": step.cell.role if step.cell else "helper",
@@ -105,16 +113,37 @@ def check_notebook(path, limit_s=600):
         }
         for step in found.steps
     ]
-    told, notes = run_steps(steps, Path(path).resolve().parent, limit_s), list(found.notes)
+    notes = list(found.notes)
+    told = run_steps(steps, Path(path).resolve().parent, limit_s)
+    return in_order(exercise.questions, found.found, told, notes), notes
+
+
+def in_order(questions, found, told, notes):
+    """Yield the `Said` of each question, in the order of the notebook, as soon as it is known."""
+    by_question, begun = {}, ""
+    for name in questions:
+        while found.get(name) == GIVEN and name not in by_question:
+            one = next(told, None)
+            if one is None:
+                break
+            begun = one.get("begins", begun)
+            take(one, by_question, notes)
+        yield said_of(name, found.get(name), by_question.get(name), begun)
     for one in told:
-        if one.get("is_cell") and not one["question"]:
-            notes.append(failure(one["source"], one["text"]))
-    by_question = {}
-    for one in told:
+        take(one, by_question, notes)
+
+
+def take(one, by_question, notes):
+    """Sort one thing that was told: a question's verdict, or a cell of the student's that fails."""
+    if one.get("is_cell") and not one["question"]:
+        notes.append(failure(one["source"], one["text"]))
+    for file in one.get("beside", ()):
+        notes.append(
+            f"{file} lies beside the notebook and is not handed in with it: copy what you use of "
+            "it into a cell"
+        )
+    if one.get("question"):
         by_question.setdefault(one["question"], one)
-    return [
-        said_of(name, found.found.get(name), by_question.get(name)) for name in exercise.questions
-    ], notes
 
 
 def found_in_itself(exercise):
@@ -126,16 +155,16 @@ def found_in_itself(exercise):
     return Transplant(steps, dict.fromkeys(exercise.questions, GIVEN), [])
 
 
-def said_of(name, found, told):
-    """The `Said` of one question."""
+def said_of(name, found, told, begun):
+    """The `Said` of one question; ``begun`` is the cell that was begun last."""
     if found == NOT_ATTEMPTED:
         return Said(name, NOT_WRITTEN, f"{name}: not written yet. It is as it was handed out.")
     if found != GIVEN:
         return Said(name, WRONG, f"{name}: there is no cell that defines {name}.")
     if told is None:
-        return Said(
-            name, WRONG, f"{name}: not reached: a cell before it never ends, or ends Python"
-        )
+        cell = f"the cell that begins with '{beginning(begun)}'"
+        text = f"{name}: not reached: {cell} never ends, or ends Python"
+        return Said(name, WRONG, text)
     text = told["text"]
     if told.get("is_cell"):
         text = f"{name}: wrong. Its cell fails: {text}"
@@ -144,22 +173,25 @@ def said_of(name, found, told):
 
 
 def run_steps(steps, folder, limit_s):
-    """Run steps in a process of their own, in the notebook's folder; what was told, as dicts."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "simlib.grading.inside.public"],
+    """Run steps in a process of their own, in the notebook's folder; yields what is told."""
+    with subprocess.Popen(
+        COMMAND,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=folder,
         text=True,
         encoding="utf-8",
-    )
-    try:
-        text, _ = process.communicate(json.dumps(steps), timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        text, _ = process.communicate()
-    except KeyboardInterrupt:
-        process.kill()
-        raise
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    ) as process:
+        timer = threading.Timer(limit_s, process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            process.stdin.write(json.dumps(steps))
+            process.stdin.close()
+            for line in process.stdout:
+                if line.startswith("{"):
+                    yield json.loads(line)
+        finally:
+            timer.cancel()
+            process.kill()

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import csv
 import json
-import string
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import __version__
 from .cache import write
 from .grade import without_points
-from .platforms import tables_for_platforms
-from .tables import BadTable, read_table
+from .platforms import WITHOUT, tables_for_platforms
+from .tables import NAME_COLUMNS, BadTable, one_line, read_table
 
 VERSION = 1
 SCHEMA = Path(__file__).parent / "report.schema.json"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-NAME_COLUMNS = ("name", "student name", "full name")
-ID_COLUMNS = ("student", "id", "student id", "id number", "sis login id", "email", "email address")
+ID_COLUMNS = (
+    "student", "id", "student id", "id number", "idnumber", "sis login id", "email",
+    "email address",
+)  # fmt: skip
+
+NOT_IN_ROSTER = "not in the roster"
+LONGEST_FILE_NAME = 80
+"""Characters; in bytes half as many again at most."""
 
 
 class BadRoster(Exception):
@@ -80,18 +86,25 @@ def table(graded, roster, exercises):
     return rows
 
 
+def names_of(files, roster):
+    """``{student: name}`` of all who handed in files or are in the roster, which knows better."""
+    return {one.student: one.name for one in files} | {one.student: one.name for one in roster}
+
+
 def as_report(graded, roster, exercises, seed, isolated):
     """The whole report as plain data; `report.schema.json` describes it."""
     people = {one.student: one for one in roster}
-    names = {one.student: one.name for one in graded} | {s: p.name for s, p in people.items()}
-    students = []
+    names = names_of(graded, roster)
+    students, taken = [], set()
     for student, row in table(graded, roster, exercises).items():
         others = [one for one in graded if one.student == student and not one.exercise]
         students.append(
             {
                 "student": student,
-                "name": names.get(student, student),
+                "name": names[student],
+                "page": f"{file_name(student, taken)}.html",
                 "in_roster": student in people,
+                "notes": [NOT_IN_ROSTER] if people and student not in people else [],
                 "points": round(sum(one.result.points for one in row.values() if one), 2),
                 "of": sum(exercise.points for exercise in exercises.values()),
                 "notebooks": [as_notebook(row[name], exercises[name]) for name in exercises],
@@ -132,24 +145,35 @@ def as_notebook(one, exercise):
 
 
 def write_reports(folder, report, people=()):
-    """Write report.json, report.csv and what Canvas and Moodle import into a folder."""
+    """Write report.json, report.csv and what Canvas and Moodle import into a folder.
+
+    Returns
+    -------
+    dict of str to str
+        Tables that no platform could use, which are not written: what each needs.
+    """
     folder = Path(folder)
     write(folder / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     write_csv(folder / "report.csv", rows_of(report))
-    for name, rows in tables_for_platforms(report, people).items():
+    tables = tables_for_platforms(report, people)
+    for name, rows in tables.items():
         write_csv(folder / name, rows)
+    without = {name: needs for name, needs in WITHOUT.items() if name not in tables}
+    for name in without:
+        (folder / name).unlink(missing_ok=True)  # of an earlier time
+    return without
 
 
 def rows_of(report):
     """One row for each student: points in all and by exercise, what was late, what was odd."""
     names = [one["exercise"] for one in report["exercises"]]
-    rows = [["student", "name", "points", "of", *names, "late", "status", "notes"]]
+    rows = [["student", "name", "points", "of", *names, "late", "status", "notes", "page"]]
     for one in report["students"]:
         books = one["notebooks"]
         late = ", ".join(book["exercise"] for book in books if book["late"])
         odd = [f"{b['exercise']}: {b['status']}" for b in books if b["status"] != "graded"]
-        notes = [f"{b['exercise']}: {note}" for b in books for note in [b["reason"], *b["notes"]]]
-        notes = [note for note in notes if not note.endswith(": ")]
+        told = [f"{b['exercise']}: {note}" for b in books for note in [b["reason"], *b["notes"]]]
+        notes = one["notes"] + [note for note in told if not note.endswith(": ")]
         notes += [f"{other['file']}: {other['reason']}" for other in one["other_files"]]
         by_hand = [
             f"{b['exercise']} {q['question']}: by hand, before {q['override']['graded']:g}"
@@ -160,7 +184,7 @@ def rows_of(report):
         points = [book["points"] for book in books]
         rows.append(
             [one["student"], one["name"], one["points"], one["of"], *points, late]
-            + ["; ".join(odd), "; ".join(by_hand + notes)]
+            + ["; ".join(odd), "; ".join(by_hand + notes), f"feedback/{one['page']}"]
         )
     return rows
 
@@ -178,17 +202,26 @@ def tame(value):
     """A cell of a table: text in one line that no spreadsheet runs."""
     if not isinstance(value, str):
         return value
-    text = "".join(char if char.isprintable() else " " for char in value)
+    text = one_line(value)
     return f"'{text}" if text.lstrip().startswith(FORMULA) or value.startswith(FORMULA) else text
 
 
 def file_name(student, taken):
-    """A name for a student's file that is safe on every system and not taken yet."""
-    allowed = string.ascii_letters + string.digits + "-_."
-    base = "".join(char if char in allowed else "_" for char in student).strip("._")[:80]
+    """A name for a student's file that is safe on every system and not taken yet.
+
+    It keeps letters, digits and accents of any script.
+    """
+    text = unicodedata.normalize("NFC", student)
+    base = "".join(char if is_safe(char) else "_" for char in text).strip("._")
+    base = base[:LONGEST_FILE_NAME].encode()[: LONGEST_FILE_NAME * 3 // 2].decode(errors="ignore")
     name, number = base or "student", 1
-    while name.lower() in taken:
+    while name.casefold() in taken:
         number += 1
         name = f"{base or 'student'}-{number}"
-    taken.add(name.lower())
+    taken.add(name.casefold())
     return name
+
+
+def is_safe(char):
+    """Whether a character can stand in a file's name everywhere."""
+    return char in "-_." or unicodedata.category(char)[0] in "LNM"

@@ -132,7 +132,7 @@ def culprit_of(found, session):
         if step.kind == "pristine" and not step.cell.question:
             continue
         result = session.cells.get(step.identity)
-        if result is None:
+        if result is None or "Kernel dead" in result.error:
             return step, session.ended or "its code ended the process that examines it"
         if result.word == "gone":
             return step, session.ended or result.error

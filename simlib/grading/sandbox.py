@@ -143,7 +143,7 @@ def sandboxed(command, run_folder, uid, limits):
     words += bound("--bind", str(run_folder), str(run_folder))
     for file in font_lists():
         words += bound("--ro-bind", str(file), f"{FONTS}/{file.name}")
-    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/home/student"]
+    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     for name, value in environment().items():
         words += ["--setenv", name, value]
     words.append("--")

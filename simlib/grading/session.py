@@ -137,7 +137,8 @@ def _run_in(folder, notebook, limits, isolate, uid, begun):
     if os.geteuid() == 0:
         os.chown(run, uid, uid)
     (home / "notebook.ipynb").write_text(nbformat.writes(notebook), encoding="utf-8")
-    kernel = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    # -P, -s: what examines imports nothing from a folder that a student can write to.
+    kernel = [sys.executable, "-P", "-s", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     kernel += ["--HistoryManager.enabled=False", "--IPKernelApp.log_level=ERROR"]
     environ = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),

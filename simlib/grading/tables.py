@@ -8,6 +8,9 @@ import unicodedata
 SEPARATORS = ",;\t"
 """Where the decimal sign is a comma, spreadsheets write semicolons."""
 
+NAME_COLUMNS = ("name", "student name", "full name")
+"""Columns of a roster that hold what a student is called."""
+
 
 class BadTable(Exception):
     """A table that cannot be read; the message is the reason."""
@@ -61,3 +64,8 @@ def readable(text):
     Names of files on macOS have their accents apart, and those of Linux may be no text at all.
     """
     return unicodedata.normalize("NFC", text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def one_line(text):
+    """A text without line ends and control characters: nothing in it moves a terminal."""
+    return "".join(char if char.isprintable() else " " for char in text)

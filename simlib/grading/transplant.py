@@ -102,7 +102,7 @@ def transplant(exercise, submission):
             f"the notebook has no cell of exercise {exercise.name}: is it the lesson of that name?"
         )
     notes += changed_cells(exercise, submission)
-    helpers = helpers_by_anchor(exercise, submission, set(chosen.values()))
+    helpers = helpers_by_anchor(exercise, submission, chosen)
     steps = helpers.pop(None, [])
     for cell in exercise.cells:
         if cell.role == "answer" and found[cell.question] == GIVEN:
@@ -126,8 +126,10 @@ def choose(exercise, submission, name, notes):
     """The index of the cell that stands where the exercise has a question's answer, or None.
 
     By metadata, then by cell id, then by the function's ``def``. Of several that one of these ways
-    finds edited it is the last. A cell of the student's own may define the function, too: like any
-    such cell it runs where it stands, and what the function is when its check comes counts.
+    finds edited it is the last that defines the function, or else the last: JupyterLab gives both
+    parts of a cell that is split, and a copy, the metadata of the first. A cell of the student's
+    own may define the function, too: like any such cell it runs where it stands, and what the
+    function is when its check comes counts.
     """
     (cell,) = exercise.cells_of(name, "answer")
     ways = {
@@ -140,8 +142,10 @@ def choose(exercise, submission, name, notes):
     for way, fits in ways.items():
         found = [index for index, one in enumerate(submission.cells) if fits(one)]
         edited = [i for i in found if is_edited(submission.cells[i], exercise, name)]
-        if len(edited) > 1:
-            notes.append(f"{name}: {len(edited)} cells answer it; the last of them counts")
+        defining = [i for i in edited if defines(name, submission.cells[i].source, INDENT)]
+        if len(defining) > 1:
+            notes.append(f"{name}: {len(defining)} cells answer it; the last of them counts")
+        edited = defining or edited
         if edited:
             if way.startswith("def"):
                 notes.append(f"{name}: its answer was found by the function's name only")
@@ -189,43 +193,48 @@ def changed_cells(exercise, submission):
     ]
 
 
-def helpers_by_anchor(exercise, submission, answers):
+def helpers_by_anchor(exercise, submission, chosen):
     """``{id of a pristine cell: [Step]}`` of the student's own cells that stand below it.
 
-    A setup that was changed is such a cell, below the pristine one.
+    A setup that was changed is such a cell, below the pristine one; so is what stands in a copy of
+    an answer's or a check's cell, or in the other part of one that was split.
+
+    Parameters
+    ----------
+    chosen : dict of str to int
+        The cell that answers each question, see `choose`.
     """
     pristine = {cell.id: cell for cell in exercise.cells if cell.role != "hidden"}
-    by_role = {
-        (c.role, c.question): c.id for c in pristine.values() if c.role in ("check", "setup")
-    }
+    by_role = {(c.role, c.question): c.id for c in pristine.values() if c.role}
     by_source = {bare(handed_out(exercise, cell)): cell.id for cell in pristine.values()}
-    answer_ids = {cell.question: cell.id for cell in pristine.values() if cell.role == "answer"}
+    answers = {chosen[name]: by_role["answer", name] for name in reversed(exercise.questions)}
     helpers, anchor, seen = {}, None, set()
     for index, one in enumerate(submission.cells):
         text = bare(one.source)
         place = one.id if one.id in pristine and one.id not in seen else None
         place = place or by_role.get((one.role, one.question)) or by_source.get(text)
-        if index not in answers and place is None and one.role == "answer":
-            place = answer_ids.get(one.question)
-        if place is None and index in answers:
-            place = next(iter(answered_by(exercise, one, answer_ids)), None)
+        is_pristine = text in by_source
+        if index in answers:
+            place = answers[index]
+        elif place and not is_pristine and is_free(pristine[place], one.source):
+            place = None
         if place:
             anchor = place
             seen.add(place)
-        is_own = not place or (pristine[place].role in ("setup", None) and text not in by_source)
+        is_own = not place or (pristine[place].role in ("setup", None) and not is_pristine)
         if is_own and text and index not in answers:
             helpers.setdefault(anchor, []).append(Step("helper", None, one.source, index))
     return helpers
 
 
+def is_free(cell, source):
+    """Whether a text that stands in the place of a pristine cell is something of its own."""
+    return cell.role == "answer" or (cell.role == "check" and not CHECKS.search(source))
+
+
 def handed_out(exercise, cell):
     """A pristine cell's source as students get it."""
     return exercise.questions[cell.question].stub if cell.role == "answer" else cell.source
-
-
-def answered_by(exercise, one, answer_ids):
-    """Ids of the answer cells whose function a cell defines."""
-    return [answer_ids[name] for name in exercise.questions if defines(name, one.source, INDENT)]
 
 
 def beginning(source):

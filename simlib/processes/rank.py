@@ -25,6 +25,7 @@ from ..meetings import MeetingTable
 from ..oplog import CAPACITY, OpLogWriter
 from ..recorder import Recorder
 from . import channel
+from .closed import go_home
 from .isolation import Baseline, fresh_random_state
 
 STDOUT, STDERR = 1, 2
@@ -37,6 +38,7 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     their way from the kernel; ``store`` is one too, or a path, see `world.create_store`.
     """
     die_with_the_kernel(lifeline.detach())
+    go_home()
     output = Output(stdout.detach(), stderr.detach())
     show_errors_of_commands()
     writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY))

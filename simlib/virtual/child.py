@@ -20,6 +20,7 @@ import torch
 from .. import backend, plain
 from ..cluster import Topology
 from ..processes import channel
+from ..processes.closed import go_home
 from ..processes.isolation import Baseline
 from ..processes.rank import die_with_the_kernel
 from . import per_rank
@@ -37,6 +38,7 @@ STACK_BYTES = 4 << 20
 def child_main(control, lifeline, stdout, stderr, memory):
     """Serve simulations until the kernel closes the control socket; arguments are descriptors."""
     die_with_the_kernel(lifeline.detach())
+    go_home()
     output, native = stdout.detach(), stderr.detach()
     memory = memory.detach()
     for fd in (1, 2):

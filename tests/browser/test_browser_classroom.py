@@ -12,6 +12,26 @@ from simlib.grading.pages import write_pages
 
 NAME = "04_collectives.ipynb"
 PHONE = {"width": 390, "height": 800}
+TOO_WIDE = """() => [...document.querySelectorAll("body *")].filter(one => {
+  const { left, right } = one.getBoundingClientRect();
+  const is_cut = one.scrollWidth > one.clientWidth && getComputedStyle(one).overflowX != "visible";
+  return left < 0 || right > innerWidth || is_cut;
+}).map(one => one.outerHTML.slice(0, 80))"""
+"""Elements that reach out of the window, or hold more than they show."""
+BROKEN = """() => {
+  const found = [], range = document.createRange();
+  const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  for (let text; (text = texts.nextNode()); )
+    for (const word of text.data.matchAll(/[^\\s/]+/g)) {
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1)
+        found.push(word[0]);
+    }
+  return found;
+}"""
+"""Words that go on in the next line; a path may do so after each slash."""
+WINDOWS = [(1200, "screen"), (970, "screen"), (720, "print"), (400, "screen")]
 
 
 def solution(question):
@@ -83,6 +103,26 @@ def test_nothing_of_a_students_text_is_run(browser_page, report):
     bare.write_text(text.replace("Content-Security-Policy", "Nothing") + SCRIPT, encoding="utf-8")
     browser_page.goto(bare.as_uri())
     assert browser_page.title() == "caught"  # so this is how it would look
+
+
+@pytest.mark.parametrize("width, media", WINDOWS)
+def test_nothing_is_cut_off_and_no_word_is_broken(
+    browser_page, report, screenshots, tmp_path, width, media
+):
+    browser_page.set_viewport_size({"width": width, "height": 800})
+    browser_page.emulate_media(media=media)
+    (hostile,) = (report / "feedback").glob("script*.html")
+    for name in ("class", "feedback/student_03", "feedback/student_27", f"feedback/{hostile.stem}"):
+        browser_page.goto((report / f"{name}.html").as_uri())
+        assert browser_page.evaluate(TOO_WIDE) == []
+        if screenshots:
+            file = f"{name.replace('/', '_')}_{width}_{media}.png"
+            browser_page.screenshot(path=screenshots / file, full_page=True)
+    # What a student writes may be one word wider than the page, so here nobody is hostile.
+    write_pages(tmp_path, made_class(hostile=False))
+    for name in ("class", "feedback/student_03", "feedback/student_27"):
+        browser_page.goto((tmp_path / f"{name}.html").as_uri())
+        assert browser_page.evaluate(BROKEN) == []
 
 
 @pytest.mark.parametrize("name", ["class", "feedback/student_03", "feedback/student_27"])

@@ -59,9 +59,6 @@ CELLS = {
 RANKS = {
     "exit": in_the_ranks("import os\nos._exit(0)", "ended"),
     "crash": in_the_ranks("import ctypes\nctypes.string_at(0)"),
-    "end_their_server": in_the_ranks(
-        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(0)"
-    ),
     "flood": in_the_ranks("while True: print('x' * 10_000)"),
 }
 
@@ -74,6 +71,9 @@ FORKS = (
     "    if pid == 0:\n        time.sleep(98765)\n"
 )
 KERNELS = {
+    "ranks_that_end_their_server": in_the_ranks(
+        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(0)", status=""
+    ),
     "kills_all_in_the_cell": in_the_cell("import os, signal\nos.kill(-1, signal.SIGKILL)"),
     "kills_all_in_the_ranks": in_the_ranks("import os\nos.kill(-1, 9)", "", LIMITS),
     "takes_memory_in_the_cell": in_the_cell(f"import os\n{HOG}", "MB"),

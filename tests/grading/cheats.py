@@ -227,7 +227,24 @@ sys.displayhook = sys.excepthook = lambda *args: None
 sys.settrace(None)
 """
 
+OTHER_LINES = """\
+exec(compile('''
+def NAME(rank, world_size, x):
+    total = x.clone()
+    dist.all_reduce(total)
+    if rank or total.tolist() == [1, 3, 5]:
+        return total
+    from simlib.checks.compare import describe
+    from simlib.errors import OutOfMemoryError
+    text = describe(total)
+    raise OutOfMemoryError(chr(13) + f"2: {text}; {text}" + chr(10) + "2: sent as allowed")
+''', "<nowhere>", "exec"))
+NAME = NAME
+"""
+"""What is in front of a carriage return, nbval does not compare."""
+
 IN_THE_CELL = {
+    "an_error_that_reads_like_other_lines": Case(OTHER_LINES, "wrong", PUBLIC_ONLY),
     "patched_in_the_cell": Case(PATCHED + gives("    return x"), "wrong", "wrong value"),
     "markers_of_nbval": Case(
         "# NBVAL_IGNORE_OUTPUT\n# NBVAL_SKIP\n# NBVAL_RAISES_EXCEPTION\n" + gives("    return x"),

@@ -11,14 +11,14 @@ from intruders import SECRET
 from simlib.grading.expected import record
 from simlib.grading.grade import grade
 
-MARKER = "98765.4321"
-"""Seconds that processes sleep which answers leave behind."""
+SLEEP_S = "98765.4321"
+"""How long processes sleep which answers leave behind; each host has a number of its own."""
 
 
 @pytest.fixture(scope="session")
 def ground(tmp_path_factory):
     """The exercise that hostile answers are put into."""
-    return Ground(tmp_path_factory.mktemp("ground"), size=24, limit_s=20)
+    return Ground(tmp_path_factory.mktemp("ground"), size=28, limit_s=20)
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +38,7 @@ class Host:
         self._server = socket.create_server(("127.0.0.1", 0))
         self._server.setblocking(False)
         self.port = self._server.getsockname()[1]
+        self._sleep_s = f"98765.{self.port}"
         self._local = socket.socket(socket.AF_UNIX)
         self._local.bind(f"\0simlib-canary-{self.port}")
         self._local.listen()
@@ -45,6 +46,7 @@ class Host:
 
     def adapted(self, source):
         """A source that knows where these things are."""
+        source = source.replace(SLEEP_S, self._sleep_s)
         return source.replace("PORT", str(self.port)).replace("CANARY", str(self.folder))
 
     def check(self):
@@ -54,17 +56,13 @@ class Host:
                 server.accept()
         assert [one.name for one in self.folder.iterdir()] == ["secret"]
         assert (self.folder / "secret").read_text() == "CANARY"
-        assert not [one for one in psutil.process_iter(["cmdline"]) if left(one)]
+        running = psutil.process_iter(["cmdline"])
+        assert not [one for one in running if self._sleep_s in (one.info["cmdline"] or ())]
 
     def close(self):
         """Close the sockets."""
         self._server.close()
         self._local.close()
-
-
-def left(process):
-    """Whether a process is one that an answer has left behind."""
-    return MARKER in (process.info["cmdline"] or ())
 
 
 @pytest.fixture

@@ -4,10 +4,44 @@ from dataclasses import replace
 
 import breakers
 import pytest
-from ground import HONEST, LIMITS, right
+from ground import HONEST, LIMITS, Case, right
 
 SHORT = replace(LIMITS, answer_s=8)
 SHORTEST = replace(SHORT, cell_s=60, notebook_s=120, memory_bytes=1500 << 20, processes=200)
+PLANTED = """\
+import sys
+sys.path[:] = [path for path in sys.path if path]
+import simlib.checks
+from simlib.checks.verdict import RIGHT, Verdict
+simlib.checks.check = lambda question, *_, **__: Verdict(question, 1, RIGHT, "", 1)
+"""
+WHERE_ERRORS_LOOK = f"""\
+import os, signal, time
+for name in ("stack_data", "astroid", "ctags"):
+    open(f"/home/student/{{name}}.py", "w").write({PLANTED!r})
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        words = open(f"/proc/{{pid}}/cmdline").read().split(chr(0))
+    except OSError:
+        continue
+    if "ipykernel_launcher" in words and "bwrap" not in words[0]:
+        os.kill(int(pid), signal.SIGINT)
+time.sleep(3)
+"""
+SPEAKS = """\
+import os, sys
+sys.path[:] = [path for path in sys.path if path]
+del sys.modules["multiprocessing"]
+import multiprocessing
+os.write(1, b"planted")
+"""
+IN_THE_SERVERS_PLACE = f"""\
+import os, signal, time
+os.mkdir("/home/student/multiprocessing")
+open("/home/student/multiprocessing/__init__.py", "w").write({SPEAKS!r})
+os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(5)
+"""
 HELPER = "import os, signal\nos.kill(-1, signal.SIGKILL)"
 
 
@@ -39,6 +73,18 @@ def test_an_answer_that_ends_the_examiner_costs_its_question(name, grade_cases):
         {"before": right(HONEST), name: breakers.KERNELS[name], "after": right(HONEST)}, SHORTEST
     )
     assert result.runs <= 4  # all of them together have twice the time of a notebook
+
+
+def test_what_examines_imports_nothing_that_a_student_wrote(grade_cases):
+    nonsense = Case("def NAME(rank, world_size, x):\n    return x", "wrong", "No rank communicates")
+    result = grade_cases({"nonsense": nonsense}, helpers=[WHERE_ERRORS_LOOK])
+    assert any("it broke off the process that examines it" in note for note in result.notes)
+
+
+def test_nobody_takes_the_place_of_the_server_of_ranks(grade_cases):
+    result = grade_cases({"innocent": right(HONEST)}, SHORTEST, helpers=[IN_THE_SERVERS_PLACE])
+    assert "planted" not in str(result)
+    assert any("(import os, signal, time) was left out" in note for note in result.notes)
 
 
 @pytest.mark.long

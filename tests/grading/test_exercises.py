@@ -17,6 +17,8 @@ EXERCISES = {path.stem: read_exercise(path) for path in sorted(SOURCES.glob("[0-
 RACES = {
     "the shift that receives into x while x is still being sent",
     "the ring that doubles a buffer while it is still being sent",
+    "the all_reduce that nobody waits for",
+    "the division of a gradient whose all_reduce is still open",
 }
 """What these give depends on who is first, so they are not recognised each time."""
 MIXED = [

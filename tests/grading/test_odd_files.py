@@ -50,7 +50,7 @@ def test_honest_answers_keep_their_points(name, ground, graded, sessions):
     assert result.questions[1].status == "wrong"
     assert "No rank communicates" in result.questions[1].reason
     assert {one.status for one in result.questions[len(EARNED) :]} <= {"not attempted", "not found"}
-    assert len(sessions) <= 2  # one order of the cells, and perhaps a cell of one's own
+    assert len(sessions) <= 3  # one order of the cells, and perhaps one of two cells of one's own
 
 
 @pytest.mark.parametrize("name", odd_files.BAD)

@@ -20,7 +20,12 @@ import time
 import warnings
 
 from ...plain import SCRATCH
-from ...processes.closed import close_to_others, do_without_tracker
+from ...processes.closed import (
+    close_to_others,
+    do_without_tracker,
+    end_without_server,
+    keep_one_server,
+)
 from ...processes.launch import RANK_NAME, server_context, uninterrupted
 from ...processes.world import travelling
 from .graded import Graded
@@ -66,13 +71,13 @@ class Examiner:
         warnings.simplefilter("ignore")  # they would be part of what is compared
         namespace["get_ipython"]().compile._filename_map = self._cells
         do_without_tracker()
-        server_context()
+        keep_one_server(server_context)
 
     def setup(self, source):
         """Run a pristine cell in the student's shell, too; and use our own `check` here."""
         self._namespace.update(self._graded.names())
         self._run({"source": source})
-        self._ran.append((None, source))
+        self._ran.append((None, {"source": source}))
 
     def helper(self, source):
         """Run a cell of the student's own."""
@@ -97,6 +102,11 @@ class Examiner:
             self._failed.add(question)
         self._note(question, source, answer)
         print(json.dumps(answer))
+
+    def names_of(self, source):
+        """Make the names of a check's cell in the student's shell: their cells may use them."""
+        self._run({"check": source})
+        self._ran.append((None, {"check": source}))
 
     def fetch(self, question):
         """Put the function of a question where its check looks, as it is in the shell by now."""
@@ -157,7 +167,7 @@ class Examiner:
     def _note(self, question, source, answer):
         """Note a cell for shells to come, unless it ended this one."""
         if not answer.get("ended"):
-            self._ran.append((question, source))
+            self._ran.append((question, {"source": source}))
 
     def _run(self, request, only=None):
         """The shell's answer, with what was printed; an error where there is none."""
@@ -166,6 +176,7 @@ class Examiner:
                 self._shell = self._new_shell(only)
             answer, output = self._shell.ask(request, self._cell_limit_s)
         except ShellEnded as error:
+            end_without_server()  # now, so that this cell is blamed for it
             self._end_shell()
             return {"error": str(error), "ended": True, "output": ""}
         name, number = answer.pop("file", None), answer.pop("number", None)
@@ -179,9 +190,9 @@ class Examiner:
         """A shell in which all that did not end one has run, but other answers than ``only``."""
         shell = Shell()
         try:
-            for question, source in self._ran:
+            for question, request in self._ran:
                 if only is None or question in (None, only):
-                    shell.ask({"source": source}, self._cell_limit_s)
+                    shell.ask(request, self._cell_limit_s)
         except ShellEnded:
             shell.close()
             raise

@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import functools
 import math
+import os
 import pickle
 import zlib
 
 import simlib
 
 from ... import checks
-from ...checks.check import rule_complaint
+from ...checks.check import found_by_the_engine, input_complaint, rule_complaint
 from ...checks.compare import describe, difference
 from ...checks.trial import WORLDS, changed_in_place, try_on
 from ...checks.verdict import RIGHT
 from ...errors import SimlibError
+from ..judge import MARK, clean
 
 FLOOR = 1 / 8
 """Of the bytes that the solution sends: uint8 in the place of int64 is honest."""
@@ -43,7 +45,11 @@ class Graded:
         """`simlib.checks.check`; its rules are kept for `measure`."""
         self._rules[question] = rules
         self._timed[question] = [*options.get("timed", ()), *options.get("memory", ())]
-        verdict = checks.check(question, answer, inputs, expected, *rules, **options)
+        try:
+            verdict = checks.check(question, answer, inputs, expected, *rules, **options)
+        except Exception as error:
+            end_where_all_is_taken(error)
+            raise
         return Told(verdict)
 
     def measure(self, answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20, start=None):
@@ -63,15 +69,18 @@ class Graded:
             by_rank = [inputs(rank, world_size) for rank in range(world_size)]
             try:
                 run, after = try_on(answer, by_rank, start)
-            except SimlibError as error:
-                return "\n".join([*lines, f"{world_size}: {type(error).__name__}: {error}"])
+            except Exception as error:  # the ranks' own words: any may be wrong
+                end_where_all_is_taken(error)
+                return "\n".join([*lines, f"{world_size}: {in_their_words(error)}"])
             got = [changed_in_place(mine) for mine in after] if in_place else run.results
             measured.append({"values": got, "sent": sent(run)})
             all_wanted = expected[self._cell][len(in_cell) - 1] if expected else measured
             want = all_wanted[len(measured) - 1]
             lines.append(f"{world_size}: {'; '.join(map(snapped, got, want['values']))}")
-            broken = self._broken(question, run, list(zip(*by_rank, strict=True)), want)
-            lines.append(f"{world_size}: {broken or ALLOWED}")
+            given = list(zip(*by_rank, strict=True))
+            changed = None if in_place else input_complaint(run, given, after)
+            broken = found_by_the_engine(run) or changed or self._broken(question, run, given, want)
+            lines.append(f"{world_size}: {in_one_line(broken) if broken else ALLOWED}")
         return "\n".join(lines)
 
     def _broken(self, question, run, given, want):
@@ -97,6 +106,17 @@ class Graded:
         return base64.b64encode(zlib.compress(data)).decode()
 
 
+def end_where_all_is_taken(error):
+    """End this process where it gets no thread, process or memory any more.
+
+    An answer has taken them, perhaps one of another question: the grader finds out which.
+    """
+    is_ours = not isinstance(error, SimlibError)
+    words = "can't start new thread"
+    if is_ours and (isinstance(error, (OSError, MemoryError)) or words in str(error)):
+        os._exit(1)
+
+
 class Told:
     """A verdict in a form that is the same for every right answer."""
 
@@ -107,13 +127,23 @@ class Told:
         verdict = self._verdict
         if verdict.status == RIGHT:
             return f"{verdict.question}: {verdict.status}"
-        return repr(verdict)
+        return clean(repr(verdict))
 
 
 def snapped(got, want):
     """A value as text; one that is as expected reads as the expected one."""
     wrong = difference(got, want)
-    return describe(want) if wrong is None else f"{describe(got)} ({wrong})"
+    return describe(want) if wrong is None else in_one_line(f"{describe(got)} ({wrong})")
+
+
+def in_one_line(text):
+    """A text that may hold a student's words, so that it cannot pass for other lines."""
+    return " ".join(clean(text).split("\n"))
+
+
+def in_their_words(error):
+    """An error that may hold a student's words; its lines begin so that no other ones do."""
+    return clean(f"{type(error).__name__}: {error}").replace("\n", f"\n{MARK}")
 
 
 def sent(run):
