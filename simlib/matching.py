@@ -136,19 +136,25 @@ class Matcher:
         """Whether a send may complete.
 
         An open recv of any source counts for every send that could go there, but for those taken
-        up by sends that are known to be complete.
+        up by sends that came before it from the same rank, or are known to be received.
         """
-        number = self._number[op.rank, op.seq]
-        if op.nbytes <= self.eager_limit_bytes or number < len(door.received[op.rank]):
+        place = self._number[op.rank, op.seq] - len(door.received[op.rank])
+        if op.nbytes <= self.eager_limit_bytes or place < 0:
             return True
         if not door.open_any:
             return False
-        used = sum(
-            is_done(send)
-            for src, sends in door.sends.items()
-            for send in sends[len(door.received[src]) :]
-        )
-        return used < len(door.open_any)
+        others = (src for src in door.sends if src != op.rank)
+        taken = place + sum(self._surely_taken(door, src, is_done) for src in others)
+        return taken < len(door.open_any)
+
+    def _surely_taken(self, door, src, is_done):
+        """How many messages of one rank must have gone to open recvs of any source.
+
+        Those up to the last complete one; an eager send's being complete proves nothing.
+        """
+        left = door.sends[src][len(door.received[src]) :]
+        met = [send.nbytes > self.eager_limit_bytes and is_done(send) for send in left]
+        return len(left) - met[::-1].index(True) if any(met) else 0
 
     def blocked(self, waiting, gone, is_done=lambda op: False):
         """The ranks that can never go on, however long one waits.

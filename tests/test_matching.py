@@ -438,6 +438,26 @@ def test_one_recv_of_any_source_lets_one_sender_go_on():
     assert matcher.blocked(waiting, (), lambda op: op.done) is not None
 
 
+@pytest.mark.parametrize("limit, is_blocked", [(-1, True), (4, False)])
+@pytest.mark.parametrize("small_from", [1, 2])
+def test_an_eager_send_that_is_done_may_not_have_been_received(small_from, limit, is_blocked):
+    """Rank 1's large message may still take the recv; a rendezvous that is done has taken it."""
+    large, small = later(send(0, 2)), send(0, 1)
+    lists = {1: [large], 2: []}
+    lists[small_from].append(small)
+    program = ranks([later(recv(size=2)), BARRIER], *lists.values())
+    matcher, ops = posted(program, eager_limit_bytes=limit)
+    ops[small_from, len(lists[small_from]) - 1].end_s = 1.0
+    waiting = {0: ops[0, 1], 1: ops[1, 0]}
+    blocked = matcher.blocked(waiting, {2}, lambda op: op.done)
+    assert (1 in blocked.waits) == (is_blocked and small_from == 2)
+
+
+def test_a_send_behind_an_earlier_one_of_its_rank_waits_for_the_next_recv():
+    matcher, ops = posted(ranks([later(recv())], [later(send(0)), later(send(0))], []))
+    assert matcher.is_satisfied(ops[1, 0]) and not matcher.is_satisfied(ops[1, 1])
+
+
 def test_a_named_recv_after_one_of_any_source_is_compared():
     program = ranks([recv(), recv(1)], [send(0), send(0, dtype="int32")])
     path, end = walk(program)
