@@ -129,8 +129,12 @@ def test_a_packed_folder_of_a_class_is_no_student(tmp_path, name, inside, studen
 def test_nothing_there_is_told(tmp_path):
     with pytest.raises(CannotCollect, match="no notebooks"):
         collect(tmp_path, EXERCISES)
-    with pytest.raises(CannotCollect, match="neither a folder nor a zip"):
-        collect(tmp_path / "nowhere", EXERCISES)
+    for name in ("nowhere", "nowhere.zip"):
+        with pytest.raises(CannotCollect, match="neither a folder nor a zip"):
+            collect(tmp_path / name, EXERCISES)
+    (tmp_path / "class.zip").write_bytes(b"half of a download")
+    with pytest.raises(CannotCollect, match="class.zip is damaged .*download it again"):
+        collect(tmp_path / "class.zip", EXERCISES)
 
 
 # Grading stood in for (`stand_in` of conftest.py)

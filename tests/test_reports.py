@@ -208,6 +208,21 @@ def test_a_class_of_nobody_has_a_page(tmp_path):
 # report.json and tables
 
 
+def test_tables_of_an_earlier_time_go(tmp_path):
+    write_reports(tmp_path, on_platform("moodle", "4711"))
+    assert (tmp_path / "moodle_worksheet_04_collectives.csv").exists()
+    write_reports(tmp_path, on_platform("canvas", "4711"))
+    assert {path.name for path in tmp_path.glob("*.csv")} == {"report.csv", "canvas.csv"}
+
+
+def test_questions_of_a_notebook_that_is_not_graded_have_its_status(report):
+    books = [book for student in report["students"] for book in student["notebooks"]]
+    others = [book for book in books if book["status"] != "graded"]
+    assert {book["status"] for book in others} >= {"missing", "unreadable"}
+    for book in others:
+        assert {question["status"] for question in book["questions"]} == {book["status"]}
+
+
 def test_the_report_is_what_its_schema_says(report):
     VALIDATOR.check_schema(VALIDATOR.schema)
     VALIDATOR.validate(report)

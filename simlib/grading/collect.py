@@ -76,7 +76,7 @@ def collect(place, exercises):
     place = Path(place)
     if place.is_dir():
         files = files_of_folder(place)
-    elif zipfile.is_zipfile(place):
+    elif place.is_file() and (place.suffix.lower() == ".zip" or zipfile.is_zipfile(place)):
         files = files_of_zip(place, exercises)
     else:
         raise CannotCollect(f"{place} is neither a folder nor a zip file of submissions")

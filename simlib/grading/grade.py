@@ -70,9 +70,9 @@ class NotebookResult:
 
 
 def without_points(exercise, status, reason, notes=()):
-    """The result of a notebook that cannot be graded."""
+    """The result of a notebook that cannot be graded; its questions have its status and reason."""
     questions = [
-        QuestionResult(one.name, one.title, 0, one.points, "not found", reason)
+        QuestionResult(one.name, one.title, 0, one.points, status, reason)
         for one in exercise.questions.values()
     ]
     return NotebookResult(exercise.name, status, reason, questions, list(notes))

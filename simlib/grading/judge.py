@@ -29,7 +29,7 @@ class QuestionResult:
         What it is worth.
     status : str
         ``"right"``, ``"partly right"``, ``"wrong"``, ``"not attempted"``, ``"not found"``,
-        ``"broke the limits"``.
+        ``"broke the limits"``; its notebook's where that is not graded.
     reason : str
         Why, in words for the student; it may hold text that the student's code printed.
     expected, got : str

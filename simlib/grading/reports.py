@@ -158,10 +158,10 @@ def write_reports(folder, report, people=()):
     tables = tables_for_platforms(report, people)
     for name, rows in tables.items():
         write_csv(folder / name, rows)
-    without = {name: needs for name, needs in WITHOUT.items() if name not in tables}
-    for name in without:
-        (folder / name).unlink(missing_ok=True)  # of an earlier time
-    return without
+    earlier = {path.name for path in folder.glob("moodle_worksheet_*.csv")} | set(WITHOUT)
+    for name in earlier - set(tables):
+        (folder / name).unlink(missing_ok=True)
+    return {name: needs for name, needs in WITHOUT.items() if name not in tables}
 
 
 def rows_of(report):

@@ -129,14 +129,13 @@ def _run_method(name, world, folder):
         for part in ("barrier", "test_dir", "init_dir"):
             Path(folder, part).mkdir(parents=True)
     _barrier(world)
-    try:
-        return harness.drive(world.rank, world.size, name, str(folder))
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        _barrier(world)
-        if world.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
+    outcome = harness.drive(world.rank, world.size, name, str(folder))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _barrier(world)
+    if world.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    return outcome
 
 
 if __name__ == "__main__":
