@@ -46,7 +46,8 @@ def check(names, world_size, skipped=()):
     outcomes = over_mpi.run_all(names, world_size)
     statuses = {name: status for name, (status, _) in outcomes.items()}
     expected = {name: "skipped" if name in skipped else "passed" for name in names}
-    assert statuses == expected, [detail for status, detail in outcomes.values() if detail]
+    failed = [str(detail) for status, detail in outcomes.values() if status == "failed"]
+    assert statuses == expected, "\n".join(failed)
     for name, (_, results) in outcomes.items():
         if name in features.FEATURES:
             harness.assert_close(results, simlib.run(features.FEATURES[name], world_size).results)
