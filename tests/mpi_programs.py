@@ -1,6 +1,7 @@
 """Programs for `tests/test_mpi.py`, each run by mpiexec: ``python -m mpi_programs NAME``."""
 
 import sys
+import weakref
 
 import numpy as np
 import torch
@@ -236,6 +237,26 @@ def one_memory_may_hold_input_and_output(rank, world_size):
     assert torch.equal(own, total)
 
 
+def what_mpi_uses_is_kept_until_it_is_done(rank, world_size):
+    """Freed memory would be summed: rank 0 cannot be done before the others have called."""
+    from mpi4py import MPI
+
+    group, comm = dist.group.WORLD, MPI.COMM_WORLD
+    for name, arguments in {"Allreduce": (MPI.SUM,), "Reduce": (MPI.SUM, world_size - 1)}.items():
+        if rank:
+            comm.recv(source=rank - 1)
+        sent, got = np.ones(4, np.float32), np.zeros(4, np.float32)
+        kept = weakref.ref(sent)
+        call = (name, [sent, MPI.FLOAT], [got, MPI.FLOAT], *arguments)
+        work = group._perform([call], [], [])
+        del sent, call
+        assert rank or kept() is not None, name
+        if rank < world_size - 1:
+            comm.send(None, dest=rank + 1)
+        work.wait()
+        assert kept() is None and got.tolist() in ([world_size] * 4, [0] * 4)
+
+
 def another_rank_than_mpis_is_told(rank, world_size):
     dist.destroy_process_group()
     try:
@@ -265,6 +286,7 @@ PROGRAMS = [
     sparse_tensors_are_added_up,
     no_copy_is_made_where_memory_lies_in_one_piece,
     one_memory_may_hold_input_and_output,
+    what_mpi_uses_is_kept_until_it_is_done,
     another_rank_than_mpis_is_told,
 ]
 

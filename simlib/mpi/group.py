@@ -262,11 +262,14 @@ class MpiGroup(dist.ProcessGroup):
         requests = [
             getattr(self._comm, f"I{name.lower()}")(*arguments) for name, *arguments in calls
         ]
-        return self._keep(requests, outputs, after)
+        return self._keep(requests, outputs, after, calls)
 
-    def _keep(self, requests, outputs, after=()):
-        """Hold requests until they are done, also if nobody waits for them: MPI uses the memory."""
-        work = MpiWork(requests, outputs, after, self._timeout)
+    def _keep(self, requests, outputs, after=(), calls=()):
+        """Hold requests until they are done, also if nobody waits for them: MPI uses the memory.
+
+        mpi4py 4.1 holds the memory of its requests itself, but for calls that reduce.
+        """
+        work = MpiWork(requests, outputs, after, self._timeout, calls)
         self._open = [other for other in self._open if not other.is_completed()]
         self._open.append(work)
         return work
