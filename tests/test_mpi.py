@@ -64,6 +64,11 @@ def test_a_sample_on_four_ranks(seed):
     check(sorted({*always, *drawn.sample(methods(), SAMPLED_METHODS)}), 4)
 
 
+def test_a_method_does_not_feel_those_before_it_in_its_process():
+    """The first sets the level of debugging, on which the second's expectations depend."""
+    check(["test_all_gather_object_default_pg", "test_barrier_timeout_full_group"], 4)
+
+
 @pytest.mark.long
 def test_torchs_own_methods_and_features_on_four_ranks():
     check([*methods(), *features.FEATURES], 4)
