@@ -124,7 +124,7 @@ def test_a_library_may_crash_when_all_is_done(tmp_path):
     job = submitted(main, 1, tmp_path)
     assert job.result(WAIT_S).results == [0]
     assert job.status == "done"
-    assert not processes_of(job)
+    wait_until(lambda: not processes_of(job))
 
 
 def test_an_exception_of_a_rank(tmp_path):
@@ -140,7 +140,7 @@ def test_an_exception_of_a_rank(tmp_path):
     assert list(error.tracebacks) == [1]
     assert error.run.trace.of_rank(0)[0].kind == "recv"
     assert job.status == "failed"
-    assert not processes_of(job)
+    wait_until(lambda: not processes_of(job))
 
 
 # What is marked long is what test_failures_hosts and test_submit_hosts show on several hosts.
