@@ -73,7 +73,8 @@ class Matcher:
     -----
     The ops of one rank must come in that rank's order; ranks may be interleaved in any way.
 
-    **Cost** O(1) for each op posted; O(open recvs of any source) to ask after a p2p op.
+    **Cost** O(1) for each op posted; O(open recvs of any source and messages that
+    wait for them) to ask after a p2p op.
     """
 
     def __init__(self, world_size, eager_limit_bytes=-1):

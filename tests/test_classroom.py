@@ -115,11 +115,12 @@ def test_a_zip_does_no_harm(tmp_path):
         ("all.zip", "class/{}/04_collectives.ipynb", ["class"]),
         ("class.zip", "class/exercises/04_collectives.ipynb", ["class"]),
         ("class.zip", "class/04_collectives.ipynb", ["class"]),
+        ("class-2026.zip", "class-2026/{}/04_collectives.ipynb", ["student_01", "student_02"]),
     ],
 )
 def test_a_packed_folder_of_a_class_is_no_student(tmp_path, name, inside, students):
     with zipfile.ZipFile(tmp_path / name, "w") as archive:
-        archive.writestr("class/.DS_Store", b"")
+        archive.writestr(f"{inside.partition('/')[0]}/.DS_Store", b"")
         archive.writestr("__MACOSX/class/._x", b"")
         for path in sorted({inside.format(one) for one in ("student_01", "student_02")}):
             archive.writestr(path, SOLVED)
@@ -351,14 +352,14 @@ def test_more_time_for_a_notebook_is_more_for_its_cells():
     assert desk.limits_of(argparse.Namespace(time=24, memory=None)).cell_s == 60
 
 
-@pytest.mark.parametrize("status, times", [("right", 1), ("broke the limits", 2)])
-def test_other_limits_grade_again_what_broke_the_limits(tmp_path, monkeypatch, status, times):
+@pytest.mark.parametrize("cut_short, times", [(False, 1), (True, 2)])
+def test_other_limits_grade_again_what_a_limit_cut_short(tmp_path, monkeypatch, cut_short, times):
     graded = []
 
     def grade(data, one, *_):
         graded.append(data)
-        question = QuestionResult("mean_of_all", "", 0, 2, status, "")
-        return NotebookResult(one.name, "graded", "", [question])
+        question = QuestionResult("mean_of_all", "", 0, 2, "wrong", "")
+        return NotebookResult(one.name, "graded", "", [question], cut_short=cut_short)
 
     monkeypatch.setattr(batch, "grade", grade)
     monkeypatch.setattr(batch.Batch, "expected", lambda self, one: None)

@@ -263,8 +263,9 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(params=[0, 80])
-def screen(request):
+def screen(request, monkeypatch):
     """A terminal; also one that says it has no columns, as those of some programs do."""
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
     found = Terminal(request.param)
     yield found
     found.hang_up()

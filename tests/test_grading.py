@@ -45,7 +45,7 @@ def test_solutions_get_all_points_and_stubs_none(graded):
     assert points(graded(solved(COLLECTIVES))) == [2, 3, 3]
     untouched = graded(notebook(COLLECTIVES))
     assert points(untouched) == [0, 0, 0]
-    assert untouched[None].runs == 0
+    assert untouched[None].runs == 0 and not untouched[None].cut_short
     assert {one.status for name, one in untouched.items() if name} == {"not attempted"}
 
 
@@ -247,6 +247,13 @@ SHARE = (
     "def mean_of_all(rank, world_size, x):\n"
     "    if world_size == 1:\n        return x.mean().item()\n"
 )
+USES_OF_A_VERDICT = """\
+verdict.run
+verdict.run.play()
+print(verdict)
+assert verdict.status == "right" and f"{verdict.points:.1f}" == "2.0"
+LENGTH = uneven(0, 1)
+"""
 BELOW = (
     SHARE + "    both = pair(x)\n    dist.all_reduce(both)\n    return (both[0] / both[1]).item()",
     "%matplotlib inline\ndef pair(x):\n    return torch.tensor([float(np.sum(x.numpy())), len(x)])",
@@ -261,7 +268,7 @@ def below(made, identity, source):
 def test_cells_below_an_answer_count_in_grading_as_they_do_in_a_check(graded, tmp_path):
     made = notebook(COLLECTIVES, {"mean_of_all": BELOW[0], "own_broadcast": "own_broadcast = len"})
     below(made, "mean_of_all-answer", BELOW[1])
-    below(made, "mean_of_all-check", "verdict.run\nprint(verdict)\nLENGTH = uneven(0, 1)")
+    below(made, "mean_of_all-check", USES_OF_A_VERDICT)
     solution = COLLECTIVES.questions["own_broadcast"].solution
     below(made, "own_broadcast-answer", f"LENGTH\n{solution}")
     setup = next(c for c in made["cells"] if c["metadata"].get("course", {}).get("role") == "setup")
@@ -289,6 +296,7 @@ def test_an_own_cell_that_fails_is_told_beside_the_answer_that_needs_it(graded, 
     assert any(note.startswith(told) for note in found[None].notes)
     assert f"Of your own cells {told}" in found["mean_of_all"].reason
     assert "Of your own cells" not in found["own_broadcast"].reason
+    assert found[None].cut_short  # os._exit, too: nobody knows who ended it
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,13 @@ def test_tables_of_an_earlier_time_go(tmp_path):
     assert {path.name for path in tmp_path.glob("*.csv")} == {"report.csv", "canvas.csv"}
 
 
+def test_tables_that_no_report_has_written_stay(report, tmp_path):
+    (tmp_path / "moodle.csv").write_text("a teacher's own")
+    for _ in range(2):
+        write_reports(tmp_path, report)
+    assert (tmp_path / "moodle.csv").read_text() == "a teacher's own"
+
+
 def test_questions_of_a_notebook_that_is_not_graded_have_its_status(report):
     books = [book for student in report["students"] for book in student["notebooks"]]
     others = [book for book in books if book["status"] != "graded"]

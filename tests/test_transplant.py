@@ -107,6 +107,20 @@ def test_parts_of_a_split_answer_run_where_they_stand(above, kept, below, answer
     assert [source[: len(part)] for source, part in zip(ran, order, strict=True)] == order
 
 
+@pytest.mark.parametrize("has_own_check", [False, True])
+def test_a_trial_below_the_check_is_the_answer_only_with_a_check_of_its_own(has_own_check):
+    made, trial = solved(COLLECTIVES), MEAN.replace("1.0", "7")
+    copied = {"metadata": cell_of(made, "mean_of_all-answer")["metadata"]}
+    cells = [extra("part = 3"), extra(trial, **copied), extra("print(part)")]
+    if has_own_check:
+        cells.append(cell_of(made, "mean_of_all-check") | {"id": "copy"})
+    below(made, "mean_of_all-check", *cells)
+    found = put_in(made)
+    assert answers(found)["mean_of_all"] == (trial if has_own_check else solutions()["mean_of_all"])
+    ran = [step.cell.id if step.cell else step.source for step in found.steps]
+    assert ran.index("mean_of_all-check") < ran.index("part = 3") < ran.index("print(part)")
+
+
 def test_what_stands_in_a_copy_of_a_check_runs():
     made = notebook(COLLECTIVES)
     copied = {"metadata": cell_of(made, "mean_of_all-check")["metadata"]}

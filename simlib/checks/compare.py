@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 
@@ -120,8 +121,8 @@ def difference(got, want):
 
 
 def same_number(got, want):
-    """Whether two numbers are equal: ints exactly, others to a relative 1e-5; nan equals nan."""
-    if isinstance(got, int) and isinstance(want, int):
+    """Whether two numbers are equal: whole ones exactly, others to a relative 1e-5; nan is nan."""
+    if isinstance(got, Integral) and isinstance(want, Integral):
         return got == want
     try:
         if not math.isfinite(want):

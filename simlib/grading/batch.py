@@ -12,7 +12,7 @@ from . import known
 from .cache import digest, digest_of_simlib
 from .expected import Expected, record
 from .grade import NotebookResult, grade, without_points
-from .judge import LIMITS, PARTLY, WRONG
+from .judge import PARTLY, WRONG
 from .session import STOP
 
 
@@ -122,7 +122,7 @@ class Batch:
         stored = None if anew else self._cache.get(*key)
         limits = asdict(self._limits)
         try:
-            if stored and (stored["limits"] == limits or not broke_limits(stored["result"])):
+            if stored and (stored["limits"] == limits or not stored["result"]["cut_short"]):
                 result = NotebookResult.from_dict(stored["result"])
             else:
                 expected = self.expected(exercise)
@@ -149,7 +149,7 @@ class Batch:
         sources = known.sources_of(self._wrong_answers, exercise, question)
         expected = self.expected(exercise)
         with self._locks[exercise.name]:
-            key = ("known", question, sources, *self._key(exercise))
+            key = ("known", question, sources, asdict(self._limits), *self._key(exercise))
             stored = self._cache.get(*key)
             if stored is None:
                 stored = known.outputs_of(
@@ -175,8 +175,3 @@ class Batch:
         versions = sys.version, version("torch"), version("nbval")
         made = exercise.digest, self._simlib, versions
         return *made, self._seed, self._isolate
-
-
-def broke_limits(result):
-    """Whether a result, as plain data, could be another one under other limits."""
-    return any(one["status"] == LIMITS for one in result["questions"])

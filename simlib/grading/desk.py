@@ -105,7 +105,6 @@ def grade(options):
 
 def _grade(options):
     sandbox.check_can_isolate(options.no_sandbox)
-    warn(options.no_sandbox)
     check_numbers(options)
     folder, deadline = Path(options.out), deadline_of(options.deadline)
     every = read_exercises(options.exercises)
@@ -118,6 +117,7 @@ def _grade(options):
     anew = again(options.only, names, handed)
     by_hand, aside = overrides.check(by_hand, names, exercises, every)
     cache = cache_in(folder)
+    warn(options.no_sandbox)
     with cache.locked():
         seed, deadline = cache.seed(options.seed), cache.deadline(deadline)
         mark_late(handed, deadline)

@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import asdict, dataclass, field
 
-from .judge import QuestionResult, because_of, clean, failures_of, fetch_of, judge
+from .judge import QuestionResult, because_of, clean, failures_of, fetch_of, is_cut_short, judge
 from .runs import Runner
 from .session import code_cell
 from .submission import Unreadable, parse
@@ -37,6 +37,8 @@ class NotebookResult:
     runs : int
         How often it was run.
     seconds : float
+    cut_short : bool
+        Whether a limit ended any part of it: under other limits the result may be another one.
     """
 
     exercise: str
@@ -46,6 +48,7 @@ class NotebookResult:
     notes: list = field(default_factory=list)
     runs: int = 0
     seconds: float = 0.0
+    cut_short: bool = False
 
     @property
     def points(self):
@@ -105,6 +108,8 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
     runner = Runner(lambda part: cells_of(part, exercise, expected, seed, limits), limits, isolate)
     runs = runner.run(found)
     result.runs = runs.number
+    cut = map(is_cut_short, runs.cells.values())
+    result.cut_short = runs.number > 1 or bool(runs.set_aside) or any(cut)
     failures = failures_of(found, runs.cells)
     told = [*runs.notes, *list(failures.values())[:MOST_FAILURES]]
     if len(failures) > MOST_FAILURES:

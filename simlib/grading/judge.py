@@ -160,6 +160,8 @@ def failures_of(found, cells):
 def error_of(result):
     """What went wrong in a cell of the student's own; None where nothing did."""
     said = json_in(result)
+    if said is None and result.word == "timeout":
+        return "it was still running when its time was over"
     return said.get("error") if said else "it broke off the process that examines it"
 
 
@@ -172,6 +174,12 @@ def because_of(result, failures):
         if re.search(rf"\b{missing[1]}\b", source):
             return f" Of your own cells {sentence_of_it}"
     return ""
+
+
+def is_cut_short(result):
+    """Whether a limit ended a cell, or what the examiner did for it."""
+    said = json_in(result)
+    return result.word in ("timeout", "gone") or bool(said and said.get("ended"))
 
 
 def json_in(result):

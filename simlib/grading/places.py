@@ -45,7 +45,7 @@ def files_of_zip(path, exercises):
     """The same of a zip file. Nothing is written anywhere, so no name in it can do harm."""
     try:
         archive = zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, NotImplementedError) as error:
         raise CannotCollect(f"{path} is damaged ({error}): download it again") from None
     with archive:
         members = archive.infolist()
@@ -77,8 +77,11 @@ def wrapping(path, members, exercises):
     files = [parts_of(member) for member in members if not member.is_dir()]
     files = [parts for parts in files if parts and not is_left_out(parts[0])]
     own = {"exercises", *(f"{name}.ipynb" for name in exercises)}
-    is_class = {parts[0] for parts in files} == {AGAIN.sub("", path.stem)} and all(
-        len(parts) > 1 and parts[1] not in own for parts in files
+    above = {parts[0] for parts in files}
+    is_class = (
+        len(above) == 1
+        and above <= {path.stem, AGAIN.sub("", path.stem)}
+        and all(len(parts) > 1 and parts[1] not in own for parts in files)
     )
     return files[0][:1] if is_class else ()
 

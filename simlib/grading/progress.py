@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+import os
 import sys
 import threading
 
@@ -32,8 +32,7 @@ def bar(total):
     """A bar that shows at once; a thread moves its clock, as the first notebook takes a while."""
     from tqdm import tqdm
 
-    # A terminal may say that it has no columns and no lines; tqdm would then show nothing.
-    columns, rows = shutil.get_terminal_size()
+    columns, rows = size_of_terminal()
     shape = "{n} of {total} |{bar}| {elapsed}{postfix}"
     with tqdm(total=total, file=sys.stderr, ncols=columns, nrows=rows, bar_format=shape) as shown:
         shown.set_postfix_str("the solution is run first")
@@ -55,6 +54,18 @@ def bar(total):
         finally:
             done.set()
             clock.join()
+
+
+def size_of_terminal():
+    """Columns and lines of the terminal that the bar is on.
+
+    One may say that it has none; tqdm would then show nothing.
+    """
+    try:
+        columns, rows = os.get_terminal_size(sys.stderr.fileno())
+    except OSError:
+        columns, rows = 0, 0
+    return columns or 80, rows or 24
 
 
 @contextlib.contextmanager

@@ -158,10 +158,18 @@ def write_reports(folder, report, people=()):
     tables = tables_for_platforms(report, people)
     for name, rows in tables.items():
         write_csv(folder / name, rows)
-    earlier = {path.name for path in folder.glob("moodle_worksheet_*.csv")} | set(WITHOUT)
-    for name in earlier - set(tables):
-        (folder / name).unlink(missing_ok=True)
+    remove_earlier(folder, sorted(tables))
     return {name: needs for name, needs in WITHOUT.items() if name not in tables}
+
+
+def remove_earlier(folder, names):
+    """Remove the tables of an earlier report that are not among these; no other files."""
+    listed = folder / ".cache" / "tables"
+    listed.parent.mkdir(exist_ok=True)
+    earlier = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []
+    for name in set(earlier) - set(names):
+        (folder / name).unlink(missing_ok=True)
+    write(listed, "\n".join(names))
 
 
 def rows_of(report):

@@ -126,12 +126,13 @@ def choose(exercise, submission, name, notes):
     """The index of the cell that stands where the exercise has a question's answer, or None.
 
     By metadata, then by cell id, then by the function's ``def``. Of several that one of these ways
-    finds edited it is the last that defines the function, or else the last: JupyterLab gives both
-    parts of a cell that is split, and a copy, the metadata of the first. A cell of the student's
-    own may define the function, too: like any such cell it runs where it stands, and what the
-    function is when its check comes counts.
+    finds edited it is the last above the check that defines the function, or else the last:
+    JupyterLab gives both parts of a cell that is split, and a copy, the metadata of the first. A
+    cell of the student's own may define the function, too: like any such cell it runs where it
+    stands, and what the function is when its check comes counts.
     """
     (cell,) = exercise.cells_of(name, "answer")
+    end = place_of_check(exercise, submission, name)
     ways = {
         "metadata": lambda one: (one.role, one.question) == ("answer", name),
         "id": lambda one: one.id == cell.id,
@@ -144,8 +145,10 @@ def choose(exercise, submission, name, notes):
         edited = [i for i in found if is_edited(submission.cells[i], exercise, name)]
         defining = [i for i in edited if defines(name, submission.cells[i].source, INDENT)]
         if len(defining) > 1:
-            notes.append(f"{name}: {len(defining)} cells answer it; the last of them counts")
-        edited = defining or edited
+            notes.append(
+                f"{name}: {len(defining)} cells answer it; the last one above its check counts"
+            )
+        edited = [i for i in defining if i < end] or defining or edited
         if edited:
             if way.startswith("def"):
                 notes.append(f"{name}: its answer was found by the function's name only")
@@ -153,6 +156,19 @@ def choose(exercise, submission, name, notes):
         if found and fallback is None:
             fallback = found[-1]
     return fallback
+
+
+def place_of_check(exercise, submission, name):
+    """The index of the last cell that is a question's check; behind all cells if there is none."""
+    pristine = exercise.cells_of(name, "check")
+    ids, sources = {one.id for one in pristine}, {bare(one.source) for one in pristine}
+
+    def is_check(one):
+        is_named = one.id in ids or (one.role, one.question) == ("check", name)
+        return bare(one.source) in sources or (is_named and CHECKS.search(one.source))
+
+    places = [index for index, one in enumerate(submission.cells) if is_check(one)]
+    return max(places, default=len(submission.cells))
 
 
 def defines(name, source, indent=""):
@@ -208,6 +224,7 @@ def helpers_by_anchor(exercise, submission, chosen):
     by_role = {(c.role, c.question): c.id for c in pristine.values() if c.role}
     by_source = {bare(handed_out(exercise, cell)): cell.id for cell in pristine.values()}
     answers = {chosen[name]: by_role["answer", name] for name in reversed(exercise.questions)}
+    check_of = {by_role["answer", name]: by_role["check", name] for name in exercise.questions}
     helpers, anchor, seen = {}, None, set()
     for index, one in enumerate(submission.cells):
         text = bare(one.source)
@@ -218,8 +235,9 @@ def helpers_by_anchor(exercise, submission, chosen):
             place = answers[index]
         elif place and not is_pristine and is_free(pristine[place], one.source):
             place = None
+        is_late = index in answers and check_of[place] in seen
         if place:
-            anchor = place
+            anchor = anchor if is_late else place
             seen.add(place)
         is_own = not place or (pristine[place].role in ("setup", None) and not is_pristine)
         if is_own and text and index not in answers:

@@ -27,8 +27,9 @@ def test_everybody_gets_what_they_earned(group, grade_cases):
     assert result.runs == 1
 
 
-def test_a_rank_can_set_its_virtual_clock_back(isolated):
+@pytest.mark.parametrize("name", forgeries.IN_SIMULATION)
+def test_what_a_rank_can_forge_in_a_simulation(isolated, name):
     one = exercise("05")
-    made = content(notebook(one, {"chain_broadcast": forgeries.SET_BACK}))
+    made = content(notebook(one, {"chain_broadcast": forgeries.IN_SIMULATION[name]}))
     result = grade(made, one, record(one, SEED, LIMITS), SEED, LIMITS)
     assert [question.points for question in result.questions] == [0, 0, 3, 0]

@@ -19,6 +19,7 @@ import tempfile
 import time
 import warnings
 
+from ...checks.verdict import WRONG, Verdict
 from ...plain import SCRATCH
 from ...processes.closed import (
     close_to_others,
@@ -82,7 +83,7 @@ class Examiner:
     def helper(self, source):
         """Run a cell of the student's own."""
         answer = self._run({"source": source})
-        self._note(None, source, answer)
+        self._note(None, {"source": source}, answer)
         print(json.dumps(answer))
 
     def answer(self, question, source):
@@ -100,13 +101,16 @@ class Examiner:
                 self._spoilt.add(question)
         if answer["error"] is not None:
             self._failed.add(question)
-        self._note(question, source, answer)
+        self._note(question, {"source": source}, answer)
         print(json.dumps(answer))
 
     def names_of(self, source):
         """Make the names of a check's cell in the student's shell: their cells may use them."""
-        self._run({"check": source})
-        self._ran.append((None, {"check": source}))
+        question = self._checked
+        verdict = self._graded.verdicts.get(question) or Verdict(question, 0, WRONG)
+        told = {name: value for name, value in vars(verdict).items() if name != "run"}
+        request = {"check": source, "verdict": told}
+        self._note(None, request, self._run(request))
 
     def fetch(self, question):
         """Put the function of a question where its check looks, as it is in the shell by now."""
@@ -164,10 +168,10 @@ class Examiner:
         """Print what hidden cells of a question gave, for `expect` in another run."""
         print(self._graded.recorded(question))
 
-    def _note(self, question, source, answer):
-        """Note a cell for shells to come, unless it ended this one."""
+    def _note(self, question, request, answer):
+        """Note what was run for shells to come, unless it ended this one."""
         if not answer.get("ended"):
-            self._ran.append((question, {"source": source}))
+            self._ran.append((question, request))
 
     def _run(self, request, only=None):
         """The shell's answer, with what was printed; an error where there is none."""

@@ -31,6 +31,7 @@ class Graded:
     """What checks and hidden cells of one run have seen, by question."""
 
     def __init__(self):
+        self.verdicts = {}
         self._rules = {}
         self._timed = {}
         self._expected = {}
@@ -50,6 +51,7 @@ class Graded:
         except Exception as error:
             end_where_all_is_taken(error)
             raise
+        self.verdicts[question] = verdict
         return Told(verdict)
 
     def measure(self, answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20, start=None):
