@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
-import threading
+import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +24,12 @@ SOURCES = Path("authoring") / "exercises"
 """Folder of a checkout in which the exercises are written."""
 COMMAND = [sys.executable, "-m", "simlib.grading.inside.public"]
 """What runs a notebook's steps."""
+POLL_S = 0.25
+"""Seconds between two looks at whether it still runs."""
+END_S = 5
+"""Seconds that it has to end by itself after its last line."""
+TIDY_S = 1
+"""Seconds that what it started has to end when asked to, before it is killed."""
 RIGHT, WRONG, NOT_WRITTEN = "right", "wrong", "not written yet"
 
 
@@ -120,17 +131,26 @@ def check_notebook(path, limit_s=600):
 
 def in_order(questions, found, told, notes):
     """Yield the `Said` of each question, in the order of the notebook, as soon as it is known."""
-    by_question, begun = {}, ""
+    by_question, reason = {}, ""
     for name in questions:
         while found.get(name) == GIVEN and name not in by_question:
             one = next(told, None)
             if one is None:
                 break
-            begun = one.get("begins", begun)
+            reason = why_not_reached(one) or reason
             take(one, by_question, notes)
-        yield said_of(name, found.get(name), by_question.get(name), begun)
+        yield said_of(name, found.get(name), by_question.get(name), reason)
     for one in told:
         take(one, by_question, notes)
+
+
+def why_not_reached(one):
+    """Why nothing comes after this thing that was told, if nothing does; None: as before it."""
+    if "begins" in one:
+        return f"the cell that begins with '{beginning(one['begins'])}' never ends, or ends Python"
+    if "not started" in one:
+        return f"Python did not start: {one['not started']}"
+    return None
 
 
 def take(one, by_question, notes):
@@ -155,16 +175,14 @@ def found_in_itself(exercise):
     return Transplant(steps, dict.fromkeys(exercise.questions, GIVEN), [])
 
 
-def said_of(name, found, told, begun):
-    """The `Said` of one question; ``begun`` is the cell that was begun last."""
+def said_of(name, found, told, reason):
+    """The `Said` of one question; ``reason`` is why it is not reached where nothing was told."""
     if found == NOT_ATTEMPTED:
         return Said(name, NOT_WRITTEN, f"{name}: not written yet. It is as it was handed out.")
     if found != GIVEN:
         return Said(name, WRONG, f"{name}: there is no cell that defines {name}.")
     if told is None:
-        cell = f"the cell that begins with '{beginning(begun)}'"
-        text = f"{name}: not reached: {cell} never ends, or ends Python"
-        return Said(name, WRONG, text)
+        return Said(name, WRONG, f"{name}: not reached: {reason}")
     text = told["text"]
     if told.get("is_cell"):
         text = f"{name}: wrong. Its cell fails: {text}"
@@ -174,24 +192,75 @@ def said_of(name, found, told, begun):
 
 def run_steps(steps, folder, limit_s):
     """Run steps in a process of their own, in the notebook's folder; yields what is told."""
-    with subprocess.Popen(
-        COMMAND,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=folder,
-        text=True,
-        encoding="utf-8",
-    ) as process:
-        timer = threading.Timer(limit_s, process.kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            process.stdin.write(json.dumps(steps))
-            process.stdin.close()
-            for line in process.stdout:
-                if line.startswith("{"):
-                    yield json.loads(line)
-        finally:
-            timer.cancel()
-            process.kill()
+    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as errors:
+        asked.write(json.dumps(steps).encode())
+        asked.seek(0)
+        with subprocess.Popen(
+            COMMAND,
+            stdin=asked,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=folder,
+            start_new_session=True,
+        ) as process:
+            try:
+                yield from answers_of(process, errors, time.monotonic() + limit_s)
+            finally:
+                end_group(process)
+
+
+def answers_of(process, errors, until):
+    """Yield what a process tells; after its last line it has a while to end by itself."""
+    has_begun = False
+    for line in lines_of(process, until):
+        if not line.startswith(b"{"):
+            continue
+        one = json.loads(line)
+        has_begun = True
+        yield one
+        if "beside" in one:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            return
+    if not has_begun:
+        yield {"not started": last_line(errors)}
+
+
+def lines_of(process, until):
+    """Yield the lines that a process writes until it has ended; end it when its time is over.
+
+    The end of the pipe is not waited for: what the process forked may hold it for longer.
+    """
+    pipe, rest = process.stdout.fileno(), b""
+    while True:
+        if time.monotonic() > until:
+            end_group(process)
+        has_ended = process.poll() is not None
+        is_ready, _, _ = select.select([pipe], [], [], 0 if has_ended else POLL_S)
+        data = os.read(pipe, 1 << 16) if is_ready else b""
+        if not data and (is_ready or has_ended):
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+
+
+def last_line(errors):
+    """The last line of what a process wrote about its errors."""
+    errors.seek(0)
+    lines = errors.read().decode("utf-8", "replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "it gave no reason")
+
+
+def end_group(process):
+    """End a process and what it started; safe to call again."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        # multiprocessing's tracker does not heed it, and frees what the others shared.
+        os.killpg(process.pid, signal.SIGTERM)
+        until = time.monotonic() + TIDY_S
+        while time.monotonic() < until:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()

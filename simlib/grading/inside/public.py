@@ -1,7 +1,8 @@
 """Run a student's notebook up to its public checks, for the student: on their own machine.
 
 ``python -m simlib.grading.inside.public`` reads the steps as JSON and writes a line of JSON where
-a cell begins, and for each check. The cells run here, in this process, as they do in JupyterLab.
+a cell begins, for each check, and at the end. The cells run here, in this process, as they do in
+JupyterLab.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ import json
 import os
 import signal
 import sys
+import time
 
 from ..sandbox import Limits
 from .shell import new_shell, run_cell
-
-CHECK_S = 120
-"""Seconds that a check may take; a student's cell may take as many as when it is graded."""
 
 
 class StillRunning(BaseException):
@@ -24,18 +23,21 @@ class StillRunning(BaseException):
 
 def main():
     """Run the steps of standard input; the answers go to what was standard output."""
-    steps = json.load(sys.stdin)
+    steps, limits = json.load(sys.stdin), Limits()
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what cells print is theirs to look at
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)  # what cells print is theirs to look at
+    here, there, began = os.getcwd(), set(os.listdir()), time.time()
     shell = new_shell()
+    os.dup2(nothing, 2)
     failed = {}
     for step in steps:
         question = step["question"]
         if step["kind"] == "check" and question in failed:
             continue
         answers.write(json.dumps({"begins": step["source"]}) + "\n")
-        limit_s = CHECK_S if step["kind"] == "check" else int(Limits().answer_s)
-        came = run_for_a_time(shell, step["source"], limit_s)
+        limit_s = limits.cell_s if step["kind"] == "check" else limits.answer_s
+        came = run_for_a_time(shell, step["source"], int(limit_s))
         if step["kind"] == "check":
             told = {"question": question, **verdict_in(shell, came, question)}
             answers.write(json.dumps(told) + "\n")
@@ -44,7 +46,7 @@ def main():
             answers.write(json.dumps(told | {"is_cell": True, "source": step["source"]}) + "\n")
             if question:
                 failed[question] = came["error"]
-    answers.write(json.dumps({"beside": modules_beside(steps)}) + "\n")
+    answers.write(json.dumps({"beside": modules_beside(here, there, began)}) + "\n")
 
 
 def run_for_a_time(shell, source, limit_s):
@@ -61,13 +63,36 @@ def run_for_a_time(shell, source, limit_s):
         signal.alarm(0)
 
 
-def modules_beside(steps):
-    """Files in the notebook's folder that its cells import, but for those that they write."""
-    here = os.getcwd() + os.sep
-    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
-    names = sorted(file.removeprefix(here) for file in files if file.startswith(here))
-    own = [name for name in names if os.sep not in name]
-    return [n for n in own if not any(f"writefile {n}" in step["source"] for step in steps)]
+def modules_beside(here, there, began):
+    """Files and folders beside the notebook that its cells import, but for what they write.
+
+    Parameters
+    ----------
+    here : str
+        The notebook's folder.
+    there : set of str
+        The names in it before the first cell.
+    began : float
+        When that was, in seconds since the epoch.
+    """
+    found = set()
+    for module, loaded in list(sys.modules.items()):
+        file = getattr(loaded, "__file__", None)
+        if not isinstance(file, str) or not is_older(file, began):
+            continue
+        name, _, below = os.path.relpath(file, here).partition(os.sep)
+        package = module.partition(".")[0]
+        if name in there and (not below or name == package != "simlib"):
+            found.add(name + os.sep if below else name)
+    return sorted(found)
+
+
+def is_older(file, began):
+    """Whether a file is there, and was last written before a time."""
+    try:
+        return os.stat(file).st_ctime < began
+    except (OSError, ValueError):
+        return False
 
 
 def verdict_in(shell, came, question):
