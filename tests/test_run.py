@@ -350,3 +350,15 @@ def test_a_rank_may_start_processes():
         return sum(batch.sum().item() for (batch,) in loader)
 
     assert simlib.run(main, 2).results == [15.0, 15.0]
+
+
+@pytest.mark.parametrize("start", ["simlib.run(main, 2)", "simlib.simulate(main, 2)"])
+def test_a_file_that_starts_a_run_when_it_is_imported_is_told_its_line(tmp_path, start):
+    """Each rank imports the file, for its function; ranks of ranks would never end."""
+    (tmp_path / "starts.py").write_text(
+        f"import simlib\n\ndef main(rank, world_size):\n    return rank\n\n{start}\n"
+    )
+    command = [sys.executable, "-c", "from starts import main"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    (told,) = (line for line in done.stderr.splitlines() if line.startswith("simlib.errors."))
+    assert "a rank cannot start another one" in told and told.endswith("(starts.py, line 6)")

@@ -6,7 +6,7 @@ import numbers
 import os
 from dataclasses import dataclass
 
-from .. import diagnosis, errors, outcome
+from .. import diagnosis, errors, nesting, outcome
 from .live import open_display
 from .payload import ByRank, cell_numbers, new_cells, pack, surroundings
 from .pool import pool
@@ -124,6 +124,7 @@ def _check_world_size(world_size):
 
 
 def _run_payload(payload, world_size, options, fresh, argv, own=None):
+    nesting.refuse("a run")
     check_timeout(options.timeout_s)
     cells = cell_numbers()
     where = surroundings(argv)

@@ -20,7 +20,7 @@ import threading
 import torch
 import torch.distributed as dist
 
-from .. import answers, backend
+from .. import answers, backend, nesting
 from ..meetings import MeetingTable
 from ..oplog import CAPACITY, OpLogWriter
 from ..recorder import Recorder
@@ -38,6 +38,7 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     their way from the kernel; ``store`` is one too, or a path, see `world.create_store`.
     """
     die_with_the_kernel(lifeline.detach())
+    nesting.serve("a run")
     go_home()
     output = Output(stdout.detach(), stderr.detach())
     show_errors_of_commands()

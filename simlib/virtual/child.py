@@ -17,7 +17,7 @@ import traceback
 
 import torch
 
-from .. import backend, plain
+from .. import backend, nesting, plain
 from ..cluster import Topology
 from ..processes import channel
 from ..processes.closed import go_home
@@ -38,6 +38,7 @@ STACK_BYTES = 4 << 20
 def child_main(control, lifeline, stdout, stderr, memory):
     """Serve simulations until the kernel closes the control socket; arguments are descriptors."""
     die_with_the_kernel(lifeline.detach())
+    nesting.serve("a simulation")
     go_home()
     output, native = stdout.detach(), stderr.detach()
     memory = memory.detach()

@@ -7,7 +7,7 @@ import numbers
 import os
 from dataclasses import dataclass, replace
 
-from .. import clusters, diagnosis, errors, outcome
+from .. import clusters, diagnosis, errors, nesting, outcome
 from ..cluster import Cluster, Topology
 from ..collectives import ALGORITHMS, choose
 from ..processes.engine import check_timeout, name_of, script, told
@@ -144,6 +144,7 @@ class SimulationOptions(Options):
 
 
 def _simulate(request, options, argv):
+    nesting.refuse("a simulation")
     request |= surroundings(argv)
     display = open_display()
     outputs = ()
