@@ -18,8 +18,8 @@ POLL_S = 0.02
 """How often the kernel looks at the ranks while none of them has anything to say."""
 SETTLE_S = 0.5
 """How long, after a first failure, ranks that still compute may take to fail on their own."""
-STACK_LIMIT_S = 0.3
-"""How long to wait for the stack of a rank that was asked where it is."""
+STACK_LIMIT_S = 2.0
+"""How long to wait for the stack of a rank that was asked where it is: the machine may be busy."""
 CHUNK = 1 << 16
 
 

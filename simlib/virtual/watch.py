@@ -15,12 +15,12 @@ from ..checker import Checker
 from ..patience import Patience
 from ..processes import channel
 from ..processes.live import RankOutput
+from ..processes.watch import STACK_LIMIT_S
 from .child import FRAME
 
 POLL_S = 0.02
 BUSY_S = 0.2
 """After so long without an op the kernel looks whether some ranks wait for ever meanwhile."""
-STACK_LIMIT_S = 0.3
 CHUNK = 1 << 16
 
 
