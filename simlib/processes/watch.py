@@ -16,8 +16,11 @@ from .live import RankOutput
 
 POLL_S = 0.02
 """How often the kernel looks at the ranks while none of them has anything to say."""
-SETTLE_S = 0.5
-"""How long, after a first failure, ranks that still compute may take to fail on their own."""
+SETTLE_S = 1.5
+"""How long, after a first failure, ranks that still compute may take to fail on their own.
+
+Shorter, and on a busy machine some of those who fail alike would not be named.
+"""
 STACK_LIMIT_S = 2.0
 """How long to wait for the stack of a rank that was asked where it is: the machine may be busy."""
 CHUNK = 1 << 16
