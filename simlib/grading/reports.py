@@ -169,7 +169,8 @@ def remove_earlier(folder, names):
     earlier = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []
     for name in set(earlier) - set(names):
         (folder / name).unlink(missing_ok=True)
-    write(listed, "\n".join(names))
+    if earlier != names:
+        write(listed, "\n".join(names))
 
 
 def rows_of(report):
