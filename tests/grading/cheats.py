@@ -148,12 +148,12 @@ BY_SOCKETS = """\
 def NAME(rank, world_size, x):
     import socket, time
     if rank == 0:
-        server = socket.create_server(('127.0.0.1', 40_123))
+        server = socket.create_server(('127.0.0.1', 20_123))
         other = server.accept()[0]
     else:
         while True:
             try:
-                other = socket.create_connection(('127.0.0.1', 40_123))
+                other = socket.create_connection(('127.0.0.1', 20_123))
                 break
             except OSError:
                 time.sleep(0.01)

@@ -1,7 +1,10 @@
 """What the tests of grading share: a sandbox, the ground, and a host that is looked at after."""
 
+import contextlib
 import os
+import random
 import socket
+from pathlib import Path
 
 import psutil
 import pytest
@@ -27,6 +30,21 @@ def expected(isolated, ground):
     return record(ground.exercise, SEED, LIMITS)
 
 
+def server_outside_the_ephemeral_range():
+    """
+    A server on the host's loopback, on a port that no process is given by itself.
+
+    The sandbox has a loopback of its own, where kernel, store and ranks listen on ports that the
+    system chose: a port of that range here may be one of theirs, and who connects to it would
+    reach, rightly, his own process.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(10_000, lowest), 50):
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", port))
+    raise OSError(f"50 ports between 10000 and {lowest} are all taken")
+
+
 class Host:
     """Things of the host that a submission must not reach; `check` holds that none did."""
 
@@ -35,7 +53,7 @@ class Host:
         folder.chmod(0o777)
         (folder / "secret").write_text("CANARY")
         (folder / "secret").chmod(0o666)
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = server_outside_the_ephemeral_range()
         self._server.setblocking(False)
         self.port = self._server.getsockname()[1]
         self._sleep_s = f"98765.{self.port}"
