@@ -3,6 +3,7 @@
 import argparse
 import contextvars
 import datetime
+import functools
 import json
 import os
 import subprocess
@@ -17,12 +18,14 @@ import nbformat
 import pytest
 from notebooks_made import SOURCES, cell_of, content, exercise, hand_in, notebook, solved, table
 
+import simlib
 from simlib.cli import main
 from simlib.grading import batch, command, desk, handout, public, reports, sandbox, session
 from simlib.grading.cache import Cache
 from simlib.grading.collect import CannotCollect, collect
 from simlib.grading.grade import NotebookResult
 from simlib.grading.inside import shell
+from simlib.grading.inside.graded import Graded
 from simlib.grading.judge import QuestionResult
 from simlib.grading.submission import Unreadable, parse
 from simlib.grading.transplant import WrongNotebook, transplant
@@ -350,6 +353,28 @@ def test_more_time_for_a_notebook_is_more_for_its_cells():
     options = argparse.Namespace(time=600, memory=None)
     assert desk.limits_of(options) == sandbox.Limits(50, 150, 600)
     assert desk.limits_of(argparse.Namespace(time=24, memory=None)).cell_s == 60
+
+
+def test_more_time_for_a_notebook_is_more_for_ranks_that_do_nothing_to_be_seen(monkeypatch):
+    waited = []
+
+    def stuck(function, world_size, args, timeout_s):
+        waited.append(timeout_s)
+        raise simlib.SimlibError("stuck")
+
+    def answer(rank, world_size):
+        pass
+
+    def no_inputs(rank, world_size):
+        return ()
+
+    monkeypatch.setattr(simlib, "run", stuck)
+    answer.question = "some"
+    graded = Graded(sandbox.Limits(cell_s=150).patience)
+    graded.check("some", answer, no_inputs, list)
+    graded.measure(answer, no_inputs)
+    graded.measure(answer, no_inputs, start=functools.partial(stuck, timeout_s=4))
+    assert waited == [2 * 5 * 2.5, 20 * 2.5, 20 * 2.5]
 
 
 @pytest.mark.parametrize("cut_short, times", [(False, 1), (True, 2)])

@@ -21,6 +21,8 @@ from .compare import (
 from .trial import WORLDS, Exchanged, Trial, changed_in_place, try_on
 from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict, values_are_right
 
+TIMEOUT_S = 5
+
 
 def check(
     question,
@@ -35,7 +37,7 @@ def check(
     as_given=None,
     timed=(),
     memory=(),
-    timeout_s=5,
+    timeout_s=TIMEOUT_S,
 ):
     """Try an answer on several worlds, smallest first, and give a `Verdict`.
 

@@ -43,6 +43,11 @@ class Limits:
     scratch_bytes: int = 256 * MB
     output_chars: int = 1_000_000
 
+    @property
+    def patience(self):
+        """How many times as long as by default its cells, and the ranks of its checks, have."""
+        return max(1, self.cell_s / Limits.cell_s)
+
 
 def why_not():
     """Why nothing can be isolated here, and what to do; None where it can."""

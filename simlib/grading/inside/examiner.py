@@ -53,15 +53,17 @@ class Examiner:
         Where check and hidden cells run: functions, `check` and `measure` are put there.
     cell_limit_s : float
         Seconds for a cell of the student's.
+    patience : float
+        How many times as long as by default the ranks of checks may make no progress.
     """
 
-    def __init__(self, namespace, cell_limit_s=20):
+    def __init__(self, namespace, cell_limit_s=20, patience=1):
         close_to_others()
         if os.path.isdir(SCRATCH):
             tempfile.tempdir = SCRATCH
         self._namespace = namespace
         self._cell_limit_s = cell_limit_s
-        self._graded = Graded()
+        self._graded = Graded(patience)
         self._cells = OnlyStudents()
         self._shell = None
         self._ran = []

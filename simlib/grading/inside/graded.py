@@ -12,7 +12,7 @@ import zlib
 import simlib
 
 from ... import checks
-from ...checks.check import found_by_the_engine, input_complaint, rule_complaint
+from ...checks.check import TIMEOUT_S, found_by_the_engine, input_complaint, rule_complaint
 from ...checks.compare import describe, difference
 from ...checks.trial import WORLDS, changed_in_place, try_on
 from ...checks.verdict import RIGHT
@@ -23,14 +23,24 @@ FLOOR = 1 / 8
 """Of the bytes that the solution sends: uint8 in the place of int64 is honest."""
 
 
+SLOWER = 2
+"""A check waits so many times as long for its ranks as at a student's: others share the machine."""
+
 ALLOWED = "sent as allowed"
 """What is printed of a world in which all rules were kept; `expected.record` looks for it."""
 
 
 class Graded:
-    """What checks and hidden cells of one run have seen, by question."""
+    """What checks and hidden cells of one run have seen, by question.
 
-    def __init__(self):
+    Parameters
+    ----------
+    patience : float
+        How many times as long as by default ranks may make no progress.
+    """
+
+    def __init__(self, patience=1):
+        self._patience = patience
         self.verdicts = {}
         self._rules = {}
         self._timed = {}
@@ -46,6 +56,7 @@ class Graded:
         """`simlib.checks.check`; its rules are kept for `measure`."""
         self._rules[question] = rules
         self._timed[question] = [*options.get("timed", ()), *options.get("memory", ())]
+        options["timeout_s"] = SLOWER * self._patience * options.get("timeout_s", TIMEOUT_S)
         try:
             verdict = checks.check(question, answer, inputs, expected, *rules, **options)
         except Exception as error:
@@ -65,7 +76,7 @@ class Graded:
         in_cell = self._measured.setdefault(question, {}).setdefault(self._cell, [])
         in_cell.append(measured)
         expected = self._expected.get(question)
-        start = start or functools.partial(simlib.run, timeout_s=timeout_s)
+        start = functools.partial(start or simlib.run, timeout_s=timeout_s * self._patience)
         lines = []
         for world_size in worlds:
             by_rank = [inputs(rank, world_size) for rank in range(world_size)]
