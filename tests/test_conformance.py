@@ -16,7 +16,7 @@ DRIVEN = [name for name in TABLE["passes"] if name not in TABLE["differs"]]
 NOT_SIMULATED = [name for names in TABLE["not_simulated"].values() for name in names]
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", DRIVEN)
 def test_method_passes_on_simlib(name):
     check_method(name, harness.simlib_run)

@@ -158,6 +158,7 @@ def failing_cells(path, folder):
     return failed
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path", EXERCISES, ids=name)
 def test_a_stub_fails_plain_nbval_on_exactly_its_checks(path, tmp_path):
     code = [cell for cell in read(path).cells if cell.cell_type == "code"]
