@@ -16,6 +16,8 @@ from .recorder import is_learners
 LONGEST = 8000
 _GLOO_WORDS = re.compile(r"^(ProcessGroupGloo::|\[[^\]]*\] )")
 """What Gloo puts before the words that a learner can use."""
+_LOST = re.compile("connection (closed|reset) by peer|broken pipe|socket closed", re.I)
+"""What Gloo says where the other rank's process is gone, be it when a call begins."""
 
 
 def answer_of(call, is_script=False):
@@ -70,7 +72,7 @@ def describe(error):
         ``type`` and ``message``; ``frames``, a list of (file, lineno, function), outermost first;
         ``text``, the traceback without the frames of simlib and torch; ``invalid``, whether torch
         or simlib refused the call; ``ledger``, what a rank held that ran out of memory;
-        ``from_wait``, whether it ended a wait for other ranks.
+        ``from_wait``, whether other ranks ended it: in a wait for them, or because they are gone.
     """
     frames = traceback.extract_tb(error.__traceback__)
     innermost = frames[-1].filename if frames else ""
@@ -81,7 +83,9 @@ def describe(error):
     in_torch = innermost.endswith(os.path.join("distributed", "distributed_c10d.py"))
     refused = in_torch and isinstance(error, (ValueError, TypeError, RuntimeError))
     in_call = innermost in (group.__file__, work.__file__)
-    in_wait = in_call and frames[-1].name in ("wait", "monitored_barrier")
+    in_wait = in_call and (
+        frames[-1].name in ("wait", "monitored_barrier") or bool(_LOST.search(message))
+    )
     if in_call and not in_wait and isinstance(error, RuntimeError):
         refused = True
         message = _GLOO_WORDS.sub("", message)

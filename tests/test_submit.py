@@ -1,5 +1,6 @@
 """Jobs of a real mpiexec on this machine: what comes back, how they fail, who ends them."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -141,6 +142,20 @@ def test_an_exception_of_a_rank(tmp_path):
     assert error.run.trace.of_rank(0)[0].kind == "recv"
     assert job.status == "failed"
     wait_until(lambda: not processes_of(job))
+
+
+def test_a_call_that_begins_when_the_other_rank_is_gone_is_no_wrong_call(tmp_path):
+    def main(rank, world_size):
+        dist.barrier()
+        if rank == 1:
+            raise KeyError("no data")
+        with contextlib.suppress(RuntimeError):
+            dist.recv(torch.zeros(1), src=1)
+        dist.recv(torch.zeros(1), src=1)
+
+    error = failure(submitted(main, 2, tmp_path))
+    assert isinstance(error, simlib.RankError)
+    assert list(error.tracebacks) == [1]
 
 
 # What is marked long is what test_failures_hosts and test_submit_hosts show on several hosts.
