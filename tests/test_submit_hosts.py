@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -197,13 +198,17 @@ def test_slurm_cancelled_in_the_queue_and_running(login, tmp_path, capfd):
     usual = "(the nodes that it needs are busy|other jobs are before it)"
     with pytest.raises(TimeoutError, match=f"place-1 is queued after 0 s, and goes on: {usual}"):
         second.result(0)
+    looks = threading.Thread(target=second.follow)
+    looks.start()
+    said = []
+    wait_until(lambda: said.append(capfd.readouterr().err) or "place-1 waits" in "".join(said))
     for job in (third, first):
         job.cancel()
         assert job.status == "cancelled"
         assert f"{job.name} was cancelled" in str(failure(job))
     wait_until(lambda: not processes_of(first))
-    second.follow()
-    assert "place-1 waits in the queue, for" in capfd.readouterr().err
+    looks.join()
+    assert "place-1 waits in the queue, for" in "".join(said)
     assert second.result(WAIT_S).results == HOSTS
     assert [job.name for job in simlib.jobs(tmp_path)] == ["sleeping-1", "place-1", "place-2"]
 
