@@ -17,7 +17,7 @@ lab: install     ## install what is missing and open the course in JupyterLab
 install:         ## make .venv and install everything into it
 	@sh scripts/install.sh
 
-test: install    ## the tests, every notebook, the build check: some 20 minutes
+test: install    ## the tests, every notebook, the build check: some 25 minutes
 	@$(PY) scripts/run_tests.py
 
 test-all: install ## everything, with repeats: long

@@ -83,10 +83,9 @@ def describe(error):
     in_torch = innermost.endswith(os.path.join("distributed", "distributed_c10d.py"))
     refused = in_torch and isinstance(error, (ValueError, TypeError, RuntimeError))
     in_call = innermost in (group.__file__, work.__file__)
-    in_wait = in_call and (
-        frames[-1].name in ("wait", "monitored_barrier") or bool(_LOST.search(message))
-    )
-    if in_call and not in_wait and isinstance(error, RuntimeError):
+    in_wait = in_call and frames[-1].name in ("wait", "monitored_barrier")
+    by_others = in_wait or (in_call and bool(_LOST.search(message)))
+    if in_call and not by_others and isinstance(error, RuntimeError):
         refused = True
         message = _GLOO_WORDS.sub("", message)
     return {
@@ -96,7 +95,7 @@ def describe(error):
         "text": _learners_traceback(error),
         "ledger": error.ledger if isinstance(error, OutOfMemoryError) else None,
         "invalid": isinstance(error, InvalidCallError) or refused,
-        "from_wait": in_wait,
+        "from_wait": by_others,
     }
 
 

@@ -113,7 +113,7 @@ print({
 
 def test_code_inside_sees_nothing_that_matters(isolated):
     cells = [
-        code_cell("examiner", BEGIN.format(cell_s=60, patience=1)),
+        code_cell("examiner", BEGIN.format(answer_s=60, patience=1)),
         code_cell("look", f"examiner.helper({LOOK_AROUND!a})"),
         code_cell("own", "import os; print(os.path.exists('/proc/self/mem'))"),
     ]

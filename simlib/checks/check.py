@@ -22,6 +22,7 @@ from .trial import WORLDS, Exchanged, Trial, changed_in_place, try_on
 from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict, values_are_right
 
 TIMEOUT_S = 5
+"""How long a world may make no progress, by default."""
 
 
 def check(

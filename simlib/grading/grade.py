@@ -16,7 +16,7 @@ MOST_FAILURES = 5
 """Cells of the student's own that are told to fail."""
 BEGIN = """\
 from simlib.grading.inside.examiner import Examiner
-examiner = Examiner(globals(), {cell_s}, {patience})
+examiner = Examiner(globals(), {answer_s}, {patience})
 """
 
 
@@ -125,7 +125,8 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
 
 def cells_of(found, exercise, expected, seed, limits):
     """The cells of the notebook to run."""
-    cells = [code_cell("examiner", BEGIN.format(cell_s=limits.answer_s, patience=limits.patience))]
+    begin = BEGIN.format(answer_s=limits.answer_s, patience=limits.patience)
+    cells = [code_cell("examiner", begin)]
     fetched = set()
     for step in found.steps:
         if step.kind == "helper":

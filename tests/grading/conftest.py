@@ -31,8 +31,7 @@ def expected(isolated, ground):
 
 
 def server_outside_the_ephemeral_range():
-    """
-    A server on the host's loopback, on a port that no process is given by itself.
+    """A server on the host's loopback, on a port that no process is given by itself.
 
     The sandbox has a loopback of its own, where kernel, store and ranks listen on ports that the
     system chose: a port of that range here may be one of theirs, and who connects to it would

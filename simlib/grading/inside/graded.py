@@ -22,7 +22,6 @@ from ..judge import MARK, clean
 FLOOR = 1 / 8
 """Of the bytes that the solution sends: uint8 in the place of int64 is honest."""
 
-
 SLOWER = 2
 """A check waits so many times as long for its ranks as at a student's: others share the machine."""
 
@@ -69,7 +68,8 @@ class Graded:
         """What an answer gives and whether it kept the rules of its check, in lines of text.
 
         Values that are as expected, to the precision of a check, are printed as expected, so that
-        a sum in another order is no difference.
+        a sum in another order is no difference. What `start` says of its time does not count:
+        ``timeout_s`` does.
         """
         question = answer.question
         measured = []
