@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 import nbformat
+from kernels import AsyncFileKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -73,6 +74,7 @@ def execute(notebook, folder, name, may_fail=()):
         notebook,
         timeout=CELL_TIMEOUT_S,
         kernel_name="python3",
+        kernel_manager_class=AsyncFileKernelManager,
         allow_errors=True,
         record_timing=False,
         extra_arguments=["--IPKernelApp.log_level=ERROR"],

@@ -4,15 +4,17 @@ Every test speaks to a kernel through jupyter_client, as JupyterLab does.
 """
 
 import contextlib
+import gc
 import os
 import signal
 import tempfile
 import time
+import weakref
 from pathlib import Path
 
 import psutil
 import pytest
-from jupyter_client.manager import KernelManager
+from kernels import FileKernelManager
 
 SETUP = """
 import os, signal, sys, time
@@ -35,7 +37,7 @@ class Kernel:
     """A running kernel and a way to execute cells in it."""
 
     def __init__(self, env=None):
-        self.manager = KernelManager(kernel_name="python3")
+        self.manager = FileKernelManager(kernel_name="python3")
         self.manager.start_kernel(env={**os.environ, **(env or {})})
         self.client = self.manager.client()
         self.client.start_channels()
@@ -201,6 +203,22 @@ def test_a_failing_run_is_told_in_a_sentence_and_the_next_one_works(kernel, name
     assert sentence in error
     assert "simlib/processes" not in error, "frames of simlib are shown to the learner"
     goes_on(kernel)
+
+
+def test_a_kernel_of_the_tests_is_told_no_port_and_leaves_no_folder():
+    """A rank that runs beside may be given any port before the kernel listens on it."""
+    import nbval.kernel
+
+    assert nbval.kernel.KernelManager is FileKernelManager
+    with kernel_with(setup="") as ours:
+        folder = Path(ours.manager.ip).parent
+        assert list(folder.iterdir())
+        # The one for debuggers is taken by the kernel itself, in one step.
+        assert len(psutil.Process(ours.pid).net_connections("inet")) <= 1
+        manager = weakref.ref(ours.manager)
+    del ours
+    gc.collect()
+    assert manager() is None and not folder.exists()
 
 
 def test_a_large_result_arrives(kernel):

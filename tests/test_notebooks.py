@@ -1,5 +1,6 @@
 """The built notebooks keep the course's form, their stubs fail."""
 
+import os
 import re
 import subprocess
 import sys
@@ -148,7 +149,9 @@ def failing_cells(path, folder):
     copy.write_bytes(path.read_bytes())
     command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-cell-timeout=120", copy.name]
     command += ["-q", "-p", "no:cacheprovider", "--rootdir=.", f"--junitxml={report.name}"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    command += ["-p", "kernels"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "authoring")}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     code = [cell for cell in read(path).cells if cell.cell_type == "code"]
     # A cell that timed out would turn all later ones into expected failures.

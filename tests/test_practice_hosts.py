@@ -254,7 +254,8 @@ dist.destroy_process_group()
 """
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
     seen = printed(cluster, "login", [*MPIEXEC, sys.executable, "-c", program], env=env)
-    assert seen == "3.0\n3.0\n"
+    # A launcher may put what two ranks print at one moment into one line.
+    assert seen.split() in (["3.0", "3.0"], ["3.03.0"])
 
 
 # Nothing is left

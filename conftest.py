@@ -1,0 +1,3 @@
+"""What nbval runs here: its kernels talk through files (authoring/kernels.py)."""
+
+pytest_plugins = ["kernels"]
