@@ -21,6 +21,7 @@ import copy
 import functools
 import json
 import os
+import random
 import socket
 import statistics
 import subprocess
@@ -743,8 +744,9 @@ if __name__ == "__main__":
 # %% [markdown]
 # Four launchers run the same file: `mp.spawn` within the script, `torchrun`, its forerunner
 # `torch.distributed.launch`, and `mpiexec`. Each tells the ranks who they are, in its own words; `NAMES` is
-# our way to tell the script which. A fixed port is a trap, as somebody else may have it, so we ask the system
-# for a free one. (About 15 seconds: eleven processes import torch.)
+# our way to tell the script which. A fixed port is a trap, as somebody else may have it, so we try ports until
+# one is free. We stay below 32768: from there on Linux hands ports out to whoever asks, and could give
+# ours away before rank 0 listens on it. (About 15 seconds: eleven processes import torch.)
 
 # %%
 SET = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PMI_RANK", "PMI_SIZE"]
@@ -754,16 +756,16 @@ script.write_text(RECIPE)
 
 
 def free_port():
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return str(asked.getsockname()[1])
+    while True:
+        with socket.socket() as asked, contextlib.suppress(OSError):
+            asked.bind(("127.0.0.1", random.randrange(20_000, 32_768)))
+            return str(asked.getsockname()[1])
 
 
 def launch(name, names, given, *command):
     """Run a launcher with none of the variables set but those given; what rank 1 found."""
     environment = {name: value for name, value in os.environ.items() if name not in SET}
     environment |= {"NAMES": names, "OMP_NUM_THREADS": "1", **given}
-    environment |= {"MASTER_PORT": free_port()} if given else {}
     (here := Path(folder.name, name)).mkdir()
     done = subprocess.run(
         [*map(str, command), script], cwd=here, env=environment, capture_output=True, timeout=100
@@ -777,15 +779,15 @@ def launch(name, names, given, *command):
 # %%
 guess = None  # which of the seven variables does each launcher set? And the script's arguments?
 
-meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "a free one"}
+meet = [{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()} for _ in range(2)]
 of_torch, of_mpich = "RANK,WORLD_SIZE", "PMI_RANK,PMI_SIZE"
 python, mpiexec, torchrun = sys.executable, programs / "mpiexec", programs / "torchrun"
 older = (python, "-m", "torch.distributed.launch", "--master-port", free_port())
 commands = {
-    "mp.spawn": ("-,-", meet, python),
+    "mp.spawn": ("-,-", meet[0], python),
     "torchrun": (of_torch, {}, torchrun, "--standalone", "--nproc-per-node", 2),
     "torch.distributed.launch": (of_torch, {}, *older, "--nproc-per-node", 2),
-    "mpiexec": (of_mpich, meet, mpiexec, "-n", 2, python),
+    "mpiexec": (of_mpich, meet[1], mpiexec, "-n", 2, python),
 }
 with ThreadPoolExecutor(2) as pool:  # two at a time
     started = {name: pool.submit(launch, name, *command) for name, command in commands.items()}
