@@ -27,7 +27,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 45 * 60
 """After so long all is stopped: something hangs, or the machine is far too busy."""
-BUILT_AGAIN = "3"
+BUILT_AGAIN = "2"
 """How many of the sources, drawn by the seed, `make test` builds anew."""
 FEW = 3
 """More failures than these are no accident: there is no second run."""

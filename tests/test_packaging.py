@@ -391,10 +391,21 @@ def test_without_a_display_no_browser_is_tried(monkeypatch):
 # what conftest.py gives to all tests
 
 
-@pytest.mark.parametrize("ci, outcome", [("", "skipped=1"), ("true", "failed=1")])
-def test_a_missing_system_package_is_a_skip_and_on_ci_a_failure(pytester, monkeypatch, ci, outcome):
-    monkeypatch.setenv("CI", ci)
+@pytest.fixture
+def alone(pytester, monkeypatch):
+    """Run tests in a pytest of their own, with our conftest; the other plugins take seconds."""
     pytester.makeconftest((ROOT / "tests/conftest.py").read_text())
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    return lambda *options: pytester.runpytest_subprocess(
+        *options, "-p", "no:cacheprovider", "-p", "xdist"
+    )
+
+
+@pytest.mark.parametrize("ci, outcome", [("", "skipped=1"), ("true", "failed=1")])
+def test_a_missing_system_package_is_a_skip_and_on_ci_a_failure(
+    pytester, alone, monkeypatch, ci, outcome
+):
+    monkeypatch.setenv("CI", ci)
     pytester.makepyfile(
         """
         import conftest
@@ -404,17 +415,16 @@ def test_a_missing_system_package_is_a_skip_and_on_ci_a_failure(pytester, monkey
             needs_system("no-such-package", "no-such-command")
         """
     )
-    result = pytester.runpytest_subprocess("-rsf", "-p", "no:cacheprovider")
+    result = alone("-rsf")
     name, count = outcome.split("=")
     result.assert_outcomes(**{name: int(count)})
     result.stdout.fnmatch_lines("*install the system package no-such-package*")
 
 
 @pytest.mark.parametrize("ci, outcome", [("", "skipped=1"), ("true", "failed=1")])
-def test_a_machine_that_forbids_namespaces(pytester, monkeypatch, ci, outcome):
+def test_a_machine_that_forbids_namespaces(pytester, alone, monkeypatch, ci, outcome):
     """A skip for who has no more than a container; on CI nobody would notice that."""
     monkeypatch.setenv("CI", ci)
-    pytester.makeconftest((ROOT / "tests/conftest.py").read_text())
     for folder, text in (
         ("", ""),
         ("practice", ""),
@@ -431,7 +441,7 @@ def test_a_machine_that_forbids_namespaces(pytester, monkeypatch, ci, outcome):
             needs_practice_cluster()
         """
     )
-    result = pytester.runpytest_subprocess("-rsf", "-p", "no:cacheprovider")
+    result = alone("-rsf")
     name, count = outcome.split("=")
     result.assert_outcomes(**{name: int(count)})
     result.stdout.fnmatch_lines("*it is not permitted here*")
@@ -461,8 +471,7 @@ def test_how_a_system_package_is_installed(tmp_path, monkeypatch, has_policy):
     assert policy.exists() == has_policy
 
 
-def test_a_seed_draws_the_same_sample_twice_and_all_means_all(pytester, monkeypatch):
-    pytester.makeconftest((ROOT / "tests/conftest.py").read_text())
+def test_a_seed_draws_the_same_sample_twice_and_all_means_all(pytester, alone, monkeypatch):
     pytester.makeini("[pytest]\nmarkers =\n    long\n    sample\n")
     pytester.makepyfile(
         """
@@ -482,7 +491,7 @@ def test_a_seed_draws_the_same_sample_twice_and_all_means_all(pytester, monkeypa
     def chosen(seed, everything="0"):
         monkeypatch.setenv("SEED", seed)
         monkeypatch.setenv("TEST_ALL", everything)
-        result = pytester.runpytest_subprocess("--collect-only", "-q", "-p", "no:cacheprovider")
+        result = alone("--collect-only", "-q")
         return [line for line in result.outlines if "::" in line]
 
     seven = chosen("7")
