@@ -43,7 +43,7 @@ run.play()
 READY = """\
 import ipywidgets as widgets
 from simlib import labs
-from simlib.figures import png_of
+from simlib.draw.figures import png_of
 
 points = [(4 * 4**k, 30e-6 + 4 * 4**k / 1.25e9) for k in range(11)]
 runs = labs.simulate_sizes(ring, cluster=simlib.clusters.ethernet_1g(nodes=8))

@@ -8,11 +8,11 @@ from math import inf
 
 import numpy as np
 
-from simlib.cluster import Link, Topology
+from simlib.clockwork.network import Network
 from simlib.clusters import ethernet_10g
 from simlib.collectives import schedule
 from simlib.collectives.timing import time_of
-from simlib.network import Network
+from simlib.model.cluster import Link, Topology
 
 from .table import heading, line, spread
 

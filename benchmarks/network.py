@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from simlib.cluster import Cluster, Link, Topology
 from simlib.collectives import gloo
 from simlib.collectives.timing import time_of
+from simlib.model.cluster import Cluster, Link, Topology
 from simlib.practice import PracticeNetwork
-from simlib.practice.launch import run_on_nodes
+from simlib.practice.run_on_nodes import run_on_nodes
 from simlib.practice.system import why_not
 
 from .rank_on_network import SIZES, SMALL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from simlib.practice import PracticeCluster
-from simlib.practice.cluster import why_not_cluster
+from simlib.practice.practice_cluster import why_not_cluster
 
 from .table import heading, line, spread
 

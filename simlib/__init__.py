@@ -13,13 +13,14 @@
 """
 
 from . import clusters, digits, scale
-from .batch import Job, Mpiexec, Slurm, jobs, submit
-from .cluster import Cluster, Device, Link
-from .compute import compute
-from .curves import draw_curves, live_curves
-from .diagnosis import Finding
-from .doctor import doctor
-from .errors import (
+from .diagnose.verdicts import Finding
+from .draw.curves import draw_curves, live_curves
+from .engines.batch import Job, Mpiexec, Slurm, jobs, submit
+from .engines.batch.doctor import doctor
+from .engines.processes import run
+from .engines.virtual import simulate
+from .model.cluster import Cluster, Device, Link
+from .model.errors import (
     DeadlockError,
     InvalidCallError,
     JobError,
@@ -33,12 +34,11 @@ from .errors import (
     StuckError,
     UnfinishedError,
 )
-from .held import held
-from .processes import run
-from .results import Run
-from .saved import load
-from .trace import Collective, Group, Message, Op, Site, Trace
-from .virtual import simulate
+from .model.trace import Collective, Group, Message, Op, Site, Trace
+from .record.held import held
+from .record.this_rank import compute
+from .results.load import load
+from .results.run import Run
 
 __all__ = [
     "Cluster",

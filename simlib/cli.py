@@ -7,14 +7,14 @@ import os
 import sys
 
 from . import __version__, clusters
-from .doctor import command as doctor
-from .errors import RunInterrupted, SimlibError
-from .grading import command as grading
-from .lanes import unit_of
-from .practice import command as practice
-from .processes.engine import MAX_RANKS, run_script
-from .virtual.engine import MAX_RANKS as LARGEST_SIMULATION
-from .virtual.engine import simulate_script
+from .draw.lanes import unit_of
+from .engines.batch.doctor import doctor_command as doctor
+from .engines.processes.real_run import MAX_RANKS, run_script
+from .engines.virtual.simulated_run import MAX_RANKS as LARGEST_SIMULATION
+from .engines.virtual.simulated_run import simulate_script
+from .grading import command_line as grading
+from .model.errors import RunInterrupted, SimlibError
+from .practice import network_command as practice
 
 
 def main(argv=None):

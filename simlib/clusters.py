@@ -9,7 +9,7 @@ to rank, software included; they are round figures of the right order, not of on
 
 from __future__ import annotations
 
-from .cluster import Cluster, Link
+from .model.cluster import Cluster, Link
 
 __all__ = [
     "ethernet_1g",

@@ -2,10 +2,10 @@
 
 from notebooks_made import exercise
 
-from simlib.grading.batch import Graded
 from simlib.grading.grade import NotebookResult, without_points
-from simlib.grading.judge import QuestionResult
 from simlib.grading.reports import Person, as_report
+from simlib.grading.score import QuestionResult
+from simlib.grading.whole_class import Graded
 
 FOUR, FIVE = exercise("04"), exercise("05")
 EXERCISES = {one.name: one for one in (FOUR, FIVE)}

@@ -5,7 +5,7 @@ n ranks, m bytes of 4-byte elements, latency a, seconds per byte b.
 
 from math import ceil, log2
 
-from simlib.cluster import Link
+from simlib.model.cluster import Link
 
 NETWORKS = {
     "1 Gbit/s": Link(50e-6, 125e6),

@@ -166,7 +166,7 @@ def needs_practice_cluster(needs_system):
     """
 
     def need(slurm=False):
-        from simlib.practice import cluster
+        from simlib.practice import practice_cluster
 
         if sys.platform == "linux" and os.geteuid() == 0:
             needs_system("iproute2", "ip")
@@ -174,7 +174,7 @@ def needs_practice_cluster(needs_system):
             if slurm:
                 needs_system("slurm-wlm", "/usr/sbin/slurmctld")
                 needs_system("munge", "/usr/sbin/munged")
-        refuse = cluster.why_not_cluster(slurm=slurm)
+        refuse = practice_cluster.why_not_cluster(slurm=slurm)
         if refuse:
             (cannot if sys.platform == "linux" else pytest.skip)(refuse)
 
@@ -184,10 +184,10 @@ def needs_practice_cluster(needs_system):
 @pytest.fixture
 def stand_in(monkeypatch):
     """Grading without running anything: full points; the list of what was graded."""
-    from simlib.grading import batch, desk, sandbox
+    from simlib.grading import commands, sandbox, whole_class
     from simlib.grading.grade import NotebookResult, without_points
-    from simlib.grading.judge import QuestionResult
-    from simlib.grading.submission import Unreadable, parse
+    from simlib.grading.notebook_file import Unreadable, parse
+    from simlib.grading.score import QuestionResult
 
     calls = []
 
@@ -205,8 +205,8 @@ def stand_in(monkeypatch):
         ]
         return NotebookResult(one.name, "graded", "", questions)
 
-    monkeypatch.setattr(batch, "grade", grade)
-    monkeypatch.setattr(batch.Batch, "expected", lambda self, one: None)
+    monkeypatch.setattr(whole_class, "grade", grade)
+    monkeypatch.setattr(whole_class.Batch, "expected", lambda self, one: None)
     monkeypatch.setattr(sandbox, "check_can_isolate", lambda no_sandbox: None)
-    monkeypatch.setattr(desk, "seccomp_filter", lambda: b"")  # or the desk tells of it
+    monkeypatch.setattr(commands, "seccomp_filter", lambda: b"")  # or the desk tells of it
     return calls

@@ -1,7 +1,7 @@
 """A second fluid network, in fractions: water rises in all transfers at once until a link is full.
 
-Slow and exact; shares no code with `simlib.network`. And a driver that puts a schedule through any
-network, message by message.
+Slow and exact; shares no code with `simlib.clockwork.network`. And a driver that puts a schedule
+through any network, message by message.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import inf
 
-from simlib.network import Network
+from simlib.clockwork.network import Network
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from simlib.checks.trial import WORLDS
+from simlib.checks.run_answer import WORLDS
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import simlib.mpi
-from simlib import ucx
+from simlib.mpi import ucx
 
 DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -209,7 +209,7 @@ def sparse_tensors_are_added_up(rank, world_size):
 
 def no_copy_is_made_where_memory_lies_in_one_piece(rank, world_size):
     """What MPI gets is the tensor's own memory; a copy would be at another address."""
-    import simlib.mpi.group as group
+    import simlib.mpi.mpi_group as group
 
     for dtype in set(DTYPES) - set(group.HALVES):
         x, after = brought(rank, dtype), []
@@ -262,7 +262,7 @@ def another_rank_than_mpis_is_told(rank, world_size):
     dist.destroy_process_group()
     try:
         dist.init_process_group("mpi4py", rank=(rank + 1) % world_size, world_size=world_size)
-    except simlib.errors.InvalidCallError as error:
+    except simlib.model.errors.InvalidCallError as error:
         assert f"with rank {rank}: leave it out" in str(error)
     else:
         raise AssertionError("a wrong rank was taken")

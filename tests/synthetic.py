@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from simlib.results import Run
-from simlib.trace import Group, Op, Site, Trace
+from simlib.results.run import Run
+
+from simlib.model.trace import Group, Op, Site, Trace
 
 
 class RunMaker:

@@ -10,17 +10,17 @@ import time
 import pytest
 
 import simlib
-from simlib.addresses import answered_by_all, which_answer
-from simlib.batch import world
-from simlib.batch.folder import JobFolder
-from simlib.batch.watch import JobWatch
-from simlib.batch.world import Place, check_size, find_place
+from simlib.engines.batch import identity
+from simlib.engines.batch.folder import JobFolder
+from simlib.engines.batch.identity import Place, check_size, find_place
+from simlib.engines.batch.job_monitor import JobWatch
+from simlib.mpi.addresses import answered_by_all, which_answer
 
 
 @pytest.fixture
 def environ(monkeypatch):
     """Sets what a launcher sets, and nothing else of the kind."""
-    for names in world.ENVIRONMENTS:
+    for names in identity.ENVIRONMENTS:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     return monkeypatch.setenv
@@ -78,12 +78,12 @@ def test_the_address_that_all_reach_is_taken():
 def test_ranks_that_meet_by_files_talk_by_one_network(tmp_path, monkeypatch):
     """Rank 2 does not reach the address that comes first, and that rank 1 would take."""
     folder, size, found = JobFolder(tmp_path), 3, {}
-    monkeypatch.setattr(world, "own_addresses", lambda: ["127.0.0.1", "127.0.0.2"])
+    monkeypatch.setattr(identity, "own_addresses", lambda: ["127.0.0.1", "127.0.0.2"])
     reach = {"rank 1": ["127.0.0.1", "127.0.0.2"], "rank 2": ["127.0.0.2"]}
-    monkeypatch.setattr(world, "which_answer", lambda *_: reach[threading.current_thread().name])
+    monkeypatch.setattr(identity, "which_answer", lambda *_: reach[threading.current_thread().name])
 
     def rank(number):
-        found[number] = world._meet_by_files(Place(number, size), folder)
+        found[number] = identity._meet_by_files(Place(number, size), folder)
 
     threads = [threading.Thread(target=rank, args=(n,), name=f"rank {n}") for n in range(size)]
     for thread in threads:
@@ -94,7 +94,7 @@ def test_ranks_that_meet_by_files_talk_by_one_network(tmp_path, monkeypatch):
 
 
 def test_meeting_by_mpi_leaves_torch_as_it_is():
-    words = "import simlib.rendezvous, sys, torch.distributed as d; print(d.is_mpi_available())"
+    words = "import simlib.mpi.rendezvous, sys, torch.distributed as d; print(d.is_mpi_available())"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 

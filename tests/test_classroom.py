@@ -20,15 +20,16 @@ from notebooks_made import SOURCES, cell_of, content, exercise, hand_in, noteboo
 
 import simlib
 from simlib.cli import main
-from simlib.grading import batch, command, desk, handout, public, reports, sandbox, session
+from simlib.grading import command_line as command
+from simlib.grading import commands, handout, reports, sandbox, self_check, session, whole_class
 from simlib.grading.cache import Cache
 from simlib.grading.collect import CannotCollect, collect
 from simlib.grading.grade import NotebookResult
-from simlib.grading.inside import shell
-from simlib.grading.inside.graded import Graded
-from simlib.grading.judge import QuestionResult
-from simlib.grading.submission import Unreadable, parse
-from simlib.grading.transplant import WrongNotebook, transplant
+from simlib.grading.merge_answers import WrongNotebook, transplant
+from simlib.grading.notebook_file import Unreadable, parse
+from simlib.grading.sandboxed import shell
+from simlib.grading.sandboxed.graded import Graded
+from simlib.grading.score import QuestionResult
 
 EXERCISES = {one.name: one for one in (exercise("01"), exercise("04"))}
 COLLECTIVES = EXERCISES["04_collectives"]
@@ -194,9 +195,9 @@ def test_results_are_kept_by_content(stand_in, submissions, tmp_path):
 
 
 def test_an_interrupted_batch_goes_on(stand_in, submissions, tmp_path, monkeypatch):
-    whole = batch.grade
+    whole = whole_class.grade
     monkeypatch.setattr(
-        batch,
+        whole_class,
         "grade",
         lambda data, *rest: (
             (_ for _ in ()).throw(KeyboardInterrupt()) if stand_in else whole(data, *rest)
@@ -205,7 +206,7 @@ def test_an_interrupted_batch_goes_on(stand_in, submissions, tmp_path, monkeypat
     command = ["grade", str(submissions), "--out", str(tmp_path / "out"), "--jobs", "1"]
     assert main(command) == 130
     assert len(stand_in) == 1
-    monkeypatch.setattr(batch, "grade", whole)
+    monkeypatch.setattr(whole_class, "grade", whole)
     main(command)
     assert len(stand_in) == 2
 
@@ -351,8 +352,8 @@ def test_folders_of_a_killed_grader_are_removed(tmp_path, monkeypatch):
 
 def test_more_time_for_a_notebook_is_more_for_its_cells():
     options = argparse.Namespace(time=600, memory=None)
-    assert desk.limits_of(options) == sandbox.Limits(50, 150, 600)
-    assert desk.limits_of(argparse.Namespace(time=24, memory=None)).cell_s == 60
+    assert commands.limits_of(options) == sandbox.Limits(50, 150, 600)
+    assert commands.limits_of(argparse.Namespace(time=24, memory=None)).cell_s == 60
 
 
 def test_more_time_for_a_notebook_is_more_for_ranks_that_do_nothing_to_be_seen(monkeypatch):
@@ -386,13 +387,15 @@ def test_other_limits_grade_again_what_a_limit_cut_short(tmp_path, monkeypatch, 
         question = QuestionResult("mean_of_all", "", 0, 2, "wrong", "")
         return NotebookResult(one.name, "graded", "", [question], cut_short=cut_short)
 
-    monkeypatch.setattr(batch, "grade", grade)
-    monkeypatch.setattr(batch.Batch, "expected", lambda self, one: None)
+    monkeypatch.setattr(whole_class, "grade", grade)
+    monkeypatch.setattr(whole_class.Batch, "expected", lambda self, one: None)
     files(tmp_path, "student_01/04_collectives.ipynb")
     handed = collect(tmp_path, EXERCISES)
     for seconds in (240, 600, 600):
         limits = sandbox.Limits(notebook_s=seconds)
-        batch.Batch(EXERCISES, Cache(tmp_path / "cache"), 1, limits).run(handed, 1, lambda one: 0)
+        whole_class.Batch(EXERCISES, Cache(tmp_path / "cache"), 1, limits).run(
+            handed, 1, lambda one: 0
+        )
     assert len(graded) == times
 
 
@@ -526,7 +529,7 @@ def test_check_uses_the_pristine_checks_of_a_checkout(tmp_path, place):
     if place == "a checkout":
         source = (SOURCES / "04_collectives.py").read_bytes()
         files(tmp_path, "authoring/exercises/04_collectives.py", data=source)
-    found, notes = public.check_notebook(tmp_path / "exercises/04_collectives-Copy1.ipynb")
+    found, notes = self_check.check_notebook(tmp_path / "exercises/04_collectives-Copy1.ipynb")
     said = list(found)
     if place == "a checkout":
         assert [one.status for one in said] == ["right", "not written yet", "not written yet"]
@@ -546,7 +549,7 @@ except Exception:
     pass
 """
 IMPATIENT = """\
-import simlib.grading.inside.public as public
+import simlib.grading.sandboxed.check_notebook as public
 
 def run_for_a_time(shell, source, limit_s, whole=public.run_for_a_time):
     return whole(shell, source, 1 if "while True" in source else 600)
@@ -563,8 +566,8 @@ def test_check_ends_a_cell_that_does_not_end(workplace, monkeypatch):
     made["cells"].insert(1, nbformat.v4.new_code_cell(ENDLESS))
     (path.parent / "mine.py").write_text("")
     path.write_bytes(content(made))
-    monkeypatch.setattr(public, "COMMAND", [sys.executable, "-c", IMPATIENT])
-    said, notes = public.check_notebook(path)
+    monkeypatch.setattr(self_check, "COMMAND", [sys.executable, "-c", IMPATIENT])
+    said, notes = self_check.check_notebook(path)
     assert next(said).status == "right"
     assert len(list(said)) == 2
     told = "the cell that begins with 'try:' fails: StillRunning: it was ended after 1 s"
@@ -577,7 +580,7 @@ def test_check_names_the_cell_that_ends_python(workplace):
     made = json.loads(path.read_text())
     cell_of(made, "own_broadcast-answer")["source"] += "\nimport os; os._exit(0)"
     path.write_bytes(content(made))
-    said, _ = public.check_notebook(path)
+    said, _ = self_check.check_notebook(path)
     right, ended, not_written = said
     assert (right.status, not_written.status) == ("right", "not written yet")
     assert "not reached: the cell that begins with 'def own_broadcast" in ended.text

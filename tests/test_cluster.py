@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from simlib.cluster import Cluster, Device, Link, Topology
-from simlib.errors import InvalidCallError
+from simlib.model.cluster import Cluster, Device, Link, Topology
+from simlib.model.errors import InvalidCallError
 
 ETHERNET = Link(30e-6, 1.25e9)
 BUS = Link(1e-6, 10e9)

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from simlib import clusters
-from simlib.cluster import Cluster, Link, Topology
+from simlib.model.cluster import Cluster, Link, Topology
 
 PRESETS = [
     value

@@ -10,19 +10,10 @@ import numpy as np
 import pytest
 from carry import beginning, carried, is_right
 
-from simlib.cluster import Link
-from simlib.collectives import (
-    ALGORITHMS,
-    KINDS,
-    Moves,
-    Schedule,
-    choose,
-    parts_of,
-    schedule,
-    split,
-)
+from simlib.collectives import ALGORITHMS, KINDS, Moves, Schedule, choose, parts_of, schedule, split
 from simlib.collectives.broadcast import best_chunks, chain
-from simlib.errors import InvalidCallError
+from simlib.model.cluster import Link
+from simlib.model.errors import InvalidCallError
 
 EVERY = [(kind, name) for kind in KINDS for name in ALGORITHMS[kind]]
 OWN = [(kind, name) for kind, name in EVERY if not name.startswith("gloo")]  # see test_gloo.py

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from test_kernel import Kernel
 
 import simlib
-from simlib.palette import OKABE_ITO
-from simlib.processes.live import RankOutput, _bar
+from simlib.draw.palette import OKABE_ITO
+from simlib.engines.host.display import RankOutput, _bar
 
 SETUP = """
 import os, sys, tempfile, threading
@@ -64,9 +64,9 @@ def log_with(folder, points, name="loss"):
 def test_a_curve_appears_grows_and_ends_as_one_picture(kernel):
     # The block goes on until its reader has seen points, in two goes: no waiting for a time.
     code = """
-import simlib.curves
+import simlib.draw.curves
 seen = threading.Event()
-class Watched(simlib.curves.Reader):
+class Watched(simlib.draw.curves.Reader):
     def read(self):
         curves = super().read()
         if any(len(points) >= 3 for points in curves.get("loss", {}).values()):
@@ -75,7 +75,7 @@ class Watched(simlib.curves.Reader):
             seen.set()
         return curves
 shown_before = []
-simlib.curves.Reader = Watched
+simlib.draw.curves.Reader = Watched
 with simlib.live_curves(folder):
     simlib.run(log, 2, args=(folder, 3))
     assert seen.wait(60)
@@ -147,8 +147,8 @@ def colors_of(picture):
 
 
 def test_a_run_has_one_colour_in_all_panels_and_keeps_it_while_others_come(tmp_path):
-    from simlib.curve_picture import picture_of
-    from simlib.curves import Reader
+    from simlib.draw.curve_picture import picture_of
+    from simlib.draw.curves import Reader
 
     reader, seen = Reader(tmp_path), []
     for run, names in (("m", ["loss", "accuracy"]), ("z", ["loss"]), ("a", ["loss", "accuracy"])):
@@ -178,7 +178,7 @@ def test_points_are_marked_where_a_run_has_few_of_them_however_long_it_grows(tmp
 def test_what_is_logged_later_is_read_later(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 
-    from simlib.curves import Reader
+    from simlib.draw.curves import Reader
 
     reader = Reader(tmp_path)
     assert reader.read() == {}

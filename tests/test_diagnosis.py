@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.meetings import SLOTS, MeetingTable, size_of_table, word_for
-from simlib.oplog import create_shared_memory
+from simlib.record.fingerprints import SLOTS, MeetingTable, size_of_table, word_for
+from simlib.record.oplog import create_shared_memory
 
 
 def verdict(function, world_size, error, **options):

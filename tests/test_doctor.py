@@ -13,11 +13,11 @@ import pytest
 
 import simlib
 from simlib.cli import main
-from simlib.doctor import Report, dialog, probe, together
-from simlib.doctor.checks import HOST_CHECKS
-from simlib.doctor.examine import Line, examine, hosts_for_hello
-from simlib.doctor.facts import Facts
-from simlib.doctor.report import pairs_of
+from simlib.engines.batch.doctor import Report, dialog, probe, together
+from simlib.engines.batch.doctor.examine import Line, examine, hosts_for_hello
+from simlib.engines.batch.doctor.facts import Facts
+from simlib.engines.batch.doctor.host_checks import HOST_CHECKS
+from simlib.engines.batch.doctor.report import pairs_of
 
 MPICH = "HYDRA build details:\n    Version:          5.0.2\n"
 FACTS = {

@@ -35,7 +35,7 @@ from simlib.practice import PracticeCluster
 
 ASK = """
 import json, sys, simlib
-from simlib.doctor import together, together_checks
+from simlib.engines.batch.doctor import together, together_checks
 
 folder, launcher, hang_s, *hosts = sys.argv[1:]
 together.LIMIT_S = together_checks.LIMIT_S = int(hang_s)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from simlib.doctor import checks, dialog, facts, probe
+from simlib.engines.batch.doctor import dialog, facts, host_checks, probe
 
 
 def test_a_link_that_somebody_has_left_in_the_common_folder_is_not_followed(tmp_path):
@@ -30,7 +30,7 @@ def test_sources_that_cannot_be_read_are_no_fault_of_ssh(tmp_path, monkeypatch):
     theirs = probe.simlib()
     assert theirs == [None, str(package), "No such file or directory"]
     here = facts.Facts(["a"], here={"simlib": ["1.2", "x", "y"]}, of={"a": {"simlib": theirs}})
-    verdict = checks.simlib(here, "a")
+    verdict = host_checks.simlib(here, "a")
     assert not verdict.ok and "cannot be read there (No such file or directory)" in verdict.sentence
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.batch import mpiexec
+from simlib.engines.batch import mpiexec
 from simlib.practice import PracticeCluster
 
 TESTS = Path(__file__).parent

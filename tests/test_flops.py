@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import simlib
-from simlib.virtual.flops import FlopCounts
-from simlib.virtual.instruments import Instruments
+from simlib.engines.virtual.dispatch_mode import Instruments
+from simlib.engines.virtual.flops import FlopCounts
 
 SEED = int(os.environ["SEED"])
 COUNTS = FlopCounts()

@@ -7,10 +7,10 @@ import pytest
 from fluid import through_network
 
 import simlib
-from simlib.cluster import Cluster, Link, Topology
 from simlib.collectives import gloo
 from simlib.collectives.timing import time_of
-from simlib.errors import InvalidCallError
+from simlib.model.cluster import Cluster, Link, Topology
+from simlib.model.errors import InvalidCallError
 
 KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "scatter", "gather", "all_to_all")
 SUMS = ("gloo_all_reduce", "gloo_all_reduces")

@@ -7,11 +7,11 @@ import re
 import pytest
 from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, extra, notebook, solved
 
-from simlib.grading import known, public, sandbox
+from simlib.grading import misconceptions, sandbox, self_check
 from simlib.grading.expected import record
 from simlib.grading.grade import BEGIN, grade, seeded
-from simlib.grading.inside.graded import too_little
-from simlib.grading.judge import json_in, sentence
+from simlib.grading.sandboxed.graded import too_little
+from simlib.grading.score import json_in, sentence
 from simlib.grading.session import code_cell, run_notebook
 
 SEED = 5
@@ -184,19 +184,23 @@ WRONG_ANSWERS = ROOT / "tests" / "wrong_answers"
 
 
 def test_a_known_wrong_answer_is_told_by_its_name(expected):
-    sources = known.sources_of(WRONG_ANSWERS, COLLECTIVES, "mean_of_all")
+    sources = misconceptions.sources_of(WRONG_ANSWERS, COLLECTIVES, "mean_of_all")
     own_mean = "each rank's own mean"
     some = dict(
         pair for pair in sources.items() if pair[0].startswith((own_mean, "the sum of all"))
     )
     assert len(some) == 2
     (nameless,) = ast.parse("def always_one_more(rank, world_size): return rank").body
-    assert known.words_of(nameless) == 'the answer "always one more"'  # it has no docstring
-    signatures = known.outputs_of(some, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)
+    assert (
+        misconceptions.words_of(nameless) == 'the answer "always one more"'
+    )  # it has no docstring
+    signatures = misconceptions.outputs_of(
+        some, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True
+    )
     own = "def mean_of_all(rank, world_size, x):\n    numbers = x\n    return numbers.mean().item()"
     made = notebook(COLLECTIVES, {"mean_of_all": own})
     result = grade(content(made), COLLECTIVES, expected, SEED, LIMITS)
-    found = known.signature(result.questions[0].outputs)
+    found = misconceptions.signature(result.questions[0].outputs)
     assert [words for words in signatures if signatures[words] == found] == [own_mean]
 
 
@@ -229,14 +233,18 @@ THE_SAME = {
 
 def test_a_known_answer_whose_cell_fails_does_no_harm_to_the_next(expected):
     sources = {"fails": "1 / 0", "own mean": HEAD + "return x.mean().item()"}
-    found = known.outputs_of(sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)
+    found = misconceptions.outputs_of(
+        sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True
+    )
     assert "own mean" in found and "NoneType" not in str(found["own mean"])
     assert found["own mean"] != found["fails"]
 
 
 def test_the_same_mistake_is_recognised_in_other_functions_and_lines(expected):
     sources = {(n, what): one for what, pair in THE_SAME.items() for n, one in enumerate(pair)}
-    found = known.outputs_of(sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)
+    found = misconceptions.outputs_of(
+        sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True
+    )
     assert [what for what in THE_SAME if found[0, what] != found[1, what]] == []
     assert len({str(found[0, what]) for what in THE_SAME}) == len(THE_SAME)
 
@@ -277,7 +285,7 @@ def test_cells_below_an_answer_count_in_grading_as_they_do_in_a_check(graded, tm
     for path, one in ((tmp_path / "04_collectives.ipynb", made), (pristine, notebook(COLLECTIVES))):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content(one))
-    said, _ = public.check_notebook(tmp_path / "04_collectives.ipynb")
+    said, _ = self_check.check_notebook(tmp_path / "04_collectives.ipynb")
     assert [one.status for one in said] == ["right", "right", "not written yet"]
     found = graded(made)
     assert [one.reason for name, one in found.items() if name][:2] == [

@@ -14,8 +14,8 @@ from notebooks_made import SOURCES
 import simlib
 from simlib.checks.check import rule_complaint
 from simlib.checks.compare import difference
-from simlib.checks.trial import changed_in_place, try_on
-from simlib.grading import batch, expected
+from simlib.checks.run_answer import changed_in_place, try_on
+from simlib.grading import expected, whole_class
 from simlib.grading.cache import Cache
 from simlib.grading.exercise import read_exercise
 from simlib.grading.sandbox import Limits
@@ -235,7 +235,7 @@ def recording(monkeypatch):
     "line", ["2: TimeoutError: no progress", "2: 2; nan (has the wrong value)\n2: sent as allowed"]
 )
 def test_what_the_solution_gets_wrong_is_never_kept_as_expected(line, recording, tmp_path):
-    graders = batch.Batch({COLLECTIVES.name: COLLECTIVES}, Cache(tmp_path), 42, LIMITS)
+    graders = whole_class.Batch({COLLECTIVES.name: COLLECTIVES}, Cache(tmp_path), 42, LIMITS)
     recording(f"1: 2\n1: sent as allowed\n{line}")
     for _ in range(2):
         with pytest.raises(expected.SolutionFails) as caught:

@@ -5,10 +5,10 @@ from matplotlib import rcParams
 from matplotlib.colors import to_hex
 
 import simlib
-from simlib.figures import png_of
-from simlib.holdings import draw_memory, draw_parts
-from simlib.palette import mix, rank_color
-from simlib.virtual.ledger import CATEGORIES, Ledger
+from simlib.draw.figures import png_of
+from simlib.draw.memory import draw_memory, draw_parts
+from simlib.draw.palette import mix, rank_color
+from simlib.model.ledger import CATEGORIES, Ledger
 
 PEAKS = [(4_000, 4_000, 8_000, 500), (2_000, 0, 0, 1_500)]
 

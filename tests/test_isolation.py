@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.checks.trial import try_on
+from simlib.checks.run_answer import try_on
 
 
 def pids():

@@ -9,10 +9,10 @@ import time
 import pytest
 
 import simlib
-from simlib.batch import folder as folders
-from simlib.batch import job as jobs
-from simlib.batch import state
-from simlib.batch.folder import JobFolder
+from simlib.engines.batch import folder as folders
+from simlib.engines.batch import job as jobs
+from simlib.engines.batch import state
+from simlib.engines.batch.folder import JobFolder
 
 RANKS = 2
 

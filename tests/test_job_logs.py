@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
-from simlib.batch import clocks, logs
-from simlib.batch.watch import _slept_on
-from simlib.oplog import HEADER, KIND_ID, NOBODY, OpLogWriter
+from simlib.engines.batch import clocks, logs
+from simlib.engines.batch.job_monitor import _slept_on
+from simlib.record.oplog import HEADER, KIND_ID, NOBODY, OpLogWriter
 
 
 class Clock:

@@ -17,11 +17,11 @@ from PIL import Image
 import simlib
 from simlib import labs
 from simlib.collectives import schedule
-from simlib.errors import InvalidCallError
-from simlib.labs import _lab, break_even, cells, crossover, rounds
-from simlib.labs.steps import steps_of
+from simlib.draw.palette import rank_color
+from simlib.labs import break_even, cells, crossover, rounds, sliders
+from simlib.labs.contributions import steps_of
 from simlib.labs.world_sizes import _together
-from simlib.palette import rank_color
+from simlib.model.errors import InvalidCallError
 from simlib.scale import time_of
 
 LATENCY_S, BANDWIDTH_BPS = 30e-6, 1.25e9
@@ -34,7 +34,7 @@ def png_of(figure):
     """The figure as PNG bytes, written as a lab writes them."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    return _lab._png(canvas)
+    return sliders._png(canvas)
 
 
 def work_and_tell(rank, world_size):
@@ -119,7 +119,7 @@ def test_a_state_that_was_drawn_is_not_drawn_again():
         papers.append(n)
         return labs.draw_rounds(n=n)
 
-    lab = _lab.Lab(paper, ink, {"n": _lab.slider("n", (2, 3, 4), 2)})
+    lab = sliders.Lab(paper, ink, {"n": sliders.slider("n", (2, 3, 4), 2)})
     for value in (3, 2, 3):
         lab.controls["n"].value = value
     assert papers == inks == [2, 3]
@@ -158,25 +158,25 @@ def test_a_notebook_stores_a_sentence_instead_of_a_widget(every_lab):
         data, _ = DisplayFormatter().format(lab)
         widget = data.pop("application/vnd.jupyter.widget-view+json")
         assert widget["model_id"] == lab.model_id
-        assert data == {"text/plain": _lab.FALLBACK}
+        assert data == {"text/plain": sliders.FALLBACK}
 
 
 def test_names_of_controls_have_their_room(every_lab):
     # Some 7 pixels a letter in JupyterLab's font.
-    room = int(_lab.NAME_WIDTH.removesuffix("px"))
+    room = int(sliders.NAME_WIDTH.removesuffix("px"))
     for lab in every_lab.values():
         for control in lab.controls.values():
             assert 7 * len(control.description) <= room
-            assert control.style.description_width == _lab.NAME_WIDTH
+            assert control.style.description_width == sliders.NAME_WIDTH
             assert control.continuous_update if hasattr(control, "continuous_update") else True
 
 
 def test_round_numbers_are_those_people_type():
-    assert _lab.round_numbers(5e-7, 2e-6) == [5e-7, 6e-7, 8e-7, 1e-6, 1.2e-6, 1.5e-6, 2e-6]
+    assert sliders.round_numbers(5e-7, 2e-6) == [5e-7, 6e-7, 8e-7, 1e-6, 1.2e-6, 1.5e-6, 2e-6]
 
 
 def test_a_slider_has_room_for_a_value_between_its_own():
-    slider = _lab.slider("size", (1, 2, 4), 3, "{} B".format)
+    slider = sliders.slider("size", (1, 2, 4), 3, "{} B".format)
     assert slider.value == 3
     assert slider.options == (("1 B", 1), ("2 B", 2), ("3 B", 3), ("4 B", 4))
 

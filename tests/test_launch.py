@@ -6,7 +6,7 @@ import sys
 import threading
 from multiprocessing import forkserver
 
-from simlib.processes.launch import server_context
+from simlib.engines.host.forkserver import server_context
 
 
 def _leave(code):

@@ -21,8 +21,8 @@ from schedules import (
     wrong_programs,
 )
 
-from simlib.matching import Matcher
-from simlib.trace import Group
+from simlib.model.matching import Matcher
+from simlib.model.trace import Group
 
 SEED = int(os.environ["SEED"])
 SOME, MANY = 300, 6_000

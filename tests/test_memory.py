@@ -16,13 +16,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import simlib
-from simlib.errors import OutOfMemoryError
-from simlib.trace import Site
-from simlib.virtual import memory
-from simlib.virtual.instruments import Instruments
-from simlib.virtual.ledger import CATEGORIES, Ledger
-from simlib.virtual.memory import MemoryMeter
-from simlib.virtual.watches import Watches
+from simlib.engines.virtual import memory_meter
+from simlib.engines.virtual.dispatch_mode import Instruments
+from simlib.engines.virtual.memory_hooks import Watches
+from simlib.engines.virtual.memory_meter import MemoryMeter
+from simlib.model.errors import OutOfMemoryError
+from simlib.model.ledger import CATEGORIES, Ledger
+from simlib.model.trace import Site
 
 SEED = int(os.environ["SEED"])
 
@@ -368,7 +368,7 @@ def test_a_long_history_is_thinned_and_keeps_the_peak():
             x = torch.ones(second + 1 if second != 3210 else 10**6)
     ledger = rank.meter.ledger()
     times = [time_s for time_s, _ in ledger.history]
-    assert memory.MOST_POINTS // 2 <= len(times) <= memory.MOST_POINTS + 2
+    assert memory_meter.MOST_POINTS // 2 <= len(times) <= memory_meter.MOST_POINTS + 2
     assert times == sorted(times)
     assert sum(time_s < 2500 for time_s in times) == pytest.approx(len(times) / 2, rel=0.2)
     # The next tensor is there before the large one is released.

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import simlib
-from simlib.batch import mpiexec
-from simlib.batch.failures import cause_in
+from simlib.engines.batch import mpiexec
+from simlib.engines.batch.launcher_failures import cause_in
 
 VERSIONS = {
     "MPICH": "HYDRA build details:\n    Version:  5.0.2",

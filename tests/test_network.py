@@ -12,9 +12,9 @@ from fluid import exact_ends, network_ends
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simlib.cluster import Cluster, Link, Topology
-from simlib.errors import InvalidCallError
-from simlib.network import Network
+from simlib.clockwork.network import Network
+from simlib.model.cluster import Cluster, Link, Topology
+from simlib.model.errors import InvalidCallError
 
 SEED = int(os.environ["SEED"])
 SECOND = Link(1.0, 100.0)  # 1 s and 100 B/s: easy to reckon with

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from simlib.virtual.per_rank import turns
+from simlib.engines.virtual.per_rank import turns
 
 DRAWS = {
     "one": lambda: torch.rand(1).item(),

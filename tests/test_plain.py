@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy._core.multiarray import _reconstruct
 
-from simlib import makers, plain
-from simlib.answers import answer_of
 from simlib.checks.compare import difference
-from simlib.checks.trial import Exchanged
-from simlib.trace import Group, WireMessage
-from simlib.virtual.ledger import CATEGORIES, Ledger
+from simlib.model.ledger import CATEGORIES, Ledger
+from simlib.model.trace import Group, WireMessage
+from simlib.record import safe_pickle, safe_values
+from simlib.record.returned import answer_of
+from simlib.record.safe_values import Exchanged
 
 
 class Evil:
@@ -49,12 +49,12 @@ GROUP = Group("world", (0, 1))
 @pytest.fixture
 def distrusted(monkeypatch):
     """A kernel that must not trust its ranks."""
-    monkeypatch.setenv(plain.VARIABLE, "1")
+    monkeypatch.setenv(safe_pickle.VARIABLE, "1")
 
 
 def sent(value):
     """A value as the kernel gets it from a rank."""
-    word, arrived = plain.loads(answer_of(lambda: value))
+    word, arrived = safe_pickle.loads(answer_of(lambda: value))
     assert word == "result", arrived
     return arrived
 
@@ -99,9 +99,9 @@ def test_data_arrive_as_they_were(distrusted, value):
         assert repr(getattr(arrived, name, None)) == repr(getattr(value, name, None))
 
 
-@pytest.mark.parametrize("kind", sorted(makers.ELEMENTS))
+@pytest.mark.parametrize("kind", sorted(safe_values.ELEMENTS))
 def test_tensors_of_every_kind_arrive_bit_by_bit(distrusted, kind):
-    value = (torch.arange(12).reshape(3, 4) % 7).to(makers.DTYPES[kind])
+    value = (torch.arange(12).reshape(3, 4) % 7).to(safe_values.DTYPES[kind])
     for one in (
         value, value.t(), value[1:, ::2], value[0, 0], value[:0], value[1:, 1:2][:1],
         value[2:, :1].expand(2, 3),
@@ -118,7 +118,7 @@ def test_what_autograd_made_and_bytes_of_another_order_arrive_as_values(distrust
 
 
 def test_elements_that_repeat_are_sent_once(distrusted):
-    assert len(plain.dumps(torch.ones(1).expand(10**12))) < 1000
+    assert len(safe_pickle.dumps(torch.ones(1).expand(10**12))) < 1000
     arrived = sent(torch.ones(1).expand(10**12))
     assert arrived.shape == (10**12,) and arrived[-1] == 1
 
@@ -127,7 +127,7 @@ def test_what_is_one_object_stays_one_and_is_sent_once(distrusted):
     tensor = torch.ones(1000)
     value = [tensor] * 1000
     value.append(value)
-    assert len(plain.dumps(value)) < 20_000
+    assert len(safe_pickle.dumps(value)) < 20_000
     arrived = sent(value)
     assert arrived[0] is arrived[999] and arrived[1000] is arrived
 
@@ -154,7 +154,7 @@ def test_of_a_subclass_the_contents_arrive_which_is_what_checks_compare(distrust
 
 
 NUMBERS = st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers()
-KINDS = st.sampled_from(sorted(makers.NUMBERS)).map(np.dtype)
+KINDS = st.sampled_from(sorted(safe_values.NUMBERS)).map(np.dtype)
 ARRAYS = KINDS.flatmap(lambda kind: arrays.arrays(kind, arrays.array_shapes(min_dims=0)))
 LEAVES = NUMBERS | st.text() | st.binary() | ARRAYS | ARRAYS.map(torch.from_numpy)
 KEYS = st.text() | st.integers() | st.tuples(st.integers(), st.text())
@@ -169,9 +169,9 @@ VALUES = st.recursive(
 @settings(max_examples=100, deadline=None)
 def test_whatever_is_plain_arrives(value):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(plain.VARIABLE, "1")
-        assert pickle.dumps(plain.tree_of(sent(value), {})) == pickle.dumps(
-            plain.tree_of(value, {})
+        patch.setenv(safe_pickle.VARIABLE, "1")
+        assert pickle.dumps(safe_pickle.tree_of(sent(value), {})) == pickle.dumps(
+            safe_pickle.tree_of(value, {})
         )
 
 
@@ -182,8 +182,8 @@ ACTING = {"evil": Evil(), "own": Own(), "system": os.system, "lambda": lambda: 1
 def test_anything_else_is_refused_before_it_acts(distrusted, monkeypatch, tmp_path, value):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(pickle.UnpicklingError, match="is no plain data"):
-        plain.loads(cloudpickle.dumps(value))
-    word, said = plain.loads(answer_of(lambda: value))
+        safe_pickle.loads(cloudpickle.dumps(value))
+    word, said = safe_pickle.loads(answer_of(lambda: value))
     assert word == "unpicklable"
     assert "is no plain data" in said[1]
     assert not os.listdir(tmp_path)
@@ -222,7 +222,7 @@ HARMFUL = {
 @pytest.mark.parametrize("value", HARMFUL.values(), ids=HARMFUL)
 def test_a_pickle_makes_no_array_tensor_or_other_object_by_itself(distrusted, value):
     with pytest.raises(pickle.UnpicklingError, match="is no plain data"):
-        plain.loads(pickle.dumps(("result", value), protocol=4))
+        safe_pickle.loads(pickle.dumps(("result", value), protocol=4))
 
 
 FOUR = bytes(4)
@@ -254,7 +254,7 @@ def test_a_tree_that_lies_is_refused(distrusted, words):
     name, *parts = words
     name = bytearray(name if isinstance(name, bytes) else name.encode())
     with pytest.raises(pickle.UnpicklingError, match="no plain data"):
-        plain.loads(pickle.dumps(("result", (name, *parts)), protocol=5))
+        safe_pickle.loads(pickle.dumps(("result", (name, *parts)), protocol=5))
 
 
 def test_no_bytes_make_a_bool_that_is_neither(distrusted):
@@ -262,10 +262,10 @@ def test_no_bytes_make_a_bool_that_is_neither(distrusted):
         (bytearray(b"tensor"), "bool", (2,), (2,), b"\x02\0", False, False),
         (bytearray(b"array"), "bool", (2,), b"\x02\0", True),
     ):
-        data = plain.loads(pickle.dumps(tree, protocol=5))
+        data = safe_pickle.loads(pickle.dumps(tree, protocol=5))
         assert bytes(np.asarray(data)) == b"\x01\0"
 
 
 def test_elsewhere_ranks_may_send_what_they_like(monkeypatch):
-    monkeypatch.delenv(plain.VARIABLE, raising=False)
+    monkeypatch.delenv(safe_pickle.VARIABLE, raising=False)
     assert isinstance(sent(Own()), Own)

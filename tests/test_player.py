@@ -18,11 +18,11 @@ import torch.distributed as dist
 from synthetic import RunMaker, all_reduces, ring
 
 import simlib
-from simlib.palette import rank_color
-from simlib.player import Player
-from simlib.player.scene import MOST_BOXES, MOST_EVENTS, MOST_LANES, scene_of
-from simlib.player.thinning import happenings, thinned
-from simlib.player.widget import FOLDER, SCRIPTS
+from simlib.draw.palette import rank_color
+from simlib.draw.player import Player
+from simlib.draw.player.scene import MOST_BOXES, MOST_EVENTS, MOST_LANES, scene_of
+from simlib.draw.player.thinning import happenings, thinned
+from simlib.draw.player.widget import FOLDER, SCRIPTS
 
 NO_TIME = (
     "between must be (first second, last second), the first smaller; this run ends at 0.000103 s"
@@ -349,4 +349,4 @@ def test_the_wheel_has_script_and_style(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     for name in [f"{script}.js" for script in SCRIPTS] + ["player.css"]:
-        assert f"simlib/player/{name}" in names
+        assert f"simlib/draw/player/{name}" in names

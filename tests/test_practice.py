@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from simlib.cli import main
-from simlib.errors import InvalidCallError
-from simlib.practice import PracticeNetwork, network, remove_leftovers, running, system
-from simlib.practice.command import rate_bps, time_s
+from simlib.model.errors import InvalidCallError
+from simlib.practice import PracticeNetwork, daemon, practice_network, remove_leftovers, system
+from simlib.practice.network_command import rate_bps, time_s
 
 ECHO = """
 import socket, sys
@@ -128,7 +128,7 @@ def test_nothing_is_left_after_an_error_on_the_way_up(practice, monkeypatch, cal
             raise KeyboardInterrupt
         return system.tool(*argv)
 
-    monkeypatch.setattr(network, "tool", tool)
+    monkeypatch.setattr(practice_network, "tool", tool)
     with pytest.raises(KeyboardInterrupt), PracticeNetwork(2):
         pytest.fail("it must not come up")
     assert not namespaces()
@@ -160,7 +160,7 @@ def test_a_second_ctrl_c_does_not_stop_the_clean_up(practice, monkeypatch):
             raise KeyboardInterrupt
         system.remove_namespace(name)
 
-    monkeypatch.setattr(network, "remove_namespace", remove)
+    monkeypatch.setattr(practice_network, "remove_namespace", remove)
     with pytest.raises(KeyboardInterrupt), PracticeNetwork(1):
         pass
     assert not namespaces()
@@ -198,7 +198,7 @@ def test_when_one_rank_fails_the_others_are_ended(practice, capsys):
 
 def test_down_says_what_it_removed(practice, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(system, "RUNNING", tmp_path / "practice")  # not the one of this machine
-    monkeypatch.setattr(running, "remove_leftovers", lambda: ["one", "another"])
+    monkeypatch.setattr(daemon, "remove_leftovers", lambda: ["one", "another"])
     assert main(["practice", "down"]) == 0
     out = capsys.readouterr().out
     assert "no practice cluster was up\n2 namespaces of killed processes removed\n" in out

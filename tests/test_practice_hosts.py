@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from simlib.cli import main
-from simlib.errors import InvalidCallError
+from simlib.model.errors import InvalidCallError
 from simlib.practice import PracticeCluster, cluster_command, launcher, system
-from simlib.practice import cluster as cluster_module
-from simlib.practice.slurm import CPUS
+from simlib.practice import practice_cluster as cluster_module
+from simlib.practice.slurm_daemons import CPUS
 
 HELLO = """
 import socket

@@ -11,9 +11,9 @@ import pytest
 from notebooks_made import cell_of, content, exercise, hand_in, notebook
 
 from simlib.cli import main
-from simlib.grading import public
-from simlib.grading.inside import public as inside
+from simlib.grading import self_check
 from simlib.grading.sandbox import Limits
+from simlib.grading.sandboxed import check_notebook as inside
 
 COLLECTIVES = exercise("04")
 
@@ -24,7 +24,7 @@ def step(source, kind="helper", question=None):
 
 def told_of(folder, *sources, limit_s=60):
     """What is told about these cells."""
-    return list(public.run_steps([step(source) for source in sources], folder, limit_s))
+    return list(self_check.run_steps([step(source) for source in sources], folder, limit_s))
 
 
 def beside(folder, *sources):
@@ -66,7 +66,7 @@ open("pid", "w").write(str(pid))
 
 @pytest.mark.parametrize("last, told", [("", "beside"), ("os._exit(0)", "begins")])
 def test_what_a_cell_starts_ends_with_check(tmp_path, monkeypatch, last, told):
-    monkeypatch.setattr(public, "END_S", 1)
+    monkeypatch.setattr(self_check, "END_S", 1)
     begun = time.monotonic()
     assert told in told_of(tmp_path, FORK, last)[-1]
     assert time.monotonic() - begun < 40
@@ -76,7 +76,7 @@ def test_what_a_cell_starts_ends_with_check(tmp_path, monkeypatch, last, told):
 @pytest.mark.parametrize("start", [FORK, LEAVE])
 def test_check_ends_when_its_time_is_over_whoever_holds_the_pipe(tmp_path, monkeypatch, start):
     endless = "print('{}', flush=True)\nwhile True: pass"
-    monkeypatch.setattr(public, "COMMAND", [sys.executable, "-c", f"{start}\n{endless}"])
+    monkeypatch.setattr(self_check, "COMMAND", [sys.executable, "-c", f"{start}\n{endless}"])
     begun = time.monotonic()
     assert told_of(tmp_path, limit_s=5) == [{}]
     assert time.monotonic() - begun < 40
@@ -89,8 +89,8 @@ def test_check_ends_when_its_time_is_over_whoever_holds_the_pipe(tmp_path, monke
 def test_what_is_told_before_the_time_is_over_is_not_lost(tmp_path, monkeypatch):
     lines = r"""print('{"begins": "1"}\n{"begins": "2"}', flush=True)"""
     endless = "\nwhile True: pass"
-    monkeypatch.setattr(public, "COMMAND", [sys.executable, "-c", lines + endless])
-    told = public.run_steps([], tmp_path, 4)
+    monkeypatch.setattr(self_check, "COMMAND", [sys.executable, "-c", lines + endless])
+    told = self_check.run_steps([], tmp_path, 4)
     assert next(told) == {"begins": "1"}
     time.sleep(5)
     assert list(told) == [{"begins": "2"}]
@@ -104,12 +104,12 @@ def test_check_leaves_no_folders_behind(tmp_path, monkeypatch):
 
 def test_a_check_has_as_long_as_in_grading(tmp_path, monkeypatch):
     report_limits = (
-        "import simlib.grading.inside.public as public\n"
+        "import simlib.grading.sandboxed.check_notebook as public\n"
         "public.run_for_a_time = lambda shell, source, limit_s: {'error': f'{limit_s} s'}\n"
         "public.main()\n"
     )
-    monkeypatch.setattr(public, "COMMAND", [sys.executable, "-c", report_limits])
-    told = public.run_steps([step("", "check", "f"), step("")], tmp_path, 60)
+    monkeypatch.setattr(self_check, "COMMAND", [sys.executable, "-c", report_limits])
+    told = self_check.run_steps([step("", "check", "f"), step("")], tmp_path, 60)
     check, cell = (one["text"] for one in told if "text" in one)
     assert check.endswith(f": {Limits().cell_s} s") and cell == f"{Limits().answer_s} s"
 

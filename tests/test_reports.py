@@ -11,10 +11,10 @@ from class_made import ESCAPES, EXERCISES, FOUR, KNOWN, SCRIPT, SECRET, graded, 
 from notebooks_made import exercise
 
 from simlib.grading import overrides, reports
+from simlib.grading.lms_export import tables_for_platforms
 from simlib.grading.overrides import BadOverrides, Override, read_overrides
 from simlib.grading.overview import KINDS, overview
 from simlib.grading.pages import told, write_pages
-from simlib.grading.platforms import tables_for_platforms
 from simlib.grading.reports import Person, as_report, write_reports
 
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(reports.SCHEMA.read_text()))

@@ -360,5 +360,5 @@ def test_a_file_that_starts_a_run_when_it_is_imported_is_told_its_line(tmp_path,
     )
     command = [sys.executable, "-c", "from starts import main"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    (told,) = (line for line in done.stderr.splitlines() if line.startswith("simlib.errors."))
+    (told,) = (line for line in done.stderr.splitlines() if line.startswith("simlib.model.errors."))
     assert "a rank cannot start another one" in told and told.endswith("(starts.py, line 6)")

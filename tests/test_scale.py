@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 import simlib
 from simlib import Cluster, Device, Link, scale
-from simlib.cluster import Topology
 from simlib.collectives import ALGORITHMS, KINDS, schedule
 from simlib.collectives.timing import time_of as time_of_messages
-from simlib.errors import InvalidCallError
+from simlib.model.cluster import Topology
+from simlib.model.errors import InvalidCallError
 from simlib.scale import chains, collective, maxplus, rings, scaling, training
 from simlib.scale.rings import Ring, by_rounds, in_closed_form
 from simlib.scale.solvers import SOLVERS

@@ -63,7 +63,7 @@ def test_a_failing_simulation_is_told_and_the_next_one_works(kernel, name):
         f"def main(rank, world_size):\n{body}\nsimlib.simulate(main, 4, timeout_s=1)"
     )
     assert sentence in error
-    assert "simlib/virtual" not in error, "frames of simlib are shown to the learner"
+    assert "simlib/engines/virtual" not in error, "frames of simlib are shown to the learner"
     kernel.cell("next_simulation()")
 
 
@@ -114,7 +114,7 @@ def test_the_stop_button_ends_the_other_order_of_a_seed(kernel, tmp_path):
 def test_a_process_that_died_at_rest_is_replaced(kernel):
     kernel.cell("next_simulation()")
     kernel.cell(
-        "from simlib.virtual.process import simulators\n"
+        "from simlib.engines.virtual.process import simulators\n"
         "for resting in simulators()._resting:\n"
         "    resting.process.kill(); resting.process.join()\n"
         "next_simulation()"

@@ -6,8 +6,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 import simlib
-from simlib.palette import mix, rank_color
-from simlib.states import draw_states, numbers
+from simlib.draw.palette import mix, rank_color
+from simlib.draw.states import draw_states, numbers
 
 WHITE = "#ffffff"
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.batch.versions import check_versions, versions
+from simlib.engines.batch.versions import check_versions, versions
 
 WAIT_S = 120
 ROOT = Path(__file__).resolve().parent.parent

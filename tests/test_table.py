@@ -6,8 +6,8 @@ import random
 
 from synthetic import RunMaker, all_reduces, ring
 
-from simlib.table import run_table, short_repr
-from simlib.trace import Group
+from simlib.draw.table import run_table, short_repr
+from simlib.model.trace import Group
 
 
 def test_the_whole_table():

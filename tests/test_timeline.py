@@ -12,10 +12,10 @@ from matplotlib.collections import LineCollection, PolyCollection
 from PIL import Image
 from synthetic import RunMaker, all_reduces, ring
 
-from simlib.errors import InvalidCallError
-from simlib.palette import OKABE_ITO, mix, rank_color
-from simlib.timeline import draw_timeline, draw_traffic, png_of
-from simlib.trace import Group
+from simlib.draw.palette import OKABE_ITO, mix, rank_color
+from simlib.draw.timeline import draw_timeline, draw_traffic, png_of
+from simlib.model.errors import InvalidCallError
+from simlib.model.trace import Group
 
 
 def labels_of(figure):

@@ -14,10 +14,10 @@ from fluid import through_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simlib.cluster import Cluster, Device, Link, Topology
 from simlib.collectives import ALGORITHMS, KINDS, Moves, Schedule, schedule, sharing, timing
 from simlib.collectives.timing import time_of
-from simlib.errors import InvalidCallError
+from simlib.model.cluster import Cluster, Device, Link, Topology
+from simlib.model.errors import InvalidCallError
 
 SEED = int(os.environ["SEED"])
 EVERY = [(kind, name) for kind in KINDS for name in ALGORITHMS[kind]]

@@ -6,8 +6,8 @@ import json
 import pytest
 from notebooks_made import cell_of, content, exercise, extra, notebook, solved
 
-from simlib.grading.submission import Unreadable, parse, read_bytes
-from simlib.grading.transplant import GIVEN, NOT_ATTEMPTED, NOT_FOUND, WrongNotebook, transplant
+from simlib.grading.merge_answers import GIVEN, NOT_ATTEMPTED, NOT_FOUND, WrongNotebook, transplant
+from simlib.grading.notebook_file import Unreadable, parse, read_bytes
 
 COLLECTIVES = exercise("04")
 QUESTIONS = list(COLLECTIVES.questions)

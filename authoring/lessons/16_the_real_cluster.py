@@ -32,7 +32,7 @@ from IPython import get_ipython
 from torch.utils.data import TensorDataset
 
 import simlib
-from simlib.practice import running
+from simlib.practice import daemon
 
 Path("simlib-jobs").mkdir(exist_ok=True)
 for old in Path("simlib-jobs").glob("lesson_16_*"):
@@ -100,10 +100,10 @@ def find_cluster():
     if hostfile.exists():
         lines = hostfile.read_text().split("\n")
         return [line.split()[0].split(":")[0] for line in lines if line.strip()], []
-    practice = running.state()
+    practice = daemon.state()
     if practice:
         nodes = [host for host in practice["addresses"] if host != "login"]
-        return nodes, running.launcher("login")
+        return nodes, daemon.launcher("login")
     return [], []
 
 

@@ -11,7 +11,7 @@ A check cell of an exercise notebook is one call::
 
 from .check import check
 from .compare import OneOf
-from .fits import Fits
+from .memory_bound import Fits
 from .rules import (
     Rule,
     brought,
@@ -24,8 +24,8 @@ from .rules import (
     rounds,
     sends_to,
 )
-from .timed import Timed
-from .trial import measure
+from .run_answer import measure
+from .time_bound import Timed
 from .verdict import Verdict
 
 __all__ = [

@@ -8,7 +8,8 @@ import zlib
 
 import simlib
 
-from ..errors import DeadlockError, MismatchError, RankError, SimlibError, StuckError
+from ..model.errors import DeadlockError, MismatchError, RankError, SimlibError, StuckError
+from ..record.safe_values import Exchanged
 from .compare import (
     describe,
     difference,
@@ -18,7 +19,7 @@ from .compare import (
     known_mistake,
     likely_cause,
 )
-from .trial import WORLDS, Exchanged, Trial, changed_in_place, try_on
+from .run_answer import WORLDS, Trial, changed_in_place, try_on
 from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict, values_are_right
 
 TIMEOUT_S = 5

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..table import count
+from ..draw.table import count
 from .verdict import values_are_right
 
 

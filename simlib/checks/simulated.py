@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import simlib
 
-from ..cluster import Cluster
+from ..model.cluster import Cluster
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..table import count
+from ..draw.table import count
 
 NOT_WRITTEN = "not written"
 WRONG = "wrong"

@@ -1,7 +1,7 @@
 """Collectives as messages: who sends what to whom, round by round."""
 
 from .choice import ALGORITHMS, DEFAULT_POLICY, choose, schedule
-from .schedule import KINDS, Moves, Round, Schedule, parts_of, split
+from .schedules import KINDS, Moves, Round, Schedule, parts_of, split
 
 __all__ = [
     "ALGORITHMS",

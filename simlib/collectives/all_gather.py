@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from .schedule import Moves, Schedule, parts_of
+from .schedules import Moves, Schedule, parts_of
 from .steps import Folding, powers_below, ring_all_gather
 
 

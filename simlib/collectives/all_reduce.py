@@ -10,8 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from ..errors import InvalidCallError
-from .schedule import Moves, Schedule, split
+from ..model.errors import InvalidCallError
+from .schedules import Moves, Schedule, split
 from .steps import (
     Folding,
     binomial_broadcast,

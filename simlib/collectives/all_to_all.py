@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .schedule import Moves, Schedule, parts_of, split
+from .schedules import Moves, Schedule, parts_of, split
 
 
 def pairwise(n, nbytes, itemsize=1):

@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from .schedule import Moves, Schedule
+from .schedules import Moves, Schedule
 from .steps import binomial_broadcast, binomial_reduce, in_turn, powers_below
 
 NOTHING = np.array([0])

@@ -7,8 +7,8 @@ from math import isinf, sqrt
 
 import numpy as np
 
-from ..cluster import check_count
-from .schedule import Moves, Schedule, split
+from ..model.cluster import check_count
+from .schedules import Moves, Schedule, split
 from .steps import Folding, binomial_broadcast, binomial_scatter, in_turn, ring_all_gather
 
 SEGMENT_BYTES = 65536

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .schedule import Moves, Schedule, parts_of
+from .schedules import Moves, Schedule, parts_of
 from .steps import binomial_gather, in_turn
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .schedule import Moves, Schedule, parts_of, split
+from .schedules import Moves, Schedule, parts_of, split
 
 ENVELOPE_BYTES = 48  # six numbers of 8 bytes (`preamble` in gloo/transport/tcp/pair.h)
 MAX_SEGMENT_BYTES = 1 << 20  # `kMaxSegmentSize` in gloo/allreduce.h and gloo/reduce.h

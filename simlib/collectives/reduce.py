@@ -7,7 +7,7 @@ from itertools import chain as one_after_the_other
 import numpy as np
 
 from .broadcast import chain_chunks
-from .schedule import Moves, Schedule, split
+from .schedules import Moves, Schedule, split
 from .steps import Folding, binomial_gather, binomial_reduce, in_turn
 
 

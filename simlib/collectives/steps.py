@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from .schedule import Moves
+from .schedules import Moves
 
 
 def powers_below(n):

@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from ..errors import InvalidCallError
+from ..model.errors import InvalidCallError
 from .sharing import through_shared_links
 
 NOBODY, UNSEEN = -1, -2

@@ -8,10 +8,10 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from .places import AGAIN, CannotCollect, files_of_folder, files_of_zip
-from .submission import Unreadable, parse
-from .tables import readable
-from .transplant import choose, defines
+from .archive import AGAIN, CannotCollect, files_of_folder, files_of_zip
+from .csv_tables import readable
+from .merge_answers import choose, defines
+from .notebook_file import Unreadable, parse
 
 NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.IGNORECASE)
 """Names of notebooks; mail programs and Windows put a second ending behind the first."""

@@ -6,13 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .source import (
-    SourceError,
-    course_of,
-    read_source,
-    solution_source,
-    stub_source,
-)
+from .source import SourceError, course_of, read_source, solution_source, stub_source
 
 
 @dataclass(frozen=True)

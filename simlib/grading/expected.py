@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from .inside.graded import ALLOWED
+from .sandboxed.graded import ALLOWED
 from .session import CellResult, code_cell, run_notebook
 
 RECORDED_CHARS = 50_000_000
@@ -49,7 +49,7 @@ def record(exercise, seed, limits, isolate=True):
         gives a value that does not equal itself, or breaks a rule.
     """
     from .grade import cells_of
-    from .transplant import GIVEN, Step, Transplant, hidden_last
+    from .merge_answers import GIVEN, Step, Transplant, hidden_last
 
     steps = [
         Step("answer", cell, exercise.questions[cell.question].solution)

@@ -6,16 +6,16 @@ import re
 import time
 from dataclasses import asdict, dataclass, field
 
-from .judge import QuestionResult, because_of, clean, failures_of, fetch_of, is_cut_short, judge
-from .runs import Runner
+from .merge_answers import WrongNotebook, transplant
+from .notebook_file import Unreadable, parse
+from .reruns import Runner
+from .score import QuestionResult, because_of, clean, failures_of, fetch_of, is_cut_short, judge
 from .session import code_cell
-from .submission import Unreadable, parse
-from .transplant import WrongNotebook, transplant
 
 MOST_FAILURES = 5
 """Cells of the student's own that are told to fail."""
 BEGIN = """\
-from simlib.grading.inside.examiner import Examiner
+from simlib.grading.sandboxed.examiner import Examiner
 examiner = Examiner(globals(), {answer_s}, {patience})
 """
 

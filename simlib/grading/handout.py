@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from .public import PRISTINE
+from .self_check import PRISTINE
 
 FILES = ("LICENSE", "constraints.txt", "pyproject.toml")
 FOLDERS = ("exercises", "notebooks", "simlib")

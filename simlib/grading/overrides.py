@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from .asked import is_exercise, listed, student_of
-from .tables import BadTable, read_table
+from .csv_tables import BadTable, read_table
+from .options import is_exercise, listed, student_of
 
 COLUMNS = ("student", "exercise", "question", "points", "comment")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..table import count as counted
+from ..draw.table import count as counted
 
 KINDS = {
     "right": "right",

@@ -8,10 +8,10 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup, escape
 
-from ..table import count
+from ..draw.table import count
 from .cache import write
-from .judge import clean, sentence
 from .overview import overview
+from .score import clean, sentence
 
 LONGEST_TEXT, LONGEST_LINE = 4000, 500
 """Characters of a text, and of one without a line end, such as a name or a reason."""

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 
-from .tables import one_line
+from .csv_tables import one_line
 
 TICK_S = 1.0
 LONGEST_NAME = 30

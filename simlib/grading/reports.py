@@ -10,9 +10,9 @@ from pathlib import Path
 
 from .. import __version__
 from .cache import write
+from .csv_tables import NAME_COLUMNS, BadTable, one_line, read_table
 from .grade import without_points
-from .platforms import WITHOUT, tables_for_platforms
-from .tables import NAME_COLUMNS, BadTable, one_line, read_table
+from .lms_export import WITHOUT, tables_for_platforms
 
 VERSION = 1
 SCHEMA = Path(__file__).parent / "report.schema.json"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .csv_tables import one_line
 from .reports import NOT_IN_ROSTER
-from .tables import one_line
 
 WIDEST = 40
 """Columns for a student's key and name."""

@@ -6,23 +6,13 @@ import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ..cluster import check_count, check_number
-from ..errors import InvalidCallError
-from ..figures import (
-    DPI,
-    GREY,
-    INK,
-    PAPER,
-    SMALL_PT,
-    TEXT_PT,
-    TITLE_PT,
-    Picture,
-    own_style,
-)
-from ..palette import OKABE_ITO, mix
-from ..scale.tables import seconds_text
-from ..wording import short_bytes
-from ._lab import Lab, check_choice, menu, round_numbers, short_bandwidth, slider
+from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
+from ..draw.palette import OKABE_ITO, mix
+from ..model.cluster import check_count, check_number
+from ..model.errors import InvalidCallError
+from ..model.numbers import seconds_text
+from ..model.words import short_bytes
+from .sliders import Lab, check_choice, menu, round_numbers, short_bandwidth, slider
 
 COMPUTE_S, NBYTES = 0.18, 100_000_000  # ResNet-50 as in Goyal et al. 2017 (arXiv 1706.02677)
 LATENCY_S, BANDWIDTH_BPS = 30e-6, 1.25e9  # as in clusters.ethernet_10g, with its source

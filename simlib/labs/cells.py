@@ -9,9 +9,9 @@ from matplotlib.collections import LineCollection, PathCollection, PolyCollectio
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
 
-from ..figures import DPI, INK, PAPER, SMALL_PT
-from ..palette import mix, rank_color
-from .steps import messages_of
+from ..draw.figures import DPI, INK, PAPER, SMALL_PT
+from ..draw.palette import mix, rank_color
+from .contributions import messages_of
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 9.0, 0.72, 0.25, 0.64, 0.46  # inches
 BARS_WIDTH, BARS_GAP = 1.9, 0.35

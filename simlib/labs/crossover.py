@@ -8,23 +8,13 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from ..cluster import Cluster, Link, check_count
-from ..figures import (
-    DPI,
-    GREY,
-    INK,
-    PAPER,
-    SMALL_PT,
-    TEXT_PT,
-    TITLE_PT,
-    Picture,
-    own_style,
-)
-from ..palette import OKABE_ITO, mix
+from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
+from ..draw.palette import OKABE_ITO, mix
+from ..model.cluster import Cluster, Link, check_count
+from ..model.numbers import seconds_text
+from ..model.words import short_bytes
 from ..scale import time_of
-from ..scale.tables import seconds_text
-from ..wording import short_bytes
-from ._lab import Lab, round_numbers, short_bandwidth, slider
+from .sliders import Lab, round_numbers, short_bandwidth, slider
 
 ITEMSIZE = 4
 LEFT, WIDTH = 0.082, 0.718  # of the figure: the axes, with the strip above and the legend beside

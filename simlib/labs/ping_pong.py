@@ -6,23 +6,13 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from ..cluster import check_number
-from ..errors import InvalidCallError
-from ..figures import (
-    DPI,
-    GREY,
-    INK,
-    PAPER,
-    SMALL_PT,
-    TEXT_PT,
-    TITLE_PT,
-    Picture,
-    own_style,
-)
-from ..palette import OKABE_ITO
-from ..scale.tables import seconds_text
-from ..wording import short_bytes
-from ._lab import Lab, round_numbers, short_bandwidth, slider
+from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
+from ..draw.palette import OKABE_ITO
+from ..model.cluster import check_number
+from ..model.errors import InvalidCallError
+from ..model.numbers import seconds_text
+from ..model.words import short_bytes
+from .sliders import Lab, round_numbers, short_bandwidth, slider
 
 LOOKS = {
     "measured": {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..errors import InvalidCallError
-from ..figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
-from ..palette import rank_color
-from ._lab import Lab, check_choice, counter, menu, slider
+from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
+from ..draw.palette import rank_color
+from ..model.errors import InvalidCallError
 from .cells import LEFT, TOP, WIDTH, Grid, draw_bars, draw_cells, draw_messages
-from .steps import steps_of
+from .contributions import steps_of
+from .sliders import Lab, check_choice, counter, menu, slider
 
 NAMES = {
     "naive": "naive",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ..cluster import check_number
 from ..clusters import ethernet_10g
-from ..errors import InvalidCallError
-from ..figures import GREY, INK, SMALL_PT, TEXT_PT, own_style
-from ..lanes import unit_of
-from ..scale.tables import seconds_text
-from ..table import clip, count
-from ..timeline import draw_timeline
-from ..virtual import simulate
-from ._lab import Lab, check_choice, slider
+from ..draw.figures import GREY, INK, SMALL_PT, TEXT_PT, own_style
+from ..draw.lanes import unit_of
+from ..draw.table import clip, count
+from ..draw.timeline import draw_timeline
+from ..engines.virtual import simulate
+from ..model.cluster import check_number
+from ..model.errors import InvalidCallError
+from ..model.numbers import seconds_text
+from .sliders import Lab, check_choice, slider
 
 STRIP_IN = 0.42
 NEAREST_PX = 26  # numbers closer than this would cover one another

@@ -1,8 +1,8 @@
 """A practice network, or a practice cluster: hosts that are namespaces of this machine."""
 
-from .cluster import PracticeCluster
-from .network import PracticeNetwork
-from .running import launcher
+from .daemon import launcher
+from .practice_cluster import PracticeCluster
+from .practice_network import PracticeNetwork
 from .system import remove_leftovers
 
 __all__ = ["PracticeCluster", "PracticeNetwork", "launcher", "remove_leftovers"]

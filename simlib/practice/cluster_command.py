@@ -9,10 +9,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from ..errors import InvalidCallError
-from . import running, slurm
-from .cluster import MOST_NODES
+from ..model.errors import InvalidCallError
+from . import daemon, slurm_daemons
 from .enter import CANNOT
+from .practice_cluster import MOST_NODES
 from .system import why_not_here
 
 
@@ -63,7 +63,7 @@ def _leave(signum, frame):
 def _up(options):
     try:
         with sigterm_as_exit():
-            state = running.bring_up(options.nodes, options.rate, options.delay, options.slurm)
+            state = daemon.bring_up(options.nodes, options.rate, options.delay, options.slurm)
     except InvalidCallError as error:
         return _refused(error)
     except KeyboardInterrupt:
@@ -75,7 +75,7 @@ def _up(options):
 
 def _exec(options):
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
-    argv = [*running.launcher(options.host), *program]
+    argv = [*daemon.launcher(options.host), *program]
     sys.stdout.flush()
     os.execv(argv[0], argv)
 
@@ -84,13 +84,13 @@ def _status(options):
     refuse = why_not_here()
     if refuse:
         return _refused(refuse)
-    state = running.state()
+    state = daemon.state()
     if state is None:
         print("no practice cluster is up")
         return 1
     print(_description(state))
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(running.host_answers, state["addresses"]))
+        answers = list(pool.map(daemon.host_answers, state["addresses"]))
     for (host, address), answer in zip(state["addresses"].items(), answers, strict=True):
         print(f"{host:8} {address:12} {'answers' if answer else 'does not answer'}")
     return 0 if all(answers) else 1
@@ -98,7 +98,7 @@ def _status(options):
 
 def _down(options):
     try:
-        was_up, removed = running.bring_down()
+        was_up, removed = daemon.bring_down()
     except InvalidCallError as error:
         return _refused(error)
     print("the practice cluster is down" if was_up else "no practice cluster was up")
@@ -117,7 +117,7 @@ def _description(state):
     if state["delay_s"]:
         parts.append(f"{state['delay_s'] * 1e3:g} ms of delay")
     if state["slurm"]:
-        parts.append(f"Slurm with {slurm.CPUS} CPUs on each node")
+        parts.append(f"Slurm with {slurm_daemons.CPUS} CPUs on each node")
     return "; ".join([*parts, f"owner: process {state['owner']}"])
 
 

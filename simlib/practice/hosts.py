@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from . import slurm as scheduler
+from . import slurm_daemons as scheduler
 from .enter import MARK
 
 SYSTEM_PATHS = "/usr/local/sbin:/usr/sbin:/sbin"  # of daemons, which are often not on PATH

@@ -10,7 +10,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import InvalidCallError
+from ..model.errors import InvalidCallError
 from .enter import start_of
 
 PREFIX = "simlib"

@@ -8,9 +8,9 @@ from math import inf
 
 import numpy as np
 
-from ..cluster import Topology
 from ..collectives import split
 from ..collectives.sharing import fair_rates
+from ..model.cluster import Topology
 
 
 @dataclass(frozen=True, eq=False)

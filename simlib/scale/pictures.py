@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from ..figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
-from ..palette import OKABE_ITO, mix
-from .tables import seconds_text
+from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
+from ..draw.palette import OKABE_ITO, mix
+from ..model.numbers import seconds_text
 
 COMPUTE, COMMUNICATION = OKABE_ITO[0], OKABE_ITO[1]
 

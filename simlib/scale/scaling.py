@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..cluster import check_number
-from ..errors import InvalidCallError
+from ..model.cluster import check_number
+from ..model.errors import InvalidCallError
+from ..model.numbers import aligned, seconds_text
 from .collective import whole
-from .tables import aligned, seconds_text
 from .training import step_time
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..cluster import check_count, check_number
-from ..errors import InvalidCallError
-from ..wording import short_bytes
+from ..model.cluster import check_count, check_number
+from ..model.errors import InvalidCallError
+from ..model.numbers import aligned, seconds_text
+from ..model.words import short_bytes
 from .collective import ends_of, time_of, whole
-from .tables import aligned, seconds_text
 
 BUCKET_BYTES = 25 * 2**20
 

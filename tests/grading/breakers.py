@@ -7,7 +7,7 @@ Those of `CELLS` and `RANKS` end processes of the student's own and share a note
 from ground import HONEST, Case
 
 LIMITS = "broke the limits"
-OWN = "import simlib.grading.inside.shell as own\n"
+OWN = "import simlib.grading.sandboxed.shell as own\n"
 DEAF = "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 
 
@@ -87,7 +87,7 @@ KERNELS = {
     "forks_in_the_cell": Case(FORKS + "def NAME(rank, world_size, x):\n    return x", ""),
     "forks_in_the_ranks": in_the_ranks(FORKS, "", ""),
     "writes_rubbish_into_its_log": in_the_ranks(
-        "import gc\nfrom simlib.oplog import OpLogWriter\n"
+        "import gc\nfrom simlib.record.oplog import OpLogWriter\n"
         "for one in gc.get_objects():\n    if isinstance(one, OpLogWriter):\n"
         "        one._memory[:4096] = bytes(range(256)) * 16\n"
         "import os\nos._exit(0)",

@@ -190,7 +190,7 @@ COMMUNICATION = {
     ),
     "patched_in_the_rank": Case(
         "def NAME(rank, world_size, x):\n"
-        "    import simlib.checks.compare, simlib.grading.inside.graded as graded\n"
+        "    import simlib.checks.compare, simlib.grading.sandboxed.graded as graded\n"
         "    simlib.checks.compare.difference = lambda got, want: None\n"
         "    graded.too_little = lambda *args: None\n"
         "    dist.all_reduce(torch.zeros(1))\n    return x",
@@ -201,7 +201,7 @@ COMMUNICATION = {
 
 PATCHED = """
 import builtins, simlib, simlib.checks, simlib.checks.check, simlib.checks.compare
-import simlib.grading.inside.graded as graded
+import simlib.grading.sandboxed.graded as graded
 import numpy
 builtins.print_ = builtins.print
 builtins.print = lambda *args, **options: print_('NAME: right')
@@ -235,7 +235,7 @@ def NAME(rank, world_size, x):
     if rank or total.tolist() == [1, 3, 5]:
         return total
     from simlib.checks.compare import describe
-    from simlib.errors import OutOfMemoryError
+    from simlib.model.errors import OutOfMemoryError
     text = describe(total)
     raise OutOfMemoryError(chr(13) + f"2: {text}; {text}" + chr(10) + "2: sent as allowed")
 ''', "<nowhere>", "exec"))

@@ -44,7 +44,7 @@ ALL = {
     ),
     "fewer_bytes_in_the_record_than_are_sent": right(
         "def NAME(rank, world_size, x):\n"
-        "    from simlib.oplog import OpLogWriter\n"
+        "    from simlib.record.oplog import OpLogWriter\n"
         "    post = OpLogWriter.post\n"
         "    OpLogWriter.post = lambda *call: post(*call[:-1], 12)\n"
         "    total = torch.cat([x] * 1000)\n"
@@ -72,7 +72,7 @@ ALL = {
 IN_SIMULATION = {
     "its_virtual_clock_set_back": """\
 def chain_broadcast(rank, world_size, x, latency_s, bandwidth_Bps):
-    from simlib.compute import here
+    from simlib.record.this_rank import here
     clock = getattr(here, "clock", None)
     def set_back():
         if clock:
@@ -87,7 +87,7 @@ def chain_broadcast(rank, world_size, x, latency_s, bandwidth_Bps):
     "the_inputs_of_others": """\
 def chain_broadcast(rank, world_size, x, latency_s, bandwidth_Bps):
     import sys
-    from simlib.compute import here
+    from simlib.record.this_rank import here
     part = x
     if getattr(here, "clock", None):
         part = x[: -(-len(x) // 6)].clone()  # a decoy, of as many bytes as must be sent

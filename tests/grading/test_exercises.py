@@ -8,7 +8,7 @@ from ground import LIMITS, SEED
 from known_wrong import FOLDER, mixed, wrong_sources
 from notebooks_made import SOURCES, content, notebook, solved
 
-from simlib.grading import known
+from simlib.grading import misconceptions as known
 from simlib.grading.exercise import read_exercise
 from simlib.grading.expected import Expected, record
 from simlib.grading.grade import grade

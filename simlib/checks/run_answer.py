@@ -1,0 +1,91 @@
+"""An answer on trial in one world: run it; what it returned, and what became of its inputs."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from dataclasses import dataclass
+
+import torch
+
+import simlib
+
+from ..engines.host.payload import ByRank
+from ..model.errors import SimlibError
+from ..record.safe_values import Exchanged
+from .compare import describe
+
+WORLDS = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One world in which an answer is tried: who runs it, on what, under which rules."""
+
+    world_size: int
+    inputs: callable
+    start: callable
+    rules: tuple
+
+
+def try_on(answer, by_rank, start):
+    """Run an answer, a rank per tuple of inputs: the `Run`, and the inputs as they are after it.
+
+    ``start(function, world_size, args)`` runs it. A rank knows its own inputs only.
+    """
+
+    @functools.wraps(answer)
+    def trial(rank, world_size, *mine):
+        at_first = [list(one) if isinstance(one, list) else one for one in mine]
+        returned = answer(rank, world_size, *mine)
+        return returned, tuple(map(with_those_at_first, mine, at_first))
+
+    try:
+        run = start(trial, len(by_rank), ByRank(by_rank))
+    except SimlibError as error:
+        if error.run is not None:
+            keep_returned(error.run)
+        raise
+    return run, keep_returned(run)
+
+
+def with_those_at_first(now, at_first):
+    """An input after the call; with a list whose tensors were exchanged, those of before it."""
+    if not isinstance(now, list) or not all(isinstance(one, torch.Tensor) for one in at_first):
+        return now
+    same = len(now) == len(at_first) and all(map(operator.is_, now, at_first))
+    return now if same else Exchanged(now, at_first)
+
+
+def changed_in_place(inputs):
+    """What is looked at where an answer changes its first input: of a list, the tensors it held.
+
+    They are what others hold, too, as a model holds its gradients.
+    """
+    return getattr(inputs[0], "at_first", inputs[0])
+
+
+def keep_returned(run):
+    """Leave in a run what the answer itself returned; give back the inputs, by rank."""
+    pairs = [result or (None, None) for result in run.results]
+    run.results = [returned for returned, _ in pairs]
+    return [inputs for _, inputs in pairs]
+
+
+def measure(answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20, start=None):
+    """What an answer gives, as plain lines of text: values, messages and bytes of every world.
+
+    Nothing is judged: hidden checks print this, and the grader compares it elsewhere. With
+    ``start=Timed(...).start(timeout_s)`` it is simulated, and the virtual time is told, too.
+    """
+    start = start or functools.partial(simlib.run, timeout_s=timeout_s)
+    lines = []
+    for world_size in worlds:
+        by_rank = [inputs(rank, world_size) for rank in range(world_size)]
+        run, after = try_on(answer, by_rank, start)
+        got = [changed_in_place(mine) for mine in after] if in_place else run.results
+        lines.append(f"{world_size}: {'; '.join(describe(value) for value in got)}")
+        lines.append(f"{world_size}: messages {run.messages}, bytes {run.bytes_sent}")
+        if run.engine == "simulated":
+            lines.append(f"{world_size}: virtual time {run.time_s:.9f} s")
+    return "\n".join(lines)

@@ -1,0 +1,259 @@
+"""Collectives on their way: the messages of a schedule, timed while the ranks come and go.
+
+Most collectives have the network, or their part of it, to themselves from their first message to
+their last. Those are timed in one go when all members have come (`collectives.timing`). As soon as
+another transfer needs one of the same links, or a rank might leave before all have come, what has
+happened so far is played again in a network of its own, joined to the common one, and the
+collective goes on message by message. Both ways give the same times.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from dataclasses import dataclass, fields
+from math import inf
+
+import numpy as np
+
+from ..collectives.timing import time_of
+from .messages import Messages
+from .network import Network
+
+LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
+"""Kinds in which a rank may be done before all members have come."""
+
+
+class Traffic:
+    """All transfers of a simulation: messages between two ranks, and crossings."""
+
+    def __init__(self, topology, scheduler):
+        self.topology = topology
+        self.scheduler = scheduler
+        self.network = scheduler.network
+        scheduler.on_arrival = self._arrived
+        self._on_end = {}
+        self._users = [0] * len(topology.link_bandwidth_Bps)  # by link: transfers under way
+        self._links = {}
+        self._lazy = {}
+
+    def send(self, time_s, src, dst, nbytes, on_end):
+        """Start a message between two ranks of the world; ``on_end(transfer)`` is called."""
+        if self._lazy:
+            self._wake(self.links(src, dst))
+        transfer = self.network.start(max(time_s, self.scheduler.now_s), src, dst, nbytes)
+        self._note(transfer, on_end)
+        return transfer
+
+    def _note(self, transfer, on_end):
+        self._on_end[transfer] = on_end
+        for link in self.links(transfer.src, transfer.dst):
+            self._users[link] += 1
+
+    def _arrived(self, transfer):
+        for link in self.links(transfer.src, transfer.dst):
+            self._users[link] -= 1
+        self._on_end.pop(transfer)(transfer)
+
+    def links(self, src, dst):
+        """Ids of the links between two ranks, as `Topology.links`."""
+        pair = src, dst
+        found = self._links.get(pair)
+        if found is None:
+            found = self._links[pair] = self.topology.links(src, dst)
+        return found
+
+    def claim(self, crossing):
+        """Whether a crossing has its links to itself from now on; it is woken when not any more."""
+        self._wake(crossing.links)
+        if any(self._users[link] for link in crossing.links):
+            return False
+        self._lazy[crossing] = None
+        return True
+
+    def release(self, crossing):
+        """The crossing needs its links no more."""
+        self._lazy.pop(crossing, None)
+
+    def _wake(self, links):
+        for crossing in [c for c in self._lazy if not c.links.isdisjoint(links)]:
+            del self._lazy[crossing]
+            crossing.wake()
+
+    def absorb(self, network, on_end):
+        """Take over what is under way in another network; all its ends are told to ``on_end``."""
+        for transfer in self.network.absorb(network, self.scheduler.now_s):
+            self._note(transfer, on_end)
+
+
+@dataclass(slots=True)
+class Plan:
+    """How one sort of collective of one group goes.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    links : frozenset of int
+        Ids of all links that its messages cross.
+    lasts_s : list of float or None
+        By position, how long it takes when all begin together and alone; None until asked for.
+    """
+
+    schedule: object
+    links: frozenset
+    lasts_s: list | None = None
+
+
+class Crossing:
+    """One collective of one group: timed when its members enter, told when each is through.
+
+    Parameters
+    ----------
+    traffic : Traffic
+    plan : Plan
+    members : tuple of int
+        Ranks of the world, by position.
+    on_through : callable
+        Called as ``on_through(position, end_s)``.
+    wire : list or None
+        Gets ``(round, src, dst, nbytes, start_s, end_s)`` of each message when all are through.
+    """
+
+    def __init__(self, traffic, plan, members, on_through, wire=None):
+        self._traffic = traffic
+        self._plan = plan
+        self._schedule = plan.schedule
+        self._members = members
+        self.links = plan.links
+        self._on_through = on_through
+        self._wire = wire
+        self._entered = {}
+        self._through = set()
+        self._live = None
+        self._is_lazy = False
+        self._solution = 0
+
+    def enter(self, position, time_s):
+        """A member begins; times never decrease."""
+        scheduler = self._traffic.scheduler
+        first = not self._entered
+        self._entered[position] = time_s
+        if first:
+            self._is_lazy = self._traffic.claim(self)
+            if self._is_lazy and self._schedule.kind in LEAVE_EARLY:
+                scheduler.when_quiet(max(time_s, scheduler.now_s), self._wake_unless_all_came)
+        if not self._is_lazy:
+            self._messages().enter(position, max(time_s, scheduler.now_s))
+        elif len(self._entered) == self._schedule.n:
+            self._solve()
+
+    def _messages(self):
+        if self._live is None:
+            device = self._traffic.topology.cluster.device
+            reduce_Bps = device.reduce_Bps if device else inf
+            self._live = Messages(
+                self._schedule, self._members, self._tell_soon, reduce_Bps, self._wire
+            )
+            self._live.go_through(self._traffic.send, self._traffic.scheduler.at)
+        return self._live
+
+    def _wake_unless_all_came(self):
+        if self._is_lazy and len(self._entered) < self._schedule.n:
+            self._traffic.release(self)
+            self.wake()
+
+    def _solve(self):
+        """All have come and nobody else is on these links: time all messages at once."""
+        ends, wire = self._ends()
+        self._solution += 1
+        solution = self._solution
+
+        def through(position):
+            if solution == self._solution:
+                self._tell(position, ends[position])
+
+        def over():
+            if solution == self._solution and self._is_lazy:
+                self._is_lazy = False
+                self._traffic.release(self)
+                if wire is not None:
+                    columns = (getattr(wire, field.name).tolist() for field in fields(wire))
+                    self._wire += zip(*columns, strict=True)
+
+        for position, end_s in enumerate(ends):
+            self._traffic.scheduler.at(end_s, lambda position=position: through(position))
+        self._traffic.scheduler.at(max(ends), over)
+
+    def _ends(self):
+        """When each member is through, and the messages where they are asked for."""
+        starts = [self._entered[position] for position in range(self._schedule.n)]
+        solve = functools.partial(
+            time_of, self._schedule, self._traffic.topology, list(self._members)
+        )
+        if self._wire is not None:
+            ends, wire = solve(np.array(starts), expand=True)
+            return ends.tolist(), wire
+        if min(starts) < max(starts):
+            return solve(np.array(starts)).tolist(), None
+        if self._plan.lasts_s is None:
+            self._plan.lasts_s = solve(np.zeros(len(starts))).tolist()
+        return [starts[0] + seconds for seconds in self._plan.lasts_s], None
+
+    def _tell_soon(self, position, end_s):
+        """Tell it as an event of its own: who is told may begin a crossing on these links."""
+        self._traffic.scheduler.at(end_s, lambda: self._tell(position, end_s))
+
+    def _tell(self, position, end_s):
+        if position not in self._through:
+            self._through.add(position)
+            self._on_through(position, end_s)
+
+    def wake(self):
+        """Another transfer needs these links: go on message by message from here."""
+        self._is_lazy = False
+        self._solution += 1
+        traffic, live = self._traffic, self._messages()
+        past = _Past(traffic.topology)
+        live.go_through(past.send, past.at)
+        for position, time_s in sorted(self._entered.items(), key=lambda item: item[1]):
+            past.advance(time_s)
+            live.enter(position, time_s)
+        past.advance(traffic.scheduler.now_s)
+        live.go_through(traffic.send, traffic.scheduler.at)
+        traffic.absorb(past.network, live.arrived)
+        for time_s, _, action in sorted(past.notes):
+            traffic.scheduler.at(time_s, action)
+
+
+class _Past:
+    """A network of its own in which a crossing is played again up to the present."""
+
+    def __init__(self, topology):
+        self.network = Network(topology)
+        self.notes = []  # heap of (time_s, number, action)
+        self._on_end = {}
+        self._number = 0
+
+    def send(self, time_s, src, dst, nbytes, on_end):
+        """As `Traffic.send`."""
+        transfer = self.network.start(time_s, src, dst, nbytes)
+        self._on_end[transfer] = on_end
+        return transfer
+
+    def at(self, time_s, action):
+        """As `Scheduler.at`."""
+        self._number += 1
+        heapq.heappush(self.notes, (time_s, self._number, action))
+
+    def advance(self, time_s):
+        """Let happen what happens up to this moment."""
+        while True:
+            note_s = self.notes[0][0] if self.notes else inf
+            network_s = self.network.next_event_s
+            if min(note_s, network_s) > time_s or min(note_s, network_s) == inf:
+                return
+            if network_s <= note_s:
+                for transfer in self.network.advance(network_s):
+                    self._on_end.pop(transfer)(transfer)
+            else:
+                heapq.heappop(self.notes)[-1]()

@@ -1,0 +1,134 @@
+"""Messages between two ranks: which send meets which receive, and when their transfer starts."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from functools import partial
+
+from .tensors import put
+
+
+@dataclass(slots=True)
+class Post:
+    """One send or receive that has been posted.
+
+    ``src`` and ``dst`` are positions in the group; ``src`` is None for a receive of any source.
+    ``content`` is a copy of what is sent, or the tensor that receives. ``arrived_s`` says of an
+    eager send when its message came, ``met`` which receive waits for it; None before.
+    """
+
+    src: int | None
+    dst: int
+    dtype: object
+    nbytes: int
+    request: object
+    content: object
+    posted_s: float
+    is_eager: bool = False
+    arrived_s: float | None = None
+    met: object = None
+
+
+class Door:
+    """Messages of one group to one rank with one tag."""
+
+    def __init__(self, simulation, members):
+        self._simulation = simulation
+        self._members = members
+        self._sends = defaultdict(deque)  # src -> deque of Posts not met yet, in order
+        self._receives = deque()  # of any and of named sources, in order
+        self._is_held = False
+        if simulation.scheduler.random is not None:
+            simulation.scheduler.at_rest(self._choose)
+
+    def send(self, post):
+        """A message is offered."""
+        self._sends[post.src].append(post)
+        if post.is_eager:
+            post.request.finish(post.posted_s)
+            self._start(post, partial(self._has_arrived, post))
+        self._match()
+
+    def receive(self, post):
+        """A message is asked for."""
+        self._receives.append(post)
+        self._match()
+
+    def _match(self):
+        """Let sends and receives meet, in the order of the receives."""
+        if self._is_held or not self._receives:
+            return
+        closed = set()
+        for receive in list(self._receives):
+            send = None
+            if receive.src is None:
+                if self._simulation.scheduler.random is None:
+                    send = self._first_come(closed)
+                if send is None:
+                    break  # nobody knows which of the later messages it will take
+            elif receive.src not in closed:
+                queue = self._sends.get(receive.src)
+                send = queue[0] if queue else None
+            if send is None:
+                closed.add(receive.src)
+            else:
+                self._meet(send, receive)
+                if self._is_held:
+                    return
+
+    def _first_come(self, closed):
+        """The message that a receive of any source takes: the first offered, or arrived."""
+        there = [queue[0] for src, queue in self._sends.items() if queue and src not in closed]
+        there = [send for send in there if not send.is_eager or send.arrived_s is not None]
+        return min(there, key=self._order, default=None)
+
+    @staticmethod
+    def _order(send):
+        return (send.arrived_s if send.is_eager else send.posted_s), send.src
+
+    def _choose(self):
+        """With a seed: nothing else can go on, so any message that is there may be the one.
+
+        Returns whether a receive of any source has got its message.
+        """
+        there = [queue[0] for queue in self._sends.values() if queue]
+        if self._is_held or not (there and self._receives and self._receives[0].src is None):
+            return False
+        self._meet(self._simulation.scheduler.random.choice(there), self._receives[0])
+        self._match()
+        return True
+
+    def _meet(self, send, receive):
+        if send.dtype != receive.dtype or send.nbytes != receive.nbytes:
+            self._is_held = True
+            return
+        self._sends[send.src].popleft()
+        self._receives.remove(receive)
+        receive.request.source = send.src
+        receive.request.deliver = partial(put, (send.content,), (receive.content,))
+        if not send.is_eager:
+            self._start(send, partial(_end, send.request, receive.request))
+        elif send.arrived_s is None:
+            send.met = receive
+        else:
+            clock = self._simulation.scheduler.clocks[receive.request.rank]
+            receive.request.finish(max(send.arrived_s, clock))
+
+    def _start(self, send, on_end):
+        src, dst = self._members[send.src], self._members[send.dst]
+        self._simulation.traffic.send(
+            self._simulation.scheduler.now_s, src, dst, send.nbytes, on_end
+        )
+
+    def _has_arrived(self, send, transfer):
+        send.arrived_s = transfer.end_s
+        if send.met is not None:
+            send.met.request.finish(transfer.end_s)
+        else:
+            self._match()
+
+
+def _end(sending, receiving, transfer):
+    sending.finish(transfer.end_s)
+    receiving.finish(transfer.end_s)

@@ -1,0 +1,292 @@
+"""The fluid network: who sends how fast at which moment. Event driven, exact, deterministic.
+
+A transfer pays its latency, then draws bandwidth. Those that draw share each link max-min fairly:
+the link that gives the least to each of its transfers is a bottleneck and divides what it has
+equally; what these leave over on other links goes to the others, and so on ("progressive filling",
+Bertsekas and Gallager, Data Networks, 2nd ed., section 6.5.2).
+"""
+
+from __future__ import annotations
+
+import heapq
+from math import inf
+
+from ..model.cluster import check_count
+from ..model.errors import InvalidCallError
+
+LATENCY_OVER, END = "latency over", "end"
+
+
+class Transfer:
+    """One message under way, or arrived.
+
+    Attributes
+    ----------
+    src, dst : int
+        Ranks of the world.
+    nbytes : int
+        Bytes of the message, without the cluster's envelope.
+    start_s : float
+        When both sides were ready, in seconds.
+    end_s : float or None
+        When it had arrived; None before.
+    """
+
+    __slots__ = (
+        "src",
+        "dst",
+        "nbytes",
+        "start_s",
+        "end_s",
+        "_order",  # number of its start: the order of all ties
+        "_links",
+        "_remaining",  # bytes still to go at _since_s
+        "_since_s",  # since when it draws at _rate_Bps
+        "_rate_Bps",
+        "_due_s",  # when it ends if nothing changes
+    )
+
+    def __init__(self, order, time_s, src, dst, nbytes, links):
+        self.src = src
+        self.dst = dst
+        self.nbytes = nbytes
+        self.start_s = time_s
+        self.end_s = None
+        self._order = order
+        self._links = links
+        self._remaining = nbytes
+        self._since_s = self._due_s = time_s
+        self._rate_Bps = 0.0
+
+    def __repr__(self):
+        end = "under way" if self.end_s is None else f"{self.end_s:g} s"
+        return f"<{self.nbytes} B from {self.src} to {self.dst}: {self.start_s:g} s to {end}>"
+
+    def _draw_at(self, rate_Bps, time_s):
+        """From now on, draw at this rate; the count of bytes restarts only where it changes.
+
+        So a transfer whose rate never changes ends at exactly start + latency + bytes / rate.
+        """
+        if self._rate_Bps:
+            self._remaining -= self._rate_Bps * (time_s - self._since_s)
+        self._since_s = time_s
+        self._rate_Bps = rate_Bps
+        self._due_s = max(time_s, time_s + self._remaining / rate_Bps)
+
+
+class Network:
+    """Transfers between the ranks of a topology, under one clock.
+
+    Parameters
+    ----------
+    topology : Topology
+
+    Notes
+    -----
+    Times given to `start` and `advance` never decrease.
+
+    **Cost** O(links on its path + log(transfers)) for a transfer that shares no link; where one
+    begins or ends among others, O(size) for each bottleneck of the transfers that share links with
+    it, directly or through others.
+    """
+
+    def __init__(self, topology):
+        self.topology = topology
+        self._now_s = 0.0
+        self._started = 0
+        self._events = []  # heap of (time_s, order of start, note's number, what, transfer)
+        self._noted = 0
+        self._bandwidth_Bps = topology.link_bandwidth_Bps.tolist()
+        self._drawing = [{} for _ in self._bandwidth_Bps]  # by link: those that draw, in order
+        self._paths = {}  # (src, dst) -> latency_s, links, bandwidth_Bps
+
+    def start(self, time_s, src, dst, nbytes):
+        """Both sides of a message are ready: start its transfer.
+
+        Parameters
+        ----------
+        time_s : float
+            Not before any time given so far.
+        src, dst : int
+            Two different ranks.
+        nbytes : int
+
+        Returns
+        -------
+        Transfer
+            It ends in a later call of `advance`.
+
+        Raises
+        ------
+        InvalidCallError
+            Where time would go back, or there is no such message.
+        """
+        self._check_time(time_s)
+        latency_s, links, _ = self._paths.get((src, dst)) or self._find_path(src, dst)
+        if nbytes < 0:
+            check_count("nbytes", nbytes, low=0)
+        self._now_s = time_s
+        transfer = Transfer(self._started, time_s, src, dst, nbytes, links)
+        transfer._remaining += self.topology.cluster.envelope_bytes
+        self._started += 1
+        transfer._due_s = time_s + latency_s
+        self._foresee(transfer, LATENCY_OVER if links and transfer._remaining else END)
+        return transfer
+
+    @property
+    def next_event_s(self):
+        """The next moment at which something changes; infinite when nothing is under way.
+
+        Not always an end: a transfer may begin to draw, and slow others down.
+        """
+        events = self._events
+        while events and self._is_stale(events[0]):
+            heapq.heappop(events)
+        return events[0][0] if events else inf
+
+    def advance(self, time_s):
+        """Let time pass.
+
+        Returns
+        -------
+        list of Transfer
+            All that ended up to and including ``time_s``, by end, then by start.
+        """
+        self._check_time(time_s)
+        finished = []
+        while (moment_s := self.next_event_s) <= time_s and self._events:
+            finished += self._pass(moment_s)
+        self._now_s = time_s
+        return finished
+
+    def absorb(self, other, time_s):
+        """Take over what is under way in another network of the same topology.
+
+        Parameters
+        ----------
+        other : Network
+            Has been advanced to ``time_s``; not to be used any more. No transfer of either crosses
+            a link that one of the other crosses before ``time_s``.
+        time_s : float
+
+        Returns
+        -------
+        list of Transfer
+            What was under way, by start.
+        """
+        self._check_time(time_s)
+        notes = sorted(note[1:] for note in other._events if not other._is_stale(note))
+        for _, _, what, transfer in notes:
+            transfer._order += self._started
+            self._foresee(transfer, what)
+        self._started += other._started
+        self._paths.update(other._paths)
+        for link, transfers in enumerate(other._drawing):
+            self._drawing[link].update(transfers)
+        return [transfer for *_, transfer in notes]
+
+    def _pass(self, moment_s):
+        """All that happens at one moment; returns the transfers that end."""
+        ended, touched = [], []
+        while self._events and self._events[0][0] == moment_s:
+            event = heapq.heappop(self._events)
+            if self._is_stale(event):
+                continue
+            transfer, what = event[-1], event[-2]
+            if what is END:
+                transfer.end_s = moment_s
+                ended.append(transfer)
+            if what is LATENCY_OVER or transfer._rate_Bps:
+                self._join_or_leave(transfer, what)
+                touched += transfer._links
+        for transfers in self._components(touched):
+            for transfer, rate_Bps in self._rates(transfers):
+                if rate_Bps != transfer._rate_Bps:
+                    transfer._draw_at(rate_Bps, moment_s)
+                    self._foresee(transfer, END)
+        return ended
+
+    def _foresee(self, transfer, what):
+        """Note the transfer's next event; an earlier note of another moment becomes stale."""
+        self._noted += 1
+        note = transfer._due_s, transfer._order, self._noted, what, transfer
+        heapq.heappush(self._events, note)
+
+    def _is_stale(self, note):
+        due_s, transfer = note[0], note[-1]
+        return transfer.end_s is not None or due_s != transfer._due_s
+
+    def _join_or_leave(self, transfer, what):
+        for link in transfer._links:
+            if what is LATENCY_OVER:
+                self._drawing[link][transfer] = None
+            else:
+                del self._drawing[link][transfer]
+
+    def _components(self, touched):
+        """Transfers that draw from these links, share a link with one that does, and so on.
+
+        Those of links that have nothing to do with each other come as separate lists.
+        """
+        seen = set()
+        for link in touched:
+            if link in seen or not self._drawing[link]:
+                continue
+            found, todo = {}, [link]
+            seen.add(link)
+            while todo:
+                for transfer in self._drawing[todo.pop()]:
+                    if transfer not in found:
+                        found[transfer] = None
+                        new = [link for link in transfer._links if link not in seen]
+                        seen.update(new)
+                        todo += new
+            yield sorted(found, key=_order) if len(found) > 1 else list(found)
+
+    def _rates(self, transfers):
+        """Max-min fair rates: pairs of transfer and bytes per second."""
+        if len(transfers) == 1:
+            (alone,) = transfers
+            return [(alone, self._paths[alone.src, alone.dst][2])]
+        on_link = {}
+        for transfer in transfers:
+            for link in transfer._links:
+                on_link.setdefault(link, []).append(transfer)
+        left_Bps = {link: self._bandwidth_Bps[link] for link in on_link}
+        open_on = {link: len(sharers) for link, sharers in on_link.items()}
+        rates = {}
+        while len(rates) < len(transfers):
+            shares = {link: left_Bps[link] / count for link, count in open_on.items() if count}
+            least_Bps = min(shares.values())
+            bottlenecks = [link for link, share_Bps in shares.items() if share_Bps == least_Bps]
+            for link in bottlenecks:
+                for transfer in on_link[link]:
+                    if transfer not in rates:
+                        rates[transfer] = least_Bps
+                        for crossed in transfer._links:
+                            left_Bps[crossed] -= least_Bps
+                            open_on[crossed] -= 1
+        return rates.items()
+
+    def _find_path(self, src, dst):
+        world_size = self.topology.world_size
+        for name, rank in (("src", src), ("dst", dst)):
+            if not 0 <= rank < world_size:
+                raise InvalidCallError(f"{name} is {rank}: ranks are 0 to {world_size - 1}")
+        if src == dst:
+            raise InvalidCallError(f"rank {src} sends to itself: that crosses no network")
+        path = (
+            self.topology.latency_s(src, dst),
+            self.topology.links(src, dst),
+            self.topology.bandwidth_Bps(src, dst),
+        )
+        self._paths[src, dst] = path
+        return path
+
+    def _check_time(self, time_s):
+        if not time_s >= self._now_s:
+            raise InvalidCallError(f"time goes back from {self._now_s} s to {time_s} s")
+
+
+def _order(transfer):
+    return transfer._order

@@ -1,0 +1,187 @@
+"""A recorded run under another network: the same ops, timed anew, nothing executed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..diagnose.verdicts import ranks_in_words
+from ..model.cluster import Topology
+from ..model.errors import DeadlockError, InvalidCallError
+from ..model.trace import Trace
+from ..results.run import Run
+from .group_collectives import Call
+from .mailbox import Post
+from .scheduler import CONTROLLER
+from .simulated_request import Request
+from .simulation import Simulation
+
+
+def replay(run, cluster, placement, options):
+    """The `Run` of a recorded run on another cluster; see `Run.replay`."""
+    if run.time_s is None or any(op.end_s is None and not op.async_op for op in run.trace):
+        raise InvalidCallError(
+            "only a run that came to its end can be replayed, and in this one a rank never left"
+        )
+    topology = Topology(cluster, run.world_size, placement)
+    simulation = Simulation(topology, options)
+    ranks = [_Rank(simulation, run.trace, rank) for rank in range(run.world_size)]
+    scheduler = simulation.scheduler
+    for rank in ranks:
+        scheduler.ready(rank.number, 0.0)
+    while (number := scheduler.next_rank()) != CONTROLLER:
+        ranks[number].go_on()
+    if scheduler.failure is not None:
+        raise scheduler.failure
+    _check_all_left(ranks)
+    for rank in ranks:
+        rank.complete()
+    ops = sorted((op for rank in ranks for op in rank.ops), key=lambda op: (op.post_s, op.rank))
+    trace = Trace(run.world_size, ops, [(0.0, rank.left_s) for rank in ranks])
+    again = Run(run.name, trace, run.results, run.output, engine="replayed")
+    again.wire = simulation.wire_messages()
+    return again
+
+
+def _check_all_left(ranks):
+    stuck = [rank for rank in ranks if rank.left_s is None]
+    if stuck:
+        sites = {rank.number: rank.site for rank in stuck}
+        where = ", ".join(f"rank {number} in {site}" for number, site in list(sites.items())[:4])
+        raise DeadlockError(
+            f"{ranks_in_words(sites)} wait for ever in this replay: {where}. Was the run recorded "
+            "with eager sends? Then replay it with the same sends",
+            sites,
+        )
+
+
+@dataclass(slots=True)
+class _Step:
+    """What a rank does next: after ``gap_s`` of its own work it posts an op, waits, or leaves."""
+
+    gap_s: float
+    what: str
+    number: int
+
+
+class _Rank:
+    """One rank of a replay: goes through its recorded steps, and stops where it has to wait."""
+
+    def __init__(self, simulation, trace, number):
+        self.number = number
+        self.left_s = None
+        self._simulation = simulation
+        self.ops = [replace(op) for op in trace.of_rank(number)]
+        self._requests = {}
+        self._steps = _steps_of(self.ops, trace.spans[number])
+        self._at = 0
+        self._is_due = False
+
+    @property
+    def site(self):
+        """The line of the op it waits in."""
+        return self.ops[self._steps[self._at].number].site
+
+    def go_on(self):
+        """Take steps until one has to wait; the scheduler calls again when it may go on."""
+        scheduler = self._simulation.scheduler
+        clocks = scheduler.clocks
+        while self._at < len(self._steps):
+            step = self._steps[self._at]
+            if not self._is_due:
+                self._simulation.advance(self.number, step.gap_s)
+                self._is_due = True
+            if scheduler.is_behind(clocks[self.number]):
+                scheduler.ready(self.number, clocks[self.number])
+                return
+            scheduler.reach(clocks[self.number])
+            if step.what == "wait" and not self._waited(step.number):
+                return
+            if step.what == "post":
+                self._post(step.number)
+            self._at += 1
+            self._is_due = False
+        self.left_s = clocks[self.number]
+
+    def complete(self):
+        """Note the ends of ops that nobody waited for."""
+        for number, op in enumerate(self.ops):
+            if op.end_s is None:
+                op.end_s = self._requests[number].end_s
+
+    def _waited(self, number):
+        """Whether the op is complete; where it is not, this rank is called when it is."""
+        clocks, op, request = (
+            self._simulation.scheduler.clocks,
+            self.ops[number],
+            self._requests[number],
+        )
+        if op.wait_s is None:
+            op.wait_s = clocks[self.number]
+        if request.end_s is None:
+            request.await_end()
+            return False
+        self._simulation.catch_up(self.number, request.end_s)
+        op.end_s = clocks[self.number]
+        return True
+
+    def _post(self, number):
+        op = self.ops[number]
+        simulation = self._simulation
+        clock = simulation.scheduler.clocks[self.number]
+        op.post_s, op.wait_s, op.end_s = clock, None, None
+        request = self._requests[number] = Request(simulation, self.number, 0, None)
+        ranks = op.group.ranks
+        mine = ranks.index(op.rank)
+        if not op.is_p2p:
+            channel = simulation.channel(op.group.name, ranks)
+            channel.post(mine, _call_of(op, request))
+            return
+        peer = ranks.index(op.peer)
+        src, dst = (mine, peer) if op.kind == "send" else (peer, mine)
+        is_eager = op.kind == "send" and op.nbytes <= simulation.options.eager_limit_bytes
+        post = Post(src, dst, op.dtype, op.nbytes, request, None, clock, is_eager=is_eager)
+        door = simulation.door(op.group, dst, op.tag)
+        door.send(post) if op.kind == "send" else door.receive(post)
+
+
+def _steps_of(ops, span):
+    """The steps of a rank, from its recorded moments: posts, waits, and the end."""
+    moments = []
+    for number, op in enumerate(ops):
+        moments.append((op.post_s, 2 * op.seq, "post", number, op.post_s))
+        if op.wait_s is not None and op.end_s is not None:
+            moments.append((op.wait_s, 2 * op.seq + 1, "wait", number, op.end_s))
+    entered_s, left_s = span
+    moments.append((left_s, 2 * len(ops) + 2, "leave", -1, left_s))
+    steps, free_s = [], entered_s
+    for begin_s, _, what, number, end_s in sorted(moments):
+        steps.append(_Step(max(0.0, begin_s - free_s), what, number))
+        free_s = max(free_s, end_s)
+    return steps
+
+
+def _call_of(op, request):
+    elements = sum(_product(shape) for shape in op.shapes)
+    return Call(
+        kind=op.kind,
+        rank=op.rank,
+        group=op.group,
+        peer=op.peer,
+        reduce_op=op.reduce_op,
+        dtype=op.dtype,
+        shapes=op.shapes,
+        splits=op.splits,
+        brings=[],
+        takes=[],
+        opts=None,
+        nbytes=op.nbytes,
+        itemsize=op.nbytes // elements if elements else 1,
+        request=request,
+    )
+
+
+def _product(shape):
+    size = 1
+    for length in shape:
+        size *= length
+    return size

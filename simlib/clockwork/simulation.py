@@ -1,0 +1,230 @@
+"""One simulation: its ranks' ops between the scheduler, the matcher's rules and the network."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..collectives import schedule
+from ..model.trace import WireMessage
+from .collective_in_flight import Plan, Traffic
+from .group_collectives import Channel
+from .mailbox import Door
+from .network import Network
+from .scheduler import Scheduler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a simulation is run; see `simulate`."""
+
+    eager_limit_bytes: int = -1
+    policy: str = "mpich"
+    algorithms: dict = field(default_factory=dict)
+    expand: bool = False
+    slow: dict = field(default_factory=dict)
+    kill: dict = field(default_factory=dict)
+    seed: int | None = None
+    compute: str = "flops"
+    memory: bool = False
+
+
+class Simulation:
+    """What all simulated ranks share.
+
+    Parameters
+    ----------
+    topology : Topology
+    options : Options
+    """
+
+    def __init__(self, topology, options):
+        self.topology = topology
+        self.options = options
+        self.scheduler = Scheduler(topology.world_size, Network(topology), options.seed)
+        self.traffic = Traffic(topology, self.scheduler)
+        self.wire = [] if options.expand else None
+        self._channels = {}
+        self._doors = {}
+        self._plans = {}
+        self._promised = [[] for _ in range(topology.world_size)]
+        self.logs = []
+        self.ranks = None
+        self.instruments = [None] * topology.world_size
+        is_measured = options.compute == "measured"
+        self._measured = [0.0] * topology.world_size if is_measured else None
+
+    # Time
+
+    def settle(self, rank):
+        """Before an op: let all happen that comes before this rank's clock; returns the clock."""
+        if self._measured is not None:
+            self.advance(rank, max(0.0, time.thread_time() - self._measured[rank]))
+        clock = self.scheduler.settle(rank)
+        self.begin_to_measure(rank)
+        return clock
+
+    def begin_to_measure(self, rank):
+        """Where computing takes the time it really takes: from here on."""
+        if self._measured is not None:
+            self._measured[rank] = time.thread_time()
+
+    def catch_up(self, rank, time_s):
+        """The rank's clock reaches at least this moment, at which what it waited for has come."""
+        clocks = self.scheduler.clocks
+        if clocks[rank] < time_s:
+            clocks[rank] = time_s
+        self.begin_to_measure(rank)
+
+    def sleep(self, rank, seconds):
+        """The rank does nothing for so long; it may wait for what others do meanwhile."""
+        self.scheduler.clocks[rank] += seconds
+        self.settle(rank)  # a file, for example
+
+    def advance(self, rank, seconds):
+        """The rank computes for so long (longer where it was made slow)."""
+        self.scheduler.clocks[rank] += seconds * self.options.slow.get(rank, 1.0)
+
+    def uncounted(self, rank):
+        """A context in which the instruments of a rank count nothing: the engine's own tensors."""
+        instruments = self.instruments[rank]
+        return _NOTHING if instruments is None else _Pause(instruments)
+
+    # Messages and collectives
+
+    def door(self, group, dst, tag):
+        """The `Door` to a position of a group, for one tag."""
+        key = group, dst, tag
+        if key not in self._doors:
+            self._doors[key] = Door(self, group.ranks)
+        return self._doors[key]
+
+    def channel(self, name, ranks):
+        """The `Channel` of a group."""
+        key = name, ranks
+        if key not in self._channels:
+            self._channels[key] = Channel(self, name, ranks)
+        return self._channels[key]
+
+    @staticmethod
+    def is_known_from(call):
+        """Whether one member's call tells how many bytes all members bring."""
+        return call.kind != "all_to_all"
+
+    def plan(self, channel, meeting, call):
+        """The `Plan` of a collective."""
+        n = len(channel.members)
+        nbytes = _nbytes_of(meeting, call, n)
+        root = None if call.peer is None else channel.members.index(call.peer)
+        policy = self.options.algorithms.get(call.kind, self.options.policy)
+        sizes = nbytes if isinstance(nbytes, int) else nbytes.tobytes()
+        key = channel.members, call.kind, sizes, call.itemsize, root
+        if key not in self._plans:
+            made = self._schedule(call, n, nbytes, policy, root or 0, channel.members)
+            self._plans[key] = Plan(made, self._links(made, channel.members))
+        return self._plans[key]
+
+    def _schedule(self, call, n, nbytes, policy, root, members):
+        nodes = self.topology.node_of[list(members)]
+        return schedule(
+            call.kind,
+            n,
+            nbytes,
+            policy,
+            root=root,
+            itemsize=call.itemsize,
+            nodes=nodes,
+            link=self.topology.cluster.inter,
+        )
+
+    def _links(self, made, members):
+        pairs = {
+            pair
+            for round_ in made.rounds
+            for pair in zip(round_.src.tolist(), round_.dst.tolist(), strict=True)
+        }
+        links = self.traffic.links
+        return frozenset(link for src, dst in pairs for link in links(members[src], members[dst]))
+
+    def new_wire(self, channel, call):
+        """Where the messages of a collective are written down, or None."""
+        if self.wire is None:
+            return None
+        messages = []
+        self.wire.append((call.kind, channel.group, messages))
+        return messages
+
+    def wire_messages(self):
+        """The messages of all collectives as `WireMessage`, by start; None where not asked for."""
+        if self.wire is None:
+            return None
+        found = [
+            WireMessage(kind, group, round_, src, dst, nbytes, start_s, end_s)
+            for kind, group, messages in self.wire
+            for round_, src, dst, nbytes, start_s, end_s in messages
+        ]
+        return sorted(found, key=lambda message: (message.start_s, message.src, message.dst))
+
+    # C++ code that waits where nobody sees it
+
+    def wait_for_data(self, request):
+        """Block until the data of a collective have come; no time passes for the rank."""
+        if request.meeting is None:
+            return
+        meeting, position = request.meeting
+        if meeting.has_data_for(position) and not meeting.is_held:
+            return
+        rank, log = request.rank, self.logs[request.rank]
+        clock = self.scheduler.clocks[rank]
+        log.stand(request.start)
+        meeting.when_data_have_come(position, lambda: self.scheduler.ready(rank, clock))
+        self.scheduler.block(rank)
+        log.wait_failed()
+
+    def promise(self, request):
+        """C++ code has the future of an op: it is waited for when `backward` returns."""
+        self._promised[request.rank].append(request)
+
+    def forget_promises(self, rank):
+        """`backward` has failed: nobody waits for what it began."""
+        self._promised[rank] = []
+
+    def keep_promises(self, rank):
+        """`backward` returns: the rank has waited for all ops whose futures C++ code took."""
+        promised, self._promised[rank] = self._promised[rank], []
+        log = self.logs[rank]
+        for request in promised:
+            log.wait_begin(request.start)
+            request.wait()
+            log.wait_end(request.start, request.end_s)
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+class _Pause:
+    """Ops in this block pass the instruments of a rank unseen."""
+
+    def __init__(self, instruments):
+        self._instruments = instruments
+
+    def __enter__(self):
+        self._before = self._instruments.paused
+        self._instruments.paused = True
+
+    def __exit__(self, *_):
+        self._instruments.paused = self._before
+
+
+def _nbytes_of(meeting, call, n):
+    """Bytes in the sense of `collectives`: of the vector, or of all parts together."""
+    if call.kind in ("broadcast", "reduce", "all_reduce", "reduce_scatter", "barrier"):
+        return call.nbytes
+    if call.kind in ("all_gather", "gather"):
+        return call.nbytes * n
+    if call.kind == "scatter":
+        return call.nbytes if call.peer == call.rank else call.nbytes * n
+    return np.array([other.splits[0] for other in meeting.calls]) * call.itemsize

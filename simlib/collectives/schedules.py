@@ -1,0 +1,203 @@
+"""What a collective is made of: rounds of messages, each with the chunks it carries.
+
+The data of a collective are cut into *chunks*, numbered alike on every rank; a message carries a
+run of them. So a schedule says what moves where, and the bytes follow from it: a test carries the
+chunks out and proves that the right result comes about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..model.cluster import check_count
+from ..model.errors import InvalidCallError
+
+KINDS = (
+    "broadcast",
+    "scatter",
+    "gather",
+    "reduce",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+)
+
+
+class Moves(NamedTuple):
+    """One round as its algorithm states it; single values stand for all messages of the round.
+
+    Attributes
+    ----------
+    src, dst : ndarray of int
+        Position in the group of sender and receiver of each message.
+    first, count : ndarray of int or int
+        The message carries chunks ``first .. first + count - 1``, modulo the number of chunks.
+    adds : ndarray of bool or bool
+        Whether the receiver adds what comes to what it has, or puts it in its place.
+    """
+
+    src: np.ndarray
+    dst: np.ndarray
+    first: np.ndarray | int = 0
+    count: np.ndarray | int = 1
+    adds: np.ndarray | bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """One round: arrays with an entry for each message. As `Moves`, with the bytes."""
+
+    src: np.ndarray
+    dst: np.ndarray
+    nbytes: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+    adds: np.ndarray
+
+    def __len__(self):
+        return len(self.src)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """The messages of one collective.
+
+    A rank enters round k when its own messages of all earlier rounds are done; no rank waits for
+    others beyond that. In a round it sends and receives at the same time. A message starts when
+    both its ends have entered its round.
+
+    Attributes
+    ----------
+    kind, algorithm : str
+        ``"all_reduce"``, ``"ring"``.
+    n : int
+        Size of the group.
+    chunk_nbytes : ndarray of int
+        Bytes of each chunk. For all_gather, gather, scatter and reduce_scatter chunk i belongs to
+        position i; for all_to_all chunk ``i * n + j`` goes from i to j.
+    rounds : tuple of Round
+    root : int or None
+        Position of the root, where the collective has one.
+    """
+
+    kind: str
+    algorithm: str
+    n: int
+    chunk_nbytes: np.ndarray
+    rounds: tuple
+    root: int | None = None
+
+    @classmethod
+    def of(cls, kind, algorithm, n, chunk_nbytes, moves, root=None):
+        """Weigh what an algorithm states: ``moves`` are its rounds, as `Moves`, in order.
+
+        **Cost** O(number of messages + rounds * chunks where messages carry several chunks).
+        """
+        chunk_nbytes = np.asarray(chunk_nbytes, dtype=np.int64)
+        columns = {}
+        rounds = tuple(_weigh(round_, chunk_nbytes, columns) for round_ in moves if len(round_.src))
+        return cls(kind, algorithm, n, chunk_nbytes, rounds, root)
+
+    @property
+    def nbytes(self):
+        """Bytes of all chunks together."""
+        return int(self.chunk_nbytes.sum())
+
+    @property
+    def num_rounds(self):
+        """Number of rounds."""
+        return len(self.rounds)
+
+    @property
+    def num_messages(self):
+        """Number of messages."""
+        return sum(map(len, self.rounds))
+
+    @property
+    def bytes_sent(self):
+        """Bytes sent by each position: ndarray of int, shape (n,)."""
+        sent = np.zeros(self.n, dtype=np.int64)
+        for round_ in self.rounds:
+            np.add.at(sent, round_.src, round_.nbytes)
+        return sent
+
+    @property
+    def messages_sent(self):
+        """Messages sent by each position: ndarray of int, shape (n,)."""
+        sent = np.zeros(self.n, dtype=np.int64)
+        for round_ in self.rounds:
+            np.add.at(sent, round_.src, 1)
+        return sent
+
+
+def _weigh(moves, chunk_nbytes, columns):
+    """A `Round` of `Moves`; arrays that are whole already stay the same objects.
+
+    ``columns`` keeps what single values became, so that rounds share them.
+    """
+    src, dst = np.asarray(moves.src), np.asarray(moves.dst)
+    first, count, adds = (_column(value, len(src), columns) for value in moves[2:])
+    if isinstance(moves.count, int) and moves.count == 1:
+        nbytes = chunk_nbytes[first]
+    else:  # runs may wrap: two copies in a row hold every run
+        before = np.concatenate(([0], np.cumsum(np.concatenate((chunk_nbytes, chunk_nbytes)))))
+        nbytes = before[first + count] - before[first]
+    return Round(src, dst, nbytes, first, count, adds)
+
+
+def _column(value, length, columns):
+    if isinstance(value, np.ndarray):
+        return value
+    key = value, type(value), length
+    if key not in columns:
+        columns[key] = np.full(length, value)
+    return columns[key]
+
+
+def split(nbytes, parts, itemsize=1):
+    """Cut ``nbytes`` into parts of whole elements, the largest first (as `numpy.array_split`).
+
+    Parameters
+    ----------
+    nbytes : int
+        Bytes of the whole; may be less than one element for each part: then parts are empty.
+    parts : int
+    itemsize : int
+        Bytes of one element.
+
+    Returns
+    -------
+    ndarray of int, shape (parts,)
+
+    Examples
+    --------
+    >>> split(40, 4, itemsize=4).tolist()
+    [12, 12, 8, 8]
+    """
+    check_count("nbytes", nbytes, low=0)
+    check_count("itemsize", itemsize)
+    if nbytes % itemsize:
+        raise InvalidCallError(f"{nbytes} bytes are no whole number of elements of {itemsize}")
+    size, larger = divmod(nbytes // itemsize, parts)
+    return (size + (np.arange(parts) < larger)) * np.int64(itemsize)
+
+
+def parts_of(nbytes, parts, itemsize=1):
+    """`split`, or the sizes themselves where they are given for each part.
+
+    Parameters
+    ----------
+    nbytes : int or array of int
+        Bytes of the whole, or of each of the ``parts``.
+    """
+    if np.ndim(nbytes) == 0:
+        return split(nbytes, parts, itemsize)
+    sizes = np.asarray(nbytes, dtype=np.int64).ravel()
+    if len(sizes) != parts or sizes.min(initial=0) < 0:
+        raise InvalidCallError(f"{len(sizes)} part sizes for {parts} parts: give one for each")
+    return sizes

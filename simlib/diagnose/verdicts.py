@@ -1,0 +1,403 @@
+"""What the matcher found, in words and as a picture. Used by every engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from ..model import errors
+
+RULES = {
+    "collective": "every rank of a group must call the same collectives in the same order",
+    "root": "every rank must name the same root",
+    "reduce op": "every rank must reduce with the same operation",
+    "dtype": "every rank must use the same dtype, for bytes are not converted",
+    "shape": "every rank must bring as many elements as the others expect",
+    "splits": "what one rank sends to another must be what the other expects",
+    "ranks": "every rank must name the same ranks",
+}
+"""The rule that a mismatch breaks, by `Mismatch.rule`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong that did not stop the run.
+
+    Attributes
+    ----------
+    kind : str
+        ``"unfinished"`` or ``"race"``.
+    message : str
+    sites : dict of int to Site
+    run : Run or None
+        Of a race that ``simulate(seed=...)`` proved: the run that came out differently.
+    """
+
+    kind: str
+    message: str
+    sites: dict
+    run: object = field(default=None, repr=False, compare=False)
+
+    def __str__(self):
+        return f"{self.kind}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WaitGraph:
+    """Who waits for whom. ``waits`` is ``{rank: Wait}``, ``gone`` ``{rank: "has finished"...}``."""
+
+    waits: dict
+    cycle: tuple
+    gone: dict
+
+    def __repr__(self):
+        return str(self)
+
+    def __str__(self):
+        first = [rank for rank in self.cycle if rank in self.waits]
+        waits = {rank: self.waits[rank] for rank in sorted(first)} | self.waits
+        return "\n".join(
+            shortened(list(map(_wait_line, waits.values())))
+            + shortened([f"  rank {rank} {how}" for rank, how in self.gone.items()])
+        )
+
+    def picture(self):
+        """Draw it: ranks as nodes, an arrow to each rank waited for. Returns a Figure."""
+        from ..draw.wait_graph import draw_wait_graph
+
+        return draw_wait_graph(self)
+
+    def _repr_png_(self):
+        from ..draw.timeline import png_of
+
+        return png_of(self.picture())
+
+
+MOST_LINES = 12
+"""Of what is told by rank, so many lines are shown at most."""
+MOST_NAMES = 16
+"""So many ranks are named one by one at most."""
+
+
+def shortened(lines):
+    """The first of many lines, and how many more there are."""
+    if len(lines) <= MOST_LINES:
+        return lines
+    shown = lines[: MOST_LINES - 2]
+    return [*shown, f"  ... and {len(lines) - len(shown):,} more ranks"]
+
+
+def ranks_in_words(ranks):
+    """``rank 2``, ``ranks 0 and 2``, ``ranks 0 to 5``, ``ranks 0, 2, 4, ... (512 ranks)``."""
+    ranks = sorted(ranks)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 3 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    if len(ranks) > MOST_NAMES:
+        names = ", ".join(map(str, ranks[: MOST_NAMES // 2]))
+        return f"ranks {names}, ... ({len(ranks):,} ranks)"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _verb(ranks, one, more):
+    return one if len(ranks) == 1 else more
+
+
+def _wait_line(wait):
+    site, group = wait.op.site, _group_in_words(wait.op)
+    text = f"   {site.line_text}" if site.line_text else ""
+    needs = ranks_in_words(wait.needs)
+    if wait.any_of and len(wait.needs) > 1:
+        needs = f"a message of any of {needs}"
+    return f"  rank {wait.rank} waits for {needs}: {site.op}{group} ({site.place}){text}"
+
+
+def _group_in_words(op):
+    """`` in group [0, 1]``; nothing for the world, whose name within torch is empty."""
+    return f" in group {list(op.group.ranks)}" if op.group.name else ""
+
+
+def deadlock(blocked, gone, matcher):
+    """The error for ranks that can never go on.
+
+    Parameters
+    ----------
+    blocked : Blocked
+    gone : dict
+        ``{rank: "has finished"}`` of the ranks that are not there any more.
+    matcher : Matcher
+    """
+    awaited = {rank: gone[rank] for rank in blocked.gone}
+    graph = WaitGraph(blocked.waits, blocked.cycle, awaited)
+    message = f"{_headline(blocked, awaited)}\n{graph}"
+    hint = _hint(blocked, matcher)
+    if hint:
+        message += f"\nHint: {hint}"
+    sites = {rank: wait.op.site for rank, wait in blocked.waits.items()}
+    return errors.DeadlockError(message, sites, graph=graph)
+
+
+def _headline(blocked, awaited):
+    cycle = blocked.cycle
+    if len(cycle) == 2:
+        return f"{ranks_in_words(cycle)} wait for each other"
+    if cycle:
+        after = (*cycle[1:], cycle[0])
+        ring = [f"{rank} for {other}" for rank, other in zip(cycle, after, strict=True)]
+        if len(ring) > MOST_NAMES:
+            ring[MOST_NAMES // 2 : -1] = ["..."]
+        return f"{len(cycle):,} ranks wait in a ring: {', '.join(ring)}"
+    if awaited:
+        direct = [r for r, wait in blocked.waits.items() if set(wait.needs) & set(awaited)]
+        how = next(iter(awaited.values()))
+        return (
+            f"{ranks_in_words(direct)} {_verb(direct, 'waits', 'wait')} for "
+            f"{ranks_in_words(awaited)}, which {_plural(how) if len(awaited) > 1 else how}"
+        )
+    return f"{ranks_in_words(blocked.waits)} wait for a message that nobody is left to send"
+
+
+def _plural(how):
+    return how.replace("has ", "have ").replace("was ", "were ")
+
+
+def _hint(blocked, matcher):
+    """One thing to try, where the pattern is a known one."""
+    ops = [blocked.waits[rank].op for rank in (blocked.cycle or blocked.waits)]
+    kinds = {op.kind for op in ops}
+    return _near_miss(ops, matcher) or (
+        _hint_for_messages(blocked, ops, kinds)
+        if kinds <= {"send", "recv"}
+        else _hint_for_collectives(blocked, ops, kinds)
+    )
+
+
+def _near_miss(ops, matcher):
+    """A message that would fit one of the waiting ops but for its tag, its group or its partner."""
+    left = [op for op in matcher.unfinished() if op.is_p2p]
+    for op in (op for op in ops if op.is_p2p):
+        for other in left:
+            if {op.kind, other.kind} != {"send", "recv"} or other.rank == op.rank:
+                continue
+            fits = other.peer in (op.rank, None) and op.peer in (other.rank, None)
+            if fits and other.tag != op.tag:
+                return (
+                    f"rank {op.rank} says tag={op.tag} where rank {other.rank} says "
+                    f"tag={other.tag} ({other.site.place}): use the same tag, and receive in the "
+                    "order of sending"
+                )
+            if fits and other.group != op.group:
+                return (
+                    f"rank {op.rank} is{_group_in_words(op) or ' in the world'}, rank {other.rank}"
+                    f"{_group_in_words(other) or ' in the world'} ({other.site.place}): both sides "
+                    "must name the same group"
+                )
+            if op.kind == "recv" and other.peer == op.rank and not fits:
+                return (
+                    f"rank {other.rank} has sent to rank {op.rank} ({other.site.place}), which "
+                    f"waits for rank {op.peer}: check src and dst"
+                )
+    return ""
+
+
+def _hint_for_messages(blocked, ops, kinds):
+    requests = all(op.async_op for op in ops)
+    if blocked.cycle and kinds == {"recv"}:
+        if requests:
+            return "send before you wait for the irecv"
+        return f"{_all_of(ops)} receive first: let one of them send first"
+    if blocked.cycle and kinds == {"send"}:
+        if requests:
+            return "call recv before you wait for the isend"
+        return f"{_all_of(ops)} send first: let one of them receive first, or use isend"
+    if blocked.gone:
+        kind = next(op.kind for op in ops if set(blocked.waits[op.rank].needs) & set(blocked.gone))
+        if kind == "send":
+            return "nobody receives this: a send needs a recv on the other side"
+        return "no message is left for this recv: there are more recvs than sends"
+    return ""
+
+
+def _all_of(ops):
+    return "both" if len(ops) == 2 else "all of them"
+
+
+def _hint_for_collectives(blocked, ops, kinds):
+    if any(".backward()" in op.site.line_text for op in ops):
+        return (
+            "has one rank fewer batches? `with model.join():` lets it go along with the "
+            "others; and every rank must use every parameter"
+        )
+    if kinds & {"send", "recv"}:
+        return "a collective needs all ranks of its group, and some wait in a send or recv instead"
+    if blocked.cycle and len({op.group for op in ops}) > 1:
+        return "they enter the collectives of two groups in different orders: use one order"
+    return (
+        "every rank of a group must make the call: is it inside an `if`, or in a loop that some "
+        "ranks leave earlier?"
+    )
+
+
+def mismatch(found):
+    """The error for ops that meet and disagree."""
+    alike = {}
+    for rank, op in sorted(found.ops.items()):
+        alike.setdefault((_in_full(op), op.site.place), []).append(rank)
+    lines = []
+    for (words, place), ranks in alike.items():
+        op = found.ops[ranks[0]]
+        text = f"   {op.site.line_text}" if op.site.line_text else ""
+        lines.append(f"  {ranks_in_words(ranks)}: {words}{_group_in_words(op)} ({place}){text}")
+    message = "\n".join([f"{_contrast(found)}: {RULES[found.rule]}", *lines])
+    sites = {rank: op.site for rank, op in sorted(found.ops.items())}
+    return errors.MismatchError(message, sites, rule=found.rule)
+
+
+def _contrast(found):
+    """Who differs from whom, in one clause."""
+    ops = list(found.ops.values())
+    if found.rule == "splits":
+        return _contrast_of_splits(ops)
+    send = next((op for op in ops if op.kind == "send"), None)
+    if send is not None:
+        recv = next(op for op in ops if op.kind == "recv")
+        return (
+            f"rank {send.rank} sends {_amount(send)} to rank {recv.rank}, which expects "
+            f"{_amount(recv)}"
+        )
+    brought = {}
+    for rank, op in sorted(found.ops.items()):
+        brought.setdefault(_point(found.rule, op), []).append(rank)
+    (few_point, few), (many_point, many), *_ = sorted(
+        brought.items(), key=lambda item: (len(item[1]), -item[1][0])
+    )
+    return (
+        f"{ranks_in_words(few)} {_verb(few, *_VERBS[found.rule])} {few_point} where "
+        f"{ranks_in_words(many)} {_verb(many, *_VERBS[found.rule])} {many_point}"
+    )
+
+
+_VERBS = {
+    "collective": ("calls", "call"),
+    "root": ("names", "name"),
+    "reduce op": ("reduces with", "reduce with"),
+    "dtype": ("brings", "bring"),
+    "shape": ("brings", "bring"),
+    "ranks": ("asks for", "ask for"),
+}
+
+
+def _point(rule, op):
+    """What an op brings to the point in question, in words."""
+    return {
+        "collective": op.kind,
+        "root": f"{'dst' if op.kind in ('gather', 'reduce') else 'src'}={op.peer}",
+        "reduce op": op.reduce_op,
+        "dtype": op.dtype,
+        "shape": _elements(op),
+        "ranks": f"the ranks {list(op.splits or ())}",
+    }[rule]
+
+
+def _contrast_of_splits(ops):
+    for one in ops:
+        for other in ops:
+            ranks = one.group.ranks
+            sent = one.splits[0][ranks.index(other.rank)]
+            expected = other.splits[1][ranks.index(one.rank)]
+            if sent != expected:
+                return (
+                    f"rank {one.rank} sends {_count(sent)} to rank {other.rank}, which expects "
+                    f"{expected}"
+                )
+    return "the parts do not fit"
+
+
+def _count(number):
+    return f"{number} element{'' if number == 1 else 's'}"
+
+
+def _elements(op):
+    sizes = [prod(shape) for shape in op.shapes]
+    if len(sizes) > 1 and len(set(sizes)) == 1:
+        return f"{len(sizes)} x {_count(sizes[0])}"
+    return _count(sum(sizes))
+
+
+def _amount(op):
+    return f"{_elements(op)} of {op.dtype}"
+
+
+def _in_full(op):
+    """An op with what must agree: its call, dtype and sizes."""
+    if op.kind == "new_group":
+        return f"new_group({list(op.splits)})"
+    if op.kind == "barrier":
+        return op.call
+    if op.splits is not None:
+        sent, expected = map(list, op.splits)
+        return f"{op.call} of {op.dtype}, sending {sent}, expecting {expected}"
+    return f"{op.call} of {_amount(op)}"
+
+
+def unfinished(matcher, never_waited):
+    """Findings for messages nobody received and requests nobody waited for."""
+    told = []
+    for op in matcher.unfinished():
+        what = "was never received" if op.kind == "send" else "never got a message"
+        told.append((op, what))
+    for come, missing in matcher.absent():
+        told += [(op, f"was never called by {ranks_in_words(missing)}") for op in come.values()]
+    known = {(op.rank, op.seq) for op, _ in told}
+    for op in never_waited:
+        if (op.rank, op.seq) not in known:
+            advice = "until wait() has returned its buffer is not safe to use"
+            told.append((op, f"was never waited for: {advice}"))
+    return _folded("unfinished", told)
+
+
+def races(found):
+    """Findings for buffers that were touched while a request on them was open.
+
+    ``found`` is a list of (how, op, other op or None, Site): see `OpLogReader.races`.
+    """
+    told = []
+    for how, op, other, site in found:
+        if how == "overlap":
+            what = (
+                f"uses memory of {other.call} ({other.site.place}), which is still open: "
+                "wait for that first, or use another buffer"
+            )
+        elif op.kind == "send":
+            what = (
+                f"has its buffer written before wait ({site.place}): the old or the new values "
+                "may travel"
+            )
+        else:
+            what = (
+                f"has its buffer written before wait ({site.place}): the result may overwrite "
+                "that, or be overwritten"
+            )
+        told.append((op, what))
+    return _folded("race", told)
+
+
+def _folded(kind, told):
+    """One finding for all ranks of whom the same is told at the same line."""
+    alike = {}
+    for op, what in told:
+        alike.setdefault((op.kind, op.site.file, op.site.lineno, what), []).append(op)
+    found = []
+    for (*_, what), ops in alike.items():
+        ranks = sorted({op.rank for op in ops})
+        call = ops[0].call if len(ranks) == 1 else ops[0].call.partition("(")[0]
+        message = f"{ranks_in_words(ranks)}: {call} ({ops[0].site.place}) {what}"
+        found.append(Finding(kind, message, {op.rank: op.site for op in ops}))
+    return found
+
+
+def as_error(finding):
+    """A finding as the error that ``strict=True`` raises."""
+    sort = {"unfinished": errors.UnfinishedError, "race": errors.RaceError}[finding.kind]
+    return sort(finding.message, finding.sites)

@@ -1,0 +1,160 @@
+"""What a rank did when: read from its ops, for picture, player and Chrome trace.
+
+A rank is inside its function during its span. An op takes two parts of that time: it is *in
+flight* from the call until the rank begins to wait, and the rank is *blocked* from there to the
+op's end. While an asynchronous op is in flight, its rank goes on computing.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import numpy as np
+
+from ..model.errors import InvalidCallError
+
+STATES = ("computing", "in a call", "async op in flight", "waiting")
+"""What a rank can be seen to do, in the order in which it is drawn."""
+
+
+def span_of(trace, rank):
+    """When the rank was in its function: ``(start_s, end_s, returned)``.
+
+    A rank that never left is taken to be there until the last moment known. None where it
+    never began.
+    """
+    start, end = trace.spans[rank] if rank < len(trace.spans) else (None, None)
+    if start is None:
+        return None
+    return (start, end, True) if end is not None else (start, max(start, trace.end_s), False)
+
+
+def blocked(op, until_s):
+    """When the rank waited for the op: ``(start_s, end_s)`` or None; open waits end at until_s."""
+    start = op.wait_s
+    if start is None:
+        if op.async_op or op.done:
+            return None
+        start = op.post_s
+    end = op.end_s if op.done else max(until_s, start)
+    return (start, end) if end > start or not op.done else None
+
+
+def in_flight(op, until_s):
+    """When the op was under way and the rank not waiting for it: ``(start_s, end_s)`` or None."""
+    ends = [t for t in (op.wait_s, op.end_s) if t is not None]
+    if not ends and not op.async_op:
+        return None
+    end = min(ends) if ends else max(until_s, op.post_s)
+    return (op.post_s, end) if end > op.post_s else None
+
+
+def chosen(run, ranks=None, between=None):
+    """What of a run is to be shown: ``(ranks, begin_s, end_s)``, by default everything.
+
+    An infinite moment is the run's first or last one.
+
+    Raises
+    ------
+    InvalidCallError
+        A rank that the run does not have, or no time between the two moments.
+    """
+    return _chosen_ranks(run, ranks), *_chosen_time(run, between)
+
+
+def _chosen_ranks(run, ranks):
+    if ranks is None:
+        return list(range(run.world_size))
+    try:
+        shown = [operator.index(rank) for rank in ranks]
+    except TypeError:
+        raise InvalidCallError(f"ranks is {ranks!r}: give a list of ranks, like [0, 2]") from None
+    if bad := [rank for rank in shown if rank not in range(run.world_size)]:
+        raise InvalidCallError(f"rank {bad[0]} is not in this run of {run.world_size} ranks")
+    if not shown:
+        raise InvalidCallError("ranks is empty: name at least one rank to show")
+    if len(set(shown)) < len(shown):
+        raise InvalidCallError("ranks names a rank twice")
+    return shown
+
+
+def _chosen_time(run, between):
+    last_s = run.trace.end_s or 1e-6
+    try:
+        begin_s, end_s = (0.0, last_s) if between is None else map(float, between)
+    except (TypeError, ValueError):
+        begin_s = end_s = 0.0
+    begin_s = 0.0 if begin_s == -math.inf else begin_s
+    end_s = last_s if end_s == math.inf else end_s
+    if not begin_s < end_s:
+        raise InvalidCallError(
+            "between must be (first second, last second), the first smaller; "
+            f"this run ends at {last_s:.6g} s"
+        )
+    return begin_s, end_s
+
+
+def in_sight(op, begin_s, end_s):
+    """Whether any of an op lies between two moments; an open op goes on for ever."""
+    return op.post_s <= end_s and (not op.done or op.end_s >= begin_s)
+
+
+def never_finished(trace, rank, ops):
+    """Whether a rank never left its function, or left with an op of these unfinished."""
+    span = span_of(trace, rank)
+    return bool(span and not span[2]) or not all(op.done for op in ops)
+
+
+def states_of(trace, rank, ops, until_s):
+    """``{state: [(start_s, end_s), ...]}`` of one rank, read from its ops.
+
+    "computing" is the rank's whole span; the other states lie over it.
+    """
+    span = span_of(trace, rank)
+    flights = [(op.async_op, time) for op in ops if (time := in_flight(op, until_s))]
+    return {
+        "computing": [span[:2]] if span else [],
+        "in a call": [time for is_async, time in flights if not is_async],
+        "async op in flight": [time for is_async, time in flights if is_async],
+        "waiting": [time for op in ops if (time := blocked(op, until_s))],
+    }
+
+
+def mostly(parts, begin_s, end_s, columns):
+    """The time that parts fill, coarsened: the columns of which they fill more than half.
+
+    Parameters
+    ----------
+    parts : list of (float, float)
+        Start and end of each part, in seconds; they may overlap.
+    begin_s, end_s : float
+        What is divided into columns.
+    columns : int
+
+    Returns
+    -------
+    list of (float, float)
+        In order, without overlap.
+
+    **Cost** O(n log n + columns).
+    """
+    if not parts:
+        return []
+    parts = np.array(sorted(parts))
+    starts = np.maximum(parts[:, 0], np.r_[-np.inf, np.maximum.accumulate(parts[:, 1])[:-1]])
+    ends = np.maximum(parts[:, 1], starts)
+    total = np.cumsum(ends - starts)
+    knots = np.column_stack([starts, ends]).ravel()
+    filled = np.column_stack([total - (ends - starts), total]).ravel()
+    edges = np.linspace(begin_s, end_s, columns + 1)
+    full = np.diff(np.interp(edges, knots, filled, left=0.0)) > 0.5 * np.diff(edges)
+    turns = np.flatnonzero(np.diff(np.r_[False, full, False].astype(int)))
+    return [(float(edges[a]), float(edges[b])) for a, b in turns.reshape(-1, 2)]
+
+
+def unit_of(span_s):
+    """The unit that suits a span, and how many of it a second has: us, ms or s."""
+    if span_s < 1e-3:
+        return "us", 1e6
+    return ("ms", 1e3) if span_s < 1 else ("s", 1.0)

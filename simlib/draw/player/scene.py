@@ -1,0 +1,179 @@
+"""A run as the plain data that the player in the browser draws: lanes, events, arrows, bands."""
+
+from __future__ import annotations
+
+from ...model.trace import Collective, Message, WireMessage
+from ...model.words import collective_text, ranks_text, short_bytes
+from ..lanes import chosen, in_sight, mostly, never_finished, span_of, states_of, unit_of
+from ..palette import rank_color
+from ..table import carried, count
+from .thinning import happenings, thinned
+
+MOST_EVENTS = 1000
+MOST_LANES = 64
+COLUMNS = 2000
+"""Into how many columns the states of a thinned run are coarsened, at the most."""
+MOST_BOXES = 4000
+"""How many of those states a coarsened run has at the most, over all lanes."""
+
+
+def scene_of(run, ranks=None, between=None):
+    """Everything the player shows of a run, as dicts, lists, numbers and strings; times in s.
+
+    Parameters
+    ----------
+    run : Run
+    ranks : iterable of int, optional
+        The ranks to show, from top to bottom (all; of many, the first 64).
+    between : (float, float), optional
+        First and last second to show (the whole run).
+
+    Raises
+    ------
+    InvalidCallError
+        See `simlib.draw.lanes.chosen`.
+
+    **Cost** O(n log n) for n ops.
+    """
+    asked, begin_s, end_s = chosen(run, ranks, between)
+    shown = asked[:MOST_LANES]
+    rows = {rank: row for row, rank in enumerate(shown)}
+    ops = [op for op in run.trace if op.rank in rows and in_sight(op, begin_s, end_s)]
+    found = happenings(run, ops, rows, begin_s, end_s)
+    kept = thinned(found, MOST_EVENTS)
+    sizes = [sum(happening.size for happening in part) for part in (kept, found)]
+    unit, scale = unit_of(end_s - begin_s)
+    scene = {
+        "title": f"{run.name} on {ranks_text(run)}",
+        "clock": "time" if run.engine == "real" else "virtual time",
+        "unit": unit,
+        "scale": scale,
+        "begin": begin_s,
+        "end": end_s,
+        "notes": notes_of(run, asked, shown, *sizes),
+        "shown": sizes[0],
+        "total": sizes[1],
+        "lanes": lanes_of(run, shown, ops, (begin_s, end_s), coarse=len(kept) < len(found)),
+    }
+    return scene | happenings_as_data(run, kept, rows)
+
+
+def notes_of(run, asked, shown, events, total):
+    """What is not shown, one sentence each."""
+    notes = []
+    if events < total:
+        notes.append(
+            f"{events:,} of {total:,} events are shown, evenly over the run; "
+            "play(between=(t0, t1)) shows a part of the time, with more of its events"
+        )
+    if len(shown) < len(asked):
+        notes.append(
+            f"{len(shown)} of {len(asked):,} ranks are shown; play(ranks=[...]) chooses others"
+        )
+    if run.trace.dropped:
+        notes.append(f"{run.trace.dropped:,} further ops were not recorded")
+    return notes
+
+
+def lanes_of(run, ranks, ops, times, coarse):
+    """One dict per rank: its colour, when it was in its function, what it did when."""
+    by_rank = {rank: [] for rank in ranks}
+    for op in ops:
+        by_rank[op.rank].append(op)
+    lanes = []
+    for rank, own in by_rank.items():
+        span = span_of(run.trace, rank)
+        until_s = span[1] if span else times[1]
+        states = states_of(run.trace, rank, own, until_s)
+        lanes.append(
+            {
+                "rank": rank,
+                "color": rank_color(rank),
+                "until": until_s,
+                "returned": bool(span and span[2]),
+                "open": never_finished(run.trace, rank, own),
+                "states": states,
+            }
+        )
+    if coarse:
+        coarsen([lane["states"] for lane in lanes], times)
+    return lanes
+
+
+def coarsen(lanes, times):
+    """Leave at most `MOST_BOXES` boxes in these lanes' states: each column is what it is mostly."""
+    names = ("in a call", "async op in flight", "waiting")  # "computing" is the whole span
+    columns, coarse = 2 * COLUMNS, None
+    while (
+        coarse is None or sum(len(parts) for lane in coarse for parts in lane.values()) > MOST_BOXES
+    ):
+        columns //= 2
+        coarse = [{name: mostly(lane[name], *times, columns) for name in names} for lane in lanes]
+    for lane, coarser in zip(lanes, coarse, strict=True):
+        lane.update(coarser)
+
+
+def happenings_as_data(run, kept, rows):
+    """``events`` (one per op), and what joins them: ``arrows`` and ``bands``."""
+    ops = sorted(
+        (op for happening in kept for op in happening.ops), key=lambda op: (op.post_s, op.rank)
+    )
+    number = {id(op): index for index, op in enumerate(ops)}
+    arrows, bands = [], []
+    for happening in kept:
+        thing = happening.thing
+        if isinstance(thing, Message) and thing.src in rows and thing.dst in rows:
+            arrows.append(arrow_of(thing, rows, number))
+        elif isinstance(thing, WireMessage):
+            arrows.append(wire_arrow_of(thing, rows))
+        elif isinstance(thing, Collective):
+            members = sorted(happening.ops, key=lambda op: rows[op.rank])
+            bands.append(
+                {"events": [number[id(op)] for op in members], "text": collective_text(thing)}
+            )
+    events = [event_of(op, rows) for op in ops]
+    return {"events": events, "arrows": arrows, "bands": bands}
+
+
+def event_of(op, rows):
+    """One op, with the words a learner reads about it."""
+    size = f"{count(op.nbytes, 'byte')}  {carried(op)}".strip() if op.kind != "barrier" else ""
+    return {
+        "row": rows[op.rank],
+        "call": op.call,
+        "size": size,
+        "group": "" if op.group.name == "world" else op.group.name,
+        "post": op.post_s,
+        "wait": op.wait_s,
+        "end": op.end_s,
+        "async": op.async_op,
+        "place": op.site.place,
+        "code": op.site.line_text,
+    }
+
+
+def arrow_of(message, rows, number):
+    """A message of the program's own; ``end`` is None where it never arrived."""
+    arrived = message.recv is not None and message.recv.done
+    return {
+        "src": rows[message.src],
+        "dst": rows[message.dst],
+        "start": message.send.post_s,
+        "end": message.recv.end_s if arrived else None,
+        "text": short_bytes(message.nbytes),
+        "wire": False,
+        "events": [number[id(op)] for op in (message.send, message.recv) if id(op) in number],
+    }
+
+
+def wire_arrow_of(wire, rows):
+    """A message that a simulated collective was made of."""
+    return {
+        "src": rows[wire.src],
+        "dst": rows[wire.dst],
+        "start": wire.start_s,
+        "end": wire.end_s,
+        "text": short_bytes(wire.nbytes),
+        "wire": True,
+        "events": [],
+    }

@@ -1,0 +1,45 @@
+"""`Player`: the widget, and the picture that stands in its place where widgets are not shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anywidget
+import traitlets
+
+from ...model.words import ranks_text
+from ..lanes import chosen
+from ..timeline import draw_timeline, png_of
+from .scene import scene_of
+
+FOLDER = Path(__file__).parent
+SCRIPTS = ("scene", "labels", "draw", "controls", "paint", "hands", "player")
+"""Joined in this order they are one ES module: no build step, nothing to download."""
+
+
+class Player(anywidget.AnyWidget):
+    """A run that plays: made by `Run.play`.
+
+    Its `scene` is what the browser draws (see `simlib.draw.player.scene`). In a notebook read on
+    the web or on paper the run's timeline stands in its place.
+    """
+
+    _esm = "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    _css = (FOLDER / "player.css").read_text(encoding="utf-8")
+    scene = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, run, ranks=None, between=None):
+        ranks, *between = chosen(run, ranks, between)
+        self._text = f"player of {run.name} on {ranks_text(run)}"
+        self._picture = lambda: png_of(draw_timeline(run, ranks=ranks, between=between))
+        super().__init__(scene=scene_of(run, ranks, between))
+
+    def _repr_mimebundle_(self, **kwargs):
+        data, metadata = super()._repr_mimebundle_(**kwargs)
+        picture = self._picture()
+        # Widgets live as long as the kernel; the run, with all its results, need not.
+        self._picture = lambda: picture
+        return data | {"image/png": picture}, metadata
+
+    def __repr__(self):
+        return self._text

@@ -1,0 +1,109 @@
+"""What the launcher starts for every rank of a job; `submit` puts a copy into the job's folder.
+
+It needs nothing but a Python, of whatever version: what is wrong with a host is said by the host.
+Loading simlib, torch and MPI is left to a child, so that somebody is left to tell if that child
+dies of it: the other ranks, and some launchers, would wait for it for ever.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+LOOK_S = 0.05
+
+
+def refuse(words):
+    """Say in the job's folder why there can be no rank here, and have the others end."""
+    draft = os.path.join(FOLDER, ".refused.%s.%d" % (os.uname()[1], os.getpid()))
+    with open(draft, "w") as file:
+        file.write(os.uname()[1] + " " + words)
+    os.rename(draft, os.path.join(FOLDER, "refused"))
+    open(os.path.join(FOLDER, "end"), "a").close()
+    os._exit(1)
+
+
+def check_python(wanted):
+    """Functions travel as bytecode, which only the same minor version of Python reads."""
+    here = sys.version.split()[0]
+    if here.split(".")[:2] != wanted.split(".")[:2]:
+        refuse(
+            "has Python %s, the notebook %s: install the same on every host (%s runs there)"
+            % (here, wanted, sys.executable)
+        )
+
+
+def enter(folder):
+    """The launcher has started this in "/": some say nothing where they cannot enter a folder."""
+    try:
+        os.chdir(folder)
+    except OSError:
+        refuse(
+            "does not see the folder %s, from which the job was submitted: submit it from a folder "
+            "on a filesystem that all hosts share" % folder
+        )
+
+
+def be_rank(root, tell):
+    """In the child: load everything, then be the keeper of a rank. Does not return."""
+    sys.path[:0] = [root]
+    try:
+        from simlib.engines.batch.job_rank import main
+    except Exception as error:
+        refuse("cannot load simlib (%s): install the same environment on every host" % error)
+    os.write(tell, b"k")
+    os.close(tell)
+    main(FOLDER)
+
+
+def is_told(told):
+    """Whether the child has loaded everything."""
+    try:
+        return bool(os.read(told, 1))
+    except BlockingIOError:
+        return False
+
+
+def stay(child, told):
+    """In the parent: wait for the child; when the launcher is gone, leave, which the child sees.
+
+    A child that still loads, while the job has failed elsewhere, is ended here: it would not see
+    it. Returns the exit code for the launcher.
+    """
+    parent = os.getppid()
+    os.set_blocking(told, False)
+    ended = has_loaded = False
+    while not ended:
+        time.sleep(LOOK_S)
+        has_ended = os.path.exists(os.path.join(FOLDER, "end"))
+        has_loaded = has_loaded or is_told(told)
+        if has_ended and not has_loaded:
+            os.kill(child, signal.SIGKILL)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if not ended and os.getppid() != parent:
+            os._exit(1)
+    has_loaded = has_loaded or is_told(told)
+    if not has_loaded and not os.path.exists(os.path.join(FOLDER, "end")):
+        how = "exit code %d" % (status >> 8) if status >> 8 else "signal %d" % (status & 0x7F)
+        refuse(
+            "cannot load simlib (the process that tried ended with %s): mend what "
+            "`%s -c 'import simlib'` says there, or install the same environment on every host"
+            % (how, sys.executable)
+        )
+    return 1 if status else 0
+
+
+if __name__ == "__main__":
+    with open(os.path.join(FOLDER, "job.json")) as job:
+        about = json.load(job)
+    check_python(about["versions"]["Python"])
+    enter(about["cwd"])
+    told, tell = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(tell)
+        os._exit(stay(child, told))
+    os.close(told)
+    be_rank(about["root"], tell)

@@ -1,0 +1,272 @@
+"""The checks of single hosts: each judges what `facts` found, and says how to mend it.
+
+A judge gets the facts and a host and returns a `Verdict`: whether all is well, and one sentence.
+It is called only where all that it needs is well.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+
+from ....model.errors import JobError
+from ..launcher_failures import cause_in
+from ..mpiexec import name_in
+from ..versions import versions
+from .diagnosis import Check, well, wrong
+from .dialog import NO_PYTHON
+
+CLOCK_S = 0.5
+"""Clocks further apart make times of files and logs misleading; an NTP service holds 0.01 s."""
+CLOSE = ((0.001, "1 ms"), (0.01, "10 ms"), (0.1, "100 ms"), (0.5, "0.5 s"))
+
+
+def _said(facts, host):
+    """The sentence and the first line of what ssh said about a host; ``("", "")`` if nothing."""
+    return cause_in(facts.refused.get(host, ""))
+
+
+def name(facts, host):
+    if re.search(r"resolve hostname", facts.refused.get(host, "")):
+        return wrong(
+            f"the name {host} is not known on {socket.gethostname()}: spell it right, or put it "
+            "with its address into /etc/hosts or your ~/.ssh/config"
+        )
+    return well("the name is known")
+
+
+def server(facts, host):
+    said = facts.refused.get(host, "")
+    if re.search(r"refused|timed out|No route|unreachable|^no answer", said):
+        sentence, line = _said(facts, host)
+        return wrong(f"{sentence or 'no answer: is the host overloaded, or its login hanging?'}"
+                     f" ({line})")  # fmt: skip
+    return well("an ssh server answers")
+
+
+def ssh(facts, host):
+    said = facts.refused.get(host)
+    if said is None or NO_PYTHON in said:
+        return well("lets this account in without a password")
+    sentence, line = _said(facts, host)
+    if "Host key verification failed" in said:
+        sentence = (
+            f"the key of {host} is not known here, or has changed: run `ssh {host}` once by hand "
+            "and compare its key"
+        )
+    return wrong(f"{sentence or f'run `ssh {host} true` by hand and mend what it says'} ({line})")
+
+
+def account(facts, host):
+    mine, theirs = facts.here["account"], facts.of[host]["account"]
+    if mine == theirs:
+        return well(f"{theirs[0]}, uid {theirs[1]}")
+    if mine[0] != theirs[0] and theirs[0] is not None:
+        mend = "give this account the same name and uid there, or name it in ~/.ssh/config (User)"
+    else:
+        mend = "give the account the same uid on every host (usermod -u), or files cannot be shared"
+    return wrong(
+        f"there the account is {theirs[0]} with uid {theirs[1]}, here {mine[0]} with uid "
+        f"{mine[1]}: {mend}"
+    )
+
+
+def python(facts, host):
+    if NO_PYTHON in facts.refused.get(host, ""):
+        return wrong(f"it has no Python: install this one there, so that {sys.executable} runs")
+    mine, theirs = facts.here, facts.on(host)
+    if theirs["executable"] != mine["executable"]:
+        return wrong(
+            f"{mine['executable']} is not there ({theirs['executable']} is, Python "
+            f"{theirs['python']}): install the same environment at the same path"
+        )
+    if _minor(theirs["python"]) != _minor(mine["python"]):
+        return wrong(
+            f"Python {theirs['python']} is at {theirs['executable']}, here {mine['python']}: "
+            "functions travel as bytecode, install the same version"
+        )
+    return well(f"Python {theirs['python']}, {theirs['executable']}")
+
+
+def _minor(version):
+    return version.split(".")[:2]
+
+
+def torch(facts, host):
+    mine = facts.here["packages"]["torch"] or versions()["torch"]
+    theirs = facts.on(host)["packages"]["torch"]
+    if theirs is None:
+        return wrong(f"torch is missing: install {mine} there (pip install torch=={_bare(mine)})")
+    if _bare(theirs) != _bare(mine):
+        return wrong(f"torch is {theirs}, here {mine}: pip install torch=={_bare(mine)} there")
+    return well(f"torch {theirs}")
+
+
+def _bare(version):
+    """A version without the word for its build: 2.13.0+cpu and 2.13.0 understand each other."""
+    return version.partition("+")[0]
+
+
+def simlib(facts, host):
+    mine, theirs = facts.here["simlib"], facts.on(host)["simlib"]
+    if theirs is None:
+        return wrong(
+            f"simlib is missing: have {mine[1]} on a filesystem that all hosts share, or install "
+            "simlib there"
+        )
+    if theirs[0] is None:
+        return wrong(
+            f"simlib in {theirs[1]} cannot be read there ({theirs[2]}): give this account the "
+            "rights, or install it anew"
+        )
+    if theirs[0] != mine[0]:
+        return wrong(f"simlib is {theirs[0]} ({theirs[1]}), here {mine[0]}: install this one there")
+    if theirs[2] != mine[2]:
+        return wrong(
+            f"simlib says {theirs[0]}, but its files in {theirs[1]} differ from those here: copy "
+            "or install the same files"
+        )
+    return well(f"simlib {theirs[0]}, {theirs[1]}")
+
+
+def mpi(facts, host):
+    if facts.mpi_wrong:
+        return wrong(facts.mpi_wrong)
+    found = facts.on(host)["mpi"]
+    if found["version"] is None:
+        other = f" (another is at {found['other']})" if found["other"] else ""
+        return wrong(
+            f"there is no mpiexec at {facts.mpiexec}{other}: install the same {facts.mpi} "
+            "there, at the same path"
+        )
+    mine, theirs = (_mpi_version(of["mpi"]["version"]) for of in (facts.here, facts.on(host)))
+    if mine != theirs:
+        return wrong(f"its MPI is {theirs}, here {mine}: install the same on every host")
+    if facts.mpi != "Open MPI" and facts.hosts and facts.here["mpi"]["proxy"] > found["proxy"]:
+        return wrong(
+            f"{facts.mpiexec} is there without its hydra_pmi_proxy: install {facts.mpi} anew there"
+        )
+    return well(f"{theirs}, {facts.mpiexec}")
+
+
+def _mpi_version(answer):
+    """Which MPI, and which version of it, in an answer to ``--version``."""
+    text = answer[1]
+    try:
+        which = name_in(text, "mpiexec")
+    except JobError:
+        return f"unknown ({text.strip().splitlines()[:1]})"
+    number = re.search(r"(?:Version:?|MPI\)) *([\d.]+\d)", text)
+    return f"{which} {number[1]}" if number else which
+
+
+def library(facts, host):
+    code, text = facts.on(host)["library"]
+    first = next((line for line in reversed(text.strip().splitlines()) if line), "nothing")
+    if code and facts.on(host)["packages"]["mpi4py"] is None:
+        return wrong("mpi4py is missing: pip install mpi4py there")
+    if code:
+        return wrong(f"mpi4py finds no MPI library: install {facts.mpi} beside it ({first})")
+    which = library_of(text)
+    if which != facts.mpi:
+        return wrong(
+            f"mpi4py's library is {which}, mpiexec is {facts.mpi}, and every process would be "
+            f"alone: use the mpiexec of {which} (--launcher), or install {facts.mpi} beside mpi4py"
+        )
+    return well(f"mpi4py {facts.on(host)['packages']['mpi4py']} with {which}, as mpiexec")
+
+
+def library_of(text):
+    """Which MPI a library's own words name."""
+    for mark, which in (("Intel", "Intel MPI"), ("Open MPI", "Open MPI"), ("MPICH", "MPICH")):
+        if mark in text:
+            return which
+    return (text.strip().splitlines() or ["nothing"])[0]
+
+
+def files(facts, host):
+    seen, error = facts.of[host]["file"]
+    if error == "Permission denied":
+        return wrong(
+            f"this account may not read or write {facts.folder} there: give it the rights, or name "
+            "another folder (--folder)"
+        )
+    if not seen or error:
+        return wrong(
+            f"a file written here in {facts.folder} is not there: mount the same filesystem at the "
+            "same path, or work in a folder that all hosts share (--folder)"
+        )
+    if host not in facts.written:
+        return wrong(
+            f"a file that it wrote in {facts.folder} is not seen here: mount the same filesystem "
+            "at the same path on both"
+        )
+    return well(f"shares {facts.folder}")
+
+
+def address(facts, host):
+    of = facts.of[host]
+    own, interface, _ = of["address"]
+    meant = of["names"].get(of["name"]) or []
+    if meant and all(one.startswith("127.") for one in meant):
+        return wrong(
+            f"its own name {of['name']} means {meant[0]} there, which no other host reaches: put "
+            f"{own} in the place of {meant[0]} in its /etc/hosts"
+            + (f", or set GLOO_SOCKET_IFNAME={interface} in each rank" if interface else "")
+        )
+    lost = [
+        other for other in facts.hosts
+        if other in facts.of and other != host and not of["names"].get(other)
+    ]  # fmt: skip
+    if lost:
+        return wrong(
+            f"it does not know the name {', '.join(lost)}: put it with its address into its "
+            "/etc/hosts or into DNS"
+        )
+    return well(f"{own} by {interface}" if interface else f"{own}")
+
+
+def clock(facts, host):
+    offset_s, error_s = facts.clocks[host]
+    if abs(offset_s) - error_s > CLOCK_S:
+        way = "ahead of" if offset_s > 0 else "behind"
+        return wrong(
+            f"its clock is {abs(offset_s):.1f} s {way} this one: let both follow one time server "
+            "(chrony, or timedatectl set-ntp true)"
+        )
+    apart_s = abs(offset_s) + error_s
+    bound = next((words for most_s, words in CLOSE if apart_s < most_s), f"{apart_s:.1f} s")
+    return well(f"less than {bound} from this machine's")
+
+
+def ports(facts, host):
+    if host not in facts.unreached:
+        return wrong("it has answered no more questions: run the doctor again")
+    here = f"this machine ({socket.gethostname()})"
+    lost = [f"to {other or here}: {why}" for other, why in facts.unreached.get(host, {}).items()]
+    if host in facts.unreached.get(None, {}):
+        lost.append(f"from {here}: {facts.unreached[None][host]}")
+    if lost:
+        return wrong(
+            f"a free port cannot be reached ({'; '.join(lost)}): let the firewalls pass all ports "
+            "between the hosts"
+        )
+    return well("free ports of the others are reached")
+
+
+HOST_CHECKS = (
+    Check("name", name),
+    Check("server", server, ("name",)),
+    Check("ssh", ssh, ("server",)),
+    Check("account", account, ("ssh",)),
+    Check("python", python, ("ssh",), alone=True),
+    Check("torch", torch, ("python",), alone=True),
+    Check("simlib", simlib, ("python",), alone=True),
+    Check("mpi", mpi, ("ssh",), alone=True),
+    Check("mpi4py", library, ("python", "mpi"), alone=True),
+    Check("files", files, ("ssh",)),
+    Check("address", address, ("ssh",)),
+    Check("clock", clock, ("ssh",)),
+    Check("ports", ports, ("ssh",)),
+)

@@ -1,0 +1,182 @@
+"""Who this process is among the ranks of its job, and where they meet."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ...model.errors import JobError
+from ...mpi.addresses import answered_by_all, interface_towards, listen, own_addresses, which_answer
+
+ENVIRONMENTS = (
+    ("PMI_RANK", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMIX_RANK", "SLURM_NTASKS"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+SRUN = ENVIRONMENTS[-1]
+MEET_S = 60.0
+LOOK_S = 0.02
+
+
+@dataclass
+class Place:
+    """This process in its job; ``comm`` is MPI's world, None where MPI is not asked."""
+
+    rank: int
+    size: int
+    comm: object = None
+    library: str = ""
+
+
+def find_place(uses_mpi, mpi4py=None):
+    """Ask MPI who this process is, or, where there is no mpi4py, the environment.
+
+    Parameters
+    ----------
+    uses_mpi : bool
+    mpi4py : str, optional
+        The version that the notebook has. Then all hosts must have it: ranks that ask MPI and ranks
+        that do not would wait for each other for ever.
+
+    Raises
+    ------
+    JobError
+        If neither knows, or MPI does not work on this host.
+    """
+    if uses_mpi:
+        host = os.uname().nodename
+        try:
+            from mpi4py import MPI
+        except ModuleNotFoundError:
+            if mpi4py is not None:
+                raise JobError(
+                    f"{host} has no mpi4py, the notebook {mpi4py}: install the same on every host"
+                ) from None
+        except (ImportError, RuntimeError) as error:
+            raise JobError(
+                f"mpi4py finds no MPI library on {host} ({str(error).splitlines()[0]}): install "
+                "the same MPI there, at the same path"
+            ) from None
+        else:
+            comm = MPI.COMM_WORLD
+            library = " ".join(MPI.Get_library_version().split())[:40]
+            return Place(comm.rank, comm.size, comm, library)
+    # srun without MPI sets its own only, and hands on what an mpiexec around the notebook has set.
+    for rank, size in ENVIRONMENTS if uses_mpi else (SRUN, *ENVIRONMENTS):
+        if rank in os.environ and size in os.environ:
+            return Place(int(os.environ[rank]), int(os.environ[size]))
+    raise JobError(
+        "a process of the job does not know its rank: there is no mpi4py, and the environment has "
+        "none of PMI_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID. Install mpi4py on every node"
+    )
+
+
+def check_size(place, world_size):
+    """Refuse a world of another size than was asked for."""
+    if place.size == world_size:
+        return
+    who = "the environment" if place.comm is None else "MPI"
+    told = f"{world_size} ranks were asked for, but {who} says: rank {place.rank} of {place.size}"
+    if place.size > 1:
+        raise JobError(f"{told}. Does the launcher get a number of its own, say by -n?")
+    if place.comm is None:
+        raise JobError(
+            f"{told}. Is the notebook itself a process of mpiexec or srun? Start it without them"
+        )
+    raise JobError(
+        f"{told}. mpiexec belongs to another MPI than the one mpi4py has loaded "
+        f"({place.library}): name the right mpiexec by launcher=..., or install mpi4py for its MPI"
+    )
+
+
+def meet(place, folder):
+    """The store of the job; Gloo is told the interface by which the ranks reach each other."""
+    if place.comm is not None:
+        from ...mpi.rendezvous import meet as meet_by_mpi
+
+        store, address = meet_by_mpi(place.comm)
+    else:
+        store, address = _meet_by_files(place, folder)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(address)
+    os.environ["MASTER_ADDR"] = address
+    os.environ.setdefault("MASTER_PORT", "29500")
+    return store
+
+
+def _meet_by_files(place, folder):
+    """Rank 0 writes its addresses into the folder, the others say which of them answer."""
+    if place.rank == 0:
+        listening = listen()
+        port = listening.getsockname()[1]
+        store = dist.TCPStore(
+            "localhost", port, place.size, is_master=True, wait_for_workers=False,
+            timeout=timedelta(seconds=MEET_S), master_listen_fd=listening.detach(), use_libuv=True,
+        )  # fmt: skip
+        addresses = own_addresses()
+        folder.write_json({"addresses": addresses, "port": port}, "meeting.json")
+        reached = [json.loads(store.get(f"reached/{rank}")) for rank in range(1, place.size)]
+        address = answered_by_all(addresses, reached)
+        if address is None:
+            raise JobError(
+                f"no address of {os.uname().nodename}, where rank 0 is, answers all ranks "
+                f"({', '.join(addresses)}): put the hosts into one network"
+            )
+        store.set("address", address)
+        return store, address
+    told = _when_there(folder)
+    addresses, port = told["addresses"], told["port"]
+    reached = which_answer(addresses, port)
+    if not reached:
+        raise JobError(
+            f"rank {place.rank} on {os.uname().nodename} reaches rank 0 by none of its addresses "
+            f"({', '.join(addresses)}, port {port}): open the ports between the hosts"
+        )
+    store = dist.TCPStore(reached[0], port, place.size, wait_for_workers=False)
+    store.set(f"reached/{place.rank}", json.dumps(reached))
+    return store, store.get("address").decode()
+
+
+def _when_there(folder):
+    deadline = time.monotonic() + MEET_S
+    while time.monotonic() < deadline:
+        told = folder.read_json("meeting.json")
+        if told is not None:
+            return told
+        time.sleep(LOOK_S)
+    raise JobError(
+        f"rank 0 has not written {folder.file('meeting.json')} for {MEET_S:g} s: is this folder "
+        "the same on all hosts?"
+    )
+
+
+def leave_together(place, store):
+    """Wait, without spinning, until every rank has come to its end: rank 0 serves the store."""
+    if place.comm is None:
+        _count_out(place, store)
+        return
+    from mpi4py import MPI
+
+    request = place.comm.Ibarrier()
+    while not request.Test():
+        time.sleep(LOOK_S)
+    MPI.Finalize()
+
+
+def _count_out(place, store):
+    try:
+        store.add("finished", 1)
+        while store.add("finished", 0) < place.size:
+            time.sleep(LOOK_S)
+        if place.rank == 0:  # the others hear of it from the store that ends with this process
+            while store.add("heard", 0) < place.size - 1:
+                time.sleep(LOOK_S)
+        else:
+            store.add("heard", 1)
+    except dist.DistNetworkError:
+        pass

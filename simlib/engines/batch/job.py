@@ -1,0 +1,272 @@
+"""`Job`: a submitted job, as its folder knows it; and `jobs`, all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import pickle
+import shutil
+import time
+from pathlib import Path
+
+from ...diagnose.verdicts import ranks_in_words
+from ...model.errors import InvalidCallError, JobError
+from ..host.display import open_display
+from ..processes.real_run import told
+from .folder import JOBS, JobFolder
+from .job_monitor import JobWatch
+from .launcher_failures import cause_in, ended_by_queue
+from .state import JobState
+
+LOOK_S = 0.1
+CANCEL_S = 15.0
+FULL_BYTES = 1 << 20
+"""With less room than that, a filesystem is full: a rank's files no longer fit."""
+PATIENT_S = 5.0
+"""How long `result` waits without saying what for."""
+
+
+class Job:
+    """A job of `submit`: it runs whether or not anybody looks.
+
+    Parameters
+    ----------
+    path : str or Path
+        Its folder. A new kernel finds a job again by `jobs`, or by ``simlib.Job(path)``.
+
+    Raises
+    ------
+    InvalidCallError
+        There is no job, or it cannot be read.
+
+    Notes
+    -----
+    Results are pickles: to fetch those of somebody else's job runs what that account has put there.
+    """
+
+    def __init__(self, path):
+        self._folder = JobFolder(Path(path).absolute())
+        try:
+            self._about = self._folder.read_json("job.json")
+        except PermissionError:
+            raise InvalidCallError(
+                f"{path} cannot be read by this account: a job belongs to who has submitted it"
+            ) from None
+        if self._about is None:
+            raise InvalidCallError(f"{path} is not the folder of a job")
+        self._state = JobState(self._folder, self._about["submitted"])
+
+    @property
+    def _queue(self):
+        return self._state.queue
+
+    @property
+    def name(self):
+        """NAME-NUMBER, as its folder is called."""
+        return self._folder.path.name
+
+    @property
+    def path(self):
+        """The job's folder."""
+        return self._folder.path
+
+    @property
+    def world_size(self):
+        """Number of ranks."""
+        return self._about["world_size"]
+
+    @property
+    def status(self):
+        """``queued``, ``active``, ``done``, ``failed`` or ``cancelled``."""
+        state = self._state.now()
+        if state["state"] != "ended":
+            return state["state"]
+        why, code = state["why"], state["code"]
+        if why == "code" and code == 0:
+            return "done"
+        is_wanted = why == "cancel" or (why in ("code", "lost") and self._folder.has("cancel"))
+        is_wanted = is_wanted and not ended_by_queue(self._launcher_said())
+        return "cancelled" if is_wanted else "failed"
+
+    @property
+    def clocks(self):
+        """By rank: its ``host``; ``offset_s``, how far its clock is ahead of rank 0's, which the
+        trace takes off; ``error_s``, by how much that may be wrong. Measured at the start.
+
+        None for a rank that has not joined.
+        """
+        keys = ("host", "offset_s", "error_s")
+        places = [self._folder.read_json("json", rank) for rank in range(self.world_size)]
+        return [place and {key: place[key] for key in keys} for place in places]
+
+    def follow(self):
+        """Show what the ranks print, as they print it, until the job ends.
+
+        Stop (or Ctrl-C) ends the looking, not the job.
+        """
+        display = open_display()
+        watch = JobWatch(self._folder)
+        said = ""
+        try:
+            while True:
+                status = self.status
+                words = self._in_words(status)
+                if words != said:
+                    display.status(words)
+                    said = words
+                watch.take_in(display.lines)
+                display.refresh()
+                if status not in ("queued", "active"):
+                    break
+                time.sleep(LOOK_S)
+        except KeyboardInterrupt:
+            print(f"{self.name} goes on; job.cancel() would end it")
+        finally:
+            display.status("")
+            display.close(watch.outputs)
+
+    def _in_words(self, status):
+        if status == "queued":
+            waited_s = time.time() - self._about["submitted"]
+            words = f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
+            return ": ".join(filter(None, (words, self._queue.reason())))
+        joined = sum(self._folder.has("json", rank) for rank in range(self.world_size))
+        if status == "active" and joined < self.world_size:
+            return f"{self.name} starts: {joined} of {self.world_size} ranks are there"
+        return ""
+
+    def result(self, timeout=None):
+        """Wait for the job's end and give its `Run` back; raises what `run` would raise.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait.
+
+        Raises
+        ------
+        TimeoutError
+            It has not ended by then; it goes on.
+        JobError
+            It could not be carried out, was cancelled, or its time limit was over.
+        """
+        display = open_display()
+        try:
+            status = self._await_end(timeout, display)
+            self._know_cells()
+            watch = JobWatch(self._folder)
+            watch.take_in()
+            run = watch.result()
+            failure = self._failure(watch, status)
+            if failure is None and watch.check:
+                run.findings = watch.checker.findings()
+            return told(display, run, failure)
+        finally:
+            display.close(())
+
+    def _await_end(self, timeout, display):
+        """Wait for the job's end, and meanwhile say why it waits in the queue, if it does."""
+        began = time.monotonic()
+        said = ""
+        while (status := self.status) in ("queued", "active"):
+            waited_s = time.monotonic() - began
+            if timeout is not None and waited_s > timeout:
+                why = self._queue.reason() if status == "queued" else ""
+                words = f"{self.name} is {status} after {timeout:g} s, and goes on"
+                raise TimeoutError(": ".join(filter(None, (words, why))))
+            words = self._in_words(status) if status == "queued" and waited_s > PATIENT_S else ""
+            if words != said:
+                display.status(words)
+                said = words
+            time.sleep(LOOK_S)
+        return status
+
+    def _know_cells(self):
+        """Lines of the notebook's cells, for a kernel that has not run them."""
+        cells = pickle.loads(self._folder.read("request.pkl"))["cells"]
+        for cell, entry in cells.items():
+            linecache.cache.setdefault(cell, entry)
+
+    def _failure(self, watch, status):
+        """The error to raise, or None: the judge's, the ranks', or the launcher's."""
+        verdict = self._folder.read("verdict.pkl")
+        if verdict is not None:
+            return pickle.loads(verdict)
+        if ended_by_queue(self._launcher_said()):
+            return self._launcher_failed(watch, {})
+        if status == "cancelled":
+            return JobError(f"{self.name} was cancelled")
+        state = self._state.now()
+        if state["why"] == "limit":
+            return self._out_of_limit()
+        failure = watch.failure()
+        refused = self._folder.read("refused")
+        if refused is not None and not watch.failed_by_itself():
+            return JobError(f"{self.name} could not be carried out: {refused.decode()}")
+        is_whole = not watch.running() and (status == "done" or state["why"] == "lost")
+        if failure is not None or is_whole:
+            return failure
+        return self._launcher_failed(watch, state)
+
+    def _out_of_limit(self):
+        limit = self._folder.read_json("launch.json")["time_limit"]
+        return JobError(
+            f"the time limit of {self.name}, {limit:g} s, was over before its ranks were done: "
+            "give it more by time_limit=..."
+        )
+
+    def _launcher_said(self):
+        return "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
+
+    def _launcher_failed(self, watch, state):
+        sentence, line = cause_in(
+            self._launcher_said() + self._queue.words(), self._about.get("hosts", ())
+        )
+        if shutil.disk_usage(self.path).free < FULL_BYTES:
+            sentence = "the filesystem of its folder is full: make room, or name another by folder="
+        sentence = sentence or state.get("words")
+        missing = ranks_in_words(watch.running()) if watch.running() else "the ranks"
+        if sentence is None:
+            code = f" (exit code {state['code']})" if state.get("code") is not None else ""
+            sentence = f"no answer came from {missing}; the launcher has ended{code}"
+        words = f"{self.name} could not be carried out: {sentence}"
+        if line:
+            words += f"\n    {line}"
+        return JobError(f"{words}\nAll it said is in {self._folder.file('launcher.err')}")
+
+    def cancel(self):
+        """End the job; returns when its launcher has ended. Its folder stays.
+
+        Ranks on other hosts end within a second.
+
+        Raises
+        ------
+        JobError
+            It has not ended in 15 s.
+        """
+        state = self._state.now()
+        if state["state"] == "ended" and state["why"] != "lost":
+            return
+        self._folder.mark("cancel")
+        self._folder.mark("end")
+        self._queue.cancel()
+        deadline = time.monotonic() + CANCEL_S
+        while self.status in ("queued", "active"):
+            if time.monotonic() > deadline:
+                raise JobError(
+                    f"{self.name} is still {self.status} {CANCEL_S:g} s after it was cancelled: do "
+                    f"its hosts see {self.path}?"
+                )
+            time.sleep(LOOK_S)
+
+    def __repr__(self):
+        return f"{self.name}: {self.status}, {self.world_size} ranks on {self._about['to']}"
+
+
+def jobs(folder=JOBS):
+    """All jobs of this account whose folders are in ``folder``, by the time of their submission."""
+    found = []
+    for path in Path(folder).glob("*/job.json"):
+        with contextlib.suppress(InvalidCallError):  # another account's, or taken away just now
+            found.append(Job(path.parent))
+    return sorted(found, key=lambda job: job._about["submitted"])

@@ -1,0 +1,191 @@
+"""One rank of a job: what ``start.py`` runs on a node, once per rank.
+
+The process that the launcher has started stays its *keeper*: it forks before any MPI is there, and
+the child is the rank. So somebody is left to say how a rank died, to end it when another one has
+failed, and to ask it for its stack, whatever the rank itself is busy with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import linecache
+import os
+import pickle
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ...model.errors import JobError, SimlibError
+from ...record import backend, returned
+from ...record.oplog import OpLogWriter
+from ...record.recorder import Recorder
+from ..host.isolation import fresh_random_state
+from ..processes.rank_main import Output, flush, is_alone, show_errors_of_commands
+from . import clocks, identity, logs
+from .folder import JobFolder
+from .supervisor import LEFT, REFUSED, die_with_the_keeper, keep
+from .versions import check_versions
+
+LEAVE_S = 5
+"""How long exit handlers may take."""
+
+
+def main(path):
+    """Be a rank of the job in this folder."""
+    folder = JobFolder(path)
+    job = folder.read_json("job.json")
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(tell)
+        os._exit(keep(folder, pid, told))
+    os.close(told)
+    die_with_the_keeper()
+    try:
+        check_versions(job["versions"])
+        code = _be_rank(folder, job, tell)
+    except SimlibError as error:
+        code = _refuse(folder, str(error))
+    except BaseException as error:  # before the learner's function, or after it
+        traceback.print_exc(file=sys.__stderr__)
+        words = f"a rank on {os.uname().nodename} could not join or leave the others"
+        code = _refuse(folder, f"{words}: {returned.short(error)}")
+    if code == 0 and job["uses_mpi"]:
+        _leave_mpiexec(tell)
+    os._exit(code)
+
+
+def _leave_mpiexec(tell):
+    """End this process by the C library: MPICH takes its leave of mpiexec in an exit handler.
+
+    mpiexec takes an end without it for a crash, and kills the other ranks' keepers. Handlers of
+    other libraries run as well: whatever they do, the rank has told its keeper that it was done.
+    """
+    os.write(tell, f"{LEFT}\n".encode())
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LEAVE_S)
+    ctypes.CDLL(None).exit(0)
+
+
+def _refuse(folder, words):
+    """Say why this rank cannot go on; returns its exit code."""
+    try:
+        folder.write_once(words.encode(), "refused")  # what others say later follows from it
+    except OSError as error:
+        print(f"{words}\n{folder.path} takes no files: {error}", file=sys.__stderr__)
+    sys.__stderr__.flush()
+    return REFUSED
+
+
+def _be_rank(folder, job, tell):
+    """Join the others, run the function, leave with them; returns the exit code."""
+    place = identity.find_place(job["uses_mpi"], job["versions"]["mpi4py"])
+    identity.check_size(place, job["world_size"])
+    rank, size = place.rank, place.size
+    memory = logs.create(folder.file("log", rank))
+    os.write(tell, f"{rank}\n".encode())
+    recorder = _join(place, folder, memory)
+    _connect_output(folder, rank)
+    answer = _call(folder, rank, size, recorder)
+    memory.flush()  # whoever sees the answer sees all that was done for it
+    try:
+        folder.write(answer, "answer", rank)
+    except OSError as error:
+        raise JobError(
+            f"rank {rank} on {os.uname().nodename} cannot write what it came to, {len(answer):,} "
+            f"bytes, into {folder.path}: {error.strerror}"
+        ) from None
+    if word_of(answer) != "result":
+        return 1
+    identity.leave_together(place, recorder.store)
+    return 0
+
+
+def word_of(answer):
+    """``result``, ``error``... of an answer, without the rest where that cannot be rebuilt."""
+    try:
+        return pickle.loads(answer)[0]
+    except Exception:
+        return "result"
+
+
+def _join(place, folder, memory):
+    """Make the default group; tell the folder where this rank is, and how its clock goes."""
+    rank, size = place.rank, place.size
+    torch.set_num_threads(1)
+    store = identity.meet(place, folder)
+    recorder = Recorder(OpLogWriter(memory), is_alone)
+    recorder.store = store
+    backend.install(backend.gloo_member(recorder))
+    backend.join_world(dist.PrefixStore("world/", store), rank, size)
+    hosts = _hosts(store, rank, size)
+    group = dist.group.WORLD._inner
+    offset_s, error_s = clocks.align(group, store, rank, hosts)
+    here = [other for other in range(size) if hosts[other] == hosts[rank]]
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(here.index(rank)),
+        LOCAL_WORLD_SIZE=str(len(here)),
+    )
+    folder.write_json(
+        {
+            "host": os.uname().nodename,
+            "pid": os.getpid(),
+            "interface": os.environ["GLOO_SOCKET_IFNAME"],
+            "offset_s": offset_s,
+            "error_s": error_s,
+            "is_alone": len(set(hosts)) == 1,
+        },
+        "json",
+        rank,
+    )
+    return recorder
+
+
+def _this_host():
+    """A name that no other host has: two machines may be called alike (Linux)."""
+    try:
+        start = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        start = ""
+    return f"{os.uname().nodename} {start}"
+
+
+def _hosts(store, rank, size):
+    """Which host each rank is on."""
+    store.set(f"host/{rank}", _this_host())
+    return [store.get(f"host/{other}").decode() for other in range(size)]
+
+
+def _connect_output(folder, rank):
+    """What this rank prints goes into its own files from here on."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    files = [os.open(folder.file(name, rank), flags, 0o600) for name in ("out", "err")]
+    Output(*files)
+    show_errors_of_commands()
+
+
+def _call(folder, rank, size, recorder):
+    """Run the learner's function; returns the answer as bytes."""
+    request = pickle.loads(folder.read("request.pkl"))
+    sys.path[:] = request["path"]
+    sys.argv[:] = request["argv"]
+    linecache.cache.update(request["cells"])
+    fresh_random_state()
+    log = recorder.log
+
+    def call():
+        function, args, kwargs = pickle.loads(request["payload"])
+        log.enter()
+        try:
+            return function(rank, size, *args, **kwargs)
+        finally:
+            log.leave()
+            flush()
+
+    return returned.answer_of(call)

@@ -1,0 +1,129 @@
+"""`submit`: make a job's folder, and hand it to its launcher."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+
+from ...model.errors import InvalidCallError, JobError
+from ...model.package import ROOT
+from ..host.payload import cell_numbers, pack, surroundings
+from ..processes.real_run import check_timeout, name_of
+from .folder import JOBS, JobFolder
+from .job import Job
+from .mpiexec import Mpiexec
+from .versions import versions
+
+
+def submit(
+    function,
+    world_size,
+    args=(),
+    kwargs=None,
+    *,
+    to=None,
+    timeout_s=120,
+    check=True,
+    name=None,
+    folder=JOBS,
+):
+    """Submit a rank function as a job of a real cluster.
+
+    Parameters
+    ----------
+    function, world_size, args, kwargs
+        As for `run`.
+    to : Mpiexec or Slurm
+        Where it runs; `Mpiexec()` is this machine.
+    timeout_s : float or None
+        As for `run`: seconds without progress.
+    check : bool
+        As for `run`.
+    name : str, optional
+        Of the job; the function's by default.
+    folder : str
+        Where the folders of jobs are made: on a filesystem that all hosts share.
+
+    Returns
+    -------
+    Job
+        It goes on if this kernel ends; `jobs` finds it again.
+
+    Raises
+    ------
+    InvalidCallError
+        An argument that can never be right.
+    JobError
+        There is no launcher, or it refuses the job.
+    """
+    if not callable(function):
+        raise InvalidCallError(
+            f"submit needs a function main(rank, world_size) to call, not {function!r}"
+        )
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise InvalidCallError(f"world_size={world_size!r} must be a whole number from 1")
+    to = Mpiexec() if to is None else to
+    to.check(world_size)
+    check_timeout(timeout_s)
+    payload = pack(function, args, kwargs, world_size)
+    where = surroundings()
+    program = [sys.executable]
+    command = to.command(world_size, program)  # says what is wrong with the launcher, before all
+    job = _new_folder(folder, name or name_of(function))
+    cells = cell_numbers()
+    sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
+    request = {"payload": payload, "cells": sources}
+    request |= {key: where[key] for key in ("path", "argv")}
+    job.write(cloudpickle.dumps(request), "request.pkl")
+    job.write_json(
+        {
+            "function": name_of(function),
+            "world_size": world_size,
+            "to": to.place,
+            "hosts": getattr(to, "hosts", None),
+            "uses_mpi": to.uses_mpi,
+            "timeout_s": timeout_s,
+            "check": check,
+            "cells": cells,
+            "versions": versions(),
+            "cwd": where["cwd"],
+            "root": str(ROOT),
+            "submitted": time.time(),
+        },
+        "job.json",
+    )
+    job.write(Path(__file__).with_name("bootstrap.py").read_bytes(), "start.py")
+    plan = {
+        "command": [*command, str(job.file("start.py"))],
+        "environ": to.environ(),
+        "time_limit": to.time_limit,
+    }
+    job.write_json(plan, "launch.json")
+    job.write_json({"state": "queued"}, "state.json")
+    try:
+        to.start(job)
+    except JobError as error:
+        job.write(str(error).encode(), "refused")
+        job.write_json({"state": "ended", "code": None, "why": "refused"}, "state.json")
+        raise
+    return Job(job.path)
+
+
+def _new_folder(folder, name):
+    """A new folder NAME-NUMBER, readable by this account only: it holds the learner's data."""
+    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+    parent = Path(folder).absolute()
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = parent / f"{safe}-{number}"
+        try:
+            os.mkdir(path, 0o700)
+            return JobFolder(path)
+        except FileExistsError:
+            number += 1

@@ -1,0 +1,248 @@
+"""The keeper of a rank: the parent of its process, on the same node."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+
+import cloudpickle
+
+from ...diagnose.failures import how_it_ended
+from ...diagnose.watchdog import Patience
+from ..host import sleep_count
+from . import logs
+from .job_monitor import JobWatch
+
+LOOK_S = 0.1
+SEND_S = 1.0
+"""How often what a rank has written down is sent to the server of the folder."""
+SETTLE_S = 0.6
+"""How long the other ranks may take to fail on their own, so that the error names all who do."""
+REFUSED = 77
+"""Exit code of a rank that never came to the learner's function, and has said why."""
+LEFT = "left"
+"""What a rank tells its keeper when all is done, but for the end of its process."""
+JOIN_S = 60.0
+"""How long the ranks of a job may take to find each other."""
+
+
+def die_with_the_keeper():
+    """End this process when its keeper is gone, whatever it is busy with (Linux)."""
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def keep(folder, pid, told):
+    """Wait for the rank with this process id; returns the exit code for the launcher.
+
+    ``told`` is a pipe on which the rank says its number, and `LEFT`.
+    """
+    return Keeper(folder, pid, told).until_the_end()
+
+
+class Keeper:
+    """Looks after one rank: notes its death, ends it when the job ends, fetches its stack.
+
+    The keeper of rank 0 looks at all ranks' logs, too, and ends the job when some wait for ever.
+    """
+
+    def __init__(self, folder, pid, told):
+        self._folder = folder
+        self._pid = pid
+        self._told = told
+        os.set_blocking(told, False)  # a command of the rank may hold the other end
+        self._rank = None
+        self._has_left = False
+        self._parent = os.getppid()
+        self._log = None
+        self._judge = None
+        self._begun = time.monotonic()
+        self._end_at = None
+        self._sent_at = 0.0
+        self._looks = 0
+
+    def until_the_end(self):
+        """Look until the rank's process has ended."""
+        while True:
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            if ended:
+                return self._ended(os.waitstatus_to_exitcode(status))
+            if self._is_over():
+                self._kill()
+                os.waitpid(self._pid, 0)
+                self._clean_up()
+                return 1
+            self._look()
+
+    def _look(self):
+        ready = select.select([self._told], [], [], LOOK_S)[0] if self._told is not None else ()
+        if ready:
+            self._listen()
+        elif self._told is None:
+            time.sleep(LOOK_S)
+        if self._rank is None:
+            return
+        self._looks += 1
+        if logs.has_promised(self._log):
+            logs.write_sleeps(self._log, self._looks, sleep_count.sleep_count(self._pid))
+        self._send_on()
+        self._pass_on_wish()
+        if self._judge is not None:
+            self._judge.look()
+
+    def _send_on(self):
+        """A log is mapped memory: without this, other hosts might see it at its end only."""
+        now = time.monotonic()
+        if now > self._sent_at + SEND_S:
+            self._sent_at = now
+            place = self._folder.read_json("json", self._rank)
+            if place is not None and not place["is_alone"]:
+                self._log.flush()
+
+    def _pass_on_wish(self):
+        """Ask the rank for its stack, if somebody wants to see it."""
+        if self._folder.has("stack-wanted", self._rank):
+            self._folder.file("stack-wanted", self._rank).unlink(missing_ok=True)
+            os.kill(self._pid, signal.SIGUSR1)
+
+    def _listen(self):
+        """Take in what the rank says."""
+        try:
+            words = os.read(self._told, 64).decode().split()
+        except BlockingIOError:
+            return
+        for word in words:
+            if word == LEFT:
+                self._has_left = True
+            else:
+                self._learn_rank(int(word))
+        if not words:
+            os.close(self._told)
+            self._told = None
+
+    def _learn_rank(self, rank):
+        self._rank = rank
+        self._log = logs.open_memory(self._folder.file("log", rank))
+        self._judge = Judge(self._folder, self._pass_on_wish) if rank == 0 else None
+
+    def _is_over(self):
+        """Whether the rank has to end: the job has failed or is cancelled, or its launcher gone."""
+        now = time.monotonic()
+        if self._end_at is None and self._folder.has("end"):
+            self._end_at = now + SETTLE_S
+        if self._rank is None and now > self._begun + JOIN_S:
+            return True
+        return os.getppid() != self._parent or (self._end_at is not None and now > self._end_at)
+
+    def _kill(self):
+        self._kill_its_commands()
+        os.kill(self._pid, signal.SIGKILL)  # it may have no group of its own yet
+
+    def _kill_its_commands(self):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+
+    def _ended(self, code):
+        """The rank's process has ended by itself."""
+        if self._told is not None:
+            self._listen()
+        if self._has_left:
+            code = 0
+        has_answered = self._rank is not None and self._folder.has("answer", self._rank)
+        if self._rank is not None and not has_answered and code != REFUSED:
+            self._log.flush()
+            self._folder.write_json(code, "exit", self._rank)
+            code = code or 1
+        if self._rank is None and code != REFUSED:
+            self._died_before_it_joined(code)
+            code = code or 1
+        if code == 0 and self._judge is not None:
+            code = self._judge.last_look()
+        if code:
+            self._folder.mark("end")
+            time.sleep(SETTLE_S)
+        self._kill_its_commands()
+        self._clean_up()
+        return 1 if code else 0
+
+    def _died_before_it_joined(self, code):
+        """Nobody knows its rank, so its host says it."""
+        if not self._folder.has("end"):
+            words = (
+                f"a rank on {os.uname().nodename} {how_it_ended(code)} before it could join the "
+                "others: mend what `python -c 'from mpi4py import MPI'` says there"
+            )
+            self._folder.write_once(words.encode(), "refused")
+
+    def _clean_up(self):
+        if self._rank is not None:
+            self._log.close()
+            logs.trim(self._folder.file("log", self._rank))
+
+
+class Judge:
+    """The eye on all ranks, at rank 0: finds those that wait for ever and writes it down."""
+
+    def __init__(self, folder, meanwhile):
+        self._folder = folder
+        self._watch = JobWatch(folder, meanwhile)
+        self._patience = Patience(self._watch, _NoDisplay())
+        self._found = None
+        self._settled_at = None
+        self._next = 0.0
+
+    def look(self):
+        """Look at the logs; not so often that reading them is all that is done."""
+        now = time.monotonic()
+        if now < self._next or self._folder.has("end"):
+            return
+        watch = self._watch
+        watch.take_in()
+        if not watch.failed():
+            self._found = watch.verdict() or self._found
+            if self._found is not None:
+                self._say_when_settled(now)
+            else:
+                late = self._patience.ending(sum(log.progress for log in watch.logs))
+                if late is not None:
+                    self._say(late)
+        self._next = time.monotonic() + 10 * (time.monotonic() - now)
+
+    def last_look(self):
+        """All ranks have returned: whether ops disagreed all the same; returns an exit code."""
+        self._watch.take_in()
+        found = self._watch.failure()
+        if found is not None and not self._watch.failed():
+            self._say(found)
+        return 1 if found is not None else 0
+
+    def _say_when_settled(self, now):
+        """Wait until all other ranks rest too, so that the error names the same always.
+
+        Ranks that compute are not waited for longer than `SETTLE_S`: the verdict stands already.
+        """
+        if self._settled_at is None:
+            self._settled_at = now + SETTLE_S
+        if self._watch.checker.all_wait or now > self._settled_at:
+            self._say(self._found)
+
+    def _say(self, found):
+        if not self._folder.has("cancel"):
+            self._folder.write(cloudpickle.dumps(found), "verdict.pkl")
+        self._folder.mark("end")
+
+
+class _NoDisplay:
+    """Nobody looks at a job from inside."""
+
+    def status(self, text):
+        """Nothing."""
+
+    def refresh(self):
+        """Nothing."""

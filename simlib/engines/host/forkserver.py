@@ -1,0 +1,84 @@
+"""Starting rank processes, safe from Ctrl-C and from running the learner's script again."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.connection
+import os
+import signal
+import threading
+from multiprocessing import forkserver, popen_forkserver, spawn
+
+import torch.multiprocessing
+
+RANK_NAME = "simlib rank"
+_preparation = spawn.get_preparation_data
+
+
+def _preparation_without_main(name):
+    """What multiprocessing tells a new process; our ranks are not told of the kernel's script.
+
+    They would run it again, and functions travel by value: a rank has no need of it.
+    """
+    data = _preparation(name)
+    if name.startswith(RANK_NAME):
+        for key in ("init_main_from_name", "init_main_from_path"):
+            data.pop(key, None)
+    return data
+
+
+spawn.get_preparation_data = _preparation_without_main
+
+
+def _polled_by_one(poll):
+    """`Popen.poll` for several threads: the exit code lies in a pipe, and can be read once.
+
+    Whoever starts a process polls all others. So the thread that prepares the spare world would
+    take the exit code away from the thread that waits for it, and that one would say 255.
+    """
+    lock = threading.Lock()
+
+    def poll_once(self, flag=os.WNOHANG):
+        if self.returncode is None:
+            wait_s = 0 if flag == os.WNOHANG else None
+            if not multiprocessing.connection.wait([self.sentinel], wait_s):
+                return None
+            with lock:
+                return poll(self)
+        return self.returncode
+
+    return poll_once
+
+
+popen_forkserver.Popen.poll = _polled_by_one(popen_forkserver.Popen.poll)
+
+
+def server_context():
+    """torch.multiprocessing's forkserver context; its server imports torch once per kernel.
+
+    The server is started deaf to Ctrl-C, from its first moment on: a blocked signal is inherited.
+    """
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["simlib.engines.host.preload"])
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    return context
+
+
+@contextlib.contextmanager
+def uninterrupted():
+    """Hold Ctrl-C back until the end: the server dies of a request that breaks off."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,154 @@
+"""Whether a rank may serve another run: put back what its function changed, or say what it cannot.
+
+A rank that is used again must be as a fresh one. What can be put back is put back; what cannot (a
+thread left running, a module of the learner's that may have been edited since) ends the rank.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import logging
+import os
+import random
+import signal
+import sys
+import sysconfig
+import threading
+import time
+import warnings
+
+import cloudpickle.cloudpickle as cloudpickle_state
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ...model.package import FOLDER
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR2)
+_INSTALLED = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    str(FOLDER) + os.sep,
+)
+
+
+def _set_warnings(filters):
+    warnings.filters[:] = filters
+    warnings._filters_mutated()
+
+
+def _set_signals(handlers):
+    for number, handler in zip(_SIGNALS, handlers, strict=True):
+        signal.signal(number, handler)
+
+
+def _set_logging(state):
+    level, handlers = state
+    logging.root.setLevel(level)
+    logging.root.handlers[:] = handlers
+
+
+PATCHABLE = (builtins, os, time, random, np, torch, torch.nn.functional, dist, c10d)
+"""Modules whose functions a learner may have replaced: a rank that did is not used again."""
+
+STATE = {
+    "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    # Only None takes the mode away that a default device puts around every function of torch.
+    "default device": (torch.get_default_device, lambda _: torch.set_default_device(None)),
+    "gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "deterministic algorithms": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    "anomaly mode": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "matmul precision": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    "print options of torch": (
+        lambda: dict(vars(torch._tensor_str.PRINT_OPTS)),
+        lambda options: vars(torch._tensor_str.PRINT_OPTS).update(options),
+    ),
+    "print options of numpy": (np.get_printoptions, lambda options: np.set_printoptions(**options)),
+    "numpy errors": (np.geterr, lambda options: np.seterr(**options)),
+    "warnings": (lambda: list(warnings.filters), _set_warnings),
+    "signals": (lambda: [signal.getsignal(number) for number in _SIGNALS], _set_signals),
+    "logging": (lambda: (logging.root.level, list(logging.root.handlers)), _set_logging),
+    "recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "excepthook": (lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
+    "file mask": (lambda: _umask(), os.umask),
+}
+"""What a rank function may change, how it is read, and how it is put back."""
+
+
+def _umask():
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def torch_seed():
+    """The seed that torch begins with in a new process."""
+    return torch.Generator().initial_seed()
+
+
+def fresh_random_state():
+    """Random state as in a process that has just started: torch's fixed seed, the others' own."""
+    torch.manual_seed(torch_seed())
+    np.random.seed(None)
+    random.seed()
+
+
+def _has_children():
+    """Whether a child process runs; children that have ended are reaped."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+class Baseline:
+    """A rank's state before its first run, and the way back to it."""
+
+    def __init__(self):
+        self._values = {name: read() for name, (read, _) in STATE.items()}
+        self._modules = set(sys.modules)
+        self._functions = {module: dict(vars(module)) for module in PATCHABLE}
+        self._threads = set(threading.enumerate())
+
+    def restore(self):
+        """Put everything back; returns why this rank must not be used again, or None."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for name, (read, write) in STATE.items():
+            if read() != self._values[name]:
+                write(self._values[name])
+        cloudpickle_state._DYNAMIC_CLASS_TRACKER_BY_CLASS.clear()
+        cloudpickle_state._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
+        return self._left_behind()
+
+    def _left_behind(self):
+        for thread in threading.enumerate():
+            # Python makes one up for a thread that is not its own, and keeps it after the end.
+            is_made_up = isinstance(thread, threading._DummyThread)
+            is_tqdm = type(thread).__name__ == "TMonitor"  # wakes bars, touches nothing else
+            if thread not in self._threads and not (is_made_up or is_tqdm):
+                return f"thread {thread.name} still runs"
+        for name in set(sys.modules) - self._modules:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and not file.startswith(_INSTALLED):
+                return f"module {name} is the learner's own and may change"
+        for module, before in self._functions.items():
+            now = vars(module)
+            for name, value in before.items():
+                if now.get(name) is not value and name not in ("_", "__warningregistry__"):
+                    return f"{module.__name__}.{name} was replaced"
+        if _has_children():
+            return "a process it started still runs"
+        if torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
+            return "inference mode or autocast was left on"
+        return None

@@ -1,0 +1,190 @@
+"""The process that simulates: one thread for each rank, again and again while it stays clean."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import linecache
+import operator
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+
+import torch
+
+from ...clockwork.simulation import Simulation
+from ...model.cluster import Topology
+from ...record import backend, safe_pickle
+from ..host import channel, nesting
+from ..host.hardening import go_home
+from ..host.isolation import Baseline
+from ..processes.rank_main import die_with_the_kernel
+from . import per_rank
+from .ddp import share_what_ddp_gathers
+from .ranks import Ranks
+from .simulated_transport import stand_in_backend
+from .store import own_stores
+
+FRAME = struct.Struct("=ii")
+"""Before each piece of output: the rank, and the number of bytes."""
+STACK_BYTES = 4 << 20
+
+
+def child_main(control, lifeline, stdout, stderr, memory):
+    """Serve simulations until the kernel closes the control socket; arguments are descriptors."""
+    die_with_the_kernel(lifeline.detach())
+    nesting.serve("a simulation")
+    go_home()
+    output, native = stdout.detach(), stderr.detach()
+    memory = memory.detach()
+    for fd in (1, 2):
+        os.dup2(native, fd)
+    sock = socket.socket(fileno=control.detach())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(native, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, native, all_threads=False)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a baton is a descriptor
+    torch.set_num_threads(1)
+    threading.stack_size(STACK_BYTES)
+    process = Process(per_rank.separate_threads(FramedOutput(output)))
+    backend.install(process.create_group)
+    baseline = Baseline()
+    channel.send(sock, ("ready", None))
+    while True:
+        try:
+            word, request = channel.receive(sock)
+        except (EOFError, ConnectionError):
+            os._exit(0)
+        if word == "run":
+            try:
+                report = process.run(request, memory)
+            except Exception:  # ours: nothing of the learner's runs in this thread
+                report = safe_pickle.dumps(("failed", traceback.format_exc()))
+            channel.send_bytes(sock, report)
+        else:
+            channel.send(sock, ("clean", process.why_not_clean() or baseline.restore()))
+
+
+class FramedOutput:
+    """The pipe to the kernel, written by ranks and, for commands they have started, by threads."""
+
+    def __init__(self, fd):
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def __call__(self, rank, text):
+        data = text.encode("utf-8", "backslashreplace")
+        with self._lock:
+            for start in range(0, len(data), 1 << 16):
+                piece = data[start : start + (1 << 16)]
+                rest = FRAME.pack(rank, len(piece)) + piece
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+
+
+class Process:
+    """This process's ranks, in one simulation after the other.
+
+    Parameters
+    ----------
+    streams : tuple
+        ``sys.stdout`` and ``sys.stderr`` as every rank finds them.
+    """
+
+    def __init__(self, streams):
+        self.simulation = None
+        self.streams = streams
+        self.backend = stand_in_backend()
+        self._parked = 0
+        self._gc_thresholds = gc.get_threshold()
+        _leave_only_the_rank(self)
+        _wait_where_backward_returns(self)
+        share_what_ddp_gathers()
+        own_stores(lambda: self.simulation.ranks.store)
+
+    def run(self, request, memory):
+        """Simulate once; returns the report for the kernel, as bytes."""
+        topology = Topology(request["cluster"], request["world_size"], request["placement"])
+        self.simulation = simulation = Simulation(topology, request["options"])
+        simulation.ranks = Ranks(simulation, request, memory, self)
+        _enter_surroundings(request)
+        self._collect_garbage_for(request["world_size"])
+        try:
+            report = simulation.ranks.run()
+        finally:
+            sys.stdout, sys.stderr = self.streams
+        self._parked = len(report["unfinished"]) + len(report["deaths"])
+        simulation.ranks.close()
+        return safe_pickle.dumps(("rest", report))
+
+    def _collect_garbage_for(self, ranks):
+        """One collector serves all ranks: it runs as often for each as in a process of its own."""
+        youngest, *older = self._gc_thresholds
+        gc.set_threshold(youngest * ranks, *older)
+
+    def why_not_clean(self):
+        """Why this process must not serve again, or None."""
+        self.simulation = None
+        gc.collect()
+        return "a rank has not returned" if self._parked else None
+
+    def create_group(self, options, ranks, name):
+        """The calling rank's `RecordingGroup`, for `backend.install`."""
+        return self.simulation.ranks.create_group(options, ranks, name)
+
+
+def _enter_surroundings(request):
+    """Take on the kernel's folder, environment, import path and cells."""
+    base = os.environ.base
+    base.clear()
+    base.update(request["environ"])
+    base.setdefault("MASTER_ADDR", "127.0.0.1")
+    base.setdefault("MASTER_PORT", "29500")
+    os.chdir(request["cwd"])
+    sys.path[:] = request["path"]
+    sys.argv[:] = request["argv"]
+    linecache.cache.update(request["cells"])
+
+
+def _leave_only_the_rank(process):
+    """``os._exit`` in a rank ends that rank, not the process that simulates all of them."""
+    exit_in_reality, own_pid = os._exit, os.getpid()
+
+    def exit_of_rank(status):
+        rank = getattr(per_rank.local, "rank", None)
+        if rank is None or os.getpid() != own_pid:
+            exit_in_reality(status)
+        process.simulation.ranks.die(rank, operator.index(status) & 0xFF)
+
+    os._exit = exit_of_rank
+
+
+def _wait_where_backward_returns(process):
+    """DDP waits for its futures at the end of `backward`, in C++; here is where time passes."""
+    run_backward = torch.autograd.graph._engine_run_backward
+
+    def run_and_wait(*args, **kwargs):
+        local = per_rank.local
+        if not hasattr(local, "rank"):
+            return run_backward(*args, **kwargs)
+        local.backward_depth = getattr(local, "backward_depth", 0) + 1
+        try:
+            result = run_backward(*args, **kwargs)
+        except BaseException:
+            if local.backward_depth == 1:
+                process.simulation.forget_promises(local.rank)
+            raise
+        finally:
+            local.backward_depth -= 1
+        if not local.backward_depth:  # checkpoints run backward within backward
+            process.simulation.keep_promises(local.rank)
+        return result
+
+    torch.autograd.graph._engine_run_backward = run_and_wait
+    torch.autograd._engine_run_backward = run_and_wait

@@ -1,0 +1,297 @@
+"""The memory meter of one simulated rank: every storage it holds, from its first op to its release.
+
+torch allocates through ops, its C++ parts too (autograd, the buckets of DDP): a storage is met as
+the result of an op, and a weak reference tells its release. What no op returns, such as scratch
+space within a kernel, is not seen. A storage is a parameter, a gradient or optimizer state by
+identity: when an `nn.Parameter`, its ``.grad`` or an optimizer's ``.state`` holds it. That is
+looked up where it is asked for (peak, history, end), for assigning ``.grad`` is no op.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch.nn import Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ...model.errors import OutOfMemoryError
+from ...model.ledger import (
+    CATEGORIES,
+    GRADIENTS,
+    OPTIMIZER_STATE,
+    OTHER,
+    PARAMETERS,
+    Ledger,
+    in_words,
+)
+
+MOST_POINTS = 256
+_PLAIN = (torch.Tensor, Parameter)
+_RANKING = {name: number for number, name in enumerate(reversed(CATEGORIES))}
+
+
+class _Block(weakref.ref):
+    """A live storage: a weak reference to it, with its bytes and category."""
+
+    __slots__ = ("category", "key", "nbytes")
+
+
+class MemoryMeter:
+    """What one rank holds.
+
+    Parameters
+    ----------
+    rank : int
+    clock : callable
+        The rank's virtual time in seconds. Any thread of the process may release a storage and
+        thereby ask.
+    memory_bytes : int, optional
+        What the rank's device has; more raises `OutOfMemoryError`.
+    site : callable, optional
+        The learner's line as a `Site`, for that error.
+
+    **Cost** two microseconds per op, two more where a storage comes and goes; for a new peak or a
+    point of the history, half a microsecond per parameter.
+    """
+
+    def __init__(self, rank, clock, memory_bytes=None, site=None):
+        self.rank = rank
+        self._clock = clock
+        self._limit = memory_bytes
+        self._site = site
+        self._blocks = {}
+        self._held = dict.fromkeys(CATEGORIES, 0)
+        self._total = 0
+        self._peak_bytes = 0
+        self._peak = _Moment(0, 0.0, dict(self._held))
+        self._is_peak_new = False
+        self._does_peak_last = False
+        self._parameters = {}
+        self._optimizers = weakref.WeakSet()
+        self._stepping = []
+        self._history = _History()
+
+    def saw(self, args, out):
+        """An op returned ``out``."""
+        for arg in args:
+            if type(arg) is Parameter and not self._is_met(arg):
+                self._meet_parameter(arg)
+        self._meet(out)
+        self._note()
+
+    def step_begins(self, optimizer):
+        """An optimizer of this rank is about to step."""
+        self._optimizers.add(optimizer)
+        self._stepping.append(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._meet_parameter(parameter)
+        self._settle_roles()
+        self._note()
+
+    def step_ended(self, optimizer):
+        """An optimizer of this rank has stepped."""
+        self._stepping.remove(optimizer)
+        self._find_roles([optimizer])
+        self._note()
+
+    def resized(self, storage):
+        """A storage was resized by itself, which is no op."""
+        if storage._cdata in self._blocks:
+            self._block(storage)
+            self._note()
+
+    def ledger(self):
+        """What is held now, was held at the peak, and in between, as a `Ledger`."""
+        self._settle_roles()
+        now, peak = self._moment(), self._peak
+        points = self._history.with_moments(peak, now)
+        return Ledger(self.rank, dict(now.held), dict(peak.held), peak.time_s, points)
+
+    def _is_met(self, parameter):
+        """Whether a parameter is known with its present storage (``.data`` may be another)."""
+        if parameter.layout is not torch.strided:
+            return id(parameter) in self._parameters
+        block = self._blocks.get(parameter.untyped_storage()._cdata)
+        return block is not None and block.category is PARAMETERS
+
+    def _meet_parameter(self, parameter):
+        key = id(parameter)
+        if key not in self._parameters:
+            forget = self._parameters.pop
+            self._parameters[key] = weakref.ref(parameter, lambda _: forget(key, None))
+        for plain in _plain(parameter):
+            self._meet(plain)
+        self._mark(parameter, PARAMETERS)
+        if self._does_peak_last and not self._is_peak_new:
+            self._peak.held = dict(self._held)  # it was made as a tensor, and is one no more
+
+    def _meet(self, out):
+        if isinstance(out, torch.Tensor):
+            if out.layout is torch.strided:  # a sparse tensor has none of its own, but its parts
+                self._block(out.untyped_storage())
+        elif isinstance(out, (tuple, list)):
+            for one in out:
+                self._meet(one)
+
+    def _block(self, storage):
+        """Keep the block of a storage as large as the storage is."""
+        key = storage._cdata
+        nbytes = storage.nbytes()
+        block = self._blocks.get(key)
+        if block is None:
+            if storage.device.type != "cpu":  # of a meta tensor: there is no memory
+                return
+            block = self._blocks[key] = _Block(storage, self._released)
+            block.key, block.category, block.nbytes = key, OTHER, 0
+        if block.nbytes != nbytes:
+            self._resize(block, nbytes)
+
+    def _released(self, block):
+        # Tensors are being taken apart: nothing may be looked up in them here.
+        del self._blocks[block.key]
+        self._resize(block, 0)
+        if self._history.is_due():
+            self._history.add(self._moment())
+
+    def _resize(self, block, nbytes):
+        more = nbytes - block.nbytes
+        if self._limit is not None and more > 0 and self._total + more > self._limit:
+            self._refuse(more)
+        if more < 0:
+            if self._is_peak_new:
+                self._keep_peak(self._moment())
+            self._does_peak_last = False
+        block.nbytes = nbytes
+        self._held[block.category] += more
+        self._total += more
+        if self._total > self._peak_bytes:
+            self._peak_bytes = self._total
+            self._is_peak_new = True
+
+    def _note(self):
+        """Look up the roles where the moment is to be kept: in the history, or as the peak."""
+        is_due = self._history.is_due()
+        if not is_due and not self._is_peak_new:
+            return
+        self._find_roles(self._stepping)
+        moment = self._moment()
+        if is_due:
+            self._history.add(moment)
+        if self._is_peak_new:
+            self._keep_peak(moment)
+
+    def _keep_peak(self, moment):
+        self._peak = moment
+        self._is_peak_new = False
+        self._does_peak_last = True
+
+    def _moment(self):
+        return _Moment(self._history.number, self._clock(), dict(self._held))
+
+    def _refuse(self, more):
+        self._settle_roles()
+        site = self._site() if self._site else None
+        where = f" ({site.place})" if site else ""
+        raise OutOfMemoryError(
+            f"rank {self.rank} is out of memory{where}: its device has {self._limit:,.0f} "
+            f"bytes, the rank holds {self._total:,} and needs {more:,} more; it holds "
+            f"{in_words(self._held)}. "
+            "Let the rank hold less (a smaller batch or model, checkpointing, sharding), or give "
+            "the device more memory_bytes",
+            sites={self.rank: site} if site else None,
+            ledger=self._held,
+        )
+
+    def _settle_roles(self):
+        """Find the category of every block anew."""
+        for block in list(self._blocks.values()):
+            self._move(block, OTHER)
+        for parameter in self._living():
+            self._mark(parameter, PARAMETERS)
+        self._find_roles(list(self._optimizers))
+
+    def _find_roles(self, optimizers):
+        """Find what has become a gradient or, of some optimizers, state."""
+        for optimizer in optimizers:
+            for tensor in _tensors_in(optimizer.state):
+                self._mark(tensor, OPTIMIZER_STATE)
+        for parameter in self._living():
+            gradient = parameter.grad
+            if gradient is not None:
+                self._mark(gradient, GRADIENTS)
+
+    def _living(self):
+        parameters = [reference() for reference in list(self._parameters.values())]
+        return [parameter for parameter in parameters if parameter is not None]
+
+    def _mark(self, tensor, category):
+        for plain in _plain(tensor):
+            if plain.layout is torch.strided:
+                block = self._blocks.get(plain.untyped_storage()._cdata)
+                if block is not None and _RANKING[category] > _RANKING[block.category]:
+                    self._move(block, category)
+
+    def _move(self, block, category):
+        self._held[block.category] -= block.nbytes
+        self._held[category] += block.nbytes
+        block.category = category
+
+
+def _plain(tensor):
+    """The tensors that hold a tensor's memory: itself, or those within a DTensor, say."""
+    if type(tensor) in _PLAIN or not is_traceable_wrapper_subclass(tensor):
+        return (tensor,)
+    names, _ = tensor.__tensor_flatten__()
+    parts = [getattr(tensor, name) for name in names]
+    return tuple(
+        plain for part in parts if isinstance(part, torch.Tensor) for plain in _plain(part)
+    )
+
+
+def _tensors_in(state):
+    """All tensors in nested dicts and lists."""
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, (dict, list, tuple)):
+        for value in state.values() if isinstance(state, dict) else state:
+            yield from _tensors_in(value)
+
+
+class _Moment:
+    """What was held after so many events."""
+
+    __slots__ = ("held", "number", "time_s")
+
+    def __init__(self, number, time_s, held):
+        self.number = number
+        self.time_s = time_s
+        self.held = held
+
+
+class _History:
+    """Moments after every k-th event; k doubles whenever `MOST_POINTS` have come together."""
+
+    def __init__(self):
+        self.number = 0
+        self._moments = []
+        self._every = 1
+
+    def is_due(self):
+        """Count an event, and tell whether it is one to keep."""
+        self.number += 1
+        return self.number % self._every == 0
+
+    def add(self, moment):
+        if self._moments and self._moments[-1].held == moment.held:
+            return
+        self._moments.append(moment)
+        if len(self._moments) == MOST_POINTS:
+            self._moments = self._moments[1::2]
+            self._every *= 2
+
+    def with_moments(self, *extra):
+        """(time, what was held) of the kept moments and of some more, in order."""
+        by_number = {moment.number: moment for moment in (*self._moments, *extra)}
+        return [(moment.time_s, moment.held) for _, moment in sorted(by_number.items())]

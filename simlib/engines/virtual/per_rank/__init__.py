@@ -1,0 +1,44 @@
+"""What each simulated rank has to itself although it is only a thread.
+
+torch keeps most of its modes by thread already (gradient mode, autocast, default device). Here is
+the rest: torch.distributed's world, random numbers, output, environment, clock, default dtype.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+from ....record.this_rank import here as local
+from .clock import end_virtual_time, own_clock
+from .environment import EnvironmentPerRank
+from .groups import WorldPerThread, strangers
+from .printing import OutputPerRank, flush, write_to_descriptors
+from .profiler import one_profiler_at_a_time
+from .random_numbers import own_random_numbers
+from .subprocesses import own_commands
+from .turns import StateInTurn
+
+__all__ = ["StateInTurn", "flush", "local", "separate_threads", "strangers"]
+
+
+def separate_threads(write_out):
+    """Give every rank thread of this process its own world; call once, before any function runs.
+
+    Returns ``sys.stdout`` and ``sys.stderr`` as every rank finds them.
+    """
+    own_random_numbers()
+    own_clock()
+    os.register_at_fork(after_in_child=end_virtual_time)
+    one_profiler_at_a_time()
+    c10d._world = WorldPerThread()
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    own_commands(write_out)
+    os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)
+    sys.stdout = sys.__stdout__ = OutputPerRank(write_out, sys.stdout)
+    sys.stderr = sys.__stderr__ = OutputPerRank(write_out, sys.stderr)
+    write_to_descriptors(sys.stdout, sys.stderr)
+    return sys.stdout, sys.stderr

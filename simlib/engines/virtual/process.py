@@ -1,0 +1,183 @@
+"""The kernel's side of the process that simulates, and how one is always ready."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import mmap
+import os
+import signal
+import socket
+
+from ...record import safe_pickle
+from ...record.oplog import NOBODY, OpLogReader, Shared, create_shared_memory
+from ..host import channel
+from ..host.forkserver import RANK_NAME, server_context, uninterrupted
+from ..processes.world import travelling
+from .child import child_main
+from .ranks import PAGE, RUNNING
+
+MEMORY = 1 << 36
+"""Address space for the logs of all ranks, in bytes; memory is taken as it is used."""
+LARGEST_LOG = 256 << 20
+START_LIMIT_S = 60
+
+
+class SimulatorProcess:
+    """One child process, and the kernel's ends of what it shares with it."""
+
+    def __init__(self):
+        self.cells_sent = set()
+        self.control, control = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        self.stdout, stdout = os.pipe()
+        self.stderr, stderr = os.pipe()
+        self.memory = create_shared_memory("simlib-simulation", MEMORY)
+        self._head = mmap.mmap(self.memory, PAGE)
+        for fd in (self.stdout, self.stderr):
+            os.set_blocking(fd, False)
+        theirs = [control.detach(), lifeline, stdout, stderr]
+        self._state = "starting"
+        try:
+            with uninterrupted():
+                self.process = server_context().Process(
+                    target=child_main,
+                    args=(*map(travelling, theirs), travelling(self.memory)),
+                    name=f"{RANK_NAME}s, simulated",
+                )
+                self.process.start()
+        except BaseException:
+            self._close_ends()
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+
+    def wait_until_ready(self):
+        """Wait until it has started or, after a simulation, is clean. False if it cannot serve."""
+        if self._state == "ready":
+            return True
+        self.control.settimeout(START_LIMIT_S)
+        try:
+            reason = channel.receive(self.control, safe_pickle.loads)[1]
+        except (EOFError, OSError):
+            return False
+        finally:
+            self.control.settimeout(None)
+        self._state = "ready"
+        return not reason
+
+    def start_cleaning(self):
+        """Ask it to put back what the ranks changed. False where it is gone."""
+        try:
+            channel.send(self.control, ("clean", None))
+        except OSError:
+            return False
+        self._state = "cleaning"
+        return True
+
+    def start(self, request):
+        """Begin a simulation; returns the readers of its ranks' logs."""
+        size = request["world_size"]
+        room = (MEMORY - PAGE) // size // PAGE * PAGE
+        region = min(LARGEST_LOG, room)
+        os.ftruncate(self.memory, PAGE)
+        os.ftruncate(self.memory, MEMORY)
+        shared = Shared()
+        readers = [
+            OpLogReader(mmap.mmap(self.memory, region, offset=PAGE + rank * region), rank, shared)
+            for rank in range(size)
+        ]
+        RUNNING.pack_into(self._head, 0, NOBODY, 0)
+        self._state = "running"
+        channel.send(self.control, ("run", request | {"region": region}))
+        return readers
+
+    @property
+    def running(self):
+        """(rank, thread id) of the rank that has the baton."""
+        return RUNNING.unpack_from(self._head)
+
+    def is_alive(self):
+        """Whether the process runs."""
+        return self.process.is_alive()
+
+    def close(self):
+        """End the process and give everything back."""
+        with uninterrupted():
+            self.kill()
+            self.process.join()
+            self.process.close()
+            self._close_ends()
+
+    def kill(self):
+        """End the process and what it started; safe to call again."""
+        for end in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(self.process.pid, signal.SIGKILL)
+
+    def _close_ends(self):
+        self.control.close()
+        self._head.close()
+        for fd in (self._lifeline, self.stdout, self.stderr, self.memory):
+            os.close(fd)
+
+
+class Simulators:
+    """One process at rest, and one in spare for when that one had to be ended."""
+
+    def __init__(self):
+        self._resting = []
+        self.has_served = False
+
+    def take(self):
+        """A process that is ready."""
+        while True:
+            is_new = not self._resting
+            process = SimulatorProcess() if is_new else self._resting.pop()
+            try:
+                is_ready = process.is_alive() and process.wait_until_ready()
+            except BaseException:  # the Stop button
+                process.close()
+                raise
+            if is_ready:
+                self.has_served = True
+                self._keep_a_spare()
+                return process
+            process.close()
+            if is_new:
+                raise OSError("the process that simulates did not start")
+
+    def _keep_a_spare(self):
+        """Start the next process while this one works: after an error it is there at once."""
+        if not self._resting:
+            with contextlib.suppress(OSError):  # no room: the next simulation tries, and tells
+                self._resting.append(SimulatorProcess())
+
+    def give_back(self, process, clean):
+        """Return a process after its simulation; one that is not clean is ended."""
+        if clean and process.start_cleaning():
+            self._resting.append(process)
+        else:
+            process.close()
+            self._keep_a_spare()
+        while len(self._resting) > 2:
+            self._resting.pop(0).close()
+
+    def close(self):
+        """End all processes."""
+        while self._resting:
+            self._resting.pop().close()
+
+
+@functools.cache
+def _simulators_of(pid):
+    simulators = Simulators()
+    atexit.register(lambda: simulators.close() if os.getpid() == pid else None)
+    return simulators
+
+
+def simulators():
+    """The simulating processes of this process."""
+    return _simulators_of(os.getpid())

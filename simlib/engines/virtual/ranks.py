@@ -1,0 +1,269 @@
+"""The ranks of one simulation: a thread each, from its beginning to its end."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import functools
+import math
+import mmap
+import os
+import pickle
+import signal
+import struct
+import sys
+import threading
+import traceback
+
+import cloudpickle
+import torch.distributed as dist
+
+from ...model.package import FOLDER
+from ...record import group, returned
+from ...record.oplog import OpLogWriter, make_site
+from ...record.recorder import Recorder, is_learners
+from ..host.isolation import torch_seed
+from . import per_rank
+from .dispatch_mode import Instruments
+from .flops import FlopCounts
+from .memory_hooks import Watches
+from .memory_meter import MemoryMeter
+from .simulated_transport import Member
+from .store import SimulatedStore
+
+RUNNING = struct.Struct("qq")
+"""At the beginning of the shared memory: which rank has the baton, and the id of its thread."""
+PAGE = mmap.ALLOCATIONGRANULARITY
+
+_HERE = os.path.dirname(__file__) + os.sep
+_ENGINE = (_HERE, str(FOLDER / "clockwork") + os.sep)
+_AROUND_RANKS = (__file__, _HERE + "child.py", os.path.dirname(per_rank.__file__) + os.sep)
+"""The engine's files that stand around the learner's code: a rank within them is not at work."""
+
+
+def _is_within_engine(frame):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_ENGINE) and not file.startswith(_AROUND_RANKS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Ranks:
+    """The rank threads of one simulation.
+
+    Attributes
+    ----------
+    answers : dict
+        rank -> what its function came to, see `answers.answer_of`.
+    deaths : dict
+        rank -> exit code of a rank that left by ``os._exit``, or was killed.
+    store : SimulatedStore
+    """
+
+    def __init__(self, simulation, request, memory, process):
+        self._simulation = simulation
+        self._backend, self._streams = process.backend, process.streams
+        self._request = request
+        self._pid = os.getpid()
+        self.answers = {}
+        self.deaths = {}
+        self._size = size = request["world_size"]
+        self._everyone = {rank: rank for rank in range(size)}
+        self._idents = {}
+        self._meters = [None] * size
+        self._flop_counts = FlopCounts()
+        self._native_ids = [0] * size
+        region = request["region"]
+        self._memories = [mmap.mmap(memory, region, offset=PAGE + r * region) for r in range(size)]
+        self._running = memoryview(mmap.mmap(memory, PAGE))[: RUNNING.size].cast("q")
+        scheduler = simulation.scheduler
+        for rank, piece in enumerate(self._memories):
+            log = OpLogWriter(piece, functools.partial(scheduler.clocks.__getitem__, rank))
+            simulation.logs.append(log)
+        self._recorders = [
+            Recorder(log, lambda: True, functools.partial(simulation.settle, rank))
+            for rank, log in enumerate(simulation.logs)
+        ]
+        self.store = SimulatedStore(scheduler)
+        self._in_turn = per_rank.StateInTurn(size, torch_seed())
+        scheduler.on_resume = self._resume
+        for rank, time_s in simulation.options.kill.items():
+            scheduler.at(time_s, functools.partial(self._kill, rank))
+
+    def run(self):
+        """Let all ranks run until none can go on; returns what the kernel has to know."""
+        scheduler = self._simulation.scheduler
+        per_rank.strangers.clear()
+        scheduler.open()
+        for rank in range(self._size):
+            _thread.start_new_thread(self._thread, (rank,))
+            scheduler.ready(rank, 0.0)
+        with Watches(lambda: getattr(per_rank.local, "meter", None)):
+            scheduler.run()
+        unfinished = [r for r in range(self._size) if r not in self.answers | self.deaths]
+        return {
+            "answers": self.answers,
+            "deaths": self.deaths,
+            "killed": sorted(set(self.deaths) & set(self._simulation.options.kill)),
+            "unfinished": unfinished,
+            "frames": self._frames(unfinished),
+            "wire": self._simulation.wire_messages(),
+            "failure": self._failure(),
+            "strangers": list(per_rank.strangers),
+            "memory": [meter and meter.ledger() for meter in self._meters],
+        }
+
+    def _failure(self):
+        failure = self._simulation.scheduler.failure
+        return "".join(traceback.format_exception(failure)) if failure is not None else None
+
+    def close(self):
+        """Give back what the ranks shared, where none of their threads is left."""
+        if len(self.answers) == self._size:
+            self._simulation.scheduler.close()
+
+    def _frames(self, ranks):
+        """The learner's frames, outermost first, of ranks that stand still."""
+        stacks = sys._current_frames()
+        found = {}
+        for rank in ranks:
+            frame, frames = stacks.get(self._idents.get(rank)), []
+            while frame is not None:
+                code = frame.f_code
+                if is_learners(code.co_filename):
+                    frames.append((code.co_filename, frame.f_lineno, code.co_name))
+                frame = frame.f_back
+            found[rank] = frames[::-1]
+        return found
+
+    def _thread(self, rank):
+        """A rank from its beginning to its end."""
+        local, scheduler = per_rank.local, self._simulation.scheduler
+        self._idents[rank] = threading.get_ident()
+        self._native_ids[rank] = threading.get_native_id()
+        local.rank = rank
+        local.clock = functools.partial(scheduler.clocks.__getitem__, rank)
+        local.advance = functools.partial(self._simulation.advance, rank)
+        local.sleep = functools.partial(self._simulation.sleep, rank)
+        local.settle = functools.partial(scheduler.settle, rank)
+        local.before_output = functools.partial(self._before_output, rank)
+        local.environ = {
+            name: str(value)
+            for name, value in (
+                ("RANK", rank),
+                ("WORLD_SIZE", self._size),
+                ("LOCAL_RANK", rank % self._request["cluster"].ranks_per_node),
+                ("LOCAL_WORLD_SIZE", min(self._size, self._request["cluster"].ranks_per_node)),
+            )
+        }
+        scheduler.begin(rank)
+        answer = returned.answer_of(functools.partial(self._call, rank), self._request["is_script"])
+        self.answers[rank] = answer
+        local.__dict__.clear()
+        scheduler.leave()
+
+    def _call(self, rank):
+        self._join(rank)
+        # Else cloudpickle gives all ranks one and the same class, with the globals of the last.
+        cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
+        function, args, kwargs = pickle.loads(self._request["payload"])
+        if self._request["own"]:
+            args = pickle.loads(self._request["own"][rank])
+        log = self._simulation.logs[rank]
+        log.enter()
+        self._simulation.begin_to_measure(rank)
+        try:
+            with self._equip(rank):
+                return function(rank, self._size, *args, **kwargs)
+        finally:
+            per_rank.flush(self._streams)
+            if os.getpid() != self._pid:
+                os._exit(0)  # a child that the learner forked has come back from the function
+            self._simulation.settle(rank)
+            log.leave()
+
+    def _equip(self, rank):
+        """The instruments that see what the rank's function does with tensors, or none."""
+        simulation, device = self._simulation, self._simulation.topology.cluster.device
+        options, flops_per_s = simulation.options, getattr(device, "flops_per_s", math.inf)
+        counts_flops = options.compute == "flops" and flops_per_s < math.inf
+        if not (counts_flops or options.memory):
+            return contextlib.nullcontext()
+        advance = simulation.advance
+        if options.memory:
+            limit = getattr(device, "memory_bytes", math.inf)
+            meter = self._meters[rank] = per_rank.local.meter = MemoryMeter(
+                rank,
+                per_rank.local.clock,
+                None if limit == math.inf else limit,
+                lambda: self._site_of(rank),
+            )
+        simulation.instruments[rank] = Instruments(
+            (lambda flops: advance(rank, flops / flops_per_s)) if counts_flops else None,
+            self._flop_counts,
+            meter if options.memory else None,
+        )
+        return simulation.instruments[rank]
+
+    def _site_of(self, rank):
+        place = self._recorders[rank].place(sys._getframe(1))
+        return make_site("allocating", place, self._request["cell_numbers"])
+
+    def _join(self, rank):
+        """The default group, as `init_process_group` makes it, without its n entries a rank."""
+        c10d = dist.distributed_c10d
+        store = dist.PrefixStore("world", self.store)
+        world, _ = c10d._new_process_group_helper(
+            self._size, rank, [], "gloo", store, group_name="0", timeout=group.FOREVER
+        )
+        c10d._update_default_pg(world)
+        c10d._world.pg_group_ranks[world] = self._everyone
+        c10d._world.group_count = 1
+
+    def create_group(self, options, ranks, name):
+        """The calling rank's side of a group; beyond the world, its members wait for each other."""
+        recorder = self._recorders[per_rank.local.rank]
+        simulation = self._simulation
+        rank, size = options.group_rank, options.group_size
+        channel = simulation.channel(name, ranks)
+        if name:
+            channel.gather(per_rank.local.rank)
+        member = Member(simulation, channel, rank, recorder.log)
+        return group.RecordingGroup(recorder, self._backend, member, rank, size, name, ranks)
+
+    def _resume(self, rank):
+        """This rank's thread goes on."""
+        self._running[0], self._running[1] = rank, self._native_ids[rank]
+        self._in_turn.enter(rank)
+        if rank in self.deaths:
+            self._park()
+
+    def _before_output(self, rank):
+        """A rank that is killed before its clock prints no more.
+
+        Not where the engine is at work: a learner's ``__del__`` may print anywhere.
+        """
+        scheduler = self._simulation.scheduler
+        if scheduler.clocks[rank] > scheduler.now_s and not _is_within_engine(sys._getframe(1)):
+            scheduler.settle(rank)
+
+    def die(self, rank, code):
+        """The calling rank ends here, without a result."""
+        per_rank.flush(self._streams)
+        self.deaths[rank] = code
+        self._simulation.logs[rank].wait_failed()
+        self._park()
+
+    def _park(self):
+        """Stop this thread for good, and let the others go on."""
+        self._simulation.scheduler.leave()
+        lock = _thread.allocate_lock()
+        lock.acquire()
+        lock.acquire()
+
+    def _kill(self, rank):
+        """As asked for by ``kill=``: the rank does nothing any more."""
+        if rank not in self.answers:
+            self.deaths.setdefault(rank, -signal.SIGKILL)

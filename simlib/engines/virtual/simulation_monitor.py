@@ -1,0 +1,243 @@
+"""The kernel's eye on one simulation."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import sys
+import time
+
+from ...diagnose import failures
+from ...diagnose.deadlock_detector import Checker
+from ...diagnose.watchdog import Patience
+from ...model import errors
+from ...record import safe_pickle
+from ..host import channel
+from ..host.display import RankOutput
+from ..processes.process_monitor import STACK_LIMIT_S
+from .child import FRAME
+
+POLL_S = 0.02
+BUSY_S = 0.2
+"""After so long without an op the kernel looks whether some ranks wait for ever meanwhile."""
+CHUNK = 1 << 16
+
+
+class SimulationWatch:
+    """Takes in what simulated ranks print and come to; what `outcome` asks for, as `Watch` does.
+
+    Attributes
+    ----------
+    answers : dict
+        rank -> (word, content).
+    deaths : dict
+        rank -> exit code.
+    report : dict or None
+        What the child process says at the end; None where it died.
+    """
+
+    engine = "simulated"
+
+    def __init__(self, process, world_size, display, cells, options):
+        self._process = process
+        self._display = display
+        self._selector = selectors.DefaultSelector()
+        for source, sort in (
+            (process.control, "answer"),
+            (process.stdout, "output"),
+            (process.stderr, "native"),
+            (process.process.sentinel, "death"),
+        ):
+            self._selector.register(source, selectors.EVENT_READ, sort)
+        self.world_size = world_size
+        self.cells = cells
+        self.name = options.name
+        self.timeout_s = options.timeout_s
+        self.check = options.check
+        self.options = options
+        self.answers = {}
+        self.deaths = {}
+        self.outputs = [RankOutput() for _ in range(world_size)]
+        self.logs = []
+        self.report = None
+        self._framed = b""
+        self._native = bytearray()
+        self._process_died = False
+        self._failure = None
+        self._patience = Patience(self, display)
+        self._ops, self._ops_at = 0, time.monotonic()
+
+    @property
+    def native(self):
+        """What native code wrote to stderr, by rank: it is the running rank's."""
+        return {rank: self._native for rank in range(self.world_size)}
+
+    def running(self):
+        """Ranks that have neither answered nor died."""
+        return [r for r in range(self.world_size) if r not in self.answers and r not in self.deaths]
+
+    def until_the_end(self, request):
+        """Simulate and watch; returns the error to raise, or None."""
+        self.logs = self._process.start(request)
+        limit = self.options.eager_limit_bytes
+        self.checker = Checker(self.logs, self.cells, eager_limit_bytes=limit)
+        while self.report is None:
+            self._take_in(POLL_S)
+            if self._failure is not None:
+                return self._of_our_own()
+            if self._process_died:
+                return self._of_dead_process()
+            posted = sum(log.progress for log in self.logs)
+            found = self._blocked_beside_a_busy_one(posted)
+            if found is not None:
+                return found
+            found = self._patience.ending(posted)
+            if found is not None:
+                return found
+        self._take_in(0)
+        return self._of_report()
+
+    def _blocked_beside_a_busy_one(self, posted):
+        """The deadlock of some ranks while another one computes and computes; or None."""
+        if posted != self._ops:
+            self._ops, self._ops_at = posted, time.monotonic()
+        if not self.check or time.monotonic() - self._ops_at < BUSY_S:
+            return None
+        if not self.checker.look(self.running()):
+            return None
+        return self.checker.verdict(self.running(), {})
+
+    def _of_report(self):
+        """The error that the ranks' ends amount to, or None."""
+        self._failure = self.report["failure"]
+        if self._failure is not None:
+            return self._of_our_own()
+        if self.report["strangers"] and self.running():
+            return failures.called_by_a_stranger(self)
+        mismatch = self.checker.mismatch(bool(self.deaths)) if self.check else None
+        if mismatch is not None:
+            return mismatch
+        killed = set(self.report["killed"])
+        if set(self.deaths) - killed or any(word != "result" for word, _ in self.answers.values()):
+            return failures.of_failures(self, set(self.deaths) - killed)
+        if not self.running():
+            return None
+        gone = dict.fromkeys(self.answers, "has finished") | dict.fromkeys(self.deaths, "has died")
+        found = None
+        if self.check:
+            found = self.checker.verdict(self.running(), gone) or self.checker.mismatch(True)
+        if killed:
+            return failures.waits_for_the_dead(self, killed, found)
+        return found or failures.at_rest(self)
+
+    def _of_our_own(self):
+        """The error where simlib itself went wrong."""
+        return errors.SimlibError(
+            "simlib itself failed; please report it, with the function:\n" + self._failure
+        )
+
+    def _of_dead_process(self):
+        """Native code of a rank has taken the whole process with it."""
+        self._process.kill()  # it may only have closed its end
+        self._process.process.join()
+        while self._read_native():
+            pass
+        rank, _ = self._process.running
+        if rank not in range(self.world_size):
+            return errors.SimlibError(
+                "the process that simulates was ended from outside before any rank had begun: "
+                "was memory short?"
+            )
+        self.deaths[rank] = self._process.process.exitcode
+        return failures.of_failures(self, {rank})
+
+    def _take_in(self, timeout_s):
+        """Handle what has arrived; waits up to ``timeout_s`` for the first of it."""
+        sorts = {key.data for key, _ in self._selector.select(timeout_s)}
+        if "output" in sorts:
+            self._read_output()
+        if "native" in sorts:
+            self._read_native()
+        if "answer" in sorts:
+            self._read_report()
+        elif "death" in sorts:
+            self._process_died = True
+
+    def _read_output(self):
+        chunk = self._read(self._process.stdout)
+        self._framed += chunk
+        while len(self._framed) >= FRAME.size:
+            rank, length = FRAME.unpack_from(self._framed)
+            if len(self._framed) < FRAME.size + length:
+                break
+            piece = self._framed[FRAME.size : FRAME.size + length]
+            self._framed = self._framed[FRAME.size + length :]
+            self._display.lines(rank, self.outputs[rank].add(piece))
+        return bool(chunk)
+
+    def _read_native(self):
+        chunk = self._read(self._process.stderr)
+        self._native += chunk
+        del self._native[:-CHUNK]
+        return bool(chunk)
+
+    @staticmethod
+    def _read(fd):
+        try:
+            return os.read(fd, CHUNK)
+        except BlockingIOError:
+            return b""
+
+    def _read_report(self):
+        try:
+            word, report = channel.receive(self._process.control, safe_pickle.loads)
+        except (EOFError, ConnectionError):
+            self._process_died = True
+            return
+        if word == "failed":
+            self._failure = report
+            return
+        while self._read_output():
+            pass
+        self.deaths = report["deaths"]
+        for rank, answer in report["answers"].items():
+            try:
+                self.answers[rank] = safe_pickle.loads(answer)
+            except BaseException as error:  # it arrived, but cannot be rebuilt here
+                words = f"{type(error).__name__}: {error}"
+                self.answers[rank] = "unpicklable", ("result", words)
+        self.report = report
+
+    def ask_for_stacks(self, ranks):
+        """The learner's frames of ranks that are in no op."""
+        if self.report is not None:
+            return {rank: self.report["frames"].get(rank, []) for rank in ranks}
+        found = dict.fromkeys(ranks, [])
+        rank, thread = self._process.running
+        if rank not in found:
+            return found
+        self._native.clear()
+        self._signal_thread(thread)
+        deadline = time.monotonic() + STACK_LIMIT_S
+        while not found[rank] and time.monotonic() < deadline:
+            self._read_native()
+            found[rank] = failures.frames_in(self._native)
+            time.sleep(0.005)
+        return {rank: found[rank]}
+
+    def _signal_thread(self, thread):
+        """Ask one thread of the process for its stack (Linux; elsewhere whichever is running)."""
+        pid = self._process.process.pid
+        tgkill = getattr(ctypes.CDLL(None), "tgkill", None) if sys.platform == "linux" else None
+        with contextlib.suppress(ProcessLookupError):
+            if tgkill is None or tgkill(pid, thread, signal.SIGUSR1):
+                os.kill(pid, signal.SIGUSR1)
+
+    def close(self):
+        """Watch no more."""
+        self._selector.close()
+        for log in self.logs:
+            log.close()

@@ -1,0 +1,163 @@
+"""torch.distributed's key-value store, where ranks that wait for a key hand the baton on."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ...record.group import FOREVER
+from . import per_rank
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    rank: int
+    keys: list
+    gave_up: bool = False
+
+
+def _settle():
+    """Let all happen that comes before the calling rank's clock."""
+    settle = getattr(per_rank.local, "settle", None)
+    if settle is not None:
+        settle()
+
+
+class SimulatedStore(dist.Store):
+    """One store for all ranks of a simulation: each finds in it what was set before its time."""
+
+    def __init__(self, scheduler):
+        super().__init__()
+        self._scheduler = scheduler
+        self._values = {}
+        self._waiting = []
+
+    def set(self, key, value):
+        _settle()
+        self._put(key, value)
+
+    def get(self, key):
+        self.wait([key])
+        return self._values[key]
+
+    def add(self, key, amount):
+        _settle()
+        value = int(self._values.get(key, b"0")) + amount
+        self._put(key, str(value))
+        return value
+
+    def compare_set(self, key, expected, desired):
+        """A missing key counts as empty, and stays missing where ``expected`` is not empty."""
+        _settle()
+        expected, desired = _encoded(expected), _encoded(desired)
+        if key not in self._values and expected:
+            return expected
+        if self._values.get(key, b"") == expected:
+            self._put(key, desired)
+        return self._values[key]
+
+    def append(self, key, value):
+        _settle()
+        self._put(key, self._values.get(key, b"") + _encoded(value))
+
+    def multi_get(self, keys):
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys, values):
+        _settle()
+        for key, value in zip(keys, values, strict=True):
+            self._put(key, value)
+
+    def check(self, keys):
+        _settle()
+        return self._has(keys)
+
+    def num_keys(self):
+        _settle()
+        return len(self._values)
+
+    def delete_key(self, key):
+        _settle()
+        return self._values.pop(key, None) is not None
+
+    getNumKeys, deleteKey = num_keys, delete_key  # as torch's C++ asks for them
+
+    def wait(self, keys, timeout=None):
+        _settle()
+        if self._has(keys):
+            return
+        waiter = _Waiter(per_rank.local.rank, list(keys))
+        self._waiting.append(waiter)
+        if timeout is not None and timeout < FOREVER:
+            moment = self._scheduler.clocks[waiter.rank] + timeout.total_seconds()
+            self._scheduler.at(moment, functools.partial(self._give_up, waiter, moment))
+        self._scheduler.block(waiter.rank)
+        if waiter.gave_up:
+            raise dist.DistStoreError(f"Wait timeout, keys: {', '.join(keys)}")
+
+    def _has(self, keys):
+        return all(key in self._values for key in keys)
+
+    def _put(self, key, value):
+        self._values[key] = _encoded(value)
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if self._has(waiter.keys):
+                clock = self._scheduler.clocks[waiter.rank]
+                self._scheduler.ready(waiter.rank, max(clock, self._scheduler.now_s))
+            else:
+                self._waiting.append(waiter)
+
+    def _give_up(self, waiter, moment):
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
+            waiter.gave_up = True
+            self._scheduler.ready(waiter.rank, moment)
+
+
+def own_stores(store):
+    """Let a rank's own ``TCPStore`` or ``FileStore`` be a part of the simulation's.
+
+    They would wait for other ranks in C++, where nobody hands the baton on. ``store()`` is the
+    `SimulatedStore` of the simulation that runs.
+    """
+    for original, parameters in (
+        (dist.TCPStore, ("host_name", "port", "world_size", "is_master", "timeout")),
+        (dist.FileStore, ("file_name",)),
+    ):
+        ours = type(original.__name__, (_OwnStore,), {})
+        ours.original, ours.parameters, ours.store = original, parameters, staticmethod(store)
+        for module in (dist, c10d, torch._C._distributed_c10d):
+            if hasattr(module, original.__name__):
+                setattr(module, original.__name__, ours)
+
+
+class _OwnStore(dist.PrefixStore):
+    """What a rank finds as ``TCPStore`` or ``FileStore``."""
+
+    def __new__(cls, *args, **kwargs):
+        if not hasattr(per_rank.local, "rank"):
+            return cls.original(*args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(self, *args, **kwargs):
+        given = dict(zip(self.parameters, args, strict=False)) | kwargs
+        self.host, self.port = given.get("host_name"), given.get("port")
+        self._limit = given.get("timeout", FOREVER)
+        place = [self.original.__name__, *(str(given.get(name)) for name in self.parameters[:2])]
+        super().__init__(" ".join(place), self.store())
+
+    def wait(self, keys, timeout=None):
+        super().wait(keys, self._limit if timeout is None else timeout)
+
+    def get(self, key):
+        self.wait([key])
+        return super().get(key)
+
+
+def _encoded(value):
+    return value if isinstance(value, bytes) else value.encode()

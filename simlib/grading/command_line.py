@@ -1,0 +1,94 @@
+"""``simlib grade``, ``simlib check``, ``simlib handout``: the classroom from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WRONG_ANSWERS = ROOT / "tests" / "wrong_answers"
+EXERCISES = ROOT / "authoring" / "exercises"
+
+
+def add_commands(commands):
+    """Add the classroom's commands to the subcommands of a parser."""
+    add_grade(commands)
+    parser = commands.add_parser(
+        "check",
+        help="check your own notebook: what is right, wrong, not written yet",
+        description="Run the answers of a notebook as it is saved, and the public checks of the "
+        "exercise. Exit code 0 if all is right, 1 if not, 2 if it cannot be checked.",
+    )
+    parser.add_argument(
+        "notebooks", nargs="+", help="exercises/NN_name.ipynb, or a folder of exercises"
+    )
+    parser.set_defaults(command=at_desk("check"))
+    parser = commands.add_parser(
+        "handout",
+        help="make the folder or zip that students get",
+        description="Write exercises, lessons, simlib and what is needed to install it: without "
+        "solutions and hidden tests.",
+    )
+    parser.add_argument("--out", default="handout", metavar="F", help="folder, or a .zip (handout)")
+    parser.set_defaults(command=at_desk("hand_out"))
+
+
+def add_grade(commands):
+    """Add ``grade`` to the subcommands of a parser."""
+    parser = commands.add_parser(
+        "grade",
+        help="grade a class's notebooks: points, reasons, feedback",
+        description="Grade what students handed in. Their code runs in a sandbox. Writes tables, "
+        "files to import into Canvas and Moodle, and a page for each student. Exit code 0 if "
+        "every notebook was graded, 1 if one could not be, 2 for a wrong call, 130 after Ctrl-C.",
+    )
+    parser.add_argument(
+        "submissions", help="a folder with a folder per student, a folder of files, or a zip"
+    )
+    parser.add_argument("--out", default="report", metavar="F", help="folder to write to (report)")
+    parser.add_argument("--roster", metavar="CSV", help="the class: who handed in nothing gets 0")
+    parser.add_argument(
+        "--overrides",
+        metavar="CSV",
+        help="points and comments by hand: student, exercise, question, points, comment",
+    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time (2)")
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="STUDENT",
+        help="grade this student anew, though nothing changed",
+    )
+    parser.add_argument(
+        "--deadline",
+        metavar="TIME",
+        help="as 2026-11-30T18:00: later is late; kept for later calls, 'none' takes it away",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of hidden tests (drawn)")
+    parser.add_argument(
+        "--exercise", action="append", metavar="NN", help="grade these exercises only"
+    )
+    parser.add_argument(
+        "--exercises", default=str(EXERCISES), metavar="F", help="folder of their sources"
+    )
+    parser.add_argument(
+        "--time",
+        type=float,
+        metavar="S",
+        help="seconds for a notebook (240); cells get more with it",
+    )
+    parser.add_argument("--memory", type=int, metavar="MB", help="memory for a notebook (4096)")
+    parser.add_argument(
+        "--no-sandbox", action="store_true", help="run what students wrote with your own rights"
+    )
+    parser.set_defaults(command=at_desk("grade"))
+
+
+def at_desk(name):
+    """A command that `desk` carries out; nothing of it is imported before."""
+
+    def carry_out(options):
+        from . import commands
+
+        return getattr(commands, name)(options)
+
+    return carry_out

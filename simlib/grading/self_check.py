@@ -1,0 +1,266 @@
+"""`simlib check`: what the public checks of a notebook say, for the student who writes it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .exercise import exercise_of, read_exercise
+from .merge_answers import GIVEN, NOT_ATTEMPTED, Step, Transplant, beginning, failure, transplant
+from .notebook_file import Unreadable, parse, read_bytes
+
+PRISTINE = ".pristine"
+"""Folder of a handout in which the exercises lie as they were."""
+SOURCES = Path("authoring") / "exercises"
+"""Folder of a checkout in which the exercises are written."""
+COMMAND = [sys.executable, "-m", "simlib.grading.sandboxed.check_notebook"]
+"""What runs a notebook's steps."""
+POLL_S = 0.25
+"""Seconds between two looks at whether it still runs."""
+END_S = 5
+"""Seconds that it has to end by itself after its last line."""
+TIDY_S = 1
+"""Seconds that what it started has to end when asked to, before it is killed."""
+RIGHT, WRONG, NOT_WRITTEN = "right", "wrong", "not written yet"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a check says: the question's name, the status, and the text to read."""
+
+    question: str
+    status: str
+    text: str
+
+
+def exercises_in(path):
+    """The notebooks to check of a path: itself, or what a folder has by the name of an exercise."""
+    path = Path(path)
+    return sorted(path.glob("[0-9][0-9]_*.ipynb")) or [path] if path.is_dir() else [path]
+
+
+def pristine_of(path):
+    """``(Exercise, whether it is pristine)`` of a notebook that somebody works in.
+
+    The pristine copy lies in a folder of the handout, in a checkout it is made from the source;
+    where there is neither, the notebook's own check cells are used.
+
+    Raises
+    ------
+    Unreadable
+        The notebook cannot be read.
+    """
+    path = Path(path).resolve()
+    if path.exists() and path.suffix != ".ipynb":
+        raise Unreadable(
+            "there is no exercise in this folder"
+            if path.is_dir()
+            else "this is no notebook: its name does not end in .ipynb"
+        )
+    for folder in (path.parent.parent, path.parent):
+        copy = named_like(path, folder / PRISTINE, ".ipynb")
+        if copy:
+            return exercise_of(json.loads(copy.read_text(encoding="utf-8")), copy.stem), True
+        source = named_like(path, folder / SOURCES, ".py")
+        if source:
+            return read_exercise(source).without_hidden(), True
+    parse(read_bytes(path))  # its reason is better than ours, where it cannot be read
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8-sig"))
+        return exercise_of(notebook, path.stem), False
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise Unreadable(
+            "its name is no exercise's, and it has no check cells of its own: work in the notebook "
+            "that was handed out, under the name that it had"
+        ) from None
+
+
+def named_like(path, folder, ending):
+    """The file of a folder whose name a notebook's begins with, such as 04_x for 04_x-Copy1."""
+    names = (one for one in folder.glob(f"[0-9][0-9]_*{ending}") if path.stem.startswith(one.stem))
+    return max(names, key=lambda one: len(one.stem), default=None)
+
+
+def check_notebook(path, limit_s=600):
+    """What is to be said about each question of a notebook, and notes: ``(iterator, list)``.
+
+    Each question's `Said` comes as soon as its check has run; the list of notes is whole when the
+    iterator is at its end.
+
+    Parameters
+    ----------
+    path : str or Path
+    limit_s : float
+        Seconds for the whole notebook.
+
+    Raises
+    ------
+    Unreadable, WrongNotebook
+        It cannot be checked; the message is the reason.
+    """
+    exercise, is_pristine = pristine_of(path)
+    if not exercise.questions:
+        raise Unreadable("this notebook has no questions: is it an exercise?")
+    found = transplant(exercise, parse(read_bytes(path)))
+    if not is_pristine:  # its own cells are all there is, and nobody knows the stubs
+        found = found_in_itself(exercise)
+        found.notes.append(
+            "the file's name is no exercise's (was it renamed?), so its own check cells were used"
+        )
+    steps = [
+        {
+            "kind": step.cell.role if step.cell else "helper",
+            "question": step.cell.question if step.cell else None,
+            "source": step.source,
+        }
+        for step in found.steps
+    ]
+    notes = list(found.notes)
+    told = run_steps(steps, Path(path).resolve().parent, limit_s)
+    return in_order(exercise.questions, found.found, told, notes), notes
+
+
+def in_order(questions, found, told, notes):
+    """Yield the `Said` of each question, in the order of the notebook, as soon as it is known."""
+    by_question, reason = {}, ""
+    for name in questions:
+        while found.get(name) == GIVEN and name not in by_question:
+            one = next(told, None)
+            if one is None:
+                break
+            reason = why_not_reached(one) or reason
+            take(one, by_question, notes)
+        yield said_of(name, found.get(name), by_question.get(name), reason)
+    for one in told:
+        take(one, by_question, notes)
+
+
+def why_not_reached(one):
+    """Why nothing comes after this thing that was told, if nothing does; None: as before it."""
+    if "begins" in one:
+        return f"the cell that begins with '{beginning(one['begins'])}' never ends, or ends Python"
+    if "not started" in one:
+        return f"Python did not start: {one['not started']}"
+    return None
+
+
+def take(one, by_question, notes):
+    """Sort one thing that was told: a question's verdict, or a cell of the student's that fails."""
+    if one.get("is_cell") and not one["question"]:
+        notes.append(failure(one["source"], one["text"]))
+    for file in one.get("beside", ()):
+        notes.append(
+            f"{file} lies beside the notebook and is not handed in with it: copy what you use of "
+            "it into a cell"
+        )
+    if one.get("question"):
+        by_question.setdefault(one["question"], one)
+
+
+def found_in_itself(exercise):
+    """A notebook's own cells as the steps to run."""
+    steps = [
+        Step("answer" if cell.role == "answer" else "pristine", cell, cell.source)
+        for cell in exercise.cells
+    ]
+    return Transplant(steps, dict.fromkeys(exercise.questions, GIVEN), [])
+
+
+def said_of(name, found, told, reason):
+    """The `Said` of one question; ``reason`` is why it is not reached where nothing was told."""
+    if found == NOT_ATTEMPTED:
+        return Said(name, NOT_WRITTEN, f"{name}: not written yet. It is as it was handed out.")
+    if found != GIVEN:
+        return Said(name, WRONG, f"{name}: there is no cell that defines {name}.")
+    if told is None:
+        return Said(name, WRONG, f"{name}: not reached: {reason}")
+    text = told["text"]
+    if told.get("is_cell"):
+        text = f"{name}: wrong. Its cell fails: {text}"
+    status = {"not written": NOT_WRITTEN}.get(told["status"], told["status"])
+    return Said(name, status, text)
+
+
+def run_steps(steps, folder, limit_s):
+    """Run steps in a process of their own, in the notebook's folder; yields what is told."""
+    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as errors:
+        asked.write(json.dumps(steps).encode())
+        asked.seek(0)
+        with subprocess.Popen(
+            COMMAND,
+            stdin=asked,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=folder,
+            start_new_session=True,
+        ) as process:
+            try:
+                yield from answers_of(process, errors, time.monotonic() + limit_s)
+            finally:
+                end_group(process)
+
+
+def answers_of(process, errors, until):
+    """Yield what a process tells; after its last line it has a while to end by itself."""
+    has_begun = False
+    for line in lines_of(process, until):
+        if not line.startswith(b"{"):
+            continue
+        one = json.loads(line)
+        has_begun = True
+        yield one
+        if "beside" in one:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            return
+    if not has_begun:
+        yield {"not started": last_line(errors)}
+
+
+def lines_of(process, until):
+    """Yield the lines that a process writes until it has ended; end it when its time is over.
+
+    The end of the pipe is not waited for: what the process forked may hold it for longer.
+    """
+    pipe, rest = process.stdout.fileno(), b""
+    while True:
+        if time.monotonic() > until:
+            end_group(process)
+        has_ended = process.poll() is not None
+        is_ready, _, _ = select.select([pipe], [], [], 0 if has_ended else POLL_S)
+        data = os.read(pipe, 1 << 16) if is_ready else b""
+        if not data and (is_ready or has_ended):
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+
+
+def last_line(errors):
+    """The last line of what a process wrote about its errors."""
+    errors.seek(0)
+    lines = errors.read().decode("utf-8", "replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "it gave no reason")
+
+
+def end_group(process):
+    """End a process and what it started; safe to call again."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        # multiprocessing's tracker does not heed it, and frees what the others shared.
+        os.killpg(process.pid, signal.SIGTERM)
+        until = time.monotonic() + TIDY_S
+        while time.monotonic() < until:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()

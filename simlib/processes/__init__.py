@@ -1,5 +1,0 @@
-"""The engine of real ranks: processes of this machine, Gloo between them, wall clock."""
-
-from .engine import run
-
-__all__ = ["run"]

@@ -1,0 +1,368 @@
+"""What no call may ask for: rules that a call breaks whatever the other ranks do.
+
+They are Gloo's own, and a few that Gloo leaves out and then hands back memory nobody has written.
+Both engines ask here before a call is written down, so that both refuse it in the same sentence.
+What ranks must agree on among themselves is judged elsewhere (`simlib.model.matching`).
+
+A check of a collective takes the call's arguments (without its options), and the rank and the size
+of the group. It costs some microseconds.
+"""
+
+from __future__ import annotations
+
+import operator
+from itertools import chain
+
+import torch
+
+from ..model.errors import InvalidCallError
+
+LARGEST_TAG = 2**31 - 1
+"""torch passes a tag on as a C int."""
+
+_REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+_BITWISE_OPS = ("BAND", "BOR", "BXOR")
+_GLOO_DTYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
+"""What Gloo's collectives can carry (ProcessGroupGloo.cpp, torch 2.13); messages carry any dtype.
+
+Complex numbers come here too: torch takes them for pairs of real ones, here or further down.
+"""
+
+
+# Messages
+
+
+def check_peer(rank, size, peer, role):
+    """Refuse a partner that is no other rank of the group."""
+    if not 0 <= peer < size:
+        raise InvalidCallError(
+            f"{role}={peer} is no rank of this group: its ranks are 0 to {size - 1}"
+        )
+    if peer == rank:
+        raise InvalidCallError(
+            f"{role}={peer} is the rank itself: a rank that "
+            f"{'sends to' if role == 'dst' else 'receives from'} itself would wait for itself"
+        )
+
+
+def check_message(tensor, tag, role):
+    """Refuse a tag, or a tensor, that Gloo cannot send or receive; ``role`` is its side."""
+    try:
+        number = operator.index(tag)
+    except TypeError:
+        raise InvalidCallError(f"tag={tag!r} must be a whole number, 0 or more") from None
+    if not 0 <= number <= LARGEST_TAG:
+        raise InvalidCallError(f"tag={tag} must be from 0 to {LARGEST_TAG}")
+    verb, advice = _OF_ROLE[role]
+    if tensor.layout is not torch.strided:
+        raise InvalidCallError(
+            f"a sparse tensor cannot be {verb}: {verb} must be a dense one, as x.to_dense() gives"
+        )
+    if not tensor.is_contiguous():
+        raise InvalidCallError(
+            f"the tensor that is {verb} must be contiguous, its elements one after the other in "
+            f"memory, which a transposed tensor, a column or a slice with steps is not: {advice}"
+        )
+
+
+_OF_ROLE = {
+    "dst": ("sent", "send x.contiguous()"),
+    "src": ("received into", "receive into a new tensor and copy from it"),
+}
+
+
+# Collectives
+
+
+def check_collective(kind, method, rank, size, opts, root, args):
+    """Refuse what no rank's answer could make right.
+
+    Parameters
+    ----------
+    kind : str
+        The kind of op, by which the sentence names it.
+    method : str
+        The method of `dist.ProcessGroup`.
+    rank, size : int
+        The rank that calls, in its group, and the group's size.
+    opts : object or None
+        torch's options of the call.
+    root : int or None
+        Where the collective has one.
+    args : tuple
+        The call's arguments: the tensors first.
+    """
+    if root is not None and not 0 <= root < size:
+        raise InvalidCallError(
+            f"root {root} is no rank of this group: its ranks are 0 to {size - 1}"
+        )
+    check = _CHECKS.get(method)
+    if check is not None:
+        check(args, size, rank == root)
+    tensors = list(_tensors_of(args))
+    for tensor in tensors:
+        _check_tensor(kind, tensor)
+    if kind in _REDUCING and tensors:
+        _check_reduce_op(opts.reduceOp if opts is not None else None, tensors[0])
+
+
+_REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+
+
+def _tensors_of(args):
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            yield arg
+        elif isinstance(arg, list):
+            yield from _tensors_of(arg)
+
+
+def _check_tensor(kind, tensor):
+    if tensor.dtype not in _GLOO_DTYPES and not tensor.is_complex():
+        raise InvalidCallError(
+            f"{kind} cannot carry {_name(tensor)} with Gloo: convert the tensor first, "
+            "for example with x.float()"
+        )
+    is_sparse_sum = tensor.layout is torch.sparse_coo and kind == "all_reduce"
+    if tensor.layout is not torch.strided and not is_sparse_sum:
+        raise InvalidCallError(
+            f"{kind} takes dense tensors only, and this one is {_words(tensor.layout)}: "
+            "pass x.to_dense()"
+        )
+
+
+def _check_reduce_op(reduce_op, tensor):
+    """Refuse what Gloo refuses, in its words."""
+    if reduce_op is None:
+        return
+    name = getattr(reduce_op, "op", reduce_op).name
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+    if name not in _REDUCE_OPS:
+        raise InvalidCallError(
+            f"Cannot use ReduceOp.{name} with Gloo: take one of {', '.join(_REDUCE_OPS)}"
+        )
+    if name in _BITWISE_OPS and not is_whole:
+        raise InvalidCallError(
+            f"Cannot use ReduceOp.{name} with non-integral dtype: it combines bits, and "
+            f"{_name(tensor)} is no whole number"
+        )
+    if name == "AVG" and is_whole:
+        raise InvalidCallError(
+            f"ReduceOp.AVG gives fractions, which {_name(tensor)} cannot hold: "
+            "convert the tensor first, for example with x.float()"
+        )
+    if tensor.layout is not torch.strided and name != "SUM":
+        raise InvalidCallError(
+            f"all_reduce adds sparse tensors, and cannot use ReduceOp.{name} on them: "
+            "pass x.to_dense()"
+        )
+
+
+def _check_gather(args, size, is_root):
+    outputs, (tensor,) = args[:2]
+    if is_root:
+        _check_length("gather's list", outputs[0], size)
+        _check_shapes("gather's list", outputs[0], tensor.shape, "brings")
+        _refuse_expanded("gather's list", outputs[0])
+    _refuse_complex("gather", tensor)
+
+
+def _check_scatter(args, size, is_root):
+    (output,), inputs = args[:2]
+    if is_root:
+        _check_length("scatter's list", inputs[0], size)
+        _check_shapes("scatter's list", inputs[0], output.shape, "receives")
+
+
+def _check_all_gather(args, size, _):
+    for tensors, tensor in zip(*args[:2], strict=True):
+        _check_length("all_gather's list", tensors, size)
+        _check_shapes("all_gather's list", tensors, tensor.shape, "brings")
+        _refuse_expanded("all_gather's list", tensors)
+        _refuse_complex("all_gather", tensor)
+
+
+def _check_all_gather_coalesced(args, size, _):
+    lists, inputs = args[:2]
+    _check_length("all_gather_coalesced's list", lists, size, "list of tensors")
+    for tensors in lists:
+        for output, tensor in zip(tensors, inputs, strict=False):
+            _check_shapes("all_gather_coalesced's list", [output], tensor.shape, "brings")
+
+
+def _check_all_gather_single(args, size, _):
+    for output, tensor in zip(*map(_listed, args[:2]), strict=True):
+        expected = (tensor.shape[0] * size, *tensor.shape[1:]) if tensor.ndim else None
+        if tensor.ndim == 0:
+            raise InvalidCallError(
+                "a tensor without dimensions cannot be gathered into one: pass x.reshape(1)"
+            )
+        if tuple(output.shape) != expected:
+            raise InvalidCallError(
+                f"{size} ranks bring {_shape(tensor)} each, so the output must have shape "
+                f"{expected}: it has {_shape(output)}"
+            )
+        _check_dtypes(output, tensor)
+
+
+def _check_reduce_scatter(args, size, _):
+    for output, inputs in zip(*args[:2], strict=True):
+        _check_length("reduce_scatter's list", inputs, size)
+        _check_shapes("reduce_scatter's list", inputs, output.shape, "receives")
+
+
+def _check_reduce_scatter_single(args, size, _):
+    for output, tensor in zip(*map(_listed, args[:2]), strict=True):
+        if not (output.ndim and tensor.ndim):
+            raise InvalidCallError(
+                "reduce_scatter cuts a tensor by its rows, and one without dimensions has none: "
+                "pass x.reshape(1)"
+            )
+        expected = (output.shape[0] * size, *output.shape[1:])
+        if tuple(tensor.shape) != expected:
+            raise InvalidCallError(
+                f"{size} ranks receive {_shape(output)} each, so the input must have shape "
+                f"{expected}: it has {_shape(tensor)}"
+            )
+        _check_dtypes(output, tensor)
+
+
+def _check_all_to_all(args, size, _):
+    outputs, inputs = args[:2]
+    for name, tensors in (("inputs", inputs), ("outputs", outputs)):
+        _check_length(f"the {name} of all_to_all", tensors, size)
+    sizes = [tensor.numel() for tensor in chain(inputs, outputs)]
+    if len(set(sizes)) > 1:
+        raise InvalidCallError(
+            "the inputs and outputs of all_to_all must be tensors of one size, and have "
+            f"{sizes[:size]} and {sizes[size:]} elements: all_to_all_single takes split sizes"
+        )
+    _refuse_expanded("the outputs of all_to_all", outputs)
+
+
+def _check_all_to_all_single(args, size, _):
+    output, tensor, output_splits, input_splits = args[:4]
+    for name, whole, splits in (("output", output, output_splits), ("input", tensor, input_splits)):
+        if not whole.is_contiguous():
+            raise InvalidCallError(
+                f"the {name} of all_to_all_single must be contiguous, its elements one after the "
+                "other in memory, which a transposed tensor is not: pass x.contiguous()"
+            )
+        if whole.ndim == 0:
+            raise InvalidCallError(
+                f"all_to_all_single cuts the {name} by its rows, and a tensor without dimensions "
+                "has none: pass x.reshape(1)"
+            )
+        _check_splits(name, whole.shape[0], list(splits or ()), size)
+
+
+def _check_splits(name, rows, splits, size):
+    """Refuse split sizes that do not cut the rows into one part for each rank."""
+    if not splits:
+        if rows % size:
+            raise InvalidCallError(
+                f"the {name} has {rows} rows, which {size} ranks cannot share evenly: "
+                f"say with {name}_split_sizes how many go to each"
+            )
+        return
+    if len(splits) != size:
+        raise InvalidCallError(
+            f"{name}_split_sizes must have one number for each of the {size} ranks, "
+            f"and has {len(splits)}"
+        )
+    if min(splits) < 0:
+        raise InvalidCallError(f"{name}_split_sizes {splits} must be 0 or more each")
+    if sum(splits) != rows:
+        raise InvalidCallError(
+            f"{name}_split_sizes {splits} add up to {sum(splits)}, but the {name} has {rows} rows"
+        )
+
+
+def _check_length(name, items, size, what="tensor"):
+    if len(items) != size:
+        raise InvalidCallError(
+            f"{name} must have one {what} for each of the {size} ranks, and has {len(items)}"
+        )
+
+
+def _check_shapes(name, tensors, shape, verb):
+    for number, tensor in enumerate(tensors):
+        if tensor.shape != shape:
+            raise InvalidCallError(
+                f"each tensor of {name} must have the shape of what the rank {verb}, "
+                f"{tuple(shape)}: number {number} has {_shape(tensor)}"
+            )
+
+
+def _check_dtypes(output, tensor):
+    if output.dtype != tensor.dtype:
+        raise InvalidCallError(
+            f"the output is {_name(output)} and the input {_name(tensor)}: make both the same dtype"
+        )
+
+
+def _refuse_complex(kind, tensor):
+    if tensor.is_complex():
+        raise InvalidCallError(
+            f"{kind} cannot carry {_name(tensor)} with Gloo: pass torch.view_as_real(x)"
+        )
+
+
+def _refuse_expanded(name, tensors):
+    """Refuse to receive into tensors several of whose elements are one place in memory."""
+    for tensor in tensors:
+        if 0 in tensor.stride() and tensor.numel() > 1:
+            if any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
+                raise InvalidCallError(
+                    f"{name} must not be made by expand(): several elements share one place in "
+                    "memory. Pass x.clone()"
+                )
+
+
+def _listed(tensors):
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def _shape(tensor):
+    return tuple(tensor.shape)
+
+
+def _name(tensor):
+    return _words(tensor.dtype)
+
+
+def _words(name):
+    return str(name).removeprefix("torch.")
+
+
+_CHECKS = {
+    "gather": _check_gather,
+    "scatter": _check_scatter,
+    "allgather": _check_all_gather,
+    "allgather_coalesced": _check_all_gather_coalesced,
+    "all_gather_single": _check_all_gather_single,
+    "_allgather_base": _check_all_gather_single,
+    "all_gather_single_coalesced": _check_all_gather_single,
+    "allgather_into_tensor_coalesced": _check_all_gather_single,
+    "reduce_scatter": _check_reduce_scatter,
+    "reduce_scatter_single": _check_reduce_scatter_single,
+    "_reduce_scatter_base": _check_reduce_scatter_single,
+    "reduce_scatter_single_coalesced": _check_reduce_scatter_single,
+    "reduce_scatter_tensor_coalesced": _check_reduce_scatter_single,
+    "alltoall": _check_all_to_all,
+    "all_to_all_single": _check_all_to_all_single,
+    "alltoall_base": _check_all_to_all_single,
+}
+"""What else a call must hold, by torch's name of it."""

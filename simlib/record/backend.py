@@ -1,0 +1,147 @@
+"""Where torch takes a backend's name, "gloo" and "mpi" mean the recording group.
+
+`install` wraps torch's one constructor of groups, so that groups made by `new_group`, device meshes
+or FSDP2 record too, while `dist.get_backend()` still says ``gloo``. Here and in `group` are all
+places where the insides of torch are touched on real ranks.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ..model.errors import InvalidCallError
+from .group import FOREVER, GLOO, RecordingGroup
+
+BACKEND = "simlib"
+ACCEPTED_BACKENDS = ("gloo", "mpi")
+_torch_new_group = c10d._new_process_group_helper
+_torch_new_group_call = c10d._new_group_with_tag
+_torch_init = c10d.init_process_group
+_torch_destroy = c10d.destroy_process_group
+
+
+def gloo_member(recorder):
+    """How a real rank becomes a member of a group, for `install`: Gloo is its transport."""
+
+    def create(options, ranks, name):
+        store, rank, size = options.store, options.group_rank, options.group_size
+        gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
+        gloo._set_sequence_number_for_group()
+        # ProcessGroupGloo lacks the newer method names; a C++ ProcessGroup around it has them all.
+        inner = dist.ProcessGroup(store, rank, size)
+        inner._set_default_backend(GLOO)
+        inner._register_backend(torch.device("cpu"), GLOO, gloo)
+        return RecordingGroup(recorder, gloo, inner, rank, size, name, ranks)
+
+    return create
+
+
+def install(create):
+    """Make "gloo" (and "mpi") mean the recording group in this process.
+
+    ``create(options, ranks, name)`` makes the calling rank's `RecordingGroup`.
+    """
+
+    def create_from_options(options, _):
+        ranks = tuple(options.global_ranks_in_group)
+        name = str(options.group_id) if ranks else ""
+        return create(options, ranks or tuple(range(options.group_size)), name)
+
+    def new_recording_group(size, rank, ranks, backend, store, *args, **kwargs):
+        if not _is_ours(backend):
+            return _torch_new_group(size, rank, ranks, backend, store, *args, **kwargs)
+        backend = dist.Backend(BACKEND)
+        group, store = _torch_new_group(size, rank, ranks, backend, store, *args, **kwargs)
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            c10d._world.pg_map[group] = "gloo", store
+            c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(dist.Backend("gloo")))
+        return group, store
+
+    def new_group_call(ranks=None, *args, **kwargs):
+        world = dist.group.WORLD
+        recorder = world._recorder
+        start = world.post_new_group(ranks, kwargs.get("use_local_synchronization", False))
+        recorder.log.wait_begin(start, recorder.is_alone())
+        try:
+            group = _torch_new_group_call(ranks, *args, **kwargs)
+        except BaseException:
+            recorder.log.wait_failed()
+            raise
+        recorder.log.wait_end(start)
+        return group
+
+    dist.Backend.register_backend(BACKEND, create_from_options, extended_api=True, devices=["cpu"])
+    c10d._new_process_group_helper = new_recording_group
+    c10d._new_group_with_tag = new_group_call
+    for module in (dist, c10d):
+        module.init_process_group = _check_init_process_group
+        module.destroy_process_group = _destroy_process_group
+
+
+def _is_ours(backend):
+    """Whether a backend's name, as torch writes them, means Gloo, MPI or torch's own choice."""
+    name = str(backend or "undefined").lower()
+    cpu = [part.partition(":")[2] for part in name.split(",") if part.startswith("cpu:")]
+    return (cpu[0] if cpu else name) in (*ACCEPTED_BACKENDS, BACKEND, "undefined")
+
+
+def join_world(store, rank, world_size):
+    """Make the default group of this rank; the learner's own call will find it there."""
+    _torch_init("gloo", store=store, rank=rank, world_size=world_size, timeout=FOREVER)
+
+
+def _check_init_process_group(backend=None, init_method=None, timeout=None, *args, **kwargs):
+    """`init_process_group` as the learner finds it: the world is there, so it only checks."""
+    world = dist.group.WORLD
+    told = dict(zip(("world_size", "rank"), args, strict=False)) | kwargs
+    _check_init(backend, told, {"world_size": world.size(), "rank": world.rank()})
+    if timeout is not None:
+        world._backend._set_default_timeout(timeout)
+
+
+def _destroy_process_group(group=None):
+    """`destroy_process_group` as the learner finds it: the engine takes the default group down."""
+    if group is not None and group is not dist.group.WORLD:
+        _torch_destroy(group)
+
+
+def _check_init(backend, told, true):
+    """Refuse an `init_process_group` that contradicts the run."""
+    if backend is not None and not _is_ours(backend):
+        raise InvalidCallError(
+            f"init_process_group asks for the backend {str(backend)!r}; "
+            "the ranks of this run speak 'gloo': name that, or 'mpi', or none"
+        )
+    for name, truth in true.items():
+        value = told.get(name, -1)
+        if value not in (-1, None, truth):
+            raise InvalidCallError(
+                f"init_process_group says {name}={value}, but here {name} is {truth}: "
+                f"pass the {name} that the rank function was given"
+            )
+
+
+class Membership:
+    """This rank's place in the world: what a run may change of it, and the way back."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def begin(self, run_number):
+        """A run begins: groups are counted anew, and find each other where no older run has been.
+
+        ``run_number`` must be the same on all ranks.
+        """
+        store = dist.PrefixStore(f"run {run_number}/", self._store)
+        c10d._world.pg_map[dist.group.WORLD] = "gloo", store
+        c10d._world.group_count = 1
+
+    def end(self):
+        """Take down every group but the default one, which gets its own timeout back."""
+        default = dist.group.WORLD
+        default._backend._set_default_timeout(FOREVER)
+        for group in list(c10d._world.pg_map):
+            if group is not default:
+                _torch_destroy(group)

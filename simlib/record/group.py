@@ -1,0 +1,347 @@
+"""The recording process group: torch's calls -> ops of the log -> Gloo.
+
+torch hands every call of a rank, from Python or from C++ (DDP's reducer, FSDP2, functional
+collectives), to the methods of a `dist.ProcessGroup`; `RecordingGroup` writes each down and passes
+it to a Gloo group of the same ranks. `backend` puts it in Gloo's place.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.utils._device
+from torch.distributed import c10d_logger
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import default_pg_timeout
+
+from .arguments import check_collective, check_message, check_peer
+from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
+from .recorder import count_bytes, is_learners
+from .requests import BlockingCall, RecordedMessage, RecordedWork
+
+FOREVER = timedelta(days=30)
+"""Gloo's own timeout: hangs are found by simlib, not by Gloo."""
+
+GLOO = dist.ProcessGroup.BackendType.GLOO
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_C10D_FILE = c10d.__file__
+_API_FILES = frozenset(
+    module.__file__ for module in (c10d, c10d_logger, torch.overrides, torch.utils._device)
+)
+"""torch's files between a call of the learner's and this one."""
+
+
+class Definition(NamedTuple):
+    """A group as torch calls it, and its members as ranks of the world."""
+
+    name: str
+    ranks: tuple
+
+    def __hash__(self):
+        return hash(self.name)  # looked up at every op: not of thousands of ranks
+
+
+class RecordingGroup(dist.ProcessGroup):
+    """A process group that records each call of its rank and passes it on to a transport.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    backend : dist.Backend
+        The C++ backend that torch's own C++ code asks for names and options.
+    inner : object
+        The transport: it has the methods of `dist.ProcessGroup`.
+    rank, size : int
+    name : str
+        torch's name of the group; empty for the default group.
+    ranks : tuple of int
+        Its members as ranks of the world.
+    """
+
+    def __init__(self, recorder, backend, inner, rank, size, name, ranks):
+        super().__init__(rank, size)
+        self._recorder = recorder
+        self._log = recorder.log
+        self._backend = backend
+        self._inner = inner
+        self._ranks = ranks
+        self._definition = Definition(name, ranks)
+        self._rank = rank
+        self._register_backend(torch.device("cpu"), GLOO, backend)
+        self._set_default_backend(GLOO)
+
+    def __repr__(self):
+        return f"the group of ranks {list(self._ranks)}"
+
+    def getBackendName(self):  # noqa: N802 (torch's name)
+        return "gloo"
+
+    def _post(
+        self,
+        kind,
+        tensors,
+        *,
+        frame=None,
+        peer=None,
+        tag=NOBODY,
+        flags=0,
+        reduce_op=None,
+        splits=None,
+    ):
+        """Write one call down; returns its place in the log.
+
+        ``frame`` is where to begin to look for the learner's line, if not at the caller's caller.
+        """
+        recorder = self._recorder
+        if recorder.before_op is not None:
+            recorder.before_op()
+        signature, nbytes = recorder.signature(tensors, reduce_op, splits)
+        return self._log.post(
+            KIND_ID[kind],
+            flags,
+            recorder.site(sys._getframe(2) if frame is None else frame),
+            recorder.group(self._definition),
+            signature,
+            NOBODY if peer is None else self._ranks[peer],
+            tag,
+            nbytes,
+        )
+
+    def post_new_group(self, ranks, members_only):
+        """Write down a call of `new_group`: all ranks of the world meet in it, or its members."""
+        asked = tuple(sorted(ranks)) if ranks is not None else self._ranks
+        recorder = self._recorder
+        if recorder.before_op is not None:
+            recorder.before_op()
+        key = "new_group", asked
+        signature = recorder.log.define(key, "signature", ((), "", None, asked))
+        site = recorder.site(sys._getframe(1))
+        where = (f"of {asked}", asked) if members_only else self._definition
+        return self._log.post(
+            KIND_ID["new_group"], 0, site, recorder.group(where), signature,
+            NOBODY, NOBODY, 0,
+        )  # fmt: skip
+
+    @staticmethod
+    def _caller():
+        """Flags of a send or recv, and the frame that asked torch for it.
+
+        torch's send and recv call its isend and irecv: so look above.
+        """
+        frame = sys._getframe(2)
+        flags = ASYNC
+        while frame is not None and frame.f_code.co_filename in _API_FILES:
+            if frame.f_code.co_name in ("send", "recv"):
+                flags = 0
+            frame = frame.f_back
+        return (flags | _request_flag(frame) if flags else 0), frame
+
+    def send(self, tensors, dst, tag=0):
+        check_peer(self._rank, len(self._ranks), dst, "dst")
+        check_message(tensors[0], tag, "dst")
+        flags, frame = self._caller()
+        start = self._post("send", tensors, frame=frame, peer=dst, tag=tag, flags=flags)
+        self._glance_at_message(start, self._rank, dst, tag, tensors[0])
+        make = RecordedMessage if flags & ASYNC else BlockingCall
+        work = make(self._inner.send(tensors, dst, tag), self._recorder, start)
+        return self._keep(work, flags, [(tensors[0], False)])
+
+    def recv(self, tensors, src, tag=0):
+        check_peer(self._rank, len(self._ranks), src, "src")
+        check_message(tensors[0], tag, "src")
+        flags, frame = self._caller()
+        start = self._post("recv", tensors, frame=frame, peer=src, tag=tag, flags=flags)
+        self._glance_at_message(start, src, self._rank, tag, tensors[0])
+        make = RecordedMessage if flags & ASYNC else BlockingCall
+        work = make(self._inner.recv(tensors, src, tag), self._recorder, start)
+        return self._keep(work, flags, [(tensors[0], True)])
+
+    def recv_anysource(self, tensors, tag=0):
+        check_message(tensors[0], tag, "src")
+        flags, frame = self._caller()
+        flags |= ANY_SOURCE
+        start = self._post("recv", tensors, frame=frame, tag=tag, flags=flags)
+        work = self._inner.recv_anysource(tensors, tag)
+        make = RecordedMessage if flags & ASYNC else BlockingCall
+        work = make(work, self._recorder, start, source=self._ranks)
+        return self._keep(work, flags, [(tensors[0], True)])
+
+    def _glance_at_message(self, start, src, dst, tag, tensor):
+        if self._recorder.meetings is None:
+            return
+        meeting = self._definition, src, dst, tag
+        self._recorder.glance(start, meeting, str(tensor.dtype), count_bytes(tensor))
+
+    def _keep(self, work, flags, buffers):
+        """Keep the learner's own request, and watch its buffers, until it is waited for.
+
+        Gloo forgets a message whose request is dropped, and its receiver waits for ever.
+        """
+        pending = self._recorder.pending
+        if flags & REQUEST:
+            work.pending = pending
+            pending.add(work, buffers)
+        elif pending:
+            pending.compare(work, buffers)
+        return work
+
+    def barrier(self, opts=None):
+        opts = opts if opts is not None else dist.BarrierOptions()
+        start = self._post("barrier", (), flags=_async_flag(opts))
+        self._recorder.glance(start, self._definition, "barrier", None, None, None, 0)
+        return RecordedWork(self._inner.barrier(opts), self._recorder, start)
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        start = self._post("barrier", ())
+        self._recorder.glance(start, self._definition, "barrier", None, None, None, 0)
+        # torch names its default of 30 minutes where the learner gave no limit.
+        limit = timeout if timeout is not None and timeout < default_pg_timeout else FOREVER
+        self._log.wait_begin(start, limit is FOREVER and self._recorder.is_alone())
+        try:
+            self._inner.monitored_barrier(limit, wait_all_ranks)
+        except BaseException:
+            self._log.wait_failed()
+            raise
+        self._log.wait_end(start)
+
+    def _set_sequence_number_for_group(self):
+        self._backend._set_sequence_number_for_group()
+
+    def _get_sequence_number_for_group(self):
+        return self._backend._get_sequence_number_for_group()
+
+
+def _async_flag(opts):
+    """ASYNC for a call that returned a request, REQUEST too where the learner has it."""
+    is_async = opts is not None and opts.asyncOp
+    return ASYNC | _request_flag(sys._getframe(2)) if is_async else 0
+
+
+def _request_flag(frame):
+    """REQUEST where the learner's own code made the call, not one of torch's modules."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_learners(file):
+            return REQUEST
+        if file.startswith(_TORCH) and file not in _API_FILES:
+            return 0
+        frame = frame.f_back
+    return 0
+
+
+def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=None):
+    """A method of `RecordingGroup` that records one sort of collective.
+
+    ``payload`` takes the call's arguments and gives the tensors that count as this rank's bytes.
+    """
+
+    def record_and_pass_on(self, *args):
+        opts = args[-1] if args and not isinstance(args[-1], (list, torch.Tensor)) else None
+        flags = _async_flag(opts)
+        root = opts.rootRank if rooted else None
+        check_collective(kind, method, self._rank, len(self._ranks), opts, root, args)
+        tensors = payload(self, *args)
+        reduce_op = hash(opts.reduceOp) if reduces and opts is not None else None
+        start = self._post(
+            kind,
+            tensors,
+            peer=root,
+            flags=flags,
+            reduce_op=reduce_op,
+            splits=splits(args, len(self._ranks)) if splits else None,
+        )
+        dtype = tensors[0].dtype if len(tensors) else None
+        size = None if kind in _UNLIKE_SIZES else sum(map(torch.Tensor.numel, tensors))
+        self._recorder.glance(start, self._definition, kind, root, reduce_op, dtype, size)
+        is_blocking = not flags and sys._getframe(1).f_code.co_filename == _C10D_FILE
+        make = BlockingCall if is_blocking else RecordedWork
+        work = make(getattr(self._inner, method)(*args), self._recorder, start)
+        if not is_blocking:
+            work.is_number = size == 1
+        if flags & REQUEST or self._recorder.pending:
+            self._keep(work, flags, _buffers(args))
+        return work
+
+    record_and_pass_on.__name__ = method
+    setattr(RecordingGroup, method, record_and_pass_on)
+
+
+_UNLIKE_SIZES = ("scatter", "all_to_all")
+"""Collectives whose ranks may rightly bring different amounts."""
+
+
+def _flat(lists):
+    return [tensor for tensors in lists for tensor in tensors]
+
+
+def _buffers(args):
+    """The tensors of a collective; each counts as written, for most of them are."""
+    found = []
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            found.append((arg, True))
+        elif isinstance(arg, list):
+            found += _buffers(arg)
+    return found
+
+
+def _sizes_of_lists(args, size):
+    outputs, inputs = args[0], args[1]
+    return tuple(t.numel() for t in inputs), tuple(t.numel() for t in outputs)
+
+
+def _splits(args, size):
+    """Elements this rank sends to each and expects from each, in an all_to_all_single."""
+    output, tensor, output_splits, input_splits = args[:4]
+    return _parts(tensor, input_splits, size), _parts(output, output_splits, size)
+
+
+def _parts(tensor, rows, size):
+    """Elements of the parts; torch's empty list means even parts, one for each rank."""
+    if not rows:
+        return (tensor.numel() // size,) * size
+    row = tensor.numel() // max(1, tensor.shape[0])
+    return tuple(count * row for count in rows)
+
+
+def _define_collectives():
+    first = lambda self, tensors, *_: tensors  # noqa: E731
+    second = lambda self, _, tensors, *__: tensors  # noqa: E731
+    second_flat = lambda self, _, lists, *__: _flat(lists)  # noqa: E731
+    second_one = lambda self, _, tensor, *__: (tensor,)  # noqa: E731
+
+    _collective("broadcast", "broadcast", first, rooted=True)
+    _collective("all_reduce", "allreduce", first, reduces=True)
+    _collective("all_reduce", "allreduce_coalesced", first, reduces=True)
+    _collective("reduce", "reduce", first, reduces=True, rooted=True)
+    _collective("gather", "gather", second, rooted=True)
+    _collective(
+        "scatter",
+        "scatter",
+        lambda self, outputs, inputs, opts, *_: (
+            inputs[0] if opts.rootRank == self.rank() else outputs
+        ),
+        rooted=True,
+    )
+    _collective("all_gather", "allgather", second)
+    _collective("all_gather", "allgather_coalesced", second)
+    _collective("all_to_all", "alltoall", second, splits=_sizes_of_lists)
+    for name in ("all_to_all_single", "alltoall_base"):
+        _collective("all_to_all", name, second_one, splits=_splits)
+    for name in ("all_gather_single", "_allgather_base"):
+        _collective("all_gather", name, second_one)
+    for name in ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"):
+        _collective("all_gather", name, second)
+    _collective("reduce_scatter", "reduce_scatter", second_flat, reduces=True)
+    for name in ("reduce_scatter_single", "_reduce_scatter_base"):
+        _collective("reduce_scatter", name, second_one, reduces=True)
+    for name in ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"):
+        _collective("reduce_scatter", name, second, reduces=True)
+
+
+_define_collectives()

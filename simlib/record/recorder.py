@@ -1,0 +1,223 @@
+"""What one rank writes down: its ops with the learner's lines, and what its requests hold.
+
+`Recorder` belongs to the rank; all its process groups write through it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import site
+import sys
+import sysconfig
+import time
+
+import torch
+import torch.distributed as dist
+
+from ..model.package import FOLDER
+from .fingerprints import word_for
+
+_NOT_LEARNERS = (
+    os.path.dirname(torch.__file__) + os.sep,
+    str(FOLDER) + os.sep,
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")},
+    *{folder + os.sep for folder in (*site.getsitepackages(), site.getusersitepackages())},
+    "<frozen ",
+    "<string>",
+    "<eval_with_key>",
+)
+_REDUCE_NAMES = {
+    hash(getattr(dist.ReduceOp, name)): name
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+}
+
+
+HELD_BACK_S = 2.0
+"""How long an op that seems to disagree is held back; the kernel judges within a fraction of it."""
+
+
+@functools.cache
+def is_learners(filename):
+    """Whether a file is the learner's: no library's, nor Python's own."""
+    return not filename.startswith(_NOT_LEARNERS)
+
+
+class Recorder:
+    """What all groups of one rank share: its op log, and where the learner's lines are.
+
+    Parameters
+    ----------
+    log : OpLogWriter
+    is_alone : callable
+        Whether nobody else can make ops of this rank now, and so end a wait of it.
+    before_op : callable, optional
+        Called before an op is written down: a simulated rank lets those behind it go first.
+    """
+
+    def __init__(self, log, is_alone, before_op=None):
+        self.log = log
+        self.is_alone = is_alone
+        self.before_op = before_op
+        self.pending = Pending(self)
+        self.requests = {}  # under way, by their place in the log
+        self.last_number = None
+        self.meetings = None
+        self._words = {}
+        self._met = {}
+
+    def site(self, frame):
+        """The number of the learner's line that is being run in this frame, or led to it."""
+        place = self.place(frame)
+        number = self.log.numbers.get(place)
+        return self.log.define(place, "site", place) if number is None else number
+
+    @staticmethod
+    def place(frame):
+        """(file, line, function) of the innermost frame that is the learner's."""
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if is_learners(file):
+                return file, frame.f_lineno, frame.f_code.co_name
+            frame = frame.f_back
+        return "", 0, ""
+
+    def signature(self, tensors, reduce_op, splits):
+        """The number of what must agree between ranks, and the payload in bytes."""
+        if len(tensors) == 1:
+            (tensor,) = tensors
+            key = tensor.shape, tensor.dtype, reduce_op, splits
+            nbytes = count_bytes(tensor)
+        else:
+            shapes = tuple(tensor.shape for tensor in tensors)
+            key = shapes, tensors[0].dtype if tensors else None, reduce_op, splits
+            nbytes = sum(map(count_bytes, tensors))
+        number = self.log.numbers.get(key)
+        if number is None:
+            words = _signature_in_words(tensors, reduce_op, splits)
+            number = self.log.define(key, "signature", words)
+        return number, nbytes
+
+    def begin(self, meetings):
+        """A run begins; ``meetings`` is its `MeetingTable`, or None where nothing is checked."""
+        self.meetings = meetings
+
+    def end(self):
+        """The run has ended: forget it."""
+        self.log.clear()
+        self.pending.clear()
+        self.requests.clear()
+        self.last_number = None
+        self.meetings = None
+        self._met.clear()
+
+    def glance(self, start, meeting, *what):
+        """Hold an op back that disagrees with those who came to the same meeting before it.
+
+        ``meeting`` names what ranks count alike: the collectives of a group, the messages of two
+        ranks with a tag; ``what`` is what must agree. The kernel ends the run while this waits.
+        """
+        if self.meetings is None:
+            return
+        met = self._met.get(meeting)
+        if met is None:
+            met = self._met[meeting] = [word_for(meeting), 0]
+        met[1] += 1
+        word = self._words.get(what)
+        if word is None:
+            word = self._words[what] = word_for(what)
+        if not self.meetings.agrees(met[0], met[1], word):
+            self.log.wait_begin(start)
+            time.sleep(HELD_BACK_S)
+            self.log.wait_failed()
+
+    def group(self, definition):
+        """The number of a group, defined as (name within torch, ranks)."""
+        number = self.log.numbers.get(definition)
+        if number is None:
+            name, ranks = definition
+            everyone = range(len(ranks))  # short to write down and to compare
+            ranks = everyone if ranks == tuple(everyone) else ranks
+            number = self.log.define(definition, "group", (name, ranks))
+        return number
+
+
+def count_bytes(tensor):
+    """Bytes of a tensor, as they travel."""
+    try:
+        return tensor.nbytes
+    except RuntimeError:  # sparse: what travels are its indices and values
+        return tensor._indices().nbytes + tensor._values().nbytes
+
+
+def _signature_in_words(tensors, reduce_op, splits):
+    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+    name = None if reduce_op is None else _REDUCE_NAMES.get(reduce_op, "custom")
+    return shapes, dtype, name, splits
+
+
+class Pending:
+    """The buffers of requests that are not waited for yet: nobody may touch them.
+
+    Noticed are writes through torch, by the tensor's version, where the tensor is no view (views of
+    one tensor share its version); and two requests on overlapping memory, one of which writes.
+    Not noticed on real ranks: reads, and writes by numpy, by ``.data`` or by native code.
+    """
+
+    def __init__(self, recorder):
+        self._recorder = recorder
+        self._requests = {}  # request -> (where its buffers are, their versions)
+
+    def __len__(self):
+        return len(self._requests)
+
+    def clear(self):
+        """Forget all requests."""
+        self._requests.clear()
+
+    def add(self, work, buffers):
+        """A request has been posted; ``buffers`` are pairs (tensor, whether the op writes it)."""
+        places = self.compare(work, buffers)
+        self._requests[work] = places, [(tensor, _version(tensor)) for tensor, _ in buffers]
+
+    def compare(self, work, buffers):
+        """Look whether an op uses memory of an open request; returns where its buffers are."""
+        mine = [_place(tensor, writes) for tensor, writes in buffers]
+        for other, (theirs, _) in self._requests.items():
+            if _any_overlap(mine, theirs):
+                self._report("overlap", work.start, other.start)
+        return mine
+
+    def waited(self, work):
+        """The learner waits for a request: look whether its buffers were left alone."""
+        _, versions = self._requests.pop(work, ((), ()))
+        for tensor, version in versions:
+            if version is not None and tensor._version != version:
+                self._report("written", work.start, 0)
+                break
+
+    def _report(self, how, start, other):
+        place = self._recorder.place(sys._getframe(2))
+        self._recorder.log.define(("race", start, other), "race", (how, start, other, place))
+
+
+def _version(tensor):
+    """What grows with every write through torch; None where that says nothing."""
+    return tensor._version if tensor._base is None and not tensor.is_inference() else None
+
+
+def _place(tensor, writes):
+    """First byte, end, and whether an op writes it; an empty place where it is in pieces."""
+    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return 0, 0, writes
+    first = tensor.data_ptr()
+    return first, first + tensor.nbytes, writes
+
+
+def _any_overlap(mine, theirs):
+    for first, end, writes in mine:
+        for other_first, other_end, other_writes in theirs:
+            if (writes or other_writes) and first < other_end and other_first < end:
+                return True
+    return False

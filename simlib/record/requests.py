@@ -1,0 +1,121 @@
+"""The requests that a recording group hands out: who waits, and since when, goes into the log."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ..model.errors import InvalidCallError
+
+
+class _Request:
+    """The transport's own request, with the moments noted at which the rank waits and has it."""
+
+    __slots__ = ()
+
+    def _begin(self, work, recorder, start, source):
+        self._work = work
+        self._recorder = recorder
+        self._source = source
+        self._result = None
+        self.start = start
+        self.pending = None
+
+    def wait(self, timeout=timedelta(0)):  # noqa: B008 (torch's own signature; immutable)
+        if self._result is not None:  # Gloo would wait for a second message
+            return self._result
+        if self.pending is not None:
+            self.pending.waited(self)
+        log = self._recorder.log
+        # Who waits for a limited time only goes on by itself: that is no deadlock.
+        log.wait_begin(self.start, not timeout and self._recorder.is_alone())
+        try:
+            self._result = self._work.wait(timeout) if timeout else self._work.wait()
+        except BaseException:
+            log.wait_failed()
+            raise
+        log.wait_end(self.start)
+        if self._source is not None:
+            log.found_peer(self.start, self._source[self._work._source_rank()])
+        return self._result
+
+    def source_rank(self):
+        return self._work._source_rank()
+
+    _source_rank = source_rank
+
+
+class BlockingCall(_Request):
+    """What a blocking call gets, which does nothing with it but wait: lighter than a `Work`."""
+
+    __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending")
+
+    def __init__(self, work, recorder, start, source=None):
+        self._begin(work, recorder, start, source)
+
+
+class RecordedWork(_Request, dist.Work):
+    """A request that the learner, or torch, may keep and ask.
+
+    It lives until it is complete; one of a single number until another such one is. torch's C++
+    code (DDP's, for the number of ranks in `join`) keeps the C++ part alone, waits and then asks
+    for the future. With the Python part gone, that wait would be for ever.
+    """
+
+    def __init__(self, work, recorder, start, source=None):
+        super().__init__()
+        self._begin(work, recorder, start, source)
+        recorder.requests[start] = self
+        self.is_number = False
+
+    def wait(self, timeout=timedelta(0)):  # noqa: B008 (as above)
+        result = super().wait(timeout)
+        self._let_go()
+        return result
+
+    def _let_go(self):
+        self._recorder.requests.pop(self.start, None)
+        if self.is_number:  # anything larger would hold a learner's memory
+            self._recorder.last_number = self
+
+    def is_completed(self):
+        done = self._work.is_completed()
+        if done:
+            self._let_go()
+            self._recorder.log.ended(self.start)
+            if self.pending is not None:
+                self.pending.waited(self)
+        return done
+
+    def get_future(self):
+        log = self._recorder.log
+        log.promise(self.start)
+        future = self._work.get_future()
+        future.add_done_callback(lambda _: self._ended())
+        return future
+
+    def _ended(self):
+        self._recorder.log.ended(self.start)
+        self._let_go()
+
+    def is_success(self):
+        return self._work.is_success()
+
+    def exception(self):
+        return self._work.exception()
+
+    def result(self):
+        return self._work.result()
+
+    def synchronize(self):
+        return self._work.synchronize()
+
+
+class RecordedMessage(RecordedWork):
+    """The request of an isend or irecv."""
+
+    def get_future(self):
+        raise InvalidCallError(
+            "the request of an isend or irecv has no future with Gloo: call its wait() instead"
+        )

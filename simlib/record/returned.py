@@ -1,0 +1,116 @@
+"""What a rank's function came to, as bytes for the kernel; the same for every engine."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import traceback
+
+import cloudpickle
+
+from ..model.errors import InvalidCallError, OutOfMemoryError
+from . import group, requests, safe_pickle
+from .recorder import is_learners
+
+LONGEST = 8000
+_GLOO_WORDS = re.compile(r"^(ProcessGroupGloo::|\[[^\]]*\] )")
+"""What Gloo puts before the words that a learner can use."""
+_LOST = re.compile("connection (closed|reset) by peer|broken pipe|socket closed", re.I)
+"""What Gloo says where the other rank's process is gone, be it when a call begins."""
+
+
+def answer_of(call, is_script=False):
+    """Call ``call()`` and put what comes of it into bytes: ``(word, content)``, pickled.
+
+    The word is ``result``, ``unpicklable``, ``exit`` or ``error``.
+    """
+    try:
+        return _result_as_bytes(call())
+    except SystemExit as error:
+        return _exit_as_bytes(error, is_script)
+    except BaseException as error:  # whatever it is belongs to the learner
+        return safe_pickle.dumps(("error", describe(error)))
+
+
+def _result_as_bytes(result):
+    try:
+        return safe_pickle.dumps(
+            ("result", result), functools.partial(cloudpickle.dumps, protocol=5)
+        )
+    except Exception as error:
+        return safe_pickle.dumps(("unpicklable", (type(result).__qualname__, short(error))))
+
+
+def _exit_as_bytes(error, is_script):
+    """A script may end itself with ``sys.exit(0)``; in a function `sys.exit` is an early end."""
+    code = error.code if isinstance(error.code, int | str) or error.code is None else 1
+    if is_script and not code:
+        return safe_pickle.dumps(("result", None))
+    report = describe(error)
+    report["exit_code"] = code
+    return safe_pickle.dumps(("exit", report))
+
+
+def _clipped(text):
+    """At most `LONGEST` characters of a text: its beginning and its end."""
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]} ... {len(text) - 2 * half:,} more characters ... {text[-half:]}"
+
+
+def short(error):
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def describe(error):
+    """An exception as plain data: its words, the learner's frames, and whose fault it is.
+
+    Returns
+    -------
+    dict
+        ``type`` and ``message``; ``frames``, a list of (file, lineno, function), outermost first;
+        ``text``, the traceback without the frames of simlib and torch; ``invalid``, whether torch
+        or simlib refused the call; ``ledger``, what a rank held that ran out of memory;
+        ``from_wait``, whether other ranks ended it: in a wait for them, or because they are gone.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    innermost = frames[-1].filename if frames else ""
+    try:
+        message = _clipped("".join(str(error)))
+    except Exception:
+        message = "(its message could not be made)"
+    in_torch = innermost.endswith(os.path.join("distributed", "distributed_c10d.py"))
+    refused = in_torch and isinstance(error, (ValueError, TypeError, RuntimeError))
+    in_call = innermost in (group.__file__, requests.__file__)
+    in_wait = in_call and frames[-1].name in ("wait", "monitored_barrier")
+    by_others = in_wait or (in_call and bool(_LOST.search(message)))
+    if in_call and not by_others and isinstance(error, RuntimeError):
+        refused = True
+        message = _GLOO_WORDS.sub("", message)
+    return {
+        "type": type(error).__name__,
+        "message": message,
+        "frames": [(f.filename, f.lineno, f.name) for f in frames if is_learners(f.filename)],
+        "text": _learners_traceback(error),
+        "ledger": error.ledger if isinstance(error, OutOfMemoryError) else None,
+        "invalid": isinstance(error, InvalidCallError) or refused,
+        "from_wait": by_others,
+    }
+
+
+def _learners_traceback(error):
+    """The traceback as text, with the learner's frames only."""
+    try:
+        whole = traceback.TracebackException.from_exception(error, compact=True)
+        part = whole
+        while part is not None:
+            part.stack = traceback.StackSummary.from_list(
+                [frame for frame in part.stack if is_learners(frame.filename)]
+            )
+            part = part.__cause__ or part.__context__
+        return _clipped("".join(whole.format()))
+    except Exception:
+        return "".join(traceback.format_exception_only(type(error), error))

@@ -1,0 +1,203 @@
+"""A run as Chrome trace JSON, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
+
+Each rank is a process with a thread of the same name. The thread holds the rank function, the calls
+that block and the waits, nested. What goes on beside it, the asynchronous ops, is on further
+threads, because slices of one thread may nest but never overlap. An arrow (a pair of flow events)
+leads from each send to its receive, and from the rank that came last to a collective to the others.
+
+Beside the slices stands the record that `simlib.load` reads; trace viewers pass over keys that they
+do not know.
+
+Source: "Trace Event Format", the Chromium project's description of the JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ..draw.lanes import blocked, span_of
+from .load import KEY, record_of
+
+LEAST_NS = 2  # an arrow binds to a slice only if the slice takes time
+
+
+def write_chrome_trace(run, path):
+    """Write the run as Chrome trace JSON, times in microseconds.
+
+    Parameters
+    ----------
+    run : Run
+    path : str or Path
+
+    Returns
+    -------
+    Path
+        The file written.
+    """
+    path = Path(path)
+    path.write_text(json.dumps(chrome_trace(run)), encoding="utf-8")
+    return path
+
+
+def chrome_trace(run):
+    """The run as the dict that `write_chrome_trace` writes."""
+    slices = _Slices(run)
+    events = slices.events + _flows(run.trace, slices.of_op)
+    for event in events:
+        for key in ("ts", "dur"):
+            if key in event:
+                event[key] /= 1000  # whole nanoseconds until here, so that slices nest exactly
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "name": run.name,
+            "engine": run.engine,
+            "world_size": run.world_size,
+            "ops_not_recorded": run.trace.dropped,
+        },
+        "traceEvents": slices.names + events,
+        KEY: record_of(run),
+    }
+
+
+class _Slices:
+    """The slices of a run, the names of their threads, and each op's own slice by ``id(op)``."""
+
+    def __init__(self, run):
+        self.run, self.trace = run, run.trace
+        self.names, self.events, self.of_op = [], [], {}
+        self.next_tid = run.world_size + 1
+        ops = [[] for _ in range(run.world_size)]
+        for op in self.trace:
+            ops[op.rank].append(op)
+        last_s = self.trace.end_s
+        for rank, own in enumerate(ops):
+            self._add_rank(rank, sorted(own, key=lambda op: op.seq), last_s)
+
+    def _add_rank(self, rank, ops, last_s):
+        # Perfetto takes pid 0 for the idle process, so rank 0 is process 1.
+        pid = tid = rank + 1
+        self._name("process", f"rank {rank}", pid, tid, rank)
+        self._name("thread", f"rank {rank}", pid, tid, 0)
+        span = span_of(self.trace, rank)
+        until = span[1] if span else last_s
+        inside = self._main_thread(pid, tid, ops, until)
+        if span:
+            begin = min([_ns(span[0])] + [event["ts"] for event in inside])
+            end = max([_ns(span[1])] + [event["ts"] + event["dur"] for event in inside])
+            args = {} if span[2] else {"returned": False}
+            self.events.append(_slice(self.run.name, pid, tid, begin, end, args))
+        self.events += inside
+        self._beside(rank, pid, [op for op in ops if op.async_op], until)
+
+    def _main_thread(self, pid, tid, ops, until):
+        """Blocking calls with their waits inside, and waits for asynchronous ops, one by one."""
+        parts = []
+        for op in ops:
+            wait = blocked(op, until)
+            if not op.async_op:
+                parts.append((op.post_s, _end_s(op, until), op, wait))
+            elif wait:
+                parts.append((*wait, op, None))
+        events, free = [], 0
+        for start_s, end_s, op, wait in sorted(parts, key=lambda part: part[:2]):
+            begin, free = _placed(start_s, end_s, free)
+            name = f"wait for {op.call}" if op.async_op else op.call
+            events.append(_slice(name, pid, tid, begin, free, _args(op)))
+            if not op.async_op:
+                self.of_op[id(op)] = events[-1]
+            if wait:
+                wait_ns = min(max(_ns(wait[0]), begin), free - LEAST_NS)
+                events.append(_slice("wait", pid, tid, wait_ns, free, {}))
+        return events
+
+    def _beside(self, rank, pid, ops, until):
+        """Asynchronous ops, each from its call to its end, on as few threads as they need."""
+        free = []
+        first_tid = self.next_tid
+        for op in sorted(ops, key=lambda op: op.post_s):
+            begin, end = _placed(op.post_s, _end_s(op, until))
+            lane = next((i for i, since in enumerate(free) if since <= begin), len(free))
+            tid = first_tid + lane
+            if lane == len(free):
+                free.append(0)
+                self._name("thread", f"rank {rank}, in flight", pid, tid, lane + 1)
+            free[lane] = end
+            self.events.append(_slice(op.call, pid, tid, begin, end, _args(op)))
+            self.of_op[id(op)] = self.events[-1]
+        self.next_tid += len(free)
+
+    def _name(self, what, name, pid, tid, index):
+        for key, value in (("name", name), ("sort_index", index)):
+            event = {"ph": "M", "name": f"{what}_{key}", "pid": pid, "tid": tid}
+            self.names.append(event | {"args": {key: value}})
+
+
+def _slice(name, pid, tid, begin, end, args):
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": "op",
+        "pid": pid,
+        "tid": tid,
+        "ts": begin,
+        "dur": end - begin,
+        "args": args,
+    }
+
+
+def _placed(start_s, end_s, free=0):
+    """Begin and end in ns: not before the thread is free, and long enough to bind an arrow."""
+    begin = max(_ns(start_s), free)
+    return begin, max(_ns(end_s), begin + LEAST_NS)
+
+
+def _end_s(op, until):
+    return op.end_s if op.done else max(until, op.post_s)
+
+
+def _ns(seconds):
+    return round(seconds * 1e9)
+
+
+def _args(op):
+    """What Perfetto shows of an op when it is clicked."""
+    args = {
+        "bytes": op.nbytes,
+        "peer": op.peer,
+        "tag": op.tag if op.is_p2p else None,
+        "dtype": op.dtype or None,
+        "shapes": [list(shape) for shape in op.shapes] or None,
+        "group": op.group.name,
+        "line": op.site.place,
+        "source": op.site.line_text or None,
+        "finished": None if op.done else False,
+    }
+    return {key: value for key, value in args.items() if value is not None}
+
+
+def _flows(trace, of_op):
+    """Pairs of flow events, from the slice that lets another one end to that one."""
+    pairs = [
+        ("message", message.send, message.recv)
+        for message in trace.messages
+        if message.recv is not None and message.recv.done
+    ]
+    for collective in trace.collectives:
+        ops = [op for _, op in sorted(collective.ops.items())]
+        last = max(ops, key=lambda op: op.post_s)
+        pairs += [(collective.kind, last, op) for op in ops if op is not last and op.done]
+    events = []
+    for number, (name, source, target) in enumerate(pairs, start=1):
+        begin, end = of_op[id(source)], of_op[id(target)]
+        flow = {"name": name, "cat": "flow", "id": number}
+        events.append(flow | {"ph": "s"} | _where(begin, begin["ts"]))
+        # A slice no longer encloses its own last moment, hence one nanosecond earlier.
+        at = end["ts"] + end["dur"] - 1
+        events.append(flow | {"ph": "f", "bp": "e"} | _where(end, at))
+    return events
+
+
+def _where(event, ts):
+    return {"pid": event["pid"], "tid": event["tid"], "ts": ts}

@@ -1,0 +1,122 @@
+"""A saved run, and the way back: the record that `Run.save` puts into its file, read by `load`.
+
+Perfetto's slices have lost what is needed to draw a run again (who waited since when, which
+collectives belong together), so the file has the ops themselves beside them, under a key that trace
+viewers pass over.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from ..model.trace import Group, Op, Site, Trace, WireMessage
+from .run import Run
+
+KEY = "simlib"
+VERSION = 1
+PLAIN = [f.name for f in fields(Op) if f.name not in ("group", "site", "shapes", "splits")]
+WIRE = [f.name for f in fields(WireMessage) if f.name != "group"]
+
+
+def record_of(run):
+    """What `load` needs of a run, as plain data; sites and groups are written once."""
+    sites, groups = {}, {}
+    ops = [
+        {
+            **{name: getattr(op, name) for name in PLAIN},
+            "shapes": op.shapes,
+            "splits": op.splits,
+            "group": groups.setdefault((op.group.name, op.group.ranks), len(groups)),
+            "site": sites.setdefault(op.site, len(sites)),
+        }
+        for op in run.trace
+    ]
+    wires = [
+        {
+            **{name: getattr(wire, name) for name in WIRE},
+            "group": groups.setdefault((wire.group.name, wire.group.ranks), len(groups)),
+        }
+        for wire in run.wire or ()
+    ]
+    return {
+        "version": VERSION,
+        "name": run.name,
+        "engine": run.engine,
+        "world_size": run.world_size,
+        "output": run.output,
+        "spans": run.trace.spans,
+        "dropped": run.trace.dropped,
+        "clock_error_s": run.trace.clock_error_s,
+        "groups": list(groups),
+        "sites": [asdict(site) for site in sites],
+        "ops": ops,
+        "wire": None if run.wire is None else wires,
+    }
+
+
+def load(path):
+    """Read a run that `Run.save` wrote.
+
+    What ranks returned and the findings are not in the file: ``results`` are None.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    Run
+        With the same trace, so with the same pictures, table of messages and player.
+
+    Raises
+    ------
+    ValueError
+        The file is no run of simlib's.
+    OSError
+        It cannot be read.
+    """
+    path = Path(path)
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))[KEY]
+        if record["version"] == VERSION:
+            return run_of(record)
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(f"{path.name} is not a run that run.save() wrote") from None
+    raise ValueError(f"{path.name} was written by another version of simlib: save it anew")
+
+
+def run_of(record):
+    """The `Run` of a record."""
+    if record["world_size"] < 1:
+        raise ValueError("a run has at least one rank")
+    groups = [Group(name, tuple(ranks)) for name, ranks in record["groups"]]
+    sites = [Site(**site) for site in record["sites"]]
+    ops = [op_of(entry, groups, sites) for entry in record["ops"]]
+    spans = [tuple(span) for span in record["spans"]]
+    error_s = record.get("clock_error_s", 0.0)
+    trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s)
+    nothing = [None] * trace.world_size
+    run = Run(record["name"], trace, nothing, record["output"], engine=record["engine"])
+    if record["wire"] is not None:
+        run.wire = [
+            WireMessage(**{**entry, "group": groups[entry["group"]]}) for entry in record["wire"]
+        ]
+    return run
+
+
+def op_of(entry, groups, sites):
+    """An `Op` from its record."""
+    return Op(
+        **{name: entry[name] for name in PLAIN},
+        shapes=deep_tuple(entry["shapes"]),
+        splits=deep_tuple(entry["splits"]),
+        group=groups[entry["group"]],
+        site=sites[entry["site"]],
+    )
+
+
+def deep_tuple(value):
+    """A value with tuples for its lists, as ops hold them."""
+    return tuple(map(deep_tuple, value)) if isinstance(value, list) else value

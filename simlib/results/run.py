@@ -1,0 +1,166 @@
+"""`Run`: what every engine gives back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class Run:
+    """One finished (or failed) run of a rank function.
+
+    Attributes
+    ----------
+    name : str
+        Name of the rank function.
+    world_size : int
+    results : list
+        What each rank returned, by rank; None for a rank that did not return.
+    output : list of str
+        What each rank printed, by rank.
+    trace : Trace
+        Every op of every rank.
+    time_s : float or None
+        Seconds from the last rank's entry to the last exit; None where a rank never left.
+    findings : list
+        What looked wrong without stopping the run.
+    engine : str
+        ``"real"``: processes of this machine, wall clock; ``"simulated"``: a modelled cluster,
+        virtual clock; ``"replayed"``: a recorded run on another cluster.
+    wire : list of WireMessage or None
+        With ``simulate(..., expand=True)``: the messages that the collectives were made of.
+    memory : list of Ledger or None
+        What each simulated rank held, where the cluster has a device.
+    """
+
+    def __init__(self, name, trace, results, output, findings=(), engine="real"):
+        self.name = name
+        self.trace = trace
+        self.results = list(results)
+        self.output = list(output)
+        self.findings = list(findings)
+        self.engine = engine
+        self.wire = None
+        self.memory = None
+
+    @property
+    def world_size(self):
+        """Number of ranks."""
+        return self.trace.world_size
+
+    @property
+    def time_s(self):
+        """Seconds from the last rank's entry to the last exit; None where a rank never left."""
+        starts, ends = zip(*self.trace.spans, strict=True) if self.trace.spans else ((), ())
+        if not starts or None in starts or None in ends:
+            return None
+        return max(ends) - max(starts)
+
+    @property
+    def messages(self):
+        """Point-to-point messages sent, by rank (collectives are not counted here)."""
+        return [sum(1 for _ in self._sends(rank)) for rank in range(self.world_size)]
+
+    @property
+    def bytes_sent(self):
+        """Bytes of the point-to-point messages sent, by rank."""
+        return [sum(op.nbytes for op in self._sends(rank)) for rank in range(self.world_size)]
+
+    @property
+    def traffic(self):
+        """Bytes sent point-to-point, as an int64 array: row = src, column = dst."""
+        import numpy as np
+
+        table = np.zeros((self.world_size, self.world_size), dtype=np.int64)
+        for op in self.trace:
+            if op.kind == "send":
+                table[op.rank, op.peer] += op.nbytes
+        return table
+
+    def _sends(self, rank):
+        return (op for op in self.trace if op.kind == "send" and op.rank == rank)
+
+    def timeline(self, **options):
+        """Draw the run: one lane per rank, ops as boxes, messages as arrows.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+        """
+        from ..draw.timeline import draw_timeline
+
+        return draw_timeline(self, **options)
+
+    def play(self, *, ranks=None, between=None):
+        """Show the run as a player, in a notebook: play it, scrub, zoom, ask each call what it was.
+
+        Parameters
+        ----------
+        ranks : iterable of int, optional
+            The ranks to show, from top to bottom (all; of many, the first 64).
+        between : (float, float), optional
+            First and last second to show (the whole run).
+
+        Returns
+        -------
+        Player
+            A widget. Where no widgets are shown, the timeline of the same run stands in its place.
+            Of more than 1,000 events some are shown, and the player says how many.
+        """
+        from ..draw.player import Player
+
+        return Player(self, ranks, between)
+
+    def heat_map(self):
+        """Draw `traffic`: who sent how many bytes to whom. Returns a matplotlib Figure."""
+        from ..draw.timeline import draw_traffic
+
+        return draw_traffic(self)
+
+    def replay(self, cluster, placement="block", **options):
+        """Time the recorded ops anew on another cluster, without running anything.
+
+        What a rank did between its ops takes as long as it was recorded; ops take what ``cluster``
+        makes them take. Works for runs of every engine. A receive of any source keeps the sender
+        it had.
+
+        Parameters
+        ----------
+        cluster : Cluster
+        placement : str or list of int
+            As for `simulate`.
+        **options
+            ``sends``, ``eager_limit_bytes``, ``algorithms``, ``expand``, ``slow`` and the algorithm
+            of a kind of collective, as for `simulate`.
+
+        Returns
+        -------
+        Run
+            With the same results and output, and ``engine="replayed"``.
+        """
+        from ..clockwork.replay import replay
+        from ..engines.virtual.simulated_run import replay_options
+
+        return replay(self, cluster, placement, replay_options(self.world_size, **options))
+
+    def save(self, path):
+        """Write the trace as Chrome trace JSON, which Perfetto and chrome://tracing open.
+
+        `simlib.load` reads it back, without what the ranks returned. Returns the path written.
+        """
+        from .chrome import write_chrome_trace
+
+        return write_chrome_trace(self, Path(path))
+
+    def table(self):
+        """The run as plain text: the same for every repeat of the same program."""
+        from ..draw.table import run_table
+
+        return run_table(self)
+
+    def __repr__(self):
+        return self.table()
+
+    def _repr_png_(self):
+        from ..draw.timeline import png_of
+
+        return png_of(self.timeline())
