@@ -34,6 +34,7 @@ from .model.errors import (
     StuckError,
     UnfinishedError,
 )
+from .model.package import VERSION
 from .model.trace import Collective, Group, Message, Op, Site, Trace
 from .record.held import held
 from .record.this_rank import compute
@@ -81,4 +82,4 @@ __all__ = [
     "simulate",
     "submit",
 ]
-__version__ = "0.1.0"
+__version__ = VERSION

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from . import __version__, clusters
+from . import clusters
 from .draw.lanes import unit_of
 from .engines.batch.doctor import doctor_command as doctor
 from .engines.processes.real_run import MAX_RANKS, run_script
@@ -14,6 +14,7 @@ from .engines.virtual.simulated_run import MAX_RANKS as LARGEST_SIMULATION
 from .engines.virtual.simulated_run import simulate_script
 from .grading import command_line as grading
 from .model.errors import RunInterrupted, SimlibError
+from .model.package import VERSION
 from .practice import network_command as practice
 
 
@@ -32,7 +33,7 @@ def main(argv=None):
 
 def _parser():
     parser = argparse.ArgumentParser(prog="simlib", description="One program on many ranks.")
-    parser.add_argument("--version", action="version", version=f"simlib {__version__}")
+    parser.add_argument("--version", action="version", version=f"simlib {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command")
     run = commands.add_parser(
         "run",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from simlib.results.run import Run
-
 from simlib.model.trace import Group, Op, Site, Trace
+from simlib.results.run import Run
 
 
 class RunMaker:

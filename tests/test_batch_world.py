@@ -13,7 +13,7 @@ import simlib
 from simlib.engines.batch import identity
 from simlib.engines.batch.folder import JobFolder
 from simlib.engines.batch.identity import Place, check_size, find_place
-from simlib.engines.batch.job_monitor import JobWatch
+from simlib.engines.batch.job_monitor import JobMonitor
 from simlib.mpi.addresses import answered_by_all, which_answer
 
 
@@ -137,6 +137,6 @@ def test_a_learners_own_error_is_the_reason(failed):
 
 def test_a_death_is_no_wait_that_was_broken(failed):
     failed.write_json(-9, "exit", 1)
-    watch = JobWatch(failed)
+    watch = JobMonitor(failed)
     watch.take_in()
     assert watch.failed_by_itself()

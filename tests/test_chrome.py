@@ -6,8 +6,9 @@ import json
 from collections import defaultdict
 
 import pytest
-from simlib.results.chrome import write_chrome_trace
 from synthetic import RunMaker, all_reduces, ring
+
+from simlib.results.chrome import write_chrome_trace
 
 
 def asynchronous():

@@ -11,7 +11,8 @@ import pytest
 from carry import beginning, carried, is_right
 
 from simlib.collectives import ALGORITHMS, KINDS, Moves, Schedule, choose, parts_of, schedule, split
-from simlib.collectives.broadcast import best_chunks, chain
+from simlib.collectives.broadcast import chain
+from simlib.collectives.chunks import best_chunks
 from simlib.model.cluster import Link
 from simlib.model.errors import InvalidCallError
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.record.fingerprints import SLOTS, MeetingTable, size_of_table, word_for
+from simlib.record.fingerprints import SLOTS, FingerprintTable, size_of_table, word_for
 from simlib.record.oplog import create_shared_memory
 
 
@@ -258,7 +258,7 @@ def test_a_learners_error_comes_before_what_follows_from_it():
 def tables():
     """The tables of two ranks, in one memory."""
     fd = create_shared_memory("test", size_of_table(2))
-    tables = [MeetingTable(fd, 2, rank) for rank in range(2)]
+    tables = [FingerprintTable(fd, 2, rank) for rank in range(2)]
     yield tables
     for table in tables:
         table.close()
@@ -291,7 +291,7 @@ ROUNDS = 50
 
 
 def _come(fd, rank, words, barrier, answers):
-    table = MeetingTable(fd, 2, rank)
+    table = FingerprintTable(fd, 2, rank)
     told = []
     for start in range(0, ROUNDS * SLOTS, SLOTS):
         barrier.wait()

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import simlib
-from simlib.engines.virtual.dispatch_mode import Instruments
+from simlib.engines.virtual.dispatch_mode import DispatchMode
 from simlib.engines.virtual.flops import FlopCounts
 
 SEED = int(os.environ["SEED"])
@@ -25,7 +25,7 @@ COUNTS = FlopCounts()
 def flops_of(function):
     """The flops of each op that has some, in order."""
     counted = []
-    with Instruments(counted.append, COUNTS):
+    with DispatchMode(counted.append, COUNTS):
         function()
     return counted
 
@@ -174,7 +174,7 @@ def test_a_function_of_the_learners_own_is_seen_through():
 
 def test_an_op_is_counted_when_it_has_run_and_none_while_paused():
     seen = []
-    mode = Instruments(lambda flops: seen.append((flops, done[:])), COUNTS)
+    mode = DispatchMode(lambda flops: seen.append((flops, done[:])), COUNTS)
     done = []
     with mode:
         done.append((rand(2, 2) @ rand(2, 2)).shape)
@@ -229,7 +229,7 @@ def rank_function(kind):
             optimizer.step()
 
         counted = []
-        with Instruments(counted.append, FlopCounts()):
+        with DispatchMode(counted.append, FlopCounts()):
             train()
         return sum(counted)
 

@@ -180,7 +180,7 @@ def test_what_is_forged_has_no_effect(graded):
 
 # Known wrong answers
 
-WRONG_ANSWERS = ROOT / "tests" / "wrong_answers"
+WRONG_ANSWERS = ROOT / "authoring" / "wrong_answers"
 
 
 def test_a_known_wrong_answer_is_told_by_its_name(expected):

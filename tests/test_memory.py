@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import simlib
 from simlib.engines.virtual import memory_meter
-from simlib.engines.virtual.dispatch_mode import Instruments
-from simlib.engines.virtual.memory_hooks import Watches
+from simlib.engines.virtual.dispatch_mode import DispatchMode
+from simlib.engines.virtual.memory_hooks import MemoryHooks
 from simlib.engines.virtual.memory_meter import MemoryMeter
 from simlib.model.errors import OutOfMemoryError
 from simlib.model.ledger import CATEGORIES, Ledger
@@ -33,7 +33,7 @@ class Measured:
     def __init__(self, **options):
         self.time_s = 0.0
         self.meter = MemoryMeter(0, lambda: self.time_s, **options)
-        self._parts = [Watches(lambda: self.meter), Instruments(memory=self.meter)]
+        self._parts = [MemoryHooks(lambda: self.meter), DispatchMode(memory=self.meter)]
 
     def __enter__(self):
         for part in self._parts:
@@ -222,7 +222,7 @@ def test_a_storage_resized_by_itself():
         assert rank.current == (0, 0, 0, 120)
     assert rank.peak == (0, 0, 0, 120)
     x.untyped_storage().resize_(0)  # outside: nobody listens, and torch's own method is back
-    assert torch.UntypedStorage.resize_.__qualname__ != "Watches._resized.<locals>.resize_"
+    assert torch.UntypedStorage.resize_.__qualname__ != "MemoryHooks._resized.<locals>.resize_"
 
 
 def test_tensors_without_memory_of_their_own():
@@ -237,7 +237,7 @@ def test_tensors_without_memory_of_their_own():
 
 def test_a_paused_rank_is_not_seen():
     with Measured() as rank:
-        (mode,) = (part for part in rank._parts if isinstance(part, Instruments))
+        (mode,) = (part for part in rank._parts if isinstance(part, DispatchMode))
         mode.paused = True
         x = torch.ones(10)
         mode.paused = False
@@ -384,7 +384,7 @@ def test_each_rank_has_its_own_meter():
 
     def main(rank):
         here.meter = MemoryMeter(rank, lambda: 0.0)
-        with Instruments(memory=here.meter):
+        with DispatchMode(memory=here.meter):
             turns[rank].acquire()
             net = nn.Linear(4, 4 * (rank + 1), bias=False)
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -397,7 +397,7 @@ def test_each_rank_has_its_own_meter():
             turns[1 - rank].release()
         found[rank] = tuple(here.meter.ledger().current.values())
 
-    with Watches(lambda: getattr(here, "meter", None)):
+    with MemoryHooks(lambda: getattr(here, "meter", None)):
         threads = [threading.Thread(target=main, args=(rank,)) for rank in range(2)]
         for thread in threads:
             thread.start()
@@ -438,7 +438,7 @@ def rank_function(kind):
 
         meter = MemoryMeter(rank, lambda: 0.0)
         mesh = init_device_mesh("cpu", (world_size,))
-        with Watches(lambda: meter), Instruments(memory=meter):
+        with MemoryHooks(lambda: meter), DispatchMode(memory=meter):
             net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
             if kind.startswith("ddp"):
                 net = nn.parallel.DistributedDataParallel(

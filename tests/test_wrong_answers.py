@@ -16,7 +16,7 @@ from simlib.grading.source import solution_source, stub_source
 
 TESTS = Path(__file__).parent
 EXERCISES = TESTS.parent / "authoring" / "exercises"
-FILES = sorted((TESTS / "wrong_answers").glob("[0-9]*.py"))
+FILES = sorted((TESTS.parent / "authoring" / "wrong_answers").glob("[0-9]*.py"))
 HANG_S = 3.0  # a hanging answer is ended after this, to keep the tests short
 
 

@@ -9,9 +9,10 @@ A check cell of an exercise notebook is one call::
     verdict
 """
 
+from .bounds import Fits, Timed
 from .check import check
 from .compare import OneOf
-from .memory_bound import Fits
+from .measure import measure
 from .rules import (
     Rule,
     brought,
@@ -24,8 +25,6 @@ from .rules import (
     rounds,
     sends_to,
 )
-from .run_answer import measure
-from .time_bound import Timed
 from .verdict import Verdict
 
 __all__ = [

@@ -6,8 +6,7 @@ import functools
 import inspect
 import zlib
 
-import simlib
-
+from ..engines.processes.real_run import run as run_on_processes
 from ..model.errors import DeadlockError, MismatchError, RankError, SimlibError, StuckError
 from ..record.safe_values import Exchanged
 from .compare import (
@@ -80,7 +79,7 @@ def check(
     -------
     Verdict
     """
-    real = functools.partial(simlib.run, timeout_s=timeout_s)
+    real = functools.partial(run_on_processes, timeout_s=timeout_s)
     trials = [Trial(world_size, inputs, real, rules) for world_size in worlds]
     trials += [
         Trial(one.world_size, one.inputs, one.start(timeout_s), (*rules, one.rule))

@@ -24,8 +24,8 @@ LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
 """Kinds in which a rank may be done before all members have come."""
 
 
-class Traffic:
-    """All transfers of a simulation: messages between two ranks, and crossings."""
+class Transfers:
+    """All transfers of a simulation: messages between two ranks, and collectives in flight."""
 
     def __init__(self, topology, scheduler):
         self.topology = topology
@@ -63,22 +63,22 @@ class Traffic:
             found = self._links[pair] = self.topology.links(src, dst)
         return found
 
-    def claim(self, crossing):
-        """Whether a crossing has its links to itself from now on; it is woken when not any more."""
-        self._wake(crossing.links)
-        if any(self._users[link] for link in crossing.links):
+    def claim(self, in_flight):
+        """Whether a collective has its links to itself from now on; it is woken when no more."""
+        self._wake(in_flight.links)
+        if any(self._users[link] for link in in_flight.links):
             return False
-        self._lazy[crossing] = None
+        self._lazy[in_flight] = None
         return True
 
-    def release(self, crossing):
-        """The crossing needs its links no more."""
-        self._lazy.pop(crossing, None)
+    def release(self, in_flight):
+        """The collective needs its links no more."""
+        self._lazy.pop(in_flight, None)
 
     def _wake(self, links):
-        for crossing in [c for c in self._lazy if not c.links.isdisjoint(links)]:
-            del self._lazy[crossing]
-            crossing.wake()
+        for in_flight in [c for c in self._lazy if not c.links.isdisjoint(links)]:
+            del self._lazy[in_flight]
+            in_flight.wake()
 
     def absorb(self, network, on_end):
         """Take over what is under way in another network; all its ends are told to ``on_end``."""
@@ -104,12 +104,12 @@ class Plan:
     lasts_s: list | None = None
 
 
-class Crossing:
+class CollectiveInFlight:
     """One collective of one group: timed when its members enter, told when each is through.
 
     Parameters
     ----------
-    traffic : Traffic
+    transfers : Transfers
     plan : Plan
     members : tuple of int
         Ranks of the world, by position.
@@ -119,8 +119,8 @@ class Crossing:
         Gets ``(round, src, dst, nbytes, start_s, end_s)`` of each message when all are through.
     """
 
-    def __init__(self, traffic, plan, members, on_through, wire=None):
-        self._traffic = traffic
+    def __init__(self, transfers, plan, members, on_through, wire=None):
+        self._transfers = transfers
         self._plan = plan
         self._schedule = plan.schedule
         self._members = members
@@ -135,11 +135,11 @@ class Crossing:
 
     def enter(self, position, time_s):
         """A member begins; times never decrease."""
-        scheduler = self._traffic.scheduler
+        scheduler = self._transfers.scheduler
         first = not self._entered
         self._entered[position] = time_s
         if first:
-            self._is_lazy = self._traffic.claim(self)
+            self._is_lazy = self._transfers.claim(self)
             if self._is_lazy and self._schedule.kind in LEAVE_EARLY:
                 scheduler.when_quiet(max(time_s, scheduler.now_s), self._wake_unless_all_came)
         if not self._is_lazy:
@@ -149,17 +149,17 @@ class Crossing:
 
     def _messages(self):
         if self._live is None:
-            device = self._traffic.topology.cluster.device
+            device = self._transfers.topology.cluster.device
             reduce_Bps = device.reduce_Bps if device else inf
             self._live = Messages(
                 self._schedule, self._members, self._tell_soon, reduce_Bps, self._wire
             )
-            self._live.go_through(self._traffic.send, self._traffic.scheduler.at)
+            self._live.go_through(self._transfers.send, self._transfers.scheduler.at)
         return self._live
 
     def _wake_unless_all_came(self):
         if self._is_lazy and len(self._entered) < self._schedule.n:
-            self._traffic.release(self)
+            self._transfers.release(self)
             self.wake()
 
     def _solve(self):
@@ -175,20 +175,20 @@ class Crossing:
         def over():
             if solution == self._solution and self._is_lazy:
                 self._is_lazy = False
-                self._traffic.release(self)
+                self._transfers.release(self)
                 if wire is not None:
                     columns = (getattr(wire, field.name).tolist() for field in fields(wire))
                     self._wire += zip(*columns, strict=True)
 
         for position, end_s in enumerate(ends):
-            self._traffic.scheduler.at(end_s, lambda position=position: through(position))
-        self._traffic.scheduler.at(max(ends), over)
+            self._transfers.scheduler.at(end_s, lambda position=position: through(position))
+        self._transfers.scheduler.at(max(ends), over)
 
     def _ends(self):
         """When each member is through, and the messages where they are asked for."""
         starts = [self._entered[position] for position in range(self._schedule.n)]
         solve = functools.partial(
-            time_of, self._schedule, self._traffic.topology, list(self._members)
+            time_of, self._schedule, self._transfers.topology, list(self._members)
         )
         if self._wire is not None:
             ends, wire = solve(np.array(starts), expand=True)
@@ -200,8 +200,8 @@ class Crossing:
         return [starts[0] + seconds for seconds in self._plan.lasts_s], None
 
     def _tell_soon(self, position, end_s):
-        """Tell it as an event of its own: who is told may begin a crossing on these links."""
-        self._traffic.scheduler.at(end_s, lambda: self._tell(position, end_s))
+        """Tell it as an event of its own: who is told may begin a collective on these links."""
+        self._transfers.scheduler.at(end_s, lambda: self._tell(position, end_s))
 
     def _tell(self, position, end_s):
         if position not in self._through:
@@ -212,21 +212,21 @@ class Crossing:
         """Another transfer needs these links: go on message by message from here."""
         self._is_lazy = False
         self._solution += 1
-        traffic, live = self._traffic, self._messages()
-        past = _Past(traffic.topology)
+        transfers, live = self._transfers, self._messages()
+        past = _Past(transfers.topology)
         live.go_through(past.send, past.at)
         for position, time_s in sorted(self._entered.items(), key=lambda item: item[1]):
             past.advance(time_s)
             live.enter(position, time_s)
-        past.advance(traffic.scheduler.now_s)
-        live.go_through(traffic.send, traffic.scheduler.at)
-        traffic.absorb(past.network, live.arrived)
+        past.advance(transfers.scheduler.now_s)
+        live.go_through(transfers.send, transfers.scheduler.at)
+        transfers.absorb(past.network, live.arrived)
         for time_s, _, action in sorted(past.notes):
-            traffic.scheduler.at(time_s, action)
+            transfers.scheduler.at(time_s, action)
 
 
 class _Past:
-    """A network of its own in which a crossing is played again up to the present."""
+    """A network of its own in which a collective is played again up to the present."""
 
     def __init__(self, topology):
         self.network = Network(topology)
@@ -235,7 +235,7 @@ class _Past:
         self._number = 0
 
     def send(self, time_s, src, dst, nbytes, on_end):
-        """As `Traffic.send`."""
+        """As `Transfers.send`."""
         transfer = self.network.start(time_s, src, dst, nbytes)
         self._on_end[transfer] = on_end
         return transfer

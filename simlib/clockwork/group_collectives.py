@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from ..engines.virtual.ddp import SharedOutputs
 from ..model.matching import Matcher, disagreement
 from ..model.trace import Group
-from .collective_in_flight import LEAVE_EARLY, Crossing
-from .tensors import put, result_of_rooted, results_of_all
+from .collective_in_flight import LEAVE_EARLY, CollectiveInFlight
+from .tensors import SharedOutputs, put, result_of_rooted, results_of_all
 
 
 @dataclass(slots=True)
@@ -40,7 +39,7 @@ class Meeting:
         self.come = {}  # rank -> Call, in the order of coming
         self.left = 0
         self.is_held = False
-        self.crossing = None
+        self.in_flight = None
         self.entries = {}
         self._results = None
         self._waiting = []
@@ -150,22 +149,22 @@ class Channel:
     def _enter(self, position, meeting, time_s):
         call = meeting.calls[position]
         time_s = max(time_s, self._free_s[position])
-        if meeting.crossing is None and self._simulation.is_known_from(call):
-            meeting.crossing = self._cross(meeting, call)
-        if meeting.crossing is not None:
-            meeting.crossing.enter(position, time_s)
+        if meeting.in_flight is None and self._simulation.is_known_from(call):
+            meeting.in_flight = self._begin(meeting, call)
+        if meeting.in_flight is not None:
+            meeting.in_flight.enter(position, time_s)
             return
         meeting.entries[position] = time_s
         if len(meeting.entries) == len(self.members):
-            meeting.crossing = self._cross(meeting, call)
+            meeting.in_flight = self._begin(meeting, call)
             for position, time_s in sorted(meeting.entries.items(), key=lambda item: item[1]):
-                meeting.crossing.enter(position, time_s)
+                meeting.in_flight.enter(position, time_s)
 
-    def _cross(self, meeting, call):
+    def _begin(self, meeting, call):
         plan = self._simulation.plan(self, meeting, call)
         wire = self._simulation.new_wire(self, call)
-        return Crossing(
-            self._simulation.traffic,
+        return CollectiveInFlight(
+            self._simulation.transfers,
             plan,
             self.members,
             lambda position, end_s: self._through(position, meeting, end_s),
@@ -179,7 +178,7 @@ class Channel:
         meeting.calls[position].request.finish(end_s)
         meeting.left += 1
         if meeting.left == len(self.members):
-            meeting.crossing = None  # which refers to the meeting: let go of the tensors
+            meeting.in_flight = None  # which refers to the meeting: let go of the tensors
             del self._meetings[number]
         number = self._ended[position] = number + 1
         if number < self._posted[position]:

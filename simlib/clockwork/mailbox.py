@@ -30,7 +30,7 @@ class Post:
     met: object = None
 
 
-class Door:
+class Mailbox:
     """Messages of one group to one rank with one tag."""
 
     def __init__(self, simulation, members):
@@ -117,7 +117,7 @@ class Door:
 
     def _start(self, send, on_end):
         src, dst = self._members[send.src], self._members[send.dst]
-        self._simulation.traffic.send(
+        self._simulation.transfers.send(
             self._simulation.scheduler.now_s, src, dst, send.nbytes, on_end
         )
 

@@ -34,7 +34,7 @@ class Messages:
         self._under_way = {}
 
     def go_through(self, send, later):
-        """From now on start messages by ``send`` (`Traffic.send`), note events by ``later``."""
+        """From now on start messages by ``send`` (`Transfers.send`), note events by ``later``."""
         self._send, self._later = send, later
 
     def enter(self, position, time_s):

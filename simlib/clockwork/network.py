@@ -11,8 +11,7 @@ from __future__ import annotations
 import heapq
 from math import inf
 
-from ..model.cluster import check_count
-from ..model.errors import InvalidCallError
+from ..model.errors import InvalidCallError, check_count
 
 LATENCY_OVER, END = "latency over", "end"
 

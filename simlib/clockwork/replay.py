@@ -8,7 +8,6 @@ from ..diagnose.verdicts import ranks_in_words
 from ..model.cluster import Topology
 from ..model.errors import DeadlockError, InvalidCallError
 from ..model.trace import Trace
-from ..results.run import Run
 from .group_collectives import Call
 from .mailbox import Post
 from .scheduler import CONTROLLER
@@ -16,15 +15,30 @@ from .simulated_request import Request
 from .simulation import Simulation
 
 
-def replay(run, cluster, placement, options):
-    """The `Run` of a recorded run on another cluster; see `Run.replay`."""
-    if run.time_s is None or any(op.end_s is None and not op.async_op for op in run.trace):
+def replay(recorded, cluster, placement, options):
+    """A recorded run on another cluster; see `Run.replay`.
+
+    Parameters
+    ----------
+    recorded : Trace
+    cluster : Cluster
+    placement : str or list of int
+    options : Options
+
+    Returns
+    -------
+    trace : Trace
+    wire : list of WireMessage or None
+        The messages of collectives, where they are asked for.
+    """
+    has_left = recorded.spans and all(None not in span for span in recorded.spans)
+    if not has_left or any(op.end_s is None and not op.async_op for op in recorded):
         raise InvalidCallError(
             "only a run that came to its end can be replayed, and in this one a rank never left"
         )
-    topology = Topology(cluster, run.world_size, placement)
-    simulation = Simulation(topology, options)
-    ranks = [_Rank(simulation, run.trace, rank) for rank in range(run.world_size)]
+    size = recorded.world_size
+    simulation = Simulation(Topology(cluster, size, placement), options)
+    ranks = [_Rank(simulation, recorded, rank) for rank in range(size)]
     scheduler = simulation.scheduler
     for rank in ranks:
         scheduler.ready(rank.number, 0.0)
@@ -36,10 +50,8 @@ def replay(run, cluster, placement, options):
     for rank in ranks:
         rank.complete()
     ops = sorted((op for rank in ranks for op in rank.ops), key=lambda op: (op.post_s, op.rank))
-    trace = Trace(run.world_size, ops, [(0.0, rank.left_s) for rank in ranks])
-    again = Run(run.name, trace, run.results, run.output, engine="replayed")
-    again.wire = simulation.wire_messages()
-    return again
+    trace = Trace(size, ops, [(0.0, rank.left_s) for rank in ranks])
+    return trace, simulation.wire_messages()
 
 
 def _check_all_left(ranks):
@@ -140,8 +152,8 @@ class _Rank:
         src, dst = (mine, peer) if op.kind == "send" else (peer, mine)
         is_eager = op.kind == "send" and op.nbytes <= simulation.options.eager_limit_bytes
         post = Post(src, dst, op.dtype, op.nbytes, request, None, clock, is_eager=is_eager)
-        door = simulation.door(op.group, dst, op.tag)
-        door.send(post) if op.kind == "send" else door.receive(post)
+        mailbox = simulation.mailbox(op.group, dst, op.tag)
+        mailbox.send(post) if op.kind == "send" else mailbox.receive(post)
 
 
 def _steps_of(ops, span):

@@ -72,7 +72,7 @@ class Scheduler:
     ----------
     world_size : int
     network : Network
-        Where messages take their time; `Traffic` starts them and learns of their ends.
+        Where messages take their time; `Transfers` starts them and learns of their ends.
     seed : int, optional
         Permutes the order of ranks that are ready at the same moment.
 

@@ -110,7 +110,7 @@ class Request:
         self._take()
         future = torch.futures.Future()
         future.set_result(self._result)
-        self.simulation.promise(self)
+        self.simulation.future_taken(self)
         return future
 
     def _wait_and_log(self):

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..collectives import schedule
+from ..collectives.choice import schedule
 from ..model.trace import WireMessage
-from .collective_in_flight import Plan, Traffic
+from .collective_in_flight import Plan, Transfers
 from .group_collectives import Channel
-from .mailbox import Door
+from .mailbox import Mailbox
 from .network import Network
 from .scheduler import Scheduler
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a simulation is run; see `simulate`."""
-
-    eager_limit_bytes: int = -1
-    policy: str = "mpich"
-    algorithms: dict = field(default_factory=dict)
-    expand: bool = False
-    slow: dict = field(default_factory=dict)
-    kill: dict = field(default_factory=dict)
-    seed: int | None = None
-    compute: str = "flops"
-    memory: bool = False
 
 
 class Simulation:
@@ -45,15 +29,15 @@ class Simulation:
         self.topology = topology
         self.options = options
         self.scheduler = Scheduler(topology.world_size, Network(topology), options.seed)
-        self.traffic = Traffic(topology, self.scheduler)
+        self.transfers = Transfers(topology, self.scheduler)
         self.wire = [] if options.expand else None
         self._channels = {}
-        self._doors = {}
+        self._mailboxes = {}
         self._plans = {}
-        self._promised = [[] for _ in range(topology.world_size)]
+        self._futures = [[] for _ in range(topology.world_size)]
         self.logs = []
         self.ranks = None
-        self.instruments = [None] * topology.world_size
+        self.dispatch_modes = [None] * topology.world_size
         is_measured = options.compute == "measured"
         self._measured = [0.0] * topology.world_size if is_measured else None
 
@@ -89,18 +73,18 @@ class Simulation:
         self.scheduler.clocks[rank] += seconds * self.options.slow.get(rank, 1.0)
 
     def uncounted(self, rank):
-        """A context in which the instruments of a rank count nothing: the engine's own tensors."""
-        instruments = self.instruments[rank]
-        return _NOTHING if instruments is None else _Pause(instruments)
+        """A context in which the dispatch mode of a rank counts nothing."""
+        mode = self.dispatch_modes[rank]
+        return _NOTHING if mode is None else _Pause(mode)
 
     # Messages and collectives
 
-    def door(self, group, dst, tag):
-        """The `Door` to a position of a group, for one tag."""
+    def mailbox(self, group, dst, tag):
+        """The `Mailbox` to a position of a group, for one tag."""
         key = group, dst, tag
-        if key not in self._doors:
-            self._doors[key] = Door(self, group.ranks)
-        return self._doors[key]
+        if key not in self._mailboxes:
+            self._mailboxes[key] = Mailbox(self, group.ranks)
+        return self._mailboxes[key]
 
     def channel(self, name, ranks):
         """The `Channel` of a group."""
@@ -146,7 +130,7 @@ class Simulation:
             for round_ in made.rounds
             for pair in zip(round_.src.tolist(), round_.dst.tolist(), strict=True)
         }
-        links = self.traffic.links
+        links = self.transfers.links
         return frozenset(link for src, dst in pairs for link in links(members[src], members[dst]))
 
     def new_wire(self, channel, call):
@@ -179,24 +163,24 @@ class Simulation:
             return
         rank, log = request.rank, self.logs[request.rank]
         clock = self.scheduler.clocks[rank]
-        log.stand(request.start)
+        log.begin_hidden_wait(request.start)
         meeting.when_data_have_come(position, lambda: self.scheduler.ready(rank, clock))
         self.scheduler.block(rank)
         log.wait_failed()
 
-    def promise(self, request):
+    def future_taken(self, request):
         """C++ code has the future of an op: it is waited for when `backward` returns."""
-        self._promised[request.rank].append(request)
+        self._futures[request.rank].append(request)
 
-    def forget_promises(self, rank):
+    def forget_futures(self, rank):
         """`backward` has failed: nobody waits for what it began."""
-        self._promised[rank] = []
+        self._futures[rank] = []
 
-    def keep_promises(self, rank):
+    def wait_for_futures(self, rank):
         """`backward` returns: the rank has waited for all ops whose futures C++ code took."""
-        promised, self._promised[rank] = self._promised[rank], []
+        taken, self._futures[rank] = self._futures[rank], []
         log = self.logs[rank]
-        for request in promised:
+        for request in taken:
             log.wait_begin(request.start)
             request.wait()
             log.wait_end(request.start, request.end_s)
@@ -206,17 +190,17 @@ _NOTHING = contextlib.nullcontext()
 
 
 class _Pause:
-    """Ops in this block pass the instruments of a rank unseen."""
+    """Ops in this block pass the dispatch mode of a rank unseen."""
 
-    def __init__(self, instruments):
-        self._instruments = instruments
+    def __init__(self, dispatch_mode):
+        self._dispatch_mode = dispatch_mode
 
     def __enter__(self):
-        self._before = self._instruments.paused
-        self._instruments.paused = True
+        self._before = self._dispatch_mode.paused
+        self._dispatch_mode.paused = True
 
     def __exit__(self, *_):
-        self._instruments.paused = self._before
+        self._dispatch_mode.paused = self._before
 
 
 def _nbytes_of(meeting, call, n):

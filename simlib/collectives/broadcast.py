@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from itertools import chain as one_after_the_other
-from math import isinf, sqrt
 
 import numpy as np
 
-from ..model.cluster import check_count
+from .chunks import chain_chunks
 from .schedules import Moves, Schedule, split
 from .steps import Folding, binomial_broadcast, binomial_scatter, in_turn, ring_all_gather
-
-SEGMENT_BYTES = 65536
 
 
 def flat(n, nbytes, itemsize=1, root=0):
@@ -96,27 +93,3 @@ def chain_steps(n, root, s):
     for k in range(n + s - 2):
         v = np.arange(max(0, k - s + 1), min(k, n - 2) + 1)
         yield Moves((v + root) % n, (v + 1 + root) % n, k - v)
-
-
-def chain_chunks(n, nbytes, chunks, link):
-    """The number of chunks of a chain; see `chain`."""
-    if chunks is not None:
-        check_count("chunks", chunks)
-        return chunks
-    if link is not None:
-        return best_chunks(n, nbytes, link)
-    return max(1, -(-nbytes // SEGMENT_BYTES))
-
-
-def best_chunks(n, nbytes, link):
-    """The number of chunks s that makes (n + s - 2) (latency + nbytes / s / bandwidth) least.
-
-    That is sqrt(nbytes / bandwidth (n - 2) / latency), rounded; at least 1, at most one for each
-    byte.
-    """
-    if n <= 2 or nbytes == 0 or isinf(link.bandwidth_Bps):
-        return 1
-    if link.latency_s == 0:
-        return nbytes
-    best = sqrt(nbytes / link.bandwidth_Bps * (n - 2) / link.latency_s)
-    return int(min(max(1, round(best)), nbytes))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from math import ceil, log2
 
-from ..model.cluster import Link, check_count
-from ..model.errors import InvalidCallError
+from ..model.cluster import Link
+from ..model.errors import InvalidCallError, check_count
 from . import (
     all_gather,
     all_reduce,

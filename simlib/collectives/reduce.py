@@ -6,7 +6,7 @@ from itertools import chain as one_after_the_other
 
 import numpy as np
 
-from .broadcast import chain_chunks
+from .chunks import chain_chunks
 from .schedules import Moves, Schedule, split
 from .steps import Folding, binomial_gather, binomial_reduce, in_turn
 

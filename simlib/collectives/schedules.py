@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..model.cluster import check_count
-from ..model.errors import InvalidCallError
+from ..model.errors import InvalidCallError, check_count
 
 KINDS = (
     "broadcast",

@@ -6,7 +6,7 @@ from ..model.matching import Matcher
 from . import verdicts
 
 
-class Checker:
+class DeadlockDetector:
     """Feeds the ops of a run to a `Matcher`, and turns what it finds into errors and findings.
 
     It looks only when a rank stands still, so a program that runs well costs it nothing until its
@@ -50,7 +50,7 @@ class Checker:
         self._asleep = {
             rank: self._sleep_count(rank)
             for rank in still
-            if not states[rank][1] and self._logs[rank].has_promised
+            if not states[rank][1] and self._logs[rank].has_futures_taken
         }
         waiting = [rank for rank in still if states[rank][1] or self._asleep.get(rank) is not None]
         self.all_wait = len(waiting) == len(states)
@@ -71,7 +71,7 @@ class Checker:
             return verdicts.mismatch(self._matcher.mismatches[0])
         waiting = {}
         for rank in running:
-            offset = before[rank][1] or self._promised_offset(rank)
+            offset = before[rank][1] or self._future_offset(rank)
             if offset:
                 log = self._logs[rank]
                 waiting[rank] = log.op_at(offset, log.seq_at(offset), 0, self._cells)
@@ -80,7 +80,7 @@ class Checker:
             return None
         return verdicts.deadlock(blocked, gone, self._matcher)
 
-    def _promised_offset(self, rank):
+    def _future_offset(self, rank):
         """The op that C++ code waits for on this rank, by its future, where it surely does; or 0.
 
         DDP's reducer waits so at the end of `backward`, and no Python code sees it. It does wait
@@ -88,9 +88,9 @@ class Checker:
         """
         log = self._logs[rank]
         count = self._asleep.get(rank)
-        if not log.has_promised or count is None or self._sleep_count(rank) != count:
+        if not log.has_futures_taken or count is None or self._sleep_count(rank) != count:
             return 0
-        for offset in log.promised():
+        for offset in log.futures_taken():
             op = log.op_at(offset, log.seq_at(offset), 0, self._cells)
             if not self._matcher.is_satisfied(op):
                 return offset

@@ -1,17 +1,17 @@
-"""What a run came to: the `Run`, and the error in words where it failed."""
+"""What ranks that failed came to, in words: the error that their run raises."""
 
 from __future__ import annotations
 
 import re
 import signal
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass
 
 from ..model import errors
-from ..model.trace import Trace
-from ..record.oplog import make_site, name_groups
+from ..model.failure_report import FailureReport
+from ..record.oplog import make_site
 from ..record.recorder import is_learners
-from ..results.run import Run
+from .monitor import RunMonitor
 from .verdicts import ranks_in_words, shortened
 
 MOST_PLACES = 8
@@ -20,110 +20,74 @@ MOST_PLACES = 8
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
 
 
-def make_run(watch):
-    """The `Run` of what is in the logs and answers now."""
-    trace, groups = make_trace(watch)
-    run = Run(
-        name=watch.name,
-        trace=trace,
-        results=[
-            content if word == "result" else None
-            for word, content in (
-                watch.answers.get(rank, ("none", None)) for rank in range(watch.world_size)
-            )
-        ],
-        output=[output.text for output in watch.outputs],
-        engine=watch.engine,
-    )
-    report = watch.report or {}
-    run.memory = report.get("memory")
-    if report.get("wire") is not None:
-        run.wire = [replace(m, group=groups.get(m.group, m.group)) for m in report["wire"]]
-    return run
+def failure_of(monitor: RunMonitor):
+    """The error for what the ranks came to, or None where all is well so far.
+
+    Ops that meet and disagree come first: they explain whatever came of it.
+    """
+    found = monitor.mismatch()
+    if found is None and monitor.failed():
+        found = of_failures(monitor, set(monitor.deaths))
+    return found
 
 
-def make_trace(watch):
-    """The `Trace` of the ranks' logs, and the names of its groups; zero is the first entry."""
-    logs = watch.logs
-    zero_s = min((log.entered_s for log in logs if log.entered_s is not None), default=0.0)
-    ops = [op for log in logs for op in log.ops(zero_s, watch.cells) if op.kind != "new_group"]
-    ops.sort(key=lambda op: (op.post_s, op.rank))
-    groups = name_groups(ops)
-    trace = Trace(
-        world_size=watch.world_size,
-        ops=ops,
-        spans=[(_since(zero_s, log.entered_s), _since(zero_s, log.left_s)) for log in logs],
-        dropped=sum(log.dropped for log in logs),
-    )
-    return trace, groups
-
-
-def _since(zero_s, moment_s):
-    return None if moment_s is None else moment_s - zero_s
-
-
-def left_nothing_over(trace):
-    """Whether every op ended and every message was received: the world may serve again."""
-    received = sum(1 for op in trace if op.kind == "recv")
-    messages = trace.messages
-    return (
-        not trace.dropped
-        and all(op.done for op in trace)
-        and len(messages) == received
-        and all(message.recv is not None for message in messages)
-    )
-
-
-def of_failures(watch, died):
+def of_failures(monitor, died):
     """The error for ranks that died or raised; follow-on errors of the others are folded away."""
     if died:
-        return _rank_died(watch, sorted(died))
-    reports = {rank: _report(watch, rank) for rank in sorted(watch.answers)}
-    reports = {rank: report for rank, report in reports.items() if report is not None}
-    first_hand = {r: report for r, report in reports.items() if not report["from_wait"]}
-    return _raised(watch, first_hand or reports)
+        return _rank_died(monitor, sorted(died))
+    told = {rank: _failure(*monitor.answers[rank]) for rank in sorted(monitor.answers)}
+    told = {rank: failure for rank, failure in told.items() if failure is not None}
+    first_hand = {rank: failure for rank, failure in told.items() if not failure.report.from_wait}
+    return _raised(monitor, first_hand or told)
 
 
-def _report(watch, rank):
-    """What a rank's answer says of its failure; None for a rank that returned."""
-    word, content = watch.answers[rank]
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What is told of one rank that failed.
+
+    ``sentence`` goes on from the rank's name, ``advice`` says what to do where the words do not;
+    ``traceback`` is the learner's, empty where it would say no more.
+    """
+
+    report: FailureReport
+    sentence: str
+    advice: str = ""
+    traceback: str = ""
+    is_exit: bool = False
+
+
+def _failure(word, content):
+    """What is told of a rank's answer; None for a rank that returned."""
     if word == "result":
         return None
     if word == "unpicklable":
         name, why = content
-        return {
-            "sentence": f"returned {_article(name)} {name}, which cannot be sent back to the "
-            f"notebook ({why})",
-            "advice": "Return numbers, tensors, lists or dicts of them.",
-            "frames": [],
-            "text": "",
-            "invalid": False,
-            "from_wait": False,
-        }
+        return _Failure(
+            FailureReport(name, why, [], "", invalid=False, from_wait=False),
+            f"returned {_article(name)} {name}, which cannot be sent back to the notebook ({why})",
+            "Return numbers, tensors, lists or dicts of them.",
+        )
     if word == "exit":
-        code = content["exit_code"]
-        return content | {
-            "sentence": f"left by sys.exit({'' if code is None else repr(code)})",
-            "advice": "Let the function return instead.",
-            "text": "",
-            "is_exit": True,
-        }
-    words = " ".join(content["message"].split())
-    if content["ledger"] is not None:
-        return content | {"sentence": content["message"], "advice": "", "text": ""}
-    if content["invalid"]:
-        return content | {"sentence": f"made a call that cannot be right: {words}", "advice": ""}
-    message = f": {content['message']}" if words else ""
-    sentence = f"raised {content['type']}{message}"
-    return content | {"sentence": sentence, "advice": _advice(content)}
+        code = content.exit_code
+        sentence = f"left by sys.exit({'' if code is None else repr(code)})"
+        return _Failure(content, sentence, "Let the function return instead.", is_exit=True)
+    words = " ".join(content.message.split())
+    if content.ledger is not None:
+        return _Failure(content, content.message)
+    if content.invalid:
+        sentence = f"made a call that cannot be right: {words}"
+        return _Failure(content, sentence, traceback=content.text)
+    message = f": {content.message}" if words else ""
+    sentence = f"raised {content.type}{message}"
+    return _Failure(content, sentence, _advice(content), content.text)
 
 
 def _advice(report):
     """What to do about errors whose own words do not say it."""
-    if report["type"] == "TypeError" and "positional argument" in report["message"]:
-        if not report["frames"]:
+    if report.type == "TypeError" and "positional argument" in report.message:
+        if not report.frames:
             return "simlib calls the function as main(rank, world_size, *args)."
-    if report["type"] in ("BdbQuit", "EOFError"):
+    if report.type in ("BdbQuit", "EOFError"):
         return "A rank has no keyboard: breakpoint() and input() do not work there, print() does."
     return ""
 
@@ -132,49 +96,50 @@ def _article(noun):
     return "an" if noun[:1].lower() in "aeiou" else "a"
 
 
-def _raised(watch, reports):
+def _raised(monitor, told):
     """One error for all ranks that failed, those with the same words told together."""
     alike = defaultdict(list)
     sites = {}
-    for rank, report in reports.items():
-        place = report["frames"][-1] if report["frames"] else ("", 0, "")
-        sites[rank] = make_site("raised", place, watch.cells)
-        alike[report["sentence"], sites[rank].place].append(rank)
+    for rank, failure in told.items():
+        frames = failure.report.frames
+        sites[rank] = make_site("raised", frames[-1] if frames else ("", 0, ""), monitor.cells)
+        alike[failure.sentence, sites[rank].place].append(rank)
+    if all(failure.report.ledger is not None for failure in told.values()):
+        return _out_of_memory(told, sites)
     parts = []
-    if all(report.get("ledger") is not None for report in reports.values()):
-        return _out_of_memory(reports, sites)
     for (sentence, place), ranks in alike.items():
         where = f" ({place})" if sites[ranks[0]].lineno else ""
         parts.append(f"{ranks_in_words(ranks)} {sentence}{where}")
-    first = next(iter(reports.values()))
+    first_rank = min(told)
+    first, is_invalid = told[first_rank], told[first_rank].report.invalid
     lines = [parts[0], *(f"also, {part}" for part in parts[1:4])]
     if len(parts) > 4:
         lines.append(f"also, {len(parts) - 4} more ranks, each with other words")
-    if first["advice"]:
-        lines[0] += f". {first['advice']}"
-    if sites[min(reports)].line_text:
-        lines.append(f"    {sites[min(reports)].line_text}")
-    tracebacks = {r: _readable(report["text"], watch.cells) for r, report in reports.items()}
-    if tracebacks[min(reports)] and not first["invalid"]:
-        lines += ["", f"The traceback of rank {min(reports)}:", tracebacks[min(reports)].rstrip()]
+    if first.advice:
+        lines[0] += f". {first.advice}"
+    if sites[first_rank].line_text:
+        lines.append(f"    {sites[first_rank].line_text}")
+    tracebacks = {r: _readable(failure.traceback, monitor.cells) for r, failure in told.items()}
+    if tracebacks[first_rank] and not is_invalid:
+        lines += ["", f"The traceback of rank {first_rank}:", tracebacks[first_rank].rstrip()]
     message = "\n".join(lines)
-    if first["invalid"]:
+    if is_invalid:
         return errors.InvalidCallError(message, sites)
-    if all(report.get("is_exit") for report in reports.values()):
-        codes = {r: _exit_code(report["exit_code"]) for r, report in reports.items()}
+    if all(failure.is_exit for failure in told.values()):
+        codes = {rank: _exit_code(failure.report.exit_code) for rank, failure in told.items()}
         return errors.RankDiedError(message, sites, exitcodes=codes)
     return errors.RankError(message, sites, tracebacks=tracebacks)
 
 
-def _out_of_memory(reports, sites):
+def _out_of_memory(told, sites):
     """One error for all ranks that hold too much: the first one's words, the others named."""
-    first, *others = reports
-    message = reports[first]["sentence"]
+    first, *others = told
+    message = told[first].sentence
     if others:
         message += f"\nalso out of memory: {ranks_in_words(others)}"
     if sites[first].line_text:
         message += f"\n    {sites[first].line_text}"
-    return errors.OutOfMemoryError(message, sites, ledger=reports[first]["ledger"])
+    return errors.OutOfMemoryError(message, sites, ledger=told[first].report.ledger)
 
 
 def _exit_code(code):
@@ -191,11 +156,11 @@ def _readable(text, cells):
     return text
 
 
-def _rank_died(watch, ranks):
+def _rank_died(monitor, ranks):
     sites, parts = {}, []
     for rank in ranks:
-        code = watch.deaths[rank]
-        site = _last_known_site(watch, rank)
+        code = monitor.deaths[rank]
+        site = _last_known_site(monitor, rank)
         sites[rank] = site
         where = f" ({site.place}, {site.op})" if site.lineno else ""
         parts.append(f"the process of rank {rank} {how_it_ended(code)}{where}")
@@ -203,7 +168,7 @@ def _rank_died(watch, ranks):
     first = sites[min(sites)]
     if first.line_text:
         message += f"\n    {first.line_text}"
-    return errors.RankDiedError(message, sites, exitcodes=dict(watch.deaths))
+    return errors.RankDiedError(message, sites, exitcodes=dict(monitor.deaths))
 
 
 def how_it_ended(code):
@@ -218,20 +183,20 @@ def _signal_name(number):
         return f"signal {number}"
 
 
-def _last_known_site(watch, rank):
+def _last_known_site(monitor, rank):
     """Where a dead rank was: on its crash stack, else in the op it waited for, else its last op."""
-    frames = frames_in(watch.native[rank])
+    frames = frames_in(monitor.native[rank])
     if frames:
-        return make_site("crashed", frames[-1], watch.cells)
-    log = watch.logs[rank]
-    waiting = log.waiting_site(watch.cells)
+        return make_site("crashed", frames[-1], monitor.cells)
+    log = monitor.logs[rank]
+    waiting = log.waiting_site(monitor.cells)
     if waiting is not None:
         return waiting
-    ops = log.ops(0, watch.cells)
+    ops = log.ops(0, monitor.cells)
     if ops:
         site = ops[-1].site
-        return make_site(f"after {site.op}", (site.file, site.lineno, site.function), watch.cells)
-    return make_site("before any op", ("", 0, ""), watch.cells)
+        return make_site(f"after {site.op}", (site.file, site.lineno, site.function), monitor.cells)
+    return make_site("before any op", ("", 0, ""), monitor.cells)
 
 
 def frames_in(native):
@@ -249,26 +214,26 @@ def frames_in(native):
     return []
 
 
-def sites_now(watch):
+def sites_now(monitor):
     """Where each running rank is now: in the op it waits for, or at the line it computes."""
     sites = {}
     asked = []
-    for rank in watch.running():
-        site = watch.logs[rank].waiting_site(watch.cells)
+    for rank in monitor.running():
+        site = monitor.logs[rank].waiting_site(monitor.cells)
         if site is None:
             asked.append(rank)
         else:
             sites[rank] = site
-    for rank, frames in watch.ask_for_stacks(asked).items():
+    for rank, frames in monitor.ask_for_stacks(asked).items():
         place = frames[-1] if frames else ("", 0, "")
-        sites[rank] = make_site("computing", place, watch.cells)
+        sites[rank] = make_site("computing", place, monitor.cells)
     return dict(sorted(sites.items()))
 
 
-def where_ranks_are(watch):
+def where_ranks_are(monitor):
     """A line for the live display: which rank has been where for how long."""
     alike = defaultdict(list)
-    sites = sites_now(watch).items()
+    sites = sites_now(monitor).items()
     for rank, site in sorted(sites, key=lambda item: item[1].op != "computing"):
         alike[_in_words(site)].append(rank)
     parts = [
@@ -277,7 +242,7 @@ def where_ranks_are(watch):
     ]
     more = len(parts) - MOST_PLACES
     places = "; ".join(parts[:MOST_PLACES] + ([f"and {more:,} more"] if more > 0 else []))
-    limit = "" if watch.timeout_s is None else f", or wait until {watch.timeout_s:g} s are over"
+    limit = "" if monitor.timeout_s is None else f", or wait until {monitor.timeout_s:g} s are over"
     return f"no op and no output for 10 s: {places}. Press Stop to end the run{limit}."
 
 
@@ -287,33 +252,33 @@ def _in_words(site):
     return f"waiting in {site.op} ({site.place})"
 
 
-def _list_of(watch, sites):
+def _list_of(monitor, sites):
     """One line per rank: what it was doing, or that it has finished."""
     lines = []
-    for rank in range(watch.world_size):
+    for rank in range(monitor.world_size):
         if rank in sites:
             text = sites[rank].line_text
             lines.append(
                 f"  rank {rank}: {_in_words(sites[rank])}" + (f"   {text}" if text else "")
             )
         else:
-            lines.append(f"  rank {rank}: {_why_nowhere(watch, rank)}")
+            lines.append(f"  rank {rank}: {_why_nowhere(monitor, rank)}")
     return "\n".join(shortened(lines))
 
 
-def _why_nowhere(watch, rank):
-    if rank in watch.deaths:
+def _why_nowhere(monitor, rank):
+    if rank in monitor.deaths:
         return "has died"
-    if rank in watch.answers or watch.logs[rank].left_s is not None:
+    if rank in monitor.answers or monitor.logs[rank].left_s is not None:
         return "has finished"
     return "has not had its turn"
 
 
-def out_of_time(watch):
+def out_of_time(monitor):
     """The error after ``timeout_s`` without progress."""
-    sites = sites_now(watch)
+    sites = sites_now(monitor)
     computing = [rank for rank, site in sites.items() if site.op == "computing"]
-    what = f"no rank made an op or printed a line for {watch.timeout_s:g} s"
+    what = f"no rank made an op or printed a line for {monitor.timeout_s:g} s"
     if computing:
         message = (
             f"{what}, and {ranks_in_words(computing)} "
@@ -324,12 +289,12 @@ def out_of_time(watch):
     else:
         message = f"{what}: every rank that has not finished waits for another"
         error = errors.DeadlockError
-    return error(f"{message}\n{_list_of(watch, sites)}", sites)
+    return error(f"{message}\n{_list_of(monitor, sites)}", sites)
 
 
-def at_rest(watch):
+def at_rest(monitor):
     """The error for simulated ranks none of which can go on, where no more is known."""
-    sites = sites_now(watch)
+    sites = sites_now(monitor)
     others = [rank for rank, site in sites.items() if site.op == "computing"]
     if others:
         who = f"{ranks_in_words(others)} {'waits' if len(others) == 1 else 'wait'}"
@@ -338,44 +303,44 @@ def at_rest(watch):
     else:
         message = "nothing can go on: every rank that has not finished waits for another"
         error = errors.DeadlockError
-    return error(f"{message}\n{_list_of(watch, sites)}", sites)
+    return error(f"{message}\n{_list_of(monitor, sites)}", sites)
 
 
-def called_by_a_stranger(watch):
+def called_by_a_foreign_thread(monitor):
     """The error where a thread that a rank has started itself called torch.distributed."""
-    sites = sites_now(watch)
+    sites = sites_now(monitor)
     return errors.InvalidCallError(
         "a thread that a rank started calls torch.distributed: in a simulation only the rank's own "
         "thread may. simlib.run has real processes, where other threads may too\n"
-        f"{_list_of(watch, sites)}",
+        f"{_list_of(monitor, sites)}",
         sites,
     )
 
 
-def waits_for_the_dead(watch, killed, found):
+def waits_for_the_dead(monitor, killed, found):
     """The error for ranks that wait for one that was killed as asked."""
-    sites = {rank: _last_known_site(watch, rank) for rank in sorted(killed)}
+    sites = {rank: _last_known_site(monitor, rank) for rank in sorted(killed)}
     words = f"{ranks_in_words(sorted(killed))} died, as asked for by kill"
     detail = ": " + str(found).partition("\nHint:")[0] if found is not None else ""
-    codes = {rank: watch.deaths[rank] for rank in killed}
+    codes = {rank: monitor.deaths[rank] for rank in killed}
     sites |= found.sites if found is not None else {}
     return errors.RankDiedError(f"{words}{detail}", sites, exitcodes=codes)
 
 
-def endless_output(watch, rank):
+def endless_output(monitor, rank):
     """The error for a rank that prints without end."""
-    sites = {r: s for r, s in sites_now(watch).items() if r == rank}
+    sites = {r: s for r, s in sites_now(monitor).items() if r == rank}
     where = f" ({sites[rank].place})" if rank in sites and sites[rank].lineno else ""
-    size = watch.outputs[rank].total / 1e6
+    size = monitor.outputs[rank].total / 1e6
     return errors.StuckError(
-        f"rank {rank} has printed {watch.outputs[rank].lines:,} lines ({size:,.0f} MB) and goes "
+        f"rank {rank} has printed {monitor.outputs[rank].lines:,} lines ({size:,.0f} MB) and goes "
         f"on{where}: an endless loop? "
         "The run was ended; the beginning and the end of its output are kept",
         sites,
     )
 
 
-def interrupted(watch):
+def interrupted(monitor):
     """The error for a run that was stopped by hand."""
-    sites = sites_now(watch)
-    return errors.RunInterrupted(f"stopped by hand\n{_list_of(watch, sites)}", sites)
+    sites = sites_now(monitor)
+    return errors.RunInterrupted(f"stopped by hand\n{_list_of(monitor, sites)}", sites)

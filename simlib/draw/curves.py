@@ -11,7 +11,7 @@ import contextlib
 import threading
 from pathlib import Path
 
-from ..engines.host.display import in_notebook
+from .notebook import in_notebook
 
 EVERY_S = 0.5
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
-WRONG_ANSWERS = ROOT / "tests" / "wrong_answers"
-EXERCISES = ROOT / "authoring" / "exercises"
+from .course import EXERCISES
 
 
 def add_commands(commands):

@@ -6,9 +6,10 @@ import platform
 import sys
 from pathlib import Path
 
+from ..model.package import ROOT
 from . import collect, handout, overrides, pages, reports, sandbox, self_check, session, whole_class
 from .cache import Cache
-from .command_line import ROOT, WRONG_ANSWERS
+from .course import WRONG_ANSWERS
 from .csv_tables import one_line
 from .exercise import read_exercises
 from .merge_answers import WrongNotebook

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from .sandboxed.graded import ALLOWED
+from .score import ALLOWED
 from .session import CellResult, code_cell, run_notebook
 
 RECORDED_CHARS = 50_000_000

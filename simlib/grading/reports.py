@@ -8,7 +8,7 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import __version__
+from ..model.package import VERSION as SIMLIB_VERSION
 from .cache import write
 from .csv_tables import NAME_COLUMNS, BadTable, one_line, read_table
 from .grade import without_points
@@ -113,7 +113,7 @@ def as_report(graded, roster, exercises, seed, isolated):
         )
     return {
         "version": VERSION,
-        "simlib": __version__,
+        "simlib": SIMLIB_VERSION,
         "seed": seed,
         "isolated": isolated,
         "exercises": [

@@ -10,6 +10,8 @@ from .merge_answers import GIVEN, failure
 
 RIGHT, PARTLY, WRONG, LIMITS = "right", "partly right", "wrong", "broke the limits"
 LONGEST_REASON = 2000
+ALLOWED = "sent as allowed"
+"""What is printed of a world in which all rules were kept; `expected.record` looks for it."""
 MARK = "| "
 """Begins the further lines of an error in the output of a hidden cell."""
 UNKNOWN_NAME = re.compile(r"NameError: name '(\w+)' is not defined")

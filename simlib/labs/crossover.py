@@ -10,7 +10,8 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
 from ..draw.palette import OKABE_ITO, mix
-from ..model.cluster import Cluster, Link, check_count
+from ..model.cluster import Cluster, Link
+from ..model.errors import check_count
 from ..model.numbers import seconds_text
 from ..model.words import short_bytes
 from ..scale import time_of

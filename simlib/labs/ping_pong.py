@@ -8,8 +8,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
 from ..draw.palette import OKABE_ITO
-from ..model.cluster import check_number
-from ..model.errors import InvalidCallError
+from ..model.errors import InvalidCallError, check_number
 from ..model.numbers import seconds_text
 from ..model.words import short_bytes
 from .sliders import Lab, round_numbers, short_bandwidth, slider

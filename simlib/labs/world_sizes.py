@@ -8,8 +8,7 @@ from ..draw.lanes import unit_of
 from ..draw.table import clip, count
 from ..draw.timeline import draw_timeline
 from ..engines.virtual import simulate
-from ..model.cluster import check_number
-from ..model.errors import InvalidCallError
+from ..model.errors import InvalidCallError, check_number
 from ..model.numbers import seconds_text
 from .sliders import Lab, check_choice, slider
 

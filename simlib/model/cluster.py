@@ -10,31 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
 
 import numpy as np
 
-from .errors import InvalidCallError
-
-
-def check_number(name, value, low=0.0, above=False):
-    """Refuse a value that is no number, or is below ``low`` (with ``above``: not above it)."""
-    good = isinstance(value, Real) and (value > low if above else value >= low)
-    if not good:
-        bound = f"{'above' if above else 'at least'} {low:g}"
-        raise InvalidCallError(f"{name} is {value!r}: give a number {bound}")
-
-
-def check_count(name, value, low=1):
-    """Refuse a value that is no whole number of at least ``low``."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
-        raise InvalidCallError(f"{name} is {value!r}: give a whole number of at least {low}")
-
-
-def check_sort(name, value, sort):
-    """Refuse a value of another class."""
-    if not isinstance(value, sort):
-        raise InvalidCallError(f"{name} is {value!r}: give a {sort.__name__}")
+from .errors import InvalidCallError, check_count, check_number, check_sort
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ A run that fails raises a `SimlibError`. It knows
 
 from __future__ import annotations
 
+from numbers import Integral, Real
+
 
 class SimlibError(Exception):
     """A wrong program, told in the learner's own lines.
@@ -136,3 +138,23 @@ class RunInterrupted(KeyboardInterrupt):
         self.run = run
 
     _render_traceback_ = SimlibError._render_traceback_
+
+
+def check_number(name, value, low=0.0, above=False):
+    """Refuse a value that is no number, or is below ``low`` (with ``above``: not above it)."""
+    good = isinstance(value, Real) and (value > low if above else value >= low)
+    if not good:
+        bound = f"{'above' if above else 'at least'} {low:g}"
+        raise InvalidCallError(f"{name} is {value!r}: give a number {bound}")
+
+
+def check_count(name, value, low=1):
+    """Refuse a value that is no whole number of at least ``low``."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
+        raise InvalidCallError(f"{name} is {value!r}: give a whole number of at least {low}")
+
+
+def check_sort(name, value, sort):
+    """Refuse a value of another class."""
+    if not isinstance(value, sort):
+        raise InvalidCallError(f"{name} is {value!r}: give a {sort.__name__}")

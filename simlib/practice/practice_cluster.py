@@ -21,8 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..model.cluster import check_count
-from ..model.errors import InvalidCallError
+from ..model.errors import InvalidCallError, check_count
 from . import slurm_daemons as scheduler
 from . import system
 from .enter import start_of

@@ -17,8 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..model.cluster import check_count, check_number
-from ..model.errors import InvalidCallError
+from ..model.errors import InvalidCallError, check_count, check_number
 from .system import end_processes, new_name, remove_namespace, shape, tool, why_not
 
 MAX_NODES = 64

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..model.errors import InvalidCallError
-from .group import FOREVER, GLOO, RecordingGroup
+from .group import GLOO, RecordingGroup
+from .requests import FOREVER
 
 BACKEND = "simlib"
 ACCEPTED_BACKENDS = ("gloo", "mpi")

@@ -21,7 +21,7 @@ def size_of_table(world_size):
     return SLOTS * world_size * _CELL
 
 
-class MeetingTable:
+class FingerprintTable:
     """The shared memory; ``fd`` is a descriptor of `size_of_table` bytes.
 
     Each slot has one cell for each rank. A cell is one 64-bit number, meeting above and word below,

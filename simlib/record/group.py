@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -22,10 +21,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from .arguments import check_collective, check_message, check_peer
 from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
 from .recorder import count_bytes, is_learners
-from .requests import BlockingCall, RecordedMessage, RecordedWork
-
-FOREVER = timedelta(days=30)
-"""Gloo's own timeout: hangs are found by simlib, not by Gloo."""
+from .requests import FOREVER, BlockingCall, RecordedMessage, RecordedWork
 
 GLOO = dist.ProcessGroup.BackendType.GLOO
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -146,7 +142,7 @@ class RecordingGroup(dist.ProcessGroup):
         check_message(tensors[0], tag, "dst")
         flags, frame = self._caller()
         start = self._post("send", tensors, frame=frame, peer=dst, tag=tag, flags=flags)
-        self._glance_at_message(start, self._rank, dst, tag, tensors[0])
+        self._check_message_fingerprint(start, self._rank, dst, tag, tensors[0])
         make = RecordedMessage if flags & ASYNC else BlockingCall
         work = make(self._inner.send(tensors, dst, tag), self._recorder, start)
         return self._keep(work, flags, [(tensors[0], False)])
@@ -156,7 +152,7 @@ class RecordingGroup(dist.ProcessGroup):
         check_message(tensors[0], tag, "src")
         flags, frame = self._caller()
         start = self._post("recv", tensors, frame=frame, peer=src, tag=tag, flags=flags)
-        self._glance_at_message(start, src, self._rank, tag, tensors[0])
+        self._check_message_fingerprint(start, src, self._rank, tag, tensors[0])
         make = RecordedMessage if flags & ASYNC else BlockingCall
         work = make(self._inner.recv(tensors, src, tag), self._recorder, start)
         return self._keep(work, flags, [(tensors[0], True)])
@@ -171,11 +167,11 @@ class RecordingGroup(dist.ProcessGroup):
         work = make(work, self._recorder, start, source=self._ranks)
         return self._keep(work, flags, [(tensors[0], True)])
 
-    def _glance_at_message(self, start, src, dst, tag, tensor):
-        if self._recorder.meetings is None:
+    def _check_message_fingerprint(self, start, src, dst, tag, tensor):
+        if self._recorder.fingerprints is None:
             return
         meeting = self._definition, src, dst, tag
-        self._recorder.glance(start, meeting, str(tensor.dtype), count_bytes(tensor))
+        self._recorder.check_fingerprint(start, meeting, str(tensor.dtype), count_bytes(tensor))
 
     def _keep(self, work, flags, buffers):
         """Keep the learner's own request, and watch its buffers, until it is waited for.
@@ -193,12 +189,12 @@ class RecordingGroup(dist.ProcessGroup):
     def barrier(self, opts=None):
         opts = opts if opts is not None else dist.BarrierOptions()
         start = self._post("barrier", (), flags=_async_flag(opts))
-        self._recorder.glance(start, self._definition, "barrier", None, None, None, 0)
+        self._recorder.check_fingerprint(start, self._definition, "barrier", None, None, None, 0)
         return RecordedWork(self._inner.barrier(opts), self._recorder, start)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         start = self._post("barrier", ())
-        self._recorder.glance(start, self._definition, "barrier", None, None, None, 0)
+        self._recorder.check_fingerprint(start, self._definition, "barrier", None, None, None, 0)
         # torch names its default of 30 minutes where the learner gave no limit.
         limit = timeout if timeout is not None and timeout < default_pg_timeout else FOREVER
         self._log.wait_begin(start, limit is FOREVER and self._recorder.is_alone())
@@ -257,7 +253,9 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
         )
         dtype = tensors[0].dtype if len(tensors) else None
         size = None if kind in _UNLIKE_SIZES else sum(map(torch.Tensor.numel, tensors))
-        self._recorder.glance(start, self._definition, kind, root, reduce_op, dtype, size)
+        self._recorder.check_fingerprint(
+            start, self._definition, kind, root, reduce_op, dtype, size
+        )
         is_blocking = not flags and sys._getframe(1).f_code.co_filename == _C10D_FILE
         make = BlockingCall if is_blocking else RecordedWork
         work = make(getattr(self._inner, method)(*args), self._recorder, start)

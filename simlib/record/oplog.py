@@ -47,14 +47,14 @@ KINDS = (
 )
 KIND_ID = {name: number for number, name in enumerate(KINDS)}
 
-ASYNC, ANY_SOURCE, REQUEST, PROMISED = 1, 2, 4, 8
+ASYNC, ANY_SOURCE, REQUEST, FUTURE_TAKEN = 1, 2, 4, 8
 """Flags of an op: it returned a request; it named no src; the request is the learner's own (torch's
 parts post async ops whose requests nobody waits for in Python); C++ code took its future, to wait
 for it before `backward` returns."""
 NOBODY = -1
 
 HEADER = 64
-COMMITTED, PROGRESS, WAITING, ENTERED, LEFT, DROPPED, PROMISES = range(0, 56, 8)
+COMMITTED, PROGRESS, WAITING, ENTERED, LEFT, DROPPED, FUTURES = range(0, 56, 8)
 """Offsets of the header's 64-bit fields: end of the valid records; ops posted and ended so far;
 offset of the op the rank waits for (0: none); when the rank function was entered and left; ops
 that found the log full; 1 once C++ code has taken the future of an op. Neighbours are written
@@ -185,7 +185,7 @@ class OpLogWriter:
             if alone:
                 _U64.pack_into(self._memory, WAITING, start)
 
-    def stand(self, start):
+    def begin_hidden_wait(self, start):
         """The rank cannot go on before this op has its data, and nobody's code shows it."""
         _U64.pack_into(self._memory, WAITING, start)
 
@@ -197,12 +197,12 @@ class OpLogWriter:
         self._progress += 1
         _TWO.pack_into(self._memory, PROGRESS, self._progress, 0)
 
-    def promise(self, start):
+    def future_taken(self, start):
         """C++ code will wait for this op by its future."""
         if start:
             flags = _FLAGS.unpack_from(self._memory, start + _OP_FLAGS)[0]
-            _FLAGS.pack_into(self._memory, start + _OP_FLAGS, flags | PROMISED)
-            _U64.pack_into(self._memory, PROMISES, 1)
+            _FLAGS.pack_into(self._memory, start + _OP_FLAGS, flags | FUTURE_TAKEN)
+            _U64.pack_into(self._memory, FUTURES, 1)
 
     def wait_failed(self):
         """The wait ended without the op: an error came instead."""
@@ -336,19 +336,19 @@ class OpLogReader:
         self._read_on()
         return self.op_at(offset, 0, 0, cells).site
 
-    def ops(self, zero_s, cells, first=0):
+    def ops(self, origin_s, cells, first=0):
         """The ops recorded so far from number ``first`` on; `name_groups` has yet to name groups.
 
         Parameters
         ----------
-        zero_s : float
+        origin_s : float
             The moment of the rank's clock that becomes 0.0 s.
         cells : dict
             File name of a notebook cell -> its execution count.
         """
         self._read_on()
         return [
-            self.op_at(offset, seq, zero_s, cells)
+            self.op_at(offset, seq, origin_s, cells)
             for seq, offset in enumerate(self._offsets[first:], first)
         ]
 
@@ -381,21 +381,21 @@ class OpLogReader:
         return found
 
     @property
-    def has_promised(self):
+    def has_futures_taken(self):
         """Whether C++ code has taken the future of an op."""
-        return bool(self._field(PROMISES))
+        return bool(self._field(FUTURES))
 
-    def promised(self):
+    def futures_taken(self):
         """Offsets of the ops that C++ code waits for and that have not ended, in order."""
         self._read_on()
         found = []
         for offset in self._offsets:
             _, _, flags, *_, end = _OP.unpack_from(self._memory, offset)
-            if flags & PROMISED and end == NEVER:
+            if flags & FUTURE_TAKEN and end == NEVER:
                 found.append(offset)
         return found
 
-    def op_at(self, offset, seq, zero_s, cells):
+    def op_at(self, offset, seq, origin_s, cells):
         """The `Op` at an offset of the log."""
         memory, times = self._memory, offset + _OP_TIMES
         words = memory[offset:times]
@@ -407,9 +407,9 @@ class OpLogReader:
             self.rank,
             seq,
             *fields,
-            post - zero_s,
-            None if wait == NEVER else wait - zero_s,
-            None if end == NEVER else end - zero_s,
+            post - origin_s,
+            None if wait == NEVER else wait - origin_s,
+            None if end == NEVER else end - origin_s,
         )
 
     def _fields_of(self, words, cells):

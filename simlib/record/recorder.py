@@ -62,7 +62,7 @@ class Recorder:
         self.pending = Pending(self)
         self.requests = {}  # under way, by their place in the log
         self.last_number = None
-        self.meetings = None
+        self.fingerprints = None
         self._words = {}
         self._met = {}
 
@@ -98,9 +98,9 @@ class Recorder:
             number = self.log.define(key, "signature", words)
         return number, nbytes
 
-    def begin(self, meetings):
-        """A run begins; ``meetings`` is its `MeetingTable`, or None where nothing is checked."""
-        self.meetings = meetings
+    def begin(self, fingerprints):
+        """A run begins; ``fingerprints`` is its table, or None where nothing is checked."""
+        self.fingerprints = fingerprints
 
     def end(self):
         """The run has ended: forget it."""
@@ -108,16 +108,16 @@ class Recorder:
         self.pending.clear()
         self.requests.clear()
         self.last_number = None
-        self.meetings = None
+        self.fingerprints = None
         self._met.clear()
 
-    def glance(self, start, meeting, *what):
+    def check_fingerprint(self, start, meeting, *what):
         """Hold an op back that disagrees with those who came to the same meeting before it.
 
         ``meeting`` names what ranks count alike: the collectives of a group, the messages of two
         ranks with a tag; ``what`` is what must agree. The kernel ends the run while this waits.
         """
-        if self.meetings is None:
+        if self.fingerprints is None:
             return
         met = self._met.get(meeting)
         if met is None:
@@ -126,7 +126,7 @@ class Recorder:
         word = self._words.get(what)
         if word is None:
             word = self._words[what] = word_for(what)
-        if not self.meetings.agrees(met[0], met[1], word):
+        if not self.fingerprints.agrees(met[0], met[1], word):
             self.log.wait_begin(start)
             time.sleep(HELD_BACK_S)
             self.log.wait_failed()

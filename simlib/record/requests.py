@@ -8,6 +8,9 @@ import torch.distributed as dist
 
 from ..model.errors import InvalidCallError
 
+FOREVER = timedelta(days=30)
+"""Gloo's own timeout: hangs are found by simlib, not by Gloo."""
+
 
 class _Request:
     """The transport's own request, with the moments noted at which the rank waits and has it."""
@@ -90,7 +93,7 @@ class RecordedWork(_Request, dist.Work):
 
     def get_future(self):
         log = self._recorder.log
-        log.promise(self.start)
+        log.future_taken(self.start)
         future = self._work.get_future()
         future.add_done_callback(lambda _: self._ended())
         return future

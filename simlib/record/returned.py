@@ -6,10 +6,12 @@ import functools
 import os
 import re
 import traceback
+from dataclasses import replace
 
 import cloudpickle
 
 from ..model.errors import InvalidCallError, OutOfMemoryError
+from ..model.failure_report import FailureReport
 from . import group, requests, safe_pickle
 from .recorder import is_learners
 
@@ -47,9 +49,7 @@ def _exit_as_bytes(error, is_script):
     code = error.code if isinstance(error.code, int | str) or error.code is None else 1
     if is_script and not code:
         return safe_pickle.dumps(("result", None))
-    report = describe(error)
-    report["exit_code"] = code
-    return safe_pickle.dumps(("exit", report))
+    return safe_pickle.dumps(("exit", replace(describe(error), exit_code=code)))
 
 
 def _clipped(text):
@@ -66,16 +66,7 @@ def short(error):
 
 
 def describe(error):
-    """An exception as plain data: its words, the learner's frames, and whose fault it is.
-
-    Returns
-    -------
-    dict
-        ``type`` and ``message``; ``frames``, a list of (file, lineno, function), outermost first;
-        ``text``, the traceback without the frames of simlib and torch; ``invalid``, whether torch
-        or simlib refused the call; ``ledger``, what a rank held that ran out of memory;
-        ``from_wait``, whether other ranks ended it: in a wait for them, or because they are gone.
-    """
+    """An exception as a `FailureReport`."""
     frames = traceback.extract_tb(error.__traceback__)
     innermost = frames[-1].filename if frames else ""
     try:
@@ -90,15 +81,15 @@ def describe(error):
     if in_call and not by_others and isinstance(error, RuntimeError):
         refused = True
         message = _GLOO_WORDS.sub("", message)
-    return {
-        "type": type(error).__name__,
-        "message": message,
-        "frames": [(f.filename, f.lineno, f.name) for f in frames if is_learners(f.filename)],
-        "text": _learners_traceback(error),
-        "ledger": error.ledger if isinstance(error, OutOfMemoryError) else None,
-        "invalid": isinstance(error, InvalidCallError) or refused,
-        "from_wait": by_others,
-    }
+    return FailureReport(
+        type=type(error).__name__,
+        message=message,
+        frames=[(f.filename, f.lineno, f.name) for f in frames if is_learners(f.filename)],
+        text=_learners_traceback(error),
+        invalid=isinstance(error, InvalidCallError) or refused,
+        from_wait=by_others,
+        ledger=error.ledger if isinstance(error, OutOfMemoryError) else None,
+    )
 
 
 def _learners_traceback(error):

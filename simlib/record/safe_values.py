@@ -9,6 +9,7 @@ import pickle
 import numpy as np
 import torch
 
+from ..model.failure_report import FailureReport
 from ..model.ledger import Ledger
 from ..model.trace import Group, WireMessage
 
@@ -35,7 +36,7 @@ class Exchanged(list):
         self.at_first = at_first
 
 
-RECORDS = {one.__name__: one for one in (Exchanged, Group, Ledger, WireMessage)}
+RECORDS = {one.__name__: one for one in (Exchanged, FailureReport, Group, Ledger, WireMessage)}
 """Classes of our own that cross, by name."""
 MOST_DIMENSIONS, MOST_ELEMENTS = 64, 1 << 40
 """Of a tensor; one that repeats its elements has more of them than bytes."""

@@ -14,11 +14,16 @@ Source: "Trace Event Format", the Chromium project's description of the JSON.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from ..draw.lanes import blocked, span_of
-from .load import KEY, record_of
+from ..model.trace import Op, WireMessage
 
+KEY = "simlib"
+VERSION = 1
+PLAIN = [f.name for f in fields(Op) if f.name not in ("group", "site", "shapes", "splits")]
+WIRE = [f.name for f in fields(WireMessage) if f.name != "group"]
 LEAST_NS = 2  # an arrow binds to a slice only if the slice takes time
 
 
@@ -201,3 +206,39 @@ def _flows(trace, of_op):
 
 def _where(event, ts):
     return {"pid": event["pid"], "tid": event["tid"], "ts": ts}
+
+
+def record_of(run):
+    """What `load` needs of a run, as plain data; sites and groups are written once."""
+    sites, groups = {}, {}
+    ops = [
+        {
+            **{name: getattr(op, name) for name in PLAIN},
+            "shapes": op.shapes,
+            "splits": op.splits,
+            "group": groups.setdefault((op.group.name, op.group.ranks), len(groups)),
+            "site": sites.setdefault(op.site, len(sites)),
+        }
+        for op in run.trace
+    ]
+    wires = [
+        {
+            **{name: getattr(wire, name) for name in WIRE},
+            "group": groups.setdefault((wire.group.name, wire.group.ranks), len(groups)),
+        }
+        for wire in run.wire or ()
+    ]
+    return {
+        "version": VERSION,
+        "name": run.name,
+        "engine": run.engine,
+        "world_size": run.world_size,
+        "output": run.output,
+        "spans": run.trace.spans,
+        "dropped": run.trace.dropped,
+        "clock_error_s": run.trace.clock_error_s,
+        "groups": list(groups),
+        "sites": [asdict(site) for site in sites],
+        "ops": ops,
+        "wire": None if run.wire is None else wires,
+    }

@@ -8,52 +8,11 @@ viewers pass over.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
 from pathlib import Path
 
 from ..model.trace import Group, Op, Site, Trace, WireMessage
+from .chrome import KEY, PLAIN, VERSION
 from .run import Run
-
-KEY = "simlib"
-VERSION = 1
-PLAIN = [f.name for f in fields(Op) if f.name not in ("group", "site", "shapes", "splits")]
-WIRE = [f.name for f in fields(WireMessage) if f.name != "group"]
-
-
-def record_of(run):
-    """What `load` needs of a run, as plain data; sites and groups are written once."""
-    sites, groups = {}, {}
-    ops = [
-        {
-            **{name: getattr(op, name) for name in PLAIN},
-            "shapes": op.shapes,
-            "splits": op.splits,
-            "group": groups.setdefault((op.group.name, op.group.ranks), len(groups)),
-            "site": sites.setdefault(op.site, len(sites)),
-        }
-        for op in run.trace
-    ]
-    wires = [
-        {
-            **{name: getattr(wire, name) for name in WIRE},
-            "group": groups.setdefault((wire.group.name, wire.group.ranks), len(groups)),
-        }
-        for wire in run.wire or ()
-    ]
-    return {
-        "version": VERSION,
-        "name": run.name,
-        "engine": run.engine,
-        "world_size": run.world_size,
-        "output": run.output,
-        "spans": run.trace.spans,
-        "dropped": run.trace.dropped,
-        "clock_error_s": run.trace.clock_error_s,
-        "groups": list(groups),
-        "sites": [asdict(site) for site in sites],
-        "ops": ops,
-        "wire": None if run.wire is None else wires,
-    }
 
 
 def load(path):

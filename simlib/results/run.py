@@ -1,8 +1,13 @@
-"""`Run`: what every engine gives back."""
+"""`Run`: what every engine gives back, and how it is made of what its monitor knows."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+from ..diagnose.monitor import RunMonitor
+from ..model.trace import Trace
+from ..record.oplog import name_groups
 
 
 class Run:
@@ -138,9 +143,13 @@ class Run:
             With the same results and output, and ``engine="replayed"``.
         """
         from ..clockwork.replay import replay
-        from ..engines.virtual.simulated_run import replay_options
+        from ..clockwork.simulation_options import replay_options
 
-        return replay(self, cluster, placement, replay_options(self.world_size, **options))
+        options = replay_options(self.world_size, **options)
+        trace, wire = replay(self.trace, cluster, placement, options)
+        again = Run(self.name, trace, self.results, self.output, engine="replayed")
+        again.wire = wire
+        return again
 
     def save(self, path):
         """Write the trace as Chrome trace JSON, which Perfetto and chrome://tracing open.
@@ -164,3 +173,56 @@ class Run:
         from ..draw.timeline import png_of
 
         return png_of(self.timeline())
+
+
+def make_run(monitor: RunMonitor) -> Run:
+    """The `Run` of what is in the logs and answers now."""
+    trace, groups = make_trace(monitor)
+    run = Run(
+        name=monitor.name,
+        trace=trace,
+        results=[
+            content if word == "result" else None
+            for word, content in (
+                monitor.answers.get(rank, ("none", None)) for rank in range(monitor.world_size)
+            )
+        ],
+        output=[output.text for output in monitor.outputs],
+        engine=monitor.engine,
+    )
+    run.memory = monitor.memory
+    if monitor.wire is not None:
+        run.wire = [replace(m, group=groups.get(m.group, m.group)) for m in monitor.wire]
+    return run
+
+
+def make_trace(monitor):
+    """The `Trace` of the ranks' logs, and the names of its groups; zero is the first entry."""
+    logs = monitor.logs
+    origin_s = min((log.entered_s for log in logs if log.entered_s is not None), default=0.0)
+    ops = [op for log in logs for op in log.ops(origin_s, monitor.cells) if op.kind != "new_group"]
+    ops.sort(key=lambda op: (op.post_s, op.rank))
+    groups = name_groups(ops)
+    trace = Trace(
+        world_size=monitor.world_size,
+        ops=ops,
+        spans=[(_since(origin_s, log.entered_s), _since(origin_s, log.left_s)) for log in logs],
+        dropped=sum(log.dropped for log in logs),
+    )
+    return trace, groups
+
+
+def _since(origin_s, moment_s):
+    return None if moment_s is None else moment_s - origin_s
+
+
+def left_nothing_over(trace):
+    """Whether every op ended and every message was received: the world may serve again."""
+    received = sum(1 for op in trace if op.kind == "recv")
+    messages = trace.messages
+    return (
+        not trace.dropped
+        and all(op.done for op in trace)
+        and len(messages) == received
+        and all(message.recv is not None for message in messages)
+    )

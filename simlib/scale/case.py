@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from ..collectives import split
+from ..collectives.schedules import split
 from ..collectives.sharing import fair_rates
 from ..model.cluster import Topology
 

@@ -7,12 +7,12 @@ from numbers import Real
 
 import numpy as np
 
-from ..collectives import DEFAULT_POLICY, choose, schedule
-from ..collectives.broadcast import chain_chunks
+from ..collectives.choice import DEFAULT_POLICY, choose, schedule
+from ..collectives.chunks import chain_chunks
 from ..collectives.timing import shares_no_link
 from ..collectives.timing import time_of as time_of_schedule
-from ..model.cluster import Cluster, Topology, check_count, check_sort
-from ..model.errors import InvalidCallError
+from ..model.cluster import Cluster, Topology
+from ..model.errors import InvalidCallError, check_count, check_sort
 from .case import Case, common_step_s
 from .solvers import SOLVERS
 

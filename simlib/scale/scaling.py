@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..model.cluster import check_number
-from ..model.errors import InvalidCallError
+from ..model.errors import InvalidCallError, check_number
 from ..model.numbers import aligned, seconds_text
 from .collective import whole
 from .training import step_time

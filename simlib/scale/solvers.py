@@ -10,7 +10,7 @@ from math import inf
 
 import numpy as np
 
-from ..collectives import Schedule, split
+from ..collectives.schedules import Schedule, split
 from ..collectives.steps import binomial_scatter, powers_below
 from ..collectives.timing import time_of
 from .case import common_step_s, shares_a_link

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..model.cluster import check_count, check_number
-from ..model.errors import InvalidCallError
+from ..model.errors import InvalidCallError, check_count, check_number
 from ..model.numbers import aligned, seconds_text
 from ..model.words import short_bytes
 from .collective import ends_of, time_of, whole

@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[1] / "wrong_answers"
+FOLDER = Path(__file__).resolve().parents[2] / "authoring" / "wrong_answers"
 
 
 def wrong_sources(exercise):

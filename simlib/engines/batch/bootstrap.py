@@ -47,7 +47,7 @@ def enter(folder):
 
 
 def be_rank(root, tell):
-    """In the child: load everything, then be the keeper of a rank. Does not return."""
+    """In the child: load everything, then be the supervisor of a rank. Does not return."""
     sys.path[:0] = [root]
     try:
         from simlib.engines.batch.job_rank import main

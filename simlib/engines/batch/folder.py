@@ -16,7 +16,7 @@
 ``rank-0.exit``         how its process ended, where it died
 ``verdict.pkl``         the error by which the job was ended: ranks that wait for ever
 ``refused``             why ranks could not begin or end: the first reason that one of them gave
-``rank-0.stack-wanted`` somebody wants to know where rank 0 is; its keeper takes it away
+``rank-0.stack-wanted`` somebody wants to know where rank 0 is; its supervisor takes it away
 ``end``                 somebody has failed: all ranks end soon. ``cancel``: the learner says so
 ======================  ====================================================================
 """

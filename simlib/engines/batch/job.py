@@ -9,12 +9,13 @@ import shutil
 import time
 from pathlib import Path
 
+from ...diagnose.failures import failure_of
 from ...diagnose.verdicts import ranks_in_words
 from ...model.errors import InvalidCallError, JobError
-from ..host.display import open_display
-from ..processes.real_run import told
+from ...results.run import make_run
+from ..host.display import open_display, show_and_raise
 from .folder import JOBS, JobFolder
-from .job_monitor import JobWatch
+from .job_monitor import JobMonitor
 from .launcher_failures import cause_in, ended_by_queue
 from .state import JobState
 
@@ -105,7 +106,7 @@ class Job:
         Stop (or Ctrl-C) ends the looking, not the job.
         """
         display = open_display()
-        watch = JobWatch(self._folder)
+        monitor = JobMonitor(self._folder)
         said = ""
         try:
             while True:
@@ -114,7 +115,7 @@ class Job:
                 if words != said:
                     display.status(words)
                     said = words
-                watch.take_in(display.lines)
+                monitor.take_in(display.lines)
                 display.refresh()
                 if status not in ("queued", "active"):
                     break
@@ -123,7 +124,7 @@ class Job:
             print(f"{self.name} goes on; job.cancel() would end it")
         finally:
             display.status("")
-            display.close(watch.outputs)
+            display.close(monitor.outputs)
 
     def _in_words(self, status):
         if status == "queued":
@@ -154,13 +155,15 @@ class Job:
         try:
             status = self._await_end(timeout, display)
             self._know_cells()
-            watch = JobWatch(self._folder)
-            watch.take_in()
-            run = watch.result()
-            failure = self._failure(watch, status)
-            if failure is None and watch.check:
-                run.findings = watch.checker.findings()
-            return told(display, run, failure)
+            monitor = JobMonitor(self._folder)
+            monitor.take_in()
+            clock_error_s = monitor.read_to_the_end()
+            run = make_run(monitor)
+            run.trace.clock_error_s = clock_error_s
+            failure = self._failure(monitor, status)
+            if failure is None and monitor.check:
+                run.findings = monitor.detector.findings()
+            return show_and_raise(display, run, failure)
         finally:
             display.close(())
 
@@ -187,26 +190,26 @@ class Job:
         for cell, entry in cells.items():
             linecache.cache.setdefault(cell, entry)
 
-    def _failure(self, watch, status):
+    def _failure(self, monitor, status):
         """The error to raise, or None: the judge's, the ranks', or the launcher's."""
         verdict = self._folder.read("verdict.pkl")
         if verdict is not None:
             return pickle.loads(verdict)
         if ended_by_queue(self._launcher_said()):
-            return self._launcher_failed(watch, {})
+            return self._launcher_failed(monitor, {})
         if status == "cancelled":
             return JobError(f"{self.name} was cancelled")
         state = self._state.now()
         if state["why"] == "limit":
             return self._out_of_limit()
-        failure = watch.failure()
+        failure = failure_of(monitor)
         refused = self._folder.read("refused")
-        if refused is not None and not watch.failed_by_itself():
+        if refused is not None and not monitor.failed_by_itself():
             return JobError(f"{self.name} could not be carried out: {refused.decode()}")
-        is_whole = not watch.running() and (status == "done" or state["why"] == "lost")
+        is_whole = not monitor.running() and (status == "done" or state["why"] == "lost")
         if failure is not None or is_whole:
             return failure
-        return self._launcher_failed(watch, state)
+        return self._launcher_failed(monitor, state)
 
     def _out_of_limit(self):
         limit = self._folder.read_json("launch.json")["time_limit"]
@@ -218,14 +221,14 @@ class Job:
     def _launcher_said(self):
         return "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
 
-    def _launcher_failed(self, watch, state):
+    def _launcher_failed(self, monitor, state):
         sentence, line = cause_in(
             self._launcher_said() + self._queue.words(), self._about.get("hosts", ())
         )
         if shutil.disk_usage(self.path).free < FULL_BYTES:
             sentence = "the filesystem of its folder is full: make room, or name another by folder="
         sentence = sentence or state.get("words")
-        missing = ranks_in_words(watch.running()) if watch.running() else "the ranks"
+        missing = ranks_in_words(monitor.running()) if monitor.running() else "the ranks"
         if sentence is None:
             code = f" (exit code {state['code']})" if state.get("code") is not None else ""
             sentence = f"no answer came from {missing}; the launcher has ended{code}"

@@ -1,4 +1,4 @@
-"""What is known of a job's ranks, read from its folder: by the keeper of rank 0 and by a kernel."""
+"""`JobMonitor`: what is known of a job's ranks, read from its folder, by a kernel or on rank 0."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pickle
 import time
 
 from ...diagnose import failures
-from ...diagnose.deadlock_detector import Checker
-from ..host.display import RankOutput
+from ...diagnose.deadlock_detector import DeadlockDetector
+from ...diagnose.monitor import RunMonitor
 from .logs import LogFile
 
 STACK_LIMIT_S = 1.0
@@ -15,8 +15,8 @@ LOOK_S = 0.02
 CHUNK = 1 << 20
 
 
-class JobWatch:
-    """The same for `outcome`, `Checker` and `Patience` as the watch of a run on this machine.
+class JobMonitor(RunMonitor):
+    """Reads what the ranks of a job, wherever they are, have written into its folder.
 
     Parameters
     ----------
@@ -25,33 +25,20 @@ class JobWatch:
         Called again and again while ranks are waited for.
     """
 
-    engine = "real"
-    report = None
-
     def __init__(self, folder, meanwhile=lambda: None):
         job = folder.read_json("job.json")
+        super().__init__(
+            job["function"], job["world_size"], job["cells"], job["timeout_s"], job["check"]
+        )
         self._folder = folder
         self._meanwhile = meanwhile
-        self.world_size = job["world_size"]
-        self.name = job["function"]
-        self.timeout_s = job["timeout_s"]
-        self.check = job["check"]
-        self.cells = job["cells"]
         ranks = range(self.world_size)
         self.logs = [LogFile(folder.file("log", rank), rank) for rank in ranks]
         self._asleep = {}
-        self.checker = Checker(self.logs, self.cells, self._asleep.get)
-        self.answers = {}
-        self.deaths = {}
+        self.detector = DeadlockDetector(self.logs, self.cells, self._asleep.get)
         self.places = {}
-        self.outputs = [RankOutput() for _ in ranks]
         self.native = [b"" for _ in ranks]
         self._read = [0 for _ in ranks]
-
-    def running(self):
-        """Ranks that have neither answered nor died."""
-        ranks = range(self.world_size)
-        return [rank for rank in ranks if rank not in self.answers and rank not in self.deaths]
 
     def take_in(self, show=lambda rank, lines: None):
         """Read what has come; ``show(rank, lines)`` gets the lines that ranks have completed."""
@@ -98,38 +85,8 @@ class JobWatch:
             pass
         return lines
 
-    def verdict(self):
-        """The error that ranks which wait for ever are, or ops that disagree; None while unknown.
-
-        Only for ranks that stand still since the last call is there a verdict.
-        """
-        if self.check and self.checker.look(self.running()):
-            return self.checker.verdict(self.running(), self.gone())
-        return None
-
-    def gone(self):
-        """Ranks that post nothing any more, and why, in words."""
-        return dict.fromkeys(self.answers, "has finished") | dict.fromkeys(self.deaths, "has died")
-
-    def failed(self):
-        """Whether a rank has died or raised."""
-        return bool(self.deaths) or any(word != "result" for word, _ in self.answers.values())
-
-    def failed_by_itself(self):
-        """Whether a rank has died, or has raised other than by a wait that somebody else broke."""
-        failed = [content for word, content in self.answers.values() if word != "result"]
-        first = [one for one in failed if not isinstance(one, dict) or not one["from_wait"]]
-        return bool(self.deaths or first)
-
-    def failure(self):
-        """The error for what the ranks came to, or None where all is well so far."""
-        found = self.checker.mismatch(bool(self.deaths)) if self.check else None
-        if found is None and self.failed():
-            found = failures.of_failures(self, set(self.deaths))
-        return found
-
     def ask_for_stacks(self, ranks):
-        """The learner's frames of ranks that compute: their keepers ask them to write it down."""
+        """The learner's frames of ranks that compute: their supervisors ask them for it."""
         sizes = {rank: len(self._folder.read("err", rank) or b"") for rank in ranks}
         for rank in ranks:
             self._folder.file("stack-wanted", rank).touch()
@@ -143,14 +100,11 @@ class JobWatch:
             time.sleep(LOOK_S)
         return found
 
-    def result(self):
-        """The `Run` as far as it came."""
+    def read_to_the_end(self):
+        """Read all that the ranks have written down; returns by how much clocks may be wrong."""
         for log in self.logs:
             log.refresh(anew=True)
-        run = failures.make_run(self)
-        errors_s = (place["error_s"] for place in self.places.values())
-        run.trace.clock_error_s = max(errors_s, default=0.0)
-        return run
+        return max((place["error_s"] for place in self.places.values()), default=0.0)
 
 
 def _slept_on(before, now):

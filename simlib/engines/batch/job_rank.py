@@ -1,8 +1,8 @@
 """One rank of a job: what ``start.py`` runs on a node, once per rank.
 
-The process that the launcher has started stays its *keeper*: it forks before any MPI is there, and
-the child is the rank. So somebody is left to say how a rank died, to end it when another one has
-failed, and to ask it for its stack, whatever the rank itself is busy with.
+The process that the launcher has started stays its *supervisor*: it forks before any MPI is there,
+and the child is the rank. So somebody is left to say how a rank died, to end it when another one
+has failed, and to ask it for its stack, whatever the rank itself is busy with.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ...record import backend, returned
 from ...record.oplog import OpLogWriter
 from ...record.recorder import Recorder
 from ..host.isolation import fresh_random_state
-from ..processes.rank_main import Output, flush, is_alone, show_errors_of_commands
+from ..host.process_setup import Output, flush, is_alone, show_errors_of_commands
 from . import clocks, identity, logs
 from .folder import JobFolder
-from .supervisor import LEFT, REFUSED, die_with_the_keeper, keep
+from .supervisor import LEFT, REFUSED, die_with_the_supervisor, supervise
 from .versions import check_versions
 
 LEAVE_S = 5
@@ -42,9 +42,9 @@ def main(path):
     pid = os.fork()
     if pid:
         os.close(tell)
-        os._exit(keep(folder, pid, told))
+        os._exit(supervise(folder, pid, told))
     os.close(told)
-    die_with_the_keeper()
+    die_with_the_supervisor()
     try:
         check_versions(job["versions"])
         code = _be_rank(folder, job, tell)
@@ -62,8 +62,8 @@ def main(path):
 def _leave_mpiexec(tell):
     """End this process by the C library: MPICH takes its leave of mpiexec in an exit handler.
 
-    mpiexec takes an end without it for a crash, and kills the other ranks' keepers. Handlers of
-    other libraries run as well: whatever they do, the rank has told its keeper that it was done.
+    mpiexec takes an end without it for a crash, and kills the other ranks' supervisors. Handlers of
+    other libraries run as well: whatever they do, the rank has told its supervisor that it is done.
     """
     os.write(tell, f"{LEFT}\n".encode())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -6,12 +6,12 @@ import mmap
 import pickle
 import struct
 
-from ...record.oplog import CAPACITY, COMMITTED, HEADER, PROMISES, OpLogReader, OpLogWriter
+from ...record.oplog import CAPACITY, COMMITTED, FUTURES, HEADER, OpLogReader, OpLogWriter
 
 SLEEPS = HEADER - 8
-"""The header's last field, which `oplog` leaves free. The rank's keeper writes it: above, how many
-times it has looked; below, how often the rank's main thread had gone to sleep by then, plus 1, or 0
-where it was awake. It is for waits inside C++, see `Checker`."""
+"""The header's last field, which `oplog` leaves free. The rank's supervisor writes it: above, how
+many times it has looked; below, how often the rank's main thread had gone to sleep by then, plus 1,
+or 0 where it was awake. It is for waits inside C++, see `DeadlockDetector`."""
 _NUMBER = struct.Struct("q")
 
 
@@ -31,9 +31,9 @@ def open_memory(path):
         return mmap.mmap(file.fileno(), CAPACITY)
 
 
-def has_promised(memory):
+def has_futures_taken(memory):
     """Whether C++ code of the rank has taken the future of an op."""
-    return bool(_NUMBER.unpack_from(memory, PROMISES)[0])
+    return bool(_NUMBER.unpack_from(memory, FUTURES)[0])
 
 
 def write_sleeps(memory, look, count):
@@ -68,7 +68,7 @@ class LogFile(OpLogReader):
     offset_s : float
         How far the rank's clock is ahead of rank 0's.
     sleeps : (int, int or None)
-        The keeper's last look, and how often the rank had gone to sleep by then if it slept.
+        The supervisor's last look, and how often the rank had gone to sleep by then if it slept.
     """
 
     def __init__(self, path, rank):
@@ -113,9 +113,9 @@ class LogFile(OpLogReader):
         moment_s = super()._moment(offset)
         return None if moment_s is None else moment_s - self.offset_s
 
-    def op_at(self, offset, seq, zero_s, cells):
+    def op_at(self, offset, seq, origin_s, cells):
         """The same as `OpLogReader.op_at`, on rank 0's clock."""
-        return super().op_at(offset, seq, zero_s + self.offset_s, cells)
+        return super().op_at(offset, seq, origin_s + self.offset_s, cells)
 
     def _read_on(self):
         try:

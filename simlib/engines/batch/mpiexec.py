@@ -112,7 +112,7 @@ class Mpiexec:
         return []
 
     def _place_open_mpi(self, world_size):
-        options = ["--bind-to", "none"]  # else a rank and its keeper share one core
+        options = ["--bind-to", "none"]  # else a rank and its supervisor share one core
         options += ["--allow-run-as-root"] if _is_root() else []
         for name in FORWARDED:
             if name in os.environ:

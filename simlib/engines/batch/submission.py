@@ -12,8 +12,9 @@ import cloudpickle
 
 from ...model.errors import InvalidCallError, JobError
 from ...model.package import ROOT
-from ..host.payload import cell_numbers, pack, surroundings
-from ..processes.real_run import check_timeout, name_of
+from ..host.payload import cell_numbers, pack
+from ..host.request import Surroundings
+from ..host.run_options import check_function, check_timeout, name_of
 from .folder import JOBS, JobFolder
 from .job import Job
 from .mpiexec import Mpiexec
@@ -61,24 +62,20 @@ def submit(
     JobError
         There is no launcher, or it refuses the job.
     """
-    if not callable(function):
-        raise InvalidCallError(
-            f"submit needs a function main(rank, world_size) to call, not {function!r}"
-        )
+    check_function(function, "submit")
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise InvalidCallError(f"world_size={world_size!r} must be a whole number from 1")
     to = Mpiexec() if to is None else to
     to.check(world_size)
     check_timeout(timeout_s)
     payload = pack(function, args, kwargs, world_size)
-    where = surroundings()
+    where = Surroundings.here()
     program = [sys.executable]
     command = to.command(world_size, program)  # says what is wrong with the launcher, before all
     job = _new_folder(folder, name or name_of(function))
     cells = cell_numbers()
     sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
-    request = {"payload": payload, "cells": sources}
-    request |= {key: where[key] for key in ("path", "argv")}
+    request = {"payload": payload, "cells": sources, "path": where.path, "argv": where.argv}
     job.write(cloudpickle.dumps(request), "request.pkl")
     job.write_json(
         {
@@ -91,7 +88,7 @@ def submit(
             "check": check,
             "cells": cells,
             "versions": versions(),
-            "cwd": where["cwd"],
+            "cwd": where.cwd,
             "root": str(ROOT),
             "submitted": time.time(),
         },

@@ -1,4 +1,4 @@
-"""The keeper of a rank: the parent of its process, on the same node."""
+"""The supervisor of a rank: the parent of its process, on the same node."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import time
 
 import cloudpickle
 
-from ...diagnose.failures import how_it_ended
-from ...diagnose.watchdog import Patience
+from ...diagnose.failures import failure_of, how_it_ended
+from ...diagnose.watchdog import Watchdog
 from ..host import sleep_count
 from . import logs
-from .job_monitor import JobWatch
+from .job_monitor import JobMonitor
 
 LOOK_S = 0.1
 SEND_S = 1.0
@@ -26,30 +26,30 @@ SETTLE_S = 0.6
 REFUSED = 77
 """Exit code of a rank that never came to the learner's function, and has said why."""
 LEFT = "left"
-"""What a rank tells its keeper when all is done, but for the end of its process."""
+"""What a rank tells its supervisor when all is done, but for the end of its process."""
 JOIN_S = 60.0
 """How long the ranks of a job may take to find each other."""
 
 
-def die_with_the_keeper():
-    """End this process when its keeper is gone, whatever it is busy with (Linux)."""
+def die_with_the_supervisor():
+    """End this process when its supervisor is gone, whatever it is busy with (Linux)."""
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def keep(folder, pid, told):
+def supervise(folder, pid, told):
     """Wait for the rank with this process id; returns the exit code for the launcher.
 
     ``told`` is a pipe on which the rank says its number, and `LEFT`.
     """
-    return Keeper(folder, pid, told).until_the_end()
+    return Supervisor(folder, pid, told).until_the_end()
 
 
-class Keeper:
+class Supervisor:
     """Looks after one rank: notes its death, ends it when the job ends, fetches its stack.
 
-    The keeper of rank 0 looks at all ranks' logs, too, and ends the job when some wait for ever.
+    That of rank 0 looks at all ranks' logs, too, and ends the job when some wait for ever.
     """
 
     def __init__(self, folder, pid, told):
@@ -89,7 +89,7 @@ class Keeper:
         if self._rank is None:
             return
         self._looks += 1
-        if logs.has_promised(self._log):
+        if logs.has_futures_taken(self._log):
             logs.write_sleeps(self._log, self._looks, sleep_count.sleep_count(self._pid))
         self._send_on()
         self._pass_on_wish()
@@ -129,7 +129,7 @@ class Keeper:
     def _learn_rank(self, rank):
         self._rank = rank
         self._log = logs.open_memory(self._folder.file("log", rank))
-        self._judge = Judge(self._folder, self._pass_on_wish) if rank == 0 else None
+        self._judge = JobJudge(self._folder, self._pass_on_wish) if rank == 0 else None
 
     def _is_over(self):
         """Whether the rank has to end: the job has failed or is cancelled, or its launcher gone."""
@@ -186,13 +186,13 @@ class Keeper:
             logs.trim(self._folder.file("log", self._rank))
 
 
-class Judge:
+class JobJudge:
     """The eye on all ranks, at rank 0: finds those that wait for ever and writes it down."""
 
     def __init__(self, folder, meanwhile):
         self._folder = folder
-        self._watch = JobWatch(folder, meanwhile)
-        self._patience = Patience(self._watch, _NoDisplay())
+        self._monitor = JobMonitor(folder, meanwhile)
+        self._watchdog = Watchdog(self._monitor, _NoDisplay())
         self._found = None
         self._settled_at = None
         self._next = 0.0
@@ -202,23 +202,23 @@ class Judge:
         now = time.monotonic()
         if now < self._next or self._folder.has("end"):
             return
-        watch = self._watch
-        watch.take_in()
-        if not watch.failed():
-            self._found = watch.verdict() or self._found
+        monitor = self._monitor
+        monitor.take_in()
+        if not monitor.failed():
+            self._found = monitor.stuck() or self._found
             if self._found is not None:
                 self._say_when_settled(now)
             else:
-                late = self._patience.ending(sum(log.progress for log in watch.logs))
+                late = self._watchdog.ending(sum(log.progress for log in monitor.logs))
                 if late is not None:
                     self._say(late)
         self._next = time.monotonic() + 10 * (time.monotonic() - now)
 
     def last_look(self):
         """All ranks have returned: whether ops disagreed all the same; returns an exit code."""
-        self._watch.take_in()
-        found = self._watch.failure()
-        if found is not None and not self._watch.failed():
+        self._monitor.take_in()
+        found = failure_of(self._monitor)
+        if found is not None and not self._monitor.failed():
             self._say(found)
         return 1 if found is not None else 0
 
@@ -229,7 +229,7 @@ class Judge:
         """
         if self._settled_at is None:
             self._settled_at = now + SETTLE_S
-        if self._watch.checker.all_wait or now > self._settled_at:
+        if self._monitor.detector.all_wait or now > self._settled_at:
             self._say(self._found)
 
     def _say(self, found):

@@ -10,12 +10,11 @@ from importlib import metadata
 import torch
 
 from ...model.errors import JobError
+from ...model.package import VERSION
 
 
 def versions():
     """Name -> version of what a function and its results travel through; None: it is not here."""
-    import simlib
-
     try:
         mpi4py = metadata.version("mpi4py")
     except metadata.PackageNotFoundError:
@@ -24,7 +23,7 @@ def versions():
     return {
         "Python": platform.python_version(),
         "torch": torch.__version__.partition("+")[0],
-        "simlib": simlib.__version__,
+        "simlib": VERSION,
         "mpi4py": mpi4py,
     }
 

@@ -6,6 +6,8 @@ import pickle
 import struct
 
 _LENGTH = struct.Struct("<Q")
+FRAME = struct.Struct("=ii")
+"""Before each piece of output that several ranks send down one pipe: the rank, and its length."""
 
 
 def send_bytes(sock, payload):

@@ -1,4 +1,4 @@
-"""What ranks print: kept whole by rank, and shown, live while they run and in rank order after."""
+"""What is shown of a run: what ranks print, live and after; and what was found."""
 
 from __future__ import annotations
 
@@ -7,53 +7,11 @@ import os
 import sys
 import time
 
+from ...draw.notebook import in_notebook
 from ...record.safe_pickle import VARIABLE
 
-KEPT_BYTES = 1 << 20
-"""What is kept of one rank's output: the first and the last half of this many bytes."""
 SHOWN_LINES = 400
 """Lines of one rank that a notebook shows after a run."""
-FLOOD_BYTES, FLOOD_LINES = 32 << 20, 300_000
-"""Output after which a rank is taken to print for ever."""
-
-
-class RankOutput:
-    """The output of one rank: grows by chunks, is read as whole lines, stays bounded."""
-
-    def __init__(self):
-        self.total = 0
-        self.lines = 0
-        self.unfinished = b""
-        self._head = bytearray()
-        self._tail = bytearray()
-
-    def add(self, chunk):
-        """Take a chunk in; returns the lines it completes, as bytes."""
-        self.total += len(chunk)
-        room = max(0, KEPT_BYTES // 2 - len(self._head))
-        self._head += chunk[:room]
-        self._tail += chunk[room:]
-        if len(self._tail) > KEPT_BYTES:
-            del self._tail[: -KEPT_BYTES // 2]
-        *lines, self.unfinished = (self.unfinished + chunk).split(b"\n")
-        self.unfinished = self.unfinished[-KEPT_BYTES:]
-        self.lines += len(lines)
-        return lines
-
-    @property
-    def is_flood(self):
-        """Whether so much has come that the rank is taken to print for ever."""
-        return self.total > FLOOD_BYTES or self.lines > FLOOD_LINES
-
-    @property
-    def text(self):
-        """All that is kept; what was left out between its beginning and its end is counted."""
-        tail = bytes(self._tail[-KEPT_BYTES // 2 :])
-        left_out = self.total - len(self._head) - len(tail)
-        if left_out:
-            note = f"\n... {left_out:,} bytes of output left out ...\n"
-            return self._head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
-        return (bytes(self._head) + tail).decode("utf-8", "replace")
 
 
 def _as_text(line):
@@ -82,13 +40,6 @@ def _shortened(lines):
     half = SHOWN_LINES // 2
     note = f"... {len(lines) - 2 * half:,} more lines: run.output has what is kept of them ..."
     return [*lines[:half], note, *lines[-half:]]
-
-
-def in_notebook():
-    """Whether this code runs in a Jupyter kernel."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return hasattr(shell, "kernel")
 
 
 def open_display():
@@ -235,3 +186,14 @@ class NotebookDisplay:
         from IPython.display import display
 
         display(graph)
+
+
+def show_and_raise(display, run, failure):
+    """Show what a run has found, or the picture of how it failed; returns the `Run`, or raises."""
+    if failure is None:
+        display.findings(run.findings)
+        return run
+    failure.run = run
+    if getattr(failure, "graph", None) is not None:
+        display.picture(failure.graph)
+    raise failure

@@ -8,10 +8,13 @@ import os
 import signal
 import threading
 from multiprocessing import forkserver, popen_forkserver, spawn
+from multiprocessing.reduction import DupFd
 
 import torch.multiprocessing
 
 RANK_NAME = "simlib rank"
+PRELOADED = ["simlib.engines.processes.rank_main", "simlib.engines.host.preload"]
+"""What the server imports, by name: processes that are forked from it begin with it."""
 _preparation = spawn.get_preparation_data
 
 
@@ -59,7 +62,7 @@ def server_context():
     The server is started deaf to Ctrl-C, from its first moment on: a blocked signal is inherited.
     """
     context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["simlib.engines.host.preload"])
+    context.set_forkserver_preload(PRELOADED)
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -82,3 +85,22 @@ def uninterrupted():
         signal.signal(signal.SIGINT, before)
         if came:
             signal.raise_signal(signal.SIGINT)
+
+
+class _Descriptor:
+    """A file descriptor on its way to a rank; multiprocessing duplicates it while it starts one."""
+
+    def __init__(self, fd):
+        self._fd = fd
+
+    def __reduce__(self):
+        return _same, (DupFd(self._fd),)
+
+
+def _same(value):
+    return value
+
+
+def travelling(value):
+    """A descriptor as an argument of a process that starts; other values as they are."""
+    return _Descriptor(value) if isinstance(value, int) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import linecache
-import os
 import sys
 import warnings
 
@@ -98,23 +97,6 @@ def cell_numbers():
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return dict(getattr(getattr(shell, "compile", None), "_filename_map", None) or {})
-
-
-def surroundings(argv=None):
-    """Where the kernel is, for a request; ``argv`` is given for a script."""
-    try:
-        folder = os.getcwd()
-    except FileNotFoundError:
-        raise InvalidCallError(
-            "the working folder of this kernel does not exist any more: os.chdir to one that does"
-        ) from None
-    return {
-        "environ": dict(os.environ),
-        "cwd": folder,
-        "path": list(sys.path),
-        "argv": list(argv if argv is not None else sys.argv),
-        "is_script": argv is not None,
-    }
 
 
 def new_cells(world, cells):

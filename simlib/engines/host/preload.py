@@ -3,28 +3,28 @@
 `torch._dynamo` belongs here: the first optimizer of each rank would import it otherwise.
 """
 
+# ruff: noqa: E402, F401
 import signal
 
 # The Stop button reaches the whole process group. The server was started with the signal blocked.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
-import gc  # noqa: E402
-import os  # noqa: E402
+import gc
+import os
 
-import cloudpickle  # noqa: E402, F401
-import numpy  # noqa: E402, F401
-import torch  # noqa: E402, F401
-import torch._dynamo  # noqa: E402, F401
-import torch.distributed  # noqa: E402, F401
-import torch.nn.parallel  # noqa: E402, F401
-import torch.optim  # noqa: E402, F401
-import tqdm.std  # noqa: E402
+import cloudpickle
+import numpy
+import torch
+import torch._dynamo
+import torch.distributed
+import torch.nn.parallel
+import torch.optim
+import tqdm.std
 
-from ...record import backend  # noqa: E402, F401
-from ...record.safe_pickle import VARIABLE  # noqa: E402
-from ..processes import rank_main  # noqa: E402, F401
-from . import hardening  # noqa: E402
+from ...record import backend, returned
+from ...record.safe_pickle import VARIABLE
+from . import hardening
 
 # A progress bar's lock for all processes would be a semaphore in every rank that shows one, left
 # behind where the rank is killed. Ranks share no terminal: the lock for threads is enough.

@@ -7,8 +7,6 @@ import functools
 import os
 import threading
 
-from .world import World
-
 MAX_RESTING_RANKS = 24
 MAX_SPARE_RANKS = 16
 SPARE_AFTER_S = 0.3
@@ -20,9 +18,15 @@ class Pool:
     A world that ended its run cleanly rests here for the next run of its size. Beside these, one
     spare world of the last size is prepared while nothing runs, so that a run after an error, whose
     world is gone, starts at once.
+
+    Parameters
+    ----------
+    make_world : callable
+        ``make_world(world_size)`` starts a new one.
     """
 
-    def __init__(self):
+    def __init__(self, make_world):
+        self._make_world = make_world
         self._lock = threading.Lock()
         self._resting = []
         self._spare = None
@@ -36,7 +40,7 @@ class Pool:
             self._stop_timer()
         while True:
             found = self._find(world_size, fresh)
-            world = found or World(world_size)
+            world = found or self._make_world(world_size)
             self._in_use.add(world)
             try:
                 ready = world.wait_until_ready()
@@ -108,7 +112,7 @@ class Pool:
             if self._spare is not None and self._spare.world_size == world_size:
                 return
             try:
-                old, self._spare = self._spare, World(world_size)
+                old, self._spare = self._spare, self._make_world(world_size)
             except (OSError, EOFError):  # no room for a spare: the next run tries, and tells
                 return
         if old is not None:
@@ -130,12 +134,12 @@ class Pool:
 
 
 @functools.cache
-def _pool_of(pid):
-    pool = Pool()
+def _pool_of(pid, make_world):
+    pool = Pool(make_world)
     atexit.register(lambda: pool.close() if os.getpid() == pid else None)  # not in a forked child
     return pool
 
 
-def pool():
-    """The pool of this process."""
-    return _pool_of(os.getpid())
+def pool(make_world):
+    """The pool of this process, of the worlds that are made so."""
+    return _pool_of(os.getpid(), make_world)

@@ -1,4 +1,4 @@
-"""The kernel's eye on one run of a world."""
+"""`ProcessMonitor`: the kernel's eye on one run of a world."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import signal
 import time
 
 from ...diagnose import failures
-from ...diagnose.deadlock_detector import Checker
-from ...diagnose.watchdog import Patience
+from ...diagnose.deadlock_detector import DeadlockDetector
+from ...diagnose.monitor import RunMonitor
+from ...diagnose.watchdog import Watchdog
 from ...record import safe_pickle
 from ..host import channel, sleep_count
-from ..host.display import RankOutput
 
 POLL_S = 0.02
 """How often the kernel looks at the ranks while none of them has anything to say."""
@@ -27,37 +27,16 @@ STACK_LIMIT_S = 2.0
 CHUNK = 1 << 16
 
 
-class Watch:
-    """The kernel's eye on one run: takes in what ranks say, print and die of, until all is told.
-
-    Attributes
-    ----------
-    answers : dict
-        rank -> (word, content) as the rank sent it.
-    deaths : dict
-        rank -> exit code of a process that ended by itself.
-    outputs : list of RankOutput
-    native : list of bytearray
-        What native code wrote to stderr, by rank: crash stacks, and stacks asked for.
-    """
-
-    engine = "real"
-    report = None
+class ProcessMonitor(RunMonitor):
+    """Takes in what the processes of a world say, print and die of, until all is told."""
 
     def __init__(self, world, display, cells, options):
+        super().__init__(options.name, world.world_size, cells, options.timeout_s, options.check)
         self.world = world
-        self.world_size = world.world_size
-        self.cells = cells
-        self.name = options.name
-        self.timeout_s = options.timeout_s
-        self.check = options.check
-        self.checker = Checker(self.logs, cells, self._sleep_count)
-        self.answers = {}
-        self.deaths = {}
-        self.outputs = [RankOutput() for _ in world.ranks]
         self.native = [bytearray() for _ in world.ranks]
+        self.detector = DeadlockDetector(self.logs, cells, self._sleep_count)
         self._display = display
-        self._patience = Patience(self, display)
+        self._watchdog = Watchdog(self, display)
 
     def _sleep_count(self, rank):
         return sleep_count.sleep_count(self.world.ranks[rank].process.pid)
@@ -67,40 +46,29 @@ class Watch:
         """The op logs, by rank."""
         return [rank.log for rank in self.world.ranks]
 
-    def running(self):
-        """Ranks that have neither answered nor died."""
-        return [
-            rank.rank
-            for rank in self.world.ranks
-            if rank.rank not in self.answers and rank.rank not in self.deaths
-        ]
-
     def until_the_end(self, request):
         """Start the function everywhere and watch; returns the error to raise, or None."""
-        own = request.pop("own")
+        args, request.per_rank_args = request.per_rank_args, None
         message = pickle.dumps(("run", request), protocol=5)
         for rank in self.world.ranks:
             try:
                 channel.send_bytes(rank.control, message)
-                channel.send(rank.control, own and own[rank.rank])
+                channel.send(rank.control, args and args[rank.rank])
             except OSError:  # it died between two runs; its sentinel says how
                 pass
         while self.running():
             self._take_in(POLL_S)
-            if self._failed():
+            if self.failed():
                 self._let_others_settle()
-                return self._mismatch() or failures.of_failures(self, set(self.deaths))
-            if self.check and self.checker.look(self.running()):
-                found = self.checker.verdict(self.running(), self._gone())
-                if found is not None:
-                    return self._settled(found)
-            found = self._patience.ending(sum(log.progress for log in self.logs))
+                return failures.failure_of(self)
+            found = self.stuck()
+            if found is not None:
+                return self._settled(found)
+            found = self._watchdog.ending(sum(log.progress for log in self.logs))
             if found is not None:
                 return found
         self._take_in(0)
-        if self._failed():
-            return self._mismatch() or failures.of_failures(self, set(self.deaths))
-        return self._mismatch()
+        return failures.failure_of(self)
 
     def _settled(self, found):
         """The verdict when all other ranks have come to rest too, so that it names the same always.
@@ -108,24 +76,11 @@ class Watch:
         Ranks that compute are not waited for longer than `SETTLE_S`: the verdict stands already.
         """
         deadline = time.monotonic() + SETTLE_S
-        while time.monotonic() < deadline and not self.checker.all_wait:
+        while time.monotonic() < deadline and not self.detector.all_wait:
             self._take_in(POLL_S)
-            self.checker.look(self.running())
-            found = self.checker.verdict(self.running(), self._gone()) or found
-        if self._failed():
-            return self._mismatch() or failures.of_failures(self, set(self.deaths))
-        return found
-
-    def _mismatch(self):
-        """Ops that meet and disagree explain whatever came of it; None where there are none."""
-        return self.checker.mismatch(bool(self.deaths)) if self.check else None
-
-    def _gone(self):
-        """Ranks that post nothing any more, and why, in words."""
-        return dict.fromkeys(self.answers, "has finished") | dict.fromkeys(self.deaths, "has died")
-
-    def _failed(self):
-        return self.deaths or any(word != "result" for word, _ in self.answers.values())
+            self.detector.look(self.running())
+            found = self.detector.verdict(self.running(), self.exited()) or found
+        return failures.failure_of(self) if self.failed() else found
 
     def _let_others_settle(self):
         """Give the other ranks time to fail too, so that the verdict names all who do.
@@ -224,7 +179,3 @@ class Watch:
                 found[rank] = failures.frames_in(self.native[rank])
             time.sleep(0.005)
         return found
-
-    def result(self):
-        """The `Run` as far as it came."""
-        return failures.make_run(self)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import numbers
 import os
-from dataclasses import dataclass
 
 from ...diagnose import failures, verdicts
 from ...model import errors
+from ...results.run import left_nothing_over, make_run
 from ..host import nesting
-from ..host.display import open_display
-from ..host.payload import ByRank, cell_numbers, new_cells, pack, surroundings
+from ..host.display import open_display, show_and_raise
+from ..host.payload import ByRank, cell_numbers, new_cells, pack
+from ..host.request import Surroundings
+from ..host.run_options import (
+    Options,
+    check_function,
+    check_timeout,
+    check_world_size,
+    name_of,
+    script,
+)
 from .pool import pool
-from .process_monitor import Watch
+from .process_monitor import ProcessMonitor
+from .rank_main import RunRequest
+from .world import World
 
 MAX_RANKS = 64
 
@@ -73,25 +83,20 @@ def run(
     RunInterrupted
         The Stop button was pressed, or Ctrl-C.
     """
-    if not callable(function):
-        raise errors.InvalidCallError(
-            f"run needs a function main(rank, world_size) to call, not {function!r}"
-        )
+    check_function(function, "run")
     size = _check_world_size(world_size)
-    own = args.packed if isinstance(args, ByRank) else None
-    payload = pack(function, () if own else args, kwargs, size)
+    per_rank_args = args.packed if isinstance(args, ByRank) else None
+    payload = pack(function, () if per_rank_args else args, kwargs, size)
     options = Options(name_of(function), timeout_s, strict, check)
-    return _run_payload(payload, size, options, fresh, argv=None, own=own)
+    return _run_payload(payload, size, options, fresh, argv=None, per_rank_args=per_rank_args)
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a run is watched; see `run`."""
-
-    name: str
-    timeout_s: float | None = 120
-    strict: bool = False
-    check: bool = True
+def _check_world_size(world_size):
+    why = (
+        f"it must be a whole number from 1 to {MAX_RANKS}, the number of processes to start on "
+        "this machine"
+    )
+    return check_world_size(world_size, MAX_RANKS, why)
 
 
 def run_script(path, world_size, argv, *, timeout_s=120, strict=False):
@@ -102,94 +107,57 @@ def run_script(path, world_size, argv, *, timeout_s=120, strict=False):
     return _run_payload(payload, size, options, False, argv=[path, *argv])
 
 
-def script(rank, world_size, path):
-    import runpy
-    import sys
-
-    sys.path.insert(0, os.path.dirname(path))
-    runpy.run_path(path, run_name="__main__")
-
-
-def name_of(function):
-    """What a rank function is called."""
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def _check_world_size(world_size):
-    is_count = isinstance(world_size, numbers.Integral) and not isinstance(world_size, bool)
-    if is_count and 1 <= world_size <= MAX_RANKS:
-        return int(world_size)
-    raise errors.InvalidCallError(
-        f"world_size={world_size!r} is not possible: it must be a whole number from 1 to "
-        f"{MAX_RANKS}, the number of processes to start on this machine"
-    )
-
-
-def _run_payload(payload, world_size, options, fresh, argv, own=None):
+def _run_payload(payload, world_size, options, fresh, argv, per_rank_args=None):
     nesting.refuse("a run")
     check_timeout(options.timeout_s)
+    request = RunRequest(
+        payload=payload,
+        surroundings=Surroundings.here(argv),
+        per_rank_args=per_rank_args,
+        check=options.check,
+    )
     cells = cell_numbers()
-    where = surroundings(argv)
     display = open_display()
     outputs = ()
     try:
         world = _take_world(world_size, fresh, display)
-        watch = Watch(world, display, cells, options)
-        outputs = watch.outputs
-        result, failure = _run_in(world, watch, {"payload": payload, "own": own, **where}, options)
+        monitor = ProcessMonitor(world, display, cells, options)
+        outputs = monitor.outputs
+        result, failure = _run_in(world, monitor, request, options)
     finally:
         display.close(outputs)
-    return told(display, result, failure)
+    return show_and_raise(display, result, failure)
 
 
-def told(display, result, failure):
-    """Show what a run has found, or the picture of how it failed; returns the `Run`, or raises."""
-    if failure is None:
-        display.findings(result.findings)
-        return result
-    failure.run = result
-    if getattr(failure, "graph", None) is not None:
-        display.picture(failure.graph)
-    raise failure
-
-
-def _run_in(world, watch, request, options):
+def _run_in(world, monitor, request, options):
     """Run in this world and give it back; returns the `Run` and the error to raise, or None."""
     clean = False
     try:
-        world.meetings.clear()
+        world.fingerprints.clear()
         world.runs += 1
-        request |= {"check": options.check, "number": world.runs}
-        failure = _watched(watch, request | {"cells": new_cells(world, watch.cells)})
-        result = watch.result()
+        request.number = world.runs
+        request.cells = new_cells(world, monitor.cells)
+        failure = _watched(monitor, request)
+        result = make_run(monitor)
         if failure is None and options.check:
-            result.findings = watch.checker.findings()
+            result.findings = monitor.detector.findings()
             if options.strict and result.findings:
                 failure = verdicts.as_error(result.findings[0])
-        clean = failure is None and failures.left_nothing_over(result.trace)
+        clean = failure is None and left_nothing_over(result.trace)
     finally:
-        pool().give_back(world, clean)
+        pool(World).give_back(world, clean)
     return result, failure
 
 
-def check_timeout(timeout_s):
-    """Refuse what is no limit in seconds; None is one that never comes."""
-    is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (is_number and timeout_s > 0):
-        raise errors.InvalidCallError(
-            f"timeout_s={timeout_s!r} must be a positive number of seconds, or None for no limit"
-        )
-
-
-def _watched(watch, request):
+def _watched(monitor, request):
     try:
-        return watch.until_the_end(request)
+        return monitor.until_the_end(request)
     except KeyboardInterrupt:
-        return failures.interrupted(watch)
+        return failures.interrupted(monitor)
 
 
 def _take_world(world_size, fresh, display):
-    worlds = pool()
+    worlds = pool(World)
     if not worlds.has_server:
         display.status(
             "starting the rank server: it imports torch, once per kernel (some 3 seconds) ..."

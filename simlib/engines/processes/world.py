@@ -11,12 +11,11 @@ import shutil
 import signal
 import socket
 import tempfile
-from multiprocessing.reduction import DupFd
 
 from ...record import fingerprints, safe_pickle
 from ...record.oplog import CAPACITY, OpLogReader, create_shared_memory
 from ..host import channel
-from ..host.forkserver import RANK_NAME, server_context, uninterrupted
+from ..host.forkserver import RANK_NAME, server_context, travelling, uninterrupted
 from .rank_main import rank_main
 
 START_LIMIT_S = 60
@@ -95,32 +94,14 @@ class RankProcess:
             os.close(fd)
 
 
-class _Descriptor:
-    """A file descriptor on its way to a rank; multiprocessing duplicates it while it starts one."""
-
-    def __init__(self, fd):
-        self._fd = fd
-
-    def __reduce__(self):
-        return _same, (DupFd(self._fd),)
-
-
-def _same(value):
-    return value
-
-
-def travelling(value):
-    return _Descriptor(value) if isinstance(value, int) else value
-
-
 class World:
     """n ranks that wait for a function, joined in one default process group."""
 
     def __init__(self, world_size):
         self.world_size = world_size
         self._store = create_store()
-        table = create_shared_memory("simlib-meetings", fingerprints.size_of_table(world_size))
-        self.meetings = fingerprints.MeetingTable(table, world_size)
+        table = create_shared_memory("simlib-fingerprints", fingerprints.size_of_table(world_size))
+        self.fingerprints = fingerprints.FingerprintTable(table, world_size)
         self.ranks = []
         self.cells_sent = set()
         self._ready = False
@@ -207,5 +188,5 @@ class World:
                 rank.reap()
             self.ranks = []
             self.selector.close()
-            self.meetings.close()
+            self.fingerprints.close()
             remove_store(self._store)

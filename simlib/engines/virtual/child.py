@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import linecache
 import operator
 import os
 import resource
 import signal
 import socket
-import struct
 import sys
 import threading
 import traceback
@@ -21,17 +19,16 @@ from ...clockwork.simulation import Simulation
 from ...model.cluster import Topology
 from ...record import backend, safe_pickle
 from ..host import channel, nesting
+from ..host.channel import FRAME
 from ..host.hardening import go_home
 from ..host.isolation import Baseline
-from ..processes.rank_main import die_with_the_kernel
+from ..host.process_setup import die_with_the_kernel
 from . import per_rank
 from .ddp import share_what_ddp_gathers
 from .ranks import Ranks
 from .simulated_transport import stand_in_backend
 from .store import own_stores
 
-FRAME = struct.Struct("=ii")
-"""Before each piece of output: the rank, and the number of bytes."""
 STACK_BYTES = 4 << 20
 
 
@@ -110,11 +107,11 @@ class Process:
 
     def run(self, request, memory):
         """Simulate once; returns the report for the kernel, as bytes."""
-        topology = Topology(request["cluster"], request["world_size"], request["placement"])
-        self.simulation = simulation = Simulation(topology, request["options"])
+        topology = Topology(request.cluster, request.world_size, request.placement)
+        self.simulation = simulation = Simulation(topology, request.options)
         simulation.ranks = Ranks(simulation, request, memory, self)
-        _enter_surroundings(request)
-        self._collect_garbage_for(request["world_size"])
+        request.enter_surroundings(os.environ.base)
+        self._collect_garbage_for(request.world_size)
         try:
             report = simulation.ranks.run()
         finally:
@@ -137,19 +134,6 @@ class Process:
     def create_group(self, options, ranks, name):
         """The calling rank's `RecordingGroup`, for `backend.install`."""
         return self.simulation.ranks.create_group(options, ranks, name)
-
-
-def _enter_surroundings(request):
-    """Take on the kernel's folder, environment, import path and cells."""
-    base = os.environ.base
-    base.clear()
-    base.update(request["environ"])
-    base.setdefault("MASTER_ADDR", "127.0.0.1")
-    base.setdefault("MASTER_PORT", "29500")
-    os.chdir(request["cwd"])
-    sys.path[:] = request["path"]
-    sys.argv[:] = request["argv"]
-    linecache.cache.update(request["cells"])
 
 
 def _leave_only_the_rank(process):
@@ -178,12 +162,12 @@ def _wait_where_backward_returns(process):
             result = run_backward(*args, **kwargs)
         except BaseException:
             if local.backward_depth == 1:
-                process.simulation.forget_promises(local.rank)
+                process.simulation.forget_futures(local.rank)
             raise
         finally:
             local.backward_depth -= 1
         if not local.backward_depth:  # checkpoints run backward within backward
-            process.simulation.keep_promises(local.rank)
+            process.simulation.wait_for_futures(local.rank)
         return result
 
     torch.autograd.graph._engine_run_backward = run_and_wait

@@ -11,19 +11,7 @@ import torch.distributed as dist
 import torch.distributed.utils
 import torch.nn.parallel.distributed
 
-
-class SharedOutputs:
-    """Takes what an all_gather brings as it is: the tensors are those of all ranks, to be read."""
-
-    def __init__(self, size):
-        self._size = size
-        self.tensors = ()
-
-    def __len__(self):
-        return self._size
-
-    def __iter__(self):
-        return iter(())
+from ...clockwork.tensors import SharedOutputs
 
 
 def share_what_ddp_gathers():

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Instruments(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
     """A mode that sees every op of torch that its rank runs, forward and backward.
 
     One mode serves both instruments, for it is the mode that costs: about 4 us per op, where a

@@ -12,7 +12,7 @@ from torch.optim.optimizer import (
 )
 
 
-class Watches:
+class MemoryHooks:
     """Hooks for the time of a ``with`` block.
 
     Parameters

@@ -9,12 +9,12 @@ import mmap
 import os
 import signal
 import socket
+from dataclasses import replace
 
 from ...record import safe_pickle
 from ...record.oplog import NOBODY, OpLogReader, Shared, create_shared_memory
 from ..host import channel
-from ..host.forkserver import RANK_NAME, server_context, uninterrupted
-from ..processes.world import travelling
+from ..host.forkserver import RANK_NAME, server_context, travelling, uninterrupted
 from .child import child_main
 from .ranks import PAGE, RUNNING
 
@@ -79,7 +79,7 @@ class SimulatorProcess:
 
     def start(self, request):
         """Begin a simulation; returns the readers of its ranks' logs."""
-        size = request["world_size"]
+        size = request.world_size
         room = (MEMORY - PAGE) // size // PAGE * PAGE
         region = min(LARGEST_LOG, room)
         os.ftruncate(self.memory, PAGE)
@@ -91,7 +91,7 @@ class SimulatorProcess:
         ]
         RUNNING.pack_into(self._head, 0, NOBODY, 0)
         self._state = "running"
-        channel.send(self.control, ("run", request | {"region": region}))
+        channel.send(self.control, ("run", replace(request, region=region)))
         return readers
 
     @property

@@ -8,27 +8,31 @@ import functools
 import math
 import mmap
 import os
-import pickle
 import signal
 import struct
 import sys
 import threading
 import traceback
+from dataclasses import dataclass, field
 
 import cloudpickle
 import torch.distributed as dist
 
+from ...clockwork.simulation_options import Options
+from ...model.cluster import Cluster
 from ...model.package import FOLDER
 from ...record import group, returned
 from ...record.oplog import OpLogWriter, make_site
 from ...record.recorder import Recorder, is_learners
+from ...record.requests import FOREVER
 from ..host.isolation import torch_seed
+from ..host.request import Request
 from . import per_rank
-from .dispatch_mode import Instruments
+from .dispatch_mode import DispatchMode
 from .flops import FlopCounts
-from .memory_hooks import Watches
+from .memory_hooks import MemoryHooks
 from .memory_meter import MemoryMeter
-from .simulated_transport import Member
+from .simulated_transport import SimulatedTransport
 from .store import SimulatedStore
 
 RUNNING = struct.Struct("qq")
@@ -50,6 +54,31 @@ def _is_within_engine(frame):
     return False
 
 
+@dataclass(kw_only=True)
+class SimulationRequest(Request):
+    """One simulation, as the process that simulates is told of it.
+
+    Attributes
+    ----------
+    world_size : int
+    cluster : Cluster
+    placement : str or list of int
+        As for `simulate`.
+    options : Options
+    cell_numbers : dict of str to int
+        File name of a notebook cell -> its execution count.
+    region : int
+        Bytes of shared memory for the log of each rank.
+    """
+
+    world_size: int
+    cluster: Cluster
+    placement: object
+    options: Options
+    cell_numbers: dict = field(default_factory=dict)
+    region: int = 0
+
+
 class Ranks:
     """The rank threads of one simulation.
 
@@ -69,13 +98,13 @@ class Ranks:
         self._pid = os.getpid()
         self.answers = {}
         self.deaths = {}
-        self._size = size = request["world_size"]
+        self._size = size = request.world_size
         self._everyone = {rank: rank for rank in range(size)}
         self._idents = {}
         self._meters = [None] * size
         self._flop_counts = FlopCounts()
         self._native_ids = [0] * size
-        region = request["region"]
+        region = request.region
         self._memories = [mmap.mmap(memory, region, offset=PAGE + r * region) for r in range(size)]
         self._running = memoryview(mmap.mmap(memory, PAGE))[: RUNNING.size].cast("q")
         scheduler = simulation.scheduler
@@ -95,12 +124,12 @@ class Ranks:
     def run(self):
         """Let all ranks run until none can go on; returns what the kernel has to know."""
         scheduler = self._simulation.scheduler
-        per_rank.strangers.clear()
+        per_rank.foreign_threads.clear()
         scheduler.open()
         for rank in range(self._size):
             _thread.start_new_thread(self._thread, (rank,))
             scheduler.ready(rank, 0.0)
-        with Watches(lambda: getattr(per_rank.local, "meter", None)):
+        with MemoryHooks(lambda: getattr(per_rank.local, "meter", None)):
             scheduler.run()
         unfinished = [r for r in range(self._size) if r not in self.answers | self.deaths]
         return {
@@ -111,7 +140,7 @@ class Ranks:
             "frames": self._frames(unfinished),
             "wire": self._simulation.wire_messages(),
             "failure": self._failure(),
-            "strangers": list(per_rank.strangers),
+            "foreign_threads": list(per_rank.foreign_threads),
             "memory": [meter and meter.ledger() for meter in self._meters],
         }
 
@@ -154,13 +183,13 @@ class Ranks:
             for name, value in (
                 ("RANK", rank),
                 ("WORLD_SIZE", self._size),
-                ("LOCAL_RANK", rank % self._request["cluster"].ranks_per_node),
-                ("LOCAL_WORLD_SIZE", min(self._size, self._request["cluster"].ranks_per_node)),
+                ("LOCAL_RANK", rank % self._request.cluster.ranks_per_node),
+                ("LOCAL_WORLD_SIZE", min(self._size, self._request.cluster.ranks_per_node)),
             )
         }
         scheduler.begin(rank)
-        answer = returned.answer_of(functools.partial(self._call, rank), self._request["is_script"])
-        self.answers[rank] = answer
+        is_script = self._request.surroundings.is_script
+        self.answers[rank] = returned.answer_of(functools.partial(self._call, rank), is_script)
         local.__dict__.clear()
         scheduler.leave()
 
@@ -168,9 +197,7 @@ class Ranks:
         self._join(rank)
         # Else cloudpickle gives all ranks one and the same class, with the globals of the last.
         cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
-        function, args, kwargs = pickle.loads(self._request["payload"])
-        if self._request["own"]:
-            args = pickle.loads(self._request["own"][rank])
+        function, args, kwargs = self._request.function_and_args(rank)
         log = self._simulation.logs[rank]
         log.enter()
         self._simulation.begin_to_measure(rank)
@@ -185,7 +212,7 @@ class Ranks:
             log.leave()
 
     def _equip(self, rank):
-        """The instruments that see what the rank's function does with tensors, or none."""
+        """The dispatch mode that sees what the rank's function does with tensors, or none."""
         simulation, device = self._simulation, self._simulation.topology.cluster.device
         options, flops_per_s = simulation.options, getattr(device, "flops_per_s", math.inf)
         counts_flops = options.compute == "flops" and flops_per_s < math.inf
@@ -200,23 +227,23 @@ class Ranks:
                 None if limit == math.inf else limit,
                 lambda: self._site_of(rank),
             )
-        simulation.instruments[rank] = Instruments(
+        simulation.dispatch_modes[rank] = DispatchMode(
             (lambda flops: advance(rank, flops / flops_per_s)) if counts_flops else None,
             self._flop_counts,
             meter if options.memory else None,
         )
-        return simulation.instruments[rank]
+        return simulation.dispatch_modes[rank]
 
     def _site_of(self, rank):
         place = self._recorders[rank].place(sys._getframe(1))
-        return make_site("allocating", place, self._request["cell_numbers"])
+        return make_site("allocating", place, self._request.cell_numbers)
 
     def _join(self, rank):
         """The default group, as `init_process_group` makes it, without its n entries a rank."""
         c10d = dist.distributed_c10d
         store = dist.PrefixStore("world", self.store)
         world, _ = c10d._new_process_group_helper(
-            self._size, rank, [], "gloo", store, group_name="0", timeout=group.FOREVER
+            self._size, rank, [], "gloo", store, group_name="0", timeout=FOREVER
         )
         c10d._update_default_pg(world)
         c10d._world.pg_group_ranks[world] = self._everyone
@@ -230,7 +257,7 @@ class Ranks:
         channel = simulation.channel(name, ranks)
         if name:
             channel.gather(per_rank.local.rank)
-        member = Member(simulation, channel, rank, recorder.log)
+        member = SimulatedTransport(simulation, channel, rank, recorder.log)
         return group.RecordingGroup(recorder, self._backend, member, rank, size, name, ranks)
 
     def _resume(self, rank):

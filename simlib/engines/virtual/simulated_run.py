@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 import os
 from dataclasses import dataclass, replace
 
 from ... import clusters
-from ...clockwork.simulation import Options
-from ...collectives import ALGORITHMS, choose
+from ...clockwork.simulation_options import (
+    POLICIES,
+    Options,
+    check_algorithms,
+    check_by_rank,
+    check_choice,
+    check_seed,
+    eager_limit,
+)
 from ...diagnose import failures, verdicts
 from ...model import errors
 from ...model.cluster import Cluster, Topology
+from ...results.run import make_run
 from ..host import nesting
-from ..host.display import SilentDisplay, open_display
-from ..host.payload import ByRank, cell_numbers, new_cells, pack, surroundings
-from ..processes.real_run import check_timeout, name_of, script, told
+from ..host.display import SilentDisplay, open_display, show_and_raise
+from ..host.payload import ByRank, cell_numbers, new_cells, pack
+from ..host.request import Surroundings
+from ..host.run_options import (
+    check_function,
+    check_timeout,
+    check_world_size,
+    name_of,
+    script,
+)
 from . import reordering
 from .process import simulators
-from .simulation_monitor import SimulationWatch
+from .ranks import SimulationRequest
+from .simulation_monitor import SimulationMonitor
 
 MAX_RANKS = 4096
-POLICIES = ("mpich", "nccl", "gloo")
 
 
 def simulate(
@@ -106,10 +119,7 @@ def simulate(
     Ranks are threads of one process. Each has globals, random numbers, environment, output and
     clock of its own; imported modules, and what they hold, and the working folder are shared.
     """
-    if not callable(function):
-        raise errors.InvalidCallError(
-            f"simulate needs a function main(rank, world_size) to call, not {function!r}"
-        )
+    check_function(function, "simulate")
     size = _check_world_size(world_size)
     cluster = _check_cluster(cluster, size)
     Topology(cluster, size, placement)
@@ -119,21 +129,27 @@ def simulate(
         timeout_s=timeout_s,
         strict=strict,
         check=check,
-        eager_limit_bytes=_eager_limit(sends, eager_limit_bytes),
-        policy=_check_choice("algorithms", algorithms, POLICIES),
-        algorithms=_check_algorithms(algorithm_of),
+        eager_limit_bytes=eager_limit(sends, eager_limit_bytes),
+        policy=check_choice("algorithms", algorithms, POLICIES),
+        algorithms=check_algorithms(algorithm_of),
         expand=expand,
-        slow=_check_by_rank("slow", slow, size),
-        kill=_check_by_rank("kill", kill, size),
-        seed=_check_seed(seed),
-        compute=_check_choice("compute", compute, ("flops", "measured", "free")),
+        slow=check_by_rank("slow", slow, size),
+        kill=check_by_rank("kill", kill, size),
+        seed=check_seed(seed),
+        compute=check_choice("compute", compute, ("flops", "measured", "free")),
         memory=cluster.device is not None if memory is None else bool(memory),
     )
-    own = args.packed if isinstance(args, ByRank) else None
-    payload = pack(function, () if own else args, kwargs, size)
-    request = {"payload": payload, "own": own, "cluster": cluster, "placement": placement}
-    request["world_size"] = size
-    return _simulate(request, options, argv=None)
+    per_rank_args = args.packed if isinstance(args, ByRank) else None
+    request = SimulationRequest(
+        payload=pack(function, () if per_rank_args else args, kwargs, size),
+        surroundings=Surroundings.here(),
+        per_rank_args=per_rank_args,
+        world_size=size,
+        cluster=cluster,
+        placement=placement,
+        options=options,
+    )
+    return _simulate(request)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,28 +162,29 @@ class SimulationOptions(Options):
     check: bool = True
 
 
-def _simulate(request, options, argv):
+def _simulate(request):
     nesting.refuse("a simulation")
-    request |= surroundings(argv)
+    options = request.options
     display = open_display()
     outputs = ()
     try:
         result, failure, answers, outputs = _once(request, replace(options, seed=None), display)
         if options.seed is not None and failure is None:
-            found = _other_order(request, options, result, answers)
+            found = _other_order(request, result, answers)
             result.findings += [found] if found is not None else []
         if failure is None and options.strict and result.findings:
             failure = verdicts.as_error(result.findings[0])
     finally:
         display.close(outputs)
-    return told(display, result, failure)
+    return show_and_raise(display, result, failure)
 
 
-def _other_order(request, options, result, answers):
+def _other_order(request, result, answers):
     """The race that shows in the order of the seed, or None.
 
     A program that comes out differently in the same order, too, is random and no race.
     """
+    options = request.options
     other, failure, other_answers, _ = _once(request, options, SilentDisplay())
     if failure is not None and failure.kind not in reordering.VERDICTS:
         raise failure
@@ -183,27 +200,27 @@ def _other_order(request, options, result, answers):
 def _once(request, options, display):
     """One simulation: the `Run`, the error to raise, the ranks' answers, what they printed."""
     process = _take_process(display)
-    request = request | {"options": options}
-    watch = SimulationWatch(process, request["world_size"], display, cell_numbers(), options)
-    result, failure = _watched(process, watch, request, options)
-    return result, failure, watch.report["answers"] if watch.report else {}, watch.outputs
+    monitor = SimulationMonitor(process, request.world_size, display, cell_numbers(), options)
+    result, failure = _watched(process, monitor, replace(request, options=options))
+    return result, failure, monitor.report["answers"] if monitor.report else {}, monitor.outputs
 
 
-def _watched(process, watch, request, options):
+def _watched(process, monitor, request):
     """Simulate and give the process back; returns the `Run` and the error to raise, or None."""
     clean = False
     try:
-        request |= {"cells": new_cells(process, watch.cells), "cell_numbers": watch.cells}
+        request.cells = new_cells(process, monitor.cells)
+        request.cell_numbers = monitor.cells
         try:
-            failure = watch.until_the_end(request)
+            failure = monitor.until_the_end(request)
         except KeyboardInterrupt:
-            failure = failures.interrupted(watch)
-        result = failures.make_run(watch)
-        if failure is None and options.check:
-            result.findings = watch.checker.findings()
-        clean = watch.report is not None and not watch.running() and not watch.deaths
+            failure = failures.interrupted(monitor)
+        result = make_run(monitor)
+        if failure is None and monitor.check:
+            result.findings = monitor.detector.findings()
+        clean = monitor.report is not None and not monitor.running() and not monitor.deaths
     finally:
-        watch.close()
+        monitor.close()
         simulators().give_back(process, clean)
     return result, failure
 
@@ -224,13 +241,11 @@ def _take_process(display):
 
 
 def _check_world_size(world_size):
-    is_count = isinstance(world_size, numbers.Integral) and not isinstance(world_size, bool)
-    if is_count and 1 <= world_size <= MAX_RANKS:
-        return int(world_size)
-    raise errors.InvalidCallError(
-        f"world_size={world_size!r} is not possible: simulate takes 1 to {MAX_RANKS:,} ranks; "
-        "for more, simlib.scale has the cost of communication without running anything"
+    why = (
+        f"simulate takes 1 to {MAX_RANKS:,} ranks; for more, simlib.scale has the cost of "
+        "communication without running anything"
     )
+    return check_world_size(world_size, MAX_RANKS, why)
 
 
 def _check_cluster(cluster, world_size):
@@ -244,77 +259,16 @@ def _check_cluster(cluster, world_size):
     return cluster
 
 
-def _eager_limit(sends, eager_limit_bytes):
-    _check_choice("sends", sends, ("rendezvous", "eager"))
-    if eager_limit_bytes is None:
-        return -1 if sends == "rendezvous" else math.inf
-    is_count = isinstance(eager_limit_bytes, numbers.Integral) and eager_limit_bytes >= 0
-    if not is_count or isinstance(eager_limit_bytes, bool):
-        raise errors.InvalidCallError(
-            f"eager_limit_bytes={eager_limit_bytes!r} must be a number of bytes, 0 or more"
-        )
-    return eager_limit_bytes
-
-
-def _check_choice(name, value, known):
-    if value not in known:
-        raise errors.InvalidCallError(f"{name}={value!r} is none of {', '.join(map(repr, known))}")
-    return value
-
-
-def _check_algorithms(algorithm_of):
-    for kind, name in algorithm_of.items():
-        if kind not in ALGORITHMS:
-            raise TypeError(f"simulate() got an unexpected keyword argument {kind!r}")
-        choose(kind, 2, 8, name)
-    return algorithm_of
-
-
-def _check_seed(seed):
-    if seed is not None and not isinstance(seed, numbers.Integral):
-        raise errors.InvalidCallError(f"seed={seed!r} must be a whole number, or None")
-    return seed
-
-
-def _check_by_rank(name, values, world_size):
-    values = {} if values is None else values
-    if not isinstance(values, dict):
-        raise errors.InvalidCallError(f"{name}={values!r} must be a dict by rank: {{0: 1.5}}")
-    for rank, value in values.items():
-        if not (isinstance(rank, numbers.Integral) and 0 <= rank < world_size):
-            raise errors.InvalidCallError(f"{name}: {rank!r} is no rank: 0 to {world_size - 1}")
-        if not (isinstance(value, numbers.Real) and 0 <= value < math.inf):
-            raise errors.InvalidCallError(f"{name}: {value!r} for rank {rank} must be 0 or more")
-    return values
-
-
-def replay_options(
-    world_size,
-    *,
-    sends="rendezvous",
-    eager_limit_bytes=None,
-    algorithms="mpich",
-    expand=False,
-    slow=None,
-    **algorithm_of,
-):
-    """The `Options` of a replay, checked."""
-    return Options(
-        eager_limit_bytes=_eager_limit(sends, eager_limit_bytes),
-        policy=_check_choice("algorithms", algorithms, POLICIES),
-        algorithms=_check_algorithms(algorithm_of),
-        expand=expand,
-        slow=_check_by_rank("slow", slow, world_size),
-    )
-
-
 def simulate_script(path, world_size, argv, **options):
     """Simulate a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
     size = _check_world_size(world_size)
     cluster = _check_cluster(options.pop("cluster", None), size)
-    payload = pack(script, (os.path.abspath(path),), None, size)
-    request = {"payload": payload, "own": None, "cluster": cluster, "placement": "block"}
-    request["world_size"] = size
-    return _simulate(
-        request, SimulationOptions(name=os.path.basename(path), **options), argv=[path, *argv]
+    request = SimulationRequest(
+        payload=pack(script, (os.path.abspath(path),), None, size),
+        surroundings=Surroundings.here([path, *argv]),
+        world_size=size,
+        cluster=cluster,
+        placement="block",
+        options=SimulationOptions(name=os.path.basename(path), **options),
     )
+    return _simulate(request)

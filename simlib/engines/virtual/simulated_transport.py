@@ -11,12 +11,12 @@ from ...clockwork.group_collectives import Call
 from ...clockwork.mailbox import Post
 from ...clockwork.simulated_request import Request
 from ...clockwork.tensors import chunks, rows
-from ...record.group import FOREVER
 from ...record.recorder import count_bytes
+from ...record.requests import FOREVER
 from .ddp import SharedOutputs
 
 
-class Member:
+class SimulatedTransport:
     """The transport of a `RecordingGroup`: has the methods of `dist.ProcessGroup`.
 
     Parameters
@@ -37,7 +37,7 @@ class Member:
         self._position = position
         self._rank = channel.members[position]
         self._log = log
-        self._doors = {}  # (dst, tag) -> Door
+        self._mailboxes = {}  # (dst, tag) -> Mailbox
 
     # Messages
 
@@ -68,10 +68,10 @@ class Member:
 
     def _door(self, dst, tag):
         key = dst, tag
-        door = self._doors.get(key)
-        if door is None:
-            door = self._doors[key] = self._simulation.door(self._group, dst, tag)
-        return door
+        mailbox = self._mailboxes.get(key)
+        if mailbox is None:
+            mailbox = self._mailboxes[key] = self._simulation.mailbox(self._group, dst, tag)
+        return mailbox
 
     def recv_anysource(self, tensors, tag=0):
         return self.recv(tensors, None, tag)

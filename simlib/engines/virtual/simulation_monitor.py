@@ -1,4 +1,4 @@
-"""The kernel's eye on one simulation."""
+"""`SimulationMonitor`: the kernel's eye on one simulation."""
 
 from __future__ import annotations
 
@@ -11,37 +11,29 @@ import sys
 import time
 
 from ...diagnose import failures
-from ...diagnose.deadlock_detector import Checker
-from ...diagnose.watchdog import Patience
+from ...diagnose.deadlock_detector import DeadlockDetector
+from ...diagnose.monitor import RunMonitor
+from ...diagnose.watchdog import Watchdog
 from ...model import errors
 from ...record import safe_pickle
 from ..host import channel
-from ..host.display import RankOutput
-from ..processes.process_monitor import STACK_LIMIT_S
-from .child import FRAME
+from ..host.channel import FRAME
 
 POLL_S = 0.02
+STACK_LIMIT_S = 2.0
+"""How long to wait for the stack of a rank that was asked where it is: the machine may be busy."""
 BUSY_S = 0.2
 """After so long without an op the kernel looks whether some ranks wait for ever meanwhile."""
 CHUNK = 1 << 16
 
 
-class SimulationWatch:
-    """Takes in what simulated ranks print and come to; what `outcome` asks for, as `Watch` does.
-
-    Attributes
-    ----------
-    answers : dict
-        rank -> (word, content).
-    deaths : dict
-        rank -> exit code.
-    report : dict or None
-        What the child process says at the end; None where it died.
-    """
+class SimulationMonitor(RunMonitor):
+    """Takes in what simulated ranks print and come to, until the process that simulates is done."""
 
     engine = "simulated"
 
     def __init__(self, process, world_size, display, cells, options):
+        super().__init__(options.name, world_size, cells, options.timeout_s, options.check)
         self._process = process
         self._display = display
         self._selector = selectors.DefaultSelector()
@@ -52,22 +44,14 @@ class SimulationWatch:
             (process.process.sentinel, "death"),
         ):
             self._selector.register(source, selectors.EVENT_READ, sort)
-        self.world_size = world_size
-        self.cells = cells
-        self.name = options.name
-        self.timeout_s = options.timeout_s
-        self.check = options.check
         self.options = options
-        self.answers = {}
-        self.deaths = {}
-        self.outputs = [RankOutput() for _ in range(world_size)]
         self.logs = []
         self.report = None
         self._framed = b""
         self._native = bytearray()
         self._process_died = False
         self._failure = None
-        self._patience = Patience(self, display)
+        self._watchdog = Watchdog(self, display)
         self._ops, self._ops_at = 0, time.monotonic()
 
     @property
@@ -75,15 +59,11 @@ class SimulationWatch:
         """What native code wrote to stderr, by rank: it is the running rank's."""
         return {rank: self._native for rank in range(self.world_size)}
 
-    def running(self):
-        """Ranks that have neither answered nor died."""
-        return [r for r in range(self.world_size) if r not in self.answers and r not in self.deaths]
-
     def until_the_end(self, request):
         """Simulate and watch; returns the error to raise, or None."""
         self.logs = self._process.start(request)
         limit = self.options.eager_limit_bytes
-        self.checker = Checker(self.logs, self.cells, eager_limit_bytes=limit)
+        self.detector = DeadlockDetector(self.logs, self.cells, eager_limit_bytes=limit)
         while self.report is None:
             self._take_in(POLL_S)
             if self._failure is not None:
@@ -94,7 +74,7 @@ class SimulationWatch:
             found = self._blocked_beside_a_busy_one(posted)
             if found is not None:
                 return found
-            found = self._patience.ending(posted)
+            found = self._watchdog.ending(posted)
             if found is not None:
                 return found
         self._take_in(0)
@@ -104,20 +84,16 @@ class SimulationWatch:
         """The deadlock of some ranks while another one computes and computes; or None."""
         if posted != self._ops:
             self._ops, self._ops_at = posted, time.monotonic()
-        if not self.check or time.monotonic() - self._ops_at < BUSY_S:
-            return None
-        if not self.checker.look(self.running()):
-            return None
-        return self.checker.verdict(self.running(), {})
+        return self.stuck() if time.monotonic() - self._ops_at >= BUSY_S else None
 
     def _of_report(self):
         """The error that the ranks' ends amount to, or None."""
         self._failure = self.report["failure"]
         if self._failure is not None:
             return self._of_our_own()
-        if self.report["strangers"] and self.running():
-            return failures.called_by_a_stranger(self)
-        mismatch = self.checker.mismatch(bool(self.deaths)) if self.check else None
+        if self.report["foreign_threads"] and self.running():
+            return failures.called_by_a_foreign_thread(self)
+        mismatch = self.mismatch()
         if mismatch is not None:
             return mismatch
         killed = set(self.report["killed"])
@@ -125,10 +101,10 @@ class SimulationWatch:
             return failures.of_failures(self, set(self.deaths) - killed)
         if not self.running():
             return None
-        gone = dict.fromkeys(self.answers, "has finished") | dict.fromkeys(self.deaths, "has died")
         found = None
         if self.check:
-            found = self.checker.verdict(self.running(), gone) or self.checker.mismatch(True)
+            found = self.detector.verdict(self.running(), self.exited())
+            found = found or self.detector.mismatch(True)
         if killed:
             return failures.waits_for_the_dead(self, killed, found)
         return found or failures.at_rest(self)
@@ -209,7 +185,7 @@ class SimulationWatch:
             except BaseException as error:  # it arrived, but cannot be rebuilt here
                 words = f"{type(error).__name__}: {error}"
                 self.answers[rank] = "unpicklable", ("result", words)
-        self.report = report
+        self.report, self.wire, self.memory = report, report["wire"], report["memory"]
 
     def ask_for_stacks(self, ranks):
         """The learner's frames of ranks that are in no op."""

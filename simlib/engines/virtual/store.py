@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ...record.group import FOREVER
+from ...record.requests import FOREVER
 from . import per_rank
 
 

@@ -20,14 +20,13 @@ import time
 import warnings
 
 from ...checks.verdict import WRONG, Verdict
-from ...engines.host.forkserver import RANK_NAME, server_context, uninterrupted
+from ...engines.host.forkserver import RANK_NAME, server_context, travelling, uninterrupted
 from ...engines.host.hardening import (
     close_to_others,
     do_without_tracker,
     end_without_server,
     keep_one_server,
 )
-from ...engines.processes.world import travelling
 from ...record.safe_pickle import SCRATCH
 from .graded import Graded
 from .shell import receive, send, shell_main

@@ -9,24 +9,20 @@ import os
 import pickle
 import zlib
 
-import simlib
-
-from ... import checks
 from ...checks.check import TIMEOUT_S, found_by_the_engine, input_complaint, rule_complaint
+from ...checks.check import check as check_answer
 from ...checks.compare import describe, difference
 from ...checks.run_answer import WORLDS, changed_in_place, try_on
 from ...checks.verdict import RIGHT
+from ...engines.processes.real_run import run as run_on_processes
 from ...model.errors import SimlibError
-from ..score import MARK, clean
+from ..score import ALLOWED, MARK, clean
 
 FLOOR = 1 / 8
 """Of the bytes that the solution sends: uint8 in the place of int64 is honest."""
 
 SLOWER = 2
 """A check waits so many times as long for its ranks as at a student's: others share the machine."""
-
-ALLOWED = "sent as allowed"
-"""What is printed of a world in which all rules were kept; `expected.record` looks for it."""
 
 
 class Graded:
@@ -57,7 +53,7 @@ class Graded:
         self._timed[question] = [*options.get("timed", ()), *options.get("memory", ())]
         options["timeout_s"] = SLOWER * self._patience * options.get("timeout_s", TIMEOUT_S)
         try:
-            verdict = checks.check(question, answer, inputs, expected, *rules, **options)
+            verdict = check_answer(question, answer, inputs, expected, *rules, **options)
         except Exception as error:
             end_where_all_is_taken(error)
             raise
@@ -76,7 +72,7 @@ class Graded:
         in_cell = self._measured.setdefault(question, {}).setdefault(self._cell, [])
         in_cell.append(measured)
         expected = self._expected.get(question)
-        start = functools.partial(start or simlib.run, timeout_s=timeout_s * self._patience)
+        start = functools.partial(start or run_on_processes, timeout_s=timeout_s * self._patience)
         lines = []
         for world_size in worlds:
             by_rank = [inputs(rank, world_size) for rank in range(world_size)]

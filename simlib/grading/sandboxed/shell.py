@@ -14,7 +14,7 @@ from json import dumps, loads  # a student may put others into json
 from ...checks.verdict import Verdict
 from ...engines.host.hardening import go_home
 from ...engines.host.payload import pack
-from ...engines.processes.rank_main import die_with_the_kernel, show_errors_of_commands
+from ...engines.host.process_setup import die_with_the_kernel, show_errors_of_commands
 from .submitted import parameters_of
 
 LENGTH = struct.Struct("<I")

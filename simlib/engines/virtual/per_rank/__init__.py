@@ -15,14 +15,14 @@ from torch.distributed import distributed_c10d as c10d
 from ....record.this_rank import here as local
 from .clock import end_virtual_time, own_clock
 from .environment import EnvironmentPerRank
-from .groups import WorldPerThread, strangers
+from .groups import WorldPerThread, foreign_threads
 from .printing import OutputPerRank, flush, write_to_descriptors
 from .profiler import one_profiler_at_a_time
 from .random_numbers import own_random_numbers
 from .subprocesses import own_commands
 from .turns import StateInTurn
 
-__all__ = ["StateInTurn", "flush", "local", "separate_threads", "strangers"]
+__all__ = ["StateInTurn", "flush", "local", "separate_threads", "foreign_threads"]
 
 
 def separate_threads(write_out):

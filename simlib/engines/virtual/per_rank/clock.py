@@ -58,12 +58,14 @@ def _virtual(function, convert):
 
 def own_clock():
     """Clocks tell a rank its virtual time, and sleeping advances it."""
-    for name, zero_s in (("perf_counter", 0.0), ("monotonic", 0.0), ("time", time.time())):
+    for name, origin_s in (("perf_counter", 0.0), ("monotonic", 0.0), ("time", time.time())):
         nanoseconds = name + "_ns"
         exact = _virtual(
-            getattr(time, nanoseconds), lambda s, zero_s=zero_s: round((zero_s + s) * 1e9)
+            getattr(time, nanoseconds), lambda s, origin_s=origin_s: round((origin_s + s) * 1e9)
         )
-        setattr(time, name, _virtual(getattr(time, name), lambda s, zero_s=zero_s: zero_s + s))
+        setattr(
+            time, name, _virtual(getattr(time, name), lambda s, origin_s=origin_s: origin_s + s)
+        )
         setattr(time, nanoseconds, exact)
     timeit.default_timer = time.perf_counter
     sleep_in_reality = time.sleep

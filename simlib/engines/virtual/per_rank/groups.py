@@ -9,7 +9,7 @@ from torch.distributed import distributed_c10d as c10d
 from ....model.errors import InvalidCallError
 from ....record.this_rank import here as local
 
-strangers = []
+foreign_threads = []
 """Names of threads that called torch.distributed without being a rank."""
 
 
@@ -29,7 +29,7 @@ def _world_field(name, make):
 def _default_group():
     """No group: asked for by a rank before it has joined, or by a thread that is no rank."""
     if not hasattr(local, "rank") and threading.current_thread() is not threading.main_thread():
-        strangers.append(threading.current_thread().name)
+        foreign_threads.append(threading.current_thread().name)
         raise InvalidCallError(
             "this thread was started by a rank and is none: in a simulation only the rank's own "
             "thread may call torch.distributed (on real ranks, simlib.run, others may too)"

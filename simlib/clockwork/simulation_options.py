@@ -1,0 +1,96 @@
+"""How a simulation is run: its options, and what they may be; for `simulate` and `Run.replay`."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass, field
+
+from ..collectives.choice import ALGORITHMS, choose
+from ..model.errors import InvalidCallError
+
+POLICIES = ("mpich", "nccl", "gloo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a simulation is run; see `simulate`."""
+
+    eager_limit_bytes: int = -1
+    policy: str = "mpich"
+    algorithms: dict = field(default_factory=dict)
+    expand: bool = False
+    slow: dict = field(default_factory=dict)
+    kill: dict = field(default_factory=dict)
+    seed: int | None = None
+    compute: str = "flops"
+    memory: bool = False
+
+
+def eager_limit(sends, eager_limit_bytes):
+    """Sends of at most so many bytes are eager; -1: none is."""
+    check_choice("sends", sends, ("rendezvous", "eager"))
+    if eager_limit_bytes is None:
+        return -1 if sends == "rendezvous" else math.inf
+    is_count = isinstance(eager_limit_bytes, numbers.Integral) and eager_limit_bytes >= 0
+    if not is_count or isinstance(eager_limit_bytes, bool):
+        raise InvalidCallError(
+            f"eager_limit_bytes={eager_limit_bytes!r} must be a number of bytes, 0 or more"
+        )
+    return eager_limit_bytes
+
+
+def check_choice(name, value, known):
+    """Refuse a value that is none of those known."""
+    if value not in known:
+        raise InvalidCallError(f"{name}={value!r} is none of {', '.join(map(repr, known))}")
+    return value
+
+
+def check_algorithms(algorithm_of):
+    """Refuse a collective, or an algorithm of it, that does not exist."""
+    for kind, name in algorithm_of.items():
+        if kind not in ALGORITHMS:
+            raise TypeError(f"simulate() got an unexpected keyword argument {kind!r}")
+        choose(kind, 2, 8, name)
+    return algorithm_of
+
+
+def check_seed(seed):
+    """Refuse a seed that is no whole number."""
+    if seed is not None and not isinstance(seed, numbers.Integral):
+        raise InvalidCallError(f"seed={seed!r} must be a whole number, or None")
+    return seed
+
+
+def check_by_rank(name, values, world_size):
+    """Refuse what is no dict from ranks to numbers of at least 0; None is an empty one."""
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise InvalidCallError(f"{name}={values!r} must be a dict by rank: {{0: 1.5}}")
+    for rank, value in values.items():
+        if not (isinstance(rank, numbers.Integral) and 0 <= rank < world_size):
+            raise InvalidCallError(f"{name}: {rank!r} is no rank: 0 to {world_size - 1}")
+        if not (isinstance(value, numbers.Real) and 0 <= value < math.inf):
+            raise InvalidCallError(f"{name}: {value!r} for rank {rank} must be 0 or more")
+    return values
+
+
+def replay_options(
+    world_size,
+    *,
+    sends="rendezvous",
+    eager_limit_bytes=None,
+    algorithms="mpich",
+    expand=False,
+    slow=None,
+    **algorithm_of,
+):
+    """The `Options` of a replay, checked."""
+    return Options(
+        eager_limit_bytes=eager_limit(sends, eager_limit_bytes),
+        policy=check_choice("algorithms", algorithms, POLICIES),
+        algorithms=check_algorithms(algorithm_of),
+        expand=expand,
+        slow=check_by_rank("slow", slow, world_size),
+    )

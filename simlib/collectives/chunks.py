@@ -1,0 +1,33 @@
+"""Into how many chunks a chain cuts its vector."""
+
+from __future__ import annotations
+
+from math import isinf, sqrt
+
+from ..model.errors import check_count
+
+SEGMENT_BYTES = 65536
+
+
+def chain_chunks(n, nbytes, chunks, link):
+    """The number of chunks of a chain; see `broadcast.chain`."""
+    if chunks is not None:
+        check_count("chunks", chunks)
+        return chunks
+    if link is not None:
+        return best_chunks(n, nbytes, link)
+    return max(1, -(-nbytes // SEGMENT_BYTES))
+
+
+def best_chunks(n, nbytes, link):
+    """The number of chunks s that makes (n + s - 2) (latency + nbytes / s / bandwidth) least.
+
+    That is sqrt(nbytes / bandwidth (n - 2) / latency), rounded; at least 1, at most one for each
+    byte.
+    """
+    if n <= 2 or nbytes == 0 or isinf(link.bandwidth_Bps):
+        return 1
+    if link.latency_s == 0:
+        return nbytes
+    best = sqrt(nbytes / link.bandwidth_Bps * (n - 2) / link.latency_s)
+    return int(min(max(1, round(best)), nbytes))

@@ -1,0 +1,102 @@
+"""What every process of ranks arranges first: its end with the kernel, its output, its threads."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import functools
+import inspect
+import multiprocessing.forkserver
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+STDOUT, STDERR = 1, 2
+_QUIET_THREADS = frozenset({"MainThread", "simlib-lifeline"})
+THREADS_WITHOUT_OPS = ("TMonitor", "_DummyThread", "_AsyncWriterThread")
+"""Sorts of threads that never make an op: tqdm's, Python's stand-in for others, TensorBoard's."""
+
+
+def is_alone():
+    """Whether only the main thread can make ops; another one could end a wait of this rank."""
+    threads = threading._active.values()
+    return len(threads) <= len(_QUIET_THREADS) or all(
+        thread.name in _QUIET_THREADS or type(thread).__name__ in THREADS_WITHOUT_OPS
+        for thread in list(threads)
+    )
+
+
+def die_with_the_kernel(lifeline):
+    """Leave no orphan, whatever this rank is busy with when the kernel goes.
+
+    The kernel holds the other end of ``lifeline``. A thread sees its end even in a Gloo wait, and
+    ends this rank and the server, which serves that kernel only. Where native code keeps the
+    interpreter's lock, the death of the server ends the rank (Linux); so no rank may keep it alive.
+    """
+    os.setsid()
+    server_pid = os.getppid()
+    server = multiprocessing.forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+    def watch():
+        os.read(lifeline, 1)
+        if os.getppid() == server_pid:
+            os.kill(server_pid, signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="simlib-lifeline", daemon=True).start()
+
+
+class Output:
+    """Where a rank's output goes: Python's to one pipe, line by line; native stderr to another.
+
+    The second pipe also takes the stacks that `faulthandler` writes, on a crash and on SIGUSR1.
+    """
+
+    def __init__(self, stdout, stderr):
+        self._pipes = {STDOUT: stdout, STDERR: stderr}
+        self.restore()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def restore(self):
+        """Connect stdout and stderr, whatever the learner's function has made of them."""
+        for fd, pipe in self._pipes.items():
+            os.dup2(pipe, fd)
+        sys.stdout, sys.stderr = _line_writer(), _line_writer()
+        faulthandler.enable(STDERR)
+        faulthandler.register(signal.SIGUSR1, STDERR)
+
+
+def show_errors_of_commands():
+    """What a command writes to its stderr is shown, as what it prints is."""
+    start = subprocess.Popen.__init__
+    place = list(inspect.signature(start).parameters).index("stderr")
+
+    @functools.wraps(start)
+    def start_shown(*args, **kwargs):
+        if len(args) <= place and kwargs.get("stderr") is None:
+            kwargs["stderr"] = STDOUT
+        start(*args, **kwargs)
+
+    subprocess.Popen.__init__ = start_shown
+
+
+def _line_writer():
+    return open(  # noqa: SIM115 (lives as long as the process)
+        STDOUT, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+
+
+def flush():
+    """Send on what the learner's function has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, ValueError, OSError):  # closed by the learner, or exchanged
+            pass
