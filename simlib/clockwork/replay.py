@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..diagnose.verdicts import ranks_in_words
 from ..model.cluster import Topology
 from ..model.errors import DeadlockError, InvalidCallError
 from ..model.trace import Trace
+from ..model.words import ranks_in_words
 from .group_collectives import Call
 from .mailbox import Post
 from .scheduler import CONTROLLER

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from ..model import errors
 from ..model.failure_report import FailureReport
+from ..model.words import ranks_in_words, shortened
 from ..record.oplog import make_site
 from ..record.recorder import is_learners
 from .monitor import RunMonitor
-from .verdicts import ranks_in_words, shortened
 
 MOST_PLACES = 8
 """How many places the live display names when it says where the ranks are."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from ..model import errors
+from ..model.words import MOST_NAMES, ranks_in_words, shortened
 
 RULES = {
     "collective": "every rank of a group must call the same collectives in the same order",
@@ -68,36 +69,9 @@ class WaitGraph:
         return draw_wait_graph(self)
 
     def _repr_png_(self):
-        from ..draw.timeline import png_of
+        from ..draw.figures import png_of
 
         return png_of(self.picture())
-
-
-MOST_LINES = 12
-"""Of what is told by rank, so many lines are shown at most."""
-MOST_NAMES = 16
-"""So many ranks are named one by one at most."""
-
-
-def shortened(lines):
-    """The first of many lines, and how many more there are."""
-    if len(lines) <= MOST_LINES:
-        return lines
-    shown = lines[: MOST_LINES - 2]
-    return [*shown, f"  ... and {len(lines) - len(shown):,} more ranks"]
-
-
-def ranks_in_words(ranks):
-    """``rank 2``, ``ranks 0 and 2``, ``ranks 0 to 5``, ``ranks 0, 2, 4, ... (512 ranks)``."""
-    ranks = sorted(ranks)
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 3 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    if len(ranks) > MOST_NAMES:
-        names = ", ".join(map(str, ranks[: MOST_NAMES // 2]))
-        return f"ranks {names}, ... ({len(ranks):,} ranks)"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 def _verb(ranks, one, more):

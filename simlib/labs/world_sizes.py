@@ -7,7 +7,7 @@ from ..draw.figures import GREY, INK, SMALL_PT, TEXT_PT, own_style
 from ..draw.lanes import unit_of
 from ..draw.table import clip, count
 from ..draw.timeline import draw_timeline
-from ..engines.virtual import simulate
+from ..engines.virtual.simulated_run import simulate
 from ..model.errors import InvalidCallError, check_number
 from ..model.numbers import seconds_text
 from .sliders import Lab, check_choice, slider

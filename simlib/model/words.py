@@ -34,3 +34,30 @@ def collective_text(collective):
     if len(collective.ops) < len(collective.group):
         text += f"  ({len(collective.ops)} of {len(collective.group)} ranks)"
     return text
+
+
+MOST_LINES = 12
+"""Of what is told by rank, so many lines are shown at most."""
+MOST_NAMES = 16
+"""So many ranks are named one by one at most."""
+
+
+def shortened(lines):
+    """The first of many lines, and how many more there are."""
+    if len(lines) <= MOST_LINES:
+        return lines
+    shown = lines[: MOST_LINES - 2]
+    return [*shown, f"  ... and {len(lines) - len(shown):,} more ranks"]
+
+
+def ranks_in_words(ranks):
+    """``rank 2``, ``ranks 0 and 2``, ``ranks 0 to 5``, ``ranks 0, 2, 4, ... (512 ranks)``."""
+    ranks = sorted(ranks)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 3 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    if len(ranks) > MOST_NAMES:
+        names = ", ".join(map(str, ranks[: MOST_NAMES // 2]))
+        return f"ranks {names}, ... ({len(ranks):,} ranks)"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

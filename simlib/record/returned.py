@@ -12,10 +12,12 @@ import cloudpickle
 
 from ..model.errors import InvalidCallError, OutOfMemoryError
 from ..model.failure_report import FailureReport
-from . import group, requests, safe_pickle
+from . import safe_pickle
 from .recorder import is_learners
 
 LONGEST = 8000
+_CALLS = {os.path.join(os.path.dirname(__file__), name) for name in ("group.py", "requests.py")}
+"""The files in which calls of torch.distributed are passed on, and waited for."""
 _GLOO_WORDS = re.compile(r"^(ProcessGroupGloo::|\[[^\]]*\] )")
 """What Gloo puts before the words that a learner can use."""
 _LOST = re.compile("connection (closed|reset) by peer|broken pipe|socket closed", re.I)
@@ -75,7 +77,7 @@ def describe(error):
         message = "(its message could not be made)"
     in_torch = innermost.endswith(os.path.join("distributed", "distributed_c10d.py"))
     refused = in_torch and isinstance(error, (ValueError, TypeError, RuntimeError))
-    in_call = innermost in (group.__file__, requests.__file__)
+    in_call = innermost in _CALLS
     in_wait = in_call and frames[-1].name in ("wait", "monitored_barrier")
     by_others = in_wait or (in_call and bool(_LOST.search(message)))
     if in_call and not by_others and isinstance(error, RuntimeError):

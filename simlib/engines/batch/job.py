@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from ...diagnose.failures import failure_of
-from ...diagnose.verdicts import ranks_in_words
 from ...model.errors import InvalidCallError, JobError
+from ...model.words import ranks_in_words
 from ...results.run import make_run
 from ..host.display import open_display, show_and_raise
 from .folder import JOBS, JobFolder
