@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as arrays
 from numpy._core.multiarray import _reconstruct
 
 from simlib.checks.compare import difference
+from simlib.model import trust
 from simlib.model.ledger import CATEGORIES, Ledger
 from simlib.model.trace import Group, WireMessage
 from simlib.record import safe_pickle, safe_values
@@ -49,7 +50,7 @@ GROUP = Group("world", (0, 1))
 @pytest.fixture
 def distrusted(monkeypatch):
     """A kernel that must not trust its ranks."""
-    monkeypatch.setenv(safe_pickle.VARIABLE, "1")
+    monkeypatch.setenv(trust.VARIABLE, "1")
 
 
 def sent(value):
@@ -169,7 +170,7 @@ VALUES = st.recursive(
 @settings(max_examples=100, deadline=None)
 def test_whatever_is_plain_arrives(value):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(safe_pickle.VARIABLE, "1")
+        patch.setenv(trust.VARIABLE, "1")
         assert pickle.dumps(safe_pickle.tree_of(sent(value), {})) == pickle.dumps(
             safe_pickle.tree_of(value, {})
         )
@@ -267,5 +268,5 @@ def test_no_bytes_make_a_bool_that_is_neither(distrusted):
 
 
 def test_elsewhere_ranks_may_send_what_they_like(monkeypatch):
-    monkeypatch.delenv(safe_pickle.VARIABLE, raising=False)
+    monkeypatch.delenv(trust.VARIABLE, raising=False)
     assert isinstance(sent(Own()), Own)

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..record.safe_pickle import SCRATCH, VARIABLE
+from ..model.trust import SCRATCH, VARIABLE
 from .syscalls import seccomp_filter
 
 COURSE = "/course"

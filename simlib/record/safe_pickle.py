@@ -4,9 +4,9 @@ A pickle may call anything when it is read, and even one that makes numbers and 
 them out so that memory is read that is not theirs. The kernel of a grading run holds what students
 must not reach. So there a rank's values cross as a *tree* of Python's own plain types, and the
 unpickler that reads it finds no class and no function at all. What the tree says of tensors and the
-like is made in `makers`, from sizes that are checked and bytes that are copied.
+like is made in `safe_values`, from sizes that are checked and bytes that are copied.
 
-In a tree a tuple that begins with a bytearray stands for what `makers` makes by that name; so
+In a tree a tuple that begins with a bytearray stands for what `safe_values` makes by that name; so
 bytearrays stand for nothing else. All other plain values stand for themselves.
 """
 
@@ -15,19 +15,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import io
-import os
 import pickle
 
 import numpy as np
 import torch
 
+from ..model.trust import are_ranks_trusted
 from .safe_values import ELEMENTS, NUMBERS, RECORDS, SCALARS, value_of
-
-VARIABLE = "SIMLIB_GRADING"
-"""Set in the environment of a kernel that must not trust its ranks."""
-
-SCRATCH = "/scratch"
-"""Where such a kernel keeps its files in the sandbox: a student's that fill /tmp are not in it."""
 
 
 def dumps(value, otherwise=pickle.dumps):
@@ -41,15 +35,23 @@ def dumps(value, otherwise=pickle.dumps):
     PicklingError
         It holds what cannot be sent as data.
     """
-    if VARIABLE in os.environ:
+    if not are_ranks_trusted():
         return pickle.dumps(tree_of(value, {}), protocol=5)
     return otherwise(value)
 
 
 def loads(data):
     """What a rank has sent."""
-    if VARIABLE not in os.environ:
-        return pickle.loads(data)
+    return reader()(data)
+
+
+def reader():
+    """What reads what ranks send: pickle itself where they are trusted."""
+    return pickle.loads if are_ranks_trusted() else loads_tree
+
+
+def loads_tree(data):
+    """What a rank that is not trusted has sent."""
     tree = TreeUnpickler(io.BytesIO(data)).load()
     try:
         return value_of(tree, {})

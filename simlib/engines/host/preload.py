@@ -11,7 +11,6 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 import gc
-import os
 
 import cloudpickle
 import numpy
@@ -22,15 +21,15 @@ import torch.nn.parallel
 import torch.optim
 import tqdm.std
 
+from ...model.trust import are_ranks_trusted
 from ...record import backend, returned
-from ...record.safe_pickle import VARIABLE
 from . import hardening
 
 # A progress bar's lock for all processes would be a semaphore in every rank that shows one, left
 # behind where the rank is killed. Ranks share no terminal: the lock for threads is enough.
 tqdm.std.TqdmDefaultWriteLock.mp_lock = None
 
-if VARIABLE in os.environ:  # ranks are not to be trusted, and this is their parent
+if not are_ranks_trusted():  # and this is their parent
     hardening.close_to_others()
     hardening.give_up_output()
 

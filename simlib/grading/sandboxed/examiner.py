@@ -27,7 +27,7 @@ from ...engines.host.hardening import (
     end_without_server,
     keep_one_server,
 )
-from ...record.safe_pickle import SCRATCH
+from ...model.trust import SCRATCH
 from .graded import Graded
 from .shell import receive, send, shell_main
 from .submitted import Submitted
