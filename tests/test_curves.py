@@ -9,8 +9,9 @@ import torch.distributed as dist
 from test_kernel import Kernel
 
 import simlib
+from simlib.diagnose.monitor import RankOutput
+from simlib.draw.display import _bar
 from simlib.draw.palette import OKABE_ITO
-from simlib.engines.host.display import RankOutput, _bar
 
 SETUP = """
 import os, sys, tempfile, threading

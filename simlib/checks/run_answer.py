@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..engines.host.payload import ByRank
+from ..engines.host.request import ByRank
 from ..model.errors import SimlibError
 from ..record.safe_values import Exchanged
 

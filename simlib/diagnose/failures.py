@@ -1,4 +1,7 @@
-"""What ranks that failed came to, in words: the error that their run raises."""
+"""How a run failed, in words: the error that it raises.
+
+Each function is given the `RunMonitor` of the run.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,11 @@ from ..model.failure_report import FailureReport
 from ..model.words import ranks_in_words, shortened
 from ..record.oplog import make_site
 from ..record.recorder import is_learners
-from .monitor import RunMonitor
 
 MOST_PLACES = 8
 """How many places the live display names when it says where the ranks are."""
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
-
-
-def failure_of(monitor: RunMonitor):
-    """The error for what the ranks came to, or None where all is well so far.
-
-    Ops that meet and disagree come first: they explain whatever came of it.
-    """
-    found = monitor.mismatch()
-    if found is None and monitor.failed():
-        found = of_failures(monitor, set(monitor.deaths))
-    return found
 
 
 def of_failures(monitor, died):

@@ -1,13 +1,209 @@
-"""`RunMonitor`: what is known of a run while it goes on, and after; one for each engine."""
+"""`RunMonitor`: what is known of a run while it goes on, and after; one for each engine.
+
+`DeadlockDetector` has the matcher at work on its logs; `Watchdog` says when a run is to be ended
+although nobody waits for ever.
+"""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 
 from ..model.failure_report import FailureReport
-from ..record.rank_output import RankOutput
-from .deadlock_detector import DeadlockDetector
+from ..model.matching import Matcher
+from . import failures, verdicts
+
+KEPT_BYTES = 1 << 20
+"""What is kept of one rank's output: the first and the last half of this many bytes."""
+FLOOD_BYTES, FLOOD_LINES = 32 << 20, 300_000
+"""Output after which a rank is taken to print for ever."""
+QUIET_S = 10.0
+"""Silence after which the display says where the ranks are."""
+
+
+class RankOutput:
+    """The output of one rank: grows by chunks, is read as whole lines, stays bounded."""
+
+    def __init__(self):
+        self.total = 0
+        self.lines = 0
+        self.unfinished = b""
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def add(self, chunk):
+        """Take a chunk in; returns the lines it completes, as bytes."""
+        self.total += len(chunk)
+        room = max(0, KEPT_BYTES // 2 - len(self._head))
+        self._head += chunk[:room]
+        self._tail += chunk[room:]
+        if len(self._tail) > KEPT_BYTES:
+            del self._tail[: -KEPT_BYTES // 2]
+        *lines, self.unfinished = (self.unfinished + chunk).split(b"\n")
+        self.unfinished = self.unfinished[-KEPT_BYTES:]
+        self.lines += len(lines)
+        return lines
+
+    @property
+    def is_flood(self):
+        """Whether so much has come that the rank is taken to print for ever."""
+        return self.total > FLOOD_BYTES or self.lines > FLOOD_LINES
+
+    @property
+    def text(self):
+        """All that is kept; what was left out between its beginning and its end is counted."""
+        tail = bytes(self._tail[-KEPT_BYTES // 2 :])
+        left_out = self.total - len(self._head) - len(tail)
+        if left_out:
+            note = f"\n... {left_out:,} bytes of output left out ...\n"
+            return self._head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
+        return (bytes(self._head) + tail).decode("utf-8", "replace")
+
+
+class DeadlockDetector:
+    """Feeds the ops of a run to a `Matcher`, and turns what it finds into errors and findings.
+
+    It looks only when a rank stands still, so a program that runs well costs it nothing until its
+    end. No time is involved in a verdict: a rank is blocked when what it waits for can only come
+    from ranks that are blocked, finished or dead. The logs are read while ranks run; a set of
+    blocked ranks counts when none of them made a step between two looks, for then there was a
+    moment at which all of them stood as they were read.
+
+    Parameters
+    ----------
+    logs : list of OpLogReader
+        By rank.
+    cells : dict
+        File name of a notebook cell -> its execution count.
+    sleep_count : callable
+        ``sleep_count(rank)``: how often the rank's main thread has gone to sleep, None while it is
+        awake or where that is not known.
+    eager_limit_bytes : int
+        As for `Matcher`.
+    """
+
+    def __init__(self, logs, cells, sleep_count=lambda rank: None, eager_limit_bytes=-1):
+        self._logs = logs
+        self._cells = cells
+        self._sleep_count = sleep_count
+        self._matcher = Matcher(len(logs), eager_limit_bytes)
+        self._taken = [0] * len(logs)
+        self._open_any = []
+        self._states = {}
+        self._asleep = {}
+        self.all_wait = False
+
+    def look(self, running):
+        """Note how the running ranks stand; returns whether one waits and has not moved since.
+
+        ``all_wait`` says afterwards whether that holds for each of them.
+        """
+        states = {rank: self._logs[rank].state for rank in running}
+        before, self._states = self._states, states
+        still = [rank for rank in running if before.get(rank) == states[rank]]
+        self._asleep = {
+            rank: self._sleep_count(rank)
+            for rank in still
+            if not states[rank][1] and self._logs[rank].has_futures_taken
+        }
+        waiting = [rank for rank in still if states[rank][1] or self._asleep.get(rank) is not None]
+        self.all_wait = len(waiting) == len(states)
+        return bool(waiting)
+
+    def verdict(self, running, gone):
+        """A mismatch or deadlock among the ops so far, as an error; else None.
+
+        Parameters
+        ----------
+        running : list of int
+        gone : dict
+            ``{rank: "has finished"}`` of the others.
+        """
+        before = [log.state for log in self._logs]
+        self._take_in()
+        if self._matcher.mismatches:
+            return verdicts.mismatch(self._matcher.mismatches[0])
+        waiting = {}
+        for rank in running:
+            offset = before[rank][1] or self._future_offset(rank)
+            if offset:
+                log = self._logs[rank]
+                waiting[rank] = log.op_at(offset, log.seq_at(offset), 0, self._cells)
+        blocked = self._matcher.blocked(waiting, gone, self._is_done)
+        if blocked is None or any(self._logs[rank].state != before[rank] for rank in blocked.waits):
+            return None
+        return verdicts.deadlock(blocked, gone, self._matcher)
+
+    def _future_offset(self, rank):
+        """The op that C++ code waits for on this rank, by its future, where it surely does; or 0.
+
+        DDP's reducer waits so at the end of `backward`, and no Python code sees it. It does wait
+        when the rank's thread sleeps, has not been awake since the last look, and sleeps in there.
+        """
+        log = self._logs[rank]
+        count = self._asleep.get(rank)
+        if not log.has_futures_taken or count is None or self._sleep_count(rank) != count:
+            return 0
+        for offset in log.futures_taken():
+            op = log.op_at(offset, log.seq_at(offset), 0, self._cells)
+            if not self._matcher.is_satisfied(op):
+                return offset
+        return 0
+
+    def mismatch(self, after_death=False):
+        """The first mismatch among all ops, as an error, or None.
+
+        ``after_death`` takes a suspicion for one: something has killed a rank, after all.
+        """
+        self._take_in()
+        found = self._matcher.mismatches
+        found = found[0] if found else self._matcher.suspected() if after_death else None
+        return verdicts.mismatch(found) if found else None
+
+    def findings(self):
+        """What was left over or raced in a run that ended well."""
+        self._take_in()
+        never_waited = [
+            log.op_at(log.offset_of(seq), seq, 0, self._cells)
+            for log in self._logs
+            for seq in log.requests_never_waited()
+        ]
+        touched = [race for log in self._logs for race in log.races(self._cells)]
+        left = [*self._matcher.unfinished()], [*self._matcher.absent()]
+        if not (never_waited or touched or any(left)):
+            return []
+        return verdicts.unfinished(*left, never_waited) + verdicts.races(touched)
+
+    def _take_in(self):
+        """Give the matcher what has been posted since the last time."""
+        for rank, log in enumerate(self._logs):
+            for op in log.ops(0, self._cells, first=self._taken[rank]):
+                was_open = op.any_source
+                if was_open:
+                    op.peer, peer = None, op.peer
+                self._matcher.post(op)
+                if was_open:
+                    op.peer = peer
+                    self._open_any.append(op)
+                self._taken[rank] = op.seq + 1
+        self._resolve_any()
+
+    def _is_done(self, op):
+        log = self._logs[op.rank]
+        return log.op_at(log.offset_of(op.seq), op.seq, 0, self._cells).done
+
+    def _resolve_any(self):
+        """Tell the matcher the senders that recvs of any source have found by now."""
+        still_open = []
+        for op in self._open_any:
+            log = self._logs[op.rank]
+            now = log.op_at(log.offset_of(op.seq), op.seq, 0, self._cells)
+            if now.peer is None:
+                still_open.append(op)
+            else:
+                self._matcher.resolve(now)
+        self._open_any = still_open
 
 
 class RunMonitor(ABC):
@@ -104,3 +300,57 @@ class RunMonitor(ABC):
     def mismatch(self) -> Exception | None:
         """The error for ops that meet and disagree, which explains whatever came of it; or None."""
         return self.detector.mismatch(bool(self.deaths)) if self.check else None
+
+    def failure(self) -> Exception | None:
+        """The error for what the ranks came to, or None where all is well so far.
+
+        Ops that meet and disagree come first: they explain whatever came of it.
+        """
+        found = self.mismatch()
+        if found is None and self.failed():
+            found = failures.of_failures(self, set(self.deaths))
+        return found
+
+
+class Watchdog:
+    """Ends a run whose ranks print without end, or do nothing to be seen for too long.
+
+    Parameters
+    ----------
+    monitor : RunMonitor
+    display : Display
+        Told where the ranks are, once they have been silent for `QUIET_S`.
+    """
+
+    def __init__(self, monitor, display):
+        self._monitor = monitor
+        self._display = display
+        self._moved_at = time.monotonic()
+        self._progress = None
+        self._said_quiet = False
+
+    def ending(self, posted):
+        """The error that ends the run now, or None; ``posted`` changes with every op of a rank."""
+        flooding = [rank for rank, out in enumerate(self._monitor.outputs) if out.is_flood]
+        if flooding:
+            return failures.endless_output(self._monitor, flooding[0])
+        silence_s = self._silence_s(posted)
+        limit_s = self._monitor.timeout_s
+        if limit_s is not None and silence_s > limit_s:
+            return failures.out_of_time(self._monitor)
+        if silence_s > QUIET_S and not self._said_quiet:
+            self._display.status(failures.where_ranks_are(self._monitor))
+            self._said_quiet = True
+        self._display.refresh()
+        return None
+
+    def _silence_s(self, posted):
+        """Seconds since the last op or output of any rank."""
+        progress = posted, sum(output.total for output in self._monitor.outputs)
+        if progress != self._progress:
+            self._progress = progress
+            self._moved_at = time.monotonic()
+            if self._said_quiet:
+                self._display.status("")
+                self._said_quiet = False
+        return time.monotonic() - self._moved_at

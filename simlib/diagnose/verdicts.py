@@ -315,14 +315,18 @@ def _in_full(op):
     return f"{op.call} of {_amount(op)}"
 
 
-def unfinished(matcher, never_waited):
-    """Findings for messages nobody received and requests nobody waited for."""
+def unfinished(ops, absent, never_waited):
+    """Findings for messages nobody received, calls some ranks left out, requests never waited for.
+
+    ``ops`` and ``absent`` are `Matcher.unfinished` and `Matcher.absent`.
+    """
     told = []
-    for op in matcher.unfinished():
+    for op in ops:
         what = "was never received" if op.kind == "send" else "never got a message"
         told.append((op, what))
-    for come, missing in matcher.absent():
-        told += [(op, f"was never called by {ranks_in_words(missing)}") for op in come.values()]
+    for arrived, missing in absent:
+        words = f"was never called by {ranks_in_words(missing)}"
+        told += [(op, words) for op in arrived.values()]
     known = {(op.rank, op.seq) for op, _ in told}
     for op in never_waited:
         if (op.rank, op.seq) not in known:

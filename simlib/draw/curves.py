@@ -11,7 +11,7 @@ import contextlib
 import threading
 from pathlib import Path
 
-from .notebook import in_notebook
+from .display import in_notebook
 
 EVERY_S = 0.5
 

@@ -84,33 +84,33 @@ class Matcher:
         self._meetings = defaultdict(list)  # group and sort -> [{rank: op} of its k-th collective]
         self._counts = defaultdict(int)  # (group and sort, rank) -> collectives so far
         self._number = {}  # (rank, seq) -> number of the op on its channel
-        self._doors = defaultdict(_Door)  # (group, dst, tag) -> messages to there
+        self._mailboxes = defaultdict(_Mailbox)  # (group, dst, tag) -> messages to there
 
     def post(self, op):
         """Take one op in; a disagreement it reveals is added to `mismatches`."""
         if not op.is_p2p:
             self._post_collective(op)
             return
-        door = self._door(op)
+        mailbox = self._mailbox(op)
         if op.any_source:
-            door.open_any.append(op)
+            mailbox.open_any.append(op)
             return
-        side, peer = (door.sends, op.rank) if op.kind == "send" else (door.recvs, op.peer)
+        side, peer = (mailbox.sends, op.rank) if op.kind == "send" else (mailbox.recvs, op.peer)
         self._number[op.rank, op.seq] = len(side[peer])
         side[peer].append(op)
         if op.kind == "recv":
-            door.received[peer].append(op)
-            door.is_unsure |= any(other.async_op for other in door.open_any)
-        self._compare_messages(door, peer)
+            mailbox.received[peer].append(op)
+            mailbox.is_unsure |= any(other.async_op for other in mailbox.open_any)
+        self._compare_messages(mailbox, peer)
 
     def resolve(self, op):
         """A recv of any source has got its message, from ``op.peer``."""
-        door = self._door(op)
-        door.open_any = [other for other in door.open_any if other.seq != op.seq]
-        door.taken[op.peer].append(op)
-        insort(door.received[op.peer], op, key=lambda op: op.seq)
-        for peer in list(door.sends):
-            self._compare_messages(door, peer)
+        mailbox = self._mailbox(op)
+        mailbox.open_any = [other for other in mailbox.open_any if other.seq != op.seq]
+        mailbox.taken[op.peer].append(op)
+        insort(mailbox.received[op.peer], op, key=lambda op: op.seq)
+        for peer in list(mailbox.sends):
+            self._compare_messages(mailbox, peer)
 
     def is_satisfied(self, op):
         """Whether all that this op needs has been posted, so that a wait for it returns."""
@@ -120,40 +120,40 @@ class Matcher:
         """The `Wait` of a rank that waits for this op; its ``needs`` are empty when it returns."""
         if not op.is_p2p:
             number = self._number[op.rank, op.seq]
-            come = self._meetings[_channel(op)][number]
-            return Wait(op.rank, op, tuple(rank for rank in _company(op) if rank not in come))
-        door = self._door(op)
+            arrived = self._meetings[_channel(op)][number]
+            return Wait(op.rank, op, tuple(rank for rank in _company(op) if rank not in arrived))
+        mailbox = self._mailbox(op)
         if op.kind == "send":
-            return Wait(op.rank, op, () if self._is_received(op, door, is_done) else (op.peer,))
+            return Wait(op.rank, op, () if self._is_received(op, mailbox, is_done) else (op.peer,))
         if op.any_source and op.peer is not None:
             return Wait(op.rank, op, ())
         if op.any_source:
             others = tuple(rank for rank in op.group.ranks if rank != op.rank)
-            return Wait(op.rank, op, () if door.has_message_for_any(op) else others, any_of=True)
-        number = self._number[op.rank, op.seq] + len(door.taken[op.peer])
-        return Wait(op.rank, op, () if number < len(door.sends[op.peer]) else (op.peer,))
+            return Wait(op.rank, op, () if mailbox.has_message_for_any(op) else others, any_of=True)
+        number = self._number[op.rank, op.seq] + len(mailbox.taken[op.peer])
+        return Wait(op.rank, op, () if number < len(mailbox.sends[op.peer]) else (op.peer,))
 
-    def _is_received(self, op, door, is_done):
+    def _is_received(self, op, mailbox, is_done):
         """Whether a send may complete.
 
         An open recv of any source counts for every send that could go there, but for those taken
         up by sends that came before it from the same rank, or are known to be received.
         """
-        place = self._number[op.rank, op.seq] - len(door.received[op.rank])
+        place = self._number[op.rank, op.seq] - len(mailbox.received[op.rank])
         if op.nbytes <= self.eager_limit_bytes or place < 0:
             return True
-        if not door.open_any:
+        if not mailbox.open_any:
             return False
-        others = (src for src in door.sends if src != op.rank)
-        taken = place + sum(self._surely_taken(door, src, is_done) for src in others)
-        return taken < len(door.open_any)
+        others = (src for src in mailbox.sends if src != op.rank)
+        taken = place + sum(self._surely_taken(mailbox, src, is_done) for src in others)
+        return taken < len(mailbox.open_any)
 
-    def _surely_taken(self, door, src, is_done):
+    def _surely_taken(self, mailbox, src, is_done):
         """How many messages of one rank must have gone to open recvs of any source.
 
         Those up to the last complete one; an eager send's being complete proves nothing.
         """
-        left = door.sends[src][len(door.received[src]) :]
+        left = mailbox.sends[src][len(mailbox.received[src]) :]
         met = [send.nbytes > self.eager_limit_bytes and is_done(send) for send in left]
         return len(left) - met[::-1].index(True) if any(met) else 0
 
@@ -191,12 +191,12 @@ class Matcher:
     def unfinished(self):
         """Sends never received and recvs whose message never came, in order of posting."""
         left = []
-        for door in self._doors.values():
-            left += door.open_any
-            for peer in set(door.sends) | set(door.recvs) | set(door.taken):
-                sends, recvs = door.sends[peer], door.recvs[peer]
-                left += sends[len(door.received[peer]) :]
-                left += recvs[max(0, len(sends) - len(door.taken[peer])) :]
+        for mailbox in self._mailboxes.values():
+            left += mailbox.open_any
+            for peer in set(mailbox.sends) | set(mailbox.recvs) | set(mailbox.taken):
+                sends, recvs = mailbox.sends[peer], mailbox.recvs[peer]
+                left += sends[len(mailbox.received[peer]) :]
+                left += recvs[max(0, len(sends) - len(mailbox.taken[peer])) :]
         return sorted(left, key=lambda op: (op.post_s, op.rank, op.seq))
 
     def suspected(self):
@@ -204,10 +204,10 @@ class Matcher:
 
         Not certain, as another message may come; an explanation where a rank has died in the recv.
         """
-        for door in self._doors.values():
-            for src, sends in door.sends.items():
-                left = sends[len(door.received[src]) :]
-                for send, recv in zip(left, door.open_any, strict=False):
+        for mailbox in self._mailboxes.values():
+            for src, sends in mailbox.sends.items():
+                left = sends[len(mailbox.received[src]) :]
+                for send, recv in zip(left, mailbox.open_any, strict=False):
                     rule = _message_disagreement(send, recv)
                     if rule:
                         return Mismatch(rule, {send.rank: send, recv.rank: recv})
@@ -217,15 +217,15 @@ class Matcher:
         """Collectives some member never called: a list of ({rank: Op}, missing ranks)."""
         found = []
         for meetings in self._meetings.values():
-            for come in meetings:
-                op = next(iter(come.values()))
-                missing = tuple(rank for rank in op.group.ranks if rank not in come)
+            for arrived in meetings:
+                op = next(iter(arrived.values()))
+                missing = tuple(rank for rank in op.group.ranks if rank not in arrived)
                 if missing:
-                    found.append((come, missing))
+                    found.append((arrived, missing))
         return found
 
-    def _door(self, op):
-        return self._doors[op.group, op.peer if op.kind == "send" else op.rank, op.tag]
+    def _mailbox(self, op):
+        return self._mailboxes[op.group, op.peer if op.kind == "send" else op.rank, op.tag]
 
     def _post_collective(self, op):
         channel = _channel(op)
@@ -235,39 +235,39 @@ class Matcher:
         meetings = self._meetings[channel]
         if number == len(meetings):
             meetings.append({})
-        come = meetings[number]
-        rules = (disagreement(other, op) for other in self._to_compare(come, op))
+        arrived = meetings[number]
+        rules = (disagreement(other, op) for other in self._to_compare(arrived, op))
         rule = next(filter(None, rules), None)
-        if rule and not any(mismatch.ops is come for mismatch in self.mismatches):
-            self.mismatches.append(Mismatch(rule, come))
-        come[op.rank] = op
+        if rule and not any(mismatch.ops is arrived for mismatch in self.mismatches):
+            self.mismatches.append(Mismatch(rule, arrived))
+        arrived[op.rank] = op
 
     @staticmethod
-    def _to_compare(come, op):
+    def _to_compare(arrived, op):
         """Whom an op is compared with: the first who came, or all where each pair has a part."""
         if op.kind in ("scatter", "all_to_all", "new_group"):
-            return list(come.values())
-        return list(islice(come.values(), 1))
+            return list(arrived.values())
+        return list(islice(arrived.values(), 1))
 
-    def _compare_messages(self, door, src):
+    def _compare_messages(self, mailbox, src):
         """Compare the messages from one rank with the recvs they went to, as far as that is sure.
 
         While a recv of any source is open nobody knows which message it takes, nor which is left
         for later ones. Where a named one was posted beside it, implementations differ in who is
         served first: nothing is compared.
         """
-        if door.is_unsure:
+        if mailbox.is_unsure:
             return
-        sends, received = door.sends[src], door.received[src]
-        first_open = min(op.seq for op in door.open_any) if door.open_any else inf
-        for number in range(door.compared[src], min(len(sends), len(received))):
+        sends, received = mailbox.sends[src], mailbox.received[src]
+        first_open = min(op.seq for op in mailbox.open_any) if mailbox.open_any else inf
+        for number in range(mailbox.compared[src], min(len(sends), len(received))):
             send, recv = sends[number], received[number]
             if recv.seq > first_open:
                 break
             rule = _message_disagreement(send, recv)
             if rule:
                 self.mismatches.append(Mismatch(rule, {op.rank: op for op in (send, recv)}))
-            door.compared[src] = number + 1
+            mailbox.compared[src] = number + 1
 
 
 def _message_disagreement(send, recv):
@@ -276,7 +276,7 @@ def _message_disagreement(send, recv):
     return "shape" if send.nbytes != recv.nbytes else None
 
 
-class _Door:
+class _Mailbox:
     """The messages of one group to one rank with one tag, by their source."""
 
     def __init__(self):

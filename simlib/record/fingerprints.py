@@ -22,22 +22,18 @@ def size_of_table(world_size):
 
 
 class FingerprintTable:
-    """The shared memory; ``fd`` is a descriptor of `size_of_table` bytes.
+    """One rank's view of the shared memory; ``fd`` is a descriptor of `size_of_table` bytes.
 
     Each slot has one cell for each rank. A cell is one 64-bit number, meeting above and word below,
     so that it is written and read in one piece. A rank fills its own cell first and looks at the
     others' then: of two that come at the same moment at least one sees the other.
     """
 
-    def __init__(self, fd, world_size, rank=None):
+    def __init__(self, fd, world_size, rank):
         self._size = world_size
         self._rank = rank
         self._memory = mmap.mmap(fd, size_of_table(world_size))
         self._cells = memoryview(self._memory).cast("Q")
-
-    def clear(self):
-        """Forget all meetings, before a run."""
-        self._memory[:] = bytes(len(self._memory))
 
     def close(self):
         """Give the memory back."""

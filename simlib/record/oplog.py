@@ -255,6 +255,7 @@ class OpLogReader:
     def __init__(self, memory, rank, shared=None):
         self.rank = rank
         self._memory = memory
+        self._loads = safe_pickle.reader()
         self.restart(shared)
 
     def restart(self, shared=None):
@@ -311,7 +312,7 @@ class OpLogReader:
             else:
                 length = _DEFINITION.unpack_from(self._memory, self._position)[1]
                 start = self._position + _DEFINITION.size
-                number, table, value = safe_pickle.loads(self._memory[start : start + length])
+                number, table, value = self._loads(self._memory[start : start + length])
                 self._definitions[table][number] = value
                 self._position = start + length
 

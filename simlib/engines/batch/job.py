@@ -9,11 +9,10 @@ import shutil
 import time
 from pathlib import Path
 
-from ...diagnose.failures import failure_of
+from ...draw.display import open_display, show_and_raise
 from ...model.errors import InvalidCallError, JobError
 from ...model.words import ranks_in_words
 from ...results.run import make_run
-from ..host.display import open_display, show_and_raise
 from .folder import JOBS, JobFolder
 from .job_monitor import JobMonitor
 from .launcher_failures import cause_in, ended_by_queue
@@ -202,7 +201,7 @@ class Job:
         state = self._state.now()
         if state["why"] == "limit":
             return self._out_of_limit()
-        failure = failure_of(monitor)
+        failure = monitor.failure()
         refused = self._folder.read("refused")
         if refused is not None and not monitor.failed_by_itself():
             return JobError(f"{self.name} could not be carried out: {refused.decode()}")

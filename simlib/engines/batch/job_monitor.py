@@ -6,8 +6,7 @@ import pickle
 import time
 
 from ...diagnose import failures
-from ...diagnose.deadlock_detector import DeadlockDetector
-from ...diagnose.monitor import RunMonitor
+from ...diagnose.monitor import DeadlockDetector, RunMonitor
 from .logs import LogFile
 
 STACK_LIMIT_S = 1.0

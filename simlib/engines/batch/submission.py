@@ -12,9 +12,7 @@ import cloudpickle
 
 from ...model.errors import InvalidCallError, JobError
 from ...model.package import ROOT
-from ..host.payload import cell_numbers, pack
-from ..host.request import Surroundings
-from ..host.run_options import check_function, check_timeout, name_of
+from ..host.request import Surroundings, cell_numbers, check_function, check_timeout, name_of, pack
 from .folder import JOBS, JobFolder
 from .job import Job
 from .mpiexec import Mpiexec

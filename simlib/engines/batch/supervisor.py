@@ -12,8 +12,8 @@ import time
 
 import cloudpickle
 
-from ...diagnose.failures import failure_of, how_it_ended
-from ...diagnose.watchdog import Watchdog
+from ...diagnose.failures import how_it_ended
+from ...diagnose.monitor import Watchdog
 from ..host import sleep_count
 from . import logs
 from .job_monitor import JobMonitor
@@ -217,7 +217,7 @@ class JobJudge:
     def last_look(self):
         """All ranks have returned: whether ops disagreed all the same; returns an exit code."""
         self._monitor.take_in()
-        found = failure_of(self._monitor)
+        found = self._monitor.failure()
         if found is not None and not self._monitor.failed():
             self._say(found)
         return 1 if found is not None else 0

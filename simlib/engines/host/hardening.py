@@ -10,7 +10,7 @@ import secrets
 import sys
 from multiprocessing import forkserver
 
-from ...model.trust import are_ranks_trusted
+from ...model.trust import VARIABLE
 
 PR_SET_DUMPABLE = 4
 
@@ -72,6 +72,6 @@ def go_home():
 
     The kernel of such a run and its server of processes are elsewhere, and do not.
     """
-    if not are_ranks_trusted():
+    if VARIABLE in os.environ:
         os.chdir(os.environ["HOME"])
         sys.path.insert(0, "")

@@ -4,6 +4,7 @@
 """
 
 # ruff: noqa: E402, F401
+import os
 import signal
 
 # The Stop button reaches the whole process group. The server was started with the signal blocked.
@@ -21,7 +22,7 @@ import torch.nn.parallel
 import torch.optim
 import tqdm.std
 
-from ...model.trust import are_ranks_trusted
+from ...model.trust import VARIABLE
 from ...record import backend, returned
 from . import hardening
 
@@ -29,7 +30,7 @@ from . import hardening
 # behind where the rank is killed. Ranks share no terminal: the lock for threads is enough.
 tqdm.std.TqdmDefaultWriteLock.mp_lock = None
 
-if not are_ranks_trusted():  # and this is their parent
+if VARIABLE in os.environ:  # and this is their parent
     hardening.close_to_others()
     hardening.give_up_output()
 

@@ -1,14 +1,76 @@
-"""What a process of ranks is sent to begin a run, and how it takes on the kernel's surroundings."""
+"""What a run asks for, and what its processes are sent: functions by value, surroundings, messages.
+
+The same for every engine.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import linecache
+import numbers
 import os
 import pickle
+import runpy
+import struct
 import sys
+import warnings
 from dataclasses import dataclass, field
 
+import cloudpickle
+
 from ...model.errors import InvalidCallError
+
+HEAVY_BYTES = 20 << 20
+_serves = []
+_LENGTH = struct.Struct("<Q")
+FRAME = struct.Struct("=ii")
+"""Before each piece of output that several ranks send down one pipe: the rank, and its length."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is watched; see `run`."""
+
+    name: str
+    timeout_s: float | None = 120
+    strict: bool = False
+    check: bool = True
+
+
+def check_function(function, caller):
+    """Refuse what cannot be called; ``caller`` is the name of the function it was given to."""
+    if not callable(function):
+        raise InvalidCallError(
+            f"{caller} needs a function main(rank, world_size) to call, not {function!r}"
+        )
+
+
+def check_world_size(world_size, most, why):
+    """The number of ranks as an int; refused where it is none from 1 to ``most``."""
+    is_count = isinstance(world_size, numbers.Integral) and not isinstance(world_size, bool)
+    if is_count and 1 <= world_size <= most:
+        return int(world_size)
+    raise InvalidCallError(f"world_size={world_size!r} is not possible: {why}")
+
+
+def check_timeout(timeout_s):
+    """Refuse what is no limit in seconds; None is one that never comes."""
+    is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and timeout_s > 0):
+        raise InvalidCallError(
+            f"timeout_s={timeout_s!r} must be a positive number of seconds, or None for no limit"
+        )
+
+
+def name_of(function):
+    """What a rank function is called."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def script(rank, world_size, path):
+    """The rank function of a whole script: every rank runs it, as ``__main__``."""
+    sys.path.insert(0, os.path.dirname(path))
+    runpy.run_path(path, run_name="__main__")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +160,148 @@ class Request:
         if self.per_rank_args is not None:
             args = pickle.loads(self.per_rank_args[rank])
         return function, args, kwargs
+
+
+class ByRank:
+    """Arguments that differ from rank to rank: a rank is sent its own and no others.
+
+    Parameters
+    ----------
+    args : sequence of sequence
+        By rank.
+    """
+
+    def __init__(self, args):
+        self.packed = [cloudpickle.dumps(tuple(own), protocol=5) for own in args]
+
+
+def pack(function, args, kwargs, world_size):
+    """The function and its arguments as bytes; a clear error where something cannot travel."""
+    if not isinstance(args, (tuple, list)):
+        raise InvalidCallError(f"args={args!r} must be a tuple: for one argument args=({args!r},)")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise InvalidCallError(f"kwargs={kwargs!r} must be a dict: kwargs={{'name': value}}")
+    try:
+        payload = cloudpickle.dumps((function, tuple(args), dict(kwargs or {})), protocol=5)
+    except Exception as error:
+        name = getattr(function, "__name__", repr(function))
+        culprit = _culprit(function, args, kwargs)
+        raise InvalidCallError(
+            f"{name} cannot be sent to the ranks, which are other processes: {culprit} "
+            f"({type(error).__name__}: {error}). Make it inside the function instead."
+        ) from None
+    if len(payload) > HEAVY_BYTES:
+        size = len(payload) / 1e6
+        heaviest = max(_parts(function, args, kwargs), key=lambda part: _size(part[1]))[0]
+        warnings.warn(
+            f"every one of the {world_size} ranks is sent {size:,.0f} MB with this function, most "
+            f"of it {heaviest}: make large data inside the function",
+            stacklevel=4,
+        )
+    return payload
+
+
+def _parts(function, args, kwargs):
+    """What the function takes along, each with its name in words."""
+    parts = [(f"argument {number}", value) for number, value in enumerate(args)]
+    parts += [(f"argument {name!r}", value) for name, value in (kwargs or {}).items()]
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        for name in _global_names(code):
+            if name in function.__globals__:
+                parts.append((f"the global {name!r}", function.__globals__[name]))
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not assigned yet
+                parts.append((f"the outer variable {name!r}", cell.cell_contents))
+    return parts or [("the function itself", function)]
+
+
+def _global_names(code):
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if hasattr(constant, "co_names"):
+            names |= _global_names(constant)
+    return names
+
+
+def _size(value):
+    try:
+        return len(cloudpickle.dumps(value, protocol=5))
+    except Exception:
+        return 0
+
+
+def _culprit(function, args, kwargs):
+    for name, value in _parts(function, args, kwargs):
+        try:
+            cloudpickle.dumps(value, protocol=5)
+        except Exception:
+            return f"{name}, a {type(value).__qualname__}, has no copy that can travel"
+    return "something it holds has no copy that can travel"
+
+
+def cell_numbers():
+    """File name of every notebook cell run so far -> its execution count."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return dict(getattr(getattr(shell, "compile", None), "_filename_map", None) or {})
+
+
+def new_cells(world, cells):
+    """The sources of cells that this world has not been sent yet."""
+    new = {
+        name: linecache.cache[name]
+        for name in cells
+        if name not in world.cells_sent and name in linecache.cache
+    }
+    world.cells_sent |= set(new)
+    return new
+
+
+def serve(what):
+    """Note that this process serves runs of some sort, ``"a run"`` or ``"a simulation"``."""
+    _serves.append(what)
+
+
+def refuse_within_ranks(what):
+    """Refuse to start a run of that sort in a process that serves one.
+
+    Raises
+    ------
+    InvalidCallError
+        This process does.
+    """
+    if what in _serves:
+        raise InvalidCallError(
+            f"this process is a rank of {what} already, and a rank cannot start another one: where "
+            "a file starts it when it is imported, put that line below "
+            'if __name__ == "__main__":'
+        )
+
+
+def send_bytes(sock, payload):
+    """Send one message, given as bytes."""
+    sock.sendall(_LENGTH.pack(len(payload)))
+    sock.sendall(payload)
+
+
+def send(sock, message):
+    """Send one message: any object that plain pickle takes."""
+    send_bytes(sock, pickle.dumps(message, protocol=5))
+
+
+def receive(sock, loads=pickle.loads):
+    """Receive one message; EOFError when the other side is gone."""
+    (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
+    return loads(_exactly(sock, length))
+
+
+def _exactly(sock, length):
+    payload = bytearray(length)
+    view = memoryview(payload)
+    while view:
+        count = sock.recv_into(view)
+        if not count:
+            raise EOFError("the other side of the channel is gone")
+        view = view[count:]
+    return payload

@@ -9,11 +9,9 @@ import signal
 import time
 
 from ...diagnose import failures
-from ...diagnose.deadlock_detector import DeadlockDetector
-from ...diagnose.monitor import RunMonitor
-from ...diagnose.watchdog import Watchdog
-from ...record import safe_pickle
-from ..host import channel, sleep_count
+from ...diagnose.monitor import DeadlockDetector, RunMonitor, Watchdog
+from ..host import sleep_count
+from ..host.request import receive, send, send_bytes
 
 POLL_S = 0.02
 """How often the kernel looks at the ranks while none of them has anything to say."""
@@ -52,15 +50,15 @@ class ProcessMonitor(RunMonitor):
         message = pickle.dumps(("run", request), protocol=5)
         for rank in self.world.ranks:
             try:
-                channel.send_bytes(rank.control, message)
-                channel.send(rank.control, args and args[rank.rank])
+                send_bytes(rank.control, message)
+                send(rank.control, args and args[rank.rank])
             except OSError:  # it died between two runs; its sentinel says how
                 pass
         while self.running():
             self._take_in(POLL_S)
             if self.failed():
                 self._let_others_settle()
-                return failures.failure_of(self)
+                return self.failure()
             found = self.stuck()
             if found is not None:
                 return self._settled(found)
@@ -68,7 +66,7 @@ class ProcessMonitor(RunMonitor):
             if found is not None:
                 return found
         self._take_in(0)
-        return failures.failure_of(self)
+        return self.failure()
 
     def _settled(self, found):
         """The verdict when all other ranks have come to rest too, so that it names the same always.
@@ -80,7 +78,7 @@ class ProcessMonitor(RunMonitor):
             self._take_in(POLL_S)
             self.detector.look(self.running())
             found = self.detector.verdict(self.running(), self.exited()) or found
-        return failures.failure_of(self) if self.failed() else found
+        return self.failure() if self.failed() else found
 
     def _let_others_settle(self):
         """Give the other ranks time to fail too, so that the verdict names all who do.
@@ -146,7 +144,7 @@ class ProcessMonitor(RunMonitor):
 
     def _read_answer(self, rank):
         try:
-            self.answers[rank.rank] = channel.receive(rank.control, safe_pickle.loads)
+            self.answers[rank.rank] = receive(rank.control, self.world.read)
         except (EOFError, ConnectionError):
             self._forget(rank.control)
             return

@@ -15,7 +15,6 @@ from ...record import backend, returned
 from ...record.fingerprints import FingerprintTable
 from ...record.oplog import CAPACITY, OpLogWriter
 from ...record.recorder import Recorder
-from ..host import channel, nesting
 from ..host.hardening import go_home
 from ..host.isolation import Baseline, fresh_random_state
 from ..host.process_setup import (
@@ -25,7 +24,7 @@ from ..host.process_setup import (
     is_alone,
     show_errors_of_commands,
 )
-from ..host.request import Request
+from ..host.request import Request, receive, send, send_bytes, serve
 
 
 @dataclass(kw_only=True)
@@ -51,7 +50,7 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     their way from the kernel; ``store`` is one too, or a path, see `world.create_store`.
     """
     die_with_the_kernel(lifeline.detach())
-    nesting.serve("a run")
+    serve("a run")
     go_home()
     output = Output(stdout.detach(), stderr.detach())
     show_errors_of_commands()
@@ -67,23 +66,23 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     membership = backend.Membership(rendezvous)
     baseline = Baseline()
     own_pid = os.getpid()
-    channel.send(sock, ("ready", None))
+    send(sock, ("ready", None))
     while True:
         try:
-            word, request = channel.receive(sock)
+            word, request = receive(sock)
         except (EOFError, ConnectionError):
             os._exit(0)
         if word == "run":
             membership.begin(request.number)
             recorder.begin(fingerprints if request.check else None)
-            own = channel.receive(sock)
+            own = receive(sock)
             request.per_rank_args = None if own is None else {rank: own}
             answer = _run(request, rank, world_size, writer)
             if os.getpid() != own_pid:
                 os._exit(0)  # a child that the learner forked has come back from the function
-            channel.send_bytes(sock, answer)
+            send_bytes(sock, answer)
         else:
-            channel.send(sock, ("clean", _clean(baseline, recorder, membership, output)))
+            send(sock, ("clean", _clean(baseline, recorder, membership, output)))
 
 
 def _store_path(store):

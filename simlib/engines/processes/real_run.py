@@ -5,24 +5,26 @@ from __future__ import annotations
 import os
 
 from ...diagnose import failures, verdicts
+from ...draw.display import open_display, show_and_raise
 from ...model import errors
 from ...results.run import left_nothing_over, make_run
-from ..host import nesting
-from ..host.display import open_display, show_and_raise
-from ..host.payload import ByRank, cell_numbers, new_cells, pack
-from ..host.request import Surroundings
-from ..host.run_options import (
+from ..host.request import (
+    ByRank,
     Options,
+    Surroundings,
+    cell_numbers,
     check_function,
     check_timeout,
     check_world_size,
     name_of,
+    new_cells,
+    pack,
+    refuse_within_ranks,
     script,
 )
-from .pool import pool
 from .process_monitor import ProcessMonitor
 from .rank_main import RunRequest
-from .world import World
+from .worlds import pool
 
 MAX_RANKS = 64
 
@@ -108,7 +110,7 @@ def run_script(path, world_size, argv, *, timeout_s=120, strict=False):
 
 
 def _run_payload(payload, world_size, options, fresh, argv, per_rank_args=None):
-    nesting.refuse("a run")
+    refuse_within_ranks("a run")
     check_timeout(options.timeout_s)
     request = RunRequest(
         payload=payload,
@@ -133,9 +135,7 @@ def _run_in(world, monitor, request, options):
     """Run in this world and give it back; returns the `Run` and the error to raise, or None."""
     clean = False
     try:
-        world.fingerprints.clear()
-        world.runs += 1
-        request.number = world.runs
+        request.number = world.begin_run()
         request.cells = new_cells(world, monitor.cells)
         failure = _watched(monitor, request)
         result = make_run(monitor)
@@ -145,7 +145,7 @@ def _run_in(world, monitor, request, options):
                 failure = verdicts.as_error(result.findings[0])
         clean = failure is None and left_nothing_over(result.trace)
     finally:
-        pool(World).give_back(world, clean)
+        pool().give_back(world, clean)
     return result, failure
 
 
@@ -157,7 +157,7 @@ def _watched(monitor, request):
 
 
 def _take_world(world_size, fresh, display):
-    worlds = pool(World)
+    worlds = pool()
     if not worlds.has_server:
         display.status(
             "starting the rank server: it imports torch, once per kernel (some 3 seconds) ..."

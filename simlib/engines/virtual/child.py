@@ -18,11 +18,10 @@ import torch
 from ...clockwork.simulation import Simulation
 from ...model.cluster import Topology
 from ...record import backend, safe_pickle
-from ..host import channel, nesting
-from ..host.channel import FRAME
 from ..host.hardening import go_home
 from ..host.isolation import Baseline
 from ..host.process_setup import die_with_the_kernel
+from ..host.request import FRAME, receive, send, send_bytes, serve
 from . import per_rank
 from .ddp import share_what_ddp_gathers
 from .ranks import Ranks
@@ -35,7 +34,7 @@ STACK_BYTES = 4 << 20
 def child_main(control, lifeline, stdout, stderr, memory):
     """Serve simulations until the kernel closes the control socket; arguments are descriptors."""
     die_with_the_kernel(lifeline.detach())
-    nesting.serve("a simulation")
+    serve("a simulation")
     go_home()
     output, native = stdout.detach(), stderr.detach()
     memory = memory.detach()
@@ -52,10 +51,10 @@ def child_main(control, lifeline, stdout, stderr, memory):
     process = Process(per_rank.separate_threads(FramedOutput(output)))
     backend.install(process.create_group)
     baseline = Baseline()
-    channel.send(sock, ("ready", None))
+    send(sock, ("ready", None))
     while True:
         try:
-            word, request = channel.receive(sock)
+            word, request = receive(sock)
         except (EOFError, ConnectionError):
             os._exit(0)
         if word == "run":
@@ -63,9 +62,9 @@ def child_main(control, lifeline, stdout, stderr, memory):
                 report = process.run(request, memory)
             except Exception:  # ours: nothing of the learner's runs in this thread
                 report = safe_pickle.dumps(("failed", traceback.format_exc()))
-            channel.send_bytes(sock, report)
+            send_bytes(sock, report)
         else:
-            channel.send(sock, ("clean", process.why_not_clean() or baseline.restore()))
+            send(sock, ("clean", process.why_not_clean() or baseline.restore()))
 
 
 class FramedOutput:

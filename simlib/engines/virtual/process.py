@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from ...record import safe_pickle
 from ...record.oplog import NOBODY, OpLogReader, Shared, create_shared_memory
-from ..host import channel
 from ..host.forkserver import RANK_NAME, server_context, travelling, uninterrupted
+from ..host.request import receive, send
 from .child import child_main
 from .ranks import PAGE, RUNNING
 
@@ -60,7 +60,7 @@ class SimulatorProcess:
             return True
         self.control.settimeout(START_LIMIT_S)
         try:
-            reason = channel.receive(self.control, safe_pickle.loads)[1]
+            reason = receive(self.control, safe_pickle.loads)[1]
         except (EOFError, OSError):
             return False
         finally:
@@ -71,7 +71,7 @@ class SimulatorProcess:
     def start_cleaning(self):
         """Ask it to put back what the ranks changed. False where it is gone."""
         try:
-            channel.send(self.control, ("clean", None))
+            send(self.control, ("clean", None))
         except OSError:
             return False
         self._state = "cleaning"
@@ -91,7 +91,7 @@ class SimulatorProcess:
         ]
         RUNNING.pack_into(self._head, 0, NOBODY, 0)
         self._state = "running"
-        channel.send(self.control, ("run", replace(request, region=region)))
+        send(self.control, ("run", replace(request, region=region)))
         return readers
 
     @property

@@ -16,18 +16,21 @@ from ...clockwork.simulation_options import (
     eager_limit,
 )
 from ...diagnose import failures, verdicts
+from ...draw.display import SilentDisplay, open_display, show_and_raise
 from ...model import errors
 from ...model.cluster import Cluster, Topology
 from ...results.run import make_run
-from ..host import nesting
-from ..host.display import SilentDisplay, open_display, show_and_raise
-from ..host.payload import ByRank, cell_numbers, new_cells, pack
-from ..host.request import Surroundings
-from ..host.run_options import (
+from ..host.request import (
+    ByRank,
+    Surroundings,
+    cell_numbers,
     check_function,
     check_timeout,
     check_world_size,
     name_of,
+    new_cells,
+    pack,
+    refuse_within_ranks,
     script,
 )
 from . import reordering
@@ -163,7 +166,7 @@ class SimulationOptions(Options):
 
 
 def _simulate(request):
-    nesting.refuse("a simulation")
+    refuse_within_ranks("a simulation")
     options = request.options
     display = open_display()
     outputs = ()

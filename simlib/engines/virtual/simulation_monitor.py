@@ -11,13 +11,10 @@ import sys
 import time
 
 from ...diagnose import failures
-from ...diagnose.deadlock_detector import DeadlockDetector
-from ...diagnose.monitor import RunMonitor
-from ...diagnose.watchdog import Watchdog
+from ...diagnose.monitor import DeadlockDetector, RunMonitor, Watchdog
 from ...model import errors
 from ...record import safe_pickle
-from ..host import channel
-from ..host.channel import FRAME
+from ..host.request import FRAME, receive
 
 POLL_S = 0.02
 STACK_LIMIT_S = 2.0
@@ -169,7 +166,7 @@ class SimulationMonitor(RunMonitor):
 
     def _read_report(self):
         try:
-            word, report = channel.receive(self._process.control, safe_pickle.loads)
+            word, report = receive(self._process.control, safe_pickle.loads)
         except (EOFError, ConnectionError):
             self._process_died = True
             return

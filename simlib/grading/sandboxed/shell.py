@@ -13,8 +13,8 @@ from json import dumps, loads  # a student may put others into json
 
 from ...checks.verdict import Verdict
 from ...engines.host.hardening import go_home
-from ...engines.host.payload import pack
 from ...engines.host.process_setup import die_with_the_kernel, show_errors_of_commands
+from ...engines.host.request import pack
 from .submitted import parameters_of
 
 LENGTH = struct.Struct("<I")

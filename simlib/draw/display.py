@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import html
+import os
 import sys
 import time
 
-from ...draw.notebook import in_notebook
-from ...model.trust import are_ranks_trusted
+from ..model.trust import VARIABLE
 
 SHOWN_LINES = 400
 """Lines of one rank that a notebook shows after a run."""
@@ -41,9 +41,16 @@ def _shortened(lines):
     return [*lines[:half], note, *lines[-half:]]
 
 
+def in_notebook():
+    """Whether this code runs in a Jupyter kernel."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return hasattr(shell, "kernel")
+
+
 def open_display():
     """The display of a run: a notebook's or a terminal's; none where outputs are compared."""
-    if not are_ranks_trusted():
+    if VARIABLE in os.environ:
         return SilentDisplay()
     return NotebookDisplay() if in_notebook() else TerminalDisplay()
 
