@@ -13,7 +13,7 @@
 """
 
 from . import clusters, digits, scale
-from .diagnose.verdicts import Finding
+from .diagnose.findings import Finding
 from .draw.curves import draw_curves, live_curves
 from .engines.batch import Job, Mpiexec, Slurm, jobs, submit
 from .engines.batch.doctor import doctor

@@ -6,6 +6,7 @@ import functools
 import inspect
 import zlib
 
+from ..diagnose.findings import KINDS, UNFINISHED
 from ..engines.processes.real_run import run as run_on_processes
 from ..model.errors import DeadlockError, MismatchError, RankError, SimlibError, StuckError
 from ..record.safe_values import Exchanged
@@ -266,7 +267,12 @@ def rule_complaint(run, given, rules):
 
 def found_by_the_engine(run):
     """A sentence about a race, a lost message or an op that nobody waited for, else None."""
-    return finding(run, "race") or lost_message(run) or finding(run, "unfinished")
+    for kind in reversed(KINDS):
+        lost = lost_message(run) if kind is UNFINISHED else None  # the same in simpler words
+        sentence = lost or finding(run, kind.name)
+        if sentence:
+            return sentence
+    return None
 
 
 def lost_message(run):

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from ..model.failure_report import FailureReport
 from ..model.matching import Matcher
 from . import failures, verdicts
+from .findings import Evidence, found_in
 
 KEPT_BYTES = 1 << 20
 """What is kept of one rank's output: the first and the last half of this many bytes."""
@@ -162,18 +163,19 @@ class DeadlockDetector:
         return verdicts.mismatch(found) if found else None
 
     def findings(self):
-        """What was left over or raced in a run that ended well."""
+        """What was left over or raced in a run that ended well; see `findings`."""
         self._take_in()
-        never_waited = [
-            log.op_at(log.offset_of(seq), seq, 0, self._cells)
-            for log in self._logs
-            for seq in log.requests_never_waited()
-        ]
-        touched = [race for log in self._logs for race in log.races(self._cells)]
-        left = [*self._matcher.unfinished()], [*self._matcher.absent()]
-        if not (never_waited or touched or any(left)):
-            return []
-        return verdicts.unfinished(*left, never_waited) + verdicts.races(touched)
+        evidence = Evidence(
+            unfinished=self._matcher.unfinished(),
+            absent=self._matcher.absent(),
+            never_waited=[
+                log.op_at(log.offset_of(seq), seq, 0, self._cells)
+                for log in self._logs
+                for seq in log.requests_never_waited()
+            ],
+            touched=[race for log in self._logs for race in log.races(self._cells)],
+        )
+        return found_in(evidence) if any(evidence) else []
 
     def _take_in(self):
         """Give the matcher what has been posted since the last time."""

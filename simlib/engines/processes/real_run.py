@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from ...diagnose import failures, verdicts
+from ...diagnose import failures
+from ...diagnose.findings import as_error
 from ...draw.display import open_display, show_and_raise
 from ...model import errors
 from ...results.run import left_nothing_over, make_run
@@ -142,7 +143,7 @@ def _run_in(world, monitor, request, options):
         if failure is None and options.check:
             result.findings = monitor.detector.findings()
             if options.strict and result.findings:
-                failure = verdicts.as_error(result.findings[0])
+                failure = as_error(result.findings[0])
         clean = failure is None and left_nothing_over(result.trace)
     finally:
         pool().give_back(world, clean)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...diagnose.verdicts import Finding
+from ...diagnose.findings import Finding
 
 VERDICTS = frozenset({"deadlock", "mismatch", "invalid", "rank_error", "rank_died"})
 """Kinds of failures that say something of the program, not of the machine or of who watches."""

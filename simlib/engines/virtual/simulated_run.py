@@ -15,7 +15,8 @@ from ...clockwork.simulation_options import (
     check_seed,
     eager_limit,
 )
-from ...diagnose import failures, verdicts
+from ...diagnose import failures
+from ...diagnose.findings import as_error
 from ...draw.display import SilentDisplay, open_display, show_and_raise
 from ...model import errors
 from ...model.cluster import Cluster, Topology
@@ -176,7 +177,7 @@ def _simulate(request):
             found = _other_order(request, result, answers)
             result.findings += [found] if found is not None else []
         if failure is None and options.strict and result.findings:
-            failure = verdicts.as_error(result.findings[0])
+            failure = as_error(result.findings[0])
     finally:
         display.close(outputs)
     return show_and_raise(display, result, failure)
