@@ -34,7 +34,7 @@ class Finding:
     sites: dict
     run: object = field(default=None, repr=False, compare=False)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.kind}: {self.message}"
 
 
@@ -78,7 +78,7 @@ class FindingKind:
     tell: Callable[[Evidence], list[tuple[Op, str]]]
 
 
-def _unfinished(evidence):
+def _unfinished(evidence: Evidence) -> list[tuple[Op, str]]:
     """Messages nobody received, calls some ranks left out, requests nobody waited for."""
     told = []
     for op in evidence.unfinished:
@@ -95,7 +95,7 @@ def _unfinished(evidence):
     return told
 
 
-def _races(evidence):
+def _races(evidence: Evidence) -> list[tuple[Op, str]]:
     """Buffers that were touched while a request on them was open."""
     told = []
     for how, op, other, site in evidence.touched:
@@ -129,9 +129,9 @@ def found_in(evidence: Evidence) -> list[Finding]:
     return [one for kind in KINDS for one in _folded(kind.name, kind.tell(evidence))]
 
 
-def _folded(kind, told):
+def _folded(kind: str, told: list[tuple[Op, str]]) -> list[Finding]:
     """One finding for all ranks of whom the same is told at the same line."""
-    alike = {}
+    alike: dict[tuple, list[Op]] = {}
     for op, what in told:
         alike.setdefault((op.kind, op.site.file, op.site.lineno, what), []).append(op)
     found = []

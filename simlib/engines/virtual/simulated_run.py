@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ... import clusters
 from ...clockwork.simulation_options import (
@@ -20,7 +22,7 @@ from ...diagnose.findings import as_error
 from ...draw.display import SilentDisplay, open_display, show_and_raise
 from ...model import errors
 from ...model.cluster import Cluster, Topology
-from ...results.run import make_run
+from ...results.run import Run, make_run
 from ..host.request import (
     ByRank,
     Surroundings,
@@ -43,27 +45,27 @@ MAX_RANKS = 4096
 
 
 def simulate(
-    function,
-    world_size,
-    args=(),
-    kwargs=None,
+    function: Callable[..., Any],
+    world_size: int,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
-    cluster=None,
-    placement="block",
-    sends="rendezvous",
-    eager_limit_bytes=None,
-    algorithms="mpich",
-    expand=False,
-    compute="flops",
-    memory=None,
-    slow=None,
-    kill=None,
-    seed=None,
-    timeout_s=120,
-    strict=False,
-    check=True,
-    **algorithm_of,
-):
+    cluster: Cluster | None = None,
+    placement: str | list[int] = "block",
+    sends: str = "rendezvous",
+    eager_limit_bytes: int | None = None,
+    algorithms: str = "mpich",
+    expand: bool = False,
+    compute: str = "flops",
+    memory: bool | None = None,
+    slow: Mapping[int, float] | None = None,
+    kill: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    timeout_s: float | None = 120,
+    strict: bool = False,
+    check: bool = True,
+    **algorithm_of: str,
+) -> Run:
     """Run a rank function on a modelled cluster, under a virtual clock.
 
     The function is the same as for `run`, and so is what comes back. Times are virtual: they
