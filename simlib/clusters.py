@@ -26,8 +26,8 @@ __all__ = [
 def ethernet_1g(nodes: int, ranks_per_node: int = 1, **more: Any) -> Cluster:
     """Nodes on 1 Gbit/s Ethernet, with TCP.
 
-    **Source** line rate: IEEE 802.3ab; latency: 50 us, the order of a small TCP message through a
-    kernel and one store-and-forward switch.
+    **Source** line rate: IEEE 802.3ab; latency: 50 us, the order of a small TCP message through an
+    operating system and one store-and-forward switch.
     """
     return _cluster(nodes, ranks_per_node, Link(50e-6, 1e9 / 8), **more)
 
@@ -63,7 +63,7 @@ def nvlink_nodes(nodes: int, ranks_per_node: int = 8, **more: Any) -> Cluster:
     **Source** in the node: the V100s of a DGX-2H. Shoeybi et al. 2019 (arXiv 1909.08053) name 300
     GB/s between them, which is both directions together: a V100 has six NVLinks of 25 GB/s each way
     (Nvidia, NVLink page, nvidia.com/en-us/data-center/nvlink). Latency 5 us, the order of a
-    kernel's launch. Between nodes: as `infiniband_hdr`, one adapter for each of 8 GPUs, taken as
+    launch on a GPU. Between nodes: as `infiniband_hdr`, one adapter for each of 8 GPUs, taken as
     one link of a node.
     """
     more.setdefault("intra", Link(5e-6, 150e9))

@@ -313,7 +313,7 @@ class RunMonitor(ABC):
         return self.detector.mismatch(bool(self.deaths)) if self.check else None
 
     def failure(self) -> SimlibError | None:
-        """The error for what the ranks came to, or None where all is well so far.
+        """The error that the ranks' failures are, or None where all is well so far.
 
         Ops that meet and disagree come first: they explain whatever came of it.
         """

@@ -21,7 +21,7 @@ def race(run, other, other_failure, seed, answers, other_answers):
         What the other one ended with.
     seed : int
     answers, other_answers : dict
-        rank -> what its function came to, as bytes.
+        rank -> what its function returned or raised, as bytes.
     """
     if other_failure is not None:
         first = str(other_failure).partition("\n")[0]
