@@ -117,7 +117,7 @@ class Run:
 
     def heat_map(self):
         """Draw `traffic`: who sent how many bytes to whom. Returns a matplotlib Figure."""
-        from ..draw.timeline import draw_traffic
+        from ..draw.heat_map import draw_traffic
 
         return draw_traffic(self)
 
@@ -170,7 +170,7 @@ class Run:
         return self.table()
 
     def _repr_png_(self):
-        from ..draw.timeline import png_of
+        from ..draw.figures import png_of
 
         return png_of(self.timeline())
 
