@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..engines.virtual.simulated_run import simulate
 from ..model.cluster import Cluster
-from ..model.numbers import seconds_text
+from ..model.words import seconds_text
 from .rules import Rule, are_enough
 from .verdict import values_are_right
 

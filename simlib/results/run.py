@@ -140,7 +140,7 @@ class Run:
 
     def heat_map(self) -> Figure:
         """Draw `traffic`: who sent how many bytes to whom. Returns a matplotlib Figure."""
-        from ..draw.timeline import draw_traffic
+        from ..draw.heat_map import draw_traffic
 
         return draw_traffic(self)
 
@@ -193,7 +193,7 @@ class Run:
         return self.table()
 
     def _repr_png_(self) -> bytes:
-        from ..draw.timeline import png_of
+        from ..draw.figures import png_of
 
         return png_of(self.timeline())
 
