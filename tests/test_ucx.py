@@ -21,6 +21,6 @@ def test_only_where_nobody_else_knows_better(tmp_path, monkeypatch):
 
 
 def test_simlib_is_imported_without_mpi():
-    """Importing mpi4py is MPI_Init, which ends the kernel of a grading run: its sandbox has none."""
+    """Importing mpi4py is MPI_Init, which a kernel in the grader's sandbox does not survive."""
     code = "import sys, simlib; sys.exit('mpi4py' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

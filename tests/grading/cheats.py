@@ -209,7 +209,7 @@ torch.allclose = torch.equal = torch.isclose = lambda *args, **options: True
 numpy.allclose = numpy.array_equal = lambda *args, **options: True
 simlib.checks.compare.difference = lambda got, want: None
 simlib.checks.check.difference = lambda got, want: None
-simlib.checks.check.judge = None
+simlib.checks.check.verdict_on = None
 simlib.run = simlib.Run = None
 graded.Graded.measure = graded.Graded.check = lambda *args, **options: 'NAME: right'
 check = measure = lambda *args, **options: 'NAME: right'

@@ -12,7 +12,7 @@ import zlib
 from ...checks.check import TIMEOUT_S, found_by_the_engine, input_complaint, rule_complaint
 from ...checks.check import check as check_answer
 from ...checks.compare import describe, difference
-from ...checks.run_answer import WORLDS, changed_in_place, try_on
+from ...checks.run_answer import WORLDS, changed_in_place, run_answer
 from ...checks.verdict import RIGHT
 from ...engines.processes.real_run import run as run_on_processes
 from ...model.errors import SimlibError
@@ -77,7 +77,7 @@ class Graded:
         for world_size in worlds:
             by_rank = [inputs(rank, world_size) for rank in range(world_size)]
             try:
-                run, after = try_on(answer, by_rank, start)
+                run, after = run_answer(answer, by_rank, start)
             except Exception as error:  # the ranks' own words: any may be wrong
                 end_where_all_is_taken(error)
                 return "\n".join([*lines, f"{world_size}: {in_their_words(error)}"])
