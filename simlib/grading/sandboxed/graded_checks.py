@@ -1,4 +1,4 @@
-"""`check` and `measure` as they are in a grading run: told apart from what a notebook calls."""
+"""`check` and `measure` as a grading run has them, in the place of those that a notebook calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ...checks.run_answer import WORLDS, changed_in_place, run_answer
 from ...checks.verdict import RIGHT
 from ...engines.processes.real_run import run as run_on_processes
 from ...model.errors import SimlibError
-from ..score import ALLOWED, MARK, clean
+from ..score import ALLOWED, MARK
+from ..texts import clean
 
 FLOOR = 1 / 8
 """Of the bytes that the solution sends: uint8 in the place of int64 is honest."""
@@ -25,7 +26,7 @@ SLOWER = 2
 """A check waits so many times as long for its ranks as at a student's: others share the machine."""
 
 
-class Graded:
+class GradedChecks:
     """What checks and hidden cells of one run have seen, by question.
 
     Parameters
@@ -58,7 +59,7 @@ class Graded:
             end_where_all_is_taken(error)
             raise
         self.verdicts[question] = verdict
-        return Told(verdict)
+        return GradedVerdict(verdict)
 
     def measure(self, answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20, start=None):
         """What an answer gives and whether it kept the rules of its check, in lines of text.
@@ -126,7 +127,7 @@ def end_where_all_is_taken(error):
         os._exit(1)
 
 
-class Told:
+class GradedVerdict:
     """A verdict in a form that is the same for every right answer."""
 
     def __init__(self, verdict):
