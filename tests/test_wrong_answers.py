@@ -11,7 +11,7 @@ import jupytext
 import pytest
 
 from simlib.checks.check import fingerprint
-from simlib.grading import misconceptions
+from simlib.grading import known_answers
 from simlib.grading.source import solution_source, stub_source
 
 TESTS = Path(__file__).parent
@@ -89,7 +89,7 @@ def test_what_a_wrong_answer_is_goes_on_after_this_is(path):
     for answer, said in zip(names["WRONG"], words, strict=True):
         assert re.fullmatch(r"[a-z].{,73}[^.\s]", said), f"{answer.__name__}: {said!r}"
     assert len(set(words)) == len(words)
-    assert list(misconceptions.sources_of(path.parent, path, names["QUESTION"])) == words
+    assert list(known_answers.sources_of(path.parent, path, names["QUESTION"])) == words
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
