@@ -1,7 +1,7 @@
 """When simlib tells UCX how to send."""
 
 import simlib
-from simlib.mpi import ucx
+from simlib.launch import ucx
 
 
 def test_only_where_nobody_else_knows_better(tmp_path, monkeypatch):

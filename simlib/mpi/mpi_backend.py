@@ -11,9 +11,9 @@ from mpi4py import MPI
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import default_pg_timeout
 
+from ..launch.rendezvous import meet
 from ..model.errors import InvalidCallError, JobError
 from .mpi_group import MpiGroup
-from .rendezvous import meet
 
 BACKEND = "mpi4py"
 KNOWN_TO_MPI = ("backend", "init_method", "store", "rank", "world_size")

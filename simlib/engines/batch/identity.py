@@ -10,8 +10,14 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from ...launch.addresses import (
+    answered_by_all,
+    interface_towards,
+    listen,
+    own_addresses,
+    which_answer,
+)
 from ...model.errors import JobError
-from ...mpi.addresses import answered_by_all, interface_towards, listen, own_addresses, which_answer
 
 ENVIRONMENTS = (
     ("PMI_RANK", "PMI_SIZE"),
@@ -98,7 +104,7 @@ def check_size(place, world_size):
 def meet(place, folder):
     """The store of the job; Gloo is told the interface by which the ranks reach each other."""
     if place.comm is not None:
-        from ...mpi.rendezvous import meet as meet_by_mpi
+        from ...launch.rendezvous import meet as meet_by_mpi
 
         store, address = meet_by_mpi(place.comm)
     else:
