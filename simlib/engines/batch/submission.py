@@ -17,6 +17,7 @@ from ..host.request import Surroundings
 from ..host.run_options import check_function, check_timeout, name_of
 from .folder import JOBS, JobFolder
 from .job import Job
+from .launcher_failures import HOPELESS
 from .mpiexec import Mpiexec
 from .versions import versions
 
@@ -99,6 +100,7 @@ def submit(
         "command": [*command, str(job.file("start.py"))],
         "environ": to.environ(),
         "time_limit": to.time_limit,
+        "hopeless": HOPELESS,
     }
     job.write_json(plan, "launch.json")
     job.write_json({"state": "queued"}, "state.json")
