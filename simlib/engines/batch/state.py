@@ -34,8 +34,8 @@ class JobState:
     def now(self):
         """A dict as in ``state.json``: its ``state`` is ``queued``, ``active`` or ``ended``.
 
-        A job that has ended has ``code`` and ``why``: as `launch` says, or ``lost`` where nobody is
-        left who would write it down; then ``words`` say more.
+        A job that has ended has ``code`` and ``why``: as `launcher_process` says, or ``lost`` where
+        nobody is left who would write it down; then ``words`` say more.
         """
         state = self._written()
         if state["state"] == "ended":
