@@ -11,9 +11,10 @@ from itertools import chain
 import numpy as np
 
 from ..model.errors import InvalidCallError
-from .schedules import Moves, Schedule, split
+from .schedules import Schedule, split
 from .steps import (
     Folding,
+    Moves,
     binomial_broadcast,
     binomial_reduce,
     embed,

@@ -6,8 +6,8 @@ from itertools import chain
 
 import numpy as np
 
-from .schedules import Moves, Schedule, parts_of
-from .steps import Folding, ring_reduce_scatter
+from .schedules import Schedule, parts_of
+from .steps import Folding, Moves, ring_reduce_scatter
 
 
 def ring(n, nbytes, itemsize=1):
