@@ -10,7 +10,8 @@ from test_kernel import Kernel
 
 import simlib
 from simlib.draw.palette import OKABE_ITO
-from simlib.engines.host.display import RankOutput, _bar
+from simlib.engines.host.display import _bar
+from simlib.record.rank_output import RankOutput
 
 SETUP = """
 import os, sys, tempfile, threading
