@@ -49,11 +49,7 @@ def recursive_doubling(n, nbytes, itemsize=1):
     **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
     """
     folding = Folding(n)
-    moves = chain(
-        folding.in_(),
-        folding.exchange_all(),
-        folding.out(),
-    )
+    moves = chain(folding.in_(), folding.exchange_all(), folding.out())
     return Schedule.of("all_reduce", "recursive_doubling", n, split(nbytes, 1, itemsize), moves)
 
 

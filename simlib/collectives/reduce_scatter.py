@@ -30,11 +30,7 @@ def recursive_halving(n, nbytes, itemsize=1):
     **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
     """
     folding = Folding(n)
-    moves = chain(
-        folding.in_(count=n),
-        folding.halving(folding.first),
-        folding.out(folding.folded),
-    )
+    moves = chain(folding.in_(count=n), folding.halving(folding.first), folding.out(folding.folded))
     chunks = parts_of(nbytes, n, itemsize)
     return Schedule.of("reduce_scatter", "recursive_halving", n, chunks, moves)
 
