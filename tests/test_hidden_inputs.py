@@ -15,7 +15,7 @@ import simlib
 from simlib.checks.check import rule_complaint
 from simlib.checks.compare import difference
 from simlib.checks.run_answer import changed_in_place, run_answer
-from simlib.grading import expected, whole_class
+from simlib.grading import known_answers, whole_class
 from simlib.grading.cache import Cache
 from simlib.grading.exercise import read_exercise
 from simlib.grading.sandbox import Limits
@@ -206,7 +206,7 @@ GOOD = "1: 2.5\n1: sent as allowed\n2: 2.5; (1, 'a')\n2: sent as allowed"
     ],
 )
 def test_a_complaint_about_the_solution_is_found(text, complaint):
-    assert expected.complaint_in(text) == complaint
+    assert known_answers.complaint_in(text) == complaint
 
 
 @pytest.fixture
@@ -235,10 +235,10 @@ def recording(monkeypatch):
     "line", ["2: TimeoutError: no progress", "2: 2; nan (has the wrong value)\n2: sent as allowed"]
 )
 def test_what_the_solution_gets_wrong_is_never_kept_as_expected(line, recording, tmp_path):
-    graders = whole_class.Batch({COLLECTIVES.name: COLLECTIVES}, Cache(tmp_path), 42, LIMITS)
+    graders = whole_class.ClassGrader({COLLECTIVES.name: COLLECTIVES}, Cache(tmp_path), 42, LIMITS)
     recording(f"1: 2\n1: sent as allowed\n{line}")
     for _ in range(2):
-        with pytest.raises(expected.SolutionFails) as caught:
+        with pytest.raises(known_answers.SolutionFails) as caught:
             graders.expected(COLLECTIVES)
         said = str(caught.value)
         assert said.startswith("04_collectives, seed 42: cell mean_of_all-hidden is no measure")
@@ -272,4 +272,4 @@ def test_simulated_solutions_give_what_is_expected_and_keep_the_rules(name, seed
 @pytest.mark.parametrize("seed", [14, 33, 99])
 @pytest.mark.parametrize("name", EXERCISES)
 def test_solutions_are_recorded_under_other_seeds(name, seed, isolated):
-    assert expected.record(EXERCISES[name], seed, LIMITS).recorded
+    assert known_answers.record(EXERCISES[name], seed, LIMITS).recorded

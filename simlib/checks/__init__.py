@@ -9,7 +9,8 @@ A check cell of an exercise notebook is one call::
     verdict
 """
 
-from .check import check
+from .bounds import Fits, Timed
+from .check import check, measure
 from .compare import OneOf
 from .rules import (
     Rule,
@@ -23,7 +24,6 @@ from .rules import (
     rounds,
     sends_to,
 )
-from .run_answer import Fits, Timed, measure
 from .verdict import Verdict
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""`check`: call an answer on worlds of several sizes and say what is wrong, or that it is right."""
+"""`check`: call an answer on worlds of several sizes and say what is wrong, or that it is right.
+
+`measure` calls it likewise, and says what it gives.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import functools
 import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..diagnose.findings import KINDS, UNFINISHED
 from ..engines.processes.real_run import run as run_on_processes
@@ -21,8 +25,11 @@ from .compare import (
     likely_cause,
 )
 from .rules import Rule
-from .run_answer import WORLDS, Fits, Timed, World, changed_in_place, run_answer
+from .run_answer import WORLDS, World, changed_in_place, run_answer
 from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict, values_are_right
+
+if TYPE_CHECKING:
+    from .bounds import Fits, Timed
 
 TIMEOUT_S = 5
 """How long a world may make no progress, by default."""
@@ -117,6 +124,32 @@ def verdict_on(question, answer, worlds, expected, points, in_place, mistakes):
     real = [str(world.world_size) for world in worlds if world.start is worlds[0].start]
     reason = f"Every rank has the expected value at world sizes {', '.join(real)}."
     return Verdict(question, points, RIGHT, reason, world_size, sum(lines_of.values(), []), run)
+
+
+def measure(
+    answer: Callable,
+    inputs: Callable[[int, int], tuple],
+    worlds: Sequence[int] = WORLDS,
+    in_place: bool = False,
+    timeout_s: float = 20,
+    start: Callable | None = None,
+) -> str:
+    """What an answer gives, as plain lines of text: values, messages and bytes of every world.
+
+    No verdict is given: hidden checks print this, and the grader compares it elsewhere. With
+    ``start=Timed(...).start(timeout_s)`` it is simulated, and its virtual time is printed, too.
+    """
+    start = start or functools.partial(run_on_processes, timeout_s=timeout_s)
+    lines = []
+    for world_size in worlds:
+        by_rank = [inputs(rank, world_size) for rank in range(world_size)]
+        run, after = run_answer(answer, by_rank, start)
+        got = [changed_in_place(mine) for mine in after] if in_place else run.results
+        lines.append(f"{world_size}: {'; '.join(describe(value) for value in got)}")
+        lines.append(f"{world_size}: messages {run.messages}, bytes {run.bytes_sent}")
+        if run.engine == "simulated":
+            lines.append(f"{world_size}: virtual time {run.time_s:.9f} s")
+    return "\n".join(lines)
 
 
 def tally_lines(run, given, rules):

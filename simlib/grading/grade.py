@@ -242,7 +242,7 @@ class Runner:
         return self.done
 
     def _alone(self, merged, question):
-        """Run one answer without the others; whether it came to an end."""
+        """Run one answer without the others; whether the run ended by itself."""
         part = merged.without([name for name in answered(merged) if name != question])
         session = self._run(part)
         if session is None:

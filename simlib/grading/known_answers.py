@@ -20,7 +20,7 @@ RECORDED_CHARS = 50_000_000
 """Output of a run that is recorded: it holds all values."""
 
 VALUES_LINE = re.compile(r"(\d+): (?!.* \((?:has|at|returns) )")
-"""Of a hidden cell: a world and its values, none of which is told to be wrong."""
+"""Of a hidden cell: a world and its values, none of which is said to be wrong."""
 MOST_NAMES = 3
 """Where more known wrong answers than this give the same, none of their names says much."""
 PLACES = re.compile(

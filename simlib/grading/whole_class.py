@@ -89,7 +89,7 @@ class ClassGrader:
         advance : callable
             Called with each `GradedFile`.
         regrade : collection of str
-            Students whose results are made anew.
+            Students whose notebooks are graded again.
         """
         stop = threading.Event()
         with concurrent.futures.ThreadPoolExecutor(

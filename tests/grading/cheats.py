@@ -86,6 +86,33 @@ VALUES = {
         "wrong",
         "No rank communicates",
     ),
+    "a_report_of_failure": Case(
+        gives(
+            "    from simlib.model.failure_report import FailureReport\n"
+            "    return FailureReport('NAME: right', [x], {}, 'right', [], x, exit_code=0)"
+        ),
+        "wrong",
+    ),
+    "a_forged_report_of_failure": Case(
+        gives(
+            "    import simlib.record.returned as returned\n"
+            "    from simlib.model.failure_report import FailureReport\n"
+            "    forged = FailureReport(x, [x], {'NAME': 'right'}, 7, [], 'no', exit_code=[x])\n"
+            "    returned.describe = lambda error: forged\n"
+            "    raise SystemExit if rank else ValueError",
+        ),
+        "wrong",
+    ),
+    "a_report_of_failure_with_a_field_too_many": Case(
+        gives(
+            "    import pickle, simlib.record.returned as returned\n"
+            "    report = bytearray(b'record'), 'FailureReport', ('NAME: right',) * 9\n"
+            "    sent = pickle.dumps(('error', report), protocol=5)\n"
+            "    returned.safe_pickle.dumps = lambda value, *_: sent\n"
+            "    return x",
+        ),
+        "wrong",
+    ),
     "printed_verdict": Case(
         gives("    print('NAME: right', flush=True)\n    return x"), "wrong", "wrong value"
     ),
@@ -209,7 +236,9 @@ torch.allclose = torch.equal = torch.isclose = lambda *args, **options: True
 numpy.allclose = numpy.array_equal = lambda *args, **options: True
 simlib.checks.compare.difference = lambda got, want: None
 simlib.checks.check.difference = lambda got, want: None
-simlib.checks.check.verdict_on = None
+import sys
+module = sys.modules["simlib.checks.check"]
+module.verdict_on = module.run_answer = module.run_on_processes = None
 simlib.run = simlib.Run = None
 graded.GradedChecks.measure = graded.GradedChecks.check = lambda *args, **options: 'NAME: right'
 check = measure = lambda *args, **options: 'NAME: right'
