@@ -67,6 +67,21 @@ def test_command_of_slurm():
 
 
 @pytest.mark.parametrize(
+    ("name", "options"),
+    [("MPICH", "-ppn 2"), ("Intel MPI", "-ppn 2"), ("Open MPI", "--map-by ppr:2:node")],
+)
+def test_an_mpiexec_within_a_batch_job_asks_slurm_for_the_hosts(
+    tmp_path, monkeypatch, name, options
+):
+    words = launcher(tmp_path, VERSIONS[name])
+    monkeypatch.setattr(simlib.Mpiexec, "words", lambda self: words)
+    to = simlib.Slurm(nodes=2, ranks_per_node=2, launcher="mpiexec")
+    command = to.command(4, ["python"])
+    assert command[: len(words) + 2] == [*words, "-n", "4"]
+    assert command[-len(options.split()) - 1 :] == [*options.split(), "python"]
+
+
+@pytest.mark.parametrize(
     ("said", "words"),
     [
         ("ssh: Could not resolve hostname nod2: Name or service not known", "host nod2 is unknown"),

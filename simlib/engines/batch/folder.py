@@ -27,6 +27,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 JOBS = "simlib-jobs"
 """Where the folders of jobs are made, unless another place is named."""
@@ -40,14 +41,14 @@ class JobFolder:
     path : str or Path
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def file(self, name, rank=None):
+    def file(self, name: str, rank: int | None = None) -> Path:
         """The path of a file: ``file("log", 2)`` is rank 2's."""
         return self.path / (name if rank is None else f"rank-{rank}.{name}")
 
-    def write(self, content, name, rank=None):
+    def write(self, content: bytes, name: str, rank: int | None = None) -> None:
         """Write bytes in one piece: whoever reads sees all of them, or what was there before."""
         path = self.file(name, rank)
         draft = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
@@ -58,7 +59,7 @@ class JobFolder:
             draft.unlink(missing_ok=True)
             raise
 
-    def write_once(self, content, name):
+    def write_once(self, content: bytes, name: str) -> None:
         """Write bytes unless there is such a file already: the first who says something counts."""
         with contextlib.suppress(FileExistsError), open(self.file(name), "xb", 0) as file:
             try:
@@ -67,7 +68,7 @@ class JobFolder:
                 self.file(name).unlink()
                 raise
 
-    def read(self, name, rank=None):
+    def read(self, name: str, rank: int | None = None) -> bytes | None:
         """The bytes of a file; None where there is none (yet)."""
         path = self.file(name, rank)
         if not _is_there(path):
@@ -77,29 +78,29 @@ class JobFolder:
         except FileNotFoundError:  # taken away meanwhile
             return None
 
-    def write_json(self, value, name, rank=None):
+    def write_json(self, value: object, name: str, rank: int | None = None) -> None:
         """Write plain data in one piece."""
         self.write(json.dumps(value, indent=1).encode(), name, rank)
 
-    def read_json(self, name, rank=None):
+    def read_json(self, name: str, rank: int | None = None) -> Any:
         """Plain data; None where there is no such file."""
         content = self.read(name, rank)
         return None if content is None else json.loads(content)
 
-    def text(self, name, rank=None):
+    def text(self, name: str, rank: int | None = None) -> str:
         """A file as text; empty where there is none."""
         return (self.read(name, rank) or b"").decode("utf-8", "replace")
 
-    def mark(self, name):
+    def mark(self, name: str) -> None:
         """Leave a word: ``end`` or ``cancel``."""
         self.file(name).touch()
 
-    def has(self, name, rank=None):
+    def has(self, name: str, rank: int | None = None) -> bool:
         """Whether there is such a file."""
         return _is_there(self.file(name, rank))
 
 
-def _is_there(path):
+def _is_there(path: Path) -> bool:
     """Whether a file exists, also if another host has just made it.
 
     NFS remembers for half a minute and more that a file was not there. It asks anew when the folder

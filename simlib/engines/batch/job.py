@@ -8,12 +8,14 @@ import pickle
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from ...draw.display import open_display, show_and_raise
 from ...model.errors import InvalidCallError, JobError
 from ...model.words import ranks_in_words
-from ...results.run import make_run
+from ...results.run import Run, make_run
 from .folder import JOBS, JobFolder
+from .job_in_queue import JobInQueue
 from .job_monitor import JobMonitor
 from .launcher_failures import cause_in, ended_by_queue
 from .state import JobState
@@ -44,7 +46,7 @@ class Job:
     Results are pickles: to fetch those of somebody else's job runs what that account has put there.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path) -> None:
         self._folder = JobFolder(Path(path).absolute())
         try:
             self._about = self._folder.read_json("job.json")
@@ -57,26 +59,26 @@ class Job:
         self._state = JobState(self._folder, self._about["submitted"])
 
     @property
-    def _queue(self):
+    def _queue(self) -> JobInQueue:
         return self._state.queue
 
     @property
-    def name(self):
+    def name(self) -> str:
         """NAME-NUMBER, as its folder is called."""
         return self._folder.path.name
 
     @property
-    def path(self):
+    def path(self) -> Path:
         """The job's folder."""
         return self._folder.path
 
     @property
-    def world_size(self):
+    def world_size(self) -> int:
         """Number of ranks."""
         return self._about["world_size"]
 
     @property
-    def status(self):
+    def status(self) -> str:
         """``queued``, ``active``, ``done``, ``failed`` or ``cancelled``."""
         state = self._state.now()
         if state["state"] != "ended":
@@ -89,7 +91,7 @@ class Job:
         return "cancelled" if is_wanted else "failed"
 
     @property
-    def clocks(self):
+    def clocks(self) -> list[dict[str, Any] | None]:
         """By rank: its ``host``; ``offset_s``, how far its clock is ahead of rank 0's, which the
         trace takes off; ``error_s``, by how much that may be wrong. Measured at the start.
 
@@ -99,7 +101,7 @@ class Job:
         places = [self._folder.read_json("json", rank) for rank in range(self.world_size)]
         return [place and {key: place[key] for key in keys} for place in places]
 
-    def follow(self):
+    def follow(self) -> None:
         """Show what the ranks print, as they print it, until the job ends.
 
         Stop (or Ctrl-C) ends the looking, not the job.
@@ -125,7 +127,7 @@ class Job:
             display.status("")
             display.close(monitor.outputs)
 
-    def _in_words(self, status):
+    def _in_words(self, status: str) -> str:
         if status == "queued":
             waited_s = time.time() - self._about["submitted"]
             words = f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
@@ -135,7 +137,7 @@ class Job:
             return f"{self.name} starts: {joined} of {self.world_size} ranks are there"
         return ""
 
-    def result(self, timeout=None):
+    def result(self, timeout: float | None = None) -> Run:
         """Wait for the job's end and give its `Run` back; raises what `run` would raise.
 
         Parameters
@@ -166,7 +168,7 @@ class Job:
         finally:
             display.close(())
 
-    def _await_end(self, timeout, display):
+    def _await_end(self, timeout: float | None, display: Any) -> str:
         """Wait for the job's end, and meanwhile say why it waits in the queue, if it does."""
         began = time.monotonic()
         said = ""
@@ -183,13 +185,13 @@ class Job:
             time.sleep(LOOK_S)
         return status
 
-    def _know_cells(self):
+    def _know_cells(self) -> None:
         """Lines of the notebook's cells, for a kernel that has not run them."""
-        cells = pickle.loads(self._folder.read("request.pkl"))["cells"]
+        cells = pickle.loads(self._folder.file("request.pkl").read_bytes())["cells"]
         for cell, entry in cells.items():
             linecache.cache.setdefault(cell, entry)
 
-    def _failure(self, monitor, status):
+    def _failure(self, monitor: JobMonitor, status: str) -> Exception | None:
         """The error to raise, or None: the judge's, the ranks', or the launcher's."""
         verdict = self._folder.read("verdict.pkl")
         if verdict is not None:
@@ -210,17 +212,17 @@ class Job:
             return failure
         return self._launcher_failed(monitor, state)
 
-    def _out_of_limit(self):
+    def _out_of_limit(self) -> JobError:
         limit = self._folder.read_json("launch.json")["time_limit"]
         return JobError(
             f"the time limit of {self.name}, {limit:g} s, was over before its ranks were done: "
             "give it more by time_limit=..."
         )
 
-    def _launcher_said(self):
+    def _launcher_said(self) -> str:
         return "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
 
-    def _launcher_failed(self, monitor, state):
+    def _launcher_failed(self, monitor: JobMonitor, state: dict[str, Any]) -> JobError:
         sentence, line = cause_in(
             self._launcher_said() + self._queue.words(), self._about.get("hosts", ())
         )
@@ -236,7 +238,7 @@ class Job:
             words += f"\n    {line}"
         return JobError(f"{words}\nAll it said is in {self._folder.file('launcher.err')}")
 
-    def cancel(self):
+    def cancel(self) -> None:
         """End the job; returns when its launcher has ended. Its folder stays.
 
         Ranks on other hosts end within a second.
@@ -261,11 +263,11 @@ class Job:
                 )
             time.sleep(LOOK_S)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{self.name}: {self.status}, {self.world_size} ranks on {self._about['to']}"
 
 
-def jobs(folder=JOBS):
+def jobs(folder: str | Path = JOBS) -> list[Job]:
     """All jobs of this account whose folders are in ``folder``, by the time of their submission."""
     found = []
     for path in Path(folder).glob("*/job.json"):

@@ -24,6 +24,8 @@ class JobMonitor(RunMonitor):
         Called again and again while ranks are waited for.
     """
 
+    detector: DeadlockDetector
+
     def __init__(self, folder, while_waiting=lambda: None):
         job = folder.read_json("job.json")
         super().__init__(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import psutil
 
+from .folder import JobFolder
 from .job_in_queue import JobInQueue
 
 START_S = 60.0
@@ -25,13 +27,13 @@ class JobState:
         When it was submitted, in seconds since 1970.
     """
 
-    def __init__(self, folder, submitted):
+    def __init__(self, folder: JobFolder, submitted: float) -> None:
         self.queue = JobInQueue(folder)
         self._folder = folder
         self._submitted = submitted
-        self._over_at = None
+        self._over_at: float | None = None
 
-    def now(self):
+    def now(self) -> dict[str, Any]:
         """A dict as in ``state.json``: its ``state`` is ``queued``, ``active`` or ``ended``.
 
         A job that has ended has ``code`` and ``why``: as `launcher_process` says, or ``lost`` where
@@ -51,17 +53,17 @@ class JobState:
             state = {"state": "ended", "code": None, "why": "lost", "words": lost}
         return state
 
-    def _written(self):
+    def _written(self) -> dict[str, Any]:
         return self._folder.read_json("state.json") or {"state": "queued"}
 
-    def _in_queue(self):
+    def _in_queue(self) -> str | None:
         state = self.queue.state()
         if state is None and self._folder.has("native.json"):  # handed to the queue meanwhile
             self.queue = JobInQueue(self._folder)
             state = self.queue.state()
         return state
 
-    def _why_over(self, in_queue):
+    def _why_over(self, in_queue: str) -> str | None:
         """Words for a job that the queue has ended or forgotten, and its folder has not."""
         if in_queue not in ("done", "failed"):
             self._over_at = None
@@ -70,7 +72,7 @@ class JobState:
         is_settled = time.monotonic() > self._over_at + SETTLE_S
         return "the queue has ended it" if is_settled else None
 
-    def _why_lost(self, state):
+    def _why_lost(self, state: dict[str, Any]) -> str | None:
         """Words for a job of mpiexec that nobody looks after any more."""
         if state["state"] == "active":
             if _is_gone(state, self._folder.path.name):
@@ -83,7 +85,7 @@ class JobState:
         return None
 
 
-def _is_gone(state, name):
+def _is_gone(state: dict[str, Any], name: str) -> bool:
     """Whether the process that waits for the launcher is gone, as far as this host can tell.
 
     A later process may have its number. It has not its words: times would not tell, since the

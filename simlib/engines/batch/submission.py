@@ -6,7 +6,9 @@ import linecache
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 
@@ -17,21 +19,22 @@ from .folder import JOBS, JobFolder
 from .job import Job
 from .launcher_failures import HOPELESS
 from .mpiexec import Mpiexec
+from .slurm import Slurm
 from .versions import versions
 
 
 def submit(
-    function,
-    world_size,
-    args=(),
-    kwargs=None,
+    function: Callable,
+    world_size: int,
+    args: Sequence = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
-    to=None,
-    timeout_s=120,
-    check=True,
-    name=None,
-    folder=JOBS,
-):
+    to: Mpiexec | Slurm | None = None,
+    timeout_s: float | None = 120,
+    check: bool = True,
+    name: str | None = None,
+    folder: str | Path = JOBS,
+) -> Job:
     """Submit a rank function as a job of a real cluster.
 
     Parameters
@@ -111,7 +114,7 @@ def submit(
     return Job(job.path)
 
 
-def _new_folder(folder, name):
+def _new_folder(folder: str | Path, name: str) -> JobFolder:
     """A new folder NAME-NUMBER, readable by this account only: it holds the learner's data."""
     safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
     parent = Path(folder).absolute()

@@ -8,6 +8,8 @@ through them; `report` shows it.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 from ....model.errors import InvalidCallError
 from .examine import examine, hosts_for_hello
@@ -17,7 +19,12 @@ from .report import Report, pairs_of
 __all__ = ["Report", "doctor"]
 
 
-def doctor(hosts=None, *, launcher=None, folder="."):
+def doctor(
+    hosts: Sequence[str] | None = None,
+    *,
+    launcher: str | Sequence[str] | None = None,
+    folder: str | Path = ".",
+) -> Report:
     """Check what a cluster needs, and say how to mend what is wrong.
 
     Parameters
@@ -59,7 +66,7 @@ def doctor(hosts=None, *, launcher=None, folder="."):
     return Report(tuple(hosts), tuple(examine(facts)), pairs_of(facts))
 
 
-def _checked_hosts(hosts):
+def _checked_hosts(hosts: Sequence[str] | None) -> list[str]:
     """The hosts as a list of different names."""
     if hosts is None:
         return []

@@ -32,15 +32,15 @@ class Check:
     """
 
     name: str
-    judge: Callable
-    needs: tuple = ()
+    judge: Callable[..., Verdict]
+    needs: tuple[str, ...] = ()
     alone: bool = False
     together: bool = False
 
 
-def well(sentence):
+def well(sentence: str) -> Verdict:
     return Verdict(True, sentence)
 
 
-def wrong(sentence):
+def wrong(sentence: str) -> Verdict:
     return Verdict(False, sentence)

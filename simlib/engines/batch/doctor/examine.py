@@ -27,7 +27,7 @@ class Line:
     """
 
     check: str
-    host: str
+    host: str | None
     state: str
     sentence: str
 

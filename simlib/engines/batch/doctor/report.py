@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 
-from .examine import NOT_ASKED, OK, WRONG
+from .examine import NOT_ASKED, OK, WRONG, Line
 
 COLOURS = {OK: "#1b7837", WRONG: "#b2182b", NOT_ASKED: "#777777"}
 UNITS = "latency is one way, of one byte; bandwidth of large messages, over MPI"
@@ -25,25 +25,25 @@ class Report:
         ``(host, host, latency in seconds, bandwidth in bytes per second)`` of those measured.
     """
 
-    hosts: tuple
-    lines: tuple
-    pairs: tuple = ()
+    hosts: tuple[str, ...]
+    lines: tuple[Line, ...]
+    pairs: tuple[tuple[str, str, float, float], ...] = ()
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         """Whether nothing is wrong: True or False."""
         return all(line.state == OK for line in self.lines)
 
-    def wrong(self):
+    def wrong(self) -> list[Line]:
         """The lines of what has to be mended, a list."""
         return [line for line in self.lines if line.state == WRONG]
 
-    def rows(self):
+    def rows(self) -> list[tuple[str, str, str]]:
         """``(state, check, text)``: hosts with the same to say share a row."""
         rows = []
         for check in dict.fromkeys(line.check for line in self.lines):
             of_check = [line for line in self.lines if line.check == check]
-            said = {}
+            said: dict[tuple[str, str], list[str | None]] = {}
             for line in of_check:
                 said.setdefault((line.state, line.sentence), []).append(line.host)
             fine = [(hosts, words) for (state, words), hosts in said.items() if state == OK]
@@ -58,7 +58,7 @@ class Report:
         named = hosts != [None] and self.hosts
         return f"{', '.join(hosts)}: {words}" if named else words
 
-    def __str__(self):
+    def __str__(self) -> str:
         rows = self.rows()
         wide = max((len(check) for _, check, _ in rows), default=0)
         lines = [self._title(), ""]
