@@ -8,8 +8,8 @@
     python authoring/build.py 02_send...   only these sources
 
 A lesson gives `notebooks/NN_name.ipynb`, an exercise `exercises/NN_name.ipynb` and
-`solutions/NN_name.ipynb`, executed, and both are listed in the start page. Nobody edits a built
-file. A second build changes nothing.
+`solutions/NN_name.ipynb`, executed, and both are listed in the start page and in the README. Nobody
+edits a built file. A second build changes nothing.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import re
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -43,6 +44,9 @@ RAISES, IGNORED = "raises-exception", "nbval-ignore-output"
 PLACES = ((str(ROOT), "~/course"), (sys.prefix, "~/course/.venv"))
 """Folders of the machine that builds, and what they are called in stored outputs."""
 START_SOURCE, START_PAGE = "authoring/start_page.md", "START.md"
+LESSON_LINES, README = "authoring/lessons.toml", "README.md"
+TABLE_BEGIN = "<!-- lessons: `make build` writes this table, see authoring/lessons.toml -->"
+TABLE_END = "<!-- end of lessons -->"
 GLOSSARY_LINE = "*Words, units and symbols: the [glossary](glossary.md).*"
 SHOWN_DIFF_LINES = 40
 
@@ -275,6 +279,46 @@ def start_page(root):
     return text
 
 
+def lesson_table(root):
+    """The README's table: each lesson with what it is about, and the exercise of its number.
+
+    Raises
+    ------
+    SourceError
+        A lesson has no line in `LESSON_LINES`, or a line there has no lesson.
+    """
+    about = tomllib.loads((root / LESSON_LINES).read_text(encoding="utf-8"))
+    lessons = [path for path in sources(root) if path.parent.name == "lessons"]
+    exercises = {path.name[:2]: path for path in sources(root) if path not in lessons}
+    for name in sorted({path.stem for path in lessons} ^ set(about)):
+        missing = "no lesson of this name" if name in about else "no line for it"
+        raise SourceError(f"{name}: there is {missing}, see {LESSON_LINES}")
+    rows = ["| | lesson | exercises |", "|---|---|---|"]
+    for path in lessons:
+        number = path.name[:2]
+        link = f"[{title(path)}](notebooks/{path.stem}.ipynb)"
+        exercise = exercises.get(number)
+        to_exercise = f"[{number}](exercises/{exercise.stem}.ipynb) " if exercise else ""
+        rows.append(f"| {number} | {link}: {about[path.stem]} | {to_exercise}|")
+    return "\n".join(rows)
+
+
+def readme(root):
+    """The text of the README, with its table of lessons as the sources give it.
+
+    Raises
+    ------
+    SourceError
+        The README lacks the comments between which the table stands.
+    """
+    text = (root / README).read_text(encoding="utf-8")
+    before, begin, rest = text.partition(TABLE_BEGIN)
+    _, end, after = rest.partition(TABLE_END)
+    if not (begin and end):
+        raise SourceError(f"{README} lacks {TABLE_END if begin else TABLE_BEGIN}")
+    return f"{before}{begin}\n{lesson_table(root)}\n{end}{after}"
+
+
 def orphans(root):
     """Notebooks with a lesson's or exercise's sort of name that no source gives."""
     known = {(path.parent.name, path.stem) for path in sources(root)}
@@ -367,6 +411,7 @@ def build(root, names=(), check=False, run=None):
         if is_run:
             print(f"{seconds:4.0f} s  {path.relative_to(root)}", flush=True)
     fine &= settle(root, START_PAGE, start_page(root), check)
+    fine &= settle(root, README, readme(root), check)
     for path in orphans(root):
         print(f"{path.relative_to(root)} has no source in authoring/: delete or rename it")
         fine = False

@@ -85,6 +85,11 @@ def checkout(tmp_path):
                 (folder / "authoring" / kind / f"{name}.py").write_text(text)
         start = folder / "authoring" / "start_page.md"
         start.write_text("# Start\n\n<!-- lessons -->\n\n<!-- exercises -->\n")
+        about = "" if lesson is None else '00_lesson = "printing, and an error"\n'
+        (folder / builder.LESSON_LINES).write_text(about)
+        (folder / "README.md").write_text(
+            f"# Course\n\n{builder.TABLE_BEGIN}\nan old table\n{builder.TABLE_END}\n\nMore.\n"
+        )
         return folder
 
     return make
@@ -388,6 +393,57 @@ def test_the_start_page_lists_what_is_built(checkout):
         "- 02 [An exercise](exercises/02_exercise.ipynb)"
         " ([solution](solutions/02_exercise.ipynb))\n"
     )
+
+
+def test_the_readme_lists_the_lessons_with_their_exercises(checkout):
+    root = checkout(lesson=LESSON, exercise=EXERCISE)
+    (root / "authoring/exercises/02_exercise.py").rename(root / "authoring/exercises/00_first.py")
+    builder.build(root, ["00_first"])
+    assert (root / "README.md").read_text() == (
+        f"# Course\n\n{builder.TABLE_BEGIN}\n"
+        "| | lesson | exercises |\n|---|---|---|\n"
+        "| 00 | [A lesson](notebooks/00_lesson.ipynb): printing, and an error "
+        "| [00](exercises/00_first.ipynb) |\n"
+        f"{builder.TABLE_END}\n\nMore.\n"
+    )
+
+
+def test_a_lesson_without_an_exercise_has_an_empty_place(checkout):
+    last = builder.lesson_table(checkout(lesson=LESSON, exercise=EXERCISE)).splitlines()[-1]
+    assert last == "| 00 | [A lesson](notebooks/00_lesson.ipynb): printing, and an error | |"
+
+
+def test_a_readme_that_was_edited_between_the_marks_is_told(checkout, capsys):
+    root = checkout(lesson=LESSON)
+    builder.build(root)
+    page = root / "README.md"
+    page.write_text(page.read_text().replace("# Course", "# The course"))
+    assert builder.build(root, check=True)
+    page.write_text(page.read_text().replace("printing, and", "printing and"))
+    assert not builder.build(root, check=True)
+    assert "README.md is not what its source gives" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mark", [builder.TABLE_BEGIN, builder.TABLE_END])
+def test_a_readme_without_its_marks_is_refused(checkout, mark):
+    root = checkout()
+    (root / "README.md").write_text((root / "README.md").read_text().replace(mark, ""))
+    with pytest.raises(source.SourceError, match=f"README.md lacks {mark}"):
+        builder.readme(root)
+
+
+@pytest.mark.parametrize(
+    "lines, sentence",
+    [
+        ("", "00_lesson: there is no line for it, see authoring/lessons.toml"),
+        ('00_lesson = "a"\n01_gone = "b"', "01_gone: there is no lesson of this name"),
+    ],
+)
+def test_each_lesson_has_one_line_and_each_line_a_lesson(checkout, lines, sentence):
+    root = checkout(lesson=LESSON)
+    (root / builder.LESSON_LINES).write_text(lines)
+    with pytest.raises(source.SourceError, match=sentence):
+        builder.lesson_table(root)
 
 
 def test_only_the_named_sources_are_built(checkout):

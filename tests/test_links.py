@@ -12,7 +12,7 @@ NOTEBOOKS = sorted(ROOT.glob("[nes]*s/[0-9][0-9]_*.ipynb"))
 LESSONS = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]
 GLOSSARY = ROOT / "notebooks" / "glossary.md"
 PAGES = [ROOT / f"{name}.md" for name in ("README", "START", "CONTRIBUTING", "DESIGN")]
-PAGES += [GLOSSARY, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [GLOSSARY, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def name(path):

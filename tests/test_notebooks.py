@@ -131,18 +131,6 @@ def test_the_start_page_leads_to_every_notebook():
         assert f"]({path.relative_to(ROOT).as_posix()})" in start
 
 
-def test_the_examples_in_the_readme_print_what_the_readme_says(tmp_path):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    programs, outputs = (
-        re.findall(f"```{language}\n(.*?)```", readme, re.DOTALL) for language in ("python", "text")
-    )
-    for program, output in zip(programs, outputs, strict=True):
-        (tmp_path / "example.py").write_text(program)
-        command = [sys.executable, "example.py"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.stdout.strip() == output.strip(), done.stderr
-
-
 def failing_cells(path, folder):
     """The numbers of the code cells of a copy of a notebook that plain nbval refuses."""
     copy, report = folder / path.name, folder / "report.xml"

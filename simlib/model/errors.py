@@ -3,7 +3,7 @@
 A run that fails raises a `SimlibError`. It knows
 
 ``.kind``
-    one word for the sort of failure (the table in README.md);
+    one word for the sort of failure (the table in docs/errors.md);
 ``.sites``
     ``{rank: Site}``: where each rank concerned was, in the learner's own file or cell;
 ``.run``

@@ -1,6 +1,6 @@
 """What a rank can still forge: answers that earn a point which they should not have.
 
-They are listed in DESIGN.md ("Grading"). A rank writes its own record, and nobody else saw what it
+They are listed in docs/design/grading.md. A rank writes its own record, and nobody else saw what it
 did. When one of these fails its test, the grader has become better: move it to the cheats.
 """
 
