@@ -293,13 +293,15 @@ class RunMonitor(ABC):
 
         Only for ranks that stand still since the last call is there a verdict.
         """
-        if self.check and self.detector.look(self.running()):
+        if self.check and self.detector and self.detector.look(self.running()):
             return self.detector.verdict(self.running(), self.exited())
         return None
 
     def mismatch(self) -> Exception | None:
         """The error for ops that meet and disagree, which explains whatever came of it; or None."""
-        return self.detector.mismatch(bool(self.deaths)) if self.check else None
+        if self.check and self.detector:
+            return self.detector.mismatch(bool(self.deaths))
+        return None
 
     def failure(self) -> Exception | None:
         """The error for what the ranks came to, or None where all is well so far.
