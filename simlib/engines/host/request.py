@@ -21,7 +21,7 @@ import cloudpickle
 from ...model.errors import InvalidCallError
 
 HEAVY_BYTES = 20 << 20
-_serves = []
+_serves: list = []
 _LENGTH = struct.Struct("<Q")
 FRAME = struct.Struct("=ii")
 """Before each piece of output that several ranks send down one pipe: the rank, and its length."""
