@@ -1,4 +1,4 @@
-"""Make `.venv` and install the course into it, telling what happens in plain sentences.
+"""Make `.venv` and install the course into it with pip, which tells its own progress.
 
 Needs nothing but the standard library. A second call finds the stamp in `.venv` and returns at
 once. The stamp is written last: where an install was interrupted there is none, and the next call
@@ -11,14 +11,12 @@ starts with a fresh `.venv`.
 import hashlib
 import json
 import os
-import queue
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import time
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,10 +26,8 @@ LOG = VENV / "install.log"
 CONSTRAINTS = ROOT / "constraints.txt"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
-QUIET_S = 15
-"""After so many seconds without news the reader is told that work goes on."""
-
-BIG_DOWNLOAD_MB = 5
+STILL_AT_WORK_S = 60
+"""Each time so many seconds have passed, the reader is told that work goes on."""
 
 SENTENCES = [
     (
@@ -65,15 +61,9 @@ class InstallError(Exception):
     """An install that failed, told in one sentence."""
 
 
-class Progress:
-    """Prints what happens, with the seconds since the start."""
-
-    def __init__(self):
-        self.start = time.monotonic()
-
-    def say(self, text):
-        """Print one line."""
-        print(f"{time.monotonic() - self.start:5.0f} s  {text}", flush=True)
+def say(text):
+    """Print one line."""
+    print(text, flush=True)
 
 
 def wanted_stamp():
@@ -84,12 +74,12 @@ def wanted_stamp():
     return f"{digest.hexdigest()}\n{ROOT}\n"
 
 
-def venv_python(venv):
+def python_of(venv):
     """The interpreter of a virtual environment."""
     return venv / "bin" / "python"
 
 
-def works(python):
+def starts(python):
     """Whether this interpreter starts."""
     try:
         return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
@@ -105,143 +95,86 @@ def explain(output):
             return sentence.format(python=VERSION, **found.groupdict())
     lines = [line for line in output.splitlines() if line.strip()] or ["(it said nothing)"]
     errors = [line for line in lines if "ERROR" in line] or lines
-    return f"pip could not install the course: {errors[-1].strip()} (all it said is in {LOG})"
+    return (
+        f"pip could not install the course: {errors[-1].strip()} (all its complaints are in {LOG})"
+    )
 
 
-def make_venv(venv, progress):
+def make_venv(venv):
     """Make a fresh virtual environment; on a CI machine a missing Debian package is installed."""
-    done = run_venv(venv)
-    if done.returncode and lacks_ensurepip(done):
-        package = f"python{VERSION}-venv"
+    command = [sys.executable, "-m", "venv", "--clear", venv]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode and re.search("ensurepip|No module named venv", done.stdout + done.stderr):
+        package = f"python{VERSION}-venv"  # which Debian splits off
         if not (os.environ.get("CI") == "true" and os.geteuid() == 0 and shutil.which("apt-get")):
             raise InstallError(
                 "This Python cannot make virtual environments: install the system package"
                 f" {package} (on Debian and Ubuntu, as root: apt-get install {package}) and run"
                 " the command again."
             )
-        progress.say(f"installing the system package {package}")
+        say(f"Installing the system package {package}.")
         subprocess.run(["apt-get", "update"], capture_output=True)
         subprocess.run(["apt-get", "install", "-y", package], capture_output=True)
-        done = run_venv(venv)
+        done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise InstallError(explain(done.stdout + done.stderr))
 
 
-def run_venv(venv):
-    """Run ``python -m venv``."""
-    command = [sys.executable, "-m", "venv", "--clear", venv]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
-def lacks_ensurepip(done):
-    """Whether ``python -m venv`` failed for want of the package that Debian splits off."""
-    return bool(re.search("ensurepip|No module named venv", done.stdout + done.stderr))
-
-
-def pip_install(python, arguments, progress):
-    """Run ``pip install``, telling its phases; InstallError with one sentence where it fails."""
-    command = [python, "-m", "pip", "install", "--progress-bar", "off", *arguments]
+def pip_install(python, *arguments):
+    """Run ``pip install``; InstallError with one sentence for what it complained of."""
     # A pip set to install for the user would refuse to work in a virtual environment.
     environment = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    command = [python, "-m", "pip", "install", *arguments]
     process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-        cwd=ROOT,
+        command, stderr=subprocess.PIPE, text=True, errors="replace", env=environment, cwd=ROOT
     )
-    lines = []
+    complaints = None
     try:
-        for line in lines_with_heartbeat(process.stdout, progress):
-            lines.append(line)
-            tell(line, progress)
-        failed = process.wait() != 0
+        while complaints is None:
+            try:
+                _, complaints = process.communicate(timeout=STILL_AT_WORK_S)
+            except subprocess.TimeoutExpired:
+                say("Still at work.")
     finally:
         process.kill()
         process.wait()
-    if failed:
-        output = "".join(lines)
-        write_log(output)
-        raise InstallError(explain(output))
-
-
-def lines_with_heartbeat(stream, progress):
-    """The lines of a stream; says that work goes on where none comes for `QUIET_S` seconds."""
-    lines = queue.SimpleQueue()
-
-    def read():
-        for line in stream:
-            lines.put(line)
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = lines.get(timeout=QUIET_S)
-        except queue.Empty:
-            progress.say("still at work")
-            continue
-        if line is None:
-            return
-        yield line
-
-
-def tell(line, progress):
-    """Say in words what a line of pip means, where a learner wants to know."""
-    download = re.match(r"\s*Downloading (\S+?)-\d\S* \((\d+(?:\.\d+)?) ([MG])B\)", line)
-    if download:
-        name, size, unit = download.groups()
-        megabytes = float(size) * (1000 if unit == "G" else 1)
-        if megabytes >= BIG_DOWNLOAD_MB:
-            progress.say(f"downloading {name.rpartition('/')[2]} ({size} {unit}B)")
-    elif line.startswith("Installing collected packages"):
-        progress.say(f"unpacking {line.count(',') + 1} packages; this takes a minute or two")
-
-
-def write_log(output):
-    """Keep what pip said; on a full disk there is nowhere to keep it."""
-    try:
-        LOG.write_text(output)
-    except OSError:
-        pass
+    if process.returncode:
+        with suppress(OSError):  # on a full disk there is nowhere to keep it
+            LOG.write_text(complaints)
+        raise InstallError(explain(complaints))
 
 
 def install():
     """Bring `.venv` up to date."""
-    python, stamp = venv_python(VENV), wanted_stamp()
-    complete = STAMP.is_file() and works(python)
+    python, stamp = python_of(VENV), wanted_stamp()
+    complete = STAMP.is_file() and starts(python)
     if complete and STAMP.read_text() == stamp:
         return
-    progress = Progress()
     if complete:
-        progress.say("The course has changed or moved: installing what is new.")
+        say("The course has changed or moved: installing what is new.")
         STAMP.unlink()
     else:
         if VENV.exists():
-            progress.say("The last install was not finished: starting again.")
-        progress.say("Installing the course into .venv: once, for some minutes, about 2 GB.")
-        make_venv(VENV, progress)
-    progress.say("asking which packages are needed")
-    pip_install(python, ["-e", ".[dev]", "-c", "constraints.txt"], progress)
+            say("The last install was not finished: starting again.")
+        say("Installing the course into .venv: once, for some minutes, about 2 GB.")
+        make_venv(VENV)
+    pip_install(python, "-e", ".[dev]", "-c", "constraints.txt")
     STAMP.write_text(stamp)
-    progress.say("Installed.")
+    say("Installed.")
 
 
 def write_constraints():
     """Resolve the newest versions in a temporary environment and write them down."""
-    progress = Progress()
     with tempfile.TemporaryDirectory() as folder:
         venv = Path(folder) / "venv"
-        progress.say("installing the newest versions into a temporary folder")
-        make_venv(venv, progress)
-        python = venv_python(venv)
-        pip_install(python, ["-e", ".[dev]"], progress)
+        say("Installing the newest versions into a temporary folder.")
+        make_venv(venv)
+        python = python_of(venv)
+        pip_install(python, "-e", ".[dev]")
         listing = [python, "-m", "pip", "list", "--format", "json", "--exclude-editable"]
         packages = json.loads(subprocess.check_output(listing, cwd=ROOT))
     CONSTRAINTS.write_text(constraints_text(packages))
-    progress.say(f"wrote {CONSTRAINTS.name}")
+    say(f"Wrote {CONSTRAINTS.name}.")
 
 
 def constraints_text(packages):

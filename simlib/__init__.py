@@ -13,7 +13,7 @@
 """
 
 from . import clusters, digits, scale
-from .diagnose.verdicts import Finding
+from .diagnose.findings import Finding
 from .draw.curves import draw_curves, live_curves
 from .engines.batch import Job, Mpiexec, Slurm, jobs, submit
 from .engines.batch.doctor import doctor
@@ -36,8 +36,7 @@ from .model.errors import (
 )
 from .model.package import VERSION
 from .model.trace import Collective, Group, Message, Op, Site, Trace
-from .record.held import held
-from .record.this_rank import compute
+from .record.this_rank import compute, held
 from .results.load import load
 from .results.run import Run
 

@@ -15,7 +15,7 @@ from .engines.virtual.simulated_run import simulate_script
 from .grading import command_line as grading
 from .model.errors import RunInterrupted, SimlibError
 from .model.package import VERSION
-from .practice import network_command as practice
+from .practice import practice_command as practice
 
 
 def main(argv=None):

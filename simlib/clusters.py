@@ -9,6 +9,8 @@ to rank, software included; they are round figures of the right order, not of on
 
 from __future__ import annotations
 
+from typing import Any
+
 from .model.cluster import Cluster, Link
 
 __all__ = [
@@ -21,16 +23,16 @@ __all__ = [
 ]
 
 
-def ethernet_1g(nodes, ranks_per_node=1, **more):
+def ethernet_1g(nodes: int, ranks_per_node: int = 1, **more: Any) -> Cluster:
     """Nodes on 1 Gbit/s Ethernet, with TCP.
 
-    **Source** line rate: IEEE 802.3ab; latency: 50 us, the order of a small TCP message through a
-    kernel and one store-and-forward switch.
+    **Source** line rate: IEEE 802.3ab; latency: 50 us, the order of a small TCP message through an
+    operating system and one store-and-forward switch.
     """
     return _cluster(nodes, ranks_per_node, Link(50e-6, 1e9 / 8), **more)
 
 
-def ethernet_10g(nodes, ranks_per_node=1, **more):
+def ethernet_10g(nodes: int, ranks_per_node: int = 1, **more: Any) -> Cluster:
     """Nodes on 10 Gbit/s Ethernet, with TCP.
 
     **Source** line rate: IEEE 802.3ae; latency: 30 us, the order of a small TCP message.
@@ -38,7 +40,7 @@ def ethernet_10g(nodes, ranks_per_node=1, **more):
     return _cluster(nodes, ranks_per_node, Link(30e-6, 10e9 / 8), **more)
 
 
-def ethernet_100g(nodes, ranks_per_node=1, **more):
+def ethernet_100g(nodes: int, ranks_per_node: int = 1, **more: Any) -> Cluster:
     """Nodes on 100 Gbit/s Ethernet, with TCP.
 
     **Source** line rate: IEEE 802.3ba; latency: 20 us, the order of a small TCP message.
@@ -46,7 +48,7 @@ def ethernet_100g(nodes, ranks_per_node=1, **more):
     return _cluster(nodes, ranks_per_node, Link(20e-6, 100e9 / 8), **more)
 
 
-def infiniband_hdr(nodes, ranks_per_node=1, **more):
+def infiniband_hdr(nodes: int, ranks_per_node: int = 1, **more: Any) -> Cluster:
     """Nodes on InfiniBand HDR, 200 Gbit/s.
 
     **Source** line rate: InfiniBand Trade Association, roadmap (HDR 4x: 200 Gbit/s); latency: 2 us,
@@ -55,20 +57,20 @@ def infiniband_hdr(nodes, ranks_per_node=1, **more):
     return _cluster(nodes, ranks_per_node, Link(2e-6, 200e9 / 8), **more)
 
 
-def nvlink_nodes(nodes, ranks_per_node=8, **more):
+def nvlink_nodes(nodes: int, ranks_per_node: int = 8, **more: Any) -> Cluster:
     """Nodes of 8 GPUs: 150 GB/s each way between GPUs of a node, 8 InfiniBand HDR links to others.
 
     **Source** in the node: the V100s of a DGX-2H. Shoeybi et al. 2019 (arXiv 1909.08053) name 300
     GB/s between them, which is both directions together: a V100 has six NVLinks of 25 GB/s each way
     (Nvidia, NVLink page, nvidia.com/en-us/data-center/nvlink). Latency 5 us, the order of a
-    kernel's launch. Between nodes: as `infiniband_hdr`, one adapter for each of 8 GPUs, taken as
+    launch on a GPU. Between nodes: as `infiniband_hdr`, one adapter for each of 8 GPUs, taken as
     one link of a node.
     """
     more.setdefault("intra", Link(5e-6, 150e9))
     return _cluster(nodes, ranks_per_node, Link(2e-6, 8 * 200e9 / 8), **more)
 
 
-def loopback(nodes=1, ranks_per_node=8, **more):
+def loopback(nodes: int = 1, ranks_per_node: int = 8, **more: Any) -> Cluster:
     """Processes of one machine over its loopback interface, as Gloo uses it.
 
     **Source** `python -m benchmarks loopback`, the ping-pong of two processes by plain Gloo on a
@@ -79,5 +81,5 @@ def loopback(nodes=1, ranks_per_node=8, **more):
     return _cluster(nodes, ranks_per_node, Link(0.0, float("inf")), **more)
 
 
-def _cluster(nodes, ranks_per_node, default, **more):
+def _cluster(nodes: int, ranks_per_node: int, default: Link, **more: Any) -> Cluster:
     return Cluster(nodes, ranks_per_node, **({"inter": default} | more))

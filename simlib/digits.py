@@ -23,7 +23,7 @@ IDX_UNSIGNED_BYTE = 0x08
 GZIP_BEGINS = b"\x1f\x8b"
 
 
-def load(seed=0):
+def load(seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
     """Scikit-learn's bundled digits, enlarged to MNIST's 28 x 28 pixels.
 
     1,797 images of 8 x 8 pixels, scanned handwriting of 13 people (Alpaydin and Kaynak 1998, UCI
@@ -49,11 +49,14 @@ def load(seed=0):
     images = torch.nn.functional.interpolate(small, size=(SIZE, SIZE), mode="bilinear")
     labels = torch.from_numpy(bunch.target).to(torch.int64)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    parts = order[:TRAINING_IMAGES], order[TRAINING_IMAGES:]
-    return tuple(TensorDataset(images[part], labels[part]) for part in parts)
+    training, held_out = order[:TRAINING_IMAGES], order[TRAINING_IMAGES:]
+    return (
+        TensorDataset(images[training], labels[training]),
+        TensorDataset(images[held_out], labels[held_out]),
+    )
 
 
-def load_mnist(folder):
+def load_mnist(folder: str | Path) -> tuple[TensorDataset, TensorDataset]:
     """MNIST from its four IDX files, as they are published, unpacked or with ``.gz``.
 
     Parameters
@@ -83,7 +86,7 @@ def load_mnist(folder):
     return train, test
 
 
-def read_idx(path):
+def read_idx(path: Path) -> np.ndarray:
     """The array in one IDX file of bytes, the format in which MNIST is published.
 
     Two zero bytes, one for the type (8: unsigned byte), one for the number of dimensions; each
@@ -127,7 +130,7 @@ def read_idx(path):
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape).copy()
 
 
-def _dataset(images_path, labels_path):
+def _dataset(images_path: Path, labels_path: Path) -> TensorDataset:
     """Images and labels of two IDX files, as `load` gives them."""
     images, labels = read_idx(_found(images_path)), read_idx(_found(labels_path))
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
@@ -141,7 +144,7 @@ def _dataset(images_path, labels_path):
     return TensorDataset(scaled, torch.from_numpy(labels).to(torch.int64))
 
 
-def _found(path):
+def _found(path: Path) -> Path:
     """The file of this name, or the packed one beside it."""
     for candidate in (path, path.with_name(path.name + ".gz")):
         if candidate.exists():

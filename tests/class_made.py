@@ -3,9 +3,10 @@
 from notebooks_made import exercise
 
 from simlib.grading.grade import NotebookResult, without_points
-from simlib.grading.reports import Person, as_report
+from simlib.grading.reports import as_report
+from simlib.grading.roster import Person
 from simlib.grading.score import QuestionResult
-from simlib.grading.whole_class import Graded
+from simlib.grading.whole_class import GradedFile
 
 FOUR, FIVE = exercise("04"), exercise("05")
 EXERCISES = {one.name: one for one in (FOUR, FIVE)}
@@ -67,7 +68,7 @@ def handed(student, name, result, late=False, file=None):
     """A file that was handed in, with its result."""
     file = file or f"{student}/{name}.ipynb"
     when = "2026-11-30T19:31:07+00:00" if late else "2026-11-29T10:02:44+00:00"
-    return Graded(student, student, name, file, late, when, result)
+    return GradedFile(student, student, name, file, late, when, result)
 
 
 def made_class(hostile=True):

@@ -208,7 +208,7 @@ def needs_practice_cluster(needs_system):
 @pytest.fixture
 def stand_in(monkeypatch):
     """Grading without running anything: full points; the list of what was graded."""
-    from simlib.grading import commands, sandbox, whole_class
+    from simlib.grading import sandbox, whole_class
     from simlib.grading.grade import NotebookResult, without_points
     from simlib.grading.notebook_file import Unreadable, parse
     from simlib.grading.score import QuestionResult
@@ -230,7 +230,7 @@ def stand_in(monkeypatch):
         return NotebookResult(one.name, "graded", "", questions)
 
     monkeypatch.setattr(whole_class, "grade", grade)
-    monkeypatch.setattr(whole_class.Batch, "expected", lambda self, one: None)
+    monkeypatch.setattr(whole_class.ClassGrader, "expected", lambda self, one: None)
     monkeypatch.setattr(sandbox, "check_can_isolate", lambda no_sandbox: None)
-    monkeypatch.setattr(commands, "seccomp_filter", lambda: b"")  # or the desk tells of it
+    monkeypatch.setattr(sandbox, "seccomp_filter", lambda: b"")  # or a warning is printed
     return calls

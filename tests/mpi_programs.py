@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import simlib.mpi
-from simlib.mpi import ucx
+from simlib.model import ucx
 
 DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),

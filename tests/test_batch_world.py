@@ -14,7 +14,7 @@ from simlib.engines.batch import identity
 from simlib.engines.batch.folder import JobFolder
 from simlib.engines.batch.identity import Place, check_size, find_place
 from simlib.engines.batch.job_monitor import JobMonitor
-from simlib.mpi.addresses import answered_by_all, which_answer
+from simlib.model.addresses import answered_by_all, which_answer
 
 
 @pytest.fixture

@@ -20,16 +20,25 @@ from notebooks_made import SOURCES, cell_of, content, exercise, hand_in, noteboo
 
 import simlib
 from simlib.cli import main
-from simlib.grading import command_line as command
-from simlib.grading import commands, handout, reports, sandbox, self_check, session, whole_class
+from simlib.grading import (
+    commands,
+    handout,
+    reports,
+    sandbox,
+    self_check,
+    session,
+    whole_class,
+)
 from simlib.grading.cache import Cache
 from simlib.grading.collect import CannotCollect, collect
 from simlib.grading.grade import NotebookResult
-from simlib.grading.merge_answers import WrongNotebook, transplant
+from simlib.grading.merge_answers import WrongNotebook, merge_answers
 from simlib.grading.notebook_file import Unreadable, parse
-from simlib.grading.sandboxed import shell
-from simlib.grading.sandboxed.graded import Graded
+from simlib.grading.roster import BadRoster, read_roster
+from simlib.grading.sandboxed import graded_checks, shell
+from simlib.grading.sandboxed.graded_checks import GradedChecks
 from simlib.grading.score import QuestionResult
+from simlib.model.package import ROOT
 
 EXERCISES = {one.name: one for one in (exercise("01"), exercise("04"))}
 COLLECTIVES = EXERCISES["04_collectives"]
@@ -89,7 +98,7 @@ def test_of_two_files_the_newer_counts(tmp_path):
 
 
 def test_of_a_whole_course_that_is_handed_in_the_exercise_counts(tmp_path):
-    lesson = (command.ROOT / "notebooks/04_collectives.ipynb").read_bytes()
+    lesson = (ROOT / "notebooks/04_collectives.ipynb").read_bytes()
     files(tmp_path, "student_01/course/notebooks/04_collectives.ipynb", data=lesson)
     files(tmp_path, "student_01/course/exercises/04_collectives.ipynb", data=UNTOUCHED)
     files(tmp_path, "student_01/course/solutions/04_collectives.ipynb")
@@ -99,7 +108,7 @@ def test_of_a_whole_course_that_is_handed_in_the_exercise_counts(tmp_path):
     assert one.file == "student_01/course/exercises/04_collectives.ipynb"
     assert len(one.notes) == 2
     with pytest.raises(WrongNotebook, match="is it the lesson"):
-        transplant(COLLECTIVES, parse(lesson))
+        merge_answers(COLLECTIVES, parse(lesson))
 
 
 def test_a_zip_does_no_harm(tmp_path):
@@ -262,8 +271,8 @@ def test_names_are_the_same_however_they_are_written(stand_in, tmp_path):
 )
 def test_a_roster_that_cannot_be_read_is_told(tmp_path, content, sentence):
     (tmp_path / "roster.csv").write_bytes(content)
-    with pytest.raises(reports.BadRoster, match=sentence):
-        reports.read_roster(tmp_path / "roster.csv")
+    with pytest.raises(BadRoster, match=sentence):
+        read_roster(tmp_path / "roster.csv")
 
 
 def test_text_that_cannot_be_written_or_shown_harms_no_report(stand_in, tmp_path, capsys):
@@ -369,9 +378,10 @@ def test_more_time_for_a_notebook_is_more_for_ranks_that_do_nothing_to_be_seen(m
     def no_inputs(rank, world_size):
         return ()
 
-    monkeypatch.setattr(simlib, "run", stuck)
+    for module in (sys.modules["simlib.checks.check"], graded_checks):
+        monkeypatch.setattr(module, "run_on_processes", stuck)
     answer.question = "some"
-    graded = Graded(sandbox.Limits(cell_s=150).patience)
+    graded = GradedChecks(sandbox.Limits(cell_s=150).patience)
     graded.check("some", answer, no_inputs, list)
     graded.measure(answer, no_inputs)
     graded.measure(answer, no_inputs, start=functools.partial(stuck, timeout_s=4))
@@ -388,12 +398,12 @@ def test_other_limits_grade_again_what_a_limit_cut_short(tmp_path, monkeypatch, 
         return NotebookResult(one.name, "graded", "", [question], cut_short=cut_short)
 
     monkeypatch.setattr(whole_class, "grade", grade)
-    monkeypatch.setattr(whole_class.Batch, "expected", lambda self, one: None)
+    monkeypatch.setattr(whole_class.ClassGrader, "expected", lambda self, one: None)
     files(tmp_path, "student_01/04_collectives.ipynb")
     handed = collect(tmp_path, EXERCISES)
     for seconds in (240, 600, 600):
         limits = sandbox.Limits(notebook_s=seconds)
-        whole_class.Batch(EXERCISES, Cache(tmp_path / "cache"), 1, limits).run(
+        whole_class.ClassGrader(EXERCISES, Cache(tmp_path / "cache"), 1, limits).run(
             handed, 1, lambda one: 0
         )
     assert len(graded) == times
@@ -481,7 +491,7 @@ def test_as_root_it_refuses_to_keep_roots_rights(monkeypatch, submissions, tmp_p
 
 
 def test_a_handout_has_neither_solutions_nor_hidden_cells(tmp_path):
-    files = handout.handout(command.ROOT, tmp_path / "out.zip")
+    files = handout.handout(ROOT, tmp_path / "out.zip")
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         packed = {name: archive.read(name) for name in archive.namelist()}
     assert "exercises/04_collectives.ipynb" in files and "environment.yml" in files
@@ -589,7 +599,7 @@ def test_check_names_the_cell_that_ends_python(workplace):
 def test_an_error_names_the_line_of_its_cell_and_no_file_of_ipython():
     with pytest.raises(SyntaxError) as caught:
         compile("\ndef f()\n    pass", "<ipython-input-5-d4afba8d24e8>", "exec")
-    assert shell.told(caught.value) == "SyntaxError: expected ':' (line 2)"
+    assert shell.in_words(caught.value) == "SyntaxError: expected ':' (line 2)"
 
 
 @pytest.mark.parametrize(

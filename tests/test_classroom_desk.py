@@ -14,8 +14,8 @@ from notebooks_made import content, exercise, hand_in, notebook, solved, table
 
 from simlib.cli import main
 from simlib.grading.overrides import BadOverrides, check, read_overrides
-from simlib.grading.progress import progress
 from simlib.grading.reports import file_name
+from simlib.grading.whole_class import progress
 
 ONE, FOUR = exercise("01"), exercise("04")
 EVERY = {one.name: one for one in (ONE, FOUR)}
@@ -285,7 +285,7 @@ def test_a_bar_shows_at_once_and_what_was_done_last(screen, monkeypatch):
 
 def test_a_bar_moves_while_nothing_is_done(screen, monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr("simlib.grading.progress.TICK_S", 0.001)
+    monkeypatch.setattr("simlib.grading.whole_class.TICK_S", 0.001)
     with progress(7):
         for _ in range(2):
             screen.written.clear()

@@ -7,10 +7,10 @@ import re
 import pytest
 from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, extra, notebook, solved
 
-from simlib.grading import misconceptions, sandbox, self_check
-from simlib.grading.expected import record
+from simlib.grading import known_answers, sandbox, self_check
 from simlib.grading.grade import BEGIN, grade, seeded
-from simlib.grading.sandboxed.graded import too_little
+from simlib.grading.known_answers import record
+from simlib.grading.sandboxed.graded_checks import too_little
 from simlib.grading.score import json_in, sentence
 from simlib.grading.session import code_cell, run_notebook
 
@@ -184,23 +184,21 @@ WRONG_ANSWERS = ROOT / "authoring" / "wrong_answers"
 
 
 def test_a_known_wrong_answer_is_told_by_its_name(expected):
-    sources = misconceptions.sources_of(WRONG_ANSWERS, COLLECTIVES, "mean_of_all")
+    sources = known_answers.sources_of(WRONG_ANSWERS, COLLECTIVES, "mean_of_all")
     own_mean = "each rank's own mean"
     some = dict(
         pair for pair in sources.items() if pair[0].startswith((own_mean, "the sum of all"))
     )
     assert len(some) == 2
     (nameless,) = ast.parse("def always_one_more(rank, world_size): return rank").body
-    assert (
-        misconceptions.words_of(nameless) == 'the answer "always one more"'
-    )  # it has no docstring
-    signatures = misconceptions.outputs_of(
+    assert known_answers.words_of(nameless) == 'the answer "always one more"'  # it has no docstring
+    signatures = known_answers.outputs_of(
         some, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True
     )
     own = "def mean_of_all(rank, world_size, x):\n    numbers = x\n    return numbers.mean().item()"
     made = notebook(COLLECTIVES, {"mean_of_all": own})
     result = grade(content(made), COLLECTIVES, expected, SEED, LIMITS)
-    found = misconceptions.signature(result.questions[0].outputs)
+    found = known_answers.signature(result.questions[0].outputs)
     assert [words for words in signatures if signatures[words] == found] == [own_mean]
 
 
@@ -233,7 +231,7 @@ THE_SAME = {
 
 def test_a_known_answer_whose_cell_fails_does_no_harm_to_the_next(expected):
     sources = {"fails": "1 / 0", "own mean": HEAD + "return x.mean().item()"}
-    found = misconceptions.outputs_of(
+    found = known_answers.outputs_of(
         sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True
     )
     assert "own mean" in found and "NoneType" not in str(found["own mean"])
@@ -242,7 +240,7 @@ def test_a_known_answer_whose_cell_fails_does_no_harm_to_the_next(expected):
 
 def test_the_same_mistake_is_recognised_in_other_functions_and_lines(expected):
     sources = {(n, what): one for what, pair in THE_SAME.items() for n, one in enumerate(pair)}
-    found = misconceptions.outputs_of(
+    found = known_answers.outputs_of(
         sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True
     )
     assert [what for what in THE_SAME if found[0, what] != found[1, what]] == []

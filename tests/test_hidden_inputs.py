@@ -14,7 +14,7 @@ from notebooks_made import SOURCES
 import simlib
 from simlib.checks.check import rule_complaint
 from simlib.checks.compare import difference
-from simlib.checks.run_answer import changed_in_place, try_on
+from simlib.checks.run_answer import changed_in_place, run_answer
 from simlib.grading import expected, whole_class
 from simlib.grading.cache import Cache
 from simlib.grading.exercise import read_exercise
@@ -259,7 +259,7 @@ def test_simulated_solutions_give_what_is_expected_and_keep_the_rules(name, seed
         asked = one.asked[cell.question]
         for world in one.given(cell, seed):
             answer, start = one.names[cell.question], world.start or simulate
-            run, after = try_on(answer, world.by_rank, start)
+            run, after = run_answer(answer, world.by_rank, start)
             got = [changed_in_place(mine) for mine in after] if world.in_place else run.results
             wanted = asked.expected(*world.by_argument)
             where = cell.id, world.world_size

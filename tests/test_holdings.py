@@ -5,8 +5,8 @@ from matplotlib import rcParams
 from matplotlib.colors import to_hex
 
 import simlib
+from simlib.draw import draw_memory, draw_parts
 from simlib.draw.figures import png_of
-from simlib.draw.memory import draw_memory, draw_parts
 from simlib.draw.palette import mix, rank_color
 from simlib.model.ledger import CATEGORIES, Ledger
 

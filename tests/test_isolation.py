@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.checks.run_answer import try_on
+from simlib.checks.run_answer import run_answer
 
 
 def pids():
@@ -218,7 +218,7 @@ def test_a_check_does_not_end_the_worlds_it_uses():
         return os.getpid()
 
     def pids():
-        run, _ = try_on(answer, [(1.0,), (2.0,)], simlib.run)
+        run, _ = run_answer(answer, [(1.0,), (2.0,)], simlib.run)
         return run.results
 
     assert pids() == pids()

@@ -18,8 +18,9 @@ import simlib
 from simlib import labs
 from simlib.collectives import schedule
 from simlib.draw.palette import rank_color
-from simlib.labs import break_even, cells, crossover, rounds, sliders
+from simlib.labs import break_even_model, cells, crossover, rounds, sliders
 from simlib.labs.contributions import steps_of
+from simlib.labs.layers import Layers
 from simlib.labs.world_sizes import _together
 from simlib.model.errors import InvalidCallError
 from simlib.scale import time_of
@@ -101,7 +102,7 @@ def test_the_picture_of_a_lab_is_the_one_the_lesson_shows(every_lab, runs):
         assert np.array_equal(pixels_of(every_lab[name]), shown)
 
 
-def test_pictures_are_on_paper_of_their_own_and_nothing_is_cut_off(every_lab):
+def test_pictures_have_a_white_rim_and_nothing_is_cut_off(every_lab):
     for name, lab in every_lab.items():
         pixels = pixels_of(lab)
         rim = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
@@ -109,23 +110,27 @@ def test_pictures_are_on_paper_of_their_own_and_nothing_is_cut_off(every_lab):
 
 
 def test_a_state_that_was_drawn_is_not_drawn_again():
-    papers, inks = [], []
+    class Counted(Layers):
+        backgrounds, foregrounds = [], []
 
-    def ink(figure, n):
-        inks.append(n)
-        return [figure.text(0, 0.5, str(n))]
+        def background_state(self, n):
+            return (n,)
 
-    def paper(n):
-        papers.append(n)
-        return labs.draw_rounds(n=n)
+        def background(self, n):
+            self.backgrounds.append(n)
+            return labs.draw_rounds(n=n)
 
-    lab = sliders.Lab(paper, ink, {"n": sliders.slider("n", (2, 3, 4), 2)})
+        def foreground(self, figure, n):
+            self.foregrounds.append(n)
+            return [figure.text(0, 0.5, str(n))]
+
+    lab = sliders.Lab(Counted(), {"n": sliders.slider("n", (2, 3, 4), 2)})
     for value in (3, 2, 3):
         lab.controls["n"].value = value
-    assert papers == inks == [2, 3]
+    assert Counted.backgrounds == Counted.foregrounds == [2, 3]
     lab.draw_ahead("n")
     lab.controls["n"].value = 4
-    assert papers == inks == [2, 3, 4]
+    assert Counted.backgrounds == Counted.foregrounds == [2, 3, 4]
 
 
 def test_what_was_moved_leaves_no_trace():
@@ -146,7 +151,7 @@ def test_what_was_moved_leaves_no_trace():
         assert np.array_equal(pixels_of(lab), np.asarray(alone))
 
 
-def test_a_paper_that_comes_again_is_clean():
+def test_a_background_that_comes_again_is_clean():
     lab = labs.rounds_lab("ring", 3, 1)
     for name, value in (("n", 4), ("rounds_done", 2), ("n", 3)):
         lab.controls[name].value = value
@@ -535,7 +540,7 @@ def test_synchronisation_takes_what_the_cost_model_says(ours, simlibs, ranks):
     nbytes = 4000 * ranks
     cluster = simlib.Cluster(ranks, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS))
     modelled_s = time_of("all_reduce", ranks, nbytes, cluster, simlibs)
-    own_s = break_even.sync_s(ours, ranks, nbytes, LATENCY_S, BANDWIDTH_BPS)
+    own_s = break_even_model.sync_s(ours, ranks, nbytes, LATENCY_S, BANDWIDTH_BPS)
     assert own_s == pytest.approx(modelled_s, rel=1e-9)
 
 
@@ -544,8 +549,8 @@ def test_synchronisation_takes_what_the_cost_model_says(ours, simlibs, ranks):
 def test_with_the_needed_compute_ranks_have_that_efficiency(scaling, overlap):
     on = np.arange(2, 50)
     for efficiency in (1 / on, 0.5, 0.9):
-        needed_s = break_even.needed_compute_s(efficiency, 0.3, on, scaling, overlap)
-        gains = break_even.speedup(needed_s, 0.3, on, scaling, overlap)
+        needed_s = break_even_model.needed_compute_s(efficiency, 0.3, on, scaling, overlap)
+        gains = break_even_model.speedup(needed_s, 0.3, on, scaling, overlap)
         assert gains == pytest.approx(efficiency * on, rel=1e-12)
 
 
@@ -557,8 +562,8 @@ def test_overlap_is_the_one_of_the_cost_model():
             nbytes, 8, cluster, forward_s=compute_s / 3, backward_s=compute_s * 2 / 3,
             bucket_bytes=nbytes // 1000,
         )  # fmt: skip
-        synced_s = break_even.sync_s("ring", 8, nbytes, 0.0, 1e9)
-        gain = break_even.speedup(compute_s, synced_s, 8, overlap="backward")
+        synced_s = break_even_model.sync_s("ring", 8, nbytes, 0.0, 1e9)
+        gain = break_even_model.speedup(compute_s, synced_s, 8, overlap="backward")
         assert gain == pytest.approx(8 * compute_s / step.time_s, rel=2e-3)
 
 
@@ -579,7 +584,7 @@ def test_the_thick_line_of_the_map_is_the_break_even():
     axes = labs.draw_break_even(0.18, 1e8, 30e-6, 1.25e9).axes[0]
     (thick,) = (line for line in axes.lines if line.get_linewidth() == 2)
     on, edge_s = thick.get_data()
-    synced_s = break_even.sync_s("ring", on, 1e8, 30e-6, 1.25e9)
+    synced_s = break_even_model.sync_s("ring", on, 1e8, 30e-6, 1.25e9)
     assert edge_s == pytest.approx(synced_s / (on - 1), rel=1e-12)
 
 

@@ -13,7 +13,7 @@ import pytest
 from simlib.cli import main
 from simlib.model.errors import InvalidCallError
 from simlib.practice import PracticeNetwork, daemon, practice_network, remove_leftovers, system
-from simlib.practice.network_command import rate_bps, time_s
+from simlib.practice.practice_command import rate_bps, time_s
 
 ECHO = """
 import socket, sys

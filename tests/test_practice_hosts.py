@@ -15,7 +15,7 @@ import pytest
 
 from simlib.cli import main
 from simlib.model.errors import InvalidCallError
-from simlib.practice import PracticeCluster, cluster_command, launcher, system
+from simlib.practice import PracticeCluster, launcher, practice_command, system
 from simlib.practice import practice_cluster as cluster_module
 from simlib.practice.slurm_daemons import CPUS
 
@@ -309,21 +309,21 @@ def test_a_cluster_stays_up_until_down(place, capfd, tmp_path):
     assert not place.is_symlink()
 
 
-@pytest.mark.parametrize("who", ["owner", "warden"], ids=["owner", "warden too"])
+@pytest.mark.parametrize("who", ["owner", "reaper"], ids=["owner", "reaper too"])
 def test_nothing_is_left_of_a_cluster_whose_process_was_killed(place, capfd, who):
-    """Its warden removes it at once; without the warden, `down` does, and `up`."""
+    """Its reaper removes it at once; without the reaper, `down` does, and `up`."""
     assert main(["practice", "up", "1"]) == 0
     folder = place.readlink()
     owner = system.owner_of(folder.name)
-    (warden,) = set(running("cat > /dev/null")) & set(running(str(folder)))
+    (reaper,) = set(running("cat > /dev/null")) & set(running(str(folder)))
     ends = [os.pidfd_open(pid) for pid in running(str(folder))]
-    if who == "warden":
-        os.killpg(warden, signal.SIGKILL)
+    if who == "reaper":
+        os.killpg(reaper, signal.SIGKILL)
     os.kill(owner, signal.SIGKILL)
     os.waitpid(owner, 0)
     for end in ends:  # the hosts end by themselves in either case
         await_end(end)
-    if who == "warden":
+    if who == "reaper":
         assert main(["practice", "down"]) == 0
         assert "3 namespaces of killed processes removed" in capfd.readouterr().out
     assert not running(str(folder)) and not folder.exists() and not place.is_symlink()
@@ -397,7 +397,7 @@ def test_where_none_is_up(place, capfd, monkeypatch):
     assert main(["practice", "status"]) == 1
     assert "no practice cluster is up" in capfd.readouterr().out
     called = []
-    monkeypatch.setattr(cluster_command.os, "execv", lambda path, argv: called.extend(argv))
+    monkeypatch.setattr(practice_command.os, "execv", lambda path, argv: called.extend(argv))
     main(["practice", "exec", "login", "--", "true"])
     done = subprocess.run(called, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 125 and "no practice cluster is up: `simlib" in done.stderr

@@ -14,8 +14,9 @@ from simlib.grading import overrides, reports
 from simlib.grading.lms_export import tables_for_platforms
 from simlib.grading.overrides import BadOverrides, Override, read_overrides
 from simlib.grading.overview import KINDS, overview
-from simlib.grading.pages import told, write_pages
-from simlib.grading.reports import Person, as_report, write_reports
+from simlib.grading.pages import reason_and_box, write_pages
+from simlib.grading.reports import as_report, write_reports
+from simlib.grading.roster import Person
 
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(reports.SCHEMA.read_text()))
 
@@ -115,7 +116,7 @@ def wrong_question(**values):
 )
 def test_nothing_that_a_check_says_is_shown_twice(values, reason, box):
     question = wrong_question(**values)
-    shown, rest = told(question)
+    shown, rest = reason_and_box(question)
     assert shown.startswith(reason if reason is not None else question["reason"])
     assert rest.startswith(box) and bool(rest) == bool(box)
     assert not shown or shown not in rest
@@ -369,7 +370,7 @@ def test_what_is_set_by_hand_has_the_status_of_the_notebook(report, tmp_path):
         ("student_01,04,mean_of_all,1,\nstudent_01,04,mean_of_all,2,", "line 3: .* before"),
     ],
 )
-def test_a_wrong_line_is_told(report, tmp_path, lines, words):
+def test_a_wrong_line_is_reason_and_box(report, tmp_path, lines, words):
     path = tmp_path / "overrides.csv"
     head = "" if lines.startswith("a,b") else "student,exercise,question,points,comment\n"
     path.write_text(head + lines)

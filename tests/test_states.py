@@ -6,8 +6,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 import simlib
+from simlib.draw import draw_states
 from simlib.draw.palette import mix, rank_color
-from simlib.draw.states import draw_states, numbers
+from simlib.draw.states import numbers
 
 WHITE = "#ffffff"
 

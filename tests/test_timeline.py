@@ -12,8 +12,10 @@ from matplotlib.collections import LineCollection, PolyCollection
 from PIL import Image
 from synthetic import RunMaker, all_reduces, ring
 
+from simlib.draw.figures import png_of
+from simlib.draw.heat_map import draw_traffic
 from simlib.draw.palette import OKABE_ITO, mix, rank_color
-from simlib.draw.timeline import draw_timeline, draw_traffic, png_of
+from simlib.draw.timeline import draw_timeline
 from simlib.model.errors import InvalidCallError
 from simlib.model.trace import Group
 

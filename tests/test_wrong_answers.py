@@ -11,7 +11,7 @@ import jupytext
 import pytest
 
 from simlib.checks.check import fingerprint
-from simlib.grading import misconceptions
+from simlib.grading import known_answers
 from simlib.grading.source import solution_source, stub_source
 
 TESTS = Path(__file__).parent
@@ -95,7 +95,7 @@ def test_what_a_wrong_answer_is_goes_on_after_this_is():
         for answer, said in zip(names["WRONG"], words, strict=True):
             assert re.fullmatch(r"[a-z].{,73}[^.\s]", said), f"{path}, {answer.__name__}: {said!r}"
         assert len(set(words)) == len(words), path
-        known = misconceptions.sources_of(path.parent, path, names["QUESTION"])
+        known = known_answers.sources_of(path.parent, path, names["QUESTION"])
         assert list(known) == words, path
 
 

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from IPython.display import display
 
 import simlib
-from simlib.draw.states import draw_states
+from simlib.draw import draw_states
 
 guess = None  # what does rank 1 hold afterwards? And rank 2?
 

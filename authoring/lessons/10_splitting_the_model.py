@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import simlib
-from simlib.draw.memory import draw_memory, draw_parts
+from simlib.draw import draw_memory, draw_parts
 
 WIDTHS = [784, 512, 512, 512, 512, 512, 10]  # layer k maps WIDTHS[k - 1] numbers to WIDTHS[k]
 

@@ -9,10 +9,8 @@ A check cell of an exercise notebook is one call::
     verdict
 """
 
-from .bounds import Fits, Timed
 from .check import check
 from .compare import OneOf
-from .measure import measure
 from .rules import (
     Rule,
     brought,
@@ -25,6 +23,7 @@ from .rules import (
     rounds,
     sends_to,
 )
+from .run_answer import Fits, Timed, measure
 from .verdict import Verdict
 
 __all__ = [

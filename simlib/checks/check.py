@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import zlib
+from collections.abc import Callable, Mapping, Sequence
 
+from ..diagnose.findings import KINDS, UNFINISHED
 from ..engines.processes.real_run import run as run_on_processes
 from ..model.errors import DeadlockError, MismatchError, RankError, SimlibError, StuckError
 from ..record.safe_values import Exchanged
@@ -18,7 +20,8 @@ from .compare import (
     known_mistake,
     likely_cause,
 )
-from .run_answer import WORLDS, Trial, changed_in_place, try_on
+from .rules import Rule
+from .run_answer import WORLDS, Fits, Timed, World, changed_in_place, run_answer
 from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict, values_are_right
 
 TIMEOUT_S = 5
@@ -26,20 +29,20 @@ TIMEOUT_S = 5
 
 
 def check(
-    question,
-    answer,
-    inputs,
-    expected,
-    *rules,
-    points=1,
-    worlds=WORLDS,
-    in_place=False,
-    mistakes=None,
-    as_given=None,
-    timed=(),
-    memory=(),
-    timeout_s=TIMEOUT_S,
-):
+    question: str,
+    answer: Callable,
+    inputs: Callable[[int, int], tuple],
+    expected: Callable[..., list],
+    *rules: Rule,
+    points: int = 1,
+    worlds: Sequence[int] = WORLDS,
+    in_place: bool = False,
+    mistakes: Mapping[str, Callable] | None = None,
+    as_given: str | None = None,
+    timed: Sequence[Timed] = (),
+    memory: Sequence[Fits] = (),
+    timeout_s: float = TIMEOUT_S,
+) -> Verdict:
     """Try an answer on several worlds, smallest first, and give a `Verdict`.
 
     Parameters
@@ -80,38 +83,38 @@ def check(
     Verdict
     """
     real = functools.partial(run_on_processes, timeout_s=timeout_s)
-    trials = [Trial(world_size, inputs, real, rules) for world_size in worlds]
-    trials += [
-        Trial(one.world_size, one.inputs, one.start(timeout_s), (*rules, one.rule))
+    to_pass = [World(world_size, inputs, real, rules) for world_size in worlds]
+    to_pass += [
+        World(one.world_size, one.inputs, one.start(timeout_s), (*rules, one.rule))
         for one in (*timed, *memory)
     ]
-    verdict = judge(question, answer, trials, expected, points, in_place, mistakes or {})
+    verdict = verdict_on(question, answer, to_pass, expected, points, in_place, mistakes or {})
     if verdict.status == WRONG and as_given and fingerprint(answer) == as_given:
         verdict.status, verdict.is_as_given = NOT_WRITTEN, True
     return verdict
 
 
-def judge(question, answer, trials, expected, points, in_place, mistakes):
-    """The `Verdict` of `check` on an answer, whoever wrote it."""
+def verdict_on(question, answer, worlds, expected, points, in_place, mistakes):
+    """The `Verdict` of `check` on an answer, whoever wrote it; ``worlds`` are `World` objects."""
     lines_of = {}  # those of the last world of each engine
-    for trial in trials:
-        world_size = trial.world_size
-        by_rank = [trial.inputs(rank, world_size) for rank in range(world_size)]
+    for world in worlds:
+        world_size = world.world_size
+        by_rank = [world.inputs(rank, world_size) for rank in range(world_size)]
         given = list(zip(*by_rank, strict=True))
         reason = call_complaint(answer, by_rank[0])
         if reason:
             return Verdict(question, points, WRONG, reason, world_size)
         try:
-            run, after = try_on(answer, by_rank, trial.start)
+            run, after = run_answer(answer, by_rank, world.start)
         except SimlibError as error:
             status, reason, lines = failure(error)
             return Verdict(question, points, status, reason, world_size, lines, error.run)
         want = expected(*given)
-        reason, lines = complaint(run, after, given, want, trial.rules, in_place, mistakes)
+        reason, lines = complaint(run, after, given, want, world.rules, in_place, mistakes)
         if reason:
             return Verdict(question, points, WRONG, reason, world_size, lines, run)
-        lines_of[trial.start] = tally_lines(run, given, trial.rules)
-    real = [str(trial.world_size) for trial in trials if trial.start is trials[0].start]
+        lines_of[world.start] = tally_lines(run, given, world.rules)
+    real = [str(world.world_size) for world in worlds if world.start is worlds[0].start]
     reason = f"Every rank has the expected value at world sizes {', '.join(real)}."
     return Verdict(question, points, RIGHT, reason, world_size, sum(lines_of.values(), []), run)
 
@@ -266,7 +269,12 @@ def rule_complaint(run, given, rules):
 
 def found_by_the_engine(run):
     """A sentence about a race, a lost message or an op that nobody waited for, else None."""
-    return finding(run, "race") or lost_message(run) or finding(run, "unfinished")
+    for kind in reversed(KINDS):
+        lost = lost_message(run) if kind is UNFINISHED else None  # the same in simpler words
+        sentence = lost or finding(run, kind.name)
+        if sentence:
+            return sentence
+    return None
 
 
 def lost_message(run):

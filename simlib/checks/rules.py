@@ -7,6 +7,7 @@ one argument of the answer. For an answer ``f(rank, world_size, x)`` a bound is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..draw.table import count
@@ -27,12 +28,12 @@ class Rule:
         True where the rule is looked at before the values are.
     """
 
-    broken: callable
-    tally: callable = lambda run, given: None
+    broken: Callable
+    tally: Callable = lambda run, given: None
     before_values: bool = False
 
 
-def only(*kinds):
+def only(*kinds: str) -> Rule:
     """Only these ops may be called: ``only("send", "recv")`` (isend and irecv are included)."""
     allowed = ", ".join([*kinds, *("i" + kind for kind in kinds if kind in ("send", "recv"))])
 
@@ -62,17 +63,17 @@ def by_rank(trace):
     return sorted(trace, key=lambda op: (op.rank, op.seq))
 
 
-def messages(bound, hint=""):
+def messages(bound: Callable[..., int], hint: str = "") -> Rule:
     """The whole world sends at most `bound` point-to-point messages."""
     return total(lambda run: run.messages, bound, "message", hint)
 
 
-def nbytes(bound, hint=""):
+def nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
     """The whole world sends at most `bound` bytes point-to-point."""
     return total(lambda run: run.bytes_sent, bound, "byte", hint)
 
 
-def nbytes_of_a_rank(bound, hint=""):
+def nbytes_of_a_rank(bound: Callable[..., int], hint: str = "") -> Rule:
     """No rank sends, and none receives, more than `bound` bytes point-to-point: no bottleneck."""
 
     def busiest(run):
@@ -115,7 +116,7 @@ def total(numbers, bound, noun, hint):
     return Rule(broken, tally)
 
 
-def rounds(bound, hint=""):
+def rounds(bound: Callable[..., int], hint: str = "") -> Rule:
     """The last message ends in round `bound` at the latest.
 
     A message takes one round, and a rank sends one message at a time. A message can start when its
@@ -160,7 +161,7 @@ def received_by(message, time_s):
     return message.recv is not None and message.recv.done and message.recv.end_s <= time_s
 
 
-def sends_to(allowed, hint=""):
+def sends_to(allowed: Callable[[int, int], Collection[int]], hint: str = "") -> Rule:
     """A rank may send only to the ranks in ``allowed(rank, world_size)``."""
 
     def broken(run, given):
@@ -175,7 +176,7 @@ def sends_to(allowed, hint=""):
     return Rule(broken)
 
 
-def collectives(bound, hint=""):
+def collectives(bound: Callable[..., int], hint: str = "") -> Rule:
     """At most `bound` collectives take place."""
 
     def broken(run, given):
@@ -195,7 +196,7 @@ def collectives(bound, hint=""):
     return Rule(broken, tally)
 
 
-def collective_nbytes(bound, hint=""):
+def collective_nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
     """No rank brings more than `bound` bytes into a collective."""
 
     def largest(run):
@@ -216,7 +217,9 @@ def collective_nbytes(bound, hint=""):
     return Rule(broken, tally)
 
 
-def brought(bound, kind=None, hint=""):
+def brought(
+    bound: Callable[..., list[int] | None], kind: str | None = None, hint: str = ""
+) -> Rule:
     """Every rank brings exactly these bytes into its collectives, one after the other.
 
     Parameters

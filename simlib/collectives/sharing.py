@@ -133,7 +133,7 @@ class _Progress:
 
 
 class _Pool:
-    """Transfers under way; the same arithmetic as `network.Transfer`, on arrays."""
+    """Transfers under way; the same arithmetic as `clockwork.network.Transfer`, on arrays."""
 
     def __init__(self, topology, lookahead_s, columns):
         self._bandwidth_Bps = topology.link_bandwidth_Bps

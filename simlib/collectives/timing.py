@@ -1,8 +1,8 @@
 """How long a collective takes: its messages, one by one, through the fluid network, in numpy.
 
-Two ways give the same times as `Network`. Where no two messages can ever share a link, each is on
-its own, and a round is a few operations on arrays. Otherwise `sharing` follows all messages
-through time.
+Two ways give the same times as the simulation's network. Where no two messages can ever share a
+link, each is on its own, and a round is a few operations on arrays. Otherwise `sharing` follows all
+messages through time.
 """
 
 from __future__ import annotations

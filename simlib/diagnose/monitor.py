@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from ..model.errors import SimlibError
 from ..model.failure_report import FailureReport
 from ..model.matching import Matcher
+from ..model.trace import Op
 from . import failures, verdicts
+from .findings import Evidence, Finding, found_in
 
 KEPT_BYTES = 1 << 20
 """What is kept of one rank's output: the first and the last half of this many bytes."""
@@ -25,14 +29,14 @@ QUIET_S = 10.0
 class RankOutput:
     """The output of one rank: grows by chunks, is read as whole lines, stays bounded."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.total = 0
         self.lines = 0
         self.unfinished = b""
         self._head = bytearray()
         self._tail = bytearray()
 
-    def add(self, chunk):
+    def add(self, chunk: bytes) -> list[bytes]:
         """Take a chunk in; returns the lines it completes, as bytes."""
         self.total += len(chunk)
         room = max(0, KEPT_BYTES // 2 - len(self._head))
@@ -46,12 +50,12 @@ class RankOutput:
         return lines
 
     @property
-    def is_flood(self):
+    def is_flood(self) -> bool:
         """Whether so much has come that the rank is taken to print for ever."""
         return self.total > FLOOD_BYTES or self.lines > FLOOD_LINES
 
     @property
-    def text(self):
+    def text(self) -> str:
         """All that is kept; what was left out between its beginning and its end is counted."""
         tail = bytes(self._tail[-KEPT_BYTES // 2 :])
         left_out = self.total - len(self._head) - len(tail)
@@ -83,18 +87,24 @@ class DeadlockDetector:
         As for `Matcher`.
     """
 
-    def __init__(self, logs, cells, sleep_count=lambda rank: None, eager_limit_bytes=-1):
+    def __init__(
+        self,
+        logs: list,
+        cells: Mapping[str, int],
+        sleep_count: Callable[[int], int | None] = lambda rank: None,
+        eager_limit_bytes: float = -1,
+    ) -> None:
         self._logs = logs
         self._cells = cells
         self._sleep_count = sleep_count
         self._matcher = Matcher(len(logs), eager_limit_bytes)
         self._taken = [0] * len(logs)
-        self._open_any = []
-        self._states = {}
-        self._asleep = {}
+        self._open_any: list[Op] = []
+        self._states: dict[int, tuple[int, int]] = {}
+        self._asleep: dict[int, int | None] = {}
         self.all_wait = False
 
-    def look(self, running):
+    def look(self, running: list[int]) -> bool:
         """Note how the running ranks stand; returns whether one waits and has not moved since.
 
         ``all_wait`` says afterwards whether that holds for each of them.
@@ -111,7 +121,7 @@ class DeadlockDetector:
         self.all_wait = len(waiting) == len(states)
         return bool(waiting)
 
-    def verdict(self, running, gone):
+    def verdict(self, running: list[int], gone: Mapping[int, str]) -> SimlibError | None:
         """A mismatch or deadlock among the ops so far, as an error; else None.
 
         Parameters
@@ -135,7 +145,7 @@ class DeadlockDetector:
             return None
         return verdicts.deadlock(blocked, gone, self._matcher)
 
-    def _future_offset(self, rank):
+    def _future_offset(self, rank: int) -> int:
         """The op that C++ code waits for on this rank, by its future, where it surely does; or 0.
 
         DDP's reducer waits so at the end of `backward`, and no Python code sees it. It does wait
@@ -151,7 +161,7 @@ class DeadlockDetector:
                 return offset
         return 0
 
-    def mismatch(self, after_death=False):
+    def mismatch(self, after_death: bool = False) -> SimlibError | None:
         """The first mismatch among all ops, as an error, or None.
 
         ``after_death`` takes a suspicion for one: something has killed a rank, after all.
@@ -161,21 +171,22 @@ class DeadlockDetector:
         found = found[0] if found else self._matcher.suspected() if after_death else None
         return verdicts.mismatch(found) if found else None
 
-    def findings(self):
-        """What was left over or raced in a run that ended well."""
+    def findings(self) -> list[Finding]:
+        """What was left over or raced in a run that ended well; see `findings`."""
         self._take_in()
-        never_waited = [
-            log.op_at(log.offset_of(seq), seq, 0, self._cells)
-            for log in self._logs
-            for seq in log.requests_never_waited()
-        ]
-        touched = [race for log in self._logs for race in log.races(self._cells)]
-        left = [*self._matcher.unfinished()], [*self._matcher.absent()]
-        if not (never_waited or touched or any(left)):
-            return []
-        return verdicts.unfinished(*left, never_waited) + verdicts.races(touched)
+        evidence = Evidence(
+            unfinished=self._matcher.unfinished(),
+            absent=self._matcher.absent(),
+            never_waited=[
+                log.op_at(log.offset_of(seq), seq, 0, self._cells)
+                for log in self._logs
+                for seq in log.requests_never_waited()
+            ],
+            touched=[race for log in self._logs for race in log.races(self._cells)],
+        )
+        return found_in(evidence) if any(evidence) else []
 
-    def _take_in(self):
+    def _take_in(self) -> None:
         """Give the matcher what has been posted since the last time."""
         for rank, log in enumerate(self._logs):
             for op in log.ops(0, self._cells, first=self._taken[rank]):
@@ -189,11 +200,11 @@ class DeadlockDetector:
                 self._taken[rank] = op.seq + 1
         self._resolve_any()
 
-    def _is_done(self, op):
+    def _is_done(self, op: Op) -> bool:
         log = self._logs[op.rank]
         return log.op_at(log.offset_of(op.seq), op.seq, 0, self._cells).done
 
-    def _resolve_any(self):
+    def _resolve_any(self) -> None:
         """Tell the matcher the senders that recvs of any source have found by now."""
         still_open = []
         for op in self._open_any:
@@ -228,7 +239,7 @@ class RunMonitor(ABC):
     logs : list of OpLogReader
         By rank.
     detector : DeadlockDetector
-        At work on these logs; None before there are any.
+        At work on these logs; there once there are any.
     answers : dict of int to tuple
         rank -> (word, content) as the rank sent it, see `returned.answer_of`.
     deaths : dict of int to int
@@ -244,9 +255,9 @@ class RunMonitor(ABC):
     engine: str = "real"
     wire: list | None = None
     memory: list | None = None
-    detector: DeadlockDetector | None = None
+    detector: DeadlockDetector
     logs: list
-    native: Collection
+    native: Any
 
     def __init__(
         self,
@@ -288,23 +299,21 @@ class RunMonitor(ABC):
         first = [one for one in failed if not isinstance(one, FailureReport) or not one.from_wait]
         return bool(self.deaths or first)
 
-    def stuck(self) -> Exception | None:
+    def stuck(self) -> SimlibError | None:
         """The error for ranks that wait for ever, or for ops that disagree; None while unknown.
 
         Only for ranks that stand still since the last call is there a verdict.
         """
-        if self.check and self.detector and self.detector.look(self.running()):
+        if self.check and self.detector.look(self.running()):
             return self.detector.verdict(self.running(), self.exited())
         return None
 
-    def mismatch(self) -> Exception | None:
+    def mismatch(self) -> SimlibError | None:
         """The error for ops that meet and disagree, which explains whatever came of it; or None."""
-        if self.check and self.detector:
-            return self.detector.mismatch(bool(self.deaths))
-        return None
+        return self.detector.mismatch(bool(self.deaths)) if self.check else None
 
-    def failure(self) -> Exception | None:
-        """The error for what the ranks came to, or None where all is well so far.
+    def failure(self) -> SimlibError | None:
+        """The error that the ranks' failures are, or None where all is well so far.
 
         Ops that meet and disagree come first: they explain whatever came of it.
         """
@@ -324,14 +333,14 @@ class Watchdog:
         Told where the ranks are, once they have been silent for `QUIET_S`.
     """
 
-    def __init__(self, monitor, display):
+    def __init__(self, monitor: RunMonitor, display: Any) -> None:
         self._monitor = monitor
         self._display = display
         self._moved_at = time.monotonic()
-        self._progress = None
+        self._progress: tuple[int, int] | None = None
         self._said_quiet = False
 
-    def ending(self, posted):
+    def ending(self, posted: int) -> SimlibError | None:
         """The error that ends the run now, or None; ``posted`` changes with every op of a rank."""
         flooding = [rank for rank, out in enumerate(self._monitor.outputs) if out.is_flood]
         if flooding:
@@ -346,7 +355,7 @@ class Watchdog:
         self._display.refresh()
         return None
 
-    def _silence_s(self, posted):
+    def _silence_s(self, posted: int) -> float:
         """Seconds since the last op or output of any rank."""
         progress = posted, sum(output.total for output in self._monitor.outputs)
         if progress != self._progress:

@@ -1,8 +1,8 @@
-"""What the matcher found, in words and as a picture. Used by every engine."""
+"""What the matcher found that ends a run, in words and as a picture: mismatches and deadlocks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 from ..model import errors
@@ -18,29 +18,6 @@ RULES = {
     "ranks": "every rank must name the same ranks",
 }
 """The rule that a mismatch breaks, by `Mismatch.rule`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something wrong that did not stop the run.
-
-    Attributes
-    ----------
-    kind : str
-        ``"unfinished"`` or ``"race"``.
-    message : str
-    sites : dict of int to Site
-    run : Run or None
-        Of a race that ``simulate(seed=...)`` proved: the run that came out differently.
-    """
-
-    kind: str
-    message: str
-    sites: dict
-    run: object = field(default=None, repr=False, compare=False)
-
-    def __str__(self):
-        return f"{self.kind}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -313,69 +290,3 @@ def _in_full(op):
         sent, expected = map(list, op.splits)
         return f"{op.call} of {op.dtype}, sending {sent}, expecting {expected}"
     return f"{op.call} of {_amount(op)}"
-
-
-def unfinished(ops, absent, never_waited):
-    """Findings for messages nobody received, calls some ranks left out, requests never waited for.
-
-    ``ops`` and ``absent`` are `Matcher.unfinished` and `Matcher.absent`.
-    """
-    told = []
-    for op in ops:
-        what = "was never received" if op.kind == "send" else "never got a message"
-        told.append((op, what))
-    for arrived, missing in absent:
-        words = f"was never called by {ranks_in_words(missing)}"
-        told += [(op, words) for op in arrived.values()]
-    known = {(op.rank, op.seq) for op, _ in told}
-    for op in never_waited:
-        if (op.rank, op.seq) not in known:
-            advice = "until wait() has returned its buffer is not safe to use"
-            told.append((op, f"was never waited for: {advice}"))
-    return _folded("unfinished", told)
-
-
-def races(found):
-    """Findings for buffers that were touched while a request on them was open.
-
-    ``found`` is a list of (how, op, other op or None, Site): see `OpLogReader.races`.
-    """
-    told = []
-    for how, op, other, site in found:
-        if how == "overlap":
-            what = (
-                f"uses memory of {other.call} ({other.site.place}), which is still open: "
-                "wait for that first, or use another buffer"
-            )
-        elif op.kind == "send":
-            what = (
-                f"has its buffer written before wait ({site.place}): the old or the new values "
-                "may travel"
-            )
-        else:
-            what = (
-                f"has its buffer written before wait ({site.place}): the result may overwrite "
-                "that, or be overwritten"
-            )
-        told.append((op, what))
-    return _folded("race", told)
-
-
-def _folded(kind, told):
-    """One finding for all ranks of whom the same is told at the same line."""
-    alike = {}
-    for op, what in told:
-        alike.setdefault((op.kind, op.site.file, op.site.lineno, what), []).append(op)
-    found = []
-    for (*_, what), ops in alike.items():
-        ranks = sorted({op.rank for op in ops})
-        call = ops[0].call if len(ranks) == 1 else ops[0].call.partition("(")[0]
-        message = f"{ranks_in_words(ranks)}: {call} ({ops[0].site.place}) {what}"
-        found.append(Finding(kind, message, {op.rank: op.site for op in ops}))
-    return found
-
-
-def as_error(finding):
-    """A finding as the error that ``strict=True`` raises."""
-    sort = {"unfinished": errors.UnfinishedError, "race": errors.RaceError}[finding.kind]
-    return sort(finding.message, finding.sites)

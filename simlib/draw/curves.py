@@ -9,15 +9,20 @@ from __future__ import annotations
 import base64
 import contextlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .display import in_notebook
+
+if TYPE_CHECKING:  # matplotlib is loaded where a picture is drawn
+    from matplotlib.figure import Figure
 
 EVERY_S = 0.5
 
 
 @contextlib.contextmanager
-def live_curves(folder, x="step"):
+def live_curves(folder: str | Path, x: str = "step") -> Iterator[None]:
     """Show what is logged into a folder: live while the block runs, as a picture when it ends.
 
     In a notebook, a display that begins and ends empty shows the curves about twice a second; then
@@ -76,7 +81,7 @@ def _bundle(picture):
     return {"text/plain": "", "text/html": f'<img src="data:image/png;base64,{data}">'}
 
 
-def draw_curves(folder, x="step"):
+def draw_curves(folder: str | Path, x: str = "step") -> Figure:
     """Draw what was logged into a folder: one panel per name, one line per run.
 
     Parameters

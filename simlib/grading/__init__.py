@@ -1,6 +1,7 @@
 """The classroom: grade a folder of notebooks, check one's own, hand exercises out.
 
-`source` and `exercise` know what was handed out, `submission` and `transplant` what came back.
-`session` runs both by nbval, in the kernel that `sandbox` shuts in; `inside` is what runs in there.
-`grade` makes points of it, `batch` of a whole class, `reports` tells them.
+`source` and `exercise` read what was handed out, `collect` and `notebook_file` what came back;
+`merge_answers` puts the answers of one into the other. `session` runs the result by nbval, in the
+kernel that `sandbox` shuts in; `sandboxed` is what runs in there. `grade` and `score` make points
+of it, `whole_class` of many, `reports` and `pages` write them down.
 """

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
 import re
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from .archive import AGAIN, CannotCollect, files_of_folder, files_of_zip
-from .csv_tables import readable
 from .merge_answers import choose, defines
-from .notebook_file import Unreadable, parse
+from .notebook_file import LARGEST_BYTES, Unreadable, parse, read_bytes
+from .texts import readable
 
 NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.IGNORECASE)
 """Names of notebooks; mail programs and Windows put a second ending behind the first."""
 CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)$")
 MOODLE = re.compile(r"^(?P<name>.+?)_(?P<id>\d+)_assignsubmission_\w*?file_?(?P<file>.*)$")
 
+MOST_FILES = 20_000
+COPY = re.compile(r"(-\d+| ?\(\d+\)| - Copy)+$")
+"""What systems add to the name of a second copy."""
+
+
+class CannotCollect(Exception):
+    """A place without submissions; the message is the reason."""
+
 
 @dataclass
-class Handed:
+class SubmittedFile:
     """One file that was handed in.
 
     Attributes
@@ -59,7 +68,7 @@ class Handed:
 
 
 def collect(place, exercises):
-    """All that was handed in, one `Handed` for each student and exercise, sorted.
+    """All that was handed in, one `SubmittedFile` for each student and exercise, sorted.
 
     Parameters
     ----------
@@ -80,23 +89,25 @@ def collect(place, exercises):
         files = files_of_zip(place, exercises)
     else:
         raise CannotCollect(f"{place} is neither a folder nor a zip file of submissions")
-    handed, others = [], []
+    notebooks, others = [], []
     for path, reader, when in files:
         if NOTEBOOK.search(path.name):
-            handed.append(identify(path, reader, when, exercises))
+            notebooks.append(identify(path, reader, when, exercises))
         elif not path.name.startswith("."):
             others.append(identify(path, lambda: b"", when, exercises))
-    if not handed:
+    if not notebooks:
         raise CannotCollect(f"{place} has no notebooks (files that end in .ipynb)")
-    return newest(handed, exercises) + without_notebook(others, {one.student for one in handed})
+    return newest(notebooks, exercises) + without_notebook(
+        others, {one.student for one in notebooks}
+    )
 
 
 def without_notebook(others, students):
-    """A `Handed` for each student who has handed in other files only.
+    """A `SubmittedFile` for each student who has handed in other files only.
 
     Parameters
     ----------
-    others : list of Handed
+    others : list of SubmittedFile
         Files that are no notebooks.
     students : set of str
         Those who have handed in notebooks.
@@ -114,7 +125,7 @@ def without_notebook(others, students):
 
 
 def identify(path, reader, when, exercises):
-    """The `Handed` of one file."""
+    """The `SubmittedFile` of one file."""
     first, file = path.parts[0], path.name
     canvas = CANVAS.match(file) if len(path.parts) == 1 else None
     if canvas and named_in(file, exercises) and not named_in(canvas["file"], exercises):
@@ -133,17 +144,19 @@ def identify(path, reader, when, exercises):
         student = name = student_in(file, exercises)
     exercise = named_in(file, exercises)
     platform = "moodle" if moodle else "canvas" if canvas else ""
-    student, name, told = map(readable, (student, name, str(path)))
-    handed = Handed(student, name, exercise, told, b"", when=when, late=late, platform=platform)
+    student, name, shown = map(readable, (student, name, str(path)))
+    submitted = SubmittedFile(
+        student, name, exercise, shown, b"", when=when, late=late, platform=platform
+    )
     try:
-        handed.content = reader()
+        submitted.content = reader()
     except Unreadable as error:
-        handed.unreadable = str(error)
-    if handed.exercise is None and handed.content:
-        handed.exercise = told_by_content(handed.content, exercises)
-        if handed.exercise:
-            handed.notes.append("the file's name is not an exercise's; its cells are")
-    return handed
+        submitted.unreadable = str(error)
+    if submitted.exercise is None and submitted.content:
+        submitted.exercise = exercise_by_content(submitted.content, exercises)
+        if submitted.exercise:
+            submitted.notes.append("the file's name is not an exercise's; its cells are")
+    return submitted
 
 
 def named_in(file, exercises):
@@ -162,10 +175,10 @@ def student_in(file, exercises):
 
 def stem_of(file):
     """A notebook's name without its ending and without what systems add to a second copy."""
-    return AGAIN.sub("", NOTEBOOK.sub("", file))
+    return COPY.sub("", NOTEBOOK.sub("", file))
 
 
-def told_by_content(content, exercises):
+def exercise_by_content(content, exercises):
     """The exercise to which most of a notebook's cells belong, or None."""
     try:
         submission = parse(content)
@@ -181,44 +194,124 @@ def told_by_content(content, exercises):
     return best.name if any(likeness(best)) else None
 
 
-def newest(handed, exercises):
-    """One file of each student and exercise. What cannot be told is kept.
+def newest(files, exercises):
+    """One file of each student and exercise. Those of no known exercise are kept.
 
     Where somebody hands in all that they have, lessons and solutions bear an exercise's name too:
     of several files one with answers counts, of those one outside a folder ``solutions``, of those
     the one changed last.
     """
     kept = {}
-    for one in handed:
+    for one in files:
         key = one.student, one.exercise or one.file
         other = kept.get(key)
         if other is None:
             kept[key] = one
             continue
         exercise = exercises.get(one.exercise)
-        earlier, later = sorted((other, one), key=lambda file: weight(file, exercise))
+        earlier, later = sorted((other, one), key=lambda one: weight(one, exercise))
         later.notes.append(f"handed in more than once; {earlier.file} was left aside")
         kept[key] = later
     return [kept[key] for key in sorted(kept)]
 
 
-def weight(handed, exercise):
+def weight(file, exercise):
     """What decides which of two files of one exercise counts; the larger does."""
-    is_own = PurePosixPath(handed.file).parent.name != "solutions"
-    return has_answers(handed, exercise), is_own, *stamp(handed)
+    is_own = PurePosixPath(file.file).parent.name != "solutions"
+    return has_answers(file, exercise), is_own, *time_and_name(file)
 
 
-def has_answers(handed, exercise):
+def has_answers(file, exercise):
     """Whether a file has a cell that answers a question of the exercise, right or not."""
-    if exercise is None or not handed.content:
+    if exercise is None or not file.content:
         return False
     try:
-        submission = parse(handed.content)
+        submission = parse(file.content)
     except Unreadable:
         return False
     return any(choose(exercise, submission, name, []) is not None for name in exercise.questions)
 
 
-def stamp(handed):
+def time_and_name(file):
     """What decides which of two files is newer."""
-    return handed.when.timestamp() if handed.when else 0.0, handed.file
+    return file.when.timestamp() if file.when else 0.0, file.file
+
+
+def files_of_folder(folder):
+    """``(path, reader, time)`` of every file below a folder; links are not followed."""
+    closed = []
+    for above, folders, files in os.walk(folder, onerror=closed.append):
+        folders[:] = sorted(one for one in folders if not is_left_out(one))
+        for file in sorted(files):
+            path = Path(above) / file
+            seconds = path.lstat().st_mtime
+            when = datetime.datetime.fromtimestamp(seconds).astimezone()
+            relative = PurePosixPath(path.relative_to(folder).as_posix())
+            yield relative, (lambda path=path: read_bytes(path)), when
+    for error in closed:
+        path = PurePosixPath(Path(error.filename).relative_to(folder).as_posix())
+        yield path / "a folder that cannot be opened", (lambda: b""), None
+
+
+def is_left_out(folder):
+    """Whether a folder holds nothing that was handed in: copies of JupyterLab, git's, macOS's."""
+    return folder == "__MACOSX" or (folder.startswith(".") and folder.strip(".") != "")
+
+
+def files_of_zip(path, exercises):
+    """The same of a zip file. Nothing is written anywhere, so no name in it can do harm."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise CannotCollect(f"{path} is damaged ({error}): download it again") from None
+    with archive:
+        members = archive.infolist()
+        if len(members) > MOST_FILES:
+            raise CannotCollect(f"{path} holds {len(members):,} files: more than {MOST_FILES:,}")
+        wrapper = wrapper_folder(path, members, exercises)
+        for member in sorted(members, key=lambda one: one.filename):
+            parts = parts_of(member)[len(wrapper) :]
+            if member.is_dir() or not parts or any(map(is_left_out, parts[:-1])):
+                continue
+            when = None
+            with contextlib.suppress(ValueError):
+                when = datetime.datetime(*member.date_time).astimezone()
+            reader = lambda member=member: read_member(archive, member)  # noqa: E731
+            yield PurePosixPath(*parts), reader, when
+
+
+def parts_of(member):
+    """The folders and the name of a zip's file; what would lead out of the zip is left out."""
+    return tuple(p for p in PurePosixPath(member.filename).parts if p not in ("/", ".", ".."))
+
+
+def wrapper_folder(path, members, exercises):
+    """The folder around a whole class, as a tuple of its name; empty where there is none.
+
+    macOS and Windows pack the folder ``class`` as ``class.zip`` with ``class/student_07/...`` in
+    it: the students are one below. A student's own packed folder holds exercises right away.
+    """
+    files = [parts_of(member) for member in members if not member.is_dir()]
+    files = [parts for parts in files if parts and not is_left_out(parts[0])]
+    own = {"exercises", *(f"{name}.ipynb" for name in exercises)}
+    above = {parts[0] for parts in files}
+    is_class = (
+        len(above) == 1
+        and above <= {path.stem, COPY.sub("", path.stem)}
+        and all(len(parts) > 1 and parts[1] not in own for parts in files)
+    )
+    return files[0][:1] if is_class else ()
+
+
+def read_member(archive, member):
+    """A zip's file; one that is larger than it may be is refused before it is unpacked."""
+    if member.file_size > LARGEST_BYTES:
+        raise Unreadable(f"the file is larger than {LARGEST_BYTES >> 20} MB")
+    try:
+        with archive.open(member) as file:
+            content = file.read(LARGEST_BYTES + 1)
+    except Exception as error:  # damaged, encrypted, or packed in an unknown way
+        raise Unreadable(f"the zip file's entry cannot be read ({error})") from None
+    if len(content) > LARGEST_BYTES:
+        raise Unreadable(f"the file is larger than {LARGEST_BYTES >> 20} MB")
+    return content

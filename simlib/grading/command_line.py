@@ -17,7 +17,7 @@ def add_commands(commands):
     parser.add_argument(
         "notebooks", nargs="+", help="exercises/NN_name.ipynb, or a folder of exercises"
     )
-    parser.set_defaults(command=at_desk("check"))
+    parser.set_defaults(command=command("check"))
     parser = commands.add_parser(
         "handout",
         help="make the folder or zip that students get",
@@ -25,7 +25,7 @@ def add_commands(commands):
         "solutions and hidden tests.",
     )
     parser.add_argument("--out", default="handout", metavar="F", help="folder, or a .zip (handout)")
-    parser.set_defaults(command=at_desk("hand_out"))
+    parser.set_defaults(command=command("hand_out"))
 
 
 def add_grade(commands):
@@ -76,15 +76,15 @@ def add_grade(commands):
     parser.add_argument(
         "--no-sandbox", action="store_true", help="run what students wrote with your own rights"
     )
-    parser.set_defaults(command=at_desk("grade"))
+    parser.set_defaults(command=command("grade"))
 
 
-def at_desk(name):
-    """A command that `desk` carries out; nothing of it is imported before."""
+def command(name):
+    """What `commands` has by a name; it is imported when the command is called."""
 
-    def carry_out(options):
+    def call(options):
         from . import commands
 
         return getattr(commands, name)(options)
 
-    return carry_out
+    return call

@@ -1,33 +1,32 @@
-"""What the classroom's commands do; apart from their parsers, as its imports take a second."""
+"""What ``simlib grade``, ``simlib check`` and ``simlib handout`` do.
+
+Apart from their parsers, as the imports of this module take a second.
+"""
 
 from __future__ import annotations
 
+import datetime
+import math
+import os
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from ..model.package import ROOT
 from . import collect, handout, overrides, pages, reports, sandbox, self_check, session, whole_class
-from .cache import Cache
+from .cache import SEEDS, Cache
 from .course import WRONG_ANSWERS
-from .csv_tables import one_line
-from .exercise import read_exercises
+from .exercise import is_exercise, read_exercises
 from .merge_answers import WrongNotebook
 from .notebook_file import Unreadable
-from .options import (
-    again,
-    cannot_write,
-    check_numbers,
-    chosen,
-    deadline_of,
-    limits_of,
-    mark_late,
-    of_report,
-)
-from .progress import progress
+from .roster import BadRoster, names_of, read_roster, students_to_regrade
 from .source import SourceError
 from .summary import summary
-from .syscalls import seccomp_filter
+from .texts import one_line
+
+LEAST_TIME_S, LEAST_MEMORY_MB = 10, 1024
+"""What an empty notebook needs already, on a machine that has other things to do."""
 
 
 def check(options):
@@ -46,12 +45,12 @@ def check(options):
 
 
 def check_one(path, is_one_of_many):
-    """Print what is to be said about a notebook, as it comes; returns 0 if all is right, else 1."""
-    said, notes = self_check.check_notebook(path)
+    """Print the result of each question, as it comes; returns 0 if all are right, else 1."""
+    results, notes = self_check.check_notebook(path)
     if is_one_of_many:
         print(f"== {path}\n")
     statuses = []
-    for one in said:
+    for one in results:
         print(f"{one.text}\n", flush=True)
         statuses.append(one.status)
     for note in notes:
@@ -78,7 +77,7 @@ REFUSALS = (
     SourceError,
     sandbox.CannotIsolate,
     collect.CannotCollect,
-    reports.BadRoster,
+    BadRoster,
     overrides.BadOverrides,
     ValueError,
 )
@@ -108,26 +107,28 @@ def _grade(options):
     sandbox.check_can_isolate(options.no_sandbox)
     check_numbers(options)
     folder, deadline = Path(options.out), deadline_of(options.deadline)
-    every = read_exercises(options.exercises)
-    exercises = chosen(every, options.exercise)
-    roster = reports.read_roster(options.roster) if options.roster else []
+    all_exercises = read_exercises(options.exercises)
+    exercises = chosen_exercises(all_exercises, options.exercise)
+    roster = read_roster(options.roster) if options.roster else []
     by_hand = overrides.read_overrides(options.overrides) if options.overrides else []
-    handed = handed_in(options, every, exercises)
-    exercises = of_report(exercises, handed, options.exercise, roster)
-    names = reports.names_of(handed, roster)
-    anew = again(options.only, names, handed)
-    by_hand, aside = overrides.check(by_hand, names, exercises, every)
+    files = submitted_files(options, all_exercises, exercises)
+    exercises = exercises_of_report(exercises, files, bool(options.exercise), roster)
+    regrade, not_applied = (), []
+    if options.only or by_hand:
+        names = names_of(files, roster)
+        regrade = students_to_regrade(options.only or (), names, files)
+        by_hand, not_applied = overrides.check(by_hand, names, exercises, all_exercises)
     cache = cache_in(folder)
     warn(options.no_sandbox)
     with cache.locked():
         seed, deadline = cache.seed(options.seed), cache.deadline(deadline)
-        mark_late(handed, deadline)
-        graded = graded_by(options, exercises, handed, cache, seed, anew)
+        mark_late(files, deadline)
+        graded = grade_files(options, exercises, files, cache, seed, regrade)
         report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
         overrides.apply(report, by_hand)
-        without = reports.write_reports(folder, report, roster)
+        not_written = reports.write_reports(folder, report, roster)
         pages.write_pages(folder, report)
-    print(summary(report, folder, bool(options.exercise), deadline, without, aside))
+    print(summary(report, folder, bool(options.exercise), deadline, not_written, not_applied))
     return 0 if all(one.result.status == "graded" for one in graded) else 1
 
 
@@ -139,31 +140,131 @@ def cache_in(folder):
         raise ValueError(cannot_write(folder, error)) from None
 
 
-def handed_in(options, every, exercises):
-    """What was handed in for the chosen exercises; which one a file is, is told among all."""
+def submitted_files(options, all_exercises, exercises):
+    """The files for the chosen exercises; which one a file is for is found among all."""
     if Path(options.out).resolve() == Path(options.submissions).resolve():
         raise ValueError("--out names the folder of the submissions: name another one")
-    handed = collect.collect(options.submissions, every)
-    return [one for one in handed if one.exercise is None or one.exercise in exercises]
+    files = collect.collect(options.submissions, all_exercises)
+    return [one for one in files if one.exercise is None or one.exercise in exercises]
 
 
-def graded_by(options, exercises, handed, cache, seed, anew):
-    """``[Graded]`` of what was handed in; it tells meanwhile how far it is."""
+def grade_files(options, exercises, files, cache, seed, regrade):
+    """``[GradedFile]`` of files; it shows meanwhile how far it is."""
     wrong = WRONG_ANSWERS if WRONG_ANSWERS.is_dir() else None
     isolate = not options.no_sandbox
-    with progress(len(handed)) as tell:
-        work = whole_class.Batch(exercises, cache, seed, limits_of(options), isolate, wrong)
+    with whole_class.progress(len(files)) as advance:
+        limits = limits_of(options)
+        grader = whole_class.ClassGrader(exercises, cache, seed, limits, isolate, wrong)
         session.clear_after_the_dead()
-        return work.run(handed, options.jobs, tell, anew)
+        return grader.run(files, options.jobs, advance, regrade)
 
 
 def warn(no_sandbox):
     """Say loudly what this grading does not hold back."""
     if no_sandbox:
         print("simlib: NO SANDBOX: what students wrote runs with your rights", file=sys.stderr)
-    elif seccomp_filter() is None:
+    elif sandbox.seccomp_filter() is None:
         print(
             f"simlib: no filter of system calls is known for {platform.machine()}: the sandbox "
             "stands, with one wall less",
             file=sys.stderr,
         )
+
+
+def check_numbers(options):
+    """Refuse numbers with which nothing could be graded.
+
+    Raises
+    ------
+    ValueError
+        One of them is too small, or a seed that hidden tests are not made for.
+    """
+    time_s, memory_mb = options.time, options.memory
+    if time_s is not None and not (math.isfinite(time_s) and time_s >= LEAST_TIME_S):
+        raise ValueError(f"--time {time_s:g}: a notebook needs at least {LEAST_TIME_S} seconds")
+    if memory_mb is not None and memory_mb < LEAST_MEMORY_MB:
+        raise ValueError(f"--memory {memory_mb}: a notebook needs at least {LEAST_MEMORY_MB} MB")
+    if options.jobs < 1:
+        raise ValueError(f"--jobs {options.jobs}: grade at least 1 notebook at a time")
+    if options.seed is not None and options.seed not in SEEDS:
+        raise ValueError(
+            f"--seed {options.seed}: hidden tests have seeds {SEEDS[0]} to {SEEDS[-1]}"
+        )
+
+
+def limits_of(options):
+    """The limits, with those of the call; more time for a notebook is more for a cell."""
+    limits = sandbox.Limits()
+    if options.time:
+        factor = max(1, options.time / limits.notebook_s)
+        cell_s, answer_s = limits.cell_s * factor, limits.answer_s * factor
+        limits = replace(limits, notebook_s=options.time, cell_s=cell_s, answer_s=answer_s)
+    if options.memory:
+        limits = replace(limits, memory_bytes=options.memory << 20)
+    return limits
+
+
+def chosen_exercises(exercises, numbers):
+    """The exercises that are named: by number, or by name.
+
+    Raises
+    ------
+    ValueError
+        One of them does not exist.
+    """
+    if not numbers:
+        return exercises
+    unknown = [one for one in numbers if not any(is_exercise(one, name) for name in exercises)]
+    if unknown:
+        raise ValueError(f"there is no exercise {', '.join(unknown)}: {', '.join(exercises)}")
+    return {
+        name: one for name, one in exercises.items() if any(is_exercise(n, name) for n in numbers)
+    }
+
+
+def exercises_of_report(exercises, files, is_chosen, roster):
+    """The exercises of a report: those named in the call, or those that somebody handed in.
+
+    Raises
+    ------
+    ValueError
+        Nobody handed in any of these, and no roster says who is missing: there is no report.
+    """
+    found = {one.exercise for one in files}
+    if not is_chosen:
+        return {name: one for name, one in exercises.items() if name in found}
+    if not roster and not found & set(exercises):
+        raise ValueError(f"nobody handed in {', '.join(exercises)}: nothing was written")
+    return exercises
+
+
+def deadline_of(text):
+    """A deadline in ISO 8601, in the time of this machine where it names none; None for none given.
+
+    Raises
+    ------
+    ValueError
+        It is no time.
+    """
+    if text is None or text.lower() == "none":
+        return text and "none"
+    try:
+        return datetime.datetime.fromisoformat(text).astimezone().isoformat()
+    except ValueError:
+        raise ValueError(f"--deadline {text}: write it as 2026-11-30T18:00") from None
+
+
+def mark_late(files, deadline):
+    """Note which files came after a deadline in ISO 8601; an empty one is none."""
+    last = datetime.datetime.fromisoformat(deadline) if deadline else None
+    for one in files:
+        one.late = one.late or bool(last and one.when and one.when > last)
+
+
+def cannot_write(place, error, wanted="a folder"):
+    """One sentence on why nothing can be written to a place that was named by --out."""
+    above = [place, *place.parents]
+    file = next((one for one in above if os.path.isfile(one)), None)
+    if file is not None:
+        return f"--out {place}: {file} is a file; name {wanted}"
+    return f"--out {place}: nothing can be written there ({error.strerror or error})"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ..model.package import ROOT
 
-EXERCISES = ROOT / "authoring" / "exercises"
-"""Their sources, with solutions and hidden cells."""
+SOURCES = Path("authoring") / "exercises"
+"""Within the repository: the sources of exercises, with solutions and hidden cells."""
+EXERCISES = ROOT / SOURCES
 WRONG_ANSWERS = ROOT / "authoring" / "wrong_answers"
-"""Known wrong answers, a module for each exercise."""
+"""Known wrong answers, a module for each question."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-import unicodedata
+
+from .texts import readable
 
 SEPARATORS = ",;\t"
 """Where the decimal sign is a comma, spreadsheets write semicolons."""
@@ -56,16 +57,3 @@ def cells_of(row, head, line):
             "holds the separator"
         )
     return dict(zip(head, texts, strict=False))
-
-
-def readable(text):
-    """A name or a text in one of the ways in which Unicode can write it, and that can be written.
-
-    Names of files on macOS have their accents apart, and those of Linux may be no text at all.
-    """
-    return unicodedata.normalize("NFC", text.encode("utf-8", "replace").decode("utf-8"))
-
-
-def one_line(text):
-    """A text without line ends and control characters: nothing in it moves a terminal."""
-    return "".join(char if char.isprintable() else " " for char in text)

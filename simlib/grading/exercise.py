@@ -165,8 +165,8 @@ def exercise_of(notebook, name):
             continue
         cells.append(Cell(cell["id"], course.get("role"), course.get("question"), source))
         if course.get("role") == "answer":
-            asked, points = course["question"], course.get("points", 1)
-            questions[asked] = Question(asked, asked, points, source, "")
+            question, points = course["question"], course.get("points", 1)
+            questions[question] = Question(question, question, points, source, "")
     ids = frozenset(cell["id"] for cell in notebook["cells"])
     return Exercise(name, tuple(cells), ids, questions, "")
 
@@ -186,3 +186,9 @@ def read_exercises(folder):
             "authoring/exercises; name their folder by --exercises"
         )
     return {path.stem: read_exercise(path) for path in paths}
+
+
+def is_exercise(text, name):
+    """Whether a text names an exercise, by name or number; spreadsheets write 4 for 04."""
+    number = text.zfill(2) if text.isdecimal() else text
+    return name == text or name.startswith(f"{number}_")

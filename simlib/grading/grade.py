@@ -1,19 +1,23 @@
-"""Points for one submission: transplant, run, and say about each question what came of it."""
+"""One submission: merge its answers into the exercise, run them, and score each question.
+
+It is run again where an answer ends the run, so that each question pays for itself.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
-from .merge_answers import WrongNotebook, transplant
+from .merge_answers import WrongNotebook, beginning, merge_answers
 from .notebook_file import Unreadable, parse
-from .reruns import Runner
-from .score import QuestionResult, because_of, clean, failures_of, fetch_of, is_cut_short, judge
-from .session import code_cell
+from .score import QuestionResult, because_of, failures_of, fetch_of, is_cut_short, score
+from .session import code_cell, run_notebook
+from .texts import clean
 
+SHORTEST_RUN_S = 5
 MOST_FAILURES = 5
-"""Cells of the student's own that are told to fail."""
+"""Cells of the student's own whose failures are named."""
 BEGIN = """\
 from simlib.grading.sandboxed.examiner import Examiner
 examiner = Examiner(globals(), {answer_s}, {patience})
@@ -22,7 +26,7 @@ examiner = Examiner(globals(), {answer_s}, {patience})
 
 @dataclass
 class NotebookResult:
-    """What came of one notebook.
+    """The result of one notebook.
 
     Attributes
     ----------
@@ -99,36 +103,36 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
     """
     begun = time.monotonic()
     try:
-        found = transplant(exercise, parse(content))
+        merged = merge_answers(exercise, parse(content))
     except Unreadable as error:
         return without_points(exercise, "unreadable", str(error))
     except WrongNotebook as error:
         return without_points(exercise, "wrong notebook", str(error))
-    result = NotebookResult(exercise.name, "graded", "", [], list(found.notes))
+    result = NotebookResult(exercise.name, "graded", "", [], list(merged.notes))
     runner = Runner(lambda part: cells_of(part, exercise, expected, seed, limits), limits, isolate)
-    runs = runner.run(found)
+    runs = runner.run(merged)
     result.runs = runs.number
     cut = map(is_cut_short, runs.cells.values())
     result.cut_short = runs.number > 1 or bool(runs.set_aside) or any(cut)
-    failures = failures_of(found, runs.cells)
-    told = [*runs.notes, *list(failures.values())[:MOST_FAILURES]]
+    failures = failures_of(merged, runs.cells)
+    notes = [*runs.notes, *list(failures.values())[:MOST_FAILURES]]
     if len(failures) > MOST_FAILURES:
-        told.append(f"and {len(failures) - MOST_FAILURES} more cells of the student's own fail")
-    result.notes += map(clean, told)
+        notes.append(f"and {len(failures) - MOST_FAILURES} more cells of the student's own fail")
+    result.notes += map(clean, notes)
     for question in exercise.questions.values():
-        one = judge(question, exercise, found, runs.cells, runs.set_aside, expected)
+        one = score(question, exercise, merged, runs.cells, runs.set_aside, expected)
         one.reason += because_of(one, failures)
         result.questions.append(one)
     result.seconds = round(time.monotonic() - begun, 2)
     return result
 
 
-def cells_of(found, exercise, expected, seed, limits):
+def cells_of(merged, exercise, expected, seed, limits):
     """The cells of the notebook to run."""
     begin = BEGIN.format(answer_s=limits.answer_s, patience=limits.patience)
     cells = [code_cell("examiner", begin)]
     fetched = set()
-    for step in found.steps:
+    for step in merged.steps:
         if step.kind == "helper":
             cells.append(code_cell(step.identity, f"examiner.helper({step.source!a})"))
         elif step.kind == "answer":
@@ -159,3 +163,131 @@ def seeded(cell, seed):
         return cell.source
     source = re.sub(r"^seed = \d+$", f"seed = {seed}", cell.source, count=1, flags=re.MULTILINE)
     return f"examiner.begin({cell.id!r}, {cell.question!r})\n{source}"
+
+
+class GraderFails(Exception):
+    """A run that failed before anything of a student's was in it; the message is the reason."""
+
+
+@dataclass
+class Runs:
+    """The outcome of all runs of one submission.
+
+    Attributes
+    ----------
+    cells : dict of str to CellResult
+        By cell id, from the run in which the cell's question was not disturbed.
+    set_aside : dict of str to str
+        Questions whose answers ended a run, and how.
+    notes : list of str
+    number : int
+        How often it was run.
+    """
+
+    cells: dict = field(default_factory=dict)
+    set_aside: dict = field(default_factory=dict)
+    notes: list = field(default_factory=list)
+    number: int = 0
+
+
+class Runner:
+    """Runs parts of a merged notebook within the time of its limits.
+
+    The first run may take the time of a notebook; all further ones, which an answer has made
+    necessary that ended a run, may take as much together.
+
+    Parameters
+    ----------
+    cells_of : callable
+        ``cells_of(merged)`` gives the cells to run.
+    limits : sandbox.Limits
+    isolate : bool
+    """
+
+    def __init__(self, cells_of, limits, isolate):
+        self._cells_of = cells_of
+        self._limits = limits
+        self._isolate = isolate
+        self._left_s = 2 * limits.notebook_s
+        self.done = Runs()
+
+    def run(self, merged):
+        """The `Runs` of a merged notebook, with all its answers in one run as far as that goes."""
+        while answered(merged):
+            session = self._run(merged)
+            if session is None:
+                return self._give_up(merged)
+            step, why = culprit_of(merged, session)
+            if step is None:
+                self.done.cells |= session.cells
+                self.done.notes += [why] * bool(why)
+                return self.done
+            if step.kind == "helper":
+                self.done.notes.append(
+                    f"a cell of the student's own ({beginning(step.source)}) was left out: {why}"
+                )
+                merged = merged.without([step])
+                continue
+            question = step.cell.question
+            rest = merged.without([question])
+            if answered(merged)[0] == question:
+                self.done.set_aside[question] = why
+            elif self._alone(merged, question):
+                # It was another answer that ended the run, by something it had left behind.
+                for other in answered(rest):
+                    self._alone(merged, other)
+                return self.done
+            merged = rest
+        return self.done
+
+    def _alone(self, merged, question):
+        """Run one answer without the others; whether it came to an end."""
+        part = merged.without([name for name in answered(merged) if name != question])
+        session = self._run(part)
+        if session is None:
+            self._give_up(part)
+            return False
+        step, why = culprit_of(part, session)
+        if step is not None:
+            self.done.set_aside[question] = why
+            return False
+        self.done.cells |= session.cells
+        return True
+
+    def _run(self, merged):
+        """A session, or None where no time is left."""
+        if self._left_s < SHORTEST_RUN_S:
+            return None
+        limits = replace(self._limits, notebook_s=min(self._limits.notebook_s, self._left_s))
+        begun = time.monotonic()
+        session = run_notebook(self._cells_of(merged), limits, self._isolate)
+        self._left_s -= time.monotonic() - begun
+        self.done.number += 1
+        started = session.cells.get("examiner")
+        if started is None or started.word != "same":
+            said = started.error if started else session.ended or session.log
+            raise GraderFails(f"the examiner did not start: {said.strip()[-500:]}")
+        return session
+
+    def _give_up(self, merged):
+        why = "other answers of this notebook ended so many runs that no time was left for it"
+        self.done.set_aside |= dict.fromkeys(answered(merged), why)
+        return self.done
+
+
+def answered(merged):
+    """The questions with an answer in the steps of a merged notebook, in order."""
+    return [step.cell.question for step in merged.steps if step.kind == "answer"]
+
+
+def culprit_of(merged, session):
+    """``(step, why)`` of the step that ended a run; ``(None, why)`` where none of them did."""
+    for step in merged.steps:
+        if step.kind == "pristine" and not step.cell.question:
+            continue
+        result = session.cells.get(step.identity)
+        if result is None or "Kernel dead" in result.error:
+            return step, session.ended or "its code ended the process that examines it"
+        if result.word == "gone":
+            return step, session.ended or result.error
+    return None, session.ended

@@ -49,8 +49,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Transplant:
-    """A submission, taken apart.
+class MergedNotebook:
+    """The pristine cells of an exercise with the answers of a submission between them.
 
     Attributes
     ----------
@@ -79,11 +79,11 @@ class Transplant:
             for step in self.steps
             if step not in left_out and not (step.cell and step.cell.question in left_out)
         ]
-        return Transplant(left, self.found, self.notes)
+        return MergedNotebook(left, self.found, self.notes)
 
 
-def transplant(exercise, submission):
-    """The `Transplant` of a submission into an exercise.
+def merge_answers(exercise, submission):
+    """The `MergedNotebook` of a submission and its exercise.
 
     Raises
     ------
@@ -96,8 +96,8 @@ def transplant(exercise, submission):
     for name, index in chosen.items():
         is_given = index is not None and is_edited(submission.cells[index], exercise, name)
         found[name] = GIVEN if is_given else NOT_FOUND if index is None else NOT_ATTEMPTED
-    asked = {cell.id for cell in exercise.cells if cell.question}
-    if all(index is None for index in chosen.values()) and not asked & submission.ids:
+    ids = {cell.id for cell in exercise.cells if cell.question}
+    if all(index is None for index in chosen.values()) and not ids & submission.ids:
         raise WrongNotebook(
             f"the notebook has no cell of exercise {exercise.name}: is it the lesson of that name?"
         )
@@ -110,7 +110,7 @@ def transplant(exercise, submission):
         elif cell.role != "answer" and found.get(cell.question, GIVEN) == GIVEN:
             steps.append(Step("pristine", cell, cell.source))
         steps += helpers.pop(cell.id, [])
-    return Transplant(hidden_last(steps), found, notes)
+    return MergedNotebook(hidden_last(steps), found, notes)
 
 
 def hidden_last(steps):
@@ -195,16 +195,16 @@ def changed_cells(exercise, submission):
     by_id = {one.id: one.source.strip() for one in submission.cells}
     roles = {(one.role, one.question) for one in submission.cells}
     sources = {one.source.strip() for one in submission.cells}
-    told = {"changed cells": [], "missing cells": []}
+    found = {"changed cells": [], "missing cells": []}
     for cell in exercise.cells:
         text = cell.source.strip()
         as_it_was = by_id[cell.id] == text if cell.id in by_id else text in sources
         if cell.role in ("setup", "check") and not as_it_was:
             is_there = cell.id in by_id or (cell.role, cell.question) in roles
-            told["changed cells" if is_there else "missing cells"].append(cell.id)
+            found["changed cells" if is_there else "missing cells"].append(cell.id)
     return [
         f"{what}, the original ones were used: {', '.join(ids)}"
-        for what, ids in told.items()
+        for what, ids in found.items()
         if ids
     ]
 
@@ -261,5 +261,5 @@ def beginning(source):
 
 
 def failure(source, error):
-    """What is told about a cell of the student's own that fails, by `simlib check`, too."""
+    """The sentence on a cell of the student's own that fails, of `simlib check`, too."""
     return f"the cell that begins with '{beginning(source)}' fails: {error}"

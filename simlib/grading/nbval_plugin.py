@@ -180,7 +180,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def word_of(item, error):
-    """What came of a cell, in a word."""
+    """The outcome of a cell, in a word."""
     if error is None:
         return "same"
     if isinstance(error, KernelGone) or "Kernel dead" in str(error):

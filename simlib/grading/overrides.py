@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from .csv_tables import BadTable, read_table
-from .options import is_exercise, listed, student_of
+from .exercise import is_exercise
+from .roster import listed, student_of
 
 COLUMNS = ("student", "exercise", "question", "points", "comment")
 
@@ -75,7 +76,7 @@ def number_of(text):
     return int(value) if value.is_integer() else value
 
 
-def check(overrides, names, exercises, every):
+def check(overrides, names, exercises, all_exercises):
     """Refuse overrides that cannot be put into a report, before anything is graded.
 
     A line for an exercise that the report does not have is left aside: one file serves a course.
@@ -85,7 +86,7 @@ def check(overrides, names, exercises, every):
     overrides : list of Override
     names : dict of str to str
         The name of each student that the report will have.
-    exercises, every : dict of str to Exercise
+    exercises, all_exercises : dict of str to Exercise
         Those of the report, and all that there are.
 
     Returns
@@ -101,13 +102,15 @@ def check(overrides, names, exercises, every):
         A line names a student, an exercise or a question that is not there, points that are not
         to be had, or what a line before it named. The message has a line for each mistake.
     """
-    found, aside, mistakes, seen = [], [], [], set()
+    found, not_applied, mistakes, seen = [], [], [], set()
     for one in overrides:
         try:
-            exercise = exercise_of(one, every)
+            exercise = exercise_of(one, all_exercises)
             check_points(one, exercise)
             if exercise.name not in exercises:
-                aside.append(f"{one.where} was not applied: {exercise.name} is not in this report")
+                not_applied.append(
+                    f"{one.where} was not applied: {exercise.name} is not in this report"
+                )
                 continue
             one = replace(one, student=known_student(one, names), exercise=exercise.name)
             key = one.student, one.exercise, one.question
@@ -119,16 +122,15 @@ def check(overrides, names, exercises, every):
             mistakes.append(str(error))
     if mistakes:
         raise BadOverrides("\n".join(mistakes))
-    return found, aside
+    return found, not_applied
 
 
-def exercise_of(one, every):
+def exercise_of(one, all_exercises):
     """The exercise that an override names, by name or number."""
-    found = next((e for e in every.values() if is_exercise(one.exercise, e.name)), None)
+    found = next((e for e in all_exercises.values() if is_exercise(one.exercise, e.name)), None)
     if found is None:
-        raise BadOverrides(
-            f"{one.where}: there is no exercise {one.exercise!r}; there are {', '.join(every)}"
-        )
+        names = ", ".join(all_exercises)
+        raise BadOverrides(f"{one.where}: there is no exercise {one.exercise!r}; there are {names}")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import median
 
 from ..draw.table import count as counted
 
@@ -31,7 +32,7 @@ def overview(report):
         "stumbles": sorted(
             (row for row in questions if row["lost"]), key=lambda row: -row["lost"] / row["had"]
         ),
-        "known": known(report),
+        "known": known_wrong(report),
         "histogram": histogram(report["students"]),
         "students": sorted(report["students"], key=by_name),
         "has_roster": any(student["in_roster"] for student in report["students"]),
@@ -84,8 +85,8 @@ def by_question(report):
         row["students"] = row["count"].total()
         row["parts"] = parts(row["count"])
         row["lost_share"] = round(100 * row["lost"] / row["had"]) if row["had"] else 0
-        told = [f"{row['count'][kind]} {words}" for kind, words in KINDS.items()]
-        row["words"] = ", ".join(one for one in told if not one.startswith("0 "))
+        counts = [f"{row['count'][kind]} {words}" for kind, words in KINDS.items()]
+        row["words"] = ", ".join(one for one in counts if not one.startswith("0 "))
     return list(rows.values())
 
 
@@ -100,7 +101,7 @@ def parts(count):
     return found
 
 
-def known(report):
+def known_wrong(report):
     """Which known wrong answers came, the most frequent first, with the students."""
     found = {}
     for student, book, question in answers(report):
@@ -126,7 +127,7 @@ def histogram(students):
 
 def tiles(report, books):
     """``(name, value)`` of the numbers at the top."""
-    points = sorted(student["points"] for student in report["students"])
+    points = [student["points"] for student in report["students"]]
     of = sum(exercise["points"] for exercise in report["exercises"])
     graded = sum(book["status"] == "graded" for book in books)
     missing = sum(book["status"] == "missing" for book in books)
@@ -136,7 +137,7 @@ def tiles(report, books):
         named(len(points), "student"),
         named(graded, "notebook", " graded"),
         (f"mean of {of} points", f"{mean:.1f}"),
-        ("median", f"{median(points):g}"),
+        ("median", f"{median(points or [0]):g}"),
         named(sum(book["late"] for book in books), "notebook", " late"),
         named(missing, "notebook", " not handed in"),
         named(len(books) - graded - missing + others, "file", " not gradable"),
@@ -149,13 +150,6 @@ def named(number, noun, more=""):
     return name + more, value
 
 
-def median(ordered):
-    """The middle of sorted numbers; 0 of none."""
-    if not ordered:
-        return 0
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
 def oddities(report):
     """``{student, file, what}`` of whatever a teacher may want to look at, by student."""
     rows = []
@@ -165,10 +159,10 @@ def oddities(report):
         if late:
             rows.append({"student": student, "file": "", "what": f"late: {', '.join(late)}"})
         for book in student["notebooks"]:
-            told = list(book["notes"])
+            notes = list(book["notes"])
             if book["status"] not in ("graded", "missing"):
-                told.insert(0, f"{book['status']}: {book['reason']}")
-            rows += [{"student": student, "file": book["file"], "what": what} for what in told]
+                notes.insert(0, f"{book['status']}: {book['reason']}")
+            rows += [{"student": student, "file": book["file"], "what": what} for what in notes]
         for other in student["other_files"]:
             rows.append({"student": student, "file": other["file"], "what": other["reason"]})
     return rows

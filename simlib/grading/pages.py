@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from ..draw.table import count
 from .cache import write
 from .overview import overview
-from .score import clean, sentence
+from .texts import clean, sentence
 
 LONGEST_TEXT, LONGEST_LINE = 4000, 500
 """Characters of a text, and of one without a line end, such as a name or a reason."""
@@ -56,7 +56,12 @@ def environment():
         lstrip_blocks=True,
     )
     found.filters |= {"points": points, "moment": moment, "sentence": sentence, "counted": count}
-    found.filters |= {"path": path, "told": told, "only_right": only_right, "by_hand": by_hand}
+    found.filters |= {
+        "path": path,
+        "reason_and_box": reason_and_box,
+        "only_right": only_right,
+        "by_hand": by_hand,
+    }
     return found
 
 
@@ -84,7 +89,7 @@ def path(text):
     return Markup("/<wbr>").join(escape(part) for part in shown(text).split("/"))
 
 
-def told(question):
+def reason_and_box(question):
     """``(reason, box)`` of a question: nothing that a check says is in both.
 
     The reason is a line of what the check says, or all of it where it gave no verdict.
@@ -93,9 +98,11 @@ def told(question):
     if "\n" in got and reason.startswith(got):
         return reason[len(got) :].strip(), got
     lines = got.splitlines()
-    again = max((line for line in lines if line and reason.startswith(line)), key=len, default="")
-    if again:
-        lines.remove(again)
+    repeated = max(
+        (line for line in lines if line and reason.startswith(line)), key=len, default=""
+    )
+    if repeated:
+        lines.remove(repeated)
     return reason, "\n".join(lines)
 
 

@@ -3,76 +3,25 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import unicodedata
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..model.package import VERSION as SIMLIB_VERSION
 from .cache import write
-from .csv_tables import NAME_COLUMNS, BadTable, one_line, read_table
 from .grade import without_points
 from .lms_export import WITHOUT, tables_for_platforms
+from .roster import names_of
+from .texts import one_line
 
 VERSION = 1
 SCHEMA = Path(__file__).parent / "report.schema.json"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-ID_COLUMNS = (
-    "student", "id", "student id", "id number", "idnumber", "sis login id", "email",
-    "email address",
-)  # fmt: skip
 
 NOT_IN_ROSTER = "not in the roster"
 LONGEST_FILE_NAME = 80
 """Characters; in bytes half as many again at most."""
-
-
-class BadRoster(Exception):
-    """A roster that cannot be joined; the message is the reason."""
-
-
-@dataclass(frozen=True)
-class Person:
-    """One line of the roster: what identifies the student, and all columns."""
-
-    student: str
-    name: str
-    columns: dict
-
-    def column(self, *names):
-        """The first of these columns that is there, else empty."""
-        return next((self.columns[name] for name in names if self.columns.get(name)), "")
-
-
-def read_roster(path):
-    """``[Person]`` of a CSV file with a column ``student`` (or ``id``, ``email``, ...).
-
-    Raises
-    ------
-    BadRoster
-        It has no such column, or somebody is in it twice.
-    """
-    try:
-        head, rows = read_table(path)
-    except BadTable as error:
-        raise BadRoster(f"the roster {path} cannot be read: {error}") from None
-    column = next((one for one in ID_COLUMNS if one in head), None)
-    if column is None:
-        raise BadRoster(
-            f"the roster {path} needs a column 'student' with the names of the students' folders, "
-            "or the numbers of the platform"
-        )
-    people = []
-    for line, row in rows:
-        if not row.get(column):
-            raise BadRoster(f"the roster {path}, line {line}, has nothing in column '{column}'")
-        name = next((row[one] for one in NAME_COLUMNS if row.get(one)), row[column])
-        people.append(Person(row[column], name, row))
-    ids = [one.student for one in people]
-    twice = sorted({one for one in ids if ids.count(one) > 1})
-    if twice:
-        raise BadRoster(f"the roster {path} has {', '.join(twice[:5])} more than once")
-    return people
 
 
 def table(graded, roster, exercises):
@@ -84,11 +33,6 @@ def table(graded, roster, exercises):
         if one.exercise:
             rows[one.student][one.exercise] = one
     return rows
-
-
-def names_of(files, roster):
-    """``{student: name}`` of all who handed in files or are in the roster, which knows better."""
-    return {one.student: one.name for one in files} | {one.student: one.name for one in roster}
 
 
 def as_report(graded, roster, exercises, seed, isolated):
@@ -181,8 +125,8 @@ def rows_of(report):
         books = one["notebooks"]
         late = ", ".join(book["exercise"] for book in books if book["late"])
         odd = [f"{b['exercise']}: {b['status']}" for b in books if b["status"] != "graded"]
-        told = [f"{b['exercise']}: {note}" for b in books for note in [b["reason"], *b["notes"]]]
-        notes = one["notes"] + [note for note in told if not note.endswith(": ")]
+        of_books = [f"{b['exercise']}: {n}" for b in books for n in [b["reason"], *b["notes"]]]
+        notes = one["notes"] + [note for note in of_books if not note.endswith(": ")]
         notes += [f"{other['file']}: {other['reason']}" for other in one["other_files"]]
         by_hand = [
             f"{b['exercise']} {q['question']}: by hand, before {q['override']['graded']:g}"
@@ -200,8 +144,6 @@ def rows_of(report):
 
 def write_csv(path, rows):
     """Write a table; text that a spreadsheet would take for a formula gets a quote before it."""
-    import io
-
     text = io.StringIO(newline="")
     csv.writer(text).writerows([[tame(value) for value in row] for row in rows])
     write(path, text.getvalue())

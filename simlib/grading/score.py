@@ -7,20 +7,19 @@ import re
 from dataclasses import dataclass, field
 
 from .merge_answers import GIVEN, failure
+from .texts import clean, sentence
 
 RIGHT, PARTLY, WRONG, LIMITS = "right", "partly right", "wrong", "broke the limits"
-LONGEST_REASON = 2000
 ALLOWED = "sent as allowed"
-"""What is printed of a world in which all rules were kept; `expected.record` looks for it."""
+"""What is printed of a world in which all rules were kept; `known_answers.record` looks for it."""
 MARK = "| "
 """Begins the further lines of an error in the output of a hidden cell."""
 UNKNOWN_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
-ANSI = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))")
 
 
 @dataclass
 class QuestionResult:
-    """What came of one question.
+    """The result of one question.
 
     Attributes
     ----------
@@ -64,11 +63,11 @@ def fetch_of(question):
     return f"{question}-fetch"
 
 
-def judge(question, exercise, found, cells, set_aside, expected):
+def score(question, exercise, merged, cells, set_aside, expected):
     """The `QuestionResult` of one question."""
     result = QuestionResult(question.name, question.title, 0, question.points, "")
-    if found.found[question.name] != GIVEN:
-        result.status = found.found[question.name]
+    if merged.found[question.name] != GIVEN:
+        result.status = merged.found[question.name]
         result.reason = (
             "The function is as it was handed out."
             if result.status == "not attempted"
@@ -152,9 +151,9 @@ def explain(result, cell, got, expected):
     result.reason = after[0] if after else text
 
 
-def failures_of(found, cells):
+def failures_of(merged, cells):
     """``{source: sentence}`` of the student's own cells that fail."""
-    ran = {s.source: cells.get(s.identity) for s in found.steps if s.kind == "helper"}
+    ran = {s.source: cells.get(s.identity) for s in merged.steps if s.kind == "helper"}
     errors = {source: error_of(result) for source, result in ran.items() if result}
     return {source: failure(source, clean(error)) for source, error in errors.items() if error}
 
@@ -191,18 +190,3 @@ def json_in(result):
     except (AttributeError, IndexError, ValueError):
         return None
     return said if isinstance(said, dict) else None
-
-
-def clean(text):
-    """A text without codes for terminals, and not too long."""
-    text = ANSI.sub("", str(text))
-    text = "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
-    if len(text) > LONGEST_REASON:
-        text = text[:LONGEST_REASON] + " ..."
-    return text
-
-
-def sentence(text):
-    """A text as a sentence."""
-    text = clean(text).strip() or "it gave no answer that can be read"
-    return text[:1].upper() + text[1:] + "." * (not text.endswith((".", "!", "?")))

@@ -1,4 +1,4 @@
-"""`simlib check`: what the public checks of a notebook say, for the student who writes it."""
+"""`simlib check`: run the public checks of a notebook, for the student who writes it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from .course import SOURCES
 from .exercise import exercise_of, read_exercise
-from .merge_answers import GIVEN, NOT_ATTEMPTED, Step, Transplant, beginning, failure, transplant
+from .merge_answers import (
+    GIVEN,
+    NOT_ATTEMPTED,
+    MergedNotebook,
+    Step,
+    beginning,
+    failure,
+    merge_answers,
+)
 from .notebook_file import Unreadable, parse, read_bytes
 
 PRISTINE = ".pristine"
 """Folder of a handout in which the exercises lie as they were."""
-SOURCES = Path("authoring") / "exercises"
-"""Folder of a checkout in which the exercises are written."""
 COMMAND = [sys.executable, "-m", "simlib.grading.sandboxed.check_notebook"]
 """What runs a notebook's steps."""
 POLL_S = 0.25
@@ -34,8 +41,8 @@ RIGHT, WRONG, NOT_WRITTEN = "right", "wrong", "not written yet"
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a check says: the question's name, the status, and the text to read."""
+class CheckResult:
+    """The result of a check: the question's name, the status, and the text to read."""
 
     question: str
     status: str
@@ -91,10 +98,10 @@ def named_like(path, folder, ending):
 
 
 def check_notebook(path, limit_s=600):
-    """What is to be said about each question of a notebook, and notes: ``(iterator, list)``.
+    """The result of each question of a notebook, and notes: ``(iterator, list)``.
 
-    Each question's `Said` comes as soon as its check has run; the list of notes is whole when the
-    iterator is at its end.
+    Each question's `CheckResult` comes as soon as its check has run; the list of notes is whole
+    when the iterator is at its end.
 
     Parameters
     ----------
@@ -110,10 +117,10 @@ def check_notebook(path, limit_s=600):
     exercise, is_pristine = pristine_of(path)
     if not exercise.questions:
         raise Unreadable("this notebook has no questions: is it an exercise?")
-    found = transplant(exercise, parse(read_bytes(path)))
+    merged = merge_answers(exercise, parse(read_bytes(path)))
     if not is_pristine:  # its own cells are all there is, and nobody knows the stubs
-        found = found_in_itself(exercise)
-        found.notes.append(
+        merged = own_cells(exercise)
+        merged.notes.append(
             "the file's name is no exercise's (was it renamed?), so its own check cells were used"
         )
     steps = [
@@ -122,30 +129,30 @@ def check_notebook(path, limit_s=600):
             "question": step.cell.question if step.cell else None,
             "source": step.source,
         }
-        for step in found.steps
+        for step in merged.steps
     ]
-    notes = list(found.notes)
-    told = run_steps(steps, Path(path).resolve().parent, limit_s)
-    return in_order(exercise.questions, found.found, told, notes), notes
+    notes = list(merged.notes)
+    messages = run_steps(steps, Path(path).resolve().parent, limit_s)
+    return in_order(exercise.questions, merged.found, messages, notes), notes
 
 
-def in_order(questions, found, told, notes):
-    """Yield the `Said` of each question, in the order of the notebook, as soon as it is known."""
+def in_order(questions, found, messages, notes):
+    """Yield the `CheckResult` of each question, in the notebook's order, as soon as it is known."""
     by_question, reason = {}, ""
     for name in questions:
         while found.get(name) == GIVEN and name not in by_question:
-            one = next(told, None)
+            one = next(messages, None)
             if one is None:
                 break
             reason = why_not_reached(one) or reason
             take(one, by_question, notes)
-        yield said_of(name, found.get(name), by_question.get(name), reason)
-    for one in told:
+        yield result_of(name, found.get(name), by_question.get(name), reason)
+    for one in messages:
         take(one, by_question, notes)
 
 
 def why_not_reached(one):
-    """Why nothing comes after this thing that was told, if nothing does; None: as before it."""
+    """Why nothing comes after this message, if nothing does; None: as before it."""
     if "begins" in one:
         return f"the cell that begins with '{beginning(one['begins'])}' never ends, or ends Python"
     if "not started" in one:
@@ -154,7 +161,7 @@ def why_not_reached(one):
 
 
 def take(one, by_question, notes):
-    """Sort one thing that was told: a question's verdict, or a cell of the student's that fails."""
+    """Sort one message: a question's verdict, or a cell of the student's that fails."""
     if one.get("is_cell") and not one["question"]:
         notes.append(failure(one["source"], one["text"]))
     for file in one.get("beside", ()):
@@ -166,51 +173,53 @@ def take(one, by_question, notes):
         by_question.setdefault(one["question"], one)
 
 
-def found_in_itself(exercise):
+def own_cells(exercise):
     """A notebook's own cells as the steps to run."""
     steps = [
         Step("answer" if cell.role == "answer" else "pristine", cell, cell.source)
         for cell in exercise.cells
     ]
-    return Transplant(steps, dict.fromkeys(exercise.questions, GIVEN), [])
+    return MergedNotebook(steps, dict.fromkeys(exercise.questions, GIVEN), [])
 
 
-def said_of(name, found, told, reason):
-    """The `Said` of one question; ``reason`` is why it is not reached where nothing was told."""
+def result_of(name, found, message, reason):
+    """The `CheckResult` of one question; ``reason`` says why there is no message of it."""
     if found == NOT_ATTEMPTED:
-        return Said(name, NOT_WRITTEN, f"{name}: not written yet. It is as it was handed out.")
+        return CheckResult(
+            name, NOT_WRITTEN, f"{name}: not written yet. It is as it was handed out."
+        )
     if found != GIVEN:
-        return Said(name, WRONG, f"{name}: there is no cell that defines {name}.")
-    if told is None:
-        return Said(name, WRONG, f"{name}: not reached: {reason}")
-    text = told["text"]
-    if told.get("is_cell"):
+        return CheckResult(name, WRONG, f"{name}: there is no cell that defines {name}.")
+    if message is None:
+        return CheckResult(name, WRONG, f"{name}: not reached: {reason}")
+    text = message["text"]
+    if message.get("is_cell"):
         text = f"{name}: wrong. Its cell fails: {text}"
-    status = {"not written": NOT_WRITTEN}.get(told["status"], told["status"])
-    return Said(name, status, text)
+    status = {"not written": NOT_WRITTEN}.get(message["status"], message["status"])
+    return CheckResult(name, status, text)
 
 
 def run_steps(steps, folder, limit_s):
-    """Run steps in a process of their own, in the notebook's folder; yields what is told."""
-    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as errors:
-        asked.write(json.dumps(steps).encode())
-        asked.seek(0)
+    """Run steps in a process of their own, in the notebook's folder; yields its messages."""
+    with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as errors:
+        request.write(json.dumps(steps).encode())
+        request.seek(0)
         with subprocess.Popen(
             COMMAND,
-            stdin=asked,
+            stdin=request,
             stdout=subprocess.PIPE,
             stderr=errors,
             cwd=folder,
             start_new_session=True,
         ) as process:
             try:
-                yield from answers_of(process, errors, time.monotonic() + limit_s)
+                yield from messages_of(process, errors, time.monotonic() + limit_s)
             finally:
                 end_group(process)
 
 
-def answers_of(process, errors, until):
-    """Yield what a process tells; after its last line it has a while to end by itself."""
+def messages_of(process, errors, until):
+    """Yield the messages of a process; after its last line it has a while to end by itself."""
     has_begun = False
     for line in lines_of(process, until):
         if not line.startswith(b"{"):

@@ -1,4 +1,4 @@
-"""One grading run: a transplanted notebook, run and compared by nbval around a sandboxed kernel."""
+"""One grading run: a merged notebook, run and compared by nbval around a sandboxed kernel."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class CellResult:
 
 @dataclass
 class Session:
-    """What came of one run.
+    """The outcome of one run.
 
     Attributes
     ----------

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .csv_tables import one_line
 from .reports import NOT_IN_ROSTER
+from .texts import one_line
 
 WIDEST = 40
 """Columns for a student's key and name."""
 
 
-def summary(report, folder, is_chosen, deadline, without, aside):
+def summary(report, folder, is_chosen, deadline, not_written, not_applied):
     """The text, without its last line end.
 
     Parameters
@@ -20,21 +20,21 @@ def summary(report, folder, is_chosen, deadline, without, aside):
         Whether the exercises were named in the call.
     deadline : str
         In ISO 8601; empty without one.
-    without : dict of str to str
+    not_written : dict of str to str
         Tables that were not written, and what each needs.
-    aside : list of str
-        What is said of overrides that were not applied.
+    not_applied : list of str
+        A sentence for each override that was not applied.
     """
     students = report["students"]
     width = min(WIDEST, max((len(label(one)) for one in students), default=0))
     lines = [line(one, width) for one in students]
-    lines += [] if is_chosen else strays(report)
+    lines += [] if is_chosen else rarely_submitted(report)
     strangers = [label(one) for one in students if NOT_IN_ROSTER in one["notes"]]
     if strangers:
         lines.append(f"{NOT_IN_ROSTER}: {', '.join(strangers)}")
-    lines += aside
-    if without:
-        needs = "; ".join(f"{name} needs {what}" for name, what in without.items())
+    lines += not_applied
+    if not_written:
+        needs = "; ".join(f"{name} needs {what}" for name, what in not_written.items())
         lines.append(f"not written: {needs}")
     if deadline:
         when = deadline.replace("T", " ")
@@ -52,23 +52,23 @@ def label(student):
 def line(student, width):
     """A student's points, and what was odd."""
     odd = [b for b in student["notebooks"] if b["status"] not in ("graded", "missing")]
-    told = "".join(f"  {b['exercise']}: {b['status']}: {b['reason']}" for b in odd)
-    told += "".join(f"  {one['file']}: {one['reason']}" for one in student["other_files"])
-    return f"{label(student):<{width}}  {student['points']:>3} of {student['of']}{told}"
+    oddities = "".join(f"  {b['exercise']}: {b['status']}: {b['reason']}" for b in odd)
+    oddities += "".join(f"  {one['file']}: {one['reason']}" for one in student["other_files"])
+    return f"{label(student):<{width}}  {student['points']:>3} of {student['of']}{oddities}"
 
 
-def strays(report):
+def rarely_submitted(report):
     """A sentence on each exercise that few handed in: it lowers everybody's share of all points."""
     count = len(report["students"])
-    handed = {one["exercise"]: 0 for one in report["exercises"]}
+    submitted = {one["exercise"]: 0 for one in report["exercises"]}
     for student in report["students"]:
         for book in student["notebooks"]:
-            handed[book["exercise"]] += book["status"] != "missing"
-    usual = [name for name, number in handed.items() if 2 * number >= count]
+            submitted[book["exercise"]] += book["status"] != "missing"
+    usual = [name for name, number in submitted.items() if 2 * number >= count]
     choice = " ".join(f"--exercise {name[:2]}" for name in usual)
     return [
         f"{name}: {number} of {count} handed it in; if it was not asked for, leave it out by "
         + (choice or "--exercise and the number of each other one")
-        for name, number in handed.items()
-        if 2 * number < count and len(handed) > 1
+        for name, number in submitted.items()
+        if 2 * number < count and len(submitted) > 1
     ]

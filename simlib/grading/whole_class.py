@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import itertools
+import os
 import sys
 import threading
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 
-from . import misconceptions
+from . import known_answers
 from .cache import digest, digest_of_simlib
-from .expected import Expected, record
 from .grade import NotebookResult, grade, without_points
+from .known_answers import Expected, record
 from .score import PARTLY, WRONG
 from .session import STOP
+from .texts import one_line
+
+TICK_S = 1.0
+"""Seconds after which the clock of the bar moves."""
+LONGEST_NAME = 30
+"""Characters of a student's name in the bar."""
 
 
 @dataclass
-class Graded:
+class GradedFile:
     """A student's result in one exercise, with what is known about the file.
 
     Attributes
@@ -44,8 +53,8 @@ class Graded:
     platform: str = ""
 
 
-class Batch:
-    """Grades what was handed in.
+class ClassGrader:
+    """Grades the files of a class.
 
     Parameters
     ----------
@@ -69,57 +78,57 @@ class Batch:
         self._locks = {name: threading.Lock() for name in exercises}
         self._expected = {}
 
-    def run(self, handed, jobs, tell, again=()):
-        """``[Graded]`` of files, in their order.
+    def run(self, files, jobs, advance, regrade=()):
+        """``[GradedFile]`` of files, in their order.
 
         Parameters
         ----------
-        handed : list of Handed
+        files : list of SubmittedFile
         jobs : int
             How many are graded at a time.
-        tell : callable
-            Called after each one.
-        again : collection of str
+        advance : callable
+            Called with each `GradedFile`.
+        regrade : collection of str
             Students whose results are made anew.
         """
         stop = threading.Event()
         with concurrent.futures.ThreadPoolExecutor(
             jobs, initializer=STOP.set, initargs=(stop,)
         ) as pool:
-            futures = [pool.submit(self._one, one, one.student in again) for one in handed]
+            futures = [pool.submit(self._one, one, one.student in regrade) for one in files]
             try:
                 for future in concurrent.futures.as_completed(futures):
-                    tell(future.result())
+                    advance(future.result())
             except BaseException:
                 stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
             return [future.result() for future in futures]
 
-    def _one(self, handed, anew):
-        exercise = self._exercises.get(handed.exercise)
+    def _one(self, file, regrade):
+        exercise = self._exercises.get(file.exercise)
         if exercise is None:
-            reason = handed.unreadable or "nobody can tell which exercise this notebook belongs to"
+            reason = file.unreadable or "nobody can tell which exercise this notebook belongs to"
             result = NotebookResult("", "wrong notebook", reason, [])
-        elif handed.unreadable:
-            result = without_points(exercise, "unreadable", handed.unreadable)
+        elif file.unreadable:
+            result = without_points(exercise, "unreadable", file.unreadable)
         else:
-            result = self._result(handed.content, exercise, anew)
-        return Graded(
-            handed.student,
-            handed.name,
-            handed.exercise or "",
-            handed.file,
-            handed.late,
-            handed.when.isoformat(timespec="seconds") if handed.when else "",
+            result = self._result(file.content, exercise, regrade)
+        return GradedFile(
+            file.student,
+            file.name,
+            file.exercise or "",
+            file.file,
+            file.late,
+            file.when.isoformat(timespec="seconds") if file.when else "",
             result,
-            handed.notes,
-            handed.platform,
+            file.notes,
+            file.platform,
         )
 
-    def _result(self, content, exercise, anew):
+    def _result(self, content, exercise, regrade):
         key = ("result", digest(content), *self._key(exercise))
-        stored = None if anew else self._cache.get(*key)
+        stored = None if regrade else self._cache.get(*key)
         limits = asdict(self._limits)
         try:
             if stored and (stored["limits"] == limits or not stored["result"]["cut_short"]):
@@ -128,7 +137,7 @@ class Batch:
                 expected = self.expected(exercise)
                 result = grade(content, exercise, expected, self._seed, self._limits, self._isolate)
                 self._cache.put({"result": result.as_dict(), "limits": limits}, *key)
-        except Exception as error:  # ours: the file is told to be ungraded, the others go on
+        except Exception as error:  # ours: this file stays ungraded, the others go on
             return without_points(
                 exercise, "not graded", f"the grader failed: {type(error).__name__}: {error}"
             )
@@ -142,17 +151,19 @@ class Batch:
         """Say of wrong answers which known one they do the same as."""
         for one in result.questions:
             if one.status in (WRONG, PARTLY) and one.outputs and self._wrong_answers:
-                one.known = misconceptions.named(one.outputs, self._known(exercise, one.question))
+                one.known = known_answers.name_of(
+                    one.outputs, self._known_wrong(exercise, one.question)
+                )
 
-    def _known(self, exercise, question):
+    def _known_wrong(self, exercise, question):
         """``{words: signature}`` of the known wrong answers to a question; they are run once."""
-        sources = misconceptions.sources_of(self._wrong_answers, exercise, question)
+        sources = known_answers.sources_of(self._wrong_answers, exercise, question)
         expected = self.expected(exercise)
         with self._locks[exercise.name]:
             key = ("known", question, sources, asdict(self._limits), *self._key(exercise))
             stored = self._cache.get(*key)
             if stored is None:
-                stored = misconceptions.outputs_of(
+                stored = known_answers.outputs_of(
                     sources, exercise, question, expected, self._seed, self._limits, self._isolate
                 )
                 self._cache.put(stored, *key)
@@ -175,3 +186,56 @@ class Batch:
         versions = sys.version, version("torch"), version("nbval")
         made = exercise.digest, self._simlib, versions
         return *made, self._seed, self._isolate
+
+
+@contextlib.contextmanager
+def progress(total):
+    """A function to call with each `GradedFile`; it shows on stderr how far the grading is.
+
+    That is a bar on a terminal, and a line for each notebook elsewhere.
+
+    Parameters
+    ----------
+    total : int
+        How many there will be.
+    """
+    if not sys.stderr.isatty():
+        numbers = itertools.count(1)
+        yield lambda one: print(
+            f"{next(numbers)} of {total}: {label(one)}", file=sys.stderr, flush=True
+        )
+        return
+    from tqdm import tqdm
+
+    try:
+        columns, rows = os.get_terminal_size(sys.stderr.fileno())  # 0 where it does not say
+    except OSError:
+        columns, rows = 0, 0
+    shape = "{n} of {total} |{bar}| {elapsed}{postfix}"
+    with tqdm(
+        total=total, file=sys.stderr, ncols=columns or 80, nrows=rows or 24, bar_format=shape
+    ) as bar:
+        bar.set_postfix_str("the solution is run first")
+        done = threading.Event()
+
+        def move_clock():  # tqdm moves it with an update only, and the first one takes a while
+            while not done.wait(TICK_S):
+                bar.refresh()
+
+        def advance(one):
+            bar.set_postfix_str(label(one)[:LONGEST_NAME], refresh=False)
+            bar.update()
+            bar.refresh()
+
+        clock = threading.Thread(target=move_clock, daemon=True)
+        clock.start()
+        try:
+            yield advance
+        finally:
+            done.set()
+            clock.join()
+
+
+def label(one):
+    """Whose notebook it is, and which, in one line."""
+    return one_line(f"{one.student} {one.exercise or one.file}")

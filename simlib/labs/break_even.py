@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator
 
-from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
+from ..draw.figures import DPI, GREY, INK, PAPER, TEXT_PT, TITLE_PT, Picture
 from ..draw.palette import OKABE_ITO, mix
-from ..model.errors import InvalidCallError, check_count, check_number
-from ..model.numbers import seconds_text
-from ..model.words import short_bytes
-from .sliders import Lab, check_choice, menu, round_numbers, short_bandwidth, slider
+from ..model.errors import InvalidCallError, check_count
+from ..model.words import seconds_text, short_bytes
+from .break_even_model import needed_compute_s, speedup, sync_s
+from .layers import Layers
+from .log_axes import add_legend_above, add_log_axes
+from .sliders import (
+    Lab,
+    check_above_zero,
+    check_choice,
+    menu,
+    round_numbers,
+    short_bandwidth,
+    slider,
+)
 
 COMPUTE_S, NBYTES = 0.18, 100_000_000  # ResNet-50 as in Goyal et al. 2017 (arXiv 1706.02677)
 LATENCY_S, BANDWIDTH_BPS = 30e-6, 1.25e9  # as in clusters.ethernet_10g, with its source
@@ -25,86 +35,12 @@ ALGORITHMS = {
 }
 SCALINGS = {"weak: T_comp on each rank": "weak", "strong: T_comp shared by all": "strong"}
 OVERLAPS = {"none: the sum": "none", "with backward: the maximum": "backward"}
-FORWARD_SHARE = 1 / 3  # of T_comp: backward takes twice as long, and only that can overlap
 BANDS = {  # from the bottom up: efficiency at the upper edge, colour
     "slower than one rank": (None, mix(OKABE_ITO[5], PAPER, 0.55)),
     "pays, below 50 %": (0.5, mix(OKABE_ITO[1], PAPER, 0.7)),
     "50 to 90 %": (0.9, mix(OKABE_ITO[2], PAPER, 0.7)),
     "above 90 % of R times": (1.0, mix(OKABE_ITO[2], PAPER, 0.35)),
 }
-
-
-def sync_s(algorithm, ranks, nbytes, latency_s, bandwidth_Bps):
-    """T_sync(R): seconds to add up a gradient over ranks that have a link each.
-
-    Parameters
-    ----------
-    algorithm : {"ring", "tree", "linear"}
-        Ring in chunks; down and up a binomial tree; all to one rank, one after the other, and back.
-    ranks : int or ndarray of int
-    nbytes : float
-    latency_s, bandwidth_Bps : float
-
-    Returns
-    -------
-    float or ndarray of float
-
-    **Cost** as `simlib.scale.time_of` for a gradient that all ranks divide evenly.
-    """
-    ranks = np.asarray(ranks)
-    whole_s = latency_s + nbytes / bandwidth_Bps
-    if algorithm == "linear":
-        return 2 * (ranks - 1) * whole_s
-    if algorithm == "tree":
-        return 2 * np.ceil(np.log2(ranks)) * whole_s
-    return 2 * (ranks - 1) * (latency_s + nbytes / ranks / bandwidth_Bps)
-
-
-def speedup(compute_s, synced_s, ranks, scaling="weak", overlap="none"):
-    """How many times the work of one rank ranks do in the same time.
-
-    Parameters
-    ----------
-    compute_s : float
-        T_comp: of each rank's step (weak), or of the step that all ranks share (strong).
-    synced_s : float or ndarray of float
-        T_sync of these ranks.
-    ranks : int or ndarray of int
-    scaling : {"weak", "strong"}
-    overlap : {"none", "backward"}
-        A step takes the sum of both times; or forward, and the longer of backward and T_sync.
-
-    Returns
-    -------
-    float or ndarray of float
-    """
-    own_s = compute_s if scaling == "weak" else compute_s / np.asarray(ranks)
-    visible = _visible_share(overlap)
-    step_s = visible * own_s + np.maximum((1 - visible) * own_s, synced_s)
-    return ranks * own_s / step_s
-
-
-def needed_compute_s(efficiency, synced_s, ranks, scaling="weak", overlap="none"):
-    """The least T_comp with which ranks have this efficiency; 1 / ranks is the break-even.
-
-    Parameters
-    ----------
-    efficiency : float or ndarray of float
-        Speed-up over ranks, above 0 and below 1.
-    synced_s, ranks, scaling, overlap
-        As for `speedup`.
-
-    Returns
-    -------
-    float or ndarray of float
-    """
-    own_s = synced_s / (1 / efficiency - _visible_share(overlap))
-    return own_s if scaling == "weak" else own_s * ranks
-
-
-def _visible_share(overlap):
-    """The part of T_comp in which nothing can be sent."""
-    return 1.0 if overlap == "none" else FORWARD_SHARE
 
 
 def draw_break_even(
@@ -145,9 +81,7 @@ def draw_break_even(
     """
     state = (compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap)
     _check(*state)
-    figure = _paper()
-    _ink(figure, *state)
-    return figure
+    return _BreakEven().draw(*state)
 
 
 def break_even_lab(
@@ -172,12 +106,10 @@ def break_even_lab(
     Lab
     """
     _check(compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap)
-    figure = _paper()
     times_s, sizes = round_numbers(SHORTEST_S, LONGEST_S), round_numbers(1e3, 1e10)
     latencies, bandwidths = round_numbers(1e-6, 1e-2), round_numbers(1e7, 1e12)
     return Lab(
-        lambda **state: figure,
-        lambda figure, **state: _ink(figure, **state),
+        _BreakEven(),
         {
             "compute_s": slider("compute of a step", times_s, compute_s, seconds_text),
             "nbytes": slider("gradient", sizes, nbytes, short_bytes),
@@ -192,13 +124,9 @@ def break_even_lab(
 
 
 def _check(compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap):
-    for name, value in (
-        ("compute_s", compute_s),
-        ("nbytes", nbytes),
-        ("latency_s", latency_s),
-        ("bandwidth_Bps", bandwidth_Bps),
-    ):
-        check_number(name, value, above=True)
+    check_above_zero(
+        compute_s=compute_s, nbytes=nbytes, latency_s=latency_s, bandwidth_Bps=bandwidth_Bps
+    )
     check_count("ranks", ranks, low=2)
     if ranks > MOST_RANKS:
         raise InvalidCallError(f"ranks is {ranks}: the map ends at {MOST_RANKS:,}")
@@ -207,56 +135,47 @@ def _check(compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scalin
     check_choice("overlap", overlap, OVERLAPS.values())
 
 
-@own_style
-def _paper():
-    """What stays while sliders move: axes and legend."""
-    figure = Picture(figsize=(7.6, 4.4), dpi=DPI, facecolor=PAPER)
-    axes = figure.add_axes([0.095, 0.105, 0.875, 0.665], facecolor=PAPER)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(1.7, 1.06 * MOST_RANKS)  # a point at 2 ranks is whole
-    axes.set_ylim(SHORTEST_S, LONGEST_S)
-    axes.set_xlabel("ranks R", fontsize=TEXT_PT)
-    axes.set_ylabel("compute of a step, T_comp", fontsize=TEXT_PT)
-    axes.xaxis.set_major_locator(FixedLocator([2**k for k in range(1, 11)]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda ranks, _: f"{ranks:,.0f}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda time_s, _: seconds_text(time_s)))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(NullLocator())  # drawing them takes most of the time
-    axes.tick_params(which="both", labelsize=SMALL_PT, labelcolor=INK, color=GREY)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(
-        [Patch(fc=color, ec=GREY, lw=0.5) for _, color in BANDS.values()],
-        BANDS,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=len(BANDS),
-        fontsize=TEXT_PT,
-        frameon=False,
-        borderaxespad=0.3,
-        borderpad=0,
-        handlelength=1.4,
-        columnspacing=1.4,
-    )
-    return figure
+class _BreakEven(Layers):
+    """The map. Axes and legend stay; the bands, the line of T_comp, the point, the titles move."""
 
+    def background(self):
+        figure = Picture(figsize=(7.6, 4.4), dpi=DPI, facecolor=PAPER)
+        place = [0.095, 0.105, 0.875, 0.665]
+        axes = add_log_axes(
+            figure, place, "{:,.0f}".format, "ranks R", "compute of a step, T_comp", grid=False
+        )
+        axes.set_xlim(1.7, 1.06 * MOST_RANKS)  # a point at 2 ranks is whole
+        axes.set_ylim(SHORTEST_S, LONGEST_S)
+        axes.xaxis.set_major_locator(FixedLocator([2**k for k in range(1, 11)]))
+        patches = [Patch(fc=color, ec=GREY, lw=0.5) for _, color in BANDS.values()]
+        add_legend_above(axes, patches, BANDS, borderaxespad=0.3, handlelength=1.4)
+        return figure
 
-@own_style
-def _ink(figure, compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap):
-    """What moves: the bands, the line of T_comp, the point, the titles."""
-    axes = figure.axes[0]
-    on = np.arange(2, MOST_RANKS + 1)
-    synced_s = sync_s(algorithm, on, nbytes, latency_s, bandwidth_Bps)
-    gains = speedup(compute_s, synced_s, on, scaling, overlap)
-    own_s = sync_s(algorithm, ranks, nbytes, latency_s, bandwidth_Bps)
-    gain = speedup(compute_s, own_s, ranks, scaling, overlap)
-    return [
-        *_draw_bands(axes, on, synced_s, scaling, overlap),
-        axes.axhline(compute_s, color=INK, lw=0.8, ls=":", zorder=5),
-        *axes.plot(ranks, compute_s, "D", color=INK, ms=7, mec=PAPER, mew=0.8, zorder=6),
-        *_write_title(figure, compute_s, own_s, ranks, gain, algorithm, scaling, overlap),
-        _write_verdict(figure, on, gains),
-    ]
+    def foreground(
+        self,
+        figure,
+        compute_s,
+        nbytes,
+        latency_s,
+        bandwidth_Bps,
+        ranks,
+        algorithm,
+        scaling,
+        overlap,
+    ):
+        axes = figure.axes[0]
+        on = np.arange(2, MOST_RANKS + 1)
+        synced_s = sync_s(algorithm, on, nbytes, latency_s, bandwidth_Bps)
+        gains = speedup(compute_s, synced_s, on, scaling, overlap)
+        own_s = sync_s(algorithm, ranks, nbytes, latency_s, bandwidth_Bps)
+        gain = speedup(compute_s, own_s, ranks, scaling, overlap)
+        return [
+            *_draw_bands(axes, on, synced_s, scaling, overlap),
+            axes.axhline(compute_s, color=INK, lw=0.8, ls=":", zorder=5),
+            *axes.plot(ranks, compute_s, "D", color=INK, ms=7, mec=PAPER, mew=0.8, zorder=6),
+            *_write_title(figure, compute_s, own_s, ranks, gain, algorithm, scaling, overlap),
+            _write_verdict(figure, on, gains),
+        ]
 
 
 def _draw_bands(axes, on, synced_s, scaling, overlap):

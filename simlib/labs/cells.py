@@ -25,7 +25,8 @@ PARTIAL = 0.62  # share of white in a sum that is not yet complete
 class Grid:
     """Where things are, in inches, row by row: cells, their slots and the bars."""
 
-    def __init__(self, steps):
+    def __init__(self, steps, axes=None):
+        self.axes = axes
         self.n, self.chunks = steps.n, steps.chunks
         self.height = TOP + ROW * self.n + BOTTOM
         self.pitch = SLOTS / self.chunks
@@ -92,12 +93,14 @@ def _draw_digits(grid, x, y, owner, colors):
     artists = []
     for who in range(grid.n):
         here = owner == who
-        inks = [_ink_on(color) for color, is_here in zip(colors, here, strict=True) if is_here]
+        digit_colors = [
+            _readable_on(color) for color, is_here in zip(colors, here, strict=True) if is_here
+        ]
         digits = PathCollection(
             [_digit(who)],
             offsets=np.column_stack([x[here], y[here]]),
             offset_transform=grid.axes.transData,
-            facecolors=inks,
+            facecolors=digit_colors,
             linewidths=0,
             zorder=4,
         )
@@ -115,7 +118,7 @@ def _digit(number):
     return path.transformed(Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2))
 
 
-def _ink_on(color):
+def _readable_on(color):
     """Black or white, whichever is easier to read on a colour."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 130 else PAPER

@@ -6,15 +6,15 @@ from functools import lru_cache
 
 import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullLocator
 
-from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
+from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture
 from ..draw.palette import OKABE_ITO, mix
 from ..model.cluster import Cluster, Link
 from ..model.errors import check_count
-from ..model.numbers import seconds_text
-from ..model.words import short_bytes
+from ..model.words import seconds_text, short_bytes
 from ..scale import time_of
+from .layers import Layers
+from .log_axes import add_log_axes
 from .sliders import Lab, round_numbers, short_bandwidth, slider
 
 ITEMSIZE = 4
@@ -58,10 +58,7 @@ def draw_crossover(
     InvalidCallError
         No ranks or links, fewer than two ranks, or more than `time_of` can work out.
     """
-    cluster = _cluster(nodes, ranks_per_node, latency_s, bandwidth_Bps, intra)
-    figure = _paper(*_frame(cluster))
-    _ink(figure, cluster)
-    return figure
+    return _Crossover(intra).draw(nodes, ranks_per_node, latency_s, bandwidth_Bps)
 
 
 def crossover_lab(
@@ -79,10 +76,8 @@ def crossover_lab(
     Lab
     """
     _cluster(nodes, ranks_per_node, latency_s, bandwidth_Bps, intra)  # refuses what is none
-    papers = lru_cache(8)(_paper)
     return Lab(
-        lambda **state: papers(*_frame(_cluster(**state, intra=intra))),
-        lambda figure, **state: _ink(figure, _cluster(**state, intra=intra)),
+        _Crossover(intra),
         {
             "nodes": slider("nodes", NODES, nodes),
             "ranks_per_node": slider("ranks per node", (1, 2, 4, 8), ranks_per_node),
@@ -156,62 +151,54 @@ def fastest(times_s):
     return [(name, start, end) for (name, start), end in zip(turns, ends, strict=True)]
 
 
-def _frame(cluster):
-    """What the axes depend on: names of the algorithms, lowest and highest decade of the time."""
-    times_s = times_of(cluster)
-    shown = [time_s for name, time_s in times_s.items() if name != "naive"]
-    low, high = min(time_s[0] for time_s in shown), max(time_s[-1] for time_s in shown)
-    # Whole decades: the axis stays where it is through most of a drag.
-    return tuple(times_s), int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+class _Crossover(Layers):
+    """Curves over the size. The axes, those of the strip above and the legend stay."""
 
+    def __init__(self, intra):
+        self.intra = intra
 
-@own_style
-def _paper(names, low, high):
-    """Axes, the axes of the strip above them, and the legend."""
-    figure = Picture(figsize=(9.0, 4.4), dpi=DPI, facecolor=PAPER)
-    axes = figure.add_axes([LEFT, 0.11, WIDTH, 0.68], facecolor=PAPER)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(SIZES[0], SIZES[-1])
-    axes.set_ylim(10.0**low, 10.0**high)
-    axes.set_xlabel("bytes of the vector", fontsize=TEXT_PT)
-    axes.set_ylabel("time", fontsize=TEXT_PT, labelpad=1)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda nbytes, _: short_bytes(nbytes)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda time_s, _: seconds_text(time_s)))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(NullLocator())  # drawing them takes most of the time
-    axes.tick_params(which="both", labelsize=SMALL_PT, labelcolor=INK, color=GREY)
-    axes.grid(color="#e4e4e4", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(
-        [_curve([], [], name) for name in names],
-        [LOOKS[name][0] for name in names],
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1.0),
-        fontsize=TEXT_PT,
-        frameon=False,
-        handlelength=3.2,
-        borderpad=0,
-    )
-    strip = figure.add_axes([LEFT, 0.8, WIDTH, 0.062], facecolor=PAPER)
-    strip.set_xlim(*np.log10(SIZES[[0, -1]]))
-    strip.set_ylim(0, 1)
-    strip.set_axis_off()
-    return figure
+    def background_state(self, nodes, ranks_per_node, latency_s, bandwidth_Bps):
+        """Names of the algorithms, lowest and highest decade of the time."""
+        times_s = times_of(_cluster(nodes, ranks_per_node, latency_s, bandwidth_Bps, self.intra))
+        shown = [time_s for name, time_s in times_s.items() if name != "naive"]
+        low, high = min(time_s[0] for time_s in shown), max(time_s[-1] for time_s in shown)
+        # Whole decades: the axis stays where it is through most of a drag.
+        return tuple(times_s), int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
 
+    def background(self, names, low, high):
+        figure = Picture(figsize=(9.0, 4.4), dpi=DPI, facecolor=PAPER)
+        place = [LEFT, 0.11, WIDTH, 0.68]
+        axes = add_log_axes(figure, place, short_bytes, "bytes of the vector", "time", labelpad=1)
+        axes.set_xlim(SIZES[0], SIZES[-1])
+        axes.set_ylim(10.0**low, 10.0**high)
+        axes.legend(
+            [_curve([], [], name) for name in names],
+            [LOOKS[name][0] for name in names],
+            loc="upper left",
+            bbox_to_anchor=(1.01, 1.0),
+            fontsize=TEXT_PT,
+            frameon=False,
+            handlelength=3.2,
+            borderpad=0,
+        )
+        strip = figure.add_axes([LEFT, 0.8, WIDTH, 0.062], facecolor=PAPER)
+        strip.set_xlim(*np.log10(SIZES[[0, -1]]))
+        strip.set_ylim(0, 1)
+        strip.set_axis_off()
+        return figure
 
-@own_style
-def _ink(figure, cluster):
-    """Curves, where two cross, which is fastest, and the title."""
-    axes, strip = figure.axes
-    times_s = times_of(cluster)
-    curves = [_curve(SIZES, time_s, name) for name, time_s in times_s.items()]
-    return [
-        *map(axes.add_line, curves),
-        *_mark_crossing(axes, times_s),
-        *_draw_fastest(strip, times_s),
-        *_write_title(figure, cluster),
-    ]
+    def foreground(self, figure, nodes, ranks_per_node, latency_s, bandwidth_Bps):
+        """Curves, where two cross, which is fastest, and the title."""
+        cluster = _cluster(nodes, ranks_per_node, latency_s, bandwidth_Bps, self.intra)
+        axes, strip = figure.axes
+        times_s = times_of(cluster)
+        curves = [_curve(SIZES, time_s, name) for name, time_s in times_s.items()]
+        return [
+            *map(axes.add_line, curves),
+            *_mark_crossing(axes, times_s),
+            *_draw_fastest(strip, times_s),
+            *_write_title(figure, cluster),
+        ]
 
 
 def _curve(x, y, algorithm):

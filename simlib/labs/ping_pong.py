@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullLocator
 
-from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
+from ..draw.figures import DPI, GREY, INK, PAPER, TEXT_PT, TITLE_PT, Picture
 from ..draw.palette import OKABE_ITO
-from ..model.errors import InvalidCallError, check_number
-from ..model.numbers import seconds_text
-from ..model.words import short_bytes
-from .sliders import Lab, round_numbers, short_bandwidth, slider
+from ..model.errors import InvalidCallError
+from ..model.words import seconds_text, short_bytes
+from .layers import Layers
+from .log_axes import add_legend_above, add_log_axes
+from .sliders import Lab, check_above_zero, round_numbers, short_bandwidth, slider
 
 LOOKS = {
     "measured": {
@@ -69,15 +69,8 @@ def draw_ping_pong(points, latency_s=None, bandwidth_Bps=None, nbytes=DEFAULT_NB
     """
     sizes, times_s = _columns(points)
     latency_s, bandwidth_Bps = _given_or_fitted(points, latency_s, bandwidth_Bps)
-    for name, value in (
-        ("latency_s", latency_s),
-        ("bandwidth_Bps", bandwidth_Bps),
-        ("nbytes", nbytes),
-    ):
-        check_number(name, value, above=True)
-    figure = _paper(points)
-    _ink(figure, points, latency_s, bandwidth_Bps, nbytes)
-    return figure
+    check_above_zero(latency_s=latency_s, bandwidth_Bps=bandwidth_Bps, nbytes=nbytes)
+    return _PingPong(sizes, times_s).draw(latency_s, bandwidth_Bps, nbytes)
 
 
 def ping_pong_lab(points, latency_s=None, bandwidth_Bps=None, nbytes=DEFAULT_NBYTES):
@@ -99,10 +92,8 @@ def ping_pong_lab(points, latency_s=None, bandwidth_Bps=None, nbytes=DEFAULT_NBY
     bandwidths = {*round_numbers(1e7, 1e11), fitted[1]}
     low, high = _limits(*_columns(points))[0]
     sizes = [size for size in SIZES if low <= size <= high]
-    figure = _paper(points)
     return Lab(
-        lambda **state: figure,
-        lambda figure, **state: _ink(figure, points, **state),
+        _PingPong(*_columns(points)),
         {
             "latency_s": slider("latency", latencies, latency_s, seconds_text),
             "bandwidth_Bps": slider("bandwidth", bandwidths, bandwidth_Bps, short_bandwidth),
@@ -139,60 +130,40 @@ def _limits(sizes, times_s):
     return (sizes.min() / 2, sizes.max() * 5), (min(4e-7, times_s.min() / 2), times_s.max() * 20)
 
 
-@own_style
-def _paper(points):
-    """What stays while sliders move: axes and legend."""
-    sizes, times_s = _columns(points)
-    figure = Picture(figsize=(7.2, 4.1), dpi=DPI, facecolor=PAPER)
-    axes = figure.add_axes([0.1, 0.115, 0.88, 0.685], facecolor=PAPER)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    x, y = _limits(sizes, times_s)
-    axes.set_xlim(*x)
-    axes.set_ylim(*y)
-    axes.set_xlabel("size of a message (1 kB = 1,000 bytes)", fontsize=TEXT_PT)
-    axes.set_ylabel("time of a message", fontsize=TEXT_PT)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda nbytes, _: short_bytes(nbytes)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda time_s, _: seconds_text(time_s)))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(NullLocator())  # drawing them takes most of the time
-    axes.tick_params(which="both", labelsize=SMALL_PT, labelcolor=INK, color=GREY)
-    axes.grid(color="#e4e4e4", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(
-        [Line2D([], [], **look) for look in LOOKS.values()],
-        LOOKS,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=len(LOOKS),
-        fontsize=TEXT_PT,
-        frameon=False,
-        borderaxespad=0.2,
-        borderpad=0,
-        handlelength=1.6,
-        columnspacing=1.4,
-    )
-    return figure
+class _PingPong(Layers):
+    """The points and the line. Axes and legend stay; the line, the message and the titles move.
 
-
-@own_style
-def _ink(figure, points, latency_s, bandwidth_Bps, nbytes):
-    """What moves: the line and its parts, where they are equal, the message, the titles.
-
-    The points are here, too, because they lie above the line.
+    The points are drawn with what moves, because they lie above the line.
     """
-    axes = figure.axes[0]
-    x = np.geomspace(*axes.get_xlim(), 200)
-    part, chosen = LOOKS["each part alone"], LOOKS["chosen message"]
-    return [
-        *axes.plot(x, latency_s + x / bandwidth_Bps, **LOOKS["latency + nbytes / bandwidth"]),
-        *axes.plot(x, np.full(200, latency_s), **part),
-        *axes.plot(x, x / bandwidth_Bps, **part),
-        *axes.plot(*_columns(points), **LOOKS["measured"]),
-        *axes.plot(nbytes, latency_s + nbytes / bandwidth_Bps, **chosen),
-        *_draw_half(axes, latency_s * bandwidth_Bps),
-        *_write_title(figure, *_columns(points), latency_s, bandwidth_Bps, nbytes),
-    ]
+
+    def __init__(self, sizes, times_s):
+        self.sizes, self.times_s = sizes, times_s
+
+    def background(self):
+        figure = Picture(figsize=(7.2, 4.1), dpi=DPI, facecolor=PAPER)
+        size_name = "size of a message (1 kB = 1,000 bytes)"
+        place = [0.1, 0.115, 0.88, 0.685]
+        axes = add_log_axes(figure, place, short_bytes, size_name, "time of a message")
+        x, y = _limits(self.sizes, self.times_s)
+        axes.set_xlim(*x)
+        axes.set_ylim(*y)
+        lines = [Line2D([], [], **look) for look in LOOKS.values()]
+        add_legend_above(axes, lines, LOOKS, borderaxespad=0.2, handlelength=1.6)
+        return figure
+
+    def foreground(self, figure, latency_s, bandwidth_Bps, nbytes):
+        axes = figure.axes[0]
+        x = np.geomspace(*axes.get_xlim(), 200)
+        part, chosen = LOOKS["each part alone"], LOOKS["chosen message"]
+        return [
+            *axes.plot(x, latency_s + x / bandwidth_Bps, **LOOKS["latency + nbytes / bandwidth"]),
+            *axes.plot(x, np.full(200, latency_s), **part),
+            *axes.plot(x, x / bandwidth_Bps, **part),
+            *axes.plot(self.sizes, self.times_s, **LOOKS["measured"]),
+            *axes.plot(nbytes, latency_s + nbytes / bandwidth_Bps, **chosen),
+            *_draw_half(axes, latency_s * bandwidth_Bps),
+            *_write_title(figure, self.sizes, self.times_s, latency_s, bandwidth_Bps, nbytes),
+        ]
 
 
 def _draw_half(axes, half):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
+from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture
 from ..draw.palette import rank_color
 from ..model.errors import InvalidCallError
 from .cells import LEFT, TOP, WIDTH, Grid, draw_bars, draw_cells, draw_messages
 from .contributions import steps_of
+from .layers import Layers
 from .sliders import Lab, check_choice, counter, menu, slider
 
 NAMES = {
@@ -52,9 +51,7 @@ def draw_rounds(algorithm="ring", n=4, rounds_done=0):
             f"rounds_done is {rounds_done!r}: {NAMES[algorithm]} on {n} ranks "
             f"has rounds 1 to {len(steps.rounds)}, and 0 is before them"
         )
-    figure = _paper(algorithm, n)
-    _ink(figure, algorithm, n, rounds_done)
-    return figure
+    return _Rounds().draw(algorithm, n, rounds_done)
 
 
 def rounds_lab(algorithm="ring", n=4, rounds_done=0):
@@ -79,41 +76,37 @@ def rounds_lab(algorithm="ring", n=4, rounds_done=0):
 
     for control in (names, ranks):
         control.observe(set_last, names="value")
-    papers = lru_cache(8)(_paper)
-    return Lab(
-        lambda algorithm, n, rounds_done: papers(algorithm, n),
-        _ink,
-        {"algorithm": names, "n": ranks, "rounds_done": rounds},
-    )
+    return Lab(_Rounds(), {"algorithm": names, "n": ranks, "rounds_done": rounds})
 
 
-@own_style
-def _paper(algorithm, n):
-    """What stays from round to round: names of rows and columns, how to read it, the bound."""
-    grid = Grid(steps_of(algorithm, n))
-    figure = Picture(figsize=(WIDTH, grid.height), dpi=DPI, facecolor=PAPER)
-    grid.axes = figure.add_axes([0, 0, 1, 1], facecolor=PAPER)
-    grid.axes.set_xlim(0, WIDTH)
-    grid.axes.set_ylim(grid.height, 0)
-    grid.axes.set_axis_off()
-    _write_names(grid)
-    _draw_bound(grid)
-    return figure
+class _Rounds(Layers):
+    """The vectors of all ranks. Names of rows and columns, how to read it and the bound stay."""
 
+    def background_state(self, algorithm, n, rounds_done):
+        return algorithm, n
 
-@own_style
-def _ink(figure, algorithm, n, rounds_done):
-    """What a round changes: cells, messages, bytes sent, the title."""
-    steps = steps_of(algorithm, n)
-    grid = Grid(steps)
-    grid.axes = figure.axes[0]
-    title = f"all_reduce on {n} ranks by {NAMES[algorithm]}: {_moment(steps, rounds_done)}"
-    return [
-        grid.axes.text(0.1, 0.1, title, fontsize=TITLE_PT, va="top"),
-        *draw_cells(grid, steps, rounds_done),
-        *(draw_messages(grid, steps, rounds_done) if rounds_done else ()),
-        *draw_bars(grid, steps.sent[rounds_done]),
-    ]
+    def background(self, algorithm, n):
+        grid = Grid(steps_of(algorithm, n))
+        figure = Picture(figsize=(WIDTH, grid.height), dpi=DPI, facecolor=PAPER)
+        grid.axes = figure.add_axes([0, 0, 1, 1], facecolor=PAPER)
+        grid.axes.set_xlim(0, WIDTH)
+        grid.axes.set_ylim(grid.height, 0)
+        grid.axes.set_axis_off()
+        _write_names(grid)
+        _draw_bound(grid)
+        return figure
+
+    def foreground(self, figure, algorithm, n, rounds_done):
+        """What a round changes: cells, messages, bytes sent, the title."""
+        steps = steps_of(algorithm, n)
+        grid = Grid(steps, figure.axes[0])
+        title = f"all_reduce on {n} ranks by {NAMES[algorithm]}: {_moment(steps, rounds_done)}"
+        return [
+            grid.axes.text(0.1, 0.1, title, fontsize=TITLE_PT, va="top"),
+            *draw_cells(grid, steps, rounds_done),
+            *(draw_messages(grid, steps, rounds_done) if rounds_done else ()),
+            *draw_bars(grid, steps.sent[rounds_done]),
+        ]
 
 
 def _draw_bound(grid):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ..clusters import ethernet_10g
-from ..draw.figures import GREY, INK, SMALL_PT, TEXT_PT, own_style
+from ..draw.figures import GREY, INK, SMALL_PT, TEXT_PT
 from ..draw.lanes import unit_of
 from ..draw.table import clip, count
 from ..draw.timeline import draw_timeline
 from ..engines.virtual.simulated_run import simulate
 from ..model.errors import InvalidCallError, check_number
-from ..model.numbers import seconds_text
+from ..model.words import seconds_text
+from .layers import Layers
 from .sliders import Lab, check_choice, slider
 
 STRIP_IN = 0.42
@@ -64,7 +65,6 @@ def simulate_sizes(
     return runs
 
 
-@own_style
 def draw_world_size(runs, world_size, slow=1):
     """Draw the timeline of one of several runs, with the ends of the others on the same axis.
 
@@ -87,14 +87,7 @@ def draw_world_size(runs, world_size, slow=1):
     """
     check_choice("world_size", world_size, sorted({size for size, _ in runs}))
     check_choice("slow", slow, sorted({factor for _, factor in runs}))
-    run = runs[world_size, slow]
-    ends_s = {size: other.time_s for (size, factor), other in runs.items() if factor == slow}
-    longest_s = max(ends_s.values()) or 1e-6
-    figure = draw_timeline(run, between=(0.0, longest_s))
-    figure.texts[0].set_text(_title(run, slow))
-    _add_room_below(figure, STRIP_IN)
-    _draw_ends(figure, ends_s, world_size, unit_of(longest_s)[1])
-    return figure
+    return _WorldSizes(runs).draw(world_size, slow)
 
 
 def world_size_lab(runs, world_size, slow=1):
@@ -115,14 +108,33 @@ def world_size_lab(runs, world_size, slow=1):
     controls = {"world_size": slider("ranks", sizes, world_size)}
     if len(factors) > 1:
         controls["slow"] = slider("slowness of rank 0", factors, slow, "{:g} x".format)
-    lab = Lab(
-        lambda **state: draw_world_size(runs, **{"slow": slow} | state),
-        lambda figure, **state: [],
-        controls,
-    )
+    lab = Lab(_WorldSizes(runs), controls)
     for name in controls:
         lab.draw_ahead(name)  # a timeline takes longer to draw than the pictures of other labs
     return lab
+
+
+class _WorldSizes(Layers):
+    """The timeline of one run: all of it changes with the state, so all of it is background."""
+
+    def __init__(self, runs):
+        self.runs = runs
+
+    def background_state(self, world_size, slow=None):
+        # Without a slider for it there is one slowness only.
+        return world_size, next(iter(self.runs))[1] if slow is None else slow
+
+    def background(self, world_size, slow):
+        run = self.runs[world_size, slow]
+        ends_s = {
+            size: other.time_s for (size, factor), other in self.runs.items() if factor == slow
+        }
+        longest_s = max(ends_s.values()) or 1e-6
+        figure = draw_timeline(run, between=(0.0, longest_s))
+        figure.texts[0].set_text(_title(run, slow))
+        _add_room_below(figure, STRIP_IN)
+        _draw_ends(figure, ends_s, world_size, unit_of(longest_s)[1])
+        return figure
 
 
 def _title(run, slow):

@@ -31,7 +31,7 @@ class Link:
     latency_s: float
     bandwidth_Bps: float
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_number("latency_s", self.latency_s)
         if math.isinf(self.latency_s):
             raise InvalidCallError("latency_s is infinite: no message would ever arrive")
@@ -57,7 +57,7 @@ class Device:
     memory_bytes: float = math.inf
     reduce_Bps: float = math.inf
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in self.__slots__:
             check_number(name, getattr(self, name), above=True)
 
@@ -93,7 +93,7 @@ class Cluster:
     backbone: Link | None = None
     envelope_bytes: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_count("nodes", self.nodes)
         check_count("ranks_per_node", self.ranks_per_node)
         check_count("envelope_bytes", self.envelope_bytes, low=0)
@@ -103,7 +103,7 @@ class Cluster:
                 check_sort(name, getattr(self, name), sort)
 
     @property
-    def max_ranks(self):
+    def max_ranks(self) -> int:
         """How many ranks fit: ``nodes * ranks_per_node``."""
         return self.nodes * self.ranks_per_node
 
@@ -128,7 +128,9 @@ class Topology:
         limit and pads the rows of `paths`.
     """
 
-    def __init__(self, cluster, world_size, placement="block"):
+    def __init__(
+        self, cluster: Cluster, world_size: int, placement: str | list[int] = "block"
+    ) -> None:
         check_count("world_size", world_size)
         if world_size > cluster.max_ranks:
             raise InvalidCallError(
@@ -149,12 +151,12 @@ class Topology:
             [float(link.bandwidth_Bps) for link, _ in kinds], [count for _, count in kinds]
         )
 
-    def latency_s(self, src, dst):
+    def latency_s(self, src: int, dst: int) -> float:
         """Seconds a message from src to dst pays before it draws bandwidth."""
         same = self.node_of[src] == self.node_of[dst]
         return self._latency_in_node_s if same else self._latency_between_s
 
-    def links(self, src, dst):
+    def links(self, src: int, dst: int) -> tuple[int, ...]:
         """Ids of the links that a message crosses, in order.
 
         Links without a limit are left out: they never hold anybody up.
@@ -162,16 +164,16 @@ class Topology:
         path = self.paths(np.array([src]), np.array([dst]))[0]
         return tuple(int(link) for link in path if math.isfinite(self.link_bandwidth_Bps[link]))
 
-    def bandwidth_Bps(self, src, dst):
+    def bandwidth_Bps(self, src: int, dst: int) -> float:
         """Bytes per second of a message that is alone on its path."""
         return float(self.bandwidths_Bps(np.array([src]), np.array([dst]))[0])
 
-    def latencies_s(self, src, dst):
+    def latencies_s(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """`latency_s` of arrays of ranks."""
         same = self.node_of[src] == self.node_of[dst]
         return np.where(same, self._latency_in_node_s, self._latency_between_s)
 
-    def paths(self, src, dst):
+    def paths(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """Links of arrays of ranks: ndarray of int, shape (messages, 5).
 
         Columns are rank up, node up, backbone, node down, rank down. A link without a limit is
@@ -190,11 +192,11 @@ class Topology:
         paths = np.stack(columns, axis=1)
         return np.where(np.isinf(self.link_bandwidth_Bps[paths]), free, paths)
 
-    def bandwidths_Bps(self, src, dst):
+    def bandwidths_Bps(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """`bandwidth_Bps` of arrays of ranks."""
         return self.link_bandwidth_Bps[self.paths(src, dst)].min(axis=1)
 
-    def link_name(self, link):
+    def link_name(self, link: int) -> str:
         """A link's id in words: ``"rank 3 up"``, ``"node 0 down"``, ``"backbone"``."""
         if link >= self._backbone:
             return "backbone"
@@ -206,7 +208,7 @@ class Topology:
         return f"rank {link} up" if up else f"rank {link - self.world_size} down"
 
 
-def _place(cluster, world_size, placement):
+def _place(cluster: Cluster, world_size: int, placement: str | list[int]) -> np.ndarray:
     """The node of each rank."""
     if isinstance(placement, str):
         ranks = np.arange(world_size)

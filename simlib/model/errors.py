@@ -12,7 +12,12 @@ A run that fails raises a `SimlibError`. It knows
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .trace import Site
 
 
 class SimlibError(Exception):
@@ -30,12 +35,17 @@ class SimlibError(Exception):
 
     kind = "error"
 
-    def __init__(self, message, sites=None, run=None):
+    def __init__(
+        self,
+        message: str,
+        sites: Mapping[int, Site] | None = None,
+        run: Any = None,
+    ) -> None:
         super().__init__(message)
         self.sites = dict(sites or {})
         self.run = run
 
-    def _render_traceback_(self):
+    def _render_traceback_(self) -> list[str]:
         """The text a notebook shows: the message alone, without the frames of simlib."""
         return str(self).splitlines()
 
@@ -51,7 +61,13 @@ class RankError(SimlibError):
 
     kind = "rank_error"
 
-    def __init__(self, message, sites=None, run=None, tracebacks=None):
+    def __init__(
+        self,
+        message: str,
+        sites: Mapping[int, Site] | None = None,
+        run: Any = None,
+        tracebacks: Mapping[int, str] | None = None,
+    ) -> None:
         super().__init__(message, sites, run)
         self.tracebacks = dict(tracebacks or {})
 
@@ -64,7 +80,13 @@ class RankDiedError(SimlibError):
 
     kind = "rank_died"
 
-    def __init__(self, message, sites=None, run=None, exitcodes=None):
+    def __init__(
+        self,
+        message: str,
+        sites: Mapping[int, Site] | None = None,
+        run: Any = None,
+        exitcodes: Mapping[int, int] | None = None,
+    ) -> None:
         super().__init__(message, sites, run)
         self.exitcodes = dict(exitcodes or {})
 
@@ -78,7 +100,13 @@ class DeadlockError(SimlibError):
 
     kind = "deadlock"
 
-    def __init__(self, message, sites=None, run=None, graph=None):
+    def __init__(
+        self,
+        message: str,
+        sites: Mapping[int, Site] | None = None,
+        run: Any = None,
+        graph: Any = None,
+    ) -> None:
         super().__init__(message, sites, run)
         self.graph = graph
 
@@ -88,7 +116,13 @@ class MismatchError(SimlibError):
 
     kind = "mismatch"
 
-    def __init__(self, message, sites=None, run=None, rule=None):
+    def __init__(
+        self,
+        message: str,
+        sites: Mapping[int, Site] | None = None,
+        run: Any = None,
+        rule: str | None = None,
+    ) -> None:
         super().__init__(message, sites, run)
         self.rule = rule
 
@@ -116,7 +150,13 @@ class OutOfMemoryError(SimlibError):
 
     kind = "out_of_memory"
 
-    def __init__(self, message, sites=None, run=None, ledger=None):
+    def __init__(
+        self,
+        message: str,
+        sites: Mapping[int, Site] | None = None,
+        run: Any = None,
+        ledger: Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__(message, sites, run)
         self.ledger = dict(ledger or {})
 
@@ -132,7 +172,12 @@ class RunInterrupted(KeyboardInterrupt):
 
     kind = "interrupted"
 
-    def __init__(self, message, sites=None, run=None):
+    def __init__(
+        self,
+        message: str,
+        sites: Mapping[int, Site] | None = None,
+        run: Any = None,
+    ) -> None:
         super().__init__(message)
         self.sites = dict(sites or {})
         self.run = run
@@ -140,21 +185,21 @@ class RunInterrupted(KeyboardInterrupt):
     _render_traceback_ = SimlibError._render_traceback_
 
 
-def check_number(name, value, low=0.0, above=False):
+def check_number(name: str, value: object, low: float = 0.0, above: bool = False) -> None:
     """Refuse a value that is no number, or is below ``low`` (with ``above``: not above it)."""
-    good = isinstance(value, Real) and (value > low if above else value >= low)
+    good = isinstance(value, Real) and (float(value) > low if above else float(value) >= low)
     if not good:
         bound = f"{'above' if above else 'at least'} {low:g}"
         raise InvalidCallError(f"{name} is {value!r}: give a number {bound}")
 
 
-def check_count(name, value, low=1):
+def check_count(name: str, value: object, low: int = 1) -> None:
     """Refuse a value that is no whole number of at least ``low``."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
         raise InvalidCallError(f"{name} is {value!r}: give a whole number of at least {low}")
 
 
-def check_sort(name, value, sort):
+def check_sort(name: str, value: object, sort: type) -> None:
     """Refuse a value of another class."""
     if not isinstance(value, sort):
         raise InvalidCallError(f"{name} is {value!r}: give a {sort.__name__}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import linecache
 import os
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 P2P_KINDS = frozenset({"send", "recv"})
@@ -40,7 +41,7 @@ class Site:
     line_text: str = ""
 
     @property
-    def place(self):
+    def place(self) -> str:
         """The place in words: ``"main, line 4"`` in a notebook cell, else ``"ptdist.py, line 12"``.
 
         A cell is named by its function: its number is another one whenever it is run again.
@@ -52,11 +53,11 @@ class Site:
             return f"{name}, line {self.lineno}"
         return f"{self.file.rpartition('/')[2]}, line {self.lineno}"
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.op} ({self.place})"
 
 
-def source_line(file, lineno):
+def source_line(file: str, lineno: int) -> str:
     """The stripped text of one line; empty where the source is not at hand."""
     if os.path.exists(file):
         linecache.checkcache(file)  # it may have been edited since
@@ -74,10 +75,10 @@ class Group:
     name: str
     ranks: tuple
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.ranks)
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(self.name)  # needed at every op: not of thousands of ranks
 
 
@@ -144,24 +145,31 @@ class Op:
     end_s: float | None
 
     @property
-    def is_p2p(self):
+    def is_p2p(self) -> bool:
         """Whether this is a send or a recv (anything else is a collective)."""
         return self.kind in P2P_KINDS
 
     @property
-    def done(self):
+    def done(self) -> bool:
         """Whether the op completed, as far as its rank saw."""
         return self.end_s is not None
 
     @property
-    def call(self):
+    def call(self) -> str:
         """The op as a short call: ``"isend(dst=1, tag=7)"``, ``"all_reduce(SUM)"``."""
         return describe_call(
             self.kind, self.peer, self.tag, self.reduce_op, self.async_op, self.any_source
         )
 
 
-def describe_call(kind, peer, tag, reduce_op, async_op=False, any_source=False):
+def describe_call(
+    kind: str,
+    peer: int | None,
+    tag: int | None,
+    reduce_op: str | None,
+    async_op: bool = False,
+    any_source: bool = False,
+) -> str:
     """The text of a call: used by `Op.call` and for a rank that still waits in it."""
     if kind in P2P_KINDS:
         name = ("i" if async_op else "") + kind
@@ -187,17 +195,17 @@ class Message:
     recv: Op | None
 
     @property
-    def src(self):
+    def src(self) -> int:
         """Rank that sent."""
         return self.send.rank
 
     @property
-    def dst(self):
+    def dst(self) -> int | None:
         """Rank it was sent to."""
         return self.send.peer
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Bytes of the message."""
         return self.send.nbytes
 
@@ -239,7 +247,7 @@ class Collective:
     ops: dict
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """The largest payload any of its ranks brought, in bytes."""
         return max(op.nbytes for op in self.ops.values())
 
@@ -268,28 +276,28 @@ class Trace:
     dropped: int = 0
     clock_error_s: float = 0.0
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.ops)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Op]:
         return iter(self.ops)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Op:
         return self.ops[index]
 
-    def of_rank(self, rank):
+    def of_rank(self, rank: int) -> list[Op]:
         """The ops of one rank, in its own order."""
         return sorted((op for op in self.ops if op.rank == rank), key=lambda op: op.seq)
 
     @property
-    def end_s(self):
+    def end_s(self) -> float:
         """The last moment anything is known of, in seconds since the first rank entered."""
         ends = [t for span in self.spans for t in span if t is not None]
         ends += [t for op in self.ops for t in (op.post_s, op.wait_s, op.end_s) if t is not None]
         return max(ends, default=0.0)
 
     @property
-    def messages(self):
+    def messages(self) -> list[Message]:
         """Every send with the recv it went to, in order of posting.
 
         Sends and recvs pair by group, src, dst and tag, first posted first; an any-source recv
@@ -297,7 +305,7 @@ class Trace:
 
         **Cost** O(number of ops).
         """
-        waiting = defaultdict(deque)
+        waiting: defaultdict = defaultdict(deque)
         for op in self.ops:
             if op.kind == "recv" and op.peer is not None:
                 waiting[op.group.ranks, op.group.name, op.peer, op.rank, op.tag].append(op)
@@ -309,13 +317,13 @@ class Trace:
         return found
 
     @property
-    def collectives(self):
+    def collectives(self) -> list[Collective]:
         """Every collective, in order of its first post: the k-th op of each member of a group.
 
         **Cost** O(number of ops).
         """
-        counts = defaultdict(int)
-        members = defaultdict(dict)
+        counts: defaultdict = defaultdict(int)
+        members: defaultdict = defaultdict(dict)
         for op in self.ops:
             if not op.is_p2p:
                 key = op.group.name, op.group.ranks

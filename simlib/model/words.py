@@ -1,4 +1,4 @@
-"""Numbers, runs and collectives as short texts, for pictures and tables."""
+"""Numbers, ranks and collectives as short texts, for pictures, tables and sentences."""
 
 from __future__ import annotations
 
@@ -18,6 +18,24 @@ def bytes_unit(nbytes):
 def number(value):
     """Three significant digits, or all digits of a larger number."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
+def seconds_text(time_s):
+    """Seconds as a short text: ``"1.5 s"``, ``"12 ms"``, ``"3.2 us"``."""
+    if not time_s:
+        return "0 s"
+    units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+    scale, unit = next(((s, u) for s, u in units if abs(time_s) >= s), (1e-6, "us"))
+    return f"{number(time_s / scale)} {unit}"
+
+
+def aligned(rows):
+    """Rows of cells as lines with straight columns, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
 
 
 def ranks_text(run):

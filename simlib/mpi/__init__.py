@@ -12,11 +12,11 @@ Published scripts that say ``backend="mpi"`` run unchanged::
 
 import os
 
-from . import ucx
+from ..model import ucx
 
 os.environ.update(ucx.settings())  # before mpi4py is imported: that is MPI_Init
 
-from .addresses import interface_towards  # noqa: E402
+from ..model.addresses import interface_towards  # noqa: E402
 from .mpi_backend import install  # noqa: E402
 from .mpi_group import MpiGroup  # noqa: E402
 from .mpi_request import MpiWork  # noqa: E402

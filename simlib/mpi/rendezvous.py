@@ -12,8 +12,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from ..model.addresses import answered_by_all, listen, own_addresses, which_answer
 from ..model.errors import InvalidCallError
-from .addresses import answered_by_all, listen, own_addresses, which_answer
 
 STORE_TIMEOUT = timedelta(minutes=5)
 

@@ -1,6 +1,6 @@
 """The practice cluster that stays: started by one command, found and ended by others.
 
-The process that owns it turns into ``sleep infinity``: small, and the kernel knows it as the parent
+The process that owns it turns into ``sleep infinity``: small, and Linux knows it as the parent
 of the hosts. A link at a fixed place leads to the cluster's folder, whose name tells the owner.
 """
 
@@ -19,7 +19,7 @@ from . import system
 from .practice_cluster import PracticeCluster, launcher_of
 from .system import CLUSTERS, owner_lives, owner_of, remove_leftovers, why_not_here
 
-REMOVED_S = 20  # the warden takes a fraction of a second
+REMOVED_S = 20  # the reaper takes a fraction of a second
 
 
 def bring_up(nodes, rate_bps=None, delay_s=0.0, slurm=False):
@@ -40,7 +40,7 @@ def bring_up(nodes, rate_bps=None, delay_s=0.0, slurm=False):
     sys.stdout.flush()
     owner = os.fork()
     if not owner:
-        _own(writer, nodes, rate_bps, delay_s, slurm)
+        _become_owner(writer, nodes, rate_bps, delay_s, slurm)
     os.close(writer)
     try:
         with open(reader) as pipe:
@@ -58,7 +58,7 @@ def bring_up(nodes, rate_bps=None, delay_s=0.0, slurm=False):
     return found
 
 
-def _own(writer, *cluster):
+def _become_owner(writer, *cluster):
     """In the child: make the cluster, and stay. Does not return; a sentence is for the parent."""
     try:
         os.setsid()
@@ -66,9 +66,9 @@ def _own(writer, *cluster):
         for descriptor in range(3):  # whoever waits for the command's output need not wait for us
             os.dup2(nothing, descriptor)
         cluster = PracticeCluster(*cluster)
-        _take_place(cluster)
+        _claim_link(cluster)
         with cluster:
-            cluster.leave_to_successor()
+            cluster.stay_after_exec()
             os.chdir("/")
             os.execvp("sleep", ["sleep", "infinity"])
     except SimlibError as error:
@@ -79,7 +79,7 @@ def _own(writer, *cluster):
         os._exit(1)
 
 
-def _take_place(cluster):
+def _claim_link(cluster):
     """Make the link: two that come up at once cannot both have it."""
     try:
         CLUSTERS.mkdir(exist_ok=True)
@@ -148,7 +148,7 @@ def bring_down():
 
 
 def _end(owner):
-    """End the process that owns a cluster, and wait until its warden has removed everything."""
+    """End the process that owns a cluster, and wait until its reaper has removed everything."""
     with suppress(ProcessLookupError):
         os.kill(owner, signal.SIGKILL)
     with suppress(ChildProcessError):

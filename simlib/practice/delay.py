@@ -1,6 +1,6 @@
 """A switch that hands every frame on some time later: ``delay.py DELAY_S PORT PORT ...``.
 
-For kernels without `netem`, which is what `tc` delays with. A program of its own, run inside the
+For a Linux without `netem`, which is what `tc` delays with. A program of its own, run inside the
 namespace of the switch; it needs nothing but the standard library.
 """
 

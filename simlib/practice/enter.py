@@ -95,7 +95,7 @@ def become(argv, namespaces, folder):
         refuse(f"{argv[0]} cannot be run: {error.strerror}", CANNOT_RUN)
 
 
-def in_front():
+def in_foreground():
     """Whether a terminal's Ctrl-C reaches the program without our help."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
@@ -106,23 +106,23 @@ def in_front():
 
 def wait_for(child, mark, ending):
     """Hand signals on until the child has ended; returns its wait status."""
-    told = False
+    is_ending = False
     while True:
-        event = signal.sigtimedwait(ending | {signal.SIGCHLD}, GRACE_S if told else LONG_S)
-        if event is None and told:
+        event = signal.sigtimedwait(ending | {signal.SIGCHLD}, GRACE_S if is_ending else LONG_S)
+        if event is None and is_ending:
             os.kill(child, signal.SIGKILL)
         elif event and event.si_signo in ending:
-            told = True
-            if event.si_signo != signal.SIGINT or not in_front():
-                hand_on(event.si_signo, child, mark)
+            is_ending = True
+            if event.si_signo != signal.SIGINT or not in_foreground():
+                forward_signal(event.si_signo, child, mark)
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            if told:
+            if is_ending:
                 kill_marked(mark)
             return status
 
 
-def hand_on(number, child, mark):
+def forward_signal(number, child, mark):
     """Send a signal to the program and to what it runs in front, as a terminal would."""
     for pid in (child, *(pid for pid in marked(mark) if pid != child)):
         with contextlib.suppress(ProcessLookupError):

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from . import slurm_daemons as scheduler
+from . import slurm_daemons
 from .enter import MARK
 
 SYSTEM_PATHS = "/usr/local/sbin:/usr/sbin:/sbin"  # of daemons, which are often not on PATH
@@ -117,9 +117,9 @@ def write_files(folder, addresses, slurm):
     (ssh / "shadow").touch(mode=0o600)
     (ssh / "shadow").write_text(f"{pwd.getpwuid(0).pw_name}:*:::::::\n")
     if slurm:
-        scheduler.write_files(folder, [host for host in addresses if host != "login"])
+        slurm_daemons.write_files(folder, [host for host in addresses if host != "login"])
     for host in addresses:
-        daemons = scheduler.daemons(folder, host, find) if slurm else ""
+        daemons = slurm_daemons.daemons(folder, host, find) if slurm else ""
         (folder / "start" / host).write_text(
             INIT.format(
                 host=host, folder=folder, ssh=ssh, home=pwd.getpwuid(0).pw_dir, daemons=daemons,
@@ -138,7 +138,7 @@ def _make_keys(ssh):
 def start_argv(folder, host):
     """The program that makes a process into a host.
 
-    The kernel ends it when the process that started it ends, in whatever way; and with it, all
+    Linux ends it when the process that started it ends, in whatever way; and with it, all
     that runs on the host.
     """
     return [

@@ -6,8 +6,8 @@
     node1 --+-- switch        each host: its own network, processes, name, shared memory, sshd
     node2 --+                 all hosts: the files of this machine
 
-A host is a set of Linux namespaces. Everything ends with the process that made it: the kernel kills
-the hosts when that process is gone, and a *warden*, a small shell program that sees it by a closed
+A host is a set of Linux namespaces. Everything ends with the process that made it: Linux kills
+the hosts when that process is gone, and a *reaper*, a small shell program that sees it by a closed
 pipe, removes what has a name.
 """
 
@@ -22,8 +22,7 @@ import time
 from pathlib import Path
 
 from ..model.errors import InvalidCallError, check_count
-from . import slurm_daemons as scheduler
-from . import system
+from . import slurm_daemons, system
 from .enter import start_of
 from .hosts import find, start_argv, write_files
 from .practice_network import MAX_NODES, PracticeNetwork
@@ -39,7 +38,7 @@ PROGRAMS = {
     "unshare": "util-linux",
 }
 
-WARDEN = """\
+REAPER = """\
 cat > /dev/null
 for name in {namespaces}; do
   while pids=$(ip netns pids $name) && [ "$pids" ]; do kill -KILL $pids; done
@@ -56,7 +55,7 @@ def why_not_cluster(slurm=False):
     refuse = why_not_here()
     if refuse:
         return refuse
-    for program, package in {**PROGRAMS, **(scheduler.PROGRAMS if slurm else {})}.items():
+    for program, package in {**PROGRAMS, **(slurm_daemons.PROGRAMS if slurm else {})}.items():
         if not find(program):
             what = "Slurm on a practice cluster" if slurm else "a practice cluster"
             return f"{what} needs {program}: install the system package {package}"
@@ -99,7 +98,7 @@ class PracticeCluster:
 
     Notes
     -----
-    The kernel ends the hosts with the *thread* that entered the context.
+    Linux ends the hosts with the *thread* that entered the context.
 
     Examples
     --------
@@ -117,7 +116,7 @@ class PracticeCluster:
         self.addresses = dict(zip(names, self._network.addresses, strict=True))
         self.slurm = slurm
         self.folder = CLUSTERS / new_name("cluster", secrets.token_hex(3))
-        self._warden = None
+        self._reaper = None
         self._started = []
 
     def __enter__(self):
@@ -132,9 +131,9 @@ class PracticeCluster:
         return self
 
     def __exit__(self, *exc_info):
-        if self._warden:
-            self._warden.stdin.close()
-            self._warden.wait()
+        if self._reaper:
+            self._reaper.stdin.close()
+            self._reaper.wait()
         self._network.__exit__()
         for process in self._started:
             process.wait()
@@ -171,9 +170,9 @@ class PracticeCluster:
         """
         return subprocess.run(self._words(host, argv), **options)
 
-    def leave_to_successor(self):
+    def stay_after_exec(self):
         """Have the cluster outlive this Python, in whose place another program is about to run."""
-        os.set_inheritable(self._warden.stdin.fileno(), True)
+        os.set_inheritable(self._reaper.stdin.fileno(), True)
 
     def _words(self, host, argv):
         if host not in self.addresses:
@@ -182,7 +181,7 @@ class PracticeCluster:
         return [*self.launcher(host), *map(str, argv)]
 
     def _set_up(self):
-        self._start_warden()
+        self._start_reaper()
         self.folder.mkdir(parents=True, mode=0o755)
         write_files(self.folder, self.addresses, self.slurm)
         self._network.__enter__()
@@ -195,12 +194,12 @@ class PracticeCluster:
             self._await_slurm()
         self._write_state()
 
-    def _start_warden(self):
-        program = WARDEN.format(
+    def _start_reaper(self):
+        program = REAPER.format(
             namespaces=" ".join(self._network.namespaces), folder=self.folder, clusters=CLUSTERS,
             running=system.RUNNING,
         )  # fmt: skip
-        self._warden = subprocess.Popen(
+        self._reaper = subprocess.Popen(
             ["sh", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
         )  # fmt: skip

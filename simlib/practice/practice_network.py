@@ -30,7 +30,7 @@ def tcp_settings(rate_bps):
     """Settings of TCP, so that every transfer meets the same conditions.
 
     No memory of earlier connections, no slow start after a pause, and the one congestion control
-    that every kernel has. A connection may have 1 ms of data in its link's queue: connections that
+    that every Linux has. A connection may have 1 ms of data in its link's queue: connections that
     share a link then take turns, as behind a real network card. With more, the
     one that was used before, and has the larger window, takes most of the link.
     """

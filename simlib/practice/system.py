@@ -65,7 +65,7 @@ def is_practice_host():
 
 
 def _why_no_namespace():
-    """Try a namespace with a shaped link: containers and small kernels may have neither."""
+    """Try a namespace with a shaped link: containers and a small Linux may have neither."""
     name = new_name("try")
     try:
         tool("ip", "netns", "add", name)

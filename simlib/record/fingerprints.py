@@ -1,9 +1,9 @@
-"""A glance before an op: does what I bring agree with those who came before me?
+"""Fingerprints of ops: before an op begins, does what it brings agree with what others bring?
 
 The matcher of the kernel judges with all the logs, but later; by then Gloo may have mixed bytes
 that do not belong together. So each rank leaves a word about its op in memory that all ranks of a
 world share, and looks whether one who came to the same meeting has left another. If so it does
-not enter, and the kernel finds it standing there. The table is small and forgets: a word that was
+not enter, and the kernel finds it waiting there. The table is small and forgets: a word that was
 overwritten is not compared. It only ever delays an op, a verdict is the matcher's.
 """
 

@@ -1,4 +1,4 @@
-"""What a rank's function came to, as bytes for the kernel; the same for every engine."""
+"""What a rank's function returned or raised, as bytes for the kernel; for every engine."""
 
 from __future__ import annotations
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ..model.trace import Group, Op, Site, Trace, WireMessage
 from .chrome import KEY, PLAIN, VERSION
 from .run import Run
 
 
-def load(path):
+def load(path: str | Path) -> Run:
     """Read a run that `Run.save` wrote.
 
     What ranks returned and the findings are not in the file: ``results`` are None.
@@ -46,7 +47,7 @@ def load(path):
     raise ValueError(f"{path.name} was written by another version of simlib: save it anew")
 
 
-def run_of(record):
+def run_of(record: dict[str, Any]) -> Run:
     """The `Run` of a record."""
     if record["world_size"] < 1:
         raise ValueError("a run has at least one rank")
@@ -65,7 +66,7 @@ def run_of(record):
     return run
 
 
-def op_of(entry, groups, sites):
+def op_of(entry: dict[str, Any], groups: list[Group], sites: list[Site]) -> Op:
     """An `Op` from its record."""
     return Op(
         **{name: entry[name] for name in PLAIN},
@@ -76,6 +77,6 @@ def op_of(entry, groups, sites):
     )
 
 
-def deep_tuple(value):
+def deep_tuple(value: Any) -> Any:
     """A value with tuples for its lists, as ops hold them."""
     return tuple(map(deep_tuple, value)) if isinstance(value, list) else value

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..diagnose.findings import Finding
 from ..diagnose.monitor import RunMonitor
-from ..model.trace import Trace
+from ..model.cluster import Cluster
+from ..model.ledger import Ledger
+from ..model.trace import Group, Op, Trace, WireMessage
 from ..record.oplog import name_groups
+
+if TYPE_CHECKING:  # matplotlib and widgets are loaded where something is drawn
+    from matplotlib.figure import Figure
+
+    from ..draw.player import Player
 
 
 class Run:
@@ -37,23 +49,31 @@ class Run:
         What each simulated rank held, where the cluster has a device.
     """
 
-    def __init__(self, name, trace, results, output, findings=(), engine="real"):
+    def __init__(
+        self,
+        name: str,
+        trace: Trace,
+        results: Sequence[Any],
+        output: Sequence[str],
+        findings: Sequence[Finding] = (),
+        engine: str = "real",
+    ) -> None:
         self.name = name
         self.trace = trace
         self.results = list(results)
         self.output = list(output)
         self.findings = list(findings)
         self.engine = engine
-        self.wire = None
-        self.memory = None
+        self.wire: list[WireMessage] | None = None
+        self.memory: list[Ledger] | None = None
 
     @property
-    def world_size(self):
+    def world_size(self) -> int:
         """Number of ranks."""
         return self.trace.world_size
 
     @property
-    def time_s(self):
+    def time_s(self) -> float | None:
         """Seconds from the last rank's entry to the last exit; None where a rank never left."""
         starts, ends = zip(*self.trace.spans, strict=True) if self.trace.spans else ((), ())
         if not starts or None in starts or None in ends:
@@ -61,30 +81,28 @@ class Run:
         return max(ends) - max(starts)
 
     @property
-    def messages(self):
+    def messages(self) -> list[int]:
         """Point-to-point messages sent, by rank (collectives are not counted here)."""
         return [sum(1 for _ in self._sends(rank)) for rank in range(self.world_size)]
 
     @property
-    def bytes_sent(self):
+    def bytes_sent(self) -> list[int]:
         """Bytes of the point-to-point messages sent, by rank."""
         return [sum(op.nbytes for op in self._sends(rank)) for rank in range(self.world_size)]
 
     @property
-    def traffic(self):
+    def traffic(self) -> np.ndarray:
         """Bytes sent point-to-point, as an int64 array: row = src, column = dst."""
-        import numpy as np
-
         table = np.zeros((self.world_size, self.world_size), dtype=np.int64)
         for op in self.trace:
             if op.kind == "send":
                 table[op.rank, op.peer] += op.nbytes
         return table
 
-    def _sends(self, rank):
+    def _sends(self, rank: int) -> Iterator[Op]:
         return (op for op in self.trace if op.kind == "send" and op.rank == rank)
 
-    def timeline(self, **options):
+    def timeline(self, **options: Any) -> Figure:
         """Draw the run: one lane per rank, ops as boxes, messages as arrows.
 
         Returns
@@ -95,7 +113,12 @@ class Run:
 
         return draw_timeline(self, **options)
 
-    def play(self, *, ranks=None, between=None):
+    def play(
+        self,
+        *,
+        ranks: Iterable[int] | None = None,
+        between: tuple[float, float] | None = None,
+    ) -> Player:
         """Show the run as a player, in a notebook: play it, scrub, zoom, ask each call what it was.
 
         Parameters
@@ -115,13 +138,13 @@ class Run:
 
         return Player(self, ranks, between)
 
-    def heat_map(self):
+    def heat_map(self) -> Figure:
         """Draw `traffic`: who sent how many bytes to whom. Returns a matplotlib Figure."""
-        from ..draw.timeline import draw_traffic
+        from ..draw.heat_map import draw_traffic
 
         return draw_traffic(self)
 
-    def replay(self, cluster, placement="block", **options):
+    def replay(self, cluster: Cluster, placement: str | list[int] = "block", **options: Any) -> Run:
         """Time the recorded ops anew on another cluster, without running anything.
 
         What a rank did between its ops takes as long as it was recorded; ops take what ``cluster``
@@ -151,7 +174,7 @@ class Run:
         again.wire = wire
         return again
 
-    def save(self, path):
+    def save(self, path: str | Path) -> Path:
         """Write the trace as Chrome trace JSON, which Perfetto and chrome://tracing open.
 
         `simlib.load` reads it back, without what the ranks returned. Returns the path written.
@@ -160,17 +183,17 @@ class Run:
 
         return write_chrome_trace(self, Path(path))
 
-    def table(self):
+    def table(self) -> str:
         """The run as plain text: the same for every repeat of the same program."""
         from ..draw.table import run_table
 
         return run_table(self)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self.table()
 
-    def _repr_png_(self):
-        from ..draw.timeline import png_of
+    def _repr_png_(self) -> bytes:
+        from ..draw.figures import png_of
 
         return png_of(self.timeline())
 
@@ -196,7 +219,7 @@ def make_run(monitor: RunMonitor) -> Run:
     return run
 
 
-def make_trace(monitor):
+def make_trace(monitor: RunMonitor) -> tuple[Trace, dict[Group, Group]]:
     """The `Trace` of the ranks' logs, and the names of its groups; zero is the first entry."""
     logs = monitor.logs
     origin_s = min((log.entered_s for log in logs if log.entered_s is not None), default=0.0)
@@ -212,11 +235,11 @@ def make_trace(monitor):
     return trace, groups
 
 
-def _since(origin_s, moment_s):
+def _since(origin_s: float, moment_s: float | None) -> float | None:
     return None if moment_s is None else moment_s - origin_s
 
 
-def left_nothing_over(trace):
+def left_nothing_over(trace: Trace) -> bool:
     """Whether every op ended and every message was received: the world may serve again."""
     received = sum(1 for op in trace if op.kind == "recv")
     messages = trace.messages

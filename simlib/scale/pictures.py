@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
 from ..draw.palette import OKABE_ITO, mix
-from ..model.numbers import seconds_text
+from ..model.words import seconds_text
 
 COMPUTE, COMMUNICATION = OKABE_ITO[0], OKABE_ITO[1]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..model.errors import InvalidCallError, check_number
-from ..model.numbers import aligned, seconds_text
+from ..model.words import aligned, seconds_text
 from .collective import whole
 from .training import step_time
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..model.errors import InvalidCallError, check_count, check_number
-from ..model.numbers import aligned, seconds_text
-from ..model.words import short_bytes
+from ..model.words import aligned, seconds_text, short_bytes
 from .collective import ends_of, time_of, whole
 
 BUCKET_BYTES = 25 * 2**20

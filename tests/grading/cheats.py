@@ -190,7 +190,7 @@ COMMUNICATION = {
     ),
     "patched_in_the_rank": Case(
         "def NAME(rank, world_size, x):\n"
-        "    import simlib.checks.compare, simlib.grading.sandboxed.graded as graded\n"
+        "    import simlib.checks.compare, simlib.grading.sandboxed.graded_checks as graded\n"
         "    simlib.checks.compare.difference = lambda got, want: None\n"
         "    graded.too_little = lambda *args: None\n"
         "    dist.all_reduce(torch.zeros(1))\n    return x",
@@ -201,7 +201,7 @@ COMMUNICATION = {
 
 PATCHED = """
 import builtins, simlib, simlib.checks, simlib.checks.check, simlib.checks.compare
-import simlib.grading.sandboxed.graded as graded
+import simlib.grading.sandboxed.graded_checks as graded
 import numpy
 builtins.print_ = builtins.print
 builtins.print = lambda *args, **options: print_('NAME: right')
@@ -209,9 +209,9 @@ torch.allclose = torch.equal = torch.isclose = lambda *args, **options: True
 numpy.allclose = numpy.array_equal = lambda *args, **options: True
 simlib.checks.compare.difference = lambda got, want: None
 simlib.checks.check.difference = lambda got, want: None
-simlib.checks.check.judge = None
+simlib.checks.check.verdict_on = None
 simlib.run = simlib.Run = None
-graded.Graded.measure = graded.Graded.check = lambda *args, **options: 'NAME: right'
+graded.GradedChecks.measure = graded.GradedChecks.check = lambda *args, **options: 'NAME: right'
 check = measure = lambda *args, **options: 'NAME: right'
 class Verdict:
     def __repr__(self): return 'NAME: right'

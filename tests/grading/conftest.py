@@ -11,8 +11,8 @@ import pytest
 from ground import LIMITS, SEED, Ground
 from intruders import SECRET
 
-from simlib.grading.expected import record
 from simlib.grading.grade import grade
+from simlib.grading.known_answers import record
 
 SLEEP_S = "98765.4321"
 """How long processes sleep which answers leave behind; each host has a number of its own."""

@@ -10,8 +10,8 @@ import pytest
 from ground import HONEST, LIMITS, SEED, right
 from notebooks_made import content, exercise, notebook
 
-from simlib.grading.expected import record
 from simlib.grading.grade import grade
+from simlib.grading.known_answers import record
 
 GROUPS = {
     "values and cells": cheats.VALUES | cheats.IN_THE_CELL | {"innocent": right(HONEST)},

@@ -8,10 +8,10 @@ from ground import LIMITS, SEED
 from known_wrong import FOLDER, mixed, wrong_sources
 from notebooks_made import SOURCES, content, notebook, solved
 
-from simlib.grading import misconceptions as known
+from simlib.grading import known_answers as known
 from simlib.grading.exercise import read_exercise
-from simlib.grading.expected import Expected, record
 from simlib.grading.grade import grade
+from simlib.grading.known_answers import Expected, record
 
 EXERCISES = {path.stem: read_exercise(path) for path in sorted(SOURCES.glob("[0-9]*.py"))}
 RACES = {
@@ -95,5 +95,5 @@ def test_a_wrong_answer_loses_its_question_only_and_is_named(
         words = list(known.sources_of(FOLDER, exercise, question))[number]
         if words in RACES:
             continue
-        named = known.named(got[question].outputs, known_to(exercise, question))
+        named = known.name_of(got[question].outputs, known_to(exercise, question))
         assert words in named, (question, words, named, got[question])

@@ -7,9 +7,9 @@ import odd_files
 import pytest
 from ground import HONEST, LIMITS, SEED
 
-from simlib.grading import reruns
-from simlib.grading.expected import Expected
+import simlib.grading.grade as grading
 from simlib.grading.grade import grade
+from simlib.grading.known_answers import Expected
 from simlib.grading.notebook_file import LARGEST_BYTES, Unreadable, read_bytes
 
 ANSWERS = [HONEST, "def NAME(rank, world_size, x):\n    return x", HONEST]
@@ -25,7 +25,7 @@ def sessions():
 @pytest.fixture
 def graded(ground, expected, sessions, monkeypatch):
     """``graded(content)``: cells that have been run with other files are not run again."""
-    run = reruns.run_notebook
+    run = grading.run_notebook
 
     def run_once(cells, limits, isolate):
         key = json.dumps([(cell.id, cell.source, cell.outputs) for cell in cells])
@@ -33,7 +33,7 @@ def graded(ground, expected, sessions, monkeypatch):
             sessions[key] = run(cells, limits, isolate)
         return sessions[key]
 
-    monkeypatch.setattr(reruns, "run_notebook", run_once)
+    monkeypatch.setattr(grading, "run_notebook", run_once)
     return lambda content: grade(content, ground.exercise, expected, SEED, LIMITS)
 
 

@@ -7,8 +7,8 @@ import pytest
 from ground import HEAD, LIMITS, QUESTION, SEED
 
 from simlib.grading.exercise import read_exercise
-from simlib.grading.expected import record
 from simlib.grading.grade import grade
+from simlib.grading.known_answers import record
 from simlib.grading.source import SourceError, course_of, read_source, with_stubs, without_hidden
 
 SIGN = "torch.randn"

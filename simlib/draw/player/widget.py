@@ -8,8 +8,9 @@ import anywidget
 import traitlets
 
 from ...model.words import ranks_text
+from ..figures import png_of
 from ..lanes import chosen
-from ..timeline import draw_timeline, png_of
+from ..timeline import draw_timeline
 from .scene import scene_of
 
 FOLDER = Path(__file__).parent

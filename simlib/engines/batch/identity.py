@@ -10,8 +10,14 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from ...model.addresses import (
+    answered_by_all,
+    interface_towards,
+    listen,
+    own_addresses,
+    which_answer,
+)
 from ...model.errors import JobError
-from ...mpi.addresses import answered_by_all, interface_towards, listen, own_addresses, which_answer
 
 ENVIRONMENTS = (
     ("PMI_RANK", "PMI_SIZE"),

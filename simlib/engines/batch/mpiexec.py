@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...model import ucx
 from ...model.errors import InvalidCallError, JobError
-from ...mpi import ucx
 from . import launcher_process
 
 FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")

@@ -14,14 +14,17 @@ import runpy
 import struct
 import sys
 import warnings
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from socket import socket
+from typing import Any
 
 import cloudpickle
 
 from ...model.errors import InvalidCallError
 
 HEAVY_BYTES = 20 << 20
-_serves: list = []
+_serves: list[str] = []
 _LENGTH = struct.Struct("<Q")
 FRAME = struct.Struct("=ii")
 """Before each piece of output that several ranks send down one pipe: the rank, and its length."""
@@ -37,7 +40,7 @@ class Options:
     check: bool = True
 
 
-def check_function(function, caller):
+def check_function(function: object, caller: str) -> None:
     """Refuse what cannot be called; ``caller`` is the name of the function it was given to."""
     if not callable(function):
         raise InvalidCallError(
@@ -45,7 +48,7 @@ def check_function(function, caller):
         )
 
 
-def check_world_size(world_size, most, why):
+def check_world_size(world_size: Any, most: int, why: str) -> int:
     """The number of ranks as an int; refused where it is none from 1 to ``most``."""
     is_count = isinstance(world_size, numbers.Integral) and not isinstance(world_size, bool)
     if is_count and 1 <= world_size <= most:
@@ -53,7 +56,7 @@ def check_world_size(world_size, most, why):
     raise InvalidCallError(f"world_size={world_size!r} is not possible: {why}")
 
 
-def check_timeout(timeout_s):
+def check_timeout(timeout_s: Any) -> None:
     """Refuse what is no limit in seconds; None is one that never comes."""
     is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
     if timeout_s is not None and not (is_number and timeout_s > 0):
@@ -62,12 +65,12 @@ def check_timeout(timeout_s):
         )
 
 
-def name_of(function):
+def name_of(function: Callable[..., Any]) -> str:
     """What a rank function is called."""
     return getattr(function, "__name__", type(function).__name__)
 
 
-def script(rank, world_size, path):
+def script(rank: int, world_size: int, path: str) -> None:
     """The rank function of a whole script: every rank runs it, as ``__main__``."""
     sys.path.insert(0, os.path.dirname(path))
     runpy.run_path(path, run_name="__main__")
@@ -95,7 +98,7 @@ class Surroundings:
     is_script: bool
 
     @classmethod
-    def here(cls, argv=None):
+    def here(cls, argv: Sequence[str] | None = None) -> Surroundings:
         """Those of this process; ``argv`` is given for a script."""
         try:
             folder = os.getcwd()
@@ -130,10 +133,10 @@ class Request:
 
     payload: bytes
     surroundings: Surroundings
-    per_rank_args: list | None = None
+    per_rank_args: Any = None
     cells: dict = field(default_factory=dict)
 
-    def enter_surroundings(self, environ, **own):
+    def enter_surroundings(self, environ: MutableMapping[str, str], **own: str) -> None:
         """Be where the kernel is: its environment, folder, import path, arguments and cells.
 
         Parameters
@@ -154,7 +157,7 @@ class Request:
         sys.argv[:] = around.argv
         linecache.cache.update(self.cells)
 
-    def function_and_args(self, rank):
+    def function_and_args(self, rank: int) -> tuple[Callable[..., Any], Sequence, dict]:
         """``(function, args, kwargs)`` for one rank, made anew from their bytes."""
         function, args, kwargs = pickle.loads(self.payload)
         if self.per_rank_args is not None:
@@ -171,11 +174,11 @@ class ByRank:
         By rank.
     """
 
-    def __init__(self, args):
+    def __init__(self, args: Sequence[Sequence[Any]]) -> None:
         self.packed = [cloudpickle.dumps(tuple(own), protocol=5) for own in args]
 
 
-def pack(function, args, kwargs, world_size):
+def pack(function: Callable[..., Any], args: Any, kwargs: Any, world_size: int) -> bytes:
     """The function and its arguments as bytes; a clear error where something cannot travel."""
     if not isinstance(args, (tuple, list)):
         raise InvalidCallError(f"args={args!r} must be a tuple: for one argument args=({args!r},)")
@@ -201,7 +204,7 @@ def pack(function, args, kwargs, world_size):
     return payload
 
 
-def _parts(function, args, kwargs):
+def _parts(function: Any, args: Sequence, kwargs: Mapping | None) -> list[tuple[str, Any]]:
     """What the function takes along, each with its name in words."""
     parts = [(f"argument {number}", value) for number, value in enumerate(args)]
     parts += [(f"argument {name!r}", value) for name, value in (kwargs or {}).items()]
@@ -216,7 +219,7 @@ def _parts(function, args, kwargs):
     return parts or [("the function itself", function)]
 
 
-def _global_names(code):
+def _global_names(code: Any) -> set[str]:
     names = set(code.co_names)
     for constant in code.co_consts:
         if hasattr(constant, "co_names"):
@@ -224,14 +227,14 @@ def _global_names(code):
     return names
 
 
-def _size(value):
+def _size(value: Any) -> int:
     try:
         return len(cloudpickle.dumps(value, protocol=5))
     except Exception:
         return 0
 
 
-def _culprit(function, args, kwargs):
+def _culprit(function: Any, args: Sequence, kwargs: Mapping | None) -> str:
     for name, value in _parts(function, args, kwargs):
         try:
             cloudpickle.dumps(value, protocol=5)
@@ -240,14 +243,14 @@ def _culprit(function, args, kwargs):
     return "something it holds has no copy that can travel"
 
 
-def cell_numbers():
+def cell_numbers() -> dict[str, int]:
     """File name of every notebook cell run so far -> its execution count."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return dict(getattr(getattr(shell, "compile", None), "_filename_map", None) or {})
 
 
-def new_cells(world, cells):
+def new_cells(world: Any, cells: Mapping[str, int]) -> dict:
     """The sources of cells that this world has not been sent yet."""
     new = {
         name: linecache.cache[name]
@@ -258,12 +261,12 @@ def new_cells(world, cells):
     return new
 
 
-def serve(what):
+def serve(what: str) -> None:
     """Note that this process serves runs of some sort, ``"a run"`` or ``"a simulation"``."""
     _serves.append(what)
 
 
-def refuse_within_ranks(what):
+def refuse_within_ranks(what: str) -> None:
     """Refuse to start a run of that sort in a process that serves one.
 
     Raises
@@ -279,24 +282,24 @@ def refuse_within_ranks(what):
         )
 
 
-def send_bytes(sock, payload):
+def send_bytes(sock: socket, payload: bytes | bytearray) -> None:
     """Send one message, given as bytes."""
     sock.sendall(_LENGTH.pack(len(payload)))
     sock.sendall(payload)
 
 
-def send(sock, message):
+def send(sock: socket, message: Any) -> None:
     """Send one message: any object that plain pickle takes."""
     send_bytes(sock, pickle.dumps(message, protocol=5))
 
 
-def receive(sock, loads=pickle.loads):
+def receive(sock: socket, loads: Callable[[Any], Any] = pickle.loads) -> Any:
     """Receive one message; EOFError when the other side is gone."""
     (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
     return loads(_exactly(sock, length))
 
 
-def _exactly(sock, length):
+def _exactly(sock: socket, length: int) -> bytearray:
     payload = bytearray(length)
     view = memoryview(payload)
     while view:

@@ -47,7 +47,7 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     """Serve runs until the kernel closes the control socket.
 
     ``table``, ``control``, ``lifeline``, ``stdout``, ``stderr`` and ``log`` are file descriptors on
-    their way from the kernel; ``store`` is one too, or a path, see `world.create_store`.
+    their way from the kernel; ``store`` is one too, or a path, see `worlds.create_store`.
     """
     die_with_the_kernel(lifeline.detach())
     serve("a run")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from ...diagnose import failures, verdicts
+from ...diagnose import failures
+from ...diagnose.findings import as_error
 from ...draw.display import open_display, show_and_raise
 from ...model import errors
-from ...results.run import left_nothing_over, make_run
+from ...results.run import Run, left_nothing_over, make_run
 from ..host.request import (
     ByRank,
     Options,
@@ -30,16 +33,16 @@ MAX_RANKS = 64
 
 
 def run(
-    function,
-    world_size,
-    args=(),
-    kwargs=None,
+    function: Callable[..., Any],
+    world_size: int,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
-    timeout_s=120,
-    strict=False,
-    check=True,
-    fresh=False,
-):
+    timeout_s: float | None = 120,
+    strict: bool = False,
+    check: bool = True,
+    fresh: bool = False,
+) -> Run:
     """Run a rank function on real processes of this machine.
 
     Parameters
@@ -142,7 +145,7 @@ def _run_in(world, monitor, request, options):
         if failure is None and options.check:
             result.findings = monitor.detector.findings()
             if options.strict and result.findings:
-                failure = verdicts.as_error(result.findings[0])
+                failure = as_error(result.findings[0])
         clean = failure is None and left_nothing_over(result.trace)
     finally:
         pool().give_back(world, clean)

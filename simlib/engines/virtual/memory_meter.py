@@ -2,7 +2,7 @@
 
 torch allocates through ops, its C++ parts too (autograd, the buckets of DDP): a storage is met as
 the result of an op, and a weak reference tells its release. What no op returns, such as scratch
-space within a kernel, is not seen. A storage is a parameter, a gradient or optimizer state by
+space within an op, is not seen. A storage is a parameter, a gradient or optimizer state by
 identity: when an `nn.Parameter`, its ``.grad`` or an optimizer's ``.state`` holds it. That is
 looked up where it is asked for (peak, history, end), for assigning ``.grad`` is no op.
 """

@@ -85,7 +85,7 @@ class Ranks:
     Attributes
     ----------
     answers : dict
-        rank -> what its function came to, see `answers.answer_of`.
+        rank -> what its function returned or raised, see `returned.answer_of`.
     deaths : dict
         rank -> exit code of a rank that left by ``os._exit``, or was killed.
     store : SimulatedStore

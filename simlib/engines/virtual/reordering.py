@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...diagnose.verdicts import Finding
+from ...diagnose.findings import Finding
 
 VERDICTS = frozenset({"deadlock", "mismatch", "invalid", "rank_error", "rank_died"})
 """Kinds of failures that say something of the program, not of the machine or of who watches."""
@@ -21,7 +21,7 @@ def race(run, other, other_failure, seed, answers, other_answers):
         What the other one ended with.
     seed : int
     answers, other_answers : dict
-        rank -> what its function came to, as bytes.
+        rank -> what its function returned or raised, as bytes.
     """
     if other_failure is not None:
         first = str(other_failure).partition("\n")[0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ... import clusters
 from ...clockwork.simulation_options import (
@@ -15,11 +17,12 @@ from ...clockwork.simulation_options import (
     check_seed,
     eager_limit,
 )
-from ...diagnose import failures, verdicts
+from ...diagnose import failures
+from ...diagnose.findings import as_error
 from ...draw.display import SilentDisplay, open_display, show_and_raise
 from ...model import errors
 from ...model.cluster import Cluster, Topology
-from ...results.run import make_run
+from ...results.run import Run, make_run
 from ..host.request import (
     ByRank,
     Surroundings,
@@ -42,27 +45,27 @@ MAX_RANKS = 4096
 
 
 def simulate(
-    function,
-    world_size,
-    args=(),
-    kwargs=None,
+    function: Callable[..., Any],
+    world_size: int,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
-    cluster=None,
-    placement="block",
-    sends="rendezvous",
-    eager_limit_bytes=None,
-    algorithms="mpich",
-    expand=False,
-    compute="flops",
-    memory=None,
-    slow=None,
-    kill=None,
-    seed=None,
-    timeout_s=120,
-    strict=False,
-    check=True,
-    **algorithm_of,
-):
+    cluster: Cluster | None = None,
+    placement: str | list[int] = "block",
+    sends: str = "rendezvous",
+    eager_limit_bytes: int | None = None,
+    algorithms: str = "mpich",
+    expand: bool = False,
+    compute: str = "flops",
+    memory: bool | None = None,
+    slow: Mapping[int, float] | None = None,
+    kill: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    timeout_s: float | None = 120,
+    strict: bool = False,
+    check: bool = True,
+    **algorithm_of: str,
+) -> Run:
     """Run a rank function on a modelled cluster, under a virtual clock.
 
     The function is the same as for `run`, and so is what comes back. Times are virtual: they
@@ -176,7 +179,7 @@ def _simulate(request):
             found = _other_order(request, result, answers)
             result.findings += [found] if found is not None else []
         if failure is None and options.strict and result.findings:
-            failure = verdicts.as_error(result.findings[0])
+            failure = as_error(result.findings[0])
     finally:
         display.close(outputs)
     return show_and_raise(display, result, failure)

@@ -25,28 +25,31 @@ def main():
     """Run the steps of standard input; the answers go to what was standard output."""
     steps, limits = json.load(sys.stdin), Limits()
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+
+    def send(message):
+        answers.write(json.dumps(message) + "\n")
+
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)  # what cells print is theirs to look at
     here, there, began = os.getcwd(), set(os.listdir()), time.time()
     shell = new_shell()
     os.dup2(nothing, 2)
-    failed = {}
+    failed = set()
     for step in steps:
         question = step["question"]
         if step["kind"] == "check" and question in failed:
             continue
-        answers.write(json.dumps({"begins": step["source"]}) + "\n")
+        send({"begins": step["source"]})
         limit_s = limits.cell_s if step["kind"] == "check" else limits.answer_s
-        came = run_for_a_time(shell, step["source"], int(limit_s))
+        outcome = run_for_a_time(shell, step["source"], int(limit_s))
         if step["kind"] == "check":
-            told = {"question": question, **verdict_in(shell, came, question)}
-            answers.write(json.dumps(told) + "\n")
-        elif came["error"] is not None:
-            told = {"question": question, "status": "wrong", "text": came["error"]}
-            answers.write(json.dumps(told | {"is_cell": True, "source": step["source"]}) + "\n")
+            send({"question": question, **verdict_in(shell, outcome, question)})
+        elif outcome["error"] is not None:
+            message = {"question": question, "status": "wrong", "text": outcome["error"]}
+            send(message | {"is_cell": True, "source": step["source"]})
             if question:
-                failed[question] = came["error"]
-    answers.write(json.dumps({"beside": modules_beside(here, there, began)}) + "\n")
+                failed.add(question)
+    send({"beside": modules_beside(here, there, began)})
 
 
 def run_for_a_time(shell, source, limit_s):
@@ -95,12 +98,12 @@ def is_older(file, began):
         return False
 
 
-def verdict_in(shell, came, question):
+def verdict_in(shell, outcome, question):
     """What the check cell that has just run says."""
-    if came["error"] is not None:
+    if outcome["error"] is not None:
         return {
             "status": "wrong",
-            "text": f"{question}: wrong. The check could not be run: {came['error']}",
+            "text": f"{question}: wrong. The check could not be run: {outcome['error']}",
         }
     verdict = shell.user_ns.get("verdict")
     if getattr(verdict, "question", None) != question:

@@ -28,7 +28,7 @@ from ...engines.host.hardening import (
     keep_one_server,
 )
 from ...model.trust import SCRATCH
-from .graded import Graded
+from .graded_checks import GradedChecks
 from .shell import receive, send, shell_main
 from .submitted import Submitted
 
@@ -44,7 +44,7 @@ class ShellEnded(Exception):
 
 
 class Examiner:
-    """Runs a student's cells, gives their functions to checks, and says what they came to.
+    """Runs a student's cells, gives their functions to checks, and prints the outcome.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Examiner:
             tempfile.tempdir = SCRATCH
         self._namespace = namespace
         self._cell_limit_s = cell_limit_s
-        self._graded = Graded(patience)
+        self._graded = GradedChecks(patience)
         self._cells = OnlyStudents()
         self._shell = None
         self._ran = []
@@ -109,8 +109,8 @@ class Examiner:
         """Make the names of a check's cell in the student's shell: their cells may use them."""
         question = self._checked
         verdict = self._graded.verdicts.get(question) or Verdict(question, 0, WRONG)
-        told = {name: value for name, value in vars(verdict).items() if name != "run"}
-        request = {"check": source, "verdict": told}
+        words = {name: value for name, value in vars(verdict).items() if name != "run"}
+        request = {"check": source, "verdict": words}
         self._note(None, request, self._run(request))
 
     def fetch(self, question):
@@ -134,10 +134,10 @@ class Examiner:
 
     def _others(self, question):
         """Whether cells that answer other questions have run."""
-        return any(asked not in (None, question) for asked, _ in self._ran)
+        return any(other not in (None, question) for other, _ in self._ran)
 
     def _submitted(self, question, only=None):
-        """What came of fetching a function, and the `Submitted`; None where there is none."""
+        """The answer to fetching a function, and the `Submitted`; None where there is none."""
         answer = self._run({"function": question}, only)
         payload, parameters = answer.pop("payload", None), answer.pop("parameters", None)
         if answer["error"] is not None:
@@ -156,13 +156,13 @@ class Examiner:
         self._checked = None
 
     def begin(self, cell, question):
-        """Say which hidden cell comes, see `Graded.begin`; names are as its check left them."""
+        """Say which hidden cell comes (`GradedChecks.begin`); names are as its check left them."""
         self._keep()
         self._namespace.update(self._as_checked.get(question, {}))
         self._graded.begin(cell)
 
     def expect(self, question, recorded):
-        """What hidden cells of a question are to give; see `Graded.expect`."""
+        """What hidden cells of a question are to give; see `GradedChecks.expect`."""
         self._graded.expect(question, recorded)
 
     def recorded(self, question):

@@ -20,7 +20,7 @@ from .submitted import parameters_of
 LENGTH = struct.Struct("<I")
 CELL = re.compile(r"<ipython-input-[^>]*>, ")
 LONGEST = 2000
-"""Characters of an error's text that are told."""
+"""Characters of an error's text that are kept."""
 
 
 def send(sock, message):
@@ -97,7 +97,7 @@ def new_shell():
             try:
                 return super().run_line_magic(magic_name, line, _stack_depth + 1)
             except Exception as error:
-                print(told(error))
+                print(in_words(error))
 
     config = Config()
     config.HistoryManager.enabled = False
@@ -107,7 +107,7 @@ def new_shell():
     return shell
 
 
-def told(error):
+def in_words(error):
     """An error in words; of where it is in a cell the line, not IPython's name for the cell."""
     return CELL.sub("", f"{type(error).__name__}: {error}"[:LONGEST])
 
@@ -118,9 +118,9 @@ def run_cell(shell, source):
     try:
         result = shell.run_cell(source, store_history=True)
         error = result.error_before_exec or result.error_in_exec
-        text = None if error is None else told(error)
+        text = None if error is None else in_words(error)
     except BaseException as error:  # a hook of the student's, SystemExit
-        text = told(error)
+        text = in_words(error)
     names = [name for name, at in shell.compile._filename_map.items() if at == number]
     return {"error": text, "file": names[-1] if names else None, "number": number}
 
@@ -179,7 +179,7 @@ def fetch(shell, name):
 
         payload = cloudpickle.dumps(function, protocol=5)
     except BaseException as error:
-        return {"error": str(error)[:LONGEST] or told(error)}
+        return {"error": str(error)[:LONGEST] or in_words(error)}
     return {
         "payload": base64.b64encode(payload).decode(),
         "parameters": parameters_of(function),

@@ -1,4 +1,4 @@
-"""`check` and `measure` as they are in a grading run: told apart from what a notebook calls."""
+"""`check` and `measure` as a grading run has them, in the place of those that a notebook calls."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import zlib
 from ...checks.check import TIMEOUT_S, found_by_the_engine, input_complaint, rule_complaint
 from ...checks.check import check as check_answer
 from ...checks.compare import describe, difference
-from ...checks.run_answer import WORLDS, changed_in_place, try_on
+from ...checks.run_answer import WORLDS, changed_in_place, run_answer
 from ...checks.verdict import RIGHT
 from ...engines.processes.real_run import run as run_on_processes
 from ...model.errors import SimlibError
-from ..score import ALLOWED, MARK, clean
+from ..score import ALLOWED, MARK
+from ..texts import clean
 
 FLOOR = 1 / 8
 """Of the bytes that the solution sends: uint8 in the place of int64 is honest."""
@@ -25,7 +26,7 @@ SLOWER = 2
 """A check waits so many times as long for its ranks as at a student's: others share the machine."""
 
 
-class Graded:
+class GradedChecks:
     """What checks and hidden cells of one run have seen, by question.
 
     Parameters
@@ -58,7 +59,7 @@ class Graded:
             end_where_all_is_taken(error)
             raise
         self.verdicts[question] = verdict
-        return Told(verdict)
+        return GradedVerdict(verdict)
 
     def measure(self, answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20, start=None):
         """What an answer gives and whether it kept the rules of its check, in lines of text.
@@ -77,7 +78,7 @@ class Graded:
         for world_size in worlds:
             by_rank = [inputs(rank, world_size) for rank in range(world_size)]
             try:
-                run, after = try_on(answer, by_rank, start)
+                run, after = run_answer(answer, by_rank, start)
             except Exception as error:  # the ranks' own words: any may be wrong
                 end_where_all_is_taken(error)
                 return "\n".join([*lines, f"{world_size}: {in_their_words(error)}"])
@@ -126,7 +127,7 @@ def end_where_all_is_taken(error):
         os._exit(1)
 
 
-class Told:
+class GradedVerdict:
     """A verdict in a form that is the same for every right answer."""
 
     def __init__(self, verdict):

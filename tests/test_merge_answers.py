@@ -6,7 +6,13 @@ import json
 import pytest
 from notebooks_made import cell_of, content, exercise, extra, notebook, solved
 
-from simlib.grading.merge_answers import GIVEN, NOT_ATTEMPTED, NOT_FOUND, WrongNotebook, transplant
+from simlib.grading.merge_answers import (
+    GIVEN,
+    NOT_ATTEMPTED,
+    NOT_FOUND,
+    WrongNotebook,
+    merge_answers,
+)
 from simlib.grading.notebook_file import Unreadable, parse, read_bytes
 
 COLLECTIVES = exercise("04")
@@ -14,12 +20,12 @@ QUESTIONS = list(COLLECTIVES.questions)
 
 
 def put_in(made):
-    """The `Transplant` of a notebook into exercise 04."""
-    return transplant(COLLECTIVES, parse(content(made)))
+    """The `MergedNotebook` of a notebook and exercise 04."""
+    return merge_answers(COLLECTIVES, parse(content(made)))
 
 
 def answers(found):
-    """``{question: source}`` of what was transplanted."""
+    """``{question: source}`` of what was taken over."""
     return {step.cell.question: step.source for step in found.steps if step.kind == "answer"}
 
 
@@ -197,7 +203,7 @@ def test_odd_notebooks_give_all_answers(change):
 )
 def test_encodings(encode):
     text = content(solved(COLLECTIVES)).decode()
-    assert answers(transplant(COLLECTIVES, parse(encode(text)))) == solutions()
+    assert answers(merge_answers(COLLECTIVES, parse(encode(text)))) == solutions()
 
 
 REFUSED = {
