@@ -18,7 +18,11 @@ from typing import NamedTuple
 
 from changes import CHANGED, REACHED, ROOT, UNTOUCHED, names_in
 
+NEARNESS = (CHANGED, REACHED, UNTOUCHED)
+
 BATCH = "simlib/engines/batch"
+BUILT = "tests/test_notebooks.py::test_a_source_gives_its_notebook"
+"""Its cases are named after notebooks. One is drawn beside those that have changed."""
 NOTEBOOKS = {UNTOUCHED: 3, REACHED: 8}
 """So many notebooks are drawn of those that have not changed."""
 
@@ -56,7 +60,7 @@ GROUPS = (
     ),
     Group(
         "installer",
-        ("tests/test_packaging.py",),
+        ("tests/test_install.py",),
         ("scripts/install.py", "scripts/install.sh", "Makefile", "pyproject.toml"),
     ),
     Group(
@@ -162,9 +166,13 @@ def drawn(cases, decided, seed):
             lines.append(f"{group.name}: {len(kept)} of {len(mine)} tests, as {why}")
         elif mine:
             lines.append(f"{group.name}: all {len(mine)} tests, as {why}")
-    kept, line = drawn_notebooks(cases, decided, seed)
-    left_out |= {case for case in cases if file_of(case) in decided and file_of(case) not in kept}
-    return [case for case in cases if case not in left_out], lines + line
+    for kept, of, line in (
+        drawn_notebooks(cases, decided, seed),
+        drawn_builds(cases, decided, seed),
+    ):
+        left_out |= set(of) - set(kept)
+        lines += line
+    return [case for case in cases if case not in left_out], lines
 
 
 def belongs(node, group):
@@ -204,21 +212,31 @@ def file_of(case):
 
 
 def drawn_notebooks(cases, decided, seed):
-    """The files of notebooks that run, and the line on them."""
-    collected = sorted({file_of(case) for case in cases} & decided.keys())
-    if not collected:
-        return set(), []
-    by_nearness = defaultdict(list)
-    for file in collected:
-        by_nearness[decided[file][0]].append(file)
-    kept, words = set(by_nearness[CHANGED]), [f"{len(by_nearness[CHANGED])} that have changed"]
-    for near, said in ((REACHED, "with changed imports"), (UNTOUCHED, "others")):
-        few = random.Random(seed).sample(
-            by_nearness[near], min(NOTEBOOKS[near], len(by_nearness[near]))
-        )
+    """The cells that run, all cells there are, and the line on them."""
+    cells = [case for case in cases if file_of(case) in decided]
+    files = sorted({file_of(case) for case in cells})
+    if not files:
+        return [], [], []
+    near = {kind: [file for file in files if decided[file][0] == kind] for kind in NEARNESS}
+    kept, words = set(near[CHANGED]), [f"{len(near[CHANGED])} that have changed"]
+    for kind, said in ((REACHED, "with changed imports"), (UNTOUCHED, "others")):
+        few = random.Random(seed).sample(near[kind], min(NOTEBOOKS[kind], len(near[kind])))
         kept |= set(few)
-        words.append(f"{len(few)} of {len(by_nearness[near])} {said}")
-    return kept, [f"notebooks: {len(kept)} of {len(collected)}: {', '.join(words)}"]
+        words.append(f"{len(few)} of {len(near[kind])} {said}")
+    line = f"notebooks: {len(kept)} of {len(files)}: {', '.join(words)}"
+    return [case for case in cells if file_of(case) in kept], cells, [line]
+
+
+def drawn_builds(cases, decided, seed):
+    """The sources that are built anew, all there are, and the line on them."""
+    builds = [case for case in cases if case.id.startswith(f"{BUILT}[")]
+    if not builds:
+        return [], [], []
+    kept = [case for case in builds if decided[case.id[len(BUILT) + 1 : -1]][0] == CHANGED]
+    rest = [case for case in builds if case not in kept]
+    few = random.Random(seed).sample(rest, min(1, len(rest)))
+    said = f"{len(kept)} that have changed, {len(few)} of {len(rest)} others"
+    return kept + few, builds, [f"built anew: {len(kept + few)} of {len(builds)}: {said}"]
 
 
 def write(decided, path):

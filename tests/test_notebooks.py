@@ -130,6 +130,26 @@ def test_notebooks_are_valid():
             pytest.fail(f"{name(path)}: {error}")
 
 
+def build_check(*options):
+    """What the builder says where notebooks are not what their sources give; empty if they are."""
+    command = [sys.executable, ROOT / "authoring" / "build.py", "--check", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout + done.stderr if done.returncode else ""
+
+
+def test_notebooks_are_what_their_sources_give_but_for_outputs():
+    said = build_check("--run", "0")
+    assert not said, said
+
+
+@pytest.mark.parametrize("path", LESSONS + SOLUTIONS, ids=lambda path: f"{name(path)}.ipynb")
+def test_a_source_gives_its_notebook(path):
+    """`make test` builds those that have changed and one more, see scripts/selection.py."""
+    kind = "lessons" if path in LESSONS else "exercises"
+    said = build_check("--kind", kind, path.stem)
+    assert not said, said
+
+
 def test_the_start_page_leads_to_every_notebook():
     start = (ROOT / "START.md").read_text(encoding="utf-8")
     for path in LESSONS + EXERCISES + SOLUTIONS:

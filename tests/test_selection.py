@@ -3,6 +3,7 @@
 import changes
 import pytest
 import selection
+import test_notebooks
 from changes import CHANGED, REACHED, UNTOUCHED, Changes, Reach
 from selection import GROUPS, Case, drawn
 
@@ -15,6 +16,7 @@ ZOO = [
 OTHER = [Case("tests/test_run.py::test_a"), Case("tests/test_programs.py::test_the_zoo_is_large")]
 FILES = [f"notebooks/{n:02}.ipynb" for n in range(20)]
 CELLS = [Case(f"{file}::Cell {n}") for file in FILES for n in range(3)]
+BUILDS = [Case(f"{selection.BUILT}[{file}]") for file in FILES]
 
 
 def decided(near, **special):
@@ -58,11 +60,26 @@ def test_a_notebook_that_has_changed_runs_beside_the_drawn_ones():
         assert line.startswith("notebooks: 4 of 20: 1 that have changed")
 
 
+def test_what_has_changed_is_built_anew_and_one_more():
+    found = decided(UNTOUCHED) | {FILES[7]: (CHANGED, "")}
+    kept, (line,) = drawn(BUILDS, found, 1)
+    assert BUILDS[7] in kept and len(kept) == 2
+    assert line == "built anew: 2 of 20: 1 that have changed, 1 of 19 others"
+
+
 def test_all_is_drawn_in_time():
-    seen = set()
+    seen, everything = set(), HOSTS + ZOO + CELLS + BUILDS
     for seed in range(200):
-        seen.update(drawn(HOSTS + ZOO + CELLS, decided(UNTOUCHED), seed)[0])
-    assert seen == {*HOSTS, *ZOO, *CELLS}
+        seen.update(drawn(everything, decided(UNTOUCHED), seed)[0])
+    assert seen == set(everything)
+
+
+def test_the_cases_of_the_build_are_named_after_notebooks():
+    found = selection.decide(Reach(Changes("", None)))
+    names = {f"{test_notebooks.name(path)}.ipynb" for path in test_notebooks.LESSONS}
+    names |= {f"{test_notebooks.name(path)}.ipynb" for path in test_notebooks.SOLUTIONS}
+    assert names == found.keys() - {group.name for group in GROUPS}
+    assert selection.BUILT.endswith(test_notebooks.test_a_source_gives_its_notebook.__name__)
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
