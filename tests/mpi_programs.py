@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import simlib.mpi
-from simlib.model import ucx
+from simlib.engines.launch import ucx
 
 DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -210,6 +210,7 @@ def sparse_tensors_are_added_up(rank, world_size):
 def no_copy_is_made_where_memory_lies_in_one_piece(rank, world_size):
     """What MPI gets is the tensor's own memory; a copy would be at another address."""
     import simlib.mpi.mpi_group as group
+    from simlib.mpi.mpi_buffers import receive_buffer
 
     for dtype in set(DTYPES) - set(group.HALVES):
         x, after = brought(rank, dtype), []
@@ -218,9 +219,9 @@ def no_copy_is_made_where_memory_lies_in_one_piece(rank, world_size):
         opts.reduceOp = op
         (numbers, _), _ = dist.group.WORLD._reduced(x, opts, after)
         assert numbers.ctypes.data == x.data_ptr() and not after, dtype
-        assert group._room(x, after).ctypes.data == x.data_ptr() and not after, dtype
+        assert receive_buffer(x, after).ctypes.data == x.data_ptr() and not after, dtype
     half = brought(rank, torch.bfloat16)
-    assert group._room(half, []).ctypes.data == half.data_ptr()  # it moves as it is
+    assert receive_buffer(half, []).ctypes.data == half.data_ptr()  # it moves as it is
 
 
 def one_memory_may_hold_input_and_output(rank, world_size):

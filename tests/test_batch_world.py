@@ -14,7 +14,8 @@ from simlib.engines.batch import identity
 from simlib.engines.batch.folder import JobFolder
 from simlib.engines.batch.identity import Place, check_size, find_place
 from simlib.engines.batch.job_monitor import JobMonitor
-from simlib.model.addresses import answered_by_all, which_answer
+from simlib.engines.launch.addresses import answered_by_all, which_answer
+from simlib.model.failure_report import FailureReport
 
 
 @pytest.fixture
@@ -94,7 +95,8 @@ def test_ranks_that_meet_by_files_talk_by_one_network(tmp_path, monkeypatch):
 
 
 def test_meeting_by_mpi_leaves_torch_as_it_is():
-    words = "import simlib.mpi.rendezvous, sys, torch.distributed as d; print(d.is_mpi_available())"
+    asks = "import torch.distributed as d; print(d.is_mpi_available())"
+    words = f"import simlib.engines.launch.rendezvous; {asks}"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 
@@ -114,8 +116,7 @@ def failed(tmp_path):
 
 
 def raised(folder, from_wait):
-    report = {"type": "ValueError", "message": "x", "frames": [], "text": "", "ledger": None}
-    report |= {"invalid": False, "from_wait": from_wait}
+    report = FailureReport("ValueError", "x", [], "", invalid=False, from_wait=from_wait)
     folder.write(pickle.dumps(("error", report)), "answer", 0)
     with pytest.raises(simlib.SimlibError) as caught:
         simlib.Job(folder.path).result(0)

@@ -9,7 +9,7 @@ from simlib.engines.batch.doctor import dialog, facts, host_checks, probe
 
 
 def test_a_link_that_somebody_has_left_in_the_common_folder_is_not_followed(tmp_path):
-    (tmp_path / "asked").write_text("token")
+    (tmp_path / "question").write_text("token")
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (tmp_path / "answer-0").symlink_to(precious)
@@ -20,8 +20,9 @@ def test_a_link_that_somebody_has_left_in_the_common_folder_is_not_followed(tmp_
 
 def test_sources_that_cannot_be_read_are_no_fault_of_ssh(tmp_path, monkeypatch):
     package = tmp_path / "simlib"
-    package.mkdir()
-    (package / "__init__.py").write_text('__version__ = "1.2"')
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "model" / "package.py").write_text('VERSION = "1.2"')
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "simlib")
     version, folder, _ = probe.simlib()

@@ -74,7 +74,7 @@ def test_a_published_script_prints_what_it_should(login, ranks, script, said):
 
 def test_this_mpi_is_known(login):
     """`simlib.Mpiexec` forms the line that one would type."""
-    assert mpiexec.mpi_of([BESIDE]) == MPI
+    assert mpiexec.mpi_of([BESIDE]).name == MPI
     to = simlib.Mpiexec(hosts=HOSTS[:2], launcher=[*login, BESIDE])
     words = to.command(2, ["python"])[len(login) + 1 :]
     if MPI == "Open MPI":

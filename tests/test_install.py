@@ -131,15 +131,23 @@ def bare_path(tmp_path, *programs):
     return str(folder)
 
 
-def test_no_python_at_all(machine, tmp_path):
-    said = sentence(machine()(PYTHON="", PATH=bare_path(tmp_path)))
-    assert said.startswith("There is no Python here, and the course needs 3.11 or newer")
+OLD_PYTHON = '#!/bin/sh\ncase "$2" in *print*) echo 3.8;; *) exit 1;; esac\n'
 
 
-def test_only_an_old_python(machine, tmp_path):
-    old = '#!/bin/sh\ncase "$2" in *print*) echo 3.8;; *) exit 1;; esac\n'
-    said = sentence(machine()(PYTHON="", PATH=bare_path(tmp_path, ("python3", old))))
-    assert said.startswith("The newest Python here is 3.8, and the course needs 3.11 or newer")
+@pytest.mark.parametrize(
+    "programs, expected",
+    [
+        ([], "There is no Python here, and the course needs 3.11 or newer"),
+        (
+            [("python3", OLD_PYTHON)],
+            "The newest Python here is 3.8, and the course needs 3.11 or newer",
+        ),
+    ],
+    ids=["none", "only an old one"],
+)
+def test_no_python_that_is_new_enough(machine, tmp_path, programs, expected):
+    said = sentence(machine()(PYTHON="", PATH=bare_path(tmp_path, *programs)))
+    assert said.startswith(expected)
 
 
 def test_a_new_python_is_found_by_its_name(machine, tmp_path):
@@ -151,42 +159,28 @@ def test_a_new_python_is_found_by_its_name(machine, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "says",
-    [
-        "The virtual environment was not created successfully because ensurepip is not available.",
-        "/usr/bin/python3: No module named venv",
-    ],
-)
-def test_debian_without_python3_venv(machine, says):
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    said = sentence(machine(venv_says=says)())
-    assert f"apt-get install python{version}-venv" in said
-
-
-PIP_FAILURES = [
-    ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
-     "The disk is full"),
-    ("WARNING: Retrying after connection broken by NewConnectionError\n"
+NO_VENV = f"apt-get install python{sys.version_info.major}.{sys.version_info.minor}-venv"
+FAILURES = [
+    ("venv", "The virtual environment was not created successfully because ensurepip is not "
+     "available.", NO_VENV),
+    ("venv", "/usr/bin/python3: No module named venv", NO_VENV),
+    ("venv", "Error: [Errno 28] No space left on device", "The disk is full"),
+    ("pip", "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on "
+     "device", "The disk is full"),
+    ("pip", "WARNING: Retrying after connection broken by NewConnectionError\n"
      "ERROR: No matching distribution found for torch==2.13.0", "The network does not answer"),
-    ("socket.gaierror: Temporary failure in name resolution", "The network does not answer"),
-    ("ReadTimeoutError: Read timed out.", "The network does not answer"),
-    ("SSL: CERTIFICATE_VERIFY_FAILED", "The network's certificate was not accepted"),
-    ("ERROR: No matching distribution found for torch==2.13.0",
+    ("pip", "socket.gaierror: Temporary failure in name resolution", "The network does not answer"),
+    ("pip", "ReadTimeoutError: Read timed out.", "The network does not answer"),
+    ("pip", "SSL: CERTIFICATE_VERIFY_FAILED", "The network's certificate was not accepted"),
+    ("pip", "ERROR: No matching distribution found for torch==2.13.0",
      "There is no torch for this Python"),
-    ("ERROR: something nobody has seen", "ERROR: something nobody has seen"),
+    ("pip", "ERROR: something nobody has seen", "ERROR: something nobody has seen"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("says, expected", PIP_FAILURES)
-def test_what_pip_says_becomes_one_sentence(machine, says, expected):
-    assert expected in sentence(machine(pip_says=says)())
-
-
-def test_a_disk_that_is_full_before_pip_begins(machine):
-    assert "The disk is full" in sentence(
-        machine(venv_says="Error: [Errno 28] No space left on device")()
-    )
+@pytest.mark.parametrize("program, says, expected", FAILURES)
+def test_what_a_program_says_becomes_one_sentence(machine, program, says, expected):
+    assert expected in sentence(machine(**{f"{program}_says": says})())
 
 
 def test_the_second_time_nothing_is_installed(machine):

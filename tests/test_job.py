@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def keeper():
+def waiting():
     """A process that stands for the one which waits for a launcher; its last word names the job."""
     words = [sys.executable, "-c", "input()", "/elsewhere/main-1"]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
@@ -55,13 +55,13 @@ def failure(job):
     return str(caught.value)
 
 
-def test_a_job_is_active_as_long_as_somebody_waits_for_its_launcher(folder, keeper):
-    active(folder, keeper)  # it began in 1970: somebody has set the clock
+def test_a_job_is_active_as_long_as_somebody_waits_for_its_launcher(folder, waiting):
+    active(folder, waiting)  # it began in 1970: somebody has set the clock
     job = simlib.Job(folder.path)
     assert job.status == "active"
-    keeper.communicate()
+    waiting.communicate()
     assert job.status == "failed"
-    assert f"the process {keeper.pid} that looked after its launcher is gone" in failure(job)
+    assert f"the process {waiting.pid} that looked after its launcher is gone" in failure(job)
 
 
 def test_another_process_with_the_number_of_the_one_that_waited(folder):
@@ -70,16 +70,16 @@ def test_another_process_with_the_number_of_the_one_that_waited(folder):
         assert simlib.Job(folder.path).status == "failed"
 
 
-def test_results_are_not_lost_with_the_one_that_waited(folder, keeper):
-    active(folder, keeper)
-    keeper.communicate()
+def test_results_are_not_lost_with_the_one_that_waited(folder, waiting):
+    active(folder, waiting)
+    waiting.communicate()
     answer(folder, range(RANKS))
     assert simlib.Job(folder.path).result(0).results == [0, 1]
 
 
-def test_cancel_ends_ranks_whose_launcher_nobody_waits_for(folder, keeper):
-    active(folder, keeper)
-    keeper.communicate()
+def test_cancel_ends_ranks_whose_launcher_nobody_waits_for(folder, waiting):
+    active(folder, waiting)
+    waiting.communicate()
     job = simlib.Job(folder.path)
     job.cancel()
     assert folder.has("end")
@@ -95,7 +95,7 @@ def test_a_job_that_was_never_started(folder, monkeypatch):
 
 
 class Queue:
-    """Stands for PSI/J."""
+    """Stands for what the scheduler says."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -110,7 +110,7 @@ class Queue:
 
 @pytest.fixture
 def queued(folder, monkeypatch):
-    monkeypatch.setattr(state, "Queue", Queue)
+    monkeypatch.setattr(state, "JobInQueue", Queue)
     monkeypatch.setattr(state, "START_S", -1)  # in a queue it may take as long as it takes
     return folder
 
@@ -124,7 +124,9 @@ def test_what_the_queue_says(queued):
 
 
 def test_a_job_that_the_queue_has_forgotten_is_over(queued, monkeypatch):
-    queued.write_json({"says": "done"}, "native.json")  # so PSI/J calls a job that it cannot find
+    queued.write_json(
+        {"says": "done"}, "native.json"
+    )  # so a job is called that squeue does not know
     job = simlib.Job(queued.path)
     assert job.status == "queued"  # its folder may be behind
     monkeypatch.setattr(state, "SETTLE_S", -1)

@@ -114,7 +114,7 @@ def test_a_rank_sleeps_if_a_fresh_look_says_so(written):
     log.refresh()
     assert log.sleeps == (7, 41)
     assert _slept_on((6, 41), (7, 41)) == 41
-    assert _slept_on((7, 41), (7, 41)) is None  # the keeper has not looked again
+    assert _slept_on((7, 41), (7, 41)) is None  # the supervisor has not looked again
     assert _slept_on((6, 40), (7, 41)) is None  # it was awake in between
     assert _slept_on((6, None), (7, None)) is None
 

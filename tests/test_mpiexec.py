@@ -9,6 +9,7 @@ import pytest
 import simlib
 from simlib.engines.batch import mpiexec
 from simlib.engines.batch.launcher_failures import cause_in
+from simlib.engines.launch import launchers
 
 VERSIONS = {
     "MPICH": "HYDRA build details:\n    Version:  5.0.2",
@@ -25,7 +26,7 @@ def launcher(tmp_path, version):
 
 @pytest.mark.parametrize("name", VERSIONS)
 def test_which_mpi(tmp_path, name):
-    assert mpiexec.mpi_of(launcher(tmp_path, VERSIONS[name])) == name
+    assert mpiexec.mpi_of(launcher(tmp_path, VERSIONS[name])).name == name
 
 
 def test_what_is_no_mpiexec(tmp_path):
@@ -50,8 +51,8 @@ def test_command_of_mpich_and_intel(tmp_path, name):
 
 def test_command_of_open_mpi(tmp_path, monkeypatch):
     words = launcher(tmp_path, VERSIONS["Open MPI"])
-    monkeypatch.setattr(mpiexec, "_is_root", lambda: True)
-    monkeypatch.setattr(mpiexec, "FORWARDED", ("PATH", "NOT_SET_HERE"))
+    monkeypatch.setattr(launchers, "_is_root", lambda: True)
+    monkeypatch.setattr(launchers, "FORWARDED", ("PATH", "NOT_SET_HERE"))
     to = simlib.Mpiexec(hosts=["a", "b"], ranks_per_node=2, launcher=words)
     options = "-n 4 --bind-to none --allow-run-as-root -x PATH --host a:2,b:2 python"
     assert to.command(4, ["python"]) == [*words, *options.split()]

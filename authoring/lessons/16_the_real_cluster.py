@@ -539,7 +539,7 @@ for name, job in failing.items():
 
 # %% [markdown]
 # The unknown host is found by `ssh`, before any rank starts: what the launcher said, and what it means. The deadlock
-# needs all ranks: the keeper of rank 0, a small process beside it, reads every rank's log of calls and sees that they wait
+# needs all ranks: the supervisor of rank 0, a small process beside it, reads every rank's log of calls and sees that they wait
 # for each other. That is the verdict of lesson 03, across hosts, without a timeout, and also when this notebook is closed.
 #
 # ## A job is a folder
@@ -673,8 +673,8 @@ plt.show()
 # wait is the first one's time, and each needs some six seconds to start four Pythons on two cores.  A short `time_limit` lets a scheduler fit a job into a gap.
 #
 # `Slurm` needs no MPI: `srun` starts the ranks, which read `SLURM_PROCID`, and find each other through a file in the job's
-# folder. PSI/J, the Python library by which `simlib` talks to Slurm, knows PBS, LSF and others as well; `scheduler="pbs"` is handed on to it, but we
-# have not tried those.
+# folder. To the queue `simlib` talks as you would, by `sbatch`, `squeue` and `scancel`. PBS and LSF have commands of the same kind under
+# other names; `simlib` does not know those yet.
 #
 # ## Your turn
 #

@@ -1,7 +1,8 @@
 """Collectives as messages: who sends what to whom, round by round."""
 
 from .choice import ALGORITHMS, DEFAULT_POLICY, choose, schedule
-from .schedules import KINDS, Moves, Round, Schedule, parts_of, split
+from .schedules import KINDS, Round, Schedule, parts_of, split
+from .steps import Moves
 
 __all__ = [
     "ALGORITHMS",

@@ -6,8 +6,8 @@ from itertools import chain
 
 import numpy as np
 
-from .schedules import Moves, Schedule, parts_of
-from .steps import Folding, powers_below, ring_all_gather
+from .schedules import Schedule, parts_of
+from .steps import Folding, Moves, powers_below, ring_all_gather
 
 
 def ring(n, nbytes, itemsize=1):

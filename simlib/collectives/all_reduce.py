@@ -11,9 +11,10 @@ from itertools import chain
 import numpy as np
 
 from ..model.errors import InvalidCallError
-from .schedules import Moves, Schedule, split
+from .schedules import Schedule, split
 from .steps import (
     Folding,
+    Moves,
     binomial_broadcast,
     binomial_reduce,
     embed,
@@ -48,11 +49,7 @@ def recursive_doubling(n, nbytes, itemsize=1):
     **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
     """
     folding = Folding(n)
-    moves = chain(
-        folding.in_(),
-        folding.exchange_all(),
-        folding.out(),
-    )
+    moves = chain(folding.in_(), folding.exchange_all(), folding.out())
     return Schedule.of("all_reduce", "recursive_doubling", n, split(nbytes, 1, itemsize), moves)
 
 

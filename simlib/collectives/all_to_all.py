@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .schedules import Moves, Schedule, parts_of, split
+from .schedules import Schedule, parts_of, split
+from .steps import Moves
 
 
 def pairwise(n, nbytes, itemsize=1):

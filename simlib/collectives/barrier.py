@@ -6,8 +6,8 @@ from itertools import chain
 
 import numpy as np
 
-from .schedules import Moves, Schedule
-from .steps import binomial_broadcast, binomial_reduce, in_turn, powers_below
+from .schedules import Schedule
+from .steps import Moves, binomial_broadcast, binomial_reduce, in_turn, powers_below
 
 NOTHING = np.array([0])
 

@@ -7,8 +7,8 @@ from itertools import chain as one_after_the_other
 import numpy as np
 
 from .chunks import chain_chunks
-from .schedules import Moves, Schedule, split
-from .steps import Folding, binomial_broadcast, binomial_scatter, in_turn, ring_all_gather
+from .schedules import Schedule, split
+from .steps import Folding, Moves, binomial_broadcast, binomial_scatter, in_turn, ring_all_gather
 
 
 def flat(n, nbytes, itemsize=1, root=0):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .schedules import Moves, Schedule, parts_of
-from .steps import binomial_gather, in_turn
+from .schedules import Schedule, parts_of
+from .steps import Moves, binomial_gather, in_turn
 
 
 def flat(n, nbytes, itemsize=1, root=0):

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .schedules import Moves, Schedule, parts_of, split
+from .schedules import Schedule, parts_of, split
+from .steps import Moves
 
 ENVELOPE_BYTES = 48  # six numbers of 8 bytes (`preamble` in gloo/transport/tcp/pair.h)
 MAX_SEGMENT_BYTES = 1 << 20  # `kMaxSegmentSize` in gloo/allreduce.h and gloo/reduce.h

@@ -6,8 +6,8 @@ from itertools import chain
 
 import numpy as np
 
-from .schedules import Moves, Schedule, parts_of
-from .steps import Folding, ring_reduce_scatter
+from .schedules import Schedule, parts_of
+from .steps import Folding, Moves, ring_reduce_scatter
 
 
 def ring(n, nbytes, itemsize=1):
@@ -30,11 +30,7 @@ def recursive_halving(n, nbytes, itemsize=1):
     **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
     """
     folding = Folding(n)
-    moves = chain(
-        folding.in_(count=n),
-        folding.halving(folding.first),
-        folding.out(folding.folded),
-    )
+    moves = chain(folding.in_(count=n), folding.halving(folding.first), folding.out(folding.folded))
     chunks = parts_of(nbytes, n, itemsize)
     return Schedule.of("reduce_scatter", "recursive_halving", n, chunks, moves)
 

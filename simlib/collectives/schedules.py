@@ -8,7 +8,6 @@ chunks out and proves that the right result comes about.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,26 +24,6 @@ KINDS = (
     "all_to_all",
     "barrier",
 )
-
-
-class Moves(NamedTuple):
-    """One round as its algorithm states it; single values stand for all messages of the round.
-
-    Attributes
-    ----------
-    src, dst : ndarray of int
-        Position in the group of sender and receiver of each message.
-    first, count : ndarray of int or int
-        The message carries chunks ``first .. first + count - 1``, modulo the number of chunks.
-    adds : ndarray of bool or bool
-        Whether the receiver adds what comes to what it has, or puts it in its place.
-    """
-
-    src: np.ndarray
-    dst: np.ndarray
-    first: np.ndarray | int = 0
-    count: np.ndarray | int = 1
-    adds: np.ndarray | bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -55,13 +55,7 @@ def draw_traffic(run):
     title = f"traffic of {clip(run.name, 24)}"
     if not table.any():
         _write_why_empty(axes, run)
-    figure.text(
-        0.1 / width_in,
-        1 - 0.08 / height_in,
-        title,
-        fontsize=TITLE_PT,
-        va="top",
-    )
+    figure.text(0.1 / width_in, 1 - 0.08 / height_in, title, fontsize=TITLE_PT, va="top")
     return figure
 
 

@@ -20,7 +20,8 @@ MOST_FAILURES = 5
 """Cells of the student's own whose failures are named."""
 BEGIN = """\
 from simlib.grading.sandboxed.examiner import Examiner
-examiner = Examiner(globals(), {answer_s}, {patience})
+from simlib.grading.sandboxed.graded_checks import GradedChecks
+examiner = Examiner(globals(), GradedChecks({patience}), {answer_s})
 """
 
 

@@ -28,11 +28,7 @@ LATENCY_S, BANDWIDTH_BPS = 30e-6, 1.25e9  # as in clusters.ethernet_10g, with it
 MOST_RANKS = 1024
 RANKS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 SHORTEST_S, LONGEST_S = 1e-4, 1e2  # ends of the axis of T_comp
-ALGORITHMS = {
-    "ring": "ring",
-    "tree (binomial)": "tree",
-    "linear, at one rank": "linear",
-}
+ALGORITHMS = {"ring": "ring", "tree (binomial)": "tree", "linear, at one rank": "linear"}
 SCALINGS = {"weak: T_comp on each rank": "weak", "strong: T_comp shared by all": "strong"}
 OVERLAPS = {"none: the sum": "none", "with backward: the maximum": "backward"}
 BANDS = {  # from the bottom up: efficiency at the upper edge, colour

@@ -11,14 +11,15 @@ from mpi4py import MPI
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import default_pg_timeout
 
+from ..engines.launch.launchers import MPIS
+from ..engines.launch.rendezvous import meet
 from ..model.errors import InvalidCallError, JobError
 from .mpi_group import MpiGroup
-from .rendezvous import meet
 
 BACKEND = "mpi4py"
 KNOWN_TO_MPI = ("backend", "init_method", "store", "rank", "world_size")
-SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-"""Where MPICH's and Intel's mpiexec, and Open MPI's, say how many processes they have started."""
+SIZES = tuple(dict.fromkeys(size for each in MPIS for _, size in each.identity))
+"""Where the mpiexec of each MPI says how many processes it has started."""
 _torch_init = c10d.init_process_group
 _torch_new_group = c10d._new_process_group_helper
 
@@ -43,22 +44,22 @@ def init_process_group(backend=None, *args, **kwargs):
     Raises
     ------
     InvalidCallError
-        If it is told another rank or world size than MPI's.
+        If it is given another rank or world size than MPI's.
     JobError
         If the launcher belongs to another MPI than mpi4py's library.
     """
     if not _is_ours(backend):
         return _torch_init(backend, *args, **kwargs)
-    told = inspect.signature(_torch_init).bind(backend, *args, **kwargs).arguments
+    given = inspect.signature(_torch_init).bind(backend, *args, **kwargs).arguments
     comm = MPI.COMM_WORLD
     check_launcher(comm)
     for name, truth in {"world_size": comm.size, "rank": comm.rank}.items():
-        if told.get(name, -1) not in (-1, None, truth):
+        if given.get(name, -1) not in (-1, None, truth):
             raise InvalidCallError(
-                f"init_process_group says {name}={told[name]}, but MPI started this process with "
+                f"init_process_group says {name}={given[name]}, but MPI started this process with "
                 f"{name} {truth}: leave it out, MPI knows it"
             )
-    others = {name: value for name, value in told.items() if name not in KNOWN_TO_MPI}
+    others = {name: value for name, value in given.items() if name not in KNOWN_TO_MPI}
     store, _ = meet(comm)
     return _torch_init(BACKEND, store=store, rank=comm.rank, world_size=comm.size, **others)
 

@@ -12,6 +12,15 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch._C._distributed_c10d import FakeProcessGroup
 
+from .mpi_buffers import (
+    as_bytes,
+    joined,
+    nbytes_of,
+    receive_buffer,
+    receive_buffers,
+    with_type,
+    without_overlap,
+)
 from .mpi_request import MpiWork
 from .sparse import add_up
 
@@ -77,13 +86,13 @@ class MpiGroup(dist.ProcessGroup):
 
     def send(self, tensors, dst, tag=0):
         (tensor,) = tensors
-        request = self._comm.Isend(_as_bytes(tensor.contiguous()), dst, tag)
+        request = self._comm.Isend(as_bytes(tensor.contiguous()), dst, tag)
         return self._keep([request], tensors)
 
     def recv(self, tensors, src, tag=0):
         (tensor,) = tensors
         after = []
-        request = self._comm.Irecv(_room(tensor, after), src, tag)
+        request = self._comm.Irecv(receive_buffer(tensor, after), src, tag)
         return self._keep([request], tensors, after)
 
     def recv_anysource(self, tensors, tag=0):
@@ -95,13 +104,15 @@ class MpiGroup(dist.ProcessGroup):
         opts = opts or dist.BroadcastOptions()
         after, calls = [], []
         for tensor in tensors:
-            calls.append(("Bcast", _room(tensor, after), opts.rootRank))
+            calls.append(("Bcast", receive_buffer(tensor, after), opts.rootRank))
         return self._perform(calls, tensors, after)
 
     def allgather(self, outputs, inputs, opts=None):
         after, calls = [], []
         for parts, tensor in zip(outputs, inputs, strict=True):
-            calls.append(("Allgather", _as_bytes(tensor.contiguous()), _rooms(parts, after)))
+            calls.append(
+                ("Allgather", as_bytes(tensor.contiguous()), receive_buffers(parts, after))
+            )
         return self._perform(calls, outputs, after)
 
     def allgather_coalesced(self, outputs, inputs, opts=None):
@@ -117,8 +128,8 @@ class MpiGroup(dist.ProcessGroup):
     def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
         after, calls = [], []
         for output, tensor in zip(outputs, inputs, strict=True):
-            whole = _as_bytes(_apart(tensor, output))
-            calls.append(("Allgather", whole, _room(output, after)))
+            whole = as_bytes(without_overlap(tensor, output))
+            calls.append(("Allgather", whole, receive_buffer(output, after)))
         return self._perform(calls, outputs, after)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
@@ -126,31 +137,31 @@ class MpiGroup(dist.ProcessGroup):
     def gather(self, outputs, inputs, opts=None):
         opts = opts or dist.GatherOptions()
         (tensor,), after = inputs, []
-        rooms = _rooms(outputs[0], after) if self.rank() == opts.rootRank else None
-        call = ("Gather", _as_bytes(tensor.contiguous()), rooms, opts.rootRank)
+        rooms = receive_buffers(outputs[0], after) if self.rank() == opts.rootRank else None
+        call = ("Gather", as_bytes(tensor.contiguous()), rooms, opts.rootRank)
         return self._perform([call], outputs, after)
 
     def scatter(self, outputs, inputs, opts=None):
         opts = opts or dist.ScatterOptions()
         (output,), after = outputs, []
-        whole = _joined(inputs[0]) if self.rank() == opts.rootRank else None
-        call = ("Scatter", whole, _room(output, after), opts.rootRank)
+        whole = joined(inputs[0]) if self.rank() == opts.rootRank else None
+        call = ("Scatter", whole, receive_buffer(output, after), opts.rootRank)
         return self._perform([call], outputs, after)
 
     def alltoall(self, outputs, inputs, opts=None):
         after = []
-        sent = (_joined(inputs), _nbytes(inputs))
+        sent = (joined(inputs), nbytes_of(inputs))
         call = (
             "Alltoallv",
-            _with_type(*sent),
-            _with_type(_rooms(outputs, after), _nbytes(outputs)),
+            with_type(*sent),
+            with_type(receive_buffers(outputs, after), nbytes_of(outputs)),
         )
         return self._perform([call], outputs, after)
 
     def alltoall_base(self, output, tensor, output_rows=(), input_rows=(), opts=None):
         after = []
-        sent = _with_type(_as_bytes(_apart(tensor, output)), self._parts(tensor, input_rows))
-        got = _with_type(_room(output, after), self._parts(output, output_rows))
+        sent = with_type(as_bytes(without_overlap(tensor, output)), self._parts(tensor, input_rows))
+        got = with_type(receive_buffer(output, after), self._parts(output, output_rows))
         return self._perform([("Alltoallv", sent, got)], [output], after)
 
     all_to_all_single = alltoall_base
@@ -212,7 +223,7 @@ class MpiGroup(dist.ProcessGroup):
         opts = opts or dist.ReduceScatterOptions()
         after, calls = [], []
         for output, tensor in zip(outputs, inputs, strict=True):
-            sent, op = self._reduced(_apart(tensor, output), opts, [])
+            sent, op = self._reduced(without_overlap(tensor, output), opts, [])
             got, _ = self._reduced(output, opts, after)
             calls.append(("Reduce_scatter_block", sent, got, op))
         return self._perform(calls, outputs, after)
@@ -236,16 +247,16 @@ class MpiGroup(dist.ProcessGroup):
             )
         if op in BITWISE and (tensor.is_floating_point() or tensor.is_complex()):
             raise ValueError(f"a bitwise reduction needs whole numbers, not {tensor.dtype}")
-        held = tensor.detach()
+        buffer = tensor.detach()
         if tensor.dtype in HALVES or not tensor.is_contiguous():
-            held = held.to(torch.float32 if tensor.dtype in HALVES else tensor.dtype, copy=True)
-            held = held.contiguous()
-            after.append(lambda: tensor.detach().copy_(held))
+            buffer = buffer.to(torch.float32 if tensor.dtype in HALVES else tensor.dtype, copy=True)
+            buffer = buffer.contiguous()
+            after.append(lambda: tensor.detach().copy_(buffer))
         if reduce_op == dist.ReduceOp.AVG:
-            after.insert(0, lambda: held.div_(self.size()))
-        numbers = held.reshape(-1)
-        numbers = numbers.view(torch.uint8) if held.dtype == torch.bool else numbers
-        return [numbers.numpy(), MPI_TYPES[held.dtype]], op
+            after.insert(0, lambda: buffer.div_(self.size()))
+        numbers = buffer.reshape(-1)
+        numbers = numbers.view(torch.uint8) if buffer.dtype == torch.bool else numbers
+        return [numbers.numpy(), MPI_TYPES[buffer.dtype]], op
 
     # The rest
 
@@ -265,9 +276,9 @@ class MpiGroup(dist.ProcessGroup):
         return self._keep(requests, outputs, after, calls)
 
     def _keep(self, requests, outputs, after=(), calls=()):
-        """Hold requests until they are done, also if nobody waits for them: MPI uses the memory.
+        """Keep requests until they are done, also if nobody waits for them: MPI uses the memory.
 
-        mpi4py 4.1 holds the memory of its requests itself, but for calls that reduce.
+        mpi4py 4.1 keeps the memory of its requests itself, but for calls that reduce.
         """
         work = MpiWork(requests, outputs, after, self._timeout, calls)
         self._open = [other for other in self._open if not other.is_completed()]
@@ -279,50 +290,3 @@ class MpiGroup(dist.ProcessGroup):
 
     def _get_sequence_number_for_group(self):
         return self._sequence
-
-
-def _as_bytes(tensor):
-    """The memory of a contiguous tensor, as a flat array of bytes."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
-
-
-def _with_type(array, counts):
-    return [array, counts, MPI.BYTE]
-
-
-def _nbytes(tensors):
-    return [tensor.numel() * tensor.element_size() for tensor in tensors]
-
-
-def _joined(tensors):
-    """The bytes of several tensors one after the other, in a new array."""
-    return _as_bytes(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
-
-
-def _apart(tensor, output):
-    """A contiguous tensor that shares no memory with the output: MPI permits no overlap."""
-    same = tensor.untyped_storage().data_ptr() == output.untyped_storage().data_ptr()
-    return tensor.clone().contiguous() if same else tensor.contiguous()
-
-
-def _room(tensor, after):
-    """Where MPI may write what belongs into a tensor: the tensor's own memory if it can be."""
-    if tensor.is_contiguous():
-        return _as_bytes(tensor)
-    held = tensor.detach().contiguous()
-    after.append(lambda: tensor.detach().copy_(held))
-    return _as_bytes(held)
-
-
-def _rooms(tensors, after):
-    """Where MPI may write what belongs into several tensors, one after the other."""
-    sizes = [tensor.numel() for tensor in tensors]
-    held = torch.empty(sum(sizes), dtype=tensors[0].dtype)
-    parts = held.split(sizes)
-
-    def hand_out():
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor.detach().copy_(part.view_as(tensor))
-
-    after.append(hand_out)
-    return _as_bytes(held)

@@ -26,18 +26,18 @@ class MpiWork(dist.Work):
     after : list of callable
         Called once, in order, when all requests are done.
     timeout : datetime.timedelta, optional
-        How long `wait` may take where it is told nothing else.
-    held : object
+        How long `wait` may take where the call names no other limit.
+    buffers : object
         Kept until the requests are done: the memory that MPI reads and writes.
     """
 
-    def __init__(self, requests, outputs, after=(), timeout=None, held=None):
+    def __init__(self, requests, outputs, after=(), timeout=None, buffers=None):
         super().__init__()
         self._requests = requests
         self._outputs = outputs
         self._after = after
         self._timeout = timeout
-        self._held = held
+        self._buffers = buffers
         self._status = MPI.Status()
         self._done = False
         if not requests:
@@ -45,7 +45,7 @@ class MpiWork(dist.Work):
 
     def _finish(self):
         if not self._done:
-            self._done, self._held = True, None
+            self._done, self._buffers = True, None
             for step in self._after:
                 step()
 

@@ -266,10 +266,7 @@ SOLVERS = {
         "each rank has a node of its own, the ranks start together and nbytes is a multiple of "
         "ranks * itemsize",
     ),
-    ("broadcast", "scatter_all_gather"): (
-        scatter_all_gather,
-        "each rank has a node of its own",
-    ),
+    ("broadcast", "scatter_all_gather"): (scatter_all_gather, "each rank has a node of its own"),
     ("broadcast", "chain"): (chain, CHAIN),
     ("reduce", "chain"): (chain, CHAIN),
     ("broadcast", "flat"): (flat_out, IN_TURN),

@@ -1,7 +1,7 @@
 """What the launcher starts for every rank of a job; `submit` puts a copy into the job's folder.
 
 It needs nothing but a Python, of whatever version: what is wrong with a host is said by the host.
-Loading simlib, torch and MPI is left to a child, so that somebody is left to tell if that child
+Loading simlib, torch and MPI is left to a child, so that somebody is left to writer if that child
 dies of it: the other ranks, and some launchers, would wait for it for ever.
 """
 
@@ -46,45 +46,45 @@ def enter(folder):
         )
 
 
-def be_rank(root, tell):
-    """In the child: load everything, then be the supervisor of a rank. Does not return."""
+def be_rank(root, writer):
+    """In the child: load everything, say so, be the supervisor of a rank. Does not return."""
     sys.path[:0] = [root]
     try:
         from simlib.engines.batch.job_rank import main
     except Exception as error:
         refuse("cannot load simlib (%s): install the same environment on every host" % error)
-    os.write(tell, b"k")
-    os.close(tell)
+    os.write(writer, b"k")
+    os.close(writer)
     main(FOLDER)
 
 
-def is_told(told):
-    """Whether the child has loaded everything."""
+def has_written(pipe):
+    """Whether the child has loaded everything, and said so."""
     try:
-        return bool(os.read(told, 1))
+        return bool(os.read(pipe, 1))
     except BlockingIOError:
         return False
 
 
-def stay(child, told):
+def stay(child, pipe):
     """In the parent: wait for the child; when the launcher is gone, leave, which the child sees.
 
     A child that still loads, while the job has failed elsewhere, is ended here: it would not see
     it. Returns the exit code for the launcher.
     """
     parent = os.getppid()
-    os.set_blocking(told, False)
+    os.set_blocking(pipe, False)
     ended = has_loaded = False
     while not ended:
         time.sleep(LOOK_S)
         has_ended = os.path.exists(os.path.join(FOLDER, "end"))
-        has_loaded = has_loaded or is_told(told)
+        has_loaded = has_loaded or has_written(pipe)
         if has_ended and not has_loaded:
             os.kill(child, signal.SIGKILL)
         ended, status = os.waitpid(child, os.WNOHANG)
         if not ended and os.getppid() != parent:
             os._exit(1)
-    has_loaded = has_loaded or is_told(told)
+    has_loaded = has_loaded or has_written(pipe)
     if not has_loaded and not os.path.exists(os.path.join(FOLDER, "end")):
         how = "exit code %d" % (status >> 8) if status >> 8 else "signal %d" % (status & 0x7F)
         refuse(
@@ -100,10 +100,10 @@ if __name__ == "__main__":
         about = json.load(job)
     check_python(about["versions"]["Python"])
     enter(about["cwd"])
-    told, tell = os.pipe()
+    pipe, writer = os.pipe()
     child = os.fork()
     if child:
-        os.close(tell)
-        os._exit(stay(child, told))
-    os.close(told)
-    be_rank(about["root"], tell)
+        os.close(writer)
+        os._exit(stay(child, pipe))
+    os.close(pipe)
+    be_rank(about["root"], writer)

@@ -35,36 +35,37 @@ def align(group, store, rank, hosts):
     offset_s, error_s : float
     """
     first = {host: hosts.index(host) for host in hosts if host != hosts[0]}
-    word = torch.zeros(1, dtype=torch.float64)
+    message = torch.zeros(1, dtype=torch.float64)
     if rank == 0:
-        for asking in first.values():
+        for client in first.values():
             has_more = True
             while has_more:
-                group.recv([word], asking, 0).wait()
-                has_more = word.item() == MORE
-                word[0] = time.perf_counter()
-                group.send([word], asking, 0).wait()
-            store.get(f"clock/{asking}")
+                group.recv([message], client, 0).wait()
+                has_more = message.item() == MORE
+                message[0] = time.perf_counter()
+                group.send([message], client, 0).wait()
+            store.get(f"clock/{client}")
         return 0.0, 0.0
     if hosts[rank] == hosts[0]:
         return 0.0, 0.0
-    asking = first[hosts[rank]]
-    if rank == asking:
-        store.set(f"clock/{asking}", json.dumps(_ask(group, word)))
-    return tuple(json.loads(store.get(f"clock/{asking}")))
+    client = first[hosts[rank]]
+    if rank == client:
+        store.set(f"clock/{client}", json.dumps(_ask(group, message)))
+    return tuple(json.loads(store.get(f"clock/{client}")))
 
 
-def _ask(group, word):
+def _ask(group, message):
+    """Ask rank 0 for its time, often; returns the offset and its error."""
     found = []
     enough_s = time.perf_counter() + ENOUGH_S
     is_last = False
     while not is_last:
-        asked_s = time.perf_counter()
-        is_last = len(found) + 1 >= (FEW if asked_s > enough_s else ROUNDS)
-        word[0] = LAST if is_last else MORE
-        group.send([word], 0, 0).wait()
-        group.recv([word], 0, 0).wait()
-        heard_s = time.perf_counter()
-        found.append(((heard_s - asked_s) / 2, (asked_s + heard_s) / 2 - word.item()))
+        sent_s = time.perf_counter()
+        is_last = len(found) + 1 >= (FEW if sent_s > enough_s else ROUNDS)
+        message[0] = LAST if is_last else MORE
+        group.send([message], 0, 0).wait()
+        group.recv([message], 0, 0).wait()
+        received_s = time.perf_counter()
+        found.append(((received_s - sent_s) / 2, (sent_s + received_s) / 2 - message.item()))
     error_s, offset_s = min(found)
     return offset_s, error_s

@@ -2,17 +2,17 @@
 
 ======================  ====================================================================
 ``job.json``            what was asked for; never changes
-``state.json``          queued, active, ended (`launch` says how), each written in one piece
+``state.json``          queued, active, ended (`launcher_process` says how)
 ``request.pkl``         the function, its arguments, the cells of the notebook
-``start.py``            what the launcher runs for each rank: it leads to `rank`, see `start`
-``launch.json``         what `launch` runs, where, and for how long at most
+``start.py``            what the launcher runs for each rank: a copy of `bootstrap`
+``launch.json``         what `launcher_process` runs, and for how long at most
 ``native.json``         its number in a queue, and whose queue; ``batch.*``: what the batch job said
 ``meeting.json``        where rank 0 listens, for ranks that have no MPI to tell them
 ``launcher.out, .err``  what mpiexec or srun said
 ``rank-0.json``         where rank 0 is: host, process, clock
 ``rank-0.log``          its op log
 ``rank-0.out, .err``    what it printed; what native code wrote to stderr
-``rank-0.answer``       what its function came to
+``rank-0.answer``       what its function returned or raised
 ``rank-0.exit``         how its process ended, where it died
 ``verdict.pkl``         the error by which the job was ended: ranks that wait for ever
 ``refused``             why ranks could not begin or end: the first reason that one of them gave

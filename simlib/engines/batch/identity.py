@@ -10,22 +10,18 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ...model.addresses import (
+from ...model.errors import JobError
+from ..launch.addresses import (
     answered_by_all,
     interface_towards,
     listen,
     own_addresses,
     which_answer,
 )
-from ...model.errors import JobError
+from ..launch.launchers import LAUNCHERS, SRUN
 
-ENVIRONMENTS = (
-    ("PMI_RANK", "PMI_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMIX_RANK", "SLURM_NTASKS"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-)
-SRUN = ENVIRONMENTS[-1]
+ENVIRONMENTS = tuple(dict.fromkeys(pair for each in LAUNCHERS for pair in each.identity))
+SURE = tuple(dict.fromkeys(each.identity[-1][0] for each in LAUNCHERS))
 MEET_S = 60.0
 LOOK_S = 0.02
 
@@ -74,12 +70,12 @@ def find_place(uses_mpi, mpi4py=None):
             library = " ".join(MPI.Get_library_version().split())[:40]
             return Place(comm.rank, comm.size, comm, library)
     # srun without MPI sets its own only, and hands on what an mpiexec around the notebook has set.
-    for rank, size in ENVIRONMENTS if uses_mpi else (SRUN, *ENVIRONMENTS):
+    for rank, size in ENVIRONMENTS if uses_mpi else (SRUN.identity[-1], *ENVIRONMENTS):
         if rank in os.environ and size in os.environ:
             return Place(int(os.environ[rank]), int(os.environ[size]))
     raise JobError(
         "a process of the job does not know its rank: there is no mpi4py, and the environment has "
-        "none of PMI_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID. Install mpi4py on every node"
+        f"none of {', '.join(SURE)}. Install mpi4py on every node"
     )
 
 
@@ -88,15 +84,15 @@ def check_size(place, world_size):
     if place.size == world_size:
         return
     who = "the environment" if place.comm is None else "MPI"
-    told = f"{world_size} ranks were asked for, but {who} says: rank {place.rank} of {place.size}"
+    found = f"{world_size} ranks were asked for, but {who} says: rank {place.rank} of {place.size}"
     if place.size > 1:
-        raise JobError(f"{told}. Does the launcher get a number of its own, say by -n?")
+        raise JobError(f"{found}. Does the launcher get a number of its own, say by -n?")
     if place.comm is None:
         raise JobError(
-            f"{told}. Is the notebook itself a process of mpiexec or srun? Start it without them"
+            f"{found}. Is the notebook itself a process of mpiexec or srun? Start it without them"
         )
     raise JobError(
-        f"{told}. mpiexec belongs to another MPI than the one mpi4py has loaded "
+        f"{found}. mpiexec belongs to another MPI than the one mpi4py has loaded "
         f"({place.library}): name the right mpiexec by launcher=..., or install mpi4py for its MPI"
     )
 
@@ -104,7 +100,7 @@ def check_size(place, world_size):
 def meet(place, folder):
     """The store of the job; Gloo is told the interface by which the ranks reach each other."""
     if place.comm is not None:
-        from ...mpi.rendezvous import meet as meet_by_mpi
+        from ..launch.rendezvous import meet as meet_by_mpi
 
         store, address = meet_by_mpi(place.comm)
     else:
@@ -135,8 +131,8 @@ def _meet_by_files(place, folder):
             )
         store.set("address", address)
         return store, address
-    told = _when_there(folder)
-    addresses, port = told["addresses"], told["port"]
+    meeting = _read_meeting(folder)
+    addresses, port = meeting["addresses"], meeting["port"]
     reached = which_answer(addresses, port)
     if not reached:
         raise JobError(
@@ -148,12 +144,13 @@ def _meet_by_files(place, folder):
     return store, store.get("address").decode()
 
 
-def _when_there(folder):
+def _read_meeting(folder):
+    """Where rank 0 listens, as soon as it has written it down."""
     deadline = time.monotonic() + MEET_S
     while time.monotonic() < deadline:
-        told = folder.read_json("meeting.json")
-        if told is not None:
-            return told
+        meeting = folder.read_json("meeting.json")
+        if meeting is not None:
+            return meeting
         time.sleep(LOOK_S)
     raise JobError(
         f"rank 0 has not written {folder.file('meeting.json')} for {MEET_S:g} s: is this folder "

@@ -20,17 +20,17 @@ class JobMonitor(RunMonitor):
     Parameters
     ----------
     folder : JobFolder
-    meanwhile : callable
+    while_waiting : callable
         Called again and again while ranks are waited for.
     """
 
-    def __init__(self, folder, meanwhile=lambda: None):
+    def __init__(self, folder, while_waiting=lambda: None):
         job = folder.read_json("job.json")
         super().__init__(
             job["function"], job["world_size"], job["cells"], job["timeout_s"], job["check"]
         )
         self._folder = folder
-        self._meanwhile = meanwhile
+        self._while_waiting = while_waiting
         ranks = range(self.world_size)
         self.logs = [LogFile(folder.file("log", rank), rank) for rank in ranks]
         self._asleep = {}
@@ -95,7 +95,7 @@ class JobMonitor(RunMonitor):
             for rank in ranks:
                 text = self._folder.read("err", rank) or b""
                 found[rank] = failures.frames_in(text[sizes[rank] :])
-            self._meanwhile()
+            self._while_waiting()
             time.sleep(LOOK_S)
         return found
 

@@ -38,16 +38,16 @@ def main(path):
     """Be a rank of the job in this folder."""
     folder = JobFolder(path)
     job = folder.read_json("job.json")
-    told, tell = os.pipe()
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid:
-        os.close(tell)
-        os._exit(supervise(folder, pid, told))
-    os.close(told)
+        os.close(writer)
+        os._exit(supervise(folder, pid, reader))
+    os.close(reader)
     die_with_the_supervisor()
     try:
         check_versions(job["versions"])
-        code = _be_rank(folder, job, tell)
+        code = _be_rank(folder, job, writer)
     except SimlibError as error:
         code = _refuse(folder, str(error))
     except BaseException as error:  # before the learner's function, or after it
@@ -55,17 +55,17 @@ def main(path):
         words = f"a rank on {os.uname().nodename} could not join or leave the others"
         code = _refuse(folder, f"{words}: {returned.short(error)}")
     if code == 0 and job["uses_mpi"]:
-        _leave_mpiexec(tell)
+        _leave_mpiexec(writer)
     os._exit(code)
 
 
-def _leave_mpiexec(tell):
+def _leave_mpiexec(writer):
     """End this process by the C library: MPICH takes its leave of mpiexec in an exit handler.
 
     mpiexec takes an end without it for a crash, and kills the other ranks' supervisors. Handlers of
     other libraries run as well: whatever they do, the rank has told its supervisor that it is done.
     """
-    os.write(tell, f"{LEFT}\n".encode())
+    os.write(writer, f"{LEFT}\n".encode())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LEAVE_S)
     ctypes.CDLL(None).exit(0)
@@ -81,13 +81,13 @@ def _refuse(folder, words):
     return REFUSED
 
 
-def _be_rank(folder, job, tell):
+def _be_rank(folder, job, writer):
     """Join the others, run the function, leave with them; returns the exit code."""
     place = identity.find_place(job["uses_mpi"], job["versions"]["mpi4py"])
     identity.check_size(place, job["world_size"])
     rank, size = place.rank, place.size
     memory = logs.create(folder.file("log", rank))
-    os.write(tell, f"{rank}\n".encode())
+    os.write(writer, f"{rank}\n".encode())
     recorder = _join(place, folder, memory)
     _connect_output(folder, rank)
     answer = _call(folder, rank, size, recorder)
@@ -99,13 +99,13 @@ def _be_rank(folder, job, tell):
             f"rank {rank} on {os.uname().nodename} cannot write what it came to, {len(answer):,} "
             f"bytes, into {folder.path}: {error.strerror}"
         ) from None
-    if word_of(answer) != "result":
+    if kind_of(answer) != "result":
         return 1
     identity.leave_together(place, recorder.store)
     return 0
 
 
-def word_of(answer):
+def kind_of(answer):
     """``result``, ``error``... of an answer, without the rest where that cannot be rebuilt."""
     try:
         return pickle.loads(answer)[0]
@@ -114,7 +114,7 @@ def word_of(answer):
 
 
 def _join(place, folder, memory):
-    """Make the default group; tell the folder where this rank is, and how its clock goes."""
+    """Make the default group; writer the folder where this rank is, and how its clock goes."""
     rank, size = place.rank, place.size
     torch.set_num_threads(1)
     store = identity.meet(place, folder)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-CAUSES = (
+from ..launch.causes import NO_PYTHON
+from ..launch.launchers import LAUNCHERS
+from .schedulers import SCHEDULERS
+
+SSH = (
     (
         r"Could not resolve hostname (?P<host>[^:\s]+)|unknown host:? (?P<host2>\S+)"
         r"|(?P<host3>\S+): Name or service not known",
@@ -34,18 +39,9 @@ CAUSES = (
         "ssh does not know a host yet, or its key has changed: ssh to each host once by hand, and "
         "compare its key",
     ),
-    (
-        r"(hydra_pmi_proxy|hydra_bstrap_proxy|orted|prted|pmi_proxy)\S*:? .*"
-        r"(No such file|not found|Permission denied|cannot execute)",
-        "a host has no MPI where this one has it{which}: install the same MPI there, at the "
-        "same path",
-    ),
-    (
-        r"execvp error on file (?P<host>\S+)|(?P<host2>\S+): (command )?not found"
-        r"|unable to find the specified executable",
-        "a host cannot run the Python of this notebook, {host}{which}: install the same "
-        "environment there, at the same path",
-    ),
+)
+SHELL = (
+    (r"(?P<host>\S+): (command )?not found", NO_PYTHON),
     (
         r"can't open file '?(?P<host>[^']*start\.py)",
         "a host does not see the job's folder, with its {host}{which}: it must be on a "
@@ -56,48 +52,33 @@ CAUSES = (
         "a host cannot run {host}, a library of the system is missing there{which}: install the "
         "same environment on every host",
     ),
-    (
-        r"unsupported PMI version",
-        "mpiexec belongs to another MPI than the one mpi4py has loaded: name the right mpiexec by "
-        "launcher=..., or install mpi4py for its MPI",
-    ),
-    (
-        r"not enough slots|More processors requested than permitted"
-        r"|Requested node configuration is not available|cannot be satisfied"
-        r"|Node count specification invalid|Requested time limit is invalid",
-        "more was asked for than there is: take fewer ranks or nodes",
-    ),
-    (
-        r"nvalid partition",
-        "there is no such partition: sinfo lists those there are",
-    ),
-    (
-        r"nvalid account",
-        "there is no such account here: sacctmgr show associations lists yours",
-    ),
-    (
-        r"DUE TO TIME LIMIT|APPLICATION TIMED OUT",
-        "the queue's time limit was over before its ranks were done: give it more by "
-        "time_limit=..., as far as the partition allows",
-    ),
-    (
-        r"DUE TO PREEMPTION",
-        "the queue gave its nodes to a more urgent job: submit it again",
-    ),
-    (
-        r"DUE TO NODE FAILURE|Node failure on (?P<host>\S+)",
-        "a node failed while it ran: submit it again",
-    ),
 )
-BY_QUEUE = re.compile("DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE)")
+CAUSES = (
+    *SSH,
+    *dict.fromkeys(failure for launcher in LAUNCHERS for failure in launcher.failures),
+    *SHELL,
+    *(failure for scheduler in SCHEDULERS.values() for failure in scheduler.failures),
+)
+SHELL_HOPELESS = (
+    r"start\.py': \[Errno 2\]",
+    "command not found",
+    "error while loading shared libraries",
+    "^Fatal Python error",
+    "[Ee]xec format error",
+)
+HOPELESS = "|".join(
+    dict.fromkeys([*SHELL_HOPELESS, *(words for each in LAUNCHERS for words in each.hopeless)])
+)
+"""What is said where a rank cannot even be started."""
+BY_QUEUE = re.compile("|".join(each.ended_by_queue for each in SCHEDULERS.values()))
 
 
-def ended_by_queue(text):
+def ended_by_queue(text: str) -> bool:
     """Whether the queue has ended the job for a reason of its own, and nobody has cancelled it."""
     return bool(BY_QUEUE.search(text))
 
 
-def cause_in(text, hosts=None):
+def cause_in(text: str, hosts: Sequence[str] | None = None) -> tuple[str | None, str]:
     """``(sentence, line)``: what the launcher said, in words, and its own first line.
 
     The sentence is None where nothing of it is known. ``hosts`` are those of the job: where the

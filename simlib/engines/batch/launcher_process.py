@@ -1,7 +1,8 @@
 """Starts a job's launcher, waits for its end, keeps its limit.
 
-A program of its own, which outlives the notebook's kernel: ``python -I launch.py [--detached]
-FOLDER``. It imports nothing of simlib, so it starts at once.
+A program of its own, which outlives the notebook: ``python -I launcher_process.py [--detached]
+FOLDER``. It imports nothing of simlib, so it starts at once; what it has to know of launchers is in
+``launch.json``.
 """
 
 import json
@@ -13,12 +14,6 @@ import sys
 import time
 
 LOOK_S = 0.1
-HOPELESS = re.compile(
-    rb"execvp error|prox\w*: No such file|start\.py': \[Errno 2\]|command not found"
-    rb"|error while loading shared libraries|^Fatal Python error|[Ee]xec format error",
-    re.MULTILINE,
-)
-"""A rank cannot even be started there. The others would wait for it; some launchers let them."""
 OBEY_S = 5.0
 """How long ranks that were asked to end may take; then the launcher is killed."""
 
@@ -43,14 +38,16 @@ def main(folder):
             write_state(folder, {"state": "ended", "code": 127, "why": "code"})
             return
         signal.signal(signal.SIGTERM, lambda *_: touch(folder, "cancel"))
-        why = wait(launcher, folder, time.monotonic() + plan["time_limit"])
+        why = wait(launcher, folder, plan)
     write_state(folder, {"state": "ended", "code": launcher.returncode, "why": why})
 
 
-def wait(launcher, folder, limit):
+def wait(launcher, folder, plan):
     """Wait for the launcher; returns what ended it: ``code`` (it has ended by itself),
     ``cancel``, ``limit`` or ``hopeless``."""
     why, deadline = "code", None
+    limit = time.monotonic() + plan["time_limit"]
+    hopeless = re.compile(plan["hopeless"].encode(), re.MULTILINE)
     while True:
         try:
             launcher.wait(LOOK_S)
@@ -63,7 +60,7 @@ def wait(launcher, folder, limit):
                 why = "cancel"
             elif now > limit:
                 why = "limit"
-            elif is_hopeless(folder):
+            elif is_hopeless(folder, hopeless):
                 why = "hopeless"
             if why != "code":
                 touch(folder, "end")  # the ranks see it, on whatever host they are
@@ -74,12 +71,15 @@ def wait(launcher, folder, limit):
             deadline = now + OBEY_S
 
 
-def is_hopeless(folder):
-    """Whether no rank has joined yet, and the launcher has said that one cannot be started."""
+def is_hopeless(folder, hopeless):
+    """Whether no rank has joined yet, and the launcher has said that one cannot be started.
+
+    The others would wait for it; some launchers let them.
+    """
     if os.path.exists(os.path.join(folder, "rank-0.json")):
         return False
     with open(os.path.join(folder, "launcher.err"), "rb") as file:
-        return bool(HOPELESS.search(file.read(1 << 16)))
+        return bool(hopeless.search(file.read(1 << 16)))
 
 
 def whereabouts():

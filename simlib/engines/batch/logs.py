@@ -107,7 +107,7 @@ class LogFile(OpLogReader):
         return super().state
 
     def close(self):
-        """Nothing is held open."""
+        """There is nothing to close: each look opens the file anew."""
 
     def _moment(self, offset):
         moment_s = super()._moment(offset)

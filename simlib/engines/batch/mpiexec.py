@@ -7,15 +7,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from ...model import ucx
 from ...model.errors import InvalidCallError, JobError
+from ..launch.launchers import MPIS, Launcher, Placement, mpi_of_version
 from . import launcher_process
+from .folder import JobFolder
 
-FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
-"""Variables that Open MPI is told to take along; the other MPIs take all."""
 VERSION_LIMIT_S = 20
 LAUNCH = str(Path(launcher_process.__file__).resolve())
 
@@ -39,15 +40,15 @@ class Mpiexec:
         Seconds after which the job is ended, whatever it does.
     """
 
-    hosts: tuple = None
+    hosts: Sequence[str] | None = None
     ranks_per_node: int = 1
-    hostfile: str = None
-    launcher: tuple = None
+    hostfile: str | None = None
+    launcher: str | Sequence[str | Path] | None = None
     time_limit: float = 600
 
-    uses_mpi = True
+    uses_mpi: ClassVar[bool] = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.hosts, str):
             raise InvalidCallError(f"hosts={self.hosts!r} must be a list: hosts=[{self.hosts!r}]")
         if self.hosts is not None and self.hostfile is not None:
@@ -56,13 +57,13 @@ class Mpiexec:
         check_time_limit(self.time_limit)
 
     @property
-    def place(self):
+    def place(self) -> str:
         """Where the ranks run, in words."""
         if self.hostfile is not None:
             return f"the hosts in {self.hostfile}"
         return "this machine" if self.hosts is None else ", ".join(self.hosts)
 
-    def check(self, world_size):
+    def check(self, world_size: int) -> None:
         """Refuse more ranks than there is room for."""
         if self.hosts is None:
             return
@@ -73,7 +74,7 @@ class Mpiexec:
                 f"ranks_per_node={self.ranks_per_node}: name more hosts, or more ranks per node"
             )
 
-    def words(self):
+    def words(self) -> list[str]:
         """The command that stands for mpiexec."""
         if self.launcher:
             return words_of(self.launcher)
@@ -86,53 +87,33 @@ class Mpiexec:
             )
         return [found]
 
-    def command(self, world_size, program):
+    def command(self, world_size: int, program: list[str]) -> list[str]:
         """The whole command that runs ``program`` on every rank."""
         words = self.words()
-        mpi = mpi_of(words)
-        place = self._place_open_mpi(world_size) if mpi == "Open MPI" else self._place_hydra()
-        return [*words, "-n", str(world_size), *place, *program]
+        at = Placement(world_size, self.ranks_per_node, self.hosts, self.hostfile)
+        return [*words, "-n", str(world_size), *mpi_of(words).place(at), *program]
 
-    def environ(self):
-        """Variables for mpiexec and the ranks: a second limit, should ours not reach it; `ucx`."""
-        return {"MPIEXEC_TIMEOUT": str(int(self.time_limit) + 30), **ucx.settings()}
+    def environ(self) -> dict[str, str]:
+        """Variables for mpiexec and the ranks, of whichever MPI: the others' are not read."""
+        found = {}
+        for mpi in MPIS:
+            found.update(mpi.environ(self.time_limit))
+        return found
 
-    def start(self, folder):
-        """Start the launcher, apart from this kernel: it goes on when the kernel ends."""
+    def start(self, folder: JobFolder) -> None:
+        """Start the launcher in a session of its own: it goes on when the notebook ends."""
         program = [sys.executable, "-I", LAUNCH, "--detached", str(folder.path)]
         subprocess.run(program, stdin=subprocess.DEVNULL, check=True)
 
-    def _place_hydra(self):
-        """Options of MPICH and Intel MPI."""
-        if self.hosts is not None:
-            return ["-ppn", str(self.ranks_per_node), "-hosts", ",".join(self.hosts)]
-        if self.hostfile is not None:
-            each = ["-ppn", str(self.ranks_per_node)] if self.ranks_per_node > 1 else []
-            return [*each, "-f", os.path.abspath(self.hostfile)]
-        return []
 
-    def _place_open_mpi(self, world_size):
-        options = ["--bind-to", "none"]  # else a rank and its supervisor share one core
-        options += ["--allow-run-as-root"] if _is_root() else []
-        for name in FORWARDED:
-            if name in os.environ:
-                options += ["-x", name]
-        if self.hostfile is not None:
-            return [*options, "--hostfile", os.path.abspath(self.hostfile)]
-        if self.hosts is None:
-            return [*options, "--host", f"localhost:{world_size}"]
-        hosts = ",".join(f"{host}:{self.ranks_per_node}" for host in self.hosts)
-        return [*options, "--host", hosts]
-
-
-def words_of(command):
-    """The words of a command, told as one text or as words; it may be run from any folder."""
+def words_of(command: str | Iterable[str | Path]) -> list[str]:
+    """The words of a command, given as one text or as words; it may be run from any folder."""
     words = shlex.split(command) if isinstance(command, str) else list(map(str, command))
     return [os.path.abspath(words[0]), *words[1:]] if words and os.sep in words[0] else words
 
 
-def mpi_of(words):
-    """Which MPI an mpiexec belongs to: ``MPICH``, ``Intel MPI`` or ``Open MPI``."""
+def mpi_of(words: list[str]) -> Launcher:
+    """Which MPI an mpiexec belongs to."""
     shown = shlex.join(words)
     try:
         done = subprocess.run(
@@ -147,36 +128,23 @@ def mpi_of(words):
         raise JobError(
             f"{shown} --version has not answered for {VERSION_LIMIT_S} s: is it an mpiexec?"
         ) from None
-    return name_in(done.stdout + done.stderr, shown)
+    answer = done.stdout + done.stderr
+    mpi = mpi_of_version(answer)
+    if mpi is None:
+        first = next(iter(answer.strip().splitlines()), "nothing")
+        *names, last = (mpi.name for mpi in MPIS)
+        raise JobError(
+            f"{shown} --version answers {first!r}: it is no mpiexec of {', '.join(names)} or {last}"
+        )
+    return mpi
 
 
-def name_in(text, shown):
-    """The MPI that an answer to ``--version`` names."""
-    for mark, name in (
-        ("Intel", "Intel MPI"),
-        ("HYDRA", "MPICH"),
-        ("Open MPI", "Open MPI"),
-        ("OpenRTE", "Open MPI"),
-        ("PRRTE", "Open MPI"),
-    ):
-        if mark in text:
-            return name
-    first = next(iter(text.strip().splitlines()), "nothing")
-    raise JobError(
-        f"{shown} --version answers {first!r}: it is no mpiexec of MPICH, Intel MPI or Open MPI"
-    )
-
-
-def _is_root():
-    return hasattr(os, "geteuid") and os.geteuid() == 0
-
-
-def _check_count(name, value):
+def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidCallError(f"{name}={value!r} must be a whole number from 1")
 
 
-def check_time_limit(value):
+def check_time_limit(value: object) -> None:
     """Refuse what is no number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise InvalidCallError(f"time_limit={value!r} must be a positive number of seconds")

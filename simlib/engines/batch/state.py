@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from .slurm import Queue
+from .job_in_queue import JobInQueue
 
 START_S = 60.0
 """A job that mpiexec carries is started at once; one that has not begun by then never will."""
@@ -26,7 +26,7 @@ class JobState:
     """
 
     def __init__(self, folder, submitted):
-        self.queue = Queue(folder)
+        self.queue = JobInQueue(folder)
         self._folder = folder
         self._submitted = submitted
         self._over_at = None
@@ -34,8 +34,8 @@ class JobState:
     def now(self):
         """A dict as in ``state.json``: its ``state`` is ``queued``, ``active`` or ``ended``.
 
-        A job that has ended has ``code`` and ``why``: as `launch` says, or ``lost`` where nobody is
-        left who would write it down; then ``words`` say more.
+        A job that has ended has ``code`` and ``why``: as `launcher_process` says, or ``lost`` where
+        nobody is left who would write it down; then ``words`` say more.
         """
         state = self._written()
         if state["state"] == "ended":
@@ -57,7 +57,7 @@ class JobState:
     def _in_queue(self):
         state = self.queue.state()
         if state is None and self._folder.has("native.json"):  # handed to the queue meanwhile
-            self.queue = Queue(self._folder)
+            self.queue = JobInQueue(self._folder)
             state = self.queue.state()
         return state
 

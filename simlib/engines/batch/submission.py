@@ -15,6 +15,7 @@ from ...model.package import ROOT
 from ..host.request import Surroundings, cell_numbers, check_function, check_timeout, name_of, pack
 from .folder import JOBS, JobFolder
 from .job import Job
+from .launcher_failures import HOPELESS
 from .mpiexec import Mpiexec
 from .versions import versions
 
@@ -97,6 +98,7 @@ def submit(
         "command": [*command, str(job.file("start.py"))],
         "environ": to.environ(),
         "time_limit": to.time_limit,
+        "hopeless": HOPELESS,
     }
     job.write_json(plan, "launch.json")
     job.write_json({"state": "queued"}, "state.json")

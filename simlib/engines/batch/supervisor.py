@@ -38,12 +38,12 @@ def die_with_the_supervisor():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def supervise(folder, pid, told):
+def supervise(folder, pid, pipe):
     """Wait for the rank with this process id; returns the exit code for the launcher.
 
-    ``told`` is a pipe on which the rank says its number, and `LEFT`.
+    ``pipe`` is one on which the rank says its number, and `LEFT`.
     """
-    return Supervisor(folder, pid, told).until_the_end()
+    return Supervisor(folder, pid, pipe).until_the_end()
 
 
 class Supervisor:
@@ -52,11 +52,11 @@ class Supervisor:
     That of rank 0 looks at all ranks' logs, too, and ends the job when some wait for ever.
     """
 
-    def __init__(self, folder, pid, told):
+    def __init__(self, folder, pid, pipe):
         self._folder = folder
         self._pid = pid
-        self._told = told
-        os.set_blocking(told, False)  # a command of the rank may hold the other end
+        self._pipe = pipe
+        os.set_blocking(pipe, False)  # a command of the rank may have the other end
         self._rank = None
         self._has_left = False
         self._parent = os.getppid()
@@ -81,10 +81,10 @@ class Supervisor:
             self._look()
 
     def _look(self):
-        ready = select.select([self._told], [], [], LOOK_S)[0] if self._told is not None else ()
+        ready = select.select([self._pipe], [], [], LOOK_S)[0] if self._pipe is not None else ()
         if ready:
             self._listen()
-        elif self._told is None:
+        elif self._pipe is None:
             time.sleep(LOOK_S)
         if self._rank is None:
             return
@@ -92,7 +92,7 @@ class Supervisor:
         if logs.has_futures_taken(self._log):
             logs.write_sleeps(self._log, self._looks, sleep_count.sleep_count(self._pid))
         self._send_on()
-        self._pass_on_wish()
+        self._forward_stack_request()
         if self._judge is not None:
             self._judge.look()
 
@@ -105,7 +105,7 @@ class Supervisor:
             if place is not None and not place["is_alone"]:
                 self._log.flush()
 
-    def _pass_on_wish(self):
+    def _forward_stack_request(self):
         """Ask the rank for its stack, if somebody wants to see it."""
         if self._folder.has("stack-wanted", self._rank):
             self._folder.file("stack-wanted", self._rank).unlink(missing_ok=True)
@@ -114,7 +114,7 @@ class Supervisor:
     def _listen(self):
         """Take in what the rank says."""
         try:
-            words = os.read(self._told, 64).decode().split()
+            words = os.read(self._pipe, 64).decode().split()
         except BlockingIOError:
             return
         for word in words:
@@ -123,13 +123,13 @@ class Supervisor:
             else:
                 self._learn_rank(int(word))
         if not words:
-            os.close(self._told)
-            self._told = None
+            os.close(self._pipe)
+            self._pipe = None
 
     def _learn_rank(self, rank):
         self._rank = rank
         self._log = logs.open_memory(self._folder.file("log", rank))
-        self._judge = JobJudge(self._folder, self._pass_on_wish) if rank == 0 else None
+        self._judge = JobJudge(self._folder, self._forward_stack_request) if rank == 0 else None
 
     def _is_over(self):
         """Whether the rank has to end: the job has failed or is cancelled, or its launcher gone."""
@@ -150,7 +150,7 @@ class Supervisor:
 
     def _ended(self, code):
         """The rank's process has ended by itself."""
-        if self._told is not None:
+        if self._pipe is not None:
             self._listen()
         if self._has_left:
             code = 0
@@ -189,9 +189,9 @@ class Supervisor:
 class JobJudge:
     """The eye on all ranks, at rank 0: finds those that wait for ever and writes it down."""
 
-    def __init__(self, folder, meanwhile):
+    def __init__(self, folder, while_waiting):
         self._folder = folder
-        self._monitor = JobMonitor(folder, meanwhile)
+        self._monitor = JobMonitor(folder, while_waiting)
         self._watchdog = Watchdog(self._monitor, _NoDisplay())
         self._found = None
         self._settled_at = None
@@ -242,7 +242,7 @@ class _NoDisplay:
     """Nobody looks at a job from inside."""
 
     def status(self, text):
-        """Nothing."""
+        """Show no status."""
 
     def refresh(self):
-        """Nothing."""
+        """Draw nothing."""

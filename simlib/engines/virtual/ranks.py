@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 import cloudpickle
 import torch.distributed as dist
 
-from ...clockwork.simulation_options import Options
 from ...model.cluster import Cluster
 from ...model.package import FOLDER
 from ...record import group, returned
@@ -74,7 +73,7 @@ class SimulationRequest(Request):
     world_size: int
     cluster: Cluster
     placement: object
-    options: Options
+    options: object
     cell_numbers: dict = field(default_factory=dict)
     region: int = 0
 

@@ -28,7 +28,6 @@ from ...engines.host.hardening import (
     keep_one_server,
 )
 from ...model.trust import SCRATCH
-from .graded_checks import GradedChecks
 from .shell import receive, send, shell_main
 from .submitted import Submitted
 
@@ -50,19 +49,19 @@ class Examiner:
     ----------
     namespace : dict
         Where check and hidden cells run: functions, `check` and `measure` are put there.
+    graded : GradedChecks
+        What `check` and `measure` are in this run.
     cell_limit_s : float
         Seconds for a cell of the student's.
-    patience : float
-        How many times as long as by default the ranks of checks may make no progress.
     """
 
-    def __init__(self, namespace, cell_limit_s=20, patience=1):
+    def __init__(self, namespace, graded, cell_limit_s=20):
         close_to_others()
         if os.path.isdir(SCRATCH):
             tempfile.tempdir = SCRATCH
         self._namespace = namespace
         self._cell_limit_s = cell_limit_s
-        self._graded = GradedChecks(patience)
+        self._graded = graded
         self._cells = OnlyStudents()
         self._shell = None
         self._ran = []

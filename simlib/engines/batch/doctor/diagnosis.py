@@ -1,4 +1,4 @@
-"""What a check is, and what it comes to."""
+"""A check, and its verdict."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from ..mpiexec import FORWARDED
+from ...launch.launchers import FORWARDED
 from . import probe
 
 CONNECT_S = 5

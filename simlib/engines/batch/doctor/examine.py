@@ -14,7 +14,7 @@ STATES = OK, WRONG, NOT_ASKED = "ok", "wrong", "not asked"
 
 @dataclass(frozen=True)
 class Line:
-    """What one check came to on one host, or on all together.
+    """The result of one check on one host, or on all together.
 
     Attributes
     ----------

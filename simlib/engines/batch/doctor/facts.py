@@ -13,11 +13,12 @@ from pathlib import Path
 
 from ....model.errors import InvalidCallError, JobError
 from ....model.package import ROOT
+from ...launch.launchers import mpi_named
 from ..mpiexec import Mpiexec, mpi_of
 from .dialog import Dialog, NoAnswer
 from .together import run_together
 
-CLOCK_ASKED = 5  # times; the quickest answer tells most
+CLOCK_ROUNDS = 5  # the quickest answer tells most
 FILE_S = 3  # a network filesystem may show a new file late
 
 
@@ -46,7 +47,7 @@ class Facts:
     mpi_wrong : str or None
         Why there is no usable mpiexec.
     together : dict or None
-        What a program under mpiexec came to (see `together`), with the hosts that it ran on.
+        How a program under mpiexec went (see `together`), with the hosts that it ran on.
     """
 
     hosts: list
@@ -57,10 +58,10 @@ class Facts:
     clocks: dict = field(default_factory=dict)
     written: set = field(default_factory=set)
     unreached: dict = field(default_factory=dict)
-    mpiexec: str = None
-    mpi: str = None
-    mpi_wrong: str = None
-    together: dict = None
+    mpiexec: str | None = None
+    mpi: str | None = None
+    mpi_wrong: str | None = None
+    together: dict | None = None
 
     def on(self, host):
         """The facts of a host; of this machine where no hosts were named."""
@@ -90,10 +91,11 @@ def gather(hosts, launcher, folder, can_run):
     place = tempfile.mkdtemp(prefix=".simlib-doctor-", dir=facts.folder)
     os.chmod(place, 0o1777)  # another account is a finding of its own
     token = secrets.token_hex(8)
-    Path(place, "asked").write_text(token)
+    Path(place, "question").write_text(token)
     question = {
         "root": str(ROOT),
         "mpiexec": facts.mpiexec,
+        "proxy": mpi_named(facts.mpi).proxy if facts.mpi else None,
         "folder": place,
         "token": token,
         "names": hosts,
@@ -120,7 +122,7 @@ def _find_mpiexec(facts, launcher):
     try:
         words = Mpiexec(launcher=launcher).words()
         facts.mpiexec = shutil.which(words[0])
-        facts.mpi = mpi_of(words)
+        facts.mpi = mpi_of(words).name
     except (JobError, OSError) as error:
         facts.mpi_wrong = str(error)
 
@@ -134,7 +136,7 @@ def _ask(facts, dialogs, host, question):
             facts.here = dialog.ask("facts", **question)
             return
         facts.of[host] = dialog.ask("facts", **question)
-        facts.clocks[host] = min((_clock(dialog) for _ in range(CLOCK_ASKED)), key=lambda c: c[1])
+        facts.clocks[host] = min((_clock(dialog) for _ in range(CLOCK_ROUNDS)), key=lambda c: c[1])
     except NoAnswer as error:
         if host is None:
             raise InvalidCallError(f"this machine did not answer itself: {error}") from None
@@ -144,35 +146,35 @@ def _ask(facts, dialogs, host, question):
 
 def _clock(dialog):
     """``(offset, error)`` of a host's clock by one question, as NTP does it."""
-    asked_s, begin_s = time.time(), time.monotonic()
+    sent_s, begin_s = time.time(), time.monotonic()
     theirs_s = dialog.ask("clock")
     trip_s = time.monotonic() - begin_s
-    return theirs_s - (asked_s + trip_s / 2), trip_s / 2
+    return theirs_s - (sent_s + trip_s / 2), trip_s / 2
 
 
 def _ask_connections(facts, dialogs, pool):
     """Have every host, and this machine, try a free port of each other."""
-    asked = {host: dialog for host, dialog in dialogs.items() if host is None or host in facts.of}
-    if len(asked) < 2:
+    there = {host: dialog for host, dialog in dialogs.items() if host is None or host in facts.of}
+    if len(there) < 2:
         return
     try:
-        ports = {host: dialog.ask("listen") for host, dialog in asked.items()}
+        ports = {host: dialog.ask("listen") for host, dialog in there.items()}
     except NoAnswer:
         return
 
     def attempt(host):
         places = []
-        for other in asked:
+        for other in there:
             address = address_of(facts, other, seen_by=host)
             if other != host and address:
                 places.append([other or "", address, ports[other]])
         try:
-            answers = asked[host].ask("connect", places=places)
+            answers = there[host].ask("connect", places=places)
         except NoAnswer:
             return
         facts.unreached[host] = {name: words for name, words in answers.items() if words}
 
-    list(pool.map(attempt, asked))
+    list(pool.map(attempt, there))
 
 
 def address_of(facts, host, seen_by):

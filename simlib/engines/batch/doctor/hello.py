@@ -1,7 +1,7 @@
 """What every rank runs: a hello over MPI, then ping-pong between pairs of ranks.
 
-It needs mpi4py alone. Each step is printed as soon as it is done, one JSON line: where it comes to
-a stand, the steps before it have been told.
+It needs mpi4py alone. Each step is printed as soon as it is done, one JSON line: where it
+hangs, the steps before are known.
 """
 
 import itertools

@@ -10,9 +10,8 @@ import re
 import socket
 import sys
 
-from ....model.errors import JobError
+from ...launch.launchers import mpi_named, mpi_of_library, mpi_of_version
 from ..launcher_failures import cause_in
-from ..mpiexec import name_in
 from ..versions import versions
 from .diagnosis import Check, well, wrong
 from .dialog import NO_PYTHON
@@ -143,9 +142,10 @@ def mpi(facts, host):
     mine, theirs = (_mpi_version(of["mpi"]["version"]) for of in (facts.here, facts.on(host)))
     if mine != theirs:
         return wrong(f"its MPI is {theirs}, here {mine}: install the same on every host")
-    if facts.mpi != "Open MPI" and facts.hosts and facts.here["mpi"]["proxy"] > found["proxy"]:
+    proxy = mpi_named(facts.mpi).proxy
+    if proxy and facts.hosts and facts.here["mpi"]["proxy"] > found["proxy"]:
         return wrong(
-            f"{facts.mpiexec} is there without its hydra_pmi_proxy: install {facts.mpi} anew there"
+            f"{facts.mpiexec} is there without its {proxy}: install {facts.mpi} anew there"
         )
     return well(f"{theirs}, {facts.mpiexec}")
 
@@ -153,12 +153,11 @@ def mpi(facts, host):
 def _mpi_version(answer):
     """Which MPI, and which version of it, in an answer to ``--version``."""
     text = answer[1]
-    try:
-        which = name_in(text, "mpiexec")
-    except JobError:
+    found = mpi_of_version(text)
+    if found is None:
         return f"unknown ({text.strip().splitlines()[:1]})"
-    number = re.search(r"(?:Version:?|MPI\)) *([\d.]+\d)", text)
-    return f"{which} {number[1]}" if number else which
+    number = found.version_in(text)
+    return f"{found.name} {number}" if number else found.name
 
 
 def library(facts, host):
@@ -179,10 +178,8 @@ def library(facts, host):
 
 def library_of(text):
     """Which MPI a library's own words name."""
-    for mark, which in (("Intel", "Intel MPI"), ("Open MPI", "Open MPI"), ("MPICH", "MPICH")):
-        if mark in text:
-            return which
-    return (text.strip().splitlines() or ["nothing"])[0]
+    found = mpi_of_library(text)
+    return found.name if found else (text.strip().splitlines() or ["nothing"])[0]
 
 
 def files(facts, host):

@@ -30,7 +30,7 @@ def clock():
     return time.time()
 
 
-def facts(root, mpiexec, folder, token, reply, names):
+def facts(root, mpiexec, folder, token, reply, names, proxy=None):
     """All that can be said of this host alone."""
     sys.path.insert(0, root)
     return {
@@ -40,7 +40,7 @@ def facts(root, mpiexec, folder, token, reply, names):
         "executable": sys.executable,
         "packages": {name: version_of(name) for name in ("torch", "mpi4py")},
         "simlib": simlib(),
-        "mpi": mpi(mpiexec),
+        "mpi": mpi(mpiexec, proxy),
         "library": printed(
             [sys.executable, "-c", "from mpi4py import rc; rc.initialize = False\n"
              "from mpi4py import MPI; print(MPI.Get_library_version())"]
@@ -87,15 +87,15 @@ def simlib():
         return None
     folder = os.path.dirname(found.origin)
     try:
-        return [version_in(found.origin), folder, digest_of(folder)]
+        return [version_in(folder), folder, digest_of(folder)]
     except OSError as error:
         return [None, folder, error.strerror]
 
 
-def version_in(path):
-    """The version that a package's first file states."""
-    with open(path, encoding="utf-8") as file:
-        version = re.search(r'__version__ = "(.*?)"', file.read())
+def version_in(folder):
+    """The version that the simlib in a folder states."""
+    with open(os.path.join(folder, "model", "package.py"), encoding="utf-8") as file:
+        version = re.search(r'^VERSION = "(.*?)"', file.read(), re.MULTILINE)
     return version and version.group(1)
 
 
@@ -111,17 +111,21 @@ def digest_of(folder):
     return digest.hexdigest()
 
 
-def mpi(mpiexec):
+def mpi(mpiexec, proxy):
     """What the MPI at a path says of itself, and where else there is one."""
     if mpiexec is None:
         return None
-    proxy = os.path.join(os.path.dirname(mpiexec), "hydra_pmi_proxy")
-    there = os.access(mpiexec, os.X_OK) and os.path.isfile(mpiexec)
+    beside = os.path.join(os.path.dirname(mpiexec), proxy or "")
     return {
-        "version": printed([mpiexec, "--version"]) if there else None,
-        "proxy": os.access(proxy, os.X_OK) and os.path.isfile(proxy),
+        "version": printed([mpiexec, "--version"]) if is_program(mpiexec) else None,
+        "proxy": is_program(beside),
         "other": shutil.which("mpiexec"),
     }
+
+
+def is_program(path):
+    """Whether this account can run what is at a path."""
+    return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def printed(argv):
@@ -139,7 +143,7 @@ def printed(argv):
 def exchange(folder, token, reply):
     """Read a file in the common folder, and leave one: ``[was it right, what went wrong]``."""
     try:
-        with open(os.path.join(folder, "asked")) as file:
+        with open(os.path.join(folder, "question")) as file:
             seen = file.read() == token
         with open(os.path.join(folder, reply), "x") as file:  # any account could leave a link there
             file.write(token)
@@ -178,11 +182,11 @@ def interface_of(address):
     try:
         import fcntl
 
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
             for _, name in socket.if_nameindex():
                 try:
                     request = struct.pack("256s", name.encode()[:15])
-                    answer = fcntl.ioctl(asking.fileno(), 0x8915, request)  # SIOCGIFADDR
+                    answer = fcntl.ioctl(own.fileno(), 0x8915, request)  # SIOCGIFADDR
                 except OSError:  # an interface without an address
                     continue
                 if socket.inet_ntoa(answer[20:24]) == address:

