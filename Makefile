@@ -3,13 +3,14 @@
 .PHONY: help lab install test test-all test-mpi build build-check bench lint constraints clean
 
 PY := .venv/bin/python
-export PYTHON PORT SEED
+export PYTHON PORT SEED BASE
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\): *[a-z]* *## /  make \1|/p' Makefile | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
 	@echo
 	@echo "  PYTHON=python3.12 chooses the Python, PORT=9000 the port of make lab,"
-	@echo "  SEED=7 the samples of make test, NAMES=\"02_send_and_recv\" what make build builds."
+	@echo "  SEED=7 the samples of make test, BASE=main~5 the commit that it compares with,"
+	@echo "  NAMES=\"02_send_and_recv\" what make build builds."
 
 lab: install     ## install what is missing and open the course in JupyterLab
 	@$(PY) scripts/lab.py
@@ -17,7 +18,7 @@ lab: install     ## install what is missing and open the course in JupyterLab
 install:         ## make .venv and install everything into it
 	@sh scripts/install.sh
 
-test: install    ## the tests, every notebook, the build check: some 25 minutes
+test: install    ## what has changed, and a sample of the rest: some 12 minutes
 	@$(PY) scripts/run_tests.py
 
 test-all: install ## everything, with repeats: long
@@ -35,14 +36,16 @@ build-check: install ## fail where a notebook is not what authoring/ gives
 bench: install   ## measure simlib on this machine
 	@$(PY) -m benchmarks
 
-lint: install    ## ruff and codespell
+lint: install    ## ruff, codespell, the layers of imports, types
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m codespell_lib
+	@.venv/bin/lint-imports
+	@$(PY) -m mypy
 
 constraints:     ## resolve every version anew and write constraints.txt
 	@sh scripts/install.sh --write-constraints
 
 clean:           ## remove .venv, JupyterLab's settings and caches; notebooks stay
-	@rm -rf .venv .venv-mpi .jupyter .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -rf .venv .venv-mpi .jupyter .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -40,6 +40,7 @@ from simlib.grading.source import (
 
 ROOT = Path(__file__).resolve().parent.parent
 CELL_TIMEOUT_S = 120
+KINDS = ("lessons", "exercises")
 RAISES, IGNORED = "raises-exception", "nbval-ignore-output"
 PLACES = ((str(ROOT), "~/course"), (sys.prefix, "~/course/.venv"))
 """Folders of the machine that builds, and what they are called in stored outputs."""
@@ -249,7 +250,7 @@ def sources(root):
     """All source files: lessons, then exercises."""
     return [
         path
-        for kind in ("lessons", "exercises")
+        for kind in KINDS
         for path in sorted((root / "authoring" / kind).glob("[0-9][0-9]_*.py"))
     ]
 
@@ -375,7 +376,7 @@ def isolate_kernels(folder):
         os.environ[name] = str(path)
 
 
-def build(root, names=(), check=False, run=None):
+def build(root, names=(), check=False, run=None, kind=None):
     """Build or check the sources of a checkout; returns whether all is well.
 
     Parameters
@@ -388,6 +389,8 @@ def build(root, names=(), check=False, run=None):
         Compare only.
     run : collection of str, optional
         Labels of the sources that a check runs; of the others outputs are not compared.
+    kind : str, optional
+        Of `KINDS`: only these sources.
 
     Raises
     ------
@@ -395,6 +398,7 @@ def build(root, names=(), check=False, run=None):
         A source cannot be read; a notebook does not run.
     """
     chosen = [path for path in sources(root) if not names or path.stem in names]
+    chosen = [path for path in chosen if kind in (None, path.parent.name)]
     unknown = set(names) - {path.stem for path in chosen}
     if unknown:
         raise SourceError(f"authoring/ has no source named {', '.join(sorted(unknown))}")
@@ -423,6 +427,7 @@ def main():
     parser = argparse.ArgumentParser(description="Build the notebooks from authoring/.")
     parser.add_argument("names", nargs="*", help="sources to build, such as 02_send_and_recv")
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    parser.add_argument("--kind", choices=KINDS, help="only lessons or only exercises")
     parser.add_argument("--run", type=int, metavar="K", help="with --check: run only K sources")
     options = parser.parse_args()
     if options.run is not None and not options.check:
@@ -432,7 +437,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         isolate_kernels(folder)
         try:
-            return 0 if build(ROOT, names, options.check, run) else 1
+            return 0 if build(ROOT, names, options.check, run, options.kind) else 1
         except (SourceError, BuildError) as error:
             print(error, file=sys.stderr)
             return 1

@@ -30,25 +30,30 @@ pytest_plugins = ["pytester"]
 
 SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
 TEST_ALL = os.environ.get("TEST_ALL") == "1"
+DECIDED = os.environ.get("DECIDED")
+"""The file in which `make test` says what has changed; without it, nothing is left out for that."""
 
 
 def pytest_configure(config):
     # Where the tests are split over processes, all of them draw the same samples.
     os.environ["SEED"] = str(SEED)
+    splits = bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+    if not splits:  # a pytest that a test starts has nothing to do with what has changed
+        os.environ.pop("DECIDED", None)
 
 
 class Scheduling(LoadScopeScheduling):
     """Each test goes where there is room; tests that share something dear stay together.
 
-    That is JupyterLab and a browser, or the hosts of a practice cluster. pytest-xdist's own way,
-    the mark ``xdist_group``, does nothing under pytest 9.2.
+    That is a notebook's kernel, JupyterLab and a browser, or the hosts of a practice cluster.
+    pytest-xdist's own way, the mark ``xdist_group``, does nothing under pytest 9.2.
     """
 
     def _split_scope(self, nodeid):
         path = nodeid.partition("::")[0]
         if "tests/browser/" in path:
             return "browser"
-        return path if path.endswith("_hosts.py") else nodeid
+        return path if path.endswith(("_hosts.py", ".ipynb")) else nodeid
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -64,6 +69,8 @@ def pytest_collection_modifyitems(config, items):
     if TEST_ALL:
         return
     left_out = {item for item in items if item.get_closest_marker("long")} | not_drawn(items)
+    if DECIDED:
+        left_out |= not_selected(config, [item for item in items if item not in left_out])
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
@@ -80,6 +87,23 @@ def not_drawn(items):
     for (_, count), group in cases.items():
         left_out |= set(group) - set(drawn.sample(group, min(count, len(group))))
     return left_out
+
+
+def not_selected(config, items):
+    """The dear tests that `make test` leaves out, by what has changed: see scripts/selection.py."""
+    import selection
+
+    by_case = {selection.Case(item.nodeid, stratum_of(item)): item for item in items}
+    kept, lines = selection.drawn(list(by_case), selection.read(DECIDED), SEED)
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+        Path(f"{DECIDED}.txt").write_text("\n".join(lines), encoding="utf-8")
+    return {by_case[case] for case in by_case.keys() - set(kept)}
+
+
+def stratum_of(item):
+    """What the mark ``stratum`` says: of each stratum at least one case is drawn."""
+    marker = item.get_closest_marker("stratum")
+    return marker.args[0] if marker else ""
 
 
 @pytest.fixture

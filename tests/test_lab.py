@@ -1,4 +1,4 @@
-"""`make lab` for real: its server shows the start page and runs every cell of lesson 00."""
+"""`make lab`: what it refuses; its server shows the start page and runs every cell of lesson 00."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import threading
 import uuid
 from pathlib import Path
 
+import lab
 import pytest
 import requests
 import websocket
@@ -112,3 +113,42 @@ def test_make_lab_serves_lesson_00_and_every_cell_of_it_runs(server):
     finally:
         session.close()
     assert requests.get(f"{address}/api/contents", timeout=60).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "port, expected", [("ninety", "is not a port"), ("70000", "is not a port")]
+)
+def test_a_port_that_is_none(monkeypatch, port, expected):
+    monkeypatch.setenv("PORT", port)
+    assert expected in lab.main([])
+
+
+def test_a_port_that_is_taken(monkeypatch):
+    with lab.socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        monkeypatch.setenv("PORT", str(port))
+        assert (
+            lab.main([])
+            == f"Port {port} is taken by another program: choose another, PORT={port + 1}."
+        )
+
+
+def test_lab_keeps_out_of_the_home_folder_and_opens_the_start_page():
+    arguments = lab.lab_arguments("", display=False, as_root=True)
+    assert "--LabApp.default_url=/lab/tree/START.md" in arguments
+    assert "--ServerApp.open_browser=False" in arguments
+    assert "--ServerApp.allow_root=True" in arguments
+    folders = [value for name, value in lab.own_environment().items() if name.endswith("DIR")]
+    assert all(Path(folder).is_relative_to(ROOT / ".jupyter") for folder in folders)
+    assert (ROOT / "START.md").is_file()
+
+
+def test_without_a_display_no_browser_is_tried(monkeypatch):
+    monkeypatch.setattr(lab.sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not lab.has_display()
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    assert lab.has_display()

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import nbformat
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(ROOT.glob("[nes]*s/[0-9][0-9]_*.ipynb"))
@@ -87,24 +86,28 @@ def late_promises(text, there):
     return sorted(set(promised) & there)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS + PAGES, ids=name)
-def test_links_lead_somewhere(path):
-    assert list(broken_links(path)) == []
+def found_in(paths, problems):
+    """``{name: problems}`` of the files that have any."""
+    found = {name(path): list(problems(path)) for path in paths}
+    return {file: lines for file, lines in found.items() if lines}
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS + PAGES, ids=name)
-def test_names_of_simlib_exist(path):
-    assert list(unknown_names(prose(path))) == []
+def test_links_lead_somewhere():
+    assert found_in(NOTEBOOKS + PAGES, broken_links) == {}
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=name)
-def test_the_first_cell_of_a_lesson_leads_to_the_glossary(path):
-    assert "](glossary.md)" in nbformat.read(path, as_version=4).cells[0].source
+def test_names_of_simlib_exist():
+    assert found_in(NOTEBOOKS + PAGES, lambda path: unknown_names(prose(path))) == {}
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS + PAGES, ids=name)
-def test_nothing_is_to_come_that_is_there(path):
-    assert late_promises(prose(path), {lesson.name[:2] for lesson in LESSONS}) == []
+def test_the_first_cells_of_lessons_lead_to_the_glossary():
+    for path in LESSONS:
+        assert "](glossary.md)" in nbformat.read(path, as_version=4).cells[0].source, path
+
+
+def test_nothing_is_to_come_that_is_there():
+    there = {lesson.name[:2] for lesson in LESSONS}
+    assert found_in(NOTEBOOKS + PAGES, lambda path: late_promises(prose(path), there)) == {}
 
 
 def test_the_readme_and_the_glossary_lead_to_every_lesson():

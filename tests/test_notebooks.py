@@ -103,26 +103,51 @@ def task_problems(above, answer, below):
         yield f"{answer.id}: the stub has no docstring"
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=name)
-def test_a_lesson_keeps_the_form(path):
-    least = MIN_WORDS_OF_THE_FIRST if path.stem.startswith("00") else MIN_WORDS
-    assert list(lesson_problems(read(path).cells, least)) == []
+def test_lessons_keep_the_form():
+    found = {}
+    for path in LESSONS:
+        least = MIN_WORDS_OF_THE_FIRST if path.stem.startswith("00") else MIN_WORDS
+        found[name(path)] = list(lesson_problems(read(path).cells, least))
+    assert found == {name(path): [] for path in LESSONS}
 
 
-@pytest.mark.parametrize("path", EXERCISES, ids=name)
-def test_an_exercise_keeps_the_form(path):
-    assert list(exercise_problems(read(path).cells)) == []
+def test_exercises_keep_the_form():
+    found = {name(path): list(exercise_problems(read(path).cells)) for path in EXERCISES}
+    assert found == {name(path): [] for path in EXERCISES}
 
 
-@pytest.mark.parametrize("path", EXERCISES, ids=name)
-def test_an_exercise_has_a_solution_with_the_same_cells(path):
-    solution = read(ROOT / "solutions" / path.name)
-    assert [cell.id for cell in read(path).cells] == [cell.id for cell in solution.cells]
+def test_exercises_have_solutions_with_the_same_cells():
+    for path in EXERCISES:
+        solution = read(ROOT / "solutions" / path.name)
+        assert [cell.id for cell in read(path).cells] == [cell.id for cell in solution.cells], path
 
 
-@pytest.mark.parametrize("path", LESSONS + EXERCISES + SOLUTIONS, ids=name)
-def test_a_notebook_is_valid(path):
-    nbformat.validate(read(path))
+def test_notebooks_are_valid():
+    for path in LESSONS + EXERCISES + SOLUTIONS:
+        try:
+            nbformat.validate(read(path))
+        except nbformat.ValidationError as error:
+            pytest.fail(f"{name(path)}: {error}")
+
+
+def build_check(*options):
+    """What the builder says where notebooks are not what their sources give; empty if they are."""
+    command = [sys.executable, ROOT / "authoring" / "build.py", "--check", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout + done.stderr if done.returncode else ""
+
+
+def test_notebooks_are_what_their_sources_give_but_for_outputs():
+    said = build_check("--run", "0")
+    assert not said, said
+
+
+@pytest.mark.parametrize("path", LESSONS + SOLUTIONS, ids=lambda path: f"{name(path)}.ipynb")
+def test_a_source_gives_its_notebook(path):
+    """`make test` builds those that have changed and one more, see scripts/selection.py."""
+    kind = "lessons" if path in LESSONS else "exercises"
+    said = build_check("--kind", kind, path.stem)
+    assert not said, said
 
 
 def test_the_start_page_leads_to_every_notebook():

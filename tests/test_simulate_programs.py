@@ -37,13 +37,11 @@ def without(table, exceptions):
     return {name: program for name, program in table.items() if name not in exceptions}
 
 
-@pytest.mark.sample(20)
 @pytest.mark.parametrize("program", each(without(programs.WRONG, OTHER_VERDICT)))
 def test_wrong_program_is_diagnosed(program):
     check_wrong(program, simulated)
 
 
-@pytest.mark.sample(20)
 @pytest.mark.parametrize("program", each(without(programs.RIGHT, OTHER_VERDICT)))
 def test_right_program_is_left_alone(program):
     assert simulated(program, strict=True).findings == []

@@ -60,7 +60,13 @@ def run_cell(source, names):
 
 
 WRONG = [
-    pytest.param(path, answer, sentence, id=f"{path.stem}-{answer.__name__}")
+    pytest.param(
+        path,
+        answer,
+        sentence,
+        id=f"{path.stem}-{answer.__name__}",
+        marks=pytest.mark.stratum(path.stem),  # so that every question's check is tried
+    )
     for path in FILES
     for answer, sentence in load(path)["WRONG"].items()
 ]
@@ -76,20 +82,21 @@ def test_wrong_answer_is_refused(path, answer, sentence):
     assert not [other for other in others if other in verdict.reason]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_at_least_three_wrong_answers_with_sentences_of_their_own(path):
-    sentences = list(load(path)["WRONG"].values())
-    assert len(set(sentences)) == len(sentences) >= 3
+def test_at_least_three_wrong_answers_with_sentences_of_their_own():
+    for path in FILES:
+        sentences = list(load(path)["WRONG"].values())
+        assert len(set(sentences)) == len(sentences) >= 3, path
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_what_a_wrong_answer_is_goes_on_after_this_is(path):
-    names = load(path)
-    words = [(inspect.getdoc(answer) or "").partition("\n")[0] for answer in names["WRONG"]]
-    for answer, said in zip(names["WRONG"], words, strict=True):
-        assert re.fullmatch(r"[a-z].{,73}[^.\s]", said), f"{answer.__name__}: {said!r}"
-    assert len(set(words)) == len(words)
-    assert list(known_answers.sources_of(path.parent, path, names["QUESTION"])) == words
+def test_what_a_wrong_answer_is_goes_on_after_this_is():
+    for path in FILES:
+        names = load(path)
+        words = [(inspect.getdoc(answer) or "").partition("\n")[0] for answer in names["WRONG"]]
+        for answer, said in zip(names["WRONG"], words, strict=True):
+            assert re.fullmatch(r"[a-z].{,73}[^.\s]", said), f"{path}, {answer.__name__}: {said!r}"
+        assert len(set(words)) == len(words), path
+        known = known_answers.sources_of(path.parent, path, names["QUESTION"])
+        assert list(known) == words, path
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -114,14 +121,14 @@ def test_every_question_has_wrong_answers():
     assert asked == {(path.name[:2], load(path)["QUESTION"]) for path in FILES}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_points_of_the_check_are_the_points_of_the_cell(path):
-    question = load(path)["QUESTION"]
-    (source,) = EXERCISES.glob(f"{path.name[:2]}_*.py")
-    points = {
-        cell.metadata["points"]
-        for cell in jupytext.read(source, fmt="py:percent").cells
-        if cell.metadata.get("question") == question and "points" in cell.metadata
-    }
-    (in_check,) = re.findall(r"points=(\d+)", cells_of(path)["check", question])
-    assert points == {int(in_check)}
+def test_points_of_the_check_are_the_points_of_the_cell():
+    for path in FILES:
+        question = load(path)["QUESTION"]
+        (source,) = EXERCISES.glob(f"{path.name[:2]}_*.py")
+        points = {
+            cell.metadata["points"]
+            for cell in jupytext.read(source, fmt="py:percent").cells
+            if cell.metadata.get("question") == question and "points" in cell.metadata
+        }
+        (in_check,) = re.findall(r"points=(\d+)", cells_of(path)["check", question])
+        assert points == {int(in_check)}, path

@@ -30,8 +30,8 @@ def test_two_ranks_that_wait_for_each_other():
     text = "dist.recv(torch.ones(1), src=1 - rank)"
     assert str(error) == (
         "ranks 0 and 1 wait for each other\n"
-        f"  rank 0 waits for rank 1: recv(src=1) (test_diagnosis.py, line {line})   {text}\n"
-        f"  rank 1 waits for rank 0: recv(src=0) (test_diagnosis.py, line {line})   {text}\n"
+        f"  rank 0 waits for rank 1: recv(src=1) (test_verdicts.py, line {line})   {text}\n"
+        f"  rank 1 waits for rank 0: recv(src=0) (test_verdicts.py, line {line})   {text}\n"
         "Hint: both receive first: let one of them send first"
     )
     assert error.kind == "deadlock"
@@ -130,8 +130,8 @@ def test_a_race_is_a_finding_and_an_error_where_strict():
     for _ in range(2):  # in a new world and in one used again
         run = simlib.run(race, 2)
         assert [finding.kind for finding in run.findings] == ["race"]
-    assert run.findings[0].message.startswith("ranks 0 and 1: isend (test_diagnosis.py, line ")
-    assert "has its buffer written before wait (test_diagnosis.py, line " in str(run.findings[0])
+    assert run.findings[0].message.startswith("ranks 0 and 1: isend (test_verdicts.py, line ")
+    assert "has its buffer written before wait (test_verdicts.py, line " in str(run.findings[0])
     assert run.findings[0].sites[0].lineno == race.__code__.co_firstlineno + 2
     error = verdict(race, 2, simlib.RaceError, strict=True)
     assert error.kind == "race" and error.run.results == [None, None]
@@ -182,7 +182,7 @@ def test_what_is_left_over_is_found():
 
     messages = [str(finding) for finding in simlib.run(main, 2).findings]
     assert len(messages) == 2
-    assert messages[0].startswith("unfinished: rank 0: isend(dst=1) (test_diagnosis.py, line ")
+    assert messages[0].startswith("unfinished: rank 0: isend(dst=1) (test_verdicts.py, line ")
     assert messages[0].endswith("was never received")
     assert messages[1].startswith("unfinished: ranks 0 and 1: all_reduce (")
     assert verdict(main, 2, simlib.UnfinishedError, strict=True).kind == "unfinished"

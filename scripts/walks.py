@@ -1,0 +1,153 @@
+"""Which files of simlib a call passes through in the calling process, for `house.py --walks`.
+
+Five trips, each made twice and followed the second time, when all is imported and every pool is
+warm: a run, a simulated all_reduce as its rank meets it, a check, a graded notebook, a job.
+"""
+
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+RANKS = 4
+
+
+class Trip:
+    """The files of a package in which functions are called while it is followed.
+
+    Parameters
+    ----------
+    folder : Path
+        The package.
+    """
+
+    def __init__(self, folder):
+        self._prefix = f"{folder}{os.sep}"
+        self.files = {}
+        """File -> how many calls were made in it, in the order of the first."""
+
+    def _called(self, frame, event, arg):
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(self._prefix):
+            name = file.removeprefix(self._prefix)
+            self.files[name] = self.files.get(name, 0) + 1
+
+    def __enter__(self):
+        threading.setprofile(self._called)
+        sys.setprofile(self._called)
+        return self
+
+    def __exit__(self, *error):
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    def __str__(self):
+        return f"{len(self.files)} files, {sum(self.files.values())} calls: {' '.join(self.files)}"
+
+
+def total(rank, world_size):
+    """The sum of ones over all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    return x.item()
+
+
+def run(folder):
+    """A run of four ranks."""
+    import simlib
+
+    simlib.run(total, RANKS)
+    with Trip(folder) as trip:
+        simlib.run(total, RANKS)
+    return trip
+
+
+def simulated_all_reduce(folder):
+    """One `all_reduce` of one simulated rank, the second that it calls."""
+    import torch
+    import torch.distributed as dist
+
+    import simlib
+
+    def main(rank, world_size):
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        with Trip(folder) as trip:
+            dist.all_reduce(x)
+        return trip.files
+
+    simulation = simlib.simulate(main, RANKS)
+    trip = Trip(folder)
+    trip.files = max(simulation.results, key=len)
+    return trip
+
+
+def check(folder):
+    """A check of an answer that is right."""
+    from simlib.checks import check, only
+
+    def inputs(rank, world_size):
+        return ()
+
+    def expected():
+        return [2.0, 2.0]
+
+    def checked():
+        return check("total", total, inputs, expected, only("all_reduce"), worlds=[2])
+
+    checked()
+    with Trip(folder) as trip:
+        verdict = checked()
+    assert verdict.status == "right", verdict
+    return trip
+
+
+def graded_notebook(folder):
+    """The solution of the first exercise, graded in the sandbox; a sentence where there is none."""
+    from simlib.grading import sandbox
+    from simlib.grading.exercise import read_exercise
+    from simlib.grading.expected import record
+    from simlib.grading.grade import grade
+
+    if sandbox.why_not():
+        return sandbox.why_not()
+    source = min((folder.parent / "authoring" / "exercises").glob("[0-9]*.py"))
+    content = (folder.parent / "solutions" / f"{source.stem}.ipynb").read_bytes()
+    exercise, limits = read_exercise(source), sandbox.Limits(notebook_s=600, cell_s=300)
+    expected = record(exercise, 1, limits)
+    with Trip(folder) as trip:
+        result = grade(content, exercise, expected, 1, limits)
+    assert all(one.status == "right" for one in result.questions), result
+    return trip
+
+
+def job(folder):
+    """A job submitted to this machine's mpiexec, and its result."""
+    import simlib
+
+    with tempfile.TemporaryDirectory() as jobs:
+
+        def submitted():
+            return simlib.submit(total, 2, to=simlib.Mpiexec(), folder=jobs).result()
+
+        submitted()
+        with Trip(folder) as trip:
+            submitted()
+    return trip
+
+
+def describe(folder):
+    """A line for each trip through the package in a folder, whose name must be simlib."""
+    sys.path.insert(0, str(folder.parent))
+    # Ranks and jobs are processes of their own: they must find the same package, and `total`.
+    here = Path(__file__).resolve().parent
+    os.environ["PYTHONPATH"] = f"{folder.parent}{os.pathsep}{here}"
+    import simlib
+
+    assert Path(simlib.__file__).parent == folder, f"{simlib.__file__} was imported before"
+    for trip in (run, simulated_all_reduce, check, graded_notebook, job):
+        yield f"{trip.__name__.replace('_', ' '):20s} {trip(folder)}"
