@@ -226,7 +226,7 @@ def recording(monkeypatch):
             found = {key: CellResult("same", outputs=outputs) for key, outputs in printed.items()}
             return Session(found, "", 1.0, "")
 
-        monkeypatch.setattr(expected, "run_notebook", run_notebook)
+        monkeypatch.setattr(known_answers, "run_notebook", run_notebook)
 
     return give
 
