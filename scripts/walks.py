@@ -108,9 +108,10 @@ def check(folder):
 
 def graded_notebook(folder):
     """The solution of the first exercise, graded in the sandbox; a sentence where there is none."""
+    from simlib.grading.expected import record
+
     from simlib.grading import sandbox
     from simlib.grading.exercise import read_exercise
-    from simlib.grading.expected import record
     from simlib.grading.grade import grade
 
     if sandbox.why_not():
