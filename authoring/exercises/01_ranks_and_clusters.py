@@ -13,7 +13,15 @@
 import torch
 import torch.distributed as dist
 
-from simlib.checks import check, collective_nbytes, collectives, measure, messages, nbytes, only
+from simlib.checks import (
+    check,
+    collective_nbytes,
+    collectives,
+    measure,
+    messages,
+    nbytes,
+    only,
+)
 
 # %% [markdown]
 # ## 1. Deal out the examples (★, 10 minutes, 2 points)
