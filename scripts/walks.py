@@ -43,14 +43,24 @@ class Trip:
         return f"{len(self.files)} files, {sum(self.files.values())} calls: {' '.join(self.files)}"
 
 
-def total(rank, world_size):
-    """The sum of ones over all ranks."""
-    import torch
-    import torch.distributed as dist
+def in_a_cell():
+    """A rank function that travels by value, as one of a notebook's cell does.
 
-    x = torch.ones(1)
-    dist.all_reduce(x)
-    return x.item()
+    Ranks that import a module of the learner's are not used again: it may have been edited.
+    """
+
+    def total(rank, world_size):
+        import torch
+        import torch.distributed as dist
+
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        return x.item()
+
+    return total
+
+
+total = in_a_cell()
 
 
 def run(folder):
