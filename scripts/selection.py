@@ -215,7 +215,7 @@ def share_of(group, near):
 
 
 def draw(cases, share, dice):
-    """A share of each function and stratum, of each one case at least; from 1 on, so many of all."""
+    """A share of each function and stratum, one case at least; from 1 on, so many of all."""
     if share >= 1:
         return dice.sample(cases, min(int(share), len(cases)))
     strata = defaultdict(list)
