@@ -1,4 +1,4 @@
-"""Which files of simlib a call passes through in the calling process, for `house.py --walks`.
+"""Which files of simlib a call passes through in the calling thread, for `house.py --walks`.
 
 Five trips, each made twice and followed the second time, when all is imported and every pool is
 warm: a run, a simulated all_reduce as its rank meets it, a check, a graded notebook, a job.
@@ -7,7 +7,6 @@ warm: a run, a simulated all_reduce as its rank meets it, a check, a graded note
 import os
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 RANKS = 4
@@ -34,13 +33,11 @@ class Trip:
             self.files[name] = self.files.get(name, 0) + 1
 
     def __enter__(self):
-        threading.setprofile(self._called)
         sys.setprofile(self._called)
         return self
 
     def __exit__(self, *error):
         sys.setprofile(None)
-        threading.setprofile(None)
 
     def __str__(self):
         return f"{len(self.files)} files, {sum(self.files.values())} calls: {' '.join(self.files)}"
@@ -108,12 +105,14 @@ def check(folder):
 
 def graded_notebook(folder):
     """The solution of the first exercise, graded in the sandbox; a sentence where there is none."""
-    from simlib.grading.expected import record
-
     from simlib.grading import sandbox
     from simlib.grading.exercise import read_exercise
     from simlib.grading.grade import grade
 
+    try:
+        from simlib.grading.known_answers import record
+    except ModuleNotFoundError:  # a simlib of before its rooms
+        from simlib.grading.expected import record
     if sandbox.why_not():
         return sandbox.why_not()
     source = min((folder.parent / "authoring" / "exercises").glob("[0-9]*.py"))
