@@ -153,3 +153,12 @@ def names_in(source):
         elif isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == PACKAGE:
             found.add(f"{PACKAGE}.{node.attr}")
     return found
+
+
+def imported(source):
+    """The modules that some code imports from, by the names in its import lines."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module

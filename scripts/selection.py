@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from changes import CHANGED, REACHED, ROOT, UNTOUCHED, names_in
+from changes import CHANGED, REACHED, ROOT, UNTOUCHED, imported, names_in
 
 NEARNESS = (CHANGED, REACHED, UNTOUCHED)
 
@@ -35,11 +35,11 @@ class Group(NamedTuple):
     """Patterns of node ids: files, or ``file::function``."""
     rooms: tuple
     """Paths: where one of them has changed, all the tests run."""
-    untouched: float = 0
-    """The share of the cases of each function that is drawn otherwise, one at least; 0: one test of
-    the whole group."""
+    untouched: float = 1
+    """What is drawn otherwise: below 1 the share of the cases of each function, one at least; else
+    so many tests of the whole group."""
     reached: float | None = None
-    """The share where only what the rooms import has changed; None: the same."""
+    """The same where only what the rooms import has changed; None: as many."""
 
 
 GROUPS = (
@@ -67,7 +67,19 @@ GROUPS = (
         "builder",
         ("tests/test_build.py",),
         ("authoring/build.py", "authoring/kernels.py", "simlib/grading/source.py"),
-        untouched=1 / 4,
+        untouched=8,
+    ),
+    Group(
+        "grading",
+        (
+            "tests/grading/*",
+            "tests/test_grading.py",
+            "tests/test_classroom.py",
+            "tests/test_public.py",
+        ),
+        ("simlib/grading", "simlib/checks"),
+        untouched=8,
+        reached=16,
     ),
     Group(
         "zoo on processes",
@@ -111,11 +123,21 @@ def decide(reach, root=ROOT):
 
 
 def own_files(group, root):
-    """The files of a group's tests."""
+    """The files of a group's tests, and those beside them that they import."""
     patterns = {pattern.partition("::")[0] for pattern in group.tests}
-    return tuple(
-        path.relative_to(root).as_posix() for one in sorted(patterns) for path in root.glob(one)
-    )
+    left = [path for one in patterns for path in root.glob(one)]
+    found = set()
+    while left:
+        path = left.pop()
+        if path in found:
+            continue
+        found.add(path)
+        if path.suffix == ".py":
+            names = {name.partition(".")[0] for name in imported(path.read_text(encoding="utf-8"))}
+            places = [place / name for place in (root / "tests", path.parent) for name in names]
+            left += [one.with_suffix(".py") for one in places if one.with_suffix(".py").is_file()]
+            left += [one for one in places if one.is_dir()]
+    return tuple(path.relative_to(root).as_posix() for path in sorted(found))
 
 
 def notebooks(root):
@@ -186,16 +208,16 @@ def belongs(node, group):
 
 
 def share_of(group, near):
-    """The share of a group's cases that is drawn; 0 for one test in all."""
+    """What is drawn of a group, see `Group`."""
     if near == REACHED and group.reached is not None:
         return group.reached
     return group.untouched
 
 
 def draw(cases, share, dice):
-    """That share of the cases of each function and stratum, one at least; 0: one of all."""
-    if not share:
-        return dice.sample(cases, 1)
+    """A share of each function and stratum, one case at least; from 1 on, so many of all."""
+    if share >= 1:
+        return dice.sample(cases, min(int(share), len(cases)))
     strata = defaultdict(list)
     for case in cases:
         strata[case.id.partition("[")[0], case.stratum].append(case)

@@ -153,7 +153,9 @@ def job(folder):
 def describe(folder):
     """A line for each trip through the package in a folder, whose name must be simlib."""
     sys.path.insert(0, str(folder.parent))
-    # Ranks and jobs are processes of their own: they must find the same package, and `total`.
+    # Ranks and jobs are processes of their own: they must find the same package, and `total`. The
+    # folder they start in comes first.
+    os.chdir(folder.parent)
     here = Path(__file__).resolve().parent
     os.environ["PYTHONPATH"] = f"{folder.parent}{os.pathsep}{here}"
     import simlib

@@ -45,6 +45,13 @@ def test_where_nothing_has_changed_each_group_is_drawn_from(seed):
     assert kept == drawn(HOSTS + ZOO + OTHER + CELLS, decided(UNTOUCHED), seed)[0]
 
 
+def test_so_many_of_a_whole_group_and_never_more_than_there_are():
+    grading = [Case(f"tests/grading/test_root.py::test_{n}") for n in range(20)]
+    assert len(drawn(grading, decided(UNTOUCHED), 1)[0]) == 8
+    assert len(drawn(grading, decided(REACHED), 1)[0]) == 16
+    assert drawn(grading[:3], decided(UNTOUCHED), 1)[0] == grading[:3]
+
+
 def test_what_is_reached_is_drawn_from_more():
     kept = drawn(ZOO + CELLS, decided(REACHED), 1)[0]
     assert count(kept, ZOO) == 3 * 4
@@ -97,6 +104,9 @@ def test_a_group_names_what_there_is(group):
         ("simlib/engines/batch/doctor/probe.py", "doctor"),
         ("scripts/install.py", "installer"),
         ("tests/browser/notebook_page.py", "browser"),
+        ("tests/breaking.py", "hosts and Slurm"),
+        ("tests/class_made.py", "browser"),
+        ("simlib/grading/sandbox.py", "grading"),
         ("simlib/collectives/gloo.py", "schedules"),
         ("authoring/wrong_answers/01_report.py", "wrong answers"),
     ],
