@@ -40,7 +40,6 @@ FEW = 3
 """More failures than these are no accident: there is no second run."""
 TWO_AT_A_TIME = ["-n", "2"]
 """Much of a test is waiting: for a process to start, for a verdict."""
-LINT_IMPORTS = "from importlinter.cli import lint_imports_command as main; main()"
 STOPPED, INTERRUPTED = 124, 130
 
 
@@ -169,9 +168,13 @@ def run_watched(program, rest, environment, has_limit):
 def look_again(part, failed, environment, file):
     """``(exit code, notes)`` of what failed and runs once more, with nothing beside it."""
     print(f"\n== {part.name}: once more, alone: {', '.join(failed)}", flush=True)
+    whole = {name: value for name, value in environment.items() if name != "DECIDED"}
     code, found = run_watched(
-        part.program, failed, {**environment, "PROGRESS": str(file)}, has_limit=True
+        part.program, failed, {**whole, "PROGRESS": str(file)}, has_limit=True
     )
+    if code in (STOPPED, INTERRUPTED):
+        running = [f"still running: {name}" for name in found.running]
+        return code, [f"failed before: {name}" for name in failed] + running
     if code:
         return code, [f"failed again: {name}" for name in found.failed]
     listed = second_look()

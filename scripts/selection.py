@@ -51,7 +51,12 @@ GROUPS = (
     Group(
         "doctor",
         ("tests/test_doctor.py", "tests/test_doctor_probe.py"),
-        (f"{BATCH}/doctor",),
+        (
+            f"{BATCH}/doctor",
+            f"{BATCH}/launcher_failures.py",
+            f"{BATCH}/versions.py",
+            "simlib/engines/launch",
+        ),
     ),
     Group(
         "browser",

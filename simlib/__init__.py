@@ -34,7 +34,7 @@ from .model.errors import (
     StuckError,
     UnfinishedError,
 )
-from .model.package import VERSION
+from .model.package import VERSION as _VERSION
 from .model.trace import Collective, Group, Message, Op, Site, Trace
 from .record.this_rank import compute, held
 from .results.load import load
@@ -81,4 +81,4 @@ __all__ = [
     "simulate",
     "submit",
 ]
-__version__ = VERSION
+__version__ = _VERSION

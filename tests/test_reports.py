@@ -370,7 +370,7 @@ def test_what_is_set_by_hand_has_the_status_of_the_notebook(report, tmp_path):
         ("student_01,04,mean_of_all,1,\nstudent_01,04,mean_of_all,2,", "line 3: .* before"),
     ],
 )
-def test_a_wrong_line_is_reason_and_box(report, tmp_path, lines, words):
+def test_a_wrong_line_is_told(report, tmp_path, lines, words):
     path = tmp_path / "overrides.csv"
     head = "" if lines.startswith("a,b") else "student,exercise,question,points,comment\n"
     path.write_text(head + lines)

@@ -362,3 +362,18 @@ def test_a_file_that_starts_a_run_when_it_is_imported_is_told_its_line(tmp_path,
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     (told,) = (line for line in done.stderr.splitlines() if line.startswith("simlib.model.errors."))
     assert "a rank cannot start another one" in told and told.endswith("(starts.py, line 6)")
+
+
+@pytest.mark.parametrize("start", ["simlib.run(main, 2)", "simlib.simulate(main, 2)"])
+def test_a_simlib_behind_a_link_shows_no_lines_of_its_own(tmp_path, start):
+    os.symlink(os.path.dirname(simlib.__file__), tmp_path / "simlib")
+    (tmp_path / "t.py").write_text(
+        "import simlib, torch, torch.distributed as dist\n\n"
+        "def main(rank, world_size):\n    dist.send(torch.ones(1), 99)\n\n"
+        f'if __name__ == "__main__":\n    {start}\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "t.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    (told,) = (line for line in done.stderr.splitlines() if line.startswith("simlib.model.errors."))
+    assert "(t.py, line 4)" in told and ".py, line 50" not in told

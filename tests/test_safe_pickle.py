@@ -17,6 +17,7 @@ from numpy._core.multiarray import _reconstruct
 
 from simlib.checks.compare import difference
 from simlib.model import trust
+from simlib.model.failure_report import FailureReport
 from simlib.model.ledger import CATEGORIES, Ledger
 from simlib.model.trace import Group, WireMessage
 from simlib.record import safe_pickle, safe_values
@@ -87,6 +88,7 @@ DATA = [
     np.bool_(True),
     Exchanged([torch.ones(1)], [torch.zeros(1)]),
     LEDGER,
+    FailureReport("KeyError", "1", [("t.py", 3, "main")], "KeyError: 1", False, False),
     WireMessage("all_reduce", GROUP, 0, 0, 1, 4, 0.0, 1.0),
 ]
 

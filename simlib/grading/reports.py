@@ -25,7 +25,7 @@ LONGEST_FILE_NAME = 80
 
 
 def table(graded, roster, exercises):
-    """``{student: {exercise: Graded or None}}``: the roster's students first, all exercises."""
+    """``{student: {exercise: GradedFile or None}}``: the roster's students first, all exercises."""
     order = [one.student for one in roster]
     order += sorted({one.student for one in graded} - set(order))
     rows = {student: dict.fromkeys(exercises) for student in order}

@@ -187,7 +187,7 @@ class RunInterrupted(KeyboardInterrupt):
 
 def check_number(name: str, value: object, low: float = 0.0, above: bool = False) -> None:
     """Refuse a value that is no number, or is below ``low`` (with ``above``: not above it)."""
-    good = isinstance(value, Real) and (float(value) > low if above else float(value) >= low)
+    good = isinstance(value, Real) and (value > low if above else value >= low)  # type: ignore[operator]
     if not good:
         bound = f"{'above' if above else 'at least'} {low:g}"
         raise InvalidCallError(f"{name} is {value!r}: give a number {bound}")

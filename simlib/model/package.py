@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 VERSION = "0.1.0"
-FOLDER = Path(__file__).resolve().parent.parent
-"""The folder ``simlib``."""
-ROOT = FOLDER.parent
+FOLDER = Path(__file__).parent.parent
+"""The folder ``simlib``, by the path it was imported by: frames name their files so."""
+ROOT = FOLDER.resolve().parent
 """What stands on the import path: the repository, or site-packages."""

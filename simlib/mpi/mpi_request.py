@@ -27,17 +27,17 @@ class MpiWork(dist.Work):
         Called once, in order, when all requests are done.
     timeout : datetime.timedelta, optional
         How long `wait` may take where the call names no other limit.
-    buffers : object
+    held : object
         Kept until the requests are done: the memory that MPI reads and writes.
     """
 
-    def __init__(self, requests, outputs, after=(), timeout=None, buffers=None):
+    def __init__(self, requests, outputs, after=(), timeout=None, held=None):
         super().__init__()
         self._requests = requests
         self._outputs = outputs
         self._after = after
         self._timeout = timeout
-        self._buffers = buffers
+        self._held = held
         self._status = MPI.Status()
         self._done = False
         if not requests:
@@ -45,7 +45,7 @@ class MpiWork(dist.Work):
 
     def _finish(self):
         if not self._done:
-            self._done, self._buffers = True, None
+            self._done, self._held = True, None
             for step in self._after:
                 step()
 

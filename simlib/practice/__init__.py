@@ -1,8 +1,11 @@
 """A practice network, or a practice cluster: hosts that are namespaces of this machine."""
 
+from . import daemon
 from .daemon import launcher
 from .practice_cluster import PracticeCluster
 from .practice_network import PracticeNetwork
 from .system import remove_leftovers
+
+running = daemon  # its name in notebooks of before
 
 __all__ = ["PracticeCluster", "PracticeNetwork", "launcher", "remove_leftovers"]

@@ -68,7 +68,7 @@ def _become_owner(writer, *cluster):
         cluster = PracticeCluster(*cluster)
         _claim_link(cluster)
         with cluster:
-            cluster.stay_after_exec()
+            cluster.leave_to_successor()
             os.chdir("/")
             os.execvp("sleep", ["sleep", "infinity"])
     except SimlibError as error:

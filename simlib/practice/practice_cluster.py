@@ -170,7 +170,7 @@ class PracticeCluster:
         """
         return subprocess.run(self._words(host, argv), **options)
 
-    def stay_after_exec(self):
+    def leave_to_successor(self):
         """Have the cluster outlive this Python, in whose place another program is about to run."""
         os.set_inheritable(self._reaper.stdin.fileno(), True)
 

@@ -1,7 +1,7 @@
 """What the launcher starts for every rank of a job; `submit` puts a copy into the job's folder.
 
 It needs nothing but a Python, of whatever version: what is wrong with a host is said by the host.
-Loading simlib, torch and MPI is left to a child, so that somebody is left to writer if that child
+Loading simlib, torch and MPI is left to a child, so that somebody is left to tell if that child
 dies of it: the other ranks, and some launchers, would wait for it for ever.
 """
 

@@ -187,15 +187,24 @@ class Job:
 
     def _know_cells(self) -> None:
         """Lines of the notebook's cells, for a kernel that has not run them."""
-        cells = pickle.loads(self._folder.file("request.pkl").read_bytes())["cells"]
+        cells = pickle.loads(self._folder.read("request.pkl") or b"")["cells"]
         for cell, entry in cells.items():
             linecache.cache.setdefault(cell, entry)
+
+    def _verdict_in(self, pickled: bytes) -> Exception:
+        try:
+            return pickle.loads(pickled)
+        except Exception as error:  # its classes stand elsewhere by now
+            return JobError(
+                f"what ended {self.name} cannot be read by this simlib, only by the one that ran "
+                f"it ({type(error).__name__}: {error})"
+            )
 
     def _failure(self, monitor: JobMonitor, status: str) -> Exception | None:
         """The error to raise, or None: the judge's, the ranks', or the launcher's."""
         verdict = self._folder.read("verdict.pkl")
         if verdict is not None:
-            return pickle.loads(verdict)
+            return self._verdict_in(verdict)
         if ended_by_queue(self._launcher_said()):
             return self._launcher_failed(monitor, {})
         if status == "cancelled":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...model.errors import JobError
+from ...model.errors import InvalidCallError, JobError
 from .batch_scheduler import OVER, QueueError, Scheduler, Standing
 from .folder import JobFolder
 from .schedulers import SCHEDULERS
@@ -31,6 +31,11 @@ class JobInQueue:
         self._next_s = 0.0
         native = folder.read_json("native.json")
         if native is not None:
+            if native["scheduler"] not in SCHEDULERS:
+                raise InvalidCallError(
+                    f"{folder.path} is a job of the scheduler {native['scheduler']!r}, which this "
+                    "simlib does not ask"
+                )
             self._scheduler = SCHEDULERS[native["scheduler"]](native["login"])
             self._number: str = native["id"]
 

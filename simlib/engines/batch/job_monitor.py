@@ -7,6 +7,7 @@ import time
 
 from ...diagnose import failures
 from ...diagnose.monitor import DeadlockDetector, RunMonitor
+from ...model.failure_report import FailureReport
 from .logs import LogFile
 
 STACK_LIMIT_S = 1.0
@@ -65,7 +66,10 @@ class JobMonitor(RunMonitor):
         code = self._folder.read_json("exit", rank)
         if answer is not None:
             try:
-                self.answers[rank] = pickle.loads(answer)
+                word, content = pickle.loads(answer)
+                if word in ("error", "exit") and isinstance(content, dict):  # an older simlib's
+                    content = FailureReport(**content)
+                self.answers[rank] = word, content
             except Exception as error:  # it arrived, but cannot be rebuilt here
                 report = f"{type(error).__name__}: {error}"
                 self.answers[rank] = "unpicklable", ("result", report)

@@ -114,7 +114,7 @@ def kind_of(answer):
 
 
 def _join(place, folder, memory):
-    """Make the default group; writer the folder where this rank is, and how its clock goes."""
+    """Make the default group; tell the folder where this rank is, and how its clock goes."""
     rank, size = place.rank, place.size
     torch.set_num_threads(1)
     store = identity.meet(place, folder)

@@ -69,6 +69,8 @@ class SlurmScheduler(Scheduler):
                     "this machine has no sbatch: submit from a host of the cluster that has Slurm"
                 ) from None
             raise
+        if not answer.split():
+            raise QueueError("sbatch has told no number of the job")
         return answer.split()[-1].partition(";")[0]  # NUMBER or NUMBER;CLUSTER
 
     def ask(self, number: str) -> Standing:

@@ -123,10 +123,10 @@ class Request:
     Attributes
     ----------
     payload : bytes
-        The rank function and its arguments, see `payload.pack`.
+        The rank function and its arguments, see `pack`.
     surroundings : Surroundings
     per_rank_args : list of bytes or None
-        By rank, the arguments that only this rank may know; see `payload.ByRank`.
+        By rank, the arguments that only this rank may know; see `ByRank`.
     cells : dict
         Sources of the notebook's cells, as `linecache` keeps them.
     """

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class DispatchMode(TorchDispatchMode):
     """A mode that sees every op of torch that its rank runs, forward and backward.
 
-    One mode serves both instruments, for it is the mode that costs: about 4 us per op, where a
+    One mode counts flops and memory, for it is the mode that costs: about 4 us per op, where a
     second one would add 2. A rank without a modelled device enters none.
 
     Parameters

@@ -53,7 +53,7 @@ class SimulatedTransport:
         post = Post(
             self._position, dst, tensor.dtype, nbytes, request, content, clock, is_eager=is_eager
         )
-        self._door(dst, tag).send(post)
+        self._mailbox(dst, tag).send(post)
         return request
 
     def recv(self, tensors, src, tag=0):
@@ -63,10 +63,10 @@ class SimulatedTransport:
         (tensor,) = tensors
         nbytes = count_bytes(tensor)
         post = Post(src, self._position, tensor.dtype, nbytes, request, tensor, clock)
-        self._door(self._position, tag).receive(post)
+        self._mailbox(self._position, tag).receive(post)
         return request
 
-    def _door(self, dst, tag):
+    def _mailbox(self, dst, tag):
         key = dst, tag
         mailbox = self._mailboxes.get(key)
         if mailbox is None:
