@@ -673,8 +673,8 @@ plt.show()
 # wait is the first one's time, and each needs some six seconds to start four Pythons on two cores.  A short `time_limit` lets a scheduler fit a job into a gap.
 #
 # `Slurm` needs no MPI: `srun` starts the ranks, which read `SLURM_PROCID`, and find each other through a file in the job's
-# folder. To the queue `simlib` talks as you would, by `sbatch`, `squeue` and `scancel`. PBS and LSF have commands of the same kind under
-# other names; `simlib` does not know those yet.
+# folder. To the queue `simlib` talks as you would, by `sbatch`, `squeue` and `scancel`. PBS and LSF have other commands,
+# which `simlib` does not know yet.
 #
 # ## Your turn
 #
