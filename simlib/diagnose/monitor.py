@@ -22,6 +22,8 @@ KEPT_BYTES = 1 << 20
 """What is kept of one rank's output: the first and the last half of this many bytes."""
 FLOOD_BYTES, FLOOD_LINES = 32 << 20, 300_000
 """Output after which a rank is taken to print for ever."""
+STACK_LIMIT_S = 2.0
+"""How long to wait for the stack of a rank that was asked where it is: the machine may be busy."""
 QUIET_S = 10.0
 """Silence after which the display says where the ranks are."""
 

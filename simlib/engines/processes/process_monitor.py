@@ -9,7 +9,7 @@ import signal
 import time
 
 from ...diagnose import failures
-from ...diagnose.monitor import DeadlockDetector, RunMonitor, Watchdog
+from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ..host import sleep_count
 from ..host.request import receive, send, send_bytes
 
@@ -20,8 +20,6 @@ SETTLE_S = 1.5
 
 Shorter, and on a busy machine some of those who fail alike would not be named.
 """
-STACK_LIMIT_S = 2.0
-"""How long to wait for the stack of a rank that was asked where it is: the machine may be busy."""
 CHUNK = 1 << 16
 
 

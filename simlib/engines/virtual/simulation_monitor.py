@@ -11,14 +11,12 @@ import sys
 import time
 
 from ...diagnose import failures
-from ...diagnose.monitor import DeadlockDetector, RunMonitor, Watchdog
+from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ...model import errors
 from ...record import safe_pickle
 from ..host.request import FRAME, receive
 
 POLL_S = 0.02
-STACK_LIMIT_S = 2.0
-"""How long to wait for the stack of a rank that was asked where it is: the machine may be busy."""
 BUSY_S = 0.2
 """After so long without an op the kernel looks whether some ranks wait for ever meanwhile."""
 CHUNK = 1 << 16
