@@ -74,7 +74,7 @@ def run(folder):
 
 
 def simulated_all_reduce(folder):
-    """One `all_reduce` of one simulated rank, the second that it calls."""
+    """One `all_reduce` of one simulated rank, the second that it calls from its line."""
     import torch
     import torch.distributed as dist
 
@@ -82,9 +82,9 @@ def simulated_all_reduce(folder):
 
     def main(rank, world_size):
         x = torch.ones(1)
-        dist.all_reduce(x)
-        with Trip(folder) as trip:
-            dist.all_reduce(x)
+        for _ in range(2):
+            with Trip(folder) as trip:
+                dist.all_reduce(x)
         return trip.files
 
     simulation = simlib.simulate(main, RANKS)

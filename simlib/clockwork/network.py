@@ -80,6 +80,12 @@ class Network:
     ----------
     topology : Topology
 
+    Attributes
+    ----------
+    next_event_s : float
+        The next moment at which something changes; infinite when nothing is under way. Not always
+        an end: a transfer may begin to draw, and slow others down.
+
     Notes
     -----
     Times given to `start` and `advance` never decrease.
@@ -91,6 +97,7 @@ class Network:
 
     def __init__(self, topology):
         self.topology = topology
+        self.next_event_s = inf
         self._now_s = 0.0
         self._started = 0
         self._events = []  # heap of (time_s, order of start, note's number, what, transfer)
@@ -130,18 +137,9 @@ class Network:
         self._started += 1
         transfer._due_s = time_s + latency_s
         self._foresee(transfer, LATENCY_OVER if links and transfer._remaining else END)
+        if transfer._due_s < self.next_event_s:
+            self.next_event_s = transfer._due_s
         return transfer
-
-    @property
-    def next_event_s(self):
-        """The next moment at which something changes; infinite when nothing is under way.
-
-        Not always an end: a transfer may begin to draw, and slow others down.
-        """
-        events = self._events
-        while events and self._is_stale(events[0]):
-            heapq.heappop(events)
-        return events[0][0] if events else inf
 
     def advance(self, time_s):
         """Let time pass.
@@ -182,6 +180,7 @@ class Network:
         self._paths.update(other._paths)
         for link, transfers in enumerate(other._drawing):
             self._drawing[link].update(transfers)
+        self._look_ahead()
         return [transfer for *_, transfer in notes]
 
     def _pass(self, moment_s):
@@ -203,6 +202,7 @@ class Network:
                 if rate_Bps != transfer._rate_Bps:
                     transfer._draw_at(rate_Bps, moment_s)
                     self._foresee(transfer, END)
+        self._look_ahead()
         return ended
 
     def _foresee(self, transfer, what):
@@ -210,6 +210,13 @@ class Network:
         self._noted += 1
         note = transfer._due_s, transfer._order, self._noted, what, transfer
         heapq.heappush(self._events, note)
+
+    def _look_ahead(self):
+        """The first of the notes that still hold is the next event."""
+        events = self._events
+        while events and self._is_stale(events[0]):
+            heapq.heappop(events)
+        self.next_event_s = events[0][0] if events else inf
 
     def _is_stale(self, note):
         due_s, transfer = note[0], note[-1]
