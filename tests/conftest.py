@@ -7,6 +7,7 @@ part that is skipped for want of a system package, or of what the system permits
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -34,7 +35,16 @@ DECIDED = os.environ.get("DECIDED")
 """The file in which `make test` says what has changed; without it, nothing is left out for that."""
 
 
+STOPPING = {signal.SIGINT: signal.default_int_handler} | dict.fromkeys(
+    (signal.SIGHUP, signal.SIGQUIT), signal.SIG_DFL
+)
+
+
 def pytest_configure(config):
+    # Who is started in the background, or by nohup, ignores these; so would what tests start.
+    for number, handler in STOPPING.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     # Where the tests are split over processes, all of them draw the same samples.
     os.environ["SEED"] = str(SEED)
     splits = bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
