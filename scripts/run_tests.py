@@ -200,8 +200,18 @@ def left_out(path):
     return [f"    {line}" for line in lines]
 
 
+def end_as_by_ctrl_c():
+    """A plain `kill` ends the run as Ctrl-C does: nothing stays behind, the failures are named."""
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
 def main(arguments):
     """Run every part, also after one has failed; 0 where all passed."""
+    end_as_by_ctrl_c()
     everything = arguments == ["--all"]
     seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
     environment = {**os.environ, "SEED": str(seed), "TEST_ALL": "1" if everything else "0"}

@@ -125,13 +125,15 @@ def test_with_all_there_is_no_limit(verdict, monkeypatch):
     assert verdict({"test_a.py": STEADY}, everything=True).code == 0
 
 
-def test_an_interrupt_names_the_failures_before(tmp_path, environment):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
+def test_an_interrupt_names_the_failures_before(tmp_path, environment, number):
     (tmp_path / "test_a.py").write_text(BROKEN)
     (tmp_path / "test_b.py").write_text(
         HANGING.replace("    time", "    print(flush=True)\n    time")
     )
     program = (
-        "import os, sys, run_tests\n"
+        "import os, run_tests\n"
+        "run_tests.end_as_by_ctrl_c()\n"
         f"run_tests.ROOT = run_tests.Path({str(tmp_path)!r})\n"
         f"part = run_tests.Part('tests', {[*PYTEST, '-s', *WATCHED]!r}, (), ['.'])\n"
         "print(run_tests.run_part(part, dict(os.environ), False))\n"
@@ -142,7 +144,7 @@ def test_an_interrupt_names_the_failures_before(tmp_path, environment):
     for line in process.stdout:
         if line.startswith("F"):  # the first has failed, and the second has printed an empty line
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     rest = process.communicate(timeout=60)[0]
     assert "interrupted" in rest and "failed before: test_a.py::test_broken" in rest
 
