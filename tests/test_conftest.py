@@ -125,7 +125,8 @@ def test_a_seed_draws_the_same_sample_twice_and_all_means_all(pytester, alone, m
 
 def test_dear_tests_are_left_out_where_nothing_changed(pytester, alone, monkeypatch):
     scripts = ROOT / "scripts"
-    pytester.makeini(f"[pytest]\npythonpath = '{scripts}'\nmarkers =\n    long\n    stratum(name)\n")
+    markers = "markers =\n    long\n    stratum(name)\n"
+    pytester.makeini(f"[pytest]\npythonpath = '{scripts}'\n{markers}")
     hosts = """
 import os
 
