@@ -31,9 +31,12 @@ class NotebookPage:
     def __init__(self, lab, path):
         self.lab, self.path = lab, path
         self.command("docmanager:open", {"path": path})
-        self.ask("panel.context.ready")
-        self.ask("panel.sessionContext.ready")
-        self.ask("panel.revealed")
+        # Its promises (`context.ready`) are now and then collected as garbage before they are kept.
+        self.lab.wait_for_function(
+            f"([path]) => {{ const panel = {PANEL}; return panel?.context.isReady"
+            " && panel.sessionContext.isReady && panel.isRevealed; }",
+            arg=[self.path],
+        )
         self.show()
         self.root = lab.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
 

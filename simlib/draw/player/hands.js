@@ -22,10 +22,23 @@ function listen(player) {
   // Its size becomes another one when it is shown, too: a theme that came before it could not see.
   player.sizes = new ResizeObserver(() => player.refit());
   player.sizes.observe(page.stage);
-  // A theme has arrived: the background begins to change, which it does while it is shown.
-  page.root.addEventListener("transitionrun", (change) => {
-    if (change.target === page.root) player.refit();
+  followTheme(player);
+}
+
+/** Draw anew where the page's colours have changed. No page says so: here are the signs of it. */
+function followTheme(player) {
+  const { root } = player.page;
+  // The background begins to change, which it does only while it is shown.
+  root.addEventListener("transitionrun", (change) => {
+    if (change.target === root) player.refit();
   });
+  // <html> or <body> is marked with another theme, or a style sheet has come or gone.
+  const look = () => requestAnimationFrame(() => player.recolour());
+  player.themes = new MutationObserver(look);
+  player.themes.observe(document.head, { childList: true });
+  for (const marked of [document.documentElement, document.body]) {
+    player.themes.observe(marked, { attributes: true });
+  }
 }
 
 function listenToMouse(player) {

@@ -48,6 +48,13 @@ class Player {
     this.redraw();
   }
 
+  /** Draw anew where the page has other colours now. */
+  recolour() {
+    if (!this.layout) return;
+    const { paper, ink } = readTheme(this.page.root, this.scene);
+    if (paper !== this.theme.paper || ink !== this.theme.ink) this.refit();
+  }
+
   /** Draw the scene anew, at another zoom or in other colours. */
   redraw() {
     if (!this.layout) return;
@@ -216,6 +223,7 @@ class Player {
   remove() {
     cancelAnimationFrame(this.frame);
     this.sizes.disconnect();
+    this.themes.disconnect();
     this.page.root.remove();
   }
 }
