@@ -83,6 +83,36 @@ def test_max_min_is_not_equal_shares():
     assert network_ends(topology, messages) == [2, 2, 2, 2]
 
 
+def test_messages_between_two_ranks_come_one_after_the_other():
+    # 1 s of latency each, paid at the same time; then 100 B at 100 B/s, one after the other.
+    messages = [(0, 0, 1, 100)] * 10
+    assert network_ends(flat(2), messages) == list(range(2, 12))
+    assert network_ends(flat(2, in_order=False), messages) == [11] * 10
+
+
+def test_the_pairs_share_and_not_their_messages():
+    # 0 -> 2 has three messages, 1 -> 2 one of 300 B: half each all along. The fluid model gives
+    # each of the four a quarter: at 5 s the three have their 100 B, 200 B of the other are left.
+    messages = [(0, 0, 2, 100), (0, 0, 2, 100), (0, 0, 2, 100), (0, 1, 2, 300)]
+    assert network_ends(flat(3), messages) == [3, 5, 7, 7]
+    assert network_ends(flat(3, in_order=False), messages) == [5, 5, 5, 7]
+
+
+def test_an_empty_message_waits_for_those_before_it_and_holds_nobody_up():
+    messages = [(0, 0, 1, 300), (0.5, 0, 1, 0), (0.5, 0, 1, 0), (0.5, 0, 1, 100), (0, 1, 0, 0)]
+    assert network_ends(flat(2), messages) == [4, 4, 4, 5, 1]
+
+
+def test_a_network_takes_over_those_who_wait_for_their_turn():
+    topology = flat(2)
+    past, network = Network(topology), Network(topology)
+    transfers = [past.start(0.0, 0, 1, 100) for _ in range(3)]
+    past.advance(1.5)
+    assert network.absorb(past, 1.5) == transfers
+    assert network.advance(1e30) == transfers
+    assert [transfer.end_s for transfer in transfers] == [2, 3, 4]
+
+
 def test_links_are_full_duplex():
     assert network_ends(flat(2), [(0, 0, 1, 100), (0, 1, 0, 100)]) == [2, 2]
 
@@ -146,6 +176,7 @@ def situations(draw):
         draw(st.none() | links),
         backbone=draw(st.none() | links),
         envelope_bytes=draw(st.sampled_from([0, 0, 10])),
+        in_order=draw(st.booleans()),
     )
     world_size = max(2, cluster.max_ranks)
     hypothesis.assume(world_size <= cluster.max_ranks)

@@ -141,6 +141,7 @@ def situations(draw):
         device=draw(st.none() | st.just(Device(reduce_Bps=75.0))),
         backbone=draw(st.none() | links),
         envelope_bytes=draw(st.sampled_from([0, 0, 10])),
+        in_order=draw(st.booleans()),
     )
     world_size = draw(st.integers(1, cluster.max_ranks))
     placement = draw(st.sampled_from(["block", "round_robin"]))
@@ -163,18 +164,19 @@ def situations(draw):
 
 @hypothesis.seed(SEED)
 @settings(max_examples=400)
-@given(situations())
-def test_time_of_is_what_network_gives(situation):
+@given(situations(), st.sampled_from([-1, -1, 0, 50, 10**6]))
+def test_time_of_is_what_network_gives(situation, eager_limit_bytes):
     found, topology, members, starts = situation
     device = topology.cluster.device
     reduce_Bps = device.reduce_Bps if device else inf
-    wanted, times = through_network(found, topology, members, starts, reduce_Bps)
-    ends, wire = time_of(found, topology, members, starts, expand=True)
+    limit = {"eager_limit_bytes": eager_limit_bytes}
+    wanted, times = through_network(found, topology, members, starts, reduce_Bps, **limit)
+    ends, wire = time_of(found, topology, members, starts, expand=True, **limit)
     assert ends == pytest.approx(np.array(wanted), rel=1e-9, abs=1e-9)
     assert np.stack((wire.start_s, wire.end_s), axis=1) == pytest.approx(
         np.array(times).reshape(-1, 2), rel=1e-9, abs=1e-9
     )
-    assert (time_of(found, topology, members, starts) == ends).all()
+    assert (time_of(found, topology, members, starts, **limit) == ends).all()
     if found.num_messages:
         members = np.array(members)
         assert wire.src.tolist() == [members[p] for r in found.rounds for p in r.src]
@@ -186,7 +188,8 @@ def test_time_of_is_what_network_gives(situation):
 @pytest.mark.parametrize(
     "kind, name", [(kind, name) for kind in KINDS for name in ALGORITHMS[kind]]
 )
-def test_ranks_out_of_step_on_shared_links(kind, name):
+@pytest.mark.parametrize("eager_limit_bytes", [-1, 200])
+def test_ranks_out_of_step_on_shared_links(kind, name, eager_limit_bytes):
     # Ranks come at odd times, so that messages of different rounds meet on the nodes' links.
     random = np.random.default_rng(SEED)
     for intra, backbone in ((None, None), (Link(0.3, 170.0), None), (None, Link(0.1, 210.0))):
@@ -195,8 +198,9 @@ def test_ranks_out_of_step_on_shared_links(kind, name):
         starts = random.uniform(0, 9, 11)
         members = random.permutation(11)
         found = schedule(kind, 11, 1603, name, nodes=topology.node_of[members], chunks=4)
-        wanted, _ = through_network(found, topology, members, starts)
-        ends = time_of(found, topology, members, starts)
+        limit = {"eager_limit_bytes": eager_limit_bytes}
+        wanted, _ = through_network(found, topology, members, starts, **limit)
+        ends = time_of(found, topology, members, starts, **limit)
         assert ends == pytest.approx(np.array(wanted), rel=1e-9)
 
 

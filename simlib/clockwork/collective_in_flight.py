@@ -25,10 +25,19 @@ LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
 
 
 class Transfers:
-    """All transfers of a simulation: messages between two ranks, and collectives in flight."""
+    """All transfers of a simulation: messages between two ranks, and collectives in flight.
 
-    def __init__(self, topology, scheduler):
+    Parameters
+    ----------
+    topology : Topology
+    scheduler : Scheduler
+    eager_limit_bytes : float
+        Messages of collectives of at most so many bytes are eager; -1: none is.
+    """
+
+    def __init__(self, topology, scheduler, eager_limit_bytes=-1):
         self.topology = topology
+        self.eager_limit_bytes = eager_limit_bytes
         self.scheduler = scheduler
         self.network = scheduler.network
         scheduler.on_arrival = self._arrived
@@ -152,7 +161,12 @@ class CollectiveInFlight:
             device = self._transfers.topology.cluster.device
             reduce_Bps = device.reduce_Bps if device else inf
             self._live = Messages(
-                self._schedule, self._members, self._tell_soon, reduce_Bps, self._wire
+                self._schedule,
+                self._members,
+                self._tell_soon,
+                reduce_Bps,
+                self._wire,
+                self._transfers.eager_limit_bytes,
             )
             self._live.go_through(self._transfers.send, self._transfers.scheduler.at)
         return self._live
@@ -188,7 +202,11 @@ class CollectiveInFlight:
         """When each member is through, and the messages where they are asked for."""
         starts = [self._entered[position] for position in range(self._schedule.n)]
         solve = functools.partial(
-            time_of, self._schedule, self._transfers.topology, list(self._members)
+            time_of,
+            self._schedule,
+            self._transfers.topology,
+            list(self._members),
+            eager_limit_bytes=self._transfers.eager_limit_bytes,
         )
         if self._wire is not None:
             ends, wire = solve(np.array(starts), expand=True)

@@ -4,16 +4,32 @@ A transfer pays its latency, then draws bandwidth. Those that draw share each li
 the link that gives the least to each of its transfers is a bottleneck and divides what it has
 equally; what these leave over on other links goes to the others, and so on ("progressive filling",
 Bertsekas and Gallager, Data Networks, 2nd ed., section 6.5.2).
+
+Messages from one rank to another go over one connection, in the order in which they start: each
+draws when its latency is over and those before it are through (where `Cluster.in_order` is False,
+they share like messages of strangers).
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from math import inf
 
 from ..model.errors import InvalidCallError, check_count
 
-LATENCY_OVER, END = "latency over", "end"
+
+class _Path:
+    """The way from one rank to another, and the transfers on it that have not ended, in order."""
+
+    __slots__ = ("latency_s", "links", "bandwidth_Bps", "queue")
+
+    def __init__(self, topology, src, dst):
+        self.latency_s = topology.latency_s(src, dst)
+        self.links = topology.links(src, dst)
+        self.bandwidth_Bps = topology.bandwidth_Bps(src, dst)
+        # Without a link that could hold them up they keep their order by themselves.
+        self.queue = deque() if self.links and topology.cluster.in_order else None
 
 
 class Transfer:
@@ -38,21 +54,21 @@ class Transfer:
         "start_s",
         "end_s",
         "_order",  # number of its start: the order of all ties
-        "_links",
+        "_path",
         "_remaining",  # bytes still to go at _since_s
         "_since_s",  # since when it draws at _rate_Bps
         "_rate_Bps",
-        "_due_s",  # when it ends if nothing changes
+        "_due_s",  # when its latency is over, or it ends if nothing changes; inf: not its turn
     )
 
-    def __init__(self, order, time_s, src, dst, nbytes, links):
+    def __init__(self, order, time_s, src, dst, nbytes, path):
         self.src = src
         self.dst = dst
         self.nbytes = nbytes
         self.start_s = time_s
         self.end_s = None
         self._order = order
-        self._links = links
+        self._path = path
         self._remaining = nbytes
         self._since_s = self._due_s = time_s
         self._rate_Bps = 0.0
@@ -100,11 +116,12 @@ class Network:
         self.next_event_s = inf
         self._now_s = 0.0
         self._started = 0
-        self._events = []  # heap of (time_s, order of start, note's number, what, transfer)
+        self._events = []  # heap of (time_s, order of start, note's number, transfer)
         self._noted = 0
+        self._envelope_bytes = topology.cluster.envelope_bytes
         self._bandwidth_Bps = topology.link_bandwidth_Bps.tolist()
         self._drawing = [{} for _ in self._bandwidth_Bps]  # by link: those that draw, in order
-        self._paths = {}  # (src, dst) -> latency_s, links, bandwidth_Bps
+        self._paths = {}  # (src, dst) -> _Path
 
     def start(self, time_s, src, dst, nbytes):
         """Both sides of a message are ready: start its transfer.
@@ -128,15 +145,17 @@ class Network:
             Where time would go back, or there is no such message.
         """
         self._check_time(time_s)
-        latency_s, links, _ = self._paths.get((src, dst)) or self._find_path(src, dst)
+        path = self._paths.get((src, dst)) or self._find_path(src, dst)
         if nbytes < 0:
             check_count("nbytes", nbytes, low=0)
         self._now_s = time_s
-        transfer = Transfer(self._started, time_s, src, dst, nbytes, links)
-        transfer._remaining += self.topology.cluster.envelope_bytes
+        transfer = Transfer(self._started, time_s, src, dst, nbytes, path)
+        transfer._remaining += self._envelope_bytes
         self._started += 1
-        transfer._due_s = time_s + latency_s
-        self._foresee(transfer, LATENCY_OVER if links and transfer._remaining else END)
+        transfer._due_s = time_s + path.latency_s
+        self._foresee(transfer)
+        if path.queue is not None:
+            path.queue.append(transfer)
         if transfer._due_s < self.next_event_s:
             self.next_event_s = transfer._due_s
         return transfer
@@ -172,16 +191,21 @@ class Network:
             What was under way, by start.
         """
         self._check_time(time_s)
-        notes = sorted(note[1:] for note in other._events if not other._is_stale(note))
-        for _, _, what, transfer in notes:
+        under_way = {note[-1] for note in other._events if not other._is_stale(note)}
+        under_way.update(*(path.queue for path in other._paths.values() if path.queue))
+        under_way = sorted(under_way, key=_order)
+        for transfer in under_way:
             transfer._order += self._started
-            self._foresee(transfer, what)
+            if transfer._due_s < inf:
+                self._foresee(transfer)
         self._started += other._started
-        self._paths.update(other._paths)
+        for pair, path in other._paths.items():
+            if path.queue or pair not in self._paths:
+                self._paths[pair] = path
         for link, transfers in enumerate(other._drawing):
             self._drawing[link].update(transfers)
         self._look_ahead()
-        return [transfer for *_, transfer in notes]
+        return under_way
 
     def _pass(self, moment_s):
         """All that happens at one moment; returns the transfers that end."""
@@ -190,26 +214,50 @@ class Network:
             event = heapq.heappop(self._events)
             if self._is_stale(event):
                 continue
-            transfer, what = event[-1], event[-2]
-            if what is END:
-                transfer.end_s = moment_s
-                ended.append(transfer)
-            if what is LATENCY_OVER or transfer._rate_Bps:
-                self._join_or_leave(transfer, what)
-                touched += transfer._links
+            transfer = event[-1]
+            if transfer._rate_Bps:
+                for link in transfer._path.links:
+                    del self._drawing[link][transfer]
+                touched += transfer._path.links
+                transfer = self._end(transfer, moment_s, ended)
+            elif transfer._path.queue and transfer._path.queue[0] is not transfer:
+                transfer._due_s = inf
+                continue
+            while transfer is not None and not self._draws(transfer, touched):
+                transfer = self._end(transfer, moment_s, ended)
         for transfers in self._components(touched):
             for transfer, rate_Bps in self._rates(transfers):
                 if rate_Bps != transfer._rate_Bps:
                     transfer._draw_at(rate_Bps, moment_s)
-                    self._foresee(transfer, END)
+                    self._foresee(transfer)
         self._look_ahead()
-        return ended
+        return sorted(ended, key=_order) if len(ended) > 1 else ended
 
-    def _foresee(self, transfer, what):
+    def _draws(self, transfer, touched):
+        """Its turn has come: whether it needs bandwidth, and draws it from now on."""
+        links = transfer._path.links
+        if not (links and transfer._remaining):
+            return False
+        for link in links:
+            self._drawing[link][transfer] = None
+        touched += links
+        return True
+
+    @staticmethod
+    def _end(transfer, moment_s, ended):
+        """It has arrived; returns the transfer whose turn comes thereby, or None."""
+        transfer.end_s = moment_s
+        ended.append(transfer)
+        queue = transfer._path.queue
+        if queue is None:
+            return None
+        queue.popleft()
+        return queue[0] if queue and queue[0]._due_s == inf else None
+
+    def _foresee(self, transfer):
         """Note the transfer's next event; an earlier note of another moment becomes stale."""
         self._noted += 1
-        note = transfer._due_s, transfer._order, self._noted, what, transfer
-        heapq.heappush(self._events, note)
+        heapq.heappush(self._events, (transfer._due_s, transfer._order, self._noted, transfer))
 
     def _look_ahead(self):
         """The first of the notes that still hold is the next event."""
@@ -221,13 +269,6 @@ class Network:
     def _is_stale(self, note):
         due_s, transfer = note[0], note[-1]
         return transfer.end_s is not None or due_s != transfer._due_s
-
-    def _join_or_leave(self, transfer, what):
-        for link in transfer._links:
-            if what is LATENCY_OVER:
-                self._drawing[link][transfer] = None
-            else:
-                del self._drawing[link][transfer]
 
     def _components(self, touched):
         """Transfers that draw from these links, share a link with one that does, and so on.
@@ -244,7 +285,7 @@ class Network:
                 for transfer in self._drawing[todo.pop()]:
                     if transfer not in found:
                         found[transfer] = None
-                        new = [link for link in transfer._links if link not in seen]
+                        new = [link for link in transfer._path.links if link not in seen]
                         seen.update(new)
                         todo += new
             yield sorted(found, key=_order) if len(found) > 1 else list(found)
@@ -253,10 +294,10 @@ class Network:
         """Max-min fair rates: pairs of transfer and bytes per second."""
         if len(transfers) == 1:
             (alone,) = transfers
-            return [(alone, self._paths[alone.src, alone.dst][2])]
+            return [(alone, alone._path.bandwidth_Bps)]
         on_link = {}
         for transfer in transfers:
-            for link in transfer._links:
+            for link in transfer._path.links:
                 on_link.setdefault(link, []).append(transfer)
         left_Bps = {link: self._bandwidth_Bps[link] for link in on_link}
         open_on = {link: len(sharers) for link, sharers in on_link.items()}
@@ -269,7 +310,7 @@ class Network:
                 for transfer in on_link[link]:
                     if transfer not in rates:
                         rates[transfer] = least_Bps
-                        for crossed in transfer._links:
+                        for crossed in transfer._path.links:
                             left_Bps[crossed] -= least_Bps
                             open_on[crossed] -= 1
         return rates.items()
@@ -281,11 +322,7 @@ class Network:
                 raise InvalidCallError(f"{name} is {rank}: ranks are 0 to {world_size - 1}")
         if src == dst:
             raise InvalidCallError(f"rank {src} sends to itself: that crosses no network")
-        path = (
-            self.topology.latency_s(src, dst),
-            self.topology.links(src, dst),
-            self.topology.bandwidth_Bps(src, dst),
-        )
+        path = _Path(self.topology, src, dst)
         self._paths[src, dst] = path
         return path
 

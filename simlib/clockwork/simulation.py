@@ -29,7 +29,7 @@ class Simulation:
         self.topology = topology
         self.options = options
         self.scheduler = Scheduler(topology.world_size, Network(topology), options.seed)
-        self.transfers = Transfers(topology, self.scheduler)
+        self.transfers = Transfers(topology, self.scheduler, options.eager_limit_bytes)
         self.wire = [] if options.expand else None
         self._channels = {}
         self._mailboxes = {}

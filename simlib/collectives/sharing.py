@@ -12,8 +12,10 @@ from math import inf
 
 import numpy as np
 
+NONE = -1
 
-def through_shared_links(schedule, topology, members, starts, reduce_Bps=inf):
+
+def through_shared_links(schedule, topology, members, starts, reduce_Bps=inf, eager_limit_bytes=-1):
     """Ends of the members, and the times of all messages; see `timing.time_of`.
 
     Returns
@@ -22,10 +24,11 @@ def through_shared_links(schedule, topology, members, starts, reduce_Bps=inf):
     times : (list of ndarray, list of ndarray)
         Start and end of every message, in order of the schedule.
     """
-    progress = _Progress(schedule, starts, reduce_Bps)
+    progress = _Progress(schedule, starts, reduce_Bps, eager_limit_bytes)
     src, dst = members[progress.src], members[progress.dst]
     lookahead_s, columns = _survey(topology, src, dst)
-    pool = _Pool(topology, lookahead_s, len(columns))
+    before = _ones_before(src, dst) if topology.cluster.in_order else np.full(len(src), NONE)
+    pool = _Pool(topology, lookahead_s, len(columns), before)
     started = progress.begin()
     while len(started) or len(pool):
         if not len(started):
@@ -34,10 +37,25 @@ def through_shared_links(schedule, topology, members, starts, reduce_Bps=inf):
         paths = topology.paths(src[started], dst[started])[:, columns]
         due_s = progress.start_s[started] + topology.latencies_s(src[started], dst[started])
         left = progress.nbytes[started] + float(topology.cluster.envelope_bytes)
-        draws = (paths != pool.free).any(axis=1) & (left > 0)
-        pool.add(started[draws], due_s[draws], left[draws], paths[draws])
-        started = progress.finish(started[~draws], due_s[~draws])
+        crosses = (paths != pool.free).any(axis=1)
+        stays = crosses & ((left > 0) | pool.is_behind(started))
+        pool.add(started[stays], due_s[stays], left[stays], paths[stays])
+        pool.is_done[started[~stays]] = True
+        started = progress.finish(started[~stays], due_s[~stays])
     return progress.end_of_rank, ([progress.start_s], [progress.end_s])
+
+
+def _ones_before(src, dst):
+    """For each message the one before it from the same rank to the same rank, or `NONE`.
+
+    In order of the schedule, which is that of their starts.
+    """
+    before = np.full(len(src), NONE)
+    pair = src * (dst.max(initial=0) + np.int64(1)) + dst
+    order = np.argsort(pair, kind="stable")
+    follows = pair[order[1:]] == pair[order[:-1]]
+    before[order[1:][follows]] = order[:-1][follows]
+    return before
 
 
 def _survey(topology, src, dst):
@@ -65,10 +83,11 @@ class _Progress:
     """Which rank is in which round, and so which messages have started.
 
     A *stage* is a rank's part in one round, where it has one; stages are numbered by rank, then
-    round. A message starts when the stages of both its ends have been entered.
+    round. A message starts when the stages of both its ends have been entered, an eager one when
+    its sender's has. A stage is done when it has been entered and all its halves of messages are.
     """
 
-    def __init__(self, schedule, starts, reduce_Bps):
+    def __init__(self, schedule, starts, reduce_Bps, eager_limit_bytes):
         rounds = schedule.rounds
         index = np.int32 if 2 * schedule.num_messages < 2**31 else np.int64  # half the memory
 
@@ -88,15 +107,18 @@ class _Progress:
         is_new[:1], is_new[1:] = True, key[1:] != key[:-1]
         first = np.flatnonzero(is_new)
         self._message_of_half = order % index(messages)
+        self._is_send = order < messages
         self._first = np.append(first, len(order))  # of each stage, in the halves
         self._rank = key[first] // len(rounds)
         stage = np.empty(len(order), dtype=index)
         stage[order] = np.cumsum(is_new, dtype=index) - 1
         self._sends_in, self._receives_in = stage[:messages], stage[messages:]
-        self._open = np.diff(self._first)  # messages of each stage that are not done
+        # Of each stage: its halves that are not done, and one more until it has been entered.
+        self._open = np.diff(self._first) + 1
         self._stage_end_s = np.full(len(first), -inf)
         added = np.bincount(self._receives_in, self.nbytes * adds, len(first))
         self._reducing_s = added / reduce_Bps
+        self._is_eager = self.nbytes <= eager_limit_bytes
         self._ends_missing = np.full(messages, 2)  # of each message: ends not yet in its round
         self._starts = starts
         self.start_s = np.full(messages, -inf)
@@ -113,41 +135,70 @@ class _Progress:
         if not len(messages):
             return messages
         self.end_s[messages] = ends_s
-        stages = np.concatenate((self._sends_in[messages], self._receives_in[messages]))
-        np.maximum.at(self._stage_end_s, stages, np.concatenate((ends_s, ends_s)))
+        waits = ~self._is_eager[messages]  # the sender of an eager one has gone on
+        stages = np.concatenate((self._sends_in[messages[waits]], self._receives_in[messages]))
+        done = self._done_in(stages, np.concatenate((ends_s[waits], ends_s)))
+        return self._enter(*self._go_on(done))
+
+    def _done_in(self, stages, times_s):
+        """One thing more is done in each of these stages; returns those in which all is."""
+        np.maximum.at(self._stage_end_s, stages, times_s)
         np.subtract.at(self._open, stages, 1)
-        done = _distinct(stages[self._open[stages] == 0])
+        return _distinct(stages[self._open[stages] == 0])
+
+    def _go_on(self, done):
+        """Ranks leave these stages; returns those that they enter, and when."""
         time_s = self._stage_end_s[done] + self._reducing_s[done]
         self.end_of_rank[self._rank[done]] = time_s
         following = np.minimum(done + 1, len(self._rank) - 1)
         goes_on = (self._rank[following] == self._rank[done]) & (following > done)
-        return self._enter(following[goes_on], time_s[goes_on])
+        return following[goes_on], time_s[goes_on]
 
     def _enter(self, stages, times_s):
-        counts = self._first[stages + 1] - self._first[stages]
-        skipped = np.repeat(self._first[stages] - np.cumsum(counts) + counts, counts)
-        messages = self._message_of_half[np.arange(counts.sum()) + skipped]
-        np.maximum.at(self.start_s, messages, np.repeat(times_s, counts))
-        np.subtract.at(self._ends_missing, messages, 1)
-        return _distinct(messages[self._ends_missing[messages] == 0])
+        started = [np.empty(0, dtype=self._message_of_half.dtype)]
+        while len(stages):
+            counts = self._first[stages + 1] - self._first[stages]
+            skipped = np.repeat(self._first[stages] - np.cumsum(counts) + counts, counts)
+            halves = np.arange(counts.sum()) + skipped
+            messages, times_of_halves_s = self._message_of_half[halves], np.repeat(times_s, counts)
+            is_eager = self._is_eager[messages]
+            leaves = is_eager & self._is_send[halves]
+            counted = leaves | ~is_eager
+            np.maximum.at(self.start_s, messages[counted], times_of_halves_s[counted])
+            np.subtract.at(self._ends_missing, messages[counted], 1 + is_eager[counted])
+            started.append(messages[counted][self._ends_missing[messages[counted]] == 0])
+            left = messages[leaves]
+            done = self._done_in(
+                np.concatenate((stages, self._sends_in[left])),
+                np.concatenate((times_s, times_of_halves_s[leaves])),
+            )
+            stages, times_s = self._go_on(done)
+        return _distinct(np.concatenate(started))
 
 
 class _Pool:
     """Transfers under way; the same arithmetic as `clockwork.network.Transfer`, on arrays."""
 
-    def __init__(self, topology, lookahead_s, columns):
+    def __init__(self, topology, lookahead_s, columns, before):
+        self.is_done = np.zeros(len(before), dtype=bool)  # by message
+        self._before = before
         self._bandwidth_Bps = topology.link_bandwidth_Bps
         self._lookahead_s = lookahead_s
         self.free = len(self._bandwidth_Bps) - 1
         self._message = np.empty(0, dtype=np.int64)
         self._paths = np.empty((0, columns), dtype=np.int64)
-        self._due_s = np.empty(0)  # next event: the latency is over, or the end
+        self._due_s = np.empty(0)  # next event: the latency is over, or the end; inf: not its turn
         self._left = np.empty(0)  # bytes still to go at _since_s
         self._since_s = np.empty(0)
         self._rate_Bps = np.empty(0)  # 0 before it draws
 
     def __len__(self):
         return len(self._message)
+
+    def is_behind(self, messages):
+        """Whether a message that goes before each of these, between the same ranks, is not done."""
+        before = self._before[messages]
+        return (before != NONE) & ~self.is_done[before]
 
     def add(self, messages, due_s, left, paths):
         """More transfers, which will draw from ``due_s`` on."""
@@ -161,7 +212,7 @@ class _Pool:
     def pass_window(self):
         """Let one window pass; returns the messages that ended in it, and when."""
         horizon_s = self._due_s.min() + self._lookahead_s
-        takes_part = (self._rate_Bps > 0) | (self._due_s <= horizon_s)
+        takes_part = (self._rate_Bps > 0) | (self._due_s <= horizon_s) | (self._due_s == inf)
         paths = np.where(takes_part[:, None], self._paths, self.free)
         label = connected(paths, self.free)
         is_ended = np.zeros(len(self), dtype=bool)
@@ -171,16 +222,36 @@ class _Pool:
             acts = (self._due_s == now_s) & (now_s < inf)
             if not acts.any():
                 break
-            ends = acts & (self._rate_Bps > 0)
-            is_ended |= ends
-            end_s[ends] = now_s[ends]
-            self._rate_Bps[ends], self._due_s[ends] = 0.0, inf
-            paths[ends] = self.free
-            drawing = (self._rate_Bps > 0) | (acts & ~ends)
+            drawing = self._turns(acts, paths, now_s, is_ended, end_s)
             self._share(np.flatnonzero(drawing & (now_s < inf)), paths, now_s)
         ended = self._message[is_ended], end_s[is_ended]
         self._keep(~is_ended)
         return ended
+
+    def _turns(self, acts, paths, now_s, is_ended, end_s):
+        """At one moment some transfers end and some have their turn; returns who draws then.
+
+        A transfer has its turn when its latency is over and those before it, between the same
+        ranks, are through.
+        """
+        ends = acts & (self._rate_Bps > 0)
+        begins = acts & ~ends
+        drawing = (self._rate_Bps > 0) & ~ends
+        while ends.any() or begins.any():
+            is_ended |= ends
+            end_s[ends] = now_s[ends]
+            self.is_done[self._message[ends]] = True
+            self._rate_Bps[ends] = 0.0
+            self._due_s[ends | begins] = inf
+            paths[ends] = self.free
+            waits = (self._due_s == inf) & ~is_ended & ~drawing
+            has_turn = np.flatnonzero(waits)
+            has_turn = has_turn[~self.is_behind(self._message[has_turn])]
+            ends = np.zeros(len(self), dtype=bool)
+            begins = np.zeros(len(self), dtype=bool)
+            ends[has_turn] = self._left[has_turn] == 0
+            drawing[has_turn] = self._left[has_turn] > 0
+        return drawing
 
     def _next_moments(self, label, horizon_s):
         """For each transfer, the next event of its set up to the horizon; infinite if none."""

@@ -1,8 +1,8 @@
 """How long a collective takes: its messages, one by one, through the fluid network, in numpy.
 
 Two ways give the same times as the simulation's network. Where no two messages can ever share a
-link, each is on its own, and a round is a few operations on arrays. Otherwise `sharing` follows all
-messages through time.
+link, and none is eager, each is on its own, and a round is a few operations on arrays. Otherwise
+`sharing` follows all messages through time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Wire:
     end_s: np.ndarray
 
 
-def time_of(schedule, topology, members, starts, expand=False):
+def time_of(schedule, topology, members, starts, expand=False, eager_limit_bytes=-1):
     """When each member of a group has done its part of a collective.
 
     Parameters
@@ -53,6 +53,10 @@ def time_of(schedule, topology, members, starts, expand=False):
         When each member begins, in seconds.
     expand : bool
         Whether to return the messages too.
+    eager_limit_bytes : float
+        A message of at most so many bytes is eager: it starts as soon as its sender is in its
+        round, and the sender has done its part at once. The receiver has when the message has
+        arrived and it is in that round itself. -1: none is.
 
     Returns
     -------
@@ -71,10 +75,13 @@ def time_of(schedule, topology, members, starts, expand=False):
     device = topology.cluster.device
     reduce_Bps = device.reduce_Bps if device else inf
     patterns = _patterns(schedule, topology, members)
-    if _shares_no_link(patterns.values(), topology):
+    is_eager = any((round_.nbytes <= eager_limit_bytes).any() for round_ in schedule.rounds)
+    if not is_eager and _shares_no_link(patterns.values(), topology):
         ends, times = _each_alone(schedule, patterns, topology, starts, reduce_Bps, expand)
     else:
-        ends, times = through_shared_links(schedule, topology, members, starts, reduce_Bps)
+        ends, times = through_shared_links(
+            schedule, topology, members, starts, reduce_Bps, eager_limit_bytes
+        )
     return (ends, _wire(schedule, members, *times)) if expand else ends
 
 

@@ -1,9 +1,10 @@
 """A modelled cluster: links, nodes, devices, and which rank lives where. Pure numbers.
 
 The whole network model: a message pays latency once and then draws bandwidth from every link on
-its path; transfers that cross a link at the same time share it max-min fairly. Links are full
-duplex. Each rank has a link into its node, each node one into the network; optionally all messages
-between nodes cross one shared backbone.
+its path; transfers that cross a link at the same time share it max-min fairly. Messages from one
+rank to another go in order, one after the other, as on one connection. Links are full duplex. Each
+rank has a link into its node, each node one into the network; optionally all messages between nodes
+cross one shared backbone.
 """
 
 from __future__ import annotations
@@ -83,6 +84,10 @@ class Cluster:
         added once to theirs.
     envelope_bytes : int
         Bytes that every message carries beside its data.
+    in_order : bool
+        Whether messages from one rank to another go one after the other, in the order in which
+        they start, as on one connection. False: they share their links like messages of strangers,
+        as in the fluid models of the literature (SimGrid's, for one), and come together.
     """
 
     nodes: int
@@ -92,11 +97,13 @@ class Cluster:
     device: Device | None = None
     backbone: Link | None = None
     envelope_bytes: int = 0
+    in_order: bool = True
 
     def __post_init__(self) -> None:
         check_count("nodes", self.nodes)
         check_count("ranks_per_node", self.ranks_per_node)
         check_count("envelope_bytes", self.envelope_bytes, low=0)
+        check_sort("in_order", self.in_order, bool)
         check_sort("inter", self.inter, Link)
         for name, sort in (("intra", Link), ("backbone", Link), ("device", Device)):
             if getattr(self, name) is not None:

@@ -30,6 +30,8 @@ class Case:
         Number of chunks of a chain; None for the number that is best on the link between nodes.
     last_only : bool
         Whether the largest of all ends is enough.
+    eager_limit_bytes : float
+        As for `collectives.timing.time_of`.
     """
 
     kind: str
@@ -41,6 +43,7 @@ class Case:
     root: int = 0
     chunks: int | None = None
     last_only: bool = False
+    eager_limit_bytes: float = -1
 
     @property
     def n(self):
@@ -62,6 +65,12 @@ class Case:
     def start_together(self):
         """Whether all ranks start at the same moment."""
         return bool((self.starts == self.starts[0]).all())
+
+    @property
+    def may_be_eager(self):
+        """Whether some message may be small enough to be eager."""
+        smallest = 0 if self.kind == "barrier" else self.nbytes // max(self.n, self.chunks or 1)
+        return self.eager_limit_bytes >= smallest - smallest % self.itemsize
 
     def parts(self, count=None):
         """Bytes of each of so many parts, by default of one for each rank."""
@@ -110,6 +119,8 @@ def common_step_s(case, src, dst, nbytes):
         Of each of them.
     """
     topology = case.topology
+    if topology.cluster.in_order and len(np.unique(src * case.n + dst)) < len(src):
+        return None  # two from one rank to another: one after the other
     latencies_s = topology.latencies_s(src, dst)
     paths = topology.paths(src, dst)
     is_free = (paths == len(topology.link_bandwidth_Bps) - 1).all(axis=1)
