@@ -91,6 +91,7 @@ def names_in_costs(n, nbytes, keywords):
         "k": len(sizes),
         "s": keywords.get("chunks", nodes_s),
         "lg_s": ceil(log2(nodes_s)),
+        "root_folded": int(keywords.get("root", 0) in range(1, 2 * (n - 2**lg), 2)),
         "max": max,
         "min": min,
     }, len(set(sizes)) == 1
@@ -206,6 +207,9 @@ def test_the_best_number_of_chunks_is_the_best():
         ("nccl", "broadcast", 8, 10**8, "chain"),
         ("nccl", "all_to_all", 8, 10**8, "spread"),
         ("nccl", "barrier", 8, 0, "binomial"),
+        ("mpich", "all_reduce", 4096, 4095, "recursive_doubling"),
+        ("mpich", "all_reduce", 4097, 4096, "rabenseifner"),
+        ("mpich", "reduce", 4096, 4095, "binomial"),
         ("ring", "all_reduce", 8, 0, "ring"),
     ],
 )

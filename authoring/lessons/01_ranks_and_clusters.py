@@ -265,9 +265,9 @@ for count in (8, 2, 1):
 
 # %% [markdown]
 # The world is the same, and so is the sum. The time is not. One node is fastest: nothing leaves it.
-# But two nodes are slower than eight: with the algorithm used here, the four ranks of a node all send
-# through its one cable at once. That is the algorithm's doing, not the cluster's: lesson 05 has one that
-# adds up inside the nodes first.
+# Two nodes beat eight, for the algorithm used here adds up inside the nodes first. That is the
+# algorithm's doing, not the cluster's: with the same steps in another order the four ranks of a node all
+# send through its one cable at once, and two nodes are slower than eight (lesson 05).
 #
 # ## What a cluster needs
 #

@@ -56,24 +56,55 @@ def recursive_doubling(n, nbytes, itemsize=1):
 def rabenseifner(n, nbytes, itemsize=1):
     """Reduce-scatter by halving, all_gather by doubling: few rounds and few bytes.
 
-    The vector is cut into p chunks.
+    The vector is cut into p chunks. The largest halves go to the neighbour at distance 1, as MPICH
+    and Open MPI send them: where neighbours share a node, few bytes leave it.
 
     **Cost** rounds `2 * lg + 2 * folds`, messages `2 * p * lg + 2 * extra`, bytes per rank
     `2 * (p - 1) * nbytes / p + folds * nbytes`.
 
     **Source** Rabenseifner 2004, ICCS, LNCS 3036; Thakur, Rabenseifner and Gropp 2005, IJHPCA
-    19(1).
+    19(1). Direction: MPICH, allreduce_intra_reduce_scatter_allgather.c; Open MPI,
+    coll_base_allreduce.c, ompi_coll_base_allreduce_intra_redscat_allgather.
+    """
+    folding = Folding(n)
+    return _halved_and_doubled(
+        "rabenseifner",
+        folding,
+        nbytes,
+        itemsize,
+        folding.halving_from_near(),  # participant j now has the sum of one chunk
+        folding.doubling_from_far(),
+    )
+
+
+def rabenseifner_far(n, nbytes, itemsize=1):
+    """`rabenseifner` in the other direction: the largest halves go to distance p/2.
+
+    The same rounds and bytes; but where a node has several ranks, and they are next to each other,
+    all these halves leave it at once.
+
+    **Cost** rounds `2 * lg + 2 * folds`, messages `2 * p * lg + 2 * extra`, bytes per rank
+    `2 * (p - 1) * nbytes / p + folds * nbytes`.
+
+    **Source** Rabenseifner 2004, ICCS, LNCS 3036: either direction is right.
     """
     folding = Folding(n)
     chunk = np.arange(folding.p + 1)
-    moves = chain(
-        folding.in_(count=folding.p),
+    return _halved_and_doubled(
+        "rabenseifner_far",
+        folding,
+        nbytes,
+        itemsize,
         folding.halving(chunk),  # participant j now has the sum of chunk j
         folding.doubling(chunk),
-        folding.out(count=folding.p),
     )
-    chunks = split(nbytes, folding.p, itemsize)
-    return Schedule.of("all_reduce", "rabenseifner", n, chunks, moves)
+
+
+def _halved_and_doubled(name, folding, nbytes, itemsize, halving, doubling):
+    whole = folding.p
+    moves = chain(folding.in_(count=whole), halving, doubling, folding.out(count=whole))
+    chunks = split(nbytes, whole, itemsize)
+    return Schedule.of("all_reduce", name, folding.n, chunks, moves)
 
 
 def binomial(n, nbytes, itemsize=1):

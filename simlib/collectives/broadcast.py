@@ -22,6 +22,18 @@ def flat(n, nbytes, itemsize=1, root=0):
     return Schedule.of("broadcast", "flat", n, split(nbytes, 1, itemsize), moves, root)
 
 
+def spread(n, nbytes, itemsize=1, root=0):
+    """The root sends to all at once: one round, in which the messages share its link.
+
+    **Cost** rounds `min(n - 1, 1)`, messages `n - 1`, bytes per rank `(n - 1) * nbytes`.
+
+    **Source** what one writes first with ``isend``.
+    """
+    others = np.delete(np.arange(n), root)
+    moves = [Moves(np.full(n - 1, root), others)]
+    return Schedule.of("broadcast", "spread", n, split(nbytes, 1, itemsize), moves, root)
+
+
 def binomial(n, nbytes, itemsize=1, root=0):
     """Who has the data sends it on: the number of ranks that have it doubles in each round.
 

@@ -30,6 +30,7 @@ def _named(*functions):
 OWN = {
     "broadcast": _named(
         broadcast.flat,
+        broadcast.spread,
         broadcast.binomial,
         broadcast.scatter_all_gather,
         broadcast.scatter_doubling,
@@ -42,6 +43,7 @@ OWN = {
         all_reduce.ring,
         all_reduce.recursive_doubling,
         all_reduce.rabenseifner,
+        all_reduce.rabenseifner_far,
         all_reduce.binomial,
         all_reduce.naive,
         all_reduce.hierarchical,
@@ -104,7 +106,7 @@ def schedule(
     InvalidCallError
         Where there is no such collective, algorithm, root or size.
     """
-    algorithm = choose(kind, n, _total(nbytes), policy, link=link)
+    algorithm = choose(kind, n, _total(nbytes), policy, itemsize=itemsize, link=link)
     if not 0 <= root < n:
         raise InvalidCallError(f"root is {root}: positions are 0 to {n - 1}")
     function = ALGORITHMS[kind][algorithm]
@@ -120,7 +122,7 @@ def schedule(
     return function(n, **{name: value for name, value in given.items() if name in takes})
 
 
-def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, link=None):
+def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, itemsize=1, link=None):
     """The name of the algorithm that a policy takes.
 
     Parameters
@@ -132,6 +134,8 @@ def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, link=None):
         As in `schedule`.
     policy : str
         ``"mpich"`` (default), ``"nccl"``, ``"gloo"``, or the name of an algorithm.
+    itemsize : int
+        Bytes of one element: MPICH counts elements, too.
     link : Link, optional
         For ``"nccl"``; 10 Gbit/s Ethernet where it is not given.
 
@@ -144,7 +148,7 @@ def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, link=None):
         raise InvalidCallError(f"no collective {kind!r}: there are {', '.join(ALGORITHMS)}")
     check_count("n", n)
     if policy == "mpich":
-        return mpich(kind, n, nbytes)
+        return mpich(kind, n, nbytes, itemsize)
     if policy == "nccl":
         return nccl(kind, n, nbytes, link or Link(30e-6, 1.25e9))
     if policy == "gloo":
@@ -158,22 +162,25 @@ def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, link=None):
     return policy
 
 
-def mpich(kind, n, nbytes):
+def mpich(kind, n, nbytes, itemsize=1):
     """By size, as MPICH chooses where each node has one rank.
+
+    A vector of fewer elements than ranks is not cut: it is reduced whole.
 
     **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1), and the default values of MPICH's
     ``MPIR_CVAR_*_MSG_SIZE`` (src/mpi/coll). Left out: Bruck's all_to_all for parts of at most 256
     bytes; they are spread, as those up to 32 KiB.
     """
     is_power = n & (n - 1) == 0
+    is_short = nbytes <= 2048 or nbytes // itemsize < 1 << (n.bit_length() - 1)
     if kind == "broadcast":
         if nbytes < 12288 or n < 8:
             return "binomial"
         return "scatter_doubling" if nbytes < 524288 and is_power else "scatter_all_gather"
     if kind == "all_reduce":
-        return "recursive_doubling" if nbytes <= 2048 else "rabenseifner"
+        return "recursive_doubling" if is_short else "rabenseifner"
     if kind == "reduce":
-        return "binomial" if nbytes <= 2048 else "rabenseifner"
+        return "binomial" if is_short else "rabenseifner"
     if kind == "all_gather":
         if nbytes < 81920 and not is_power:
             return "bruck"

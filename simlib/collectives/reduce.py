@@ -8,7 +8,7 @@ import numpy as np
 
 from .chunks import chain_chunks
 from .schedules import Schedule, split
-from .steps import Folding, Moves, binomial_gather, binomial_reduce, in_turn
+from .steps import Folding, Moves, binomial_reduce, in_turn
 
 
 def flat(n, nbytes, itemsize=1, root=0):
@@ -36,22 +36,32 @@ def binomial(n, nbytes, itemsize=1, root=0):
 def rabenseifner(n, nbytes, itemsize=1, root=0):
     """Reduce-scatter by recursive halving, then a binomial gather: for long vectors.
 
-    The vector is cut into n chunks.
+    The vector is cut into p chunks. As in `all_reduce.rabenseifner` the largest halves go to the
+    neighbour at distance 1. Odd ranks are folded into the even ones before them; where the root is
+    one of those, it takes the place of rank 0 before the gather.
 
-    **Cost** rounds `lg + 2 * folds + lg_up`, messages `p * lg + 2 * extra + n - 1`; where n is a
-    power of two, bytes per rank `(n - 1) * nbytes / n + (n > 1) * p / 2 * nbytes / n`.
+    **Cost** rounds `2 * lg + folds + root_folded`, messages
+    `p * lg + extra + p - 1 + root_folded`; where n is a power of two, bytes per rank
+    `(n - 1) * nbytes / n + (n > 1) * p / 2 * nbytes / n`.
 
     **Source** Rabenseifner 2004, ICCS, LNCS 3036; Thakur, Rabenseifner and Gropp 2005, IJHPCA
-    19(1).
+    19(1). Direction and folding: MPICH, reduce_intra_reduce_scatter_gather.c; Open MPI,
+    coll_base_reduce.c, ompi_coll_base_reduce_intra_redscat_gather.
     """
-    folding = Folding(n)
-    moves = one_after_the_other(
-        folding.in_(count=n),
-        folding.halving(folding.first),
-        folding.out(folding.folded),  # rank r now has the sum of chunk r
-        binomial_gather(n, root),
+    folding = Folding(n, into_even=True)
+    moves = list(
+        one_after_the_other(
+            folding.in_(count=folding.p),
+            folding.halving_from_near(),  # participant j now has the sum of one chunk
+        )
     )
-    return Schedule.of("reduce", "rabenseifner", n, split(nbytes, n, itemsize), moves, root)
+    if root in folding.folded:
+        moves.append(Moves(np.array([0]), np.array([root])))
+        folding.rank_of = np.concatenate(([root], folding.rank_of[1:]))
+    participant = int(np.flatnonzero(folding.rank_of == root)[0])
+    moves += folding.gather_from_far(participant)
+    chunks = split(nbytes, folding.p, itemsize)
+    return Schedule.of("reduce", "rabenseifner", n, chunks, moves, root)
 
 
 def chain(n, nbytes, itemsize=1, root=0, chunks=None, link=None):

@@ -73,27 +73,29 @@ def _ring(n):
 class Folding:
     """Of n ranks, p = 2^lg n that take part, and n - p that are folded into a neighbour.
 
-    The first n - p even ranks are folded into the odd rank after them. ``rank_of[j]`` is the
-    position of participant j; it stands for the ranks, and the chunks, from ``first[j]`` up to
-    ``first[j + 1]``: one, or two where it has a folded neighbour.
+    The first n - p even ranks are folded into the odd rank after them; with ``into_even`` the first
+    n - p odd ones into the even rank before. ``rank_of[j]`` is the position of participant j; it
+    stands for the ranks, and the chunks, from ``first[j]`` up to ``first[j + 1]``: one, or two
+    where it has a folded neighbour.
     """
 
-    def __init__(self, n):
+    def __init__(self, n, into_even=False):
         self.n = n
         self.p = 1 << (n.bit_length() - 1)
         extra = n - self.p
-        self.folded = 2 * np.arange(extra)
+        pairs = 2 * np.arange(extra)
+        self.folded, self._takers = (pairs + 1, pairs) if into_even else (pairs, pairs + 1)
         j = np.arange(self.p + 1)
         self.first = j + np.minimum(j, extra)
-        self.rank_of = self.first[:-1] + (j[:-1] < extra)
+        self.rank_of = self.first[:-1] + ((j[:-1] < extra) & (not into_even))
 
     def in_(self, first=0, count=1, adds=True):
         """The folded ranks hand their part over."""
-        yield Moves(self.folded, self.folded + 1, first, count, adds)
+        yield Moves(self.folded, self._takers, first, count, adds)
 
     def out(self, first=0, count=1):
         """The folded ranks get the result."""
-        yield Moves(self.folded + 1, self.folded, first, count)
+        yield Moves(self._takers, self.folded, first, count)
 
     def exchange_all(self):
         """lg p rounds; ranks at distance 1, 2, 4, ... exchange all they have and add."""
@@ -120,6 +122,47 @@ class Folding:
             yield Moves(
                 self.rank_of, self.rank_of[j ^ d], first[mine], first[mine + d] - first[mine]
             )
+
+    def halving_from_near(self):
+        """`halving` of p chunks in the other order: the largest halves at distance 1, then 2, 4...
+
+        At the end participant j has the sum of chunk ``backwards[j]``, its bits in reverse.
+        """
+        j, kept = np.arange(self.p), np.zeros(self.p, dtype=np.int64)
+        for d in powers_below(self.p):
+            half = self.p // (2 * d)
+            kept += np.where(j & d, half, 0)
+            yield Moves(self.rank_of, self.rank_of[j ^ d], kept[j ^ d], half, adds=True)
+
+    @property
+    def backwards(self):
+        """The number of each participant with its bits in reverse."""
+        j, found = np.arange(self.p), np.zeros(self.p, dtype=np.int64)
+        for d in powers_below(self.p):
+            found += np.where(j & d, self.p // (2 * d), 0)
+        return found
+
+    def doubling_from_far(self):
+        """The rounds of `halving_from_near` backwards: each sends all it has."""
+        j, backwards = np.arange(self.p), self.backwards
+        for d in reversed(powers_below(self.p)):
+            count = self.p // (2 * d)
+            yield Moves(self.rank_of, self.rank_of[j ^ d], backwards & -count, count)
+
+    def gather_from_far(self, root):
+        """What `halving_from_near` left is gathered; at distance p/2, p/4, ... half of them leave.
+
+        Parameters
+        ----------
+        root : int
+            The participant that gets all.
+        """
+        j, backwards = np.arange(self.p), self.backwards
+        for d in reversed(powers_below(self.p)):
+            count = self.p // (2 * d)
+            leave = j[(j ^ root) // d == 1]  # in the root's part so far, not in its half
+            first = backwards[leave] & -count
+            yield Moves(self.rank_of[leave], self.rank_of[leave ^ d], first, count)
 
 
 # -- trees -----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ FEW_ROUNDS = frozenset(
         "bruck",
         "dissemination",
         "rabenseifner",
+        "rabenseifner_far",
         "recursive_doubling",
         "recursive_halving",
         "scatter_doubling",
@@ -29,7 +30,7 @@ FEW_ROUNDS = frozenset(
 )
 """Algorithms of about lg n rounds: they are timed as they are, message by message."""
 
-ONE_ROUND = {("scatter", "spread"), ("gather", "spread")}
+ONE_ROUND = {("broadcast", "spread"), ("scatter", "spread"), ("gather", "spread")}
 ALIKE = (
     "no messages share a link, or the ranks start together and all messages of a round are alike"
 )
@@ -49,6 +50,7 @@ def time_of(
     itemsize=4,
     root=0,
     chunks=None,
+    eager_limit_bytes=None,
 ):
     """Seconds that a collective takes, from the last rank's start to the last rank's end.
 
@@ -77,6 +79,9 @@ def time_of(
     root : int
     chunks : int, optional
         Number of chunks of a chain; where not given, the best for the link between nodes.
+    eager_limit_bytes : int, optional
+        Messages of at most so many bytes leave without waiting for their receiver, as in `simulate`
+        with ``sends="eager"``. Where there may be such, all messages are followed one by one.
 
     Returns
     -------
@@ -96,7 +101,13 @@ def time_of(
 
     **Cost** O(n) memory. Up to 0.2 s for a ring of 100,000 ranks, 0.5 s for trees on them.
     """
-    more = {"placement": placement, "itemsize": itemsize, "root": root, "chunks": chunks}
+    more = {
+        "placement": placement,
+        "itemsize": itemsize,
+        "root": root,
+        "chunks": chunks,
+        "eager_limit_bytes": eager_limit_bytes,
+    }
     if np.ndim(n):
         if starts is not None:
             raise InvalidCallError("starts are of one number of ranks: give one n, not several")
@@ -117,6 +128,7 @@ def ends_of(
     itemsize=4,
     root=0,
     chunks=None,
+    eager_limit_bytes=None,
 ):
     """When each rank has done its part of a collective; parameters as for `time_of`.
 
@@ -125,7 +137,13 @@ def ends_of(
     ndarray of float, shape (n,)
         In seconds, on the clock of ``starts`` (which begins at 0 where they are not given).
     """
-    more = {"placement": placement, "itemsize": itemsize, "root": root, "chunks": chunks}
+    more = {
+        "placement": placement,
+        "itemsize": itemsize,
+        "root": root,
+        "chunks": chunks,
+        "eager_limit_bytes": eager_limit_bytes,
+    }
     return _solve(_case(kind, n, nbytes, cluster, algorithm, starts, last_only=False, **more))
 
 
@@ -137,14 +155,28 @@ def whole(name, value):
 
 
 def _case(
-    kind, n, nbytes, cluster, algorithm, starts, last_only, *, placement, itemsize, root, chunks
+    kind,
+    n,
+    nbytes,
+    cluster,
+    algorithm,
+    starts,
+    last_only,
+    *,
+    placement,
+    itemsize,
+    root,
+    chunks,
+    eager_limit_bytes,
 ):
     check_sort("cluster", cluster, Cluster)
     n, nbytes = whole("n", n), whole("nbytes", nbytes)
     check_count("n", n)
     check_count("nbytes", nbytes, low=0)
     check_count("itemsize", itemsize)
-    name = choose(kind, n, nbytes, algorithm, link=cluster.inter)
+    if eager_limit_bytes is not None:
+        check_count("eager_limit_bytes", eager_limit_bytes, low=0)
+    name = choose(kind, n, nbytes, algorithm, itemsize=itemsize, link=cluster.inter)
     if not 0 <= root < n:
         raise InvalidCallError(f"root is {root}: ranks are 0 to {n - 1}")
     if nbytes % itemsize:
@@ -161,6 +193,7 @@ def _case(
         root=root,
         chunks=chunks,
         last_only=last_only,
+        eager_limit_bytes=-1 if eager_limit_bytes is None else eager_limit_bytes,
     )
 
 
@@ -179,7 +212,7 @@ def _solve(case):
     if case.n == 1:
         return case.starts.copy()
     solver, _ = SOLVERS.get((case.kind, case.algorithm), (None, ""))
-    ends = solver(case) if solver else None
+    ends = solver(case) if solver and not case.may_be_eager else None
     return _message_by_message(case) if ends is None else ends
 
 
@@ -201,6 +234,12 @@ def _message_by_message(case):
     members = np.arange(case.n)
     is_nothing_sent = case.nbytes == case.envelope_bytes == 0
     is_private = case.links_are_private and case.is_even
+    if case.may_be_eager:
+        if found.num_messages > MOST_SHARING:
+            raise _too_many(case, found.num_messages)
+        return time_of_schedule(
+            found, case.topology, members, case.starts, eager_limit_bytes=case.eager_limit_bytes
+        )
     if case.algorithm in FEW_ROUNDS and (is_private or is_nothing_sent):
         return _each_alone(case, found)
     if not shares_no_link(found, case.topology, members):
@@ -227,6 +266,8 @@ def _messages_of(case):
 
 def _too_many(case, messages):
     _, when = SOLVERS.get((case.kind, case.algorithm), (None, ALIKE))
+    if case.may_be_eager:
+        when = f"no message is eager, and {when}"
     return InvalidCallError(
         f"{case.kind} by {case.algorithm!r} on {case.n:,} ranks has about {messages:,.0f} messages "
         f"that would have to be followed one by one. On so many ranks it is exact where {when}"
