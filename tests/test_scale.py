@@ -147,7 +147,7 @@ def test_every_solver_solves_the_plain_case(kind, name):
     nbytes = 0 if kind == "barrier" else 12 * 4000
     case = collective._case(
         kind, 12, nbytes, cluster, name, None, last_only=False,
-        placement="block", itemsize=4, root=0, chunks=3,
+        placement="block", itemsize=4, root=0, chunks=3, eager_limit_bytes=None,
     )  # fmt: skip
     solve, _ = SOLVERS[kind, name]
     assert solve(case) is not None
@@ -420,7 +420,11 @@ def test_objects_show_themselves():
     cluster = simlib.clusters.ethernet_10g(nodes=64)
     times = {"forward_s": 0.1, "backward_s": 0.2}
     found = scale.strong_scaling([1, 8, 64], 100e6, cluster, **times)
-    assert repr(found).splitlines()[0] == "strong scaling, relative to 1 rank"
+    assert repr(found).splitlines()[0] == (
+        "strong scaling, 4 buckets of at most 26.2 MB, relative to 1 rank"
+    )
+    whole = scale.strong_scaling([1, 8], 100e6, cluster, **times, bucket_bytes=100e6)
+    assert "scaling, one bucket of 100 MB, relative" in repr(whole)
     assert repr(found).splitlines()[3].split() == ["1", "300", "ms", "0", "s", "1.00", "100.0%"]
     step = scale.step_time(100e6, 64, cluster, **times, bucket_bytes=4e6)
     assert "64 ranks, ring all_reduce, with overlap" in repr(step)

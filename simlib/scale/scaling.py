@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..model.errors import InvalidCallError, check_number
-from ..model.words import aligned, seconds_text
+from ..model.words import aligned, seconds_text, short_bytes
 from .collective import whole
 from .training import step_time
 
@@ -29,6 +29,8 @@ class Scaling:
         Speedup and efficiency are relative to so many ranks.
     base_s : float
         Seconds of a step on these.
+    bucket_nbytes : ndarray of int
+        Bytes of each bucket of gradients that is reduced on its own.
     """
 
     kind: str
@@ -37,6 +39,7 @@ class Scaling:
     exposed_s: np.ndarray
     base_ranks: int
     base_s: float
+    bucket_nbytes: np.ndarray
 
     @property
     def speedup(self):
@@ -65,7 +68,12 @@ class Scaling:
             cells = seconds_text(time_s), seconds_text(exposed_s)
             rows.append((f"{n:,}", *cells, f"{speedup:,.2f}", f"{efficiency:.1%}"))
         base = f"{self.base_ranks:,} rank{'s' * (self.base_ranks != 1)}"
-        return "\n".join([f"{self.kind} scaling, relative to {base}", "", *aligned(rows)])
+        title = f"{self.kind} scaling, {self._buckets_in_words()}, relative to {base}"
+        return "\n".join([title, "", *aligned(rows)])
+
+    def _buckets_in_words(self):
+        count, most = len(self.bucket_nbytes), short_bytes(int(self.bucket_nbytes.max()))
+        return f"{count} buckets of at most {most}" if count > 1 else f"one bucket of {most}"
 
     def __repr__(self):
         return self.table()
@@ -91,7 +99,9 @@ def strong_scaling(ranks, model_bytes, cluster, *, forward_s, backward_s, **opti
     forward_s, backward_s : float
         Seconds of compute of the whole work on one rank.
     **options
-        Further ones of `step_time`: ``bucket_bytes``, ``overlap``, ``algorithm``...
+        Further ones of `step_time`: ``overlap``, ``algorithm``, ``bucket_bytes``... Gradients go in
+        buckets of 25 MiB where nothing else is said, each with its own latencies; with
+        ``bucket_bytes=model_bytes`` in one.
 
     Returns
     -------
@@ -105,7 +115,7 @@ def strong_scaling(ranks, model_bytes, cluster, *, forward_s, backward_s, **opti
     >>> simlib.scale.strong_scaling(
     ...     [1, 4, 16, 64], 100e6, cluster, forward_s=0.4, backward_s=0.8, overlap=False
     ... )
-    strong scaling, relative to 1 rank
+    strong scaling, 4 buckets of at most 26.2 MB, relative to 1 rank
     <BLANKLINE>
     ranks    time  exposed  speedup  efficiency
         1   1.2 s      0 s     1.00      100.0%
@@ -127,7 +137,9 @@ def weak_scaling(ranks, model_bytes, cluster, *, forward_s, backward_s, **option
     forward_s, backward_s : float
         Seconds of compute of each rank.
     **options
-        Further ones of `step_time`: ``bucket_bytes``, ``overlap``, ``algorithm``...
+        Further ones of `step_time`: ``overlap``, ``algorithm``, ``bucket_bytes``... Gradients go in
+        buckets of 25 MiB where nothing else is said, each with its own latencies; with
+        ``bucket_bytes=model_bytes`` in one.
 
     Returns
     -------
@@ -157,4 +169,5 @@ def _scaling(kind, ranks, model_bytes, cluster, forward_s, backward_s, options):
         exposed_s=np.array([step.exposed_s for step in steps]),
         base_ranks=1,
         base_s=float(forward_s + backward_s),
+        bucket_nbytes=steps[0].bucket_nbytes,
     )
