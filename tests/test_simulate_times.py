@@ -295,3 +295,85 @@ def test_other_orders_of_groups_on_each_rank_overlap():
     # Both cross the same link: 1 s latency, 200 B at 100 B/s.
     run = simlib.simulate(main, 2, cluster=flat(2), all_reduce="recursive_doubling")
     assert run.results == [3.0, 3.0]
+
+
+def test_messages_of_one_pair_arrive_one_after_the_other():
+    def main(rank, world_size):
+        parts = [torch.zeros(250) for _ in range(10)]  # 1,000 bytes
+        if rank == 0:
+            for work in [dist.isend(part, 1) for part in parts]:
+                work.wait()
+            return None
+        arrived_s = []
+        for work in [dist.irecv(part, 0) for part in parts]:
+            work.wait()
+            arrived_s.append(time.perf_counter())
+        return arrived_s
+
+    link = simlib.Link(0.5, 1000.0)
+    for in_order, wanted_s in ((True, [1.5 + k for k in range(10)]), (False, [10.5] * 10)):
+        cluster = simlib.Cluster(2, 1, link, in_order=in_order)
+        run = simlib.simulate(main, 2, cluster=cluster)
+        assert run.results[1] == pytest.approx(wanted_s, rel=1e-12)
+        assert run.replay(cluster).trace.end_s == pytest.approx(wanted_s[-1], rel=1e-12)
+
+
+def test_who_polls_sees_an_op_end_at_its_moment_and_not_before():
+    def main(rank, world_size):
+        x = torch.ones(1)
+        if rank:
+            simlib.compute(2.0)
+        work = dist.all_reduce(x, async_op=True)
+        looks = 0
+        while not work.is_completed():
+            time.sleep(0.02)
+            looks += 1
+        return looks, x.item()
+
+    cluster = simlib.Cluster(2, 1, simlib.Link(0.01, 1e9))
+    run = simlib.simulate(main, 2, cluster=cluster, all_reduce="recursive_doubling")
+    assert run.results[0] == (101, 2.0)  # 2.01 s and a little: after 100 naps it is 2.00 s
+    assert run.results[1] == (1, 2.0)
+
+
+def test_who_polls_without_a_nap_gets_on():
+    def main(rank, world_size):
+        x = torch.ones(1)
+        simlib.compute(rank * 1.0)
+        work = dist.all_reduce(x, async_op=True)
+        while not work.is_completed():
+            pass
+        return x.item(), time.perf_counter()
+
+    cluster = simlib.Cluster(2, 1, simlib.Link(0.5, 8.0))
+    run = simlib.simulate(main, 2, cluster=cluster, all_reduce="recursive_doubling")
+    assert run.results == [(2.0, 2.0)] * 2
+
+
+@pytest.mark.parametrize(
+    "kind, algorithm, call, wanted_s",
+    [
+        # 100 B last 2 s. Ranks 1 and 3 send to 0 and 2, and are through; 2 then sends on to 0.
+        ("reduce", "binomial", lambda x: dist.reduce(x, 0), [4, 0, 2, 0]),
+        # The root sends to 2 and 1 at once, which share its link, and is through; 2 sends on to 3.
+        ("broadcast", "binomial", lambda x: dist.broadcast(x, 0), [0, 3, 3, 5]),
+    ],
+)
+def test_eager_messages_of_collectives(kind, algorithm, call, wanted_s):
+    def main(rank, world_size):
+        call(torch.ones(25))
+        return time.perf_counter()
+
+    found = {}
+    for limit in (100, 99):
+        run = simlib.simulate(
+            main, 4, cluster=flat(4), eager_limit_bytes=limit, **{kind: algorithm}
+        )
+        found[limit] = run.results
+        times = {"cluster": flat(4), "algorithm": algorithm, "eager_limit_bytes": limit}
+        ends_s = simlib.scale.ends_of(kind, 4, 100, **times)
+        assert run.results == pytest.approx(ends_s.tolist(), rel=1e-12)
+        again = run.replay(flat(4), eager_limit_bytes=limit, **{kind: algorithm})
+        assert again.trace.end_s == max(ends_s)
+    assert found[100] == wanted_s
+    assert found[99] == simlib.simulate(main, 4, cluster=flat(4), **{kind: algorithm}).results

@@ -157,16 +157,20 @@ class _Rank:
 
 
 def _steps_of(ops, span):
-    """The steps of a rank, from its recorded moments: posts, waits, and the end."""
+    """The steps of a rank, from its recorded moments: posts, waits, and the end.
+
+    Of what happened at one moment a wait that lasted was the last: it held the rank up.
+    """
     moments = []
     for number, op in enumerate(ops):
-        moments.append((op.post_s, 2 * op.seq, "post", number, op.post_s))
+        moments.append((op.post_s, False, 2 * op.seq, "post", number, op.post_s))
         if op.wait_s is not None and op.end_s is not None:
-            moments.append((op.wait_s, 2 * op.seq + 1, "wait", number, op.end_s))
+            lasted = op.end_s > op.wait_s
+            moments.append((op.wait_s, lasted, 2 * op.seq + 1, "wait", number, op.end_s))
     entered_s, left_s = span
-    moments.append((left_s, 2 * len(ops) + 2, "leave", -1, left_s))
+    moments.append((left_s, True, 2 * len(ops) + 2, "leave", -1, left_s))
     steps, free_s = [], entered_s
-    for begin_s, _, what, number, end_s in sorted(moments):
+    for begin_s, _, _, what, number, end_s in sorted(moments):
         steps.append(_Step(max(0.0, begin_s - free_s), what, number))
         free_s = max(free_s, end_s)
     return steps

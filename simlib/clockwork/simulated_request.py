@@ -29,6 +29,7 @@ class Request:
         "source",
         "meeting",
         "_is_awaited",
+        "_looked_s",
         "_result",
     )
 
@@ -41,6 +42,7 @@ class Request:
         self.source = None
         self.meeting = None
         self._is_awaited = False
+        self._looked_s = None
         self._result = result
 
     def finish(self, end_s):
@@ -88,13 +90,19 @@ class Request:
                 deliver()
 
     def is_completed(self):
-        """Whether the op is complete now; where it is not, time goes on to the next event."""
+        """Whether the op is complete now.
+
+        Looking takes no virtual time. Who looks again at the very same moment does nothing else:
+        then time goes on to the next event.
+        """
         scheduler = self.simulation.scheduler
-        scheduler.settle(self.rank)
-        if self.end_s is not None and self.end_s <= scheduler.clocks[self.rank]:
+        clock_s = scheduler.settle(self.rank)
+        if self.end_s is not None and self.end_s <= clock_s:
             self._take()
             return True
-        scheduler.let_pass(self.rank)
+        if self._looked_s == clock_s:
+            scheduler.let_pass(self.rank)
+        self._looked_s = clock_s
         return False
 
     def get_future(self):
@@ -162,7 +170,7 @@ class SimulatedFuture(torch.futures.Future):
     value = wait
 
     def done(self):
-        """Whether it is complete; where it is not, time goes on to the next event."""
+        """Whether it is complete now, as `Request.is_completed`."""
         return bool(self._come) or self._is_done()
 
     def then(self, callback):
