@@ -22,6 +22,7 @@ def main():
     from .loopback import loopback
     from .mpi import mpi
     from .network import network
+    from .pairs import pairs
     from .paying import paying
     from .practice import practice
     from .recording import recording
@@ -44,6 +45,7 @@ def main():
         "simulating": lambda: simulating(options.rounds),
         "loopback": loopback,
         "network": lambda: network(options.rounds),
+        "pairs": lambda: pairs(options.rounds),
         "mpi": lambda: mpi(options.rounds),
         "paying": lambda: paying(options.rounds),
         "practice": lambda: practice(options.rounds),

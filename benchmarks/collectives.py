@@ -8,6 +8,7 @@ from math import inf
 
 import numpy as np
 
+from simlib import scale
 from simlib.clockwork.network import Network
 from simlib.clusters import ethernet_10g
 from simlib.collectives import schedule
@@ -70,7 +71,27 @@ def collectives(rounds):
     limited = [ring_s(topology)[1] for _ in range(rounds)]
     line("the same in step, links in the node limited too, s", spread(limited))
 
+    _directions()
+
     heading("A message through Network")
     alone = [message_s(1) for _ in range(rounds)]
     line("alone on its path, us", spread(alone, 1e6, 1), "<= 10", statistics.median(alone) <= 1e-5)
     line("of 16 into one rank, us", spread([message_s(16) for _ in range(rounds)], 1e6, 1))
+
+
+def _directions():
+    """Rabenseifner's all_reduce by which partner is met first; no wall time in it."""
+    heading("Simulated: 64 ranks, 1.28 MB, the nearest or the farthest partner first")
+    clusters = (
+        ("one rank a node (the control)", ethernet_10g(64)),
+        ("8 ranks a node", ethernet_10g(8, 8)),
+    )
+    for what, cluster in clusters:
+        near_s, far_s = (
+            scale.time_of("all_reduce", 64, 1_280_000, cluster, name)
+            for name in ("rabenseifner", "rabenseifner_far")
+        )
+        line(f"{what}, ms", f"{near_s * 1e3:.3f}, {far_s * 1e3:.3f}")
+        is_control = cluster.ranks_per_node == 1
+        held = far_s == near_s if is_control else None
+        line("  farthest / nearest", f"{far_s / near_s:.2f}", "1" if is_control else "", held)
