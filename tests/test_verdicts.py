@@ -157,10 +157,44 @@ def test_two_requests_on_the_same_memory():
         for request in requests:
             request.wait()
 
-    run = simlib.run(main, 2)
-    assert len(run.findings) == 2
-    assert "irecv(src=1)" in run.findings[0].message
-    assert "uses memory of isend(dst=1)" in run.findings[0].message
+    (both,) = simlib.run(main, 2).findings
+    assert "ranks 0 and 1: irecv (" in both.message
+    assert "uses memory of isend (" in both.message and "times" not in both.message
+
+
+def test_one_race_is_told_once_with_its_number():
+    def main(rank, n):
+        x = torch.ones(8)
+        for _ in range(20):
+            requests = [dist.isend(x, 1 - rank), dist.irecv(x, 1 - rank), dist.irecv(x, 1 - rank)]
+            requests.append(dist.isend(x, 1 - rank))
+            for request in requests:
+                request.wait()
+
+    found = [finding.message for finding in simlib.run(main, 2).findings]
+    # Each of the last three with each one before it, but for two sends, which only read.
+    assert len(found) == 3, found
+    assert all(text.startswith("ranks 0 and 1: i") for text in found)
+    assert sorted(text.rpartition(" (")[2] for text in found) == [
+        "40 times)",
+        "80 times)",
+        "80 times)",
+    ]
+
+
+def test_on_one_rank_the_call_is_told_with_its_arguments():
+    def main(rank, n):
+        x = torch.ones(8)
+        if rank == 0:
+            requests = [dist.isend(x, 1), dist.irecv(x, 1)]
+        else:
+            requests = [dist.irecv(torch.ones(8), 0), dist.isend(x, 0)]
+        for request in requests:
+            request.wait()
+
+    (one,) = simlib.run(main, 2).findings
+    assert "rank 0: irecv(src=1)" in one.message
+    assert "uses memory of isend(dst=1)" in one.message
 
 
 def test_receiving_into_what_is_being_sent():
@@ -170,8 +204,48 @@ def test_receiving_into_what_is_being_sent():
         dist.recv(x, 1 - rank)
         request.wait()
 
-    (one, two) = simlib.run(main, 2).findings
-    assert "rank 0: recv(src=1)" in one.message and "uses memory of isend(dst=1)" in one.message
+    (both,) = simlib.run(main, 2).findings
+    assert "ranks 0 and 1: recv (" in both.message and "uses memory of isend (" in both.message
+
+
+ASYNC = {
+    "all_reduce": lambda x, y, parts, n: dist.all_reduce(x, async_op=True),
+    "broadcast": lambda x, y, parts, n: dist.broadcast(x, 0, async_op=True),
+    "reduce": lambda x, y, parts, n: dist.reduce(x, 0, async_op=True),
+    "all_gather": lambda x, y, parts, n: dist.all_gather(parts, x, async_op=True),
+    "all_gather_single": lambda x, y, parts, n: dist.all_gather_single(y, x, async_op=True),
+    "gather": lambda x, y, parts, n: dist.gather(
+        x, parts if dist.get_rank() == 0 else None, 0, async_op=True
+    ),
+    "scatter": lambda x, y, parts, n: dist.scatter(
+        x, parts if dist.get_rank() == 0 else None, 0, async_op=True
+    ),
+    "reduce_scatter": lambda x, y, parts, n: dist.reduce_scatter(x, parts, async_op=True),
+    "reduce_scatter_single": lambda x, y, parts, n: dist.reduce_scatter_single(x, y, async_op=True),
+    "all_to_all": lambda x, y, parts, n: dist.all_to_all(
+        [torch.zeros(8) for _ in parts], parts, async_op=True
+    ),
+    "all_to_all_single": lambda x, y, parts, n: dist.all_to_all_single(
+        torch.zeros(8 * n), y, async_op=True
+    ),
+    "barrier": lambda x, y, parts, n: dist.barrier(async_op=True),
+}
+
+
+@pytest.mark.parametrize("name", ASYNC)
+def test_a_result_that_comes_before_its_wait_is_no_race(name):
+    call = ASYNC[name]
+
+    def main(rank, n):
+        for _ in range(5):
+            x, y, parts = torch.ones(8), torch.ones(8 * n), [torch.ones(8) for _ in range(n)]
+            work = call(x, y, parts, n)
+            # Gloo's own request: when it is complete, its threads are through.
+            while "reduce_scatter" not in name and not work._work.is_completed():
+                time.sleep(0)
+            work.wait()  # which copies the result of a reduce_scatter itself
+
+    assert simlib.run(main, 2).findings == []
 
 
 def test_what_is_left_over_is_found():

@@ -59,6 +59,22 @@ class Evidence(NamedTuple):
     touched: list
 
 
+class Told(NamedTuple):
+    """What is wrong with one op.
+
+    Attributes
+    ----------
+    op : Op
+    what : str
+    alike : str or None
+        The same without what differs from one such op to the next; None where nothing does.
+    """
+
+    op: Op
+    what: str
+    alike: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class FindingKind:
     """One sort of finding.
@@ -70,39 +86,41 @@ class FindingKind:
     error : type
         What ``strict=True`` raises for it.
     tell : callable
-        `Evidence` -> pairs of an `Op` and what is wrong with it, in words.
+        `Evidence` -> a `Told` for each op with which something is wrong.
     """
 
     name: str
     error: type[SimlibError]
-    tell: Callable[[Evidence], list[tuple[Op, str]]]
+    tell: Callable[[Evidence], list[Told]]
 
 
-def _unfinished(evidence: Evidence) -> list[tuple[Op, str]]:
+def _unfinished(evidence: Evidence) -> list[Told]:
     """Messages nobody received, calls some ranks left out, requests nobody waited for."""
     told = []
     for op in evidence.unfinished:
         what = "was never received" if op.kind == "send" else "never got a message"
-        told.append((op, what))
+        told.append(Told(op, what))
     for arrived, missing in evidence.absent:
         words = f"was never called by {ranks_in_words(missing)}"
-        told += [(op, words) for op in arrived.values()]
-    known = {(op.rank, op.seq) for op, _ in told}
+        told += [Told(op, words) for op in arrived.values()]
+    known = {(op.rank, op.seq) for op, *_ in told}
     for op in evidence.never_waited:
         if (op.rank, op.seq) not in known:
             advice = "until wait() has returned its buffer is not safe to use"
-            told.append((op, f"was never waited for: {advice}"))
+            told.append(Told(op, f"was never waited for: {advice}"))
     return told
 
 
-def _races(evidence: Evidence) -> list[tuple[Op, str]]:
+def _races(evidence: Evidence) -> list[Told]:
     """Buffers that were touched while a request on them was open."""
     told = []
     for how, op, other, site in evidence.touched:
+        alike = None
         if how == "overlap":
-            what = (
-                f"uses memory of {other.call} ({other.site.place}), which is still open: "
+            what, alike = (
+                f"uses memory of {call} ({other.site.place}), which is still open: "
                 "wait for that first, or use another buffer"
+                for call in (other.call, _name(other))
             )
         elif op.kind == "send":
             what = (
@@ -114,8 +132,13 @@ def _races(evidence: Evidence) -> list[tuple[Op, str]]:
                 f"has its buffer written before wait ({site.place}): the result may overwrite "
                 "that, or be overwritten"
             )
-        told.append((op, what))
+        told.append(Told(op, what, alike))
     return told
+
+
+def _name(op: Op) -> str:
+    """What the op was called as, without its arguments."""
+    return op.call.partition("(")[0]
 
 
 UNFINISHED = FindingKind("unfinished", UnfinishedError, _unfinished)
@@ -129,17 +152,23 @@ def found_in(evidence: Evidence) -> list[Finding]:
     return [one for kind in KINDS for one in _folded(kind.name, kind.tell(evidence))]
 
 
-def _folded(kind: str, told: list[tuple[Op, str]]) -> list[Finding]:
-    """One finding for all ranks of whom the same is told at the same line."""
-    alike: dict[tuple, list[Op]] = {}
-    for op, what in told:
-        alike.setdefault((op.kind, op.site.file, op.site.lineno, what), []).append(op)
+def _folded(kind: str, told: list[Told]) -> list[Finding]:
+    """One finding for all ops of which the same is told at the same line, with their number."""
+    same: dict[tuple, list[Told]] = {}
+    for one in told:
+        site = one.op.site
+        key = one.op.kind, site.file, site.lineno, one.alike or one.what
+        same.setdefault(key, []).append(one)
     found = []
-    for (*_, what), ops in alike.items():
-        ranks = sorted({op.rank for op in ops})
-        call = ops[0].call if len(ranks) == 1 else ops[0].call.partition("(")[0]
-        message = f"{ranks_in_words(ranks)}: {call} ({ops[0].site.place}) {what}"
-        found.append(Finding(kind, message, {op.rank: op.site for op in ops}))
+    for (*_, alike), those in same.items():
+        op = those[0].op
+        ranks = sorted({one.op.rank for one in those})
+        what = those[0].what if len({one.what for one in those}) == 1 else alike
+        calls = {one.op.call for one in those}
+        call = calls.pop() if len(calls) == len(ranks) == 1 else _name(op)
+        times = f" ({len(those):,} times)" if len(those) > len(ranks) else ""
+        message = f"{ranks_in_words(ranks)}: {call} ({op.site.place}) {what}{times}"
+        found.append(Finding(kind, message, {one.op.rank: one.op.site for one in those}))
     return found
 
 

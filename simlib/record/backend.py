@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..model.errors import InvalidCallError
+from .arguments import check_peer
 from .group import GLOO, RecordingGroup
 from .requests import FOREVER
 
@@ -76,9 +77,16 @@ def install(create):
     dist.Backend.register_backend(BACKEND, create_from_options, extended_api=True, devices=["cpu"])
     c10d._new_process_group_helper = new_recording_group
     c10d._new_group_with_tag = new_group_call
+    c10d._check_not_self_rank = _check_not_self
     for module in (dist, c10d):
         module.init_process_group = _check_init_process_group
         module.destroy_process_group = _destroy_process_group
+
+
+def _check_not_self(group, rank, role):
+    """torch asks this for `send` and `recv` only: they are refused as `isend` and `irecv` are."""
+    if group.rank() == rank:
+        check_peer(rank, group.size(), rank, "dst" if role == "destination" else "src")
 
 
 def _is_ours(backend):

@@ -20,10 +20,12 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from .arguments import check_collective, check_message, check_peer
 from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
+from .pending import Buffer
 from .recorder import count_bytes, is_learners
 from .requests import FOREVER, BlockingCall, RecordedMessage, RecordedWork
 
 GLOO = dist.ProcessGroup.BackendType.GLOO
+ONCE, PARTS = "once", "parts"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _C10D_FILE = c10d.__file__
 _API_FILES = frozenset(
@@ -51,7 +53,8 @@ class RecordingGroup(dist.ProcessGroup):
     backend : dist.Backend
         The C++ backend that torch's own C++ code asks for names and options.
     inner : object
-        The transport: it has the methods of `dist.ProcessGroup`.
+        The transport: it has the methods of `dist.ProcessGroup`. A `SimulatedTransport` puts
+        results in place at the wait, and says so (``copies_results``).
     rank, size : int
     name : str
         torch's name of the group; empty for the default group.
@@ -65,6 +68,7 @@ class RecordingGroup(dist.ProcessGroup):
         self._log = recorder.log
         self._backend = backend
         self._inner = inner
+        self._copies_results = getattr(inner, "copies_results", True)
         self._ranks = ranks
         self._definition = Definition(name, ranks)
         self._rank = rank
@@ -144,8 +148,9 @@ class RecordingGroup(dist.ProcessGroup):
         start = self._post("send", tensors, frame=frame, peer=dst, tag=tag, flags=flags)
         self._check_message_fingerprint(start, self._rank, dst, tag, tensors[0])
         make = RecordedMessage if flags & ASYNC else BlockingCall
+        buffers = [Buffer.of(tensors[0], False)]
         work = make(self._inner.send(tensors, dst, tag), self._recorder, start)
-        return self._keep(work, flags, [(tensors[0], False)])
+        return self._keep(work, flags, buffers)
 
     def recv(self, tensors, src, tag=0):
         check_peer(self._rank, len(self._ranks), src, "src")
@@ -154,18 +159,20 @@ class RecordingGroup(dist.ProcessGroup):
         start = self._post("recv", tensors, frame=frame, peer=src, tag=tag, flags=flags)
         self._check_message_fingerprint(start, src, self._rank, tag, tensors[0])
         make = RecordedMessage if flags & ASYNC else BlockingCall
+        buffers = [Buffer.of(tensors[0], True)]
         work = make(self._inner.recv(tensors, src, tag), self._recorder, start)
-        return self._keep(work, flags, [(tensors[0], True)])
+        return self._keep(work, flags, buffers)
 
     def recv_anysource(self, tensors, tag=0):
         check_message(tensors[0], tag, "src")
         flags, frame = self._caller()
         flags |= ANY_SOURCE
         start = self._post("recv", tensors, frame=frame, tag=tag, flags=flags)
+        buffers = [Buffer.of(tensors[0], True)]
         work = self._inner.recv_anysource(tensors, tag)
         make = RecordedMessage if flags & ASYNC else BlockingCall
         work = make(work, self._recorder, start, source=self._ranks)
-        return self._keep(work, flags, [(tensors[0], True)])
+        return self._keep(work, flags, buffers)
 
     def _check_message_fingerprint(self, start, src, dst, tag, tensor):
         if self._recorder.fingerprints is None:
@@ -230,10 +237,12 @@ def _request_flag(frame):
     return 0
 
 
-def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=None):
+def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=None, copies=None):
     """A method of `RecordingGroup` that records one sort of collective.
 
     ``payload`` takes the call's arguments and gives the tensors that count as this rank's bytes.
+    ``copies`` says that Gloo copies the result into each tensor of the first argument by torch:
+    `ONCE`, or in as many `PARTS` as there are ranks.
     """
 
     def record_and_pass_on(self, *args):
@@ -258,11 +267,16 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
         )
         is_blocking = not flags and sys._getframe(1).f_code.co_filename == _C10D_FILE
         make = BlockingCall if is_blocking else RecordedWork
+        buffers = None
+        if flags & REQUEST or self._recorder.pending:
+            times = {None: 0, ONCE: 1, PARTS: len(self._ranks)}
+            own_writes = times[copies if self._copies_results else None]
+            buffers = [*_buffers(args[:1], own_writes), *_buffers(args[1:])]
         work = make(getattr(self._inner, method)(*args), self._recorder, start)
         if not is_blocking:
             work.is_number = size == 1
-        if flags & REQUEST or self._recorder.pending:
-            self._keep(work, flags, _buffers(args))
+        if buffers is not None:
+            self._keep(work, flags, buffers)
         return work
 
     record_and_pass_on.__name__ = method
@@ -277,14 +291,14 @@ def _flat(lists):
     return [tensor for tensors in lists for tensor in tensors]
 
 
-def _buffers(args):
-    """The tensors of a collective; each counts as written, for most of them are."""
+def _buffers(args, own_writes=0):
+    """The tensors of a collective as `Buffer`; each counts as written, for most of them are."""
     found = []
     for arg in args:
         if isinstance(arg, torch.Tensor):
-            found.append((arg, True))
+            found.append(Buffer.of(arg, True, own_writes))
         elif isinstance(arg, list):
-            found += _buffers(arg)
+            found += _buffers(arg, own_writes)
     return found
 
 
@@ -317,7 +331,7 @@ def _define_collectives():
     _collective("all_reduce", "allreduce", first, reduces=True)
     _collective("all_reduce", "allreduce_coalesced", first, reduces=True)
     _collective("reduce", "reduce", first, reduces=True, rooted=True)
-    _collective("gather", "gather", second, rooted=True)
+    _collective("gather", "gather", second, rooted=True, copies=ONCE)
     _collective(
         "scatter",
         "scatter",
@@ -326,20 +340,20 @@ def _define_collectives():
         ),
         rooted=True,
     )
-    _collective("all_gather", "allgather", second)
-    _collective("all_gather", "allgather_coalesced", second)
-    _collective("all_to_all", "alltoall", second, splits=_sizes_of_lists)
+    _collective("all_gather", "allgather", second, copies=ONCE)
+    _collective("all_gather", "allgather_coalesced", second, copies=ONCE)
+    _collective("all_to_all", "alltoall", second, splits=_sizes_of_lists, copies=ONCE)
     for name in ("all_to_all_single", "alltoall_base"):
         _collective("all_to_all", name, second_one, splits=_splits)
     for name in ("all_gather_single", "_allgather_base"):
-        _collective("all_gather", name, second_one)
+        _collective("all_gather", name, second_one, copies=PARTS)
     for name in ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"):
-        _collective("all_gather", name, second)
-    _collective("reduce_scatter", "reduce_scatter", second_flat, reduces=True)
+        _collective("all_gather", name, second, copies=PARTS)
+    _collective("reduce_scatter", "reduce_scatter", second_flat, reduces=True, copies=ONCE)
     for name in ("reduce_scatter_single", "_reduce_scatter_base"):
-        _collective("reduce_scatter", name, second_one, reduces=True)
+        _collective("reduce_scatter", name, second_one, reduces=True, copies=ONCE)
     for name in ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"):
-        _collective("reduce_scatter", name, second, reduces=True)
+        _collective("reduce_scatter", name, second, reduces=True, copies=ONCE)
 
 
 _define_collectives()

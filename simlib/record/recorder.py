@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import os
 import site
-import sys
 import sysconfig
 import time
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from ..model.package import FOLDER
 from .fingerprints import word_for
+from .pending import Pending
 
 _NOT_LEARNERS = (
     os.path.dirname(torch.__file__) + os.sep,
@@ -155,69 +155,3 @@ def _signature_in_words(tensors, reduce_op, splits):
     dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
     name = None if reduce_op is None else _REDUCE_NAMES.get(reduce_op, "custom")
     return shapes, dtype, name, splits
-
-
-class Pending:
-    """The buffers of requests that are not waited for yet: nobody may touch them.
-
-    Noticed are writes through torch, by the tensor's version, where the tensor is no view (views of
-    one tensor share its version); and two requests on overlapping memory, one of which writes.
-    Not noticed on real ranks: reads, and writes by numpy, by ``.data`` or by native code.
-    """
-
-    def __init__(self, recorder):
-        self._recorder = recorder
-        self._requests = {}  # request -> (where its buffers are, their versions)
-
-    def __len__(self):
-        return len(self._requests)
-
-    def clear(self):
-        """Forget all requests."""
-        self._requests.clear()
-
-    def add(self, work, buffers):
-        """A request has been posted; ``buffers`` are pairs (tensor, whether the op writes it)."""
-        places = self.compare(work, buffers)
-        self._requests[work] = places, [(tensor, _version(tensor)) for tensor, _ in buffers]
-
-    def compare(self, work, buffers):
-        """Look whether an op uses memory of an open request; returns where its buffers are."""
-        mine = [_place(tensor, writes) for tensor, writes in buffers]
-        for other, (theirs, _) in self._requests.items():
-            if _any_overlap(mine, theirs):
-                self._report("overlap", work.start, other.start)
-        return mine
-
-    def waited(self, work):
-        """The learner waits for a request: look whether its buffers were left alone."""
-        _, versions = self._requests.pop(work, ((), ()))
-        for tensor, version in versions:
-            if version is not None and tensor._version != version:
-                self._report("written", work.start, 0)
-                break
-
-    def _report(self, how, start, other):
-        place = self._recorder.place(sys._getframe(2))
-        self._recorder.log.define(("race", start, other), "race", (how, start, other, place))
-
-
-def _version(tensor):
-    """What grows with every write through torch; None where that says nothing."""
-    return tensor._version if tensor._base is None and not tensor.is_inference() else None
-
-
-def _place(tensor, writes):
-    """First byte, end, and whether an op writes it; an empty place where it is in pieces."""
-    if tensor.layout is not torch.strided or not tensor.is_contiguous():
-        return 0, 0, writes
-    first = tensor.data_ptr()
-    return first, first + tensor.nbytes, writes
-
-
-def _any_overlap(mine, theirs):
-    for first, end, writes in mine:
-        for other_first, other_end, other_writes in theirs:
-            if (writes or other_writes) and first < other_end and other_first < end:
-                return True
-    return False

@@ -26,10 +26,8 @@ class _Request:
         self.pending = None
 
     def wait(self, timeout=timedelta(0)):  # noqa: B008 (torch's own signature; immutable)
-        if self._result is not None:  # Gloo would wait for a second message
+        if self._result is not None:
             return self._result
-        if self.pending is not None:
-            self.pending.waited(self)
         log = self._recorder.log
         # Who waits for a limited time only goes on by itself: that is no deadlock.
         log.wait_begin(self.start, not timeout and self._recorder.is_alone())
@@ -39,6 +37,8 @@ class _Request:
             log.wait_failed()
             raise
         log.wait_end(self.start)
+        if self.pending is not None:
+            self.pending.waited(self)
         if self._source is not None:
             log.found_peer(self.start, self._source[self._work._source_rank()])
         return self._result
@@ -117,6 +117,14 @@ class RecordedWork(_Request, dist.Work):
 
 class RecordedMessage(RecordedWork):
     """The request of an isend or irecv."""
+
+    def wait(self, timeout=timedelta(0)):  # noqa: B008 (as above)
+        if self._result is not None:
+            raise InvalidCallError(
+                "this request of an isend or irecv has been waited for already: with Gloo a second "
+                "wait() never returns, so wait for each request once"
+            )
+        return super().wait(timeout)
 
     def get_future(self):
         raise InvalidCallError(

@@ -347,3 +347,47 @@ def init_process_group_by_the_program(rank, n):
     dist.init_process_group("gloo", rank=rank, world_size=n)
     dist.barrier()
     dist.destroy_process_group()
+
+
+@right()
+def async_collective_looked_at_between_naps(rank, n):
+    x = torch.ones(1)
+    time.sleep(0.2 * rank)
+    request = dist.all_reduce(x, async_op=True)
+    while not request.is_completed():
+        time.sleep(0.02)
+    request.wait()
+    assert x.item() == 2
+
+
+@right(ranks=3)
+def a_gather_waited_for_after_a_later_scatter(rank, n):
+    part, whole = torch.full((2,), float(rank)), torch.empty(2 * n)
+    gather = dist.all_gather_into_tensor(whole, part.clone(), async_op=True)
+    out = torch.empty(2)
+    scatter = dist.reduce_scatter_tensor(out, torch.ones(2 * n), async_op=True)
+    scatter.wait()
+    gather.wait()
+    assert out.tolist() == [n, n] and whole.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+@right(ranks=3)
+def lists_gathered_beside_other_collectives(rank, n):
+    parts, mine = [torch.empty(1) for _ in range(n)], torch.ones(1)
+    requests = [
+        dist.all_gather(parts, torch.tensor([float(rank)]), async_op=True),
+        dist.all_reduce(mine, async_op=True),
+    ]
+    for request in reversed(requests):
+        request.wait()
+    assert torch.cat(parts).tolist() == [0, 1, 2] and mine.item() == n
+
+
+@right(ranks=3)
+def swapped_parts_waited_for_late(rank, n):
+    give = [torch.tensor([float(10 * rank + dst)]) for dst in range(n)]
+    take = [torch.empty(1) for _ in range(n)]
+    request = dist.all_to_all(take, give, async_op=True)
+    time.sleep(0.05)
+    request.wait()
+    assert torch.cat(take).tolist() == [10.0 * src + rank for src in range(n)]

@@ -361,3 +361,68 @@ def object_lists_of_other_lengths(rank, n):
 def object_list_that_nobody_sends(rank, n):
     if rank == 0:
         dist.recv_object_list([None], 1)  # <- rank 0
+
+
+@wrong("invalid")
+def receive_waited_for_twice(rank, n):
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+    else:
+        request = dist.irecv(torch.zeros(1), 0)
+        request.wait()
+        request.wait()  # <- rank 1
+
+
+@wrong("invalid")
+def send_waited_for_twice(rank, n):
+    if rank == 0:
+        request = dist.isend(torch.ones(1), 1)
+        request.wait()
+        request.wait()  # <- rank 0
+    else:
+        dist.recv(torch.zeros(1), 0)
+
+
+@wrong("invalid")
+def batch_waited_for_in_the_loop_and_after_it(rank, n):
+    ops = [
+        dist.P2POp(dist.isend, torch.ones(1), 1 - rank),
+        dist.P2POp(dist.irecv, torch.zeros(1), 1 - rank),
+    ]
+    requests = dist.batch_isend_irecv(ops)
+    for request in requests:
+        request.wait()
+    requests[-1].wait()  # <- every rank
+
+
+@wrong("invalid", ranks=3)
+def last_request_of_a_list_waited_for_again(rank, n):
+    x = [torch.zeros(1) for _ in range(n)]
+    if rank:
+        dist.send(torch.ones(1), 0)
+        return
+    for src in range(1, n):
+        request = dist.irecv(x[src], src)
+        request.wait()
+    request.wait()  # <- rank 0
+
+
+@wrong("invalid")
+def send_to_oneself(rank, n):
+    dist.send(torch.ones(1), rank)  # <- every rank
+
+
+@wrong("invalid")
+def isend_to_oneself(rank, n):
+    dist.isend(torch.ones(1), rank)  # <- every rank
+
+
+@wrong("invalid")
+def recv_from_oneself(rank, n):
+    if rank == 1:
+        dist.recv(torch.ones(1), 1)  # <- rank 1
+
+
+@wrong("invalid")
+def irecv_from_oneself_in_a_ring_of_one_too_few(rank, n):
+    dist.irecv(torch.ones(1), (rank + 2) % n)  # <- every rank

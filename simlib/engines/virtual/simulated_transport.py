@@ -30,6 +30,8 @@ class SimulatedTransport:
         Where the rank's calls have just been written down.
     """
 
+    copies_results = False
+
     def __init__(self, simulation, channel, position, log):
         self._simulation = simulation
         self._channel = channel
