@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 import simlib
 from simlib import Cluster, Link, clusters
+from simlib.clockwork import collective_in_flight
 
 SLOW = Cluster(4, 1, Link(1e-4, 1e6))
 FAST = Cluster(2, 2, Link(1e-6, 1e9), Link(1e-7, 1e10))
@@ -101,3 +102,21 @@ def test_too_small_a_cluster_is_refused():
     run = simlib.simulate(mixed, 4)
     with pytest.raises(simlib.InvalidCallError, match="do not fit"):
         run.replay(clusters.ethernet_1g(nodes=3))
+
+
+def test_collectives_one_after_the_other_are_each_timed_in_one_go(monkeypatch):
+    def main(rank, world_size):
+        requests = [dist.all_reduce(torch.ones(8), async_op=True) for _ in range(9)]
+        for request in requests:
+            request.wait()
+
+    cluster = Cluster(8, 1, Link(1.0, 8.0))
+    run = simlib.simulate(main, 8, cluster=cluster, all_reduce="ring")
+    assert run.time_s == pytest.approx(9 * 14 * 1.5)
+    one_by_one = []
+    monkeypatch.setattr(
+        collective_in_flight.CollectiveInFlight, "wake", lambda self: one_by_one.append(self)
+    )
+    again = run.replay(cluster, all_reduce="ring")
+    assert again.trace.end_s == pytest.approx(run.time_s)
+    assert one_by_one == []

@@ -194,9 +194,10 @@ class CollectiveInFlight:
                     columns = (getattr(wire, field.name).tolist() for field in fields(wire))
                     self._wire += zip(*columns, strict=True)
 
+        # Over before the last are told: they may begin the next collective on these links.
+        self._transfers.scheduler.at(max(ends), over)
         for position, end_s in enumerate(ends):
             self._transfers.scheduler.at(end_s, lambda position=position: through(position))
-        self._transfers.scheduler.at(max(ends), over)
 
     def _ends(self):
         """When each member is through, and the messages where they are asked for."""
