@@ -305,3 +305,17 @@ def test_a_ring_of_1024_in_step_has_its_closed_form_even_where_links_are_shared(
 def test_refusals(members, starts, words):
     with pytest.raises(InvalidCallError, match=words):
         time_of(schedule("barrier", 4), flat(4, SECOND), members, starts)
+
+
+def test_an_eager_message_overtakes_one_that_waits_for_its_receiver():
+    # Three from 0 to 1 in one round: 0, 100 and 0 B. Rank 1 comes at 5 s. The empty ones start at
+    # once and end at 1 s; the other at 5 s, and ends at 7 s.
+    moves = [Moves(np.array([0, 0, 0]), np.array([1, 1, 1]), np.array([0, 1, 2]))]
+    found = Schedule.of("gather", "three", 2, [0, 100, 0], moves, root=1)
+    late = [0.0, 5.0]
+    ends, wire = time_of(found, flat(2, SECOND), [0, 1], late, expand=True, eager_limit_bytes=0)
+    assert ends.tolist() == [7.0, 7.0]
+    assert wire.end_s.tolist() == [1.0, 7.0, 1.0]
+    # With both there from the start they go in order: the last waits for the one before it.
+    _, wire = time_of(found, flat(2, SECOND), [0, 1], [0, 0], expand=True, eager_limit_bytes=0)
+    assert wire.end_s.tolist() == [1.0, 2.0, 2.0]

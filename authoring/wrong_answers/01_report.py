@@ -122,7 +122,7 @@ WRONG = {
     without_own: "Where is the root's own number?",
     own_first: "The root's own number stands first",
     along_a_chain: "Each rank sends its own number, no more",
-    sends_to_itself_too: "destination rank should not be the same",
+    sends_to_itself_too: "is the rank itself",
     by_a_collective: "calls gather (01_report.py",
     by_objects: "; ..._object is made of two collectives)",
 }

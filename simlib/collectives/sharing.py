@@ -27,13 +27,15 @@ def through_shared_links(schedule, topology, members, starts, reduce_Bps=inf, ea
     progress = _Progress(schedule, starts, reduce_Bps, eager_limit_bytes)
     src, dst = members[progress.src], members[progress.dst]
     lookahead_s, columns = _survey(topology, src, dst)
-    before = _ones_before(src, dst) if topology.cluster.in_order else np.full(len(src), NONE)
-    pool = _Pool(topology, lookahead_s, len(columns), before)
+    order = _Order(src, dst)
+    pool = _Pool(topology, lookahead_s, len(columns), order.before)
     started = progress.begin()
     while len(started) or len(pool):
         if not len(started):
             started = progress.finish(*pool.pass_window())
             continue
+        if topology.cluster.in_order:
+            order.start(started, progress.start_s[started])
         paths = topology.paths(src[started], dst[started])[:, columns]
         due_s = progress.start_s[started] + topology.latencies_s(src[started], dst[started])
         left = progress.nbytes[started] + float(topology.cluster.envelope_bytes)
@@ -43,19 +45,6 @@ def through_shared_links(schedule, topology, members, starts, reduce_Bps=inf, ea
         pool.is_done[started[~stays]] = True
         started = progress.finish(started[~stays], due_s[~stays])
     return progress.end_of_rank, ([progress.start_s], [progress.end_s])
-
-
-def _ones_before(src, dst):
-    """For each message the one before it from the same rank to the same rank, or `NONE`.
-
-    In order of the schedule, which is that of their starts.
-    """
-    before = np.full(len(src), NONE)
-    pair = src * (dst.max(initial=0) + np.int64(1)) + dst
-    order = np.argsort(pair, kind="stable")
-    follows = pair[order[1:]] == pair[order[:-1]]
-    before[order[1:][follows]] = order[:-1][follows]
-    return before
 
 
 def _survey(topology, src, dst):
@@ -77,6 +66,32 @@ def _distinct(numbers):
     """As `numpy.unique`, faster for some thousand."""
     numbers = np.sort(numbers)
     return numbers[np.diff(numbers, prepend=-1) > 0]
+
+
+class _Order:
+    """Which message goes before which, of those from one rank to another.
+
+    Attributes
+    ----------
+    before : ndarray of int
+        For each message that has started the one before it, or `NONE`.
+    """
+
+    def __init__(self, src, dst):
+        pairs, self._pair = np.unique(
+            src * (dst.max(initial=0) + np.int64(1)) + dst, return_inverse=True
+        )
+        self._last = np.full(len(pairs), NONE)
+        self.before = np.full(len(src), NONE)
+
+    def start(self, messages, start_s):
+        """These start; they are told in the order of their starts, pair by pair."""
+        pair = self._pair[messages]
+        order = np.lexsort((messages, start_s, pair))
+        messages, pair = messages[order], pair[order]
+        follows = np.diff(pair, prepend=NONE) == 0
+        self.before[messages] = np.where(follows, np.roll(messages, 1), self._last[pair])
+        self._last[pair] = messages  # of each pair the last one stays
 
 
 class _Progress:
