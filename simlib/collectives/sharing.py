@@ -27,14 +27,17 @@ def through_shared_links(schedule, topology, members, starts, reduce_Bps=inf, ea
     progress = _Progress(schedule, starts, reduce_Bps, eager_limit_bytes)
     src, dst = members[progress.src], members[progress.dst]
     lookahead_s, columns = _survey(topology, src, dst)
-    order = _Order(src, dst)
-    pool = _Pool(topology, lookahead_s, len(columns), order.before)
+    order = None
+    if topology.cluster.in_order and (eager_limit_bytes >= 0 or _has_pair_twice(schedule)):
+        order = _Order(src, dst)
+    before = np.full(len(src), NONE) if order is None else order.before
+    pool = _Pool(topology, lookahead_s, len(columns), before)
     started = progress.begin()
     while len(started) or len(pool):
         if not len(started):
             started = progress.finish(*pool.pass_window())
             continue
-        if topology.cluster.in_order:
+        if order is not None:
             order.start(started, progress.start_s[started])
         paths = topology.paths(src[started], dst[started])[:, columns]
         due_s = progress.start_s[started] + topology.latencies_s(src[started], dst[started])
@@ -45,6 +48,18 @@ def through_shared_links(schedule, topology, members, starts, reduce_Bps=inf, ea
         pool.is_done[started[~stays]] = True
         started = progress.finish(started[~stays], due_s[~stays])
     return progress.end_of_rank, ([progress.start_s], [progress.end_s])
+
+
+def _has_pair_twice(schedule):
+    """Whether in some round a rank sends another one two messages: else none of a pair ever meet."""
+    seen = {(id(round_.src), id(round_.dst)): round_ for round_ in schedule.rounds}
+    return any(pair_twice(round_.src, round_.dst, schedule.n) for round_ in seen.values())
+
+
+def pair_twice(src, dst, n):
+    """Whether two of these messages go from one of n ranks to the same other one."""
+    one_each = not len(src) or np.bincount(src).max() == 1
+    return not one_each and len(np.unique(src * np.int64(n) + dst)) < len(src)
 
 
 def _survey(topology, src, dst):

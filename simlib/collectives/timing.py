@@ -75,7 +75,9 @@ def time_of(schedule, topology, members, starts, expand=False, eager_limit_bytes
     device = topology.cluster.device
     reduce_Bps = device.reduce_Bps if device else inf
     patterns = _patterns(schedule, topology, members)
-    is_eager = any((round_.nbytes <= eager_limit_bytes).any() for round_ in schedule.rounds)
+    is_eager = eager_limit_bytes >= 0 and any(
+        (round_.nbytes <= eager_limit_bytes).any() for round_ in schedule.rounds
+    )
     if not is_eager and _shares_no_link(patterns.values(), topology):
         ends, times = _each_alone(schedule, patterns, topology, starts, reduce_Bps, expand)
     else:

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from ..collectives.schedules import split
-from ..collectives.sharing import fair_rates
+from ..collectives.sharing import fair_rates, pair_twice
 from ..model.cluster import Topology
 
 
@@ -119,7 +119,7 @@ def common_step_s(case, src, dst, nbytes):
         Of each of them.
     """
     topology = case.topology
-    if topology.cluster.in_order and len(np.unique(src * case.n + dst)) < len(src):
+    if topology.cluster.in_order and pair_twice(src, dst, case.n):
         return None  # two from one rank to another: one after the other
     latencies_s = topology.latencies_s(src, dst)
     paths = topology.paths(src, dst)
