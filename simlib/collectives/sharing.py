@@ -51,7 +51,7 @@ def through_shared_links(schedule, topology, members, starts, reduce_Bps=inf, ea
 
 
 def _has_pair_twice(schedule):
-    """Whether in some round a rank sends another one two messages: else none of a pair ever meet."""
+    """Whether in a round a rank sends another two messages: else none of a pair ever meet."""
     seen = {(id(round_.src), id(round_.dst)): round_ for round_ in schedule.rounds}
     return any(pair_twice(round_.src, round_.dst, schedule.n) for round_ in seen.values())
 
