@@ -72,6 +72,19 @@ WRONG = [
 ]
 
 
+ALSO_RIGHT = [
+    pytest.param(path, answer, id=f"{path.stem}-{answer.__name__}")
+    for path in FILES
+    for answer in load(path).get("ALSO_RIGHT", ())
+]
+
+
+@pytest.mark.parametrize("path, answer", ALSO_RIGHT)
+def test_another_way_is_right_too(path, answer):
+    verdict = verdict_on(path, load(path)["QUESTION"], answer)
+    assert verdict.status == "right", verdict
+
+
 @pytest.mark.parametrize("path, answer, sentence", WRONG)
 def test_wrong_answer_is_refused(path, answer, sentence):
     verdict = verdict_on(path, load(path)["QUESTION"], answer)
