@@ -30,11 +30,11 @@ choices = st.randoms(use_true_random=False)
 eager_limits = st.sampled_from([-1, -1, 4])
 
 
-def samples(count):
+def samples(count, seed=SEED):
     """Settings for ``count`` programs drawn by this run's seed."""
 
     def decorate(test):
-        return hypothesis.seed(SEED)(settings(max_examples=count)(test))
+        return hypothesis.seed(seed)(settings(max_examples=count)(test))
 
     return decorate
 
@@ -233,18 +233,19 @@ def check_verdict(path, end):
 
 
 def test_the_changes_reach_every_way_to_fail():
-    reached = set()
+    wanted, reached = {*Fate._fields, "right", "right by luck"}, set()
 
-    @samples(400)
-    @given(wrong_programs())
     def look(program):
         fates = Oracle(program).fates()
         reached.update(part for end in fates for part in Fate._fields if getattr(end, part))
         if RIGHT in fates:
             reached.add("right" if len(fates) == 1 else "right by luck")
 
-    look()
-    assert reached == {*Fate._fields, "right", "right by luck"}
+    for more in range(10):  # 400 reach the rarest, luck, with most seeds only
+        samples(400, SEED + more)(given(wrong_programs())(look))()
+        if reached == wanted:
+            break
+    assert reached == wanted
 
 
 # ---- each rule
