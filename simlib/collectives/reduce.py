@@ -45,8 +45,8 @@ def rabenseifner(n, nbytes, itemsize=1, root=0):
     `(n - 1) * nbytes / n + (n > 1) * p / 2 * nbytes / n`.
 
     **Source** Rabenseifner 2004, ICCS, LNCS 3036; Thakur, Rabenseifner and Gropp 2005, IJHPCA
-    19(1). Direction and folding: MPICH, reduce_intra_reduce_scatter_gather.c; Open MPI,
-    coll_base_reduce.c, ompi_coll_base_reduce_intra_redscat_gather.
+    19(1). Direction: MPICH, reduce_intra_reduce_scatter_gather.c; Open MPI, coll_base_reduce.c,
+    ompi_coll_base_reduce_intra_redscat_gather. Folding: MPICH's (Open MPI swaps halves first).
     """
     folding = Folding(n, into_even=True)
     moves = list(
