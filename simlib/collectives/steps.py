@@ -128,11 +128,11 @@ class Folding:
 
         At the end participant j has the sum of chunk ``backwards[j]``, its bits in reverse.
         """
-        j, kept = np.arange(self.p), np.zeros(self.p, dtype=np.int64)
+        j, backwards = np.arange(self.p), self.backwards
         for d in powers_below(self.p):
             half = self.p // (2 * d)
-            kept += np.where(j & d, half, 0)
-            yield Moves(self.rank_of, self.rank_of[j ^ d], kept[j ^ d], half, adds=True)
+            theirs = backwards[j ^ d] & -half  # the first chunk of the half that the partner keeps
+            yield Moves(self.rank_of, self.rank_of[j ^ d], theirs, half, adds=True)
 
     @property
     def backwards(self):
