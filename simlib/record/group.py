@@ -148,7 +148,7 @@ class RecordingGroup(dist.ProcessGroup):
         start = self._post("send", tensors, frame=frame, peer=dst, tag=tag, flags=flags)
         self._check_message_fingerprint(start, self._rank, dst, tag, tensors[0])
         make = RecordedMessage if flags & ASYNC else BlockingCall
-        buffers = [Buffer.of(tensors[0], False)]
+        buffers = [Buffer.of(tensors[0], False)] if self._is_watched(flags) else None
         work = make(self._inner.send(tensors, dst, tag), self._recorder, start)
         return self._keep(work, flags, buffers)
 
@@ -159,7 +159,7 @@ class RecordingGroup(dist.ProcessGroup):
         start = self._post("recv", tensors, frame=frame, peer=src, tag=tag, flags=flags)
         self._check_message_fingerprint(start, src, self._rank, tag, tensors[0])
         make = RecordedMessage if flags & ASYNC else BlockingCall
-        buffers = [Buffer.of(tensors[0], True)]
+        buffers = [Buffer.of(tensors[0], True)] if self._is_watched(flags) else None
         work = make(self._inner.recv(tensors, src, tag), self._recorder, start)
         return self._keep(work, flags, buffers)
 
@@ -168,7 +168,7 @@ class RecordingGroup(dist.ProcessGroup):
         flags, frame = self._caller()
         flags |= ANY_SOURCE
         start = self._post("recv", tensors, frame=frame, tag=tag, flags=flags)
-        buffers = [Buffer.of(tensors[0], True)]
+        buffers = [Buffer.of(tensors[0], True)] if self._is_watched(flags) else None
         work = self._inner.recv_anysource(tensors, tag)
         make = RecordedMessage if flags & ASYNC else BlockingCall
         work = make(work, self._recorder, start, source=self._ranks)
@@ -189,9 +189,13 @@ class RecordingGroup(dist.ProcessGroup):
         if flags & REQUEST:
             work.pending = pending
             pending.add(work, buffers)
-        elif pending:
+        elif buffers is not None:
             pending.compare(work, buffers)
         return work
+
+    def _is_watched(self, flags):
+        """Whether the buffers of an op matter: the learner has its request, or others are open."""
+        return flags & REQUEST or self._recorder.pending
 
     def barrier(self, opts=None):
         opts = opts if opts is not None else dist.BarrierOptions()
@@ -268,16 +272,14 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
         is_blocking = not flags and sys._getframe(1).f_code.co_filename == _C10D_FILE
         make = BlockingCall if is_blocking else RecordedWork
         buffers = None
-        if flags & REQUEST or self._recorder.pending:
+        if self._is_watched(flags):
             times = {None: 0, ONCE: 1, PARTS: len(self._ranks)}
             own_writes = times[copies if self._copies_results else None]
             buffers = [*_buffers(args[:1], own_writes), *_buffers(args[1:])]
         work = make(getattr(self._inner, method)(*args), self._recorder, start)
         if not is_blocking:
             work.is_number = size == 1
-        if buffers is not None:
-            self._keep(work, flags, buffers)
-        return work
+        return self._keep(work, flags, buffers)
 
     record_and_pass_on.__name__ = method
     setattr(RecordingGroup, method, record_and_pass_on)
