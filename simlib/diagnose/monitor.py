@@ -109,7 +109,8 @@ class DeadlockDetector:
     def look(self, running: list[int]) -> bool:
         """Note how the running ranks stand; returns whether one waits and has not moved since.
 
-        ``all_wait`` says afterwards whether that holds for each of them.
+        ``all_wait`` says afterwards whether that holds for each of them; after a verdict of a
+        deadlock, whether each of them is blocked.
         """
         states = {rank: self._logs[rank].state for rank in running}
         before, self._states = self._states, states
@@ -145,6 +146,8 @@ class DeadlockDetector:
         blocked = self._matcher.blocked(waiting, gone, self._is_done)
         if blocked is None or any(self._logs[rank].state != before[rank] for rank in blocked.waits):
             return None
+        # Who waits for what has come already is about to go on: a busy machine has not let it yet.
+        self.all_wait = self.all_wait and blocked.waits.keys() >= set(running)
         return verdicts.deadlock(blocked, gone, self._matcher)
 
     def _future_offset(self, rank: int) -> int:
@@ -159,6 +162,8 @@ class DeadlockDetector:
             return 0
         for offset in log.futures_taken():
             op = log.op_at(offset, log.seq_at(offset), 0, self._cells)
+            if op.seq >= self._taken[rank]:
+                return 0  # posted since the look: the rank goes on
             if not self._matcher.is_satisfied(op):
                 return offset
         return 0
