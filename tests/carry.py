@@ -24,7 +24,9 @@ def carried(schedule, start):
             round_.adds,
             strict=True,
         ):
-            run = (first + np.arange(count)) % chunks
+            places = first + np.arange(count)
+            run = places % chunks if round_.order is None else round_.order[places]
+            assert len(set(run)) == count
             assert nbytes == schedule.chunk_nbytes[run].sum()
             assert src != dst and 0 <= first < chunks and 0 < count <= chunks
             coming = before[src, run]

@@ -5,6 +5,8 @@ n ranks, m bytes of 4-byte elements, latency a, seconds per byte b.
 
 from math import ceil, log2
 
+import numpy as np
+
 from simlib.model.cluster import Link
 
 NETWORKS = {
@@ -37,6 +39,20 @@ def halving_s(n, nbytes, a, b):
     return sum(a + b * largest_run(nbytes, p, 2**k) for k in range(int(log2(p))))
 
 
+def bruck_round(n, elements, d):
+    """Bytes that the busiest rank sends in the round of distance d: of parts that go far, bit d.
+
+    Of how far a part goes it has gone the bits below d; what is left is one of d, 3d, 5d, ...
+    """
+    size, larger = divmod(elements, n)
+    parts_to = np.zeros(2 * n, dtype=int)  # by how far they are from their ends
+    left = np.arange(d, n, 2 * d)
+    parts_to[left] = parts_to[left + n] = np.minimum(d, n - left)
+    ends = np.concatenate(([0], np.cumsum(parts_to)))
+    met = (ends[larger:] - ends[: len(ends) - larger])[:n]  # runs of ends with one element more
+    return 4 * (size * int(parts_to[:n].sum()) + int(met.max()))
+
+
 CLOSED_FORMS = {
     ("all_reduce", "ring"): lambda n, m, a, b: 2 * (n - 1) * (a + b * largest(m, n)),
     ("all_reduce", "recursive_doubling"): lambda n, m, a, b: (
@@ -54,5 +70,8 @@ CLOSED_FORMS = {
     ("reduce_scatter", "ring"): lambda n, m, a, b: (n - 1) * (a + b * largest(m, n)),
     ("reduce_scatter", "pairwise"): lambda n, m, a, b: (n - 1) * (a + b * largest(m, n)),
     ("all_to_all", "pairwise"): lambda n, m, a, b: (n - 1) * (a + b * largest(m, n)),
+    ("all_to_all", "bruck"): lambda n, m, a, b: sum(
+        a + b * bruck_round(n, m // 4, d) for d in (2**k for k in range(ceil(log2(n))))
+    ),
     ("barrier", "dissemination"): lambda n, m, a, b: ceil(log2(n)) * a,
 }

@@ -11,6 +11,7 @@ import pytest
 from carry import beginning, carried, is_right
 
 from simlib.collectives import ALGORITHMS, KINDS, Moves, Schedule, choose, parts_of, schedule, split
+from simlib.collectives.all_to_all import bruck_in_bulk
 from simlib.collectives.broadcast import chain
 from simlib.collectives.chunks import best_chunks
 from simlib.model.cluster import Link
@@ -154,6 +155,17 @@ def test_parts_of_any_size():
         assert is_right(found)
         sent = (table.sum(axis=1) - table.diagonal()).tolist()
         assert found.bytes_sent.tolist() == sent
+
+
+def test_bruck_in_bulk_sends_what_bruck_sends():
+    for n in range(1, 40):
+        for nbytes in (0, 4 * n, 4 * (3 * n + n // 3), 4 * (n - 1)):
+            one_by_one = schedule("all_to_all", n, nbytes, "bruck", itemsize=4)
+            in_bulk = bruck_in_bulk(n, nbytes, itemsize=4)
+            rounds = zip(one_by_one.rounds, in_bulk.rounds, strict=True)
+            for wanted, found in rounds:
+                for name in ("src", "dst", "nbytes"):
+                    assert (getattr(found, name) == getattr(wanted, name)).all(), (n, nbytes)
 
 
 def test_split_is_array_split():

@@ -53,7 +53,7 @@ OWN = {
     "reduce_scatter": _named(
         reduce_scatter.ring, reduce_scatter.recursive_halving, reduce_scatter.pairwise
     ),
-    "all_to_all": _named(all_to_all.pairwise, all_to_all.spread),
+    "all_to_all": _named(all_to_all.pairwise, all_to_all.spread, all_to_all.bruck),
     "barrier": _named(barrier.dissemination, barrier.binomial, barrier.flat),
 }
 ALGORITHMS = {kind: own | gloo.ALGORITHMS.get(kind, {}) for kind, own in OWN.items()}

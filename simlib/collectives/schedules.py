@@ -36,6 +36,7 @@ class Round:
     first: np.ndarray
     count: np.ndarray
     adds: np.ndarray
+    order: np.ndarray | None = None
 
     def __len__(self):
         return len(self.src)
@@ -119,13 +120,16 @@ def _weigh(moves, chunk_nbytes, columns):
     ``columns`` keeps what single values became, so that rounds share them.
     """
     src, dst = np.asarray(moves.src), np.asarray(moves.dst)
-    first, count, adds = (_column(value, len(src), columns) for value in moves[2:])
+    stated = moves.first, moves.count, moves.adds
+    first, count, adds = (_column(value, len(src), columns) for value in stated)
+    if moves.order is not None:
+        chunk_nbytes = chunk_nbytes[moves.order]
     if isinstance(moves.count, int) and moves.count == 1:
         nbytes = chunk_nbytes[first]
     else:  # runs may wrap: two copies in a row hold every run
         before = np.concatenate(([0], np.cumsum(np.concatenate((chunk_nbytes, chunk_nbytes)))))
         nbytes = before[first + count] - before[first]
-    return Round(src, dst, nbytes, first, count, adds)
+    return Round(src, dst, nbytes, first, count, adds, moves.order)
 
 
 def _column(value, length, columns):

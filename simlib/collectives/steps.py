@@ -24,6 +24,9 @@ class Moves(NamedTuple):
         The message carries chunks ``first .. first + count - 1``, modulo the number of chunks.
     adds : ndarray of bool or bool
         Whether the receiver adds what comes to what it has, or puts it in its place.
+    order : ndarray of int, optional
+        Where messages carry chunks that are no run: ``first`` and ``count`` then are places in this
+        list of chunks.
     """
 
     src: np.ndarray
@@ -31,6 +34,7 @@ class Moves(NamedTuple):
     first: np.ndarray | int = 0
     count: np.ndarray | int = 1
     adds: np.ndarray | bool = False
+    order: np.ndarray | None = None
 
 
 def powers_below(n):
@@ -217,7 +221,7 @@ def embed(moves, members, bounds):
     bounds : ndarray of int
         Chunk c here is the run of chunks from ``bounds[c]`` up to ``bounds[c + 1]`` there.
     """
-    for src, dst, first, count, adds in moves:
+    for src, dst, first, count, adds, _ in moves:
         start = bounds[first]
         yield Moves(members[src], members[dst], start, bounds[first + count] - start, adds)
 
@@ -226,5 +230,5 @@ def side_by_side(*all_moves):
     """Several groups at work at once: the k-th rounds of all of them become one."""
     for together in zip_longest(*all_moves):
         present = [moves for moves in together if moves is not None]
-        columns = zip(*(np.broadcast_arrays(*moves) for moves in present), strict=True)
+        columns = zip(*(np.broadcast_arrays(*moves[:5]) for moves in present), strict=True)
         yield Moves(*(np.concatenate(column) for column in columns))

@@ -7,6 +7,7 @@ from numbers import Real
 
 import numpy as np
 
+from ..collectives.all_to_all import bruck_in_bulk
 from ..collectives.choice import DEFAULT_POLICY, choose, schedule
 from ..collectives.chunks import chain_chunks
 from ..collectives.timing import shares_no_link
@@ -221,16 +222,7 @@ def _message_by_message(case):
     messages = _messages_of(case)
     if messages > MOST_MESSAGES:
         raise _too_many(case, messages)
-    found = schedule(
-        case.kind,
-        case.n,
-        case.nbytes,
-        case.algorithm,
-        itemsize=case.itemsize,
-        root=case.root,
-        nodes=case.topology.node_of,
-        chunks=case.chunks,
-    )
+    found = _schedule(case)
     members = np.arange(case.n)
     is_nothing_sent = case.nbytes == case.envelope_bytes == 0
     is_private = case.links_are_private and case.is_even
@@ -252,6 +244,22 @@ def _message_by_message(case):
         if found.num_messages > MOST_SHARING and not few_moments:
             raise _too_many(case, found.num_messages)
     return time_of_schedule(found, case.topology, members, case.starts)
+
+
+def _schedule(case):
+    """The messages; of an all_to_all not its n * n parts, where many travel as one."""
+    if (case.kind, case.algorithm) == ("all_to_all", "bruck"):
+        return bruck_in_bulk(case.n, case.nbytes, case.itemsize)
+    return schedule(
+        case.kind,
+        case.n,
+        case.nbytes,
+        case.algorithm,
+        itemsize=case.itemsize,
+        root=case.root,
+        nodes=case.topology.node_of,
+        chunks=case.chunks,
+    )
 
 
 def _messages_of(case):
