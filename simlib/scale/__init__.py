@@ -13,7 +13,7 @@ Answers are exact. Where an exact one would take too long, a sentence says what 
 
 from .collective import algbw, busbw, ends_of, time_of
 from .scaling import Scaling, strong_scaling, weak_scaling
-from .training import Step, bucket_sizes, step_time, sync_time
+from .training import Step, bucket_sizes, measured_buckets, step_time, sync_time
 
 __all__ = [
     "Scaling",
@@ -22,6 +22,7 @@ __all__ = [
     "bucket_sizes",
     "busbw",
     "ends_of",
+    "measured_buckets",
     "step_time",
     "strong_scaling",
     "sync_time",
