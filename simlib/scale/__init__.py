@@ -12,10 +12,12 @@ Answers are exact. Where an exact one would take too long, a sentence says what 
 """
 
 from .collective import algbw, busbw, ends_of, time_of
+from .pipelines import PipelineStep, pipeline_time
 from .scaling import Scaling, strong_scaling, weak_scaling
 from .training import Step, bucket_sizes, measured_buckets, step_time, sync_time
 
 __all__ = [
+    "PipelineStep",
     "Scaling",
     "Step",
     "algbw",
@@ -23,6 +25,7 @@ __all__ = [
     "busbw",
     "ends_of",
     "measured_buckets",
+    "pipeline_time",
     "step_time",
     "strong_scaling",
     "sync_time",
