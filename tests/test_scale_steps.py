@@ -16,7 +16,7 @@ import torch.distributed as dist
 import simlib
 from simlib import Cluster, Link, scale
 from simlib.model.errors import InvalidCallError
-from simlib.scale import pipelines
+from simlib.scale import pipelines, sharded
 
 SEED = int(os.environ["SEED"])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -146,6 +146,101 @@ def test_a_pipeline_by_hand():
     assert step._repr_png_().startswith(b"\x89PNG")
 
 
+# -- ZeRO and tensor parallelism -------------------------------------------------------------------
+
+
+def zero(rank, world_size, stage, sizes, times):
+    """A hand-written step of ZeRO: buckets of ``sizes`` bytes, the first to be full first."""
+    forward_s, backward_s, update_s = (each[rank] for each in times)
+    shares = [size / sum(sizes) for size in sizes]
+    padded = [-(-size // (4 * world_size)) * world_size for size in sizes]
+
+    def gather(bucket):
+        whole = torch.zeros(padded[bucket])
+        part = torch.zeros(padded[bucket] // world_size)
+        return dist.all_gather_into_tensor(whole, part, async_op=True)
+
+    def scatter(bucket):
+        part = torch.zeros(padded[bucket] // world_size)
+        return dist.reduce_scatter_tensor(part, torch.zeros(padded[bucket]), async_op=True)
+
+    scattered = []
+    if stage < 3:
+        simlib.compute(seconds=forward_s)
+        for bucket, share in enumerate(shares):
+            simlib.compute(seconds=backward_s * share)
+            scattered.append(scatter(bucket))
+    else:
+        buckets = range(len(sizes))
+        coming = gather(buckets[-1])
+        for order, seconds in ((buckets[::-1], forward_s), (buckets, backward_s)):
+            for bucket, following in zip(order, [*order[1:], None], strict=True):
+                if coming:
+                    coming.wait()
+                coming = None if following is None else gather(following)
+                simlib.compute(seconds=seconds * shares[bucket])
+                if seconds is backward_s:
+                    scattered.append(scatter(bucket))
+    for request in scattered:
+        request.wait()
+    simlib.compute(seconds=update_s)
+    if stage < 3:
+        for bucket in range(len(sizes)):
+            gather(bucket).wait()
+
+
+def tensor_parallel(rank, world_size, blocks, nbytes, forward_s, backward_s):
+    """A hand-written step: each block's output, then each block's gradient, is summed."""
+    for seconds in (forward_s[rank], backward_s[rank]):
+        for _ in range(blocks):
+            simlib.compute(seconds=seconds / blocks)
+            dist.all_reduce(torch.zeros(nbytes // 4))
+
+
+RINGS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring"}
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("backward_s", [1e-4, 5e-3])
+def test_zero_takes_as_long_as_simulated(stage, backward_s, cluster):
+    random = np.random.default_rng(SEED)
+    n, sizes = 8, [400_000, 100_004, 80_000, 800]
+    times = [(most * random.uniform(0.5, 1.0, n)).tolist() for most in (1e-3, backward_s, 2e-4)]
+    run = simlib.simulate(zero, n, (stage, sizes, times), cluster=cluster, **RINGS)
+    forward, backward, update = times
+    step = scale.zero_time(
+        stage, sizes, n, cluster, forward_s=forward, backward_s=backward, update_s=update
+    )
+    assert step.time_s == pytest.approx(run.time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+def test_tensor_parallelism_takes_as_long_as_simulated(cluster):
+    random = np.random.default_rng(SEED)
+    forward, backward = (random.uniform(1e-3, 2e-3, 8).tolist() for _ in range(2))
+    args = 3, 80_004, forward, backward
+    run = simlib.simulate(tensor_parallel, 8, args, cluster=cluster, **RINGS)
+    step = scale.tensor_parallel_time(3, 80_004, 8, cluster, forward_s=forward, backward_s=backward)
+    assert step.time_s == pytest.approx(run.time_s, rel=1e-9)
+
+
+def test_bytes_of_parts():
+    cluster, more = Cluster(4, 1, Link(1.0, 100.0)), {"forward_s": 1, "backward_s": 2}
+    kept = {1: (400, 400, 200), 2: (400, 100, 200), 3: (100, 100, 200)}
+    for stage, wanted in kept.items():
+        step = scale.zero_time(stage, 400, 4, cluster, **more)
+        found = step.parameter_bytes, step.gradient_bytes, step.optimizer_bytes
+        assert found == wanted and step.bytes_per_rank == sum(wanted)
+    # One bucket, 3 rounds of 2 s for each collective. 1: 3 s, then two of them. 3: they cost three,
+    # of which backward needs no all_gather: the bucket is still there.
+    assert scale.zero_time(1, 400, 4, cluster, **more).time_s == 3 + 2 * 6
+    assert scale.zero_time(3, 400, 4, cluster, **more).time_s == 6 + 3 + 6
+    step = scale.tensor_parallel_time(2, 400, 4, cluster, model_bytes=400, **more)
+    assert step.time_s == 3 + 4 * 12 and step.exposed_s == 48
+    assert "each rank keeps" in repr(step) and step.bytes_per_rank == 400
+
+
 # -- published numbers -----------------------------------------------------------------------------
 
 
@@ -164,6 +259,14 @@ def test_gpipe_gains_what_its_paper_says(ranks, published):
     gain = seconds(2, 1) / seconds(ranks, 32)
     assert gain == pytest.approx(ranks * 32 / (32 + ranks - 1), rel=1e-9)
     assert 1 < gain / published < 1.09
+
+
+def test_zero_keeps_what_its_paper_says():
+    """7.5 billion parameters, 64 ranks; whole 120 GB: Rajbhandari et al. 2019 (1910.02054)."""
+    times = {"forward_s": 1.0, "backward_s": 2.0, "optimizer_bytes": 90e9, "bucket_bytes": 3e9}
+    for stage, published_GB in ((1, 31.4), (2, 16.6), (3, 1.9)):
+        step = scale.zero_time(stage, 15e9, 64, FREE, itemsize=2, **times)
+        assert round(step.bytes_per_rank / 1e9, 1) == published_GB
 
 
 # -- refusals, examples ----------------------------------------------------------------------------
@@ -185,6 +288,10 @@ TIMES = {"forward_s": 1, "backward_s": 1, "message_bytes": 4}
             lambda: scale.pipeline_time(2, 4, FREE, **{**TIMES, "forward_s": [1]}),
             "give seconds, one or 2",
         ),
+        (
+            lambda: scale.zero_time(4, 400, 4, FREE, forward_s=1, backward_s=1),
+            "stage is 4: ZeRO has stages 1, 2 and 3",
+        ),
     ],
 )
 def test_refusals(call, words):
@@ -192,6 +299,6 @@ def test_refusals(call, words):
         call()
 
 
-@pytest.mark.parametrize("module", [pipelines])
+@pytest.mark.parametrize("module", [pipelines, sharded])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0

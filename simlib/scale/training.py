@@ -166,7 +166,7 @@ def step_time(
     check_count("ranks", ranks)
     buckets = bucket_sizes(model_bytes, bucket_bytes, itemsize)
     forward, backward = (
-        _of_each_rank(name, value, ranks)
+        seconds_of_each_rank(name, value, ranks)
         for name, value in (("forward_s", forward_s), ("backward_s", backward_s))
     )
     overlap = _share(overlap)
@@ -289,7 +289,8 @@ def bucket_sizes(model_bytes, bucket_bytes=BUCKET_BYTES, itemsize=4):
     return np.array(sizes, dtype=np.int64)
 
 
-def _of_each_rank(name, value, ranks):
+def seconds_of_each_rank(name, value, ranks):
+    """Seconds of each rank, as given for all or for each: ndarray of float, shape (ranks,)."""
     if np.ndim(value) == 0:
         check_number(name, value)
         return np.full(ranks, float(value))
