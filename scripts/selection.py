@@ -106,7 +106,12 @@ GROUPS = (
         ("simlib/collectives",),
         untouched=1 / 3,
     ),
-    Group("scale", ("tests/test_scale.py",), ("simlib/scale",), untouched=1 / 3),
+    Group(
+        "scale",
+        ("tests/test_scale.py", "tests/test_scale_steps.py"),
+        ("simlib/scale",),
+        untouched=1 / 3,
+    ),
     Group(
         "operations counted",
         ("tests/test_flops.py",),

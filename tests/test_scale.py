@@ -371,6 +371,54 @@ def test_a_step_takes_as_long_as_simulated(overlap, backward_s):
     assert step.time_s == pytest.approx(run.time_s, rel=1e-9)
 
 
+def step_of_given_buckets(rank, n, sizes, ready_s, forward_s, backward_s, overlap):
+    """As `step_of_buckets`; gradients come at given moments, and none is reduced too early."""
+    begin = time.perf_counter()
+
+    def compute_until(moment_s):
+        simlib.compute(seconds=max(0.0, moment_s - (time.perf_counter() - begin)))
+
+    ready_s = ready_s[rank]
+    earliest_s = forward_s + (1 - overlap) * backward_s
+    requests = []
+    for nbytes, moment_s in zip(sizes, ready_s, strict=True):
+        compute_until(max(moment_s, earliest_s))
+        requests.append(dist.all_reduce(torch.zeros(nbytes // 4), async_op=True))
+    compute_until(forward_s + backward_s)
+    for request in requests:
+        request.wait()
+
+
+@pytest.mark.parametrize("overlap", [1.0, 0.6, 0.25, 0.0])
+def test_a_step_with_given_ready_times_takes_as_long_as_simulated(overlap):
+    n, cluster = 8, Cluster(2, 4, NETWORKS["10 Gbit/s"], Link(5e-6, 20e9))
+    sizes = [400_000, 1_000_004, 80_000]
+    moments = np.sort(np.random.default_rng(SEED).uniform(1e-3, 3e-3, (n, len(sizes))))
+    for ready_s in (moments, np.tile(moments[0], (n, 1))):
+        args = sizes, ready_s.tolist(), 1e-3, 2e-3, overlap
+        run = simlib.simulate(step_of_given_buckets, n, args, cluster=cluster, all_reduce="ring")
+        more = {"overlap": overlap, "forward_s": 1e-3, "backward_s": 2e-3}
+        step = scale.step_time(sizes, n, cluster, ready_s=ready_s, **more)
+        assert step.time_s == pytest.approx(run.time_s, rel=1e-9)
+    shared = scale.step_time(sizes, n, cluster, ready_s=ready_s[0], **more)
+    assert shared.time_s == step.time_s
+
+
+def test_buckets_measured_in_a_run_give_its_time():
+    n, cluster = 4, Cluster(4, 1, NETWORKS["10 Gbit/s"])
+    args = [400_000, 1_000_004, 80_000], 1e-3, 5e-3, True
+    run = simlib.simulate(step_of_buckets, n, args, cluster=cluster, all_reduce="ring")
+    nbytes, ready_s = scale.measured_buckets(run)
+    assert nbytes == args[0] and ready_s.shape == (n, 3)
+    step = scale.step_time(
+        nbytes, n, cluster, ready_s=ready_s, backward_s=5e-3,
+        forward_s=1e-3 * (1 + np.arange(n) / 10),
+    )  # fmt: skip
+    assert step.time_s == pytest.approx(run.time_s, rel=1e-9)
+    with pytest.raises(InvalidCallError, match="give begin_s and end_s of one step"):
+        scale.measured_buckets(run, begin_s=1.0)
+
+
 # -- steps and scaling -----------------------------------------------------------------------------
 
 
@@ -543,6 +591,18 @@ CLUSTER = simlib.clusters.nvlink_nodes(nodes=MANY // 8)
         (
             lambda: scale.step_time(8, 4, CLUSTER, forward_s=[1, 2], backward_s=1),
             "forward_s is of shape",
+        ),
+        (
+            lambda: scale.step_time([4, 4], 2, CLUSTER, forward_s=1, backward_s=1, ready_s=[1]),
+            "a moment for each of 2 buckets",
+        ),
+        (
+            lambda: scale.step_time(8, 2, CLUSTER, forward_s=1, backward_s=1, ready_s=[2.5]),
+            "bucket 0 of rank 0 is ready at 2.5 s, and backward is from 1 s to 2 s",
+        ),
+        (
+            lambda: scale.step_time(8, 2, CLUSTER, forward_s=1, backward_s=1, overlap=1.5),
+            "overlap is 1.5",
         ),
         (
             lambda: scale.weak_scaling(8, 8, CLUSTER, forward_s=1, backward_s=1),

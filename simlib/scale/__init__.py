@@ -12,19 +12,27 @@ Answers are exact. Where an exact one would take too long, a sentence says what 
 """
 
 from .collective import algbw, busbw, ends_of, time_of
+from .pipelines import PipelineStep, pipeline_time
 from .scaling import Scaling, strong_scaling, weak_scaling
-from .training import Step, bucket_sizes, step_time, sync_time
+from .sharded import ShardedStep, tensor_parallel_time, zero_time
+from .training import Step, bucket_sizes, measured_buckets, step_time, sync_time
 
 __all__ = [
+    "PipelineStep",
     "Scaling",
+    "ShardedStep",
     "Step",
     "algbw",
     "bucket_sizes",
     "busbw",
     "ends_of",
+    "measured_buckets",
+    "pipeline_time",
     "step_time",
     "strong_scaling",
     "sync_time",
+    "tensor_parallel_time",
     "time_of",
     "weak_scaling",
+    "zero_time",
 ]

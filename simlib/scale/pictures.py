@@ -91,3 +91,36 @@ def draw_step(step):
         loc="left",
     )
     return figure
+
+
+@own_style
+def draw_pipeline(step):
+    """Draw a `PipelineStep`: a lane for each rank, forward light, backward dark, idle time empty.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    figure, axes = _figure(7.2, 0.9 + 0.3 * min(step.ranks, 24))
+    scale, unit = (1.0, "s") if step.time_s >= 1 else (1e3, "ms")
+    for kind, colour in (("F", mix(COMPUTE, PAPER, 0.6)), ("B", mix(COMPUTE, PAPER, 0.3))):
+        boxes = [each for each in step.units if each[1] == kind]
+        ranks, starts, ends = (np.array([box[column] for box in boxes]) for column in (0, 4, 5))
+        axes.barh(
+            ranks, (ends - starts) * scale, left=starts * scale, color=colour,
+            edgecolor=INK, linewidth=0.4, height=0.8,
+        )  # fmt: skip
+    if len(step.units) <= 300:
+        for rank, _, _, microbatch, start_s, end_s in step.units:
+            if end_s - start_s > 0.015 * step.time_s:
+                middle = (start_s + end_s) / 2 * scale
+                axes.text(middle, rank, microbatch, fontsize=SMALL_PT, ha="center", va="center")
+    axes.invert_yaxis()
+    axes.set_xlim(0, step.time_s * scale * 1.02 or 1)
+    axes.set_ylabel("rank", fontsize=TEXT_PT)
+    axes.set_xlabel(f"time ({unit})", fontsize=TEXT_PT)
+    axes.tick_params(labelsize=SMALL_PT, labelcolor=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    title = f"{step.schedule}: {seconds_text(step.time_s)}, bubble {step.bubble:.1%}"
+    axes.set_title(title, fontsize=TITLE_PT, loc="left")
+    return figure

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
+from numbers import Real
 
 import numpy as np
 
@@ -21,8 +23,8 @@ class Step:
     ----------
     ranks : int
     algorithm : str
-    overlap : bool
-        Whether buckets were reduced while backward went on.
+    overlap : float
+        Beside which share of backward buckets could be reduced: 0 none, 1 all of it.
     forward_s, backward_s : float
         Compute of the slowest rank.
     bucket_nbytes : ndarray of int
@@ -38,7 +40,7 @@ class Step:
 
     ranks: int
     algorithm: str
-    overlap: bool
+    overlap: float
     forward_s: float
     backward_s: float
     bucket_nbytes: np.ndarray
@@ -67,7 +69,7 @@ class Step:
         left_out = len(rows) - 21
         lines = [
             f"step on {self.ranks:,} rank{'s' * (self.ranks != 1)}, {self.algorithm} all_reduce, "
-            f"{'with' if self.overlap else 'without'} overlap: {seconds_text(self.time_s)}",
+            f"{_overlap_text(self.overlap)}: {seconds_text(self.time_s)}",
             f"compute {seconds_text(self.compute_s)}, communication {seconds_text(self.sync_s)}, "
             f"of it exposed {seconds_text(self.exposed_s)}",
             "",
@@ -88,6 +90,12 @@ class Step:
         return self.draw()._repr_png_()
 
 
+def _overlap_text(overlap):
+    if overlap in (0, 1):
+        return f"{'with' if overlap else 'without'} overlap"
+    return f"overlap in the last {overlap:.0%} of backward"
+
+
 def step_time(
     model_bytes,
     ranks,
@@ -95,6 +103,7 @@ def step_time(
     *,
     forward_s,
     backward_s,
+    ready_s=None,
     bucket_bytes=BUCKET_BYTES,
     overlap=True,
     algorithm="ring",
@@ -103,9 +112,10 @@ def step_time(
 ):
     """A step of data-parallel training: `Step.time_s` and what it is made of.
 
-    Backward fills the buckets one after the other, in time that is proportional to their bytes. A
-    bucket is all_reduced when it is full and the one before is through: while backward goes on
-    (``overlap``, as `DistributedDataParallel` does it), or after it.
+    Backward fills the buckets one after the other, in time that is proportional to their bytes, or
+    at the moments of ``ready_s``. A bucket is all_reduced when it is full and the one before is
+    through: while backward goes on (``overlap``, as `DistributedDataParallel` does it), or after
+    it.
 
     Parameters
     ----------
@@ -115,10 +125,16 @@ def step_time(
     cluster : Cluster
     forward_s, backward_s : float or sequence of float
         Seconds of compute, of all ranks or of each.
+    ready_s : array of float, shape (buckets,) or (ranks, buckets), optional
+        When the gradients of each bucket are there, on all ranks or on each, in seconds since the
+        step began: within backward. `measured_buckets` has them from a run.
     bucket_bytes : int
         Gradients are gathered into buckets of so many bytes (the default is torch's, but for its
         first bucket of 1 MiB: give the sizes of the buckets for that).
-    overlap : bool
+    overlap : bool or float
+        The share of backward, counted from its end, beside which communication can go on. No
+        all_reduce starts before the first ``1 - overlap`` of backward is over: True or 1 is all
+        of it, False or 0 is none.
     algorithm, placement, itemsize
         Of the all_reduces, as for `time_of`.
 
@@ -131,8 +147,8 @@ def step_time(
     ResNet-50 has about 25 million parameters; Goyal et al. 2017 (arXiv 1706.02677) ran it on
     servers of 8 GPUs with 50 Gbit/s each, backward 120 ms, and reduced in three phases: in the
     server, across servers, in the server. From 8 to 352 GPUs an iteration took 12 % longer. The
-    model gives the two bounds, with all that can overlap and with nothing (forward is taken as half
-    of backward, a link in the server as 20 GB/s):
+    model gives the two bounds, with all that can overlap and with nothing, and a value between
+    (forward is taken as half of backward, a link in the server as 20 GB/s):
 
     >>> import simlib
     >>> servers = simlib.Cluster(44, 8, simlib.Link(30e-6, 50e9 / 8), simlib.Link(5e-6, 20e9))
@@ -141,8 +157,8 @@ def step_time(
     ...         100e6, ranks, servers, forward_s=0.06, backward_s=0.12, overlap=overlap,
     ...         algorithm="leader",
     ...     ).time_s
-    >>> [f"{seconds(352, overlap) / seconds(8, overlap) - 1:.0%}" for overlap in (True, False)]
-    ['5%', '21%']
+    >>> [f"{seconds(352, overlap) / seconds(8, overlap) - 1:.0%}" for overlap in (True, 0.3, False)]
+    ['5%', '17%', '21%']
 
     **Cost** that of `time_of` for each bucket.
     """
@@ -150,19 +166,19 @@ def step_time(
     check_count("ranks", ranks)
     buckets = bucket_sizes(model_bytes, bucket_bytes, itemsize)
     forward, backward = (
-        _of_each_rank(name, value, ranks)
+        seconds_of_each_rank(name, value, ranks)
         for name, value in (("forward_s", forward_s), ("backward_s", backward_s))
     )
-    filled = np.cumsum(buckets) / max(1, buckets.sum())
+    overlap = _share(overlap)
+    ready = _ready(ready_s, buckets, forward, backward)
     computed = forward + backward
     more = {"placement": placement, "itemsize": itemsize}
-    through = forward if overlap else computed
+    through = forward + (1 - overlap) * backward
     moments = []
-    for nbytes, part in zip(buckets.tolist(), filled, strict=True):
-        ready = forward + backward * part
-        starts = np.maximum(through, ready)
+    for bucket, nbytes in enumerate(buckets.tolist()):
+        starts = np.maximum(through, ready(bucket))
         through = _reduced(ranks, nbytes, cluster, algorithm, starts, more)
-        moments.append((ready.max(), starts.max(), through.max()))
+        moments.append((ready(bucket).max(), starts.max(), through.max()))
     ready_s, start_s, end_s = np.array(moments).T
     return Step(
         ranks=ranks,
@@ -181,6 +197,75 @@ def step_time(
 
 def _reduced(ranks, nbytes, cluster, algorithm, starts, more):
     return ends_of("all_reduce", ranks, nbytes, cluster, algorithm, starts=starts, **more)
+
+
+def _share(overlap):
+    if not isinstance(overlap, Real) or not 0 <= overlap <= 1:
+        raise InvalidCallError(
+            f"overlap is {overlap!r}: give True, False, or the share of backward, from 0 to 1"
+        )
+    return overlap if isinstance(overlap, bool) else float(overlap)
+
+
+def _ready(ready_s, buckets, forward, backward):
+    """``ready(bucket)``: when its gradients are there, on each rank."""
+    if ready_s is None:
+        filled = np.cumsum(buckets) / max(1, buckets.sum())
+        return lambda bucket: forward + backward * filled[bucket]
+    ready_s = np.array(ready_s, dtype=float)
+    shapes = (len(buckets),), (len(forward), len(buckets))
+    if ready_s.shape not in shapes:
+        raise InvalidCallError(
+            f"ready_s is of shape {ready_s.shape}: give a moment for each of {len(buckets)} "
+            f"buckets, on all ranks or on each of {len(forward)}"
+        )
+    ready_s = np.broadcast_to(ready_s, shapes[1])
+    ends = forward + backward
+    within = (ready_s >= forward[:, None]) & (ready_s <= ends[:, None] * (1 + 1e-9))
+    if not within.all():
+        rank, bucket = np.argwhere(~within)[0]
+        raise InvalidCallError(
+            f"bucket {bucket} of rank {rank} is ready at {ready_s[rank, bucket]:g} s, and backward "
+            f"is from {forward[rank]:g} s to {ends[rank]:g} s: give moments within it, "
+            "counted since the step began"
+        )
+    return lambda bucket: ready_s[:, bucket]
+
+
+def measured_buckets(run, begin_s=0.0, end_s=inf):
+    """Bytes and ready times of the buckets of one step, as a run shows them.
+
+    A bucket is taken as ready when its async all_reduce was posted, as
+    `DistributedDataParallel` posts it: as soon as its gradients are there.
+
+    Parameters
+    ----------
+    run : Run
+    begin_s, end_s : float
+        The step, on the clock of the run; by default all of it.
+
+    Returns
+    -------
+    nbytes : list of int
+        Of each bucket, in order of posting: ``model_bytes`` of `step_time`.
+    ready_s : ndarray of float, shape (ranks, buckets)
+        In seconds since ``begin_s``: ``ready_s`` of `step_time`.
+    """
+    posted = [
+        [
+            (op.nbytes, op.post_s - begin_s)
+            for op in run.trace.of_rank(rank)
+            if op.kind == "all_reduce" and op.async_op and begin_s <= op.post_s <= end_s
+        ]
+        for rank in range(run.world_size)
+    ]
+    sizes = {tuple(nbytes for nbytes, _ in buckets) for buckets in posted}
+    if len(sizes) > 1 or not posted[0]:
+        raise InvalidCallError(
+            f"from {begin_s:g} s to {end_s:g} s ranks posted {sorted(map(len, posted))} async "
+            "all_reduces: give begin_s and end_s of one step, in which all post the same"
+        )
+    return list(*sizes), np.array([[moment for _, moment in buckets] for buckets in posted])
 
 
 def bucket_sizes(model_bytes, bucket_bytes=BUCKET_BYTES, itemsize=4):
@@ -204,7 +289,8 @@ def bucket_sizes(model_bytes, bucket_bytes=BUCKET_BYTES, itemsize=4):
     return np.array(sizes, dtype=np.int64)
 
 
-def _of_each_rank(name, value, ranks):
+def seconds_of_each_rank(name, value, ranks):
+    """Seconds of each rank, as given for all or for each: ndarray of float, shape (ranks,)."""
     if np.ndim(value) == 0:
         check_number(name, value)
         return np.full(ranks, float(value))

@@ -1,0 +1,283 @@
+"""One step of a pipeline: GPipe, 1F1B, and 1F1B with interleaved stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..model.cluster import Topology
+from ..model.errors import InvalidCallError, check_count, check_number
+from ..model.words import aligned, seconds_text, short_bytes
+from .collective import whole
+from .programs import Machine
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+MOST_UNITS = 200_000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PipelineStep:
+    """One training step of a pipeline.
+
+    Attributes
+    ----------
+    schedule : {"gpipe", "1f1b", "interleaved"}
+    ranks, num_microbatches : int
+    stages_per_rank : int
+        Stage s lives on rank ``s % ranks``.
+    time_s : float
+        When the last rank is done; the step begins at 0.
+    compute_s : ndarray of float, shape (ranks,)
+        Seconds in which each rank computes.
+    peak_microbatches : ndarray of int, shape (ranks,)
+        Most activations that a rank holds at a time: of one micro-batch in one of its stages each.
+    peak_activation_bytes : ndarray of int, shape (ranks,)
+    units : list of tuple
+        ``(rank, "F" or "B", stage, microbatch, start_s, end_s)`` of all that is computed.
+    """
+
+    schedule: str
+    ranks: int
+    num_microbatches: int
+    stages_per_rank: int
+    time_s: float
+    compute_s: np.ndarray
+    peak_microbatches: np.ndarray
+    peak_activation_bytes: np.ndarray
+    units: list
+
+    @property
+    def bubble(self):
+        """Share of the ranks' time in which they do not compute."""
+        return float(1 - self.compute_s.sum() / (self.ranks * self.time_s)) if self.time_s else 0.0
+
+    def table(self):
+        """The step as plain text: a row for each rank, at most 20."""
+        rows = [("rank", "computes", "bubble", "micro-batches held", "activations")]
+        columns = self.compute_s, self.peak_microbatches, self.peak_activation_bytes
+        for rank, (busy_s, held, nbytes) in enumerate(zip(*columns, strict=True)):
+            share = 1 - busy_s / self.time_s if self.time_s else 0.0
+            cells = str(rank), seconds_text(busy_s), f"{share:.1%}", str(held)
+            rows.append((*cells, short_bytes(int(nbytes))))
+        left_out = len(rows) - 21
+        title = (
+            f"{self.schedule} on {self.ranks:,} ranks, {self.num_microbatches:,} micro-batches: "
+            f"{seconds_text(self.time_s)}, bubble {self.bubble:.1%}"
+        )
+        more = [f"... and {left_out:,} more"] * (left_out > 0)
+        return "\n".join([title, "", *aligned(rows[:21]), *more])
+
+    def __repr__(self):
+        return self.table()
+
+    def draw(self):
+        """Draw what each rank computes when. Returns a matplotlib Figure."""
+        from .pictures import draw_pipeline
+
+        return draw_pipeline(self)
+
+    def _repr_png_(self):
+        return self.draw()._repr_png_()
+
+
+def pipeline_time(
+    ranks,
+    num_microbatches,
+    cluster,
+    *,
+    forward_s,
+    backward_s,
+    message_bytes,
+    activation_bytes=None,
+    schedule="1f1b",
+    stages_per_rank=1,
+    placement="block",
+):
+    """A step of a pipeline: `PipelineStep.time_s`, the bubble, and the activations held.
+
+    Messages travel while ranks compute: a rank posts all its receives when the step begins, sends
+    by `isend` what it has computed, and waits for its sends at the end. What shares a link shares
+    it as in `simulate`.
+
+    Parameters
+    ----------
+    ranks, num_microbatches : int
+    cluster : Cluster
+    forward_s, backward_s : float or sequence of float
+        Seconds that one micro-batch takes in a stage: of all stages, or of each.
+    message_bytes : int
+        Activations that a stage sends to the next for one micro-batch; as many gradients come back.
+    activation_bytes : int, optional
+        What a stage keeps of one micro-batch until its backward; by default ``message_bytes``, its
+        input, as where activations are computed again.
+    schedule : {"gpipe", "1f1b", "interleaved"}
+        All forward and then all backward, the last micro-batch first; after the first ones one
+        forward, one backward in turn; the same with ``stages_per_rank`` stages on each rank, where
+        micro-batches go through each of them in groups of as many as there are ranks.
+    stages_per_rank : int
+        1 but for ``"interleaved"``.
+    placement
+        As in `Topology`.
+
+    Returns
+    -------
+    PipelineStep
+
+    Examples
+    --------
+    With equal stages and free messages the bubble is (K - 1) / (M + K - 1):
+
+    >>> import simlib
+    >>> cluster = simlib.Cluster(4, 1, simlib.Link(0.0, float("inf")))
+    >>> times = {"forward_s": 0.01, "backward_s": 0.02, "message_bytes": 1_000_000}
+    >>> simlib.scale.pipeline_time(4, 8, cluster, **times)
+    1f1b on 4 ranks, 8 micro-batches: 330 ms, bubble 27.3%
+    <BLANKLINE>
+    rank  computes  bubble  micro-batches held  activations
+       0    240 ms   27.3%                   4         4 MB
+       1    240 ms   27.3%                   3         3 MB
+       2    240 ms   27.3%                   2         2 MB
+       3    240 ms   27.3%                   1         1 MB
+
+    **Cost** O(ranks * micro-batches * stages per rank), about 50 us each.
+
+    **Source** Huang et al. 2019 (GPipe, arXiv 1811.06965); Narayanan et al. 2021 (1F1B and its
+    interleaved form, arXiv 2104.04473).
+    """
+    ranks, count, per_rank = (
+        whole(name, value)
+        for name, value in (
+            ("ranks", ranks),
+            ("num_microbatches", num_microbatches),
+            ("stages_per_rank", stages_per_rank),
+        )
+    )
+    _check(ranks, count, per_rank, schedule)
+    stages = ranks * per_rank
+    message_bytes = whole("message_bytes", message_bytes)
+    kept_bytes = (
+        message_bytes if activation_bytes is None else whole("activation_bytes", activation_bytes)
+    )
+    seconds = {
+        "F": _of_each_stage("forward_s", forward_s, stages),
+        "B": _of_each_stage("backward_s", backward_s, stages),
+    }
+    orders = [_order(schedule, rank, ranks, count, per_rank) for rank in range(ranks)]
+    machine, units = Machine(Topology(cluster, ranks, placement)), []
+    machine.run(
+        _program(machine, rank, ranks, stages, order, seconds, message_bytes, units)
+        for rank, order in enumerate(orders)
+    )
+    held = np.array([_most_held(order) for order in orders])
+    compute_s = np.zeros(ranks)
+    np.add.at(compute_s, [unit[0] for unit in units], [unit[5] - unit[4] for unit in units])
+    return PipelineStep(
+        schedule=schedule,
+        ranks=ranks,
+        num_microbatches=count,
+        stages_per_rank=per_rank,
+        time_s=max(machine.clocks),
+        compute_s=compute_s,
+        peak_microbatches=held,
+        peak_activation_bytes=held * kept_bytes,
+        units=units,
+    )
+
+
+def _check(ranks, count, per_rank, schedule):
+    check_count("ranks", ranks)
+    check_count("num_microbatches", count)
+    check_count("stages_per_rank", per_rank)
+    if schedule not in SCHEDULES:
+        raise InvalidCallError(f"schedule is {schedule!r}: give one of {', '.join(SCHEDULES)}")
+    if schedule != "interleaved" and per_rank > 1:
+        raise InvalidCallError(
+            f"{schedule} has one stage on each rank, not {per_rank}: give schedule='interleaved'"
+        )
+    if schedule == "interleaved" and count % ranks:
+        raise InvalidCallError(
+            f"{count} micro-batches on {ranks} ranks: interleaved stages take them in groups of as "
+            "many as there are ranks, so give a multiple of that"
+        )
+    if 2 * ranks * count * per_rank > MOST_UNITS:
+        raise InvalidCallError(
+            f"{2 * ranks * count * per_rank:,} units of work would have to be followed one by one: "
+            f"at most {MOST_UNITS:,} are. Of a pipeline of equal stages whose messages are hidden "
+            "the bubble is (K - 1) / (V M + K - 1), of K ranks, V stages on each, M micro-batches"
+        )
+
+
+def _of_each_stage(name, value, stages):
+    if np.ndim(value) == 0:
+        check_number(name, value)
+        return [float(value)] * stages
+    if np.shape(value) != (stages,) or not (np.asarray(value) >= 0).all():
+        raise InvalidCallError(
+            f"{name} is of shape {np.shape(value)}: give seconds, one or {stages}"
+        )
+    return [float(each) for each in value]
+
+
+def _order(schedule, rank, ranks, count, per_rank):
+    """What a rank computes, in order: ``("F" or "B", stage, microbatch)``."""
+    forward, backward = _forward_and_backward(schedule, rank, ranks, count, per_rank)
+    if schedule == "gpipe":
+        ahead = count
+    elif schedule == "1f1b":
+        ahead = ranks - rank - 1
+    else:
+        ahead = 2 * (ranks - rank - 1) + (per_rank - 1) * ranks
+    ahead = min(ahead, len(forward))
+    order = forward[:ahead]
+    for one_forward, one_backward in zip(forward[ahead:], backward, strict=False):
+        order += [one_forward, one_backward]
+    return order + backward[len(forward) - ahead :]
+
+
+def _forward_and_backward(schedule, rank, ranks, count, per_rank):
+    """All forward units of a rank, and all backward units, each in order."""
+    if schedule != "interleaved":
+        microbatches = range(count)
+        back = reversed(microbatches) if schedule == "gpipe" else microbatches
+        return [("F", rank, m) for m in microbatches], [("B", rank, m) for m in back]
+    groups = [range(first, first + ranks) for first in range(0, count, ranks)]
+    stages = [rank + ranks * part for part in range(per_rank)]
+    return (
+        [("F", stage, m) for group in groups for stage in stages for m in group],
+        [("B", stage, m) for group in groups for stage in reversed(stages) for m in group],
+    )
+
+
+def _program(machine, rank, ranks, stages, order, seconds, message_bytes, units):
+    """What one rank does in the step; a message's tag says which unit it is for."""
+    before, after = (rank - 1) % ranks, (rank + 1) % ranks
+    count = 1 + max(microbatch for _, _, microbatch in order)
+
+    def tag(kind, stage, microbatch):
+        return (2 * stage + (kind == "B")) * count + microbatch
+
+    inputs, sent = {}, []
+    for unit in order:
+        kind, stage, _ = unit
+        src = before if kind == "F" else after
+        has_input = stage > 0 if kind == "F" else stage < stages - 1
+        if has_input and ranks > 1:
+            inputs[unit] = machine.irecv(rank, src, tag(*unit))
+    for unit in order:
+        kind, stage, microbatch = unit
+        if unit in inputs:
+            yield [inputs[unit]]
+        start_s = machine.clocks[rank]
+        yield seconds[kind][stage]
+        units.append((rank, *unit, start_s, machine.clocks[rank]))
+        step, dst = (1, after) if kind == "F" else (-1, before)
+        if 0 <= stage + step < stages and ranks > 1:
+            sends_to = tag(kind, stage + step, microbatch)
+            sent.append(machine.isend(rank, dst, message_bytes, sends_to))
+    yield sent
+
+
+def _most_held(order):
+    changes = [1 if kind == "F" else -1 for kind, _, _ in order]
+    return int(np.cumsum(changes).max())
