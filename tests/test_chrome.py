@@ -8,6 +8,7 @@ from collections import defaultdict
 import pytest
 from synthetic import RunMaker, all_reduces, ring
 
+from simlib.model.errors import InvalidCallError
 from simlib.results.chrome import write_chrome_trace
 
 
@@ -164,3 +165,9 @@ def test_ranks_are_named_and_sorted(tmp_path):
 def test_save_returns_the_path(tmp_path):
     path = ring(2).save(str(tmp_path / "a.json"))
     assert path == tmp_path / "a.json" and path.exists()
+
+
+def test_a_picture_is_not_saved_as_a_trace(tmp_path):
+    with pytest.raises(InvalidCallError, match=r"timeline\(\)\.savefig"):
+        ring(2).save(tmp_path / "run.png")
+    assert not list(tmp_path.iterdir())

@@ -352,6 +352,16 @@ def test_a_rank_may_start_processes():
     assert simlib.run(main, 2).results == [15.0, 15.0]
 
 
+@pytest.mark.parametrize("inner", [simlib.run, simlib.simulate])
+@pytest.mark.parametrize("outer", [simlib.run, simlib.simulate])
+def test_a_rank_starts_no_ranks(outer, inner):
+    def main(rank, n):
+        inner(lambda rank, n: rank, 2)
+
+    with pytest.raises(simlib.RankError, match="a rank calls a function directly"):
+        outer(main, 2)
+
+
 @pytest.mark.parametrize("start", ["simlib.run(main, 2)", "simlib.simulate(main, 2)"])
 def test_a_file_that_starts_a_run_when_it_is_imported_is_told_its_line(tmp_path, start):
     """Each rank imports the file, for its function; ranks of ranks would never end."""

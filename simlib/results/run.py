@@ -12,6 +12,7 @@ import numpy as np
 from ..diagnose.findings import Finding
 from ..diagnose.monitor import RunMonitor
 from ..model.cluster import Cluster
+from ..model.errors import InvalidCallError
 from ..model.ledger import Ledger
 from ..model.trace import Group, Op, Trace, WireMessage
 from ..record.oplog import name_groups
@@ -20,6 +21,8 @@ if TYPE_CHECKING:  # matplotlib and widgets are loaded where something is drawn
     from matplotlib.figure import Figure
 
     from ..draw.player import Player
+
+PICTURES = frozenset({".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp"})
 
 
 class Run:
@@ -178,10 +181,21 @@ class Run:
         """Write the trace as Chrome trace JSON, which Perfetto and chrome://tracing open.
 
         `simlib.load` reads it back, without what the ranks returned. Returns the path written.
+
+        Raises
+        ------
+        InvalidCallError
+            The name is that of a picture.
         """
         from .chrome import write_chrome_trace
 
-        return write_chrome_trace(self, Path(path))
+        path = Path(path)
+        if path.suffix.lower() in PICTURES:
+            raise InvalidCallError(
+                f"run.save writes a trace, as JSON, and {path.name} is the name of a picture: "
+                f'write that by run.timeline().savefig("{path.name}")'
+            )
+        return write_chrome_trace(self, path)
 
     def table(self) -> str:
         """The run as plain text: the same for every repeat of the same program."""

@@ -267,18 +267,19 @@ def serve(what: str) -> None:
 
 
 def refuse_within_ranks(what: str) -> None:
-    """Refuse to start a run of that sort in a process that serves one.
+    """Refuse to start ``"a run"`` or ``"a simulation"`` in a process that serves either.
 
     Raises
     ------
     InvalidCallError
         This process does.
     """
-    if what in _serves:
+    if _serves:
         raise InvalidCallError(
-            f"this process is a rank of {what} already, and a rank cannot start another one: where "
-            "a file starts it when it is imported, put that line below "
-            'if __name__ == "__main__":'
+            f"this is a rank of {_serves[-1]} already, and a rank cannot start another one "
+            f"({what}): a rank calls a function directly, a file that starts ranks by itself is "
+            "called by python FILE, and where a file starts them when it is imported, put that "
+            'line below if __name__ == "__main__":'
         )
 
 
