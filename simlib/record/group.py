@@ -275,7 +275,11 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
         if self._is_watched(flags):
             times = {None: 0, ONCE: 1, PARTS: len(self._ranks)}
             own_writes = times[copies if self._copies_results else None]
-            buffers = [*_buffers(args[:1], own_writes), *_buffers(args[1:])]
+            is_source = kind == "broadcast" and root == self._rank
+            buffers = [
+                *_buffers(args[:1], not is_source, own_writes),
+                *_buffers(args[1:], False),  # what the rank brings, where that is not the same
+            ]
         work = make(getattr(self._inner, method)(*args), self._recorder, start)
         if not is_blocking:
             work.is_number = size == 1
@@ -293,14 +297,14 @@ def _flat(lists):
     return [tensor for tensors in lists for tensor in tensors]
 
 
-def _buffers(args, own_writes=0):
-    """The tensors of a collective as `Buffer`; each counts as written, for most of them are."""
+def _buffers(args, is_written, own_writes=0):
+    """The tensors of a collective as `Buffer`."""
     found = []
     for arg in args:
         if isinstance(arg, torch.Tensor):
-            found.append(Buffer.of(arg, True, own_writes))
+            found.append(Buffer.of(arg, is_written, own_writes))
         elif isinstance(arg, list):
-            found += _buffers(arg, own_writes)
+            found += _buffers(arg, is_written, own_writes)
     return found
 
 
