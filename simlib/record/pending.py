@@ -72,10 +72,11 @@ class Pending:
     def compare(self, work, buffers):
         """Look whether an op uses memory of an open request; returns where its buffers are."""
         places = [Place.of(buffer.tensor, buffer.is_written) for buffer in buffers]
+        places = [place for place in places if place.first < place.end]
         met = {other: None for place in places for other in self._places.overlapping(place)}
         for other in met:
             self._report("overlap", work.start, other.start)
-        return [place for place in places if place.first < place.end]
+        return places
 
     def waited(self, work):
         """The learner has waited for a request: look whether its buffers were left alone."""
@@ -113,10 +114,10 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, tensor, is_written):
         """Where a tensor lies; an empty place where it has no such memory."""
-        if tensor.layout is not torch.strided or not tensor.numel():
+        if tensor.layout is not torch.strided:
             return cls(0, 0, is_written)
         first = tensor.data_ptr()
-        if tensor.is_contiguous():
+        if tensor.is_contiguous():  # one without elements, too
             return cls(first, first + tensor.nbytes, is_written)
         itemsize = tensor.element_size()
         steps = tuple(step * itemsize for step in tensor.stride())
@@ -188,7 +189,7 @@ class Places:
             at = bisect_left(runs, (place.first - (1 << power), 0), key=_address)
             while at < len(runs) and runs[at][0] < place.end:
                 *_, other, owner = runs[at]
-                if place.clashes_with(other):
+                if place.first < other.end and place.clashes_with(other):
                     yield owner
                 at += 1
 
