@@ -39,6 +39,17 @@ class Buffer(NamedTuple):
         return cls(tensor, is_written, None if version is None else version + own_writes)
 
 
+def buffers_of(args, is_written, own_writes=0):
+    """The tensors among the arguments of a collective as `Buffer`."""
+    found = []
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            found.append(Buffer.of(arg, is_written, own_writes))
+        elif isinstance(arg, list):
+            found += buffers_of(arg, is_written, own_writes)
+    return found
+
+
 class Pending:
     """The requests of one rank that are not waited for yet, and their buffers.
 
