@@ -30,6 +30,9 @@ def pass_on(tensor, **kwargs):
     dist.send(tensor, 1, **kwargs) if dist.get_rank() == 0 else dist.recv(tensor, 0, **kwargs)
 
 
+LEAF = torch.ones(3, requires_grad=True)
+
+
 def at_root(tensors):
     return tensors if dist.get_rank() == 0 else None
 
@@ -180,6 +183,61 @@ REFUSED = {
         lambda: dist.all_to_all_single(torch.tensor(0.0), torch.tensor(0.0)),
         "a tensor without dimensions has none",
     ),
+    "all_gather_into_tensor, expanded output": (
+        lambda: dist.all_gather_into_tensor(ones(1).expand(4), ones(2)),
+        "the output of all_gather must not be made by expand()",
+    ),
+    "reduce_scatter_tensor, expanded output": (
+        lambda: dist.reduce_scatter_tensor(ones(1).expand(2), ones(4)),
+        "the output of reduce_scatter must not be made by expand()",
+    ),
+    "all_gather_coalesced, expanded list": (
+        lambda: dist.all_gather_coalesced([[ones(1).expand(2)]] * 2, many(1, 2)),
+        "all_gather_coalesced's list must not be made by expand()",
+    ),
+    "all_reduce_coalesced, expanded": (
+        lambda: dist.all_reduce_coalesced([ones(1).expand(2)]),
+        "all_reduce_coalesced's list must not be made by expand()",
+    ),
+    "sum of an expanded tensor": (
+        lambda: dist.all_reduce(ones(1).expand(3)),
+        "all_reduce with Gloo reads and writes memory without steps, and the elements of this "
+        "tensor do not fill theirs",
+    ),
+    "sum of expanded rows": (
+        lambda: dist.all_reduce(ones(2, 1).expand(2, 3)),
+        "Pass y = x.contiguous(), and copy y back afterwards",
+    ),
+    "sum of every second element": (lambda: dist.all_reduce(ones(8)[::2]), "do not fill theirs"),
+    "sum of a gradient that expand() made": (
+        lambda: dist.all_reduce(torch.autograd.grad(LEAF.sum(), LEAF)[0]),
+        "do not fill theirs",
+    ),
+    "broadcast of an expanded tensor": (
+        lambda: dist.broadcast(ones(1).expand(3), 0),
+        "broadcast with Gloo reads and writes memory without steps",
+    ),
+    "reduce of a column": (lambda: dist.reduce(ones(3, 2)[:, 0], 0), "do not fill theirs"),
+    "scatter of columns": (
+        lambda: dist.scatter(ones(3), at_root([*ones(3, 2).t()])),
+        "do not fill theirs",
+    ),
+    "scatter into a column": (
+        lambda: dist.scatter(ones(3, 2)[:, 0], at_root(many(2, 3))),
+        "do not fill theirs",
+    ),
+    "scatter of transposed tensors into one that is not": (
+        lambda: dist.scatter(ones(3, 2), at_root([crossed(3, 2)] * 2)),
+        "all tensors of a scatter must lie in memory in the same order with Gloo",
+    ),
+    "reduce_scatter into a column": (
+        lambda: dist.reduce_scatter(ones(3, 2)[:, 0], many(2, 3)),
+        "do not fill theirs",
+    ),
+    "reduce_scatter of transposed tensors into one that is not": (
+        lambda: dist.reduce_scatter(ones(3, 2), [crossed(3, 2)] * 2),
+        "all tensors of a reduce_scatter must lie in memory in the same order with Gloo",
+    ),
     "all_reduce of int16": (
         lambda: dist.all_reduce(ones(3, dtype=torch.int16)),
         "all_reduce cannot carry int16 with Gloo: convert the tensor first",
@@ -247,23 +305,46 @@ def received(tensor, call):
 
 
 ALLOWED = {
-    "sum of an expanded tensor": (
-        lambda: received(ones(1).expand(3), dist.all_reduce),
-        [[2.0] * 3] * 2,
-    ),
-    "expanded rows": (
-        lambda: received(torch.tensor([[1.0], [3.0]]).expand(2, 3), dist.all_reduce),
-        [[[2.0] * 3, [6.0] * 3]] * 2,
-    ),
-    "broadcast of an expanded tensor": (
-        lambda: received(
-            torch.tensor([5.0 + dist.get_rank()]).expand(3), lambda t: dist.broadcast(t, 0)
-        ),
-        [[5.0] * 3] * 2,
-    ),
     "sum of a transposed tensor": (
         lambda: received(crossed(3, 2), dist.all_reduce),
         [[[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]]] * 2,
+    ),
+    "sum of every second element, coalesced": (
+        lambda: received(torch.arange(4.0)[::2], lambda t: dist.all_reduce_coalesced([t])),
+        [[0.0, 4.0]] * 2,
+    ),
+    "gathered into columns": (
+        lambda: received(torch.zeros(2, 2), lambda t: dist.all_gather([t[:, 0], t[:, 1]], ones(2))),
+        [[[1.0, 1.0], [1.0, 1.0]]] * 2,
+    ),
+    "gathered into one transposed tensor": (
+        lambda: received(
+            torch.zeros(2, 4).t(), lambda t: dist.all_gather_into_tensor(t, crossed(2, 2))
+        ),
+        [[[0.0, 2.0], [1.0, 3.0]] * 2] * 2,
+    ),
+    "rows of a part of a matrix": (
+        lambda: received(
+            torch.zeros(4, 3)[:, :2], lambda t: dist.all_gather_into_tensor(t, ones(2, 2))
+        ),
+        [[[1.0, 1.0]] * 4] * 2,
+    ),
+    "parts of a transposed sum": (
+        lambda: received(
+            ones(2, 1).t(),
+            lambda t: dist.reduce_scatter_tensor(t, torch.arange(4.0).view(2, 2).t()),
+        ),
+        [[[0.0, 4.0]], [[2.0, 6.0]]],
+    ),
+    "transposed tensors scattered into a transposed one": (
+        lambda: received(
+            torch.zeros(2, 3).t(), lambda t: dist.scatter(t, at_root([crossed(3, 2)] * 2))
+        ),
+        [[[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]] * 2,
+    ),
+    "sum of columns, scattered": (
+        lambda: received(ones(3), lambda t: dist.reduce_scatter(t, [*ones(3, 2).t()])),
+        [[2.0] * 3] * 2,
     ),
     "a message of int16": (lambda: received(ones(2, dtype=torch.int16), pass_on), [[1, 1]] * 2),
     "the largest tag": (

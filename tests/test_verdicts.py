@@ -248,6 +248,55 @@ def test_a_result_that_comes_before_its_wait_is_no_race(name):
     assert simlib.run(main, 2).findings == []
 
 
+def reads_before_wait(rank, n):
+    x = torch.zeros(2)
+    if rank == 0:
+        dist.send(torch.ones(2), 1)
+        return None
+    request = dist.irecv(x, 0)
+    early = x.tolist()
+    request.wait()
+    return early
+
+
+def two_phases_from_any_source(rank, n):
+    x, heard = torch.zeros(1), []
+    for phase in range(2):
+        if rank:
+            dist.send(torch.tensor([float(phase)]), 0)
+        else:
+            for _ in range(1, n):
+                dist.recv(x)
+                heard.append(x.item())
+    return heard
+
+
+def test_what_leaves_no_trace_on_real_ranks_shows_in_a_simulation():
+    for program, ranks in ((reads_before_wait, 2), (two_phases_from_any_source, 3)):
+        assert simlib.run(program, ranks).findings == []
+    assert simlib.simulate(reads_before_wait, 2).results[1] == [0.0, 0.0]
+    found = [simlib.simulate(two_phases_from_any_source, 3, seed=seed).findings for seed in (0, 1)]
+    assert any("in another admissible order" in race.message for races in found for race in races)
+
+
+def test_what_is_only_read_may_be_read_by_several_requests():
+    def main(rank, n):
+        x, parts = torch.ones(4), [torch.zeros(4) for _ in range(n)]
+        requests = [
+            dist.all_gather([torch.zeros(4) for _ in range(n)], x, async_op=True),
+            dist.reduce_scatter(torch.zeros(2), list(x.split(2)), async_op=True),
+            dist.all_to_all(parts, [x] * n, async_op=True),
+            dist.gather(
+                x, [torch.zeros(4) for _ in range(n)] if rank == 0 else None, async_op=True
+            ),
+        ]
+        for request in requests:
+            request.wait()
+
+    for engine in (simlib.run, simlib.simulate):
+        assert engine(main, 2).findings == []
+
+
 def test_what_is_left_over_is_found():
     def main(rank, n):
         if rank == 0:

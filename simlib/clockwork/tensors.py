@@ -116,11 +116,6 @@ def result_of_rooted(kind, parts, opts, position):
     return _totals(parts, opts) if kind == "reduce" else _of_all(parts)
 
 
-def chunks(tensor, n):
-    """A tensor cut into n equal parts along its elements."""
-    return list(tensor.reshape(-1).chunk(n)) if tensor.numel() else [tensor.reshape(-1)] * n
-
-
 def rows(tensor, splits, n):
     """A tensor cut along its first dimension, evenly where no sizes are given."""
     sizes = list(splits) if splits else [tensor.shape[0] // n] * n

@@ -90,7 +90,7 @@ class TerminalDisplay:
 
 
 class SilentDisplay:
-    """Shows nothing: for a run beside the one that is shown, and for graded ones."""
+    """Shows nothing: for a run beside the one that is shown, for graded ones, and within a job."""
 
     def status(self, text):
         """Say nothing."""

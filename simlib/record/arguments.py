@@ -114,6 +114,9 @@ def check_collective(kind, method, rank, size, opts, root, args):
     tensors = list(_tensors_of(args))
     for tensor in tensors:
         _check_tensor(kind, tensor)
+    moved = _MOVED_AS_IT_LIES.get(method)
+    if moved is not None and not all(map(_is_in_order, tensors)):
+        _check_memory(kind, list(_tensors_of(args[:moved])), tensors)
     if kind in _REDUCING and tensors:
         _check_reduce_op(opts.reduceOp if opts is not None else None, tensors[0])
 
@@ -141,6 +144,47 @@ def _check_tensor(kind, tensor):
             f"{kind} takes dense tensors only, and this one is {_words(tensor.layout)}: "
             "pass x.to_dense()"
         )
+
+
+_MOVED_AS_IT_LIES = {"broadcast": 1, "allreduce": 1, "reduce": 1, "scatter": 2, "reduce_scatter": 1}
+"""Of how many of a method's arguments Gloo moves the memory, from the first byte on.
+
+It takes as many elements as the tensor has, whatever their strides (pytorch issue 192920): of a
+slice with steps the neighbours, of what expand() gives the memory behind it. Other methods copy.
+"""
+
+
+def _is_in_order(tensor):
+    return tensor.layout is not torch.strided or tensor.is_contiguous()
+
+
+def _check_memory(kind, moved, tensors):
+    """Refuse tensors of which Gloo would take other memory than theirs, or in another order."""
+    for tensor in moved:
+        if not _fills_its_memory(tensor):
+            raise InvalidCallError(
+                f"{kind} with Gloo reads and writes memory without steps, and the elements of this "
+                "tensor do not fill theirs, like a slice with steps, a column or what expand() "
+                "gives: memory beside them would be overwritten. Pass y = x.contiguous(), and copy "
+                "y back afterwards"
+            )
+    # The inputs of a reduce_scatter are copied before, in the order of the first.
+    alike = {"scatter": tensors, "reduce_scatter": tensors[:2]}.get(kind, ())
+    if len({*map(_order, alike)}) > 1:
+        raise InvalidCallError(
+            f"all tensors of a {kind} must lie in memory in the same order with Gloo, and one is "
+            "transposed where another is not: pass x.contiguous() for each"
+        )
+
+
+def _fills_its_memory(tensor):
+    return torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+
+
+def _order(tensor):
+    """How Gloo takes the elements of a tensor to lie: what has gaps is copied in order before."""
+    in_order = tensor.is_contiguous() or not _fills_its_memory(tensor)
+    return () if in_order else tensor.stride()
 
 
 def _check_reduce_op(reduce_op, tensor):
@@ -198,6 +242,7 @@ def _check_all_gather_coalesced(args, size, _):
     lists, inputs = args[:2]
     _check_length("all_gather_coalesced's list", lists, size, "list of tensors")
     for tensors in lists:
+        _refuse_expanded("all_gather_coalesced's list", tensors)
         for output, tensor in zip(tensors, inputs, strict=False):
             _check_shapes("all_gather_coalesced's list", [output], tensor.shape, "brings")
 
@@ -215,6 +260,11 @@ def _check_all_gather_single(args, size, _):
                 f"{expected}: it has {_shape(output)}"
             )
         _check_dtypes(output, tensor)
+        _refuse_expanded("the output of all_gather", [output])
+
+
+def _check_all_reduce_coalesced(args, size, _):
+    _refuse_expanded("all_reduce_coalesced's list", args[0])
 
 
 def _check_reduce_scatter(args, size, _):
@@ -237,6 +287,7 @@ def _check_reduce_scatter_single(args, size, _):
                 f"{expected}: it has {_shape(tensor)}"
             )
         _check_dtypes(output, tensor)
+        _refuse_expanded("the output of reduce_scatter", [output])
 
 
 def _check_all_to_all(args, size, _):
@@ -348,6 +399,7 @@ def _words(name):
 
 
 _CHECKS = {
+    "allreduce_coalesced": _check_all_reduce_coalesced,
     "gather": _check_gather,
     "scatter": _check_scatter,
     "allgather": _check_all_gather,

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from .arguments import check_collective, check_message, check_peer
 from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
-from .pending import Buffer
+from .pending import Buffer, buffers_of
 from .recorder import count_bytes, is_learners
 from .requests import FOREVER, BlockingCall, RecordedMessage, RecordedWork
 
@@ -275,7 +275,11 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
         if self._is_watched(flags):
             times = {None: 0, ONCE: 1, PARTS: len(self._ranks)}
             own_writes = times[copies if self._copies_results else None]
-            buffers = [*_buffers(args[:1], own_writes), *_buffers(args[1:])]
+            is_source = kind == "broadcast" and root == self._rank
+            buffers = [
+                *buffers_of(args[:1], not is_source, own_writes),
+                *buffers_of(args[1:], False),  # what the rank brings, where that is not the same
+            ]
         work = make(getattr(self._inner, method)(*args), self._recorder, start)
         if not is_blocking:
             work.is_number = size == 1
@@ -291,17 +295,6 @@ _UNLIKE_SIZES = ("scatter", "all_to_all")
 
 def _flat(lists):
     return [tensor for tensors in lists for tensor in tensors]
-
-
-def _buffers(args, own_writes=0):
-    """The tensors of a collective as `Buffer`; each counts as written, for most of them are."""
-    found = []
-    for arg in args:
-        if isinstance(arg, torch.Tensor):
-            found.append(Buffer.of(arg, True, own_writes))
-        elif isinstance(arg, list):
-            found += _buffers(arg, own_writes)
-    return found
 
 
 def _sizes_of_lists(args, size):

@@ -6,7 +6,11 @@ import sys
 from bisect import bisect_left, insort
 from typing import NamedTuple
 
+import numpy as np
 import torch
+
+MOST_WORK = 1000
+"""Of how many candidates it is tried at most whether two tensors in pieces have them in common."""
 
 
 class Buffer(NamedTuple):
@@ -35,11 +39,23 @@ class Buffer(NamedTuple):
         return cls(tensor, is_written, None if version is None else version + own_writes)
 
 
+def buffers_of(args, is_written, own_writes=0):
+    """The tensors among the arguments of a collective as `Buffer`."""
+    found = []
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            found.append(Buffer.of(arg, is_written, own_writes))
+        elif isinstance(arg, list):
+            found += buffers_of(arg, is_written, own_writes)
+    return found
+
+
 class Pending:
     """The requests of one rank that are not waited for yet, and their buffers.
 
     Noticed are writes through torch, by the tensor's version, where the tensor is no view (views of
-    one tensor share its version); and two requests on overlapping memory, one of which writes.
+    one tensor share its version); and two requests on the same memory, one of which writes.
+    Tensors with steps between their elements may lie within each other without sharing any.
     Not noticed on real ranks: reads, and writes by numpy, by ``.data`` or by native code.
     """
 
@@ -60,23 +76,24 @@ class Pending:
         """A request has been posted; ``buffers`` is a list of `Buffer`."""
         places = self.compare(work, buffers)
         for place in places:
-            self._places.add(*place, work)
+            self._places.add(place, work)
         versions = [(b.tensor, b.version) for b in buffers if b.version is not None]
         self._requests[work] = places, versions
 
     def compare(self, work, buffers):
         """Look whether an op uses memory of an open request; returns where its buffers are."""
-        places = [_place(buffer.tensor, buffer.is_written) for buffer in buffers]
-        met = {other: None for place in places for other in self._places.overlapping(*place)}
+        places = [Place.of(buffer.tensor, buffer.is_written) for buffer in buffers]
+        places = [place for place in places if place.first < place.end]
+        met = {other: None for place in places for other in self._places.overlapping(place)}
         for other in met:
             self._report("overlap", work.start, other.start)
-        return [place for place in places if place[0] < place[1]]
+        return places
 
     def waited(self, work):
         """The learner has waited for a request: look whether its buffers were left alone."""
         places, versions = self._requests.pop(work, ((), ()))
         for place in places:
-            self._places.remove(*place, work)
+            self._places.remove(place, work)
         for tensor, version in versions:
             if tensor._version != version:
                 self._report("written", work.start, 0)
@@ -87,55 +104,111 @@ class Pending:
         self._recorder.log.define(("race", start, other), "race", (how, start, other, place))
 
 
+class Place(NamedTuple):
+    """Memory of a tensor.
+
+    Attributes
+    ----------
+    first, end : int
+        Addresses of its first byte, and behind its last.
+    is_written : bool
+        Whether its owner writes it.
+    pieces : tuple or None
+        Shape, steps in bytes, and bytes of an element, where bytes between may be of others.
+    """
+
+    first: int
+    end: int
+    is_written: bool
+    pieces: tuple | None = None
+
+    @classmethod
+    def of(cls, tensor, is_written):
+        """Where a tensor lies; an empty place where it has no such memory."""
+        if tensor.layout is not torch.strided:
+            return cls(0, 0, is_written)
+        first = tensor.data_ptr()
+        if tensor.is_contiguous():  # one without elements, too
+            return cls(first, first + tensor.nbytes, is_written)
+        itemsize = tensor.element_size()
+        steps = tuple(step * itemsize for step in tensor.stride())
+        ways = zip(tensor.shape, steps, strict=True)
+        end = first + sum((size - 1) * step for size, step in ways) + itemsize
+        return cls(first, end, is_written, (tuple(tensor.shape), steps, itemsize))
+
+    def clashes_with(self, other):
+        """Whether one of two owners writes memory of the other's.
+
+        **Cost** O(1) without pieces. With them a few microseconds, and some hundred at most; where
+        that does not tell, the answer is no.
+        """
+        if not (self.is_written or other.is_written):
+            return False
+        if self.first >= other.end or other.first >= self.end:
+            return False
+        if self.pieces is None and other.pieces is None:
+            return True
+        try:
+            return np.shares_memory(_Memory(self), _Memory(other), max_work=MOST_WORK)
+        except np.exceptions.TooHardError:
+            return False
+
+
+class _Memory:
+    """A place as numpy describes arrays; what is in it is not read."""
+
+    def __init__(self, place):
+        shape, steps, itemsize = place.pieces or ((place.end - place.first,), (1,), 1)
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (place.first, True),
+            "shape": shape,
+            "strides": steps,
+            "typestr": f"|V{itemsize}",
+        }
+
+
 class Places:
     """Runs of memory, to be found by address.
 
     They are kept by their size in powers of two, each sort in order of first bytes: what may
     overlap begins less than one such size before.
 
-    **Cost** O(sizes in use + log(runs) + found) to look, and the move of a list to add or remove.
+    **Cost** O(sizes in use + log(runs) + met) to look, and the move of a list to add or remove.
     """
 
     def __init__(self):
-        self._by_size = {}  # power of two -> list of (first, end, writes, id of owner, owner)
+        self._by_size = {}  # power of two -> list of (first byte, id of owner, place, owner)
 
-    def add(self, first, end, writes, owner):
-        """Note a run of memory, and whether its owner writes it."""
-        entry = first, end, writes, id(owner), owner
-        insort(self._by_size.setdefault((end - first).bit_length(), []), entry, key=_address)
+    def add(self, place, owner):
+        """Note memory, and whose it is."""
+        runs = self._by_size.setdefault((place.end - place.first).bit_length(), [])
+        insort(runs, (place.first, id(owner), place, owner), key=_address)
 
-    def remove(self, first, end, writes, owner):
-        """Forget a run."""
-        power = (end - first).bit_length()
+    def remove(self, place, owner):
+        """Forget it."""
+        power = (place.end - place.first).bit_length()
         runs = self._by_size[power]
-        at = bisect_left(runs, (first, id(owner)), key=_address)
+        at = bisect_left(runs, (place.first, id(owner)), key=_address)
         del runs[at]
         if not runs:
             del self._by_size[power]
 
-    def overlapping(self, first, end, writes):
-        """The owners of runs that overlap this one, where one of the two is written."""
+    def overlapping(self, place):
+        """The owners of memory that this place shares, where one of the two is written."""
         for power, runs in self._by_size.items():
-            at = bisect_left(runs, (first - (1 << power), 0), key=_address)
-            while at < len(runs) and runs[at][0] < end:
-                other_first, other_end, other_writes, _, owner = runs[at]
-                if first < other_end and other_first < end and (writes or other_writes):
+            at = bisect_left(runs, (place.first - (1 << power), 0), key=_address)
+            while at < len(runs) and runs[at][0] < place.end:
+                *_, other, owner = runs[at]
+                if place.first < other.end and place.clashes_with(other):
                     yield owner
                 at += 1
 
 
 def _address(entry):
-    return entry[0], entry[3]
+    return entry[:2]
 
 
 def _version(tensor):
     """What grows with every write through torch; None where that says nothing."""
     return tensor._version if tensor._base is None and not tensor.is_inference() else None
-
-
-def _place(tensor, writes):
-    """First byte, end, and whether an op writes it; an empty place where it is in pieces."""
-    if tensor.layout is not torch.strided or not tensor.is_contiguous():
-        return 0, 0, writes
-    first = tensor.data_ptr()
-    return first, first + tensor.nbytes, writes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, log2
 from numbers import Real
+from typing import NamedTuple
 
 import numpy as np
 
@@ -102,19 +104,13 @@ def time_of(
 
     **Cost** O(n) memory. Up to 0.2 s for a ring of 100,000 ranks, 0.5 s for trees on them.
     """
-    more = {
-        "placement": placement,
-        "itemsize": itemsize,
-        "root": root,
-        "chunks": chunks,
-        "eager_limit_bytes": eager_limit_bytes,
-    }
+    options = _Options(placement, itemsize, root, chunks, eager_limit_bytes)
     if np.ndim(n):
         if starts is not None:
             raise InvalidCallError("starts are of one number of ranks: give one n, not several")
-        return np.array([time_of(kind, size, nbytes, cluster, algorithm, **more) for size in n])
-    case = _case(kind, n, nbytes, cluster, algorithm, starts, last_only=True, **more)
-    return float(_solve(case).max() - case.starts.max())
+        asked = ((kind, size, nbytes, cluster, algorithm, starts, options) for size in n)
+        return np.array([_time_of(*one) for one in asked])
+    return _time_of(kind, n, nbytes, cluster, algorithm, starts, options)
 
 
 def ends_of(
@@ -138,14 +134,9 @@ def ends_of(
     ndarray of float, shape (n,)
         In seconds, on the clock of ``starts`` (which begins at 0 where they are not given).
     """
-    more = {
-        "placement": placement,
-        "itemsize": itemsize,
-        "root": root,
-        "chunks": chunks,
-        "eager_limit_bytes": eager_limit_bytes,
-    }
-    return _solve(_case(kind, n, nbytes, cluster, algorithm, starts, last_only=False, **more))
+    options = _Options(placement, itemsize, root, chunks, eager_limit_bytes)
+    case = _case(kind, n, nbytes, cluster, algorithm, starts, options, last_only=False)
+    return _solve(case)
 
 
 def whole(name, value):
@@ -155,21 +146,23 @@ def whole(name, value):
     raise InvalidCallError(f"{name} is {value!r}: give a whole number")
 
 
-def _case(
-    kind,
-    n,
-    nbytes,
-    cluster,
-    algorithm,
-    starts,
-    last_only,
-    *,
-    placement,
-    itemsize,
-    root,
-    chunks,
-    eager_limit_bytes,
-):
+class _Options(NamedTuple):
+    """What else is asked with: parameters of `time_of`."""
+
+    placement: str | Sequence[int]
+    itemsize: int
+    root: int
+    chunks: int | None
+    eager_limit_bytes: int | None
+
+
+def _time_of(*asked):
+    case = _case(*asked, last_only=True)
+    return float(_solve(case).max() - case.starts.max())
+
+
+def _case(kind, n, nbytes, cluster, algorithm, starts, options, *, last_only):
+    placement, itemsize, root, chunks, eager_limit_bytes = options
     check_sort("cluster", cluster, Cluster)
     n, nbytes = whole("n", n), whole("nbytes", nbytes)
     check_count("n", n)

@@ -391,3 +391,65 @@ def swapped_parts_waited_for_late(rank, n):
     time.sleep(0.05)
     request.wait()
     assert torch.cat(take).tolist() == [10.0 * src + rank for src in range(n)]
+
+
+@right()
+def interleaved_slices_gathered_at_once(rank, n):
+    x = torch.zeros(8)
+    requests = [
+        dist.all_gather([x[i::4], x[i + 1 :: 4]], torch.full((2,), rank + 1.0), async_op=True)
+        for i in (0, 2)
+    ]
+    for request in requests:
+        request.wait()
+    assert x.tolist() == [1, 2, 1, 2] * 2
+
+
+@right(ranks=3)
+def columns_of_one_matrix_gathered_at_once(rank, n):
+    x = torch.zeros(5, 4 * n)
+    requests = [
+        dist.all_gather(
+            list(x[:, i * n : (i + 1) * n].t()), torch.full((5,), float(rank)), async_op=True
+        )
+        for i in range(4)
+    ]
+    for request in requests:
+        request.wait()
+    assert x.tolist() == [[0, 1, 2] * 4] * 5
+
+
+@right()
+def transposed_blocks_reduced_at_once(rank, n):
+    x = torch.ones(4, 3)
+    for request in [dist.all_reduce(block.t(), async_op=True) for block in x.split(2)]:
+        request.wait()
+    assert x.eq(n).all()
+
+
+@right()
+def one_tensor_gathered_twice_at_once(rank, n):
+    x, whole, parts = (
+        torch.full((2,), float(rank)),
+        torch.zeros(4),
+        [torch.zeros(2), torch.zeros(2)],
+    )
+    requests = [
+        dist.all_gather_into_tensor(whole, x, async_op=True),
+        dist.all_gather(parts, x, async_op=True),
+        dist.isend(x, 1 - rank),
+    ]
+    dist.recv(torch.zeros(2), 1 - rank)
+    for request in requests:
+        request.wait()
+    assert whole.tolist() == torch.cat(parts).tolist() == [0, 0, 1, 1]
+
+
+@right(ranks=3)
+def one_tensor_broadcast_in_two_groups_at_once(rank, n):
+    groups = [dist.new_group([0, other]) for other in (1, 2)]
+    x = torch.full((4,), 5.0 if rank == 0 else 0.0)
+    mine = groups if rank == 0 else [groups[rank - 1]]
+    for request in [dist.broadcast(x, src=0, group=group, async_op=True) for group in mine]:
+        request.wait()
+    assert x.tolist() == [5.0] * 4

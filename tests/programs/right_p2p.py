@@ -235,6 +235,17 @@ def message_of_no_elements(rank, n):
 
 
 @right()
+def empty_slice_of_a_buffer_in_flight(rank, n):
+    x, y = torch.ones(4), torch.zeros(4)
+    requests = [dist.isend(x, 1 - rank, tag=1), dist.irecv(x[2:2], 1 - rank, tag=2)]
+    dist.send(y[:0], 1, tag=2) if rank == 0 else None
+    dist.recv(y, 1 - rank, tag=1)
+    dist.send(y[:0], 0, tag=2) if rank == 1 else None
+    for request in requests:
+        request.wait()
+
+
+@right()
 def same_elements_in_another_shape(rank, n):
     x = torch.arange(6.0)
     if rank == 0:

@@ -101,6 +101,26 @@ def splits_do_not_add_up(rank, n):
 
 
 @wrong("invalid")
+def expanded_tensor_reduced_twice_at_once(rank, n):
+    x = torch.zeros(1).expand(4)
+    requests = [dist.all_reduce(x, async_op=True) for _ in range(2)]  # <- every rank
+    for request in requests:
+        request.wait()
+
+
+@wrong("invalid")
+def every_second_element_reduced(rank, n):
+    x = torch.arange(8.0)
+    dist.all_reduce(x[::2])  # <- every rank
+
+
+@wrong("invalid", ranks=3)
+def column_broadcast_by_the_root(rank, n):
+    x = torch.ones(4, 2)
+    dist.broadcast(x[:, 0] if rank == 0 else torch.zeros(4), src=0)  # <- rank 0
+
+
+@wrong("invalid")
 def list_instead_of_a_tensor(rank, n):
     dist.all_reduce([torch.ones(1)])  # <- every rank
 

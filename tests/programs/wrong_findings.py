@@ -241,3 +241,40 @@ def one_tensor_reduced_twice_at_once(rank, n):
     requests = [dist.all_reduce(x, async_op=True) for _ in range(2)]  # <- every rank
     for request in requests:
         request.wait()
+
+
+@wrong("race")
+def gathered_slices_with_steps_that_cross(rank, n):
+    x = torch.zeros(8)
+    first = dist.all_gather([x[0::4], x[1::4]], torch.ones(2), async_op=True)
+    second = dist.all_reduce(x[4:6], async_op=True)  # <- every rank
+    first.wait()
+    second.wait()
+
+
+@wrong("race", ranks=3)
+def row_reduced_while_columns_are_gathered(rank, n):
+    x = torch.zeros(4, n)
+    gather = dist.all_gather(list(x.t()), torch.ones(4), async_op=True)
+    reduction = dist.all_reduce(x[2], async_op=True)  # <- every rank
+    gather.wait()
+    reduction.wait()
+
+
+@wrong("race")
+def transposed_matrix_and_its_row_reduced_at_once(rank, n):
+    x = torch.ones(3, 2)
+    requests = [dist.all_reduce(x.t(), async_op=True)]
+    requests.append(dist.all_reduce(x[1], async_op=True))  # <- every rank
+    for request in requests:
+        request.wait()
+
+
+@wrong("race")
+def windows_made_by_as_strided_overlap(rank, n):
+    x = torch.zeros(11)
+    windows = [x.as_strided((2, 2), (4, 1), start) for start in (0, 2, 3, 5)]
+    one = dist.all_gather(windows[:2], torch.ones(2, 2), async_op=True)
+    two = dist.all_gather(windows[2:], torch.ones(2, 2), async_op=True)  # <- every rank
+    one.wait()
+    two.wait()

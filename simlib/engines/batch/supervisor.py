@@ -14,6 +14,7 @@ import cloudpickle
 
 from ...diagnose.failures import how_it_ended
 from ...diagnose.monitor import Watchdog
+from ...draw.display import SilentDisplay
 from ..host import sleep_count
 from . import logs
 from .job_monitor import JobMonitor
@@ -192,7 +193,7 @@ class JobJudge:
     def __init__(self, folder, while_waiting):
         self._folder = folder
         self._monitor = JobMonitor(folder, while_waiting)
-        self._watchdog = Watchdog(self._monitor, _NoDisplay())
+        self._watchdog = Watchdog(self._monitor, SilentDisplay())
         self._found = None
         self._settled_at = None
         self._next = 0.0
@@ -236,13 +237,3 @@ class JobJudge:
         if not self._folder.has("cancel"):
             self._folder.write(cloudpickle.dumps(found), "verdict.pkl")
         self._folder.mark("end")
-
-
-class _NoDisplay:
-    """Nobody looks at a job from inside."""
-
-    def status(self, text):
-        """Show no status."""
-
-    def refresh(self):
-        """Draw nothing."""

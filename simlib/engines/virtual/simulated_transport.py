@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ...clockwork.group_collectives import Call
 from ...clockwork.mailbox import Post
 from ...clockwork.simulated_request import Request
-from ...clockwork.tensors import chunks, rows
+from ...clockwork.tensors import rows
 from ...record.recorder import count_bytes
 from ...record.requests import FOREVER
 from .ddp import SharedOutputs
@@ -142,7 +142,7 @@ class SimulatedTransport:
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
         n = len(self._group)
-        cut = [chunks(output, n) for output in outputs]
+        cut = [rows(output, None, n) for output in outputs]
         takes = [parts[r] for r in range(n) for parts in cut]
         return self._collective("all_gather", inputs, takes, opts, inputs)
 
@@ -158,7 +158,7 @@ class SimulatedTransport:
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
         opts = dist.ReduceScatterOptions() if opts is None else opts
         n = len(self._group)
-        cut = [chunks(tensor, n) for tensor in inputs]
+        cut = [rows(tensor, None, n) for tensor in inputs]
         brings = [parts[r] for r in range(n) for parts in cut]
         return self._collective("reduce_scatter", brings, outputs, opts, inputs)
 
