@@ -95,7 +95,12 @@ def test_rank_0_is_on_top_and_each_rank_has_its_colour():
     own = {color.lower() for color in OKABE_ITO}
     spans = {row: fill for fill, _, _, row in boxes_of(figure) if fill in own}
     assert spans == {rank: OKABE_ITO[rank].lower() for rank in range(4)}
-    assert rank_color(8) == rank_color(0)
+
+
+def test_no_two_of_24_ranks_have_the_same_colour():
+    colors = [rank_color(rank) for rank in range(24)]
+    assert colors[:8] == list(OKABE_ITO)
+    assert len(set(colors)) == 24 and rank_color(24) == colors[0]
 
 
 def test_waits_and_spans_are_where_the_trace_has_them():

@@ -52,7 +52,7 @@ class Run:
     memory : list of Ledger or None
         What each simulated rank held, where the cluster has a device.
     repeats : bool
-        Whether every repeat takes the same time to the bit: by a virtual clock, compute not measured.
+        Whether every repeat takes the same time to the bit: a virtual clock, no measured compute.
     """
 
     def __init__(
