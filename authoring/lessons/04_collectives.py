@@ -298,9 +298,10 @@ print(run.states)
 run
 
 # %% [markdown]
-# Both, but look at the amounts: the fast ranks wait 10 ms for rank 2, then all transfer for 24 ms.
-# Mending rank 2 saves 10 ms of the step at the most, a network of ten times the bandwidth more than
-# 20. A stopwatch around the call would have told you one number: 34 ms in `all_reduce`.
+# The network: each fast rank waits 10 ms for rank 2 (ranks 0 and 1 only once they have exchanged
+# what they had), and every rank transfers for 24 ms. Mending rank 2 saves 10 ms of the step at the
+# most, a network of ten times the bandwidth more than 20. A stopwatch around the call would have
+# told you one number: 34 ms in `all_reduce`.
 #
 # ## Contracts can be composed
 #
