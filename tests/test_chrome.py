@@ -11,6 +11,8 @@ from synthetic import RunMaker, all_reduces, ring
 from simlib.model.errors import InvalidCallError
 from simlib.results.chrome import write_chrome_trace
 
+NO_CALLS = ("main", "waiting", "transferring")
+
 
 def asynchronous():
     """Overlapping isends and irecvs, waited for in another order than posted."""
@@ -95,7 +97,7 @@ def test_slices_of_a_thread_nest(name, tmp_path):
 @pytest.mark.parametrize("name", RUNS)
 def test_calls_of_a_thread_follow_each_other(name, tmp_path):
     for slices in by_thread(read_back(RUNS[name](), tmp_path)).values():
-        calls = sorted(ns(event) for event in slices if event["name"] not in ("main", "wait"))
+        calls = sorted(ns(event) for event in slices if event["name"] not in NO_CALLS)
         assert all(a[1] <= b[0] for a, b in zip(calls, calls[1:], strict=False))
 
 
@@ -118,9 +120,7 @@ def test_arrows_are_pairs_inside_slices(name, tmp_path):
             ends[event["id"]][event["ph"]] = event
             at = ns(event)[0]
             slices = threads[event["pid"], event["tid"]]
-            assert any(
-                ns(e)[0] <= at < ns(e)[1] for e in slices if e["name"] not in ("main", "wait")
-            )
+            assert any(ns(e)[0] <= at < ns(e)[1] for e in slices if e["name"] not in NO_CALLS)
     for pair in ends.values():
         assert set(pair) == {"s", "f"}
         assert pair["f"]["bp"] == "e"
@@ -144,9 +144,12 @@ def test_a_message_leads_from_rank_to_rank(tmp_path):
     start, finish = (next(e for e in events if e["ph"] == ph) for ph in "sf")
     assert (start["pid"], start["ts"]) == (3, 30.0)
     assert (finish["pid"], finish["ts"]) == (1, 59.999)
-    recv, wait = (e for e in events if e["ph"] == "X" and e["pid"] == 1 and e["name"] != "main")
+    recv, *parts = (e for e in events if e["ph"] == "X" and e["pid"] == 1 and e["name"] != "main")
     assert (recv["name"], recv["ts"], recv["dur"]) == ("recv(src=2, tag=7)", 10.0, 50.0)
-    assert (wait["name"], wait["ts"], wait["dur"]) == ("wait", 12.0, 48.0)
+    assert [(part["name"], part["ts"], part["dur"]) for part in parts] == [
+        ("waiting", 12.0, 18.0),
+        ("transferring", 30.0, 30.0),
+    ]
     assert recv["args"]["bytes"] == 12 and recv["args"]["peer"] == 2
     assert recv["args"]["tag"] == 7 and recv["args"]["shapes"] == [[3]]
     assert recv["args"]["dtype"] == "float32" and recv["args"]["line"] == "main, line 7"

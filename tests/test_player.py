@@ -86,7 +86,8 @@ def test_lanes_have_the_states_of_the_timeline():
     us = 1e-6
     assert first["states"]["computing"] == [pytest.approx((0, 100 * us))]
     assert first["states"]["in a call"] == [pytest.approx((10 * us, 20 * us))]
-    assert first["states"]["waiting"] == [pytest.approx((20 * us, 60 * us))]
+    assert first["states"]["waiting"] == [pytest.approx((20 * us, 30 * us))]
+    assert first["states"]["transferring"] == [pytest.approx((30 * us, 60 * us))]
     assert second["states"]["in a call"] == []
     assert [lane["color"] for lane in (first, second)] == [rank_color(0), rank_color(1)]
 
@@ -158,11 +159,13 @@ def test_more_events_are_thinned_with_a_note():
 def test_lanes_of_a_thinned_run_show_all_of_its_time():
     run = ring(8, 100)
 
-    def waited(scene):
-        return [sum(end - start for start, end in lane["states"]["waiting"]) for lane in scene]
+    def blocked(scene):
+        names = ("waiting", "transferring")
+        parts = [[part for name in names for part in lane["states"][name]] for lane in scene]
+        return [sum(end - start for start, end in part) for part in parts]
 
     whole = [sum(op.end_s - op.wait_s for op in run.trace.of_rank(rank)) for rank in range(8)]
-    assert waited(scene_of(run)["lanes"]) == pytest.approx(whole, rel=0.1)
+    assert blocked(scene_of(run)["lanes"]) == pytest.approx(whole, rel=0.1)
 
 
 def test_what_never_finished_is_never_thinned_away():

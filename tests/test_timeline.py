@@ -92,9 +92,15 @@ def test_rank_0_is_on_top_and_each_rank_has_its_colour():
     assert names == ["rank 0", "rank 1", "rank 2", "rank 3"]
     low, high = figure.axes[0].get_ylim()
     assert low > high
-    spans = {row: fill for fill, _, _, row in boxes_of(figure) if fill != "#ffffff"}
+    own = {color.lower() for color in OKABE_ITO}
+    spans = {row: fill for fill, _, _, row in boxes_of(figure) if fill in own}
     assert spans == {rank: OKABE_ITO[rank].lower() for rank in range(4)}
-    assert rank_color(8) == rank_color(0)
+
+
+def test_no_two_of_24_ranks_have_the_same_colour():
+    colors = [rank_color(rank) for rank in range(24)]
+    assert colors[:8] == list(OKABE_ITO)
+    assert len(set(colors)) == 24 and rank_color(24) == colors[0]
 
 
 def test_waits_and_spans_are_where_the_trace_has_them():
@@ -104,11 +110,14 @@ def test_waits_and_spans_are_where_the_trace_has_them():
     maker.spans = [(0, 70), (3, 66)]
     figure = draw_timeline(maker.run())
     assert figure.axes[0].get_xlabel() == "time (us)"
-    white = [box[1:] for box in boxes_of(figure) if box[0] == "#ffffff"]
-    filled = [box[1:] for box in boxes_of(figure) if box[0] != "#ffffff"]
-    assert white == [(30, 62, 0), (10, 60, 1)]
-    assert filled == [(0, 70, 0), (3, 66, 1)]
-    assert legend_of(figure) == ["computing", "waiting", "message"]
+    boxes = {0: [], 1: []}
+    for fill, x0, x1, row in boxes_of(figure):
+        boxes[row].append((fill, x0, x1))
+    light = [mix(color, "#ffffff", 0.55) for color in OKABE_ITO[:2]]
+    # Each from the moment at which both have called: the receiver has waited for that.
+    assert boxes[0] == [(OKABE_ITO[0].lower(), 0, 70), (light[0], 30, 62)]
+    assert boxes[1] == [(OKABE_ITO[1].lower(), 3, 66), ("#ffffff", 10, 30), (light[1], 30, 60)]
+    assert legend_of(figure) == ["computing", "waiting", "transferring", "message"]
     assert sorted(labels_of(figure)) == ["4 B", "recv(src=0)", "send(dst=1)"]
 
 

@@ -59,8 +59,8 @@ run
 # returned no tensor. It wrote into the one it was given. And the two tensors are two: what rank 0
 # does to `x` afterwards does not reach rank 1, which is another process.
 #
-# In the picture, one rank comes to the meeting first and waits (hatched) for the other. Which one
-# does, may change from run to run.
+# In the picture, one rank comes to the meeting first and waits (hatched) for the other; from then on
+# the message is on its way (light). Which one comes first, may change from run to run.
 #
 # ## The same as a script
 #
@@ -571,7 +571,7 @@ replayed
 # more, because a real sleep lasts somewhat longer than it was asked to. (The two directions of a
 # link do not disturb each other.) On the two faster networks the work is nearly everything, so they
 # hardly differ: do a replay before you pay for a better network. The picture is that of 1 Gbit/s;
-# both lanes wait for more than a third of the time.
+# more than a third of both lanes is light: nobody waits for anybody, the link is slow.
 #
 # ## Break it: a third rank
 #

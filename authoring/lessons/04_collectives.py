@@ -279,6 +279,30 @@ run.timeline(ranks=range(6))
 # slow rank makes 63 others lose three quarters of their time, 63 x 0.12 s = 7.6 s for every step.
 # Lesson 14 (to come) is about that.
 #
+# A rank stands long in an all_reduce: is the network slow, or is somebody late? `run.states` adds
+# up each lane: computed, *waited* (for others to come: hatched), *transferred* (all have come, data
+# are on their way: light). Below, each rank brings 20 MB, and rank 2 works 10 ms longer than the
+# others. Which would you mend first, the network or rank 2?
+
+# %%
+guess = None  # the network, or rank 2?
+
+
+def slow_step(rank, world_size):
+    simlib.compute(seconds=0.01 + 0.01 * (rank == 2))
+    dist.all_reduce(torch.ones(5_000_000))
+
+
+run = simlib.simulate(slow_step, 4)
+print(run.states)
+run
+
+# %% [markdown]
+# The network: each fast rank waits 10 ms for rank 2 (ranks 0 and 1 only once they have exchanged
+# what they had), and every rank transfers for 24 ms. Mending rank 2 saves 10 ms of the step at the
+# most, a network of ten times the bandwidth more than 20. A stopwatch around the call would have
+# told you one number: 34 ms in `all_reduce`.
+#
 # ## Contracts can be composed
 #
 # Two programs with the same contract can replace each other. Three claims: an all_reduce is a

@@ -182,9 +182,8 @@ timed(tree, 8, 840_000).timeline()
 
 # %% [markdown]
 # Still 14 messages, but several at a time: six rounds, $T_\text{tree} = 2 \lceil \log_2 n \rceil
-# (\alpha + N/B)$. Yet count the arrows: in rounds 3 and 4 only one is under way, and 6 of 8 ranks neither
-# send nor receive. (Look at the arrows, not at the hatching: a rank in the middle of a transfer is
-# hatched, too.) And rank 0 still sends and receives 3 N. A large tensor needs all links to be busy
+# (\alpha + N/B)$. Yet look at the hatched parts: in rounds 3 and 4 only two lanes transfer (light), and
+# 6 of 8 ranks neither send nor receive. And rank 0 still sends and receives 3 N. A large tensor needs all links to be busy
 # **all the time**.
 #
 # ## 3. The ring, and a hang

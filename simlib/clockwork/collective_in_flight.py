@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -124,8 +124,8 @@ class CollectiveInFlight:
         Ranks of the world, by position.
     on_through : callable
         Called as ``on_through(position, end_s)``.
-    wire : list or None
-        Gets ``(round, src, dst, nbytes, start_s, end_s)`` of each message when all are through.
+    wire : WireLog or None
+        Gets each message, when all are through.
     """
 
     def __init__(self, transfers, plan, members, on_through, wire=None):
@@ -191,8 +191,7 @@ class CollectiveInFlight:
                 self._is_lazy = False
                 self._transfers.release(self)
                 if wire is not None:
-                    columns = (getattr(wire, field.name).tolist() for field in fields(wire))
-                    self._wire += zip(*columns, strict=True)
+                    self._wire.add_all(wire)
 
         # Over before the last are told: they may begin the next collective on these links.
         self._transfers.scheduler.at(max(ends), over)

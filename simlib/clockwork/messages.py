@@ -21,8 +21,8 @@ class Messages:
         Called as ``on_through(position, time_s)`` when a member has done its part.
     reduce_Bps : float
         Bytes per second at which a member adds up what it has received, before its next round.
-    wire : list or None
-        Gets ``(round, src, dst, nbytes, start_s, end_s)`` of each message.
+    wire : WireLog or None
+        Gets each message.
     eager_limit_bytes : float
         A message of at most so many bytes is eager.
     """
@@ -86,10 +86,10 @@ class Messages:
     def arrived(self, transfer):
         """One message is there: its ends may go on."""
         message = self._under_way.pop(transfer)
-        number, _, src, dst, nbytes, _ = message
+        number, _, src, dst, nbytes, adds = message
         if self._wire is not None:
-            ends = transfer.src, transfer.dst
-            self._wire.append((number, *ends, nbytes, transfer.start_s, transfer.end_s))
+            times_s = transfer.start_s, transfer.end_s
+            self._wire.add(number, transfer.src, transfer.dst, nbytes, *times_s, adds)
         waiting = (src, dst) if nbytes > self._eager_limit_bytes else (dst,)
         for position in waiting:
             if not self._is_in_round(position, number):

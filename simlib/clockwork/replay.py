@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
+from math import inf
 
 from ..model.cluster import Topology
 from ..model.errors import DeadlockError, InvalidCallError
@@ -31,6 +34,59 @@ def replay(recorded, cluster, placement, options):
     wire : list of WireMessage or None
         The messages of collectives, where they are asked for.
     """
+    trace, simulation = _played(recorded, cluster, placement, options)
+    return trace, simulation.wire_messages()
+
+
+def transfers_of(recorded, cluster, placement, options):
+    """When data moved in the collectives of a simulated run, by replaying it where it ran.
+
+    Parameters
+    ----------
+    recorded : Trace
+    cluster : Cluster
+    placement : str or list of int
+    options : Options
+        Those of the simulation.
+
+    Returns
+    -------
+    dict or None
+        ``{(rank, seq): [(start_s, end_s), ...]}`` of the ops of collectives. None where the run
+        cannot be played again, or comes out differently: say one that was ended.
+    """
+    options = replace(options, expand=True, slow={}, kill={}, seed=None, compute="flops")
+    try:
+        trace, simulation = _played(recorded, cluster, placement, options)
+    except (InvalidCallError, DeadlockError):
+        return None
+    if not _are_alike(trace, recorded):
+        return None
+    device = cluster.device
+    logs = defaultdict(deque)
+    for log in simulation.wire:
+        logs[log.group.ranks, log.group.name].append(log)
+    found = {}
+    for collective in trace.collectives:
+        log = logs[collective.group.ranks, collective.group.name].popleft()
+        parts = log.transfers(device.reduce_Bps if device else inf)
+        for rank, op in collective.ops.items():
+            found[rank, op.seq] = parts.get(rank, [])
+    return found
+
+
+def _are_alike(trace, recorded):
+    """Whether every op of a replay ended when it had ended."""
+    ends = {(op.rank, op.seq): op.end_s for op in trace}
+    return all(
+        op.end_s is None
+        or math.isclose(op.end_s, ends[op.rank, op.seq], rel_tol=1e-9, abs_tol=1e-12)
+        for op in recorded
+    )
+
+
+def _played(recorded, cluster, placement, options):
+    """The trace of a replay, and the `Simulation` that made it."""
     has_left = recorded.spans and all(None not in span for span in recorded.spans)
     if not has_left or any(op.end_s is None and not op.async_op for op in recorded):
         raise InvalidCallError(
@@ -51,7 +107,7 @@ def replay(recorded, cluster, placement, options):
         rank.complete()
     ops = sorted((op for rank in ranks for op in rank.ops), key=lambda op: (op.post_s, op.rank))
     trace = Trace(size, ops, [(0.0, rank.left_s) for rank in ranks])
-    return trace, simulation.wire_messages()
+    return trace, simulation
 
 
 def _check_all_left(ranks):

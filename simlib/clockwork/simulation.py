@@ -8,12 +8,12 @@ import time
 import numpy as np
 
 from ..collectives.choice import schedule
-from ..model.trace import WireMessage
 from .collective_in_flight import Plan, Transfers
 from .group_collectives import Channel
 from .mailbox import Mailbox
 from .network import Network
 from .scheduler import Scheduler
+from .wire_log import WireLog
 
 
 class Simulation:
@@ -137,19 +137,14 @@ class Simulation:
         """Where the messages of a collective are written down, or None."""
         if self.wire is None:
             return None
-        messages = []
-        self.wire.append((call.kind, channel.group, messages))
-        return messages
+        self.wire.append(WireLog(call.kind, channel.group))
+        return self.wire[-1]
 
     def wire_messages(self):
         """The messages of all collectives as `WireMessage`, by start; None where not asked for."""
         if self.wire is None:
             return None
-        found = [
-            WireMessage(kind, group, round_, src, dst, nbytes, start_s, end_s)
-            for kind, group, messages in self.wire
-            for round_, src, dst, nbytes, start_s, end_s in messages
-        ]
+        found = [message for log in self.wire for message in log.messages()]
         return sorted(found, key=lambda message: (message.start_s, message.src, message.dst))
 
     # C++ code that waits where nobody sees it

@@ -30,6 +30,8 @@ class Wire:
     nbytes : ndarray of int
     start_s, end_s : ndarray of float
         When both sides were ready, and when it had arrived.
+    adds : ndarray of bool
+        Whether the receiver adds it to what it has.
     """
 
     round: np.ndarray
@@ -38,6 +40,7 @@ class Wire:
     nbytes: np.ndarray
     start_s: np.ndarray
     end_s: np.ndarray
+    adds: np.ndarray
 
 
 def time_of(schedule, topology, members, starts, expand=False, eager_limit_bytes=-1):
@@ -208,4 +211,5 @@ def _wire(schedule, members, start_s, end_s):
         column([round_.nbytes for round_ in rounds], int),
         column(start_s, float),
         column(end_s, float),
+        column([round_.adds for round_ in rounds], bool),
     )

@@ -2,7 +2,8 @@
 
 A rank is inside its function during its span. An op takes two parts of that time: it is *in
 flight* from the call until the rank begins to wait, and the rank is *blocked* from there to the
-op's end. While an asynchronous op is in flight, its rank goes on computing.
+op's end. While an asynchronous op is in flight, its rank goes on computing. A blocked rank is
+*transferring* while the data of that op move, and *waiting* for others before.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..model.errors import InvalidCallError
 
-STATES = ("computing", "in a call", "async op in flight", "waiting")
+STATES = ("computing", "in a call", "async op in flight", "waiting", "transferring")
 """What a rank can be seen to do, in the order in which it is drawn."""
 
 
@@ -106,19 +107,62 @@ def never_finished(trace, rank, ops):
     return bool(span and not span[2]) or not all(op.done for op in ops)
 
 
-def states_of(trace, rank, ops, until_s):
+def states_of(run, rank, ops, until_s):
     """``{state: [(start_s, end_s), ...]}`` of one rank, read from its ops.
 
-    "computing" is the rank's whole span; the other states lie over it.
+    "computing" is the rank's whole span; the other states lie over it. The parts of "waiting" and
+    "transferring" are in order, and never overlap.
     """
-    span = span_of(trace, rank)
+    span = span_of(run.trace, rank)
     flights = [(op.async_op, time) for op in ops if (time := in_flight(op, until_s))]
+    parts = [part for op in ops for part in blocked_parts(op, until_s, run.transfers)]
     return {
         "computing": [span[:2]] if span else [],
         "in a call": [time for is_async, time in flights if not is_async],
         "async op in flight": [time for is_async, time in flights if is_async],
-        "waiting": [time for op in ops if (time := blocked(op, until_s))],
+        **_apart(parts),
     }
+
+
+def blocked_parts(op, until_s, transfers):
+    """What a rank did while it was blocked in an op: ``(state, start_s, end_s)``, in order.
+
+    Parameters
+    ----------
+    op : Op
+    until_s : float
+        An open wait ends here.
+    transfers : dict
+        `Run.transfers`.
+    """
+    time = blocked(op, until_s)
+    if time is None:
+        return []
+    free_s, last_s = time
+    found = []
+    for start_s, end_s in transfers.get((op.rank, op.seq), ()):
+        start_s, end_s = max(start_s, free_s), min(end_s, last_s)
+        if start_s >= end_s:
+            continue
+        if free_s < start_s:
+            found.append(("waiting", free_s, start_s))
+        found.append(("transferring", start_s, end_s))
+        free_s = end_s
+    if free_s < last_s or not found:
+        found.append(("waiting", free_s, last_s))
+    return found
+
+
+def _apart(parts):
+    """Parts of several ops by state; what was counted for an earlier op is not counted again."""
+    found = {"waiting": [], "transferring": []}
+    free_s = -math.inf
+    for state, start_s, end_s in sorted(parts, key=operator.itemgetter(1, 2)):
+        start_s = max(start_s, free_s)
+        if start_s < end_s or start_s == end_s > free_s:
+            found[state].append((start_s, end_s))
+            free_s = end_s
+    return found
 
 
 def mostly(parts, begin_s, end_s, columns):

@@ -16,9 +16,16 @@ OKABE_ITO = (
 )
 
 
+DARKER = (0.0, 0.3, 0.55)
+"""Shares of black in the colours of ranks 0 to 7, 8 to 15, 16 to 23. Lighter ones would look like
+lanes that transfer."""
+
+
 def rank_color(rank):
-    """The rank's colour as ``"#rrggbb"``; ranks 8, 9, ... begin again with the first."""
-    return OKABE_ITO[rank % len(OKABE_ITO)]
+    """The rank's colour as ``"#rrggbb"``; ranks 24, 25, ... begin again with the first."""
+    color = OKABE_ITO[rank % len(OKABE_ITO)]
+    share = DARKER[rank // len(OKABE_ITO) % len(DARKER)]
+    return mix(color, "#ffffff" if color == "#000000" else "#000000", share) if share else color
 
 
 def mix(color, other, share):

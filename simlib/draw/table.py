@@ -1,9 +1,14 @@
-"""A run as plain text: the same for every repeat of the same program, so without times."""
+"""A run as plain text: the same for every repeat of the same program.
+
+So there are times in it only where a virtual clock gives the same ones in every repeat.
+"""
 
 from __future__ import annotations
 
 import re
 import reprlib
+
+from ..model.words import seconds_text
 
 MOST_ROWS = 20
 RESULT_WIDTH = 36
@@ -52,7 +57,8 @@ def _rank_rows(run, messages):
     joined = [0] * run.world_size
     for op in run.trace:
         joined[op.rank] += not op.is_p2p
-    rows = [("rank", "result", "sent", "received", "collectives")]
+    times = _time_columns(run)
+    rows = [("rank", "result", "sent", "received", "collectives", *times)]
     for rank in range(min(run.world_size, MOST_ROWS)):
         result = run.results[rank] if rank < len(run.results) else None
         rows.append(
@@ -62,12 +68,25 @@ def _rank_rows(run, messages):
                 _traffic(*sent[rank]),
                 _traffic(*received[rank]),
                 str(joined[rank]),
+                *(seconds_text(seconds[rank]) for seconds in times.values()),
             )
         )
-    lines = _aligned(rows, right=(0, 4))
+    lines = _aligned(rows, right=(0, *range(4, 5 + len(times))))
     if run.world_size > MOST_ROWS:
         lines.append(f"... and {run.world_size - MOST_ROWS:,} more ranks")
     return lines
+
+
+def _time_columns(run):
+    """``{"computed": seconds by rank, ...}``; nothing where a repeat would take other times."""
+    if not run.repeats:
+        return {}
+    states = run.states
+    return {
+        "computed": states.computing_s,
+        "waited": states.waiting_s,
+        "transferred": states.transferring_s,
+    }
 
 
 def _add(total, nbytes):

@@ -54,7 +54,7 @@ def _draw_lanes(view):
     parts = {name: [] for name in STATES}
     columns = int(view.axes.get_window_extent(view.renderer).width)
     for rank, ops in by_rank.items():
-        for name, times in states_of(view.trace, rank, ops, view.until[rank]).items():
+        for name, times in states_of(view.run, rank, ops, view.until[rank]).items():
             if view.crowded and name != "computing":
                 times = mostly(times, view.begin_s, view.end_s, columns)
             parts[name] += [(rank, start, end) for start, end in times]
@@ -89,7 +89,12 @@ def _draw_boxes(view, name, boxes):
 
 def _box_colors(name, plain):
     """Functions of a rank: the colours of fill, edge and hatch."""
-    shares = {"computing": 0.0, "waiting": 0.85 if plain else 1.0}
+    shares = {
+        "computing": 0.0,
+        "transferring": 0.55,
+        "in a call": 0.85,
+        "waiting": 0.85 if plain else 1.0,
+    }
     fill_share = shares.get(name, 0.72)
     return (
         lambda rank: mix(rank_color(rank), PAPER, fill_share),

@@ -90,7 +90,8 @@ def _legend_handles(view):
     signs = {
         "computing": Patch(fc=dark, ec=line, lw=0.6),
         "waiting": waiting,
-        "in a call": Patch(fc=light, ec=line, lw=0.6),
+        "transferring": Patch(fc=mix(GREY, PAPER, 0.6), ec=line, lw=0.6),
+        "in a call": Patch(fc=mix(GREY, PAPER, 0.85), ec=line, lw=0.6),
         "async op in flight": (
             Patch(fc=dark, ec=line, lw=0.6),
             Line2D([], [], color=light, lw=3, solid_capstyle="butt"),

@@ -17,7 +17,7 @@ import json
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from ..draw.lanes import blocked, span_of
+from ..draw.lanes import blocked, blocked_parts, span_of
 from ..model.trace import Op, WireMessage
 
 KEY = "simlib"
@@ -102,20 +102,28 @@ class _Slices:
         for op in ops:
             wait = blocked(op, until)
             if not op.async_op:
-                parts.append((op.post_s, _end_s(op, until), op, wait))
+                parts.append((op.post_s, _end_s(op, until), op))
             elif wait:
-                parts.append((*wait, op, None))
+                parts.append((*wait, op))
         events, free = [], 0
-        for start_s, end_s, op, wait in sorted(parts, key=lambda part: part[:2]):
+        for start_s, end_s, op in sorted(parts, key=lambda part: part[:2]):
             begin, free = _placed(start_s, end_s, free)
             name = f"wait for {op.call}" if op.async_op else op.call
             events.append(_slice(name, pid, tid, begin, free, _args(op)))
             if not op.async_op:
                 self.of_op[id(op)] = events[-1]
-            if wait:
-                wait_ns = min(max(_ns(wait[0]), begin), free - LEAST_NS)
-                events.append(_slice("wait", pid, tid, wait_ns, free, {}))
+            events += self._inside(op, until, begin, free)
         return events
+
+    def _inside(self, op, until, begin, end):
+        """What the rank did while it was blocked in a call: slices one after the other."""
+        slices, free = [], begin
+        for state, start_s, end_s in blocked_parts(op, until, self.run.transfers):
+            first, last = min(max(_ns(start_s), free), end - LEAST_NS), min(_ns(end_s), end)
+            if last - first >= LEAST_NS:
+                slices.append(_slice(state, op.rank + 1, op.rank + 1, first, last, {}))
+                free = last
+        return slices
 
     def _beside(self, rank, pid, ops, until):
         """Asynchronous ops, each from its call to its end, on as few threads as they need."""
@@ -232,6 +240,7 @@ def record_of(run):
         "version": VERSION,
         "name": run.name,
         "engine": run.engine,
+        "repeats": run.repeats,
         "world_size": run.world_size,
         "output": run.output,
         "spans": run.trace.spans,
@@ -241,4 +250,5 @@ def record_of(run):
         "sites": [asdict(site) for site in sites],
         "ops": ops,
         "wire": None if run.wire is None else wires,
+        "transfers": [[*key, parts] for key, parts in run.transfers.items()],
     }

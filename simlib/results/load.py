@@ -59,6 +59,11 @@ def run_of(record: dict[str, Any]) -> Run:
     trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s)
     nothing = [None] * trace.world_size
     run = Run(record["name"], trace, nothing, record["output"], engine=record["engine"])
+    run.repeats = record.get("repeats", False)
+    if "transfers" in record:
+        run.transfers = {
+            (rank, seq): [tuple(part) for part in parts] for rank, seq, parts in record["transfers"]
+        }
     if record["wire"] is not None:
         run.wire = [
             WireMessage(**{**entry, "group": groups[entry["group"]]}) for entry in record["wire"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,13 @@ from ..model.errors import InvalidCallError
 from ..model.ledger import Ledger
 from ..model.trace import Group, Op, Trace, WireMessage
 from ..record.oplog import name_groups
+from .states import States, states_in
+from .transfers import Transfers, by_arrival, has_collectives
 
 if TYPE_CHECKING:  # matplotlib and widgets are loaded where something is drawn
     from matplotlib.figure import Figure
 
+    from ..clockwork.simulation_options import Options
     from ..draw.player import Player
 
 PICTURES = frozenset({".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp"})
@@ -50,6 +54,8 @@ class Run:
         With ``simulate(..., expand=True)``: the messages that the collectives were made of.
     memory : list of Ledger or None
         What each simulated rank held, where the cluster has a device.
+    repeats : bool
+        Whether every repeat takes the same time to the bit: a virtual clock, no measured compute.
     """
 
     def __init__(
@@ -69,6 +75,9 @@ class Run:
         self.engine = engine
         self.wire: list[WireMessage] | None = None
         self.memory: list[Ledger] | None = None
+        self.repeats = False
+        self._exact: Callable[[], Transfers | None] | None = None
+        self._transfers: Transfers | None = None
 
     @property
     def world_size(self) -> int:
@@ -101,6 +110,34 @@ class Run:
             if op.kind == "send":
                 table[op.rank, op.peer] += op.nbytes
         return table
+
+    @property
+    def transfers(self) -> Transfers:
+        """When the data of each op moved: ``{(rank, seq): [(start_s, end_s), ...]}``.
+
+        Of a run on real ranks, data move from the moment at which the last of those has come whom
+        the rank needs; of a simulation, while one of the messages of its rank is under way, or is
+        added up. An op for which somebody never came is not in there.
+        """
+        if self._transfers is None:
+            exact = self._exact() if self._exact and has_collectives(self.trace) else None
+            self._transfers = by_arrival(self.trace) | (exact or {})
+        return self._transfers
+
+    @transfers.setter
+    def transfers(self, known: Transfers) -> None:
+        self._transfers = known
+
+    @property
+    def states(self) -> States:
+        """How much of its time each rank computed, waited for others, and transferred data.
+
+        Returns
+        -------
+        States
+            With an array for each state, and ``table()``.
+        """
+        return states_in(self)
 
     def _sends(self, rank: int) -> Iterator[Op]:
         return (op for op in self.trace if op.kind == "send" and op.rank == rank)
@@ -171,11 +208,19 @@ class Run:
         from ..clockwork.replay import replay
         from ..clockwork.simulation_options import replay_options
 
-        options = replay_options(self.world_size, **options)
-        trace, wire = replay(self.trace, cluster, placement, options)
+        chosen = replay_options(self.world_size, **options)
+        trace, wire = replay(self.trace, cluster, placement, chosen)
         again = Run(self.name, trace, self.results, self.output, engine="replayed")
         again.wire = wire
+        again.took_place_on(cluster, placement, chosen)
+        again.repeats = self.repeats
         return again
+
+    def took_place_on(self, cluster: Cluster, placement: str | list[int], options: Options) -> None:
+        """Say what was simulated: `transfers` is exact then."""
+        from ..clockwork.replay import transfers_of
+
+        self._exact = partial(transfers_of, self.trace, cluster, placement, options)
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as Chrome trace JSON, which Perfetto and chrome://tracing open.

@@ -29,7 +29,9 @@ function readTheme(root, scene) {
     const fill = dark && brightness(color) < 40 ? mix(color, "#ffffff", 0.62) : color;
     return {
       fill,
+      light: mix(fill, paper, 0.55),
       pale: mix(fill, paper, 0.72),
+      palest: mix(fill, paper, 0.85),
       edge: mix(fill, dark ? "#ffffff" : "#000000", 0.25),
       hatch: mix(fill, paper, 0.35),
       line: mix(fill, dark ? "#ffffff" : "#000000", 0.3),
@@ -118,8 +120,8 @@ function drawLanes(context, scene, layout, theme, view) {
   scene.lanes.forEach((lane, row) => {
     const colors = theme.ranks[row], y = layout.y(row), half = layout.half;
     const fills = {
-      computing: colors.fill, "in a call": colors.pale, "async op in flight": colors.pale,
-      waiting: theme.paper,
+      computing: colors.fill, "in a call": colors.palest, "async op in flight": colors.pale,
+      waiting: theme.paper, transferring: colors.light,
     };
     const hatch = hatchPattern(context, colors.hatch);
     for (const name of STATES) {

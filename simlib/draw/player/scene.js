@@ -1,6 +1,6 @@
 // What is true of a scene at a moment, and the words for it. No drawing, no page.
 
-const STATES = ["computing", "in a call", "async op in flight", "waiting"];
+const STATES = ["computing", "in a call", "async op in flight", "waiting", "transferring"];
 
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 
@@ -33,7 +33,7 @@ function prepare(scene) {
 function stateAt(lane, t) {
   const span = lane.states.computing[0];
   if (!span || t < span[0]) return "before";
-  for (const name of ["waiting", "in a call"]) {
+  for (const name of ["waiting", "transferring", "in a call"]) {
     const parts = lane.states[name];
     const part = parts[lastBefore(parts, t)];
     if (part && t < part[1]) return name;
@@ -65,6 +65,7 @@ function doingAt(scene, row, t) {
   };
   if (words[state]) return words[state];
   const call = blockingEvent(scene, row, t)?.call ?? "a call";
+  if (state === "transferring") return `transfers in ${call}`;
   return state === "waiting" ? `waits in ${call}` : `is in ${call}`;
 }
 
@@ -90,7 +91,7 @@ function tellMoment(scene, t) {
   const told = [...groups].map(([doing, ranks]) => {
     const plural = ranks.length > 1;
     const verb = plural
-      ? doing.replace(/^has /, "have ").replace(/^is /, "are ").replace(/^(wait|compute)s/, "$1")
+      ? doing.replace(/^has /, "have ").replace(/^is /, "are ").replace(/^(wait|compute|transfer)s/, "$1")
       : doing;
     return `${plural ? "ranks" : "rank"} ${rankNames(ranks)} ${verb}`;
   });
@@ -116,13 +117,13 @@ function tellEvent(scene, event) {
   const end = endOf(scene, event);
   const span = Math.max((end - event.post) * 20, (scene.end - scene.begin) / 50);
   const time = (t) => timeText(scene, t, span);
-  const waited = event.wait === null ? null : end - event.wait;
   const times = [
     event.end === null
       ? `called at ${time(event.post)}, never finished`
       : `${time(event.post)} to ${time(event.end)}`,
   ];
-  if (event.end !== null && waited > 0) times.push(`waited ${time(waited)}`);
+  if (event.waited > 0) times.push(`waited ${time(event.waited)}`);
+  if (event.transferred > 0) times.push(`transferred ${time(event.transferred)}`);
   const rank = scene.lanes[event.row].rank;
   return {
     head: `rank ${rank}: ${event.call}`,

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from ...model.trace import Collective, Message, WireMessage
 from ...model.words import collective_text, ranks_text, short_bytes
-from ..lanes import chosen, in_sight, mostly, never_finished, span_of, states_of, unit_of
+from ..lanes import (
+    STATES,
+    blocked_parts,
+    chosen,
+    in_sight,
+    mostly,
+    never_finished,
+    span_of,
+    states_of,
+    unit_of,
+)
 from ..palette import rank_color
 from ..table import carried, count
 from .thinning import happenings, thinned
@@ -84,7 +94,7 @@ def lanes_of(run, ranks, ops, times, coarse):
     for rank, own in by_rank.items():
         span = span_of(run.trace, rank)
         until_s = span[1] if span else times[1]
-        states = states_of(run.trace, rank, own, until_s)
+        states = states_of(run, rank, own, until_s)
         lanes.append(
             {
                 "rank": rank,
@@ -102,7 +112,7 @@ def lanes_of(run, ranks, ops, times, coarse):
 
 def coarsen(lanes, times):
     """Leave at most `MOST_BOXES` boxes in these lanes' states: each column is what it is mostly."""
-    names = ("in a call", "async op in flight", "waiting")  # "computing" is the whole span
+    names = STATES[1:]  # "computing" is the whole span
     columns, coarse = 2 * COLUMNS, None
     while (
         coarse is None or sum(len(parts) for lane in coarse for parts in lane.values()) > MOST_BOXES
@@ -131,12 +141,15 @@ def happenings_as_data(run, kept, rows):
             bands.append(
                 {"events": [number[id(op)] for op in members], "text": collective_text(thing)}
             )
-    events = [event_of(op, rows) for op in ops]
+    events = [event_of(op, rows, run) for op in ops]
     return {"events": events, "arrows": arrows, "bands": bands}
 
 
-def event_of(op, rows):
-    """One op, with the words a learner reads about it."""
+def event_of(op, rows, run):
+    """One op, with the words a learner reads about it; how long it waited, if it ended."""
+    spent = {"waiting": 0.0, "transferring": 0.0}
+    for state, start_s, end_s in blocked_parts(op, 0.0, run.transfers) if op.done else ():
+        spent[state] += end_s - start_s
     size = f"{count(op.nbytes, 'byte')}  {carried(op)}".strip() if op.kind != "barrier" else ""
     return {
         "row": rows[op.rank],
@@ -146,6 +159,8 @@ def event_of(op, rows):
         "post": op.post_s,
         "wait": op.wait_s,
         "end": op.end_s,
+        "waited": spent["waiting"],
+        "transferred": spent["transferring"],
         "async": op.async_op,
         "place": op.site.place,
         "code": op.site.line_text,

@@ -222,6 +222,8 @@ def _watched(process, monitor, request):
         except KeyboardInterrupt:
             failure = failures.interrupted(monitor)
         result = make_run(monitor)
+        result.took_place_on(request.cluster, request.placement, request.options)
+        result.repeats = request.options.compute != "measured"
         if failure is None and monitor.check:
             result.findings = monitor.detector.findings()
         clean = monitor.report is not None and not monitor.running() and not monitor.deaths

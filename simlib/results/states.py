@@ -1,0 +1,75 @@
+"""How much of its time each rank computed, waited for others, and transferred data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..draw.lanes import span_of, states_of
+from ..model.words import aligned, seconds_text
+
+if TYPE_CHECKING:
+    from .run import Run
+
+MOST_ROWS = 20
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class States:
+    """Seconds that each rank spent in each state, while it was in its function.
+
+    Attributes
+    ----------
+    computing_s : ndarray of float, shape (world_size,)
+        In none of the other states.
+    waiting_s : ndarray of float, shape (world_size,)
+        Blocked in a call, because others had not come yet.
+    transferring_s : ndarray of float, shape (world_size,)
+        Blocked in a call, while its data moved or were added up.
+    """
+
+    computing_s: np.ndarray
+    waiting_s: np.ndarray
+    transferring_s: np.ndarray
+
+    def table(self) -> str:
+        """A row for each rank, at most 20, and their mean."""
+        columns = np.column_stack([self.computing_s, self.waiting_s, self.transferring_s])
+        rows = [("rank", "computed", "waited", "transferred")]
+        rows += [(str(rank), *_cells(columns[rank])) for rank in range(len(columns))][:MOST_ROWS]
+        rows.append(("mean", *_cells(columns.mean(axis=0))))
+        left_out = len(columns) - MOST_ROWS
+        more = [f"... and {left_out:,} more ranks, counted in the mean"] if left_out > 0 else []
+        return "\n".join([*aligned(rows), *more])
+
+    def __repr__(self) -> str:
+        return self.table()
+
+
+def _cells(seconds):
+    return tuple(map(seconds_text, seconds))
+
+
+def states_in(run: Run) -> States:
+    """The `States` of a run.
+
+    **Cost** O(n log n) for n ops.
+    """
+    totals = np.zeros((3, run.world_size))
+    ops = [[] for _ in range(run.world_size)]
+    for op in run.trace:
+        ops[op.rank].append(op)
+    for rank, own in enumerate(ops):
+        span = span_of(run.trace, rank)
+        if span is None:
+            continue
+        states = states_of(run, rank, own, span[1])
+        waiting_s, transferring_s = (
+            sum(end_s - start_s for start_s, end_s in states[name])
+            for name in ("waiting", "transferring")
+        )
+        rest_s = max(0.0, span[1] - span[0] - waiting_s - transferring_s)
+        totals[:, rank] = rest_s, waiting_s, transferring_s
+    return States(*totals)
