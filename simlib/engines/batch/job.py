@@ -214,6 +214,8 @@ class Job:
             return self._out_of_limit()
         failure = monitor.failure()
         refused = self._folder.read("refused")
+        if refused is None and cause_in(self._launcher_said())[0] is None:
+            refused = self._folder.read("died_early")  # the launcher does not know why
         if refused is not None and not monitor.failed_by_itself():
             return JobError(f"{self.name} could not be carried out: {refused.decode()}")
         is_whole = not monitor.running() and (status == "done" or state["why"] == "lost")

@@ -179,7 +179,7 @@ class Supervisor:
                 f"a rank on {os.uname().nodename} {how_it_ended(code)} before it could join the "
                 "others: mend what `python -c 'from mpi4py import MPI'` says there"
             )
-            self._folder.write_once(words.encode(), "refused")
+            self._folder.write_once(words.encode(), "died_early")
 
     def _clean_up(self):
         if self._rank is not None:
