@@ -100,6 +100,24 @@ def test_it_is_what_the_messages_of_the_schedule_take(kind, name):
         assert found == pytest.approx(wanted.max() - begin, rel=1e-9, abs=1e-12), (asked, options)
 
 
+def test_messages_that_are_smaller_than_a_part_may_be_eager_too():
+    # Rank 1 says at 0 s that it is ready, in no bytes; the root comes at 5 s and sends 100 B.
+    more = {"starts": [5.0, 0.0], "algorithm": "gloo"}
+    for limit, last_s in ((0, 7.0), (None, 8.0)):
+        found = scale.ends_of(
+            "scatter", 2, 200, Cluster(2, 1, SECOND), eager_limit_bytes=limit, **more
+        )
+        assert found.tolist() == [last_s] * 2
+    # Ranks 0 and 1 in one node, 2 in another: two lanes by two nodes are four chunks of 100 B.
+    cluster = Cluster(2, 2, SECOND)
+    more = {"starts": [0.0, 0.0, 9.0], "algorithm": "hierarchical"}
+    eager, all_wait = (
+        scale.ends_of("all_reduce", 3, 400, cluster, eager_limit_bytes=limit, **more)
+        for limit in (100, 99)
+    )
+    assert eager.min() < all_wait.min()
+
+
 @pytest.mark.parametrize("kind", ["broadcast", "reduce"])
 @pytest.mark.parametrize("late", [0, 3])
 @pytest.mark.parametrize("reduce_Bps", [inf, 7.0])
