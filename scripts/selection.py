@@ -106,6 +106,12 @@ GROUPS = (
         ("simlib/collectives",),
         untouched=1 / 3,
     ),
+    Group(
+        "families",
+        ("tests/test_families.py",),
+        ("simlib/collectives", "simlib/scale", "simlib/clockwork"),
+        untouched=1 / 3,
+    ),
     Group("scale", ("tests/test_scale.py",), ("simlib/scale",), untouched=1 / 3),
     Group(
         "operations counted",
