@@ -8,12 +8,14 @@ itself: its messages are then read out of its schedule, until `rank_programs` ha
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -402,6 +404,13 @@ def test_every_program_is_of_a_family():
     ]
     assert set(written) <= {f"{kind}_{name}" for kind, name in FAMILIES}
     assert len(written) >= 35
+
+
+def test_the_page_of_names_has_right_names():
+    page = Path(__file__).parents[1] / "docs/design/families.md"
+    rows = re.findall(r"^\| `(\w+)` (.*?) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    named = {(kind, name) for kind, names in rows for name in re.findall(r"`(\w+)`", names)}
+    assert len(named) > 20 and named <= set(FAMILIES)
 
 
 @pytest.mark.parametrize(
