@@ -107,6 +107,12 @@ GROUPS = (
         untouched=1 / 3,
     ),
     Group(
+        "families",
+        ("tests/test_families.py",),
+        ("simlib/collectives", "simlib/scale", "simlib/clockwork"),
+        untouched=1 / 3,
+    ),
+    Group(
         "scale",
         ("tests/test_scale.py", "tests/test_scale_steps.py"),
         ("simlib/scale",),

@@ -1,7 +1,8 @@
-"""A second fluid network, in fractions: water rises in all transfers at once until a link is full.
+"""A second network, in fractions: water rises in all transfers at once until a link is full.
 
-Slow and exact; shares no code with `simlib.clockwork.network`. And a driver that puts a schedule
-through any network, message by message.
+Slow and exact, written from docs/design/simulation.md; shares no code with `simlib.clockwork`,
+`simlib.collectives.sharing` or `Topology`. And drivers that put messages and a schedule through
+`simlib.clockwork.network`, message by message.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from math import inf
 from simlib.clockwork.network import Network
 
 
-@dataclass
+@dataclass(eq=False)
 class Flow:
     """One transfer: when its latency is over, its bytes, the names of its links.
 
@@ -25,6 +26,7 @@ class Flow:
     links: tuple
     before: Flow | None = None
     end_s: Fraction | None = None
+    start_s: Fraction | None = None
 
     def may_draw(self, now):
         is_first = self.before is None or self.before.end_s is not None
@@ -33,57 +35,118 @@ class Flow:
 
 def fair_rates(flows, capacity):
     """Max-min fair rates by their definition: all rise alike, a full link stops its own."""
-    rates = [Fraction(0)] * len(flows)
-    rising = set(range(len(flows)))
-    while rising:
-        slack = {}
-        for link in {link for index in rising for link in flows[index].links}:
-            on_link = [index for index, flow in enumerate(flows) if link in flow.links]
-            left = capacity[link] - sum(rates[index] for index in on_link)
-            slack[link] = left / sum(index in rising for index in on_link)
-        rise = min(slack.values())
-        for index in rising:
-            rates[index] += rise
-        full = {link for link, left in slack.items() if left == rise}
-        rising = {index for index in rising if not full & set(flows[index].links)}
-    return rates
+    on_link = {link: [flow for flow in flows if link in flow.links] for link in capacity}
+    rising = {link: len(on) for link, on in on_link.items() if on}
+    left = {link: capacity[link] for link in rising}  # beside those that have stopped
+    rates = {}
+    while len(rates) < len(flows):
+        full_at = {link: left[link] / count for link, count in rising.items() if count}
+        level = min(full_at.values())
+        for link in [link for link, at in full_at.items() if at == level]:
+            for flow in on_link[link]:
+                if flow not in rates:
+                    rates[flow] = level
+                    for crossed in flow.links:
+                        rising[crossed] -= 1
+                        left[crossed] -= level
+    return [rates[flow] for flow in flows]
 
 
-def run_flows(flows, capacity):
-    """Fill in ``end_s`` of every flow."""
-    now = Fraction(0)
-    while any(flow.end_s is None for flow in flows):
-        for flow in flows:  # in order of their starts
-            if flow.may_draw(now) and (not flow.left or not flow.links):
-                flow.end_s = now
-        drawing = [flow for flow in flows if flow.may_draw(now)]
-        rates = fair_rates(drawing, capacity)
-        coming = [flow.draw_s for flow in flows if flow.end_s is None and flow.draw_s > now]
-        ends = [now + flow.left / rate for flow, rate in zip(drawing, rates, strict=True)]
-        if not coming and not ends:
-            continue
-        then = min(coming + ends)
-        for flow, rate, end in zip(drawing, rates, ends, strict=True):
-            flow.left -= rate * (then - now)
-            flow.end_s = then if end == then else None
-        now = then
+def placed(cluster, n, placement):
+    """The node of each of n ranks."""
+    if placement == "block":
+        return [rank // cluster.ranks_per_node for rank in range(n)]
+    return [rank % cluster.nodes for rank in range(n)]
+
+
+class ExactNetwork:
+    """Transfers between the ranks of a cluster.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    node_of : sequence of int
+        Node of each rank.
+    """
+
+    def __init__(self, cluster, node_of):
+        self._cluster = cluster
+        self._node_of = node_of
+        self._flows = []  # those under way, in the order of their starts
+        self._drawing = []
+        self._capacity = {}
+        self._last = {}  # of each pair the one that started last
+        self._now = Fraction(0)
+        self._rates = {}
+
+    def start(self, now, src, dst, nbytes):
+        """A message starts: returns its `Flow`."""
+        latency_s, links = self._way(src, dst)
+        before = self._last.get((src, dst)) if self._cluster.in_order and links else None
+        left = Fraction(nbytes + self._cluster.envelope_bytes)
+        flow = Flow(now + latency_s, left, links, before, start_s=now)
+        self._last[src, dst] = flow
+        self._flows.append(flow)
+        return flow
+
+    def _way(self, src, dst):
+        """Latency, and the links with a limit that a message crosses."""
+        cluster, here, there = self._cluster, self._node_of[src], self._node_of[dst]
+        crossed = [(cluster.intra, "rank up", src), (cluster.intra, "rank down", dst)]
+        latencies = [cluster.intra]
+        if here != there:
+            crossed += [(cluster.inter, "node up", here), (cluster.inter, "node down", there)]
+            crossed += [(cluster.backbone, "backbone", 0)]
+            latencies += [cluster.inter, cluster.backbone]
+        for link, *name in crossed:
+            if link is not None and link.bandwidth_Bps < inf:
+                self._capacity[tuple(name)] = Fraction(link.bandwidth_Bps)
+        links = tuple(tuple(name) for _, *name in crossed if tuple(name) in self._capacity)
+        return sum(Fraction(link.latency_s) for link in latencies if link is not None), links
+
+    def next_s(self):
+        """The next moment at which something happens; infinite where nothing is under way."""
+        coming = [flow.draw_s for flow in self._flows if flow.draw_s > self._now]
+        if any(self._is_through(flow, self._now) for flow in self._flows):
+            return self._now
+        self._share()
+        return min(coming + [self._now + f.left / r for f, r in self._rates.items()], default=inf)
+
+    @staticmethod
+    def _is_through(flow, now):
+        return flow.may_draw(now) and not (flow.left and flow.links)
+
+    def _share(self):
+        drawing = [flow for flow in self._flows if flow.may_draw(self._now) and flow.links]
+        if drawing != self._drawing:
+            self._drawing = drawing
+            self._rates = dict(zip(drawing, fair_rates(drawing, self._capacity), strict=True))
+
+    def advance(self, then):
+        """Go on to the next moment, or one before it; returns the transfers that have ended."""
+        self._share()
+        for flow, rate in self._rates.items():
+            flow.left -= rate * (then - self._now)
+        self._now = then
+        ended = []
+        while through := [flow for flow in self._flows if self._is_through(flow, then)]:
+            for flow in through:
+                flow.end_s = then
+            ended += through
+            self._flows = [flow for flow in self._flows if flow.end_s is None]
+        return ended
 
 
 def exact_ends(topology, messages):
     """Ends of ``(start_s, src, dst, nbytes)``, as floats, in their order."""
-    bandwidths = topology.link_bandwidth_Bps
-    capacity = {link: Fraction(b) for link, b in enumerate(bandwidths) if b < inf}
-    flows, last = {}, {}
-    for index, (start_s, src, dst, nbytes) in by_start(messages):
-        flows[index] = Flow(
-            Fraction(start_s) + Fraction(topology.latency_s(src, dst)),
-            Fraction(nbytes + topology.cluster.envelope_bytes),
-            topology.links(src, dst),
-            last.get((src, dst)),
-        )
-        if topology.cluster.in_order and flows[index].links:
-            last[src, dst] = flows[index]
-    run_flows(list(flows.values()), capacity)
+    network = ExactNetwork(topology.cluster, topology.node_of.tolist())
+    flows, waiting = {}, by_start(messages)
+    while waiting or network.next_s() < inf:
+        now = min([Fraction(start_s) for _, (start_s, *_) in waiting[:1]] + [network.next_s()])
+        network.advance(now)
+        while waiting and waiting[0][1][0] == now:
+            index, (_, src, dst, nbytes) = waiting.pop(0)
+            flows[index] = network.start(now, src, dst, nbytes)
     return [float(flows[index].end_s) for index in range(len(messages))]
 
 

@@ -153,8 +153,13 @@ def test_parts_of_any_size():
     for name in (name for of, name in OWN if of == "all_to_all"):
         found = schedule("all_to_all", 4, table, name)
         assert is_right(found)
-        sent = (table.sum(axis=1) - table.diagonal()).tolist()
-        assert found.bytes_sent.tolist() == sent
+        sent = table.sum(axis=1) - table.diagonal()
+        if name == "bruck":  # a part passes from rank to rank: once for each 1 of its distance
+            away = (np.arange(4) - np.arange(4)[:, None]) % 4
+            passes = (away % 2 + away // 2) * table
+            assert found.bytes_sent.sum() == passes.sum()
+        else:
+            assert found.bytes_sent.tolist() == sent.tolist()
 
 
 def test_bruck_in_bulk_sends_what_bruck_sends():

@@ -358,7 +358,7 @@ def test_a_rank_starts_no_ranks(outer, inner):
     def main(rank, n):
         inner(lambda rank, n: rank, 2)
 
-    with pytest.raises(simlib.RankError, match="a rank calls a function directly"):
+    with pytest.raises(simlib.InvalidCallError, match="a rank calls a function directly"):
         outer(main, 2)
 
 

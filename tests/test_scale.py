@@ -100,6 +100,24 @@ def test_it_is_what_the_messages_of_the_schedule_take(kind, name):
         assert found == pytest.approx(wanted.max() - begin, rel=1e-9, abs=1e-12), (asked, options)
 
 
+def test_messages_that_are_smaller_than_a_part_may_be_eager_too():
+    # Rank 1 says at 0 s that it is ready, in no bytes; the root comes at 5 s and sends 100 B.
+    more = {"starts": [5.0, 0.0], "algorithm": "gloo"}
+    for limit, last_s in ((0, 7.0), (None, 8.0)):
+        found = scale.ends_of(
+            "scatter", 2, 200, Cluster(2, 1, SECOND), eager_limit_bytes=limit, **more
+        )
+        assert found.tolist() == [last_s] * 2
+    # Ranks 0 and 1 in one node, 2 in another: two lanes by two nodes are four chunks of 100 B.
+    cluster = Cluster(2, 2, SECOND)
+    more = {"starts": [0.0, 0.0, 9.0], "algorithm": "hierarchical"}
+    eager, all_wait = (
+        scale.ends_of("all_reduce", 3, 400, cluster, eager_limit_bytes=limit, **more)
+        for limit in (100, 99)
+    )
+    assert eager.min() < all_wait.min()
+
+
 @pytest.mark.parametrize("kind", ["broadcast", "reduce"])
 @pytest.mark.parametrize("late", [0, 3])
 @pytest.mark.parametrize("reduce_Bps", [inf, 7.0])
@@ -145,10 +163,8 @@ def test_every_solver_solves_the_plain_case(kind, name):
     """Each has a node of its own, all start together, chunks are alike: nothing is left over."""
     cluster = Cluster(12, 1, NETWORKS["10 Gbit/s"])
     nbytes = 0 if kind == "barrier" else 12 * 4000
-    case = collective._case(
-        kind, 12, nbytes, cluster, name, None, last_only=False,
-        placement="block", itemsize=4, root=0, chunks=3, eager_limit_bytes=None,
-    )  # fmt: skip
+    options = collective._Options("block", 4, 0, 3, None)
+    case = collective._case(kind, 12, nbytes, cluster, name, None, options, last_only=False)
     solve, _ = SOLVERS[kind, name]
     assert solve(case) is not None
 

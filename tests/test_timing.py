@@ -265,7 +265,7 @@ def test_fair_rates_are_those_in_fractions():
             row[2] = links if row[2] == row[1] else row[2]
         bandwidth_Bps = np.append(random.integers(1, 6, links) * 10.0, inf)
         wanted = fair_rates_in_fractions(
-            [On(row, links) for row in paths], [int(b) for b in bandwidth_Bps[:-1]]
+            [On(row, links) for row in paths], dict(enumerate(map(int, bandwidth_Bps[:-1])))
         )
         found = sharing.fair_rates(paths, bandwidth_Bps)
         assert found == pytest.approx(np.array([float(rate) for rate in wanted]), rel=1e-12)

@@ -68,7 +68,7 @@ class Case:
 
     @property
     def may_be_eager(self):
-        """Whether some message may be small enough to be eager."""
+        """Whether some message of an algorithm of `SOLVERS` may be small enough to be eager."""
         smallest = 0 if self.kind == "barrier" else self.nbytes // max(self.n, self.chunks or 1)
         return self.eager_limit_bytes >= smallest - smallest % self.itemsize
 

@@ -219,12 +219,11 @@ def _message_by_message(case):
     members = np.arange(case.n)
     is_nothing_sent = case.nbytes == case.envelope_bytes == 0
     is_private = case.links_are_private and case.is_even
-    if case.may_be_eager:
+    limit = case.eager_limit_bytes
+    if limit >= 0 and any((round_.nbytes <= limit).any() for round_ in found.rounds):
         if found.num_messages > MOST_SHARING:
             raise _too_many(case, found.num_messages)
-        return time_of_schedule(
-            found, case.topology, members, case.starts, eager_limit_bytes=case.eager_limit_bytes
-        )
+        return time_of_schedule(found, case.topology, members, case.starts, eager_limit_bytes=limit)
     if case.algorithm in FEW_ROUNDS and (is_private or is_nothing_sent):
         return _each_alone(case, found)
     if not shares_no_link(found, case.topology, members):
@@ -267,7 +266,7 @@ def _messages_of(case):
 
 def _too_many(case, messages):
     _, when = SOLVERS.get((case.kind, case.algorithm), (None, ALIKE))
-    if case.may_be_eager:
+    if case.eager_limit_bytes >= 0:
         when = f"no message is eager, and {when}"
     return InvalidCallError(
         f"{case.kind} by {case.algorithm!r} on {case.n:,} ranks has about {messages:,.0f} messages "
