@@ -173,8 +173,9 @@ def difference_of_messages(found, times):
 def holds(off, case, programs, ends):
     """Whether a difference is one of rounding.
 
-    A few programs of a hundred rounds multiply in each what was small before, in fractions too:
-    there no two ways of adding agree, and a difference may be as large as rounding makes it.
+    A few programs of a hundred rounds multiply in each what was small before, in fractions too, and
+    in a few the order of two things that happen at one moment decides: there no two ways of adding
+    agree, and a difference may be as large as rounding makes it.
     """
     return off <= RELATIVE or off <= 100 * case.moved_by_rounding(programs, ends)
 
