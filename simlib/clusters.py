@@ -64,7 +64,8 @@ def nvlink_nodes(nodes: int, ranks_per_node: int = 8, **more: Any) -> Cluster:
     GB/s between them, which is both directions together: a V100 has six NVLinks of 25 GB/s each way
     (Nvidia, NVLink page, nvidia.com/en-us/data-center/nvlink). Latency 5 us, the order of a
     launch on a GPU. Between nodes: as `infiniband_hdr`, one adapter for each of 8 GPUs, taken as
-    one link of a node.
+    one link of a node, as where every message is spread over all of them;
+    ``inter=Link(2e-6, 25e9), rails=8`` has them one by one.
     """
     more.setdefault("intra", Link(5e-6, 150e9))
     return _cluster(nodes, ranks_per_node, Link(2e-6, 8 * 200e9 / 8), **more)

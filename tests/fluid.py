@@ -92,10 +92,14 @@ class ExactNetwork:
     def _way(self, src, dst):
         """Latency, and the links with a limit that a message crosses."""
         cluster, here, there = self._cluster, self._node_of[src], self._node_of[dst]
+        by, to = self._rail_of(src), self._rail_of(dst)
         crossed = [(cluster.intra, "rank up", src), (cluster.intra, "rank down", dst)]
         latencies = [cluster.intra]
         if here != there:
-            crossed += [(cluster.inter, "node up", here), (cluster.inter, "node down", there)]
+            crossed += [
+                (cluster.inter, "node up", here, by),
+                (cluster.inter, "node down", there, to),
+            ]
             crossed += [(cluster.backbone, "backbone", 0)]
             latencies += [cluster.inter, cluster.backbone]
         for link, *name in crossed:
@@ -103,6 +107,10 @@ class ExactNetwork:
                 self._capacity[tuple(name)] = Fraction(link.bandwidth_Bps)
         links = tuple(tuple(name) for _, *name in crossed if tuple(name) in self._capacity)
         return sum(Fraction(link.latency_s) for link in latencies if link is not None), links
+
+    def _rail_of(self, rank):
+        """The network card of a rank: those of a node take them in turn."""
+        return self._node_of[:rank].count(self._node_of[rank]) % self._cluster.rails
 
     def next_s(self):
         """The next moment at which something happens; infinite where nothing is under way."""

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from fluid import network_ends
 
 from simlib.model.cluster import Cluster, Device, Link, Topology
 from simlib.model.errors import InvalidCallError
@@ -48,6 +49,26 @@ def test_links_are_full_duplex_and_the_backbone_is_one():
     topology = Topology(cluster(intra=BUS, backbone=BUS), 4)
     there, back = set(topology.links(0, 2)), set(topology.links(2, 0))
     assert [topology.link_name(link) for link in there & back] == ["backbone"]
+
+
+def test_ranks_of_a_node_take_its_cards_in_turn():
+    topology = Topology(cluster(ranks_per_node=3, rails=2), 6)
+    assert topology.rail_of.tolist() == [0, 1, 0, 0, 1, 0]
+    assert names(topology, 0, 4) == ["node 0 rail 0 up", "node 1 rail 1 down"]
+    assert names(topology, 4, 2) == ["node 1 rail 1 up", "node 0 rail 0 down"]
+    assert (
+        topology.rail_of.tolist() != Topology(topology.cluster, 6, "round_robin").rail_of.tolist()
+    )
+    assert not topology.cards_are_private()
+    assert Topology(cluster(ranks_per_node=3, rails=3), 6).cards_are_private()
+
+
+def test_rails_carry_as_many_messages_at_once():
+    # Two pairs of ranks between two nodes: 100 B each at 100 B/s, by one card or by two.
+    nodes = dict(ranks_per_node=2, inter=Link(0.0, 100.0))
+    for rails, taken_s in ((1, 2.0), (2, 1.0)):
+        topology = Topology(cluster(rails=rails, **nodes), 4)
+        assert network_ends(topology, [(0, 0, 2, 100), (0, 1, 3, 100)]) == [taken_s] * 2
 
 
 def test_arrays_say_what_single_pairs_say():
@@ -94,6 +115,7 @@ def test_placements(placement, nodes):
         (lambda: cluster(nodes=0), "nodes is 0"),
         (lambda: cluster(ranks_per_node=1.5), "ranks_per_node is 1.5"),
         (lambda: cluster(envelope_bytes=-1), "envelope_bytes is -1"),
+        (lambda: cluster(rails=0), "rails is 0"),
         (lambda: cluster(inter=1e9), "give a Link"),
         (lambda: cluster(intra=1e9), "intra is 1000000000.0: give a Link"),
         (lambda: cluster(backbone=1e9), "backbone is 1000000000.0: give a Link"),

@@ -128,6 +128,7 @@ def cases_of(family, count, for_simulate=False):
                 device=one_of(None, Device(reduce_Bps=0.7 * inter.bandwidth_Bps)),
                 envelope_bytes=one_of(0, 0, 10),
                 in_order=bool(one_of(True, True, False)),
+                rails=one_of(1, 1, 2, ranks),
             ),
             placement=placement,
             starts=(random.random(n) * spread_s).tolist(),
@@ -394,7 +395,7 @@ def without_device(cluster):
     return Cluster(
         cluster.nodes, cluster.ranks_per_node, cluster.inter, cluster.intra,
         backbone=cluster.backbone, envelope_bytes=cluster.envelope_bytes,
-        in_order=cluster.in_order,
+        in_order=cluster.in_order, rails=cluster.rails,
     )  # fmt: skip
 
 

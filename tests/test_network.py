@@ -177,6 +177,7 @@ def situations(draw):
         backbone=draw(st.none() | links),
         envelope_bytes=draw(st.sampled_from([0, 0, 10])),
         in_order=draw(st.booleans()),
+        rails=draw(st.sampled_from([1, 1, 2, 3])),
     )
     world_size = max(2, cluster.max_ranks)
     hypothesis.assume(world_size <= cluster.max_ranks)

@@ -60,6 +60,7 @@ def any_case(random, kind):
         one_of(None, None, Device(reduce_Bps=5e9), Device(reduce_Bps=70.0)),
         one_of(None, None, None, *LINKS),
         one_of(0, 64),
+        rails=one_of(1, 1, 2, 8),
     )
     nbytes = one_of(0, 4, 400, 1000, 1 << 20, 4 * n, 4000 * n, 200 * n * n)
     starts = one_of(None, None, np.full(n, 1.5), random.random(n) * 1e-4, random.random(n))

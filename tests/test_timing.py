@@ -142,6 +142,7 @@ def situations(draw):
         backbone=draw(st.none() | links),
         envelope_bytes=draw(st.sampled_from([0, 0, 10])),
         in_order=draw(st.booleans()),
+        rails=draw(st.sampled_from([1, 1, 2, 3])),
     )
     world_size = draw(st.integers(1, cluster.max_ranks))
     placement = draw(st.sampled_from(["block", "round_robin"]))

@@ -3,8 +3,8 @@
 The whole network model: a message pays latency once and then draws bandwidth from every link on
 its path; transfers that cross a link at the same time share it max-min fairly. Messages from one
 rank to another go in order, one after the other, as on one connection. Links are full duplex. Each
-rank has a link into its node, each node one into the network; optionally all messages between nodes
-cross one shared backbone.
+rank has a link into its node, each node one into the network, or several, which its ranks divide
+among themselves; optionally all messages between nodes cross one shared backbone.
 """
 
 from __future__ import annotations
@@ -88,6 +88,9 @@ class Cluster:
         Whether messages from one rank to another go one after the other, in the order in which
         they start, as on one connection. False: they share their links like messages of strangers,
         as in the fluid models of the literature (SimGrid's, for one), and come together.
+    rails : int
+        Network cards of a node, each a link ``inter`` of its own. The ranks of a node take them in
+        turn: the k-th sends and receives by card k modulo ``rails``, whomever it talks to.
     """
 
     nodes: int
@@ -98,12 +101,14 @@ class Cluster:
     backbone: Link | None = None
     envelope_bytes: int = 0
     in_order: bool = True
+    rails: int = 1
 
     def __post_init__(self) -> None:
         check_count("nodes", self.nodes)
         check_count("ranks_per_node", self.ranks_per_node)
         check_count("envelope_bytes", self.envelope_bytes, low=0)
         check_sort("in_order", self.in_order, bool)
+        check_count("rails", self.rails)
         check_sort("inter", self.inter, Link)
         for name, sort in (("intra", Link), ("backbone", Link), ("device", Device)):
             if getattr(self, name) is not None:
@@ -130,6 +135,8 @@ class Topology:
     ----------
     node_of : ndarray of int, shape (world_size,)
         Node of each rank.
+    rail_of : ndarray of int, shape (world_size,)
+        Network card of each rank, within its node.
     link_bandwidth_Bps : ndarray of float
         Bandwidth of each link, by its id. One entry more than there are links: the last has no
         limit and pads the rows of `paths`.
@@ -147,13 +154,16 @@ class Topology:
         self.cluster = cluster
         self.world_size = world_size
         self.node_of = _place(cluster, world_size, placement)
+        self.rail_of = _place_in_node(self.node_of) % cluster.rails
+        self._card_of = self.node_of * cluster.rails + self.rail_of
         intra, inter, backbone = cluster.intra or FREE, cluster.inter, cluster.backbone or FREE
         self._latency_in_node_s = float(intra.latency_s)
         self._latency_between_s = float(intra.latency_s + inter.latency_s + backbone.latency_s)
         self._node_up = 2 * world_size
-        self._node_down = self._node_up + cluster.nodes
-        self._backbone = self._node_down + cluster.nodes
-        kinds = (intra, 2 * world_size), (inter, 2 * cluster.nodes), (backbone, 1), (FREE, 1)
+        cards = cluster.nodes * cluster.rails
+        self._node_down = self._node_up + cards
+        self._backbone = self._node_down + cards
+        kinds = (intra, 2 * world_size), (inter, 2 * cards), (backbone, 1), (FREE, 1)
         self.link_bandwidth_Bps = np.repeat(
             [float(link.bandwidth_Bps) for link, _ in kinds], [count for _, count in kinds]
         )
@@ -186,33 +196,43 @@ class Topology:
         Columns are rank up, node up, backbone, node down, rank down. A link without a limit is
         replaced by the padding, the last entry of `link_bandwidth_Bps`.
         """
-        from_node, to_node = self.node_of[src], self.node_of[dst]
         free = len(self.link_bandwidth_Bps) - 1
-        same = from_node == to_node
+        same = self.node_of[src] == self.node_of[dst]
         columns = [
             src,
-            np.where(same, free, self._node_up + from_node),
+            np.where(same, free, self._node_up + self._card_of[src]),
             np.where(same, free, self._backbone),
-            np.where(same, free, self._node_down + to_node),
+            np.where(same, free, self._node_down + self._card_of[dst]),
             self.world_size + dst,
         ]
         paths = np.stack(columns, axis=1)
         return np.where(np.isinf(self.link_bandwidth_Bps[paths]), free, paths)
+
+    def cards_are_private(self) -> bool:
+        """Whether no two ranks send and receive by the same network card."""
+        return len(np.unique(self._card_of)) == self.world_size
 
     def bandwidths_Bps(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """`bandwidth_Bps` of arrays of ranks."""
         return self.link_bandwidth_Bps[self.paths(src, dst)].min(axis=1)
 
     def link_name(self, link: int) -> str:
-        """A link's id in words: ``"rank 3 up"``, ``"node 0 down"``, ``"backbone"``."""
+        """A link's id in words: ``"rank 3 up"``, ``"node 0 down"``, ``"backbone"``.
+
+        Where nodes have several cards: ``"node 0 rail 1 down"``.
+        """
         if link >= self._backbone:
             return "backbone"
         if link >= self._node_down:
-            return f"node {link - self._node_down} down"
+            return f"{self._card_name(link - self._node_down)} down"
         if link >= self._node_up:
-            return f"node {link - self._node_up} up"
+            return f"{self._card_name(link - self._node_up)} up"
         up = link < self.world_size
         return f"rank {link} up" if up else f"rank {link - self.world_size} down"
+
+    def _card_name(self, card: int) -> str:
+        node, rail = divmod(card, self.cluster.rails)
+        return f"node {node}" if self.cluster.rails == 1 else f"node {node} rail {rail}"
 
 
 def _place(cluster: Cluster, world_size: int, placement: str | list[int]) -> np.ndarray:
@@ -243,3 +263,12 @@ def _place(cluster: Cluster, world_size: int, placement: str | list[int]) -> np.
             f"a node has room for {cluster.ranks_per_node}"
         )
     return node_of.astype(np.int64)
+
+
+def _place_in_node(node_of: np.ndarray) -> np.ndarray:
+    """How many ranks of its node come before each rank."""
+    order = np.argsort(node_of, kind="stable")
+    sizes = np.bincount(node_of)
+    place = np.empty(len(node_of), dtype=np.int64)
+    place[order] = np.arange(len(node_of)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return place

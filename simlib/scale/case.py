@@ -84,8 +84,8 @@ class Case:
     @cached_property
     def links_are_private(self):
         """Whether each link with a limit serves one rank only."""
-        cluster, node_of = self.topology.cluster, self.topology.node_of
-        shared = cluster.inter.bandwidth_Bps < inf and np.bincount(node_of).max() > 1
+        cluster = self.topology.cluster
+        shared = cluster.inter.bandwidth_Bps < inf and not self.topology.cards_are_private()
         backbone = cluster.backbone is not None and cluster.backbone.bandwidth_Bps < inf
         return not (shared or backbone) or self.is_one_node
 
