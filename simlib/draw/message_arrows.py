@@ -84,7 +84,7 @@ def _points_along(view, tail, head):
 def _gap_spots(view, tail, head):
     """Where an arrow passes the gaps between lanes, nearest to its middle first (pixels)."""
     low, high = sorted((tail[1], head[1]))
-    slack = max(0.0, view.gap_px - view.labels.size("0 B")[1]) / 2 / view.pitch_px
+    slack = max(0.0, view.gap_px - view.labels.size("0 B")[1] - 4) / 2 / view.pitch_px
     gaps = np.arange(np.floor(low) + 0.5, high, 1.0)
     gaps = np.concatenate([gaps, gaps - slack, gaps + slack])
     gaps = gaps[np.argsort(np.abs(gaps - (low + high) / 2), kind="stable")]
