@@ -17,6 +17,7 @@ def main():
     from .collectives import collectives
     from .ddp import ddp
     from .diagnosing import diagnosing
+    from .families import families
     from .grading import grading
     from .labs import redrawing
     from .loopback import loopback
@@ -43,6 +44,7 @@ def main():
         "collectives": lambda: collectives(options.rounds),
         "ddp": lambda: ddp(options.rounds),
         "simulating": lambda: simulating(options.rounds),
+        "families": families,
         "loopback": loopback,
         "network": lambda: network(options.rounds),
         "pairs": lambda: pairs(options.rounds),
