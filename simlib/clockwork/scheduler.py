@@ -196,11 +196,15 @@ class Scheduler:
 
     def _earliest(self):
         """The next moment at which anything happens without this rank; infinite for none."""
-        self._drop_cancelled()
         moment = self.network.next_event_s
-        for heap in (self._ready, self._events, self._quiet):
-            if heap and heap[0][0] < moment:
-                moment = heap[0][0]
+        if self._ready and self._ready[0][0] < moment:
+            moment = self._ready[0][0]
+        if self._events:
+            self._drop_cancelled()
+            if self._events and self._events[0][0] < moment:
+                moment = self._events[0][0]
+        if self._quiet and self._quiet[0][0] < moment:
+            moment = self._quiet[0][0]
         return moment
 
     def _hand_on(self, rank):
