@@ -124,7 +124,8 @@ class Scheduler:
         if self._earliest() < clock or self.random is not None:
             self.ready(rank, clock)
             self._hand_on(rank)
-        self.reach(clock)
+        if clock > self.now_s:
+            self.now_s = clock
         return clock
 
     def block(self, rank):
@@ -231,7 +232,8 @@ class Scheduler:
 
     def _next_in_time(self):
         while True:
-            self._drop_cancelled()
+            if self._events:
+                self._drop_cancelled()
             ready_s = self._ready[0][0] if self._ready else inf
             event_s = self._events[0][0] if self._events else inf
             network_s = self.network.next_event_s
