@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import re
 import statistics
 import time
@@ -9,6 +10,9 @@ import time
 import cloudpickle
 
 import simlib
+from simlib.clockwork.network import Network
+from simlib.clockwork.scheduler import Scheduler
+from simlib.model.cluster import Topology
 
 from . import simulated, smpi
 from .simulated import ddp_step, nothing, ping_pong, ring_all_reduce, ring_step, ring_steps
@@ -49,15 +53,39 @@ def _operations(rounds):
     for world_size, steps, goal in ((64, 300, 40_000), (1024, 30, 15_000)):
         for what, program in (("ring", ring_steps), ("ping-pong in pairs", ping_pong)):
             ops = 2 * steps * world_size
-            inside, whole = [], []
+            inside, whole, bare = [], [], []
             for _ in range(rounds):
                 seconds, run = _seconds(program, world_size, (steps,))
                 begins, ends = zip(*run.results, strict=True)
                 inside.append(ops / (max(ends) - min(begins)))
                 whole.append(ops / seconds)
+                bare.append(_turns_per_second(world_size, steps))
             held = statistics.median(inside) >= goal
             line(f"{world_size:,} ranks, {what}", spread(inside, digits=0), f">= {goal:,}", held)
             line("  with start, trace and checks", spread(whole, digits=0))
+            line("  control: bare hand-overs per second", spread(bare, digits=0))
+
+
+def _turns_per_second(world_size, turns):
+    """The control: threads that only hand the baton on, each so often; turns per second."""
+    cluster = simlib.clusters.ethernet_10g(nodes=world_size, ranks_per_node=1)
+    scheduler = Scheduler(world_size, Network(Topology(cluster, world_size)))
+    scheduler.open()
+
+    def take_turns(rank):
+        scheduler.begin(rank)
+        for turn in range(turns):
+            scheduler.ready(rank, turn + 1.0)
+            scheduler.block(rank)
+        scheduler.leave()
+
+    for rank in range(world_size):
+        _thread.start_new_thread(take_turns, (rank,))
+        scheduler.ready(rank, 0.0)
+    begin = time.perf_counter()
+    scheduler.run()
+    scheduler.close()
+    return turns * world_size / (time.perf_counter() - begin)
 
 
 def _thousands():

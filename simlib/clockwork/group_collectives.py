@@ -140,8 +140,7 @@ class Channel:
         meeting = self._meetings.get(number)
         if meeting is None:
             meeting = self._meetings[number] = Meeting(len(self.members))
-        with self._simulation.uncounted(call.rank):
-            meeting.join(position, call)
+        self._simulation.uncounted(call.rank, meeting.join, position, call)
         if not meeting.is_held and number == self._ended[position]:
             self._enter(position, meeting, self._simulation.scheduler.clocks[call.rank])
         return meeting

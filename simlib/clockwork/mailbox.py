@@ -59,6 +59,11 @@ class Mailbox:
         """Let sends and receives meet, in the order of the receives."""
         if self._is_held or not self._receives:
             return
+        if len(self._receives) == 1 and self._receives[0].src is not None:
+            queue = self._sends.get(self._receives[0].src)
+            if queue:
+                self._meet(queue[0], self._receives[0])
+            return
         closed = set()
         for receive in list(self._receives):
             send = None

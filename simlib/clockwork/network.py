@@ -217,13 +217,15 @@ class Network:
             transfer = event[-1]
             if transfer._rate_Bps:
                 for link in transfer._path.links:
-                    del self._drawing[link][transfer]
-                touched += transfer._path.links
+                    drawing = self._drawing[link]
+                    del drawing[transfer]
+                    if drawing:
+                        touched.append(link)
                 transfer = self._end(transfer, moment_s, ended)
             elif transfer._path.queue and transfer._path.queue[0] is not transfer:
                 transfer._due_s = inf
                 continue
-            while transfer is not None and not self._draws(transfer, touched):
+            while transfer is not None and not self._draws(transfer, moment_s, touched):
                 transfer = self._end(transfer, moment_s, ended)
         for transfers in self._components(touched):
             for transfer, rate_Bps in self._rates(transfers):
@@ -233,14 +235,25 @@ class Network:
         self._look_ahead()
         return sorted(ended, key=_order) if len(ended) > 1 else ended
 
-    def _draws(self, transfer, touched):
-        """Its turn has come: whether it needs bandwidth, and draws it from now on."""
+    def _draws(self, transfer, moment_s, touched):
+        """Its turn has come: whether it needs bandwidth, and draws it from now on.
+
+        Alone on its links it has all of them; where it is not, they are ``touched``.
+        """
         links = transfer._path.links
         if not (links and transfer._remaining):
             return False
+        is_alone = True
         for link in links:
-            self._drawing[link][transfer] = None
-        touched += links
+            drawing = self._drawing[link]
+            if drawing:
+                is_alone = False
+            drawing[transfer] = None
+        if is_alone:
+            transfer._draw_at(transfer._path.bandwidth_Bps, moment_s)
+            self._foresee(transfer)
+        else:
+            touched += links
         return True
 
     @staticmethod

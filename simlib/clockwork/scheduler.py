@@ -124,7 +124,8 @@ class Scheduler:
         if self._earliest() < clock or self.random is not None:
             self.ready(rank, clock)
             self._hand_on(rank)
-        self.reach(clock)
+        if clock > self.now_s:
+            self.now_s = clock
         return clock
 
     def block(self, rank):
@@ -196,11 +197,15 @@ class Scheduler:
 
     def _earliest(self):
         """The next moment at which anything happens without this rank; infinite for none."""
-        self._drop_cancelled()
         moment = self.network.next_event_s
-        for heap in (self._ready, self._events, self._quiet):
-            if heap and heap[0][0] < moment:
-                moment = heap[0][0]
+        if self._ready and self._ready[0][0] < moment:
+            moment = self._ready[0][0]
+        if self._events:
+            self._drop_cancelled()
+            if self._events and self._events[0][0] < moment:
+                moment = self._events[0][0]
+        if self._quiet and self._quiet[0][0] < moment:
+            moment = self._quiet[0][0]
         return moment
 
     def _hand_on(self, rank):
@@ -227,7 +232,8 @@ class Scheduler:
 
     def _next_in_time(self):
         while True:
-            self._drop_cancelled()
+            if self._events:
+                self._drop_cancelled()
             ready_s = self._ready[0][0] if self._ready else inf
             event_s = self._events[0][0] if self._events else inf
             network_s = self.network.next_event_s

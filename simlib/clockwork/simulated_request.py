@@ -60,12 +60,12 @@ class Request:
             limit = None
             if timeout:
                 limit = self._give_up_at(scheduler.clocks[self.rank] + timeout.total_seconds())
-            self.await_end()
+            self._is_awaited = True
             scheduler.block(self.rank)
-            if self.end_s is not None:
-                scheduler.cancel(limit)
-            else:
+            if self.end_s is None:
                 raise RuntimeError(f"timed out after {timeout.total_seconds():g} s of virtual time")
+            if limit is not None:
+                scheduler.cancel(limit)
         self.simulation.catch_up(self.rank, self.end_s)
         self._take()
         return True
@@ -86,8 +86,7 @@ class Request:
         deliver, self.deliver = self.deliver, None
         if deliver is not None:
             self.meeting = None  # which refers to its requests: let go of the tensors
-            with self.simulation.uncounted(self.rank):
-                deliver()
+            self.simulation.uncounted(self.rank, deliver)
 
     def is_completed(self):
         """Whether the op is complete now.

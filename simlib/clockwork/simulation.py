@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 import numpy as np
@@ -45,8 +44,9 @@ class Simulation:
 
     def settle(self, rank):
         """Before an op: let all happen that comes before this rank's clock; returns the clock."""
-        if self._measured is not None:
-            self.advance(rank, max(0.0, time.thread_time() - self._measured[rank]))
+        if self._measured is None:
+            return self.scheduler.settle(rank)
+        self.advance(rank, max(0.0, time.thread_time() - self._measured[rank]))
         clock = self.scheduler.settle(rank)
         self.begin_to_measure(rank)
         return clock
@@ -61,7 +61,8 @@ class Simulation:
         clocks = self.scheduler.clocks
         if clocks[rank] < time_s:
             clocks[rank] = time_s
-        self.begin_to_measure(rank)
+        if self._measured is not None:
+            self.begin_to_measure(rank)
 
     def sleep(self, rank, seconds):
         """The rank does nothing for so long; it may wait for what others do meanwhile."""
@@ -72,10 +73,16 @@ class Simulation:
         """The rank computes for so long (longer where it was made slow)."""
         self.scheduler.clocks[rank] += seconds * self.options.slow.get(rank, 1.0)
 
-    def uncounted(self, rank):
-        """A context in which the dispatch mode of a rank counts nothing."""
+    def uncounted(self, rank, function, *args):
+        """What ``function(*args)`` gives; the dispatch mode of the rank counts nothing of it."""
         mode = self.dispatch_modes[rank]
-        return _NOTHING if mode is None else _Pause(mode)
+        if mode is None:
+            return function(*args)
+        before, mode.paused = mode.paused, True
+        try:
+            return function(*args)
+        finally:
+            mode.paused = before
 
     # Messages and collectives
 
@@ -179,23 +186,6 @@ class Simulation:
             log.wait_begin(request.start)
             request.wait()
             log.wait_end(request.start, request.end_s)
-
-
-_NOTHING = contextlib.nullcontext()
-
-
-class _Pause:
-    """Ops in this block pass the dispatch mode of a rank unseen."""
-
-    def __init__(self, dispatch_mode):
-        self._dispatch_mode = dispatch_mode
-
-    def __enter__(self):
-        self._before = self._dispatch_mode.paused
-        self._dispatch_mode.paused = True
-
-    def __exit__(self, *_):
-        self._dispatch_mode.paused = self._before
 
 
 def _nbytes_of(meeting, call, n):

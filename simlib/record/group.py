@@ -71,6 +71,7 @@ class RecordingGroup(dist.ProcessGroup):
         self._copies_results = getattr(inner, "copies_results", True)
         self._ranks = ranks
         self._definition = Definition(name, ranks)
+        self._number = None, None  # the numbers of a log, and what this group is among them
         self._rank = rank
         self._register_backend(torch.device("cpu"), GLOO, backend)
         self._set_default_backend(GLOO)
@@ -105,12 +106,19 @@ class RecordingGroup(dist.ProcessGroup):
             KIND_ID[kind],
             flags,
             recorder.site(sys._getframe(2) if frame is None else frame),
-            recorder.group(self._definition),
+            self._group_number(),
             signature,
             NOBODY if peer is None else self._ranks[peer],
             tag,
             nbytes,
         )
+
+    def _group_number(self):
+        numbers, number = self._number
+        if numbers is not self._log.numbers:  # a log that is cleared begins anew
+            number = self._recorder.group(self._definition)
+            self._number = self._log.numbers, number
+        return number
 
     def post_new_group(self, ranks, members_only):
         """Write down a call of `new_group`: all ranks of the world meet in it, or its members."""
@@ -146,7 +154,8 @@ class RecordingGroup(dist.ProcessGroup):
         check_message(tensors[0], tag, "dst")
         flags, frame = self._caller()
         start = self._post("send", tensors, frame=frame, peer=dst, tag=tag, flags=flags)
-        self._check_message_fingerprint(start, self._rank, dst, tag, tensors[0])
+        if self._recorder.fingerprints is not None:
+            self._check_message_fingerprint(start, self._rank, dst, tag, tensors[0])
         make = RecordedMessage if flags & ASYNC else BlockingCall
         buffers = [Buffer.of(tensors[0], False)] if self._is_watched(flags) else None
         work = make(self._inner.send(tensors, dst, tag), self._recorder, start)
@@ -157,7 +166,8 @@ class RecordingGroup(dist.ProcessGroup):
         check_message(tensors[0], tag, "src")
         flags, frame = self._caller()
         start = self._post("recv", tensors, frame=frame, peer=src, tag=tag, flags=flags)
-        self._check_message_fingerprint(start, src, self._rank, tag, tensors[0])
+        if self._recorder.fingerprints is not None:
+            self._check_message_fingerprint(start, src, self._rank, tag, tensors[0])
         make = RecordedMessage if flags & ASYNC else BlockingCall
         buffers = [Buffer.of(tensors[0], True)] if self._is_watched(flags) else None
         work = make(self._inner.recv(tensors, src, tag), self._recorder, start)
@@ -175,8 +185,6 @@ class RecordingGroup(dist.ProcessGroup):
         return self._keep(work, flags, buffers)
 
     def _check_message_fingerprint(self, start, src, dst, tag, tensor):
-        if self._recorder.fingerprints is None:
-            return
         meeting = self._definition, src, dst, tag
         self._recorder.check_fingerprint(start, meeting, str(tensor.dtype), count_bytes(tensor))
 

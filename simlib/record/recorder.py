@@ -65,12 +65,21 @@ class Recorder:
         self.fingerprints = None
         self._words = {}
         self._met = {}
+        self._sites = {}  # (id of code, instruction) -> (number, code, which keeps the id its own)
 
     def site(self, frame):
         """The number of the learner's line that is being run in this frame, or led to it."""
+        code, instruction = frame.f_code, frame.f_lasti
+        known = self._sites.get((id(code), instruction))
+        if known is not None:
+            return known[0]
         place = self.place(frame)
         number = self.log.numbers.get(place)
-        return self.log.define(place, "site", place) if number is None else number
+        if number is None:
+            number = self.log.define(place, "site", place)
+        if is_learners(code.co_filename):  # what led to a library's line differs
+            self._sites[id(code), instruction] = number, code
+        return number
 
     @staticmethod
     def place(frame):
@@ -110,6 +119,7 @@ class Recorder:
         self.last_number = None
         self.fingerprints = None
         self._met.clear()
+        self._sites.clear()
 
     def check_fingerprint(self, start, meeting, *what):
         """Hold an op back that disagrees with those who came to the same meeting before it.

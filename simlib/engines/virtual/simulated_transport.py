@@ -49,8 +49,7 @@ class SimulatedTransport:
         request = Request(simulation, self._rank, self._log.last, tensors)
         (tensor,) = tensors
         nbytes = count_bytes(tensor)
-        with simulation.uncounted(self._rank):
-            content = tensor.detach().clone()
+        content = simulation.uncounted(self._rank, _copy, tensor)
         is_eager = nbytes <= simulation.options.eager_limit_bytes
         post = Post(
             self._position, dst, tensor.dtype, nbytes, request, content, clock, is_eager=is_eager
@@ -183,6 +182,10 @@ class SimulatedTransport:
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+
+def _copy(tensor):
+    return tensor.detach().clone()
 
 
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
