@@ -142,8 +142,23 @@ class Run:
     def _sends(self, rank: int) -> Iterator[Op]:
         return (op for op in self.trace if op.kind == "send" and op.rank == rank)
 
-    def timeline(self, **options: Any) -> Figure:
+    def timeline(
+        self,
+        *,
+        width: float | None = None,
+        ranks: Iterable[int] | None = None,
+        between: tuple[float, float] | None = None,
+    ) -> Figure:
         """Draw the run: one lane per rank, ops as boxes, messages as arrows.
+
+        Parameters
+        ----------
+        width : float, optional
+            Width in inches (9).
+        ranks : iterable of int, optional
+            The ranks to show, from top to bottom (all).
+        between : (float, float), optional
+            First and last second to show (the whole run).
 
         Returns
         -------
@@ -151,7 +166,7 @@ class Run:
         """
         from ..draw.timeline import draw_timeline
 
-        return draw_timeline(self, **options)
+        return draw_timeline(self, width=width, ranks=ranks, between=between)
 
     def play(
         self,
