@@ -11,6 +11,9 @@ from ..model.errors import InvalidCallError
 FOREVER = timedelta(days=30)
 """Gloo's own timeout: hangs are found by simlib, not by Gloo."""
 
+MOST_LOOKS = 1000
+"""How often a rank may ask whether a message is complete, which Gloo never says before `wait`."""
+
 
 class _Request:
     """The transport's own request, with the moments noted at which the rank waits and has it."""
@@ -116,7 +119,22 @@ class RecordedWork(_Request, dist.Work):
 
 
 class RecordedMessage(RecordedWork):
-    """The request of an isend or irecv."""
+    """The request of an isend or irecv: with Gloo it is complete once it has been waited for."""
+
+    def __init__(self, work, recorder, start, source=None):
+        super().__init__(work, recorder, start, source)
+        self._looks = 0
+
+    def is_completed(self):
+        if self._result is not None:
+            return True
+        self._looks += 1
+        if self._looks > MOST_LOOKS:
+            raise InvalidCallError(
+                f"this request of an isend or irecv was asked {MOST_LOOKS:,} times whether it is "
+                "complete: with Gloo the answer is False until wait() has been called, so call it"
+            )
+        return False
 
     def wait(self, timeout=timedelta(0)):  # noqa: B008 (as above)
         if self._result is not None:

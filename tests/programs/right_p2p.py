@@ -375,3 +375,11 @@ def receiver_in_a_thread(rank, n):
     dist.send(x, 1 - rank)
     receiver.join()
     assert y.item() == 1
+
+
+@right()
+def a_request_that_is_looked_at_now_and_then(rank, n):
+    request = dist.isend(torch.ones(1), 1) if rank == 0 else dist.irecv(torch.ones(1), 0)
+    assert [request.is_completed() for _ in range(5)] == [False] * 5  # as Gloo says
+    request.wait()
+    assert request.is_completed()

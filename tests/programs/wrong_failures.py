@@ -287,12 +287,39 @@ def both_wait_in_the_store(rank, n):
     store.set(f"from {rank}", "here")
 
 
-@wrong("stuck_computing", timeout_s=1)
-def polling_a_request_for_ever(rank, n):
+@wrong("invalid")
+def polling_a_receive_that_no_send_meets(rank, n):
     if rank == 0:
-        request = dist.irecv(torch.zeros(1), 1)  # <- rank 0
+        request = dist.irecv(torch.zeros(1), 1)
         while not request.is_completed():  # <- rank 0
-            pass  # <- rank 0
+            pass
+
+
+@wrong("invalid")
+def polling_a_receive_instead_of_waiting(rank, n):
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+        return
+    request = dist.irecv(torch.zeros(1), 0)
+    while not request.is_completed():  # <- rank 1
+        time.sleep(1e-4)
+
+
+@wrong("invalid")
+def polling_a_send_instead_of_waiting(rank, n):
+    if rank == 1:
+        dist.recv(torch.zeros(1), 0)
+        return
+    request = dist.isend(torch.ones(1), 1)
+    while not request.is_completed():  # <- rank 0
+        pass
+
+
+@wrong("stuck_computing", timeout_s=1)
+def polling_a_flag_that_nobody_sets(rank, n):
+    flag = torch.zeros(1)
+    while rank == 0 and not flag.item():  # <- rank 0
+        pass
 
 
 @wrong("stuck_computing", timeout_s=1)
