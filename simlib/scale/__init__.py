@@ -14,12 +14,14 @@ Answers are exact. Where an exact one would take too long, a sentence says what 
 from .collective import algbw, busbw, ends_of, time_of
 from .pipelines import PipelineStep, pipeline_time
 from .scaling import Scaling, strong_scaling, weak_scaling
+from .servers import ServerSteps, parameter_server_time
 from .sharded import ShardedStep, tensor_parallel_time, zero_time
 from .training import Step, bucket_sizes, measured_buckets, step_time, sync_time
 
 __all__ = [
     "PipelineStep",
     "Scaling",
+    "ServerSteps",
     "ShardedStep",
     "Step",
     "algbw",
@@ -27,6 +29,7 @@ __all__ = [
     "busbw",
     "ends_of",
     "measured_buckets",
+    "parameter_server_time",
     "pipeline_time",
     "step_time",
     "strong_scaling",
