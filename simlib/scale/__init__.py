@@ -11,12 +11,13 @@ running anything, and gives the same times where both can::
 Answers are exact. Where an exact one would take too long, a sentence says what is quick.
 """
 
+from .buckets import bucket_sizes, measured_buckets
 from .collective import algbw, busbw, ends_of, time_of
 from .pipelines import PipelineStep, pipeline_time
 from .scaling import Scaling, strong_scaling, weak_scaling
 from .servers import ServerSteps, parameter_server_time
 from .sharded import ShardedStep, tensor_parallel_time, zero_time
-from .training import Step, bucket_sizes, measured_buckets, step_time, sync_time
+from .training import Step, step_time, sync_time
 
 __all__ = [
     "PipelineStep",
