@@ -13,6 +13,7 @@ Answers are exact. Where an exact one would take too long, a sentence says what 
 
 from .buckets import bucket_sizes, measured_buckets
 from .collective import algbw, busbw, ends_of, time_of
+from .jitter import JitteredSteps, jitter_factors, jittered_time
 from .pipelines import PipelineStep, pipeline_time
 from .scaling import Scaling, strong_scaling, weak_scaling
 from .servers import ServerSteps, parameter_server_time
@@ -20,6 +21,7 @@ from .sharded import ShardedStep, tensor_parallel_time, zero_time
 from .training import Step, step_time, sync_time
 
 __all__ = [
+    "JitteredSteps",
     "PipelineStep",
     "Scaling",
     "ServerSteps",
@@ -29,6 +31,8 @@ __all__ = [
     "bucket_sizes",
     "busbw",
     "ends_of",
+    "jitter_factors",
+    "jittered_time",
     "measured_buckets",
     "parameter_server_time",
     "pipeline_time",

@@ -167,8 +167,8 @@ def step_time(
         seconds_of_each_rank(name, value, ranks)
         for name, value in (("forward_s", forward_s), ("backward_s", backward_s))
     )
-    overlap = _share(overlap)
-    ready = _ready(ready_s, buckets, forward, backward)
+    overlap = share_of_backward(overlap)
+    ready = ready_times(ready_s, buckets, forward, backward)
     more = {"placement": placement, "itemsize": itemsize}
 
     def reduced(bucket, starts):
@@ -226,7 +226,8 @@ def one_step(begins, compute, count, overlap, reduced):
     return np.maximum(through, begins + forward + backward), moments
 
 
-def _share(overlap):
+def share_of_backward(overlap):
+    """What was given as ``overlap``, or the sentence that refuses it."""
     if not isinstance(overlap, Real) or not 0 <= overlap <= 1:
         raise InvalidCallError(
             f"overlap is {overlap!r}: give True, False, or the share of backward, from 0 to 1"
@@ -234,7 +235,7 @@ def _share(overlap):
     return overlap if isinstance(overlap, bool) else float(overlap)
 
 
-def _ready(ready_s, buckets, forward, backward):
+def ready_times(ready_s, buckets, forward, backward):
     """``ready(bucket)``: when its gradients are there, on each rank."""
     if ready_s is None:
         filled = np.cumsum(buckets) / max(1, buckets.sum())
