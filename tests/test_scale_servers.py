@@ -99,6 +99,22 @@ def test_servers_take_as_long_as_simulated(cluster, asynchronous, workers, numbe
         assert steps.staleness.tolist() == run.results[workers:]
 
 
+@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+@pytest.mark.parametrize("seconds", [0.0, 1e-3])
+def test_equal_workers_are_served_in_the_order_of_a_simulation(cluster, asynchronous, seconds):
+    # All sends are posted at one moment, so the order is that of the ranks.
+    args = 5, 20_002, [[seconds] * 5] * 3, 3e-4, asynchronous
+    run = simlib.simulate(parameter_server, 8, args, cluster=cluster)
+    steps = scale.parameter_server_time(
+        80_008, 5, 3, cluster, forward_s=seconds, backward_s=0.0, update_s=3e-4,
+        asynchronous=asynchronous, steps=3,
+    )  # fmt: skip
+    assert steps.end_s.T == pytest.approx(np.array(run.results[:5]), rel=1e-9)
+    if asynchronous:
+        assert steps.staleness.tolist() == run.results[5:]
+
+
 def test_synchronous_servers_have_their_closed_form():
     # All gradients come in over a server's one link, all parameters go out over it.
     latency_s, bandwidth_Bps, workers = 1e-3, 1e8, 6
