@@ -8,6 +8,9 @@ running anything, and gives the same times where both can::
     simlib.scale.step_time(100_000_000, 100_000, cluster, forward_s=0.06, backward_s=0.12)
     simlib.scale.weak_scaling([8, 64, 512], 100_000_000, cluster, forward_s=0.06, backward_s=0.12)
 
+Beside `step_time` there are steps whose compute varies (`jittered_time`), pipelines, ZeRO, split
+tensors, and parameter servers.
+
 Answers are exact. Where an exact one would take too long, a sentence says what is quick.
 """
 

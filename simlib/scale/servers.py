@@ -54,17 +54,17 @@ class ServerSteps:
 
     @property
     def gradients_per_s(self):
-        """Gradients of a worker that come into the parameters in a second.
+        """Gradients that come into the parameters in a second: the sum of all workers' rates.
 
-        Counted until the first worker has done all its steps: so long all are there.
+        Each over its own time, so a straggler that is the last to end does not count for all.
         """
-        until_s = self.end_s[-1].min()
-        return float((self.end_s <= until_s).sum() / until_s) if until_s else np.inf
+        through_s = self.end_s[-1]
+        return float((self.steps / through_s).sum()) if through_s.all() else np.inf
 
     @property
     def updates_per_s(self):
         """Updates of the parameters in a second: asynchronous, one for each gradient."""
-        return self.gradients_per_s if self.asynchronous else self.steps / self.time_s
+        return self.gradients_per_s / (1 if self.asynchronous else self.workers)
 
     @property
     def mean_staleness(self):
@@ -81,8 +81,10 @@ class ServerSteps:
             rows.append((str(worker), *map(seconds_text, (computes_s, step_s)), f"{share:.1%}"))
         left_out = len(rows) - 21
         sort = "asynchronous" if self.asynchronous else "synchronous"
+        counts = ("worker", self.workers), ("server", self.servers), ("step", self.steps)
+        said = ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts)
         lines = [
-            f"{sort}, {self.workers:,} workers, {self.servers:,} servers, {self.steps:,} steps: "
+            f"{sort}, {said}: "
             f"{seconds_text(self.time_s)}, {self.updates_per_s:.4g} updates per second, "
             f"staleness {self.mean_staleness:.2f}",
             "",
@@ -171,7 +173,7 @@ def parameter_server_time(
     ...     )
     ...     print(f"{step.gradients_per_s:.1f} gradients/s, staleness {step.mean_staleness:.1f}")
     7.9 gradients/s, staleness 0.0
-    16.4 gradients/s, staleness 2.5
+    16.9 gradients/s, staleness 2.5
 
     **Cost** 2 * workers * servers * steps messages, each followed through the network: 0.2 s for
     8,000 of them, 8 s where 500 at a time share one link.
