@@ -25,7 +25,7 @@ from simlib.collectives import ALGORITHMS, KINDS, schedule
 from simlib.collectives.timing import time_of as time_of_messages
 from simlib.model.cluster import Topology
 from simlib.model.errors import InvalidCallError
-from simlib.scale import chains, collective, maxplus, rings, scaling, training
+from simlib.scale import buckets, chains, collective, maxplus, rings, scaling, training
 from simlib.scale.rings import Ring, by_rounds, in_closed_form
 from simlib.scale.solvers import SOLVERS
 
@@ -638,6 +638,6 @@ def test_refusals(call, words):
         call()
 
 
-@pytest.mark.parametrize("module", [collective, training, scaling, rings])
+@pytest.mark.parametrize("module", [buckets, collective, training, scaling, rings])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0

@@ -8,25 +8,36 @@ running anything, and gives the same times where both can::
     simlib.scale.step_time(100_000_000, 100_000, cluster, forward_s=0.06, backward_s=0.12)
     simlib.scale.weak_scaling([8, 64, 512], 100_000_000, cluster, forward_s=0.06, backward_s=0.12)
 
+Beside `step_time` there are steps whose compute varies (`jittered_time`), pipelines, ZeRO, split
+tensors, and parameter servers.
+
 Answers are exact. Where an exact one would take too long, a sentence says what is quick.
 """
 
+from .buckets import bucket_sizes, measured_buckets
 from .collective import algbw, busbw, ends_of, time_of
+from .jitter import JitteredSteps, jitter_factors, jittered_time
 from .pipelines import PipelineStep, pipeline_time
 from .scaling import Scaling, strong_scaling, weak_scaling
+from .servers import ServerSteps, parameter_server_time
 from .sharded import ShardedStep, tensor_parallel_time, zero_time
-from .training import Step, bucket_sizes, measured_buckets, step_time, sync_time
+from .training import Step, step_time, sync_time
 
 __all__ = [
+    "JitteredSteps",
     "PipelineStep",
     "Scaling",
+    "ServerSteps",
     "ShardedStep",
     "Step",
     "algbw",
     "bucket_sizes",
     "busbw",
     "ends_of",
+    "jitter_factors",
+    "jittered_time",
     "measured_buckets",
+    "parameter_server_time",
     "pipeline_time",
     "step_time",
     "strong_scaling",

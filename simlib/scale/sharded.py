@@ -8,8 +8,9 @@ import numpy as np
 
 from ..model.errors import InvalidCallError, check_count
 from ..model.words import aligned, seconds_text, short_bytes
+from .buckets import BUCKET_BYTES, bucket_sizes
 from .collective import ends_of, whole
-from .training import BUCKET_BYTES, bucket_sizes, seconds_of_each_rank
+from .training import seconds_of_each_rank
 
 
 @dataclass(frozen=True, eq=False, repr=False)

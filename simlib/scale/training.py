@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from numbers import Real
 
 import numpy as np
 
 from ..model.errors import InvalidCallError, check_count, check_number
 from ..model.words import aligned, seconds_text, short_bytes
+from .buckets import BUCKET_BYTES, bucket_sizes
 from .collective import ends_of, time_of, whole
-
-BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -169,16 +167,16 @@ def step_time(
         seconds_of_each_rank(name, value, ranks)
         for name, value in (("forward_s", forward_s), ("backward_s", backward_s))
     )
-    overlap = _share(overlap)
-    ready = _ready(ready_s, buckets, forward, backward)
-    computed = forward + backward
+    overlap = share_of_backward(overlap)
+    ready = ready_times(ready_s, buckets, forward, backward)
     more = {"placement": placement, "itemsize": itemsize}
-    through = forward + (1 - overlap) * backward
-    moments = []
-    for bucket, nbytes in enumerate(buckets.tolist()):
-        starts = np.maximum(through, ready(bucket))
-        through = _reduced(ranks, nbytes, cluster, algorithm, starts, more)
-        moments.append((ready(bucket).max(), starts.max(), through.max()))
+
+    def reduced(bucket, starts):
+        nbytes = buckets[bucket]
+        return ends_of("all_reduce", ranks, nbytes, cluster, algorithm, starts=starts, **more)
+
+    compute = forward, backward, ready
+    ends, moments = one_step(np.zeros(ranks), compute, len(buckets), overlap, reduced)
     ready_s, start_s, end_s = np.array(moments).T
     return Step(
         ranks=ranks,
@@ -190,16 +188,46 @@ def step_time(
         ready_s=ready_s,
         start_s=start_s,
         end_s=end_s,
-        time_s=float(max(end_s[-1], computed.max())),
-        compute_s=float(computed.max()),
+        time_s=float(ends.max()),
+        compute_s=float((forward + backward).max()),
     )
 
 
-def _reduced(ranks, nbytes, cluster, algorithm, starts, more):
-    return ends_of("all_reduce", ranks, nbytes, cluster, algorithm, starts=starts, **more)
+def one_step(begins, compute, count, overlap, reduced):
+    """A step of all ranks, each from its own moment on.
+
+    Parameters
+    ----------
+    begins : ndarray of float, shape (ranks,)
+    compute : tuple
+        ``forward`` and ``backward``, seconds of each rank, and ``ready(bucket)``, seconds until the
+        bucket is full on each.
+    count : int
+        Of buckets.
+    overlap : float
+    reduced : callable
+        ``reduced(bucket, starts)``: when each rank has the bucket's sums.
+
+    Returns
+    -------
+    ends : ndarray of float, shape (ranks,)
+        When each rank has computed all and has all sums.
+    moments : list of tuple of float
+        Of each bucket, on the last rank: when it is ready, starts, and has ended.
+    """
+    forward, backward, ready = compute
+    through = begins + forward + (1 - overlap) * backward
+    moments = []
+    for bucket in range(count):
+        full = begins + ready(bucket)
+        starts = np.maximum(through, full)
+        through = reduced(bucket, starts)
+        moments.append((full.max(), starts.max(), through.max()))
+    return np.maximum(through, begins + forward + backward), moments
 
 
-def _share(overlap):
+def share_of_backward(overlap):
+    """What was given as ``overlap``, or the sentence that refuses it."""
     if not isinstance(overlap, Real) or not 0 <= overlap <= 1:
         raise InvalidCallError(
             f"overlap is {overlap!r}: give True, False, or the share of backward, from 0 to 1"
@@ -207,7 +235,7 @@ def _share(overlap):
     return overlap if isinstance(overlap, bool) else float(overlap)
 
 
-def _ready(ready_s, buckets, forward, backward):
+def ready_times(ready_s, buckets, forward, backward):
     """``ready(bucket)``: when its gradients are there, on each rank."""
     if ready_s is None:
         filled = np.cumsum(buckets) / max(1, buckets.sum())
@@ -230,63 +258,6 @@ def _ready(ready_s, buckets, forward, backward):
             "counted since the step began"
         )
     return lambda bucket: ready_s[:, bucket]
-
-
-def measured_buckets(run, begin_s=0.0, end_s=inf):
-    """Bytes and ready times of the buckets of one step, as a run shows them.
-
-    A bucket is taken as ready when its async all_reduce was posted, as
-    `DistributedDataParallel` posts it: as soon as its gradients are there.
-
-    Parameters
-    ----------
-    run : Run
-    begin_s, end_s : float
-        The step, on the clock of the run; by default all of it.
-
-    Returns
-    -------
-    nbytes : list of int
-        Of each bucket, in order of posting: ``model_bytes`` of `step_time`.
-    ready_s : ndarray of float, shape (ranks, buckets)
-        In seconds since ``begin_s``: ``ready_s`` of `step_time`.
-    """
-    posted = [
-        [
-            (op.nbytes, op.post_s - begin_s)
-            for op in run.trace.of_rank(rank)
-            if op.kind == "all_reduce" and op.async_op and begin_s <= op.post_s <= end_s
-        ]
-        for rank in range(run.world_size)
-    ]
-    sizes = {tuple(nbytes for nbytes, _ in buckets) for buckets in posted}
-    if len(sizes) > 1 or not posted[0]:
-        raise InvalidCallError(
-            f"from {begin_s:g} s to {end_s:g} s ranks posted {sorted(map(len, posted))} async "
-            "all_reduces: give begin_s and end_s of one step, in which all post the same"
-        )
-    return list(*sizes), np.array([[moment for _, moment in buckets] for buckets in posted])
-
-
-def bucket_sizes(model_bytes, bucket_bytes=BUCKET_BYTES, itemsize=4):
-    """Bytes of each bucket: ndarray of int. Full ones, and the rest; or the sizes as given.
-
-    Examples
-    --------
-    >>> bucket_sizes(100, 40).tolist()
-    [40, 40, 20]
-    """
-    if np.ndim(model_bytes):
-        sizes = [whole("a bucket", size) for size in model_bytes]
-    else:
-        total, most = whole("model_bytes", model_bytes), whole("bucket_bytes", bucket_bytes)
-        most = most // itemsize * itemsize
-        check_count("bucket_bytes", most, low=itemsize)
-        check_count("model_bytes", total)
-        sizes = [most] * (total // most) + [total % most] * (total % most > 0)
-    if not sizes or min(sizes) < 1:
-        raise InvalidCallError(f"buckets of {sizes} bytes: give at least one, none of them empty")
-    return np.array(sizes, dtype=np.int64)
 
 
 def seconds_of_each_rank(name, value, ranks):
