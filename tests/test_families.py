@@ -267,10 +267,9 @@ def call(rank, n, kind, m, itemsize, root, start_s):
 def test_times_of_a_simulation(kind, name):
     largest = []
     for case in cases_of((kind, name), 2 * TIMES, for_simulate=True):
-        if name == "chain":
-            if case.cluster.inter.latency_s == 0:  # then each byte is a chunk
-                case.m = min(case.m, 12 * case.itemsize)
-            case.chunks = rank_programs.best_chunks(case.n, case.m, case.cluster.inter)
+        if name == "chain" and case.cluster.inter.latency_s == 0:  # then each byte is a chunk
+            case.m = min(case.m, 12 * case.itemsize)
+        case.chunks = rank_programs.chunks_of(name, case.n, case.m, case.cluster.inter)
         args = kind, case.m, case.itemsize, case.root, case.starts
         run = simlib.simulate(
             call, case.n, args, cluster=case.cluster, placement=case.placement, expand=True,

@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 
 from ..model.errors import InvalidCallError
+from .chunks import ring_chunks
 from .schedules import Schedule, split
 from .steps import (
     Folding,
@@ -38,6 +39,38 @@ def ring(n, nbytes, itemsize=1):
         ring_all_gather(n),
     )
     return Schedule.of("all_reduce", "ring", n, split(nbytes, n, itemsize), moves)
+
+
+def ring_segmented(n, nbytes, itemsize=1, chunks=None):
+    """`ring` in phases: each of its n blocks is cut into s chunks, and these are added up in turn.
+
+    In phase j the j-th chunks of all blocks go round and are added up; after the last phase whole
+    blocks go round. A rank needs room for one chunk more, not for a block. Here, where a rank adds
+    up what came before it goes on, that costs (s - 1) (n - 1) latencies and gains no time; with
+    one chunk it is `ring`.
+
+    Parameters
+    ----------
+    chunks : int, optional
+        Number of chunks of each block, s; by default such that none has more than 1 MiB.
+
+    **Cost** rounds `(s + 1) * (n - 1)`, messages `n * (s + 1) * (n - 1)`, bytes per rank
+    `2 * (n - 1) * nbytes / n`.
+
+    **Source** Open MPI, coll_base_allreduce.c, ompi_coll_base_allreduce_intra_ring_segmented (which
+    takes `ring` where a block is smaller than a segment). Direction: that of `ring` here, where
+    rank r ends with the sum of block r; in Open MPI with that of the block after it.
+    """
+    s = ring_chunks(n, nbytes, chunks)
+    blocks = split(nbytes, n, itemsize)
+    sizes = np.concatenate([split(int(block), s, itemsize) for block in blocks])
+    each_chunk = (
+        moves._replace(first=moves.first * s + j)
+        for j in range(s)
+        for moves in ring_reduce_scatter(n)
+    )
+    whole_blocks = embed(ring_all_gather(n), np.arange(n), np.arange(n + 1) * s)
+    return Schedule.of("all_reduce", "ring_segmented", n, sizes, chain(each_chunk, whole_blocks))
 
 
 def recursive_doubling(n, nbytes, itemsize=1):

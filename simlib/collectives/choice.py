@@ -41,6 +41,7 @@ OWN = {
     "reduce": _named(reduce.flat, reduce.binomial, reduce.rabenseifner, reduce.chain),
     "all_reduce": _named(
         all_reduce.ring,
+        all_reduce.ring_segmented,
         all_reduce.recursive_doubling,
         all_reduce.rabenseifner,
         all_reduce.rabenseifner_far,
@@ -92,7 +93,7 @@ def schedule(
     nodes : sequence of int, optional
         Node of each position, for ``hierarchical`` and ``leader``.
     chunks : int, optional
-        Number of chunks of a ``chain``.
+        Number of chunks of a ``chain``, or of each block of ``ring_segmented``.
     link : Link, optional
         The network as one link: a chain takes the number of chunks that is best for it, and policy
         ``"nccl"`` compares times on it.

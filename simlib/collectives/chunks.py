@@ -1,4 +1,4 @@
-"""Into how many chunks a chain cuts its vector."""
+"""Into how many chunks a pipeline cuts its vector."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import isinf, sqrt
 from ..model.errors import check_count
 
 SEGMENT_BYTES = 65536
+RING_SEGMENT_BYTES = 1 << 20
 
 
 def chain_chunks(n, nbytes, chunks, link):
@@ -17,6 +18,14 @@ def chain_chunks(n, nbytes, chunks, link):
     if link is not None:
         return best_chunks(n, nbytes, link)
     return max(1, -(-nbytes // SEGMENT_BYTES))
+
+
+def ring_chunks(n, nbytes, chunks, link=None):
+    """The number of chunks of each block of a ring; see `all_reduce.ring_segmented`."""
+    if chunks is not None:
+        check_count("chunks", chunks)
+        return chunks
+    return max(1, -(-nbytes // (n * RING_SEGMENT_BYTES)))
 
 
 def best_chunks(n, nbytes, link):
@@ -31,3 +40,7 @@ def best_chunks(n, nbytes, link):
         return nbytes
     best = sqrt(nbytes / link.bandwidth_Bps * (n - 2) / link.latency_s)
     return int(min(max(1, round(best)), nbytes))
+
+
+CHUNKS = {"chain": chain_chunks, "ring_segmented": ring_chunks}
+"""Of each algorithm that takes ``chunks``: how many where they are given or not, as a function."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..collectives.all_to_all import bruck_in_bulk
 from ..collectives.choice import DEFAULT_POLICY, choose, schedule
-from ..collectives.chunks import chain_chunks
+from ..collectives.chunks import CHUNKS
 from ..collectives.timing import shares_no_link
 from ..collectives.timing import time_of as time_of_schedule
 from ..model.cluster import Cluster, Topology
@@ -81,7 +81,8 @@ def time_of(
         Bytes of one element; chunks are cut between elements.
     root : int
     chunks : int, optional
-        Number of chunks of a chain; where not given, the best for the link between nodes.
+        Number of chunks of a chain, or of each block of ``ring_segmented``; where not given, as
+        `simulate` has it: for a chain the best for the link between nodes.
     eager_limit_bytes : int, optional
         Messages of at most so many bytes leave without waiting for their receiver, as in `simulate`
         with ``sends="eager"``. Where there may be such, all messages are followed one by one.
@@ -175,8 +176,8 @@ def _case(kind, n, nbytes, cluster, algorithm, starts, options, *, last_only):
         raise InvalidCallError(f"root is {root}: ranks are 0 to {n - 1}")
     if nbytes % itemsize:
         raise InvalidCallError(f"{nbytes} bytes are no whole number of elements of {itemsize}")
-    if name == "chain":
-        chunks = chain_chunks(n, nbytes, chunks, cluster.inter)
+    if name in CHUNKS:
+        chunks = CHUNKS[name](n, nbytes, chunks, cluster.inter)
     return Case(
         kind=kind,
         algorithm=name,
@@ -260,6 +261,8 @@ def _messages_of(case):
         return case.n
     if case.algorithm in FEW_ROUNDS:
         return 2 * case.n * (log2(case.n) + 1)
+    if case.algorithm == "ring_segmented":
+        return (case.chunks + 1) * case.n * case.n
     of_a_rank = 2 if (case.kind, case.algorithm) in SOLVERS else 12  # Gloo's have three for one
     return of_a_rank * case.n * max(case.n, case.chunks or 0)
 
