@@ -114,7 +114,7 @@ GROUPS = (
     ),
     Group(
         "scale",
-        ("tests/test_scale.py", "tests/test_scale_steps.py"),
+        ("tests/test_scale.py", "tests/test_scale_algorithms.py", "tests/test_scale_steps.py"),
         ("simlib/scale",),
         untouched=1 / 3,
     ),

@@ -27,7 +27,7 @@ class Case:
     itemsize : int
     root : int
     chunks : int or None
-        Number of chunks of a chain; None for the number that is best on the link between nodes.
+        As the algorithms of `collectives.chunks.CHUNKS` take them; None for the others.
     last_only : bool
         Whether the largest of all ends is enough.
     eager_limit_bytes : float
@@ -69,7 +69,10 @@ class Case:
     @property
     def may_be_eager(self):
         """Whether some message of an algorithm of `SOLVERS` may be small enough to be eager."""
-        smallest = 0 if self.kind == "barrier" else self.nbytes // max(self.n, self.chunks or 1)
+        parts = max(self.n, self.chunks or 1)
+        if self.algorithm == "ring_segmented":
+            parts = self.n * self.chunks
+        smallest = 0 if self.kind == "barrier" else self.nbytes // parts
         return self.eager_limit_bytes >= smallest - smallest % self.itemsize
 
     def parts(self, count=None):

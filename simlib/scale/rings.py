@@ -24,7 +24,7 @@ import numpy as np
 
 from . import two_sorts
 
-MOST_RANKS_BY_ROUNDS = 8192
+MOST_STEPS_BY_ROUNDS = 2 * 8192**2
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,15 +108,16 @@ class Ring:
         return Ring(rounds=rounds, lag=lag, adding=adding, **fields)
 
 
-def ends_of_ring(ring, last_only=False):
+def ends_of_ring(ring, last_only=False, share=1):
     """When each rank has done its part: ndarray of float, shape (n,); None where unknown.
 
-    With ``last_only`` only the largest of them needs to be right.
+    With ``last_only`` only the largest of them needs to be right. ``share``: this is one of so many
+    rings that may take as long as one together.
     """
     if ring.n == 1:
         return ring.starts.copy()
     ends = in_closed_form(ring, last_only)
-    if ends is None and ring.n <= MOST_RANKS_BY_ROUNDS:
+    if ends is None and ring.n * ring.rounds * share <= MOST_STEPS_BY_ROUNDS:
         ends = by_rounds(ring)
     return ends
 

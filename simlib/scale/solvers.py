@@ -6,6 +6,7 @@ A solver takes a `Case` and gives when each rank has done its part; None where i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -26,8 +27,34 @@ def ring(case):
     )
 
 
-def _round_ring(case, kind, ranks, sizes, starts, last_only=False):
-    """A ring of some ranks."""
+def ring_segmented(case):
+    """all_reduce: a reduce_scatter of each segment of all blocks, then an all_gather of blocks.
+
+    Where the chunks of a segment are alike, all segments of one size are one long ring.
+    """
+    ranks, ends = np.arange(case.n), case.starts
+    blocks = case.parts()
+    of_block = [split(int(block), case.chunks, case.itemsize) for block in (blocks[0], blocks[-1])]
+    larger = int((blocks > blocks[-1]).sum())
+    for phases, sizes in _runs(np.column_stack(of_block)):
+        chunks = np.where(ranks < larger, *sizes)
+        long = phases if sizes[0] == sizes[1] else 1
+        share = case.chunks // long
+        for _ in range(phases // long):
+            ends = _round_ring(case, "reduce_scatter", ranks, chunks, ends, False, long, share)
+            if ends is None:
+                return None
+    return _round_ring(case, "all_gather", ranks, blocks, ends, case.last_only)
+
+
+def _runs(rows):
+    """Rows that are alike and follow each other: how many, and one of them."""
+    begins = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1)))
+    return zip(np.diff(begins, append=len(rows)).tolist(), rows[begins], strict=True)
+
+
+def _round_ring(case, kind, ranks, sizes, starts, last_only=False, times=1, share=1):
+    """A ring of some ranks; ``times``: all its rounds so often, one after the other."""
     after = np.roll(ranks, -1)
     topology = case.topology
     if len(ranks) == 1:
@@ -51,7 +78,8 @@ def _round_ring(case, kind, ranks, sizes, starts, last_only=False):
         envelope_bytes=case.envelope_bytes,
         reduce_Bps=case.reduce_Bps,
     )
-    return ends_of_ring(spec, last_only)
+    spec = replace(spec, rounds=times * spec.rounds, adding=times * spec.adding)
+    return ends_of_ring(spec, last_only, share)
 
 
 def leader(case):
@@ -254,6 +282,7 @@ SOLVERS = {
     ("all_reduce", "ring"): (ring, RING),
     ("reduce_scatter", "ring"): (ring, RING),
     ("all_gather", "ring"): (ring, RING),
+    ("all_reduce", "ring_segmented"): (ring_segmented, RING),
     ("all_reduce", "leader"): (leader, f"on the ring of leaders {RING}"),
     ("all_reduce", "hierarchical"): (
         hierarchical,

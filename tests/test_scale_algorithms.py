@@ -1,0 +1,74 @@
+"""The cost model of all_reduces in chunks and in nodes: against their messages, and by hand."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import simlib
+from simlib import Cluster, Device, Link, scale
+from simlib.collectives import schedule
+from simlib.collectives.timing import time_of as time_of_messages
+from simlib.model.cluster import Topology
+from simlib.model.errors import InvalidCallError
+
+SEED = int(os.environ["SEED"])
+MANY = 100_000
+SECOND = Link(1.0, 100.0)  # 1 s and 100 B/s: easy to reckon with
+NODES_OF_8 = simlib.clusters.nvlink_nodes(nodes=64)
+
+
+def message_by_message(kind, name, n, nbytes, cluster, starts=None, placement="block", **more):
+    """Ends of all ranks, through the messages of the schedule."""
+    topology = Topology(cluster, n, placement)
+    found = schedule(kind, n, nbytes, name, itemsize=4, nodes=topology.node_of, **more)
+    return time_of_messages(
+        found, topology, np.arange(n), np.zeros(n) if starts is None else starts
+    )
+
+
+# -- a ring in segments ----------------------------------------------------------------------------
+
+
+def test_a_ring_in_segments_by_hand():
+    # 4 ranks, 1 s and 100 B/s: blocks of 400 B. In one: 6 rounds of 5 s. In 4 segments: 3 rounds of
+    # 2 s for each, then 3 of 5 s. Adding takes what it takes: 3 times a block, however it is cut.
+    for chunks, wanted_s in ((1, 30), (4, 4 * 6 + 15)):
+        for reduce_Bps, adding_s in ((np.inf, 0), (400.0, 3)):
+            cluster = Cluster(4, 1, SECOND, device=Device(reduce_Bps=reduce_Bps))
+            asked = "all_reduce", 4, 1600, cluster, "ring_segmented"
+            assert scale.time_of(*asked, chunks=chunks) == pytest.approx(wanted_s + adding_s)
+
+
+@pytest.mark.parametrize("nbytes", [4 * 48 * 35, 4 * 48 * 33, 4 * (48 * 35 + 5), 4 * 17])
+@pytest.mark.parametrize("reduce_Bps", [np.inf, 3e9])
+def test_a_ring_in_segments_on_nodes(nbytes, reduce_Bps):
+    cluster = Cluster(6, 8, NODES_OF_8.inter, NODES_OF_8.intra, Device(reduce_Bps=reduce_Bps))
+    apart = np.random.default_rng(SEED).random(48) * 1e-4
+    for starts in (None, apart):
+        for chunks in (1, 3, 7):
+            asked = 48, nbytes, cluster
+            wanted = message_by_message(
+                "all_reduce", "ring_segmented", *asked, starts, chunks=chunks
+            )
+            found = scale.ends_of(
+                "all_reduce", *asked, "ring_segmented", starts=starts, chunks=chunks
+            )
+            assert found == pytest.approx(wanted, rel=1e-11)
+
+
+def test_a_ring_in_segments_on_100_000_ranks():
+    cluster = simlib.clusters.infiniband_hdr(nodes=MANY)
+    latency_s, each_s = cluster.inter.latency_s, 4 / cluster.inter.bandwidth_Bps
+    nbytes = 4 * MANY * 35
+    for chunks, segments_s in ((1, 35 * each_s), (7, 35 * each_s), (10, 35 * each_s)):
+        found = scale.time_of("all_reduce", MANY, nbytes, cluster, "ring_segmented", chunks=chunks)
+        added_s = (MANY - 1) * (chunks * latency_s + segments_s)
+        assert found == pytest.approx(added_s + (MANY - 1) * (latency_s + 35 * each_s), rel=1e-9)
+    with pytest.raises(InvalidCallError, match="'ring_segmented' on 100,000 ranks"):
+        scale.time_of(
+            "all_reduce", MANY, nbytes, simlib.clusters.nvlink_nodes(nodes=MANY // 8),
+            "ring_segmented", chunks=7, placement="round_robin", starts=np.arange(MANY) * 1e-9,
+        )  # fmt: skip
