@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from fractions import Fraction
-from math import ceil, inf, sqrt
+from math import ceil, inf, log2, sqrt
 from typing import NamedTuple
 
 
@@ -578,6 +578,8 @@ def chunks_of(name, n, m, link):
     """Into how many chunks `simlib.simulate` cuts for an algorithm; None where it does not ask."""
     if name == "chain":
         return best_chunks(m, link, n - 2)
+    if name == "double_tree":
+        return best_chunks(ceil(m / 2), link, ceil(log2(n)) - 1)
     return max(1, ceil(m / n / 2**20)) if name == "ring_segmented" else None
 
 
@@ -598,8 +600,15 @@ def programs_of(kind, name, n, **given):
     given : dict
         m, root, itemsize, chunks, node_of.
     """
-    program = globals().get(f"{kind}_{name}")
+    program = written().get(f"{kind}_{name}")
     return program and [program(r, n, **given) for r in range(n)]
+
+
+def written():
+    """All programs by name, those of `tree_programs` too, which is made of what stands here."""
+    import tree_programs
+
+    return vars(tree_programs) | globals()
 
 
 def programs_of_schedule(schedule):

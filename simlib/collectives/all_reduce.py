@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 
 from ..model.errors import InvalidCallError
-from .chunks import ring_chunks
+from .chunks import ring_chunks, tree_chunks
 from .schedules import Schedule, split
 from .steps import (
     Folding,
@@ -24,6 +24,7 @@ from .steps import (
     ring_reduce_scatter,
     side_by_side,
 )
+from .two_trees import two_tree_broadcast, two_tree_reduce
 
 
 def ring(n, nbytes, itemsize=1):
@@ -149,6 +150,32 @@ def binomial(n, nbytes, itemsize=1):
     """
     moves = chain(binomial_reduce(n, 0), binomial_broadcast(n, 0))
     return Schedule.of("all_reduce", "binomial", n, split(nbytes, 1, itemsize), moves)
+
+
+def double_tree(n, nbytes, itemsize=1, chunks=None, link=None):
+    """Up two binary trees to rank 0, and down again, in s chunks: see `two_trees`.
+
+    No rank sends more than 2 nbytes, hardly more than in a ring, and only some 4 lg n rounds are
+    spent on filling and emptying the pipelines. In NCCL's two trees are all ranks, and chunks go
+    down in them while others still come up.
+
+    Parameters
+    ----------
+    chunks : int, optional
+        Number of chunks of each tree, s.
+    link : Link, optional
+        Without ``chunks``: the best number for this link is taken; without either, chunks of
+        64 KiB.
+
+    **Cost** rounds `4 * (lg_up + s - 1)`, messages `4 * s * (n - 1)`, bytes per rank
+    `min(n, 4) / 2 * nbytes`.
+
+    **Source** Sanders, Speck and Traeff 2009, Parallel Computing 35(12); for all_reduce, NCCL 2.4
+    (Jeaugey 2019, "Massively Scale Your Deep Learning Training with NCCL 2.4").
+    """
+    s = tree_chunks(n, nbytes, chunks, link)
+    moves = chain(two_tree_reduce(n, 0, s), two_tree_broadcast(n, 0, s))
+    return Schedule.of("all_reduce", "double_tree", n, split(nbytes, 2 * s, itemsize), moves)
 
 
 def naive(n, nbytes, itemsize=1):

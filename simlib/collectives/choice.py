@@ -35,10 +35,13 @@ OWN = {
         broadcast.scatter_all_gather,
         broadcast.scatter_doubling,
         broadcast.chain,
+        broadcast.double_tree,
     ),
     "scatter": _named(scatter.flat, scatter.spread, scatter.binomial),
     "gather": _named(gather.flat, gather.spread, gather.binomial),
-    "reduce": _named(reduce.flat, reduce.binomial, reduce.rabenseifner, reduce.chain),
+    "reduce": _named(
+        reduce.flat, reduce.binomial, reduce.rabenseifner, reduce.chain, reduce.double_tree
+    ),
     "all_reduce": _named(
         all_reduce.ring,
         all_reduce.ring_segmented,
@@ -46,6 +49,7 @@ OWN = {
         all_reduce.rabenseifner,
         all_reduce.rabenseifner_far,
         all_reduce.binomial,
+        all_reduce.double_tree,
         all_reduce.naive,
         all_reduce.hierarchical,
         all_reduce.leader,
@@ -93,10 +97,11 @@ def schedule(
     nodes : sequence of int, optional
         Node of each position, for ``hierarchical`` and ``leader``.
     chunks : int, optional
-        Number of chunks of a ``chain``, or of each block of ``ring_segmented``.
+        Number of chunks of a ``chain``, of each block of ``ring_segmented``, or of each of the two
+        trees of ``double_tree``.
     link : Link, optional
-        The network as one link: a chain takes the number of chunks that is best for it, and policy
-        ``"nccl"`` compares times on it.
+        The network as one link: ``chain`` and ``double_tree`` take the number of chunks that is
+        best for it, and policy ``"nccl"`` compares times on it.
 
     Returns
     -------
