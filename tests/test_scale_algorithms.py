@@ -72,3 +72,53 @@ def test_a_ring_in_segments_on_100_000_ranks():
             "all_reduce", MANY, nbytes, simlib.clusters.nvlink_nodes(nodes=MANY // 8),
             "ring_segmented", chunks=7, placement="round_robin", starts=np.arange(MANY) * 1e-9,
         )  # fmt: skip
+
+
+# -- two trees -------------------------------------------------------------------------------------
+
+
+def test_two_trees_by_hand():
+    # 2 ranks, 1 s and 100 B/s, 3 chunks of 100 B for each tree: 6 messages of 2 s, there and back.
+    asked = 2, 600, Cluster(2, 1, SECOND), "double_tree"
+    assert scale.time_of("broadcast", *asked, chunks=3) == 12
+    assert scale.time_of("all_reduce", *asked, chunks=3) == 24
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce", "all_reduce"])
+@pytest.mark.parametrize("reduce_Bps", [np.inf, 70.0])
+def test_two_trees_in_leaps(kind, reduce_Bps):
+    """Long pipelines of small trees, starts apart: what follows is worked out in leaps."""
+    random = np.random.default_rng(SEED)
+    for n in (2, 3, 4, 7, 12):
+        cluster = Cluster(n, 1, SECOND, device=Device(reduce_Bps=reduce_Bps))
+        for chunks in (1, 2, 5, 40, 41):
+            for elements in (0, 2 * chunks, 7 * chunks + 3):
+                starts = random.random(n) * random.choice([0.0, 10.0]) + 1e4
+                root = int(random.integers(n)) if kind != "all_reduce" else 0
+                asked, more = (n, 4 * elements, cluster), {"root": root, "chunks": chunks}
+                wanted = message_by_message(kind, "double_tree", *asked, starts, **more)
+                found = scale.ends_of(kind, *asked, "double_tree", starts=starts, **more)
+                assert found == pytest.approx(wanted, rel=1e-13), (n, chunks, elements)
+
+
+def test_two_trees_on_100_000_ranks():
+    """Rounds times the time of one: the longest way goes through all of them."""
+    cluster = simlib.clusters.infiniband_hdr(nodes=MANY)
+    link = cluster.inter
+    for kind, halves in (("broadcast", 2), ("all_reduce", 4)):
+        for chunks in (10, 10_000):
+            nbytes = 2 * chunks * 40_000
+            found = scale.time_of(kind, MANY, nbytes, cluster, "double_tree", chunks=chunks)
+            rounds = halves * (17 + chunks - 1)
+            assert found == pytest.approx(
+                rounds * (link.latency_s + 40_000 / link.bandwidth_Bps), rel=1e-9
+            )
+    best = scale.time_of("all_reduce", MANY, 400_000_000, cluster, "double_tree")
+    ring = scale.time_of("all_reduce", MANY, 400_000_000, cluster, "ring")
+    assert 2 * 4e8 / link.bandwidth_Bps < best < 1.2 * 2 * 4e8 / link.bandwidth_Bps < ring
+
+
+def test_two_trees_that_share_links_are_refused_where_there_are_many_messages():
+    cluster = simlib.clusters.nvlink_nodes(nodes=MANY // 8)
+    with pytest.raises(InvalidCallError, match="exact where each rank has a node of its own"):
+        scale.time_of("all_reduce", MANY, 4 * 10**6, cluster, "double_tree", chunks=50)

@@ -72,6 +72,8 @@ class Case:
         parts = max(self.n, self.chunks or 1)
         if self.algorithm == "ring_segmented":
             parts = self.n * self.chunks
+        elif self.algorithm == "double_tree":
+            parts = 2 * self.chunks
         smallest = 0 if self.kind == "barrier" else self.nbytes // parts
         return self.eager_limit_bytes >= smallest - smallest % self.itemsize
 

@@ -81,8 +81,9 @@ def time_of(
         Bytes of one element; chunks are cut between elements.
     root : int
     chunks : int, optional
-        Number of chunks of a chain, or of each block of ``ring_segmented``; where not given, as
-        `simulate` has it: for a chain the best for the link between nodes.
+        Number of chunks of a chain, of each block of ``ring_segmented``, of each tree of
+        ``double_tree``; where not given, as `simulate` has it: for ``chain`` and ``double_tree``
+        the best for the link between nodes.
     eager_limit_bytes : int, optional
         Messages of at most so many bytes leave without waiting for their receiver, as in `simulate`
         with ``sends="eager"``. Where there may be such, all messages are followed one by one.
@@ -263,6 +264,8 @@ def _messages_of(case):
         return 2 * case.n * (log2(case.n) + 1)
     if case.algorithm == "ring_segmented":
         return (case.chunks + 1) * case.n * case.n
+    if case.algorithm == "double_tree":
+        return (4 if case.kind == "all_reduce" else 2) * case.chunks * case.n
     of_a_rank = 2 if (case.kind, case.algorithm) in SOLVERS else 12  # Gloo's have three for one
     return of_a_rank * case.n * max(case.n, case.chunks or 0)
 

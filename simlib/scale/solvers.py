@@ -18,6 +18,7 @@ from .case import common_step_s, shares_a_link
 from .chains import ends_of_chain
 from .maxplus import in_turn
 from .rings import Ring, ends_of_ring
+from .two_trees import double_tree
 
 
 def ring(case):
@@ -277,6 +278,7 @@ PAIRWISE = (
     "each rank has a node of its own, and the ranks start together (for the last end of all) or "
     "nbytes is a multiple of ranks * itemsize"
 )
+TREES = "each rank has a node of its own, or all are in one"
 IN_TURN = "any case"
 SOLVERS = {
     ("all_reduce", "ring"): (ring, RING),
@@ -298,6 +300,9 @@ SOLVERS = {
     ("broadcast", "scatter_all_gather"): (scatter_all_gather, "each rank has a node of its own"),
     ("broadcast", "chain"): (chain, CHAIN),
     ("reduce", "chain"): (chain, CHAIN),
+    ("broadcast", "double_tree"): (double_tree, TREES),
+    ("reduce", "double_tree"): (double_tree, TREES),
+    ("all_reduce", "double_tree"): (double_tree, TREES),
     ("broadcast", "flat"): (flat_out, IN_TURN),
     ("scatter", "flat"): (flat_out, IN_TURN),
     ("gather", "flat"): (flat_in, IN_TURN),
