@@ -13,6 +13,8 @@ from simlib.collectives import schedule
 from simlib.collectives.timing import time_of as time_of_messages
 from simlib.model.cluster import Topology
 from simlib.model.errors import InvalidCallError
+from simlib.scale import in_nodes
+from simlib.scale.case import Case
 
 SEED = int(os.environ["SEED"])
 MANY = 100_000
@@ -122,3 +124,81 @@ def test_two_trees_that_share_links_are_refused_where_there_are_many_messages():
     cluster = simlib.clusters.nvlink_nodes(nodes=MANY // 8)
     with pytest.raises(InvalidCallError, match="exact where each rank has a node of its own"):
         scale.time_of("all_reduce", MANY, 4 * 10**6, cluster, "double_tree", chunks=50)
+
+
+# -- nodes of several sizes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("elements", [0, 1, 1000])
+def test_hierarchical_where_the_last_node_has_fewer_ranks(ranks, elements):
+    """In closed form or by messages: also where it is done in the node later than the others."""
+    for nodes in (2, 3, 6):
+        n = 8 * (nodes - 1) + ranks
+        asked = n, 4 * elements * 8 * nodes, simlib.clusters.nvlink_nodes(nodes=nodes)
+        wanted = message_by_message("all_reduce", "hierarchical", *asked)
+        found = scale.ends_of("all_reduce", *asked, "hierarchical")
+        assert found == pytest.approx(wanted, rel=1e-11), n
+
+
+def test_hierarchical_has_a_closed_form_where_the_smaller_nodes_come_first():
+    nodes_of = [0] * 4 + [1] * 2 + [2] * 4 + [3] * 3 + [4] * 4 + [5] * 1
+    case = {"placement": nodes_of}
+    cluster = Cluster(6, 4, Link(2.0, 100.0), Link(1.0, 1000.0), envelope_bytes=10)
+    wanted = message_by_message("all_reduce", "hierarchical", 18, 4 * 24 * 5, cluster, **case)
+    found = in_nodes.hierarchical(case_of(18, 4 * 24 * 5, cluster, **case))
+    assert found == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "placement, reduce_Bps, starts, nbytes, is_known",
+    [
+        ([0, 0, 1, 1, 0, 0], np.inf, None, 4 * 8 * 3, True),
+        ([0, 0, 1, 2, 0, 0], np.inf, None, 4 * 12 * 3, False),  # two small ones meet
+        ([0, 0, 1, 1, 0, 0], np.inf, np.arange(6.0), 4 * 8 * 3, False),
+        ([0, 0, 1, 1, 0, 0], np.inf, None, 4 * 8 * 3 + 4, False),  # chunks differ
+        ([0, 0, 1, 1, 0, 0], 1e9, None, 4 * 8 * 3, False),  # who owns four lanes adds longer
+    ],
+)
+@pytest.mark.parametrize("in_order", [True, False])
+def test_hierarchical_in_step_or_not(placement, reduce_Bps, starts, nbytes, is_known, in_order):
+    cluster = Cluster(
+        3, 4, SECOND, Link(0.5, 500.0), Device(reduce_Bps=reduce_Bps), in_order=in_order
+    )
+    case = case_of(6, nbytes, cluster, placement, starts)
+    found = in_nodes.hierarchical(case)
+    assert (found is not None) == is_known
+    if is_known:
+        wanted = message_by_message(
+            "all_reduce", "hierarchical", 6, nbytes, cluster, starts, placement
+        )
+        assert found == pytest.approx(wanted, rel=1e-12)
+
+
+def case_of(n, nbytes, cluster, placement="block", starts=None):
+    starts = np.zeros(n) if starts is None else starts
+    topology = Topology(cluster, n, placement)
+    return Case("all_reduce", "hierarchical", topology, nbytes, starts)
+
+
+def test_hierarchical_on_almost_100_000_ranks():
+    """Two ranks in the last node: as if it were full, for the others and for each lane."""
+    cluster = simlib.clusters.nvlink_nodes(nodes=MANY // 8)
+    fast, slow = cluster.intra, cluster.inter
+    lanes_s = 2 * 7 * (fast.latency_s + 5_000_000 / fast.bandwidth_Bps)
+    across_s = (
+        2 * (MANY // 8 - 1) * (fast.latency_s + slow.latency_s + 8 * 400 / slow.bandwidth_Bps)
+    )
+    found = scale.time_of("all_reduce", MANY - 6, 40_000_000, cluster, "hierarchical")
+    assert found == pytest.approx(lanes_s + across_s, rel=1e-9)
+
+
+def test_hierarchical_by_its_messages_on_a_thousand_ranks():
+    """Seven ranks in the last node are done in it later than the others: nothing is in step."""
+    cluster = simlib.clusters.nvlink_nodes(nodes=125)
+    late = scale.time_of("all_reduce", 999, 400_000_000, cluster, "hierarchical")
+    full = scale.time_of("all_reduce", 1000, 400_000_000, cluster, "hierarchical")
+    assert full < late < 1.25 * full
+    many = simlib.clusters.nvlink_nodes(nodes=MANY // 8)
+    with pytest.raises(InvalidCallError, match="no two that have fewer are neighbours"):
+        scale.time_of("all_reduce", MANY - 1, 400_000_000, many, "hierarchical")

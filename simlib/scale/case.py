@@ -69,13 +69,25 @@ class Case:
     @property
     def may_be_eager(self):
         """Whether some message of an algorithm of `SOLVERS` may be small enough to be eager."""
-        parts = max(self.n, self.chunks or 1)
-        if self.algorithm == "ring_segmented":
-            parts = self.n * self.chunks
-        elif self.algorithm == "double_tree":
-            parts = 2 * self.chunks
-        smallest = 0 if self.kind == "barrier" else self.nbytes // parts
+        smallest = 0 if self.kind == "barrier" else self.nbytes // self._most_parts
         return self.eager_limit_bytes >= smallest - smallest % self.itemsize
+
+    @property
+    def _most_parts(self):
+        """Into so many parts the bytes are cut, at most."""
+        if self.algorithm == "ring_segmented":
+            return self.n * self.chunks
+        if self.algorithm == "double_tree":
+            return 2 * self.chunks
+        if self.algorithm == "hierarchical":
+            return int(np.prod(self.nodes_and_lanes))
+        return max(self.n, self.chunks or 1)
+
+    @cached_property
+    def nodes_and_lanes(self):
+        """How many nodes have ranks, and how many ranks the largest has."""
+        ranks = np.bincount(self.topology.node_of)
+        return int((ranks > 0).sum()), int(ranks.max())
 
     def parts(self, count=None):
         """Bytes of each of so many parts, by default of one for each rank."""

@@ -39,6 +39,7 @@ ALIKE = (
 )
 MOST_MESSAGES = 8_000_000
 MOST_SHARING, MOST_SHARING_RANKS = 20_000, 512
+MOST_IN_NODES = 1_200_000  # of `hierarchical`: 2,100 ranks in nodes of 8, some seconds
 
 
 def time_of(
@@ -233,7 +234,10 @@ def _message_by_message(case):
         if ends is not None:
             return ends
         few_moments = case.start_together and (
-            found.num_rounds == 1 or case.n <= MOST_SHARING_RANKS
+            found.num_rounds == 1
+            or case.n <= MOST_SHARING_RANKS
+            or case.algorithm == "hierarchical"
+            and found.num_messages <= MOST_IN_NODES
         )
         if found.num_messages > MOST_SHARING and not few_moments:
             raise _too_many(case, found.num_messages)
@@ -264,6 +268,9 @@ def _messages_of(case):
         return 2 * case.n * (log2(case.n) + 1)
     if case.algorithm == "ring_segmented":
         return (case.chunks + 1) * case.n * case.n
+    if case.algorithm == "hierarchical":
+        nodes, lanes = case.nodes_and_lanes
+        return 2 * nodes * lanes * (nodes + lanes)
     if case.algorithm == "double_tree":
         return (4 if case.kind == "all_reduce" else 2) * case.chunks * case.n
     of_a_rank = 2 if (case.kind, case.algorithm) in SOLVERS else 12  # Gloo's have three for one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..collectives.schedules import split
 from ..collectives.steps import powers_below
 from .case import common_step_s
 from .rings import ring_of_ranks
@@ -29,11 +30,11 @@ class Nodes:
         low = np.flatnonzero((self._local % (2 * d) == 0) & (self._local + d < self._size))
         return self._order[low + d], self._order[low]
 
-    def table(self):
-        """Ranks as an array of shape (nodes, ranks of each); None where nodes differ in size."""
-        if (self.sizes != self.largest).any():
-            return None
-        return self._order.reshape(-1, self.largest)
+    def members(self):
+        """Ranks of each node, as a list of arrays; nodes in order of their first rank."""
+        ends = np.cumsum(self.sizes)
+        each = np.split(self._order, ends[:-1])
+        return sorted(each, key=lambda ranks: ranks[0])
 
 
 def leader(case):
@@ -62,23 +63,68 @@ def _exchange(case, ready, src, dst, adds=False):
 
 
 def hierarchical(case):
-    """all_reduce: rings in the nodes, rings across nodes, rings in the nodes."""
-    table = Nodes(case.topology.node_of).table()
-    if table is None or not case.start_together:
+    """all_reduce: rings in the nodes, rings across nodes, rings in the nodes.
+
+    Each of as many lanes as the largest node has ranks is a ring across the nodes. Where its owners
+    begin together they stay in step, for their messages share each node's link alike. The ranks of
+    a smaller node own several lanes; they are in step with the others if they come before them,
+    and if no two of them meet, who would begin earlier.
+    """
+    members = Nodes(case.topology.node_of).members()
+    sizes = np.array([len(ranks) for ranks in members])
+    lanes, nodes = int(sizes.max()), len(members)
+    chunks = case.parts(lanes * nodes)
+    if not case.start_together or chunks[0] != chunks[-1]:
         return None
-    nodes, size = table.shape
-    chunks = case.parts(nodes * size)
-    if chunks[0] != chunks[-1]:
+    is_small = sizes < lanes
+    if is_small.any() and case.nbytes / case.reduce_Bps > 0:
+        return None  # who owns more lanes adds longer
+    if (is_small & np.roll(is_small, -1)).any():
         return None
-    chunk = int(chunks[0])
-    seconds = 0.0
-    for nexts, count, nbytes in (
-        (np.roll(table, -1, axis=1), size - 1, chunk * nodes),
-        (np.roll(table, -1, axis=0), nodes - 1, chunk),
-    ):
-        if count:
-            step_s = common_step_s(case, table.ravel(), nexts.ravel(), nbytes)
-            if step_s is None:
-                return None
-            seconds += count * (2 * step_s + nbytes / case.reduce_Bps)
-    return case.starts + seconds
+    width = {size: split(lanes, size) for size in set(sizes.tolist())}
+    in_node = _InNodes(case, members, {size: width[size] * nodes * chunks[0] for size in width})
+    reduced_s = in_node.ends("reduce_scatter")
+    begin_s = reduced_s[lanes].max()
+    if max(ends.max() for ends in reduced_s.values()) > begin_s:
+        return None
+    owners = np.array([np.repeat(ranks, width[len(ranks)]) for ranks in members])
+    across_s = _across_s(case, owners, int(chunks[0]))
+    if across_s is None:
+        return None
+    gathered_s = in_node.ends("all_gather")
+    ends = case.starts + (begin_s + across_s)
+    for ranks in members:
+        ends[ranks] += gathered_s[len(ranks)]
+    return ends
+
+
+class _InNodes:
+    """Rings in nodes: those of one size take the same time."""
+
+    def __init__(self, case, members, blocks):
+        self._case, self._blocks = case, blocks
+        self._node = {len(ranks): ranks for ranks in members}
+
+    def ends(self, kind):
+        """For each size of a node, when each of its ranks is done, after a common start at 0."""
+        return {
+            size: ring_of_ranks(self._case, kind, ranks, self._blocks[size], np.zeros(size))
+            for size, ranks in self._node.items()
+        }
+
+
+def _across_s(case, owners, nbytes):
+    """Seconds of the rings across nodes, all in step; None where they are not.
+
+    Parameters
+    ----------
+    owners : ndarray of int, shape (nodes, lanes)
+    nbytes : int
+        Of a chunk.
+    """
+    rounds = len(owners) - 1
+    if not rounds:
+        return 0.0
+    nexts = np.roll(owners, -1, axis=0)
+    step_s = common_step_s(case, owners.ravel(), nexts.ravel(), nbytes)
+    return None if step_s is None else rounds * (2 * step_s + nbytes / case.reduce_Bps)

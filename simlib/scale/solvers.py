@@ -174,6 +174,11 @@ PAIRWISE = (
     "each rank has a node of its own, and the ranks start together (for the last end of all) or "
     "nbytes is a multiple of ranks * itemsize"
 )
+HIERARCHICAL = (
+    "the ranks start together, nbytes is a multiple of nodes * lanes * itemsize (lanes: ranks of "
+    "the largest node) and all nodes have as many ranks; or no two that have fewer are neighbours, "
+    "these are done in their nodes before the others, and adding takes no time"
+)
 TREES = "each rank has a node of its own, or all are in one"
 IN_TURN = "any case"
 SOLVERS = {
@@ -182,10 +187,7 @@ SOLVERS = {
     ("all_gather", "ring"): (ring, RING),
     ("all_reduce", "ring_segmented"): (ring_segmented, RING),
     ("all_reduce", "leader"): (leader, f"on the ring of leaders {RING}"),
-    ("all_reduce", "hierarchical"): (
-        hierarchical,
-        "all nodes are full, the ranks start together and nbytes is a multiple of ranks * itemsize",
-    ),
+    ("all_reduce", "hierarchical"): (hierarchical, HIERARCHICAL),
     ("reduce_scatter", "pairwise"): (pairwise, PAIRWISE),
     ("all_to_all", "pairwise"): (pairwise, PAIRWISE),
     ("all_to_all", "spread"): (
