@@ -106,6 +106,7 @@ GROUPS = (
             "tests/test_gloo.py",
             "tests/test_collectives.py",
             "tests/test_two_trees.py",
+            "tests/test_two_level.py",
             "tests/test_timing.py",
         ),
         ("simlib/collectives",),

@@ -605,10 +605,11 @@ def programs_of(kind, name, n, **given):
 
 
 def written():
-    """All programs by name, those of `tree_programs` too, which is made of what stands here."""
+    """All programs by name, those of modules that are made of what stands here, too."""
+    import smp_programs
     import tree_programs
 
-    return vars(tree_programs) | globals()
+    return vars(smp_programs) | vars(tree_programs) | globals()
 
 
 def programs_of_schedule(schedule):

@@ -10,8 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from ..model.errors import InvalidCallError
 from .chunks import ring_chunks, tree_chunks
+from .nodes import by_node
 from .schedules import Schedule, split
 from .steps import (
     Folding,
@@ -212,7 +212,7 @@ def hierarchical(n, nbytes, itemsize=1, nodes=None):
     **Source** Jia et al. 2018, arXiv 1807.11205; with reduce-scatter in the node as Horovod has
     it (``HOROVOD_HIERARCHICAL_ALLREDUCE``).
     """
-    members = _by_node(n, nodes)
+    members = by_node(n, nodes)
     k, lanes = len(members), max(map(len, members))
     # cuts[i][l]: the first lane of local rank l of node i
     cuts = [np.concatenate(([0], np.cumsum(split(lanes, len(ranks))))) for ranks in members]
@@ -258,7 +258,7 @@ def leader(n, nbytes, itemsize=1, nodes=None):
     **Source** Jia et al. 2018, arXiv 1807.11205 (three phases: reduce in the node, ring of the
     nodes' masters, broadcast in the node).
     """
-    members = _by_node(n, nodes)
+    members = by_node(n, nodes)
     k = len(members)
     whole, own = np.array([0, k]), np.arange(k + 1)
     leaders = np.array([ranks[0] for ranks in members])
@@ -273,13 +273,3 @@ def leader(n, nbytes, itemsize=1, nodes=None):
         in_nodes(binomial_broadcast),
     )
     return Schedule.of("all_reduce", "leader", n, split(nbytes, k, itemsize), moves)
-
-
-def _by_node(n, nodes):
-    """Positions of each node, as arrays, nodes in order of their first position."""
-    if nodes is None or len(nodes) != n:
-        raise InvalidCallError(f"give nodes=, the node of each of the {n} positions")
-    members = {}
-    for position, node in enumerate(nodes):
-        members.setdefault(int(node), []).append(position)
-    return [np.array(positions) for positions in members.values()]

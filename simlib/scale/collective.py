@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..collectives import mpich, two_level
 from ..collectives.all_to_all import bruck_in_bulk
 from ..collectives.choice import DEFAULT_POLICY, choose, schedule
 from ..collectives.chunks import CHUNKS
@@ -173,7 +174,11 @@ def _case(kind, n, nbytes, cluster, algorithm, starts, options, *, last_only):
     check_count("itemsize", itemsize)
     if eager_limit_bytes is not None:
         check_count("eager_limit_bytes", eager_limit_bytes, low=0)
-    name = choose(kind, n, nbytes, algorithm, itemsize=itemsize, link=cluster.inter)
+    topology = Topology(cluster, n, placement)
+    name = choose(
+        kind, n, nbytes, algorithm,
+        itemsize=itemsize, link=cluster.inter, nodes=topology.node_of,
+    )  # fmt: skip
     if not 0 <= root < n:
         raise InvalidCallError(f"root is {root}: ranks are 0 to {n - 1}")
     if nbytes % itemsize:
@@ -183,7 +188,7 @@ def _case(kind, n, nbytes, cluster, algorithm, starts, options, *, last_only):
     return Case(
         kind=kind,
         algorithm=name,
-        topology=Topology(cluster, n, placement),
+        topology=topology,
         nbytes=nbytes,
         starts=_checked_starts(starts, n),
         itemsize=itemsize,
@@ -268,6 +273,10 @@ def _messages_of(case):
         return 2 * case.n * (log2(case.n) + 1)
     if case.algorithm == "ring_segmented":
         return (case.chunks + 1) * case.n * case.n
+    if case.algorithm in two_level.NAMES:
+        nodes, lanes = case.nodes_and_lanes
+        rings = case.n * lanes + nodes**2 if case.nbytes >= mpich.BROADCAST_SHORT else 0
+        return 4 * case.n * (log2(case.n) + 1) + rings
     if case.algorithm == "hierarchical":
         nodes, lanes = case.nodes_and_lanes
         return 2 * nodes * lanes * (nodes + lanes)
