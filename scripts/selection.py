@@ -102,7 +102,13 @@ GROUPS = (
     ),
     Group(
         "schedules",
-        ("tests/test_gloo.py", "tests/test_collectives.py", "tests/test_timing.py"),
+        (
+            "tests/test_gloo.py",
+            "tests/test_collectives.py",
+            "tests/test_two_trees.py",
+            "tests/test_two_level.py",
+            "tests/test_timing.py",
+        ),
         ("simlib/collectives",),
         untouched=1 / 3,
     ),

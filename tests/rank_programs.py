@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from fractions import Fraction
-from math import inf, sqrt
+from math import ceil, inf, log2, sqrt
 from typing import NamedTuple
 
 
@@ -400,6 +400,16 @@ def all_reduce_ring(r, n, m, itemsize, **_):
     return [*ring_steps(r, ranks, chunks, 1, True), *ring_steps(r, ranks, chunks, 0, False)]
 
 
+def all_reduce_ring_segmented(r, n, m, itemsize, chunks, **_):
+    """As in Open MPI's comment: phase after phase round the ring, then a ring of whole blocks."""
+    blocks = cut(m, n, itemsize)
+    segments = [cut(block, chunks, itemsize) for block in blocks]
+    steps = []
+    for phase in range(chunks):
+        steps += ring_steps(r, [*range(n)], [of[phase] for of in segments], 1, True)
+    return [*steps, *ring_steps(r, [*range(n)], blocks, 0, False)]
+
+
 def all_reduce_recursive_doubling(r, n, m, **_):
     fold = Fold(n)
     return [
@@ -564,13 +574,22 @@ def barrier_flat(r, n, **_):
     return all_reduce_naive(r, n, 0)
 
 
-def best_chunks(n, m, link):
-    """The number of chunks with which a chain is fastest: see `simlib.collectives.chunks`."""
-    if n <= 2 or m == 0 or link.bandwidth_Bps == inf:
+def chunks_of(name, n, m, link):
+    """Into how many chunks `simlib.simulate` cuts for an algorithm; None where it does not ask."""
+    if name == "chain":
+        return best_chunks(m, link, n - 2)
+    if name == "double_tree":
+        return best_chunks(ceil(m / 2), link, ceil(log2(n)) - 1)
+    return max(1, ceil(m / n / 2**20)) if name == "ring_segmented" else None
+
+
+def best_chunks(m, link, fill):
+    """The s with which (fill + s) (latency + m / s / bandwidth) is least, at most one a byte."""
+    if fill <= 0 or m == 0 or link.bandwidth_Bps == inf:
         return 1
     if link.latency_s == 0:
         return m
-    return int(min(max(1, round(sqrt(m / link.bandwidth_Bps * (n - 2) / link.latency_s))), m))
+    return int(min(max(1, round(sqrt(m / link.bandwidth_Bps * fill / link.latency_s))), m))
 
 
 def programs_of(kind, name, n, **given):
@@ -581,8 +600,16 @@ def programs_of(kind, name, n, **given):
     given : dict
         m, root, itemsize, chunks, node_of.
     """
-    program = globals().get(f"{kind}_{name}")
+    program = written().get(f"{kind}_{name}")
     return program and [program(r, n, **given) for r in range(n)]
+
+
+def written():
+    """All programs by name, those of modules that are made of what stands here, too."""
+    import smp_programs
+    import tree_programs
+
+    return vars(smp_programs) | vars(tree_programs) | globals()
 
 
 def programs_of_schedule(schedule):

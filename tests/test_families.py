@@ -268,10 +268,10 @@ def call(rank, n, kind, m, itemsize, root, start_s):
 def test_times_of_a_simulation(kind, name):
     largest = []
     for case in cases_of((kind, name), 2 * TIMES, for_simulate=True):
-        if name == "chain":
-            if case.cluster.inter.latency_s == 0:  # then each byte is a chunk
-                case.m = min(case.m, 12 * case.itemsize)
-            case.chunks = rank_programs.best_chunks(case.n, case.m, case.cluster.inter)
+        is_cut = name in ("chain", "double_tree")
+        if is_cut and case.cluster.inter.latency_s == 0:  # then each byte is a chunk
+            case.m = min(case.m, 12 * case.itemsize)
+        case.chunks = rank_programs.chunks_of(name, case.n, case.m, case.cluster.inter)
         args = kind, case.m, case.itemsize, case.root, case.starts
         run = simlib.simulate(
             call, case.n, args, cluster=case.cluster, placement=case.placement, expand=True,
@@ -427,7 +427,9 @@ def test_every_program_is_of_a_family():
     """And the names of programs are right: each that is written is used."""
     begins = tuple(f"{kind}_" for kind in ALGORITHMS)
     written = [
-        name for name in vars(rank_programs) if name.startswith(begins) and name != "scatter_steps"
+        name
+        for name in rank_programs.written()
+        if name.startswith(begins) and name != "scatter_steps"
     ]
     assert set(written) <= {f"{kind}_{name}" for kind, name in FAMILIES}
     assert len(written) >= 35

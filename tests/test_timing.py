@@ -14,7 +14,16 @@ from fluid import through_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simlib.collectives import ALGORITHMS, KINDS, Moves, Schedule, schedule, sharing, timing
+from simlib.collectives import (
+    ALGORITHMS,
+    KINDS,
+    Moves,
+    Schedule,
+    schedule,
+    sharing,
+    timing,
+    two_level,
+)
 from simlib.collectives.timing import time_of
 from simlib.model.cluster import Cluster, Device, Link, Topology
 from simlib.model.errors import InvalidCallError
@@ -222,7 +231,8 @@ def test_both_ways_agree_where_no_link_is_shared(situation):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_message_per_rank_and_round_shares_nothing_on_a_flat_cluster(kind):
     topology = flat(13, SECOND)
-    for name in set(ALGORITHMS[kind]) - {"spread", "hierarchical", "leader"}:
+    in_nodes = {"hierarchical", "leader", *two_level.NAMES}
+    for name in set(ALGORITHMS[kind]) - {"spread", *in_nodes}:
         if not name.startswith("gloo"):
             found = schedule(kind, 13, 1000, name)
             patterns = timing._patterns(found, topology, np.arange(13)).values()

@@ -10,7 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from ..model.errors import InvalidCallError
+from .chunks import ring_chunks, tree_chunks
+from .nodes import by_node
 from .schedules import Schedule, split
 from .steps import (
     Folding,
@@ -23,6 +24,7 @@ from .steps import (
     ring_reduce_scatter,
     side_by_side,
 )
+from .two_trees import two_tree_broadcast, two_tree_reduce
 
 
 def ring(n, nbytes, itemsize=1):
@@ -38,6 +40,38 @@ def ring(n, nbytes, itemsize=1):
         ring_all_gather(n),
     )
     return Schedule.of("all_reduce", "ring", n, split(nbytes, n, itemsize), moves)
+
+
+def ring_segmented(n, nbytes, itemsize=1, chunks=None):
+    """`ring` in phases: each of its n blocks is cut into s chunks, and these are added up in turn.
+
+    In phase j the j-th chunks of all blocks go round and are added up; after the last phase whole
+    blocks go round. A rank needs room for one chunk more, not for a block. Here, where a rank adds
+    up what came before it goes on, that costs (s - 1) (n - 1) latencies and gains no time; with
+    one chunk it is `ring`.
+
+    Parameters
+    ----------
+    chunks : int, optional
+        Number of chunks of each block, s; by default such that none has more than 1 MiB.
+
+    **Cost** rounds `(s + 1) * (n - 1)`, messages `n * (s + 1) * (n - 1)`, bytes per rank
+    `2 * (n - 1) * nbytes / n`.
+
+    **Source** Open MPI, coll_base_allreduce.c, ompi_coll_base_allreduce_intra_ring_segmented (which
+    takes `ring` where a block is smaller than a segment). Direction: that of `ring` here, where
+    rank r ends with the sum of block r; in Open MPI with that of the block after it.
+    """
+    s = ring_chunks(n, nbytes, chunks)
+    blocks = split(nbytes, n, itemsize)
+    sizes = np.concatenate([split(int(block), s, itemsize) for block in blocks])
+    each_chunk = (
+        moves._replace(first=moves.first * s + j)
+        for j in range(s)
+        for moves in ring_reduce_scatter(n)
+    )
+    whole_blocks = embed(ring_all_gather(n), np.arange(n), np.arange(n + 1) * s)
+    return Schedule.of("all_reduce", "ring_segmented", n, sizes, chain(each_chunk, whole_blocks))
 
 
 def recursive_doubling(n, nbytes, itemsize=1):
@@ -118,6 +152,32 @@ def binomial(n, nbytes, itemsize=1):
     return Schedule.of("all_reduce", "binomial", n, split(nbytes, 1, itemsize), moves)
 
 
+def double_tree(n, nbytes, itemsize=1, chunks=None, link=None):
+    """Up two binary trees to rank 0, and down again, in s chunks: see `two_trees`.
+
+    No rank sends more than 2 nbytes, hardly more than in a ring, and only some 4 lg n rounds are
+    spent on filling and emptying the pipelines. In NCCL's two trees are all ranks, and chunks go
+    down in them while others still come up.
+
+    Parameters
+    ----------
+    chunks : int, optional
+        Number of chunks of each tree, s.
+    link : Link, optional
+        Without ``chunks``: the best number for this link is taken; without either, chunks of
+        64 KiB.
+
+    **Cost** rounds `4 * (lg_up + s - 1)`, messages `4 * s * (n - 1)`, bytes per rank
+    `min(n, 4) / 2 * nbytes`.
+
+    **Source** Sanders, Speck and Traeff 2009, Parallel Computing 35(12); for all_reduce, NCCL 2.4
+    (Jeaugey 2019, "Massively Scale Your Deep Learning Training with NCCL 2.4").
+    """
+    s = tree_chunks(n, nbytes, chunks, link)
+    moves = chain(two_tree_reduce(n, 0, s), two_tree_broadcast(n, 0, s))
+    return Schedule.of("all_reduce", "double_tree", n, split(nbytes, 2 * s, itemsize), moves)
+
+
 def naive(n, nbytes, itemsize=1):
     """Every rank sends its vector to rank 0, one after the other, and gets the sum back likewise.
 
@@ -152,7 +212,7 @@ def hierarchical(n, nbytes, itemsize=1, nodes=None):
     **Source** Jia et al. 2018, arXiv 1807.11205; with reduce-scatter in the node as Horovod has
     it (``HOROVOD_HIERARCHICAL_ALLREDUCE``).
     """
-    members = _by_node(n, nodes)
+    members = by_node(n, nodes)
     k, lanes = len(members), max(map(len, members))
     # cuts[i][l]: the first lane of local rank l of node i
     cuts = [np.concatenate(([0], np.cumsum(split(lanes, len(ranks))))) for ranks in members]
@@ -198,7 +258,7 @@ def leader(n, nbytes, itemsize=1, nodes=None):
     **Source** Jia et al. 2018, arXiv 1807.11205 (three phases: reduce in the node, ring of the
     nodes' masters, broadcast in the node).
     """
-    members = _by_node(n, nodes)
+    members = by_node(n, nodes)
     k = len(members)
     whole, own = np.array([0, k]), np.arange(k + 1)
     leaders = np.array([ranks[0] for ranks in members])
@@ -213,13 +273,3 @@ def leader(n, nbytes, itemsize=1, nodes=None):
         in_nodes(binomial_broadcast),
     )
     return Schedule.of("all_reduce", "leader", n, split(nbytes, k, itemsize), moves)
-
-
-def _by_node(n, nodes):
-    """Positions of each node, as arrays, nodes in order of their first position."""
-    if nodes is None or len(nodes) != n:
-        raise InvalidCallError(f"give nodes=, the node of each of the {n} positions")
-    members = {}
-    for position, node in enumerate(nodes):
-        members.setdefault(int(node), []).append(position)
-    return [np.array(positions) for positions in members.values()]

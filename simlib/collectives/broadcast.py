@@ -6,9 +6,10 @@ from itertools import chain as one_after_the_other
 
 import numpy as np
 
-from .chunks import chain_chunks
+from .chunks import chain_chunks, tree_chunks
 from .schedules import Schedule, split
 from .steps import Folding, Moves, binomial_broadcast, binomial_scatter, in_turn, ring_all_gather
+from .two_trees import two_tree_broadcast
 
 
 def flat(n, nbytes, itemsize=1, root=0):
@@ -105,3 +106,27 @@ def chain_steps(n, root, s):
     for k in range(n + s - 2):
         v = np.arange(max(0, k - s + 1), min(k, n - 2) + 1)
         yield Moves((v + root) % n, (v + 1 + root) % n, k - v)
+
+
+def double_tree(n, nbytes, itemsize=1, root=0, chunks=None, link=None):
+    """Down two binary trees, half of the bytes each, in s chunks: see `two_trees`.
+
+    Who passes chunks on in one tree is a leaf of the other. So it takes hardly longer than `chain`
+    for a long vector, with the start of a tree.
+
+    Parameters
+    ----------
+    chunks : int, optional
+        Number of chunks of each tree, s.
+    link : Link, optional
+        Without ``chunks``: the best number for this link is taken; without either, chunks of
+        64 KiB.
+
+    **Cost** rounds `2 * (lg_up + s - 1)`, messages `2 * s * (n - 1)`, bytes per rank `nbytes`.
+
+    **Source** Sanders, Speck and Traeff 2009, Parallel Computing 35(12).
+    """
+    s = tree_chunks(n, nbytes, chunks, link)
+    sizes = split(nbytes, 2 * s, itemsize)
+    moves = two_tree_broadcast(n, root, s)
+    return Schedule.of("broadcast", "double_tree", n, sizes, moves, root)

@@ -15,9 +15,11 @@ from . import (
     broadcast,
     gather,
     gloo,
+    mpich,
     reduce,
     reduce_scatter,
     scatter,
+    two_level,
 )
 
 DEFAULT_POLICY = "mpich"
@@ -35,16 +37,21 @@ OWN = {
         broadcast.scatter_all_gather,
         broadcast.scatter_doubling,
         broadcast.chain,
+        broadcast.double_tree,
     ),
     "scatter": _named(scatter.flat, scatter.spread, scatter.binomial),
     "gather": _named(gather.flat, gather.spread, gather.binomial),
-    "reduce": _named(reduce.flat, reduce.binomial, reduce.rabenseifner, reduce.chain),
+    "reduce": _named(
+        reduce.flat, reduce.binomial, reduce.rabenseifner, reduce.chain, reduce.double_tree
+    ),
     "all_reduce": _named(
         all_reduce.ring,
+        all_reduce.ring_segmented,
         all_reduce.recursive_doubling,
         all_reduce.rabenseifner,
         all_reduce.rabenseifner_far,
         all_reduce.binomial,
+        all_reduce.double_tree,
         all_reduce.naive,
         all_reduce.hierarchical,
         all_reduce.leader,
@@ -56,7 +63,10 @@ OWN = {
     "all_to_all": _named(all_to_all.pairwise, all_to_all.spread, all_to_all.bruck),
     "barrier": _named(barrier.dissemination, barrier.binomial, barrier.flat),
 }
-ALGORITHMS = {kind: own | gloo.ALGORITHMS.get(kind, {}) for kind, own in OWN.items()}
+ALGORITHMS = {
+    kind: own | two_level.ALGORITHMS.get(kind, {}) | gloo.ALGORITHMS.get(kind, {})
+    for kind, own in OWN.items()
+}
 
 
 def schedule(
@@ -90,12 +100,14 @@ def schedule(
     root : int
         Position of the root.
     nodes : sequence of int, optional
-        Node of each position, for ``hierarchical`` and ``leader``.
+        Node of each position, for ``hierarchical``, ``leader`` and ``smp``, and for the choice of
+        ``"mpich"``.
     chunks : int, optional
-        Number of chunks of a ``chain``.
+        Number of chunks of a ``chain``, of each block of ``ring_segmented``, or of each of the two
+        trees of ``double_tree``.
     link : Link, optional
-        The network as one link: a chain takes the number of chunks that is best for it, and policy
-        ``"nccl"`` compares times on it.
+        The network as one link: ``chain`` and ``double_tree`` take the number of chunks that is
+        best for it, and policy ``"nccl"`` compares times on it.
 
     Returns
     -------
@@ -106,7 +118,8 @@ def schedule(
     InvalidCallError
         Where there is no such collective, algorithm, root or size.
     """
-    algorithm = choose(kind, n, _total(nbytes), policy, itemsize=itemsize, link=link)
+    total = _total(nbytes)
+    algorithm = choose(kind, n, total, policy, itemsize=itemsize, link=link, nodes=nodes)
     if not 0 <= root < n:
         raise InvalidCallError(f"root is {root}: positions are 0 to {n - 1}")
     function = ALGORITHMS[kind][algorithm]
@@ -122,7 +135,7 @@ def schedule(
     return function(n, **{name: value for name, value in given.items() if name in takes})
 
 
-def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, itemsize=1, link=None):
+def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, itemsize=1, link=None, nodes=None):
     """The name of the algorithm that a policy takes.
 
     Parameters
@@ -138,6 +151,8 @@ def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, itemsize=1, link=None):
         Bytes of one element: MPICH counts elements, too.
     link : Link, optional
         For ``"nccl"``; 10 Gbit/s Ethernet where it is not given.
+    nodes : sequence of int, optional
+        Node of each position, for ``"mpich"``; where it is not given, each has its own.
 
     Returns
     -------
@@ -148,7 +163,7 @@ def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, itemsize=1, link=None):
         raise InvalidCallError(f"no collective {kind!r}: there are {', '.join(ALGORITHMS)}")
     check_count("n", n)
     if policy == "mpich":
-        return mpich(kind, n, nbytes, itemsize)
+        return mpich.choose(kind, n, nbytes, itemsize, nodes)
     if policy == "nccl":
         return nccl(kind, n, nbytes, link or Link(30e-6, 1.25e9))
     if policy == "gloo":
@@ -160,36 +175,6 @@ def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, itemsize=1, link=None):
             "'mpich', 'nccl' or 'gloo' do"
         )
     return policy
-
-
-def mpich(kind, n, nbytes, itemsize=1):
-    """By size, as MPICH chooses where each node has one rank.
-
-    A vector of fewer elements than ranks is not cut: it is reduced whole.
-
-    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1), and the default values of MPICH's
-    ``MPIR_CVAR_*_MSG_SIZE`` (src/mpi/coll). Left out: Bruck's all_to_all for parts of at most 256
-    bytes; they are spread, as those up to 32 KiB.
-    """
-    is_power = n & (n - 1) == 0
-    is_short = nbytes <= 2048 or nbytes // itemsize < 1 << (n.bit_length() - 1)
-    if kind == "broadcast":
-        if nbytes < 12288 or n < 8:
-            return "binomial"
-        return "scatter_doubling" if nbytes < 524288 and is_power else "scatter_all_gather"
-    if kind == "all_reduce":
-        return "recursive_doubling" if is_short else "rabenseifner"
-    if kind == "reduce":
-        return "binomial" if is_short else "rabenseifner"
-    if kind == "all_gather":
-        if nbytes < 81920 and not is_power:
-            return "bruck"
-        return "recursive_doubling" if nbytes < 524288 and is_power else "ring"
-    if kind == "reduce_scatter":
-        return "recursive_halving" if nbytes < 524288 else "pairwise"
-    if kind == "all_to_all":
-        return "spread" if nbytes <= 32768 * n else "pairwise"
-    return "dissemination" if kind == "barrier" else "binomial"  # scatter, gather
 
 
 def nccl(kind, n, nbytes, link):

@@ -6,9 +6,10 @@ from itertools import chain as one_after_the_other
 
 import numpy as np
 
-from .chunks import chain_chunks
+from .chunks import chain_chunks, tree_chunks
 from .schedules import Schedule, split
 from .steps import Folding, Moves, binomial_reduce, in_turn
+from .two_trees import two_tree_reduce
 
 
 def flat(n, nbytes, itemsize=1, root=0):
@@ -82,3 +83,15 @@ def _chain_steps(n, root, s):
         w = np.arange(max(0, k - s + 1), min(k, n - 2) + 1)
         v = n - 1 - w
         yield Moves((v + root) % n, (v - 1 + root) % n, k - w, adds=True)
+
+
+def double_tree(n, nbytes, itemsize=1, root=0, chunks=None, link=None):
+    """Up two binary trees, half of the bytes each: `broadcast.double_tree` backwards.
+
+    **Cost** rounds `2 * (lg_up + s - 1)`, messages `2 * s * (n - 1)`, bytes per rank `nbytes`.
+
+    **Source** Sanders, Speck and Traeff 2009, Parallel Computing 35(12).
+    """
+    s = tree_chunks(n, nbytes, chunks, link)
+    sizes = split(nbytes, 2 * s, itemsize)
+    return Schedule.of("reduce", "double_tree", n, sizes, two_tree_reduce(n, root, s), root)

@@ -27,7 +27,7 @@ class Case:
     itemsize : int
     root : int
     chunks : int or None
-        Number of chunks of a chain; None for the number that is best on the link between nodes.
+        As the algorithms of `collectives.chunks.CHUNKS` take them; None for the others.
     last_only : bool
         Whether the largest of all ends is enough.
     eager_limit_bytes : float
@@ -69,8 +69,25 @@ class Case:
     @property
     def may_be_eager(self):
         """Whether some message of an algorithm of `SOLVERS` may be small enough to be eager."""
-        smallest = 0 if self.kind == "barrier" else self.nbytes // max(self.n, self.chunks or 1)
+        smallest = 0 if self.kind == "barrier" else self.nbytes // self._most_parts
         return self.eager_limit_bytes >= smallest - smallest % self.itemsize
+
+    @property
+    def _most_parts(self):
+        """Into so many parts the bytes are cut, at most."""
+        if self.algorithm == "ring_segmented":
+            return self.n * self.chunks
+        if self.algorithm == "double_tree":
+            return 2 * self.chunks
+        if self.algorithm == "hierarchical":
+            return int(np.prod(self.nodes_and_lanes))
+        return max(self.n, self.chunks or 1)
+
+    @cached_property
+    def nodes_and_lanes(self):
+        """How many nodes have ranks, and how many ranks the largest has."""
+        ranks = np.bincount(self.topology.node_of)
+        return int((ranks > 0).sum()), int(ranks.max())
 
     def parts(self, count=None):
         """Bytes of each of so many parts, by default of one for each rank."""

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..collectives import mpich, two_level
 from ..collectives.all_to_all import bruck_in_bulk
 from ..collectives.choice import DEFAULT_POLICY, choose, schedule
-from ..collectives.chunks import chain_chunks
+from ..collectives.chunks import CHUNKS
 from ..collectives.timing import shares_no_link
 from ..collectives.timing import time_of as time_of_schedule
 from ..model.cluster import Cluster, Topology
@@ -39,6 +40,7 @@ ALIKE = (
 )
 MOST_MESSAGES = 8_000_000
 MOST_SHARING, MOST_SHARING_RANKS = 20_000, 512
+MOST_IN_NODES = 1_200_000  # of `hierarchical`: 2,100 ranks in nodes of 8, some seconds
 
 
 def time_of(
@@ -81,7 +83,9 @@ def time_of(
         Bytes of one element; chunks are cut between elements.
     root : int
     chunks : int, optional
-        Number of chunks of a chain; where not given, the best for the link between nodes.
+        Number of chunks of a chain, of each block of ``ring_segmented``, of each tree of
+        ``double_tree``; where not given, as `simulate` has it: for ``chain`` and ``double_tree``
+        the best for the link between nodes.
     eager_limit_bytes : int, optional
         Messages of at most so many bytes leave without waiting for their receiver, as in `simulate`
         with ``sends="eager"``. Where there may be such, all messages are followed one by one.
@@ -170,17 +174,21 @@ def _case(kind, n, nbytes, cluster, algorithm, starts, options, *, last_only):
     check_count("itemsize", itemsize)
     if eager_limit_bytes is not None:
         check_count("eager_limit_bytes", eager_limit_bytes, low=0)
-    name = choose(kind, n, nbytes, algorithm, itemsize=itemsize, link=cluster.inter)
+    topology = Topology(cluster, n, placement)
+    name = choose(
+        kind, n, nbytes, algorithm,
+        itemsize=itemsize, link=cluster.inter, nodes=topology.node_of,
+    )  # fmt: skip
     if not 0 <= root < n:
         raise InvalidCallError(f"root is {root}: ranks are 0 to {n - 1}")
     if nbytes % itemsize:
         raise InvalidCallError(f"{nbytes} bytes are no whole number of elements of {itemsize}")
-    if name == "chain":
-        chunks = chain_chunks(n, nbytes, chunks, cluster.inter)
+    if name in CHUNKS:
+        chunks = CHUNKS[name](n, nbytes, chunks, cluster.inter)
     return Case(
         kind=kind,
         algorithm=name,
-        topology=Topology(cluster, n, placement),
+        topology=topology,
         nbytes=nbytes,
         starts=_checked_starts(starts, n),
         itemsize=itemsize,
@@ -231,7 +239,10 @@ def _message_by_message(case):
         if ends is not None:
             return ends
         few_moments = case.start_together and (
-            found.num_rounds == 1 or case.n <= MOST_SHARING_RANKS
+            found.num_rounds == 1
+            or case.n <= MOST_SHARING_RANKS
+            or case.algorithm == "hierarchical"
+            and found.num_messages <= MOST_IN_NODES
         )
         if found.num_messages > MOST_SHARING and not few_moments:
             raise _too_many(case, found.num_messages)
@@ -260,6 +271,17 @@ def _messages_of(case):
         return case.n
     if case.algorithm in FEW_ROUNDS:
         return 2 * case.n * (log2(case.n) + 1)
+    if case.algorithm == "ring_segmented":
+        return (case.chunks + 1) * case.n * case.n
+    if case.algorithm in two_level.NAMES:
+        nodes, lanes = case.nodes_and_lanes
+        rings = case.n * lanes + nodes**2 if case.nbytes >= mpich.BROADCAST_SHORT else 0
+        return 4 * case.n * (log2(case.n) + 1) + rings
+    if case.algorithm == "hierarchical":
+        nodes, lanes = case.nodes_and_lanes
+        return 2 * nodes * lanes * (nodes + lanes)
+    if case.algorithm == "double_tree":
+        return (4 if case.kind == "all_reduce" else 2) * case.chunks * case.n
     of_a_rank = 2 if (case.kind, case.algorithm) in SOLVERS else 12  # Gloo's have three for one
     return of_a_rank * case.n * max(case.n, case.chunks or 0)
 

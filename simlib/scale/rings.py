@@ -16,15 +16,16 @@ Whatever is not covered is worked out round by round, for as many ranks as that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
 import numpy as np
 
 from . import two_sorts
+from .case import common_step_s, shares_a_link
 
-MOST_RANKS_BY_ROUNDS = 8192
+MOST_STEPS_BY_ROUNDS = 2 * 8192**2
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,15 +109,57 @@ class Ring:
         return Ring(rounds=rounds, lag=lag, adding=adding, **fields)
 
 
-def ends_of_ring(ring, last_only=False):
+def ring_of_ranks(case, kind, ranks, sizes, starts, last_only=False, times=1, share=1):
+    """When some ranks have done their part of a ring; None where unknown.
+
+    Parameters
+    ----------
+    case : Case
+    kind : {"all_reduce", "reduce_scatter", "all_gather"}
+    ranks, sizes, starts : ndarray
+        Of the ring: who is in it, bytes of the chunks, when each begins.
+    last_only, share
+        As for `ends_of_ring`.
+    times : int
+        All its rounds so often, one after the other.
+    """
+    after = np.roll(ranks, -1)
+    topology = case.topology
+    if len(ranks) == 1:
+        return starts.copy()
+    latency_s, bandwidth_Bps = (
+        topology.latencies_s(ranks, after),
+        topology.bandwidths_Bps(ranks, after),
+    )
+    if shares_a_link(topology, ranks, after):
+        step_s = common_step_s(case, ranks, after, int(sizes[0]))
+        if step_s is None or (starts != starts[0]).any() or (sizes != sizes[0]).any():
+            return None
+        # As if each were alone on a link that is slower by so much.
+        latency_s, bandwidth_Bps = np.full(len(ranks), step_s), np.full(len(ranks), inf)
+    spec = Ring.of(
+        kind,
+        starts=starts,
+        latency_s=latency_s,
+        bandwidth_Bps=bandwidth_Bps,
+        sizes=sizes,
+        envelope_bytes=case.envelope_bytes,
+        reduce_Bps=case.reduce_Bps,
+    )
+    spec = replace(spec, rounds=times * spec.rounds, adding=times * spec.adding)
+    return ends_of_ring(spec, last_only, share)
+
+
+def ends_of_ring(ring, last_only=False, share=1):
     """When each rank has done its part: ndarray of float, shape (n,); None where unknown.
 
-    With ``last_only`` only the largest of them needs to be right.
+    With ``last_only`` only the largest of them needs to be right. ``share``: this is one of so many
+    rings that may take as long as one together.
     """
     if ring.n == 1:
         return ring.starts.copy()
     ends = in_closed_form(ring, last_only)
-    if ends is None and ring.n <= MOST_RANKS_BY_ROUNDS:
+    if ends is None and ring.n * ring.rounds * share <= MOST_STEPS_BY_ROUNDS:
         ends = by_rounds(ring)
     return ends
 

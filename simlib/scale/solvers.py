@@ -11,122 +11,47 @@ from math import inf
 import numpy as np
 
 from ..collectives.schedules import Schedule, split
-from ..collectives.steps import binomial_scatter, powers_below
+from ..collectives.steps import binomial_scatter
 from ..collectives.timing import time_of
-from .case import common_step_s, shares_a_link
+from .case import shares_a_link
 from .chains import ends_of_chain
+from .in_nodes import hierarchical, leader
 from .maxplus import in_turn
-from .rings import Ring, ends_of_ring
+from .rings import ring_of_ranks
+from .two_trees import double_tree
 
 
 def ring(case):
     """all_reduce, reduce_scatter, all_gather: round a ring of all ranks."""
-    return _round_ring(
+    return ring_of_ranks(
         case, case.kind, np.arange(case.n), case.parts(), case.starts, case.last_only
     )
 
 
-def _round_ring(case, kind, ranks, sizes, starts, last_only=False):
-    """A ring of some ranks."""
-    after = np.roll(ranks, -1)
-    topology = case.topology
-    if len(ranks) == 1:
-        return starts.copy()
-    latency_s, bandwidth_Bps = (
-        topology.latencies_s(ranks, after),
-        topology.bandwidths_Bps(ranks, after),
-    )
-    if shares_a_link(topology, ranks, after):
-        step_s = common_step_s(case, ranks, after, int(sizes[0]))
-        if step_s is None or (starts != starts[0]).any() or (sizes != sizes[0]).any():
-            return None
-        # As if each were alone on a link that is slower by so much.
-        latency_s, bandwidth_Bps = np.full(len(ranks), step_s), np.full(len(ranks), inf)
-    spec = Ring.of(
-        kind,
-        starts=starts,
-        latency_s=latency_s,
-        bandwidth_Bps=bandwidth_Bps,
-        sizes=sizes,
-        envelope_bytes=case.envelope_bytes,
-        reduce_Bps=case.reduce_Bps,
-    )
-    return ends_of_ring(spec, last_only)
+def ring_segmented(case):
+    """all_reduce: a reduce_scatter of each segment of all blocks, then an all_gather of blocks.
 
-
-def leader(case):
-    """all_reduce: down trees in the nodes, round a ring of the nodes' first ranks, up the trees."""
-    nodes = _Nodes(case.topology.node_of)
-    ready = case.starts.copy()
-    leaders = nodes.first_ranks
-    for d in powers_below(nodes.largest):
-        high, low = nodes.pairs(d)
-        _exchange(case, ready, high, low, adds=True)
-    ends = _round_ring(case, "all_reduce", leaders, case.parts(len(leaders)), ready[leaders])
-    if ends is None:
-        return None
-    ready[leaders] = ends
-    for d in reversed(powers_below(nodes.largest)):
-        high, low = nodes.pairs(d)
-        _exchange(case, ready, low, high)
-    return ready
-
-
-def _exchange(case, ready, src, dst, adds=False):
-    """Whole vectors, from each src to its dst; ``ready`` is changed in place."""
-    end = np.maximum(ready[src], ready[dst]) + case.step_s(src, dst, case.nbytes)
-    ready[src] = end
-    ready[dst] = end + (case.nbytes / case.reduce_Bps if adds else 0.0)
-
-
-class _Nodes:
-    """Ranks by node; nodes in order of their first rank."""
-
-    def __init__(self, node_of):
-        n = len(node_of)
-        order = np.argsort(node_of, kind="stable")
-        is_first = np.diff(node_of[order], prepend=-1) > 0
-        begin = np.flatnonzero(is_first)
-        self._order = order
-        self.sizes = np.diff(begin, append=n)
-        self._local = np.arange(n) - np.repeat(begin, self.sizes)
-        self._size = np.repeat(self.sizes, self.sizes)
-        self.first_ranks = np.sort(order[begin])
-        self.largest = int(self.sizes.max())
-
-    def pairs(self, d):
-        """In a binomial tree of each node: who is d above whom, as arrays of ranks."""
-        low = np.flatnonzero((self._local % (2 * d) == 0) & (self._local + d < self._size))
-        return self._order[low + d], self._order[low]
-
-    def table(self):
-        """Ranks as an array of shape (nodes, ranks of each); None where nodes differ in size."""
-        if (self.sizes != self.largest).any():
-            return None
-        return self._order.reshape(-1, self.largest)
-
-
-def hierarchical(case):
-    """all_reduce: rings in the nodes, rings across nodes, rings in the nodes."""
-    table = _Nodes(case.topology.node_of).table()
-    if table is None or not case.start_together:
-        return None
-    nodes, size = table.shape
-    chunks = case.parts(nodes * size)
-    if chunks[0] != chunks[-1]:
-        return None
-    chunk = int(chunks[0])
-    seconds = 0.0
-    for nexts, count, nbytes in (
-        (np.roll(table, -1, axis=1), size - 1, chunk * nodes),
-        (np.roll(table, -1, axis=0), nodes - 1, chunk),
-    ):
-        if count:
-            step_s = common_step_s(case, table.ravel(), nexts.ravel(), nbytes)
-            if step_s is None:
+    Where the chunks of a segment are alike, all segments of one size are one long ring.
+    """
+    ranks, ends = np.arange(case.n), case.starts
+    blocks = case.parts()
+    of_block = [split(int(block), case.chunks, case.itemsize) for block in (blocks[0], blocks[-1])]
+    larger = int((blocks > blocks[-1]).sum())
+    for phases, sizes in _runs(np.column_stack(of_block)):
+        chunks = np.where(ranks < larger, *sizes)
+        long = phases if sizes[0] == sizes[1] else 1
+        share = case.chunks // long
+        for _ in range(phases // long):
+            ends = ring_of_ranks(case, "reduce_scatter", ranks, chunks, ends, False, long, share)
+            if ends is None:
                 return None
-            seconds += count * (2 * step_s + nbytes / case.reduce_Bps)
-    return case.starts + seconds
+    return ring_of_ranks(case, "all_gather", ranks, blocks, ends, case.last_only)
+
+
+def _runs(rows):
+    """Rows that are alike and follow each other: how many, and one of them."""
+    begins = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1)))
+    return zip(np.diff(begins, append=len(rows)).tolist(), rows[begins], strict=True)
 
 
 def pairwise(case):
@@ -214,7 +139,7 @@ def scatter_all_gather(case):
     moves = binomial_scatter(case.n, case.root)
     scatter = Schedule.of("broadcast", "scatter", case.n, sizes, moves, case.root)
     ready = time_of(scatter, case.topology, np.arange(case.n), case.starts)
-    return _round_ring(case, "all_gather", np.arange(case.n), sizes, ready)
+    return ring_of_ranks(case, "all_gather", np.arange(case.n), sizes, ready)
 
 
 def chain(case):
@@ -249,16 +174,20 @@ PAIRWISE = (
     "each rank has a node of its own, and the ranks start together (for the last end of all) or "
     "nbytes is a multiple of ranks * itemsize"
 )
+HIERARCHICAL = (
+    "the ranks start together, nbytes is a multiple of nodes * lanes * itemsize (lanes: ranks of "
+    "the largest node) and all nodes have as many ranks; or no two that have fewer are neighbours, "
+    "these are done in their nodes before the others, and adding takes no time"
+)
+TREES = "each rank has a node of its own, or all are in one"
 IN_TURN = "any case"
 SOLVERS = {
     ("all_reduce", "ring"): (ring, RING),
     ("reduce_scatter", "ring"): (ring, RING),
     ("all_gather", "ring"): (ring, RING),
+    ("all_reduce", "ring_segmented"): (ring_segmented, RING),
     ("all_reduce", "leader"): (leader, f"on the ring of leaders {RING}"),
-    ("all_reduce", "hierarchical"): (
-        hierarchical,
-        "all nodes are full, the ranks start together and nbytes is a multiple of ranks * itemsize",
-    ),
+    ("all_reduce", "hierarchical"): (hierarchical, HIERARCHICAL),
     ("reduce_scatter", "pairwise"): (pairwise, PAIRWISE),
     ("all_to_all", "pairwise"): (pairwise, PAIRWISE),
     ("all_to_all", "spread"): (
@@ -269,6 +198,9 @@ SOLVERS = {
     ("broadcast", "scatter_all_gather"): (scatter_all_gather, "each rank has a node of its own"),
     ("broadcast", "chain"): (chain, CHAIN),
     ("reduce", "chain"): (chain, CHAIN),
+    ("broadcast", "double_tree"): (double_tree, TREES),
+    ("reduce", "double_tree"): (double_tree, TREES),
+    ("all_reduce", "double_tree"): (double_tree, TREES),
     ("broadcast", "flat"): (flat_out, IN_TURN),
     ("scatter", "flat"): (flat_out, IN_TURN),
     ("gather", "flat"): (flat_in, IN_TURN),

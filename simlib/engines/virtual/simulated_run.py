@@ -88,7 +88,8 @@ def simulate(
     eager_limit_bytes : int, optional
         Sends of at most this many bytes are eager.
     algorithms : {"mpich", "nccl", "gloo"}
-        How collectives become messages: chosen by size as that library does.
+        How collectives become messages: chosen by size as that library does. MPICH looks at the
+        nodes, too: where ranks share one, short vectors go in two levels.
     expand : bool
         True to keep the messages of collectives, in ``run.wire``.
     compute : {"flops", "measured", "free"}
