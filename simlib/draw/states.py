@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from matplotlib.patches import Rectangle
 
+from .dark_colors import INK_THAT_STAYS, is_bright, on_dark
 from .figures import Picture
 from .palette import mix, rank_color
 
@@ -143,7 +144,9 @@ def draw_row(axes, rank, x, cells):
             Rectangle((x + index, rank + 0.08), 1, 0.84, facecolor=color, edgecolor="#444444")
         )
         size = min(9, 44 / max(1, len(text)))  # as wide as the cell, whatever its length
-        axes.text(x + index + 0.5, rank + 0.5, text, fontsize=size, ha="center", va="center")
+        ink = INK_THAT_STAYS if is_bright(on_dark(color)) else "black"
+        looks = {"fontsize": size, "color": ink, "ha": "center", "va": "center"}
+        axes.text(x + index + 0.5, rank + 0.5, text, **looks)
 
 
 def numbers(state):

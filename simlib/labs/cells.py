@@ -9,6 +9,7 @@ from matplotlib.collections import LineCollection, PathCollection, PolyCollectio
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
 
+from ..draw.dark_colors import INK_THAT_STAYS, PAPER_THAT_STAYS, is_bright, on_dark
 from ..draw.figures import DPI, INK, PAPER, SMALL_PT
 from ..draw.palette import mix, rank_color
 from .contributions import messages_of
@@ -119,9 +120,11 @@ def _digit(number):
 
 
 def _readable_on(color):
-    """Black or white, whichever is easier to read on a colour."""
+    """Black or white, whichever is easier to read on a colour, here and on dark paper."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 130 else PAPER
+    if 0.299 * red + 0.587 * green + 0.114 * blue > 130:
+        return INK_THAT_STAYS if is_bright(on_dark(color)) else INK
+    return PAPER if is_bright(on_dark(color)) else PAPER_THAT_STAYS
 
 
 def draw_messages(grid, steps, rounds_done):
