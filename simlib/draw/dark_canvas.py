@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.colors import to_rgba, to_rgba_array
 
-from .dark_colors import flipped, rgb_on_dark
+from .palette import flipped, rgb_on_dark
 
 MOST_SINGLE = 64
 """So many colours in one collection are single ones, ranks'; more run into each other."""

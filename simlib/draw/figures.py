@@ -1,4 +1,4 @@
-"""What all pictures share: the figure that shows itself, PNG bytes, sizes."""
+"""What all pictures share: the figure that shows itself, PNG bytes, colours and sizes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from .dark_canvas import DarkCanvas
+from .looks import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
 from .twins import png_of_both
 
-DPI = 110
-INK, PAPER, GREY = "#222222", "#ffffff", "#777777"
-TITLE_PT, TEXT_PT, SMALL_PT = 10, 8, 7
+__all__ = [
+    "DPI",
+    "GREY",
+    "INK",
+    "PAPER",
+    "SMALL_PT",
+    "TEXT_PT",
+    "TITLE_PT",
+    "Picture",
+    "on_canvas",
+    "own_style",
+    "pixels_of",
+    "png_of",
+]
 
 
 class Picture(Figure):

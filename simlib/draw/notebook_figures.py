@@ -69,7 +69,7 @@ def has_dark_twin(figure):
     from matplotlib.colors import to_hex, to_rgba
     from matplotlib.image import AxesImage
 
-    from .dark_colors import is_bright
+    from .palette import is_bright
 
     paper = figure.get_facecolor()
     images = figure.findobj(AxesImage)

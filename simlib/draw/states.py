@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from matplotlib.patches import Rectangle
 
-from .dark_colors import INK_THAT_STAYS, is_bright, on_dark
 from .figures import Picture
-from .palette import mix, rank_color
+from .palette import INK_THAT_STAYS, is_bright, mix, on_dark, rank_color
 
 CELL_IN = 0.42
 LABEL_IN = 0.75

@@ -22,8 +22,8 @@ COLORS = 256
 """Rows of a palette."""
 FEWER = 224
 """Colours of a light picture that leaves rows free, for what is one colour there and two here."""
-SEEN = 100
-"""How far a pixel of the dark twin may be from what was drawn, in a channel, of 255."""
+SEEN, FEW = 100, 1e-4
+"""What is too far from what was drawn, in a channel, of 255; and what share of pixels may be."""
 
 
 def png_of_both(light, dark, dpi):
@@ -40,7 +40,7 @@ def png_of_both(light, dark, dpi):
         rows, palette = reduced(light, colors)
         _split(rows, palette, dark)
         dark_palette = _means(rows, dark)
-        if np.abs(dark - dark_palette[rows]).max() <= SEEN:
+        if (np.abs(dark - dark_palette[rows]) > SEEN).mean() <= FEW:
             break
     return joined(_saved(rows, palette, dpi), _saved(rows, dark_palette, dpi))
 
