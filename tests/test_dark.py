@@ -21,6 +21,7 @@ from simlib.draw.dark_canvas import DarkCanvas
 from simlib.draw.figures import GREY, INK, PAPER, Picture, on_canvas, pixels_of, png_of
 from simlib.draw.notebook_figures import has_dark_twin
 from simlib.draw.palette import DARK_PAPER, mix, on_dark, rank_color
+from simlib.draw.player.scene import scene_of
 from simlib.draw.states import COMPUTED, own_color
 from simlib.draw.timeline_frame import HATCH
 from simlib.draw.twins import CHUNK, FEW, SEEN, chunks, dark_twin, joined
@@ -31,24 +32,22 @@ TYPE = (INK, GREY, "#000000", "#444444", "#555555")
 """The colours in which pictures have words on their paper."""
 
 
-def luminance(color):
+def linear(color):
+    """How much light each channel gives, from 0 to 1."""
     channels = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    linear = np.where(channels > 0.04045, ((channels + 0.055) / 1.055) ** 2.4, channels / 12.92)
-    return linear @ (0.2126, 0.7152, 0.0722)
+    return np.where(channels > 0.04045, ((channels + 0.055) / 1.055) ** 2.4, channels / 12.92)
 
 
 def contrast(one, other):
     """As the Web Content Accessibility Guidelines have it: from 1 to 21."""
-    low, high = sorted(map(luminance, (one, other)))
+    low, high = sorted(linear(color) @ (0.2126, 0.7152, 0.0722) for color in (one, other))
     return (high + 0.05) / (low + 0.05)
 
 
 def seen(color):
     """A colour in CIELAB, where distances are as they are seen."""
-    channels = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    linear = np.where(channels > 0.04045, ((channels + 0.055) / 1.055) ** 2.4, channels / 12.92)
     to_xyz = [[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8729]]
-    x, y, z = np.cbrt(to_xyz @ linear)
+    x, y, z = np.cbrt(to_xyz @ linear(color))
     return np.array([116 * y, 500 * (x - y), 200 * (y - z)])
 
 
@@ -204,6 +203,12 @@ def test_a_picture_is_saved_light_or_dark(run, tmp_path):
     for dark, level in ((False, 255), (True, 0x11), (False, 255)):
         figure.savefig(tmp_path / "picture.png", dark=dark)
         assert image_of((tmp_path / "picture.png").read_bytes())[0, 0].tolist() == [level] * 3
+
+
+def test_the_player_has_the_same_colours(run):
+    lanes = scene_of(run)["lanes"]
+    assert [lane["on_dark"] for lane in lanes] == [on_dark(rank_color(r)) for r in range(9)]
+    assert lanes[7]["on_dark"] == "#ffffff"  # its black would not be seen
 
 
 # The file
