@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / ".jupyter"
 SETTINGS = Path(__file__).resolve().parent / "lab_settings"
+EXTENSIONS = Path(__file__).resolve().parent / "lab_extensions"
 START_PAGE = "START.md"
 
 
@@ -61,6 +62,7 @@ def lab_arguments(port, display, as_root):
         f"--ServerApp.root_dir={ROOT}",
         f"--LabApp.default_url=/lab/tree/{START_PAGE}",
         f"--LabApp.app_settings_dir={SETTINGS}",
+        f"--LabApp.extra_labextensions_path={EXTENSIONS}",
         f"--LabApp.user_settings_dir={OWN / 'settings'}",
         f"--LabApp.workspaces_dir={OWN / 'workspaces'}",
         "--LabApp.extension_manager=readonly",

@@ -61,7 +61,15 @@ GROUPS = (
     Group(
         "browser",
         ("tests/browser/*",),
-        ("simlib/draw/player", "simlib/labs", "scripts/lab.py", "scripts/lab_settings"),
+        (
+            "simlib/draw/player",
+            "simlib/draw/twins.py",
+            "simlib/draw/notebook_figures.py",
+            "simlib/labs",
+            "scripts/lab.py",
+            "scripts/lab_settings",
+            "scripts/lab_extensions",
+        ),
     ),
     Group(
         "installer",

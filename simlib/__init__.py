@@ -15,6 +15,7 @@
 from . import clusters, digits, scale
 from .diagnose.findings import Finding
 from .draw.curves import draw_curves, live_curves
+from .draw.notebook_figures import follow_theme as _follow_theme
 from .engines.batch import Job, Mpiexec, Slurm, jobs, submit
 from .engines.batch.doctor import doctor
 from .engines.processes import run
@@ -82,3 +83,4 @@ __all__ = [
     "submit",
 ]
 __version__ = _VERSION
+_follow_theme()

@@ -1,19 +1,33 @@
-"""What all pictures share: the figure that shows itself, PNG bytes, sizes."""
+"""What all pictures share: the figure that shows itself, PNG bytes, colours and sizes."""
 
 from __future__ import annotations
 
-import io
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 
 import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
 
-DPI = 110
-INK, PAPER, GREY = "#222222", "#ffffff", "#777777"
-TITLE_PT, TEXT_PT, SMALL_PT = 10, 8, 7
+from .dark_canvas import DarkCanvas
+from .looks import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
+from .twins import png_of_both
+
+__all__ = [
+    "DPI",
+    "GREY",
+    "INK",
+    "PAPER",
+    "SMALL_PT",
+    "TEXT_PT",
+    "TITLE_PT",
+    "Picture",
+    "on_canvas",
+    "own_style",
+    "pixels_of",
+    "png_of",
+]
 
 
 class Picture(Figure):
@@ -22,19 +36,38 @@ class Picture(Figure):
     def _repr_png_(self):
         return png_of(self)
 
+    def savefig(self, *args, dark=False, **options):
+        """As matplotlib's; with ``dark=True`` the picture for a dark theme."""
+        with on_canvas(self, DarkCanvas) if dark else nullcontext():
+            super().savefig(*args, **options)
+
 
 def png_of(figure):
-    """The figure as PNG bytes: the same figure always gives the same bytes.
+    """The figure as PNG bytes with its dark twin: the same figure always gives the same bytes."""
+    light = pixels_of(FigureCanvasAgg(figure))
+    with on_canvas(figure, DarkCanvas) as canvas:
+        dark = pixels_of(canvas)
+    return png_of_both(light, dark, figure.dpi)
 
-    The few colours of these pictures fit a palette, which makes the file three times smaller.
-    """
-    canvas = FigureCanvasAgg(figure)
+
+def pixels_of(canvas):
+    """The figure of a canvas, drawn: array (height, width, 3)."""
     canvas.draw()
-    pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
-    small = pixels.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    buffer = io.BytesIO()
-    small.save(buffer, format="png", dpi=(figure.dpi, figure.dpi))
-    return buffer.getvalue()
+    return np.asarray(canvas.buffer_rgba())[..., :3]
+
+
+@contextmanager
+def on_canvas(figure, canvas_class):
+    """Give a figure another canvas while the block runs, with everything where it is."""
+    canvas, engine = figure.canvas, figure.get_layout_engine()
+    if engine:
+        figure.set_layout_engine("none")  # a second layout might move things by a pixel
+    try:
+        yield canvas_class(figure)
+    finally:
+        figure.set_canvas(canvas)
+        if engine:
+            figure.set_layout_engine(engine)
 
 
 def own_style(draw):

@@ -7,8 +7,8 @@ from matplotlib.collections import LineCollection, PolyCollection
 
 from ..model.words import short_bytes
 from .figures import DPI, PAPER
+from .labels import MOST_ARROWS
 from .palette import mix, rank_color
-from .timeline_view import MOST_ARROWS
 
 
 def draw_messages(view):

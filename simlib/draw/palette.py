@@ -1,6 +1,16 @@
-"""One colour per rank, the same in every picture. Pure Python."""
+"""One colour per rank, the same in every picture; and what a colour is on dark paper.
+
+Nearly every colour of these pictures is a rank's, or mixed of that and white or black. On dark
+paper the palette's own colours stay, so that a rank keeps its colour; white becomes the paper, and
+black white.
+"""
 
 from __future__ import annotations
+
+from functools import cache, lru_cache
+from operator import itemgetter
+
+import numpy as np
 
 # Okabe and Ito's set (https://jfly.uni-koeln.de/color/), told apart by every common sort of
 # colour vision. Their black comes last: as a first colour it would be read as "the special one".
@@ -36,3 +46,77 @@ def mix(color, other, share):
 
 def _channels(color):
     return [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+
+
+DARK_PAPER = "#111111"  # what lies below the outputs in JupyterLab's dark theme
+INK_THAT_STAYS, PAPER_THAT_STAYS = "#010101", "#fefefe"
+"""For type on a colour that stays. Nobody tells them from black and white, which change."""
+BRIGHT = 120
+"""Of 255: on a brighter fill dark type is read more easily."""
+LIGHTER = (0.0, 0.25, 0.6)
+"""Shares of white in place of `DARKER`, those of black: so all 24 are seen, and told apart."""
+NEAR = 1.01 / 255
+"""How far a colour's channels may be from such a mixture."""
+
+
+def channels(color):
+    """The channels of ``"#rrggbb"``, from 0 to 1: an array of three."""
+    return np.array(_channels(color)) / 255
+
+
+WHITE, BLACK, PAPER = (channels(color) for color in ("#ffffff", "#000000", DARK_PAPER))
+STAYING = tuple(tuple(channels(color)) for color in (INK_THAT_STAYS, PAPER_THAT_STAYS))
+
+
+def on_dark(color):
+    """What ``"#rrggbb"`` is on dark paper, as ``"#rrggbb"``."""
+    found = rgb_on_dark(tuple(channels(color)))
+    return "#" + "".join(f"{round(255 * channel):02x}" for channel in found)
+
+
+def is_bright(color):
+    """Whether dark type is easier to read on ``"#rrggbb"`` than light type."""
+    return 255 * channels(color) @ (0.299, 0.587, 0.114) > BRIGHT
+
+
+@lru_cache(4096)
+def rgb_on_dark(rgb):
+    """What a colour of three channels, from 0 to 1, is on dark paper: three channels."""
+    if rgb in STAYING:
+        return rgb
+    if max(rgb) - min(rgb) <= NEAR:
+        return tuple(WHITE + (PAPER - WHITE) * np.mean(rgb))
+    misses, mixed = min((_as_mixture(np.array(rgb), *line) for line in _lines()), key=itemgetter(0))
+    return tuple(mixed if misses <= NEAR else flipped(np.array(rgb)))
+
+
+@cache
+def _lines():
+    """From a rank's colour to white or black: both ends, and what they are on dark paper."""
+    lines = []
+    for rank in (rank for rank in range(len(OKABE_ITO) * len(DARKER)) if _has_hue(rank)):
+        light = channels(rank_color(rank))
+        hue, share = channels(rank_color(rank % len(OKABE_ITO))), LIGHTER[rank // len(OKABE_ITO)]
+        dark = hue + (WHITE - hue) * share
+        lines += [(light, WHITE, dark, PAPER), (light, BLACK, dark, WHITE)]
+    return lines
+
+
+def _has_hue(rank):
+    return rank % len(OKABE_ITO) != len(OKABE_ITO) - 1  # the last of the set is black
+
+
+def _as_mixture(rgb, light, light_end, dark, dark_end):
+    """How far a colour is from such a line, and what its share of the end is on dark paper."""
+    way = light_end - light
+    share = np.clip((rgb - light) @ way / (way @ way), 0, 1)
+    misses = np.abs(light + share * way - rgb).max()
+    if light_end is BLACK:
+        share = np.interp(share, (*DARKER, 1), (*LIGHTER, 1))
+    return misses, dark + share * (dark_end - dark)
+
+
+def flipped(rgb):
+    """Colours of the same hue, as light as these are dark, above dark paper: array (..., 3)."""
+    as_light_as_dark = rgb + 1 - rgb.max(-1, keepdims=True) - rgb.min(-1, keepdims=True)
+    return PAPER + (1 - PAPER) * np.clip(as_light_as_dark, 0, 1)

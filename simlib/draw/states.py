@@ -6,7 +6,7 @@ import torch
 from matplotlib.patches import Rectangle
 
 from .figures import Picture
-from .palette import mix, rank_color
+from .palette import INK_THAT_STAYS, is_bright, mix, on_dark, rank_color
 
 CELL_IN = 0.42
 LABEL_IN = 0.75
@@ -143,7 +143,9 @@ def draw_row(axes, rank, x, cells):
             Rectangle((x + index, rank + 0.08), 1, 0.84, facecolor=color, edgecolor="#444444")
         )
         size = min(9, 44 / max(1, len(text)))  # as wide as the cell, whatever its length
-        axes.text(x + index + 0.5, rank + 0.5, text, fontsize=size, ha="center", va="center")
+        ink = INK_THAT_STAYS if is_bright(on_dark(color)) else "black"
+        looks = {"fontsize": size, "color": ink, "ha": "center", "va": "center"}
+        axes.text(x + index + 0.5, rank + 0.5, text, **looks)
 
 
 def numbers(state):

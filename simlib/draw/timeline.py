@@ -11,11 +11,12 @@ from matplotlib.collections import LineCollection, PolyCollection
 
 from .collective_bands import draw_collectives
 from .figures import INK, PAPER, own_style
+from .labels import MOST_ARROWS
 from .lanes import STATES, blocked, in_flight, mostly, never_finished, states_of
 from .message_arrows import draw_messages
 from .palette import mix, rank_color
 from .timeline_frame import HATCH, draw_frame
-from .timeline_view import MOST_ARROWS, View
+from .timeline_view import View
 
 WIDTH_IN = 9.0
 

@@ -9,10 +9,9 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from .figures import DPI, PAPER, Picture
-from .labels import Labels
+from .labels import MOST_ARROWS, Labels
 from .lanes import chosen, in_sight, span_of, unit_of
 
-MOST_ARROWS = 300  # more arrows, bands or labels than this hide one another
 ARROWS_PER_GAP = 40
 MOST_BOXES = 150  # per lane: above, the lane shows what the rank did most in each pixel
 MOST_HATCHED = 600  # hatching is slow to draw

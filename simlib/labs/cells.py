@@ -10,7 +10,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
 
 from ..draw.figures import DPI, INK, PAPER, SMALL_PT
-from ..draw.palette import mix, rank_color
+from ..draw.palette import INK_THAT_STAYS, PAPER_THAT_STAYS, is_bright, mix, on_dark, rank_color
 from .contributions import messages_of
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 9.0, 0.72, 0.25, 0.64, 0.46  # inches
@@ -119,9 +119,11 @@ def _digit(number):
 
 
 def _readable_on(color):
-    """Black or white, whichever is easier to read on a colour."""
+    """Black or white, whichever is easier to read on a colour, here and on dark paper."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 130 else PAPER
+    if 0.299 * red + 0.587 * green + 0.114 * blue > 130:
+        return INK_THAT_STAYS if is_bright(on_dark(color)) else "#000000"
+    return PAPER if is_bright(on_dark(color)) else PAPER_THAT_STAYS
 
 
 def draw_messages(grid, steps, rounds_done):

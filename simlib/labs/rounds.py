@@ -137,7 +137,7 @@ def _write_names(grid):
         axes.text(LEFT - 0.12, y, f"rank {rank}", fontsize=TEXT_PT, ha="right", va="center")
         axes.plot(0.12, y, "s", ms=6, color=rank_color(rank))
     note = (
-        "a number in a cell: what this rank brought is in the sum; full colour, black frame: "
+        "a number in a cell: what this rank brought is in the sum; full colour: "
         "the sum is complete; coloured frame: received in this round"
     )
     axes.text(0.1, grid.height - 0.08, note, fontsize=SMALL_PT, color="#555555", va="bottom")

@@ -1,8 +1,8 @@
 """Sliders over a picture: what all labs share.
 
-A picture is PNG bytes in an image widget. A slider does not send its next value
-before the kernel has answered to the last one (ipywidgets' throttling), so that where drawing lags
-behind a drag, values in between are left out and the last one is always drawn.
+A picture is PNG bytes in an image widget, light or dark as the page's theme is. A slider does not
+send its next value before the kernel has answered to the last one (ipywidgets' throttling), so that
+where drawing lags behind a drag, values in between are left out and the last one is always drawn.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
+from ..draw.dark_canvas import DarkCanvas
 from ..draw.figures import own_style
 from ..model.errors import InvalidCallError, check_number
 from ..model.words import short_bytes
+from .theme import Theme
 
 FALLBACK = "A lab: run this notebook in JupyterLab to move its sliders."
 NAME_WIDTH, CONTROL_WIDTH = "130px", "430px"
@@ -44,7 +46,7 @@ class Lab(widgets.VBox):
 
     def __init__(self, layers, controls):
         self.controls = controls
-        self._layers = layers
+        self._layers, self._theme, self._ahead = layers, Theme(), []
         self._background = lru_cache(KEPT_BACKGROUNDS)(self._draw_background)
         self._picture = lru_cache(KEPT_PICTURES)(self._draw)
         # As large as it was drawn, or as wide as there is room: a stretched picture is blurred.
@@ -55,28 +57,37 @@ class Lab(widgets.VBox):
         super().__init__([widgets.Box(list(controls.values()), layout=rows), self.image])
         for control in controls.values():
             control.observe(self._redraw, names="value")
+        self._theme.observe(self._change_theme, names="dark")
 
     def draw_ahead(self, name):
         """Draw the pictures of all values of a control, so that its drag shows what is there."""
+        self._ahead.append(name)
         for _, value in self.controls[name].options:
-            self._picture(**self._state() | {name: value})
+            self._picture(self._theme.dark, **self._state() | {name: value})
 
     def _state(self):
         return {name: control.value for name, control in self.controls.items()}
 
     def _redraw(self, _change=None):
-        self.image.value = self._picture(**self._state())
+        self.image.value = self._picture(self._theme.dark, **self._state())
 
-    def _draw_background(self, *background_state):
+    def _change_theme(self, _change):
+        self._redraw()
+        ahead, self._ahead = self._ahead, []
+        for name in ahead:
+            self.draw_ahead(name)
+
+    def _draw_background(self, dark, *background_state):
         """A figure, its canvas, and the pixels of its background."""
         figure = self._layers.background(*background_state)
-        canvas = FigureCanvasAgg(figure)
+        canvas = (DarkCanvas if dark else FigureCanvasAgg)(figure)
         canvas.draw()
         return figure, canvas, canvas.copy_from_bbox(figure.bbox)
 
     @own_style
-    def _draw(self, **state):
-        figure, canvas, pixels = self._background(*self._layers.background_state(**state))
+    def _draw(self, dark, **state):
+        background_state = self._layers.background_state(**state)
+        figure, canvas, pixels = self._background(dark, *background_state)
         canvas.restore_region(pixels)
         artists = self._layers.foreground(figure, **state)
         for artist in sorted(artists, key=lambda artist: artist.get_zorder()):

@@ -25,8 +25,8 @@ function readTheme(root, scene) {
   };
   const paper = read("--rbr-paper"), ink = read("--rbr-ink");
   const dark = brightness(paper) < 128;
-  const ranks = scene.lanes.map(({ color }) => {
-    const fill = dark && brightness(color) < 40 ? mix(color, "#ffffff", 0.62) : color;
+  const ranks = scene.lanes.map(({ color, on_dark }) => {
+    const fill = dark ? on_dark : color;
     return {
       fill,
       light: mix(fill, paper, 0.55),

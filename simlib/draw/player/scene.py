@@ -15,7 +15,7 @@ from ..lanes import (
     states_of,
     unit_of,
 )
-from ..palette import rank_color
+from ..palette import on_dark, rank_color
 from ..table import carried, count
 from .thinning import happenings, thinned
 
@@ -86,7 +86,7 @@ def notes_of(run, asked, shown, events, total):
 
 
 def lanes_of(run, ranks, ops, times, coarse):
-    """One dict per rank: its colour, when it was in its function, what it did when."""
+    """One dict per rank: its colours, when it was in its function, what it did when."""
     by_rank = {rank: [] for rank in ranks}
     for op in ops:
         by_rank[op.rank].append(op)
@@ -99,6 +99,7 @@ def lanes_of(run, ranks, ops, times, coarse):
             {
                 "rank": rank,
                 "color": rank_color(rank),
+                "on_dark": on_dark(rank_color(rank)),
                 "until": until_s,
                 "returned": bool(span and span[2]),
                 "open": never_finished(run.trace, rank, own),

@@ -1,0 +1,109 @@
+"""Pictures in a real JupyterLab follow its theme: stored ones, those just drawn, and labs."""
+
+import base64
+import time
+
+import nbformat
+import pytest
+from lab_server import write_notebook
+from notebook_page import PICTURE_LIMIT_S, NotebookPage, use_theme
+
+import simlib
+
+DRAWN = """\
+import simlib
+import matplotlib.pyplot as plt
+from simlib import labs
+
+labs.draw_rounds("ring", 3, 2)
+"""
+CELLS = {
+    "stored, nothing run": "# never run",
+    "of simlib": DRAWN,
+    "the learner's own": "plt.plot([1, 3, 2])\nplt.show()",
+    "a lab": 'labs.rounds_lab("ring", 3)',
+}
+PAPER = {"Dark": 0x11, "Light": 0xFF}
+PIXELS = """async (image) => {
+  await image.decode();
+  const canvas = new OffscreenCanvas(image.naturalWidth, image.naturalHeight);
+  const pen = canvas.getContext("2d");
+  pen.drawImage(image, 0, 0);
+  const { data } = pen.getImageData(0, 0, canvas.width, canvas.height);
+  return Array.from(data.filter((value, at) => at % 4 === 0));
+}"""
+"""JavaScript: how red each pixel of an image is."""
+
+
+def compute(rank, world_size):
+    simlib.compute(seconds=0.01 * (rank + 1))
+
+
+def with_stored_picture(path):
+    """Give the first cell of a notebook a picture, as a built notebook holds it."""
+    notebook = nbformat.read(path, as_version=4)
+    png = base64.b64encode(simlib.simulate(compute, world_size=4)._repr_png_()).decode()
+    output = nbformat.v4.new_output("display_data", {"image/png": png, "text/plain": "a run"})
+    notebook.cells[0].outputs = [output]
+    nbformat.write(notebook, path)
+
+
+@pytest.fixture(scope="module")
+def page(lab, course):
+    """A notebook with pictures of all sorts, opened in a light theme; its first cell is not run."""
+    path = course / "notebooks" / "pictures.ipynb"
+    write_notebook(path, CELLS.values())
+    with_stored_picture(path)
+    page = NotebookPage(lab, "notebooks/pictures.ipynb")
+    for number in range(1, len(CELLS)):
+        page.run(number)
+    assert page.errors() == []
+    yield page
+    use_theme(lab, "JupyterLab Light")
+    page.close()
+
+
+def waits_for_paper(page, number, theme):
+    """Wait until the picture of a cell lies on the paper of a theme, for the most part."""
+    image = page.outputs(number).locator("img").first
+    limit, share = time.monotonic() + PICTURE_LIMIT_S, 0
+    while share < 0.3:
+        assert time.monotonic() < limit, f"cell {number}: {share:.0%} is {theme.lower()} paper"
+        page.wait_for_page_to_paint()
+        reds = image.evaluate(PIXELS)
+        share = reds.count(PAPER[theme]) / len(reds) if reds[0] == PAPER[theme] else 0
+
+
+@pytest.mark.parametrize("number", range(len(CELLS)), ids=CELLS)
+def test_a_picture_follows_the_theme_there_and_back(number, page, screenshots):
+    for theme in ("Light", "Dark", "Light"):
+        use_theme(page.lab, f"JupyterLab {theme}")
+        waits_for_paper(page, number, theme)
+        if screenshots:
+            page.keep_picture(screenshots / f"pictures_{theme.lower()}.png")
+
+
+def test_a_picture_that_is_drawn_in_a_dark_theme_comes_dark(page):
+    use_theme(page.lab, "JupyterLab Dark")
+    for number in range(1, len(CELLS)):
+        page.run(number)
+        waits_for_paper(page, number, "Dark")
+
+
+def test_a_lab_moves_in_a_dark_theme(page):
+    number = list(CELLS).index("a lab")
+    use_theme(page.lab, "JupyterLab Dark")
+    waits_for_paper(page, number, "Dark")
+    before = page.pictures(number)
+    page.drag_slider(page.sliders(number)[-1], 0.9)
+    page.wait_for_another_picture(number, before)
+    waits_for_paper(page, number, "Dark")
+
+
+def test_what_is_saved_is_the_light_picture_with_its_twin(page):
+    stored = "panel.content.widgets[0].model.outputs.toJSON()[0].data['image/png']"
+    use_theme(page.lab, "JupyterLab Light")
+    light = page.ask(stored)
+    use_theme(page.lab, "JupyterLab Dark")
+    waits_for_paper(page, 0, "Dark")
+    assert page.ask(stored) == light
