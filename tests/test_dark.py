@@ -11,6 +11,7 @@ import torch.distributed as dist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from PIL import Image
 from test_kernel import Kernel
@@ -177,8 +178,22 @@ def test_a_twin_costs_little(figures):
         assert 0 < twin < len(png) / 6, name
 
 
+def test_a_figure_is_laid_out_once():
+    class Counted(ConstrainedLayoutEngine):
+        times = 0
+
+        def execute(self, fig):
+            Counted.times += 1
+            return super().execute(fig)
+
+    engine = Counted()
+    figure = Picture(layout=engine)
+    figure.subplots()
+    png_of(figure)
+    assert Counted.times == 1 and figure.get_layout_engine() is engine
+
+
 def test_a_twin_has_the_same_shapes(figures):
-    """The figure is laid out once, and nothing is left out."""
     for name, figure in figures.items():
         light, dark = drawn(figure)
         away, too = (
@@ -274,6 +289,8 @@ def test_a_notebook_shows_every_figure_with_its_twin(kernel):
         assert image_of(shown)[0, 0].tolist() == [255] * 3
         assert image_of(dark_twin(shown))[0, 0].tolist() == [0x11] * 3
         assert image_of(shown).shape == image_of(dark_twin(shown)).shape
+        is_ours = "labs" in cell  # as small as without pyplot
+        assert (Image.open(io.BytesIO(shown)).mode == "P") == is_ours
 
 
 # Labs
