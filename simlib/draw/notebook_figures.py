@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import base64
-import sys
+
+from .display import in_notebook
 
 
 def follow_theme():
     """Show every figure of this notebook with its dark twin; elsewhere nothing is done."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    if not hasattr(shell, "kernel"):
+    if not in_notebook():
         return
+    from IPython import get_ipython
+
     # By name, so that matplotlib is not imported for it.
-    bundles = shell.display_formatter.mimebundle_formatter
+    bundles = get_ipython().display_formatter.mimebundle_formatter
     bundles.for_type_by_name("matplotlib.figure", "Figure", _prepare)
 
 
