@@ -6,8 +6,7 @@ from math import inf
 
 import numpy as np
 
-from ..model.errors import InvalidCallError, check_count
-from .collective import whole
+from ..model.errors import InvalidCallError, check_count, whole
 
 BUCKET_BYTES = 25 * 2**20
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, log2
-from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from ..collectives.chunks import CHUNKS
 from ..collectives.timing import shares_no_link
 from ..collectives.timing import time_of as time_of_schedule
 from ..model.cluster import Cluster, Topology
-from ..model.errors import InvalidCallError, check_count, check_sort
+from ..model.errors import InvalidCallError, check_count, check_sort, whole
 from .case import Case, common_step_s
 from .solvers import SOLVERS
 
@@ -141,13 +140,6 @@ def ends_of(
     options = _Options(placement, itemsize, root, chunks, eager_limit_bytes)
     case = _case(kind, n, nbytes, cluster, algorithm, starts, options, last_only=False)
     return _solve(case)
-
-
-def whole(name, value):
-    """A number of bytes or ranks, also where it is written as 25e6."""
-    if isinstance(value, Real) and not isinstance(value, bool) and value == value // 1:
-        return int(value)
-    raise InvalidCallError(f"{name} is {value!r}: give a whole number")
 
 
 class _Options(NamedTuple):

@@ -7,10 +7,10 @@ from math import log, sqrt
 
 import numpy as np
 
-from ..model.errors import InvalidCallError, check_count, check_number
+from ..model.errors import InvalidCallError, check_count, check_number, whole
 from ..model.words import aligned, seconds_text
 from .buckets import BUCKET_BYTES, bucket_sizes
-from .collective import ends_of, whole
+from .collective import ends_of
 from .training import one_step, ready_times, seconds_of_each_rank, share_of_backward
 
 JITTERS = ("normal", "lognormal", "exponential")

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..model.cluster import Topology
-from ..model.errors import InvalidCallError, check_count, check_number
+from ..model.errors import InvalidCallError, check_count, check_number, whole
 from ..model.words import aligned, seconds_text, short_bytes
-from .collective import whole
 from .programs import Machine
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..model.errors import InvalidCallError, check_number
+from ..model.errors import InvalidCallError, check_number, whole
 from ..model.words import aligned, seconds_text, short_bytes
-from .collective import whole
 from .training import step_time
 
 

@@ -8,9 +8,8 @@ import numpy as np
 
 from ..collectives.schedules import split
 from ..model.cluster import Topology
-from ..model.errors import InvalidCallError, check_count, check_sort
+from ..model.errors import InvalidCallError, check_count, check_sort, whole
 from ..model.words import aligned, seconds_text
-from .collective import whole
 from .programs import Machine
 
 MOST_MESSAGES = 200_000

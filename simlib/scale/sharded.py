@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..model.errors import InvalidCallError, check_count
+from ..model.errors import InvalidCallError, check_count, whole
 from ..model.words import aligned, seconds_text, short_bytes
 from .buckets import BUCKET_BYTES, bucket_sizes
-from .collective import ends_of, whole
+from .collective import ends_of
 from .training import seconds_of_each_rank
 
 

@@ -7,10 +7,10 @@ from numbers import Real
 
 import numpy as np
 
-from ..model.errors import InvalidCallError, check_count, check_number
+from ..model.errors import InvalidCallError, check_count, check_number, whole
 from ..model.words import aligned, seconds_text, short_bytes
 from .buckets import BUCKET_BYTES, bucket_sizes
-from .collective import ends_of, time_of, whole
+from .collective import ends_of, time_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
