@@ -149,10 +149,10 @@ run
 # - **Hatched** means: the rank waits in a call for somebody else. Ranks 1, 2 and 3 wait for 200 ms
 #   and more: they have nothing to do until rank 0 has done its work and comes to them. To make such
 #   areas small is half of the art of distributed training.
-# - A **light** fill means: nobody is waited for any more, the data are on their way (*transferring*).
-#   Three numbers take no time to see; later pictures have more of it. A very pale fill: the rank is
+# - A **pale** fill means: nobody is waited for any more, the data are on their way (*transferring*).
+#   Three numbers take no time to see; later pictures have more of it. A hardly visible fill: the rank is
 #   inside a call, but does not wait yet.
-# - A thin dark **line** through a lane is where a call begins. The calls of rank 0 are so short
+# - A thin **line** through a lane is where a call begins. The calls of rank 0 are so short
 #   that nothing else is seen of them.
 # - An **arrow** is a message. It runs from the sender's call to the end of the receiver's. These
 #   three are nearly upright, because the receivers are already there.

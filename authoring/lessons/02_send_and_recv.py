@@ -60,7 +60,7 @@ run
 # does to `x` afterwards does not reach rank 1, which is another process.
 #
 # In the picture, one rank comes to the meeting first and waits (hatched) for the other; from then on
-# the message is on its way (light). Which one comes first, may change from run to run.
+# the message is on its way (pale). Which one comes first, may change from run to run.
 #
 # ## The same as a script
 #
@@ -314,7 +314,7 @@ run = simlib.run(work_meanwhile, world_size=2)
 run
 
 # %% [markdown]
-# Next to nothing: the message came while rank 1 worked. (The pale strip is the receive under way;
+# Next to nothing: the message came while rank 1 worked. (The strip along the bottom is the receive under way;
 # the arrow ends in `wait`, where rank 1 learned of it.) This is called *overlap*. With a `recv` in
 # the place of the `irecv`, rank 1 would begin its work only after 80 ms: 180 ms in all, not 100.
 # Overlap hides most of the communication of a training step ([lesson 08](08_from_loops_to_ddp.ipynb)).
@@ -449,7 +449,7 @@ print(f"4 MB takes {times_s[10] / times_s[0]:,.0f} times as long as 4 bytes")
 
 # %% [markdown]
 # Not nearly a million. A thousand small messages cost far more than one large message with the same
-# bytes. Two numbers explain the whole table:
+# bytes. Two numbers explain most of the table:
 #
 # $$T(\text{nbytes}) = \text{latency} + \frac{\text{nbytes}}{\text{bandwidth}}$$
 #
@@ -517,7 +517,7 @@ for network in (simlib.clusters.ethernet_1g(nodes=2), simlib.clusters.infiniband
 # to be *larger* (50,000 bytes) than those of the slow Ethernet (6,250) to make good use of it.
 #
 # Now at real size. The gradient of ResNet-50, a network that classifies images, has 25,557,032
-# numbers (torchvision's count), in float32. Take Ethernet with an assumed latency of 50 us. How
+# numbers (torchvision's count), in float32. Take Ethernet with 50 us of latency, for all three. How
 # long does one message with the whole gradient take? And if each parameter tensor is sent on its
 # own? ResNet-50 has 161: 53 convolutions with one tensor each, 53 batch norms with two, one linear
 # layer with two.
@@ -568,10 +568,10 @@ replayed
 
 # %% [markdown]
 # Each round costs the work and one transfer: 50 + 32 ms on 1 Gbit/s, so 246 ms in all, and a little
-# more, because a real sleep lasts somewhat longer than it was asked to. (The two directions of a
+# more: making the tensors is kept too, and a real sleep lasts longer than it was asked to. (The two directions of a
 # link do not disturb each other.) On the two faster networks the work is nearly everything, so they
 # hardly differ: do a replay before you pay for a better network. The picture is that of 1 Gbit/s;
-# more than a third of both lanes is light: nobody waits for anybody, the link is slow.
+# more than a third of both lanes is pale: nobody waits for anybody, the link is slow.
 #
 # ## Break it: a third rank
 #

@@ -281,7 +281,7 @@ run.timeline(ranks=range(6))
 #
 # A rank stands long in an all_reduce: is the network slow, or is somebody late? `run.states` adds
 # up each lane: computed, *waited* (for others to come: hatched), *transferred* (all have come, data
-# are on their way: light). Below, each rank brings 20 MB, and rank 2 works 10 ms longer than the
+# are on their way: pale). Below, each rank brings 20 MB, and rank 2 works 10 ms longer than the
 # others. Which would you mend first, the network or rank 2?
 
 # %%

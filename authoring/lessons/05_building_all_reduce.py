@@ -182,7 +182,7 @@ timed(tree, 8, 840_000).timeline()
 
 # %% [markdown]
 # Still 14 messages, but several at a time: six rounds, $T_\text{tree} = 2 \lceil \log_2 n \rceil
-# (\alpha + N/B)$. Yet look at the hatched parts: in rounds 3 and 4 only two lanes transfer (light), and
+# (\alpha + N/B)$. Yet look at the hatched parts: in rounds 3 and 4 only two lanes transfer (pale), and
 # 6 of 8 ranks neither send nor receive. And rank 0 still sends and receives 3 N. A large tensor needs all links to be busy
 # **all the time**.
 #
@@ -263,19 +263,22 @@ def powers(rank, world_size, steps):
     return x
 
 
-figure, panels = plt.subplots(1, 7, figsize=(10.5, 1.9), sharey=True, layout="constrained")
-for step, axes in enumerate(panels):
+figure, panels = plt.subplots(2, 4, figsize=(8.8, 4.8), sharey=True, layout="constrained")
+for step in range(7):
+    axes = panels.flat[step]
     held = torch.stack(simlib.run(powers, 4, args=(step,)).results).int()
     how_many = [[str(number.item()).count("1") for number in row] for row in held]
     axes.imshow(how_many, cmap="Blues", vmin=0, vmax=6)
     for rank in range(4):
         for chunk in range(4):
-            axes.text(chunk, rank, held[rank, chunk].item(), size=7, ha="center", va="center")
+            axes.text(chunk, rank, held[rank, chunk].item(), size=9, ha="center", va="center")
         if step < 6:
             corner = (rank - step) % 4 - 0.46, rank - 0.46
             axes.add_patch(plt.Rectangle(corner, 0.92, 0.92, fill=False, ec="#D55E00", lw=1.5))
     axes.set(title=f"{step} steps", xticks=range(4), yticks=range(4), xlabel="chunk")
-panels[0].set_ylabel("rank")
+panels[0, 0].set_ylabel("rank")
+panels[1, 0].set_ylabel("rank")
+panels[1, 3].axis("off")
 plt.show()
 
 # %% tags=["nbval-ignore-output"]
@@ -669,7 +672,7 @@ for function, placement, node_of in (
 
 figure, both = plt.subplots(1, 2, figsize=(7.4, 3.6))
 for axes, name in zip(both, ("rabenseifner", "rabenseifner_far"), strict=True):
-    axes.imshow(np.sqrt(runs[name].traffic), cmap="Greys")  # dark: many bytes
+    axes.imshow(np.sqrt(runs[name].traffic), cmap="Greys")  # full: many bytes
     axes.hlines([7.5, 15.5, 23.5], -0.5, 31.5, "#D55E00", lw=1)  # borders of nodes
     axes.vlines([7.5, 15.5, 23.5], -0.5, 31.5, "#D55E00", lw=1)
     axes.set(title=name, xlabel="to", ylabel="from", xticks=ranks[::8], yticks=ranks[::8])

@@ -490,7 +490,7 @@ for overlap, wrap in each.items():
 
 # %% [markdown]
 # Above, the network sleeps while the devices work, and the devices wait while the network works. Below,
-# both work at once (the more buckets are under way, the darker the grey), and a step ends a third sooner. How much can be hidden? Let $f$ and $b$ be the time of
+# both work at once (the more buckets are under way, the fuller the grey), and a step ends a third sooner. How much can be hidden? Let $f$ and $b$ be the time of
 # a layer's forward and backward, $c$ that of a bucket's all_reduce, $L$ the number of layers. Bucket $k$ is
 # ready at $Lf + kb$. From then on, at least the $L - k + 1$ buckets from it to the last have to pass. The
 # network rests only when no bucket is ready, so no more time is lost than for the worst $k$:
@@ -564,7 +564,7 @@ picture
 # layer's backward (here a little over 4 ms) and a bucket's all_reduce. Is your "own, overlap" lower than your
 # "no overlap" by about that? On a quiet machine it should be. But Gloo's threads need cores, too. Where other
 # programs, or the other rank, hold them, less is saved, nothing, or the line may even be higher. In the
-# picture, light strips under the bars are requests in flight while a rank works: that is the overlap, whatever
+# picture, pale strips under the bars are requests in flight while a rank works: that is the overlap, whatever
 # it saved.
 #
 # ## Break it: another order on one rank

@@ -648,7 +648,7 @@ plt.show()
 # %% [markdown]
 # The star lies between the two curves: as it should, if *part* of the communication was hidden. That is an
 # **explanation by bounds**, no fit. Where exactly it lies is **unexplained**: our forward time, links and
-# buckets are assumptions.
+# buckets are assumptions. [Published figures](../docs/published.md) takes them one by one, on this table and others.
 #
 # **PyTorch's DDP** (Li et al. 2020, arXiv 2006.15704; read in notes): overlap makes ResNet 38.0 % and BERT 35.2 %
 # faster with NCCL, 26.8 % and 21.5 % with Gloo. Our bound is 5/3, so 67 %: all four keep it. Read as speed-ups

@@ -560,7 +560,7 @@ steps[3].timeline()
 #
 # The picture shows why. A stage cannot begin before the stage on its left is done, and in the
 # backward pass not before the one on its right. There is never more than one rank at work; the
-# hatched time is waiting, the light pieces are messages on their way. You
+# hatched time is waiting, the pale pieces are messages on their way. You
 # pay for three devices and use one at a time. That is the price of memory, and often worth it: slow
 # is better than impossible.
 #
