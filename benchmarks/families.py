@@ -56,7 +56,7 @@ POWERS_OF_TWO = {("broadcast", "scatter_doubling"), ("all_gather", "recursive_do
 REDBCAST = {"smpi/reduce": "binomial", "smpi/bcast": "binomial_tree"}
 LAYOUTS = [(8, 1, "block"), (4, 4, "block"), (4, 4, "round_robin"),
            (6, 1, "block"), (3, 4, "block"), (3, 2, "round_robin")]  # fmt: skip
-NBYTES_OF_A_RANK = 128, 40_960  # whole vectors of 8 ranks, or of 4, out of the 12 and the 6
+NBYTES_OF_A_RANK = 128, 40_960  # the vector of 6 or 12 ranks divides by 4 or 8 ranks, too
 EAGER_LIMITS_BYTES = None, 1000, 1_000_000
 
 

@@ -67,9 +67,13 @@ class ExactNetwork:
     cluster : Cluster
     node_of : sequence of int
         Node of each rank.
+    more : Fraction
+        So many bytes, times its number, each message has beside its own.
     """
 
-    def __init__(self, cluster, node_of):
+    def __init__(self, cluster, node_of, more=Fraction(0)):
+        self._more = more
+        self._started = 0
         self._cluster = cluster
         self._node_of = node_of
         self._flows = []  # those under way, in the order of their starts
@@ -83,7 +87,8 @@ class ExactNetwork:
         """A message starts: returns its `Flow`."""
         latency_s, links = self._way(src, dst)
         before = self._last.get((src, dst)) if self._cluster.in_order and links else None
-        left = Fraction(nbytes + self._cluster.envelope_bytes)
+        self._started += 1
+        left = nbytes + self._cluster.envelope_bytes + self._more * (self._started % 64)
         flow = Flow(now + latency_s, left, links, before, start_s=now)
         self._last[src, dst] = flow
         self._flows.append(flow)

@@ -20,7 +20,7 @@ import simlib
 from simlib import labs
 from simlib.draw.dark_canvas import DarkCanvas
 from simlib.draw.figures import GREY, INK, PAPER, Picture, on_canvas, pixels_of, png_of
-from simlib.draw.notebook_figures import has_dark_twin
+from simlib.draw.notebook_figures import WithTwin, has_dark_twin
 from simlib.draw.palette import DARK_PAPER, mix, on_dark, rank_color
 from simlib.draw.player.scene import scene_of
 from simlib.draw.states import COMPUTED, own_color
@@ -291,6 +291,32 @@ def test_a_notebook_shows_every_figure_with_its_twin(kernel):
         assert image_of(shown).shape == image_of(dark_twin(shown)).shape
         is_ours = "labs" in cell  # as small as without pyplot
         assert (Image.open(io.BytesIO(shown)).mode == "P") == is_ours
+
+
+@pytest.mark.parametrize("words", ["", "a", "some words"])
+def test_a_picture_of_few_colours_has_a_twin(words):
+    figure = Picture(figsize=(1, 1))
+    if words:
+        figure.text(0.2, 0.5, words)
+    assert image_of(dark_twin(png_of(figure)))[0, 0].tolist() == [0x11] * 3
+
+
+def test_a_figure_whose_twin_cannot_be_drawn_is_shown_as_it_is():
+    figure = Figure()
+
+    def printer(shown):
+        if isinstance(shown.canvas, DarkCanvas):
+            raise ValueError("this artist knows Agg alone")
+        return "light"
+
+    assert WithTwin(printer)(figure) == "light"
+
+
+def test_a_photograph_anywhere_leaves_a_figure_as_it_is():
+    figure = Figure()
+    assert has_dark_twin(figure)
+    figure.figimage(np.zeros((4, 4, 3)))
+    assert not has_dark_twin(figure)
 
 
 # Labs

@@ -13,7 +13,8 @@ import sys
 import time
 import zlib
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from fractions import Fraction
 from math import inf
 from pathlib import Path
 
@@ -80,21 +81,17 @@ class Case:
         limit = self.eager_limit_bytes
         return {} if limit < 0 else {"eager_limit_bytes": int(limit)}
 
-    def take(self, programs):
+    def take(self, programs, more=Fraction(0)):
         """Ends of the ranks and times of the messages, in fractions."""
         device = self.cluster.device
         reduce_Bps = device.reduce_Bps if device else inf
-        network = ExactNetwork(self.cluster, self.node_of)
+        network = ExactNetwork(self.cluster, self.node_of, more)
         return take(programs, network, self.starts, reduce_Bps, self.eager_limit_bytes)
 
     def moved_by_rounding(self, programs, ends):
-        """How far the ends move when the starts do by 1e-15."""
-        step_s = 1e-15 * max(*self.starts, 1.0) / self.n
-        later = (
-            replace(self, starts=[start + way * k * step_s for k, start in enumerate(self.starts)])
-            for way in (1, -1)
-        )
-        return max(difference(case.take(programs)[0], ends) for case in later)
+        """How far the ends move when each message has some 1e-15 of the bytes more."""
+        more = Fraction(max(self.m, 1), 2**55)
+        return difference(self.take(programs, more)[0], ends)
 
 
 def cases_of(family, count, for_simulate=False):

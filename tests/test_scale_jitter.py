@@ -149,12 +149,21 @@ def test_servers_take_the_factors():
     assert steps.time_s == pytest.approx(0.1 * factors.max(axis=1).sum(), rel=1e-9)
 
 
+def test_what_does_not_vary_is_not_slowed_down():
+    """Where one rank begins late its first step is longer than the others, jitter or not."""
+    late = {"forward_s": [0.12] + [0.06] * 15, "backward_s": 0.1, "algorithm": "double_tree"}
+    cluster = simlib.clusters.ethernet_10g(16)
+    found = scale.jittered_time(100_000_000, 16, cluster, spread=0.0, steps=5, **late)
+    assert found.slowdown == pytest.approx(1, rel=1e-12)
+
+
 # -- refusals, examples ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "more, words",
     [
+        ({"jitter": np.ones((2, 3))}, "give one of normal, lognormal"),
         ({"jitter": "uniform"}, "give one of normal, lognormal, exponential, or a function"),
         ({"spread": -0.1}, "spread is -0.1: give a number at least 0"),
         ({"jitter": "exponential", "spread": 1.5}, "an exponential jitter has at most 1"),

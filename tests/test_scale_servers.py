@@ -191,6 +191,9 @@ TIMES = {"forward_s": 1, "backward_s": 1}
         ((100, 2, 9), "11 ranks"),
         ((100, 2, 1, {"forward_s": [1, 2, 3]}), "for each of 2 workers"),
         ((100, 2, 1, {"forward_s": -1}), "none below 0"),
+        ((100, 2, 1, {"forward_s": float("inf")}), "none below 0 or infinite"),
+        ((100, 2, 1, {"update_s": [0.1, 0.2]}), "update_s is"),
+        ((100, 2, 1, {"cluster": None}), "give a Cluster"),
         ((100, 2, 1, {"asynchronous": "yes"}), "asynchronous is 'yes': give a bool"),
         ((100, 2, 1, {"steps": 100_000}), "400,000 messages would have to be followed"),
     ],
@@ -198,7 +201,8 @@ TIMES = {"forward_s": 1, "backward_s": 1}
 def test_refusals(asked, words):
     *sizes, more = asked if isinstance(asked[-1], dict) else (*asked, {})
     with pytest.raises(InvalidCallError, match=words):
-        scale.parameter_server_time(*sizes, Cluster(8, 1, Link(0.0, 1.0)), **{**TIMES, **more})
+        keywords = {"cluster": Cluster(8, 1, Link(0.0, 1.0)), **TIMES, **more}
+        scale.parameter_server_time(*sizes, **keywords)
 
 
 def test_examples_in_docstrings():

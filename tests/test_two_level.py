@@ -153,5 +153,8 @@ def test_100_000_ranks_in_nodes_of_8():
     found = scale.time_of("all_reduce", many, 1024, cluster)
     assert found == pytest.approx(6 * in_node_s + 15 * between_s, rel=1e-9)
     assert scale.time_of("barrier", many, 0, cluster) > 0
+    # No ring is in these, so 32,768 ranks are few messages.
+    for kind, nbytes in (("reduce", 4_000_000), ("all_reduce", 20_000)):
+        assert scale.time_of(kind, 8 * 4096, nbytes, simlib.clusters.nvlink_nodes(4096)) > 0
     with pytest.raises(InvalidCallError, match="'smp_from_root' on 100,000 ranks"):
         scale.time_of("broadcast", many, 50_000, cluster, "smp_from_root")

@@ -277,7 +277,6 @@ for step in range(7):
             axes.add_patch(plt.Rectangle(corner, 0.92, 0.92, fill=False, ec="#D55E00", lw=1.5))
     axes.set(title=f"{step} steps", xticks=range(4), yticks=range(4), xlabel="chunk")
 panels[0, 0].set_ylabel("rank")
-panels[1, 0].set_ylabel("rank")
 panels[1, 3].axis("off")
 plt.show()
 

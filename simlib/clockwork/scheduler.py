@@ -124,7 +124,7 @@ class Scheduler:
         if self._earliest() < clock or self.random is not None:
             self.ready(rank, clock)
             self._hand_on(rank)
-        if clock > self.now_s:
+        if clock > self.now_s:  # as `reach`: each op comes by here
             self.now_s = clock
         return clock
 

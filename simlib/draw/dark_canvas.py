@@ -46,6 +46,16 @@ class DarkRenderer(RendererAgg):
         pixels = np.round(255 * _flipped(np.asarray(im) / 255)).astype(np.uint8)
         self._renderer.draw_image(_dark_gc(self, gc), x, y, pixels, *args)
 
+    def draw_gouraud_triangles(self, gc, points, colors, transform):
+        """A surface whose colours run into each other."""
+        self._renderer.draw_gouraud_triangles(
+            _dark_gc(self, gc), points, _flipped(np.asarray(colors)), transform
+        )
+
+    def draw_tex(self, gc, *args, **options):
+        """Words that TeX has set."""
+        super().draw_tex(_dark_gc(self, gc), *args, **options)
+
     def draw_text(self, gc, *args, **options):
         """Words."""
         super().draw_text(_dark_gc(self, gc), *args, **options)

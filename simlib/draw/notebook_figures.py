@@ -49,13 +49,16 @@ class WithTwin:
         from .figures import on_canvas
 
         light = self._printer(figure)
-        if light is None or not has_dark_twin(figure):
+        try:
+            if light is None or not has_dark_twin(figure):
+                return light
+            with on_canvas(figure, DarkCanvas):
+                dark = self._printer(figure)
+            if isinstance(light, tuple):
+                return _joined(light[0], dark[0]), light[1]
+            return _joined(light, dark)
+        except Exception:  # of an artist that cannot be drawn so: its light picture is there
             return light
-        with on_canvas(figure, DarkCanvas):
-            dark = self._printer(figure)
-        if isinstance(light, tuple):
-            return _joined(light[0], dark[0]), light[1]
-        return _joined(light, dark)
 
 
 def _joined(light, dark):
@@ -68,11 +71,11 @@ def _joined(light, dark):
 def has_dark_twin(figure):
     """Whether a figure has light paper, and no photograph: its colours would be turned."""
     from matplotlib.colors import to_hex, to_rgba
-    from matplotlib.image import AxesImage
+    from matplotlib.image import AxesImage, BboxImage, FigureImage
 
     from .palette import is_bright
 
     paper = figure.get_facecolor()
-    images = figure.findobj(AxesImage)
+    images = figure.findobj(lambda artist: isinstance(artist, (AxesImage, BboxImage, FigureImage)))
     is_light = to_rgba(paper)[3] == 1 and is_bright(to_hex(paper))
     return is_light and all(image.get_array().ndim == 2 for image in images)

@@ -66,8 +66,9 @@ def smaller(png):
 def _split(rows, palette, dark):
     """Give the free rows to colours that are one on light paper and two on dark; in place."""
     misses = np.square(dark - _means(rows, dark)[rows]).sum(axis=-1) ** 2  # few large ones count
-    worst = np.argsort(-_sums(rows, misses), kind="stable")
-    free = np.flatnonzero(np.bincount(rows.ravel(), minlength=COLORS) == 0)
+    is_used = np.bincount(rows.ravel(), minlength=COLORS) > 0
+    worst = [row for row in np.argsort(-_sums(rows, misses), kind="stable") if is_used[row]]
+    free = np.flatnonzero(~is_used)
     brightness = dark.sum(axis=-1)
     for row, new in zip(worst, free, strict=False):
         here = rows == row

@@ -11,8 +11,9 @@ from ..model.errors import InvalidCallError
 FOREVER = timedelta(days=30)
 """Gloo's own timeout: hangs are found by simlib, not by Gloo."""
 
-MOST_LOOKS = 1000
-"""How often a rank may ask whether a message is complete, which Gloo never says before `wait`."""
+MOST_LOOKS = 100_000
+"""How often in a row a rank may ask whether a message is complete, which Gloo never says before
+`wait`."""
 
 
 class _Request:
@@ -123,16 +124,19 @@ class RecordedMessage(RecordedWork):
 
     def __init__(self, work, recorder, start, source=None):
         super().__init__(work, recorder, start, source)
-        self._looks = 0
+        self._looks = 0  # since the rank's last op
+        self._looked_after = None
 
     def is_completed(self):
         if self._result is not None:
             return True
-        self._looks += 1
+        last = self._recorder.log.last
+        self._looks = self._looks + 1 if last == self._looked_after else 1
+        self._looked_after = last
         if self._looks > MOST_LOOKS:
             raise InvalidCallError(
-                f"this request of an isend or irecv was asked {MOST_LOOKS:,} times whether it is "
-                "complete: with Gloo the answer is False until wait() has been called, so call it"
+                f"this request of an isend or irecv was asked {MOST_LOOKS:,} times in a row if it "
+                "is complete: with Gloo it never says so before wait() has been called, so call it"
             )
         return False
 

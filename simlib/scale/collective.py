@@ -267,7 +267,9 @@ def _messages_of(case):
         return (case.chunks + 1) * case.n * case.n
     if case.algorithm in two_level.NAMES:
         nodes, lanes = case.nodes_and_lanes
-        rings = case.n * lanes + nodes**2 if case.nbytes >= mpich.BROADCAST_SHORT else 0
+        rings = 0
+        if case.nbytes >= mpich.BROADCAST_SHORT and case.kind in ("broadcast", "all_reduce"):
+            rings = case.n * lanes + (nodes**2 if case.kind == "broadcast" else 0)
         return 4 * case.n * (log2(case.n) + 1) + rings
     if case.algorithm == "hierarchical":
         nodes, lanes = case.nodes_and_lanes
@@ -279,8 +281,8 @@ def _messages_of(case):
 
 
 def _too_many(case, messages):
-    _, when = SOLVERS.get((case.kind, case.algorithm), (None, ALIKE))
-    if case.eager_limit_bytes >= 0:
+    solver, when = SOLVERS.get((case.kind, case.algorithm), (None, ALIKE))
+    if case.may_be_eager if solver else case.eager_limit_bytes >= 0:
         when = f"no message is eager, and {when}"
     return InvalidCallError(
         f"{case.kind} by {case.algorithm!r} on {case.n:,} ranks has about {messages:,.0f} messages "

@@ -28,7 +28,7 @@ class JitteredSteps:
     end_s : ndarray of float, shape (steps, ranks)
         When each rank has done each step; the first begins at 0.
     steady_s : float
-        Seconds of a step in which no compute varies.
+        Seconds of a step, on average over as many, where no compute varies.
     """
 
     ranks: int
@@ -136,7 +136,7 @@ def jittered_time(
       64 1.24
      512 1.31
 
-    **Cost** ``steps`` times that of `step_time` with a time for each rank.
+    **Cost** 2 * ``steps`` times that of `step_time` with a time for each rank.
     """
     ranks = whole("ranks", ranks)
     check_count("ranks", ranks)
@@ -159,11 +159,14 @@ def jittered_time(
         first = begins.min()
         return first + one_step(begins - first, compute, len(buckets), overlap, reduced)[0]
 
-    end_s = [np.zeros(ranks)]
-    for factor in factors:
-        end_s.append(ends(end_s[-1], factor))
-    steady_s = float(ends(np.zeros(ranks), np.ones(ranks)).max())
-    return JitteredSteps(ranks, factors, np.array(end_s[1:]), steady_s)
+    def ends_of_all(factors):
+        end_s = [np.zeros(ranks)]
+        for factor in factors:
+            end_s.append(ends(end_s[-1], factor))
+        return np.array(end_s[1:])
+
+    steady_s = float(ends_of_all(np.ones_like(factors))[-1].max()) / len(factors)
+    return JitteredSteps(ranks, factors, ends_of_all(factors), steady_s)
 
 
 def jitter_factors(jitter, steps, ranks, *, spread=0.1, seed=0):
@@ -207,7 +210,7 @@ def jitter_factors(jitter, steps, ranks, *, spread=0.1, seed=0):
     random, shape = np.random.default_rng(seed), (steps, ranks)
     if callable(jitter):
         return _checked(jitter(random, shape), shape)
-    if jitter not in JITTERS:
+    if not isinstance(jitter, str) or jitter not in JITTERS:
         raise InvalidCallError(
             f"jitter is {jitter!r}: give one of {', '.join(JITTERS)}, or a function of a random "
             "generator and a shape"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..collectives.schedules import split
-from ..model.cluster import Topology
-from ..model.errors import InvalidCallError, check_count, check_sort, whole
+from ..model.cluster import Cluster, Topology
+from ..model.errors import InvalidCallError, check_count, check_number, check_sort, whole
 from ..model.words import aligned, seconds_text
 from .programs import Machine
 
@@ -185,12 +185,13 @@ def parameter_server_time(
         for name, value in (("workers", workers), ("servers", servers), ("steps", steps))
     )
     total = whole("model_bytes", model_bytes)
+    check_sort("cluster", cluster, Cluster)
     _check(workers, servers, steps, total, itemsize, asynchronous)
     compute_s = sum(
         _of_each_step(name, value, steps, workers)
         for name, value in (("forward_s", forward_s), ("backward_s", backward_s))
     )
-    (update_s,) = _of_each_step("update_s", update_s, 1, 1)[0]
+    check_number("update_s", update_s)
     parts = split(total, servers, itemsize)
     machine = Machine(Topology(cluster, workers + servers, placement))
     end_s, staleness = np.zeros((steps, workers)), [[] for _ in range(servers)]
@@ -230,10 +231,11 @@ def _check(workers, servers, steps, total, itemsize, asynchronous):
 def _of_each_step(name, value, steps, workers):
     """Seconds of each worker in each step: ndarray of float, shape (steps, workers)."""
     value = np.array(value, dtype=float)
-    if value.shape not in ((), (workers,), (steps, workers)) or not (value >= 0).all():
+    fits = value.shape in ((), (workers,), (steps, workers))
+    if not fits or not (np.isfinite(value) & (value >= 0)).all():
         raise InvalidCallError(
-            f"{name} is of shape {value.shape}: give seconds, none below 0, one for all, one for "
-            f"each of {workers} workers, or of shape {(steps, workers)}"
+            f"{name} is of shape {value.shape}: give seconds, none below 0 or infinite, one for "
+            f"all, one for each of {workers} workers, or of shape {(steps, workers)}"
         )
     return np.broadcast_to(value, (steps, workers))
 

@@ -179,7 +179,7 @@ HIERARCHICAL = (
     "the largest node) and all nodes have as many ranks; or no two that have fewer are neighbours, "
     "these are done in their nodes before the others, and adding takes no time"
 )
-TREES = "each rank has a node of its own, or all are in one"
+TREES = "no two ranks share a link: each has a node or a card of its own, or all are in one node"
 IN_TURN = "any case"
 SOLVERS = {
     ("all_reduce", "ring"): (ring, RING),
@@ -195,7 +195,7 @@ SOLVERS = {
         "each rank has a node of its own, the ranks start together and nbytes is a multiple of "
         "ranks * itemsize",
     ),
-    ("broadcast", "scatter_all_gather"): (scatter_all_gather, "each rank has a node of its own"),
+    ("broadcast", "scatter_all_gather"): (scatter_all_gather, TREES),
     ("broadcast", "chain"): (chain, CHAIN),
     ("reduce", "chain"): (chain, CHAIN),
     ("broadcast", "double_tree"): (double_tree, TREES),

@@ -264,10 +264,13 @@ def seconds_of_each_rank(name, value, ranks):
     """Seconds of each rank, as given for all or for each: ndarray of float, shape (ranks,)."""
     if np.ndim(value) == 0:
         check_number(name, value)
-        return np.full(ranks, float(value))
+        value = np.full(ranks, float(value))
     value = np.array(value, dtype=float)
-    if value.shape != (ranks,) or not (value >= 0).all():
-        raise InvalidCallError(f"{name} is of shape {value.shape}: give seconds, one or {ranks}")
+    if value.shape != (ranks,) or not (np.isfinite(value) & (value >= 0)).all():
+        raise InvalidCallError(
+            f"{name} is of shape {value.shape}: give seconds, one or {ranks}, none below 0 or "
+            "infinite"
+        )
     return value
 
 
