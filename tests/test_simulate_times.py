@@ -377,3 +377,22 @@ def test_eager_messages_of_collectives(kind, algorithm, call, wanted_s):
         assert again.trace.end_s == max(ends_s)
     assert found[100] == wanted_s
     assert found[99] == simlib.simulate(main, 4, cluster=flat(4), **{kind: algorithm}).results
+
+
+@pytest.mark.parametrize("kind", ["reduce", "gather"])
+def test_the_root_of_nothing_may_be_done_before_all_have_come(kind):
+    def main(rank, world_size):
+        simlib.compute(seconds=rank / 10)
+        nothing = torch.empty(0)
+        if kind == "reduce":
+            dist.reduce(nothing, 2)
+        else:
+            parts = [torch.empty(0) for _ in range(world_size)] if rank == 2 else None
+            dist.gather(nothing, parts, 2)
+
+    cluster = simlib.Cluster(3, 4, simlib.Link(1e-3, 100.0))
+    for seed in (None, 1):
+        simlib.simulate(
+            main, 12, cluster=cluster, eager_limit_bytes=0, seed=seed, placement="round_robin",
+            algorithms="gloo",
+        )  # fmt: skip

@@ -111,7 +111,7 @@ def result_of_rooted(kind, parts, opts, position):
         return parts[root].brings
     if kind == "scatter":
         return [parts[root].brings[position]]
-    if position != root:
+    if position != root or not parts[root].nbytes:  # which the root need not wait for
         return ()
     return _totals(parts, opts) if kind == "reduce" else _of_all(parts)
 
