@@ -11,7 +11,6 @@ def by_node(n, nodes):
     """Positions of each node, as arrays, nodes in order of their first position."""
     if nodes is None or len(nodes) != n:
         raise InvalidCallError(f"give nodes=, the node of each of the {n} positions")
-    members = {}
-    for position, node in enumerate(nodes):
-        members.setdefault(int(node), []).append(position)
-    return [np.array(positions) for positions in members.values()]
+    order = np.argsort(nodes, kind="stable")
+    begin = np.flatnonzero(np.diff(np.asarray(nodes)[order]) != 0) + 1
+    return sorted(np.split(order, begin), key=lambda positions: positions[0])

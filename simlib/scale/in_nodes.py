@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..collectives.nodes import by_node
 from ..collectives.schedules import split
 from ..collectives.steps import powers_below
 from .case import common_step_s
@@ -29,12 +30,6 @@ class Nodes:
         """In a binomial tree of each node: who is d above whom, as arrays of ranks."""
         low = np.flatnonzero((self._local % (2 * d) == 0) & (self._local + d < self._size))
         return self._order[low + d], self._order[low]
-
-    def members(self):
-        """Ranks of each node, as a list of arrays; nodes in order of their first rank."""
-        ends = np.cumsum(self.sizes)
-        each = np.split(self._order, ends[:-1])
-        return sorted(each, key=lambda ranks: ranks[0])
 
 
 def leader(case):
@@ -70,7 +65,7 @@ def hierarchical(case):
     a smaller node own several lanes; they are in step with the others if they come before them,
     and if no two of them meet, who would begin earlier.
     """
-    members = Nodes(case.topology.node_of).members()
+    members = by_node(case.n, case.topology.node_of)
     sizes = np.array([len(ranks) for ranks in members])
     lanes, nodes = int(sizes.max()), len(members)
     chunks = case.parts(lanes * nodes)
