@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from math import isinf, sqrt
 
 from ..model.errors import check_count
@@ -10,29 +11,36 @@ SEGMENT_BYTES = 65536
 RING_SEGMENT_BYTES = 1 << 20
 
 
-def chain_chunks(n, nbytes, chunks, link):
-    """The number of chunks of a chain; see `broadcast.chain`."""
-    if chunks is not None:
+def _unless_given(best):
+    """A function of n, nbytes, chunks and link: the chunks if given, else the best number."""
+
+    @functools.wraps(best)
+    def chunks_of(n, nbytes, chunks, link=None):
+        if chunks is None:
+            return best(n, nbytes, link)
         check_count("chunks", chunks)
         return chunks
+
+    return chunks_of
+
+
+@_unless_given
+def chain_chunks(n, nbytes, link):
+    """The number of chunks of a chain; see `broadcast.chain`."""
     if link is not None:
         return best_chunks(n, nbytes, link)
     return max(1, -(-nbytes // SEGMENT_BYTES))
 
 
-def ring_chunks(n, nbytes, chunks, link=None):
+@_unless_given
+def ring_chunks(n, nbytes, link):
     """The number of chunks of each block of a ring; see `all_reduce.ring_segmented`."""
-    if chunks is not None:
-        check_count("chunks", chunks)
-        return chunks
     return max(1, -(-nbytes // (n * RING_SEGMENT_BYTES)))
 
 
-def tree_chunks(n, nbytes, chunks, link):
+@_unless_given
+def tree_chunks(n, nbytes, link):
     """The number of chunks of each of two trees; see `broadcast.double_tree`."""
-    if chunks is not None:
-        check_count("chunks", chunks)
-        return chunks
     if link is not None:
         return best_tree_chunks(n, nbytes, link)
     return max(1, -(-nbytes // (2 * SEGMENT_BYTES)))
