@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
 
 import matplotlib
 import numpy as np
@@ -296,3 +298,29 @@ def test_traffic_without_room_or_without_messages_has_no_numbers():
     assert labels_of(empty) == ["no point-to-point\nmessages"]
     (text,) = labels_of(draw_traffic(all_reduces(4)))
     assert text.endswith("collectives are not\ncounted here")
+
+
+INTERRUPTED = """
+import importlib.abc, signal, sys
+import simlib.draw
+
+class Interrupter(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "matplotlib.rcsetup":  # its package is being imported, and half there
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupter())
+try:
+    simlib.draw.png_of
+except KeyboardInterrupt:
+    print("interrupted")
+figure = simlib.draw.draw_timeline(simlib.simulate(lambda rank, world_size: None, 1))
+print(simlib.draw.png_of(figure)[1:4])
+"""
+
+
+def test_an_interrupt_while_matplotlib_is_imported_leaves_it_whole():
+    command = [sys.executable, "-c", INTERRUPTED]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert printed.stdout == "interrupted\nb'PNG'\n", printed.stderr

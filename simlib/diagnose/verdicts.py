@@ -41,12 +41,12 @@ class WaitGraph:
 
     def picture(self):
         """Draw it: ranks as nodes, an arrow to each rank waited for. Returns a Figure."""
-        from ..draw.wait_graph import draw_wait_graph
+        from ..draw import draw_wait_graph
 
         return draw_wait_graph(self)
 
     def _repr_png_(self):
-        from ..draw.figures import png_of
+        from ..draw import png_of
 
         return png_of(self.picture())
 

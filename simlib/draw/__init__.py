@@ -1,13 +1,39 @@
-"""Pictures of runs. They import matplotlib, so each is imported when it is first asked for."""
+"""Pictures of runs. They import matplotlib, so each is imported when it is first asked for.
+
+Not in two halves: where Ctrl-C broke matplotlib's import off, it would stay broken until the kernel
+ends, as its parts hold on to the half that is gone.
+"""
 
 from importlib import import_module
 
-_FILE_OF = {"draw_memory": "memory", "draw_parts": "memory", "draw_states": "states"}
+from ..model.interrupts import uninterrupted
 
-__all__ = ["draw_memory", "draw_parts", "draw_states"]
+_FILE_OF = {
+    "Player": "player",
+    "draw_memory": "memory",
+    "draw_parts": "memory",
+    "draw_states": "states",
+    "draw_timeline": "timeline",
+    "draw_traffic": "heat_map",
+    "draw_wait_graph": "wait_graph",
+    "png_of": "figures",
+}
+
+__all__ = [
+    "Player",
+    "draw_memory",
+    "draw_parts",
+    "draw_states",
+    "draw_timeline",
+    "draw_traffic",
+    "draw_wait_graph",
+    "png_of",
+]
 
 
 def __getattr__(name):
     if name not in _FILE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_FILE_OF[name]}", __name__), name)
+    with uninterrupted():
+        module = import_module(f".{_FILE_OF[name]}", __name__)
+    return getattr(module, name)

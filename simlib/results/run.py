@@ -164,7 +164,7 @@ class Run:
         -------
         matplotlib.figure.Figure
         """
-        from ..draw.timeline import draw_timeline
+        from ..draw import draw_timeline
 
         return draw_timeline(self, width=width, ranks=ranks, between=between)
 
@@ -189,13 +189,13 @@ class Run:
             A widget. Where no widgets are shown, the timeline of the same run stands in its place.
             Of more than 1,000 events some are shown, and the player says how many.
         """
-        from ..draw.player import Player
+        from ..draw import Player
 
         return Player(self, ranks, between)
 
     def heat_map(self) -> Figure:
         """Draw `traffic`: who sent how many bytes to whom. Returns a matplotlib Figure."""
-        from ..draw.heat_map import draw_traffic
+        from ..draw import draw_traffic
 
         return draw_traffic(self)
 
@@ -267,7 +267,7 @@ class Run:
         return self.table()
 
     def _repr_png_(self) -> bytes:
-        from ..draw.figures import png_of
+        from ..draw import png_of
 
         return png_of(self.timeline())
 

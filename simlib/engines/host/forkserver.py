@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing.connection
 import os
 import signal
@@ -69,22 +68,6 @@ def server_context():
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
     return context
-
-
-@contextlib.contextmanager
-def uninterrupted():
-    """Hold Ctrl-C back until the end: the server dies of a request that breaks off."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came = []
-    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            signal.raise_signal(signal.SIGINT)
 
 
 class _Descriptor:

@@ -15,9 +15,10 @@ import socket
 import tempfile
 import threading
 
+from ...model.interrupts import uninterrupted
 from ...record import fingerprints, safe_pickle
 from ...record.oplog import CAPACITY, OpLogReader, create_shared_memory
-from ..host.forkserver import RANK_NAME, server_context, travelling, uninterrupted
+from ..host.forkserver import RANK_NAME, server_context, travelling
 from ..host.request import receive, send
 from .rank_main import rank_main
 

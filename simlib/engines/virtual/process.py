@@ -11,9 +11,10 @@ import signal
 import socket
 from dataclasses import replace
 
+from ...model.interrupts import uninterrupted
 from ...record import safe_pickle
 from ...record.oplog import NOBODY, OpLogReader, Shared, create_shared_memory
-from ..host.forkserver import RANK_NAME, server_context, travelling, uninterrupted
+from ..host.forkserver import RANK_NAME, server_context, travelling
 from ..host.request import receive, send
 from .child import child_main
 from .ranks import PAGE, RUNNING

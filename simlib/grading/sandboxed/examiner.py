@@ -20,13 +20,14 @@ import time
 import warnings
 
 from ...checks.verdict import WRONG, Verdict
-from ...engines.host.forkserver import RANK_NAME, server_context, travelling, uninterrupted
+from ...engines.host.forkserver import RANK_NAME, server_context, travelling
 from ...engines.host.hardening import (
     close_to_others,
     do_without_tracker,
     end_without_server,
     keep_one_server,
 )
+from ...model.interrupts import uninterrupted
 from ...model.trust import SCRATCH
 from .shell import receive, send, shell_main
 from .submitted import Submitted
