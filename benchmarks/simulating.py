@@ -84,7 +84,6 @@ def _turns_per_second(world_size, turns):
         scheduler.ready(rank, 0.0)
     begin = time.perf_counter()
     scheduler.run()
-    scheduler.close()
     return turns * world_size / (time.perf_counter() - begin)
 
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import _thread
 import heapq
-import os
 import random
-import resource
 from math import inf
 
 CONTROLLER = -1
@@ -24,45 +22,13 @@ LAST = 2.0
 """The tie of ranks that poll: they look again after all else of that moment."""
 
 
-class _LockBaton:
-    """Wakes one thread; where `os.eventfd` is missing."""
+class _Baton:
+    """Wakes one thread."""
 
     def __init__(self):
         self._lock = _thread.allocate_lock()
         self._lock.acquire()
-
-    def give(self):
-        self._lock.release()
-
-    def take(self):
-        self._lock.acquire()
-
-    def close(self):
-        """Nothing to give back."""
-
-
-class _EventBaton:
-    """Wakes one thread. Half as slow as a lock: the system call lets go of the interpreter."""
-
-    def __init__(self):
-        self._fd = os.eventfd(0)
-
-    def give(self):
-        os.eventfd_write(self._fd, 1)
-
-    def take(self):
-        os.eventfd_read(self._fd)
-
-    def close(self):
-        os.close(self._fd)
-
-
-def _make_batons(count):
-    if hasattr(os, "eventfd"):
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if most == resource.RLIM_INFINITY or most > count + 64:
-            return [_EventBaton() for _ in range(count)]
-    return [_LockBaton() for _ in range(count)]
+        self.give, self.take = self._lock.release, self._lock.acquire
 
 
 class Scheduler:
@@ -104,12 +70,7 @@ class Scheduler:
 
     def open(self):
         """Make the batons; a replay, whose ranks are no threads, needs none."""
-        self._batons = _make_batons(len(self.clocks) + 1)
-
-    def close(self):
-        """Give the batons back; no thread may wait for one any more."""
-        for baton in self._batons:
-            baton.close()
+        self._batons = [_Baton() for _ in range(len(self.clocks) + 1)]
 
     # What ranks call, each in its own thread
 

@@ -24,6 +24,7 @@ from ..host.process_setup import die_with_the_kernel
 from ..host.request import FRAME, receive, send, send_bytes, serve
 from . import per_rank
 from .ddp import share_what_ddp_gathers
+from .one_cpu import hide_from_ranks, take_turns_quietly
 from .ranks import Ranks
 from .simulated_transport import stand_in_backend
 from .store import own_stores
@@ -45,10 +46,11 @@ def child_main(control, lifeline, stdout, stderr, memory):
     faulthandler.enable(native, all_threads=False)
     faulthandler.register(signal.SIGUSR1, native, all_threads=False)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a baton is a descriptor
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a mapped log is a descriptor
     torch.set_num_threads(1)
     threading.stack_size(STACK_BYTES)
-    process = Process(per_rank.separate_threads(FramedOutput(output)))
+    take_turns_quietly()
+    process = Process(per_rank.separate_threads(FramedOutput(output), hide_from_ranks()))
     backend.install(process.create_group)
     baseline = Baseline()
     send(sock, ("ready", None))
@@ -116,7 +118,6 @@ class Process:
         finally:
             sys.stdout, sys.stderr = self.streams
         self._parked = len(report["unfinished"]) + len(report["deaths"])
-        simulation.ranks.close()
         return safe_pickle.dumps(("rest", report))
 
     def _collect_garbage_for(self, ranks):

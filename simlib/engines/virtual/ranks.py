@@ -147,11 +147,6 @@ class Ranks:
         failure = self._simulation.scheduler.failure
         return "".join(traceback.format_exception(failure)) if failure is not None else None
 
-    def close(self):
-        """Give back what the ranks shared, where none of their threads is left."""
-        if len(self.answers) == self._size:
-            self._simulation.scheduler.close()
-
     def _frames(self, ranks):
         """The learner's frames, outermost first, of ranks that stand still."""
         stacks = sys._current_frames()

@@ -15,6 +15,7 @@ from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Wat
 from ...model import errors
 from ...record import safe_pickle
 from ..host.request import FRAME, receive
+from .one_cpu import OneCpu
 
 POLL_S = 0.02
 BUSY_S = 0.2
@@ -47,6 +48,7 @@ class SimulationMonitor(RunMonitor):
         self._process_died = False
         self._failure = None
         self._watchdog = Watchdog(self, display)
+        self._cpu = None
         self._ops, self._ops_at = 0, time.monotonic()
 
     @property
@@ -56,11 +58,13 @@ class SimulationMonitor(RunMonitor):
 
     def until_the_end(self, request):
         """Simulate and watch; returns the error to raise, or None."""
+        self._cpu = OneCpu(self._process.process.pid, lambda: self._process.running[1])
         self.logs = self._process.start(request)
         limit = self.options.eager_limit_bytes
         self.detector = DeadlockDetector(self.logs, self.cells, eager_limit_bytes=limit)
         while self.report is None:
             self._take_in(POLL_S)
+            self._cpu.look()
             if self._failure is not None:
                 return self._of_our_own()
             if self._process_died:
@@ -209,6 +213,8 @@ class SimulationMonitor(RunMonitor):
 
     def close(self):
         """Watch no more."""
+        if self._cpu is not None:
+            self._cpu.let_go()
         self._selector.close()
         for log in self.logs:
             log.close()

@@ -25,7 +25,7 @@ from .turns import StateInTurn
 __all__ = ["StateInTurn", "flush", "local", "separate_threads", "foreign_threads"]
 
 
-def separate_threads(write_out):
+def separate_threads(write_out, all_cpus):
     """Give every rank thread of this process its own world; call once, before any function runs.
 
     Returns ``sys.stdout`` and ``sys.stderr`` as every rank finds them.
@@ -36,7 +36,7 @@ def separate_threads(write_out):
     one_profiler_at_a_time()
     c10d._world = WorldPerThread()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
-    own_commands(write_out)
+    own_commands(write_out, all_cpus)
     os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)
     sys.stdout = sys.__stdout__ = OutputPerRank(write_out, sys.stdout)
     sys.stderr = sys.__stderr__ = OutputPerRank(write_out, sys.stderr)

@@ -54,8 +54,8 @@ class _Pump:
                     os.close(self._reading)
 
 
-def own_commands(write_out):
-    """Let each command that a rank starts have the rank's environment and output."""
+def own_commands(write_out, all_cpus):
+    """Let each command that a rank starts have the rank's environment and output, and all CPUs."""
     start, poll, wait = (getattr(subprocess.Popen, n) for n in ("__init__", "poll", "wait"))
     names = list(inspect.signature(start).parameters)[1:]
 
@@ -69,10 +69,12 @@ def own_commands(write_out):
             options["env"] = os.environ.copy()
         streams = [name for name in ("stdout", "stderr") if options.get(name) is None]
         if not streams:
-            return start(self, **options)
+            with all_cpus():
+                return start(self, **options)
         self._pump = _Pump(rank, write_out)
         try:
-            start(self, **options | dict.fromkeys(streams, self._pump.writing))
+            with all_cpus():
+                start(self, **options | dict.fromkeys(streams, self._pump.writing))
         finally:
             self._pump.begin()
 

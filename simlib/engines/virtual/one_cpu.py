@@ -1,0 +1,154 @@
+"""All ranks of a simulation on one CPU: they run one at a time.
+
+A thread that is woken on another CPU finds that CPU asleep and its caches cold, which costs more
+than all else that a change of rank does. So the process that simulates is held to one CPU, for as
+long as it has that CPU to itself. Nobody is to notice: ranks, and what they start, see all CPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import math
+import os
+import time
+
+import torch
+
+WINDOW_S = 0.25
+"""So often it is looked at whether the process has its CPU to itself."""
+ENOUGH = 0.8
+"""The share of a CPU that such a process has; with another one beside it, half."""
+
+
+def take_turns_quietly():
+    """Let a thread that is woken wait until the one that wakes it waits itself; for the child."""
+    if _can_choose() and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        _set_policy(0, os.SCHED_BATCH)
+
+
+def hide_from_ranks():
+    """Let ranks see all CPUs, and use them where they fork or want several threads; for the child.
+
+    Returns a context manager, within which that also goes for a command that is started.
+    """
+    if not _can_choose():
+        return contextlib.nullcontext
+    everything, ask, own_pid = os.sched_getaffinity(0), os.sched_getaffinity, os.getpid()
+
+    def of_all(pid):
+        return set(everything) if pid in (0, own_pid) else ask(pid)
+
+    def take_all():
+        os.sched_setaffinity(0, everything)
+        _set_policy(0, os.SCHED_OTHER)
+
+    @contextlib.contextmanager
+    def all_cpus():
+        mine, policy = ask(0), os.sched_getscheduler(0)
+        take_all()
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, mine)
+            _set_policy(0, policy)
+
+    set_threads = torch.set_num_threads
+
+    def set_num_threads(number):
+        if number > 1:
+            take_all()  # the threads that this one will start are where it may be
+        set_threads(number)
+
+    torch.set_num_threads = set_num_threads
+    os.sched_getaffinity = of_all
+    os.register_at_fork(after_in_child=take_all)
+    return all_cpus
+
+
+class OneCpu:
+    """The kernel's hold on a process that simulates. Where CPUs cannot be chosen it does nothing.
+
+    Parameters
+    ----------
+    pid : int
+    thread_now : callable
+        The id of its thread that is running.
+    clock, cpu_clock : callable, optional
+        Seconds that have passed, and those that the process has computed.
+    """
+
+    def __init__(self, pid, thread_now, clock=time.monotonic, cpu_clock=None):
+        self._pid = pid
+        self._thread_now = thread_now
+        self._clock = clock
+        self._pause_s = 1.0
+        self._is_held, self._next_s = False, math.inf
+        with contextlib.suppress(OSError, AttributeError):  # it has ended, or this is no Linux
+            self._everything = os.sched_getaffinity(pid)
+            self._cpu_clock = cpu_clock or _cpu_clock_of(pid)
+            self._hold(pid)
+
+    def look(self):
+        """Let go where others want the CPU, too, and try again later. To be called often."""
+        if self._clock() >= self._next_s:
+            with contextlib.suppress(OSError):  # it has ended
+                self._look()
+
+    def _look(self):
+        now = self._clock()
+        if not self._is_held:
+            self._hold(self._thread_now())
+        elif self._cpu_clock() - self._computed_s < ENOUGH * (now - self._began_s):
+            self.let_go()
+            self._next_s = now + self._pause_s
+            self._pause_s *= 2
+        else:
+            self._begin_window()
+
+    def let_go(self):
+        """Let the process have all its CPUs again."""
+        if self._is_held:
+            self._is_held = False
+            self._keep_to(self._everything)
+
+    def _hold(self, thread):
+        self._keep_to({_last_cpu_of(self._pid, thread)})
+        self._is_held = True
+        self._begin_window()
+
+    def _begin_window(self):
+        self._began_s, self._computed_s = self._clock(), self._cpu_clock()
+        self._next_s = self._began_s + WINDOW_S
+
+    def _keep_to(self, cpus):
+        """Let all threads of the process, and what they start, run on these CPUs only."""
+        with contextlib.suppress(OSError):  # it has ended
+            for thread in os.listdir(f"/proc/{self._pid}/task"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(thread), cpus)
+
+
+def _can_choose():
+    return hasattr(os, "sched_setaffinity")
+
+
+def _set_policy(pid, policy):
+    with contextlib.suppress(OSError):  # not allowed here: it is only slower
+        os.sched_setscheduler(pid, policy, os.sched_param(0))
+
+
+def _last_cpu_of(pid, thread):
+    """The CPU on which a thread has run last (proc_pid_stat(5), field 39)."""
+    with open(f"/proc/{pid}/task/{thread}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[36])
+
+
+def _cpu_clock_of(pid):
+    """A clock of what all threads of a process have computed, in seconds."""
+    clock = ctypes.c_int()
+    error = ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock))
+    if error:
+        raise OSError(error, os.strerror(error))
+    return functools.partial(time.clock_gettime, clock.value)
