@@ -22,15 +22,6 @@ LAST = 2.0
 """The tie of ranks that poll: they look again after all else of that moment."""
 
 
-class _Baton:
-    """Wakes one thread."""
-
-    def __init__(self):
-        self._lock = _thread.allocate_lock()
-        self._lock.acquire()
-        self.give, self.take = self._lock.release, self._lock.acquire
-
-
 class Scheduler:
     """The clocks of all ranks, and the baton.
 
@@ -69,14 +60,16 @@ class Scheduler:
         self._batons = []
 
     def open(self):
-        """Make the batons; a replay, whose ranks are no threads, needs none."""
-        self._batons = [_Baton() for _ in range(len(self.clocks) + 1)]
+        """Make the batons: locks, and taken. A replay, whose ranks are no threads, needs none."""
+        self._batons = [_thread.allocate_lock() for _ in range(len(self.clocks) + 1)]
+        for baton in self._batons:
+            baton.acquire()
 
     # What ranks call, each in its own thread
 
     def begin(self, rank):
         """The first thing a rank's thread does: wait for the baton."""
-        self._batons[rank].take()
+        self._batons[rank].acquire()
         self.on_resume(rank)
 
     def settle(self, rank):
@@ -101,14 +94,14 @@ class Scheduler:
 
     def leave(self):
         """The last thing a rank's thread does: hand the baton on for good."""
-        self._batons[self._pick()].give()
+        self._batons[self._pick()].release()
 
     def run(self):
         """Start, and return when nothing can go on. For the controller's thread."""
         following = self._pick()
         if following != CONTROLLER:
-            self._batons[following].give()
-            self._batons[CONTROLLER].take()
+            self._batons[following].release()
+            self._batons[CONTROLLER].acquire()
 
     # For a replay, whose ranks are no threads
 
@@ -172,9 +165,13 @@ class Scheduler:
     def _hand_on(self, rank):
         following = self._pick()
         if following != rank:
-            self._batons[following].give()
-            self._batons[rank].take()
+            self._batons[following].release()
+            self._batons[rank].acquire()
         self.on_resume(rank)
+
+    def _drop_cancelled(self):
+        while self._events and self._events[0][-1] is None:
+            heapq.heappop(self._events)
 
     def _pick(self):
         """Let events happen until a rank is next; returns it, or the controller.
@@ -182,42 +179,35 @@ class Scheduler:
         An error in an event is the engine's own: it ends the simulation, and is no rank's.
         """
         try:
-            return self._next_in_time()
+            while True:
+                if self._events:
+                    self._drop_cancelled()
+                ready_s = self._ready[0][0] if self._ready else inf
+                event_s = self._events[0][0] if self._events else inf
+                network_s = self.network.next_event_s
+                quiet_s = self._quiet[0][0] if self._quiet else inf
+                if network_s <= event_s and network_s <= ready_s and network_s < inf:
+                    self._happens(network_s)
+                    for transfer in self.network.advance(self.now_s):
+                        self.on_arrival(transfer)
+                elif event_s <= ready_s and event_s < inf:
+                    self._happens(event_s)
+                    heapq.heappop(self._events)[-1]()
+                elif quiet_s < ready_s:
+                    self._happens(quiet_s)
+                    heapq.heappop(self._quiet)[-1]()
+                elif self._ready:
+                    _, tie, rank = heapq.heappop(self._ready)
+                    if self._polling and tie < LAST:
+                        self._wake_pollers(ready_s)
+                    return rank
+                elif self._polling:
+                    return self._polling.pop(0)
+                elif not any(action() for action in self._at_rest):
+                    return CONTROLLER
         except Exception as error:
             self.failure = error
             return CONTROLLER
-
-    def _drop_cancelled(self):
-        while self._events and self._events[0][-1] is None:
-            heapq.heappop(self._events)
-
-    def _next_in_time(self):
-        while True:
-            if self._events:
-                self._drop_cancelled()
-            ready_s = self._ready[0][0] if self._ready else inf
-            event_s = self._events[0][0] if self._events else inf
-            network_s = self.network.next_event_s
-            quiet_s = self._quiet[0][0] if self._quiet else inf
-            if network_s <= event_s and network_s <= ready_s and network_s < inf:
-                self._happens(network_s)
-                for transfer in self.network.advance(self.now_s):
-                    self.on_arrival(transfer)
-            elif event_s <= ready_s and event_s < inf:
-                self._happens(event_s)
-                heapq.heappop(self._events)[-1]()
-            elif quiet_s < ready_s:
-                self._happens(quiet_s)
-                heapq.heappop(self._quiet)[-1]()
-            elif self._ready:
-                _, tie, rank = heapq.heappop(self._ready)
-                if self._polling and tie < LAST:
-                    self._wake_pollers(ready_s)
-                return rank
-            elif self._polling:
-                return self._polling.pop(0)
-            elif not any(action() for action in self._at_rest):
-                return CONTROLLER
 
     def _happens(self, time_s):
         """An event comes; who polls will look again after it."""
