@@ -407,6 +407,51 @@ def test_each_rank_has_its_own_meter():
     assert found == {0: (64, 64, 64, 0), 1: (128, 128, 128, 0)}
 
 
+def big(*sizes):
+    return torch.ones(*sizes, 1024)
+
+
+LET_GO = {
+    "all_reduce": lambda rank, n, root: dist.all_reduce(big()),
+    "broadcast": lambda rank, n, root: dist.broadcast(big(), root),
+    "reduce": lambda rank, n, root: dist.reduce(big(), root),
+    "gather": lambda rank, n, root: dist.gather(
+        big(), list(big(n)) if rank == root else None, root
+    ),
+    "scatter": lambda rank, n, root: dist.scatter(
+        big(), list(big(n)) if rank == root else None, root
+    ),
+    "all_gather": lambda rank, n, root: dist.all_gather(list(big(n)), big()),
+    "reduce_scatter": lambda rank, n, root: dist.reduce_scatter(big(), list(big(n))),
+    "all_to_all": lambda rank, n, root: dist.all_to_all(list(big(n)), list(big(n))),
+    "send and recv": lambda rank, n, root: (
+        (dist.send if rank == 0 else dist.recv)(big(), 1 - rank) if rank < 2 else None
+    ),
+    "isend and irecv": lambda rank, n, root: [
+        request.wait()
+        for request in (
+            dist.isend(big(), (rank + 1) % n),
+            dist.irecv(big(), (rank - 1) % n),
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("eager_limit_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("root", [0, 2])
+@pytest.mark.parametrize("name", LET_GO)
+def test_what_an_op_took_is_let_go_when_it_ends_whoever_ends_first(name, root, eager_limit_bytes):
+    op = LET_GO[name]
+
+    def main(rank, world_size):
+        op(rank, world_size, root)
+        return sum(simlib.held().values())
+
+    cluster = simlib.clusters.ethernet_10g(3, device=simlib.Device(flops_per_s=1e9))
+    run = simlib.simulate(main, 3, cluster=cluster, eager_limit_bytes=eager_limit_bytes)
+    assert run.results == [0, 0, 0]
+
+
 def test_a_ledger_is_a_plain_table_and_pickles():
     held = dict(zip(CATEGORIES, (256, 0, 1024, 8), strict=True))
     ledger = Ledger(3, dict(held, gradients=256), held, 1.5, [(1.5, held)])
