@@ -1,0 +1,627 @@
+# %% [markdown]
+# # Exercises 11: pipelines
+#
+# Four tasks that go with [lesson 11](../notebooks/11_pipelines.ipynb). In the first you choose the
+# number of micro-batches, in the second the ranks agree on where to cut; then you write the plan of a
+# pipeline within a budget, and mend one that hangs now and then.
+#
+# Tasks 3 and 4 use `follow` of the cell below, lesson 11's program for a plan. It does a list of words such
+# as `["F0", "B0"]` on a stage that makes `torch.tanh(h @ w)`, and returns the gradient of the mean of all
+# micro-batches' losses. Some checks also look at **time** and **memory** on a modelled cluster. The
+# outputs stored below the checks are those of a good answer.
+
+# %% role="setup"
+import itertools
+
+import torch
+import torch.distributed as dist
+
+import simlib
+from simlib.checks import (
+    Fits,
+    Timed,
+    check,
+    collective_nbytes,
+    collectives,
+    measure,
+    messages,
+    nbytes,
+    only,
+)
+
+
+def send_first(outgoing, incoming):
+    """The plainest exchange: send, then receive; each is (tensor, peer) or None."""
+    if outgoing:
+        dist.send(*outgoing)
+    if incoming:
+        dist.recv(*incoming)
+
+
+def together(outgoing, incoming):
+    """Both at the same time."""
+    ops = [dist.P2POp(dist.isend, *outgoing)] if outgoing else []
+    ops += [dist.P2POp(dist.irecv, *incoming)] if incoming else []
+    for request in dist.batch_isend_irecv(ops) if ops else []:
+        request.wait()
+
+
+# %% role="setup"
+def follow(words, rank, world_size, w, xs, batch, exchange):
+    """Do the words on this rank's stage, tanh(h @ w); return the gradient with respect to w."""
+    weight, kept, outgoing = w.clone().requires_grad_(), {}, None
+    for word in words:
+        forward, micro = word[0] == "F", int(word[1:])
+        source, target = (rank - 1, rank + 1) if forward else (rank + 1, rank - 1)
+        incoming = None
+        if 0 <= source < world_size:
+            incoming = torch.empty(batch, w.shape[0 if forward else 1]), source
+        exchange(outgoing, incoming)
+        with simlib.span(word[0], micro=micro):
+            if forward:
+                h = (incoming[0] if incoming else xs[micro].clone()).requires_grad_()
+                y = torch.tanh(h @ weight)
+                kept[micro] = h, (y**2).mean() if rank == world_size - 1 else y
+                result = y.detach()
+            else:
+                h, y = kept.pop(micro)
+                y.backward(incoming[0] if incoming else None)
+                result = h.grad
+        outgoing = (result, target) if 0 <= target < world_size else None
+    exchange(outgoing, None)
+    return weight.grad / (len(words) // 2)
+
+
+# %% role="setup"
+def stages_and_pieces(widths, batch, pieces, most):
+    """pieces and most are lists by world size, or a number for all."""
+
+    def inputs(rank, world_size):
+        torch.manual_seed(rank)
+        w = torch.randn(widths[rank], widths[rank + 1])
+        count, held = (
+            each[world_size - 1] if isinstance(each, list) else each for each in (pieces, most)
+        )
+        xs = [torch.randn(batch, widths[0]) for _ in range(count)] if rank == 0 else None
+        return w, xs, batch, count, held
+
+    return inputs
+
+
+def in_one_process(ws, xs, *_):
+    """The gradients of all stages, of the mean over all micro-batches."""
+    weights, h = [w.clone().requires_grad_() for w in ws], torch.cat(xs[0])
+    for weight in weights:
+        h = torch.tanh(h @ weight)
+    return list(torch.autograd.grad((h**2).mean(), weights))
+
+
+# %% role="setup"
+SQUARE, PIECES = [32] * 5, 8
+PRODUCT_S = 2 * 64 * 32 * 32 / 1e9  # of h and w: a forward has one, a backward two
+FREE = simlib.Cluster(4, 1, simlib.Link(0, float("inf")), device=simlib.Device(flops_per_s=1e9))
+BIG = 4 * 64 * 32  # bytes of one micro-batch between two stages
+
+
+def summed(ws, xs, batches, pieces, *_):
+    return [gradient * pieces[0] for gradient in in_one_process(ws, xs)]
+
+
+def each_once(ws, xs, batches, pieces, *_):
+    return 2 * (len(ws) - 1) * pieces[0]
+
+
+def over_boundaries(ws, xs, batches, pieces, *_):
+    return sum(2 * 4 * batches[0] * w.shape[0] for w in ws[1:]) * pieces[0]
+
+
+def room(ws, xs, batches, pieces, most):
+    """h and y of each micro-batch held, what is being worked on, and the weights."""
+    return int(BIG * (2 * most[0] + 5.5))
+
+
+# %% [markdown]
+# ## 1. How many micro-batches? (★★, 20 minutes, 3 points)
+#
+# A batch of `examples` examples goes through `world_size` equal stages. Cut it into M micro-batches whose
+# sizes differ by at most one. A micro-batch of n examples keeps each stage busy for `start_s` + n
+# `example_s` seconds, forward and backward together. Messages take no time. Return M and the bubble of the
+# shortest step, as `(M, bubble)`; of equally short ones the smallest M. Send nothing. (The largest
+# micro-batch takes the ramps' time.)
+
+
+# %% role="answer" question="best_cut" points=3
+def best_cut(rank, world_size, examples, start_s, example_s):
+    """Return (M, bubble): the best number of micro-batches, an int, and its bubble, a float.
+
+    examples is an int of at least 1; the times are floats.
+    """
+    ### BEGIN SOLUTION
+    best = None
+    for M in range(1, examples + 1):
+        largest = -(-examples // M)
+        busy_s = M * start_s + examples * example_s
+        ramps_s = (world_size - 1) * (start_s + largest * example_s)
+        if best is None or busy_s + ramps_s < best[0] * (1 - 1e-9):
+            best = busy_s + ramps_s, M, ramps_s / (busy_s + ramps_s)
+    return best[1:]
+    ### END SOLUTION
+
+
+# %% role="check" question="best_cut" points=3
+def a_batch(rank, world_size):
+    examples = [12, 22, 20, 20, 26][world_size - 1]
+    return examples, 0.5, [1.0, 1.0, 0.75, 0.5, 0.5][world_size - 1]
+
+
+def step_of(K, M, examples, start_s, example_s):
+    """Time and bubble of a step: the largest micro-batch goes through all other stages, too."""
+    busy_s = M * start_s + examples * example_s
+    ramps_s = (K - 1) * (start_s + -(-examples // M) * example_s)
+    return busy_s + ramps_s, ramps_s / (busy_s + ramps_s)
+
+
+def chosen(pick, bubble=lambda K, M, *batch: step_of(K, M, *batch)[1]):
+    """What every rank gives where pick(K, *batch) is the number of micro-batches."""
+
+    def expected(*given):
+        batch, K = [each[0] for each in given], len(given[0])
+        M = pick(K, *batch)
+        return [(M, bubble(K, M, *batch))] * K
+
+    return expected
+
+
+def shortest(K, examples, *times):
+    return min(
+        range(1, examples + 1), key=lambda M: (round(step_of(K, M, examples, *times)[0], 9), M)
+    )
+
+
+def equal_pieces(K, examples, start_s, example_s):
+    """As if examples / M were a whole number."""
+
+    def time_s(M):
+        return round((M + K - 1) * (start_s + examples / M * example_s), 9)
+
+    return min(range(1, examples + 1), key=lambda M: (time_s(M), M))
+
+
+def dividing(K, examples, *times):
+    divisors = [M for M in range(1, examples + 1) if examples % M == 0]
+    return min(divisors, key=lambda M: (round(step_of(K, M, examples, *times)[0], 9), M))
+
+
+def by_formula(K, M, *batch):
+    return (K - 1) / (M + K - 1)
+
+
+verdict = check(
+    "best_cut",
+    best_cut,
+    a_batch,
+    chosen(shortest),
+    collectives(lambda *given: 0),
+    messages(lambda *given: 0, hint="Each rank can work this out for itself."),
+    mistakes={
+        "Those are as many micro-batches as examples: each of them has to be started.": (
+            chosen(lambda K, examples, *times: examples)
+        ),
+        "The number is right. (K - 1) / (M + K - 1) holds for equal micro-batches: the ramps take as "
+        "long as the largest one.": chosen(shortest, by_formula),
+        "That is the best M if a batch could be cut into equal parts: look at the largest part.": (
+            chosen(equal_pieces)
+        ),
+        "That takes equal parts for granted, for M and for the bubble: look at the largest part.": (
+            chosen(equal_pieces, by_formula)
+        ),
+        "That is the best M of those that divide the batch; another one is better.": (
+            chosen(dividing)
+        ),
+        "One micro-batch is the naive split.": chosen(lambda *batch: 1),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Lesson 11 has the time for equal micro-batches: M of them, and K - 1 for the ramps. How long is a ramp's
+# step, if one micro-batch is larger than the others?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# The largest has `-(-examples // M)` examples, which is division rounded up. A rank is busy for `M *
+# start_s + examples * example_s`.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Try every M from 1 to `examples` and keep the first that is better than all before.
+#
+# </details>
+
+# %% role="hidden" question="best_cut"
+seed = 1
+print(
+    measure(
+        best_cut,
+        lambda rank, n: (9 + (seed * 5 + 3 * n) % 14, 0.5, [1.0, 2.0, 0.75][(seed + n) % 3]),
+    )
+)
+
+# %% [markdown]
+# ## 2. Balance the stages (★★, 20 minutes, 3 points)
+#
+# Every rank has n layers now, and has measured them: `times_us` is an int64 tensor of n microseconds. The slowest
+# stage sets the pace. Give each rank neighbouring layers, at least one, so that the slowest stage is as
+# fast as it can be; of equally good cuts take the one where rank 0 has the most layers, then rank 1, and
+# so on. Return `(first, end)`: this rank gets layers `first` to `end - 1` of all. One `all_gather`.
+
+
+# %% role="answer" question="rebalance" points=3
+def rebalance(rank, world_size, times_us):
+    """Return (first, end), two ints: the layers of this rank, counted over all ranks.
+
+    times_us is left as it is; all ranks have equally many layers.
+    """
+    ### BEGIN SOLUTION
+    parts = [torch.empty_like(times_us) for _ in range(world_size)]
+    dist.all_gather(parts, times_us)
+    times = torch.cat(parts).tolist()
+
+    def ends_within(limit):
+        """Where the stages end if each takes all it can; the last ranks keep a layer each."""
+        ends, first = [], 0
+        for stage in range(world_size):
+            end = first + 1
+            most = len(times) - (world_size - 1 - stage)
+            while end < most and sum(times[first : end + 1]) <= limit:
+                end += 1
+            ends.append(end)
+            first = end
+        return ends
+
+    limit = max(times)
+    while ends_within(limit)[-1] < len(times):
+        limit += 1
+    ends = [0, *ends_within(limit)]
+    return ends[rank], ends[rank + 1]
+    ### END SOLUTION
+
+
+# %% role="check" question="rebalance" points=3
+def measured_layers(rank, world_size):
+    of_all = [
+        [[3, 1, 2]],
+        [[7, 7, 2], [1, 1, 7]],
+        [[5, 2, 2], [8, 8, 2], [6, 2, 7]],
+        [[6, 9, 3], [2, 2, 6], [1, 6, 4], [3, 1, 1]],
+        [[4, 5, 1], [1, 8, 3], [2, 9, 1], [9, 4, 6], [8, 3, 6]],
+    ][world_size - 1]
+    return (10 * torch.tensor(of_all[rank]),)
+
+
+def every_cut(count, n):
+    for ends in itertools.combinations(range(1, count), n - 1):
+        yield [0, *ends, count]
+
+
+def with_empty_ones(count, n):
+    for ends in itertools.combinations_with_replacement(range(count + 1), n - 1):
+        yield [0, *ends, count]
+
+
+def slowest(times, cut):
+    return max(sum(times[a:b]) for a, b in itertools.pairwise(cut))
+
+
+def spread(cut):
+    return list(itertools.pairwise(cut))
+
+
+def best_of(order, cuts=every_cut):
+    """The (first, end) of all ranks in the fastest cut, of equally fast ones the first in `order`."""
+
+    def expected(parts):
+        times, n = torch.cat(parts).tolist(), len(parts)
+        return spread(min(cuts(len(times), n), key=lambda cut: (slowest(times, cut), order(cut))))
+
+    return expected
+
+
+def first_ranks(cut):
+    return [-end for end in cut]
+
+
+def last_ranks(cut):
+    return cut
+
+
+def up_to_the_mean(parts):
+    times, n = torch.cat(parts).tolist(), len(parts)
+    cut, total = [0], 0
+    for number, time in enumerate(times):
+        left = len(times) - number
+        full = total + time > sum(times) / n or left <= n - len(cut)
+        if number > cut[-1] and len(cut) < n and full:
+            cut.append(number)
+            total = 0
+        total += time
+    return spread([*cut, len(times)])
+
+
+verdict = check(
+    "rebalance",
+    rebalance,
+    measured_layers,
+    best_of(first_ranks),
+    only("all_gather"),
+    collectives(lambda parts: 1, hint="One all_gather tells everybody all times."),
+    collective_nbytes(lambda parts: parts[0].nbytes, hint="A rank brings its own n times."),
+    mistakes={
+        "The slowest stage is as fast as it can be; but of such cuts rank 0 has to take the most "
+        "layers, then rank 1: you fill the last ranks first.": best_of(last_ranks),
+        "That is a cut for ranks that may stay empty: each gets at least one layer.": (
+            best_of(first_ranks, with_empty_ones)
+        ),
+        "The second number is where the layers of this rank end, not how many they are.": (
+            lambda parts: [(a, b - a) for a, b in best_of(first_ranks)(parts)]
+        ),
+        "Nothing has moved: those are the layers that each rank has now.": (
+            lambda parts: [(r * len(part), (r + 1) * len(part)) for r, part in enumerate(parts)]
+        ),
+        "Each stage ends before it is above the mean, and the last one takes what is left: it is too "
+        "slow.": up_to_the_mean,
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# After `dist.all_gather(parts, times_us)` every rank knows all times, works out the same cut, and takes
+# its own part.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `itertools.combinations(range(1, layers), world_size - 1)` gives all places to cut where no stage is
+# empty. For large nets: raise a limit until stages that are filled up to it are few enough.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Let `min` compare `(slowest stage, [-end of stage 0, -end of stage 1, ...])`.
+#
+# </details>
+
+# %% role="hidden" question="rebalance"
+seed = 1
+print(
+    measure(
+        rebalance,
+        lambda rank, n: (
+            torch.tensor([10 + 10 * ((seed + 7 * rank + 5 * k * k + n) % 9) for k in range(3)]),
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 3. A plan within a budget (★★★, 40 minutes, 4 points)
+#
+# A batch comes in `pieces` micro-batches of `batch` examples; on rank 0 `xs` is their list, elsewhere None.
+# Rank r has `w`. Write this rank's words; `follow` does them with `together`. No rank may ever hold more
+# than `most` micro-batches between forward and backward, and the step must be as short as that allows.
+# Stages are equal, a backward takes twice as long as a forward, messages are free. Return the gradient with
+# respect to `w`.
+
+
+# %% role="answer" question="in_budget" points=4
+def in_budget(rank, world_size, w, xs, batch, pieces, most):
+    """Return the gradient with respect to w, a tensor of w's shape.
+
+    w has shape (numbers per example before the stage, after it); w and xs are left as they are.
+    """
+    ### BEGIN SOLUTION
+    # When does each micro-batch start on rank 0, if a forward takes 1 and a backward 2?
+    start = []
+    for micro in range(pieces):
+        start.append(start[-1] + 3 if start else 0)
+        if micro >= most:
+            start[micro] = max(start[micro], start[micro - most] + 3 * world_size)
+    there, back = rank, world_size + 2 * (world_size - 1 - rank)
+    words = [(time + there, f"F{micro}") for micro, time in enumerate(start)]
+    words += [(time + back, f"B{micro}") for micro, time in enumerate(start)]
+    words = [word for _, word in sorted(words)]
+    return follow(words, rank, world_size, w, xs, batch, together)
+    ### END SOLUTION
+
+
+# %% role="check" question="in_budget" points=4
+SHORTEST = {4: 33, 2: 51}  # products one after the other: 4 ranks, 8 micro-batches, by `most`
+
+
+def shortest_s(ws, xs, batches, pieces, most):
+    return SHORTEST[most[0]] * PRODUCT_S
+
+
+verdict = check(
+    "in_budget",
+    in_budget,
+    stages_and_pieces([3, 4, 2, 5, 3, 2], 4, [2, 3, 5, 4, 6], [1, 2, 2, 3, 5]),
+    in_one_process,
+    only("send", "recv"),
+    messages(each_once, hint="Each micro-batch crosses each boundary once each way."),
+    nbytes(over_boundaries, hint="Only activations and their gradients need to cross."),
+    mistakes={
+        "Those are sums over the micro-batches: follow gives their mean.": summed,
+    },
+    timed=[
+        Timed(
+            FREE,
+            stages_and_pieces(SQUARE, 64, PIECES, 4),
+            shortest_s,
+            "Here 4 may be held, as many as there are ranks: that is 1F1B of the lesson.",
+        ),
+        Timed(
+            FREE,
+            stages_and_pieces(SQUARE, 64, PIECES, 2),
+            shortest_s,
+            "Here 2 may be held: a third begins when the first is back. Does a rank wait for a forward, "
+            "while a backward is there?",
+        ),
+    ],
+    memory=[
+        Fits(
+            FREE,
+            stages_and_pieces(SQUARE, 64, PIECES, most),
+            room,
+            f"Here at most {most} may be held: go backward as soon as so many are.",
+        )
+        for most in (4, 2)
+    ],
+    points=4,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# With `most` = `world_size` it is 1F1B. With less, 1F1B with fewer forwards ahead keeps the memory and
+# wastes time: rank 1 then waits for a forward that rank 0 may not do yet, though a backward is there.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Let a forward take 1 and a backward 2. A micro-batch that starts on rank 0 at time s is at rank r's forward
+# at s + r, and at its backward at s + K + 2 (K - 1 - r), with K for `world_size`.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# The next micro-batch can start 3 later, but not before the one `most` places ahead of it is back, 3 K
+# after its start. With all times known, sort a rank's words by time.
+#
+# </details>
+
+# %% role="hidden" question="in_budget"
+seed = 1
+
+
+def drawn_pieces(rank, world_size):
+    generator = torch.Generator().manual_seed(seed + rank)
+    w = torch.randn(2 + (seed + rank) % 4, 2 + (seed + rank + 1) % 4, generator=generator)
+    count = 1 + (seed + world_size) % 5
+    xs = [torch.randn(3, len(w), generator=generator) for _ in range(count)] if rank == 0 else None
+    return w, xs, 3, count, 1 + (seed + world_size) % 3
+
+
+print(measure(in_budget, drawn_pieces))
+
+# %% [markdown]
+# ## 4. It hangs now and then (★★, 20 minutes, 3 points)
+#
+# Here micro-batches go in pairs, `F0 F1 B0 B1 F2 F3 B2 B3` ..., by plain sends and receives: `send_first` does.
+# With an even number of micro-batches all is well; with 3 or 5 the program hangs. Find out who waits for
+# whom, and mend the words. As before, at most two micro-batches are held at a time and no time is wasted. Keep
+# `send_first`.
+
+
+# %% role="answer" question="in_pairs" points=3
+def in_pairs(rank, world_size, w, xs, batch, pieces):
+    """Return the gradient with respect to w, a tensor of w's shape; w and xs are left as they are."""
+    words = []
+    ### BEGIN BROKEN
+    odd = pieces % 2
+    starts = range(0, pieces, 2) if rank == 0 else range(-odd, pieces, 2)
+    ### END BROKEN
+    ### BEGIN SOLUTION
+    starts = range(0, pieces, 2)
+    ### END SOLUTION
+    for start in starts:
+        pair = [micro for micro in (start, start + 1) if 0 <= micro < pieces]
+        words += [f"F{micro}" for micro in pair] + [f"B{micro}" for micro in pair]
+    return follow(words, rank, world_size, w, xs, batch, send_first)
+
+
+# %% role="check" question="in_pairs" points=3
+def odd_and_even(widths, batch, counts):
+    def inputs(rank, world_size):
+        return stages_and_pieces(widths, batch, counts, 0)(rank, world_size)[:4]
+
+    return inputs
+
+
+def without_the_last(ws, xs, batches, pieces):
+    return in_one_process(ws, [xs[0][: pieces[0] // 2 * 2 or 1]])
+
+
+def last_twice(ws, xs, batches, pieces):
+    return in_one_process(ws, [xs[0] + xs[0][-1:] * (pieces[0] % 2)])
+
+
+verdict = check(
+    "in_pairs",
+    in_pairs,
+    odd_and_even([3, 4, 2, 5, 3, 2], 4, [3, 4, 3, 2, 5]),
+    in_one_process,
+    only("send", "recv"),
+    messages(each_once, hint="Each micro-batch crosses each boundary once each way."),
+    nbytes(over_boundaries, hint="Only activations and their gradients need to cross."),
+    mistakes={
+        "The micro-batch without a partner is left out: its gradient counts, too.": without_the_last,
+        "The micro-batch without a partner is done twice: its gradient counts twice.": last_twice,
+        "Those are sums over the micro-batches: follow gives the mean of those in its words.": summed,
+    },
+    timed=[
+        Timed(
+            FREE,
+            odd_and_even(SQUARE, 64, 5),
+            lambda *given: 42 * PRODUCT_S,
+            "Go on in pairs: while one micro-batch is under way, the other can be worked on.",
+        )
+    ],
+    memory=[
+        Fits(
+            FREE,
+            odd_and_even(SQUARE, 64, 7),
+            lambda ws, xs, batches, pieces: room(ws, xs, batches, pieces, [2]),
+            "Take a pair backward before the next one comes.",
+        )
+    ],
+    as_given="5ae6c7ac",
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The check shows who waits for whom. Print `words` on ranks 0 and 1 for 3 micro-batches.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# A rank whose words begin with `F0 B0` waits for a gradient that nobody sends before a second forward: the
+# lonely micro-batch comes first on some ranks and last on others. Where it comes matters little, but all have
+# to agree.
+#
+# </details>
+
+# %% role="hidden" question="in_pairs"
+seed = 1
+
+
+def drawn_in_pairs(rank, world_size):
+    generator = torch.Generator().manual_seed(seed + rank)
+    w = torch.randn(2 + (seed + rank) % 4, 2 + (seed + rank + 1) % 4, generator=generator)
+    count = 2 + (seed + world_size) % 4
+    xs = [torch.randn(3, len(w), generator=generator) for _ in range(count)] if rank == 0 else None
+    return w, xs, 3, count
+
+
+print(measure(in_pairs, drawn_in_pairs))
