@@ -61,14 +61,14 @@ print(gpipe(3, 2))
 def pipeline(rank, world_size, plan, stages, x_of, loss_of, shape, exchange):
     last, kept, outgoing, under_way = world_size * len(stages) - 1, {}, None, []
     for word in plan[rank].split():
-        work, _, stage = word.partition("@")
+        work, at, stage = word.partition("@")
         kind, micro, stage = work[0], int(work[1:]), int(stage or rank)
         step = 1 if kind == "F" else -1  # results go to the right, or to the left
         incoming = None
         if 0 <= stage - step <= last:
             incoming = torch.empty(shape), (stage - step) % world_size
         under_way += exchange(outgoing, incoming)
-        with simlib.span(kind, micro=micro, stage=stage):
+        with simlib.span(kind, micro=micro, **({"stage": stage} if at else {})):
             if kind == "F":
                 h = incoming[0].requires_grad_() if incoming else x_of(micro)
                 y = stages[stage](h)
@@ -208,8 +208,8 @@ if mine is not None:
 #
 # ## Where it stops holding
 #
-# Three assumptions: equal stages, free messages, and M pieces that cost an M-th of the whole. Break
-# the first. Eight blocks on four ranks, cut 1 + 2 + 3 + 2. Then the **slowest stage sets the pace**:
+# Three assumptions: equal stages, free messages, and M pieces that cost an M-th of the whole each (the
+# last one waits for exercise 1). Break the first. Eight blocks on four ranks, cut 1 + 2 + 3 + 2. Then the **slowest stage sets the pace**:
 # the others wait for it at every micro-batch but one. With $c_s$ blocks in stage s,
 #
 # $$T = \Big(\sum_s c_s + (M - 1) \max_s c_s\Big)(f_1 + b_1)$$
@@ -263,10 +263,10 @@ for M in (1, 4, 8):
 #
 # ## "1F1B has the smaller bubble"
 #
-# GPipe keeps all M micro-batches' activations until the first backward. **1F1B** (PipeDream, Narayanan
-# et al. 2019) goes backward as soon as it can: rank r does K - r forwards ahead, then one backward, one
-# forward in turn. On many pages you read that it "reduces the bubble of GPipe". Write its plans for
-# K = 3, M = 4, before you run it.
+# GPipe keeps the activations of all M micro-batches until the first backward. **1F1B** (in Narayanan et al.
+# 2021, arXiv 2104.04473) goes backward as soon as it can: rank r does K - r forwards ahead, then one
+# backward, one forward in turn. A widely read text says that its bubble is smaller than GPipe's. Write
+# its plans for K = 3, M = 4, before you run it.
 
 # %%
 mine = None  # **Now you write it**: a list of three strings
@@ -328,14 +328,15 @@ for name, plan in {"GPipe": gpipe(4, 8), "1F1B": one_f_one_b(4, 8)}.items():
 # <details><summary>Answer</summary>
 #
 # `for call, message in calls if dist.get_rank() % 2 == 0 else calls[::-1]:`. It mends 1F1B and breaks
-# GPipe: there rank 1 would receive its next activations before it sends the last, rank 2 its first
-# gradient before it sends activations. An order is right for a *plan*, `batch_isend_irecv` for any
-# whose neighbours come to each other at the same time.
+# GPipe: at the turn from F to B, rank 1 would receive its first gradient before it sends its last
+# activations, and rank 2 cannot make that gradient before it has them. An order is right for one *plan*;
+# `together` is right wherever neighbours meet.
 #
 # </details>
 #
 # The bubbles are equal to the last digit, with free messages and equal stages: $(K-1)/(M+K-1)$ again. The
-# sentence is wrong. So what does 1F1B buy? Ask the ledger.
+# sentence is wrong. So what does 1F1B buy? Ask the ledger. (And the last two lines ask for M = 8 what
+# becomes of the tie where stages are unequal, or messages take 1 ms.)
 
 # %%
 guess = None  # rank 0's activations, GPipe and 1F1B, for M = 4, 8, 16
@@ -349,12 +350,21 @@ for M in (4, 8, 16):
     for name, plan in {"GPipe": gpipe(4, M), "1F1B": one_f_one_b(4, M)}.items():
         peaks = [f"{nbytes / 1e3:7.1f}" for nbytes in activations(simulated(plan, together))]
         print(f"M = {M:2}, {name:5}: KB at the peak of ranks 0 to 3", *peaks)
+for name, plan in {"GPipe": gpipe(4, 8), "1F1B": one_f_one_b(4, 8)}.items():
+    unequal = simulated(plan, together, 1, [0, 1, 3, 6, 8])
+    costly = simulated(plan, together, link=simlib.Link(1e-3, math.inf))
+    print(f"{name:5}: 1 + 2 + 3 + 2 blocks {unequal.time_s * 1e3:.1f} ms,", end=" ")
+    print(f"messages of 1 ms {costly.time_s * 1e3:.1f} ms")
+simulated(one_f_one_b(4, 8), together).timeline()
 
 # %% [markdown]
 # GPipe's peak grows with M; 1F1B's does not. Rank r holds at most K - r micro-batches, whatever M is.
 # **1F1B buys memory, and memory buys M**: with it you can afford the many micro-batches that make
-# the bubble small. (With unequal stages or costly messages 1F1B is a little faster or slower than
-# GPipe; the exercises meet one case.)
+# the bubble small.
+#
+# And where the assumptions break, as in the last two lines, with unequal stages or costly messages?
+# 1F1B is faster, by 3 % and by 1 %: it can work on a backward where GPipe waits for the last forward.
+# That is the grain of truth in the sentence.
 #
 # ## Interleaved: more stages than ranks
 #
@@ -463,8 +473,9 @@ for K in (2, 4):
 # %% [markdown]
 # Your twenty-five lines are torch's 1F1B, message for message. The three small messages at
 # the start of torch's agree on a way to work and tell the neighbour shapes and dtypes. To know them, torch
-# puts the first micro-batch through all stages once, forward and backward, before the first step. Is its
-# memory the same, too? The second column is what one more micro-batch adds, in messages of 4,096 bytes.
+# puts the first micro-batch through all stages once, forward and backward, before the first step. (Fewer
+# micro-batches than stages its 1F1B refuses, in a sentence of its own.) Is its memory the same, too? The
+# second column is what one more micro-batch adds, in messages of 4,096 bytes.
 
 # %%
 guess = None  # does torch's 1F1B hold as much for M = 8 as for 16?
@@ -489,13 +500,14 @@ print(f"torch's first step takes {first_s / second_s:.2f} times its second")
 # `PipelineStage` makes **a holder for every micro-batch's activations and one for every gradient that comes back**
 # (`_setup_forward_recv_info` and `_setup_backward_recv_info` in torch's `stage.py`) and keeps them: on rank 1
 # two messages for each micro-batch. (Rank 0 holds the whole input in place of the first, the last rank
-# targets and outputs.) Beside 25 messages' worth of activations that is little; with a large M it is not.
+# targets and outputs.) One micro-batch's activations are 25 messages here (104 KB, by the table above), so
+# that is little; with a large M, or where activations are computed again, it is not.
 #
 # ## Recomputation
 #
 # Memory can be bought another way. `checkpoint` keeps only a stage's *input* and computes its forward again when
-# the backward comes (GPipe does so, too). Predict both prices: what is left of 409 KB on rank 0, and how
-# much longer is a step?
+# the backward comes (GPipe does so, too). Predict both prices for M = 8: what is left of the 826 and 455 KB on
+# rank 0, and how much longer is a step?
 
 
 # %%
@@ -522,8 +534,8 @@ for name, plan in {"GPipe": gpipe(4, 8), "1F1B": one_f_one_b(4, 8)}.items():
 # ## Zero bubble
 #
 # A backward makes two things: the gradient of its input, for which the left neighbour waits, and the gradient of
-# its weights, for which nobody waits. Zero-bubble schedules (Qi et al. 2023) part them, B and W, and put
-# W's where a rank would idle. Torch has two. `ZBVZeroBubble` also gives rank r the stages r and 2K - 1 - r,
+# its weights, for which nobody waits. Zero-bubble schedules (Qi et al. 2024, arXiv 2401.10241) part them, B and W, and put
+# W's where a rank would idle. Torch has some. Its `ZBVZeroBubble` also gives rank r the stages r and 2K - 1 - r,
 # like a V. Is the bubble really zero: for plain Linear layers, for our blocks?
 
 # %%
@@ -569,7 +581,7 @@ figure, axes = plt.subplots(figsize=(7, 3.8))
 for number, (name, run) in enumerate(points.items()):
     x, y = 100 * abs(run.bubble().share), max(activations(run)) / 1e3
     axes.plot(x, y, "s" if "torch" in name else "o", color=f"C{number}", label=name)
-axes.set(xlabel="bubble (%)", ylabel="activations of the fullest rank (KB)", ylim=0, xlim=-1)
+axes.set(xlabel="bubble (%)", ylabel="activations of the fullest rank (KB)", ylim=0, xlim=(-1, 30))
 axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
 
@@ -623,7 +635,7 @@ w, layers, tokens = (
     12_288,
     96,
     32 * 2048,
-)  # GPT-3's width and depth; 32 micro-batches of 2,048 tokens
+)  # GPT-3 (Brown et al. 2020); 32 micro-batches of 2,048 tokens
 print(f"at that size, 2 bytes a number: pipeline {2 * 2 * tokens * w / 1e9:.1f} GB,", end=" ")
 print(f"ring {2 * 7 / 8 * 2 * 12 * layers * w**2 / 1e9:.0f} GB")
 
