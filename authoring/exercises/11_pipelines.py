@@ -5,7 +5,7 @@
 # number of micro-batches, in the second the ranks agree on where to cut; then you write the plan of a
 # pipeline within a budget, and mend one that hangs now and then.
 #
-# Tasks 3 and 4 use `follow` of the cell below, lesson 11's program for a plan. It does a list of words such
+# Tasks 3 and 4 use `follow` of a cell below, lesson 11's program for a plan. It does a list of words such
 # as `["F0", "B0"]` on a stage that makes `torch.tanh(h @ w)`, and returns the gradient of the mean of all
 # micro-batches' losses. Some checks also look at **time** and **memory** on a modelled cluster. The
 # outputs stored below the checks are those of a good answer.
@@ -29,7 +29,12 @@ from simlib.checks import (
     only,
 )
 
+# %% [markdown]
+# The two exchanges of the lesson. Each message is `(tensor, peer)` or None; `together` makes both at the
+# same time.
 
+
+# %% role="setup"
 def send_first(outgoing, incoming):
     """The plainest exchange: send, then receive; each is (tensor, peer) or None."""
     if outgoing:
@@ -70,6 +75,10 @@ def follow(words, rank, world_size, w, xs, batch, exchange):
         outgoing = (result, target) if 0 <= target < world_size else None
     exchange(outgoing, None)
     return weight.grad / (len(words) // 2)
+
+
+# %% [markdown]
+# What the checks of tasks 3 and 4 need: inputs, the gradients of one process, and bounds.
 
 
 # %% role="setup"
