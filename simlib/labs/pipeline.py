@@ -35,7 +35,7 @@ def draw_pipeline(K=4, M=8, schedule="gpipe", v=2, slow=1, slow_stage=0, link=0)
     K : int
         Ranks, 1 to 8.
     M : int
-        Micro-batches, 1 to 32, with ``K * v * M`` at most 256; multiples of K for ``"interleaved"``.
+        Micro-batches, 1 to 32, with ``K * v * M`` at most 256; of ``"interleaved"`` multiples of K.
     schedule : {"gpipe", "1f1b", "interleaved"}
     v : int
         Stages on each rank, 1 to 4; only ``"interleaved"`` heeds it.
