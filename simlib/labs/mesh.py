@@ -175,7 +175,7 @@ class _Mesh(Layers):
         axes.set_xlim(0, WIDTH)
         axes.set_ylim(HEIGHT, 0)
         axes.set_axis_off()
-        add_panels(axes, MAP, self.cluster.device.memory_bytes)
+        add_panels(axes, MAP)
         return figure
 
     def foreground(self, figure, *state, **named):
@@ -204,19 +204,19 @@ class _Mesh(Layers):
     def _title(self, axes, cut, outcome):
         model = self.model
         what = (
-            f"{number(model.parameters / 1e9)} billion parameters ({model.layers} layers, hidden "
-            f"{model.hidden:,}), {model.batch:,} sequences of {model.sequence:,} a step"
+            f"{number(model.parameters / 1e9)} billion parameters ({model.layers} layers of "
+            f"{model.hidden:,}); {model.batch:,} sequences of {model.sequence:,} a step"
         )
         if isinstance(outcome, tuple):
             title = f"{cut.ranks:,} ranks, tp {cut.tp} x pp {cut.pp}: {outcome[1]}"
         else:
-            sequences = model.batch // (cut.dp * cut.num_microbatches)
             title = (
-                f"{cut.ranks:,} ranks = dp {cut.dp:,} x tp {cut.tp} x pp {cut.pp}, "
-                f"{cut.num_microbatches} x {sequences:,} sequences each: "
-                f"{seconds_text(outcome.time_s)} a step"
+                f"{cut.ranks:,} rank{'s' * (cut.ranks > 1)} = dp {cut.dp:,} x tp {cut.tp} "
+                f"x pp {cut.pp}: {seconds_text(outcome.time_s)} a step"
                 f"{'' if outcome.fits else ', but memory does not hold it'}"
             )
+            sequences = model.batch // (cut.dp * cut.num_microbatches)
+            what += f": on each replica {cut.num_microbatches} micro-batches of {sequences:,}"
         return [
             axes.text(0.1, 0.1, title, fontsize=TITLE_PT, va="top"),
             axes.text(0.1, 0.34, what, fontsize=TEXT_PT, va="top"),

@@ -7,7 +7,8 @@ from functools import lru_cache
 
 from ..model.cluster import Cluster, Topology
 from ..model.errors import InvalidCallError
-from ..scale import even_pipeline_time, time_of
+from ..scale.collective import time_of
+from ..scale.even_pipelines import even_pipeline_time
 
 ITEMSIZE = 2  # bytes of a parameter, a gradient, an activation in half precision
 OPTIMIZER = 12  # bytes of Adam for each parameter: its copy and two moments in single precision
@@ -250,11 +251,14 @@ def check_cluster(cluster):
         raise InvalidCallError(
             "cluster has no device: give simlib.Cluster(..., device=Device(...))"
         )
-    if cluster.rails % cluster.ranks_per_node:
+    per_node = cluster.ranks_per_node
+    if per_node & (per_node - 1):
+        raise InvalidCallError(f"ranks_per_node is {per_node}: give a power of two")
+    if cluster.rails % per_node:
         raise InvalidCallError(
-            f"{cluster.ranks_per_node} ranks of a node share {cluster.rails} network "
+            f"{per_node} ranks of a node share {cluster.rails} network "
             f"card{'s' * (cluster.rails != 1)}: give each its own, "
-            f"rails={cluster.ranks_per_node}"
+            f"rails={per_node}"
         )
     if not cluster.device.flops_per_s < float("inf"):
         raise InvalidCallError("cluster's device computes in no time: give it flops_per_s")

@@ -34,7 +34,7 @@ FAST = mix(OKABE_ITO[2], PAPER, 0.35)
 OUT = "#e9e9e9"
 
 
-def add_panels(axes, sizes, limit_bytes):
+def add_panels(axes, sizes):
     """What stays: names and frames."""
     head = {"fontsize": TEXT_PT, "weight": "bold", "va": "bottom"}
     axes.text(0.1, TIMES - 0.06, "time of a step, by tp and pp", **head)
@@ -122,16 +122,17 @@ def draw_times(axes, step):
 def draw_memory(axes, step):
     """What the rank keeps, one after the other, and the memory it has."""
     kept = np.array([step.kept_bytes[role] for role in ROLES])
-    scale = BARS_WIDTH / max(step.nbytes, step.limit_bytes, 1)
+    is_limited = np.isfinite(step.limit_bytes)
+    scale = BARS_WIDTH / max(step.nbytes, step.limit_bytes if is_limited else 0)
     ends = BARS + np.cumsum(kept) * scale
     top, foot = MEMORY, MEMORY + len(ROLES) * ROW
     drawn = _draw_rows(
         axes, MEMORY, ends - kept * scale, kept * scale,
         [KEPT if step.fits else TOO_MUCH] * len(ROLES), [short_bytes(each) for each in kept],
     )  # fmt: skip
-    limit = f" of {short_bytes(step.limit_bytes)}" if np.isfinite(step.limit_bytes) else ""
+    limit = f" of {short_bytes(step.limit_bytes)}" if is_limited else ""
     verdict = "" if step.fits else ": too much"
-    if limit:
+    if is_limited:
         x = BARS + step.limit_bytes * scale
         drawn += axes.plot([x] * 2, [top, foot + 0.05], color=INK, lw=1, ls="--", zorder=3)
     total = f"together {short_bytes(step.nbytes)}{limit}{verdict}"

@@ -81,7 +81,7 @@ def pipeline_lab(K=4, M=8, schedule="gpipe", v=2, slow=1, slow_stage=0, link=0):
         "schedule": menu("schedule", {text: name for name, text in NAMES.items()}, schedule),
         "v": slider("stages a rank v", (1, 2, 3, 4), v),
         "slow": slider("one stage takes", SLOWNESS, slow, "{:g} x as long".format),
-        "slow_stage": whole_numbers("which stage", 0, MOST_STAGES - 1, slow_stage),
+        "slow_stage": whole_numbers("which stage", 0, max(MOST_STAGES - 1, slow_stage), slow_stage),
         "link": slider("message takes", LINKS, link, "{:g} forwards".format),
     }
     _keep_possible(controls)
@@ -91,18 +91,20 @@ def pipeline_lab(K=4, M=8, schedule="gpipe", v=2, slow=1, slow_stage=0, link=0):
 def _keep_possible(controls):
     """Keep micro-batches and the slow stage to what the other controls allow, now and later."""
     ranks, microbatches, schedule, stages = (controls[name] for name in ("K", "M", "schedule", "v"))
+    slow_stage = controls["slow_stage"]
 
     def fit(_change=None):
-        parts = stages.value if schedule.value == "interleaved" else 1
-        step = ranks.value if schedule.value == "interleaved" else 1
+        is_interleaved = schedule.value == "interleaved"
+        parts, step = (stages.value, ranks.value) if is_interleaved else (1, 1)
         most = min(MOST_MICROBATCHES, MOST_FORWARDS // (ranks.value * parts)) // step * step
         wanted = min(max(step, round(microbatches.value / step) * step), most)
-        # The ends first apart, so that the value between them is always one.
-        microbatches.min, microbatches.max, microbatches.step = 1, MOST_MICROBATCHES, step
-        microbatches.value = wanted
-        microbatches.min, microbatches.max = step, most
-        controls["slow_stage"].max = ranks.value * parts - 1
-        stages.disabled = schedule.value != "interleaved"
+        # Observers of one may see the other only when both are possible.
+        with microbatches.hold_trait_notifications(), slow_stage.hold_trait_notifications():
+            microbatches.min, microbatches.max, microbatches.step = step, most, step
+            microbatches.value = wanted
+            slow_stage.max = ranks.value * parts - 1
+            slow_stage.value = min(slow_stage.value, slow_stage.max)
+        stages.disabled = not is_interleaved
 
     for control in (ranks, microbatches, schedule, stages):
         control.observe(fit, names="value")
