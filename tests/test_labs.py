@@ -63,6 +63,7 @@ def every_lab(runs):
         "world_size": labs.world_size_lab(runs, 3),
         "break_even": labs.break_even_lab(),
         "pipeline": labs.pipeline_lab(),
+        "mesh": labs.mesh_lab(),
     }
 
 
@@ -101,6 +102,7 @@ def test_the_picture_of_a_lab_is_the_one_the_lesson_shows(every_lab, runs):
         "world_size": labs.draw_world_size(runs, 3),
         "break_even": labs.draw_break_even(),
         "pipeline": labs.draw_pipeline(),
+        "mesh": labs.draw_mesh(),
     }
     for name, figure in figures.items():
         shown = np.asarray(Image.open(io.BytesIO(png_of(figure))))
@@ -146,6 +148,7 @@ def test_what_was_moved_leaves_no_trace():
         (labs.crossover_lab(), labs.draw_crossover),
         (labs.break_even_lab(), labs.draw_break_even),
         (labs.pipeline_lab(), labs.draw_pipeline),
+        (labs.mesh_lab(), labs.draw_mesh),
     ):
         for control in list(lab.controls.values()) * 2:
             if hasattr(control, "index"):
