@@ -36,6 +36,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.utils.checkpoint import checkpoint
 
 import simlib
+from simlib import labs
 
 
 def gpipe(K, M):
@@ -364,7 +365,8 @@ simulated(one_f_one_b(4, 8), together).timeline()
 #
 # And where the assumptions break, as in the last two lines, with unequal stages or costly messages?
 # 1F1B is faster, by 3 % and by 1 %: it can work on a backward where GPipe waits for the last forward.
-# That is the grain of truth in the sentence.
+# That is the grain of truth in the sentence. (The 1 % hangs on how we exchange: the lab below, which does it
+# otherwise, has GPipe ahead.)
 #
 # ## Interleaved: more stages than ranks
 #
@@ -418,6 +420,20 @@ run.timeline()
 # A smaller bubble, for more than twice the messages (between the last rank and the first, too) and for
 # more activations. Nothing is free.
 #
+# **A lab:** all of this on one picture, which is worked out and not run: a lane for each rank, below it how
+# many micro-batches it holds. A rank's forward takes 1. Change GPipe to 1F1B: what moves, and what does not?
+# Find the smallest M with a bubble below 10 %. Let one stage take twice as long: which lanes idle now? Let
+# messages take 0.5, with GPipe and with 1F1B. Here receives are posted long before, and messages travel while
+# ranks compute. Which schedule still pays for them? (GPipe on its ramps only. 1F1B in every round, as K - r
+# forwards ahead are just enough for the way there and back without messages: it would need more ahead.)
+
+# %%
+labs.draw_pipeline(K=4, M=8, schedule="gpipe")
+
+# %% tags=["nbval-ignore-output"]
+labs.pipeline_lab(K=4, M=8, schedule="gpipe")
+
+# %% [markdown]
 # ## The same from torch
 #
 # `torch.distributed.pipelining` has all of these schedules. You give it your stage as a `PipelineStage`,
