@@ -418,7 +418,8 @@ run.timeline()
 
 # %% [markdown]
 # A smaller bubble, for more than twice the messages (between the last rank and the first, too) and for
-# more activations. Nothing is free.
+# more activations. Nothing is free. (B1.4 is micro-batch 1 in stage 4; a narrow piece has room for its stage
+# only.)
 #
 # **A lab:** all of this on one picture, which is worked out and not run: a lane for each rank, below it how
 # many micro-batches it holds. A rank's forward takes 1. Change GPipe to 1F1B: what moves, and what does not?
@@ -657,8 +658,8 @@ print(f"ring {2 * 7 / 8 * 2 * 12 * layers * w**2 / 1e9:.0f} GB")
 
 # %% [markdown]
 # Stages send activations, $2 \cdot 4$ bytes for each token and each number of the width; a ring sends gradients, some
-# $2 \cdot 4 \cdot 12\, L w^2$ bytes for L layers of width w. Tokens against $12\,L\,w$: for a large model the
-# pipeline sends hundreds of times less, and only to a neighbour. So where some links are slow, **pipelines go
+# $2 \cdot 4 \cdot 12\, L w^2$ bytes for L layers of width w. Tokens against $12\,L\,w$: for that model the
+# pipeline sends 190 times less, and only to neighbours. So where some links are slow, **pipelines go
 # between nodes**, and what talks most stays inside (tensor parallelism, lesson 12, to come). And they go together: cut
 # into K stages, a rank has a K-th of the gradients to add up.
 #
