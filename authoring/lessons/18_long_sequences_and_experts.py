@@ -254,9 +254,11 @@ def ring_forward(rank, R, q, k, v, chunks, causal, wait_first=False):
         coming, requests = pass_on(kv, rank, R) if step < R - 1 else (kv, [])
         if wait_first:
             requests = finish(requests)
-        for rows, columns, diagonal in pairs(rank, (rank - step) % R, R, size, chunks, causal):
-            new = partial(q[:, rows], *kv[:, :, columns], diagonal)
-            merged = merge([x[:, rows] for x in so_far], new)
+        src = (rank - step) % R
+        for rows, columns, diagonal in pairs(rank, src, R, size, chunks, causal):
+            with simlib.span("K", of=src):
+                new = partial(q[:, rows], *kv[:, :, columns], diagonal)
+                merged = merge([x[:, rows] for x in so_far], new)
             for x, part in zip(so_far, merged, strict=True):
                 x[:, rows] = part
         finish(requests)
@@ -299,8 +301,8 @@ print(f"wait first: {late.time_s * 1e3:.3f} ms, residual {late.time_s - 4 * c - 
 ring.timeline()
 
 # %% [markdown]
-# Each message is under way while its sender computes, and costs nothing: in the picture it ends
-# before the next step begins. That holds as long as $m \le c$. Per step a rank computes $4 H (S/R)^2 d$ operations
+# (K2: computing with the keys that are rank 2's.) Each message is under way while its sender
+# computes, and nobody waits: messages cost nothing. That holds as long as $m \le c$. Per step a rank computes $4 H (S/R)^2 d$ operations
 # and sends $8 H (S/R)\, d$ bytes. So the longer the sequence, the better: computing grows with its square.
 #
 # ## Backward
@@ -358,20 +360,18 @@ def in_one_process(S, causal):
 def is_right(run, chunks, causal, within):
     whole, R = in_one_process(S, causal), run.world_size
     errors = [(x - cut(whole, r, R, chunks)).abs().max() for r, x in enumerate(run.results)]
-    return max(errors).item() < within
+    return max(errors) < within
 
 
 for R in (2, 3, 4):
     run = simlib.run(forward_and_backward, R, (S, in_a_row, False))
-    n = 4 * (S // R) * H * DIM  # bytes of one tensor of a rank
-    print(
-        f"{R} ranks: o, dq, dk, dv right to 1e-5: {is_right(run, in_a_row, False, 1e-5)};", end=""
-    )
+    n = 4 * S // R * H * DIM
+    print(f"{R} ranks: right to 1e-5: {is_right(run, in_a_row, False, 1e-5)};", end="")
     print(f" {run.messages[0]} messages a rank, {run.bytes_sent[0] / n:.0f} n bytes")
 
 
 # %% [markdown]
-# $3R - 2$ messages, each with two tensors: $R - 1$ in the forward pass, then $R - 1$ for keys and values
+# All four are right: the result, and the gradients of q, k, v. $3R - 2$ messages, each with two tensors of n bytes: $R - 1$ in the forward pass, then $R - 1$ for keys and values
 # and R for their gradients.
 #
 # ## A causal mask, and idle ranks
@@ -385,6 +385,7 @@ causal = simlib.simulate(forward, 4, (S, in_a_row, True), cluster=cluster_with()
 print(f"no mask {ring.time_s * 1e3:.3f} ms, causal {causal.time_s * 1e3:.3f} ms")
 computing = causal.states.computing_s
 print("computing, by rank:", ", ".join(f"{s * 1e3:.2f} ms" for s in computing))
+print(f"idle: {causal.bubble().share:.0%}")
 causal.timeline()
 
 # %% [markdown]
@@ -447,10 +448,12 @@ for R, S_here in ((2, 480), (4, 480), (8, 480), (8, 240)):
     print(f", predicted {(4 * R - 1) / (2 * R + 1):.3f}")
 runs = [simlib.run(forward_and_backward, R, (S, zigzag, True)) for R in (2, 3, 4)]
 print("equal to one process to 1e-4:", all(is_right(r, zigzag, True, 1e-4) for r in runs))
-simlib.simulate(forward, 4, (S, zigzag, True), cluster=cluster_with()).timeline()
+run = simlib.simulate(forward, 4, (S, zigzag, True), cluster=cluster_with())
+print(f"idle: {run.bubble().share:.0%}")
+run.timeline()
 
 # %% [markdown]
-# Exact, as long as messages hide. With S = 240 on 8 ranks two pairs take less time than a message, and
+# Exact, as long as messages hide: every rank is busy to the end. With S = 240 on 8 ranks two pairs take less time than a message, and
 # everybody waits for the network. Balance does not help there.
 #
 # ## The other way: change what is cut
@@ -529,7 +532,7 @@ print("Ulysses equal to one process to 1e-6:", error < 1e-6)
 # %%
 E, WIDTH, HIDDEN = 4, 64, 256
 torch.manual_seed(18)
-tokens = torch.randn(960, WIDTH) + torch.randn(WIDTH) / 2  # words of a text have much in common
+tokens = torch.randn(960, WIDTH) + torch.randn(WIDTH)  # words of a text have much in common
 router = torch.randn(WIDTH, E) / 8
 
 
@@ -647,7 +650,6 @@ guess = None  # how many all_to_alls?
 
 
 def gradients(x, w, experts, layer):
-    """y, and the gradients of x, of the router w, and of the experts."""
     x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
     y = layer(x, w, experts)
     parameters = [p for module in experts for p in module.parameters()]
@@ -678,7 +680,7 @@ for R in (1, 2, 4):
 #
 # ## Capacity, and what is dropped
 #
-# 45 % of our tokens want one expert. GShard (arXiv 2006.16668) and Switch give each expert a **capacity**: of each rank's n tokens at
+# Half of our tokens want one expert. GShard (arXiv 2006.16668) and Switch give each expert a **capacity**: of each rank's n tokens at
 # most $C = \lceil f\, n / E \rceil$ for one expert. Whoever comes later is dropped: it skips the layer, $y = x$, and
 # its residual goes on unchanged. The experts' work becomes bounded. With f = 1, how many are dropped?
 
@@ -712,7 +714,7 @@ for factor in (1, 1.25, 1.5, 2, 4):
 # ## Load balance, seen as a straggler
 #
 # Without a capacity everybody waits for the fullest expert. The picture has the layer on four
-# ranks. By which factor is it slower than it need be, once the loads are 427, 231, 210, 92?
+# ranks. By which factor is it slower than it need be, once the loads are 129, 490, 274 and 67?
 
 # %%
 guess = None  # how many times as long as with equal loads?
@@ -727,11 +729,11 @@ def timed_layer(rank, R, bias):
 
 
 def compare(run, loads):
-    by_hand = (loads * 4 * WIDTH * HIDDEN + 2 * len(tokens) / 4 * WIDTH * E * 2) / FLOPS
+    by_hand = (loads.double() * 4 * WIDTH * HIDDEN + 2 * len(tokens) / 4 * WIDTH * E * 2) / FLOPS
     print(
         f"{run.time_s * 1e3:.2f} ms;", "computing, in us:", (run.states.computing_s * 1e6).round(1)
     )
-    print("residuals:", (run.states.computing_s - by_hand.numpy()).round(12))
+    print(f"largest residual {abs(run.states.computing_s - by_hand.numpy()).max() * 1e6:.6f} us")
 
 
 unbalanced = simlib.simulate(timed_layer, 4, (torch.zeros(E),), cluster=cluster_with())
@@ -759,13 +761,13 @@ def balance(rank, R, steps, rate=0.02):
 
 
 loads, bias = simlib.run(balance, 4, (61,)).results[0]
-for step in (0, 15, 30, 60):
+for step in (0, 20, 40, 60):
     print(f"step {step:2}: loads", loads[step].int().tolist())
 balanced = simlib.simulate(timed_layer, 4, (bias,), cluster=cluster_with())
 print(f"{unbalanced.time_s * 1e3:.2f} ms before, {balanced.time_s * 1e3:.2f} ms after")
 
 # %% [markdown]
-# E numbers per step, and nothing else, were communicated. What is left above equal loads is the all_to_all itself.
+# Nearly as fast as with f = 1 above, and no token is dropped; it takes E numbers in an all_reduce per step.
 #
 # ## Five dimensions
 #
