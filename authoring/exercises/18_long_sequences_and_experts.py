@@ -14,6 +14,16 @@ import torch.distributed as dist
 
 from simlib.checks import Rule, check, collectives, measure, messages, nbytes, only
 
+
+def double_precision(run, given):
+    """A sentence where a message carries float64; for both tasks."""
+    if any(op.dtype == "float64" for op in run.trace):
+        return (
+            "The values are right, but float64 travels, twice the bytes: send the float32 you have."
+        )
+    return None
+
+
 # %% [markdown]
 # ## 1. One query, many keys (★★, 25 minutes, 3 points)
 #
@@ -54,9 +64,11 @@ def attend(rank, world_size, q, keys, values):
 
 # %% role="check" question="attend" points=3
 def parts_of_a_text(rank, world_size):
+    """Large scores that differ little, but those of rank 3."""
     torch.manual_seed(rank)
     keys, values = torch.randn(2, [3, 1, 5, 2, 4][rank], 4)
-    return torch.tensor([200.0, -100.0, 50.0, 150.0]), keys, values
+    keys[:, 0] = 4 if rank == 3 else 1
+    return torch.tensor([200.0, 3.0, -2.0, 1.0]), keys, values
 
 
 def softmax_of_all(qs, keys, values):
@@ -87,6 +99,10 @@ def own_sum(q, k):
     return (scores - scores.max()).exp().sum().item()
 
 
+def none_is_a_number(qs, fits):
+    return [torch.full_like(q, torch.nan if fits else torch.inf) for q in qs]
+
+
 def running(qs, keys, values):
     """What each rank has when only the ranks up to itself are merged."""
     upto = [slice(0, rank + 1) for rank in range(len(qs))]
@@ -103,6 +119,7 @@ verdict = check(
         lambda qs, *_: 2 * (len(qs) - 1),
         hint="One message can carry all that a rank knows: m, z and u; and one the result.",
     ),
+    Rule(double_precision),
     nbytes(
         lambda qs, *_: 2 * (len(qs) - 1) * 4 * (len(qs[0]) + 2),
         hint="Keys and values need not travel: d + 2 numbers say all about a part.",
@@ -118,8 +135,11 @@ verdict = check(
         ),
         "The sums are added up as if all parts had the same maximum: bring them to a common one "
         "first.": weighed(own_sum),
-        "There is no such number: the exponential of a large score is infinite. Subtract the "
-        "maximum before.": lambda qs, *_: [torch.full_like(q, torch.nan) for q in qs],
+        "The exponential of a large score is infinite: subtract the maximum before.": (
+            lambda qs, *_: none_is_a_number(qs, len(qs) < 4)
+        ),
+        "A part with a far larger maximum makes the others' exponentials infinite: bring both "
+        "parts to the larger maximum.": lambda qs, *_: none_is_a_number(qs, len(qs) > 3),
         "The scores are not divided by the root of d.": (
             lambda qs, keys, values: softmax_of_all([q * len(q) ** 0.5 for q in qs], keys, values)
         ),
@@ -152,11 +172,10 @@ seed = 1
 
 
 def drawn_parts(rank, world_size):
-    generator = torch.Generator().manual_seed(seed)
-    q = 100 * torch.randn(4, generator=generator)
     generator = torch.Generator().manual_seed(100 * seed + rank)
     keys, values = torch.randn(2, 1 + (seed + 3 * rank) % 5, 4, generator=generator)
-    return q, keys, values
+    keys[:, 0] = 1 + (rank + seed) % 3 / 100
+    return torch.tensor([100.0 + seed, 2.0, -1.0, -3.0]), keys, values
 
 
 print(measure(attend, drawn_parts))
@@ -238,6 +257,11 @@ def what_came(xs, choices, ws):
     return [right[torch.cat(choices) == rank] for rank in range(len(ws))]
 
 
+def cut_unsorted(xs, choices, ws):
+    """The rows in their own order, the experts sorted."""
+    return each_by_its_expert(xs, [choice.sort().values for choice in choices], ws)
+
+
 def budget(xs, choices, ws):
     """Bytes that each rank has to bring into its collectives: counts, tokens, results."""
     came = torch.cat(choices).bincount(minlength=len(ws)).tolist()
@@ -246,15 +270,22 @@ def budget(xs, choices, ws):
 
 
 def too_many_bytes(run, given):
-    most = budget(*given)
+    most, d = budget(*given), given[0][0].shape[1]
     for rank in range(run.world_size):
-        found = sum(op.nbytes for op in run.trace.of_rank(rank))
-        if found > most[rank]:
-            return (
-                f"The values are right, but rank {rank} brings {found} bytes into its collectives "
-                f"where {most[rank]} are enough. A token goes to its own expert only, its result "
-                "comes back, and beside them go the counts."
-            )
+        ops = run.trace.of_rank(rank)
+        found = sum(op.nbytes for op in ops)
+        if found <= most[rank]:
+            continue
+        what = (
+            f"rank {rank} brings {found} bytes into its collectives where {most[rank]} are enough"
+        )
+        wide = [op.shapes[0][1] for op in ops if len(op.shapes[0]) == 2 and op.shapes[0][1] > d]
+        if wide:
+            what += f": rows of {wide[0]} numbers travel, and a token has {d}"
+        return (
+            f"The values are right, but {what}. A token goes to its own expert only, its result "
+            "comes back, and beside them go the counts."
+        )
     return None
 
 
@@ -270,6 +301,7 @@ verdict = check(
     each_by_its_expert,
     only("all_to_all"),
     collectives(lambda *_: 3, hint="One for the counts, one for the tokens, one for the results."),
+    Rule(double_precision),
     Rule(too_many_bytes, bytes_brought),
     mistakes={
         "Each rank puts its tokens through its own expert: they have to travel.": (
@@ -280,6 +312,8 @@ verdict = check(
         ),
         "The rows are right, but permuted twice. If `order` sorts, `result[order] = back` undoes "
         "it; `back[order]` sorts once more.": reordered(permuted_twice),
+        "The tokens were cut by the counts, but not sorted before: each met the expert of another "
+        "one.": cut_unsorted,
         "Those are the results of the tokens that came to this rank: send them back.": what_came,
     },
     points=4,
