@@ -47,10 +47,11 @@ def cluster_with(link=TEN_GBIT):
 # %% [markdown]
 # ## Why cut a sequence?
 #
-# Attention compares every query with every key: $s_{ij} = q_i \cdot k_j / \sqrt d$. A softmax over
-# the keys turns these scores into weights, and the weights average the values. With a **causal**
-# mask a position sees only keys up to its own. What does the ledger say after the forward pass, and
-# what happens to it when S doubles?
+# In a transformer every position of a text makes three vectors: a query (what it looks for), a key
+# (what it is found by) and a value (what it has to give). **Attention** compares every query with
+# every key: the score is $s_{ij} = q_i \cdot k_j / \sqrt d$. A softmax over the keys turns scores into
+# weights, and with these the values are averaged. What does the ledger hold after the forward pass,
+# and what happens to it when S doubles?
 
 # %%
 guess = None  # S doubles: how many times the bytes?
@@ -114,9 +115,8 @@ print(f"full attention: typical size {full.pow(2).mean().sqrt():.2f}")
 for R in (1, 2, 4):
     together = torch.cat(simlib.simulate(own_keys_only, R).results, dim=1)
     error = together - full
-    print(
-        f"{R} ranks: typical error {error.pow(2).mean().sqrt():.2f}, largest {error.abs().max():.2f}"
-    )
+    typical, largest = error.pow(2).mean().sqrt(), error.abs().max()
+    print(f"{R} ranks: typical error {typical:.2f}, largest {largest:.2f}")
 
 # %% [markdown]
 # With four ranks the error is larger than the result. Nothing was raised: every rank averaged
@@ -198,14 +198,12 @@ for n in (2, 5, 48):
     )
     print(f" mean of the parts: error {(mean - full).abs().max():.2f}")
 e = scores(1000 * q, k).exp()
-print(
-    "without m, large scores:",
-    (e @ v / e.sum(-1, keepdim=True)).isnan().sum().item(),
-    "nan;",
-    end=" ",
-)
+without = e @ v / e.sum(-1, keepdim=True)
 _, z, u = partial(1000 * q, k, v)
-print("with m:", (u / z).isnan().sum().item())
+print(
+    f"large scores: without m {without.isnan().float().mean():.0%} of the numbers are nan;", end=""
+)
+print(f" with m {(u / z).isnan().float().mean():.0%}")
 
 # %% [markdown]
 # Merging is exact. The mean would be right if all parts had the same m and z; m costs nothing and
@@ -215,7 +213,7 @@ print("with m:", (u / z).isnan().sum().item())
 # ## Ring attention
 #
 # So let the keys and values travel (Liu, Zaharia and Abbeel, arXiv 2310.01889). Queries stay. In
-# step t rank r has the keys that were rank $r - t$'s, passes them on to its right neighbour, receives
+# step i rank r has the keys that were rank $r - i$'s, passes them on to its right neighbour, receives
 # the next ones from the left, and meanwhile computes with those it has. After R steps each query has met
 # each key. `pairs` says which chunks have to be brought together.
 
@@ -268,10 +266,10 @@ def ring_forward(rank, R, q, k, v, chunks, causal, wait_first=False):
 
 
 # %% [markdown]
-# First: is it right, on real and on simulated ranks? Then its time. Let c be the seconds one step
-# computes, and m those of one message. With waiting *after* computing both happen at once:
+# First: is it right, on real and on simulated ranks? Then its time. Let c be the seconds that one step
+# computes, and t those of one message. With waiting *after* computing both happen at once:
 #
-# $$T = R\,c + (R - 1) \max(0,\ m - c), \qquad \text{wait first: } T = R\,c + (R - 1)\,m$$
+# $$T = R\,c + (R - 1) \max(0,\ t - c), \qquad \text{wait first: } T = R\,c + (R - 1)\,t$$
 #
 # How much longer will it take to wait first?
 
@@ -289,20 +287,17 @@ for R in (2, 3, 4):
     for engine in (simlib.run, simlib.simulate):
         error = (torch.cat(engine(forward, R, (S,)).results, dim=1) - full).abs().max().item()
         print(f"{R} ranks, {engine.__name__}: equal to one process to 1e-6: {error < 1e-6}")
-link = TEN_GBIT
-c, m = (
-    4 * H * (S / 4) ** 2 * DIM / FLOPS,
-    link.latency_s + 2 * S // 4 * H * DIM * 4 / link.bandwidth_Bps,
-)
+c = 4 * H * (S / 4) ** 2 * DIM / FLOPS
+t = TEN_GBIT.latency_s + 2 * S // 4 * H * DIM * 4 / TEN_GBIT.bandwidth_Bps
 late = simlib.simulate(forward, 4, (S, in_a_row, False, True), cluster=cluster_with())
 ring = simlib.simulate(forward, 4, (S,), cluster=cluster_with())
 print(f"wait after: {ring.time_s * 1e3:.3f} ms, residual {ring.time_s - 4 * c:.0e}")
-print(f"wait first: {late.time_s * 1e3:.3f} ms, residual {late.time_s - 4 * c - 3 * m:.0e}")
+print(f"wait first: {late.time_s * 1e3:.3f} ms, residual {late.time_s - 4 * c - 3 * t:.0e}")
 ring.timeline()
 
 # %% [markdown]
 # (K2: computing with the keys that are rank 2's.) Each message is under way while its sender
-# computes, and nobody waits: messages cost nothing. That holds as long as $m \le c$. Per step a rank computes $4 H (S/R)^2 d$ operations
+# computes, and nobody waits: messages cost nothing. That holds as long as $t \le c$. Per step a rank computes $4 H (S/R)^2 d$ operations
 # and sends $8 H (S/R)\, d$ bytes. So the longer the sequence, the better: computing grows with its square.
 #
 # ## Backward
@@ -317,7 +312,8 @@ ring.timeline()
 #
 # ($\partial x$ is short for $\partial L / \partial x$.) $\partial q$ stays at home like q. But
 # $\partial k$ and $\partial v$ are sums over *all* queries, so they travel behind their keys, each rank adds its
-# part, and after R steps they are at home. How many messages is that?
+# part, and after R steps they are at home. How many messages is that, and how many times n, the
+# $4 H (S/R)\, d$ bytes of one tensor of a rank?
 
 
 # %%
@@ -376,7 +372,7 @@ for R in (2, 3, 4):
 #
 # ## A causal mask, and idle ranks
 #
-# In a language model no token looks at later ones. So `pairs` leaves out whole blocks: rank r needs
+# In a language model no token looks at later ones: a **causal mask**. So `pairs` leaves out whole blocks: rank r needs
 # the keys of ranks 0 to r only. Half of the work is gone. Is half of the time?
 
 # %%
@@ -391,7 +387,8 @@ causal.timeline()
 # %% [markdown]
 # Hardly any of it. Rank 0 computes in its first step, and then only passes on keys that it may not look
 # at. The last rank needs all of them, and sets the time. In units of one pair of chunks: 4R pairs
-# without a mask, and on the last rank $4(R-1) + 3 = 4R - 1$ with it.
+# without a mask, and on the last rank $4(R-1) + 3 = 4R - 1$ with it. (A pair on the diagonal is half
+# masked, and counts whole: the product of matrices is made.)
 #
 # **Now you write it.** Deal out the 2R chunks in another way, two for each rank, so that all ranks
 # have as much to do. The cell counts your pairs.
@@ -422,7 +419,7 @@ for name, chunks in (("in a row", in_a_row), ("yours", my_chunks)):
 #
 # </details>
 #
-# This is the **zig-zag** cut (in Llama 3, for one). Of the keys of an earlier rank both my chunks
+# This is the **zig-zag cut** (of Llama 3, for one; torch calls it head-tail). Of the keys of an earlier rank both my chunks
 # need the first chunk: 2 pairs. Of a later rank's, my late chunk needs both: 2 pairs. Of my own: 3.
 # So every rank computes $2(R - 1) + 3 = 2R + 1$ pairs, and in the same steps:
 #
@@ -460,8 +457,8 @@ run.timeline()
 #
 # Heads do not need each other. DeepSpeed-Ulysses (arXiv 2309.14509) makes use of it: one
 # all_to_all turns "all heads of my part of the sequence" into "the whole sequence of my heads", plain
-# attention follows, and a second all_to_all turns the result back. With $n = 4 H (S/R)\, d$ bytes
-# for one tensor of a rank, each keeps the R-th part that is its own:
+# attention follows, and a second all_to_all turns the result back. Of each tensor of
+# n bytes a rank keeps the R-th part that is its own. So a rank sends
 #
 # $$\text{ring: } 2\,(R - 1)\, n \qquad \text{Ulysses: } (3 + 1)\, \frac{R - 1}{R}\, n \qquad
 # \text{ratio: } \frac R2$$
@@ -498,14 +495,14 @@ for R in (4, 8):
         ring = simlib.simulate(forward, R, (S,), cluster=cluster_with(link))
         other = simlib.simulate(ulysses, R, (S,), cluster=cluster_with(link), **options)
         sent = sum(message.nbytes for message in other.wire)
-        m = link.latency_s + 2 * n / link.bandwidth_Bps
+        t = link.latency_s + 2 * n / link.bandwidth_Bps
         by_hand = R * c + (R - 1) * (2 * link.latency_s + 4 * n / R / link.bandwidth_Bps)
         print(
             f"R = {R}, {name:7}: ring {ring.time_s * 1e3:.3f} ms, Ulysses {other.time_s * 1e3:.3f};",
             end="",
         )
         print(f" bytes {sum(ring.bytes_sent) / sent:.0f} to 1; residuals", end="")
-        print(f" {ring.time_s - R * c - (R - 1) * max(0, m - c):.0e}, {other.time_s - by_hand:.0e}")
+        print(f" {ring.time_s - R * c - (R - 1) * max(0, t - c):.0e}, {other.time_s - by_hand:.0e}")
 error = (torch.cat(other.results, dim=1) - attention(*sequence(S))).abs().max().item()
 print("Ulysses equal to one process to 1e-6:", error < 1e-6)
 
@@ -741,7 +738,8 @@ compare(unbalanced, route(tokens, router)[1].bincount(minlength=E))
 unbalanced.timeline()
 
 # %% [markdown]
-# A straggler as in lesson 04, but made by the data. Two mends. The **auxiliary loss** of Switch adds $\alpha E \sum_e f_e P_e$ to the
+# Rank 1 has 2.04 times the mean of 240 tokens, and its experts compute 2.04 times as long; the others wait for their
+# results. A straggler as in lesson 04, but made by the data. Two mends. The **auxiliary loss** of Switch adds $\alpha E \sum_e f_e P_e$ to the
 # loss ($f_e$ the share of tokens that choose e, $P_e$ the mean of $p_e$), least where all are equal. Or a **bias** on each expert's
 # score that only chooses: raise it where the load is below the mean, lower it where it is above, after each step (Wang et al.,
 # arXiv 2408.15664; DeepSeek-V3 does so). No gradient is bent by it. How even can it get?
@@ -782,9 +780,9 @@ print(f"{unbalanced.time_s * 1e3:.2f} ms before, {balanced.time_s * 1e3:.2f} ms 
 # | **cp** context | the sequence | the model | keys and values round a ring, or all_to_all of heads | per attention layer | 18 |
 # | **ep** expert | the experts | all but the experts | tokens: all_to_all there and back | per expert layer | 18 |
 #
-# What sends most often goes inside the node (tp), what can hide or is rare goes between nodes (pp, dp). cp and ep need
-# no ranks of their own: the ranks of dp can hold the parts of a sequence, or the experts. Under cp, each rank has
-# seen a part of the positions only, so its gradients are summed over cp as over dp.
+# What sends most often goes inside the node (tp), what can hide or is rare goes between nodes (pp, dp). The ranks multiply: R
+# = dp x tp x pp x cp. Experts need no ranks of their own: those of dp hold them. And since a rank of cp has seen a part of
+# the positions only, gradients are summed over cp as over dp.
 #
 # ## Your turn
 #
@@ -792,7 +790,7 @@ print(f"{unbalanced.time_s * 1e3:.2f} ms before, {balanced.time_s * 1e3:.2f} ms 
 #
 # ## Exit ticket
 #
-# 1. S doubles, on as many ranks. What happens to c, and to m?
+# 1. S doubles, on as many ranks. What happens to c, and to t?
 # 2. Two parts have m = 0, z = 2 and m = 5, z = 1. Which one decides the result?
 # 3. A causal mask on 16 ranks: what does zig-zag gain?
 # 4. A model has 8 heads, you have 16 ranks. Ring or Ulysses?
