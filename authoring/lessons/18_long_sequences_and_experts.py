@@ -3,7 +3,7 @@
 #
 # A batch can be cut (lesson 07), layers can be dealt out (lesson 10), and a matrix can be cut
 # (lesson 12). Two cuts are left, and the largest models of today use both: the **sequence** and the
-# **experts**. This lesson goes beyond the sources of the course. In 45 minutes you will
+# **experts**. This lesson goes beyond the sources of the course. In 50 minutes you will
 #
 # - cut one long sequence over the ranks, and get attention right all the same: ring attention,
 #   forward and backward, equal to one process,
@@ -575,11 +575,11 @@ guess = None  # does it raise? And with the true splits on the sending side?
 wrong = torch.cat(simlib.run(equal_splits, 4).results)
 right = dense(tokens, router, [expert(e) for e in range(E)])
 print(f"no error; tokens with a wrong result: {(wrong - right).abs().amax(1).gt(1e-4).sum()}")
-simlib.run(equal_splits, 4, (True,))
+simlib.simulate(equal_splits, 4, (True,))
 
 
 # %% [markdown]
-# The first is silent garbage: most ranks sent equal quarters, whatever the router said, and tokens met strange experts. The
+# The first is silent garbage: every rank sent equal quarters, whatever the router said, and many tokens met strange experts. The
 # second is refused, since the receiver does not expect what is sent. A receiver cannot know: so **first the counts, then the tokens,
 # then back**. Autograd does not see through `all_to_all_single` (lesson 10 again). Its backward is the same
 # exchange with the two splits swapped.
@@ -665,9 +665,7 @@ for R in (1, 2, 4):
     found = [torch.cat(y), torch.cat(x), sum(w), *(g for own in run.results for g in own[3:])]
     both = zip(found, wanted, strict=True)
     right = all((a - b).abs().max() < 1e-5 * b.abs().max() for a, b in both)
-    print(
-        f"{R} ranks: {len(run.trace.collectives)} all_to_alls; y and all gradients right: {right}"
-    )
+    print(f"{R} ranks: {len(run.trace.collectives)} all_to_alls; y, gradients right: {right}")
 
 
 # %% [markdown]
@@ -699,10 +697,8 @@ def capped(rank, R, factor):
 for factor in (1, 1.25, 1.5, 2, 4):
     run = simlib.simulate(capped, 4, (factor,), cluster=cluster_with())
     dropped, unchanged = map(sum, zip(*run.results, strict=True))
-    print(
-        f"f = {factor:4}: {dropped / len(tokens):4.0%} dropped, {unchanged} rows unchanged;", end=""
-    )
-    print(f" layer {run.time_s * 1e3:.2f} ms")
+    print(f"f = {factor:4}: {dropped / len(tokens):4.0%} dropped, {unchanged} rows", end="")
+    print(f" unchanged; layer {run.time_s * 1e3:.2f} ms")
 
 # %% [markdown]
 # A trade of quality for time. (With a fixed C one can also send C rows to each expert, padded with zeros: equal splits, and no counts.
@@ -727,10 +723,9 @@ def timed_layer(rank, R, bias):
 
 def compare(run, loads):
     by_hand = (loads.double() * 4 * WIDTH * HIDDEN + 2 * len(tokens) / 4 * WIDTH * E * 2) / FLOPS
-    print(
-        f"{run.time_s * 1e3:.2f} ms;", "computing, in us:", (run.states.computing_s * 1e6).round(1)
-    )
-    print(f"largest residual {abs(run.states.computing_s - by_hand.numpy()).max() * 1e6:.6f} us")
+    found = run.states.computing_s
+    print(f"{run.time_s * 1e3:.2f} ms;", "computing, in us:", (found * 1e6).round(1))
+    print(f"largest residual {abs(found - by_hand.numpy()).max() * 1e6:.6f} us")
 
 
 unbalanced = simlib.simulate(timed_layer, 4, (torch.zeros(E),), cluster=cluster_with())

@@ -204,7 +204,7 @@ WRONG = {
     not_sent_back: "the tokens that came to this rank: send them back",
     not_sorted: "cut by the counts, but not sorted before",
     equal_splits: "cannot share evenly",
-    as_many_come_as_go: "Rank 0 sends 9 elements to rank 1, which expects",
+    as_many_come_as_go: "what one rank sends to another must be what the other expects",
     splits_not_swapped: "but the output has 5 rows",
     all_tokens_to_all: "brings 232 bytes",
     filled_up: "brings 144 bytes",
