@@ -49,9 +49,9 @@ def cluster_with(link=TEN_GBIT):
 #
 # In a transformer every position of a text makes three vectors: a query (what it looks for), a key
 # (what it is found by) and a value (what it has to give). **Attention** compares every query with
-# every key: the score is $s_{ij} = q_i \cdot k_j / \sqrt d$. A softmax over the keys turns scores into
-# weights, and with these the values are averaged. What does the ledger hold after the forward pass,
-# and what happens to it when S doubles?
+# every key: the score is $s_{ij} = q_i \cdot k_j / \sqrt d$. A softmax over the keys turns scores
+# into weights, and with these the values are averaged. What does the ledger hold after the forward
+# pass, and what happens to it when S doubles?
 
 # %%
 guess = None  # S doubles: how many times the bytes?
@@ -81,10 +81,11 @@ print(f"S = 131,072 and 128 heads in 2 bytes: {2 * 128 * 131072**2 / 1e12:.1f} T
 
 # %% [markdown]
 # Queries, keys, values and result grow with S, the weights with S². The last line is one layer at
-# the length and with the heads of Llama 3 405B (arXiv 2407.21783). No device holds that. Nobody has
-# to keep the weights: they can be made block by block, as we do below, and again in the backward
-# pass (FlashAttention, arXiv 2205.14135). But q, k, v and all other activations remain, and so do
-# 4 H S² d operations. Adding data-parallel ranks does not help: a sequence is *one* example. So cut it.
+# the length and with the heads of Llama 3 405B (arXiv 2407.21783). No device holds that. Nobody
+# has to keep the weights: they can be made block by block, as we do below, and again in the
+# backward pass (FlashAttention, arXiv 2205.14135). But q, k, v and all other activations remain,
+# and so do 4 H S² d operations. Adding data-parallel ranks does not help: a sequence is *one*
+# example. So cut it.
 #
 # ## Wrong way: each to its own
 #
@@ -124,9 +125,9 @@ for R in (1, 2, 4):
 #
 # ## Softmax in parts
 #
-# Suppose the keys come in two parts, A and B, one after the other. The softmax divides by a sum over *all*
-# keys, so it seems to need them at once. It does not. Keep, for each query and each part, three
-# things: the largest score m, the sum z, and the values added up, u:
+# Suppose the keys come in two parts, A and B, one after the other. The softmax divides by a sum
+# over *all* keys, so it seems to need them at once. It does not. Keep, for each query and each
+# part, three things: the largest score m, the sum z, and the values added up, u:
 #
 # $$m_A = \max_{j \in A} s_j, \qquad z_A = \sum_{j \in A} e^{s_j - m_A}, \qquad
 # u_A = \sum_{j \in A} e^{s_j - m_A}\, v_j$$
@@ -136,11 +137,11 @@ for R in (1, 2, 4):
 # $$m = \max(m_A, m_B), \qquad z = e^{m_A - m}\, z_A + e^{m_B - m}\, z_B, \qquad
 # u = e^{m_A - m}\, u_A + e^{m_B - m}\, u_B$$
 #
-# At the end attention is $u / z$: m cancels. This is the **online softmax** (Milakov and Gimelshein,
-# arXiv 1805.02867).
+# At the end attention is $u / z$: m cancels. This is the **online softmax** (Milakov and
+# Gimelshein, arXiv 1805.02867).
 #
-# **Now you write it.** `partial` makes m, z, u of one part. Fill in `my_merge`; the cell tells how far
-# your result is from the softmax of all keys.
+# **Now you write it.** `partial` makes m, z, u of one part. Fill in `my_merge`; the cell tells how
+# far your result is from the softmax of all keys.
 
 
 # %%
@@ -176,8 +177,9 @@ else:
 # </details>
 #
 # The twin of the derivation: parts merged one after the other, in double precision, against the
-# softmax of all keys. Beside it two ways that look simpler. One takes the mean of the parts' results.
-# The other leaves out m, and is shown with scores 1,000 times as large. Which of the three are right?
+# softmax of all keys. Beside it two ways that look simpler. One takes the mean of the parts'
+# results. The other leaves out m, and is shown with scores 1,000 times as large. Which of the
+# three are right?
 
 
 # %%
@@ -207,15 +209,15 @@ print(f" with m {(u / z).isnan().float().mean():.0%}")
 
 # %% [markdown]
 # Merging is exact. The mean would be right if all parts had the same m and z; m costs nothing and
-# prevents $e^{s}$ from becoming infinite. And three small things per query are all that must be kept: no
-# rank needs all keys at any one time.
+# prevents $e^{s}$ from becoming infinite. And three small things per query are all that must be
+# kept: no rank needs all keys at any one time.
 #
 # ## Ring attention
 #
 # So let the keys and values travel (Liu, Zaharia and Abbeel, arXiv 2310.01889). Queries stay. In
-# step i rank r has the keys that were rank $r - i$'s, passes them on to its right neighbour, receives
-# the next ones from the left, and meanwhile computes with those it has. After R steps each query has met
-# each key. `pairs` says which chunks have to be brought together.
+# step i rank r has the keys that were rank $r - i$'s, passes them on to its right neighbour,
+# receives the next ones from the left, and meanwhile computes with those it has. After R steps
+# each query has met each key. `pairs` says which chunks have to be brought together.
 
 
 # %%
@@ -266,8 +268,8 @@ def ring_forward(rank, R, q, k, v, chunks, causal, wait_first=False):
 
 
 # %% [markdown]
-# First: is it right, on real and on simulated ranks? Then its time. Let c be the seconds that one step
-# computes, and t those of one message. With waiting *after* computing both happen at once:
+# First: is it right, on real and on simulated ranks? Then its time. Let c be the seconds that one
+# step computes, and t those of one message. With waiting *after* computing both happen at once:
 #
 # $$T = R\,c + (R - 1) \max(0,\ t - c), \qquad \text{wait first: } T = R\,c + (R - 1)\,t$$
 #
@@ -297,8 +299,9 @@ ring.timeline()
 
 # %% [markdown]
 # (K2: computing with the keys that are rank 2's.) Each message is under way while its sender
-# computes, and nobody waits: messages cost nothing. That holds as long as $t \le c$. Per step a rank computes $4 H (S/R)^2 d$ operations
-# and sends $8 H (S/R)\, d$ bytes. So the longer the sequence, the better: computing grows with its square.
+# computes, and nobody waits: messages cost nothing. That holds as long as $t \le c$. Per step a
+# rank computes $4 H (S/R)^2 d$ operations and sends $8 H (S/R)\, d$ bytes. So the longer the
+# sequence, the better: computing grows with its square.
 #
 # ## Backward
 #
@@ -311,9 +314,9 @@ ring.timeline()
 # \partial k_j = \sum_i \frac{\partial s_{ij}\, q_i}{\sqrt d}$$
 #
 # ($\partial x$ is short for $\partial L / \partial x$.) $\partial q$ stays at home like q. But
-# $\partial k$ and $\partial v$ are sums over *all* queries, so they travel behind their keys, each rank adds its
-# part, and after R steps they are at home. How many messages is that, and how many times n, the
-# $4 H (S/R)\, d$ bytes of one tensor of a rank?
+# $\partial k$ and $\partial v$ are sums over *all* queries, so they travel behind their keys, each
+# rank adds its part, and after R steps they are at home. How many messages is that, and how many
+# times n, the $4 H (S/R)\, d$ bytes of one tensor of a rank?
 
 
 # %%
@@ -367,13 +370,15 @@ for R in (2, 3, 4):
 
 
 # %% [markdown]
-# All four are right: the result, and the gradients of q, k, v. $3R - 2$ messages, each with two tensors of n bytes: $R - 1$ in the forward pass, then $R - 1$ for keys and values
-# and R for their gradients.
+# All four are right: the result, and the gradients of q, k, v. $3R - 2$ messages, each with two
+# tensors of n bytes: $R - 1$ in the forward pass, then $R - 1$ for keys and values and R for their
+# gradients.
 #
 # ## A causal mask, and idle ranks
 #
-# In a language model no token looks at later ones: a **causal mask**. So `pairs` leaves out whole blocks: rank r needs
-# the keys of ranks 0 to r only. Half of the work is gone. Is half of the time?
+# In a language model no token looks at later ones: a **causal mask**. So `pairs` leaves out whole
+# blocks: rank r needs the keys of ranks 0 to r only. Half of the work is gone. Is half of the
+# time?
 
 # %%
 guess = None  # how many times as fast as without a mask?
@@ -385,10 +390,10 @@ print(f"idle: {causal.bubble().share:.0%}")
 causal.timeline()
 
 # %% [markdown]
-# Hardly any of it. Rank 0 computes in its first step, and then only passes on keys that it may not look
-# at. The last rank needs all of them, and sets the time. In units of one pair of chunks: 4R pairs
-# without a mask, and on the last rank $4(R-1) + 3 = 4R - 1$ with it. (A pair on the diagonal is half
-# masked, and counts whole: the product of matrices is made.)
+# Hardly any of it. Rank 0 computes in its first step, and then only passes on keys that it may not
+# look at. The last rank needs all of them, and sets the time. In units of one pair of chunks: 4R
+# pairs without a mask, and on the last rank $4(R-1) + 3 = 4R - 1$ with it. (A pair on the diagonal
+# is half masked, and counts whole: the product of matrices is made.)
 #
 # **Now you write it.** Deal out the 2R chunks in another way, two for each rank, so that all ranks
 # have as much to do. The cell counts your pairs.
@@ -419,9 +424,10 @@ for name, chunks in (("in a row", in_a_row), ("yours", my_chunks)):
 #
 # </details>
 #
-# This is the **zig-zag cut** (of Llama 3, for one; torch calls it head-tail). Of the keys of an earlier rank both my chunks
-# need the first chunk: 2 pairs. Of a later rank's, my late chunk needs both: 2 pairs. Of my own: 3.
-# So every rank computes $2(R - 1) + 3 = 2R + 1$ pairs, and in the same steps:
+# This is the **zig-zag cut** (of Llama 3, for one; torch calls it head-tail). Of the keys of an
+# earlier rank both my chunks need the first chunk: 2 pairs. Of a later rank's, my late chunk needs
+# both: 2 pairs. Of my own: 3. So every rank computes $2(R - 1) + 3 = 2R + 1$ pairs, and in the
+# same steps:
 #
 # $$\text{speed-up} = \frac{4R - 1}{2R + 1} \qquad (R = 4: 1.67;\ \text{many ranks: } 2)$$
 #
@@ -450,15 +456,15 @@ print(f"idle: {run.bubble().share:.0%}")
 run.timeline()
 
 # %% [markdown]
-# Exact, as long as messages hide: every rank is busy to the end. With S = 240 on 8 ranks two pairs take less time than a message, and
-# everybody waits for the network. Balance does not help there.
+# Exact, as long as messages hide: every rank is busy to the end. With S = 240 on 8 ranks two pairs
+# take less time than a message, and everybody waits for the network. Balance does not help there.
 #
 # ## The other way: change what is cut
 #
 # Heads do not need each other. DeepSpeed-Ulysses (arXiv 2309.14509) makes use of it: one
-# all_to_all turns "all heads of my part of the sequence" into "the whole sequence of my heads", plain
-# attention follows, and a second all_to_all turns the result back. Of each tensor of
-# n bytes a rank keeps the R-th part that is its own. So a rank sends
+# all_to_all turns "all heads of my part of the sequence" into "the whole sequence of my heads",
+# plain attention follows, and a second all_to_all turns the result back. Of each tensor of n bytes
+# a rank keeps the R-th part that is its own. So a rank sends
 #
 # $$\text{ring: } 2\,(R - 1)\, n \qquad \text{Ulysses: } (3 + 1)\, \frac{R - 1}{R}\, n \qquad
 # \text{ratio: } \frac R2$$
@@ -482,9 +488,10 @@ def ulysses(rank, R, S):
 
 
 # %% [markdown]
-# The ring sends R/2 times as much. Does Ulysses win, then? Nothing can be computed before the first all_to_all
-# is over: its time *adds* to R c, while the ring hides its own. Two networks, no mask; the
-# all_to_all sends its parts one after the other (`pairwise`, lesson 04). Where does which win?
+# The ring sends R/2 times as much. Does Ulysses win, then? Nothing can be computed before the
+# first all_to_all is over: its time *adds* to R c, while the ring hides its own. Two networks, no
+# mask; the all_to_all sends its parts one after the other (`pairwise`, lesson 04). Where does
+# which win?
 
 # %%
 guess = None  # who wins: 10 Gbit or 1 Gbit, 4 or 8 ranks?
@@ -507,24 +514,27 @@ error = (torch.cat(other.results, dim=1) - attention(*sequence(S))).abs().max().
 print("Ulysses equal to one process to 1e-6:", error < 1e-6)
 
 # %% [markdown]
-# The ring wins where its messages hide, and even where they hide in part. With many ranks and a slow
-# network Ulysses wins. Two more things count. Ulysses needs at least R heads, and no zig-zag, since all heads have
-# the same mask. And with fewer heads of keys than of queries (a share g of them) only k and v shrink:
-# the ratio becomes $g R / (1 + g)$. With 8 for 128, as in Llama 3 405B, that is R/17: the ring sends
-# less up to 17 ranks.
+# The ring wins where its messages hide, and even where they hide in part. With many ranks and a
+# slow network Ulysses wins. Two more things count. Ulysses needs at least R heads, and no zig-zag,
+# since all heads have the same mask. And with fewer heads of keys than of queries (a share g of
+# them) only k and v shrink: the ratio becomes $g R / (1 + g)$. With 8 for 128, as in Llama 3 405B,
+# that is R/17: the ring sends less up to 17 ranks.
 #
-# (Torch has `torch.distributed.tensor.experimental.context_parallel`. It knows the three kernels of GPUs only: on a CPU torch
-# 2.13 finds no rule for its own attention, `_scaled_dot_product_flash_attention_for_cpu`.)
+# (Torch has `torch.distributed.tensor.experimental.context_parallel`. It knows the three kernels
+# of GPUs only: on a CPU torch 2.13 finds no rule for its own attention,
+# `_scaled_dot_product_flash_attention_for_cpu`.)
 #
 # ## A layer of experts
 #
 # The other new cut. A **mixture of experts** replaces one large layer by E smaller ones, the
 # experts, and a **router** chooses one for each token: E times the parameters, for the same
-# operations. (Many models choose several; we take one, as Switch does: arXiv 2101.03961.) The output is
+# operations. (Many models choose several; we take one, as Switch does: arXiv 2101.03961.) The
+# output is
 #
 # $$y = x + p_e(x)\, \text{expert}_e(x), \qquad p = \text{softmax}(x W), \qquad e = \arg\max_i p_i$$
 #
-# $p_e$ is there so that the router gets a gradient. Experts are dealt out to the ranks, and tokens travel.
+# $p_e$ is there so that the router gets a gradient. Experts are dealt out to the ranks, and tokens
+# travel.
 
 # %%
 E, WIDTH, HIDDEN = 4, 64, 256
@@ -555,8 +565,8 @@ print("tokens per expert:", route(tokens, router)[1].bincount().tolist())
 # %% [markdown]
 # ## Wrong way: equal splits
 #
-# Four ranks, one expert each, 240 tokens per rank. Sort them by expert, `all_to_all_single`, compute, and back. Without further
-# arguments the call cuts into equal parts. Will it raise?
+# Four ranks, one expert each, 240 tokens per rank. Sort them by expert, `all_to_all_single`,
+# compute, and back. Without further arguments the call cuts into equal parts. Will it raise?
 
 
 # %% tags=["raises-exception"]
@@ -579,14 +589,15 @@ simlib.simulate(equal_splits, 4, (True,))
 
 
 # %% [markdown]
-# The first is silent garbage: every rank sent equal quarters, whatever the router said, and many tokens met strange experts. The
-# second is refused, since the receiver does not expect what is sent. A receiver cannot know: so **first the counts, then the tokens,
-# then back**. Autograd does not see through `all_to_all_single` (lesson 10 again). Its backward is the same
-# exchange with the two splits swapped.
+# The first is silent garbage: every rank sent equal quarters, whatever the router said, and many
+# tokens met strange experts. The second is refused, since the receiver does not expect what is
+# sent. A receiver cannot know: so **first the counts, then the tokens, then back**. Autograd does
+# not see through `all_to_all_single` (lesson 10 again). Its backward is the same exchange with the
+# two splits swapped.
 #
-# **Now you write it.** The counts are tables: `counts[s, e]` tokens of mine are for expert e of rank s,
-# and by an all_to_all I know `theirs[s, e]`, how many tokens of rank s are for my expert e. Return the two
-# lists that `Exchange` wants: how many rows go to each rank, and how many come.
+# **Now you write it.** The counts are tables: `counts[s, e]` tokens of mine are for expert e of
+# rank s, and by an all_to_all I know `theirs[s, e]`, how many tokens of rank s are for my expert
+# e. Return the two lists that `Exchange` wants: how many rows go to each rank, and how many come.
 
 
 # %%
@@ -669,15 +680,16 @@ for R in (1, 2, 4):
 
 
 # %% [markdown]
-# Five: counts, tokens, results; and the gradients of both exchanges. The gradient of the *router* is the sum of
-# those of all ranks: it needs an all_reduce, as in data parallelism. Those of the *experts* need none: an expert has seen the
-# tokens of all ranks already.
+# Five: counts, tokens, results; and the gradients of both exchanges. The gradient of the *router*
+# is the sum of those of all ranks: it needs an all_reduce, as in data parallelism. Those of the
+# *experts* need none: an expert has seen the tokens of all ranks already.
 #
 # ## Capacity, and what is dropped
 #
-# Half of our tokens want one expert. GShard (arXiv 2006.16668) and Switch give each expert a **capacity**: of each rank's n tokens at
-# most $C = \lceil f\, n / E \rceil$ for one expert. Whoever comes later is dropped: it skips the layer, $y = x$, and
-# its residual goes on unchanged. The experts' work becomes bounded. With f = 1, how many are dropped?
+# Half of our tokens want one expert. GShard (arXiv 2006.16668) and Switch give each expert a
+# **capacity**: of each rank's n tokens at most $C = \lceil f\, n / E \rceil$ for one expert.
+# Whoever comes later is dropped: it skips the layer, $y = x$, and its residual goes on unchanged.
+# The experts' work becomes bounded. With f = 1, how many are dropped?
 
 # %%
 guess = None  # f = 1: which share is dropped?
@@ -701,8 +713,8 @@ for factor in (1, 1.25, 1.5, 2, 4):
     print(f" unchanged; layer {run.time_s * 1e3:.2f} ms")
 
 # %% [markdown]
-# A trade of quality for time. (With a fixed C one can also send C rows to each expert, padded with zeros: equal splits, and no counts.
-# That is how it was done where shapes must not change.)
+# A trade of quality for time. (With a fixed C one can also send C rows to each expert, padded with
+# zeros: equal splits, and no counts. That is how it was done where shapes must not change.)
 #
 # ## Load balance, seen as a straggler
 #
@@ -733,11 +745,13 @@ compare(unbalanced, route(tokens, router)[1].bincount(minlength=E))
 unbalanced.timeline()
 
 # %% [markdown]
-# Rank 1 has 2.04 times the mean of 240 tokens, and its experts compute 2.04 times as long; the others wait for their
-# results. A straggler as in lesson 04, but made by the data. Two mends. The **auxiliary loss** of Switch adds $\alpha E \sum_e f_e P_e$ to the
-# loss ($f_e$ the share of tokens that choose e, $P_e$ the mean of $p_e$), least where all are equal. Or a **bias** on each expert's
-# score that only chooses: raise it where the load is below the mean, lower it where it is above, after each step (Wang et al.,
-# arXiv 2408.15664; DeepSeek-V3 does so). No gradient is bent by it. How even can it get?
+# Rank 1 has 2.04 times the mean of 240 tokens, and its experts compute 2.04 times as long; the
+# others wait for their results. A straggler as in lesson 04, but made by the data. Two mends. The
+# **auxiliary loss** of Switch adds $\alpha E \sum_e f_e P_e$ to the loss ($f_e$ the share of
+# tokens that choose e, $P_e$ the mean of $p_e$), least where all are equal. Or a **bias** on each
+# expert's score that only chooses: raise it where the load is below the mean, lower it where it is
+# above, after each step (Wang et al., arXiv 2408.15664; DeepSeek-V3 does so). No gradient is bent
+# by it. How even can it get?
 
 # %%
 guess = None  # the largest load after 60 steps; the mean is 240
@@ -760,12 +774,13 @@ balanced = simlib.simulate(timed_layer, 4, (bias,), cluster=cluster_with())
 print(f"{unbalanced.time_s * 1e3:.2f} ms before, {balanced.time_s * 1e3:.2f} ms after")
 
 # %% [markdown]
-# Nearly as fast as with f = 1 above, and no token is dropped; it takes E numbers in an all_reduce per step.
+# Nearly as fast as with f = 1 above, and no token is dropped; it takes E numbers in an all_reduce
+# per step.
 #
 # ## Five dimensions
 #
-# A training of today's largest models cuts in five directions at once. N is the bytes of the parameters that a rank trains, n those
-# of its activations between two layers.
+# A training of today's largest models cuts in five directions at once. N is the bytes of the
+# parameters that a rank trains, n those of its activations between two layers.
 #
 # | | cuts | every rank keeps whole | sends | when | lesson |
 # |---|---|---|---|---|---|
@@ -775,13 +790,15 @@ print(f"{unbalanced.time_s * 1e3:.2f} ms before, {balanced.time_s * 1e3:.2f} ms 
 # | **cp** context | the sequence | the model | keys and values round a ring, or all_to_all of heads | per attention layer | 18 |
 # | **ep** expert | the experts | all but the experts | tokens: all_to_all there and back | per expert layer | 18 |
 #
-# What sends most often goes inside the node (tp), what can hide or is rare goes between nodes (pp, dp). The ranks multiply: R
-# = dp x tp x pp x cp. Experts need no ranks of their own: those of dp hold them. And since a rank of cp has seen a part of
-# the positions only, gradients are summed over cp as over dp.
+# What sends most often goes inside the node (tp), what can hide or is rare goes between nodes (pp,
+# dp). The ranks multiply: R = dp x tp x pp x cp. Experts need no ranks of their own: those of dp
+# hold them. And since a rank of cp has seen a part of the positions only, gradients are summed
+# over cp as over dp.
 #
 # ## Your turn
 #
-# [Exercises 18](../exercises/18_long_sequences_and_experts.ipynb): one query over keys on many ranks, and experts within a budget of bytes.
+# [Exercises 18](../exercises/18_long_sequences_and_experts.ipynb): one query over keys on many
+# ranks, and experts within a budget of bytes.
 #
 # ## Exit ticket
 #
