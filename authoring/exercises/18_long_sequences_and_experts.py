@@ -64,9 +64,10 @@ def attend(rank, world_size, q, keys, values):
 
 # %% role="check" question="attend" points=3
 def parts_of_a_text(rank, world_size):
-    """Large scores that differ little, but those of rank 3."""
+    """Large scores that differ little, but those of rank 3; quarters, so that they are exact."""
     torch.manual_seed(rank)
     keys, values = torch.randn(2, [3, 1, 5, 2, 4][rank], 4)
+    keys = (4 * keys).round() / 4
     keys[:, 0] = 4 if rank == 3 else 1
     return torch.tensor([200.0, 3.0, -2.0, 1.0]), keys, values
 
@@ -174,7 +175,8 @@ seed = 1
 def drawn_parts(rank, world_size):
     generator = torch.Generator().manual_seed(100 * seed + rank)
     keys, values = torch.randn(2, 1 + (seed + 3 * rank) % 5, 4, generator=generator)
-    keys[:, 0] = 1 + (rank + seed) % 3 / 100
+    keys = (4 * keys).round() / 4  # and sixty-fourths: scores are exact
+    keys[:, 0] = 1 + (rank + seed) % 3 / 64
     return torch.tensor([100.0 + seed, 2.0, -1.0, -3.0]), keys, values
 
 
