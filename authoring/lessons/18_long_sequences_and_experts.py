@@ -810,7 +810,7 @@ print(f"{unbalanced.time_s * 1e3:.2f} ms before, {balanced.time_s * 1e3:.2f} ms 
 #
 # <details><summary>Answers</summary>
 #
-# 1. c becomes 4 times as long, m about twice: hiding gets easier.
+# 1. c becomes 4 times as long, t about twice: hiding gets easier.
 # 2. The second: the first is multiplied by $e^{-5}$, and has a weight of 2 x 0.0067 against 1.
 # 3. 63/33: 1.91 times as fast, if messages hide.
 # 4. The ring: Ulysses has no work for 8 of them. (Or both: Ulysses on groups of 8, a ring between.)
