@@ -56,6 +56,15 @@ def of_a_step(messages):
     return in_order(m for m in messages if m.nbytes == 4 * math.prod(LESSON["SHAPE"]))
 
 
+def calls(run):
+    """By rank: its sends and receives of activations and gradients, in the order of its calls."""
+    size = 4 * math.prod(LESSON["SHAPE"])
+    return [
+        [(op.kind, op.peer) for op in run.trace if (op.rank, op.nbytes) == (rank, size)]
+        for rank in range(run.world_size)
+    ]
+
+
 def gradients(results):
     """Those of all stages, in their order, as one vector."""
     of_stage = {stage: found for result in results for stage, found in result.items()}
@@ -71,6 +80,7 @@ def test_the_lessons_schedules_are_torchs_message_for_message(kind, world_size, 
     torchs = ENGINES[engine](LESSON["theirs"], world_size, (kind, M))
     assert in_order(ours.trace.messages) == of_a_step(torchs.trace.messages)
     assert sum(ours.messages) == 2 * (world_size - 1) * M
+    assert calls(ours) == calls(torchs)
     alone = simlib.run(LESSON["train"], 1, (LESSON["gpipe"](1, M),))
     expected = gradients(alone.results)
     assert expected.abs().max() > 1e-3
@@ -82,8 +92,8 @@ def test_a_schedule_with_another_order_is_told_apart():
     """The comparison can fail: GPipe's rank 0 has the same messages in another order."""
     plans = [PLAIN[kind](3, 4) for kind in PLAIN]
     runs = [simulate(LESSON["train"], 3, (plan, LESSON["together"])) for plan in plans]
-    calls = [[(op.kind, op.peer) for op in run.trace if op.rank == 0] for run in runs]
-    assert calls[0] != calls[1] and sorted(calls[0]) == sorted(calls[1])
+    gpipe, one_f_one_b = map(calls, runs)
+    assert gpipe[0] != one_f_one_b[0] and sorted(gpipe[0]) == sorted(one_f_one_b[0])
 
 
 @pytest.mark.parametrize("M", [8, 16])
