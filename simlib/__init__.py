@@ -37,7 +37,7 @@ from .model.errors import (
 )
 from .model.package import VERSION as _VERSION
 from .model.trace import Collective, Group, Message, Op, Site, Trace
-from .record.this_rank import compute, held
+from .record.this_rank import compute, held, span
 from .results.load import load
 from .results.run import Run
 
@@ -80,6 +80,7 @@ __all__ = [
     "run",
     "scale",
     "simulate",
+    "span",
     "submit",
 ]
 __version__ = _VERSION

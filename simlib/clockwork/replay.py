@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, replace
@@ -107,7 +108,57 @@ def _played(recorded, cluster, placement, options):
         rank.complete()
     ops = sorted((op for rank in ranks for op in rank.ops), key=lambda op: (op.post_s, op.rank))
     trace = Trace(size, ops, [(0.0, rank.left_s) for rank in ranks])
+    trace.pieces = _pieces_at_new_times(recorded, trace)
     return trace, simulation
+
+
+def _pieces_at_new_times(recorded, trace):
+    """The named pieces of a recorded run, where its ops are at the times of a replay."""
+    moments = [_Moments() for _ in range(trace.world_size)]
+    for rank, (old, new) in enumerate(zip(recorded.spans, trace.spans, strict=True)):
+        moments[rank].add(old, new)
+    ops = {(op.rank, op.seq): op for op in trace}
+    for op in recorded:
+        new = ops[op.rank, op.seq]
+        own = moments[op.rank]
+        own.add((op.post_s, op.wait_s), (new.post_s, new.wait_s))
+        if op.wait_s is not None or not op.async_op:
+            own.add([op.end_s], [new.end_s])
+    pieces = []
+    for piece in recorded.pieces:
+        start_s, end_s = moments[piece.rank].of_piece(piece.start_s, piece.end_s)
+        pieces.append(replace(piece, start_s=start_s, end_s=end_s))
+    return sorted(pieces, key=lambda piece: (piece.start_s, piece.rank))
+
+
+class _Moments:
+    """When a rank's moments are in a replay: its own work is as long as before, waits are not."""
+
+    def __init__(self):
+        self._first, self._last = {}, {}
+
+    def add(self, old, new):
+        """These moments are at those times now."""
+        for old_s, new_s in zip(old, new, strict=True):
+            if old_s is not None and new_s is not None:
+                self._first[old_s] = min(new_s, self._first.get(old_s, inf))
+                self._last[old_s] = max(new_s, self._last.get(old_s, -inf))
+
+    def of_piece(self, start_s, end_s):
+        """Start and end of a piece: after all that was at its start, before all at its end."""
+        start = self._at(start_s, self._last)
+        return start, max(start, self._at(end_s, self._first))
+
+    def _at(self, moment_s, known):
+        if moment_s in known:
+            return known[moment_s]
+        old = sorted(known)
+        after = bisect.bisect(old, moment_s)
+        left, right = old[after - 1], old[min(after, len(old) - 1)]
+        if after == len(old):
+            return self._last[left] + moment_s - left
+        share = (moment_s - left) / (right - left)
+        return self._last[left] + share * (self._first[right] - self._last[left])
 
 
 def _check_all_left(ranks):
@@ -219,10 +270,11 @@ def _steps_of(ops, span):
     """
     moments = []
     for number, op in enumerate(ops):
-        moments.append((op.post_s, False, 2 * op.seq, "post", number, op.post_s))
+        moments.append((op.post_s, False, 2 * op.seq + 1, "post", number, op.post_s))
         if op.wait_s is not None and op.end_s is not None:
             lasted = op.end_s > op.wait_s
-            moments.append((op.wait_s, lasted, 2 * op.seq + 1, "wait", number, op.end_s))
+            posted = op.seq + 1 if op.waited_after is None else op.waited_after
+            moments.append((op.wait_s, lasted, 2 * posted, "wait", number, op.end_s))
     entered_s, left_s = span
     moments.append((left_s, True, 2 * len(ops) + 2, "leave", -1, left_s))
     steps, free_s = [], entered_s

@@ -38,6 +38,22 @@ def rank_color(rank):
     return mix(color, "#ffffff" if color == "#000000" else "#000000", share) if share else color
 
 
+SHADES = (0.0, 0.5, 0.25, 0.7)
+"""Hue says which rank, so a piece of work that the program has named is a shade of the rank's
+colour: shares of black for the first names of a run; further names begin again."""
+
+
+def shades_of(trace):
+    """``{name: share of black}`` of a run's pieces, by their first appearance."""
+    names = dict.fromkeys(piece.name for piece in trace.pieces)
+    return {name: SHADES[number % len(SHADES)] for number, name in enumerate(names)}
+
+
+def shaded(color, share):
+    """A colour with this share of black in it; black itself with as much of white."""
+    return mix(color, "#ffffff" if color == "#000000" else "#000000", share)
+
+
 def mix(color, other, share):
     """``color`` with ``share`` (0..1) of ``other`` mixed in, as ``"#rrggbb"``."""
     pairs = zip(_channels(color), _channels(other), strict=True)

@@ -15,6 +15,7 @@ from .labels import MOST_ARROWS
 from .lanes import STATES, blocked, in_flight, mostly, never_finished, states_of
 from .message_arrows import draw_messages
 from .palette import mix, rank_color
+from .pieces import draw_pieces, label_pieces
 from .timeline_frame import HATCH, draw_frame
 from .timeline_view import View
 
@@ -43,6 +44,7 @@ def draw_timeline(run, *, width=None, ranks=None, between=None):
     _draw_lanes(view)
     draw_collectives(view)
     draw_messages(view)
+    label_pieces(view)
     _draw_calls(view)
     draw_frame(view)
     return view.figure
@@ -61,6 +63,8 @@ def _draw_lanes(view):
             parts[name] += [(rank, start, end) for start, end in times]
     for name, boxes in parts.items():
         _draw_boxes(view, name, boxes)
+        if name == "computing":
+            draw_pieces(view)
     if not view.crowded:
         _draw_ticks(view)
     _draw_crosses(view, by_rank)
@@ -74,7 +78,8 @@ def _draw_boxes(view, name, boxes):
     x = np.array([(start, end) for _, start, end in boxes]) * view.scale
     low = np.array([view.row[rank] for rank in ranks])[:, None] + view.half
     high = low - view.half * (0.62 if name == "async op in flight" else 2)
-    fill, edge, hatch = ([color(rank) for rank in ranks] for color in _box_colors(name, view.plain))
+    colors = _box_colors("in a call" if name == "computing" and view.shades else name, view.plain)
+    fill, edge, hatch = ([color(rank) for rank in ranks] for color in colors)
     drawn = PolyCollection(
         np.stack([x[:, [0, 1, 1, 0]], np.hstack([high, high, low, low])], axis=2),
         facecolors=fill,

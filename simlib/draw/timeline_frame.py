@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from ..model.words import ranks_text
 from .collective_bands import BAND
 from .figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
-from .palette import mix, rank_color
+from .palette import mix, rank_color, shaded
 from .table import clip
 
 HATCH = "////"
@@ -87,8 +87,10 @@ def _legend_handles(view):
     hatch = {"hatch": HATCH, "hatchcolor": GREY} if view.hatched else {}
     waiting = Patch(fc=light if view.plain else PAPER, ec=line, lw=0.6, **hatch)
     waiting.set_hatch_linewidth(0.8)
+    outside = mix(GREY, PAPER, 0.85)  # of the pieces that the program has named
     signs = {
-        "computing": Patch(fc=dark, ec=line, lw=0.6),
+        "computing": Patch(fc=outside if view.shades else dark, ec=line, lw=0.6),
+        **{name: Patch(fc=shaded(GREY, share)) for name, share in view.shades.items()},
         "waiting": waiting,
         "transferring": Patch(fc=mix(GREY, PAPER, 0.6), ec=line, lw=0.6),
         "in a call": Patch(fc=mix(GREY, PAPER, 0.85), ec=line, lw=0.6),
@@ -103,4 +105,5 @@ def _legend_handles(view):
         "collective": Patch(fc=BAND, ec="none"),
         "never finished": Line2D([], [], color="none", marker="X", ms=7, mfc=INK, mec=PAPER),
     }
-    return {name: sign for name, sign in signs.items() if name in view.in_legend}
+    words = {"computing": "outside of pieces"} if view.shades else {}
+    return {words.get(name, name): sign for name, sign in signs.items() if name in view.in_legend}

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from .figures import DPI, PAPER, Picture
 from .labels import MOST_ARROWS, Labels
 from .lanes import chosen, in_sight, span_of, unit_of
+from .palette import shades_of
 
 ARROWS_PER_GAP = 40
 MOST_BOXES = 150  # per lane: above, the lane shows what the rank did most in each pixel
@@ -27,11 +28,17 @@ class View:
         self.row = {rank: row for row, rank in enumerate(self.ranks)}
         begin_s, end_s = self.begin_s, self.end_s
         self.ops = [o for o in self.trace if o.rank in self.row and in_sight(o, begin_s, end_s)]
+        self.pieces = [p for p in self.trace.pieces if p.rank in self.row and self._sees(p)]
+        self.shades = shades_of(self.trace)
         self.unit, self.scale = unit_of(self.end_s - self.begin_s)
         self.until = {rank: self._last_moment(rank) for rank in self.ranks}
         self.notes, self.in_legend = [], set()
         self._choose()
         self._make_axes(width_in)
+
+    def _sees(self, piece):
+        end_s = self.end_s if piece.end_s is None else piece.end_s
+        return piece.start_s <= self.end_s and end_s >= self.begin_s
 
     def _last_moment(self, rank):
         span = span_of(self.trace, rank)

@@ -124,6 +124,9 @@ class Op:
     post_s, wait_s, end_s : float or None
         Seconds since the first rank entered the function: the call; the moment the rank began to
         wait for it; its completion as the rank saw it. None where that never happened.
+    waited_after : int or None
+        How many ops the rank had posted when it began to wait: of several things at one moment, as
+        there are in a simulation, this says which came first.
     """
 
     rank: int
@@ -143,6 +146,7 @@ class Op:
     post_s: float
     wait_s: float | None
     end_s: float | None
+    waited_after: int | None = None
 
     @property
     def is_p2p(self) -> bool:
@@ -185,6 +189,33 @@ def describe_call(
     if kind == "reduce":
         return f"reduce(dst={peer}, {reduce_op})"
     return f"{kind}({reduce_op})" if reduce_op else kind
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a rank's work that the program has named, see `simlib.span`.
+
+    Attributes
+    ----------
+    rank : int
+    name : str
+        ``"F"``...
+    numbers : dict of str to int
+        ``{"micro": 3}``.
+    start_s, end_s : float, float or None
+        Seconds since the first rank entered the function; None where it never ended.
+    """
+
+    rank: int
+    name: str
+    numbers: dict
+    start_s: float
+    end_s: float | None
+
+    @property
+    def label(self) -> str:
+        """The name with its numbers, as pictures show it: ``"F3"``, of several ``"F0.3"``."""
+        return self.name + ".".join(map(str, self.numbers.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +299,8 @@ class Trace:
         Ops beyond what a recording holds: they ran, but are not in ``ops``.
     clock_error_s : float
         By how much times of ranks on different hosts may be wrong against each other.
+    pieces : list of Piece
+        What ranks have named of their work, ordered by ``start_s``, then rank.
     """
 
     world_size: int
@@ -275,6 +308,7 @@ class Trace:
     spans: list = field(default_factory=list)
     dropped: int = 0
     clock_error_s: float = 0.0
+    pieces: list = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ops)

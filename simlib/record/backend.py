@@ -14,6 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 from ..model.errors import InvalidCallError
 from .arguments import check_peer
 from .group import GLOO, RecordingGroup
+from .pipelines import name_pieces
 from .requests import FOREVER
 
 BACKEND = "simlib"
@@ -78,6 +79,7 @@ def install(create):
     c10d._new_process_group_helper = new_recording_group
     c10d._new_group_with_tag = new_group_call
     c10d._check_not_self_rank = _check_not_self
+    name_pieces()
     for module in (dist, c10d):
         module.init_process_group = _check_init_process_group
         module.destroy_process_group = _destroy_process_group

@@ -4,9 +4,10 @@ One log belongs to one rank. Only that rank writes it; the kernel maps the same 
 at any moment, also while the rank hangs or after it was killed. Nothing is sent, nobody is woken:
 recording an op costs a rank a few microseconds.
 
-Layout: a header of `HEADER` bytes, then records one after the other. A record is an op (fixed size;
-its times are filled in place later) or a definition (site, group or signature, pickled once and
-referred to by number). All fields are aligned, so that each is read and written in one piece.
+Layout: a header of `HEADER` bytes, then records one after the other. A record is an op or a piece
+of computing that the learner has named (of fixed size; times are filled in place later), or a
+definition (site, group, signature or name of a piece, pickled once and referred to by number). All
+fields are aligned, so that each is read and written in one go.
 
 Times are seconds of the rank's own clock: the machine's monotonic one on real ranks, the virtual
 one on simulated ranks; `NEVER` stands for a moment that has not come.
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 
-from ..model.trace import Group, Op, Site, describe_call, source_line
+from ..model.trace import Group, Op, Piece, Site, describe_call, source_line
 from . import safe_pickle
 
 CAPACITY = 256 << 20
@@ -64,12 +65,16 @@ NEVER = -1.0
 _U64 = struct.Struct("q")
 _TWO = struct.Struct("qq")
 _TIME = struct.Struct("d")
-_OP = struct.Struct("BBHIIIqqqddd")  # type kind flags site group signature peer tag nbytes times
-_CALL, _TIMES = struct.Struct("BBHIIIqqq"), struct.Struct("ddd")  # the two halves of an op
-_OP_PEER, _OP_TIMES, _OP_WAIT, _OP_END = 16, _CALL.size, _CALL.size + 8, _CALL.size + 16
+_OP = struct.Struct("BBHIIIqqqdddq")
+"""Type, kind, flags, site, group, signature, peer, tag, nbytes; when it was posted, when it ended,
+when the rank began to wait for it, and how many ops it had posted by then."""
+_CALL, _TIMES = struct.Struct("BBHIIIqqq"), struct.Struct("dddq")  # the two halves of an op
+_OP_PEER, _OP_TIMES, _OP_END, _OP_WAIT = 16, _CALL.size, _CALL.size + 8, _CALL.size + 16
+_WAIT = struct.Struct("dq")
 _FLAGS, _OP_FLAGS = struct.Struct("H"), 2
 _DEFINITION = struct.Struct("BxxxI")  # type, length of the pickle that follows, filled up to 8
-_IS_OP, _IS_DEFINITION = 1, 2
+_PIECE, _PIECE_END = struct.Struct("BxxxIdd"), 16  # type, number of its name, start, end
+_IS_OP, _IS_DEFINITION, _IS_PIECE = 1, 2, 3
 
 
 def create_shared_memory(name, size):
@@ -109,6 +114,7 @@ class OpLogWriter:
         self.numbers = {}
         self._end = HEADER
         self._progress = 0
+        self._posted = 0
         self._dropped = 0
         self._full = False
         self.last = 0  # offset of the op posted last
@@ -127,7 +133,7 @@ class OpLogWriter:
     def define(self, key, table, value):
         """Write a definition down and remember its number under ``key`` in `numbers`.
 
-        ``table`` is ``"site"``, ``"group"`` or ``"signature"``; ``value`` is what the kernel gets.
+        ``table`` is one of the reader's; ``value`` is what the kernel gets.
         Callers look ``key`` up in `numbers` first: it is the fast way, taken by nearly every op.
         """
         with self._lock:
@@ -167,13 +173,37 @@ class OpLogWriter:
             else:
                 _OP.pack_into(
                     self._memory, start, _IS_OP, kind, flags, site, group, signature,
-                    peer, tag, nbytes, self._clock(), NEVER, NEVER,
+                    peer, tag, nbytes, self._clock(), NEVER, NEVER, 0,
                 )  # fmt: skip
                 self._end = start + _OP.size
+                self._posted += 1
             self._progress += 1
             _TWO.pack_into(self._memory, COMMITTED, self._end, self._progress)
             self.last = start
         return start
+
+    def begin_piece(self, name, numbers):
+        """A piece of computing begins; returns its offset, 0 where the log is full.
+
+        ``numbers`` are pairs of a word and a number.
+        """
+        key = "piece", name, numbers
+        number = self.numbers.get(key)
+        if number is None:
+            number = self.define(key, "piece", (name, numbers))
+        with self._lock:
+            start = self._end
+            self._full = self._full or start + _PIECE.size > self._capacity
+            if self._full:
+                return 0
+            _PIECE.pack_into(self._memory, start, _IS_PIECE, number, self._clock(), NEVER)
+            self._commit(start + _PIECE.size)
+        return start
+
+    def end_piece(self, start):
+        """The piece that `begin_piece` returned is over."""
+        if start:
+            _TIME.pack_into(self._memory, start + _PIECE_END, self._clock())
 
     def wait_begin(self, start, alone=True):
         """The rank begins to wait for this op.
@@ -181,7 +211,7 @@ class OpLogWriter:
         Where other threads of the rank may make ops (not ``alone``) it does not count as waiting.
         """
         if start:
-            _TIME.pack_into(self._memory, start + _OP_WAIT, self._clock())
+            _WAIT.pack_into(self._memory, start + _OP_WAIT, self._clock(), self._posted)
             if alone:
                 _U64.pack_into(self._memory, WAITING, start)
 
@@ -262,7 +292,8 @@ class OpLogReader:
         """Begin again at the first record (the rank has cleared its log)."""
         self._position = HEADER
         self._offsets = []
-        self._definitions = {"site": {}, "group": {}, "signature": {}, "race": {}}
+        self._pieces = []
+        self._definitions = {"site": {}, "group": {}, "signature": {}, "race": {}, "piece": {}}
         self._calls = {}  # what an op says of itself in the log -> the same as fields of `Op`
         self._shared = Shared() if shared is None else shared
 
@@ -309,6 +340,9 @@ class OpLogReader:
             if self._memory[self._position] == _IS_OP:
                 self._offsets.append(self._position)
                 self._position += _OP.size
+            elif self._memory[self._position] == _IS_PIECE:
+                self._pieces.append(self._position)
+                self._position += _PIECE.size
             else:
                 length = _DEFINITION.unpack_from(self._memory, self._position)[1]
                 start = self._position + _DEFINITION.size
@@ -353,6 +387,17 @@ class OpLogReader:
             for seq, offset in enumerate(self._offsets[first:], first)
         ]
 
+    def pieces(self, origin_s):
+        """The pieces of computing that were named so far; ``origin_s`` is as for `ops`."""
+        self._read_on()
+        found = []
+        for offset in self._pieces:
+            _, number, start, end = _PIECE.unpack_from(self._memory, offset)
+            name, numbers = self._definitions["piece"][number]
+            end_s = None if end == NEVER else end - origin_s
+            found.append(Piece(self.rank, name, dict(numbers), start - origin_s, end_s))
+        return found
+
     def races(self, cells):
         """Requests whose buffers were touched: (how, op, other op or None, Site of the finding)."""
         self._read_on()
@@ -376,7 +421,7 @@ class OpLogReader:
         """Numbers of the ops whose request the learner got, and neither waited for nor saw done."""
         found = []
         for seq, offset in enumerate(self._offsets):
-            _, _, flags, *_, wait, end = _OP.unpack_from(self._memory, offset)
+            _, _, flags, *_, end, wait, _ = _OP.unpack_from(self._memory, offset)
             if flags & REQUEST and wait == end == NEVER:
                 found.append(seq)
         return found
@@ -391,7 +436,7 @@ class OpLogReader:
         self._read_on()
         found = []
         for offset in self._offsets:
-            _, _, flags, *_, end = _OP.unpack_from(self._memory, offset)
+            _, _, flags, *_, end, _, _ = _OP.unpack_from(self._memory, offset)
             if flags & FUTURE_TAKEN and end == NEVER:
                 found.append(offset)
         return found
@@ -403,7 +448,7 @@ class OpLogReader:
         fields = self._calls.get(words)
         if fields is None:
             fields = self._calls[words] = self._fields_of(words, cells)
-        post, wait, end = _TIMES.unpack_from(memory, times)
+        post, end, wait, posted = _TIMES.unpack_from(memory, times)
         return Op(
             self.rank,
             seq,
@@ -411,6 +456,7 @@ class OpLogReader:
             post - origin_s,
             None if wait == NEVER else wait - origin_s,
             None if end == NEVER else end - origin_s,
+            None if wait == NEVER else posted,
         )
 
     def _fields_of(self, words, cells):

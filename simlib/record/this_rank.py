@@ -1,15 +1,21 @@
-"""What the calling rank does and has: `compute`, time spent on its own; `held`, its memory."""
+"""What the calling rank does and has: `compute` and `span`, its own work; `held`, its memory."""
 
 from __future__ import annotations
 
-import numbers
+import contextlib
+import operator
 import threading
 import time
+from collections.abc import Iterator
+from numbers import Real
 
 from ..model.errors import InvalidCallError
 
 here = threading.local()
-"""What belongs to the simulated rank of this thread, see `simlib.engines.virtual.per_rank`."""
+"""What belongs to the rank of this thread: on real ones its log, on simulated ones also what
+`simlib.engines.virtual.per_rank` puts there."""
+
+LONGEST_NAME = 20
 
 
 def compute(seconds: float) -> None:
@@ -25,10 +31,51 @@ def compute(seconds: float) -> None:
     InvalidCallError
         Where ``seconds`` is no number, or negative.
     """
-    is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds < float("inf"):
         raise InvalidCallError(f"compute(seconds={seconds!r}): give a number of seconds, 0 or more")
     getattr(here, "advance", time.sleep)(seconds)
+
+
+@contextlib.contextmanager
+def span(name: str, /, **numbers: int) -> Iterator[None]:
+    """Name a piece of the calling rank's work: ``with simlib.span("F", micro=3):``.
+
+    It is drawn with its name and numbers, and counted by `Run.bubble`; ``run.trace.pieces`` has all
+    of them. One within another is drawn on top of it. Outside of ranks, nothing happens. Torch's
+    own pipeline schedules name their pieces so: ``F`` forward, ``B`` backward, ``I`` backward of
+    the inputs alone, ``W`` of the weights alone, with ``stage=`` (where a rank has several) and
+    ``micro=``.
+
+    Parameters
+    ----------
+    name : str
+        A short word: at most 20 characters.
+    **numbers : int
+        Which one it is: of which micro-batch, stage, layer.
+
+    Raises
+    ------
+    InvalidCallError
+        Where the name is no such word, or a number is none.
+    """
+    log = getattr(here, "log", None)
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise InvalidCallError(
+            f"span({name!r}): name the piece by a word of 1 to {LONGEST_NAME} characters"
+        )
+    try:
+        pairs = tuple((word, operator.index(number)) for word, number in numbers.items())
+    except TypeError:
+        raise InvalidCallError(
+            f"span({name!r}, ...): {numbers} are to be whole numbers, as in micro=3"
+        ) from None
+    start = 0 if log is None else log.begin_piece(name, pairs)
+    try:
+        yield
+    finally:
+        if log is not None:
+            log.end_piece(start)
 
 
 def held() -> dict[str, int]:

@@ -94,6 +94,7 @@ class _Slices:
             args = {} if span[2] else {"returned": False}
             self.events.append(_slice(self.run.name, pid, tid, begin, end, args))
         self.events += inside
+        self._pieces(rank, pid, until)
         self._beside(rank, pid, [op for op in ops if op.async_op], until)
 
     def _main_thread(self, pid, tid, ops, until):
@@ -125,6 +126,19 @@ class _Slices:
                 free = last
         return slices
 
+    def _pieces(self, rank, pid, until):
+        """What the program has named of the rank's work, on a thread of its own."""
+        pieces = [piece for piece in self.trace.pieces if piece.rank == rank]
+        if not pieces:
+            return
+        tid, self.next_tid = self.next_tid, self.next_tid + 1
+        self._name("thread", f"rank {rank}, pieces", pid, tid, 1)
+        for piece in pieces:
+            begin = _ns(piece.start_s)
+            end = max(begin, _ns(until if piece.end_s is None else piece.end_s))
+            slice_ = _slice(piece.label, pid, tid, begin, end, {"name": piece.name} | piece.numbers)
+            self.events.append(slice_ | {"cat": "piece"})
+
     def _beside(self, rank, pid, ops, until):
         """Asynchronous ops, each from its call to its end, on as few threads as they need."""
         free = []
@@ -135,7 +149,7 @@ class _Slices:
             tid = first_tid + lane
             if lane == len(free):
                 free.append(0)
-                self._name("thread", f"rank {rank}, in flight", pid, tid, lane + 1)
+                self._name("thread", f"rank {rank}, in flight", pid, tid, lane + 2)
             free[lane] = end
             self.events.append(_slice(op.call, pid, tid, begin, end, _args(op)))
             self.of_op[id(op)] = self.events[-1]
@@ -250,5 +264,6 @@ def record_of(run):
         "sites": [asdict(site) for site in sites],
         "ops": ops,
         "wire": None if run.wire is None else wires,
+        "pieces": [asdict(piece) for piece in run.trace.pieces],
         "transfers": [[*key, parts] for key, parts in run.transfers.items()],
     }

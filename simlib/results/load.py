@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..model.trace import Group, Op, Site, Trace, WireMessage
+from ..model.trace import Group, Op, Piece, Site, Trace, WireMessage
 from .chrome import KEY, PLAIN, VERSION
 from .run import Run
 
@@ -56,7 +56,8 @@ def run_of(record: dict[str, Any]) -> Run:
     ops = [op_of(entry, groups, sites) for entry in record["ops"]]
     spans = [tuple(span) for span in record["spans"]]
     error_s = record.get("clock_error_s", 0.0)
-    trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s)
+    pieces = [Piece(**piece) for piece in record.get("pieces", ())]
+    trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s, pieces)
     nothing = [None] * trace.world_size
     run = Run(record["name"], trace, nothing, record["output"], engine=record["engine"])
     run.repeats = record.get("repeats", False)
@@ -74,7 +75,7 @@ def run_of(record: dict[str, Any]) -> Run:
 def op_of(entry: dict[str, Any], groups: list[Group], sites: list[Site]) -> Op:
     """An `Op` from its record."""
     return Op(
-        **{name: entry[name] for name in PLAIN},
+        **{name: entry[name] for name in PLAIN if name in entry},  # an older file has fewer
         shapes=deep_tuple(entry["shapes"]),
         splits=deep_tuple(entry["splits"]),
         group=groups[entry["group"]],

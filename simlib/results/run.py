@@ -17,6 +17,7 @@ from ..model.errors import InvalidCallError
 from ..model.ledger import Ledger
 from ..model.trace import Group, Op, Trace, WireMessage
 from ..record.oplog import name_groups
+from .bubble import Bubble, bubble_in
 from .states import States, states_in
 from .transfers import Transfers, by_arrival, has_collectives
 
@@ -193,6 +194,24 @@ class Run:
 
         return Player(self, ranks, between)
 
+    def bubble(self) -> Bubble:
+        """How much of their time ranks computed none of the pieces that the program has named.
+
+        The time is that from the first piece's start to the last one's end, of any rank: the step
+        of a pipeline. `simlib.span` names pieces; torch's pipeline schedules name their own.
+
+        Returns
+        -------
+        Bubble
+            With ``share``, and by rank ``by_rank``, ``busy_s`` and ``idle_s``.
+
+        Raises
+        ------
+        InvalidCallError
+            The run has no pieces.
+        """
+        return bubble_in(self)
+
     def heat_map(self) -> Figure:
         """Draw `traffic`: who sent how many bytes to whom. Returns a matplotlib Figure."""
         from ..draw import draw_traffic
@@ -305,6 +324,10 @@ def make_trace(monitor: RunMonitor) -> tuple[Trace, dict[Group, Group]]:
         ops=ops,
         spans=[(_since(origin_s, log.entered_s), _since(origin_s, log.left_s)) for log in logs],
         dropped=sum(log.dropped for log in logs),
+        pieces=sorted(
+            (piece for log in logs for piece in log.pieces(origin_s)),
+            key=lambda piece: (piece.start_s, piece.rank),
+        ),
     )
     return trace, groups
 

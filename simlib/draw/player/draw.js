@@ -91,6 +91,7 @@ function drawScene(context, scene, layout, theme, view) {
   drawBands(context, scene, layout, theme, view);
   drawLanes(context, scene, layout, theme, view);
   drawArrows(context, scene, layout, theme, view, labels);
+  labelPieces(context, scene, layout, theme, view);
   labelBands(scene, layout, view, labels);
   labelCalls(scene, layout, view, labels);
   context.restore();
@@ -120,7 +121,7 @@ function drawLanes(context, scene, layout, theme, view) {
   scene.lanes.forEach((lane, row) => {
     const colors = theme.ranks[row], y = layout.y(row), half = layout.half;
     const fills = {
-      computing: colors.fill, "in a call": colors.palest, "async op in flight": colors.pale,
+      computing: scene.lanes.some(({ pieces }) => pieces.length) ? colors.palest : colors.fill, "in a call": colors.palest, "async op in flight": colors.pale,
       waiting: theme.paper, transferring: colors.light,
     };
     const hatch = hatchPattern(context, colors.hatch);
@@ -140,6 +141,7 @@ function drawLanes(context, scene, layout, theme, view) {
         context.lineWidth = 0.8;
         if (right - x > 2) context.strokeRect(...box);
       }
+      if (name === "computing") drawPieces(context, lane, row, layout, theme, view);
     }
     context.fillStyle = colors.edge;
     for (const index of lane.events) {
@@ -147,6 +149,41 @@ function drawLanes(context, scene, layout, theme, view) {
       if (x > layout.left - 2 && x < layout.right + 2) context.fillRect(x - 0.6, y - half, 1.2, 2 * half);
     }
     if (lane.open) drawCross(context, Math.min(layout.x(lane.until), layout.right - 6), y, half, theme);
+  });
+}
+
+/** What the program has named of its work: shades of the rank's colour. */
+function drawPieces(context, lane, row, layout, theme, view) {
+  const { left, right, half } = layout, y = layout.y(row);
+  for (const [start, end, share] of lane.pieces) {
+    if (end < view.begin || start > view.end) continue;
+    const x = Math.max(layout.x(start), left - 20), to = Math.min(layout.x(end), right + 20);
+    context.fillStyle = pieceColor(theme, row, share);
+    context.fillRect(x, y - half, to - x, 2 * half);
+    context.strokeStyle = theme.paper;
+    context.lineWidth = 0.8;
+    if (to - x > 2) context.strokeRect(x, y - half, to - x, 2 * half);
+  }
+}
+
+const pieceColor = (theme, row, share) =>
+  mix(theme.ranks[row].fill, theme.dark ? "#ffffff" : "#000000", share);
+
+/** Their names, where there is room; of several numbers the last one, where there is little. */
+function labelPieces(context, scene, layout, theme, view) {
+  if (layout.half < 6) return;
+  context.font = `11px ${theme.font}`;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  scene.lanes.forEach((lane, row) => {
+    for (const [start, end, share, label] of lane.pieces) {
+      const x = Math.max(layout.x(start), layout.left), to = Math.min(layout.x(end), layout.right);
+      const fits = (text) => text && context.measureText(text).width + 4 <= to - x;
+      const text = [label, label.match(/\d+$/)?.[0]].find(fits);
+      if (!text) continue;
+      context.fillStyle = brightness(pieceColor(theme, row, share)) > 120 ? "#000000" : "#ffffff";
+      context.fillText(text, (x + to) / 2, layout.y(row));
+    }
   });
 }
 

@@ -103,7 +103,8 @@ function paintFrame(player, context) {
     const state = stateAt(lane, player.t);
     context.fillStyle = theme.grey;
     context.font = `11px ${theme.font}`;
-    context.fillText(state === "before" ? "" : state, 23, y + 8);
+    const piece = state === "computing" && pieceAt(lane, player.t);
+    context.fillText(state === "before" ? "" : piece || state, 23, y + 8);
   });
   context.font = `11px ${theme.font}`;
   context.fillStyle = theme.grey;

@@ -56,6 +56,13 @@ function blockingEvent(scene, row, t) {
   }
 }
 
+/** The label of the piece that a rank computes at t, the innermost one; or undefined. */
+function pieceAt(lane, t) {
+  for (let i = lastBefore(lane.pieces, t); i >= 0; i--) {
+    if (t < lane.pieces[i][1]) return lane.pieces[i][3];
+  }
+}
+
 /** What one rank does at t, in words. */
 function doingAt(scene, row, t) {
   const state = stateAt(scene.lanes[row], t);
@@ -63,6 +70,8 @@ function doingAt(scene, row, t) {
     before: "has not begun", returned: "has returned", computing: "computes",
     "never finished": "never returned",
   };
+  const piece = state === "computing" && pieceAt(scene.lanes[row], t);
+  if (piece) return `computes ${piece}`;
   if (words[state]) return words[state];
   const call = blockingEvent(scene, row, t)?.call ?? "a call";
   if (state === "transferring") return `transfers in ${call}`;

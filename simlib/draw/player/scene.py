@@ -15,7 +15,7 @@ from ..lanes import (
     states_of,
     unit_of,
 )
-from ..palette import on_dark, rank_color
+from ..palette import on_dark, rank_color, shades_of
 from ..table import carried, count
 from .thinning import happenings, thinned
 
@@ -23,6 +23,8 @@ MOST_EVENTS = 1000
 MOST_LANES = 64
 COLUMNS = 2000
 """Into how many columns the states of a thinned run are coarsened, at the most."""
+MOST_PIECES = 2000
+"""How many named pieces a lane has at the most: the first."""
 MOST_BOXES = 4000
 """How many of those states a coarsened run has at the most, over all lanes."""
 
@@ -104,11 +106,23 @@ def lanes_of(run, ranks, ops, times, coarse):
                 "returned": bool(span and span[2]),
                 "open": never_finished(run.trace, rank, own),
                 "states": states,
+                "pieces": pieces_of(run, rank, times, until_s),
             }
         )
     if coarse:
         coarsen([lane["states"] for lane in lanes], times)
     return lanes
+
+
+def pieces_of(run, rank, times, until_s):
+    """The pieces that the program has named of a rank's work: start, end, share of black, label."""
+    shades = shades_of(run.trace)
+    found = []
+    for piece in run.trace.pieces:
+        end_s = until_s if piece.end_s is None else piece.end_s
+        if piece.rank == rank and piece.start_s <= times[1] and end_s >= times[0]:
+            found.append([piece.start_s, end_s, shades[piece.name], piece.label])
+    return found[:MOST_PIECES]
 
 
 def coarsen(lanes, times):

@@ -23,6 +23,7 @@ from ...model.errors import JobError, SimlibError
 from ...record import backend, returned
 from ...record.oplog import OpLogWriter
 from ...record.recorder import Recorder
+from ...record.this_rank import here
 from ..host.isolation import fresh_random_state
 from ..host.process_setup import Output, flush, is_alone, show_errors_of_commands
 from . import clocks, identity, logs
@@ -177,7 +178,7 @@ def _call(folder, rank, size, recorder):
     sys.argv[:] = request["argv"]
     linecache.cache.update(request["cells"])
     fresh_random_state()
-    log = recorder.log
+    log = here.log = recorder.log
 
     def call():
         function, args, kwargs = pickle.loads(request["payload"])

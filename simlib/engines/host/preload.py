@@ -18,6 +18,7 @@ import numpy
 import torch
 import torch._dynamo
 import torch.distributed
+import torch.distributed.pipelining
 import torch.nn.parallel
 import torch.optim
 import tqdm.std

@@ -15,6 +15,7 @@ from ...record import backend, returned
 from ...record.fingerprints import FingerprintTable
 from ...record.oplog import CAPACITY, OpLogWriter
 from ...record.recorder import Recorder
+from ...record.this_rank import here
 from ..host.hardening import go_home
 from ..host.isolation import Baseline, fresh_random_state
 from ..host.process_setup import (
@@ -102,6 +103,7 @@ def _run(request, rank, world_size, writer):
 
     def call():
         function, args, kwargs = request.function_and_args(rank)
+        here.log = writer
         writer.enter()
         try:
             return function(rank, world_size, *args, **kwargs)

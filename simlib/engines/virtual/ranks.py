@@ -167,6 +167,7 @@ class Ranks:
         self._idents[rank] = threading.get_ident()
         self._native_ids[rank] = threading.get_native_id()
         local.rank = rank
+        local.log = self._simulation.logs[rank]
         local.clock = functools.partial(scheduler.clocks.__getitem__, rank)
         local.advance = functools.partial(self._simulation.advance, rank)
         local.sleep = functools.partial(self._simulation.sleep, rank)

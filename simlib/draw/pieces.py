@@ -1,0 +1,72 @@
+"""Pieces of work that a program has named, in the lanes of a timeline."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.collections import PolyCollection
+
+from .lanes import mostly
+from .looks import SMALL_PT
+from .palette import INK_THAT_STAYS, PAPER_THAT_STAYS, is_bright, rank_color, shaded
+
+MOST_LABELS = 600
+
+
+def draw_pieces(view):
+    """Fill the pieces of all lanes."""
+    shown = {rank: {} for rank in view.ranks}
+    for piece in view.pieces:
+        until_s = view.until[piece.rank] if piece.end_s is None else piece.end_s
+        shown[piece.rank].setdefault(piece.name, []).append((piece.start_s, until_s))
+    columns = int(view.axes.get_window_extent(view.renderer).width)
+    for rank, by_name in shown.items():
+        for name, times in by_name.items():
+            if len(times) > columns // 4:
+                times = mostly(times, view.begin_s, view.end_s, columns)
+            _fill(view, rank, times, shaded(rank_color(rank), view.shades[name]))
+            view.in_legend.add(name)
+
+
+def _fill(view, rank, times, color):
+    x = np.array(times) * view.scale
+    low = np.full((len(x), 1), view.row[rank] + view.half)
+    high = low - 2 * view.half
+    drawn = PolyCollection(
+        np.stack([x[:, [0, 1, 1, 0]], np.hstack([high, high, low, low])], axis=2),
+        facecolors=color,
+        edgecolors="#ffffff",
+        linewidths=0 if view.plain else 0.6,
+        zorder=3,
+    )
+    view.axes.add_collection(drawn, autolim=False)
+
+
+def label_pieces(view):
+    """Write into each piece what it is, or at least its last number, where there is room."""
+    if view.plain or len(view.pieces) > MOST_LABELS:
+        return
+    for piece in view.pieces:
+        end_s = view.until[piece.rank] if piece.end_s is None else piece.end_s
+        times = np.clip([piece.start_s, end_s], view.begin_s, view.end_s) * view.scale
+        x, y = view.px(times, [view.row[piece.rank]] * 2)
+        numbers = list(piece.numbers.values())
+        for text in (piece.label, *map(str, numbers[-1:])):
+            if view.labels.size(text)[0] - 4 <= x[1] - x[0]:
+                _write(view, piece, text, (x[0] + x[1]) / 2, y[0])
+                break
+
+
+def _write(view, piece, text, x, y):
+    color, share = rank_color(piece.rank), view.shades[piece.name]
+    fill = shaded(color, share)
+    # A rank's own colour is the same on dark paper, its shades are not: nor is type on them.
+    dark, light = (INK_THAT_STAYS, PAPER_THAT_STAYS) if not share else ("#000000", "#ffffff")
+    view.axes.text(
+        *view.axes.transData.inverted().transform((x, y)),
+        text,
+        fontsize=SMALL_PT,
+        color=dark if is_bright(fill) else light,
+        ha="center",
+        va="center_baseline",
+        zorder=5,
+    )
