@@ -682,8 +682,7 @@ for R, stage in ((1, 1), (4, 1), (4, 2), (4, 3)):
     held = simlib.simulate(mixed, R, args=(stage,), cluster=cluster_with(), **RINGS).results[0]
     sorts = ((2, 3), (2, 2), (12, 1))  # bytes per parameter, cut from which stage on
     by_hand = sum(nbytes * P // (R if stage >= first else 1) for nbytes, first in sorts)
-    each = f"{by_hand / P:5.2f} bytes per parameter by hand"
-    print(f"R = {R}, stage {stage}: {each}; measured {held - by_hand:+} bytes")
+    print(f"R = {R}, stage {stage}: {by_hand / P:5.2f} bytes per parameter; left {held - by_hand}")
 
 # %% [markdown]
 # Gained are time (half the bytes travel, activations halve, units for 16-bit numbers are faster)
