@@ -37,7 +37,7 @@ from .model.errors import (
 )
 from .model.package import VERSION as _VERSION
 from .model.trace import Collective, Group, Message, Op, Site, Trace
-from .record.this_rank import compute, held, span
+from .record.this_rank import compute, held, hold, span
 from .results.load import load
 from .results.run import Run
 
@@ -74,6 +74,7 @@ __all__ = [
     "doctor",
     "draw_curves",
     "held",
+    "hold",
     "jobs",
     "live_curves",
     "load",

@@ -21,7 +21,8 @@ from schedules import (
     wrong_programs,
 )
 
-from simlib.model.matching import Matcher
+from simlib.model import matching
+from simlib.model.matching import Matcher, disagreement
 from simlib.model.trace import Group
 
 SEED = int(os.environ["SEED"])
@@ -507,3 +508,31 @@ def test_what_is_left_over():
         ranks([later(send(1)), later(send(1))], [later(recv(0)), later(recv(2))], [])
     )
     assert matcher.unfinished() == [ops[0, 1], ops[1, 1]]
+
+
+def new_group(members):
+    return collective("new_group", sizes=(), dtype="", splits=tuple(sorted(members)))
+
+
+@samples(SOME)
+@given(st.lists(st.sets(st.integers(0, 5), min_size=1), min_size=2, max_size=6))
+def test_new_groups_are_refused_as_if_each_were_compared_with_all(lists):
+    calls = [new_group(members) for members in lists]
+    matcher, by_place = posted(ranks(*([call] for call in calls)))
+    ops = list(by_place.values())
+    collide = [disagreement(one, other) for i, one in enumerate(ops) for other in ops[:i]]
+    assert bool(matcher.mismatches) == any(collide)
+
+
+def test_a_mesh_of_groups_is_compared_in_linear_time(monkeypatch):
+    compared = []
+
+    def counted(*ops):
+        compared.append(ops)
+        return disagreement(*ops)
+
+    monkeypatch.setattr(matching, "disagreement", counted)
+    rows = [range(first, first + 8) for first in range(0, 64, 8)]
+    matcher, _ = posted(ranks(*([new_group(row) for row in rows] for _ in range(64))))
+    assert not matcher.mismatches
+    assert len(compared) < 2 * 64 * len(rows)

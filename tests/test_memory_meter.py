@@ -330,6 +330,52 @@ def test_a_rank_can_ask_what_it_holds_at_a_moment():
     ]
 
 
+def test_a_program_can_say_what_its_tensors_are():
+    """Mixed precision by hand: the master copy, a Parameter, and its gradient are Adam's state."""
+
+    def main(rank, world_size):
+        model = nn.Linear(256, 4, bias=False).bfloat16()
+        master = nn.Parameter(model.weight.detach().float())
+        optimizer = torch.optim.SGD([master], lr=0.1, momentum=0.9)
+        simlib.hold(master, "optimizer state")
+        for _ in range(2):
+            model(torch.ones(1, 256, dtype=torch.bfloat16)).sum().backward()
+            master.grad = model.weight.grad.float()
+            simlib.hold([master.grad], "optimizer state")
+            model.zero_grad()
+            optimizer.step()
+        optimizer.zero_grad()
+        return simlib.held()
+
+    device = simlib.Device(flops_per_s=1e9)
+    run = simlib.simulate(main, 1, cluster=simlib.clusters.ethernet_10g(1, device=device))
+    n = 256 * 4
+    expected = [2 * n, 0, 4 * n + 4 * n]  # parameters; gradients; master copy and momentum
+    assert list(run.results[0].values())[:3] == expected
+    assert run.memory[0].peak["parameters"] == 2 * n
+    assert run.memory[0].peak["optimizer state"] >= 8 * n
+
+
+def test_what_a_program_says_of_released_memory_is_forgotten():
+    def main(rank, world_size):
+        x = torch.ones(1000)
+        simlib.hold({"x": x}, "gradients")
+        first = simlib.held()["gradients"]
+        del x
+        y = torch.ones(1000)
+        return first, simlib.held()["gradients"], y.nbytes
+
+    device = simlib.Device(flops_per_s=1e9)
+    run = simlib.simulate(main, 1, cluster=simlib.clusters.ethernet_10g(1, device=device))
+    assert run.results == [(4000, 0, 4000)]
+
+
+def test_an_unknown_category_is_refused_and_where_nobody_counts_nothing_happens():
+    with pytest.raises(simlib.InvalidCallError, match='"optimizer state"'):
+        simlib.hold(torch.ones(1), "state")
+    simlib.hold(torch.ones(1), "gradients")
+
+
 def test_nobody_asks_what_is_held_where_nobody_counts():
     with pytest.raises(simlib.InvalidCallError, match=r"simlib.held\(\) is for ranks of"):
         simlib.held()
@@ -405,6 +451,51 @@ def test_each_rank_has_its_own_meter():
         for thread in threads:
             thread.join()
     assert found == {0: (64, 64, 64, 0), 1: (128, 128, 128, 0)}
+
+
+def big(*sizes):
+    return torch.ones(*sizes, 1024)
+
+
+LET_GO = {
+    "all_reduce": lambda rank, n, root: dist.all_reduce(big()),
+    "broadcast": lambda rank, n, root: dist.broadcast(big(), root),
+    "reduce": lambda rank, n, root: dist.reduce(big(), root),
+    "gather": lambda rank, n, root: dist.gather(
+        big(), list(big(n)) if rank == root else None, root
+    ),
+    "scatter": lambda rank, n, root: dist.scatter(
+        big(), list(big(n)) if rank == root else None, root
+    ),
+    "all_gather": lambda rank, n, root: dist.all_gather(list(big(n)), big()),
+    "reduce_scatter": lambda rank, n, root: dist.reduce_scatter(big(), list(big(n))),
+    "all_to_all": lambda rank, n, root: dist.all_to_all(list(big(n)), list(big(n))),
+    "send and recv": lambda rank, n, root: (
+        (dist.send if rank == 0 else dist.recv)(big(), 1 - rank) if rank < 2 else None
+    ),
+    "isend and irecv": lambda rank, n, root: [
+        request.wait()
+        for request in (
+            dist.isend(big(), (rank + 1) % n),
+            dist.irecv(big(), (rank - 1) % n),
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("eager_limit_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("root", [0, 2])
+@pytest.mark.parametrize("name", LET_GO)
+def test_what_an_op_took_is_let_go_when_it_ends_whoever_ends_first(name, root, eager_limit_bytes):
+    op = LET_GO[name]
+
+    def main(rank, world_size):
+        op(rank, world_size, root)
+        return sum(simlib.held().values())
+
+    cluster = simlib.clusters.ethernet_10g(3, device=simlib.Device(flops_per_s=1e9))
+    run = simlib.simulate(main, 3, cluster=cluster, eager_limit_bytes=eager_limit_bytes)
+    assert run.results == [0, 0, 0]
 
 
 def test_a_ledger_is_a_plain_table_and_pickles():

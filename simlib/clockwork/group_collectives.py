@@ -174,7 +174,9 @@ class Channel:
         """A member has ended a collective; it begins the next where it has called it already."""
         number = self._ended[position]
         self._free_s[position] = end_s
-        meeting.calls[position].request.finish(end_s)
+        call = meeting.calls[position]
+        request, call.request = call.request, None  # it has the tensors, and is the rank's own
+        request.finish(end_s)
         meeting.left += 1
         if meeting.left == len(self.members):
             meeting.in_flight = None  # which refers to the meeting: let go of the tensors

@@ -46,7 +46,8 @@ class Mailbox:
         """A message is offered."""
         self._sends[post.src].append(post)
         if post.is_eager:
-            post.request.finish(post.posted_s)
+            request, post.request = post.request, None  # it has the tensor, and the sender is done
+            request.finish(post.posted_s)
             self._start(post, partial(self._has_arrived, post))
         self._match()
 

@@ -83,6 +83,7 @@ class Matcher:
         self.mismatches = []
         self._meetings = defaultdict(list)  # group and sort -> [{rank: op} of its k-th collective]
         self._counts = defaultdict(int)  # (group and sort, rank) -> collectives so far
+        self._new_groups = defaultdict(dict)  # (channel, number) -> {list of ranks: first op}
         self._number = {}  # (rank, seq) -> number of the op on its channel
         self._mailboxes = defaultdict(_Mailbox)  # (group, dst, tag) -> messages to there
 
@@ -236,7 +237,10 @@ class Matcher:
         if number == len(meetings):
             meetings.append({})
         arrived = meetings[number]
-        rules = (disagreement(other, op) for other in self._to_compare(arrived, op))
+        others = self._to_compare(arrived, op)
+        if op.kind == "new_group":
+            others += self._other_lists(channel, number, op)
+        rules = (disagreement(other, op) for other in others)
         rule = next(filter(None, rules), None)
         if rule and not any(mismatch.ops is arrived for mismatch in self.mismatches):
             self.mismatches.append(Mismatch(rule, arrived))
@@ -245,9 +249,22 @@ class Matcher:
     @staticmethod
     def _to_compare(arrived, op):
         """Whom an op is compared with: the first who came, or all where each pair has a part."""
-        if op.kind in ("scatter", "all_to_all", "new_group"):
+        if op.kind in ("scatter", "all_to_all"):
             return list(arrived.values())
         return list(islice(arrived.values(), 1))
+
+    def _other_lists(self, channel, number, op):
+        """Of those who make a group with other ranks than this one, one for each list of ranks.
+
+        None where somebody came with the same list before: that one was compared with all others,
+        and those who came later with it. Else a mesh of many ranks would cost a square of them.
+        """
+        lists = self._new_groups[channel, number]
+        if op.splits in lists:
+            return []
+        others = list(lists.values())
+        lists[op.splits] = op
+        return others
 
     def _compare_messages(self, mailbox, src):
         """Compare the messages from one rank with the recvs they went to, as far as that is sure.

@@ -1,4 +1,4 @@
-"""What the calling rank does and has: `compute` and `span`, its own work; `held`, its memory."""
+"""What the calling rank does and has: `compute` and `span`, its own work; `held` and `hold`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Iterator
 from numbers import Real
+from typing import Any
 
 from ..model.errors import InvalidCallError
+from ..model.ledger import CATEGORIES
 
 here = threading.local()
 """What belongs to the rank of this thread: on real ones its log, on simulated ones also what
@@ -76,6 +78,31 @@ def span(name: str, /, **numbers: int) -> Iterator[None]:
     finally:
         if log is not None:
             log.end_piece(start)
+
+
+def hold(tensors: Any, category: str) -> None:
+    """Say to which category of the ledger tensors belong, where simlib cannot know.
+
+    A master copy of the parameters, say, that is an `nn.Parameter` itself, or optimizer state kept
+    by hand. It holds until their memory is released. Where nobody counts, nothing happens.
+
+    Parameters
+    ----------
+    tensors : Tensor, or a list or dict of such
+        Their whole storages count: views of one tensor are of one category.
+    category : {"parameters", "gradients", "optimizer state", "activations and temporaries"}
+
+    Raises
+    ------
+    InvalidCallError
+        The category is none of these.
+    """
+    if category not in CATEGORIES:
+        names = ", ".join(f'"{name}"' for name in CATEGORIES)
+        raise InvalidCallError(f"hold(..., {category!r}): the ledger has the categories {names}")
+    meter = getattr(here, "meter", None)
+    if meter is not None:
+        meter.tell(tensors, category)
 
 
 def held() -> dict[str, int]:

@@ -3,8 +3,9 @@
 torch allocates through ops, its C++ parts too (autograd, the buckets of DDP): a storage is met as
 the result of an op, and a weak reference tells its release. What no op returns, such as scratch
 space within an op, is not seen. A storage is a parameter, a gradient or optimizer state by
-identity: when an `nn.Parameter`, its ``.grad`` or an optimizer's ``.state`` holds it. That is
-looked up where it is asked for (peak, history, end), for assigning ``.grad`` is no op.
+identity: when an `nn.Parameter`, its ``.grad`` or an optimizer's ``.state`` holds it, or when the
+program says so. That is looked up where it is asked for (peak, history, end), as assigning
+``.grad`` is no op.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _RANKING = {name: number for number, name in enumerate(reversed(CATEGORIES))}
 class _Block(weakref.ref):
     """A live storage: a weak reference to it, with its bytes and category."""
 
-    __slots__ = ("category", "key", "nbytes")
+    __slots__ = ("category", "key", "nbytes", "told")
 
 
 class MemoryMeter:
@@ -102,6 +103,19 @@ class MemoryMeter:
             self._block(storage)
             self._note()
 
+    def tell(self, tensors, category):
+        """The storages of these tensors, nested in lists and dicts, are of this category."""
+        for tensor in _tensors_in(tensors):
+            for plain in _plain(tensor):
+                self._meet(plain)
+                block = self._blocks.get(plain.untyped_storage()._cdata)
+                if block is not None:
+                    block.told = category
+                    self._move(block, category)
+        if self._does_peak_last and not self._is_peak_new:
+            self._peak.held = dict(self._held)
+        self._note()
+
     def ledger(self):
         """What is held now, was held at the peak, and in between, as a `Ledger`."""
         self._settle_roles()
@@ -144,7 +158,7 @@ class MemoryMeter:
             if storage.device.type != "cpu":  # of a meta tensor: there is no memory
                 return
             block = self._blocks[key] = _Block(storage, self._released)
-            block.key, block.category, block.nbytes = key, OTHER, 0
+            block.key, block.category, block.nbytes, block.told = key, OTHER, 0, None
         if block.nbytes != nbytes:
             self._resize(block, nbytes)
 
@@ -207,7 +221,7 @@ class MemoryMeter:
     def _settle_roles(self):
         """Find the category of every block anew."""
         for block in list(self._blocks.values()):
-            self._move(block, OTHER)
+            self._move(block, block.told or OTHER)
         for parameter in self._living():
             self._mark(parameter, PARAMETERS)
         self._find_roles(list(self._optimizers))
@@ -230,7 +244,9 @@ class MemoryMeter:
         for plain in _plain(tensor):
             if plain.layout is torch.strided:
                 block = self._blocks.get(plain.untyped_storage()._cdata)
-                if block is not None and _RANKING[category] > _RANKING[block.category]:
+                if block is None or block.told is not None:
+                    continue
+                if _RANKING[category] > _RANKING[block.category]:
                     self._move(block, category)
 
     def _move(self, block, category):
