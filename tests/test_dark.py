@@ -26,7 +26,8 @@ from simlib.draw.player.scene import scene_of
 from simlib.draw.states import COMPUTED, own_color
 from simlib.draw.timeline_frame import HATCH
 from simlib.draw.twins import CHUNK, FEW, SEEN, chunks, dark_twin, joined
-from simlib.labs.cells import PARTIAL, _readable_on
+from simlib.labs.boxes import readable_on
+from simlib.labs.cells import PARTIAL
 
 RANKS = range(24)
 TYPE = (INK, GREY, "#000000", "#444444", "#555555")
@@ -119,7 +120,7 @@ def test_words_on_dark_paper_are_readable(color):
 def test_numbers_in_cells_of_rounds_are_as_readable_as_on_light_paper(share):
     for rank in range(8):
         fill = mix(rank_color(rank), PAPER, share)
-        ink = _readable_on(fill)
+        ink = readable_on(fill)
         assert contrast(on_dark(ink), on_dark(fill)) >= min(4.5, 0.95 * contrast(ink, fill)), rank
 
 

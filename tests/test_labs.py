@@ -62,6 +62,8 @@ def every_lab(runs):
         "crossover": labs.crossover_lab(),
         "world_size": labs.world_size_lab(runs, 3),
         "break_even": labs.break_even_lab(),
+        "pipeline": labs.pipeline_lab(),
+        "mesh": labs.mesh_lab(),
     }
 
 
@@ -82,8 +84,11 @@ def test_every_slider_of_every_lab_moves_its_picture(every_lab):
     for lab in every_lab.values():
         for name, control in lab.controls.items():
             before = lab.image.value
-            if name == "rounds_done":
-                control.value = 1
+            if control.disabled:  # it counts for interleaved stages only
+                lab.controls["schedule"].value = "interleaved"
+                before = lab.image.value
+            if not hasattr(control, "index"):
+                control.value += control.step if control.value < control.max else -control.step
             else:
                 control.index = control.index + (1 if control.index == 0 else -1)
             assert lab.image.value != before, name
@@ -96,6 +101,8 @@ def test_the_picture_of_a_lab_is_the_one_the_lesson_shows(every_lab, runs):
         "crossover": labs.draw_crossover(),
         "world_size": labs.draw_world_size(runs, 3),
         "break_even": labs.draw_break_even(),
+        "pipeline": labs.draw_pipeline(),
+        "mesh": labs.draw_mesh(),
     }
     for name, figure in figures.items():
         shown = np.asarray(Image.open(io.BytesIO(png_of(figure))))
@@ -140,6 +147,8 @@ def test_what_was_moved_leaves_no_trace():
         (labs.rounds_lab("ring", 3), labs.draw_rounds),
         (labs.crossover_lab(), labs.draw_crossover),
         (labs.break_even_lab(), labs.draw_break_even),
+        (labs.pipeline_lab(), labs.draw_pipeline),
+        (labs.mesh_lab(), labs.draw_mesh),
     ):
         for control in list(lab.controls.values()) * 2:
             if hasattr(control, "index"):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import simlib
 from simlib import Cluster, Link, scale
 from simlib.model.errors import InvalidCallError
-from simlib.scale import pipelines, sharded
+from simlib.scale import even_pipelines, pipelines, sharded
 
 SEED = int(os.environ["SEED"])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -128,6 +128,7 @@ def test_bubbles_have_their_closed_forms(ranks, count):
             schedule=schedule, stages_per_rank=parts,
         )  # fmt: skip
         assert step.bubble == pytest.approx((ranks - 1) / (parts * count + ranks - 1), abs=1e-12)
+        assert step.even_bubble == pytest.approx(step.bubble, abs=1e-12)
         if parts == 1:
             held = [min(count, ranks - rank) for rank in range(ranks)]
             wanted = [count] * ranks if schedule == "gpipe" else held
@@ -144,6 +145,59 @@ def test_a_pipeline_by_hand():
     assert step.time_s == 10 and step.compute_s.tolist() == [3, 3]
     assert step.peak_activation_bytes.tolist() == [7, 7]
     assert step._repr_png_().startswith(b"\x89PNG")
+
+
+def test_what_is_held_over_time_by_hand():
+    # Rank 0 of 2, forward 1 s, backward 2 s: F0 F1 wait B0 F2 B1 wait B2.
+    times = {"forward_s": 1.0, "backward_s": 2.0, "message_bytes": 4}
+    step = scale.pipeline_time(2, 3, FREE, **times)
+    times_s, counts = step.held(0)
+    assert times_s.tolist() == [0, 1, 6, 6, 9, 12]
+    assert counts.tolist() == [1, 2, 1, 2, 1, 0]
+
+
+@pytest.mark.parametrize("schedule, parts", [("gpipe", 1), ("1f1b", 1), ("interleaved", 3)])
+def test_what_is_held_has_the_peak_and_ends_with_nothing(schedule, parts):
+    step = scale.pipeline_time(
+        4, 8, Cluster(4, 1, Link(0.1, inf)), forward_s=1.0, backward_s=2.0, message_bytes=4,
+        schedule=schedule, stages_per_rank=parts,
+    )  # fmt: skip
+    for rank in range(4):
+        times_s, counts = step.held(rank)
+        assert counts.max() == step.peak_microbatches[rank] and counts[-1] == 0
+        assert (np.diff(times_s) >= 0).all() and (counts >= 0).all()
+
+
+@pytest.mark.parametrize("sort", ["latency", "bandwidth"])
+@pytest.mark.parametrize("message_s", [0, 0.1, 0.77, 1])
+def test_even_pipelines_in_closed_form(sort, message_s):
+    link = (
+        Link(message_s, inf)
+        if sort == "latency"
+        else Link(0, 100 / message_s if message_s else inf)
+    )
+    for ranks in (1, 2, 3, 4, 5, 8):
+        for count in (1, 2, 3, 4, 5, 7, 8, 9, 16, 17):
+            for backward_s in (1.0, 2.0, 3.3):
+                step = scale.pipeline_time(
+                    ranks, count, Cluster(ranks, 1, link), forward_s=1.0, backward_s=backward_s,
+                    message_bytes=100,
+                )  # fmt: skip
+                found_s = scale.even_pipeline_time(
+                    ranks, count, forward_s=1.0, backward_s=backward_s, message_s=message_s
+                )
+                assert found_s == pytest.approx(step.time_s, rel=1e-9), (ranks, count)
+
+
+def test_longer_messages_than_forwards_have_no_closed_form():
+    times = {"forward_s": 1.0, "backward_s": 2.0, "message_s": 1.5}
+    with pytest.raises(InvalidCallError, match="a message takes 1.5 s and a forward 1 s"):
+        scale.even_pipeline_time(3, 4, **times)
+    slow = Cluster(3, 1, Link(0, 100 / 1.5))
+    followed = scale.pipeline_time(3, 4, slow, forward_s=1.0, backward_s=2.0, message_bytes=100)
+    rounds = 5 - 5 // 3
+    assert followed.time_s > 6 * 3 + 2 * rounds * 1.5  # what the closed form would have said
+    assert scale.even_pipeline_time(1, 4, **times) == 12
 
 
 # -- ZeRO and tensor parallelism -------------------------------------------------------------------
@@ -299,6 +353,6 @@ def test_refusals(call, words):
         call()
 
 
-@pytest.mark.parametrize("module", [pipelines, sharded])
+@pytest.mark.parametrize("module", [even_pipelines, pipelines, sharded])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
-from matplotlib.collections import LineCollection, PathCollection, PolyCollection
-from matplotlib.textpath import TextPath
-from matplotlib.transforms import Affine2D
+from matplotlib.collections import LineCollection
 
-from ..draw.figures import DPI, INK, PAPER, SMALL_PT
-from ..draw.palette import INK_THAT_STAYS, PAPER_THAT_STAYS, is_bright, mix, on_dark, rank_color
+from ..draw.figures import INK, PAPER, SMALL_PT
+from ..draw.palette import mix, rank_color
+from .boxes import add_boxes, add_numbers, boxes_at
 from .contributions import messages_of
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 9.0, 0.72, 0.25, 0.64, 0.46  # inches
@@ -18,7 +15,6 @@ BARS_WIDTH, BARS_GAP = 1.9, 0.35
 ROW, CELL, WIDEST_CELL = 0.46, 0.36, 1.7
 BAR = 0.2
 SLOTS = WIDTH - LEFT - RIGHT - BARS_WIDTH - BARS_GAP  # room for all chunks
-DIGIT_PT = 7.5
 PARTIAL = 0.62  # share of white in a sum that is not yet complete
 
 
@@ -64,66 +60,16 @@ def draw_cells(grid, steps, rounds_done):
     colors = [
         mix(rank_color(who), PAPER, share) for who, share in zip(owner, strength, strict=True)
     ]
-    slots = _boxes(x, y, grid.slot_width, grid.slot_height)
+    slots = boxes_at(x, y, grid.slot_width, grid.slot_height)
     rank, chunk = np.indices(is_whole.shape).reshape(2, -1)
-    frames = _boxes(*grid.corner(rank, chunk), grid.cell, CELL)
+    frames = boxes_at(*grid.corner(rank, chunk), grid.cell, CELL)
     edges = [INK if whole else "#aaaaaa" for whole in is_whole.flat]
     widths = [1.6 if whole else 0.7 for whole in is_whole.flat]
     return [
-        _add_boxes(grid, slots, 2, facecolors=colors, edgecolors=PAPER, linewidths=0.5),
-        *_draw_digits(grid, x + grid.slot_width / 2, y + grid.slot_height / 2, owner, colors),
-        _add_boxes(grid, frames, 3, facecolors="none", edgecolors=edges, linewidths=widths),
+        add_boxes(grid.axes, slots, 2, facecolors=colors, edgecolors=PAPER, linewidths=0.5),
+        *add_numbers(grid.axes, x + grid.slot_width / 2, y + grid.slot_height / 2, owner, colors),
+        add_boxes(grid.axes, frames, 3, facecolors="none", edgecolors=edges, linewidths=widths),
     ]
-
-
-def _add_boxes(grid, boxes, zorder, **looks):
-    drawn = PolyCollection(boxes, zorder=zorder, **looks)
-    grid.axes.add_collection(drawn, autolim=False)
-    return drawn
-
-
-def _boxes(x, y, width, height):
-    """Rectangles with these upper left corners: array (count, 4, 2)."""
-    xs, ys = np.stack([x, x + width, x + width, x], 1), np.stack([y, y, y + height, y + height], 1)
-    return np.stack([xs, ys], axis=2)
-
-
-def _draw_digits(grid, x, y, owner, colors):
-    """The rank's number in each slot. One collection for each number: many texts would be slow."""
-    artists = []
-    for who in range(grid.n):
-        here = owner == who
-        digit_colors = [
-            _readable_on(color) for color, is_here in zip(colors, here, strict=True) if is_here
-        ]
-        digits = PathCollection(
-            [_digit(who)],
-            offsets=np.column_stack([x[here], y[here]]),
-            offset_transform=grid.axes.transData,
-            facecolors=digit_colors,
-            linewidths=0,
-            zorder=4,
-        )
-        digits.set_transform(Affine2D().scale(DPI / 72))
-        grid.axes.add_collection(digits, autolim=False)
-        artists.append(digits)
-    return artists
-
-
-@cache
-def _digit(number):
-    """The outline of a digit, in points, around its middle."""
-    path = TextPath((0, 0), str(number), size=DIGIT_PT)
-    box = path.get_extents()
-    return path.transformed(Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2))
-
-
-def _readable_on(color):
-    """Black or white, whichever is easier to read on a colour, here and on dark paper."""
-    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    if 0.299 * red + 0.587 * green + 0.114 * blue > 130:
-        return INK_THAT_STAYS if is_bright(on_dark(color)) else "#000000"
-    return PAPER if is_bright(on_dark(color)) else PAPER_THAT_STAYS
 
 
 def draw_messages(grid, steps, rounds_done):
@@ -144,10 +90,10 @@ def draw_messages(grid, steps, rounds_done):
     received = [(dst, chunk, src) for src, dst, run, _ in messages for chunk in run]
     rank, chunk, src = (np.array(column) for column in zip(*received, strict=True))
     x, y = grid.corner(rank, chunk)
-    frames = _boxes(x - 0.035, y - 0.035, grid.cell + 0.07, CELL + 0.07)
+    frames = boxes_at(x - 0.035, y - 0.035, grid.cell + 0.07, CELL + 0.07)
     colors = [_dark(who) for who in src]
     return [
-        _add_boxes(grid, frames, 3, facecolors="none", edgecolors=colors, linewidths=2),
+        add_boxes(grid.axes, frames, 3, facecolors="none", edgecolors=colors, linewidths=2),
         *_draw_arrows(grid, *(np.array(column) for column in zip(*places, strict=True))),
     ]
 
@@ -164,7 +110,7 @@ def _draw_arrows(grid, x, src, dst):
     grid.axes.add_collection(shafts, autolim=False)
     return [
         shafts,
-        _add_boxes(grid, points, 5, facecolors=colors, linewidths=0),
+        add_boxes(grid.axes, points, 5, facecolors=colors, linewidths=0),
         grid.axes.scatter(x, start, s=16, c=colors, linewidths=0, zorder=5),
     ]
 
@@ -177,9 +123,9 @@ def draw_bars(grid, sent):
     """What each rank has sent so far, in vectors."""
     ranks = np.arange(grid.n)
     y, ends = grid.middle(ranks), grid.bars + sent * grid.bar_scale
-    boxes = _boxes(np.full(grid.n, grid.bars), y - BAR / 2, ends - grid.bars, BAR)
-    bars = _add_boxes(
-        grid,
+    boxes = boxes_at(np.full(grid.n, grid.bars), y - BAR / 2, ends - grid.bars, BAR)
+    bars = add_boxes(
+        grid.axes,
         boxes,
         2.5,
         facecolors=[rank_color(rank) for rank in ranks],

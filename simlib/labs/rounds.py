@@ -8,7 +8,7 @@ from ..model.errors import InvalidCallError
 from .cells import LEFT, TOP, WIDTH, Grid, draw_bars, draw_cells, draw_messages
 from .contributions import steps_of
 from .layers import Layers
-from .sliders import Lab, check_choice, counter, menu, slider
+from .sliders import Lab, check_choice, menu, slider, whole_numbers
 
 NAMES = {
     "naive": "naive",
@@ -69,7 +69,7 @@ def rounds_lab(algorithm="ring", n=4, rounds_done=0):
     draw_rounds(algorithm, n, rounds_done)  # refuses what cannot be drawn
     names = menu("algorithm", {text: name for name, text in NAMES.items()}, algorithm)
     ranks = slider("ranks", range(2, MOST_RANKS + 1), n)
-    rounds = counter("rounds done", len(steps_of(algorithm, n).rounds), rounds_done)
+    rounds = whole_numbers("rounds done", 0, len(steps_of(algorithm, n).rounds), rounds_done)
 
     def set_last(_change):
         rounds.max = len(steps_of(names.value, ranks.value).rounds)  # a larger value follows

@@ -141,10 +141,10 @@ def menu(name, options, value):
     )
 
 
-def counter(name, high, value):
-    """A slider over 0, 1, ... ``high``; the end may be moved later."""
+def whole_numbers(name, low, high, value):
+    """A slider over ``low``, ... ``high``; its ends may be moved later."""
     return widgets.IntSlider(
-        min=0, max=high, value=value, description=name, tooltip=name, **_looks()
+        min=low, max=high, value=value, description=name, tooltip=name, **_looks()
     )
 
 

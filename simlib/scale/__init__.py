@@ -16,6 +16,7 @@ Answers are exact. Where an exact one would take too long, a sentence says what 
 
 from .buckets import bucket_sizes, measured_buckets
 from .collective import algbw, busbw, ends_of, time_of
+from .even_pipelines import even_pipeline_time
 from .jitter import JitteredSteps, jitter_factors, jittered_time
 from .pipelines import PipelineStep, pipeline_time
 from .scaling import Scaling, strong_scaling, weak_scaling
@@ -34,6 +35,7 @@ __all__ = [
     "bucket_sizes",
     "busbw",
     "ends_of",
+    "even_pipeline_time",
     "jitter_factors",
     "jittered_time",
     "measured_buckets",

@@ -9,6 +9,7 @@ import numpy as np
 from ..model.cluster import Topology
 from ..model.errors import InvalidCallError, check_count, check_number, whole
 from ..model.words import aligned, seconds_text, short_bytes
+from .pipeline_orders import most_held, order_of
 from .programs import Machine
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -50,6 +51,32 @@ class PipelineStep:
     def bubble(self):
         """Share of the ranks' time in which they do not compute."""
         return float(1 - self.compute_s.sum() / (self.ranks * self.time_s)) if self.time_s else 0.0
+
+    @property
+    def even_bubble(self):
+        """The bubble of equal stages and free messages: (K - 1) / (V M + K - 1)."""
+        return (self.ranks - 1) / (self.stages_per_rank * self.num_microbatches + self.ranks - 1)
+
+    def held(self, rank):
+        """How many activations a rank holds over time, each from its forward to its backward's end.
+
+        Parameters
+        ----------
+        rank : int
+
+        Returns
+        -------
+        times_s : ndarray of float
+            When that changes: a forward starts, or a backward has ended.
+        counts : ndarray of int
+            How many are held from then on; the most is ``peak_microbatches[rank]``.
+        """
+        kinds, starts_s, ends_s = (
+            np.array([unit[column] for unit in self.units if unit[0] == rank])
+            for column in (1, 4, 5)
+        )
+        forward = kinds == "F"
+        return np.where(forward, starts_s, ends_s), np.cumsum(np.where(forward, 1, -1))
 
     def table(self):
         """The step as plain text: a row for each rank, at most 20."""
@@ -162,13 +189,13 @@ def pipeline_time(
         "F": _of_each_stage("forward_s", forward_s, stages),
         "B": _of_each_stage("backward_s", backward_s, stages),
     }
-    orders = [_order(schedule, rank, ranks, count, per_rank) for rank in range(ranks)]
+    orders = [order_of(schedule, rank, ranks, count, per_rank) for rank in range(ranks)]
     machine, units = Machine(Topology(cluster, ranks, placement)), []
     machine.run(
         _program(machine, rank, ranks, stages, order, seconds, message_bytes, units)
         for rank, order in enumerate(orders)
     )
-    held = np.array([_most_held(order) for order in orders])
+    held = np.array([most_held(order) for order in orders])
     compute_s = np.zeros(ranks)
     np.add.at(compute_s, [unit[0] for unit in units], [unit[5] - unit[4] for unit in units])
     return PipelineStep(
@@ -218,36 +245,6 @@ def _of_each_stage(name, value, stages):
     return [float(each) for each in value]
 
 
-def _order(schedule, rank, ranks, count, per_rank):
-    """What a rank computes, in order: ``("F" or "B", stage, microbatch)``."""
-    forward, backward = _forward_and_backward(schedule, rank, ranks, count, per_rank)
-    if schedule == "gpipe":
-        ahead = count
-    elif schedule == "1f1b":
-        ahead = ranks - rank - 1
-    else:
-        ahead = 2 * (ranks - rank - 1) + (per_rank - 1) * ranks
-    ahead = min(ahead, len(forward))
-    order = forward[:ahead]
-    for one_forward, one_backward in zip(forward[ahead:], backward, strict=False):
-        order += [one_forward, one_backward]
-    return order + backward[len(forward) - ahead :]
-
-
-def _forward_and_backward(schedule, rank, ranks, count, per_rank):
-    """All forward units of a rank, and all backward units, each in order."""
-    if schedule != "interleaved":
-        microbatches = range(count)
-        back = reversed(microbatches) if schedule == "gpipe" else microbatches
-        return [("F", rank, m) for m in microbatches], [("B", rank, m) for m in back]
-    groups = [range(first, first + ranks) for first in range(0, count, ranks)]
-    stages = [rank + ranks * part for part in range(per_rank)]
-    return (
-        [("F", stage, m) for group in groups for stage in stages for m in group],
-        [("B", stage, m) for group in groups for stage in reversed(stages) for m in group],
-    )
-
-
 def _program(machine, rank, ranks, stages, order, seconds, message_bytes, units):
     """What one rank does in the step; a message's tag says which unit it is for."""
     before, after = (rank - 1) % ranks, (rank + 1) % ranks
@@ -275,8 +272,3 @@ def _program(machine, rank, ranks, stages, order, seconds, message_bytes, units)
             sends_to = tag(kind, stage + step, microbatch)
             sent.append(machine.isend(rank, dst, message_bytes, sends_to))
     yield sent
-
-
-def _most_held(order):
-    changes = [1 if kind == "F" else -1 for kind, _, _ in order]
-    return int(np.cumsum(changes).max())
