@@ -33,6 +33,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import simlib
+from simlib import labs
 from simlib.draw import draw_memory
 
 RINGS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring"}
@@ -295,8 +296,8 @@ alone = simlib.simulate(block_step, 1, cluster=cluster_with())
 for R in (2, 3, 4):
     run = simlib.simulate(block_step, R, cluster=cluster_with(), **RINGS)
     print(f"{R} ranks: gradients as in one process: {is_right(run)}; activations held:", end=" ")
-    print(f"{run.results[0][0]:,}; all_reduced: {sum(c.nbytes for c in run.trace.collectives):,}")
-    print(all_reduced(T, D, R) or "", "bytes by hand" if all_reduced(T, D, R) else "", end="")
+    measured = sum(call.nbytes for call in run.trace.collectives)
+    print(f"{run.results[0][0]:,}; all_reduced: {measured:,}", all_reduced(T, D, R) or "")
 
 # %% [markdown]
 # <details><summary>The formula</summary>
@@ -542,12 +543,11 @@ for stage in (0, 1, 2, 3):
     run = zero[stage] = simlib.simulate(train, 4, args=(stage,), **options)
     held, by_hand = list(run.results[0][0].values())[:3], kept(stage, P, 4)
     sent = sum(message.nbytes for message in run.wire if message.src == 0) / 2
-    print(f"ZeRO-{stage}: kept", *(f"{nbytes / P:.2f}" for nbytes in held), "bytes per parameter;")
-    print(f"        sent {sent / (4 * P * 3 / 4):.2f} (R - 1) / R times the parameters;", end=" ")
-    print("" if by_hand is None else [a - b for a, b in zip(held, by_hand, strict=True)], end=" ")
     same = torch.equal(whole_of(run, copies=stage == 0), whole_of(zero[0], copies=True))
-    print("same weights as stage 0, to the bit:", same)
-
+    print(f"ZeRO-{stage}: kept", *(f"{nbytes / P:.2f}" for nbytes in held), end=" ")
+    print(f"bytes per parameter; sent {sent / (4 * P * 3 / 4):.2f}; weights of stage 0: {same}")
+    if by_hand is not None:
+        print("  by hand, differences:", [a - b for a, b in zip(held, by_hand, strict=True)])
 
 # %% [markdown]
 # <details><summary>The formula</summary>
@@ -607,7 +607,7 @@ fsdp = simlib.simulate(torchs, 4, cluster=cluster_with(), **RINGS)
 print("the same collectives in the same order:", sequence(zero[3]) == sequence(fsdp))
 print(*(f"{op.kind} {op.nbytes:,}" for op in zero[3].trace.of_rank(0)[5:10]), "...", sep="; ")
 for name, run, tensors in (("own", zero[3], 6), ("FSDP2", fsdp, 12)):
-    by_hand = [4 * P // 4, 4 * P // 4, 8 * P // 4 + 4 * tensors, 0]
+    by_hand = [4 * P // 4, 4 * P // 4, 8 * P // 4 + 4 * tensors, 64 * (4 * 784 + 8)]
     found = run.results[0][0]
     left = {sort: found[sort] - by_hand[number] for number, sort in enumerate(found)}
     print(f"{name:6}", {sort.partition(" and")[0]: nbytes for sort, nbytes in left.items()})
@@ -657,14 +657,13 @@ zero[3].timeline()
 # So there is a **master copy** in float32, and Adam works on that: 4 + 8 = 12 bytes. Together 16
 # again! What is gained, then?
 
+
 # %%
-guess = None  # bytes per parameter on 4 ranks: stage 1, 2, 3
-
-
 def mixed(rank, world_size, stage):
     layers = [make(number).bfloat16() for number in range(1, 7)]
     units, x = [Zero(layer, stage) for layer in layers], torch.rand(64, 784).bfloat16()
     masters = [nn.Parameter(unit.shard.detach().float()) for unit in units]
+    simlib.hold(masters, "optimizer state")  # the ledger cannot know
     adam = torch.optim.Adam(masters)
     F.cross_entropy(nn.Sequential(*layers)(x), torch.arange(64) % 10).backward()
     for unit, master in zip(units, masters, strict=True):
@@ -675,14 +674,15 @@ def mixed(rank, world_size, stage):
         unit.shard.data.copy_(master.data)
         if stage < 3:
             dist.all_gather_single(unit.whole, unit.shard.detach())
-    return sum(simlib.held().values()) - x.nbytes - 24  # Adam counts steps: 6 times 4 bytes
+    return list(simlib.held().values())[:3]
 
 
+guess = None  # bytes per parameter on 4 ranks: stage 1, 2, 3
 for R, stage in ((1, 1), (4, 1), (4, 2), (4, 3)):
     held = simlib.simulate(mixed, R, args=(stage,), cluster=cluster_with(), **RINGS).results[0]
-    sorts = ((2, 3), (2, 2), (12, 1))  # bytes per parameter, cut from which stage on
-    by_hand = sum(nbytes * P // (R if stage >= first else 1) for nbytes, first in sorts)
-    print(f"R = {R}, stage {stage}: {by_hand / P:5.2f} bytes per parameter; left {held - by_hand}")
+    each = [2, 2, 12] if R == 1 else [2 if stage < 3 else 1 / 2, 2 if stage < 2 else 1 / 2, 3]
+    left = [found - int(nbytes * P) for found, nbytes in zip(held, each, strict=True)]
+    print(f"R = {R}, stage {stage}: {sum(each):5.2f} bytes per parameter, {each}; left {left}")
 
 # %% [markdown]
 # Gained are time (half the bytes travel, activations halve, units for 16-bit numbers are faster)
@@ -742,7 +742,8 @@ for axes in (("tp", "dp"), ("dp", "tp"), ("pp", "dp"), ("dp", "pp")):
             brought[axes[op.group.ranks[1] - op.group.ranks[0] == 1]] += op.nbytes
     text = ", ".join(f"{nbytes / 1e6:4.1f} MB along {axis}" for axis, nbytes in brought.items())
     print(f"{axes[1]} inside a node: {run.time_s * 1e3:6.2f} ms; rank 5 brings {text}")
-print(brought_by_hand(256, 128, 32, 4, 4) or "")
+if brought_by_hand(256, 128, 32, 4, 4) is not None:
+    print("by hand:", *(f"{n / 1e6:.1f} MB" for n in brought_by_hand(256, 128, 32, 4, 4)))
 
 # %% [markdown]
 # The axis that brings most, and waits for it, belongs inside: tp before all. A pipeline, with one
@@ -756,6 +757,22 @@ print(brought_by_hand(256, 128, 32, 4, 4) or "")
 # / tp on.
 #
 # </details>
+#
+# **A lab:** 4,096 modelled ranks, cut as dp x tp x pp; a transformer of 6.7 billion parameters, 1,024 sequences a step. Put dp
+# first among the neighbours: which bar grows? Take 1 in place of 16 micro-batches: which cut is the
+# fastest now? Go to 64 ranks without ZeRO: what does not fit? Then stage 1 of ZeRO: do you still need tp and pp?
+# And stage 3, in place of it: what does it cost?
+
+# %% tags=["nbval-ignore-output"]
+labs.draw_mesh(4096, tp=8, pp=8, num_microbatches=16)
+
+# %% tags=["nbval-ignore-output"]
+labs.mesh_lab(4096, tp=8, pp=8, num_microbatches=16)
+
+# %% [markdown]
+# Here is what you should have seen. With dp first, tp reaches over nodes: 0.86 s become 1.42. With 1 micro-batch a pipeline is nothing
+# but bubble, and dp 512 x tp 8 takes 0.70 s. On 64 ranks plain dp does not fit, the best that does is dp 16 x tp 4. With ZeRO-1 dp alone
+# fits, and is the fastest: no tp, no pp. Stage 3 fits everywhere, and takes longer.
 #
 # ## Against published numbers
 #
