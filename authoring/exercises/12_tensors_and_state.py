@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercises 12: splitting tensors and state
 #
-# Four tasks that go with [lesson 12](../notebooks/12_tensors_and_state.ipynb). You write a layer whose
-# matrix is cut by rows, and an Adam whose state is; you place the communication of attention, and
-# choose a mesh.
+# Four tasks that go with [lesson 12](../notebooks/12_tensors_and_state.ipynb). You write a layer
+# whose matrix is cut by rows, and an Adam whose state is; you place the communication of attention,
+# and choose a mesh.
 #
 # Besides values, the checks look at what every collective carries, and one looks at **memory**. The
 # outputs stored below the checks are those of a good answer; they change when you run the check.
@@ -57,10 +57,10 @@ def small_numbers(seed, *shape):
 # %% [markdown]
 # ## 1. By rows (★★, 20 minutes, 2 points)
 #
-# A layer makes $y = x A + b$; `gradient` is that of the loss with respect to y. Each rank is given its columns of
-# x and its rows of A, as many as each other, and all of b and `gradient`. Return `(y, x_grad, A_grad, b_grad)`: y and the bias's
-# gradient whole, the others of this rank's part. One all_reduce, as large as y. Leave the inputs as they
-# are.
+# A layer makes $y = x A + b$; `gradient` is that of the loss with respect to y. Each rank is given
+# its columns of x and its rows of A, as many as each other, and all of b and `gradient`. Return
+# `(y, x_grad, A_grad, b_grad)`: y and the bias's gradient whole, the others of this rank's part.
+# One all_reduce, as large as y. Leave the inputs as they are.
 
 
 # %% role="answer" question="row_parallel" points=2
@@ -143,8 +143,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# In one process `x_grad` is `gradient @ A.T` and `A_grad` is `x.T @ gradient`. Which rows and columns of
-# these are this rank's?
+# In one process `x_grad` is `gradient @ A.T` and `A_grad` is `x.T @ gradient`. Which rows and
+# columns of these are this rank's?
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -170,10 +170,11 @@ print(
 # %% [markdown]
 # ## 2. Adam in shards (★★★, 30 minutes, 3 points)
 #
-# Every rank is given the same flat weights `w`, and its own list `gradients`, a flat tensor for each step. Take as
-# many steps of Adam with the **mean** gradient of all ranks (`lr=0.1, eps=0.1`, the rest as torch has it) and return the new
-# weights, whole, on every rank. Its state is kept in shards: of each step the gradients are reduce_scattered and the new
-# weights all_gathered. The check looks at memory. Leave the inputs as they are.
+# Every rank is given the same flat weights `w`, and its own list `gradients`, a flat tensor for
+# each step. Take as many steps of Adam with the **mean** gradient of all ranks (`lr=0.1, eps=0.1`,
+# the rest as torch has it) and return the new weights, whole, on every rank. Its state is kept in
+# shards: of each step the gradients are reduce_scattered and the new weights all_gathered. The
+# check looks at memory. Leave the inputs as they are.
 
 
 # %% role="answer" question="sharded_adam" points=3
@@ -301,8 +302,8 @@ verdict
 # <details><summary>Hint 2</summary>
 #
 # `shard = torch.nn.Parameter(w.chunk(world_size)[rank])`, an Adam of `[shard]`, and in each step
-# `dist.reduce_scatter_single(shard.grad, gradient, op=dist.ReduceOp.AVG)`: `shard.grad` must be there
-# before.
+# `dist.reduce_scatter_single(shard.grad, gradient, op=dist.ReduceOp.AVG)`: `shard.grad` must be
+# there before.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -333,10 +334,11 @@ print(
 # %% [markdown]
 # ## 3. Attention, cut by heads (★★, 20 minutes, 2 points)
 #
-# The program below is attention with a sum past it, `x + ...`. Each rank is given all of `x` and its own heads: its rows of `q`,
-# `k`, `v`, and its columns of `out`. It returns y and the gradients of the loss, y's squares added up, with
-# respect to x and q. On one rank it is right. Mend it for more, with `Enter.apply` and `Leave.apply` of the first cell, or by hand: one
-# all_reduce forward, one backward.
+# The program below is attention with a sum past it, `x + ...`. Each rank is given all of `x` and
+# its own heads: its rows of `q`, `k`, `v`, and its columns of `out`. It returns y and the gradients
+# of the loss, y's squares added up, with respect to x and q. On one rank it is right. Mend it for
+# more, with `Enter.apply` and `Leave.apply` of the first cell, or by hand: one all_reduce forward,
+# one backward.
 
 
 # %% role="answer" question="attention" points=2
@@ -455,8 +457,8 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Which tensors are whole on every rank, and which are this rank's own? Communication belongs to the two places where
-# one becomes the other.
+# Which tensors are whole on every rank, and which are this rank's own? Communication belongs to the
+# two places where one becomes the other.
 #
 # </details>
 # <details><summary>Hint 2</summary>
@@ -488,10 +490,10 @@ print(measure(attention, drawn_heads))
 # %% [markdown]
 # ## 4. The cheapest mesh that fits (★★, 25 minutes, 3 points)
 #
-# A plan is `(dp, tp, stage)`: dp x tp = `job["ranks"]`, tp at most `job["ranks_per_node"]`, ZeRO 0, 1 or 3. It fits if a
-# rank keeps at most `job["memory_bytes"]`. The docstring has what is kept and what takes time. Return the plan that
-# fits and takes least; of equal ones that with the smallest tp, then the smallest stage. Return None if none fits. Send
-# nothing.
+# A plan is `(dp, tp, stage)`: dp x tp = `job["ranks"]`, tp at most `job["ranks_per_node"]`, ZeRO 0,
+# 1 or 3. It fits if a rank keeps at most `job["memory_bytes"]`. The docstring has what is kept and
+# what takes time. Return the plan that fits and takes least; of equal ones that with the smallest
+# tp, then the smallest stage. Return None if none fits. Send nothing.
 
 
 # %% role="answer" question="cheapest_mesh" points=3
@@ -633,7 +635,8 @@ verdict
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Bytes kept per parameter: `{0: 16, 1: 8 + 8 / dp, 3: 16 / dp}[stage]`, times P / tp, and the activations.
+# Bytes kept per parameter: `{0: 16, 1: 8 + 8 / dp, 3: 16 / dp}[stage]`, times P / tp, and the
+# activations.
 #
 # </details>
 

@@ -199,9 +199,10 @@ for name, way in ways.items():
 # | Enter, before the columns | nothing | all_reduce |
 # | Leave, after the rows | all_reduce | nothing |
 #
-# And lesson 07's loop over all gradients? It has no place here. Ranks hold *different* parts of A
-# and B: an average would mix weights that have nothing to do with each other. The bias of B is
-# whole on every rank, and so is its gradient, already.
+# And lesson 07's loop over all gradients? There every rank had examples of its own, and a part of
+# each gradient. Here all have the same examples. Ranks hold *different* parts of A and B: an
+# average would mix weights that have nothing to do with each other. The bias of B is whole on every
+# rank, and so is its gradient: summed, it would be R times too large.
 #
 # ## torch's own
 #
@@ -552,10 +553,8 @@ for stage in (0, 1, 2, 3):
 # %% [markdown]
 # <details><summary>The formula</summary>
 #
-# `[4 * P / (R if stage == 3 else 1), 4 * P / (R if stage >= 2 else 1), 8 * P / (R if stage else
-# 1)]`
-#
-# What is left over are Adam's counts: 4 bytes for each tensor.
+# `R1, R2, R3 = (R if stage >= least else 1 for least in (1, 2, 3))`, then `return 4 * P / R3, 4 * P
+# / R2, 8 * P / R1`. Left over are Adam's counts: 4 bytes for each tensor.
 #
 # </details>
 #
@@ -576,8 +575,8 @@ draw_memory({titles[stage]: zero[stage] for stage in (0, 2, 3)}, limit_bytes=12e
 
 # %% [markdown]
 # **The sentence has fallen.** 16 P / R is a matter of R: data-parallel ranks *can* help the memory
-# of the state, if they stop keeping copies. On top come activations, and the layers that are whole
-# at the moment: with prefetch two of them.
+# of the state, if they stop keeping copies. On top come activations and, at the peak, one layer
+# whole: the first, three times, as weights, as their gradients, and as these in one flat tensor.
 #
 # ## FSDP2: the same, by torch
 #
@@ -613,9 +612,9 @@ for name, run, tensors in (("own", zero[3], 6), ("FSDP2", fsdp, 12)):
     print(f"{name:6}", {sort.partition(" and")[0]: nbytes for sort, nbytes in left.items()})
 
 # %% [markdown]
-# The same, to the byte. What is left over are a few bytes of torch's own. (Adam counts steps per
-# tensor: we have 6 flat ones, FSDP2 has 12. And before a fetch in backward FSDP2 gathers the next
-# layer, as we do.)
+# The same, to the byte: even the prefetch in backward comes at the same place. (The formula counts
+# the batch, which is still held, and Adam's counts of steps: we have 6 flat tensors, FSDP2 has 12.
+# FSDP2 keeps 96 bytes of its own.) Stage 1 alone is torch's `ZeroRedundancyOptimizer`, beside DDP.
 #
 # ## Resharding, prefetch and time
 #
@@ -753,26 +752,28 @@ if brought_by_hand(256, 128, 32, 4, 4) is not None:
 # <details><summary>The formula</summary>
 #
 # `(4 * layers * 4 * tokens * D, 4 * 12 * D * D * layers / tp)`: of a layer, four all_reduces of
-# activations; and 12 D² weights, of which a rank has 1 / tp. So tp is the larger from tokens = 3 D
-# / tp on.
+# activations; and 12 D² weights, of which a rank has 1 / tp. So tp is the larger where tokens are
+# more than 3 D / tp.
 #
 # </details>
 #
-# **A lab:** 4,096 modelled ranks, cut as dp x tp x pp; a transformer of 6.7 billion parameters, 1,024 sequences a step. Put dp
-# first among the neighbours: which bar grows? Take 1 in place of 16 micro-batches: which cut is the
-# fastest now? Go to 64 ranks without ZeRO: what does not fit? Then stage 1 of ZeRO: do you still need tp and pp?
-# And stage 3, in place of it: what does it cost?
+# **A lab:** 4,096 modelled ranks, cut as dp x tp x pp; a transformer of 6.7 billion parameters,
+# 1,024 sequences a step. Put dp first among the neighbours: which bar grows? Take 1 in place of 16
+# micro-batches: which cut is the fastest now? Go to 64 ranks without ZeRO: what does not fit? Then
+# stage 1 of ZeRO: do you still need tp and pp? And stage 3, in place of it: what does it cost?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 labs.draw_mesh(4096, tp=8, pp=8, num_microbatches=16)
 
 # %% tags=["nbval-ignore-output"]
 labs.mesh_lab(4096, tp=8, pp=8, num_microbatches=16)
 
 # %% [markdown]
-# Here is what you should have seen. With dp first, tp reaches over nodes: 0.86 s become 1.42. With 1 micro-batch a pipeline is nothing
-# but bubble, and dp 512 x tp 8 takes 0.70 s. On 64 ranks plain dp does not fit, the best that does is dp 16 x tp 4. With ZeRO-1 dp alone
-# fits, and is the fastest: no tp, no pp. Stage 3 fits everywhere, and takes longer.
+# Here is what you should have seen. With dp first, tp reaches over nodes: 0.86 s become 1.42. With
+# 1 micro-batch a pipeline is nothing but bubble, and dp 512 x tp 8 takes 0.70 s. On 64 ranks plain
+# dp does not fit, the best that does is dp 16 x tp 4. With ZeRO-1 dp alone fits, and is the
+# fastest, 31.0 s: no tp, no pp. Stage 3 leaves most room and gathers for every micro-batch: 37.0 s
+# at best.
 #
 # ## Against published numbers
 #
