@@ -20,38 +20,28 @@ import simlib
 from simlib.checks import Fits, brought, check, collectives, measure, messages, only
 
 
-class Enter(torch.autograd.Function):
-    """Nothing forward, an all_reduce backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gradient = gradient.clone()
-        dist.all_reduce(gradient)
-        return gradient
-
-
-class Leave(torch.autograd.Function):
-    """An all_reduce forward, nothing backward."""
-
-    @staticmethod
-    def forward(ctx, y):
-        y = y.clone()
-        dist.all_reduce(y)
-        return y
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
 def small_numbers(seed, *shape):
     """Whole numbers from -3 to 3 as float32: sums of them are exact in any order."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-3, 4, shape, generator=generator).float()
+
+
+# %% role="setup"
+def summed(x):
+    """The sum over all ranks."""
+    x = x.clone()
+    dist.all_reduce(x)
+    return x
+
+
+class Enter(torch.autograd.Function):  # nothing forward, an all_reduce backward
+    forward = staticmethod(lambda ctx, x: x.view_as(x))
+    backward = staticmethod(lambda ctx, gradient: summed(gradient))
+
+
+class Leave(torch.autograd.Function):  # an all_reduce forward, nothing backward
+    forward = staticmethod(lambda ctx, y: summed(y))
+    backward = staticmethod(lambda ctx, gradient: gradient)
 
 
 # %% [markdown]
@@ -337,7 +327,7 @@ print(
 # The program below is attention with a sum past it, `x + ...`. Each rank is given all of `x` and
 # its own heads: its rows of `q`, `k`, `v`, and its columns of `out`. It returns y and the gradients
 # of the loss, y's squares added up, with respect to x and q. On one rank it is right. Mend it for
-# more, with `Enter.apply` and `Leave.apply` of the first cell, or by hand: one all_reduce forward,
+# more, with `Enter.apply` and `Leave.apply` of the first cells, or by hand: one all_reduce forward,
 # one backward.
 
 

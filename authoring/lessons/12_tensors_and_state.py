@@ -37,6 +37,7 @@ from simlib import labs
 from simlib.draw import draw_memory
 
 RINGS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring"}
+NODES = simlib.Cluster(4, 4, inter=simlib.Link(30e-6, 1.25e9), intra=simlib.Link(5e-6, 12.5e9))
 
 
 def cluster_with(**device):
@@ -700,62 +701,41 @@ for R, stage in ((1, 1), (4, 1), (4, 2), (4, 3)):
 # has neighbouring ranks, so it lies inside. Below, computing and messages of a step of 32 layers,
 # in the right sizes for T = 256 tokens, D = 128. Which axis should be inside: of dp and tp, and of
 # dp and pp (a pipeline, lesson 11)?
-#
-# **Now you write it:** `brought_by_hand` gives the bytes that a rank brings along tp and along dp.
-# From how many tokens on is tp the larger?
+
 
 # %%
-guess = None  # dp or tp inside? dp or pp inside?
-NODES = simlib.Cluster(4, 4, inter=simlib.Link(30e-6, 1.25e9), intra=simlib.Link(5e-6, 12.5e9))
-
-
 def step_on(rank, world_size, axes, tokens=256, D=128, layers=32):
     mesh = init_device_mesh("cpu", (4, 4), mesh_dim_names=axes)
-    group = {axis: mesh[axis].get_group() for axis in axes}
     x, gradient = torch.zeros(tokens, D), torch.zeros(12 * D * D * layers // 4)
-    if "tp" in axes:
-        for _ in range(4 * layers):  # two forward, two backward
-            simlib.compute(50e-6)
-            dist.all_reduce(x, group=group["tp"])
-    else:
-        stage = mesh["pp"].get_local_rank()
-        for direction in (1, -1):
-            if 0 <= stage - direction < 4:
-                dist.recv(x, group=group["pp"], group_src=stage - direction)
-            simlib.compute(50e-6 * layers)
-            if 0 <= stage + direction < 4:
-                dist.send(x, group=group["pp"], group_dst=stage + direction)
-    dist.all_reduce(gradient, group=group["dp"])
+    for _ in range(4 * layers if "tp" in axes else 0):  # two forward, two backward
+        simlib.compute(50e-6)
+        dist.all_reduce(x, group=mesh["tp"].get_group())
+    for direction in (1, -1) if "pp" in axes else ():
+        group, stage = mesh["pp"].get_group(), mesh["pp"].get_local_rank()
+        if 0 <= stage - direction < 4:
+            dist.recv(x, group=group, group_src=stage - direction)
+        simlib.compute(50e-6 * layers)
+        if 0 <= stage + direction < 4:
+            dist.send(x, group=group, group_dst=stage + direction)
+    dist.all_reduce(gradient, group=mesh["dp"].get_group())
 
 
-# %%
-def brought_by_hand(tokens, D, layers, dp, tp):
-    return None  # your formula: (bytes along tp, bytes along dp)
-
-
+guess = None  # dp or tp inside? dp or pp inside?
 for axes in (("tp", "dp"), ("dp", "tp"), ("pp", "dp"), ("dp", "pp")):
     run = simlib.simulate(step_on, 16, args=(axes,), cluster=NODES, **RINGS)
-    brought = dict.fromkeys(axes, 0)
-    for op in run.trace.of_rank(5):
-        if op.kind != "recv":  # neighbours are 1 apart on the last axis, 4 on the first
-            brought[axes[op.group.ranks[1] - op.group.ranks[0] == 1]] += op.nbytes
-    text = ", ".join(f"{nbytes / 1e6:4.1f} MB along {axis}" for axis, nbytes in brought.items())
-    print(f"{axes[1]} inside a node: {run.time_s * 1e3:6.2f} ms; rank 5 brings {text}")
-if brought_by_hand(256, 128, 32, 4, 4) is not None:
-    print("by hand:", *(f"{n / 1e6:.1f} MB" for n in brought_by_hand(256, 128, 32, 4, 4)))
+    ops = [op for op in run.trace.of_rank(5) if op.kind != "recv"]
+    near = sum(op.nbytes for op in ops if op.group.ranks[1] - op.group.ranks[0] == 1) / 1e6
+    print(
+        f"{axes[1]} inside a node: {run.time_s * 1e3:6.2f} ms; rank 5 brings {near:4.1f} MB there"
+    )
 
 # %% [markdown]
 # The axis that brings most, and waits for it, belongs inside: tp before all. A pipeline, with one
 # message per boundary, goes between nodes, and dp inside. (`placement="round_robin"` in `simulate`
 # deals ranks out to nodes in turn, and exchanges both places: try it.)
 #
-# <details><summary>The formula</summary>
-#
-# `(4 * layers * 4 * tokens * D, 4 * 12 * D * D * layers / tp)`: of a layer, four all_reduces of
-# activations; and 12 D² weights, of which a rank has 1 / tp. So tp is the larger where tokens are
-# more than 3 D / tp.
-#
-# </details>
+# Of one layer, tp brings four all_reduces of T x D numbers, dp the gradients of 12 D² / tp weights.
+# So tp is the larger where T is more than 3 D / tp: nearly always.
 #
 # **A lab:** 4,096 modelled ranks, cut as dp x tp x pp; a transformer of 6.7 billion parameters,
 # 1,024 sequences a step. Put dp first among the neighbours: which bar grows? Take 1 in place of 16
@@ -781,23 +761,37 @@ labs.mesh_lab(4096, tp=8, pp=8, num_microbatches=16)
 # with 300 GB/s to the others (150 each way): models grow with the GPUs, so 100 % would be ideal.
 # `simlib.scale` counts the same all_reduces as you, two each way per layer, and two more, as
 # forward is computed again in backward. How near does it come?
+#
+# **Now you write it:** `exposed_s` gives the seconds of all_reduces in a step, as rings (lesson 05:
+# 2 (R - 1) rounds) of 5 us and 150 GB/s. One carries 8 sequences of 1,024 tokens, 2 bytes a number.
+
 
 # %%
-guess = None  # the model's efficiency on 8 GPUs; published: 77 %
-PAPER = {2: (54, 1920, 0.96), 4: (64, 2304, 0.82), 8: (72, 3072, 0.77)}  # layers, D, efficiency
+def exposed_s(layers, D, R):
+    return None  # your formula
 
+
+PAPER = {2: (54, 1920, 0.96), 4: (64, 2304, 0.82), 8: (72, 3072, 0.77)}  # layers, D, efficiency
 for gpus, (layers, width, published) in PAPER.items():
     multiply_adds = layers * (12 * width**2 + 2 * 1024 * width) + 51_200 * width  # of one token
-    compute_s = 2 * 4 * 8 * 1024 * multiply_adds / gpus / 39e12  # 8 sequences, 39 Tflop/s a GPU
+    compute_s = 2 * 4 * 8 * 1024 * multiply_adds / gpus / 39e12  # 39 Tflop/s a GPU
     step = simlib.scale.tensor_parallel_time(
         3 * layers, 2 * 8 * 1024 * width, gpus, simlib.clusters.nvlink_nodes(1, gpus),
         forward_s=compute_s / 2, backward_s=compute_s / 2, itemsize=2,
     )  # fmt: skip
     model = step.compute_s / step.time_s
     print(f"{gpus} GPUs: published {published:.0%}, model {model:.1%},", end=" ")
-    print(f"miss {model / published - 1:+.1%}; {step.exposed_s * 1e3:.0f} ms of all_reduces")
+    print(f"miss {model / published - 1:+.1%}; {step.exposed_s:.6f} s of all_reduces", end=" ")
+    print(exposed_s(layers, width, gpus) or "")
 
 # %% [markdown]
+# <details><summary>The formula</summary>
+#
+# `6 * layers * 2 * (R - 1) * (5e-6 + 2 * 8 * 1024 * D / R / 150e9)`: six all_reduces a layer, 2 (R
+# - 1) rounds, in each a chunk.
+#
+# </details>
+#
 # With 2 GPUs it is right to a hundredth, with 4 and 8 an eighth too good. What does it leave out? A
 # GPU is slower on the narrower matrices that a cut leaves, and a ring does not reach all of its 150
 # GB/s. A later release, with faster computing on the same links, was 90.7, 86.5 and 79.6 %; the
