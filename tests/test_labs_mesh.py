@@ -174,7 +174,7 @@ def reduce_in_groups(rank, world_size, stride, size, nbytes):
 def test_groups_that_go_at_once_do_not_hold_one_another_up(axis, order):
     cut = Cut(16, 4, 2, 1, 0, True, order)
     cluster = Cluster(4, 4, Link(2e-6, 25e9), Link(5e-6, 150e9), rails=4)
-    nbytes = 1 << 20
+    nbytes = 1 << 18
     args = cut.stride(axis), cut.size(axis), nbytes
     run = simlib.simulate(reduce_in_groups, 16, args, cluster=cluster, all_reduce="ring")
     found_s = mesh_model._seconds("all_reduce", cut, axis, nbytes, cluster)
@@ -298,7 +298,7 @@ def test_no_words_cover_others_or_are_cut(name, dark):
 def test_however_sliders_are_moved_the_picture_is_that_of_their_state():
     random = np.random.default_rng(SEED)
     lab = labs.mesh_lab()
-    for _ in range(40):
+    for _ in range(25):
         control = lab.controls[random.choice(list(lab.controls))]
         control.index = int(random.integers(len(control.options)))
     state = {name: control.value for name, control in lab.controls.items()}

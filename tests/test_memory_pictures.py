@@ -5,9 +5,10 @@ from matplotlib import rcParams
 from matplotlib.colors import to_hex
 
 import simlib
-from simlib.draw import draw_memory, draw_parts
+from simlib.draw import draw_memory, draw_memory_history, draw_parts
 from simlib.draw.figures import png_of
 from simlib.draw.palette import mix, rank_color
+from simlib.model.errors import InvalidCallError
 from simlib.model.ledger import CATEGORIES, Ledger
 
 PEAKS = [(4_000, 4_000, 8_000, 500), (2_000, 0, 0, 1_500)]
@@ -99,3 +100,35 @@ def test_png_is_white_and_repeatable_under_any_theme(draw, monkeypatch):
     monkeypatch.setitem(rcParams, "axes.facecolor", "black")
     monkeypatch.setitem(rcParams, "text.color", "white")
     assert png_of(draw(run)) == first == draw(run)._repr_png_()
+
+
+def run_over_time(world_size=1):
+    """A rank that takes 4 kB at 0 s and 8 kB at 1 s, gives 4 kB back at 3 s, and returns at 4 s."""
+    held = [dict.fromkeys(CATEGORIES, 0) | {"gradients": n} for n in (4_000, 12_000, 8_000)]
+    run = run_with([None] * world_size)
+    run.trace.spans = [(0.0, 4.0)] * world_size
+    history = list(zip((0.0, 1.0, 3.0), held, strict=True))
+    run.memory = [Ledger(rank, held[-1], held[1], 1.0, history) for rank in range(world_size)]
+    return run
+
+
+def test_the_history_is_what_was_held_until_something_changed():
+    (axes,) = draw_memory_history(run_over_time()).axes
+    layers = [drawn.get_paths()[0].get_extents() for drawn in axes.collections]
+    assert [(box.y0, box.y1) for box in layers] == [(0, 0), (0, 12), (4, 12), (4, 12)]
+    corners = {tuple(corner) for corner in axes.collections[1].get_paths()[0].vertices}
+    assert {(1, 4), (1, 12), (3, 12), (3, 8), (4, 8)} <= corners
+    assert axes.get_title(loc="left") == "main: held (kB)"
+    assert [text.get_text() for text in axes.texts] == ["12 kB at the peak"]
+
+
+def test_of_many_ranks_the_history_shows_the_first_and_says_so():
+    figure = draw_memory_history(run_over_time(9), limit_bytes=20_000)
+    assert [axes.get_ylabel() for axes in figure.axes] == [f"rank {rank}" for rank in range(8)]
+    assert figure.axes[0].get_title(loc="left").endswith("the first 8 of 9 ranks")
+    assert all(20.0 in [line.get_ydata()[0] for line in axes.lines] for axes in figure.axes[1:])
+
+
+def test_there_is_no_history_without_a_ledger():
+    with pytest.raises(InvalidCallError, match="no memory ledger"):
+        draw_memory_history(run_with())

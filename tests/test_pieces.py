@@ -145,6 +145,15 @@ def test_a_wait_within_a_piece_is_idle_and_pieces_within_pieces_count_once():
     np.testing.assert_array_equal(bubble.busy_s, [2, 2])
 
 
+def test_states_tell_the_bubble_too():
+    states = simlib.simulate(two_in_turn, 2, cluster=cluster()).states
+    np.testing.assert_array_equal(states.bubble_s, [3, 2])
+    assert states.table().splitlines()[1].split() == ["0", "2", "s", "0", "s", "0", "s", "3", "s"]
+    assert "bubble" in states.table().splitlines()[0]
+    states = simlib.simulate(lambda rank, world_size: None, 2).states
+    assert states.bubble_s is None and "bubble" not in states.table()
+
+
 def test_a_run_without_pieces_has_no_bubble():
     run = simlib.simulate(lambda rank, world_size: None, 1)
     with pytest.raises(InvalidCallError, match=r"simlib\.span"):

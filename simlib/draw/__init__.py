@@ -11,6 +11,7 @@ from ..model.interrupts import uninterrupted
 _FILE_OF = {
     "Player": "player",
     "draw_memory": "memory",
+    "draw_memory_history": "memory_history",
     "draw_parts": "memory",
     "draw_states": "states",
     "draw_timeline": "timeline",
@@ -22,6 +23,7 @@ _FILE_OF = {
 __all__ = [
     "Player",
     "draw_memory",
+    "draw_memory_history",
     "draw_parts",
     "draw_states",
     "draw_timeline",

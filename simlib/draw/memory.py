@@ -68,7 +68,7 @@ def draw_memory(runs, limit_bytes=None):
             axes.axhline(limit_bytes / scale, color=INK, ls="--", lw=1)
     grid[0].set_ylim(0, 1.12 * top / scale or 1)
     grid[0].set_ylabel(f"held at the peak ({unit})", fontsize=TEXT_PT)
-    _draw_key(figure, limit_bytes)
+    draw_key(figure, limit_bytes)
     return figure
 
 
@@ -101,7 +101,7 @@ def _draw_bars(axes, run, scale, top_bytes, limit_bytes):
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_key(figure, limit_bytes):
+def draw_key(figure, limit_bytes):
     """What fill and hatch mean, the top of a bar first."""
     patches = [
         Patch(

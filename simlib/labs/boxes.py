@@ -55,7 +55,10 @@ def add_numbers(axes, x, y, numbers, colors, zorder=4):
 
 
 def add_words(axes, x, y, texts, colors, left=False, zorder=4):
-    """Write a text around each point, or to the right of it, as one artist; returns it."""
+    """Write a text around each point, or to the right of it, as one artist; returns it.
+
+    Its label is all texts, one line each.
+    """
     written = PathCollection(
         [_word(text, left) for text in texts],
         offsets=np.column_stack([x, y]),
@@ -63,6 +66,7 @@ def add_words(axes, x, y, texts, colors, left=False, zorder=4):
         facecolors=colors,
         linewidths=0,
         zorder=zorder,
+        label="\n".join(texts),
     )
     written.set_transform(Affine2D().scale(DPI / 72))
     axes.add_collection(written, autolim=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from ..draw.figures import GREY, INK, PAPER, SMALL_PT, TEXT_PT
+from ..draw.figures import GREY, INK, PAPER, TEXT_PT
 from ..draw.palette import OKABE_ITO, mix
-from .boxes import add_boxes, add_numbers, boxes_at, width_of
+from .boxes import add_boxes, add_numbers, add_words, boxes_at, width_of
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 9.0, 0.6, 0.2, 0.88, 0.52  # inches
 BARS_WIDTH, BARS_GAP = 1.5, 0.25
@@ -89,45 +89,44 @@ def draw_held(lanes, step):
     return [
         add_boxes(lanes.axes, outlines, 2, **looks),
         add_boxes(lanes.axes, most, 2, **looks),
-        *(
-            lanes.axes.text(
-                lanes.bars + peak / peaks.max() * (BARS_WIDTH - 0.45) + 0.06,
-                lanes.top(rank) + (CELL + HELD) / 2,
-                f"{peak:.3g}",
-                fontsize=TEXT_PT,
-                va="center",
-            )
-            for rank, peak in enumerate(peaks)
+        add_words(
+            lanes.axes,
+            lanes.bars + peaks / peaks.max() * (BARS_WIDTH - 0.45) + 0.06,
+            lanes.top(every) + (CELL + HELD) / 2,
+            [f"{peak:.3g}" for peak in peaks],
+            [INK] * step.ranks,
+            left=True,
         ),
     ]
 
 
 def add_key(lanes, parts):
     """What stays: names of ranks, the axis of time, and what is what."""
-    axes = lanes.axes
-    for rank in range(lanes.ranks):
-        y = lanes.top(rank) + CELL / 2
-        axes.text(LEFT - 0.12, y, f"rank {rank}", fontsize=TEXT_PT, ha="right", va="center")
-    axes.text(lanes.bars, TOP - 0.04, "most held (micro-batches)", fontsize=TEXT_PT, va="bottom")
+    axes, every = lanes.axes, np.arange(lanes.ranks)
+    names = [f"rank {rank}" for rank in every]
+    middle = lanes.top(every) + CELL / 2
+    add_words(axes, np.full(lanes.ranks, 0.1), middle, names, [INK] * lanes.ranks, left=True)
     foot = TOP + ROW * lanes.ranks + 0.04
+    ticks = np.linspace(0, lanes.end, 6)
+    x = lanes.x(ticks)
     axes.plot([LEFT, LEFT + SPAN], [foot] * 2, color=GREY, lw=0.8)
-    for tick in np.linspace(0, lanes.end, 6):
-        x = lanes.x(tick)
-        axes.plot([x] * 2, [foot, foot + 0.04], color=GREY, lw=0.8)
-        axes.text(x, foot + 0.07, f"{tick:g}", fontsize=SMALL_PT, ha="center", va="top")
+    axes.vlines(x, foot, foot + 0.04, color=GREY, lw=0.8)
+    numbers = [f"{tick:g}" for tick in ticks]
+    add_words(axes, x, np.full(len(x), foot + 0.12), numbers, [INK] * len(x))
     note = "time (a forward of one micro-batch on one rank is 1, a backward 2)"
     if parts > 1:
         note = (
             f"time (a forward of one micro-batch through {parts} stages is 1); paler: a later stage"
         )
     axes.text(LEFT + SPAN / 2, foot + 0.22, note, fontsize=TEXT_PT, ha="center", va="top")
-    _add_legend(axes, parts)
+    _add_legend(lanes, parts)
 
 
-def _add_legend(axes, parts):
-    x, y, high = LEFT, TOP - 0.2, 0.14
-    names = [("F", "forward"), ("B", "backward"), ("idle", "idle"), ("held", "activations held")]
-    for kind, name in names:
+def _add_legend(lanes, parts):
+    axes, x, y, high = lanes.axes, LEFT, TOP - 0.2, 0.14
+    names = {"F": "forward", "B": "backward", "idle": "idle", "held": "activations held"}
+    left = []
+    for kind, name in names.items():
         for part in range(parts if kind in COLORS else 1):
             color = cell_color(kind, part, parts) if kind in COLORS else PAPER
             color = HELD_COLOR if kind == "held" else color
@@ -137,5 +136,8 @@ def _add_legend(axes, parts):
                 mark = (x, y + high - 0.045)
                 axes.add_patch(Rectangle(mark, 0.22, 0.045, fc=MARK_COLOR, lw=0))
             x += 0.24
-        axes.text(x + 0.04, y + high / 2 + 0.01, name, fontsize=TEXT_PT, va="center")
+        left.append(x + 0.04)
         x += 0.3 + 0.058 * len(name)
+    at = np.array([*left, lanes.bars]), np.full(len(left) + 1, y + high / 2)
+    words = [*names.values(), "most held (micro-batches)"]
+    add_words(axes, *at, words, [INK] * len(words), left=True)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..draw.lanes import span_of, states_of
 from ..model.words import aligned, seconds_text
+from .bubble import bubble_in
 
 if TYPE_CHECKING:
     from .run import Run
@@ -28,16 +29,24 @@ class States:
         Blocked in a call, because others had not come yet.
     transferring_s : ndarray of float, shape (world_size,)
         Blocked in a call, while its data moved or were added up.
+    bubble_s : ndarray of float, shape (world_size,), or None
+        Of all three, the time of the `Bubble`: between the first piece's start and the last one's
+        end, and in no piece. None where the program has named no pieces.
     """
 
     computing_s: np.ndarray
     waiting_s: np.ndarray
     transferring_s: np.ndarray
+    bubble_s: np.ndarray | None = None
 
     def table(self) -> str:
         """A row for each rank, at most 20, and their mean."""
-        columns = np.column_stack([self.computing_s, self.waiting_s, self.transferring_s])
-        rows = [("rank", "computed", "waited", "transferred")]
+        parts = [self.computing_s, self.waiting_s, self.transferring_s]
+        names = ["computed", "waited", "transferred"]
+        if self.bubble_s is not None:
+            parts, names = [*parts, self.bubble_s], [*names, "of that bubble"]
+        columns = np.column_stack(parts)
+        rows = [("rank", *names)]
         rows += [(str(rank), *_cells(columns[rank])) for rank in range(len(columns))][:MOST_ROWS]
         rows.append(("mean", *_cells(columns.mean(axis=0))))
         left_out = len(columns) - MOST_ROWS
@@ -72,4 +81,4 @@ def states_in(run: Run) -> States:
         )
         rest_s = max(0.0, span[1] - span[0] - waiting_s - transferring_s)
         totals[:, rank] = rest_s, waiting_s, transferring_s
-    return States(*totals)
+    return States(*totals, bubble_in(run).idle_s if run.trace.pieces else None)

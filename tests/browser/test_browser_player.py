@@ -36,6 +36,21 @@ narrow = simlib.simulate({LONG}, world_size=8)
 player = narrow.play(between=(1.0, 1.00001))
 ipywidgets.Box([player], layout={{"width": "WIDTH"}})
 """
+PIECES = """\
+def pipeline(rank, world_size):
+    for micro in range(2):
+        if rank == 1:
+            dist.recv(torch.zeros(1), src=0)
+        with simlib.span("F", micro=micro):
+            simlib.compute(seconds=0.1)
+        if rank == 0:
+            dist.send(torch.zeros(1), dst=1)
+    for micro in range(2):
+        with simlib.span("B", micro=micro):
+            simlib.compute(seconds=0.2)
+
+simlib.simulate(pipeline, world_size=4).play()
+"""
 
 
 class PlayerPage:
@@ -84,7 +99,9 @@ class PlayerPage:
 @pytest.fixture(scope="module")
 def notebook_with_player(lab, course):
     narrow = [NARROW.replace("WIDTH", width) for width in WIDTHS]
-    write_notebook(course / "notebooks" / "player.ipynb", [RUN, "run.play()", "1 + 1", *narrow])
+    write_notebook(
+        course / "notebooks" / "player.ipynb", [RUN, "run.play()", "1 + 1", *narrow, PIECES]
+    )
     page = NotebookPage(lab, "notebooks/player.ipynb")
     page.run_all()
     assert page.errors() == []
@@ -243,3 +260,17 @@ def test_it_follows_the_theme(player, screenshots):
         player.waits_for_brightness(*limits)
         if screenshots:
             player.root.screenshot(path=screenshots / f"player_{theme.lower()}.png")
+
+
+def test_named_pieces_are_told_by_their_names(player, notebook_with_player, screenshots):
+    shown = PlayerPage(notebook_with_player, 3 + len(WIDTHS))
+    shown.stage.focus()
+    shown.press("Escape", "0", "Home")
+    assert "ranks 0, 2 and 3 compute F0; rank 1 waits in recv(src=0)" in shown.root.inner_text()
+    shown.press("End", "ArrowLeft")
+    assert "ranks 0, 2 and 3 have returned; rank 1 computes B1" in shown.root.inner_text()
+    for theme, limits in (("Dark", (0, 60)), ("Light", (200, 255))):
+        use_theme(player.lab, f"JupyterLab {theme}")
+        shown.waits_for_brightness(*limits)
+        if screenshots:
+            shown.root.screenshot(path=screenshots / f"pieces_{theme.lower()}.png")

@@ -39,8 +39,13 @@ function legendOf(scene) {
   const box = (inner) => `<svg viewBox="0 0 20 12" aria-hidden="true">${inner}</svg>`;
   const rect = (fill) => `<rect width="20" height="12" fill="${fill}" stroke="currentColor" stroke-width=".8"/>`;
   const lines = "M0 8L5 0M2 12L10 0M7 12L15 0M12 12L20 0M17 12L20 7.5";
+  const shades = Object.entries(scene.shades);
+  const shade = (share) => `color-mix(in srgb, currentColor, var(--rbr-ink) ${100 * share}%)`;
+  const computing = shades.length ? "outside of pieces" : "computing";
+  const pale = `<g opacity=".25">${rect("currentColor")}</g>`;
   const signs = {
-    computing: [has("computing"), rect("currentColor")],
+    [computing]: [has("computing"), shades.length ? pale : rect("currentColor")],
+    ...Object.fromEntries(shades.map(([name, share]) => [name, [true, rect(shade(share))]])),
     waiting: [has("waiting"), `${rect("none")}<path d="${lines}" stroke="currentColor"/>`],
     "in a call": [has("in a call"), `<g opacity=".35">${rect("currentColor")}</g>`],
     "async op in flight": [has("async op in flight"),

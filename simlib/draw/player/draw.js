@@ -120,8 +120,10 @@ function drawGrid(context, scene, layout, theme, view) {
 function drawLanes(context, scene, layout, theme, view) {
   scene.lanes.forEach((lane, row) => {
     const colors = theme.ranks[row], y = layout.y(row), half = layout.half;
+    const isNamed = Object.keys(scene.shades).length > 0;
     const fills = {
-      computing: scene.lanes.some(({ pieces }) => pieces.length) ? colors.palest : colors.fill, "in a call": colors.palest, "async op in flight": colors.pale,
+      computing: isNamed ? colors.palest : colors.fill, "in a call": colors.palest,
+      "async op in flight": colors.pale,
       waiting: theme.paper, transferring: colors.light,
     };
     const hatch = hatchPattern(context, colors.hatch);

@@ -63,6 +63,7 @@ def scene_of(run, ranks=None, between=None):
         "begin": begin_s,
         "end": end_s,
         "notes": notes_of(run, asked, shown, *sizes),
+        "shades": shades_of(run.trace),
         "shown": sizes[0],
         "total": sizes[1],
         "lanes": lanes_of(run, shown, ops, (begin_s, end_s), coarse=len(kept) < len(found)),

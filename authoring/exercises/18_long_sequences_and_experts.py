@@ -1,0 +1,359 @@
+# %% [markdown]
+# # Exercises 18: long sequences and experts
+#
+# Two tasks that go with [lesson 18](../notebooks/18_long_sequences_and_experts.ipynb). In the first
+# you merge results of attention; in the second you send tokens to experts and back.
+#
+# A check calls your function on worlds of 1 to 5 ranks and looks at the value on every rank, at
+# messages or collectives, and at their bytes. The outputs stored below the checks are those of a
+# good answer; they change when you run the check. Each task has folded hints.
+
+# %% role="setup"
+import torch
+import torch.distributed as dist
+
+from simlib.checks import Rule, check, collectives, measure, messages, nbytes, only
+
+
+def double_precision(run, given):
+    """A sentence where a message carries float64; for both tasks."""
+    if any(op.dtype == "float64" for op in run.trace):
+        return (
+            "The values are right, but float64 travels, twice the bytes: send the float32 you have."
+        )
+    return None
+
+
+# %% [markdown]
+# ## 1. One query, many keys (★★, 25 minutes, 3 points)
+#
+# A long text is in memory, a part on each rank: `keys` and `values`, of shape (numbers of keys, d),
+# with at least one key and not equally many on all ranks. All ranks have the same query `q`, of
+# shape (d). Return on every rank the attention of `q` over the keys of **all** ranks:
+# softmax($q \cdot k / \sqrt d$) times values. Scores may be in the hundreds. Send 2 (world_size - 1)
+# messages at most, none with keys.
+
+
+# %% role="answer" question="attend" points=3
+def attend(rank, world_size, q, keys, values):
+    """Return the attention of q over the keys of all ranks, a tensor of shape (d).
+
+    All are float32, and are left as they are.
+    """
+    ### BEGIN SOLUTION
+    d = len(q)
+    scores = keys @ q / d**0.5
+    m = scores.max()
+    e = (scores - m).exp()
+    mine = torch.cat([e @ values, e.sum()[None], m[None]])
+    if rank > 0:  # merge with what the ranks on the left have
+        other = torch.empty(d + 2)
+        dist.recv(other, src=rank - 1)
+        m = torch.maximum(mine[-1], other[-1])
+        mine = (mine[-1] - m).exp() * mine + (other[-1] - m).exp() * other
+        mine[-1] = m
+    result = mine[:d] / mine[d]
+    if rank < world_size - 1:
+        dist.send(mine, dst=rank + 1)
+        dist.recv(result, src=rank + 1)
+    if rank > 0:
+        dist.send(result, dst=rank - 1)
+    return result
+    ### END SOLUTION
+
+
+# %% role="check" question="attend" points=3
+def parts_of_a_text(rank, world_size):
+    """Large scores that differ little, but those of rank 3; quarters, so that they are exact."""
+    torch.manual_seed(rank)
+    keys, values = torch.randn(2, [3, 1, 5, 2, 4][rank], 4)
+    keys = (4 * keys).round() / 4
+    keys[:, 0] = 4 if rank == 3 else 1
+    return torch.tensor([200.0, 3.0, -2.0, 1.0]), keys, values
+
+
+def softmax_of_all(qs, keys, values):
+    q, k, v = qs[0].double(), torch.cat(keys).double(), torch.cat(values).double()
+    return [((k @ q / len(q) ** 0.5).softmax(0) @ v).float()] * len(qs)
+
+
+def of_each(qs, keys, values):
+    """What each rank gets of its own keys."""
+    return [
+        (k @ q / len(q) ** 0.5).softmax(0) @ v for q, k, v in zip(qs, keys, values, strict=True)
+    ]
+
+
+def weighed(weights_of):
+    """The mean of what the ranks get of their own keys, with these weights."""
+
+    def candidate(qs, keys, values):
+        weights = torch.tensor([weights_of(q, k) for q, k in zip(qs, keys, strict=True)])
+        return [(weights / weights.sum()) @ torch.stack(of_each(qs, keys, values))] * len(qs)
+
+    return candidate
+
+
+def own_sum(q, k):
+    """z of the part, with the part's own maximum."""
+    scores = k @ q / len(q) ** 0.5
+    return (scores - scores.max()).exp().sum().item()
+
+
+def none_is_a_number(qs, fits):
+    return [torch.full_like(q, torch.nan if fits else torch.inf) for q in qs]
+
+
+def running(qs, keys, values):
+    """What each rank has when only the ranks up to itself are merged."""
+    upto = [slice(0, rank + 1) for rank in range(len(qs))]
+    return [softmax_of_all(qs[u], keys[u], values[u])[0] for u in upto]
+
+
+verdict = check(
+    "attend",
+    attend,
+    parts_of_a_text,
+    softmax_of_all,
+    only("send", "recv"),
+    messages(
+        lambda qs, *_: 2 * (len(qs) - 1),
+        hint="One message can carry all that a rank knows: m, z and u; and one the result.",
+    ),
+    Rule(double_precision),
+    nbytes(
+        lambda qs, *_: 2 * (len(qs) - 1) * 4 * (len(qs[0]) + 2),
+        hint="Keys and values need not travel: d + 2 numbers say all about a part.",
+    ),
+    mistakes={
+        "Those are the attentions over each rank's own keys: nothing was merged.": of_each,
+        "Only the ranks up to this one are merged: the result must come back, too.": running,
+        "That is the mean of the parts' results. Parts count by their sum of exponentials.": (
+            weighed(lambda q, k: 1.0)
+        ),
+        "That is a mean weighted by the numbers of keys. Parts count by their sum of exponentials.": (
+            weighed(lambda q, k: float(len(k)))
+        ),
+        "The sums are added up as if all parts had the same maximum: bring them to a common one "
+        "first.": weighed(own_sum),
+        "The exponential of a large score is infinite: subtract the maximum before.": (
+            lambda qs, *_: none_is_a_number(qs, len(qs) < 4)
+        ),
+        "A part with a far larger maximum makes the others' exponentials infinite: bring both "
+        "parts to the larger maximum.": lambda qs, *_: none_is_a_number(qs, len(qs) > 3),
+        "The scores are not divided by the root of d.": (
+            lambda qs, keys, values: softmax_of_all([q * len(q) ** 0.5 for q in qs], keys, values)
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `merge` of the lesson is all that is needed: for one query, m and z are single numbers and u has d.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Go along the ranks: each receives what those before it have, merges its own, and sends it on. The
+# last rank has the result, and sends it back the same way.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `torch.cat([u, z[None], m[None]])` is one tensor of d + 2 numbers, for one message. u and z are
+# multiplied by the same factor.
+#
+# </details>
+
+# %% role="hidden" question="attend"
+seed = 1
+
+
+def drawn_parts(rank, world_size):
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    keys, values = torch.randn(2, 1 + (seed + 3 * rank) % 5, 4, generator=generator)
+    keys = (4 * keys).round() / 4  # and sixty-fourths: scores are exact
+    keys[:, 0] = 1 + (rank + seed) % 3 / 64
+    return torch.tensor([100.0 + seed, 2.0, -1.0, -3.0]), keys, values
+
+
+print(measure(attend, drawn_parts))
+
+# %% [markdown]
+# ## 2. To the experts and back (★★★, 30 minutes, 4 points)
+#
+# Rank r holds expert r: `torch.tanh(t @ w)` for rows t, with its own matrix `w`. Each rank has
+# tokens `x`, of shape (tokens, d), and `choice`: the number of the expert for each. Ranks differ in
+# tokens; a rank, or an expert, may have none. Return the experts' results for your own tokens, in
+# their order. Three all_to_alls at most, the smallest with the counts. A token travels to its
+# expert alone, and once back.
+
+
+# %% role="answer" question="through_experts" points=4
+def through_experts(rank, world_size, x, choice, w):
+    """Return a tensor of x's shape: row i is torch.tanh(x[i] @ w of rank choice[i]).
+
+    x and w are float32, choice is int64; all are left as they are.
+    """
+    ### BEGIN SOLUTION
+    order = choice.argsort(stable=True)
+    sent = choice.bincount(minlength=world_size)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent)
+    sent, received = sent.tolist(), received.tolist()
+    arrived = x.new_empty(sum(received), x.shape[1])
+    dist.all_to_all_single(arrived, x[order], received, sent)
+    back = torch.empty_like(x)
+    dist.all_to_all_single(back, torch.tanh(arrived @ w), sent, received)
+    result = torch.empty_like(x)
+    result[order] = back
+    return result
+    ### END SOLUTION
+
+
+# %% role="check" question="through_experts" points=4
+def tokens_and_expert(rank, world_size):
+    torch.manual_seed(rank)
+    n = [5, 3, 0, 6, 4][rank]
+    choice = (torch.arange(n) ** 2 + 2 * rank + 1) % world_size
+    return torch.randn(n, 3), choice, torch.randn(3, 3)
+
+
+def each_by_its_expert(xs, choices, ws):
+    """Row by row, in one process."""
+    found = [
+        [torch.tanh(t @ ws[e]) for t, e in zip(x, choice.tolist(), strict=True)]
+        for x, choice in zip(xs, choices, strict=True)
+    ]
+    return [
+        torch.stack(rows) if rows else torch.empty_like(x)
+        for rows, x in zip(found, xs, strict=True)
+    ]
+
+
+def reordered(permutation):
+    """The right rows, of each rank in another order."""
+
+    def candidate(xs, choices, ws):
+        right = each_by_its_expert(xs, choices, ws)
+        return [y[permutation(choice)] for y, choice in zip(right, choices, strict=True)]
+
+    return candidate
+
+
+def sorted_by_expert(choice):
+    return choice.argsort(stable=True)
+
+
+def permuted_twice(choice):
+    order = choice.argsort(stable=True)
+    return order[order]
+
+
+def what_came(xs, choices, ws):
+    """The results of the tokens that came to each rank."""
+    right = torch.cat(each_by_its_expert(xs, choices, ws))
+    return [right[torch.cat(choices) == rank] for rank in range(len(ws))]
+
+
+def cut_unsorted(xs, choices, ws):
+    """The rows in their own order, the experts sorted."""
+    return each_by_its_expert(xs, [choice.sort().values for choice in choices], ws)
+
+
+def budget(xs, choices, ws):
+    """Bytes that each rank has to bring into its collectives: counts, tokens, results."""
+    came = torch.cat(choices).bincount(minlength=len(ws)).tolist()
+    d = xs[0].shape[1]
+    return [8 * len(ws) + 4 * d * (len(x) + n) for x, n in zip(xs, came, strict=True)]
+
+
+def too_many_bytes(run, given):
+    most, d = budget(*given), given[0][0].shape[1]
+    for rank in range(run.world_size):
+        ops = run.trace.of_rank(rank)
+        found = sum(op.nbytes for op in ops)
+        if found <= most[rank]:
+            continue
+        what = (
+            f"rank {rank} brings {found} bytes into its collectives where {most[rank]} are enough"
+        )
+        wide = [op.shapes[0][1] for op in ops if len(op.shapes[0]) == 2 and op.shapes[0][1] > d]
+        if wide:
+            what += f": rows of {wide[0]} numbers travel, and a token has {d}"
+        return (
+            f"The values are right, but {what}. A token goes to its own expert only, its result "
+            "comes back, and beside them go the counts."
+        )
+    return None
+
+
+def bytes_brought(run, given):
+    found = [sum(op.nbytes for op in run.trace.of_rank(rank)) for rank in range(run.world_size)]
+    return f"bytes brought by rank: {found} (at most {budget(*given)})"
+
+
+verdict = check(
+    "through_experts",
+    through_experts,
+    tokens_and_expert,
+    each_by_its_expert,
+    only("all_to_all"),
+    collectives(lambda *_: 3, hint="One for the counts, one for the tokens, one for the results."),
+    Rule(double_precision),
+    Rule(too_many_bytes, bytes_brought),
+    mistakes={
+        "Each rank puts its tokens through its own expert: they have to travel.": (
+            lambda xs, choices, ws: [torch.tanh(x @ w) for x, w in zip(xs, ws, strict=True)]
+        ),
+        "The rows are right, but sorted by expert: bring them back into the order of x.": (
+            reordered(sorted_by_expert)
+        ),
+        "The rows are right, but permuted twice. If `order` sorts, `result[order] = back` undoes "
+        "it; `back[order]` sorts once more.": reordered(permuted_twice),
+        "The tokens were cut by the counts, but not sorted before: each met the expert of another "
+        "one.": cut_unsorted,
+        "Those are the results of the tokens that came to this rank: send them back.": what_came,
+    },
+    points=4,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Sort the tokens by expert: `order = choice.argsort(stable=True)`. Then the rows for rank 0 come
+# first in `x[order]`, those for rank 1 next, and so on. `choice.bincount(minlength=world_size)` says
+# how many there are for each.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# A rank cannot know how many tokens will come: an all_to_all of the counts tells. Then
+# `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes)`, with lists of
+# numbers of rows.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# The way back is the same call with the two lists swapped. What comes back is in the order of
+# `x[order]`.
+#
+# </details>
+
+# %% role="hidden" question="through_experts"
+seed = 1
+
+
+def drawn_tokens(rank, world_size):
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    n = [3 + seed % 3, (seed + 1) % 5, 4, 1 + seed % 4, 2][rank]
+    choice = torch.randint(world_size, (n,), generator=generator)
+    x = torch.randn(n, 3, generator=generator)
+    return x, choice, torch.randn(3, 3, generator=generator)
+
+
+print(measure(through_experts, drawn_tokens))
