@@ -1,0 +1,644 @@
+# %% [markdown]
+# # Exercises 12: splitting tensors and state
+#
+# Four tasks that go with [lesson 12](../notebooks/12_tensors_and_state.ipynb). You write a layer
+# whose matrix is cut by rows, and an Adam whose state is; you place the communication of attention,
+# and choose a mesh.
+#
+# Besides values, the checks look at what every collective carries, and one looks at **memory**. The
+# outputs stored below the checks are those of a good answer; they change when you run the check.
+# Each task has folded hints.
+
+# %% role="setup"
+import itertools
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import simlib
+from simlib.checks import Fits, brought, check, collectives, measure, messages, only
+
+
+def small_numbers(seed, *shape):
+    """Whole numbers from -3 to 3 as float32: sums of them are exact in any order."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-3, 4, shape, generator=generator).float()
+
+
+# %% role="setup"
+def summed(x):
+    """The sum over all ranks."""
+    x = x.clone()
+    dist.all_reduce(x)
+    return x
+
+
+class Enter(torch.autograd.Function):  # nothing forward, an all_reduce backward
+    forward = staticmethod(lambda ctx, x: x.view_as(x))
+    backward = staticmethod(lambda ctx, gradient: summed(gradient))
+
+
+class Leave(torch.autograd.Function):  # an all_reduce forward, nothing backward
+    forward = staticmethod(lambda ctx, y: summed(y))
+    backward = staticmethod(lambda ctx, gradient: gradient)
+
+
+# %% [markdown]
+# ## 1. By rows (★★, 20 minutes, 2 points)
+#
+# A layer makes $y = x A + b$; `gradient` is that of the loss with respect to y. Each rank is given
+# its columns of x and its rows of A, as many as each other, and all of b and `gradient`. Return
+# `(y, x_grad, A_grad, b_grad)`: y and the bias's gradient whole, the others of this rank's part.
+# One all_reduce, as large as y. Leave the inputs as they are.
+
+
+# %% role="answer" question="row_parallel" points=2
+def row_parallel(rank, world_size, x, A, b, gradient):
+    """Return (y, and the gradients with respect to x, A and b).
+
+    x has shape (tokens, mine), A (mine, outputs), b (outputs,), gradient (tokens, outputs).
+    """
+    ### BEGIN SOLUTION
+    y = x @ A
+    dist.all_reduce(y)
+    return y + b, gradient @ A.T, x.T @ gradient, gradient.sum(0)
+    ### END SOLUTION
+
+
+# %% role="check" question="row_parallel" points=2
+def rows_of_ranks(rank, world_size):
+    mine, outputs, tokens = 2 + rank, 3, 4
+    return (
+        small_numbers(10 + rank, tokens, mine),
+        small_numbers(20 + rank, mine, outputs),
+        small_numbers(30, outputs) + 0.5,
+        small_numbers(40, tokens, outputs),
+    )
+
+
+def layer(xs, As, bs, gradients, biases=1, times=1, of_bias=1):
+    """What each rank returns; of a mistake, with so many biases, gradients so many times."""
+    y, g = torch.cat(xs, 1) @ torch.cat(As) + biases * bs[0], gradients[0]
+    return [
+        (y, times * g @ A.T, times * x.T @ g, of_bias * g.sum(0))
+        for x, A in zip(xs, As, strict=True)
+    ]
+
+
+def y_of_one(xs, As, bs, gradients):
+    right = layer(xs, As, bs, gradients)
+    own = [x @ A + b for x, A, b in zip(xs, As, bs, strict=True)]
+    return [(y, *rest) for y, (_, *rest) in zip(own, right, strict=True)]
+
+
+def mean_of_bias(xs, As, bs, gradients):
+    return [(y, x, A, b / len(xs)) for y, x, A, b in layer(xs, As, bs, gradients)]
+
+
+verdict = check(
+    "row_parallel",
+    row_parallel,
+    rows_of_ranks,
+    layer,
+    only("all_reduce"),
+    messages(lambda *given: 0),
+    brought(
+        lambda xs, As, bs, gradients: [gradients[0].nbytes] if len(xs) > 1 else None,
+        hint="y needs one sum; the gradients are there already: every rank has all of `gradient`.",
+    ),
+    mistakes={
+        "b is in y once for each rank: add it after the sum.": (
+            lambda *given: layer(*given, biases=len(given[0]))
+        ),
+        "Where is b? Every rank adds it, after the sum.": lambda *given: layer(*given, biases=0),
+        "Each rank has its own summand of y: they have to be added up.": y_of_one,
+        "The gradients are world_size times too large: each rank had all of `gradient`.": (
+            lambda *given: layer(*given, times=len(given[0]), of_bias=len(given[0]))
+        ),
+        "The bias's gradient is world_size times too large: each rank had all of it.": (
+            lambda *given: layer(*given, of_bias=len(given[0]))
+        ),
+        "The bias's gradient is divided by the number of ranks: nothing was added up.": mean_of_bias,
+    },
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Which numbers of y does a rank's part of x and A make: some of them, or a part of each?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# In one process `x_grad` is `gradient @ A.T` and `A_grad` is `x.T @ gradient`. Which rows and
+# columns of these are this rank's?
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `y = x @ A`, then sum it over the ranks, then add b. The rest needs no communication.
+#
+# </details>
+
+# %% role="hidden" question="row_parallel"
+seed = 1
+print(
+    measure(
+        row_parallel,
+        lambda rank, world_size: (
+            small_numbers(seed + rank, 3, 1 + (seed + rank) % 4),
+            small_numbers(100 + seed + rank, 1 + (seed + rank) % 4, 5),
+            small_numbers(200 + seed, 5),
+            small_numbers(300 + seed, 3, 5),
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 2. Adam in shards (★★★, 30 minutes, 3 points)
+#
+# Every rank is given the same flat weights `w`, and its own list `gradients`, a flat tensor for
+# each step. Take as many steps of Adam with the **mean** gradient of all ranks (`lr=0.1, eps=0.1`,
+# the rest as torch has it) and return the new weights, whole, on every rank. Its state is kept in
+# shards: of each step the gradients are reduce_scattered and the new weights all_gathered. The
+# check looks at memory. Leave the inputs as they are.
+
+
+# %% role="answer" question="sharded_adam" points=3
+def sharded_adam(rank, world_size, w, gradients):
+    """Return the weights after len(gradients) steps, a tensor of w's shape.
+
+    The number of weights is a multiple of world_size; float32.
+    """
+    ### BEGIN SOLUTION
+    w = w.clone()
+    shard = torch.nn.Parameter(w.chunk(world_size)[rank])  # a view: it follows
+    shard.grad = torch.empty_like(shard)
+    adam = torch.optim.Adam([shard], lr=0.1, eps=0.1)
+    for gradient in gradients:
+        dist.reduce_scatter_single(shard.grad, gradient, op=dist.ReduceOp.AVG)
+        adam.step()
+        dist.all_gather_single(w, shard.detach())
+    return w
+    ### END SOLUTION
+
+
+# %% role="check" question="sharded_adam" points=3
+def in_shards(each, steps):
+    """Inputs: `each` weights for every rank, so many steps."""
+
+    def inputs(rank, world_size):
+        total = each * world_size
+        w = torch.linspace(-1, 1, total)
+        generator = torch.Generator().manual_seed(rank)
+        return w, [torch.rand(total, generator=generator) + 0.5 for _ in range(steps)]
+
+    return inputs
+
+
+def adam_of(w, gradients, **options):
+    weights = torch.nn.Parameter(w.clone())
+    adam = torch.optim.Adam([weights], **{"lr": 0.1, "eps": 0.1} | options)
+    for gradient in gradients:
+        weights.grad = gradient
+        adam.step()
+    return weights.detach()
+
+
+def with_gradients(combine):
+    """The weights of all ranks if the gradients of a step are combined so."""
+
+    def found(ws, gradients):
+        steps = [combine(torch.stack(step)) for step in zip(*gradients, strict=True)]
+        return [adam_of(ws[0], steps)] * len(ws)
+
+    return found
+
+
+def own_gradients(ws, gradients):
+    return [adam_of(w, mine) for w, mine in zip(ws, gradients, strict=True)]
+
+
+def without_memory(ws, gradients):
+    w = ws[0]
+    for step in zip(*gradients, strict=True):
+        w = adam_of(w, [torch.stack(step).mean(0)])
+    return [w] * len(ws)
+
+
+def default_eps(ws, gradients):
+    steps = [torch.stack(step).mean(0) for step in zip(*gradients, strict=True)]
+    return [adam_of(ws[0], steps, eps=1e-8)] * len(ws)
+
+
+def only_own_part(ws, gradients):
+    right = with_gradients(lambda step: step.mean(0))(ws, gradients)[0].chunk(len(ws))
+    found = []
+    for rank, w in enumerate(ws):
+        parts = list(w.chunk(len(ws)))
+        parts[rank] = right[rank]
+        found.append(torch.cat(parts))
+    return found
+
+
+def per_step(ws, gradients):
+    """Bytes brought: all gradients, then a part of the weights, in each step; alone: as you like."""
+    return [ws[0].nbytes, ws[0].nbytes // len(ws)] * len(gradients[0]) if len(ws) > 1 else None
+
+
+def few_bytes(ws, gradients):
+    """The inputs, the new weights, and six shards."""
+    return (len(gradients[0]) + 2) * ws[0].nbytes + 6 * ws[0].nbytes // len(ws)
+
+
+verdict = check(
+    "sharded_adam",
+    sharded_adam,
+    in_shards(each=3, steps=3),
+    with_gradients(lambda step: step.mean(0)),
+    only("reduce_scatter", "all_gather"),
+    messages(lambda *given: 0),
+    brought(per_step, hint="The gradients of a step out in parts, the new weights in, no more."),
+    mistakes={
+        "That is the sum of the gradients: take their mean.": with_gradients(lambda s: s.sum(0)),
+        "Each rank follows its own gradients: where are the others'?": own_gradients,
+        "Adam starts anew in every step: its state has to live on.": without_memory,
+        "eps is 0.1 here, not torch's 1e-8.": default_eps,
+        "A rank has new weights in its own part only: the others have to be gathered.": (
+            only_own_part
+        ),
+    },
+    memory=[
+        Fits(
+            simlib.clusters.ethernet_10g(5),
+            in_shards(each=4000, steps=2),
+            few_bytes,
+            "Let Adam know this rank's part of the weights only: its state is then as small.",
+        )
+    ],
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# An optimizer makes its state for the parameters that it is given. Give it a part.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `shard = torch.nn.Parameter(w.chunk(world_size)[rank])`, an Adam of `[shard]`, and in each step
+# `dist.reduce_scatter_single(shard.grad, gradient, op=dist.ReduceOp.AVG)`: `shard.grad` must be
+# there before.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# After `adam.step()`: `dist.all_gather_single(w, shard.detach())`, where w is your own clone.
+#
+# </details>
+
+# %% role="hidden" question="sharded_adam"
+seed = 1
+print(
+    measure(
+        sharded_adam,
+        lambda rank, world_size: (
+            torch.linspace(-1, seed, (1 + seed % 5) * world_size),
+            [
+                torch.rand(
+                    (1 + seed % 5) * world_size,
+                    generator=torch.Generator().manual_seed(1000 * seed + 10 * step + rank),
+                )
+                + 0.5
+                for step in range(1 + seed % 3)
+            ],
+        ),
+    )
+)
+
+# %% [markdown]
+# ## 3. Attention, cut by heads (★★, 20 minutes, 2 points)
+#
+# The program below is attention with a sum past it, `x + ...`. Each rank is given all of `x` and
+# its own heads: its rows of `q`, `k`, `v`, and its columns of `out`. It returns y and the gradients
+# of the loss, y's squares added up, with respect to x and q. On one rank it is right. Mend it for
+# more, with `Enter.apply` and `Leave.apply` of the first cells, or by hand: one all_reduce forward,
+# one backward.
+
+
+# %% role="answer" question="attention" points=2
+def attention(rank, world_size, x, q, k, v, out, head_dim):
+    """Return (y, gradient of x, gradient of q); y and x's gradient are whole on every rank.
+
+    x has shape (tokens, D); q, k and v (heads * head_dim, D) for this rank's heads, out
+    (D, heads * head_dim).
+    """
+    x, q = x.clone().requires_grad_(), q.clone().requires_grad_()
+    ### BEGIN BROKEN
+    h = x
+    heads = [F.linear(h, w).unflatten(1, (-1, head_dim)).transpose(0, 1) for w in (q, k, v)]
+    mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+    y = x + F.linear(mixed.transpose(0, 1).flatten(1), out)
+    ### END BROKEN
+    ### BEGIN SOLUTION
+    h = Enter.apply(x)
+    heads = [F.linear(h, w).unflatten(1, (-1, head_dim)).transpose(0, 1) for w in (q, k, v)]
+    mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+    y = x + Leave.apply(F.linear(mixed.transpose(0, 1).flatten(1), out))
+    ### END SOLUTION
+    y.square().sum().backward()
+    return y.detach(), x.grad, q.grad
+
+
+# %% role="check" question="attention" points=2
+def heads_of_ranks(rank, world_size):
+    """Two heads on rank 0, one on the others; in float64."""
+    tokens, D, head_dim = 5, 6, 2
+    mine = head_dim * (2 if rank == 0 else 1)
+    torch.manual_seed(0)
+    x = torch.randn(tokens, D, dtype=torch.float64)
+    torch.manual_seed(1 + rank)
+    qkv = [torch.randn(mine, D, dtype=torch.float64) for _ in range(3)]
+    return x, *qkv, torch.randn(D, mine, dtype=torch.float64), head_dim
+
+
+def whole_attention(given, enter=1, past=1, leave=1, summed=True):
+    """What the ranks return if gradients at each place are so many times what they should be.
+
+    `enter`: what comes back by the heads; `past`: what comes back past them; `leave`: what goes
+    into the heads. Without `summed` each rank has its own heads in x's gradient alone.
+    """
+    xs, qs, ks, vs, outs, dims = given
+    x, dim = xs[0].clone().requires_grad_(), dims[0]
+    qs = [q.clone().requires_grad_() for q in qs]
+    copies, parts = [x.detach().clone().requires_grad_() for _ in qs], []
+    for copy, q, k, v, out in zip(copies, qs, ks, vs, outs, strict=True):
+        heads = [F.linear(copy, w).unflatten(1, (-1, dim)).transpose(0, 1) for w in (q, k, v)]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        parts.append(F.linear(mixed.transpose(0, 1).flatten(1), out))
+    y = (x + sum(parts)).detach()
+    torch.autograd.backward(parts, [leave * 2 * y] * len(parts))
+    inside = [copy.grad for copy in copies]
+    inside = [sum(inside)] * len(qs) if summed else inside
+    return [(y, past * 2 * y + enter * g, q.grad) for g, q in zip(inside, qs, strict=True)]
+
+
+def mistaken(**where):
+    """`where` gives for each place how many times, from the number of ranks."""
+
+    def found(*given):
+        return whole_attention(given, **{name: f(len(given[0])) for name, f in where.items()})
+
+    return found
+
+
+def heads_alone(*given):
+    """What the program that is given returns: each rank has its own heads in y."""
+    alone = [whole_attention([[one] for one in mine]) for mine in zip(*given, strict=True)]
+    return [found for (found,) in alone]
+
+
+def entered_alone(*given):
+    """The same with Enter: what comes back through the heads is summed."""
+    alone = heads_alone(*given)
+    back = sum(x_grad - 2 * y for y, x_grad, _ in alone)
+    return [(y, 2 * y + back, q_grad) for y, _, q_grad in alone]
+
+
+def world(n):
+    return n
+
+
+verdict = check(
+    "attention",
+    attention,
+    heads_of_ranks,
+    lambda *given: whole_attention(given),
+    only("all_reduce"),
+    messages(lambda *given: 0),
+    brought(
+        lambda xs, *_: [xs[0].nbytes] * 2 if len(xs) > 1 else None,
+        hint="One all_reduce forward, one backward, each as large as x.",
+    ),
+    mistakes={
+        "y lacks the heads of the other ranks: it has to be summed.": heads_alone,
+        "y is summed nowhere, but x's gradient is: both sums are needed.": entered_alone,
+        "y is right, but x's gradient has this rank's heads only: what comes back is to be summed.": (
+            mistaken(summed=lambda n: False)
+        ),
+        "The gradient that comes past the heads, by `x + ...`, is whole on each rank: sum only what "
+        "comes back through the heads.": mistaken(past=world),
+        "The gradients inside the heads are world_size times too large: after Leave every rank has "
+        "the whole gradient of y.": mistaken(leave=world),
+        "Everything in x's gradient is world_size times too large: so it is summed twice.": (
+            mistaken(enter=world, past=world)
+        ),
+    },
+    as_given="35b890b0",
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Which tensors are whole on every rank, and which are this rank's own? Communication belongs to the
+# two places where one becomes the other.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# The sum past the heads, `x + ...`, works on whole tensors: it stays outside of the pair.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `h = Enter.apply(x)`; and `Leave.apply` around the last `F.linear`.
+#
+# </details>
+
+# %% role="hidden" question="attention"
+seed = 1
+
+
+def drawn_heads(rank, world_size):
+    mine, dim = 1 + (seed + rank) % 2, 2 + seed % 2
+    torch.manual_seed(seed)
+    x = torch.randn(4, 5, dtype=torch.float64)
+    torch.manual_seed(1000 * seed + rank)
+    qkv = [torch.randn(mine * dim, 5, dtype=torch.float64) for _ in range(3)]
+    return x, *qkv, torch.randn(5, mine * dim, dtype=torch.float64), dim
+
+
+print(measure(attention, drawn_heads))
+
+# %% [markdown]
+# ## 4. The cheapest mesh that fits (★★, 25 minutes, 3 points)
+#
+# A plan is `(dp, tp, stage)`: dp x tp = `job["ranks"]`, tp at most `job["ranks_per_node"]`, ZeRO 0,
+# 1 or 3. It fits if a rank keeps at most `job["memory_bytes"]`. The docstring has what is kept and
+# what takes time. Return the plan that fits and takes least; of equal ones that with the smallest
+# tp, then the smallest stage. Return None if none fits. Send nothing.
+
+
+# %% role="answer" question="cheapest_mesh" points=3
+def cheapest_mesh(rank, world_size, job):
+    """Return (dp, tp, stage), or None.
+
+    A rank keeps P / tp parameters, gradients and Adam's state: 4 + 4 + 8 bytes each. With stage 1
+    the 8 are divided by dp, with stage 3 all are. And it keeps job["activation_bytes"] / (dp * tp).
+
+    Time is sent bytes / bandwidth. Along tp: (tp - 1) / tp * job["tp_bytes"] / dp bytes at
+    job["inside_Bps"]. Along dp: 2 (dp - 1) / dp times the bytes of a rank's P / tp parameters, at
+    job["between_Bps"]; with stage 3 it is 3 in place of 2.
+    """
+    ### BEGIN SOLUTION
+    plans = []
+    for tp, stage in itertools.product(range(1, job["ranks_per_node"] + 1), (0, 1, 3)):
+        if job["ranks"] % tp:
+            continue
+        dp, numbers = job["ranks"] // tp, job["P"] / tp
+        kept = {0: 16, 1: 8 + 8 / dp, 3: 16 / dp}[stage] * numbers
+        if kept + job["activation_bytes"] / job["ranks"] > job["memory_bytes"]:
+            continue
+        seconds = (tp - 1) / tp * job["tp_bytes"] / dp / job["inside_Bps"]
+        times = 3 if stage == 3 else 2
+        seconds += times * (dp - 1) / dp * 4 * numbers / job["between_Bps"]
+        plans.append((seconds, tp, stage, dp))
+    if not plans:
+        return None
+    _, tp, stage, dp = min(plans)
+    return dp, tp, stage
+    ### END SOLUTION
+
+
+# %% role="check" question="cheapest_mesh" points=3
+def job_of(P, ranks, ranks_per_node, memory_bytes, activation_bytes, tp_bytes):
+    return {
+        "P": P,
+        "ranks": ranks,
+        "ranks_per_node": ranks_per_node,
+        "memory_bytes": memory_bytes,
+        "activation_bytes": activation_bytes,
+        "tp_bytes": tp_bytes,
+        "inside_Bps": 150e9,
+        "between_Bps": 25e9,
+    }
+
+
+JOBS = [
+    job_of(10e9, 4, 2, 16e9, 50e9, 2e12),  # none fits
+    job_of(10e9, 48, 6, 80e9, 50e9, 0.5e12),
+    job_of(6e9, 48, 6, 16e9, 200e9, 1e12),
+    job_of(3e9, 16, 2, 16e9, 50e9, 3e12),
+    job_of(10e9, 24, 6, 24e9, 200e9, 0.3e12),
+]
+
+
+def plans_of(job, tp_most=None, activations=True, times_of_3=3, between=None):
+    """Every plan that fits as (seconds, tp, stage, dp); of a mistake, as somebody else counts."""
+    for tp in range(1, (tp_most or job["ranks_per_node"]) + 1):
+        dp, rest = divmod(job["ranks"], tp)
+        for stage, kept in () if rest else ((0, 16), (1, 8 + 8 / dp), (3, 16 / dp)):
+            kept = kept * job["P"] / tp + activations * job["activation_bytes"] / job["ranks"]
+            inside_s = (tp - 1) / tp * job["tp_bytes"] / dp / job["inside_Bps"]
+            sent = (times_of_3 if stage == 3 else 2) * (dp - 1) / dp * 4 * job["P"] / tp
+            seconds = inside_s + sent / (between or job["between_Bps"])
+            if kept <= job["memory_bytes"]:
+                yield seconds, tp, stage, dp
+
+
+def cheapest(job, **counted):
+    if not list(plans_of(job, **counted)):
+        return None
+    _, tp, stage, dp = min(plans_of(job, **counted))
+    return dp, tp, stage
+
+
+def counted(change=lambda job: {}, **otherwise):
+    """The plans if something is counted otherwise; `change` gives other figures of a job."""
+    return lambda jobs: [cheapest(job | change(job), **otherwise) for job in jobs]
+
+
+def wide(jobs):
+    return [cheapest(job, tp_most=job["ranks"]) for job in jobs]
+
+
+def largest_stage(jobs):
+    """Of equal plans the one with the largest stage."""
+    found = []
+    for job in jobs:
+        plans = [(s, tp, -stage, dp) for s, tp, stage, dp in plans_of(job)]
+        _, tp, stage, dp = min(plans, default=(0, None, 0, None))
+        found.append((dp, tp, -stage) if plans else None)
+    return found
+
+
+verdict = check(
+    "cheapest_mesh",
+    cheapest_mesh,
+    lambda rank, world_size: (JOBS[(rank + world_size) % 5],),
+    lambda jobs: [cheapest(job) for job in jobs],
+    collectives(lambda *given: 0, hint="Each rank can work this out for itself."),
+    messages(lambda *given: 0, hint="Each rank can work this out for itself."),
+    mistakes={
+        "tp reaches beyond a node: it is at most ranks_per_node.": wide,
+        "That is the cheapest of all plans; but it does not fit.": (
+            counted(lambda job: {"memory_bytes": float("inf")})
+        ),
+        "Are the activations counted in? A plan here does not fit with them.": (
+            counted(activations=False)
+        ),
+        "Stage 3 sends 3 in place of 2 times the parameters: it gathers them twice.": (
+            counted(times_of_3=2)
+        ),
+        "Both axes have the same bandwidth in your sum: between nodes it is less.": (
+            counted(lambda job: {"between_Bps": job["inside_Bps"]})
+        ),
+        "Stage 1 costs no more than stage 0; but where both fit, take the smaller stage.": (
+            largest_stage
+        ),
+        "tp sends nothing in your sum: its all_reduces cost time, too.": (
+            counted(lambda job: {"tp_bytes": 0})
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Try all plans: every tp up to `ranks_per_node` that divides `ranks`, with every stage.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Leave out those that keep too much. Write the others down as tuples `(seconds, tp, stage, dp)`:
+# Python's `min` compares the first entries first.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Bytes kept per parameter: `{0: 16, 1: 8 + 8 / dp, 3: 16 / dp}[stage]`, times P / tp, and the
+# activations.
+#
+# </details>
+
+# %% role="hidden" question="cheapest_mesh"
+seed = 1
+
+
+def drawn_job(rank, world_size):
+    k = seed + 7 * rank
+    per_node = 2 + k % 7
+    job = job_of(1e9 * (1 + k % 40), per_node * 8, per_node, 1e9 * (8 + 5 * (k % 9)), 2e11, 1e12)
+    return (job | {"tp_bytes": 1e12 * (1 + k % 23)},)
+
+
+print(measure(cheapest_mesh, drawn_job))

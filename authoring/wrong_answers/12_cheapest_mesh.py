@@ -1,0 +1,97 @@
+"""Wrong answers to exercise 12.4, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "cheapest_mesh"
+
+
+def plans(job, tp_most=None, activations=True, of_stage_3=3, between=None, last=False):
+    """Every plan that fits, cheapest first; of a mistake, as it counts."""
+    found = []
+    for tp in range(1, (tp_most or job["ranks_per_node"]) + 1):
+        if job["ranks"] % tp == 0:
+            dp = job["ranks"] // tp
+            for stage, each in ((0, 16), (1, 8 + 8 / dp), (3, 16 / dp)):
+                kept = each * job["P"] / tp + activations * job["activation_bytes"] / job["ranks"]
+                seconds = (tp - 1) / tp * job["tp_bytes"] / dp / job["inside_Bps"]
+                times = of_stage_3 if stage == 3 else 2
+                sent = times * (dp - 1) / dp * 4 * job["P"] / tp
+                seconds += sent / (between or job["between_Bps"])
+                if kept <= job["memory_bytes"]:
+                    found.append((seconds, tp, -stage if last else stage, dp))
+    return sorted(found)
+
+
+def first(found):
+    return (found[0][3], found[0][1], abs(found[0][2])) if found else None
+
+
+def over_nodes(rank, world_size, job):
+    """the plan whose tp may reach over all nodes"""
+    return first(plans(job, tp_most=job["ranks"]))
+
+
+def whether_it_fits_or_not(rank, world_size, job):
+    """the cheapest plan, whether it fits or not"""
+    return first(plans(job | {"memory_bytes": float("inf")}))
+
+
+def no_activations(rank, world_size, job):
+    """the plan that forgets the activations"""
+    return first(plans(job, activations=False))
+
+
+def stage_3_as_the_others(rank, world_size, job):
+    """the plan for which stage 3 sends no more than the others"""
+    return first(plans(job, of_stage_3=2))
+
+
+def one_bandwidth(rank, world_size, job):
+    """the plan for which all links are as fast as those in a node"""
+    return first(plans(job, between=job["inside_Bps"]))
+
+
+def largest_stage(rank, world_size, job):
+    """the plan with the largest of equally cheap stages"""
+    return first(plans(job, last=True))
+
+
+def tp_is_free(rank, world_size, job):
+    """the plan for which tensor parallelism sends nothing"""
+    return first(plans(job | {"tp_bytes": 0}))
+
+
+def asks_rank_0(rank, world_size, job):
+    """the plan after a barrier of all ranks"""
+    dist.barrier()
+    return first(plans(job))
+
+
+def tells_the_next(rank, world_size, job):
+    """the plan that is sent on to the next rank"""
+    if world_size > 1:
+        request = dist.isend(torch.ones(1), dst=(rank + 1) % world_size)
+        dist.recv(torch.ones(1), src=(rank - 1) % world_size)
+        request.wait()
+    return first(plans(job))
+
+
+def no_plan_is_an_error(rank, world_size, job):
+    """the plan that is taken from an empty list where none fits"""
+    seconds, tp, stage, dp = plans(job)[0]
+    return dp, tp, stage
+
+
+WRONG = {
+    over_nodes: "tp reaches beyond a node",
+    whether_it_fits_or_not: "but it does not fit",
+    no_activations: "Are the activations counted in?",
+    stage_3_as_the_others: "it gathers them twice",
+    one_bandwidth: "Both axes have the same bandwidth",
+    largest_stage: "but where both fit, take the smaller stage",
+    tp_is_free: "its all_reduces cost time, too",
+    asks_rank_0: "but 1 collective takes place where 0 will do",
+    tells_the_next: "the ranks send 2 messages where",
+    no_plan_is_an_error: "IndexError",
+}
