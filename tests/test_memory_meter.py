@@ -356,6 +356,25 @@ def test_a_program_can_say_what_its_tensors_are():
     assert run.memory[0].peak["optimizer state"] >= 8 * n
 
 
+def test_shards_of_fsdp_are_parameters_from_the_first_step_on():
+    from torch.distributed.fsdp import fully_shard
+
+    def main(rank, world_size):
+        net = fully_shard(nn.Sequential(nn.Linear(16, 16), nn.ReLU()))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        held = [simlib.held()]
+        for _ in range(2):
+            net(torch.ones(1, 16)).sum().backward()
+            held.append(simlib.held())
+            optimizer.step()
+        return [moment["parameters"] for moment in held], held[1]["gradients"]
+
+    device = simlib.Device(flops_per_s=1e9)
+    run = simlib.simulate(main, 4, cluster=simlib.clusters.ethernet_10g(4, device=device))
+    shard = (16 * 16 + 16) * 4 // 4
+    assert run.results == [([shard] * 3, shard)] * 4
+
+
 def test_what_a_program_says_of_released_memory_is_forgotten():
     def main(rank, world_size):
         x = torch.ones(1000)

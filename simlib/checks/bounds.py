@@ -88,7 +88,8 @@ class Timed(Simulated):
 class Fits(Simulated):
     """One simulation in which no rank may hold too much, once an answer is right on real ranks.
 
-    What a rank was given counts from the moment at which it does something with it.
+    Of what a rank was given, parameters count from the moment at which it does something with them;
+    other tensors, its inputs, do not.
 
     Attributes
     ----------

@@ -1,9 +1,11 @@
-"""What memory meters must be told beside ops: steps of optimizers, storages resized by themselves.
+"""What memory meters must be told beside ops: optimizers, storages resized by themselves.
 
 torch has one place in a process for each; the rank is the one whose thread comes by.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch.optim.optimizer import (
@@ -30,14 +32,30 @@ class MemoryHooks:
             register_optimizer_step_pre_hook(self._step_begins),
             register_optimizer_step_post_hook(self._step_ended),
         ]
+        self._add = torch.optim.Optimizer.add_param_group
+        torch.optim.Optimizer.add_param_group = self._added()
         self._resize = torch.UntypedStorage.resize_
         torch.UntypedStorage.resize_ = self._resized()
         return self
 
     def __exit__(self, *_):
         torch.UntypedStorage.resize_ = self._resize
+        torch.optim.Optimizer.add_param_group = self._add
         for handle in self._handles:
             handle.remove()
+
+    def _added(self):
+        """An optimizer knows parameters that no op shows, such as the shards of FSDP."""
+        add, meter_here = self._add, self._meter_here
+
+        @functools.wraps(add)
+        def add_param_group(optimizer, param_group):
+            add(optimizer, param_group)
+            meter = meter_here()
+            if meter is not None:
+                meter.is_to_train(optimizer.param_groups[-1]["params"])
+
+        return add_param_group
 
     def _step_begins(self, optimizer, *_):
         meter = self._meter_here()

@@ -81,6 +81,12 @@ class MemoryMeter:
         self._meet(out)
         self._note()
 
+    def is_to_train(self, parameters):
+        """An optimizer of this rank has been given these."""
+        for parameter in parameters:
+            self._meet_parameter(parameter)
+        self._note()
+
     def step_begins(self, optimizer):
         """An optimizer of this rank is about to step."""
         self._optimizers.add(optimizer)
