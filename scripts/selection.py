@@ -109,6 +109,20 @@ GROUPS = (
         reached=1 / 3,
     ),
     Group(
+        "programs of lessons 11, 12, 18",
+        (
+            "tests/test_pipelines.py",
+            "tests/test_split_state.py",
+            "tests/test_sequences_and_experts.py",
+        ),
+        (
+            "authoring/lessons/11_pipelines.py",
+            "authoring/lessons/12_tensors_and_state.py",
+            "authoring/lessons/18_long_sequences_and_experts.py",
+        ),
+        untouched=1 / 3,
+    ),
+    Group(
         "schedules",
         (
             "tests/test_gloo.py",

@@ -338,7 +338,7 @@ print(simlib.run(residuals, world_size=4).results)
 
 # %% [markdown]
 # All zero. The second identity saves memory in large systems: they do the two halves at different
-# times, and in between each rank keeps only its part of the sum (lesson 12, to come).
+# times, and in between each rank keeps only its part of the sum ([lesson 12](12_tensors_and_state.ipynb)).
 #
 # ## What a collective is made of
 #
@@ -472,7 +472,7 @@ draw_states(run)
 # of each other: 1 + 11 and 21 + 31.
 #
 # In large trainings the ranks form a grid, each row a group and each column a group: one direction
-# for the data, one for the split model (lesson 12, to come).
+# for the data, one for the split model ([lesson 12](12_tensors_and_state.ipynb)).
 #
 # ## Break it: one rank too many
 #

@@ -781,7 +781,7 @@ print(f"in one piece down a binomial tree {seconds * 1e3:.3f} ms")
 
 # %% [markdown]
 # An interior best: 20 chunks, four times quicker than one, and worse again on both sides. A chain,
-# the worst shape for one message, beats the tree once it is a pipeline. Lesson 11 (to come) meets the
+# the worst shape for one message, beats the tree once it is a pipeline. [Lesson 11](11_pipelines.ipynb) meets the
 # same formula in the pipelines of large models.
 #
 # ## Your turn

@@ -678,7 +678,7 @@ plt.show()
 #
 # **Megatron-LM** (Shoeybi et al. 2019, arXiv 1909.08053) publishes 100, 96, 82, 77 % on 1, 2, 4, 8 GPUs. That is *tensor* parallelism: it sends
 # activations several times per layer, not gradients once per step. Inequality (4) does not apply, so we
-# do not draw it here (lesson 12, to come).
+# do not draw it here ([lesson 12](12_tensors_and_state.ipynb)).
 #
 # ## Your turn
 #

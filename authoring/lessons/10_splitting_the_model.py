@@ -185,7 +185,7 @@ draw_memory(runs, limit_bytes=12_000_000)
 # No, with neither. Only the top of each bar shrinks: a rank with fewer examples has fewer
 # activations. Parameters, gradients and optimizer state stand on every rank as before, 16 P = 23.3
 # MB, and would with a million ranks. **Data parallelism cannot help the memory of the state.** Hold
-# on to that sentence until lesson 12 (to come), which takes it apart: nothing forces every rank to
+# on to that sentence until [lesson 12](12_tensors_and_state.ipynb), which takes it apart: nothing forces every rank to
 # keep *all* of the state *all* of the time.
 #
 # ## What does not help either: smaller pieces
@@ -429,7 +429,7 @@ for plans in (["FBFB", "FBFB"], ["FFBB", "FFBB"]):
 # %% [markdown]
 # Both. (The tolerance is wider: two halves are added in another order than one whole.) They differ
 # in memory: FFBB keeps the activations of two halves, FBFB of one. Plans for many ranks and many
-# pieces are the matter of lesson 11 (to come).
+# pieces are the matter of [lesson 11](11_pipelines.ipynb).
 #
 # ## It fits
 #
@@ -566,7 +566,7 @@ steps[3].timeline()
 #
 # (Parts that work *at the same time* can save time. DistBelief, Dean et al. 2012, cut within layers:
 # a speech network of 42 million parameters became 2.2 times as fast at best, on 8 machines. That is
-# another cut: lesson 12, to come.)
+# another cut: [lesson 12](12_tensors_and_state.ipynb).)
 #
 # ## Is more memory more speed?
 #
@@ -634,8 +634,8 @@ except RuntimeError as error:
 # ## What is next
 #
 # While rank 2 works on this batch, ranks 0 and 1 could work on the next one. With many small pieces
-# in flight most of the waiting goes away: a **pipeline** (lesson 11, to come). And a layer that is
-# too large for any device must be cut itself (lesson 12, to come).
+# in flight most of the waiting goes away: a **pipeline** ([lesson 11](11_pipelines.ipynb)). And a layer that is
+# too large for any device must be cut itself ([lesson 12](12_tensors_and_state.ipynb)).
 #
 # ## Your turn
 #
@@ -665,4 +665,4 @@ except RuntimeError as error:
 #
 # </details>
 #
-# **Next:** pipelines, in lesson 11 (to come).
+# **Next:** pipelines, in [lesson 11](11_pipelines.ipynb).

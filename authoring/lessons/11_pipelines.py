@@ -660,7 +660,7 @@ print(f"ring {2 * 7 / 8 * 2 * 12 * layers * w**2 / 1e9:.0f} GB")
 # Stages send activations, $2 \cdot 4$ bytes for each token and each number of the width; a ring sends gradients, some
 # $2 \cdot 4 \cdot 12\, L w^2$ bytes for L layers of width w. Tokens against $12\,L\,w$: for that model the
 # pipeline sends 190 times less, and only to neighbours. So where some links are slow, **pipelines go
-# between nodes**, and what talks most stays inside (tensor parallelism, lesson 12, to come). And they go together: cut
+# between nodes**, and what talks most stays inside (tensor parallelism, [lesson 12](12_tensors_and_state.ipynb)). And they go together: cut
 # into K stages, a rank has a K-th of the gradients to add up.
 #
 # ## Your turn
@@ -688,4 +688,4 @@ print(f"ring {2 * 7 / 8 * 2 * 12 * layers * w**2 / 1e9:.0f} GB")
 #
 # </details>
 #
-# **Next:** cut a single layer, and the state of the optimizer, in lesson 12 (to come).
+# **Next:** cut a single layer, and the state of the optimizer, in [lesson 12](12_tensors_and_state.ipynb).

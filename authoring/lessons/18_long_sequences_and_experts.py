@@ -2,7 +2,7 @@
 # # 18 Long sequences and experts
 #
 # A batch can be cut (lesson 07), layers can be dealt out (lesson 10), and a matrix can be cut
-# (lesson 12). Two cuts are left, and the largest models of today use both: the **sequence** and the
+# ([lesson 12](12_tensors_and_state.ipynb)). Two cuts are left, and the largest models of today use both: the **sequence** and the
 # **experts**. This lesson goes beyond the sources of the course. In 50 minutes you will
 #
 # - cut one long sequence over the ranks, and get attention right all the same: ring attention,
