@@ -135,8 +135,8 @@ def room(ws, xs, batches, pieces, most):
 # A batch of `examples` examples goes through `world_size` equal stages. Cut it into M micro-batches whose
 # sizes differ by at most one. A micro-batch of n examples keeps each stage busy for `start_s` + n
 # `example_s` seconds, forward and backward together. Messages take no time. Return M and the bubble of the
-# shortest step, as `(M, bubble)`; of equally short ones the smallest M. Send nothing. (The largest
-# micro-batch takes the ramps' time.)
+# shortest step, as `(M, bubble)`; of equally short ones the smallest M. Send nothing. (Each of
+# the ramps' steps lasts as long as the largest micro-batch.)
 
 
 # %% role="answer" question="best_cut" points=3
@@ -536,7 +536,7 @@ print(measure(in_budget, drawn_pieces))
 #
 # Here micro-batches go in pairs, `F0 F1 B0 B1 F2 F3 B2 B3` ..., by plain sends and receives: `send_first` does.
 # With an even number of micro-batches all is well; with 3 or 5 the program hangs. Find out who waits for
-# whom, and mend the words. As before, at most two micro-batches are held at a time and no time is wasted. Keep
+# whom, and mend the words. As before, at most two micro-batches are held at a time. Keep
 # `send_first`.
 
 

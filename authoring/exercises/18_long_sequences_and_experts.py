@@ -30,8 +30,8 @@ def double_precision(run, given):
 # A long text is in memory, a part on each rank: `keys` and `values`, of shape (numbers of keys, d),
 # with at least one key and not equally many on all ranks. All ranks have the same query `q`, of
 # shape (d). Return on every rank the attention of `q` over the keys of **all** ranks:
-# softmax($q \cdot k / \sqrt d$) times values. Scores may be in the hundreds. Send 2 (world_size - 1)
-# messages at most, none with keys.
+# softmax($q \cdot k / \sqrt d$) times values. Scores may be in the hundreds. With send and
+# recv: 2 (world_size - 1) messages at most, none with keys.
 
 
 # %% role="answer" question="attend" points=3
@@ -188,8 +188,8 @@ print(measure(attend, drawn_parts))
 # Rank r holds expert r: `torch.tanh(t @ w)` for rows t, with its own matrix `w`. Each rank has
 # tokens `x`, of shape (tokens, d), and `choice`: the number of the expert for each. Ranks differ in
 # tokens; a rank, or an expert, may have none. Return the experts' results for your own tokens, in
-# their order. Three all_to_alls at most, the smallest with the counts. A token travels to its
-# expert alone, and once back.
+# their order. Three all_to_alls at most (`dist.all_to_all_single`), the first with the counts. A
+# token travels to its expert only, and once back.
 
 
 # %% role="answer" question="through_experts" points=4

@@ -3,7 +3,7 @@
 #
 # [Lesson 10](10_splitting_the_model.ipynb) cut a model by layers over several ranks, and paid for it:
 # one rank worked at a time, and three devices took 5.61 ms for what one does in 5.07. In this lesson
-# (75 minutes) you will
+# (100 minutes) you will
 #
 # - let the ranks work at the same time, by cutting the *batch*, too,
 # - write down who does what when as a **plan**, a string for each rank: GPipe, 1F1B, interleaved,
@@ -55,7 +55,9 @@ print(gpipe(3, 2))
 # `y.backward(g)` begins a backward pass at y, with the gradient g that came from the right.
 # (`stages` is `{number: module}`; a word such as `F0@4` names another stage than the rank's own.)
 # `simlib.span` gives a piece of computing a name and numbers: pictures show them, and
-# `run.bubble()` counts the rest.
+# `run.bubble()` counts the rest, from the start of the first piece to the end of the last. (Torch's own
+# schedules, below, name their pieces so, too.) A result waits in `outgoing` until the exchange before
+# the *next* word: that will matter.
 
 
 # %%
@@ -111,7 +113,7 @@ def lesson_10(rank, world_size, plan):
         layers.append(nn.Linear(WIDTHS[number - 1], WIDTHS[number]))
         layers += [nn.ReLU()] if number < 6 else []
     x, right = images.flatten(1).chunk(M), labels.chunk(M)
-    work = lambda micro: x[micro], lambda y, micro: F.cross_entropy(y, right[micro]) / M
+    work = (lambda micro: x[micro]), (lambda y, micro: F.cross_entropy(y, right[micro]) / M)
     pipeline(
         rank, world_size, plan, {rank: nn.Sequential(*layers)}, *work, (64 // M, 512), send_first
     )
@@ -130,8 +132,8 @@ steps[4].timeline()
 # %% [markdown]
 # The naive split gains nothing; four micro-batches make the same three devices faster than one. The
 # ramp up and the ramp down on the picture are the **bubble**: the time in which a device has nothing
-# to do. More micro-batches make it smaller, until something else grows: each message pays its
-# latency. We take this apart, one cause at a time.
+# to do. More micro-batches make the ramps' share smaller; but each message pays its latency, and the
+# waiting for messages grows. We take this apart, one cause at a time.
 #
 # ## The bubble, derived
 #
@@ -169,7 +171,7 @@ def train(rank, world_size, plan, exchange=send_first, v=1, cuts=None, wrap=nn.S
     cuts, M = cuts or [8 * s // S for s in range(S + 1)], plan[rank].count("F") // v
     mine = range(rank, S, world_size)
     stages = {s: wrap(*map(block, range(cuts[s], cuts[s + 1]))) for s in mine}
-    work = lambda i: examples(i)[0], lambda y, i: F.mse_loss(y, examples(i)[1]) / M
+    work = (lambda i: examples(i)[0]), (lambda y, i: F.mse_loss(y, examples(i)[1]) / M)
     pipeline(rank, world_size, plan, stages, *work, SHAPE, exchange)
     return {s: [p.grad for p in net.parameters()] for s, net in stages.items()}
 
@@ -238,7 +240,7 @@ print("by rank:", *(f"{share:.2f}" for share in run.bubble().by_rank))
 # starts both together and gives back a request for each. How much does each way add?
 
 # %%
-guess = None  # ms that messages add to 66.8 ms, K = 4, M = 8
+guess = None  # ms that messages add, K = 4, M = 8 (without them: 66.8 ms)
 
 
 def together(outgoing, incoming):
@@ -257,7 +259,7 @@ for M in (1, 4, 8):
         print(f"bubble {run.bubble().share:.3f}; 2 (M + K - 2) = {2 * (M + 4 - 2)}")
 
 # %% [markdown]
-# `together` adds $2 (M + K - 2)\,c$: a message on each hop of the ramps, and one for each further
+# `send_first` adds $2 (2 M + K - 3)\,c$, `together` $2 (M + K - 2)\,c$: a message on each hop of the ramps, and one for each further
 # micro-batch. This grows with M, and the bubble shrinks with M: so for a fixed batch there is a best M,
 # as in the first table. (Receives that are posted long before would hide messages behind
 # computing. Neither we nor torch's 1F1B post them so early.)
@@ -266,7 +268,7 @@ for M in (1, 4, 8):
 #
 # GPipe keeps the activations of all M micro-batches until the first backward. **1F1B** (in Narayanan et al.
 # 2021, arXiv 2104.04473) goes backward as soon as it can: rank r does K - r forwards ahead, then one
-# backward, one forward in turn. A widely read text says that its bubble is smaller than GPipe's. Write
+# backward, one forward in turn. One often reads that its bubble is smaller than GPipe's. Write
 # its plans for K = 3, M = 4, before you run it.
 
 # %%
@@ -305,7 +307,7 @@ simulated(one_f_one_b(4, 8), send_first)
 # lesson 10's FFBB and FBFB. In GPipe all messages of a phase go one way; in 1F1B neighbours have
 # something for each other at the same moment.
 #
-# There are two cures: `together`, or an **order**. Even ranks send first, odd ranks receive first. Then
+# There are two cures for this knot: `together`, or an **order**. Even ranks send first, odd ranks receive first. Then
 # of any two neighbours just one sends first. **Now you write it**, and try it on both schedules.
 
 
@@ -331,7 +333,7 @@ for name, plan in {"GPipe": gpipe(4, 8), "1F1B": one_f_one_b(4, 8)}.items():
 # `for call, message in calls if dist.get_rank() % 2 == 0 else calls[::-1]:`. It mends 1F1B and breaks
 # GPipe: at the turn from F to B, rank 1 would receive its first gradient before it sends its last
 # activations, and rank 2 cannot make that gradient before it has them. An order is right for one *plan*;
-# `together` is right wherever neighbours meet.
+# `together` is right for all plans on a line of ranks.
 #
 # </details>
 #
@@ -340,7 +342,7 @@ for name, plan in {"GPipe": gpipe(4, 8), "1F1B": one_f_one_b(4, 8)}.items():
 # becomes of the tie where stages are unequal, or messages take 1 ms.)
 
 # %%
-guess = None  # rank 0's activations, GPipe and 1F1B, for M = 4, 8, 16
+guess = None  # M doubles: how many times rank 0's activations, with GPipe, with 1F1B?
 
 
 def activations(run):
@@ -359,25 +361,27 @@ for name, plan in {"GPipe": gpipe(4, 8), "1F1B": one_f_one_b(4, 8)}.items():
 simulated(one_f_one_b(4, 8), together).timeline()
 
 # %% [markdown]
-# GPipe's peak grows with M; 1F1B's does not. Rank r holds at most K - r micro-batches, whatever M is.
+# GPipe's peak grows with M; 1F1B's does not, once M is greater than K. Rank r holds at most K - r micro-batches, whatever M is.
 # **1F1B buys memory, and memory buys M**: with it you can afford the many micro-batches that make
 # the bubble small.
 #
 # And where the assumptions break, as in the last two lines, with unequal stages or costly messages?
-# 1F1B is faster, by 3 % and by 1 %: it can work on a backward where GPipe waits for the last forward.
-# That is the grain of truth in the sentence. (The 1 % hangs on how we exchange: the lab below, which does it
-# otherwise, has GPipe ahead.)
+# 1F1B is faster. By 3 %: it can work on a backward where GPipe waits for the last forward (how much
+# depends on which stage is slow). And by 1 ms, which hangs on how we exchange: the lab below, which does it
+# otherwise, has GPipe ahead. So much truth is in the sentence.
 #
 # ## Interleaved: more stages than ranks
 #
 # The ramp is $K - 1$ *stages* long. Make stages half as long: each rank gets v = 2 short ones, rank r
 # the stages r and r + K. A micro-batch goes through all ranks twice (Narayanan et al. 2021). The work
-# stays, the ramps shrink:
+# stays: $v M$ short pieces each way on each rank; the ramps are $K - 1$ *short* pieces:
 #
 # $$\text{bubble} = \frac{K - 1}{v M + K - 1}$$
 #
-# The plan is 1F1B's, in groups of K micro-batches. `together` waits for both its messages; what will it
-# do on a ring? `post` starts its send and goes on.
+# The plan is 1F1B's, in groups of K micro-batches. (A rank is now $2 (K - 1 - r)$ forwards ahead, as each
+# way to the end and back is of short pieces, and a whole round through the ranks, $(v - 1) K$, more.)
+# `together` waits for both its messages; what will it do on a ring, where the last rank sends to the
+# first? `post` starts its send and goes on.
 
 
 # %%
@@ -417,7 +421,9 @@ print(f"messages: {sum(run.messages)}, with 1F1B", sum(simulated(one_f_one_b(4, 
 run.timeline()
 
 # %% [markdown]
-# A smaller bubble, for more than twice the messages (between the last rank and the first, too) and for
+# On the ring each rank waits in `together` for its send, which the neighbour will receive in *its next*
+# exchange only. On a line the last rank has nothing to send on, so the knot opens there; on a ring nobody
+# is the last. With `post` it works: a smaller bubble, for more than twice the messages (between the last rank and the first, too) and for
 # more activations. Nothing is free. (B1.4 is micro-batch 1 in stage 4; a narrow piece has room for its stage
 # only.)
 #
@@ -425,8 +431,14 @@ run.timeline()
 # many micro-batches it holds. A rank's forward takes 1. Change GPipe to 1F1B: what moves, and what does not?
 # Find the smallest M with a bubble below 10 %. Let one stage take twice as long: which lanes idle now? Let
 # messages take 0.5, with GPipe and with 1F1B. Here receives are posted long before, and messages travel while
-# ranks compute. Which schedule still pays for them? (GPipe on its ramps only. 1F1B in every round, as K - r
-# forwards ahead are just enough for the way there and back without messages: it would need more ahead.)
+# ranks compute. Which schedule still pays for them? (The lab's GPipe goes back in the paper's order.)
+#
+# <details><summary>Answers</summary>
+#
+# M = 28. The lanes of all others. GPipe on its ramps only: 36 instead of 33. 1F1B in every round, 41: K - r
+# forwards ahead are just enough for the way there and back without messages, so it would need more.
+#
+# </details>
 
 # %%
 labs.draw_pipeline(K=4, M=8, schedule="gpipe")
@@ -438,8 +450,9 @@ labs.pipeline_lab(K=4, M=8, schedule="gpipe")
 # ## The same from torch
 #
 # `torch.distributed.pipelining` has all of these schedules. You give it your stage as a `PipelineStage`,
-# and a loss; `step` takes the whole batch. Is its 1F1B ours? On real ranks: the bytes of
-# all messages from rank to rank, in order, and the gradients, of ours, of torch's and of one process.
+# and a loss; `step` takes the whole batch. Is its 1F1B ours? On real ranks: each rank's
+# pieces in order, the bytes of all messages from rank to rank, and the gradients, of ours, of torch's and of
+# one process.
 
 
 # %%
@@ -457,11 +470,18 @@ def theirs(rank, world_size, kind, M, v=1, steps=1, make=block):
         x, y = (x,) if 0 in own else (), {"target": y} if S - 1 in own else {}
         schedule.step(*x, **y)
         seconds.append(time.perf_counter() - start_s)
+        del x, y  # else they are still held while the next batch is made
     return {s: [p.grad for p in net.parameters()] for s, net in nets.items()}, seconds
 
 
 # %%
 guess = None  # the same messages? The same gradients?
+
+
+def work_of(run):
+    """The labels of each rank's pieces, in order: F0, F1, B0, ..."""
+    ranks = range(run.world_size)
+    return [[p.label for p in run.trace.pieces if p.rank == rank] for rank in ranks]
 
 
 def in_order(run):
@@ -483,14 +503,16 @@ for K in (2, 4):
     torchs = simlib.run(theirs, K, ("1F1B", M))
     same = {pair: sizes[3:] for pair, sizes in in_order(torchs).items()} == in_order(ours)
     difference = (flat(ours.results) - flat(r[0] for r in torchs.results)).abs().max()
-    print(f"K = {K}: the same but for three at the start: {same};", end=" ")
-    print(f"gradients: ours - torch's below 1e-6: {difference < 1e-6},", end=" ")
+    print(f"K = {K}: the same work in the same order: {work_of(ours) == work_of(torchs)};", end=" ")
+    print(f"messages, but for three at the start: {same};")
+    print(f"  gradients: ours - torch's below 1e-6: {difference < 1e-6},", end=" ")
     print(f"ours - one process: {(flat(ours.results) - alone).abs().max() < 1e-6}")
 
 # %% [markdown]
-# Your twenty-five lines are torch's 1F1B, message for message. The three small messages at
-# the start of torch's agree on a way to work and tell the neighbour shapes and dtypes. To know them, torch
-# puts the first micro-batch through all stages once, forward and backward, before the first step. (Fewer
+# Your twenty-five lines are torch's 1F1B, piece for piece and message for message. The three small messages
+# at the start of torch's agree on a way to work and tell the neighbour shapes and dtypes. To know them, torch
+# puts the first micro-batch through all stages before the first step: forward, and backward as far as the
+# inputs' gradients go. (Fewer
 # micro-batches than stages its 1F1B refuses, in a sentence of its own.) Is its memory the same, too? The
 # second column is what one more micro-batch adds, in messages of 4,096 bytes.
 
@@ -516,14 +538,14 @@ print(f"torch's first step takes {first_s / second_s:.2f} times its second")
 # Torch's 1F1B does hold the activations of K - r micro-batches at most. But when the first step begins,
 # `PipelineStage` makes **a holder for every micro-batch's activations and one for every gradient that comes back**
 # (`_setup_forward_recv_info` and `_setup_backward_recv_info` in torch's `stage.py`) and keeps them: on rank 1
-# two messages for each micro-batch. (Rank 0 holds the whole input in place of the first, the last rank
-# targets and outputs.) One micro-batch's activations are 25 messages here (104 KB, by the table above), so
-# that is little; with a large M, or where activations are computed again, it is not.
+# two messages for each micro-batch. (Rank 0 holds the whole input in place of the first; the last rank
+# targets, outputs, and the outputs joined together; rank 2 has its peak while our loop makes the batch.) One
+# micro-batch's activations are some 25 messages here (104 KB, by the table above), so that is little; with a large M, or where activations are computed again, it is not.
 #
 # ## Recomputation
 #
 # Memory can be bought another way. `checkpoint` keeps only a stage's *input* and computes its forward again when
-# the backward comes (GPipe does so, too). Predict both prices for M = 8: what is left of the 826 and 455 KB on
+# the backward comes (the paper's GPipe does so, too). Predict both prices for M = 8: what is left of the 826 and 455 KB on
 # rank 0, and how much longer is a step?
 
 
@@ -545,8 +567,8 @@ for name, plan in {"GPipe": gpipe(4, 8), "1F1B": one_f_one_b(4, 8)}.items():
 
 # %% [markdown]
 # One more forward for each backward: $(2f + b)/(f + b)$ would be 1.33, and torch stops when it has all that
-# backward needs (the last product of a stage is not among it), so a little less. Left are inputs, and the
-# activations of *one* micro-batch at a time. The bubble stays: b has grown, and b cancels.
+# backward needs (the last product of a stage is not among it), so a little less. Left are inputs, the
+# activations of *one* micro-batch at a time, and temporaries. The bubble stays: b has grown, and b cancels.
 #
 # ## Zero bubble
 #
@@ -573,16 +595,18 @@ def within(run):
 points = {}
 for kind in ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"):
     for make in (linear, block):
+        two = simlib.simulate(theirs, 4, (kind, 8, 2, 2, make), cluster=cluster)
         run = simlib.simulate(theirs, 4, (kind, 8, 2, 1, make), cluster=cluster)
-        print(f"{kind:21} {make.__name__:6}: bubble {run.bubble().share:.4f}", end=", ")
-        print(f"within each rank {abs(within(run)):.4f}")
+        print(f"{kind:21} {make.__name__:6}: bubble {run.bubble().share:.4f},", end=" ")
+        print(f"of two steps {two.bubble().share:.4f}, within each rank {abs(within(run)):.4f}")
     points[f"torch's {kind}"] = run
 
 # %% [markdown]
 # The last line but one has the zero: for a Linear layer F, B and W are one product each and take the same
 # time, and no rank idles between its own first and last piece. Counted over one step, as we did so far, 3/51
-# is left: the ranks *begin* one after the other. They end so, too, and where the next step follows at once,
-# the ramps of both fit together. In our blocks attention has no weights: its B takes longer than its F, and
+# is left (8 micro-batches, 2 stages, F, B and W: 48 pieces, and 3 of ramp): the ranks *begin* one after the
+# other. With the V they end so, too: the ramps of two steps fit together, and 3/99 is left. Without it, two
+# steps gain nothing. In our blocks attention has no weights: its B takes longer than its F, and
 # has no W. Then small gaps remain.
 #
 # All on one picture: the bubble, and the activations of the fullest rank. Down and left is better. Which of
@@ -659,7 +683,7 @@ print(f"ring {2 * 7 / 8 * 2 * 12 * layers * w**2 / 1e9:.0f} GB")
 # %% [markdown]
 # Stages send activations, $2 \cdot 4$ bytes for each token and each number of the width; a ring sends gradients, some
 # $2 \cdot 4 \cdot 12\, L w^2$ bytes for L layers of width w. Tokens against $12\,L\,w$: for that model the
-# pipeline sends 190 times less, and only to neighbours. So where some links are slow, **pipelines go
+# pipeline sends 190 times less (with 65,536 tokens a step, and a ring of 8), and only to neighbours. So where some links are slow, **pipelines go
 # between nodes**, and what talks most stays inside (tensor parallelism, [lesson 12](12_tensors_and_state.ipynb)). And they go together: cut
 # into K stages, a rank has a K-th of the gradients to add up.
 #

@@ -3,7 +3,8 @@
 #
 # A batch can be cut (lesson 07), layers can be dealt out (lesson 10), and a matrix can be cut
 # ([lesson 12](12_tensors_and_state.ipynb)). Two cuts are left, and the largest models of today use both: the **sequence** and the
-# **experts**. This lesson goes beyond the sources of the course. In 50 minutes you will
+# **experts**. This lesson is beyond what the course's sources teach. In 90 minutes, best in two sittings (a break is before
+# *A layer of experts*), you will
 #
 # - cut one long sequence over the ranks, and get attention right all the same: ring attention,
 #   forward and backward, equal to one process,
@@ -91,10 +92,11 @@ print(f"S = 131,072 and 128 heads in 2 bytes: {2 * 128 * 131072**2 / 1e12:.1f} T
 #
 # Every rank gets a part of S/R positions: queries, keys and values. The sequence is cut into 2R
 # **chunks**, and rank r has chunks 2r and 2r + 1. (Why two, we shall see.) "Attention is local
-# mostly", so let each rank attend to its own keys. How wrong is that?
+# mostly", so let each rank attend to its own keys. How wrong is that? (Our vectors are random. In a
+# text it would be less wrong, and still wrong.)
 
 # %%
-guess = None  # the largest error?
+guess = None  # the typical error? (The results' typical size is 0.08.)
 S = 480
 
 
@@ -120,7 +122,7 @@ for R in (1, 2, 4):
     print(f"{R} ranks: typical error {typical:.2f}, largest {largest:.2f}")
 
 # %% [markdown]
-# With four ranks the error is larger than the result. Nothing was raised: every rank averaged
+# With four ranks the typical error is larger than the typical result. Nothing was raised: every rank averaged
 # *something*. Each query needs all keys.
 #
 # ## Softmax in parts
@@ -273,7 +275,7 @@ def ring_forward(rank, R, q, k, v, chunks, causal, wait_first=False):
 #
 # $$T = R\,c + (R - 1) \max(0,\ t - c), \qquad \text{wait first: } T = R\,c + (R - 1)\,t$$
 #
-# How much longer will it take to wait first?
+# How much longer will it take to wait first? (S = 480, 4 ranks, 10 Gbit/s with a latency of 30 us.)
 
 # %%
 guess = None  # wait first: how many times as long?
@@ -298,7 +300,8 @@ print(f"wait first: {late.time_s * 1e3:.3f} ms, residual {late.time_s - 4 * c - 
 ring.timeline()
 
 # %% [markdown]
-# (K2: computing with the keys that are rank 2's.) Each message is under way while its sender
+# (K2: computing with keys that are rank 2's, one box for each pair of chunks. An arrow ends where its
+# message is waited for, not where it arrives.) Each message is under way while its sender
 # computes, and nobody waits: messages cost nothing. That holds as long as $t \le c$. Per step a
 # rank computes $4 H (S/R)^2 d$ operations and sends $8 H (S/R)\, d$ bytes. So the longer the
 # sequence, the better: computing grows with its square.
@@ -315,8 +318,9 @@ ring.timeline()
 #
 # ($\partial x$ is short for $\partial L / \partial x$.) $\partial q$ stays at home like q. But
 # $\partial k$ and $\partial v$ are sums over *all* queries, so they travel behind their keys, each
-# rank adds its part, and after R steps they are at home. How many messages is that, and how many
-# times n, the $4 H (S/R)\, d$ bytes of one tensor of a rank?
+# rank adds its part, and after R steps they are at home. (What comes in step i
+# are gradients of the keys that I compute with in step i + 1.) How many messages is that, with those
+# of the forward pass, and how many times n, the $4 H (S/R)\, d$ bytes of one tensor of a rank?
 
 
 # %%
@@ -377,8 +381,8 @@ for R in (2, 3, 4):
 # ## A causal mask, and idle ranks
 #
 # In a language model no token looks at later ones: a **causal mask**. So `pairs` leaves out whole
-# blocks: rank r needs the keys of ranks 0 to r only. Half of the work is gone. Is half of the
-# time?
+# blocks: rank r needs the keys of ranks 0 to r only. Nearly half of the work is gone, 28
+# of 64 pairs of chunks. Is half of the time?
 
 # %%
 guess = None  # how many times as fast as without a mask?
@@ -456,8 +460,8 @@ print(f"idle: {run.bubble().share:.0%}")
 run.timeline()
 
 # %% [markdown]
-# Exact, as long as messages hide: every rank is busy to the end. With S = 240 on 8 ranks two pairs
-# take less time than a message, and everybody waits for the network. Balance does not help there.
+# Exact, as long as messages hide: every rank is busy to the end. With S = 240 on 8 ranks a step's two
+# pairs take less time than a message, and everybody waits for the network. Balance does not help there.
 #
 # ## The other way: change what is cut
 #
@@ -514,11 +518,11 @@ error = (torch.cat(other.results, dim=1) - attention(*sequence(S))).abs().max().
 print("Ulysses equal to one process to 1e-6:", error < 1e-6)
 
 # %% [markdown]
-# The ring wins where its messages hide, and even where they hide in part. With many ranks and a
-# slow network Ulysses wins. Two more things count. Ulysses needs at least R heads, and no zig-zag,
-# since all heads have the same mask. And with fewer heads of keys than of queries (a share g of
-# them) only k and v shrink: the ratio becomes $g R / (1 + g)$. With 8 for 128, as in Llama 3 405B,
-# that is R/17: the ring sends less up to 17 ranks.
+# The ring wins where its messages hide, and on 4 ranks with 1 Gbit, too, where 71 % of each hides
+# behind computing. On 8 ranks only 34 % do (c falls with R², t with R), and Ulysses wins. Two more
+# things count. Ulysses needs R heads or more, but no zig-zag, since all heads have the same mask.
+# And many models have fewer heads of keys than of queries (grouped-query attention): then only k
+# and v shrink, and the ring sends less than here.
 #
 # (Torch has `torch.distributed.tensor.experimental.context_parallel`. It knows the three kernels
 # of GPUs only: on a CPU torch 2.13 finds no rule for its own attention,
@@ -526,9 +530,9 @@ print("Ulysses equal to one process to 1e-6:", error < 1e-6)
 #
 # ## A layer of experts
 #
-# The other new cut. A **mixture of experts** replaces one large layer by E smaller ones, the
-# experts, and a **router** chooses one for each token: E times the parameters, for the same
-# operations. (Many models choose several; we take one, as Switch does: arXiv 2101.03961.) The
+# The other new cut. A **mixture of experts** replaces one layer by E of its size, the
+# experts, and a **router** sends each token through one: E times the parameters, for the same
+# operations (and a small product for the router). (Many models choose several; we take one, as Switch does: arXiv 2101.03961.) The
 # output is
 #
 # $$y = x + p_e(x)\, \text{expert}_e(x), \qquad p = \text{softmax}(x W), \qquad e = \arg\max_i p_i$$
@@ -566,7 +570,8 @@ print("tokens per expert:", route(tokens, router)[1].bincount().tolist())
 # ## Wrong way: equal splits
 #
 # Four ranks, one expert each, 240 tokens per rank. Sort them by expert, `all_to_all_single`,
-# compute, and back. Without further arguments the call cuts into equal parts. Will it raise?
+# compute, and back. Without further arguments the call cuts into equal parts. Will it
+# raise? And if the sender names the true splits, and the receiver none?
 
 
 # %% tags=["raises-exception"]
@@ -576,7 +581,7 @@ def equal_splits(rank, R, sent_splits=False):
     order = choice.argsort(stable=True)
     splits = choice.bincount(minlength=E).tolist() if sent_splits else None
     arrived, back = torch.empty_like(x), torch.empty_like(x)
-    dist.all_to_all_single(arrived, x[order], None, splits)  # of each rank as many, so to speak
+    dist.all_to_all_single(arrived, x[order], None, splits)  # received: in equal parts
     dist.all_to_all_single(back, expert(rank)(arrived))
     return (x + p[:, None] * back[order.argsort()]).detach()
 
@@ -688,7 +693,7 @@ for R in (1, 2, 4):
 #
 # Half of our tokens want one expert. GShard (arXiv 2006.16668) and Switch give each expert a
 # **capacity**: of each rank's n tokens at most $C = \lceil f\, n / E \rceil$ for one expert.
-# Whoever comes later is dropped: it skips the layer, $y = x$, and its residual goes on unchanged.
+# Whoever comes later is dropped: it skips the layer, and $y = x$.
 # The experts' work becomes bounded. With f = 1, how many are dropped?
 
 # %%
@@ -745,10 +750,10 @@ compare(unbalanced, route(tokens, router)[1].bincount(minlength=E))
 unbalanced.timeline()
 
 # %% [markdown]
-# Rank 1 has 2.04 times the mean of 240 tokens, and its experts compute 2.04 times as long; the
-# others wait for their results. A straggler as in lesson 04, but made by the data. Two mends. The
-# **auxiliary loss** of Switch adds $\alpha E \sum_e f_e P_e$ to the loss ($f_e$ the share of
-# tokens that choose e, $P_e$ the mean of $p_e$), least where all are equal. Or a **bias** on each
+# Rank 1 has 2.04 times the mean of 240 tokens, and its expert computes 2.04 times as long; the
+# others wait for its results. A straggler as in lesson 04, but made by the data. Two mends. The
+# **auxiliary loss** of Switch adds a term to the loss that grows where an expert with many tokens also
+# has a high mean probability; we do not train with it here. Or a **bias** on each
 # expert's score that only chooses: raise it where the load is below the mean, lower it where it is
 # above, after each step (Wang et al., arXiv 2408.15664; DeepSeek-V3 does so). No gradient is bent
 # by it. How even can it get?
@@ -763,19 +768,25 @@ def balance(rank, R, steps, rate=0.02):
         load = (x @ router + bias).argmax(-1).bincount(minlength=E).float()
         dist.all_reduce(load)
         loads.append(load)
-        bias += rate * (load.mean() - load).sign()
+        if len(loads) < steps:
+            bias += rate * (load.mean() - load).sign()
     return loads, bias
 
 
 loads, bias = simlib.run(balance, 4, (61,)).results[0]
-for step in (0, 20, 40, 60):
+for step in (0, 20, 59, 60):
     print(f"step {step:2}: loads", loads[step].int().tolist())
+first, chosen = (tokens @ router).argmax(-1), (tokens @ router + bias).argmax(-1)
+print(f"tokens whose expert is not their first choice: {(first != chosen).sum()}")
 balanced = simlib.simulate(timed_layer, 4, (bias,), cluster=cluster_with())
 print(f"{unbalanced.time_s * 1e3:.2f} ms before, {balanced.time_s * 1e3:.2f} ms after")
 
 # %% [markdown]
 # Nearly as fast as with f = 1 above, and no token is dropped; it takes E numbers in an all_reduce
-# per step.
+# per step. The price is in the line before the last: a third of the tokens get an expert that the
+# router likes less. (The loads swing between two states, as a step has a fixed size.) The whole
+# layer took 1.95 times as long as with these loads, a little less than its fullest expert: messages and the
+# router's product take their time in both.
 #
 # ## Five dimensions
 #
@@ -785,14 +796,14 @@ print(f"{unbalanced.time_s * 1e3:.2f} ms before, {balanced.time_s * 1e3:.2f} ms 
 # | | cuts | every rank keeps whole | sends | when | lesson |
 # |---|---|---|---|---|---|
 # | **dp** data | the examples | the model | gradients: all_reduce of N | once per step | 06 to 09 |
-# | **tp** tensor | each matrix | the examples | activations: all_reduce of n | twice per layer, forward and backward | 12 |
+# | **tp** tensor | each matrix | the examples | activations: all_reduce of n | twice forward, twice backward, in each transformer layer | 12 |
 # | **pp** pipeline | the layers | the examples | activations: send n to the next stage | per micro-batch and boundary | 10, 11 |
 # | **cp** context | the sequence | the model | keys and values round a ring, or all_to_all of heads | per attention layer | 18 |
 # | **ep** expert | the experts | all but the experts | tokens: all_to_all there and back | per expert layer | 18 |
 #
 # What sends most often goes inside the node (tp), what can hide or is rare goes between nodes (pp,
-# dp). The ranks multiply: R = dp x tp x pp x cp. Experts need no ranks of their own: those of dp
-# hold them. And since a rank of cp has seen a part of the positions only, gradients are summed
+# dp, a ring of cp); an all_to_all of ep wants the fastest links that are left. The ranks multiply: R =
+# dp x tp x pp x cp. Experts need no ranks of their own: the ranks of dp hold them. And since a rank of cp has seen a part of the positions only, gradients are summed
 # over cp as over dp.
 #
 # ## Your turn
