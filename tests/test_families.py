@@ -89,9 +89,9 @@ class Case:
         return take(programs, network, self.starts, reduce_Bps, self.eager_limit_bytes)
 
     def moved_by_rounding(self, programs, ends):
-        """How far the ends move when each message has some 1e-15 of the bytes more."""
+        """How far the ends move when each message has some 1e-15 of the bytes more, or fewer."""
         more = Fraction(max(self.m, 1), 2**55)
-        return difference(self.take(programs, more)[0], ends)
+        return max(difference(self.take(programs, way * more)[0], ends) for way in (1, -1))
 
 
 def cases_of(family, count, for_simulate=False):
