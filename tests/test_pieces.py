@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -265,3 +267,22 @@ def test_the_player_has_the_pieces_in_sight():
     assert [lane["pieces"] for lane in lanes] == [[[0, 2, 0.0, "F7"]], [[2, 5, 0.5, "B1.4"]]]
     lanes = scene_of(run, between=(0, 1))["lanes"]
     assert [len(lane["pieces"]) for lane in lanes] == [1, 0]
+
+
+LATE = """
+import sys
+from simlib.record.pipelines import STAGES, name_pieces
+
+name_pieces()
+assert STAGES not in sys.modules
+from torch.distributed.pipelining.stage import _PipelineStageBase
+print(_PipelineStageBase.forward_one_chunk.__wrapped__.__name__)
+print(any(type(finder).__name__ == "_AtImport" for finder in sys.meta_path))
+"""
+
+
+def test_stages_that_are_imported_later_name_their_pieces_too():
+    """A rank of a job imports them only where its program does: that takes seconds."""
+    command = [sys.executable, "-c", LATE]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert printed.stdout == "forward_one_chunk\nFalse\n", printed.stderr

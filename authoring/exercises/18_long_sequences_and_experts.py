@@ -27,7 +27,7 @@ def double_precision(run, given):
 # %% [markdown]
 # ## 1. One query, many keys (★★, 25 minutes, 3 points)
 #
-# A long text is in memory, a part on each rank: `keys` and `values`, of shape (numbers of keys, d),
+# A long text is cut over the ranks: `keys` and `values`, of shape (numbers of keys, d),
 # with at least one key and not equally many on all ranks. All ranks have the same query `q`, of
 # shape (d). Return on every rank the attention of `q` over the keys of **all** ranks:
 # softmax($q \cdot k / \sqrt d$) times values. Scores may be in the hundreds. With send and

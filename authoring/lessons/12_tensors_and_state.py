@@ -3,7 +3,7 @@
 #
 # Lesson 10 cut a network between its layers. Two other cuts go through everything. **Tensor
 # parallelism** cuts each matrix, so that ranks work on one layer at the same time. **Sharding**
-# cuts what data-parallel ranks hold twice for no good reason. In this lesson (75 minutes) you will
+# cuts what data-parallel ranks hold twice for no good reason. In this lesson (two sittings of an hour) you will
 #
 # - cut a linear layer by columns and by rows, and build the two autograd functions that this takes,
 #   after three wrong ways,
@@ -127,11 +127,11 @@ for R in (2, 3, 4):
 # rule says, for $y = \sum_r y_r$,
 #
 # $$\frac{\partial L}{\partial y_r} = \frac{\partial L}{\partial y} \qquad \text{(Leave)} \qquad\qquad
-# \frac{\partial L}{\partial x} = \sum_r \frac{\partial L_r}{\partial x} \qquad \text{(Enter)}$$
+# \frac{\partial L}{\partial x} = \sum_r \frac{\partial L}{\partial x_r} \qquad \text{(Enter)}$$
 #
 # On the left: every rank works out the *same* loss from the same y, so it has this gradient
-# already. On the right: x went into all ranks' columns, so what comes back to it is a sum, one part
-# from each rank.
+# already. On the right: $x_r$ is rank r's copy of x. Each goes into other columns, so what comes back
+# to x is a sum, one part from each rank.
 
 
 # %%
@@ -153,7 +153,7 @@ class Leave(LeaveTwice):  # a sum forward, nothing backward
         return gradient
 
 
-class Enter(LeaveTwice):  # nothing forward, a sum backward
+class Enter(LeaveTwice):  # nothing forward, a sum backward: LeaveTwice's
     @staticmethod
     def forward(ctx, x):
         return x.view_as(x)
@@ -191,7 +191,7 @@ for name, way in ways.items():
 
 # %% [markdown]
 # Gradients of what lies behind a wrong Leave are **R times too large**, as if the learning rate
-# were. Without Enter all *weights of the block* are right, and x gets one rank's part of its
+# were. Without Enter all weights *between Enter and Leave* are right, and x gets one rank's part of its
 # gradient: the layers before learn something else on every rank, and nothing is raised. With the
 # pair everything is right, for one all_reduce each way.
 #
@@ -239,11 +239,14 @@ for needs_gradient in (True, False):
 # %% [markdown]
 # The same all_reduces, byte for byte. If x needs no gradient, autograd never calls the backward of
 # Enter, and one is saved, in both. (torch's program has sent more before: it scatters the whole
-# weights of rank 0. We counted the step alone.)
+# weights of rank 0, and broadcasts a bias. We counted all_reduces alone.)
 #
 # ## Attention: whole heads
 #
-# Attention works head by head. Cut the matrices q, k and v by columns *between heads*, and the
+# (Attention makes a query, a key and a value of each token, by matrices q, k and v. A **head** is some
+# neighbouring columns of all three: in it each token takes a mean of values, weighted by how well its
+# query fits their keys. With an MLP behind it this is a **transformer block**.) Heads do not need each
+# other. Cut the matrices q, k and v by columns *between heads*, and the
 # output matrix by rows: each rank computes some heads from beginning to end. So a transformer block
 # is two pairs of columns and rows. Norms and the sum past each pair (`x + ...`) work on whole
 # activations, the same on every rank. How many all_reduces are in one forward pass, how many in
@@ -291,7 +294,8 @@ def block_step(rank, world_size):
 def is_right(run):
     """Whether all gradients, put together from all ranks, are those of one process."""
     found = {n: torch.cat([mine[n] for _, mine in run.results], AXIS[n]) for n in AXIS}
-    return all(torch.allclose(found[n], alone.results[0][1][n], atol=1e-3) for n in AXIS)
+    found |= {n: run.results[-1][1][n] for n in ("norm 1", "norm 2")}  # whole on every rank
+    return all(torch.allclose(found[n], alone.results[0][1][n], atol=1e-3) for n in found)
 
 
 alone = simlib.simulate(block_step, 1, cluster=cluster_with())
@@ -320,7 +324,7 @@ for R in (2, 3, 4):
 # of 8 numbers of a split tensor (the hidden part) and of a whole one (after Leave). Who is right?
 
 # %%
-guess = None  # one seed, own seeds, or neither?
+guess = None  # one seed, own seeds, both, or neither?
 
 
 def drop(rank, world_size, way):
@@ -338,15 +342,15 @@ for way in ("one seed", "own seeds", "both"):
     print(f"{way:9} split: {split_0} {split_1}   whole: {whole_0} {whole_1}")
 
 # %% [markdown]
-# Both. Split tensors need **different** masks, whole ones **the same**: else each rank has another
+# Neither alone. Split tensors need **different** masks, whole ones **the same**: else each rank has another
 # x from there on, and no error tells. Third line: the generator is forked for the split part.
 #
 # ## Sequence parallelism: the sum in two halves
 #
 # Between Leave and Enter every rank does the same work on the same numbers. An all_reduce is a
 # reduce_scatter and an all_gather (lesson 05). So pull it apart: Leave only reduce_scatters, each
-# rank keeps T/R tokens, norm and dropout work on those, and Enter all_gathers. Bytes and memory:
-# more, less or the same?
+# rank keeps T/R tokens, norm and dropout work on those, and Enter all_gathers. A rank now has the loss
+# of its own tokens only: so gradients are gathered, too. Bytes and memory: more, less or the same?
 
 
 # %%
@@ -726,7 +730,8 @@ for axes in (("tp", "dp"), ("dp", "tp"), ("pp", "dp"), ("dp", "pp")):
     ops = [op for op in run.trace.of_rank(5) if op.kind != "recv"]
     near = sum(op.nbytes for op in ops if op.group.ranks[1] - op.group.ranks[0] == 1) / 1e6
     print(
-        f"{axes[1]} inside a node: {run.time_s * 1e3:6.2f} ms; rank 5 brings {near:4.1f} MB there"
+        f"{' x '.join(axes)}, the last on neighbours: {run.time_s * 1e3:6.2f} ms,"
+        f" rank 5 brings them {near:4.1f} MB"
     )
 
 # %% [markdown]
@@ -738,7 +743,7 @@ for axes in (("tp", "dp"), ("dp", "tp"), ("pp", "dp"), ("dp", "pp")):
 # So tp is the larger where T is more than 3 D / tp: nearly always.
 #
 # **A lab:** 4,096 modelled ranks, cut as dp x tp x pp; a transformer of 6.7 billion parameters,
-# 1,024 sequences a step. Put dp first among the neighbours: which bar grows? Take 1 in place of 16
+# 1,024 sequences a step. Put dp first among the neighbours: which bars grow? Take 1 in place of 16
 # micro-batches: which cut is the fastest now? Go to 64 ranks without ZeRO: what does not fit? Then
 # stage 1 of ZeRO: do you still need tp and pp? And stage 3, in place of it: what does it cost?
 
@@ -749,11 +754,12 @@ labs.draw_mesh(4096, tp=8, pp=8, num_microbatches=16)
 labs.mesh_lab(4096, tp=8, pp=8, num_microbatches=16)
 
 # %% [markdown]
-# Here is what you should have seen. With dp first, tp reaches over nodes: 0.86 s become 1.42. With
+# Here is what you should have seen. With dp first, tp reaches over nodes: 0.86 s become
+# 1.42, in tp's bar and the bubble's. With
 # 1 micro-batch a pipeline is nothing but bubble, and dp 512 x tp 8 takes 0.70 s. On 64 ranks plain
 # dp does not fit, the best that does is dp 16 x tp 4. With ZeRO-1 dp alone fits, and is the
-# fastest, 31.0 s: no tp, no pp. Stage 3 leaves most room and gathers for every micro-batch: 37.0 s
-# at best.
+# fastest, 31.0 s: no tp, no pp. Stage 3 leaves most room (3.2 GB, dp alone) and
+# gathers for every micro-batch: 55 s so, and 37.0 s at best, as dp 8 x tp 4 x pp 2.
 #
 # ## Against published numbers
 #
@@ -795,7 +801,7 @@ for gpus, (layers, width, published) in PAPER.items():
 # With 2 GPUs it is right to a hundredth, with 4 and 8 an eighth too good. What does it leave out? A
 # GPU is slower on the narrower matrices that a cut leaves, and a ring does not reach all of its 150
 # GB/s. A later release, with faster computing on the same links, was 90.7, 86.5 and 79.6 %; the
-# same model misses by +5.0, +2.1 and +0.7 %: what is missing is of compute. (Layers and batch are
+# same model misses by +5.0, +2.1 and +0.7 %: on 4 and 8 compute seems to be missing; on 2 it grew, unexplained. (Layers and batch are
 # second-hand, see [the page of published figures](../docs/published.md).)
 #
 # ## A checkpoint for any number of ranks
@@ -857,7 +863,7 @@ with tempfile.TemporaryDirectory() as folder:
 # 1. Four: two forward, two backward.
 # 2. The sum would add it R times. The first layer's outputs are cut, its biases with them: nothing
 #    is summed.
-# 3. Those of all layers before the block, and of what stands between.
+# 3. Those of all that comes before it: of earlier layers, and in a transformer block of its norms, too.
 # 4. Activations between the blocks; no bytes, but for the norms' gradients.
 # 5. 80 + 80/16 = 85 GB; 160/16 = 10 GB.
 # 6. It gathers the parameters twice, forward and backward. Without resharding, once.
