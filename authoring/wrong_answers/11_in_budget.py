@@ -54,19 +54,19 @@ def with_ahead(ahead, pieces):
 
 
 def gpipe(rank, world_size, w, xs, batch, pieces, most):
-    """GPipe, which holds all micro-batches"""
+    """the plan of GPipe, which holds all micro-batches"""
     words = with_ahead(pieces, pieces)
     return follow(words, rank, world_size, w, xs, batch, together)
 
 
 def plain_1f1b(rank, world_size, w, xs, batch, pieces, most):
-    """1F1B, whatever may be held"""
+    """plain 1F1B, whatever may be held"""
     words = with_ahead(min(pieces, world_size - rank), pieces)
     return follow(words, rank, world_size, w, xs, batch, together)
 
 
 def fewer_ahead(rank, world_size, w, xs, batch, pieces, most):
-    """1F1B with fewer forwards ahead on the first ranks"""
+    """the plan of 1F1B with fewer forwards ahead on the first ranks"""
     words = with_ahead(min(pieces, world_size - rank, most), pieces)
     return follow(words, rank, world_size, w, xs, batch, together)
 
@@ -92,7 +92,7 @@ def sums(rank, world_size, w, xs, batch, pieces, most):
 
 
 def send_and_recv(rank, world_size, w, xs, batch, pieces, most):
-    """1F1B by plain sends and receives"""
+    """the plan of 1F1B by plain sends and receives"""
     words = with_ahead(min(pieces, world_size - rank), pieces)
     return follow(words, rank, world_size, w, xs, batch, send_first)
 
