@@ -209,6 +209,20 @@ def test_a_replay_has_the_pieces_at_its_own_times(kind, link):
         assert one.end_s == pytest.approx(other.end_s, rel=1e-9, abs=1e-15)
 
 
+def never_leaves(rank, world_size):
+    global kept
+    kept = simlib.span("F")
+    kept.__enter__()
+    simlib.compute(1)
+
+
+def test_a_replay_leaves_a_piece_open_that_never_ended():
+    run = simlib.simulate(never_leaves, 1, cluster=cluster())
+    assert found(run) == [(0, "F", 0, None)]
+    assert found(run.replay(cluster())) == [(0, "F", 0, None)]
+    assert run.bubble().share == 0
+
+
 def test_a_saved_run_has_its_pieces(tmp_path):
     run = simlib.simulate(two_in_turn, 2, cluster=cluster())
     loaded = simlib.load(run.save(tmp_path / "run.json"))

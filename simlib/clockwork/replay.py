@@ -114,6 +114,8 @@ def _played(recorded, cluster, placement, options):
 
 def _pieces_at_new_times(recorded, trace):
     """The named pieces of a recorded run, where its ops are at the times of a replay."""
+    if not recorded.pieces:
+        return []
     moments = [_Moments() for _ in range(trace.world_size)]
     for rank, (old, new) in enumerate(zip(recorded.spans, trace.spans, strict=True)):
         moments[rank].add(old, new)
@@ -136,6 +138,7 @@ class _Moments:
 
     def __init__(self):
         self._first, self._last = {}, {}
+        self._in_order = []
 
     def add(self, old, new):
         """These moments are at those times now."""
@@ -147,12 +150,14 @@ class _Moments:
     def of_piece(self, start_s, end_s):
         """Start and end of a piece: after all that was at its start, before all at its end."""
         start = self._at(start_s, self._last)
-        return start, max(start, self._at(end_s, self._first))
+        return start, None if end_s is None else max(start, self._at(end_s, self._first))
 
     def _at(self, moment_s, known):
         if moment_s in known:
             return known[moment_s]
-        old = sorted(known)
+        if len(self._in_order) < len(known):
+            self._in_order = sorted(known)
+        old = self._in_order
         after = bisect.bisect(old, moment_s)
         left, right = old[after - 1], old[min(after, len(old) - 1)]
         if after == len(old):
