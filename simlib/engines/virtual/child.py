@@ -24,7 +24,7 @@ from ..host.process_setup import die_with_the_kernel
 from ..host.request import FRAME, receive, send, send_bytes, serve
 from . import per_rank
 from .ddp import share_what_ddp_gathers
-from .one_cpu import hide_from_ranks, take_turns_quietly
+from .one_cpu import share_one_cpu
 from .ranks import Ranks
 from .simulated_transport import stand_in_backend
 from .store import own_stores
@@ -49,8 +49,7 @@ def child_main(control, lifeline, stdout, stderr, memory):
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a mapped log is a descriptor
     torch.set_num_threads(1)
     threading.stack_size(STACK_BYTES)
-    take_turns_quietly()
-    process = Process(per_rank.separate_threads(FramedOutput(output), hide_from_ranks()))
+    process = Process(per_rank.separate_threads(FramedOutput(output), share_one_cpu()))
     backend.install(process.create_group)
     baseline = Baseline()
     send(sock, ("ready", None))

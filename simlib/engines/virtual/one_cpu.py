@@ -22,27 +22,25 @@ ENOUGH = 0.8
 """The share of a CPU that such a process has; with another one beside it, half."""
 
 
-def take_turns_quietly():
-    """Let a thread that is woken wait until the one that wakes it waits itself; for the child."""
-    if _can_choose() and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        _set_policy(0, os.SCHED_BATCH)
+def share_one_cpu():
+    """Let threads share a CPU well, and ranks not notice it; for the child, once.
 
-
-def hide_from_ranks():
-    """Let ranks see all CPUs, and use them where they fork or want several threads; for the child.
-
-    Returns a context manager, within which that also goes for a command that is started.
+    A thread that is woken waits until the one that wakes it waits itself. Ranks see all CPUs, and
+    have them where they fork or want several threads. Returns a context manager, within which a
+    command that is started has them, too.
     """
-    if not _can_choose():
+    if not hasattr(os, "sched_setaffinity"):
         return contextlib.nullcontext
+    usual = os.sched_getscheduler(0)
+    if usual == os.SCHED_OTHER:
+        _run_on(os.sched_getaffinity(0), os.SCHED_BATCH)
     everything, ask, own_pid = os.sched_getaffinity(0), os.sched_getaffinity, os.getpid()
 
     def of_all(pid):
         return set(everything) if pid in (0, own_pid) else ask(pid)
 
     def take_all():
-        os.sched_setaffinity(0, everything)
-        _set_policy(0, os.SCHED_OTHER)
+        _run_on(everything, usual)
 
     @contextlib.contextmanager
     def all_cpus():
@@ -51,8 +49,7 @@ def hide_from_ranks():
         try:
             yield
         finally:
-            os.sched_setaffinity(0, mine)
-            _set_policy(0, policy)
+            _run_on(mine, policy)
 
     set_threads = torch.set_num_threads
 
@@ -130,13 +127,11 @@ class OneCpu:
                     os.sched_setaffinity(int(thread), cpus)
 
 
-def _can_choose():
-    return hasattr(os, "sched_setaffinity")
-
-
-def _set_policy(pid, policy):
+def _run_on(cpus, policy):
+    """The CPUs and the policy of the calling thread."""
     with contextlib.suppress(OSError):  # not allowed here: it is only slower
-        os.sched_setscheduler(pid, policy, os.sched_param(0))
+        os.sched_setaffinity(0, cpus)
+        os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 def _last_cpu_of(pid, thread):
