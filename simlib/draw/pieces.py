@@ -16,8 +16,8 @@ def draw_pieces(view):
     """Fill the pieces of all lanes."""
     shown = {rank: {} for rank in view.ranks}
     for piece in view.pieces:
-        until_s = view.until[piece.rank] if piece.end_s is None else piece.end_s
-        shown[piece.rank].setdefault(piece.name, []).append((piece.start_s, until_s))
+        times = piece.start_s, piece.ends_by(view.until[piece.rank])
+        shown[piece.rank].setdefault(piece.name, []).append(times)
     columns = int(view.axes.get_window_extent(view.renderer).width)
     for rank, by_name in shown.items():
         for name, times in by_name.items():
@@ -46,7 +46,7 @@ def label_pieces(view):
     if view.plain or len(view.pieces) > MOST_LABELS:
         return
     for piece in view.pieces:
-        end_s = view.until[piece.rank] if piece.end_s is None else piece.end_s
+        end_s = piece.ends_by(view.until[piece.rank])
         times = np.clip([piece.start_s, end_s], view.begin_s, view.end_s) * view.scale
         x, y = view.px(times, [view.row[piece.rank]] * 2)
         numbers = list(piece.numbers.values())

@@ -37,8 +37,7 @@ class View:
         self._make_axes(width_in)
 
     def _sees(self, piece):
-        end_s = self.end_s if piece.end_s is None else piece.end_s
-        return piece.start_s <= self.end_s and end_s >= self.begin_s
+        return piece.start_s <= self.end_s and piece.ends_by(self.end_s) >= self.begin_s
 
     def _last_moment(self, rank):
         span = span_of(self.trace, rank)

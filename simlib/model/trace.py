@@ -212,6 +212,10 @@ class Piece:
     start_s: float
     end_s: float | None
 
+    def ends_by(self, until_s: float) -> float:
+        """When it ended, or ``until_s`` where it never did."""
+        return until_s if self.end_s is None else self.end_s
+
     @property
     def label(self) -> str:
         """The name with its numbers, as pictures show it: ``"F3"``, of several ``"F0.3"``."""

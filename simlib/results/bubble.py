@@ -79,7 +79,7 @@ def bubble_in(run: Run) -> Bubble:
         )
     pieces, ops = ([[] for _ in range(run.world_size)] for _ in range(2))
     for piece in trace.pieces:
-        end_s = span_of(trace, piece.rank)[1] if piece.end_s is None else piece.end_s
+        end_s = piece.ends_by(span_of(trace, piece.rank)[1])
         pieces[piece.rank].append((piece.start_s, end_s))
     for op in trace:
         ops[op.rank].append(op)

@@ -135,7 +135,7 @@ class _Slices:
         self._name("thread", f"rank {rank}, pieces", pid, tid, 1)
         for piece in pieces:
             begin = _ns(piece.start_s)
-            end = max(begin, _ns(until if piece.end_s is None else piece.end_s))
+            end = max(begin, _ns(piece.ends_by(until)))
             slice_ = _slice(piece.label, pid, tid, begin, end, {"name": piece.name} | piece.numbers)
             self.events.append(slice_ | {"cat": "piece"})
 

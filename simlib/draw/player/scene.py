@@ -120,7 +120,7 @@ def pieces_of(run, rank, times, until_s):
     shades = shades_of(run.trace)
     found = []
     for piece in run.trace.pieces:
-        end_s = until_s if piece.end_s is None else piece.end_s
+        end_s = piece.ends_by(until_s)
         if piece.rank == rank and piece.start_s <= times[1] and end_s >= times[0]:
             found.append([piece.start_s, end_s, shades[piece.name], piece.label])
     return found[:MOST_PIECES]

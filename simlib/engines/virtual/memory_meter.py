@@ -118,8 +118,7 @@ class MemoryMeter:
                 if block is not None:
                     block.told = category
                     self._move(block, category)
-        if self._does_peak_last and not self._is_peak_new:
-            self._peak.held = dict(self._held)
+        self._rename_peak()
         self._note()
 
     def ledger(self):
@@ -144,8 +143,12 @@ class MemoryMeter:
         for plain in _plain(parameter):
             self._meet(plain)
         self._mark(parameter, PARAMETERS)
+        self._rename_peak()  # it was made as a tensor, and is one no more
+
+    def _rename_peak(self):
+        """A peak that still lasts is told by the names that things have now."""
         if self._does_peak_last and not self._is_peak_new:
-            self._peak.held = dict(self._held)  # it was made as a tensor, and is one no more
+            self._peak.held = dict(self._held)
 
     def _meet(self, out):
         if isinstance(out, torch.Tensor):
