@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
+from simlib.record import oplog
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "notebooks" / "recorded"
@@ -38,6 +40,42 @@ def test_a_reduced_job_gives_the_same_run_without_its_function(tmp_path):
     assert secret in (job.path / "request.pkl").read_bytes().decode("latin-1")
     held = [path.read_bytes() for path in (tmp_path / "kept").iterdir()]
     assert not any(word.encode() in content for word in (secret, sys.prefix) for content in held)
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*-1")), ids=lambda path: path.name)
+def test_every_recorded_job_can_be_read(path):
+    """Lesson 16 shows them where there is no cluster; a new layout of logs has to keep them."""
+    job = simlib.Job(path)
+    ends = {"both_receive-1": simlib.DeadlockError, "unknown_host-1": simlib.JobError}
+    if path.name in ends:
+        with pytest.raises(ends[path.name]) as caught:
+            job.result()
+        run = getattr(caught.value, "run", None)
+    else:
+        run = job.result()
+    read = {"around-1": 8, "both_receive-1": 2, "ring-1": 48, "trained-1": 104}
+    if path.name in read:
+        ops = run.trace.ops
+        assert len(ops) == read[path.name]
+        assert all(op.end_s is None or 0 <= op.post_s <= op.end_s < 60 for op in ops)
+        assert all(op.waited_after in (None, op.seq + 1, op.seq + 2) for op in ops)
+
+
+@pytest.mark.parametrize(("written", "age"), [(1, "an older"), (99, "a newer"), (None, "an older")])
+def test_logs_of_another_simlib_are_refused(tmp_path, written, age):
+    shutil.copytree(RECORDED / "ring-1", tmp_path / "ring-1")
+    about = json.loads((tmp_path / "ring-1" / "job.json").read_text())
+    del about["log_format"]
+    if written is not None:
+        about["log_format"] = written
+    (tmp_path / "ring-1" / "job.json").write_text(json.dumps(about))
+    with pytest.raises(simlib.JobError, match=f"were written by {age} simlib"):
+        simlib.Job(tmp_path / "ring-1").result()
+
+
+def test_the_layout_of_logs_has_not_changed_without_its_number():
+    sizes = oplog._OP.size, oplog._PIECE.size, oplog._DEFINITION.size, oplog.HEADER
+    assert (oplog.FORMAT, sizes) == (2, (72, 24, 8, 64))
 
 
 def test_every_record_is_shown_and_none_is_missing():

@@ -26,6 +26,10 @@ import time
 from ..model.trace import Group, Op, Piece, Site, describe_call, source_line
 from . import safe_pickle
 
+FORMAT = 2
+"""Which layout this is: grows with every change of it, since logs of jobs outlive the simlib that
+wrote them."""
+
 CAPACITY = 256 << 20
 """Address space of one log, in bytes (about 2.5 million ops); memory is taken as it is used."""
 

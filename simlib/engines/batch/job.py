@@ -13,6 +13,7 @@ from typing import Any
 from ...draw.display import open_display, show_and_raise
 from ...model.errors import InvalidCallError, JobError
 from ...model.words import ranks_in_words
+from ...record.oplog import FORMAT
 from ...results.run import Run, make_run
 from .folder import JOBS, JobFolder
 from .job_in_queue import JobInQueue
@@ -150,11 +151,13 @@ class Job:
         TimeoutError
             It has not ended by then; it goes on.
         JobError
-            It could not be carried out, was cancelled, or its time limit was over.
+            It could not be carried out, was cancelled, its time limit was over, or it was run by
+            a simlib whose logs this one cannot read.
         """
         display = open_display()
         try:
             status = self._await_end(timeout, display)
+            self._check_log_format()
             self._know_cells()
             monitor = JobMonitor(self._folder)
             monitor.take_in()
@@ -184,6 +187,16 @@ class Job:
                 said = words
             time.sleep(LOOK_S)
         return status
+
+    def _check_log_format(self) -> None:
+        """Refuse logs that would be read wrongly."""
+        found = self._about.get("log_format", 1)
+        if found != FORMAT:
+            age = "an older" if found < FORMAT else "a newer"
+            raise JobError(
+                f"the logs of {self.name} were written by {age} simlib (format {found}, this one "
+                f"reads {FORMAT}): read it with the simlib that ran it, or submit it again"
+            )
 
     def _know_cells(self) -> None:
         """Lines of the notebook's cells, for a kernel that has not run them."""

@@ -14,6 +14,7 @@ import cloudpickle
 
 from ...model.errors import InvalidCallError, JobError
 from ...model.package import ROOT
+from ...record.oplog import FORMAT
 from ..host.request import Surroundings, cell_numbers, check_function, check_timeout, name_of, pack
 from .folder import JOBS, JobFolder
 from .job import Job
@@ -90,6 +91,7 @@ def submit(
             "check": check,
             "cells": cells,
             "versions": versions(),
+            "log_format": FORMAT,
             "cwd": where.cwd,
             "root": str(ROOT),
             "submitted": time.time(),
