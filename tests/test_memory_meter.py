@@ -531,6 +531,47 @@ def test_a_ledger_is_a_plain_table_and_pickles():
     assert pickle.loads(pickle.dumps(ledger)) == ledger
 
 
+def test_a_step_in_two_precisions_is_told_by_dtype():
+    """2 + 2 + 12 bytes a number: weights, gradients, and what Adam keeps with a master copy."""
+    n = 64 * 32
+    with Measured() as rank:
+        weight = nn.Parameter(torch.zeros(64, 32, dtype=torch.bfloat16))
+        master = weight.detach().float()
+        rank.meter.tell([master], "optimizer state")
+        optimizer = torch.optim.Adam([master], foreach=False)
+        weight.sum().backward()
+        master.grad = weight.grad.float()
+        optimizer.step()
+        master.grad = None
+        ledger = rank.meter.ledger()
+    assert list(ledger.by_dtype) == ["bfloat16", "float32"]
+    low, full = ledger.by_dtype.values()
+    assert (low.current["parameters"], low.current["gradients"]) == (2 * n, 2 * n)
+    steps = 4  # Adam counts its steps in a tensor of one number
+    assert full.current["optimizer state"] == 3 * 4 * n + steps
+    assert ledger.current_bytes == 16 * n + steps
+    for name in CATEGORIES:
+        assert low.peak[name] + full.peak[name] == ledger.peak[name]
+        assert low.current[name] + full.current[name] == ledger.current[name]
+    for (time_s, held), *parts in zip(ledger.history, low.history, full.history, strict=True):
+        assert held == {name: sum(part[1][name] for part in parts) for name in CATEGORIES}
+        assert {part[0] for part in parts} == {time_s}
+    assert repr(ledger).splitlines()[1:3] == [
+        "parameters                         4,096   4,096",
+        "  bfloat16                         4,096   4,096",
+    ]
+    assert pickle.loads(pickle.dumps(ledger)) == ledger
+
+
+def test_whole_numbers_beside_one_floating_dtype_leave_the_table_short():
+    with Measured() as rank:
+        x = torch.ones(8), torch.arange(4)
+        ledger = rank.meter.ledger()
+    assert list(ledger.by_dtype) == ["float32", "int64"]
+    assert len(repr(ledger).splitlines()) == 2 + len(CATEGORIES)
+    assert len(x) == 2
+
+
 def rank_function(kind, others):
     """Trains 4 -> 8 -> 4 without biases for two steps of SGD with momentum, in the way of ``kind``.
 

@@ -122,6 +122,29 @@ def test_the_history_is_what_was_held_until_something_changed():
     assert [text.get_text() for text in axes.texts] == ["12 kB at the peak"]
 
 
+def test_the_history_by_dtype_has_a_layer_for_each_and_one_for_the_rest():
+    run = run_over_time()
+    whole = run.memory[0]
+    half = [(time_s, {name: n // 2 for name, n in held.items()}) for time_s, held in whole.history]
+    rare = [(time_s, {name: n // 4 for name, n in held.items()}) for time_s, held in whole.history]
+    parts = {"bfloat16": half, "int64": rare, "uint8": rare}
+    whole.by_dtype.update(
+        {
+            name: Ledger(0, history[-1][1], history[1][1], 1.0, history)
+            for name, history in parts.items()
+        }
+    )
+    figure = draw_memory_history(run, by="dtype")
+    boxes = [drawn.get_paths()[0].get_extents() for drawn in figure.axes[0].collections]
+    assert [(box.y0, box.y1) for box in boxes] == [(0, 6), (2, 12)]
+    assert [text.get_text() for text in figure.legends[0].texts] == ["other dtypes", "bfloat16"]
+
+
+def test_layers_are_by_category_or_by_dtype():
+    with pytest.raises(InvalidCallError, match="by='rank': layers are by"):
+        draw_memory_history(run_over_time(), by="rank")
+
+
 def test_of_many_ranks_the_history_shows_the_first_and_says_so():
     figure = draw_memory_history(run_over_time(9), limit_bytes=20_000)
     assert [axes.get_ylabel() for axes in figure.axes] == [f"rank {rank}" for rank in range(8)]

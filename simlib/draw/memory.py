@@ -68,7 +68,7 @@ def draw_memory(runs, limit_bytes=None):
             axes.axhline(limit_bytes / scale, color=INK, ls="--", lw=1)
     grid[0].set_ylim(0, 1.12 * top / scale or 1)
     grid[0].set_ylabel(f"held at the peak ({unit})", fontsize=TEXT_PT)
-    draw_key(figure, limit_bytes)
+    draw_key(figure, limit_bytes, FILLS)
     return figure
 
 
@@ -101,16 +101,16 @@ def _draw_bars(axes, run, scale, top_bytes, limit_bytes):
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_key(figure, limit_bytes):
+def draw_key(figure, limit_bytes, fills):
     """What fill and hatch mean, the top of a bar first."""
     patches = [
         Patch(
-            facecolor=mix(GREY, PAPER, FILLS[name][0]),
+            facecolor=mix(GREY, PAPER, white),
             edgecolor=GREY,
-            hatch=FILLS[name][1],
+            hatch=hatch,
             label=name.replace(" and ", "\nand "),
         )
-        for name in reversed(CATEGORIES)
+        for name, (white, hatch) in reversed(fills.items())
     ]
     if limit_bytes is not None:
         line = f"device: {short_bytes(limit_bytes)}"

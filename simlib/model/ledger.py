@@ -1,8 +1,8 @@
-"""The memory of one simulated rank as a result: what it held, by category. Pure Python."""
+"""The memory of one simulated rank as a result: by category, by dtype. Pure Python."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
@@ -31,6 +31,9 @@ class Ledger:
     history : list of (float, dict of str to int)
         Time in virtual seconds and what was held then, in order, the peak among them. A long run
         is thinned to some hundred points.
+    by_dtype : dict of str to Ledger
+        The same for the tensors of each dtype, ``{"float32": Ledger, ...}``, at the same moments:
+        ``ledger.by_dtype["float32"].peak["optimizer state"]``. In sum they are this ledger.
     """
 
     rank: int
@@ -38,6 +41,7 @@ class Ledger:
     peak: dict
     peak_s: float
     history: list
+    by_dtype: dict = field(default_factory=dict)
 
     @property
     def current_bytes(self):
@@ -51,13 +55,52 @@ class Ledger:
 
     def __repr__(self):
         rows = [(f"rank {self.rank}, bytes held", "at the peak", "now")]
-        rows += [(name, f"{self.peak[name]:,}", f"{self.current[name]:,}") for name in CATEGORIES]
+        for name in CATEGORIES:
+            rows.append((name, f"{self.peak[name]:,}", f"{self.current[name]:,}"))
+            rows += self._rows_by_dtype(name)
         rows += [("total", f"{self.peak_bytes:,}", f"{self.current_bytes:,}")]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
             f"{name.ljust(widths[0])}  {peak.rjust(widths[1])}  {now.rjust(widths[2])}"
             for name, peak, now in rows
         )
+
+    def _rows_by_dtype(self, category):
+        """What is held of each dtype, where there is more than one of floating point."""
+        if sum("float" in dtype for dtype in self.by_dtype) < 2:
+            return []
+        held = [
+            (f"  {dtype}", part.peak[category], part.current[category])
+            for dtype, part in self.by_dtype.items()
+        ]
+        return [(name, f"{peak:,}", f"{now:,}") for name, peak, now in held if peak or now]
+
+
+def make_ledger(rank, current, peak, peak_s, history, dtype=None):
+    """A `Ledger` of what was held as ``{(category, dtype): bytes}``: of one dtype, or of all.
+
+    The dtypes are torch's; all that were ever held are in ``history``.
+    """
+    points = [(time_s, by_category(held, dtype)) for time_s, held in history]
+    parts = {}
+    if dtype is None:
+        found = {one for _, held in history for _, one in held}
+        names = sorted((str(one).removeprefix("torch."), one) for one in found)
+        parts = {
+            name: make_ledger(rank, current, peak, peak_s, history, one) for name, one in names
+        }
+    return Ledger(
+        rank, by_category(current, dtype), by_category(peak, dtype), peak_s, points, parts
+    )
+
+
+def by_category(held, dtype=None):
+    """``{category: bytes}`` of ``{(category, dtype): bytes}``: of one dtype, or of all."""
+    found = dict.fromkeys(CATEGORIES, 0)
+    for (category, one), nbytes in held.items():
+        if dtype is None or one == dtype:
+            found[category] += nbytes
+    return found
 
 
 def in_words(held):

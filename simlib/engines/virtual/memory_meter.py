@@ -5,12 +5,13 @@ the result of an op, and a weak reference tells its release. What no op returns,
 space within an op, is not seen. A storage is a parameter, a gradient or optimizer state by
 identity: when an `nn.Parameter`, its ``.grad`` or an optimizer's ``.state`` holds it, or when the
 program says so. That is looked up where it is asked for (peak, history, end), as assigning
-``.grad`` is no op.
+``.grad`` is no op. Its dtype is that of the tensor by which it was met first, or got its role.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 
 import torch
 from torch.nn import Parameter
@@ -23,8 +24,9 @@ from ...model.ledger import (
     OPTIMIZER_STATE,
     OTHER,
     PARAMETERS,
-    Ledger,
+    by_category,
     in_words,
+    make_ledger,
 )
 
 MOST_POINTS = 256
@@ -33,9 +35,13 @@ _RANKING = {name: number for number, name in enumerate(reversed(CATEGORIES))}
 
 
 class _Block(weakref.ref):
-    """A live storage: a weak reference to it, with its bytes and category."""
+    """A live storage: a weak reference to it, with its bytes, category and dtype."""
 
-    __slots__ = ("category", "key", "nbytes", "told")
+    __slots__ = ("key", "kind", "nbytes", "told")
+
+    @property
+    def category(self):
+        return self.kind[0]
 
 
 class MemoryMeter:
@@ -62,10 +68,10 @@ class MemoryMeter:
         self._limit = memory_bytes
         self._site = site
         self._blocks = {}
-        self._held = dict.fromkeys(CATEGORIES, 0)
+        self._held = defaultdict(int)  # (category, dtype) -> bytes
         self._total = 0
         self._peak_bytes = 0
-        self._peak = _Moment(0, 0.0, dict(self._held))
+        self._peak = _Moment(0, 0.0, {})
         self._is_peak_new = False
         self._does_peak_last = False
         self._parameters = {}
@@ -117,7 +123,7 @@ class MemoryMeter:
                 block = self._blocks.get(plain.untyped_storage()._cdata)
                 if block is not None:
                     block.told = category
-                    self._move(block, category)
+                    self._move(block, category, plain.dtype)
         self._rename_peak()
         self._note()
 
@@ -126,7 +132,7 @@ class MemoryMeter:
         self._settle_roles()
         now, peak = self._moment(), self._peak
         points = self._history.with_moments(peak, now)
-        return Ledger(self.rank, dict(now.held), dict(peak.held), peak.time_s, points)
+        return make_ledger(self.rank, now.held, peak.held, peak.time_s, points)
 
     def _is_met(self, parameter):
         """Whether a parameter is known with its present storage (``.data`` may be another)."""
@@ -148,18 +154,18 @@ class MemoryMeter:
     def _rename_peak(self):
         """A peak that still lasts is told by the names that things have now."""
         if self._does_peak_last and not self._is_peak_new:
-            self._peak.held = dict(self._held)
+            self._peak.held = self._moment().held
 
     def _meet(self, out):
         if isinstance(out, torch.Tensor):
             if out.layout is torch.strided:  # a sparse tensor has none of its own, but its parts
-                self._block(out.untyped_storage())
+                self._block(out.untyped_storage(), out.dtype)
         elif isinstance(out, (tuple, list)):
             for one in out:
                 self._meet(one)
 
-    def _block(self, storage):
-        """Keep the block of a storage as large as the storage is."""
+    def _block(self, storage, dtype=None):
+        """Keep the block of a storage, which a tensor of this dtype holds, as large as it is."""
         key = storage._cdata
         nbytes = storage.nbytes()
         block = self._blocks.get(key)
@@ -167,7 +173,7 @@ class MemoryMeter:
             if storage.device.type != "cpu":  # of a meta tensor: there is no memory
                 return
             block = self._blocks[key] = _Block(storage, self._released)
-            block.key, block.category, block.nbytes, block.told = key, OTHER, 0, None
+            block.key, block.kind, block.nbytes, block.told = key, (OTHER, dtype), 0, None
         if block.nbytes != nbytes:
             self._resize(block, nbytes)
 
@@ -187,7 +193,7 @@ class MemoryMeter:
                 self._keep_peak(self._moment())
             self._does_peak_last = False
         block.nbytes = nbytes
-        self._held[block.category] += more
+        self._held[block.kind] += more
         self._total += more
         if self._total > self._peak_bytes:
             self._peak_bytes = self._total
@@ -211,7 +217,8 @@ class MemoryMeter:
         self._does_peak_last = True
 
     def _moment(self):
-        return _Moment(self._history.number, self._clock(), dict(self._held))
+        held = {kind: nbytes for kind, nbytes in self._held.items() if nbytes}
+        return _Moment(self._history.number, self._clock(), held)
 
     def _refuse(self, more):
         self._settle_roles()
@@ -220,17 +227,17 @@ class MemoryMeter:
         raise OutOfMemoryError(
             f"rank {self.rank} is out of memory{where}: its device has {self._limit:,.0f} "
             f"bytes, the rank holds {self._total:,} and needs {more:,} more; it holds "
-            f"{in_words(self._held)}. "
+            f"{in_words(by_category(self._held))}. "
             "Let the rank hold less (a smaller batch or model, checkpointing, sharding), or give "
             "the device more memory_bytes",
             sites={self.rank: site} if site else None,
-            ledger=self._held,
+            ledger=by_category(self._held),
         )
 
     def _settle_roles(self):
         """Find the category of every block anew."""
         for block in list(self._blocks.values()):
-            self._move(block, block.told or OTHER)
+            self._move(block, block.told or OTHER, block.kind[1])
         for parameter in self._living():
             self._mark(parameter, PARAMETERS)
         self._find_roles(list(self._optimizers))
@@ -256,12 +263,12 @@ class MemoryMeter:
                 if block is None or block.told is not None:
                     continue
                 if _RANKING[category] > _RANKING[block.category]:
-                    self._move(block, category)
+                    self._move(block, category, plain.dtype)
 
-    def _move(self, block, category):
-        self._held[block.category] -= block.nbytes
-        self._held[category] += block.nbytes
-        block.category = category
+    def _move(self, block, category, dtype):
+        self._held[block.kind] -= block.nbytes
+        block.kind = category, dtype
+        self._held[block.kind] += block.nbytes
 
 
 def _plain(tensor):
