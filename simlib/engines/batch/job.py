@@ -191,7 +191,7 @@ class Job:
     def _check_log_format(self) -> None:
         """Refuse logs that would be read wrongly."""
         found = self._about.get("log_format", 1)
-        if found != FORMAT:
+        if found != FORMAT and any(self._folder.has("log", r) for r in range(self.world_size)):
             age = "an older" if found < FORMAT else "a newer"
             raise JobError(
                 f"the logs of {self.name} were written by {age} simlib (format {found}, this one "
