@@ -126,16 +126,20 @@ class CollectiveInFlight:
         Called as ``on_through(position, end_s)``.
     wire : WireLog or None
         Gets each message, when all are through.
+    on_failed : callable, optional
+        Called as ``on_failed(position, dead, time_s)`` for a member that needs a dead one.
     """
 
-    def __init__(self, transfers, plan, members, on_through, wire=None):
+    def __init__(self, transfers, plan, members, on_through, wire=None, on_failed=None):
         self._transfers = transfers
         self._plan = plan
         self._schedule = plan.schedule
         self._members = members
         self.links = plan.links
         self._on_through = on_through
+        self._on_failed = on_failed
         self._wire = wire
+        self._has_lost = False
         self._entered = {}
         self._through = set()
         self._live = None
@@ -147,7 +151,7 @@ class CollectiveInFlight:
         scheduler = self._transfers.scheduler
         first = not self._entered
         self._entered[position] = time_s
-        if first:
+        if first and not self._has_lost:
             self._is_lazy = self._transfers.claim(self)
             if self._is_lazy and self._schedule.kind in LEAVE_EARLY:
                 scheduler.when_quiet(max(time_s, scheduler.now_s), self._wake_unless_all_came)
@@ -167,9 +171,27 @@ class CollectiveInFlight:
                 reduce_Bps,
                 self._wire,
                 self._transfers.eager_limit_bytes,
+                self._fail_soon,
             )
             self._live.go_through(self._transfers.send, self._transfers.scheduler.at)
         return self._live
+
+    def member_died(self, position, time_s):
+        """A member is dead: who needs it fails, at this moment or when it comes so far."""
+        self._go_on_singly()
+        self._messages().member_died(position, time_s)
+
+    def member_left(self, position):
+        """A member has given the collective up: who needs it waits."""
+        self._go_on_singly()
+        self._through.add(position)
+        self._messages().member_left(position)
+
+    def _go_on_singly(self):
+        if self._is_lazy:
+            self._transfers.release(self)
+            self.wake()
+        self._has_lost = True
 
     def _wake_unless_all_came(self):
         if self._is_lazy and len(self._entered) < self._schedule.n:
@@ -220,6 +242,17 @@ class CollectiveInFlight:
     def _tell_soon(self, position, end_s):
         """Tell it as an event of its own: who is told may begin a collective on these links."""
         self._transfers.scheduler.at(end_s, lambda: self._tell(position, end_s))
+
+    def _fail_soon(self, position, dead, time_s):
+        """Tell it when all else of this moment has happened: others begin what they can."""
+
+        def tell():
+            if position not in self._through:
+                self._through.add(position)
+                self._live.member_left(position)
+                self._on_failed(position, dead, time_s)
+
+        self._transfers.scheduler.when_quiet(time_s, tell)
 
     def _tell(self, position, end_s):
         if position not in self._through:

@@ -8,6 +8,7 @@ from functools import partial
 from ..model.matching import Matcher, disagreement
 from ..model.trace import Group
 from .collective_in_flight import LEAVE_EARLY, CollectiveInFlight
+from .deaths import closed_by
 from .tensors import SharedOutputs, put, result_of_rooted, results_of_all
 
 
@@ -103,6 +104,15 @@ class Meeting:
             else:
                 self._waiting.append((position, wake))
 
+    def let_go(self, position):
+        """This member's op has failed: it waits for no data any more."""
+        waiting, self._waiting = self._waiting, []
+        for other, wake in waiting:
+            if other == position:
+                wake()
+            else:
+                self._waiting.append((other, wake))
+
 
 class Channel:
     """The collectives of one group, in order: each member begins one when it has ended the last.
@@ -120,6 +130,7 @@ class Channel:
         self._posted = [0] * len(members)
         self._ended = [0] * len(members)
         self._free_s = [0.0] * len(members)
+        self._dead = {}  # position -> rank, where survivors go on
 
     def gather(self, rank):
         """Let a rank wait until all members are here, when the group is made."""
@@ -141,17 +152,33 @@ class Channel:
         if meeting is None:
             meeting = self._meetings[number] = Meeting(len(self.members))
         self._simulation.uncounted(call.rank, meeting.join, position, call)
+        if call.request.limit_s is not None:
+            call.request.give_up = partial(self._give_up, position, meeting)
         if not meeting.is_held and number == self._ended[position]:
             self._enter(position, meeting, self._simulation.scheduler.clocks[call.rank])
         return meeting
+
+    def member_died(self, position, time_s):
+        """A member is dead: it comes to no collective, and those under way lose it."""
+        self._dead[position] = self.members[position]
+        for meeting in list(self._meetings.values()):
+            if meeting.in_flight is not None:
+                meeting.in_flight.member_died(position, time_s)
+            for other in sorted(meeting.entries):  # all wait for the sizes of all
+                self._fail(other, meeting, position, time_s)
 
     def _enter(self, position, meeting, time_s):
         call = meeting.calls[position]
         time_s = max(time_s, self._free_s[position])
         if meeting.in_flight is None and self._simulation.is_known_from(call):
             meeting.in_flight = self._begin(meeting, call)
+            for dead in self._dead:
+                meeting.in_flight.member_died(dead, time_s)
         if meeting.in_flight is not None:
             meeting.in_flight.enter(position, time_s)
+            return
+        if self._dead:
+            self._fail(position, meeting, min(self._dead), time_s)
             return
         meeting.entries[position] = time_s
         if len(meeting.entries) == len(self.members):
@@ -168,7 +195,25 @@ class Channel:
             self.members,
             lambda position, end_s: self._through(position, meeting, end_s),
             wire,
+            lambda position, dead, time_s: self._fail(position, meeting, dead, time_s),
         )
+
+    def _fail(self, position, meeting, dead, time_s):
+        """A member's part of a collective needs a dead one."""
+        if position in self._dead or meeting.calls[position].request is None:
+            return
+        meeting.entries.pop(position, None)
+        meeting.calls[position].request.fail(closed_by(self.members[dead]), time_s)
+        meeting.let_go(position)
+        self._through(position, meeting, time_s)
+
+    def _give_up(self, position, meeting):
+        """A member has waited too long for a collective that it has begun."""
+        if meeting.in_flight is not None:
+            meeting.in_flight.member_left(position)
+        elif meeting.entries.pop(position, None) is None:
+            return
+        self._through(position, meeting, self._simulation.scheduler.now_s)
 
     def _through(self, position, meeting, end_s):
         """A member has ended a collective; it begins the next where it has called it already."""

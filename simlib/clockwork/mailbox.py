@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
 
+from .deaths import closed_by
 from .tensors import put
 
 
@@ -33,9 +34,11 @@ class Post:
 class Mailbox:
     """Messages of one group to one rank with one tag."""
 
-    def __init__(self, simulation, members):
+    def __init__(self, simulation, members, dst):
         self._simulation = simulation
-        self._members = members
+        self.members = members
+        self._dst = dst
+        self._crossing = set()  # pairs of Requests, sender's and receiver's, under way
         self._sends = defaultdict(deque)  # src -> deque of Posts not met yet, in order
         self._receives = deque()  # of any and of named sources, in order
         self._is_held = False
@@ -50,10 +53,52 @@ class Mailbox:
             request.finish(post.posted_s)
             self._start(post, partial(self._has_arrived, post))
         self._match()
+        if self._simulation.deaths:
+            self._fail_if_dead(post, self._dst, self._sends[post.src])
 
     def receive(self, post):
         """A message is asked for."""
         self._receives.append(post)
+        self._match()
+        if self._simulation.deaths and post.src is not None:
+            self._fail_if_dead(post, post.src, self._receives)
+
+    def _fail_if_dead(self, post, peer, queue):
+        """A post that nobody has met, and whose peer is dead, fails."""
+        rank = self.members[peer]
+        if rank in self._simulation.deaths and post in queue:
+            queue.remove(post)
+            if post.request is not None:
+                post.request.fail(closed_by(rank), post.posted_s)
+
+    def withdraw(self, post):
+        """Who posted this has waited too long for it."""
+        for queue in (self._receives, self._sends[post.src]):
+            if post in queue:
+                queue.remove(post)
+
+    def member_died(self, position, time_s):
+        """What a dead member had posted is gone; what waits for it fails at this moment.
+
+        What it has sent eagerly has left it, and arrives.
+        """
+        if position == self._dst:
+            lost = [send for queue in self._sends.values() for send in queue]
+            self._sends.clear()
+            self._receives.clear()
+        else:
+            eager = [send for send in self._sends.pop(position, ()) if send.is_eager]
+            if eager:
+                self._sends[position].extend(eager)
+            lost = [receive for receive in self._receives if receive.src == position]
+            self._receives = deque(one for one in self._receives if one.src != position)
+        rank = self.members[position]
+        requests = [post.request for post in lost if post.request is not None]
+        for pair in [pair for pair in self._crossing if rank in (pair[0].rank, pair[1].rank)]:
+            self._crossing.remove(pair)
+            requests += pair
+        for request in requests:
+            request.fail(closed_by(rank), time_s)
         self._match()
 
     def _match(self):
@@ -114,7 +159,9 @@ class Mailbox:
         receive.request.source = send.src
         receive.request.deliver = partial(put, (send.content,), (receive.content,))
         if not send.is_eager:
-            self._start(send, partial(_end, send.request, receive.request))
+            pair = send.request, receive.request
+            self._crossing.add(pair)
+            self._start(send, partial(self._is_through, pair))
         elif send.arrived_s is None:
             send.met = receive
         else:
@@ -122,7 +169,7 @@ class Mailbox:
             receive.request.finish(max(send.arrived_s, clock))
 
     def _start(self, send, on_end):
-        src, dst = self._members[send.src], self._members[send.dst]
+        src, dst = self.members[send.src], self.members[send.dst]
         self._simulation.transfers.send(
             self._simulation.scheduler.now_s, src, dst, send.nbytes, on_end
         )
@@ -134,7 +181,8 @@ class Mailbox:
         else:
             self._match()
 
-
-def _end(sending, receiving, transfer):
-    sending.finish(transfer.end_s)
-    receiving.finish(transfer.end_s)
+    def _is_through(self, pair, transfer):
+        if pair in self._crossing:
+            self._crossing.remove(pair)
+            for request in pair:
+                request.finish(transfer.end_s)

@@ -25,11 +25,30 @@ class Messages:
         Gets each message.
     eager_limit_bytes : float
         A message of at most so many bytes is eager.
+    on_failed : callable, optional
+        Called as ``on_failed(position, dead, time_s)`` for a member that needs a dead one.
     """
 
-    def __init__(self, schedule, members, on_through, reduce_Bps, wire, eager_limit_bytes=-1):
+    def __init__(
+        self,
+        schedule,
+        members,
+        on_through,
+        reduce_Bps,
+        wire,
+        eager_limit_bytes=-1,
+        on_failed=None,
+    ):
         self._members = members
         self._on_through = on_through
+        self._on_failed = on_failed
+        self._dead = set()
+        self._left = set()  # who has failed, or given up, and takes no further part
+        # Who only sends, or only receives, serves the others before it fails.
+        self._server = (
+            schedule.root if schedule.kind in ("broadcast", "scatter", "gather") else None
+        )
+        self._missed = None  # a dead one that the server has passed over
         self._reduce_Bps = reduce_Bps
         self._wire = wire
         self._eager_limit_bytes = eager_limit_bytes
@@ -48,15 +67,20 @@ class Messages:
     def enter(self, position, time_s):
         """A member begins, or goes on to its next round, and on where nothing is open in that."""
         steps = self._steps[position]
-        while True:
+        while position not in self._left:
             self._at[position] += 1
             if self._at[position] == len(steps):
-                self._on_through(position, time_s)
+                self._end(position, time_s)
                 return
             step = steps[self._at[position]]
+            lost = self._lost_in(step) if self._dead else {}
             self._open[position] = sum(
-                not self._is_done_on_entering(message, position, time_s) for message in step
+                not self._is_done_on_entering(message, position, time_s)
+                for message in step
+                if message not in lost
             )
+            if lost:
+                self._miss(position, min(lost.values()), time_s)
             if self._open[position] or self._has_to_add(position, time_s):
                 return
 
@@ -85,13 +109,17 @@ class Messages:
 
     def arrived(self, transfer):
         """One message is there: its ends may go on."""
-        message = self._under_way.pop(transfer)
+        message = self._under_way.pop(transfer, None)
+        if message is None:  # one of its ends had died meanwhile
+            return
         number, _, src, dst, nbytes, adds = message
         if self._wire is not None:
             times_s = transfer.start_s, transfer.end_s
             self._wire.add(number, transfer.src, transfer.dst, nbytes, *times_s, adds)
         waiting = (src, dst) if nbytes > self._eager_limit_bytes else (dst,)
         for position in waiting:
+            if position in self._left:
+                continue
             if not self._is_in_round(position, number):
                 self._came_early.add(message)
                 continue
@@ -112,6 +140,84 @@ class Messages:
         ready_s = time_s + added / self._reduce_Bps
         self._later(ready_s, lambda: self.enter(position, ready_s))
         return True
+
+    # Members that are lost
+
+    def member_died(self, position, time_s):
+        """A member sends and receives no more; who waits for it in a round fails now.
+
+        What it has sent eagerly has left it, and arrives.
+        """
+        others = (other for other in range(len(self._at)) if other != position)
+        waiting = {other: number for other in others if (number := self._awaits(other, position))}
+        self._dead.add(position)
+        self.member_left(position)
+        gone = {message for message in self._under_way.values() if self._is_cut(message, position)}
+        self._under_way = {t: m for t, m in self._under_way.items() if m not in gone}
+        for other, number in waiting.items():
+            self._open[other] -= number
+            self._miss(other, position, time_s)
+            if not self._open[other]:
+                self.enter(other, time_s)
+
+    def _miss(self, position, dead, time_s):
+        """A member gets no message with a dead one: it fails, or serves the others first."""
+        if position == self._server:
+            self._missed = dead
+        else:
+            self._open[position] = inf
+            self._on_failed(position, dead, time_s)
+
+    def _end(self, position, time_s):
+        if position == self._server and self._missed is not None:
+            self._on_failed(position, self._missed, time_s)
+        else:
+            self._on_through(position, time_s)
+
+    def member_left(self, position):
+        """A member takes no further part: its messages that have not begun never will."""
+        self._left.add(position)
+        at, steps = self._at[position], self._steps[position]
+        if 0 <= at < len(steps):
+            self._one_end_ready.difference_update(steps[at])
+
+    def _awaits(self, position, peer):
+        """For how many messages with this peer a member stands in a round."""
+        at, steps = self._at[position], self._steps[position]
+        if position in self._left or not 0 <= at < len(steps):
+            return 0
+        under_way = set(self._under_way.values())
+        count = 0
+        for message in steps[at]:
+            number, _, src, dst, nbytes, _ = message
+            if nbytes > self._eager_limit_bytes:
+                is_open = message in under_way or message in self._one_end_ready
+                count += is_open and peer in (src, dst)
+            else:
+                count += src == peer and not self._has_entered(src, number)
+        return count
+
+    def _is_cut(self, message, position):
+        """Whether a message, begun or not, is lost with this member."""
+        _, _, src, dst, nbytes, _ = message
+        return dst == position or (src == position and nbytes > self._eager_limit_bytes)
+
+    def _has_entered(self, position, number):
+        at, steps = self._at[position], self._steps[position]
+        return at >= len(steps) or (at >= 0 and steps[at][0][0] >= number)
+
+    def _lost_in(self, step):
+        """The messages of a round that never come, each with the dead member it needs."""
+        ends = {message: self._lost_end(message) for message in step}
+        return {message: dead for message, dead in ends.items() if dead is not None}
+
+    def _lost_end(self, message):
+        """The dead member that a message would need, or None."""
+        number, _, src, dst, nbytes, _ = message
+        if dst in self._dead:
+            return dst
+        was_sent = nbytes <= self._eager_limit_bytes and self._has_entered(src, number)
+        return src if src in self._dead and not was_sent else None
 
 
 def _steps_by_position(schedule):

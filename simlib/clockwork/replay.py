@@ -56,7 +56,8 @@ def transfers_of(recorded, cluster, placement, options):
         ``{(rank, seq): [(start_s, end_s), ...]}`` of the ops of collectives. None where the run
         cannot be played again, or comes out differently: say one that was ended.
     """
-    options = replace(options, expand=True, slow={}, kill={}, seed=None, compute="flops")
+    options = replace(options, expand=True, slow={}, kill={}, on_death="end")
+    options = replace(options, seed=None, compute="flops")
     try:
         trace, simulation = _played(recorded, cluster, placement, options)
     except (InvalidCallError, DeadlockError):

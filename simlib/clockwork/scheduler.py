@@ -186,11 +186,11 @@ class Scheduler:
                 event_s = self._events[0][0] if self._events else inf
                 network_s = self.network.next_event_s
                 quiet_s = self._quiet[0][0] if self._quiet else inf
-                if network_s <= event_s and network_s <= ready_s and network_s < inf:
+                if network_s <= min(event_s, ready_s, quiet_s) and network_s < inf:
                     self._happens(network_s)
                     for transfer in self.network.advance(self.now_s):
                         self.on_arrival(transfer)
-                elif event_s <= ready_s and event_s < inf:
+                elif event_s <= min(ready_s, quiet_s) and event_s < inf:
                     self._happens(event_s)
                     heapq.heappop(self._events)[-1]()
                 elif quiet_s < ready_s:

@@ -17,7 +17,8 @@ class Request:
     ``end_s`` is the virtual time at which it completes, None while nobody knows. ``deliver`` brings
     what has arrived into the learner's tensors: at the wait, not earlier, so that reading too soon
     shows the old values, every time. ``start`` is the op's place in the rank's log, ``meeting`` the
-    collective it belongs to, and the rank's position there.
+    collective it belongs to, and the rank's position there. ``failure`` is why it will never
+    complete, or None; ``give_up()`` takes it back where the rank has waited for ``limit_s``.
     """
 
     __slots__ = (
@@ -28,6 +29,9 @@ class Request:
         "deliver",
         "source",
         "meeting",
+        "failure",
+        "give_up",
+        "limit_s",
         "_is_awaited",
         "_looked_s",
         "_result",
@@ -41,6 +45,9 @@ class Request:
         self.deliver = None
         self.source = None
         self.meeting = None
+        self.failure = None
+        self.give_up = None
+        self.limit_s = None
         self._is_awaited = False
         self._looked_s = None
         self._result = result
@@ -53,20 +60,32 @@ class Request:
             scheduler = self.simulation.scheduler
             scheduler.ready(self.rank, max(end_s, scheduler.clocks[self.rank]))
 
+    def fail(self, words, time_s):
+        """The op will never complete: who waits for it learns so at this moment."""
+        if self.end_s is None:
+            self.failure = words
+            self.deliver = None
+            self.finish(time_s)
+
     def wait(self, timeout=None):
-        """Block until the op completes; returns True."""
+        """Block until the op completes; returns True. Raises where it has failed."""
         scheduler = self.simulation.scheduler
         if self.end_s is None:
+            limit_s = timeout.total_seconds() if timeout else self.limit_s
             limit = None
-            if timeout:
-                limit = self._give_up_at(scheduler.clocks[self.rank] + timeout.total_seconds())
+            if limit_s is not None:
+                limit = self._stop_waiting_at(scheduler.clocks[self.rank] + limit_s)
             self._is_awaited = True
             scheduler.block(self.rank)
             if self.end_s is None:
-                raise RuntimeError(f"timed out after {timeout.total_seconds():g} s of virtual time")
+                if self.give_up is not None:
+                    self.give_up()
+                raise RuntimeError(_timed_out(limit_s, bool(timeout)))
             if limit is not None:
                 scheduler.cancel(limit)
         self.simulation.catch_up(self.rank, self.end_s)
+        if self.failure is not None:
+            raise RuntimeError(self.failure)
         self._take()
         return True
 
@@ -74,13 +93,13 @@ class Request:
         """Make the rank ready when the op completes."""
         self._is_awaited = True
 
-    def _give_up_at(self, time_s):
-        def give_up():
+    def _stop_waiting_at(self, time_s):
+        def stop():
             if self._is_awaited:
                 self._is_awaited = False
                 self.simulation.scheduler.ready(self.rank, time_s)
 
-        return self.simulation.scheduler.at(time_s, give_up)
+        return self.simulation.scheduler.at(time_s, stop)
 
     def _take(self):
         deliver, self.deliver = self.deliver, None
@@ -114,8 +133,11 @@ class Request:
         if is_learners(caller) and not getattr(here, "backward_depth", 0):
             return SimulatedFuture(self._wait_and_log, self.is_completed)
         self.simulation.wait_for_data(self)
-        self._take()
         future = torch.futures.Future()
+        if self.failure is not None:
+            future.set_exception(RuntimeError(self.failure))
+            return future
+        self._take()
         future.set_result(self._result)
         self.simulation.future_taken(self)
         return future
@@ -128,11 +150,12 @@ class Request:
         return self._result
 
     def is_success(self):
-        """Whether the op is complete."""
-        return self.is_completed()
+        """Whether the op is complete, and has not failed."""
+        return self.is_completed() and self.failure is None
 
     def exception(self):
-        """None: a simulated op does not fail on its own."""
+        """What the op has failed of, or None."""
+        return None if self.failure is None else RuntimeError(self.failure)
 
     def result(self):
         """The tensors of the op."""
@@ -146,6 +169,12 @@ class Request:
         if self.source is None:
             raise InvalidCallError("the source of a receive is known once it has been waited for")
         return self.source
+
+
+def _timed_out(limit_s, is_asked):
+    if is_asked:
+        return f"timed out after {limit_s:g} s of virtual time"
+    return f"Timed out waiting {1000 * limit_s:.0f}ms for an operation to complete (virtual time)"
 
 
 class SimulatedFuture(torch.futures.Future):

@@ -34,6 +34,7 @@ class Simulation:
         self._mailboxes = {}
         self._plans = {}
         self._futures = [[] for _ in range(topology.world_size)]
+        self.deaths = {}  # rank -> when it died, where survivors go on
         self.logs = []
         self.ranks = None
         self.dispatch_modes = [None] * topology.world_size
@@ -84,13 +85,23 @@ class Simulation:
         finally:
             mode.paused = before
 
+    def die(self, rank):
+        """From now on a rank is dead, and the ops of the others that need it fail."""
+        time_s = self.deaths[rank] = self.scheduler.now_s
+        for mailbox in self._mailboxes.values():
+            if rank in mailbox.members:
+                mailbox.member_died(mailbox.members.index(rank), time_s)
+        for channel in self._channels.values():
+            if rank in channel.members:
+                channel.member_died(channel.members.index(rank), time_s)
+
     # Messages and collectives
 
     def mailbox(self, group, dst, tag):
         """The `Mailbox` to a position of a group, for one tag."""
         key = group, dst, tag
         if key not in self._mailboxes:
-            self._mailboxes[key] = Mailbox(self, group.ranks)
+            self._mailboxes[key] = Mailbox(self, group.ranks, dst)
         return self._mailboxes[key]
 
     def channel(self, name, ranks):
@@ -161,7 +172,7 @@ class Simulation:
         if request.meeting is None:
             return
         meeting, position = request.meeting
-        if meeting.has_data_for(position) and not meeting.is_held:
+        if request.failure is not None or meeting.has_data_for(position) and not meeting.is_held:
             return
         rank, log = request.rank, self.logs[request.rank]
         clock = self.scheduler.clocks[rank]

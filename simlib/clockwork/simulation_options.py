@@ -10,6 +10,7 @@ from ..collectives.choice import ALGORITHMS, choose
 from ..model.errors import InvalidCallError
 
 POLICIES = ("mpich", "nccl", "gloo")
+ON_DEATH = ("end", "continue")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class Options:
     expand: bool = False
     slow: dict = field(default_factory=dict)
     kill: dict = field(default_factory=dict)
+    on_death: str = "end"
     seed: int | None = None
     compute: str = "flops"
     memory: bool = False
@@ -74,6 +76,24 @@ def check_by_rank(name, values, world_size):
         if not (isinstance(value, numbers.Real) and 0 <= value < math.inf):
             raise InvalidCallError(f"{name}: {value!r} for rank {rank} must be 0 or more")
     return values
+
+
+def check_kill(kill, world_size, topology):
+    """``{rank: seconds}`` of ranks and nodes that are to die: the earlier where both are told."""
+    times = {}
+    for who, time_s in (kill if isinstance(kill, dict) else {}).items():
+        ranks = [who] if not isinstance(who, str) else _ranks_of_node(who, topology)
+        for rank in ranks:
+            times[rank] = min(time_s, times.get(rank, time_s))
+    return check_by_rank("kill", times if isinstance(kill, dict) else kill, world_size)
+
+
+def _ranks_of_node(name, topology):
+    number = name.removeprefix("node")
+    nodes = topology.node_of.tolist()
+    if not (name.startswith("node") and number.isdecimal() and int(number) in nodes):
+        raise InvalidCallError(f'kill: {name!r} is no node: "node0" to "node{max(nodes)}"')
+    return [rank for rank, node in enumerate(nodes) if node == int(number)]
 
 
 def replay_options(

@@ -309,10 +309,15 @@ def called_by_a_foreign_thread(monitor):
 
 
 def waits_for_the_dead(monitor, killed, found):
-    """The error for ranks that wait for one that was killed as asked."""
+    """The error for simulated ranks that wait for one that was killed, or left by itself."""
     sites = {rank: _last_known_site(monitor, rank) for rank in sorted(killed)}
-    words = f"{ranks_in_words(sorted(killed))} died, as asked for by kill"
-    detail = ": " + str(found).partition("\nHint:")[0] if found is not None else ""
+    words = f"{ranks_in_words(sorted(killed))} died"
+    if killed <= set(monitor.report["killed"]):
+        words += ", as asked for by kill"
+    if found is not None:
+        detail = ": " + str(found).partition("\nHint:")[0]
+    else:
+        detail = f", and the others cannot go on\n{_list_of(monitor, sites_now(monitor))}"
     codes = {rank: monitor.deaths[rank] for rank in killed}
     sites |= found.sites if found is not None else {}
     return errors.RankDiedError(f"{words}{detail}", sites, exitcodes=codes)

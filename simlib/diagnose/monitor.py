@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from ..model.errors import SimlibError
@@ -178,20 +178,34 @@ class DeadlockDetector:
         found = found[0] if found else self._matcher.suspected() if after_death else None
         return verdicts.mismatch(found) if found else None
 
-    def findings(self) -> list[Finding]:
-        """What was left over or raced in a run that ended well; see `findings`."""
+    def findings(self, dead: Container[int] = ()) -> list[Finding]:
+        """What was left over or raced in a run that ended well; see `findings`.
+
+        What a dead rank left, or others for want of it, is none.
+        """
         self._take_in()
         evidence = Evidence(
-            unfinished=self._matcher.unfinished(),
-            absent=self._matcher.absent(),
+            unfinished=[op for op in self._matcher.unfinished() if not self._is_for_want(op, dead)],
+            absent=[
+                (arrived, missing)
+                for arrived, missing in self._matcher.absent()
+                if not any(rank in dead for rank in (*arrived, *missing))
+            ],
             never_waited=[
                 log.op_at(log.offset_of(seq), seq, 0, self._cells)
-                for log in self._logs
+                for rank, log in enumerate(self._logs)
+                if rank not in dead
                 for seq in log.requests_never_waited()
             ],
             touched=[race for log in self._logs for race in log.races(self._cells)],
         )
         return found_in(evidence) if any(evidence) else []
+
+    def _is_for_want(self, op: Op, dead: Container[int]) -> bool:
+        """Whether an op was left over by a rank that died, or for want of one, or raised."""
+        log = self._logs[op.rank]
+        has_failed = log.op_at(log.offset_of(op.seq), op.seq, 0, self._cells).failed_s is not None
+        return op.rank in dead or op.peer in dead or (has_failed and bool(dead))
 
     def _take_in(self) -> None:
         """Give the matcher what has been posted since the last time."""
@@ -251,15 +265,20 @@ class RunMonitor(ABC):
         rank -> (word, content) as the rank sent it, see `returned.answer_of`.
     deaths : dict of int to int
         rank -> exit code of a process that ended by itself.
+    died_s : dict of int to float
+        rank -> when it died, on the ranks' clock; of those of whom that is known.
     outputs : list of RankOutput
         By rank.
     native : list or dict of bytes
         What native code wrote to stderr, by rank: crash stacks, and stacks asked for.
+    survives : bool
+        Whether the others go on when a rank dies.
     wire, memory : list or None
         Of a simulation that has ended: see `Run`.
     """
 
     engine: str = "real"
+    survives: bool = False
     wire: list | None = None
     memory: list | None = None
     detector: DeadlockDetector
@@ -281,6 +300,7 @@ class RunMonitor(ABC):
         self.check = check
         self.answers: dict[int, tuple] = {}
         self.deaths: dict[int, int] = {}
+        self.died_s: dict[int, float] = {}
         self.outputs = [RankOutput() for _ in range(world_size)]
 
     @abstractmethod
@@ -297,8 +317,9 @@ class RunMonitor(ABC):
         return dict.fromkeys(self.answers, "has finished") | dict.fromkeys(self.deaths, "has died")
 
     def failed(self) -> bool:
-        """Whether a rank has died or raised."""
-        return bool(self.deaths) or any(word != "result" for word, _ in self.answers.values())
+        """Whether a rank has raised, or died where the others do not go on."""
+        has_died = self.deaths and not self.survives
+        return bool(has_died) or any(word != "result" for word, _ in self.answers.values())
 
     def failed_by_itself(self) -> bool:
         """Whether a rank has died, or has raised other than by a wait that somebody else broke."""
@@ -317,7 +338,8 @@ class RunMonitor(ABC):
 
     def mismatch(self) -> SimlibError | None:
         """The error for ops that meet and disagree, which explains whatever came of it; or None."""
-        return self.detector.mismatch(bool(self.deaths)) if self.check else None
+        after_death = bool(self.deaths) and not self.survives
+        return self.detector.mismatch(after_death) if self.check else None
 
     def failure(self) -> SimlibError | None:
         """The error that the ranks' failures are, or None where all is well so far.
@@ -326,7 +348,7 @@ class RunMonitor(ABC):
         """
         found = self.mismatch()
         if found is None and self.failed():
-            found = failures.of_failures(self, set(self.deaths))
+            found = failures.of_failures(self, set() if self.survives else set(self.deaths))
         return found
 
 

@@ -22,12 +22,14 @@ STATES = ("computing", "in a call", "async op in flight", "waiting", "transferri
 def span_of(trace, rank):
     """When the rank was in its function: ``(start_s, end_s, returned)``.
 
-    A rank that never left is taken to be there until the last moment known. None where it
-    never began.
+    A rank that never left is taken to be there until it died, or the last moment known. None where
+    it never began.
     """
     start, end = trace.spans[rank] if rank < len(trace.spans) else (None, None)
     if start is None:
         return None
+    if rank in trace.deaths:
+        return start, max(start, trace.deaths[rank]), False
     return (start, end, True) if end is not None else (start, max(start, trace.end_s), False)
 
 
@@ -38,13 +40,13 @@ def blocked(op, until_s):
         if op.async_op or op.done:
             return None
         start = op.post_s
-    end = op.end_s if op.done else max(until_s, start)
+    end = max(op.ends_by(until_s), start)
     return (start, end) if end > start or not op.done else None
 
 
 def in_flight(op, until_s):
     """When the op was under way and the rank not waiting for it: ``(start_s, end_s)`` or None."""
-    ends = [t for t in (op.wait_s, op.end_s) if t is not None]
+    ends = [t for t in (op.wait_s, op.end_s, op.failed_s) if t is not None]
     if not ends and not op.async_op:
         return None
     end = min(ends) if ends else max(until_s, op.post_s)
@@ -98,13 +100,13 @@ def _chosen_time(run, between):
 
 def in_sight(op, begin_s, end_s):
     """Whether any of an op lies between two moments; an open op goes on for ever."""
-    return op.post_s <= end_s and (not op.done or op.end_s >= begin_s)
+    return op.post_s <= end_s and (op.ends_by(math.inf) >= begin_s)
 
 
 def never_finished(trace, rank, ops):
     """Whether a rank never left its function, or left with an op of these unfinished."""
     span = span_of(trace, rank)
-    return bool(span and not span[2]) or not all(op.done for op in ops)
+    return bool(span and not span[2]) or any(op.ends_by(math.inf) == math.inf for op in ops)
 
 
 def states_of(run, rank, ops, until_s):

@@ -119,4 +119,4 @@ class View:
 
     def x_of_end(self, op):
         """Where an op ends in the picture; an open one runs to the right edge of its lane."""
-        return (op.end_s if op.done else self.until[op.rank]) * self.scale
+        return op.ends_by(self.until[op.rank]) * self.scale

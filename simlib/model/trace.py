@@ -127,6 +127,8 @@ class Op:
     waited_after : int or None
         How many ops the rank had posted when it began to wait: of several things at one moment, as
         there are in a simulation, this says which came first.
+    failed_s : float or None
+        When it raised in its rank, say for want of a rank that had died; it has no ``end_s`` then.
     """
 
     rank: int
@@ -147,6 +149,7 @@ class Op:
     wait_s: float | None
     end_s: float | None
     waited_after: int | None = None
+    failed_s: float | None = None
 
     @property
     def is_p2p(self) -> bool:
@@ -157,6 +160,11 @@ class Op:
     def done(self) -> bool:
         """Whether the op completed, as far as its rank saw."""
         return self.end_s is not None
+
+    def ends_by(self, until_s: float) -> float:
+        """When it completed or failed, or ``until_s`` where it did neither."""
+        ends = (self.end_s, self.failed_s, until_s)
+        return next(moment for moment in ends if moment is not None)
 
     @property
     def call(self) -> str:
@@ -305,6 +313,8 @@ class Trace:
         By how much times of ranks on different hosts may be wrong against each other.
     pieces : list of Piece
         What ranks have named of their work, ordered by ``start_s``, then rank.
+    deaths : dict of int to float
+        Rank -> when it died.
     """
 
     world_size: int
@@ -313,6 +323,7 @@ class Trace:
     dropped: int = 0
     clock_error_s: float = 0.0
     pieces: list = field(default_factory=list)
+    deaths: dict = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -331,7 +342,9 @@ class Trace:
     def end_s(self) -> float:
         """The last moment anything is known of, in seconds since the first rank entered."""
         ends = [t for span in self.spans for t in span if t is not None]
-        ends += [t for op in self.ops for t in (op.post_s, op.wait_s, op.end_s) if t is not None]
+        ends += self.deaths.values()
+        moments = [(op.post_s, op.wait_s, op.end_s, op.failed_s) for op in self.ops]
+        ends += [t for times in moments for t in times if t is not None]
         return max(ends, default=0.0)
 
     @property

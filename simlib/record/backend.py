@@ -66,6 +66,7 @@ def install(create):
         world = dist.group.WORLD
         recorder = world._recorder
         start = world.post_new_group(ranks, kwargs.get("use_local_synchronization", False))
+        timeout = args[0] if args else kwargs.get("timeout")
         recorder.log.wait_begin(start, recorder.is_alone())
         try:
             group = _torch_new_group_call(ranks, *args, **kwargs)
@@ -73,6 +74,8 @@ def install(create):
             recorder.log.wait_failed()
             raise
         recorder.log.wait_end(start)
+        if timeout is not None and isinstance(group, RecordingGroup):
+            group.set_timeout(timeout)
         return group
 
     dist.Backend.register_backend(BACKEND, create_from_options, extended_api=True, devices=["cpu"])
@@ -109,7 +112,7 @@ def _check_init_process_group(backend=None, init_method=None, timeout=None, *arg
     told = dict(zip(("world_size", "rank"), args, strict=False)) | kwargs
     _check_init(backend, told, {"world_size": world.size(), "rank": world.rank()})
     if timeout is not None:
-        world._backend._set_default_timeout(timeout)
+        world.set_timeout(timeout)
 
 
 def _destroy_process_group(group=None):
@@ -152,7 +155,7 @@ class Membership:
     def end(self):
         """Take down every group but the default one, which gets its own timeout back."""
         default = dist.group.WORLD
-        default._backend._set_default_timeout(FOREVER)
+        default.forget_timeout()
         for group in list(c10d._world.pg_map):
             if group is not default:
                 _torch_destroy(group)

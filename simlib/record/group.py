@@ -71,10 +71,26 @@ class RecordingGroup(dist.ProcessGroup):
         self._copies_results = getattr(inner, "copies_results", True)
         self._ranks = ranks
         self._definition = Definition(name, ranks)
+        self._limit = None  # of messages: Gloo's own is fixed when the group is made
         self._number = None, None  # the numbers of a log, and what this group is among them
         self._rank = rank
         self._register_backend(torch.device("cpu"), GLOO, backend)
         self._set_default_backend(GLOO)
+
+    def set_timeout(self, timeout):
+        """How long an op of this group may take, as ``timeout=`` told torch."""
+        self._backend._set_default_timeout(timeout)
+        if self._recorder.survives and timeout < default_pg_timeout:  # torch's own, untold
+            self._recorder.waits_are_limited = True
+            if hasattr(self._inner, "limit_s"):
+                self._inner.limit_s = timeout.total_seconds()
+            else:
+                self._limit = timeout
+
+    def forget_timeout(self):
+        """No op of this group is given up any more."""
+        self._backend._set_default_timeout(FOREVER)
+        self._limit = None
 
     def __repr__(self):
         return f"the group of ranks {list(self._ranks)}"
@@ -112,6 +128,14 @@ class RecordingGroup(dist.ProcessGroup):
             tag,
             nbytes,
         )
+
+    def _pass_on(self, start, method, *args):
+        """Call the transport; where it refuses, the op has failed (its peer may have died)."""
+        try:
+            return getattr(self._inner, method)(*args)
+        except BaseException:
+            self._log.wait_failed(start)
+            raise
 
     def _group_number(self):
         numbers, number = self._number
@@ -158,7 +182,8 @@ class RecordingGroup(dist.ProcessGroup):
             self._check_message_fingerprint(start, self._rank, dst, tag, tensors[0])
         make = RecordedMessage if flags & ASYNC else BlockingCall
         buffers = [Buffer.of(tensors[0], False)] if self._is_watched(flags) else None
-        work = make(self._inner.send(tensors, dst, tag), self._recorder, start)
+        work = make(self._pass_on(start, "send", tensors, dst, tag), self._recorder, start)
+        work.limit = self._limit
         return self._keep(work, flags, buffers)
 
     def recv(self, tensors, src, tag=0):
@@ -170,7 +195,8 @@ class RecordingGroup(dist.ProcessGroup):
             self._check_message_fingerprint(start, src, self._rank, tag, tensors[0])
         make = RecordedMessage if flags & ASYNC else BlockingCall
         buffers = [Buffer.of(tensors[0], True)] if self._is_watched(flags) else None
-        work = make(self._inner.recv(tensors, src, tag), self._recorder, start)
+        work = make(self._pass_on(start, "recv", tensors, src, tag), self._recorder, start)
+        work.limit = self._limit
         return self._keep(work, flags, buffers)
 
     def recv_anysource(self, tensors, tag=0):
@@ -179,9 +205,10 @@ class RecordingGroup(dist.ProcessGroup):
         flags |= ANY_SOURCE
         start = self._post("recv", tensors, frame=frame, tag=tag, flags=flags)
         buffers = [Buffer.of(tensors[0], True)] if self._is_watched(flags) else None
-        work = self._inner.recv_anysource(tensors, tag)
+        work = self._pass_on(start, "recv_anysource", tensors, tag)
         make = RecordedMessage if flags & ASYNC else BlockingCall
         work = make(work, self._recorder, start, source=self._ranks)
+        work.limit = self._limit
         return self._keep(work, flags, buffers)
 
     def _check_message_fingerprint(self, start, src, dst, tag, tensor):
@@ -209,7 +236,7 @@ class RecordingGroup(dist.ProcessGroup):
         opts = opts if opts is not None else dist.BarrierOptions()
         start = self._post("barrier", (), flags=_async_flag(opts))
         self._recorder.check_fingerprint(start, self._definition, "barrier", None, None, None, 0)
-        return RecordedWork(self._inner.barrier(opts), self._recorder, start)
+        return RecordedWork(self._pass_on(start, "barrier", opts), self._recorder, start)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         start = self._post("barrier", ())
@@ -288,7 +315,7 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
                 *buffers_of(args[:1], not is_source, own_writes),
                 *buffers_of(args[1:], False),  # what the rank brings, where that is not the same
             ]
-        work = make(getattr(self._inner, method)(*args), self._recorder, start)
+        work = make(self._pass_on(start, method, *args), self._recorder, start)
         if not is_blocking:
             work.is_number = size == 1
         return self._keep(work, flags, buffers)

@@ -52,10 +52,10 @@ KINDS = (
 )
 KIND_ID = {name: number for number, name in enumerate(KINDS)}
 
-ASYNC, ANY_SOURCE, REQUEST, FUTURE_TAKEN = 1, 2, 4, 8
+ASYNC, ANY_SOURCE, REQUEST, FUTURE_TAKEN, FAILED = 1, 2, 4, 8, 16
 """Flags of an op: it returned a request; it named no src; the request is the learner's own (torch's
 parts post async ops whose requests nobody waits for in Python); C++ code took its future, to wait
-for it before `backward` returns."""
+for it before `backward` returns; it raised, at the moment that stands for its end."""
 NOBODY = -1
 
 HEADER = 64
@@ -238,8 +238,12 @@ class OpLogWriter:
             _FLAGS.pack_into(self._memory, start + _OP_FLAGS, flags | FUTURE_TAKEN)
             _U64.pack_into(self._memory, FUTURES, 1)
 
-    def wait_failed(self):
-        """The wait ended without the op: an error came instead."""
+    def wait_failed(self, start=0):
+        """The wait ended by an error; for good, where the op at ``start`` is named."""
+        if start and _TIME.unpack_from(self._memory, start + _OP_END)[0] == NEVER:
+            flags = _FLAGS.unpack_from(self._memory, start + _OP_FLAGS)[0]
+            _FLAGS.pack_into(self._memory, start + _OP_FLAGS, flags | FAILED)
+            _TIME.pack_into(self._memory, start + _OP_END, self._clock())
         _U64.pack_into(self._memory, WAITING, 0)
 
     def ended(self, start):
@@ -453,14 +457,17 @@ class OpLogReader:
         if fields is None:
             fields = self._calls[words] = self._fields_of(words, cells)
         post, end, wait, posted = _TIMES.unpack_from(memory, times)
+        end = None if end == NEVER else end - origin_s
+        has_failed = end is not None and _FLAGS.unpack_from(memory, offset + _OP_FLAGS)[0] & FAILED
         return Op(
             self.rank,
             seq,
             *fields,
             post - origin_s,
             None if wait == NEVER else wait - origin_s,
-            None if end == NEVER else end - origin_s,
+            None if has_failed else end,
             None if wait == NEVER else posted,
+            end if has_failed else None,
         )
 
     def _fields_of(self, words, cells):

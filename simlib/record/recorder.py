@@ -53,6 +53,13 @@ class Recorder:
         Whether nobody else can make ops of this rank now, and so end a wait of it.
     before_op : callable, optional
         Called before an op is written down: a simulated rank lets those behind it go first.
+
+    Attributes
+    ----------
+    survives : bool
+        Whether the run goes on when another rank dies.
+    waits_are_limited : bool
+        Whether a group then gives up by itself what takes too long: no wait is for ever.
     """
 
     def __init__(self, log, is_alone, before_op=None):
@@ -63,6 +70,8 @@ class Recorder:
         self.requests = {}  # under way, by their place in the log
         self.last_number = None
         self.fingerprints = None
+        self.survives = False
+        self.waits_are_limited = False
         self._words = {}
         self._met = {}
         self._sites = {}  # (id of code, instruction) -> (number, code, which keeps the id its own)
@@ -118,6 +127,7 @@ class Recorder:
         self.requests.clear()
         self.last_number = None
         self.fingerprints = None
+        self.survives = self.waits_are_limited = False
         self._met.clear()
         self._sites.clear()
 

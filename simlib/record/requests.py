@@ -28,17 +28,21 @@ class _Request:
         self._result = None
         self.start = start
         self.pending = None
+        self.limit = None
 
     def wait(self, timeout=timedelta(0)):  # noqa: B008 (torch's own signature; immutable)
         if self._result is not None:
             return self._result
         log = self._recorder.log
         # Who waits for a limited time only goes on by itself: that is no deadlock.
-        log.wait_begin(self.start, not timeout and self._recorder.is_alone())
+        recorder = self._recorder
+        is_limited = timeout or recorder.waits_are_limited
+        log.wait_begin(self.start, not is_limited and recorder.is_alone())
         try:
-            self._result = self._work.wait(timeout) if timeout else self._work.wait()
+            limit = timeout or self.limit
+            self._result = self._work.wait(limit) if limit else self._work.wait()
         except BaseException:
-            log.wait_failed()
+            log.wait_failed(0 if timeout else self.start)
             raise
         log.wait_end(self.start)
         if self.pending is not None:
@@ -56,7 +60,7 @@ class _Request:
 class BlockingCall(_Request):
     """What a blocking call gets, which does nothing with it but wait: lighter than a `Work`."""
 
-    __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending")
+    __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending", "limit")
 
     def __init__(self, work, recorder, start, source=None):
         self._begin(work, recorder, start, source)

@@ -181,7 +181,7 @@ def _placed(start_s, end_s, free=0):
 
 
 def _end_s(op, until):
-    return op.end_s if op.done else max(until, op.post_s)
+    return max(op.ends_by(until), op.post_s)
 
 
 def _ns(seconds):
@@ -258,6 +258,7 @@ def record_of(run):
         "world_size": run.world_size,
         "output": run.output,
         "spans": run.trace.spans,
+        "deaths": list(run.trace.deaths.items()),
         "dropped": run.trace.dropped,
         "clock_error_s": run.trace.clock_error_s,
         "groups": list(groups),

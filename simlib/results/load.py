@@ -57,7 +57,8 @@ def run_of(record: dict[str, Any]) -> Run:
     spans = [tuple(span) for span in record["spans"]]
     error_s = record.get("clock_error_s", 0.0)
     pieces = [Piece(**piece) for piece in record.get("pieces", ())]
-    trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s, pieces)
+    deaths = dict(map(tuple, record.get("deaths", ())))
+    trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s, pieces, deaths)
     nothing = [None] * trace.world_size
     run = Run(record["name"], trace, nothing, record["output"], engine=record["engine"])
     run.repeats = record.get("repeats", False)

@@ -45,7 +45,9 @@ class Run:
     trace : Trace
         Every op of every rank.
     time_s : float or None
-        Seconds from the last rank's entry to the last exit; None where a rank never left.
+        Seconds from the last rank's entry to the last exit or death; None where a rank never left.
+    deaths : dict of int to float
+        Rank -> when it died, in seconds since the first rank entered.
     findings : list
         What looked wrong without stopping the run.
     engine : str
@@ -89,9 +91,17 @@ class Run:
     def time_s(self) -> float | None:
         """Seconds from the last rank's entry to the last exit; None where a rank never left."""
         starts, ends = zip(*self.trace.spans, strict=True) if self.trace.spans else ((), ())
+        ends = [self.deaths.get(rank, end) for rank, end in enumerate(ends)]
+        if self.deaths:  # the others were ended then, where they did not go on
+            ends = [self.trace.end_s if end is None else end for end in ends]
         if not starts or None in starts or None in ends:
             return None
         return max(ends) - max(starts)
+
+    @property
+    def deaths(self) -> dict[int, float]:
+        """Rank -> when it died, in seconds since the first rank entered."""
+        return self.trace.deaths
 
     @property
     def messages(self) -> list[int]:
@@ -324,6 +334,7 @@ def make_trace(monitor: RunMonitor) -> tuple[Trace, dict[Group, Group]]:
         ops=ops,
         spans=[(_since(origin_s, log.entered_s), _since(origin_s, log.left_s)) for log in logs],
         dropped=sum(log.dropped for log in logs),
+        deaths={rank: moment - origin_s for rank, moment in sorted(monitor.died_s.items())},
         pieces=sorted(
             (piece for log in logs for piece in log.pieces(origin_s)),
             key=lambda piece: (piece.start_s, piece.rank),

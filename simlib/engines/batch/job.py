@@ -166,7 +166,7 @@ class Job:
             run.trace.clock_error_s = clock_error_s
             failure = self._failure(monitor, status)
             if failure is None and monitor.check:
-                run.findings = monitor.detector.findings()
+                run.findings = monitor.detector.findings(monitor.deaths)
             return show_and_raise(display, run, failure)
         finally:
             display.close(())

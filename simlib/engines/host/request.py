@@ -38,6 +38,8 @@ class Options:
     timeout_s: float | None = 120
     strict: bool = False
     check: bool = True
+    kill: Mapping[int, float] = field(default_factory=dict)
+    on_death: str = "end"
 
 
 def check_function(function: object, caller: str) -> None:

@@ -33,6 +33,9 @@ class ProcessMonitor(RunMonitor):
         self.detector = DeadlockDetector(self.logs, cells, self._sleep_count)
         self._display = display
         self._watchdog = Watchdog(self, display)
+        self._to_kill = dict(options.kill)
+        self.survives = options.on_death == "continue"
+        self._progress, self._still_since = -1, 0.0
 
     def _sleep_count(self, rank):
         return sleep_count.sleep_count(self.world.ranks[rank].process.pid)
@@ -54,17 +57,38 @@ class ProcessMonitor(RunMonitor):
                 pass
         while self.running():
             self._take_in(POLL_S)
+            self._kill_as_asked()
             if self.failed():
                 self._let_others_settle()
                 return self.failure()
-            found = self.stuck()
+            progress = sum(log.progress for log in self.logs)
+            found = self.stuck() if self._may_judge(progress) else None
             if found is not None:
                 return self._settled(found)
-            found = self._watchdog.ending(sum(log.progress for log in self.logs))
+            found = self._watchdog.ending(progress)
             if found is not None:
                 return found
         self._take_in(0)
         return self.failure()
+
+    def _kill_as_asked(self):
+        """Kill the ranks whose time has come."""
+        for rank, seconds in list(self._to_kill.items()):
+            entered_s = self.logs[rank].entered_s
+            if entered_s is not None and time.perf_counter() >= entered_s + seconds:
+                del self._to_kill[rank]
+                if rank not in self.answers:
+                    os.kill(self.world.ranks[rank].process.pid, signal.SIGKILL)
+
+    def _may_judge(self, progress):
+        """Whether a wait is for ever where it looks so.
+
+        Not yet where a rank has died of whom Gloo may be telling the others at this moment.
+        """
+        moved = progress, len(self.deaths)
+        if moved != self._progress:
+            self._progress, self._still_since = moved, time.monotonic()
+        return not self.deaths or time.monotonic() > self._still_since + SETTLE_S
 
     def _settled(self, found):
         """The verdict when all other ranks have come to rest too, so that it names the same always.
@@ -160,6 +184,7 @@ class ProcessMonitor(RunMonitor):
         self._forget(rank.process.sentinel)
         rank.process.join()
         self.deaths[rank.rank] = rank.process.exitcode
+        self.died_s[rank.rank] = time.perf_counter()
 
     def ask_for_stacks(self, ranks):
         """The learner's frames of ranks that compute: `faulthandler` writes them on SIGUSR1."""

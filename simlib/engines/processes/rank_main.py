@@ -36,11 +36,14 @@ class RunRequest(Request):
     ----------
     check : bool
         Whether ops are compared before they begin.
+    survives : bool
+        Whether the others go on when a rank dies.
     number : int
         How many runs this world has had with this one: groups of different runs never meet.
     """
 
     check: bool
+    survives: bool = False
     number: int = 0
 
 
@@ -76,6 +79,7 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
         if word == "run":
             membership.begin(request.number)
             recorder.begin(fingerprints if request.check else None)
+            recorder.survives = request.survives
             own = receive(sock)
             request.per_rank_args = None if own is None else {rank: own}
             answer = _run(request, rank, world_size, writer)

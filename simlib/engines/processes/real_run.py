@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...clockwork.simulation_options import ON_DEATH, check_by_rank, check_choice
 from ...diagnose import failures
 from ...diagnose.findings import as_error
 from ...draw.display import open_display, show_and_raise
@@ -38,6 +39,8 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    kill: Mapping[int, float] | None = None,
+    on_death: str = "end",
     timeout_s: float | None = 120,
     strict: bool = False,
     check: bool = True,
@@ -54,6 +57,15 @@ def run(
         Number of ranks, 1 to 64.
     args, kwargs : sequence, dict
         Further arguments, the same on every rank.
+    kill : dict, optional
+        ``{rank: seconds}``: ranks whose process is killed (SIGKILL) so long after it has entered
+        the function.
+    on_death : {"end", "continue"}
+        Whether the death of a rank's process ends the run, or the others go on, as plain Gloo lets
+        them: what needs the dead rank raises in them, what does not goes on. The dead rank's
+        result is None. A rank that waits for a survivor which has raised waits as long as the
+        group's ``timeout=`` says (of `init_process_group`, `new_group`); without one the run ends,
+        and says who waits for whom.
     timeout_s : float or None
         Seconds since any rank's last op or line of output after which the run is ended; None
         switches it off. Deadlocks are told without it.
@@ -92,7 +104,14 @@ def run(
     size = _check_world_size(world_size)
     per_rank_args = args.packed if isinstance(args, ByRank) else None
     payload = pack(function, () if per_rank_args else args, kwargs, size)
-    options = Options(name_of(function), timeout_s, strict, check)
+    options = Options(
+        name_of(function),
+        timeout_s,
+        strict,
+        check,
+        kill=check_by_rank("kill", kill, size),
+        on_death=check_choice("on_death", on_death, ON_DEATH),
+    )
     return _run_payload(payload, size, options, fresh, argv=None, per_rank_args=per_rank_args)
 
 
@@ -120,6 +139,7 @@ def _run_payload(payload, world_size, options, fresh, argv, per_rank_args=None):
         surroundings=Surroundings.here(argv),
         per_rank_args=per_rank_args,
         check=options.check,
+        survives=options.on_death == "continue",
     )
     cells = cell_numbers()
     display = open_display()
@@ -143,10 +163,10 @@ def _run_in(world, monitor, request, options):
         failure = _watched(monitor, request)
         result = make_run(monitor)
         if failure is None and options.check:
-            result.findings = monitor.detector.findings()
+            result.findings = monitor.detector.findings(monitor.deaths)
             if options.strict and result.findings:
                 failure = as_error(result.findings[0])
-        clean = failure is None and left_nothing_over(result.trace)
+        clean = failure is None and not monitor.deaths and left_nothing_over(result.trace)
     finally:
         pool().give_back(world, clean)
     return result, failure

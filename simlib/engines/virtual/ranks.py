@@ -97,6 +97,7 @@ class Ranks:
         self._pid = os.getpid()
         self.answers = {}
         self.deaths = {}
+        self._died_s = {}
         self._size = size = request.world_size
         self._everyone = {rank: rank for rank in range(size)}
         self._idents = {}
@@ -114,6 +115,8 @@ class Ranks:
             Recorder(log, lambda: True, functools.partial(simulation.settle, rank))
             for rank, log in enumerate(simulation.logs)
         ]
+        for recorder in self._recorders:
+            recorder.survives = simulation.options.on_death == "continue"
         self.store = SimulatedStore(scheduler)
         self._in_turn = per_rank.StateInTurn(size, torch_seed())
         scheduler.on_resume = self._resume
@@ -135,6 +138,7 @@ class Ranks:
             "answers": self.answers,
             "deaths": self.deaths,
             "killed": sorted(set(self.deaths) & set(self._simulation.options.kill)),
+            "died_s": self._died_s,
             "unfinished": unfinished,
             "frames": self._frames(unfinished),
             "wire": self._simulation.wire_messages(),
@@ -274,9 +278,16 @@ class Ranks:
     def die(self, rank, code):
         """The calling rank ends here, without a result."""
         per_rank.flush(self._streams)
-        self.deaths[rank] = code
+        self._simulation.scheduler.settle(rank)
+        self._note_death(rank, code)
         self._simulation.logs[rank].wait_failed()
         self._park()
+
+    def _note_death(self, rank, code):
+        self.deaths[rank] = code
+        self._died_s[rank] = self._simulation.scheduler.now_s
+        if self._simulation.options.on_death == "continue":
+            self._simulation.die(rank)
 
     def _park(self):
         """Stop this thread for good, and let the others go on."""
@@ -287,5 +298,5 @@ class Ranks:
 
     def _kill(self, rank):
         """As asked for by ``kill=``: the rank does nothing any more."""
-        if rank not in self.answers:
-            self.deaths.setdefault(rank, -signal.SIGKILL)
+        if rank not in self.answers and rank not in self.deaths:
+            self._note_death(rank, -signal.SIGKILL)

@@ -9,11 +9,13 @@ from typing import Any
 
 from ... import clusters
 from ...clockwork.simulation_options import (
+    ON_DEATH,
     POLICIES,
     Options,
     check_algorithms,
     check_by_rank,
     check_choice,
+    check_kill,
     check_seed,
     eager_limit,
 )
@@ -59,7 +61,8 @@ def simulate(
     compute: str = "flops",
     memory: bool | None = None,
     slow: Mapping[int, float] | None = None,
-    kill: Mapping[int, float] | None = None,
+    kill: Mapping[int | str, float] | None = None,
+    on_death: str = "end",
     seed: int | None = None,
     timeout_s: float | None = 120,
     strict: bool = False,
@@ -101,7 +104,13 @@ def simulate(
     slow : dict, optional
         ``{rank: factor}``: ranks that compute so much slower.
     kill : dict, optional
-        ``{rank: seconds}``: ranks that die at this virtual time.
+        ``{rank: seconds}``: ranks that die at this virtual time; ``{"node1": seconds}``: all ranks
+        of node 1, counted from 0.
+    on_death : {"end", "continue"}
+        Whether a rank's death ends the run, or the others go on: what needs the dead rank raises
+        in them what Gloo raises there, and what does not goes on. The dead rank's result is None.
+        A rank that waits for a survivor which has raised waits as long as the group's ``timeout=``
+        says (of `init_process_group`, `new_group`), if that is less than torch's 30 minutes.
     seed : int, optional
         Another order of all that is not ordered: of ranks ready at the same moment, and of messages
         for a receive of any source. What comes out differently is a finding of the kind ``race``.
@@ -141,7 +150,8 @@ def simulate(
         algorithms=check_algorithms(algorithm_of),
         expand=expand,
         slow=check_by_rank("slow", slow, size),
-        kill=check_by_rank("kill", kill, size),
+        kill=check_kill(kill, size, Topology(cluster, size, placement)),
+        on_death=check_choice("on_death", on_death, ON_DEATH),
         seed=check_seed(seed),
         compute=check_choice("compute", compute, ("flops", "measured", "free")),
         memory=cluster.device is not None if memory is None else bool(memory),
@@ -226,7 +236,7 @@ def _watched(process, monitor, request):
         result.took_place_on(request.cluster, request.placement, request.options)
         result.repeats = request.options.compute != "measured"
         if failure is None and monitor.check:
-            result.findings = monitor.detector.findings()
+            result.findings = monitor.detector.findings(monitor.deaths)
         clean = monitor.report is not None and not monitor.running() and not monitor.deaths
     finally:
         monitor.close()

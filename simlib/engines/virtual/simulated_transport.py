@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 
@@ -31,6 +32,8 @@ class SimulatedTransport:
     """
 
     copies_results = False
+    limit_s = None
+    """Virtual seconds after which a wait is given up, where survivors go on; None: never."""
 
     def __init__(self, simulation, channel, position, log):
         self._simulation = simulation
@@ -54,8 +57,7 @@ class SimulatedTransport:
         post = Post(
             self._position, dst, tensor.dtype, nbytes, request, content, clock, is_eager=is_eager
         )
-        self._mailbox(dst, tag).send(post)
-        return request
+        return self._posted(request, self._mailbox(dst, tag), "send", post)
 
     def recv(self, tensors, src, tag=0):
         simulation = self._simulation
@@ -64,7 +66,13 @@ class SimulatedTransport:
         (tensor,) = tensors
         nbytes = count_bytes(tensor)
         post = Post(src, self._position, tensor.dtype, nbytes, request, tensor, clock)
-        self._mailbox(self._position, tag).receive(post)
+        return self._posted(request, self._mailbox(self._position, tag), "receive", post)
+
+    def _posted(self, request, mailbox, method, post):
+        if self.limit_s is not None:
+            request.limit_s = self.limit_s
+            request.give_up = functools.partial(mailbox.withdraw, post)
+        getattr(mailbox, method)(post)
         return request
 
     def _mailbox(self, dst, tag):
@@ -101,6 +109,7 @@ class SimulatedTransport:
             itemsize=payload[0].element_size() if payload else 1,
             request=request,
         )
+        request.limit_s = self.limit_s
         meeting = self._channel.post(self._position, call)
         request.meeting = meeting, self._position
         return request

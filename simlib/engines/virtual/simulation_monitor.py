@@ -41,6 +41,7 @@ class SimulationMonitor(RunMonitor):
         ):
             self._selector.register(source, selectors.EVENT_READ, sort)
         self.options = options
+        self.survives = options.on_death == "continue"
         self.logs = []
         self.report = None
         self._framed = b""
@@ -96,6 +97,8 @@ class SimulationMonitor(RunMonitor):
         if mismatch is not None:
             return mismatch
         killed = set(self.report["killed"])
+        if self.survives:
+            killed = set(self.deaths)
         if set(self.deaths) - killed or any(word != "result" for word, _ in self.answers.values()):
             return failures.of_failures(self, set(self.deaths) - killed)
         if not self.running():
@@ -177,7 +180,7 @@ class SimulationMonitor(RunMonitor):
             return
         while self._read_output():
             pass
-        self.deaths = report["deaths"]
+        self.deaths, self.died_s = report["deaths"], report["died_s"]
         for rank, answer in report["answers"].items():
             try:
                 self.answers[rank] = safe_pickle.loads(answer)

@@ -1,0 +1,378 @@
+"""What survivors see when a rank dies: on simulated ranks, on real ones, on plain Gloo."""
+
+import datetime
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import simlib
+
+R, DEAD, DIES_S, LIMIT_S = 4, 2, 0.5, 3.0
+LIMIT = datetime.timedelta(seconds=LIMIT_S)
+
+
+def x(n=4):
+    return torch.ones(n)
+
+
+def word_of(error):
+    words = str(error)
+    if "Connection closed" in words or "reset by peer" in words or "Broken pipe" in words:
+        return "closed"
+    return "timeout" if "imed out" in words else words
+
+
+class Attempts:
+    """What came of one op after the other, and in how many seconds."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, op):
+        began = time.time()
+        try:
+            op()
+            word = "ok"
+        except RuntimeError as error:
+            word = word_of(error)
+        self.seen.append((word, time.time() - began))
+
+
+def recv_posted_before(rank, attempt):
+    if rank == 0:
+        attempt(lambda: dist.recv(x(), src=DEAD))
+        attempt(lambda: dist.recv(x(), src=DEAD))
+
+
+def send_posted_before(rank, attempt):
+    if rank < 2:
+        attempt(lambda: dist.send(x(4 + rank * 10**6), dst=DEAD))
+
+
+def messages_afterwards(rank, attempt):
+    time.sleep(1)
+    if rank == 0:
+        attempt(lambda: dist.recv(x(), src=DEAD))
+        attempt(lambda: dist.send(x(), dst=DEAD))
+        attempt(lambda: dist.send(x(), dst=1))
+    if rank == 1:
+        attempt(lambda: dist.irecv(x(), src=DEAD).wait())
+        attempt(lambda: dist.recv(x(), src=0))
+
+
+def any_source(rank, attempt):
+    if rank == 0:
+        for _ in range(3):
+            attempt(lambda: dist.recv(x()))
+    elif rank != DEAD:
+        time.sleep(0.4 * rank)
+        attempt(lambda: dist.send(x(), dst=0))
+
+
+def sent_before_its_death(rank, attempt):
+    if rank == DEAD:
+        dist.isend(x(), dst=0).wait()
+    time.sleep(1)
+    if rank == 0:
+        attempt(lambda: dist.recv(x(), src=DEAD))
+
+
+def all_reduce_before(rank, attempt):
+    attempt(lambda: dist.all_reduce(x()))
+
+
+def all_reduce_afterwards(rank, attempt):
+    time.sleep(1)
+    attempt(lambda: dist.all_reduce(x()))
+
+
+def broadcast_of_the_dead(rank, attempt):
+    attempt(lambda: dist.broadcast(x(), src=DEAD))
+
+
+def broadcast_of_a_living_one(rank, attempt):
+    attempt(lambda: dist.broadcast(x(), src=0))
+
+
+def gather_to_a_living_one(rank, attempt):
+    parts = [x() for _ in range(R)] if rank == 0 else None
+    attempt(lambda: dist.gather(x(), parts, dst=0))
+
+
+def all_gather_before(rank, attempt):
+    attempt(lambda: dist.all_gather([x() for _ in range(R)], x()))
+
+
+def all_to_all_afterwards(rank, attempt):
+    time.sleep(1)
+    attempt(lambda: dist.all_to_all_single(x(R), x(R)))
+
+
+def groups_without_the_dead(rank, attempt):
+    pair = dist.new_group([0, 1])
+    if rank == DEAD:
+        return
+    time.sleep(1)
+    if rank < 2:
+        attempt(lambda: dist.all_reduce(x(), group=pair))
+        attempt(lambda: dist.all_reduce(x(), group=pair))
+
+
+def a_group_of_survivors(rank, attempt):
+    time.sleep(1)
+    survivors = dist.new_group([0, 1, 3], use_local_synchronization=True)
+    attempt(lambda: dist.all_reduce(x(), group=survivors))
+
+
+HAS_A_PART = (sent_before_its_death, groups_without_the_dead)
+"""Programs in which the rank that dies does something before; in the others it only waits."""
+
+
+def take_part(rank, program, attempt):
+    if rank != DEAD or program in HAS_A_PART:
+        program(rank, attempt)
+    if rank == DEAD:
+        time.sleep(30)
+
+
+# What plain Gloo does, by rank; None is the dead rank. The words for each op, in order.
+C, T, OK = "closed", "timeout", "ok"
+SEEN = {
+    recv_posted_before: ([C, C], [], None, []),
+    send_posted_before: ([C], [C], None, []),
+    messages_afterwards: ([C, C, OK], [C, OK], None, []),
+    any_source: ([OK, OK, T], [OK], None, [OK]),
+    sent_before_its_death: ([C], [], None, []),
+    all_reduce_before: ([T], [C], None, [C]),
+    all_reduce_afterwards: ([T], [C], None, [C]),
+    broadcast_of_the_dead: ([C], [T], None, [C]),
+    broadcast_of_a_living_one: ([C], [OK], None, [OK]),
+    gather_to_a_living_one: ([C], [OK], None, [OK]),
+    all_gather_before: ([T], [C], None, [C]),
+    all_to_all_afterwards: ([C], [C], None, [C]),
+    groups_without_the_dead: ([OK, OK], [OK, OK], None, []),
+    a_group_of_survivors: ([OK], [OK], None, [OK]),
+}
+by_program = pytest.mark.parametrize("program", SEEN, ids=lambda program: program.__name__)
+
+
+def main(rank, world_size, program):
+    dist.init_process_group("gloo", timeout=LIMIT)
+    attempt = Attempts()
+    take_part(rank, program, attempt)
+    return attempt.seen
+
+
+def words(results):
+    return tuple(seen and [word for word, _ in seen] if seen != [] else [] for seen in results)
+
+
+def check_delays(results, slack_s):
+    """A connection is closed when the rank dies; what a living rank holds up takes the limit."""
+    for seen in filter(None, results):
+        for word, seconds in seen:
+            if word == "closed":
+                assert seconds <= DIES_S + slack_s
+            if word == "timeout":
+                assert LIMIT_S - 0.01 <= seconds <= LIMIT_S + slack_s
+
+
+def simulated(program):
+    return simlib.simulate(
+        main, R, (program,), kill={DEAD: DIES_S}, on_death="continue", algorithms="gloo"
+    )
+
+
+@by_program
+def test_simulated_survivors_see_what_those_of_gloo_see(program):
+    run = simulated(program)
+    assert words(run.results) == SEEN[program]
+    check_delays(run.results, 0.01)
+    assert run.findings == []
+    assert run.deaths == {DEAD: DIES_S}
+
+
+@pytest.mark.long
+@by_program
+def test_real_survivors_see_what_those_of_gloo_see(program):
+    run = simlib.run(main, R, (program,), kill={DEAD: DIES_S}, on_death="continue")
+    assert words(run.results) == SEEN[program]
+    check_delays(run.results, 2.0)
+    assert run.findings == []
+    assert DIES_S <= run.deaths[DEAD] < DIES_S + 2
+
+
+def test_a_few_real_survivors():
+    for program in (recv_posted_before, any_source, groups_without_the_dead):
+        run = simlib.run(main, R, (program,), kill={DEAD: DIES_S}, on_death="continue")
+        assert words(run.results) == SEEN[program]
+
+
+def plain_rank(rank, program, path, answers, done):
+    torch.set_num_threads(1)
+    rendezvous = f"file://{path}"
+    dist.init_process_group("gloo", rendezvous, timeout=LIMIT, rank=rank, world_size=R)
+    dist.barrier()
+    if rank == DEAD:
+        threading.Timer(DIES_S, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    attempt = Attempts()
+    take_part(rank, program, attempt)
+    answers.put((rank, attempt.seen))
+    answers.close()
+    answers.join_thread()
+    done.wait(60)  # whoever leaves closes its connections, too
+    os._exit(0)
+
+
+@pytest.mark.long
+@by_program
+def test_the_table_is_what_plain_gloo_does(program, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    answers, done = context.Queue(), context.Event()
+    parts = [(rank, program, tmp_path / "store", answers, done) for rank in range(R)]
+    ranks = [context.Process(target=plain_rank, args=part) for part in parts]
+    try:
+        for process in ranks:
+            process.start()
+        seen = dict(answers.get(timeout=60) for _ in range(R - 1))
+        done.set()
+        for process in ranks:
+            process.join(30)
+        assert ranks[DEAD].exitcode == -signal.SIGKILL
+    finally:
+        for process in ranks:
+            process.kill()
+    results = [seen.get(rank) for rank in range(R)]
+    assert words(results) == SEEN[program]
+    check_delays(results, 2.0)
+
+
+# What a run with deaths is afterwards
+
+
+def one_waits_for_ever(rank, world_size):
+    """Without a limit, rank 0 would wait for rank 1, which has gone on after its error."""
+    if rank == DEAD:
+        time.sleep(30)
+    time.sleep(1)
+    if rank == 0:
+        dist.recv(x(), src=1)
+    else:
+        try:
+            dist.recv(x(), src=DEAD)
+        except RuntimeError:
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_a_wait_for_a_survivor_that_never_answers_is_told(engine):
+    with pytest.raises(simlib.SimlibError) as caught:
+        engine(one_waits_for_ever, R, kill={DEAD: DIES_S}, on_death="continue")
+    assert "rank 0 waits for rank 1" in str(caught.value)
+    assert caught.value.run.results == [None] * R
+    assert set(caught.value.run.deaths) == {DEAD}
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_by_default_a_death_ends_the_run_and_names_the_dead(engine):
+    def waits(rank, world_size):
+        dist.all_reduce(x()) if rank != DEAD else time.sleep(30)
+
+    with pytest.raises(simlib.RankDiedError, match="rank 2") as caught:
+        engine(waits, 3, kill={DEAD: 0.2})
+    run = caught.value.run
+    assert "ranks 0 and 1 wait for each other" not in str(caught.value)
+    assert run.deaths[DEAD] == pytest.approx(0.2, abs=1.0)
+    assert run.time_s > 0
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_an_error_that_nobody_catches_names_the_dead(engine):
+    def careless(rank, world_size):
+        dist.recv(x(), src=1) if rank == 0 else time.sleep(30)
+
+    with pytest.raises(simlib.RankError, match="Connection closed by peer"):
+        engine(careless, 2, kill={1: 0.2}, on_death="continue")
+
+
+def test_a_rank_that_leaves_by_itself_is_dead_too():
+    def main(rank, world_size):
+        if rank == 1:
+            os._exit(3)
+        try:
+            dist.recv(x(), src=1)
+        except RuntimeError as error:
+            return str(error).partition(".")[0]
+
+    run = simlib.simulate(main, 2, on_death="continue")
+    assert run.results == ["Connection closed by peer: rank 1 has died", None]
+    assert run.deaths == {1: 0.0}
+
+
+def test_a_node_dies_with_its_ranks():
+    def main(rank, world_size):
+        time.sleep(1)
+        return rank
+
+    cluster = simlib.Cluster(2, 2, inter=simlib.Link(1e-5, 1e9), intra=simlib.Link(1e-6, 1e10))
+    options = {"cluster": cluster, "on_death": "continue"}
+    run = simlib.simulate(main, 4, kill={"node1": 0.25, 2: 0.5}, **options)
+    assert run.results == [0, 1, None, None]
+    assert run.deaths == {2: 0.25, 3: 0.25}
+    with pytest.raises(simlib.InvalidCallError, match='"node0" to "node1"'):
+        simlib.simulate(main, 4, kill={"node7": 1.0}, **options)
+
+
+def test_who_dies_in_a_collective_of_many_takes_no_group_along():
+    """Groups of 4 among 16: three lose a member, the others' results are whole."""
+
+    def main(rank, world_size):
+        groups = [dist.new_group(range(4 * g, 4 * g + 4)) for g in range(4)]
+        value = torch.tensor([float(rank)])
+        for _ in range(20):
+            time.sleep(0.01)
+            try:
+                dist.all_reduce(value, group=groups[rank // 4])
+                value /= 4
+            except RuntimeError:
+                return "lost"
+        return value.item()
+
+    dying = {1: 0.055, 6: 0.1, 15: 0.15}
+    with pytest.raises(simlib.RankDiedError, match="ranks 1, 6 and 15 died") as caught:
+        simlib.simulate(main, 16, kill=dying, on_death="continue")
+    run = caught.value.run
+    assert [result for result in run.results[8:12]] == [9.5] * 4
+    assert all(run.results[rank] is None for rank in (1, 6, 15))
+
+
+def test_the_picture_ends_the_lane_of_the_dead_and_no_other():
+    run = simulated(all_reduce_before)
+    crosses = [line for line in run.timeline().axes[0].lines if line.get_marker() == "X"]
+    assert [line.get_xdata().tolist() for line in crosses] == [[DIES_S]]
+
+
+def test_deaths_and_failed_ops_are_saved(tmp_path):
+    run = simulated(recv_posted_before)
+    run.save(tmp_path / "run.json")
+    again = simlib.load(tmp_path / "run.json")
+    assert again.deaths == run.deaths
+    assert [op.failed_s for op in again.trace] == [op.failed_s for op in run.trace]
+    assert [op.failed_s for op in run.trace if op.rank == 0] == [DIES_S, DIES_S]
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_on_death_takes_two_words(engine):
+    with pytest.raises(simlib.InvalidCallError, match="on_death='stay' is none of"):
+        engine(main, 2, on_death="stay")
+
+
+def test_the_world_after_a_death_is_a_new_one():
+    simlib.run(main, R, (recv_posted_before,), kill={DEAD: 0.1}, on_death="continue")
+    assert simlib.run(lambda rank, world_size: rank, R).results == [0, 1, 2, 3]
