@@ -123,6 +123,12 @@ GROUPS = (
         untouched=1 / 3,
     ),
     Group(
+        "questions",
+        ("tests/test_questions.py::test_a_program_*",),
+        ("docs/questions.md",),
+        untouched=1 / 3,
+    ),
+    Group(
         "schedules",
         (
             "tests/test_gloo.py",
