@@ -291,7 +291,7 @@ name_pieces()
 assert STAGES not in sys.modules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 print(_PipelineStageBase.forward_one_chunk.__wrapped__.__name__)
-print(any(type(finder).__name__ == "_AtImport" for finder in sys.meta_path))
+print(any(vars(finder).get("_name") == STAGES for finder in sys.meta_path))
 """
 
 
