@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_hex
 from torch import nn
 
 import simlib
@@ -256,6 +258,14 @@ def test_the_timeline_shows_each_piece_in_the_shade_of_its_name_with_its_label()
     assert {tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in expected} <= fills
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend[:3] == ["outside of pieces", "F", "B"]
+
+
+def test_the_arrow_of_a_message_does_not_cross_out_the_label_of_a_piece():
+    (axes,) = simlib.simulate(two_in_turn, 2, cluster=cluster()).timeline().axes
+    (label,) = [text for text in axes.texts if text.get_text() == "F7"]
+    arrows = [drawn for drawn in axes.collections if isinstance(drawn, LineCollection)]
+    assert arrows and label.get_zorder() > max(arrow.get_zorder() for arrow in arrows)
+    assert to_hex(label.get_bbox_patch().get_facecolor()) == to_hex(rank_color(0))
 
 
 def test_a_narrow_piece_shows_its_last_number_and_a_narrower_one_nothing():
