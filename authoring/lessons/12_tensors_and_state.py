@@ -234,7 +234,7 @@ for needs_gradient in (True, False):
     steps = [[c.nbytes for c in r.trace.collectives if c.kind == "all_reduce"] for r in runs]
     off = max((a - b).abs().max().item() for a, b in zip(*(r.results for r in runs), strict=True))
     print(f"x needs a gradient: {needs_gradient}; all_reduces, own and torch's: {steps};", end=" ")
-    print("gradients off by less than 1e-4:", off < 1e-4)
+    print("gradients to 1e-4:", off < 1e-4)
 
 # %% [markdown]
 # The same all_reduces, byte for byte. If x needs no gradient, autograd never calls the backward of
@@ -826,7 +826,7 @@ def checkpoint_on(rank, world_size, folder, saving):
 
 with tempfile.TemporaryDirectory() as folder:
     saved = simlib.run(checkpoint_on, 4, args=(folder, True)).results[0]
-    print("4 ranks saved parts of", tuple(saved[1]), "in files", sorted(os.listdir(folder)))
+    print("4 ranks saved parts of", tuple(saved[1]), "in", *sorted(os.listdir(folder)))
     for R in (2, 1):
         loaded = simlib.run(checkpoint_on, R, args=(folder, False)).results[0]
         equal = all(map(torch.equal, saved[0], loaded[0]))
