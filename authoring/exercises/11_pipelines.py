@@ -19,6 +19,7 @@ import torch.distributed as dist
 import simlib
 from simlib.checks import (
     Fits,
+    OneOf,
     Timed,
     check,
     collective_nbytes,
@@ -159,8 +160,9 @@ def best_cut(rank, world_size, examples, start_s, example_s):
 
 # %% role="check" question="best_cut" points=3
 def a_batch(rank, world_size):
-    examples = [12, 22, 20, 20, 26][world_size - 1]
-    return examples, 0.5, [1.0, 1.0, 0.75, 0.5, 0.5][world_size - 1]
+    """On two ranks or more, each mistake below has another M than the others and the answer."""
+    examples = [12, 26, 49, 34, 49][world_size - 1]
+    return examples, 0.5, [1.0, 0.5, 1.0, 0.5, 0.5][world_size - 1]
 
 
 def step_of(K, M, examples, start_s, example_s):
@@ -205,6 +207,34 @@ def by_formula(K, M, *batch):
     return (K - 1) / (M + K - 1)
 
 
+def largest_of_the_best(K, examples, *times):
+    steps = {M: round(step_of(K, M, examples, *times)[0], 9) for M in range(1, examples + 1)}
+    return max(M for M, time_s in steps.items() if time_s == min(steps.values()))
+
+
+def as_long_as_the_largest(K, M, examples, start_s, example_s):
+    """The time of a step if every micro-batch took as long as the largest one."""
+    return (M + K - 1) * (start_s + -(-examples // M) * example_s)
+
+
+def all_as_large(K, examples, *times):
+    return min(
+        range(1, examples + 1),
+        key=lambda M: (round(as_long_as_the_largest(K, M, examples, *times), 9), M),
+    )
+
+
+def idle_share_of_that(K, M, examples, start_s, example_s):
+    busy_s = M * start_s + examples * example_s
+    return 1 - busy_s / as_long_as_the_largest(K, M, examples, start_s, example_s)
+
+
+def counted_as_large(*given):
+    """Whichever way the bubble is worked out then."""
+    bubbles = by_formula, idle_share_of_that, lambda K, M, *batch: step_of(K, M, *batch)[1]
+    return OneOf([chosen(all_as_large, bubble)(*given) for bubble in bubbles])
+
+
 verdict = check(
     "best_cut",
     best_cut,
@@ -226,6 +256,11 @@ verdict = check(
         ),
         "That is the best M of those that divide the batch; another one is better.": (
             chosen(dividing)
+        ),
+        "That counts every micro-batch as large as the largest; only the steps of the ramps last as "
+        "long as that one.": counted_as_large,
+        "The step is as short as it can be; but of equally short ones the smallest M is asked for.": (
+            chosen(largest_of_the_best)
         ),
         "One micro-batch is the naive split.": chosen(lambda *batch: 1),
     },
