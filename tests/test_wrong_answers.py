@@ -22,9 +22,15 @@ FILES = sorted((TESTS.parent / "authoring" / "wrong_answers").glob("[0-9]*.py"))
 HANG_S = 3.0  # a hanging answer is ended after this, to keep the tests short
 
 
+@functools.cache
 def load(path):
-    """The names of one file of wrong answers; its functions are not importable by the ranks."""
-    return runpy.run_path(str(path))
+    """The names of one file of wrong answers; its functions are not importable by the ranks.
+
+    They may use what the setup of their exercise defines, as they do where they are graded.
+    """
+    setup = {"__name__": "exercise"}
+    exec(cells_of(path)["setup", None], setup)
+    return runpy.run_path(str(path), init_globals=setup)
 
 
 def cells_of(path):

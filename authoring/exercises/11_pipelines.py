@@ -20,6 +20,7 @@ import simlib
 from simlib.checks import (
     Fits,
     OneOf,
+    Rule,
     Timed,
     check,
     collective_nbytes,
@@ -571,8 +572,8 @@ print(measure(in_budget, drawn_pieces))
 #
 # Here micro-batches go in pairs, `F0 F1 B0 B1 F2 F3 B2 B3` ..., by plain sends and receives: `send_first` does.
 # With an even number of micro-batches all is well; with 3 or 5 the program hangs. Find out who waits for
-# whom, and mend the words. As before, at most two micro-batches are held at a time. Keep
-# `send_first`.
+# whom, and mend the words. Keep the pairs (one micro-batch may be without a partner), the same words on
+# all ranks, and `send_first`.
 
 
 # %% role="answer" question="in_pairs" points=3
@@ -608,35 +609,75 @@ def last_twice(ws, xs, batches, pieces):
     return in_one_process(ws, [xs[0] + xs[0][-1:] * (pieces[0] % 2)])
 
 
+def groups(sizes):
+    """The words of groups of micro-batches: all forwards of one, then its backwards."""
+    borders = [0, *itertools.accumulate(sizes)]
+    each = [range(a, b) for a, b in itertools.pairwise(borders)]
+    return [f"{kind}{micro}" for group in each for kind in "FB" for micro in group]
+
+
+def pairs(pieces):
+    """All ways to go in pairs: the micro-batch without a partner may come anywhere."""
+    if pieces % 2 == 0:
+        return [groups([2] * (pieces // 2))]
+    return [groups([2] * k + [1] + [2] * (pieces // 2 - k)) for k in range(pieces // 2 + 1)]
+
+
+def sends_and_receives(words, rank, n):
+    """Those that follow makes on a rank, with an exchange that names its send first."""
+    made, outgoing = [], []
+    for word in words:
+        step = 1 if word[0] == "F" else -1
+        made += outgoing + [("recv", rank - step)] * (0 <= rank - step < n)
+        outgoing = [("send", rank + step)] * (0 <= rank + step < n)
+    return made + outgoing
+
+
+def not_in_pairs(run, given):
+    """A sentence where some rank's sends and receives are those of other words, else None."""
+    n, pieces = run.world_size, given[3][0]
+    made = [[(op.kind, op.peer) for op in run.trace.of_rank(rank)] for rank in range(n)]
+
+    def are(words):
+        return made == [sends_and_receives(words, rank, n) for rank in range(n)]
+
+    if any(map(are, pairs(pieces))):
+        return None
+    if are(groups([1] * pieces)):
+        why = "Go on in pairs: while one micro-batch is under way, the other can be worked on."
+    elif are(groups([pieces])):
+        why = "Take a pair backward before the next one comes."
+    else:
+        why = "Keep to F0 F1 B0 B1 F2 ..., on all ranks; one micro-batch may have no partner."
+    return f"The gradients are right, but the words are not in pairs. {why}"
+
+
+def not_one_after_the_other(run, given):
+    """A sentence where a call returns before its message is there, else None."""
+    op = next((op for op in run.trace if op.async_op), None)
+    if op is None:
+        return None
+    return (
+        f"The words are right, but rank {op.rank} starts a {op.kind} and goes on: keep send_first, "
+        "which sends, then receives. For pairs it is good enough."
+    )
+
+
 verdict = check(
     "in_pairs",
     in_pairs,
-    odd_and_even([3, 4, 2, 5, 3, 2], 4, [3, 4, 3, 2, 5]),
+    odd_and_even([3, 4, 2, 5, 3, 2], 4, [2, 3, 5, 4, 3]),
     in_one_process,
     only("send", "recv"),
     messages(each_once, hint="Each micro-batch crosses each boundary once each way."),
     nbytes(over_boundaries, hint="Only activations and their gradients need to cross."),
+    Rule(not_in_pairs),
+    Rule(not_one_after_the_other),
     mistakes={
         "The micro-batch without a partner is left out: its gradient counts, too.": without_the_last,
         "The micro-batch without a partner is done twice: its gradient counts twice.": last_twice,
         "Those are sums over the micro-batches: follow gives the mean of those in its words.": summed,
     },
-    timed=[
-        Timed(
-            FREE,
-            odd_and_even(SQUARE, 64, 5),
-            lambda *given: 42 * PRODUCT_S,
-            "Go on in pairs: while one micro-batch is under way, the other can be worked on.",
-        )
-    ],
-    memory=[
-        Fits(
-            FREE,
-            odd_and_even(SQUARE, 64, 7),
-            lambda ws, xs, batches, pieces: room(ws, xs, batches, pieces, [2]),
-            "Take a pair backward before the next one comes.",
-        )
-    ],
     as_given="5ae6c7ac",
     points=3,
 )
