@@ -2,7 +2,9 @@
 
 import ast
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jupytext
 import pytest
@@ -33,6 +35,39 @@ def defines(statement):
 
 LESSON = lesson()
 PLAIN = {"GPipe": LESSON["gpipe"], "1F1B": LESSON["one_f_one_b"]}
+
+
+class Schedule(NamedTuple):
+    """One of torch's schedules: stages of a rank, and its bubble for K ranks, M micro-batches."""
+
+    stages: int
+    of_a_step: Callable
+    in_a_row: Callable | None = None
+    """Where the ramps of two steps fit together: that of a step after another."""
+
+
+def one_stage_a_rank(K, M):
+    return (K - 1) / (M + K - 1)
+
+
+def two_stages_a_rank(K, M):
+    return (K - 1) / (2 * M + K - 1)
+
+
+def in_thirds(K, M):
+    """A ramp of K - 1 pieces, where each rank has 6 M: F, B and W on two stages."""
+    return (K - 1) / (6 * M + K - 1)
+
+
+TORCHS = {
+    "GPipe": Schedule(1, one_stage_a_rank),
+    "1F1B": Schedule(1, one_stage_a_rank),
+    "Interleaved1F1B": Schedule(2, two_stages_a_rank),
+    "LoopedBFS": Schedule(2, two_stages_a_rank),
+    "InterleavedZeroBubble": Schedule(2, in_thirds),
+    "ZBVZeroBubble": Schedule(2, in_thirds, lambda K, M: 0),
+    "DualPipeV": Schedule(2, lambda K, M: (K - 1) / (3 * M + K - 1)),
+}
 
 
 def simulate(function, world_size, args):
@@ -72,7 +107,7 @@ def gradients(results):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
 @pytest.mark.parametrize("kind", PLAIN)
 def test_the_lessons_schedules_are_torchs_message_for_message(kind, world_size, engine):
     M, plan = 5, PLAIN[kind](world_size, 5)
@@ -96,22 +131,53 @@ def test_a_schedule_with_another_order_is_told_apart():
     assert gpipe[0] != one_f_one_b[0] and sorted(gpipe[0]) == sorted(one_f_one_b[0])
 
 
-@pytest.mark.parametrize("M", [8, 16])
-@pytest.mark.parametrize("kind", PLAIN)
-def test_the_bubble_of_one_stage_a_rank(kind, M):
-    expected = 3 / (M + 3)
-    ours = simulate(LESSON["train"], 4, (PLAIN[kind](4, M), LESSON["together"]))
-    torchs = simulate(LESSON["theirs"], 4, (kind, M))
-    assert ours.bubble().share == pytest.approx(expected, abs=1e-9)
-    assert torchs.bubble().share == pytest.approx(expected, abs=1e-9)
+@pytest.fixture
+def in_double(monkeypatch):
+    """The lesson's blocks and examples in float64, so that rounding hides nothing."""
+    block, examples = LESSON["block"], LESSON["examples"]
+    monkeypatch.setitem(LESSON, "block", lambda number: block(number).double())
+    monkeypatch.setitem(
+        LESSON, "examples", lambda micro: tuple(part.double() for part in examples(micro))
+    )
 
 
-@pytest.mark.parametrize("M", [8, 16])
-def test_the_bubble_of_interleaved_stages(M):
-    expected = 3 / (2 * M + 3)
-    plan = LESSON["interleaved"](4, M, 2)
-    ours = simulate(LESSON["train"], 4, (plan, LESSON["post"], 2))
-    torchs = simulate(LESSON["theirs"], 4, ("Interleaved1F1B", M, 2))
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("kind", TORCHS)
+def test_torchs_schedules_have_the_gradients_of_one_process(kind, world_size, engine, in_double):
+    M = 2 * world_size  # DualPipeV wants at least as many as there are stages
+    args = kind, M, TORCHS[kind].stages, 1, LESSON["block"]
+    run = ENGINES[engine](LESSON["theirs"], world_size, args)
+    net = torch.nn.Sequential(*map(LESSON["block"], range(8)))
+    x, target = (torch.cat(part) for part in zip(*map(LESSON["examples"], range(M)), strict=True))
+    torch.nn.functional.mse_loss(net(x), target).backward()
+    expected = torch.cat([p.grad.flatten() for p in net.parameters()])
+    assert expected.abs().max() > 0.1
+    found = gradients([result[0] for result in run.results])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("M", [8, 16, 32])
+@pytest.mark.parametrize("kind", TORCHS)
+def test_the_bubble_of_torchs_schedules_is_their_formulas(kind, M):
+    """Of one step, from first piece to last, and of the second of two, by each rank's own clock."""
+    v, of_a_step, in_a_row = TORCHS[kind]
+    args = kind, M, v, 2, LESSON["linear"]  # F, B and W take equally long
+    two = simulate(LESSON["theirs"], 4, args)
+    first = simulate(LESSON["theirs"], 4, (kind, M, v, 1, LESSON["linear"]))
+    assert first.bubble().share == pytest.approx(of_a_step(4, M), abs=1e-9)
+    for busy_s, (_, (_, second_s)) in zip(first.bubble().busy_s, two.results, strict=True):
+        assert 1 - busy_s / second_s == pytest.approx((in_a_row or of_a_step)(4, M), abs=1e-9)
+
+
+@pytest.mark.parametrize("M", [8, 16, 32])
+@pytest.mark.parametrize("kind", [*PLAIN, "Interleaved1F1B"])
+def test_the_bubble_of_the_lessons_plans_is_that_of_torchs(kind, M):
+    v = TORCHS[kind].stages
+    plan = PLAIN[kind](4, M) if kind in PLAIN else LESSON["interleaved"](4, M, v)
+    ours = simulate(LESSON["train"], 4, (plan, LESSON["post"], v))
+    torchs = simulate(LESSON["theirs"], 4, (kind, M, v))
+    expected = TORCHS[kind].of_a_step(4, M)
     assert ours.bubble().share == pytest.approx(expected, abs=1e-9)
     assert torchs.bubble().share == pytest.approx(expected, abs=1e-9)
     alone = simlib.run(LESSON["train"], 1, (LESSON["gpipe"](1, M),))

@@ -459,7 +459,8 @@ labs.pipeline_lab(K=4, M=8, schedule="gpipe")
 def theirs(rank, world_size, kind, M, v=1, steps=1, make=block):
     S = v * world_size
     own = range(rank, S, world_size)
-    own = [rank, S - 1 - rank] if kind == "ZBVZeroBubble" else own  # down and up again, like a V
+    if kind in ("ZBVZeroBubble", "DualPipeV"):
+        own = [rank, S - 1 - rank]  # down and up again, like a V
     nets = {s: nn.Sequential(*map(make, range(8 * s // S, 8 * (s + 1) // S))) for s in own}
     stages = [PipelineStage(net, s, S, torch.device("cpu")) for s, net in nets.items()]
     Schedule = getattr(schedules, f"Schedule{kind}")
