@@ -9,6 +9,10 @@ from typing import NamedTuple
 import jupytext
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.nn.parallel import DistributedDataParallel
 
 import simlib
 
@@ -141,6 +145,18 @@ def in_double(monkeypatch):
     )
 
 
+def batch_of(examples):
+    return lambda micros: [torch.cat(part) for part in zip(*map(examples, micros), strict=True)]
+
+
+def in_one_process(micros):
+    """The gradients of all eight blocks, of the mean loss over the micro-batches, as one vector."""
+    net = torch.nn.Sequential(*map(LESSON["block"], range(8)))
+    x, target = batch_of(LESSON["examples"])(micros)
+    torch.nn.functional.mse_loss(net(x), target).backward()
+    return torch.cat([p.grad.flatten() for p in net.parameters()])
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("kind", TORCHS)
@@ -148,10 +164,7 @@ def test_torchs_schedules_have_the_gradients_of_one_process(kind, world_size, en
     M = 2 * world_size  # DualPipeV wants at least as many as there are stages
     args = kind, M, TORCHS[kind].stages, 1, LESSON["block"]
     run = ENGINES[engine](LESSON["theirs"], world_size, args)
-    net = torch.nn.Sequential(*map(LESSON["block"], range(8)))
-    x, target = (torch.cat(part) for part in zip(*map(LESSON["examples"], range(M)), strict=True))
-    torch.nn.functional.mse_loss(net(x), target).backward()
-    expected = torch.cat([p.grad.flatten() for p in net.parameters()])
+    expected = in_one_process(range(M))
     assert expected.abs().max() > 0.1
     found = gradients([result[0] for result in run.results])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
@@ -199,3 +212,92 @@ def test_1f1b_by_send_and_recv_hangs_and_gpipe_does_not():
     with pytest.raises(simlib.DeadlockError, match="both send first"):
         simulate(LESSON["train"], 3, (LESSON["one_f_one_b"](3, 4), LESSON["send_first"]))
     assert simulate(LESSON["train"], 3, (LESSON["gpipe"](3, 4), LESSON["send_first"])).bubble()
+
+
+def compiled(backend):
+    return lambda number: torch.compile(LESSON["block"](number), backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.long)])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_compiled_stages_run(engine, backend, in_double):
+    args = "1F1B", 4, 1, 1
+    run = ENGINES[engine](LESSON["theirs"], 2, (*args, compiled(backend)))
+    found = gradients([result[0] for result in run.results])
+    torch.testing.assert_close(found, in_one_process(range(4)), rtol=0, atol=1e-14)
+    if engine == "simulate":  # where operations are counted, none are compiled away
+        plain = simulate(LESSON["theirs"], 2, (*args, LESSON["block"]))
+        assert run.time_s == plain.time_s
+        assert [ledger.peak for ledger in run.memory] == [ledger.peak for ledger in plain.memory]
+
+
+def one_pipeline(rank, world_size, M, scale_grads, block, batch, group=None, wrap=None, replica=0):
+    """Two steps of 1F1B without zero_grad; torch's stage gets ``wrap(net)``."""
+    net = torch.nn.Sequential(
+        *map(block, range(8 * rank // world_size, 8 * (rank + 1) // world_size))
+    )
+    net = wrap(net) if wrap else net
+    stage = PipelineStage(net, rank, world_size, torch.device("cpu"), group=group)
+
+    def loss_fn(y, target):
+        return torch.nn.functional.mse_loss(y, target) / (1 if scale_grads else M)
+
+    schedule = schedules.Schedule1F1B(stage, M, loss_fn=loss_fn, scale_grads=scale_grads)
+    for step in (2 * replica, 2 * replica + 1):
+        x, target = batch(range(M * step, M * step + M))
+        schedule.step(*[x] * (rank == 0), **{"target": target} if rank == world_size - 1 else {})
+    return net
+
+
+def accumulated(rank, world_size, *args):
+    return {rank: [p.grad for p in one_pipeline(rank, world_size, *args).parameters()]}
+
+
+def two_side_by_side(rank, world_size, kind, M, block, batch):
+    mesh = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("dp", "pp"))
+    replica, stage = mesh.get_coordinate()
+
+    def wrap(net):
+        if kind == "FSDP2":
+            return fully_shard(net, mesh=mesh["dp"])
+        return DistributedDataParallel(net, process_group=mesh["dp"].get_group())
+
+    args = world_size // 2, M, False, block, batch, mesh["pp"].get_group(), wrap, replica
+    net = one_pipeline(stage, *args)
+    return {stage: [getattr(p.grad, "full_tensor", lambda g=p.grad: g)() for p in net.parameters()]}
+
+
+def sums_over_replicas(run):
+    """By rank: how many collectives add up gradients of different replicas."""
+    kinds = "all_reduce", "reduce_scatter"
+    return [sum(op.kind in kinds for op in run.trace.of_rank(r)) for r in range(run.world_size)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_pipelines_beside_each_other_sum_up_equally_often_for_any_m(kind, engine, in_double):
+    """As with no_sync: gradients of a step's micro-batches are added up before they are sent."""
+    sums = {}
+    for M in (4, 8):
+        args = kind, M, LESSON["block"], batch_of(LESSON["examples"])
+        run = ENGINES[engine](two_side_by_side, 4, args)
+        replicas = [in_one_process(range(first, first + M)) for first in range(0, 4 * M, M)]
+        expected = sum(replicas) / 2  # two steps, and the mean of two replicas
+        for ranks in (run.results[:2], run.results[2:]):
+            torch.testing.assert_close(gradients(ranks), expected, rtol=0, atol=1e-14)
+        sums[M] = sums_over_replicas(run)
+    assert sums[4] == sums[8] and min(sums[4]) == max(sums[4]) > 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("scale_grads", [False, True])
+def test_gradients_accumulate_over_steps_where_torch_does_not_scale_them(
+    scale_grads, engine, in_double
+):
+    """By default torch divides all gradients by M at the end of each step, those of before too."""
+    M = 4
+    args = M, scale_grads, LESSON["block"], batch_of(LESSON["examples"])
+    run = ENGINES[engine](accumulated, 2, args)
+    first, second = in_one_process(range(M)), in_one_process(range(M, 2 * M))
+    expected = first / (M if scale_grads else 1) + second
+    torch.testing.assert_close(gradients(run.results), expected, rtol=0, atol=1e-14)
