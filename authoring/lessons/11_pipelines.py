@@ -511,8 +511,8 @@ for K in (2, 4):
 # %% [markdown]
 # Your twenty-five lines are torch's 1F1B, piece for piece and message for message. The three small messages
 # at the start of torch's agree on a way to work and tell the neighbour shapes and dtypes. To know them, torch
-# puts the first micro-batch through all stages before the first step: forward, and backward as far as the
-# inputs' gradients go. (Fewer
+# puts something through all stages before the first step, forward, and backward as far as the inputs' gradients
+# go: examples through the first stage, unfilled memory of the right shape through the others. (Fewer
 # micro-batches than stages its 1F1B refuses, in a sentence of its own. And a trap: at the end of each step torch
 # divides `.grad` by M. After two steps without `zero_grad` the first step's gradients are divided twice; with
 # `scale_grads=False`, and a loss that divides by M, they add up.) Is its memory the same, too? The

@@ -71,6 +71,7 @@ class RecordingGroup(dist.ProcessGroup):
         self._copies_results = getattr(inner, "copies_results", True)
         self._ranks = ranks
         self._definition = Definition(name, ranks)
+        self._torch_name = self._description = ""
         self._number = None, None  # the numbers of a log, and what this group is among them
         self._rank = rank
         self._register_backend(torch.device("cpu"), GLOO, backend)
@@ -81,6 +82,24 @@ class RecordingGroup(dist.ProcessGroup):
 
     def getBackendName(self):  # noqa: N802 (torch's name)
         return "gloo"
+
+    # torch keeps these in the C++ backend, which all groups of a simulation share.
+
+    @property
+    def group_name(self):
+        return self._torch_name
+
+    def _set_group_name(self, name):
+        self._torch_name = name
+        super()._set_group_name(name)
+
+    @property
+    def group_desc(self):
+        return self._description
+
+    def _set_group_desc(self, description):
+        self._description = description
+        super()._set_group_desc(description)
 
     def _post(
         self,
