@@ -160,11 +160,11 @@ print(
 # %% [markdown]
 # ## 2. Adam in shards (★★★, 30 minutes, 3 points)
 #
-# Every rank is given the same flat weights `w`, and its own list `gradients`, a flat tensor for
-# each step. Take as many steps of Adam with the **mean** gradient of all ranks (`lr=0.1, eps=0.1`,
-# the rest as torch has it) and return the new weights, whole, on every rank. Its state is kept in
-# shards: of each step the gradients are reduce_scattered and the new weights all_gathered. The
-# check looks at memory. Leave the inputs as they are.
+# Every rank is given the same flat weights `w`, and its own list `gradients`, a flat tensor a
+# step. Take as many steps of Adam with the **mean** gradient of all ranks (`lr=0.1, eps=0.1`, the
+# rest as torch has it) and return the new weights, whole. In each step reduce_scatter the gradients
+# and all_gather the new weights. Memory: besides the inputs, which must not change, a rank may
+# hold the new weights once and six tensors as large as its shard.
 
 
 # %% role="answer" question="sharded_adam" points=3
@@ -254,6 +254,22 @@ def few_bytes(ws, gradients):
     return (len(gradients[0]) + 2) * ws[0].nbytes + 6 * ws[0].nbytes // len(ws)
 
 
+def what_is_whole(ledger):
+    """Whose whole tensors are too many."""
+    state = ledger.peak["optimizer state"]
+    if state > 3 * 4 * EACH:  # two shards, and a count of steps
+        return "Let Adam know this rank's part of the weights only: its state is then as small."
+    if not state:
+        return "Which tensors are whole? Only the new weights need be; what is Adam's has a shard's size."
+    return (
+        "Adam's state is small, but whole weights are there too often: parts in a list and the "
+        "`torch.cat` of them are two copies. Gather into one tensor: `all_gather_single`, or "
+        "`all_gather` with a list of its chunks, which are views."
+    )
+
+
+EACH = 4000
+
 verdict = check(
     "sharded_adam",
     sharded_adam,
@@ -274,9 +290,9 @@ verdict = check(
     memory=[
         Fits(
             simlib.clusters.ethernet_10g(5),
-            in_shards(each=4000, steps=2),
+            in_shards(each=EACH, steps=2),
             few_bytes,
-            "Let Adam know this rank's part of the weights only: its state is then as small.",
+            what_is_whole,
         )
     ],
     points=3,
