@@ -48,9 +48,9 @@ class Leave(torch.autograd.Function):  # an all_reduce forward, nothing backward
 # ## 1. By rows (★★, 20 minutes, 2 points)
 #
 # A layer makes $y = x A + b$; `gradient` is that of the loss with respect to y. Each rank is given
-# its columns of x and its rows of A, as many as each other, and all of b and `gradient`. Return
-# `(y, x_grad, A_grad, b_grad)`: y and the bias's gradient whole, the others of this rank's part.
-# One all_reduce, as large as y. Leave the inputs as they are.
+# some columns of x and the rows of A that they meet (another rank may have more), and all of b
+# and `gradient`. Return `(y, x_grad, A_grad, b_grad)`: y and the bias's gradient whole, the others
+# of this rank's part. One all_reduce, as large as y. Leave the inputs as they are.
 
 
 # %% role="answer" question="row_parallel" points=2
