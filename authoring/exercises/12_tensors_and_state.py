@@ -383,11 +383,12 @@ def heads_of_ranks(rank, world_size):
     return x, *qkv, torch.randn(D, mine, dtype=torch.float64), head_dim
 
 
-def whole_attention(given, enter=1, past=1, leave=1, summed=True):
+def whole_attention(given, enter=1, past=1, leave=1, summed=True, xs_in_y=1):
     """What the ranks return if gradients at each place are so many times what they should be.
 
     `enter`: what comes back by the heads; `past`: what comes back past them; `leave`: what goes
-    into the heads. Without `summed` each rank has its own heads in x's gradient alone.
+    into the heads. Without `summed` each rank has its own heads in x's gradient alone. y has x in it
+    `xs_in_y` times.
     """
     xs, qs, ks, vs, outs, dims = given
     x, dim = xs[0].clone().requires_grad_(), dims[0]
@@ -397,7 +398,7 @@ def whole_attention(given, enter=1, past=1, leave=1, summed=True):
         heads = [F.linear(copy, w).unflatten(1, (-1, dim)).transpose(0, 1) for w in (q, k, v)]
         mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
         parts.append(F.linear(mixed.transpose(0, 1).flatten(1), out))
-    y = (x + sum(parts)).detach()
+    y = (xs_in_y * x + sum(parts)).detach()
     torch.autograd.backward(parts, [leave * 2 * y] * len(parts))
     inside = [copy.grad for copy in copies]
     inside = [sum(inside)] * len(qs) if summed else inside
@@ -446,6 +447,13 @@ verdict = check(
         "y is summed nowhere, but x's gradient is: both sums are needed.": entered_alone,
         "y is right, but x's gradient has this rank's heads only: what comes back is to be summed.": (
             mistaken(summed=lambda n: False)
+        ),
+        "x is in y once for each rank: sum what comes from the heads, then add x.": (
+            mistaken(xs_in_y=world)
+        ),
+        "x is in y once for each rank, and what comes back through the heads is summed nowhere: let "
+        "x past the sum forward, and let the heads' gradients be summed backward.": (
+            mistaken(xs_in_y=world, summed=lambda n: False)
         ),
         "The gradient that comes past the heads, by `x + ...`, is whole on each rank: sum only what "
         "comes back through the heads.": mistaken(past=world),
