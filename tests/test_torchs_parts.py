@@ -101,6 +101,7 @@ def two_dimensions(rank, world_size, most=None):
 def test_fsdp2_over_tensor_parallelism_trains_as_one_process_does(engine, most):
     run = start(engine, two_dimensions, 4, most)
     right = trained_alone(most=most)
+    assert torch.equal(right[0], trained_alone()[0]) == (most is None)  # it is clipped
     for held, found in run.results:
         # Of 2 x 192 weights and 24 biases a quarter, of the 8 biases behind the sum a half.
         assert held == (2 * D * H + H) // 4 + D // 2
