@@ -162,7 +162,7 @@ print(
 #
 # Every rank is given the same flat weights `w`, and its own list `gradients`, a flat tensor a
 # step. Take as many steps of Adam with the **mean** gradient of all ranks (`lr=0.1, eps=0.1`, the
-# rest as torch has it) and return the new weights, whole. In each step reduce_scatter the gradients
+# rest as in torch) and return the new weights, whole. In each step reduce_scatter the gradients
 # and all_gather the new weights. Memory: besides the inputs, which must not change, a rank may
 # hold the new weights once and six tensors as large as its shard.
 
