@@ -167,8 +167,8 @@ def test_zero_trains_as_plain_data_parallelism_does(engine, ranks):
     for stage in (1, 2, 3):
         found = [parts for *_, parts in start(engine, names["train"], ranks, stage, 24).results]
         for parts, right in zip(zip(*found, strict=True), plain, strict=True):
-            # A matrix product may round otherwise where its tensor begins elsewhere in memory; on real
-            # ranks sums do, too, and Adam makes much of the rounding of small gradients.
+            # A matrix product may round otherwise where its tensor begins elsewhere in memory; on
+            # real ranks sums do, too, and Adam makes much of the rounding of small gradients.
             least = 1e-5 if engine == "simulate" else 2e-3
             torch.testing.assert_close(torch.cat(parts), right, rtol=0, atol=least)
 
