@@ -113,6 +113,7 @@ GROUPS = (
         (
             "tests/test_pipelines.py",
             "tests/test_split_state.py",
+            "tests/test_torchs_parts.py",
             "tests/test_sequences_and_experts.py",
         ),
         (

@@ -691,6 +691,8 @@ print(f"ring {2 * 7 / 8 * 2 * 12 * layers * w**2 / 1e9:.0f} GB")
 # [Exercises 11](../exercises/11_pipelines.ipynb): the best number of micro-batches, stages that balance, a
 # plan within a budget, and a schedule that hangs only now and then.
 #
+# [Sixteen questions](../docs/questions.md) show short programs that look right: guess what they print.
+#
 # ## Exit ticket
 #
 # 1. K = 8, M = 8: the bubble? How many micro-batches make it less than a tenth?

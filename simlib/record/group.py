@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 import torch.utils._device
+from torch._C._dynamo import eval_frame
 from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import default_pg_timeout
@@ -32,6 +33,10 @@ _API_FILES = frozenset(
     module.__file__ for module in (c10d, c10d_logger, torch.overrides, torch.utils._device)
 )
 """torch's files between a call of the learner's and this one."""
+_RUN_AS_IT_IS = eval_frame._FrameExecStrategy(
+    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+)
+"""For torch.compile: of a model that sends, the recording is no part; nor is what it calls."""
 
 
 class Definition(NamedTuple):
@@ -313,6 +318,7 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
         return self._keep(work, flags, buffers)
 
     record_and_pass_on.__name__ = method
+    eval_frame.set_code_exec_strategy(record_and_pass_on.__code__, _RUN_AS_IT_IS)
     setattr(RecordingGroup, method, record_and_pass_on)
 
 
