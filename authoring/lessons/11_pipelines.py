@@ -691,7 +691,7 @@ print(f"ring {2 * 7 / 8 * 2 * 12 * layers * w**2 / 1e9:.0f} GB")
 # [Exercises 11](../exercises/11_pipelines.ipynb): the best number of micro-batches, stages that balance, a
 # plan within a budget, and a schedule that hangs only now and then.
 #
-# [Sixteen questions](../docs/questions.md) show short programs that look right: guess what they print.
+# [Sixteen questions](../docs/questions.md): what do these programs print?
 #
 # ## Exit ticket
 #

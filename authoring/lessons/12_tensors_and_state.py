@@ -641,8 +641,7 @@ for name, run, tensors in (("own", zero[3], 6), ("FSDP2", fsdp, 12)):
 #
 # Need weights be let go between forward and backward? `reshard=False` keeps them: one gathering
 # less, and more memory. And what does prefetch buy? Predict the order of these five, by time of a
-# step. In the picture the upper half of a lane computes, the lower half shows what is under way
-# beside it.
+# step. In the picture, the lower half of a lane is what is under way beside the computing.
 
 # %%
 guess = None  # the fastest, the slowest
@@ -672,7 +671,7 @@ zero[3].timeline()
 # ## Mixed precision: 2 + 2 + 12
 #
 # Large models compute in bfloat16: parameters and gradients take 2 bytes. But a step of 0.1 % of a
-# weight is less than a bfloat16 can tell (it has 8 bits of precision), and would be rounded away.
+# weight is less than bfloat16's 8 bits can tell, and would be rounded away.
 # So there is a **master copy** in float32, and Adam works on that: 4 + 8 = 12 bytes. Together 16
 # again! What is gained, then?
 
@@ -698,10 +697,11 @@ def mixed(rank, world_size, stage):
 
 guess = None  # bytes per parameter on 4 ranks: stage 1, 2, 3
 for R, stage in ((1, 1), (4, 1), (4, 2), (4, 3)):
-    held = simlib.simulate(mixed, R, args=(stage,), cluster=cluster_with(), **RINGS).results[0]
+    run = simlib.simulate(mixed, R, args=(stage,), cluster=cluster_with(), **RINGS)
     each = [2, 2, 12] if R == 1 else [2 if stage < 3 else 1 / 2, 2 if stage < 2 else 1 / 2, 3]
-    left = [found - int(nbytes * P) for found, nbytes in zip(held, each, strict=True)]
+    left = [held - int(nbytes * P) for held, nbytes in zip(run.results[0], each, strict=True)]
     print(f"R = {R}, stage {stage}: {sum(each):5.2f} bytes per parameter, {each}; left {left}")
+print(run.memory[0])  # at the peak, with each dtype
 
 # %% [markdown]
 # Gained are time (half the bytes travel, activations halve, units for 16-bit numbers are faster)
@@ -861,7 +861,7 @@ with tempfile.TemporaryDirectory() as folder:
 # [Exercises 12](../exercises/12_tensors_and_state.ipynb): a row-parallel linear layer with its
 # bias, an Adam in shards, the all_reduces of attention, and the cheapest mesh that fits.
 #
-# [Sixteen questions](../docs/questions.md) show short programs that look right: guess what they print.
+# [Sixteen questions](../docs/questions.md): what do these programs print?
 #
 # ## Exit ticket
 #

@@ -830,7 +830,7 @@ print(f"{unbalanced.time_s * 1e3:.2f} ms before, {balanced.time_s * 1e3:.2f} ms 
 # [Exercises 18](../exercises/18_long_sequences_and_experts.ipynb): one query over keys on many
 # ranks, and experts within a budget of bytes.
 #
-# [Sixteen questions](../docs/questions.md) show short programs that look right: guess what they print.
+# [Sixteen questions](../docs/questions.md): what do these programs print?
 #
 # ## Exit ticket
 #
