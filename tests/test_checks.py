@@ -502,8 +502,8 @@ def make_two_copies(rank, world_size, x):
     return spare[0]
 
 
-def fits_in(bound_bytes, answer):
-    memory = [checks.Fits(ROOMY, inputs, lambda xs: bound_bytes, "Keep one.")]
+def fits_in(bound_bytes, answer, hint="Keep one."):
+    memory = [checks.Fits(ROOMY, inputs, lambda xs: bound_bytes, hint)]
     return verdict_on(answer, expected=lambda xs: list(xs), worlds=[1, 3], memory=memory)
 
 
@@ -522,6 +522,11 @@ def test_too_much_memory_is_told_with_rank_ledger_and_bound():
         "In this world of 2 the values are right, but rank 1 holds 16 bytes at its peak "
         "(activations and temporaries 16) where 8 are enough for any rank. Keep one."
     )
+
+
+def test_a_hint_about_memory_may_look_at_the_ledger():
+    verdict = fits_in(8, make_two_copies, lambda ledger: f"Not {ledger.peak_bytes // 8} copies.")
+    assert verdict.reason.endswith("where 8 are enough for any rank. Not 2 copies.")
 
 
 # Rules, on hand-made traces

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
 from torch.utils.checkpoint import checkpoint
 
 import simlib
@@ -438,6 +440,35 @@ def test_compare_set_does_what_it_does_in_torchs_own_store():
         return list(compare_and_set(dist.distributed_c10d._get_default_store()))
 
     assert simlib.simulate(main, 1).results == [list(compare_and_set(dist.HashStore()))]
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (4, 1), (2, 2)])
+def test_a_mesh_has_the_groups_of_its_axes(shape):
+    """Whatever was made before: a mesh of one row has an axis that is the whole world."""
+
+    def main(rank, world_size):
+        dist.new_group([0])
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+        return [dist.get_process_group_ranks(mesh[name].get_group()) for name in ("dp", "tp")]
+
+    ranks = torch.arange(4).view(shape)
+    for rank, (dp, tp) in enumerate(simlib.simulate(main, 4).results):
+        row, column = divmod(rank, shape[1])
+        assert (dp, tp) == (ranks[:, column].tolist(), ranks[row].tolist())
+
+
+def test_context_parallel_is_refused_where_ranks_share_torchs_attention():
+    """It would replace that for all ranks, and the first to leave would put it back for all."""
+
+    def main(rank, world_size):
+        mesh = init_device_mesh("cpu", (world_size,))
+        x = torch.zeros(1, 1, 4, 4)
+        with pytest.raises(simlib.InvalidCallError, match="use it on real ranks"):
+            with context_parallel(mesh, buffers=[x], buffer_seq_dims=[2]):
+                pass
+        return tuple(x.shape)
+
+    assert simlib.simulate(main, 2).results == [(1, 1, 4, 4)] * 2
 
 
 def test_slow_ranks_hold_up_the_others():

@@ -14,8 +14,9 @@ from torch import nn
 import simlib
 from benchmarks.lesson import lesson_names
 
-SIZES = [784, 24, 24, 24, 24, 24, 12]  # every row and every flat layer can be cut by 2, 3, 4
-RANKS = (2, 3, 4)
+SIZES = [784, 60, 60, 60, 60, 60, 60]  # rows, and flat layers, can be cut by 2, 3, 4 and 5
+T, D, H, HEADS = 60, 120, 240, 60  # so can tokens, numbers of a layer and heads
+RANKS = (2, 3, 4, 5)
 ENGINES = ("run", "simulate")
 WHERE = list(itertools.product(ENGINES, RANKS))
 WANTED = {
@@ -36,7 +37,7 @@ def small_layer(number):
 def lesson(engine):
     """The lesson's programs, on a smaller network; on real ranks nobody counts memory."""
     names = lesson_names("12_tensors_and_state", WANTED)
-    names |= {"T": 24, "D": 48, "H": 192, "HEADS": 12, "AXIS": AXIS, "make": small_layer}
+    names |= {"T": T, "D": D, "H": H, "HEADS": HEADS, "AXIS": AXIS, "make": small_layer}
     if engine == "run":
         column = {"activations and temporaries": 0}
         names["simlib"] = types.SimpleNamespace(held=lambda: column)
@@ -46,7 +47,7 @@ def lesson(engine):
 def start(engine, program, world_size, *args):
     if engine == "run":
         return simlib.run(program, world_size, args=args)
-    cluster = simlib.clusters.ethernet_10g(4, device=simlib.Device(flops_per_s=100e9))
+    cluster = simlib.clusters.ethernet_10g(5, device=simlib.Device(flops_per_s=100e9))
     return simlib.simulate(program, world_size, args=args, cluster=cluster)
 
 
@@ -71,7 +72,7 @@ def test_own_mlp_sends_what_dtensor_sends(engine, ranks, needs_gradient, calls):
         for program in ("own_mlp", "torchs_mlp")
     )
     assert sent(own, "all_reduce") == sent(torchs, "all_reduce")
-    assert sent(own, "all_reduce")[0] == [("all_reduce", 24 * 48 * 4, "float32", "SUM")] * calls
+    assert sent(own, "all_reduce")[0] == [("all_reduce", T * D * 4, "float32", "SUM")] * calls
     for mine, others in zip(own.results, torchs.results, strict=True):
         torch.testing.assert_close(mine, others)
 
@@ -166,10 +167,10 @@ def test_zero_trains_as_plain_data_parallelism_does(engine, ranks):
     for stage in (1, 2, 3):
         found = [parts for *_, parts in start(engine, names["train"], ranks, stage, 24).results]
         for parts, right in zip(zip(*found, strict=True), plain, strict=True):
-            if engine == "simulate":
-                assert torch.equal(torch.cat(parts), right)
-            else:  # Adam makes much of the rounding of small gradients
-                torch.testing.assert_close(torch.cat(parts), right, rtol=0, atol=2e-3)
+            # A matrix product may round otherwise where its tensor begins elsewhere in memory; on
+            # real ranks sums do, too, and Adam makes much of the rounding of small gradients.
+            least = 1e-5 if engine == "simulate" else 2e-3
+            torch.testing.assert_close(torch.cat(parts), right, rtol=0, atol=least)
 
 
 def gradients_in_shards(rank, world_size, zero, make, stage):
@@ -216,7 +217,7 @@ def test_a_checkpoint_of_four_ranks_is_loaded_on_fewer(engine, tmp_path):
     program = lesson(engine)["checkpoint_on"]
     saved = start(engine, program, 4, str(tmp_path), True).results[0][0]
     assert len(list(tmp_path.glob("*.distcp"))) == 4
-    for ranks in (1, 2, 3):
+    for ranks in (1, 2, 3, 5):
         for loaded, shape in start(engine, program, ranks, str(tmp_path), False).results:
             assert all(map(torch.equal, loaded, saved))
-            assert shape[0] == 24 // ranks
+            assert shape[0] == 60 // ranks

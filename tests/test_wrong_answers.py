@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import linecache
 import re
 import runpy
@@ -11,6 +12,7 @@ import jupytext
 import pytest
 
 from simlib.checks.check import fingerprint
+from simlib.checks.compare import difference
 from simlib.grading import known_answers
 from simlib.grading.source import solution_source, stub_source
 
@@ -20,9 +22,15 @@ FILES = sorted((TESTS.parent / "authoring" / "wrong_answers").glob("[0-9]*.py"))
 HANG_S = 3.0  # a hanging answer is ended after this, to keep the tests short
 
 
+@functools.cache
 def load(path):
-    """The names of one file of wrong answers; its functions are not importable by the ranks."""
-    return runpy.run_path(str(path))
+    """The names of one file of wrong answers; its functions are not importable by the ranks.
+
+    They may use what the setup of their exercise defines, as they do where they are graded.
+    """
+    setup = {"__name__": "exercise"}
+    exec(cells_of(path)["setup", None], setup)
+    return runpy.run_path(str(path), init_globals=setup)
 
 
 def cells_of(path):
@@ -122,6 +130,24 @@ def test_solution_is_right_and_stub_is_not_written(path):
     verdict = verdict_on(path, question, answer_source=stub)
     run_cell(stub, names)
     assert verdict.status == "not written", f'{verdict}\nas_given="{fingerprint(names[question])}"'
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
+def test_the_mistakes_of_best_cut_are_told_apart(world_size):
+    """Else a learner would be told of a mistake that somebody else has made."""
+    cells, asked = cells_of(EXERCISES.parent / "wrong_answers" / "11_best_cut.py"), {}
+    names = {"__name__": "exercise", "best_cut": None}
+    exec(cells["setup", None], names)
+    names["check"] = lambda *args, mistakes, **options: asked.update(args=args, mistakes=mistakes)
+    exec(cells["check", "best_cut"], names)
+    _, _, inputs, expected, *_ = asked["args"]
+    given = list(zip(*(inputs(rank, world_size) for rank in range(world_size)), strict=True))
+    of_each = {"": [expected(*given)]}
+    for sentence, gives in asked["mistakes"].items():
+        of_each[sentence] = getattr(gives(*given), "candidates", [gives(*given)])
+    for (one, some), (other, more) in itertools.combinations(of_each.items(), 2):
+        alike = [(a[0], b[0]) for a in some for b in more if not difference(a, b)]
+        assert not alike, (one, other, alike)
 
 
 def test_every_question_has_wrong_answers():

@@ -19,6 +19,8 @@ import torch.distributed as dist
 import simlib
 from simlib.checks import (
     Fits,
+    OneOf,
+    Rule,
     Timed,
     check,
     collective_nbytes,
@@ -159,8 +161,9 @@ def best_cut(rank, world_size, examples, start_s, example_s):
 
 # %% role="check" question="best_cut" points=3
 def a_batch(rank, world_size):
-    examples = [12, 22, 20, 20, 26][world_size - 1]
-    return examples, 0.5, [1.0, 1.0, 0.75, 0.5, 0.5][world_size - 1]
+    """On two ranks or more, each mistake below has another M than the others and the answer."""
+    examples = [12, 26, 49, 34, 49][world_size - 1]
+    return examples, 0.5, [1.0, 0.5, 1.0, 0.5, 0.5][world_size - 1]
 
 
 def step_of(K, M, examples, start_s, example_s):
@@ -205,6 +208,34 @@ def by_formula(K, M, *batch):
     return (K - 1) / (M + K - 1)
 
 
+def largest_of_the_best(K, examples, *times):
+    steps = {M: round(step_of(K, M, examples, *times)[0], 9) for M in range(1, examples + 1)}
+    return max(M for M, time_s in steps.items() if time_s == min(steps.values()))
+
+
+def as_long_as_the_largest(K, M, examples, start_s, example_s):
+    """The time of a step if every micro-batch took as long as the largest one."""
+    return (M + K - 1) * (start_s + -(-examples // M) * example_s)
+
+
+def all_as_large(K, examples, *times):
+    return min(
+        range(1, examples + 1),
+        key=lambda M: (round(as_long_as_the_largest(K, M, examples, *times), 9), M),
+    )
+
+
+def idle_share_of_that(K, M, examples, start_s, example_s):
+    busy_s = M * start_s + examples * example_s
+    return 1 - busy_s / as_long_as_the_largest(K, M, examples, start_s, example_s)
+
+
+def counted_as_large(*given):
+    """Whichever way the bubble is worked out then."""
+    bubbles = by_formula, idle_share_of_that, lambda K, M, *batch: step_of(K, M, *batch)[1]
+    return OneOf([chosen(all_as_large, bubble)(*given) for bubble in bubbles])
+
+
 verdict = check(
     "best_cut",
     best_cut,
@@ -226,6 +257,11 @@ verdict = check(
         ),
         "That is the best M of those that divide the batch; another one is better.": (
             chosen(dividing)
+        ),
+        "That counts every micro-batch as large as the largest; only the steps of the ramps last as "
+        "long as that one.": counted_as_large,
+        "The step is as short as it can be; but of equally short ones the smallest M is asked for.": (
+            chosen(largest_of_the_best)
         ),
         "One micro-batch is the naive split.": chosen(lambda *batch: 1),
     },
@@ -536,8 +572,8 @@ print(measure(in_budget, drawn_pieces))
 #
 # Here micro-batches go in pairs, `F0 F1 B0 B1 F2 F3 B2 B3` ..., by plain sends and receives: `send_first` does.
 # With an even number of micro-batches all is well; with 3 or 5 the program hangs. Find out who waits for
-# whom, and mend the words. As before, at most two micro-batches are held at a time. Keep
-# `send_first`.
+# whom, and mend the words. Keep the pairs (one micro-batch may be without a partner), the same words on
+# all ranks, and `send_first`.
 
 
 # %% role="answer" question="in_pairs" points=3
@@ -573,35 +609,75 @@ def last_twice(ws, xs, batches, pieces):
     return in_one_process(ws, [xs[0] + xs[0][-1:] * (pieces[0] % 2)])
 
 
+def groups(sizes):
+    """The words of groups of micro-batches: all forwards of one, then its backwards."""
+    borders = [0, *itertools.accumulate(sizes)]
+    each = [range(a, b) for a, b in itertools.pairwise(borders)]
+    return [f"{kind}{micro}" for group in each for kind in "FB" for micro in group]
+
+
+def pairs(pieces):
+    """All ways to go in pairs: the micro-batch without a partner may come anywhere."""
+    if pieces % 2 == 0:
+        return [groups([2] * (pieces // 2))]
+    return [groups([2] * k + [1] + [2] * (pieces // 2 - k)) for k in range(pieces // 2 + 1)]
+
+
+def sends_and_receives(words, rank, n):
+    """Those that follow makes on a rank, with an exchange that names its send first."""
+    made, outgoing = [], []
+    for word in words:
+        step = 1 if word[0] == "F" else -1
+        made += outgoing + [("recv", rank - step)] * (0 <= rank - step < n)
+        outgoing = [("send", rank + step)] * (0 <= rank + step < n)
+    return made + outgoing
+
+
+def not_in_pairs(run, given):
+    """A sentence where some rank's sends and receives are those of other words, else None."""
+    n, pieces = run.world_size, given[3][0]
+    made = [[(op.kind, op.peer) for op in run.trace.of_rank(rank)] for rank in range(n)]
+
+    def are(words):
+        return made == [sends_and_receives(words, rank, n) for rank in range(n)]
+
+    if any(map(are, pairs(pieces))):
+        return None
+    if are(groups([1] * pieces)):
+        why = "Go on in pairs: while one micro-batch is under way, the other can be worked on."
+    elif are(groups([pieces])):
+        why = "Take a pair backward before the next one comes."
+    else:
+        why = "Keep to F0 F1 B0 B1 F2 ..., on all ranks; one micro-batch may have no partner."
+    return f"The gradients are right, but the words are not in pairs. {why}"
+
+
+def not_one_after_the_other(run, given):
+    """A sentence where a call returns before its message is there, else None."""
+    op = next((op for op in run.trace if op.async_op), None)
+    if op is None:
+        return None
+    return (
+        f"The words are right, but rank {op.rank} starts a {op.kind} and goes on: keep send_first, "
+        "which sends, then receives. For pairs it is good enough."
+    )
+
+
 verdict = check(
     "in_pairs",
     in_pairs,
-    odd_and_even([3, 4, 2, 5, 3, 2], 4, [3, 4, 3, 2, 5]),
+    odd_and_even([3, 4, 2, 5, 3, 2], 4, [2, 3, 5, 4, 3]),
     in_one_process,
     only("send", "recv"),
     messages(each_once, hint="Each micro-batch crosses each boundary once each way."),
     nbytes(over_boundaries, hint="Only activations and their gradients need to cross."),
+    Rule(not_in_pairs),
+    Rule(not_one_after_the_other),
     mistakes={
         "The micro-batch without a partner is left out: its gradient counts, too.": without_the_last,
         "The micro-batch without a partner is done twice: its gradient counts twice.": last_twice,
         "Those are sums over the micro-batches: follow gives the mean of those in its words.": summed,
     },
-    timed=[
-        Timed(
-            FREE,
-            odd_and_even(SQUARE, 64, 5),
-            lambda *given: 42 * PRODUCT_S,
-            "Go on in pairs: while one micro-batch is under way, the other can be worked on.",
-        )
-    ],
-    memory=[
-        Fits(
-            FREE,
-            odd_and_even(SQUARE, 64, 7),
-            lambda ws, xs, batches, pieces: room(ws, xs, batches, pieces, [2]),
-            "Take a pair backward before the next one comes.",
-        )
-    ],
     as_given="5ae6c7ac",
     points=3,
 )

@@ -48,9 +48,9 @@ class Leave(torch.autograd.Function):  # an all_reduce forward, nothing backward
 # ## 1. By rows (★★, 20 minutes, 2 points)
 #
 # A layer makes $y = x A + b$; `gradient` is that of the loss with respect to y. Each rank is given
-# its columns of x and its rows of A, as many as each other, and all of b and `gradient`. Return
-# `(y, x_grad, A_grad, b_grad)`: y and the bias's gradient whole, the others of this rank's part.
-# One all_reduce, as large as y. Leave the inputs as they are.
+# some columns of x and the rows of A that they meet (another rank may have more), and all of b
+# and `gradient`. Return `(y, x_grad, A_grad, b_grad)`: y and the bias's gradient whole, the others
+# of this rank's part. One all_reduce, as large as y. Leave the inputs as they are.
 
 
 # %% role="answer" question="row_parallel" points=2
@@ -160,11 +160,11 @@ print(
 # %% [markdown]
 # ## 2. Adam in shards (★★★, 30 minutes, 3 points)
 #
-# Every rank is given the same flat weights `w`, and its own list `gradients`, a flat tensor for
-# each step. Take as many steps of Adam with the **mean** gradient of all ranks (`lr=0.1, eps=0.1`,
-# the rest as torch has it) and return the new weights, whole, on every rank. Its state is kept in
-# shards: of each step the gradients are reduce_scattered and the new weights all_gathered. The
-# check looks at memory. Leave the inputs as they are.
+# Every rank is given the same flat weights `w`, and its own list `gradients`, a flat tensor a
+# step. Take as many steps of Adam with the **mean** gradient of all ranks (`lr=0.1, eps=0.1`, the
+# rest as in torch) and return the new weights, whole. In each step reduce_scatter the gradients
+# and all_gather the new weights. Memory: besides the inputs, which must not change, a rank may
+# hold the new weights once and six tensors as large as its shard.
 
 
 # %% role="answer" question="sharded_adam" points=3
@@ -254,6 +254,22 @@ def few_bytes(ws, gradients):
     return (len(gradients[0]) + 2) * ws[0].nbytes + 6 * ws[0].nbytes // len(ws)
 
 
+def what_is_whole(ledger):
+    """Whose whole tensors are too many."""
+    state = ledger.peak["optimizer state"]
+    if state > 3 * 4 * EACH:  # two shards, and a count of steps
+        return "Let Adam know this rank's part of the weights only: its state is then as small."
+    if not state:
+        return "Which tensors are whole? Only the new weights need be; what is Adam's has a shard's size."
+    return (
+        "Adam's state is small, but whole weights are there too often: parts in a list and the "
+        "`torch.cat` of them are two copies. Gather into one tensor: `all_gather_single`, or "
+        "`all_gather` with a list of its chunks, which are views."
+    )
+
+
+EACH = 4000
+
 verdict = check(
     "sharded_adam",
     sharded_adam,
@@ -274,9 +290,9 @@ verdict = check(
     memory=[
         Fits(
             simlib.clusters.ethernet_10g(5),
-            in_shards(each=4000, steps=2),
+            in_shards(each=EACH, steps=2),
             few_bytes,
-            "Let Adam know this rank's part of the weights only: its state is then as small.",
+            what_is_whole,
         )
     ],
     points=3,
@@ -367,11 +383,12 @@ def heads_of_ranks(rank, world_size):
     return x, *qkv, torch.randn(D, mine, dtype=torch.float64), head_dim
 
 
-def whole_attention(given, enter=1, past=1, leave=1, summed=True):
+def whole_attention(given, enter=1, past=1, leave=1, summed=True, xs_in_y=1):
     """What the ranks return if gradients at each place are so many times what they should be.
 
     `enter`: what comes back by the heads; `past`: what comes back past them; `leave`: what goes
-    into the heads. Without `summed` each rank has its own heads in x's gradient alone.
+    into the heads. Without `summed` each rank has its own heads in x's gradient alone. y has x in it
+    `xs_in_y` times.
     """
     xs, qs, ks, vs, outs, dims = given
     x, dim = xs[0].clone().requires_grad_(), dims[0]
@@ -381,7 +398,7 @@ def whole_attention(given, enter=1, past=1, leave=1, summed=True):
         heads = [F.linear(copy, w).unflatten(1, (-1, dim)).transpose(0, 1) for w in (q, k, v)]
         mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
         parts.append(F.linear(mixed.transpose(0, 1).flatten(1), out))
-    y = (x + sum(parts)).detach()
+    y = (xs_in_y * x + sum(parts)).detach()
     torch.autograd.backward(parts, [leave * 2 * y] * len(parts))
     inside = [copy.grad for copy in copies]
     inside = [sum(inside)] * len(qs) if summed else inside
@@ -430,6 +447,13 @@ verdict = check(
         "y is summed nowhere, but x's gradient is: both sums are needed.": entered_alone,
         "y is right, but x's gradient has this rank's heads only: what comes back is to be summed.": (
             mistaken(summed=lambda n: False)
+        ),
+        "x is in y once for each rank: sum what comes from the heads, then add x.": (
+            mistaken(xs_in_y=world)
+        ),
+        "x is in y once for each rank, and what comes back through the heads is summed nowhere: let "
+        "x past the sum forward, and let the heads' gradients be summed backward.": (
+            mistaken(xs_in_y=world, summed=lambda n: False)
         ),
         "The gradient that comes past the heads, by `x + ...`, is whole on each rank: sum only what "
         "comes back through the heads.": mistaken(past=world),
@@ -531,25 +555,25 @@ def job_of(P, ranks, ranks_per_node, memory_bytes, activation_bytes, tp_bytes):
     }
 
 
-JOBS = [
+JOBS = [  # told apart by them: each mistake below gives a list of plans of its own
     job_of(10e9, 4, 2, 16e9, 50e9, 2e12),  # none fits
-    job_of(10e9, 48, 6, 80e9, 50e9, 0.5e12),
-    job_of(6e9, 48, 6, 16e9, 200e9, 1e12),
-    job_of(3e9, 16, 2, 16e9, 50e9, 3e12),
-    job_of(10e9, 24, 6, 24e9, 200e9, 0.3e12),
+    job_of(10e9, 12, 4, 48e9, 200e9, 1.4e12),
+    job_of(30e9, 24, 4, 32e9, 200e9, 0.2e12),
+    job_of(3e9, 24, 4, 16e9, 100e9, 0.4e12),
+    job_of(3e9, 48, 8, 80e9, 400e9, 0.2e12),
 ]
 
 
-def plans_of(job, tp_most=None, activations=True, times_of_3=3, between=None):
+def plans_of(job, tp_most=None, activations=True, times_of_3=3, itemsize=4, but=None):
     """Every plan that fits as (seconds, tp, stage, dp); of a mistake, as somebody else counts."""
     for tp in range(1, (tp_most or job["ranks_per_node"]) + 1):
         dp, rest = divmod(job["ranks"], tp)
         for stage, kept in () if rest else ((0, 16), (1, 8 + 8 / dp), (3, 16 / dp)):
             kept = kept * job["P"] / tp + activations * job["activation_bytes"] / job["ranks"]
             inside_s = (tp - 1) / tp * job["tp_bytes"] / dp / job["inside_Bps"]
-            sent = (times_of_3 if stage == 3 else 2) * (dp - 1) / dp * 4 * job["P"] / tp
-            seconds = inside_s + sent / (between or job["between_Bps"])
-            if kept <= job["memory_bytes"]:
+            sent = (times_of_3 if stage == 3 else 2) * (dp - 1) / dp * itemsize * job["P"] / tp
+            seconds = inside_s + sent / job["between_Bps"]
+            if kept <= job["memory_bytes"] and stage != but:
                 yield seconds, tp, stage, dp
 
 
@@ -582,7 +606,7 @@ def largest_stage(jobs):
 verdict = check(
     "cheapest_mesh",
     cheapest_mesh,
-    lambda rank, world_size: (JOBS[(rank + world_size) % 5],),
+    lambda rank, world_size: (JOBS[rank],),
     lambda jobs: [cheapest(job) for job in jobs],
     collectives(lambda *given: 0, hint="Each rank can work this out for itself."),
     messages(lambda *given: 0, hint="Each rank can work this out for itself."),
@@ -603,10 +627,15 @@ verdict = check(
         "Stage 1 costs no more than stage 0; but where both fit, take the smaller stage.": (
             largest_stage
         ),
-        "tp sends nothing in your sum: its all_reduces cost time, too.": (
+        "You take the largest tp that fits: its all_reduces cost time, too.": (
             counted(lambda job: {"tp_bytes": 0})
         ),
+        "Along dp you count parameters, not their bytes: a float32 has 4.": counted(itemsize=1),
+        "Stage 1 is a plan, too: it sends less than stage 3, and fits where stage 0 does not.": (
+            counted(but=1)
+        ),
     },
+    worlds=(5,),  # each rank has a job of its own: all five are looked at together
     points=3,
 )
 verdict

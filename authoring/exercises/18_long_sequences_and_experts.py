@@ -100,6 +100,22 @@ def own_sum(q, k):
     return (scores - scores.max()).exp().sum().item()
 
 
+def factors_swapped(qs, keys, values):
+    """Merged along the ranks, each part multiplied by the factor of the other."""
+    whole = None
+    for q, k, v in zip(qs, keys, values, strict=True):
+        scores = k.double() @ q.double() / len(q) ** 0.5
+        m = scores.max()
+        e = (scores - m).exp()
+        part = torch.cat([e @ v.double(), e.sum()[None], m[None]])
+        if whole is not None:
+            m = torch.maximum(whole[-1], m)
+            part = (part[-1] - m).exp() * whole + (whole[-1] - m).exp() * part
+            part[-1] = m
+        whole = part
+    return [(whole[:-2] / whole[-2]).float()] * len(qs)
+
+
 def none_is_a_number(qs, fits):
     return [torch.full_like(q, torch.nan if fits else torch.inf) for q in qs]
 
@@ -136,6 +152,8 @@ verdict = check(
         ),
         "The sums are added up as if all parts had the same maximum: bring them to a common one "
         "first.": weighed(own_sum),
+        "The factors are swapped, or their exponents have the other sign: multiply each part by "
+        "exp(its own maximum - the common one).": factors_swapped,
         "The exponential of a large score is infinite: subtract the maximum before.": (
             lambda qs, *_: none_is_a_number(qs, len(qs) < 4)
         ),

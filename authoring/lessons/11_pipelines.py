@@ -253,10 +253,10 @@ def together(outgoing, incoming):
 
 for M in (1, 4, 8):
     free_s = simulated(gpipe(4, M)).time_s
-    for exchange in (send_first, together):
+    for exchange, ms in ((send_first, 2 * (2 * M + 4 - 3)), (together, 2 * (M + 4 - 2))):
         run = simulated(gpipe(4, M), exchange, link=simlib.Link(1e-3, math.inf))
         print(f"M = {M}, {exchange.__name__:10}: + {(run.time_s - free_s) * 1e3:4.1f} ms,", end=" ")
-        print(f"bubble {run.bubble().share:.3f}; 2 (M + K - 2) = {2 * (M + 4 - 2)}")
+        print(f"bubble {run.bubble().share:.3f}; by the formula below + {ms} ms")
 
 # %% [markdown]
 # `send_first` adds $2 (2 M + K - 3)\,c$, `together` $2 (M + K - 2)\,c$: a message on each hop of the ramps, and one for each further
@@ -459,7 +459,8 @@ labs.pipeline_lab(K=4, M=8, schedule="gpipe")
 def theirs(rank, world_size, kind, M, v=1, steps=1, make=block):
     S = v * world_size
     own = range(rank, S, world_size)
-    own = [rank, S - 1 - rank] if kind == "ZBVZeroBubble" else own  # down and up again, like a V
+    if kind in ("ZBVZeroBubble", "DualPipeV"):
+        own = [rank, S - 1 - rank]  # down and up again, like a V
     nets = {s: nn.Sequential(*map(make, range(8 * s // S, 8 * (s + 1) // S))) for s in own}
     stages = [PipelineStage(net, s, S, torch.device("cpu")) for s, net in nets.items()]
     Schedule = getattr(schedules, f"Schedule{kind}")
@@ -510,9 +511,11 @@ for K in (2, 4):
 # %% [markdown]
 # Your twenty-five lines are torch's 1F1B, piece for piece and message for message. The three small messages
 # at the start of torch's agree on a way to work and tell the neighbour shapes and dtypes. To know them, torch
-# puts the first micro-batch through all stages before the first step: forward, and backward as far as the
-# inputs' gradients go. (Fewer
-# micro-batches than stages its 1F1B refuses, in a sentence of its own.) Is its memory the same, too? The
+# puts something through all stages before the first step, forward, and backward as far as the inputs' gradients
+# go: examples through the first stage, unfilled memory of the right shape through the others. (Fewer
+# micro-batches than stages its 1F1B refuses, in a sentence of its own. And a trap: at the end of each step torch
+# divides `.grad` by M. After two steps without `zero_grad` the first step's gradients are divided twice; with
+# `scale_grads=False`, and a loss that divides by M, they add up.) Is its memory the same, too? The
 # second column is what one more micro-batch adds, in messages of 4,096 bytes.
 
 # %%
@@ -671,11 +674,8 @@ for M in (8, 16):
     stages = max(simulated(one_f_one_b(4, M), together).bytes_sent)
     print(f"M = {M:2}: pipeline {stages:7,} bytes, ring {sent:7,} bytes", end="; ")
     print(f"2 (R - 1)/R x 4 P = {2 * 3 / 4 * 4 * ring.results[0]:,.0f}")
-w, layers, tokens = (
-    12_288,
-    96,
-    32 * 2048,
-)  # GPT-3 (Brown et al. 2020); 32 micro-batches of 2,048 tokens
+w, layers = 12_288, 96  # GPT-3 (Brown et al. 2020)
+tokens = 32 * 2048  # 32 micro-batches of 2,048 tokens
 print(f"at that size, 2 bytes a number: pipeline {2 * 2 * tokens * w / 1e9:.1f} GB,", end=" ")
 print(f"ring {2 * 7 / 8 * 2 * 12 * layers * w**2 / 1e9:.0f} GB")
 
@@ -690,6 +690,8 @@ print(f"ring {2 * 7 / 8 * 2 * 12 * layers * w**2 / 1e9:.0f} GB")
 #
 # [Exercises 11](../exercises/11_pipelines.ipynb): the best number of micro-batches, stages that balance, a
 # plan within a budget, and a schedule that hangs only now and then.
+#
+# [Sixteen questions](../docs/questions.md): what do these programs print?
 #
 # ## Exit ticket
 #

@@ -48,8 +48,9 @@ def cluster_with(**device):
 # ## Two ways to cut a matrix
 #
 # A linear layer makes $y = x A$. (`nn.Linear` stores $A^\top$: its dimension 0 is the outputs.) Cut
-# A by **columns**, and each rank makes some of the outputs, from all of x. Cut A by **rows**, and
-# each rank needs only its part of x, but makes a *summand* of every output:
+# A by **columns**, and each rank makes some of the outputs, from all of x (the layer is then
+# *column-parallel*). Cut A by **rows**, and each rank needs only its part of x, but makes a *summand*
+# of every output (*row-parallel*):
 #
 # $$x\,[A_0\;A_1] = [x A_0\;\; x A_1] \qquad\qquad
 # [x_0\;x_1] \begin{bmatrix} B_0 \\ B_1 \end{bmatrix} = x_0 B_0 + x_1 B_1$$
@@ -190,8 +191,7 @@ for name, way in ways.items():
     print(f"{name:16}", *along, len(run.trace.collectives), "all_reduces")
 
 # %% [markdown]
-# Gradients of what lies behind a wrong Leave are **R times too large**, as if the learning rate
-# were. Without Enter all weights *between Enter and Leave* are right, and x gets one rank's part of its
+# Gradients of what lies behind a wrong Leave are **R times too large**. Without Enter all weights *between Enter and Leave* are right, and x gets one rank's part of its
 # gradient: the layers before learn something else on every rank, and nothing is raised. With the
 # pair everything is right, for one all_reduce each way.
 #
@@ -200,10 +200,10 @@ for name, way in ways.items():
 # | Enter, before the columns | nothing | all_reduce |
 # | Leave, after the rows | all_reduce | nothing |
 #
-# And lesson 07's loop over all gradients? There every rank had examples of its own, and a part of
-# each gradient. Here all have the same examples. Ranks hold *different* parts of A and B: an
-# average would mix weights that have nothing to do with each other. The bias of B is whole on every
-# rank, and so is its gradient: summed, it would be R times too large.
+# And lesson 07's loop over all gradients? There every rank had examples of its own. Here all have
+# the same, and *different* parts of A and B: an average would mix weights that have nothing to do
+# with each other. The bias of B is whole on every rank, and so is its gradient: summed, it would be R
+# times too large.
 #
 # ## torch's own
 #
@@ -234,12 +234,12 @@ for needs_gradient in (True, False):
     steps = [[c.nbytes for c in r.trace.collectives if c.kind == "all_reduce"] for r in runs]
     off = max((a - b).abs().max().item() for a, b in zip(*(r.results for r in runs), strict=True))
     print(f"x needs a gradient: {needs_gradient}; all_reduces, own and torch's: {steps};", end=" ")
-    print("gradients off by less than 1e-4:", off < 1e-4)
+    print("gradients to 1e-4:", off < 1e-4)
 
 # %% [markdown]
 # The same all_reduces, byte for byte. If x needs no gradient, autograd never calls the backward of
-# Enter, and one is saved, in both. (torch's program has sent more before: it scatters the whole
-# weights of rank 0, and broadcasts a bias. We counted all_reduces alone.)
+# Enter, and one is saved. (We counted all_reduces alone: before, torch's program scatters the
+# weights of rank 0, and broadcasts a bias.)
 #
 # ## Attention: whole heads
 #
@@ -309,13 +309,13 @@ for R in (2, 3, 4):
 # <details><summary>The formula</summary>
 #
 # `4 * 4 * T * D`: four all_reduces, two forward and two backward, of T x D numbers of 4 bytes. R is
-# not in it, nor H. (A ring sends 2 (R - 1) / R times that, lesson 05.)
+# not in it, nor H.
 #
 # </details>
 #
-# (With 5 ranks it fails: 12 heads cannot be dealt out.) The norms' gradients come out whole on
-# every rank. Activations do not fall to a half or a quarter: everything between Leave and the next
-# Enter is whole on each rank. Two notes on that follow.
+# (5 ranks fail: 12 heads cannot be dealt out.) The norms' gradients come out whole.
+# Activations do not fall to a half or a quarter: everything between Leave and the next Enter is whole
+# on each rank. Two notes on that.
 #
 # ## Dropout and seeds
 #
@@ -405,7 +405,7 @@ for R in (2, 4):
 #
 # ## "Data parallelism cannot help the memory of the state"
 #
-# That was lesson 10, and you were told to hold on to it. Now let go. With R ranks there are R
+# That was lesson 10. Now let go of it. With R ranks there are R
 # copies of 16 P bytes, but a rank *needs* a parameter only while its layer computes, and optimizer
 # state only in the step. **ZeRO** (Rajbhandari et al. 2019) gives each rank a part to keep, a
 # **shard**:
@@ -416,10 +416,13 @@ for R in (2, 4):
 # | 2 | gradients, too | the same |
 # | 3 | parameters, too | parameters all_gathered before forward *and* backward, gradients reduce_scattered |
 #
-# The tool: a `Unit` is one layer, whose weights are views of one flat tensor, `whole`. In stage 3
-# its storage is emptied and filled again. Hooks call `need` before the layer computes, forward and
-# backward; it also starts to collect the layer that comes next in this direction (`ahead`), while
-# this one computes: **prefetch**. `reduce` is called for each weight that has its gradient.
+# The tool: a `Unit` is one layer, whose weights become views of one flat tensor, `whole`. `shard` is
+# the rank's part of it, all that Adam knows. In stages 1 and 2 it is a view, too: a step of Adam
+# changes the layer. In stage 3 it is a copy, as `whole` comes and goes: `resize_(0)` frees its storage,
+# and the views have nothing behind them until it is filled again. For that, hooks call `need`: before
+# the layer's forward, and once the gradient of its output is there, just before its backward. `need`
+# also starts to collect the layer that comes next in this direction (`ahead`), while this one
+# computes: **prefetch**. `reduce` is called for each weight that has its gradient.
 
 
 # %%
@@ -565,7 +568,8 @@ for stage in (0, 1, 2, 3):
 #
 # The weights are those of data parallelism to the last bit; only places have changed. Stages 1 and
 # 2 send what it sends: an all_reduce *is* a reduce_scatter and an all_gather. Stage 3 gathers
-# twice, and sends 3 in place of 2. Does lesson 10's network fit now into 12 MB?
+# twice, and sends 3 in place of 2. Does lesson 10's network fit now into 12 MB? And what is there at
+# the peak, in backward through the first and largest layer?
 
 # %%
 guess = None  # which stages fit on 4 ranks? And does stage 3 fit on 2?
@@ -576,18 +580,30 @@ for R in (2, 4):
         print(f"stage 3 on {R} ranks of 12 MB: trained")
     except simlib.OutOfMemoryError as error:
         print(f"stage 3 on {R} ranks of 12 MB:", str(error).partition(";")[0])
+first = 784 * 512 + 512  # parameters of layer 1
+there = {
+    "shards of parameters and Adam": (4 + 8) * P // 4,
+    "gradient shards of layers 2 to 6": 4 * (P - first) // 4,
+    "layer 1 whole, three times": 3 * 4 * first,
+    "the batch": 64 * (4 * 784 + 8),
+}
+print(*(f"{name}: {nbytes:,}" for name, nbytes in there.items()), sep="\n")
+peak_bytes = zero[3].memory[0].peak_bytes
+print(f"peak of stage 3: {peak_bytes:,}; not explained: {peak_bytes - sum(there.values())}")
 draw_memory({titles[stage]: zero[stage] for stage in (0, 2, 3)}, limit_bytes=12e6)
 
 # %% [markdown]
 # **The sentence has fallen.** 16 P / R is a matter of R: data-parallel ranks *can* help the memory
-# of the state, if they stop keeping copies. On top come activations and, at the peak, one layer
-# whole: the first, three times, as weights, as their gradients, and as these in one flat tensor.
+# of the state, if they stop keeping copies. On top comes, at the peak, one layer whole, three times: as
+# weights, as their gradients, and as these in one flat tensor. *Its* gradient shard is not there yet:
+# it is what the reduce_scatter, about to begin, will give. (32 bytes: Adam's counts, and the loss.)
 #
 # ## FSDP2: the same, by torch
 #
 # `fully_shard(layer)` makes the same hooks. (FSDP: fully sharded data parallel.) It cuts each
 # parameter by its dimension 0, we cut the flat tensor; both have the same sizes here. Is each
-# collective the same, in order and bytes? Is the ledger?
+# collective the same, in order and bytes? Is the ledger? Numbers 5 to 9 are printed: forward's last
+# gathering and backward's beginning, where prefetch could differ.
 
 # %%
 guess = None  # the first difference between the two traces?
@@ -625,8 +641,7 @@ for name, run, tensors in (("own", zero[3], 6), ("FSDP2", fsdp, 12)):
 #
 # Need weights be let go between forward and backward? `reshard=False` keeps them: one gathering
 # less, and more memory. And what does prefetch buy? Predict the order of these five, by time of a
-# step. In the picture the upper half of a lane computes, the lower half shows what is under way
-# beside it.
+# step. In the picture, the lower half of a lane is what is under way beside the computing.
 
 # %%
 guess = None  # the fastest, the slowest
@@ -649,15 +664,14 @@ zero[3].timeline()
 
 # %% [markdown]
 # Data parallelism and FSDP2 wait for every collective here. (On GPUs FSDP2's prefetch runs beside
-# the computing, in a stream of its own; CPUs have no streams, and it is just as slow as ours
-# without prefetch, to the digit.) Prefetch hides most of the gathering. Without resharding 2 in
-# place of 3 times the parameters travel: fastest, and above 12 MB. Our reduce_scatters could go
-# asynchronously, too: lesson 08 has how.
+# the computing; on CPUs it is just as slow as ours without prefetch, to the digit.) Prefetch hides
+# most of the gathering. Without resharding 2 in place of 3 times the parameters travel: fastest, and
+# above 12 MB.
 #
 # ## Mixed precision: 2 + 2 + 12
 #
 # Large models compute in bfloat16: parameters and gradients take 2 bytes. But a step of 0.1 % of a
-# weight is less than a bfloat16 can tell (it has 8 bits of precision), and would be rounded away.
+# weight is less than bfloat16's 8 bits can tell, and would be rounded away.
 # So there is a **master copy** in float32, and Adam works on that: 4 + 8 = 12 bytes. Together 16
 # again! What is gained, then?
 
@@ -683,10 +697,11 @@ def mixed(rank, world_size, stage):
 
 guess = None  # bytes per parameter on 4 ranks: stage 1, 2, 3
 for R, stage in ((1, 1), (4, 1), (4, 2), (4, 3)):
-    held = simlib.simulate(mixed, R, args=(stage,), cluster=cluster_with(), **RINGS).results[0]
+    run = simlib.simulate(mixed, R, args=(stage,), cluster=cluster_with(), **RINGS)
     each = [2, 2, 12] if R == 1 else [2 if stage < 3 else 1 / 2, 2 if stage < 2 else 1 / 2, 3]
-    left = [found - int(nbytes * P) for found, nbytes in zip(held, each, strict=True)]
+    left = [held - int(nbytes * P) for held, nbytes in zip(run.results[0], each, strict=True)]
     print(f"R = {R}, stage {stage}: {sum(each):5.2f} bytes per parameter, {each}; left {left}")
+print(run.memory[0])  # at the peak, with each dtype
 
 # %% [markdown]
 # Gained are time (half the bytes travel, activations halve, units for 16-bit numbers are faster)
@@ -736,8 +751,7 @@ for axes in (("tp", "dp"), ("dp", "tp"), ("pp", "dp"), ("dp", "pp")):
 
 # %% [markdown]
 # The axis that brings most, and waits for it, belongs inside: tp before all. A pipeline, with one
-# message per boundary, goes between nodes, and dp inside. (`placement="round_robin"` in `simulate`
-# deals ranks out to nodes in turn, and exchanges both places: try it.)
+# message per boundary, goes between nodes, and dp inside.
 #
 # Of one layer, tp brings four all_reduces of T x D numbers, dp the gradients of 12 D² / tp weights.
 # So tp is the larger where T is more than 3 D / tp: nearly always.
@@ -800,9 +814,8 @@ for gpus, (layers, width, published) in PAPER.items():
 #
 # With 2 GPUs it is right to a hundredth, with 4 and 8 an eighth too good. What does it leave out? A
 # GPU is slower on the narrower matrices that a cut leaves, and a ring does not reach all of its 150
-# GB/s. A later release, with faster computing on the same links, was 90.7, 86.5 and 79.6 %; the
-# same model misses by +5.0, +2.1 and +0.7 %: on 4 and 8 compute seems to be missing; on 2 it grew, unexplained. (Layers and batch are
-# second-hand, see [the page of published figures](../docs/published.md).)
+# GB/s. (A later release, and where layers and batch are from:
+# [the page of published figures](../docs/published.md).)
 #
 # ## A checkpoint for any number of ranks
 #
@@ -826,7 +839,7 @@ def checkpoint_on(rank, world_size, folder, saving):
 
 with tempfile.TemporaryDirectory() as folder:
     saved = simlib.run(checkpoint_on, 4, args=(folder, True)).results[0]
-    print("4 ranks saved parts of", tuple(saved[1]), "in files", sorted(os.listdir(folder)))
+    print("4 ranks saved parts of", tuple(saved[1]), "in", *sorted(os.listdir(folder)))
     for R in (2, 1):
         loaded = simlib.run(checkpoint_on, R, args=(folder, False)).results[0]
         equal = all(map(torch.equal, saved[0], loaded[0]))
@@ -847,6 +860,8 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # [Exercises 12](../exercises/12_tensors_and_state.ipynb): a row-parallel linear layer with its
 # bias, an Adam in shards, the all_reduces of attention, and the cheapest mesh that fits.
+#
+# [Sixteen questions](../docs/questions.md): what do these programs print?
 #
 # ## Exit ticket
 #

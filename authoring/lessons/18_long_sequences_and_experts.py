@@ -13,8 +13,8 @@
 # - send tokens to experts by an all_to_all with uneven splits, drop some, and balance the rest,
 # - put the five dimensions of training side by side: dp, tp, pp, cp, ep.
 #
-# Letters: **S** positions in the sequence (tokens), **H** heads, **d** numbers per head, **R**
-# ranks. A head's queries, keys and values are three matrices of S x d. The modelled device does 10
+# Letters: **S** positions in the sequence (tokens), **H** heads (attentions side by side, lesson
+# 12), **d** numbers per head, **R** ranks. A head's queries, keys and values are three matrices of S x d. The modelled device does 10
 # Gflop/s; as in lesson 10, its clock counts products of matrices.
 
 # %%
@@ -53,6 +53,9 @@ def cluster_with(link=TEN_GBIT):
 # every key: the score is $s_{ij} = q_i \cdot k_j / \sqrt d$. A softmax over the keys turns scores
 # into weights, and with these the values are averaged. What does the ledger hold after the forward
 # pass, and what happens to it when S doubles?
+#
+# (`causal` and `diagonal` are for later, and False till then: with a **causal mask** no position sees
+# a later one. Where queries and keys have the same positions, it hides the scores above the diagonal.)
 
 # %%
 guess = None  # S doubles: how many times the bytes?
@@ -85,7 +88,7 @@ print(f"S = 131,072 and 128 heads in 2 bytes: {2 * 128 * 131072**2 / 1e12:.1f} T
 # the length and with the heads of Llama 3 405B (arXiv 2407.21783). No device holds that. Nobody
 # has to keep the weights: they can be made block by block, as we do below, and again in the
 # backward pass (FlashAttention, arXiv 2205.14135). But q, k, v and all other activations remain,
-# and so do 4 H S² d operations. Adding data-parallel ranks does not help: a sequence is *one*
+# and so do 4 H S² d operations (two products of matrices). Adding data-parallel ranks does not help: a sequence is *one*
 # example. So cut it.
 #
 # ## Wrong way: each to its own
@@ -219,7 +222,8 @@ print(f" with m {(u / z).isnan().float().mean():.0%}")
 # So let the keys and values travel (Liu, Zaharia and Abbeel, arXiv 2310.01889). Queries stay. In
 # step i rank r has the keys that were rank $r - i$'s, passes them on to its right neighbour,
 # receives the next ones from the left, and meanwhile computes with those it has. After R steps
-# each query has met each key. `pairs` says which chunks have to be brought together.
+# each query has met each key. `pairs` says which chunks of a rank's queries meet which chunks of
+# keys: without a mask all four pairs.
 
 
 # %%
@@ -238,7 +242,7 @@ def finish(requests):
 
 
 def pairs(rank, src, R, size, chunks, causal):
-    """Which rows of rank's queries meet which of src's keys, and whether on the diagonal."""
+    """Which rows of rank's queries meet which of src's keys, and whether they are the same chunk."""
     for a, i in enumerate(chunks(rank, R)):
         for b, j in enumerate(chunks(src, R)):
             if not causal or j <= i:  # nothing is computed that no query needs
@@ -308,42 +312,28 @@ ring.timeline()
 #
 # ## Backward
 #
-# Let g be the gradient of the loss with respect to the result o. With the weights
-# $p_{ij} = e^{s_{ij} - (m_i + \log z_i)}$, made again from what `ring_forward` kept:
+# Let g be the gradient of the loss with respect to the result o, and $\partial x$ short for
+# $\partial L / \partial x$. From $o_i = \sum_j p_{ij} v_j$ follow
 #
-# $$\partial v_j = \sum_i p_{ij}\, g_i, \qquad
-# \partial s_{ij} = p_{ij}\,(g_i \cdot v_j - g_i \cdot o_i), \qquad
-# \partial q_i = \sum_j \frac{\partial s_{ij}\, k_j}{\sqrt d}, \qquad
+# $$\partial v_j = \sum_i p_{ij}\, g_i, \qquad \partial p_{ij} = g_i \cdot v_j$$
+#
+# The weights of a query sum up to 1. If one score grows, its weight takes from all: $\partial
+# p_{il} / \partial s_{ij}$ is $p_{ij} (1 - p_{ij})$ for l = j, else $-p_{ij}\, p_{il}$. So
+#
+# $$\partial s_{ij} = p_{ij} \Big(\partial p_{ij} - \sum_l p_{il}\, \partial p_{il}\Big)
+# = p_{ij}\,(g_i \cdot v_j - g_i \cdot o_i)$$
+#
+# The sum over *all* keys is $g_i \cdot o_i$: a number that the query's rank has. And with $s_{ij} = q_i
+# \cdot k_j / \sqrt d$,
+#
+# $$\partial q_i = \sum_j \frac{\partial s_{ij}\, k_j}{\sqrt d}, \qquad
 # \partial k_j = \sum_i \frac{\partial s_{ij}\, q_i}{\sqrt d}$$
 #
-# ($\partial x$ is short for $\partial L / \partial x$.) $\partial q$ stays at home like q. But
-# $\partial k$ and $\partial v$ are sums over *all* queries, so they travel behind their keys, each
-# rank adds its part, and after R steps they are at home. (What comes in step i
-# are gradients of the keys that I compute with in step i + 1.) How many messages is that, with those
-# of the forward pass, and how many times n, the $4 H (S/R)\, d$ bytes of one tensor of a rank?
-
-
-# %%
-def ring_backward(rank, R, q, k, v, out, log_sum, g, chunks, causal):
-    """The gradients of q, k and v, of which the last two come in one tensor."""
-    kv, dq, size = torch.stack([k, v]), torch.zeros_like(q), q.shape[1] // 2
-    g_out = (g * out).sum(-1, keepdim=True)
-    arriving, behind = 0, []
-    for step in range(R):
-        coming, requests = pass_on(kv, rank, R) if step < R - 1 else (kv, [])
-        dkv = torch.zeros_like(kv)
-        for rows, columns, diagonal in pairs(rank, (rank - step) % R, R, size, chunks, causal):
-            k, v = kv[:, :, columns]
-            p = (scores(q[:, rows], k, diagonal) - log_sum[:, rows]).exp()
-            ds = p * (g[:, rows] @ v.mT - g_out[:, rows]) / DIM**0.5
-            dq[:, rows] += ds @ k
-            dkv[:, :, columns] += torch.stack([ds.mT @ q[:, rows], p.mT @ g[:, rows]])
-        finish(behind)
-        arriving, behind = pass_on(dkv + arriving, rank, R)
-        finish(requests)
-        kv = coming
-    finish(behind)
-    return dq, arriving
+# The weights are made again from what `ring_forward` kept: $p_{ij} = e^{s_{ij} - (m_i + \log z_i)}$.
+# $\partial q$ stays at home like q. But $\partial k$ and $\partial v$ are sums over *all* queries, so
+# they travel behind their keys, each rank adds its part, and after R steps they are at home. (What comes
+# in step i are gradients of the keys that I compute with in step i + 1.) How many messages is that, with
+# those of the forward pass, and how many times n, the $4 H (S/R)\, d$ bytes of one tensor of a rank?
 
 
 # %%
@@ -366,11 +356,39 @@ def is_right(run, chunks, causal, within):
     return max(errors) < within
 
 
+s, g = scores(q, k).requires_grad_(), torch.ones_like(q).cumsum(-1)  # float64; any g
+p = s.softmax(-1)
+ds = p * (g @ v.mT - (g * (p @ v)).sum(-1, keepdim=True))
+error = (ds - torch.autograd.grad(p @ v, s, g)[0]).abs().max().item()
+print("gradient of s: residual below 1e-12:", error < 1e-12)
+
+
+# %%
+def ring_backward(rank, R, q, k, v, out, log_sum, g, chunks, causal):
+    """The gradients of q, k and v, of which the last two come in one tensor."""
+    kv, dq, size = torch.stack([k, v]), torch.zeros_like(q), q.shape[1] // 2
+    g_out, arriving, behind = (g * out).sum(-1, keepdim=True), 0, []
+    for step in range(R):
+        coming, requests = pass_on(kv, rank, R) if step < R - 1 else (kv, [])
+        dkv = torch.zeros_like(kv)
+        for rows, columns, diagonal in pairs(rank, (rank - step) % R, R, size, chunks, causal):
+            k, v = kv[:, :, columns]
+            p = (scores(q[:, rows], k, diagonal) - log_sum[:, rows]).exp()
+            ds = p * (g[:, rows] @ v.mT - g_out[:, rows]) / DIM**0.5
+            dq[:, rows] += ds @ k
+            dkv[:, :, columns] += torch.stack([ds.mT @ q[:, rows], p.mT @ g[:, rows]])
+        finish(behind)
+        arriving, behind = pass_on(dkv + arriving, rank, R)
+        finish(requests)
+        kv = coming
+    finish(behind)
+    return dq, arriving
+
+
 for R in (2, 3, 4):
     run = simlib.run(forward_and_backward, R, (S, in_a_row, False))
-    n = 4 * S // R * H * DIM
     print(f"{R} ranks: right to 1e-5: {is_right(run, in_a_row, False, 1e-5)};", end="")
-    print(f" {run.messages[0]} messages a rank, {run.bytes_sent[0] / n:.0f} n bytes")
+    print(f" {run.messages[0]} messages, {run.bytes_sent[0] * R / (4 * S * H * DIM):.0f} n bytes")
 
 
 # %% [markdown]
@@ -380,8 +398,9 @@ for R in (2, 3, 4):
 #
 # ## A causal mask, and idle ranks
 #
-# In a language model no token looks at later ones: a **causal mask**. So `pairs` leaves out whole
-# blocks: rank r needs the keys of ranks 0 to r only. Nearly half of the work is gone, 28
+# Now with a causal mask. `pairs` leaves out every chunk of keys that comes after the chunk of queries
+# (`j <= i`); of the same chunk (`i == j`) half of the scores are masked. So rank r needs the keys of
+# ranks 0 to r only. Nearly half of the work is gone, 28
 # of 64 pairs of chunks. Is half of the time?
 
 # %%
@@ -428,14 +447,14 @@ for name, chunks in (("in a row", in_a_row), ("yours", my_chunks)):
 #
 # </details>
 #
-# This is the **zig-zag cut** (of Llama 3, for one; torch calls it head-tail). Of the keys of an
-# earlier rank both my chunks need the first chunk: 2 pairs. Of a later rank's, my late chunk needs
-# both: 2 pairs. Of my own: 3. So every rank computes $2(R - 1) + 3 = 2R + 1$ pairs, and in the
+# This is the **zig-zag cut** (of Llama 3, for one; torch calls it head-tail). Of the keys of a rank
+# before me both my chunks need the early one, and its late one comes after both: 2 pairs. Of a rank
+# after me my late chunk needs both, my early one none: 2 pairs. Of my own: 3. So every rank computes $2(R - 1) + 3 = 2R + 1$ pairs, and in the
 # same steps:
 #
 # $$\text{speed-up} = \frac{4R - 1}{2R + 1} \qquad (R = 4: 1.67;\ \text{many ranks: } 2)$$
 #
-# The last lines have a short sequence. Will the formula hold there?
+# The last line has half as many positions. Will the formula hold there?
 
 
 # %%
@@ -495,7 +514,7 @@ def ulysses(rank, R, S):
 # The ring sends R/2 times as much. Does Ulysses win, then? Nothing can be computed before the
 # first all_to_all is over: its time *adds* to R c, while the ring hides its own. Two networks, no
 # mask; the all_to_all sends its parts one after the other (`pairwise`, lesson 04). Where does
-# which win?
+# which win? (Of each message of the ring a part of c/t hides.)
 
 # %%
 guess = None  # who wins: 10 Gbit or 1 Gbit, 4 or 8 ranks?
@@ -508,11 +527,9 @@ for R in (4, 8):
         sent = sum(message.nbytes for message in other.wire)
         t = link.latency_s + 2 * n / link.bandwidth_Bps
         by_hand = R * c + (R - 1) * (2 * link.latency_s + 4 * n / R / link.bandwidth_Bps)
-        print(
-            f"R = {R}, {name:7}: ring {ring.time_s * 1e3:.3f} ms, Ulysses {other.time_s * 1e3:.3f};",
-            end="",
-        )
-        print(f" bytes {sum(ring.bytes_sent) / sent:.0f} to 1; residuals", end="")
+        print(f"R = {R}, {name:7}: ring {ring.time_s * 1e3:.3f},", end="")
+        print(f" Ulysses {other.time_s * 1e3:.3f} ms; {min(1, c / t):.0%} hides;", end="")
+        print(f" bytes {sum(ring.bytes_sent) / sent:.0f} : 1; residuals", end="")
         print(f" {ring.time_s - R * c - (R - 1) * max(0, t - c):.0e}, {other.time_s - by_hand:.0e}")
 error = (torch.cat(other.results, dim=1) - attention(*sequence(S))).abs().max().item()
 print("Ulysses equal to one process to 1e-6:", error < 1e-6)
@@ -524,9 +541,10 @@ print("Ulysses equal to one process to 1e-6:", error < 1e-6)
 # And many models have fewer heads of keys than of queries (grouped-query attention): then only k
 # and v shrink, and the ring sends less than here.
 #
-# (Torch has `torch.distributed.tensor.experimental.context_parallel`. It knows the three kernels
-# of GPUs only: on a CPU torch 2.13 finds no rule for its own attention,
-# `_scaled_dot_product_flash_attention_for_cpu`.)
+# (Torch's `torch.distributed.tensor.experimental.context_parallel` replaces attention in the whole
+# process, by rules for three kernels of GPUs. On CPUs torch 2.13 searches for a way without them, for
+# tens of seconds at the first call: every rank then gathers all keys and values, no ring. With
+# `is_causal=True` it finds none, and raises. Simulated ranks share a process: `simulate` refuses it.)
 #
 # ## A layer of experts
 #
@@ -659,29 +677,30 @@ def experts_of(rank, R):
 
 
 # %%
-guess = None  # how many all_to_alls?
-
-
-def gradients(x, w, experts, layer):
-    x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
-    y = layer(x, w, experts)
-    parameters = [p for module in experts for p in module.parameters()]
-    return [y.detach(), *torch.autograd.grad((y**2).sum(), [x, w, *parameters])]
+def y_and_gradients(x, router, experts, mixture):
+    """y; the gradients of sum(y ** 2) for x, the router, and each parameter of the experts."""
+    x, router = (tensor.clone().requires_grad_() for tensor in (x, router))
+    y = mixture(x, router, experts)
+    parameters = [weight for module in experts for weight in module.parameters()]
+    return [y.detach(), *torch.autograd.grad((y**2).sum(), [x, router, *parameters])]
 
 
 def of_rank(rank, R):
-    x, experts = tokens.chunk(R)[rank], experts_of(rank, R)
-    return gradients(x, router, experts, lambda x, w, own: layer(rank, R, x, *route(x, w), own))
+    def over_ranks(x, router, experts):
+        return layer(rank, R, x, *route(x, router), experts)
+
+    return y_and_gradients(tokens.chunk(R)[rank], router, experts_of(rank, R), over_ranks)
 
 
-wanted = gradients(tokens, router, experts_of(0, 1), dense)
+guess = None  # how many all_to_alls?
+wanted = y_and_gradients(tokens, router, experts_of(0, 1), dense)
 for R in (1, 2, 4):
     run = simlib.run(of_rank, R)
-    y, x, w = zip(*(result[:3] for result in run.results), strict=True)
-    found = [torch.cat(y), torch.cat(x), sum(w), *(g for own in run.results for g in own[3:])]
-    both = zip(found, wanted, strict=True)
-    right = all((a - b).abs().max() < 1e-5 * b.abs().max() for a, b in both)
-    print(f"{R} ranks: {len(run.trace.collectives)} all_to_alls; y, gradients right: {right}")
+    y, dx, drouter = zip(*(result[:3] for result in run.results), strict=True)
+    of_experts = [gradient for result in run.results for gradient in result[3:]]
+    both = zip([torch.cat(y), torch.cat(dx), sum(drouter), *of_experts], wanted, strict=True)
+    right = all((ours - one).abs().max() < 1e-5 * one.abs().max() for ours, one in both)
+    print(f"R = {R}: {len(run.trace.collectives)} all_to_alls; y, gradients right: {right}")
 
 
 # %% [markdown]
@@ -718,13 +737,13 @@ for factor in (1, 1.25, 1.5, 2, 4):
     print(f" unchanged; layer {run.time_s * 1e3:.2f} ms")
 
 # %% [markdown]
-# A trade of quality for time. (With a fixed C one can also send C rows to each expert, padded with
-# zeros: equal splits, and no counts. That is how it was done where shapes must not change.)
+# A trade of quality for time. (Where shapes must not change, C rows go to each expert, padded with
+# zeros: equal splits, and no counts.)
 #
 # ## Load balance, seen as a straggler
 #
 # Without a capacity everybody waits for the fullest expert. The picture has the layer on four
-# ranks. By which factor is it slower than it need be, once the loads are 129, 490, 274 and 67?
+# ranks. The loads are 129, 490, 274 and 67 tokens: how many times as long as with equal ones?
 
 # %%
 guess = None  # how many times as long as with equal loads?
@@ -738,7 +757,7 @@ def timed_layer(rank, R, bias):
     layer(rank, R, x, p, choice, experts_of(rank, R))
 
 
-def compare(run, loads):
+def compare(run, loads):  # an expert is two products; the router's is made twice
     by_hand = (loads.double() * 4 * WIDTH * HIDDEN + 2 * len(tokens) / 4 * WIDTH * E * 2) / FLOPS
     found = run.states.computing_s
     print(f"{run.time_s * 1e3:.2f} ms;", "computing, in us:", (found * 1e6).round(1))
@@ -810,6 +829,8 @@ print(f"{unbalanced.time_s * 1e3:.2f} ms before, {balanced.time_s * 1e3:.2f} ms 
 #
 # [Exercises 18](../exercises/18_long_sequences_and_experts.ipynb): one query over keys on many
 # ranks, and experts within a budget of bytes.
+#
+# [Sixteen questions](../docs/questions.md): what do these programs print?
 #
 # ## Exit ticket
 #

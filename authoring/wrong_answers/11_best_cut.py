@@ -60,6 +60,24 @@ def divisors_only(rank, world_size, examples, start_s, example_s):
     return M, time_and_bubble(world_size, M, examples, start_s, example_s)[1]
 
 
+def counted_as_large(rank, world_size, examples, start_s, example_s):
+    """every micro-batch counted as large as the largest"""
+
+    def time_s(M):
+        return (M + world_size - 1) * (start_s + -(-examples // M) * example_s)
+
+    M = min(range(1, examples + 1), key=lambda M: (time_s(M), M))
+    return M, 1 - (M * start_s + examples * example_s) / time_s(M)
+
+
+def largest_of_the_best(rank, world_size, examples, start_s, example_s):
+    """of equally short steps the one with the most micro-batches"""
+    batch = examples, start_s, example_s
+    candidates = range(examples, 0, -1)
+    M = min(candidates, key=lambda M: time_and_bubble(world_size, M, *batch)[0])
+    return M, time_and_bubble(world_size, M, *batch)[1]
+
+
 def naive(rank, world_size, examples, start_s, example_s):
     """the naive split, one micro-batch"""
     return 1, time_and_bubble(world_size, 1, examples, start_s, example_s)[1]
@@ -92,6 +110,8 @@ WRONG = {
     equal_parts: "if a batch could be cut into equal parts",
     equal_parts_and_formula: "for M and for the bubble",
     divisors_only: "of those that divide the batch",
+    counted_as_large: "That counts every micro-batch as large as the largest",
+    largest_of_the_best: "the smallest M is asked for",
     naive: "One micro-batch is the naive split",
     number_alone: "has a int where a tuple",
     told_by_rank_0: "Each rank can work this out for itself",

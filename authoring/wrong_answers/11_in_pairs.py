@@ -1,47 +1,12 @@
-"""Wrong answers to exercise 11.4, each with the words its refusal must hold."""
+"""Wrong answers to exercise 11.4, each with the words its refusal must hold.
+
+`follow`, `send_first` and `together` are those of the exercise's setup.
+"""
 
 import torch
 import torch.distributed as dist
 
 QUESTION = "in_pairs"
-
-
-def send_first(outgoing, incoming):
-    if outgoing:
-        dist.send(*outgoing)
-    if incoming:
-        dist.recv(*incoming)
-
-
-def together(outgoing, incoming):
-    ops = [dist.P2POp(dist.isend, *outgoing)] if outgoing else []
-    ops += [dist.P2POp(dist.irecv, *incoming)] if incoming else []
-    for request in dist.batch_isend_irecv(ops) if ops else []:
-        request.wait()
-
-
-def follow(words, rank, world_size, w, xs, batch, exchange):
-    """As in the exercise's setup."""
-    weight, kept, outgoing = w.clone().requires_grad_(), {}, None
-    for word in words:
-        forward, micro = word[0] == "F", int(word[1:])
-        source, target = (rank - 1, rank + 1) if forward else (rank + 1, rank - 1)
-        incoming = None
-        if 0 <= source < world_size:
-            incoming = torch.empty(batch, w.shape[0 if forward else 1]), source
-        exchange(outgoing, incoming)
-        if forward:
-            h = (incoming[0] if incoming else xs[micro].clone()).requires_grad_()
-            y = torch.tanh(h @ weight)
-            kept[micro] = h, (y**2).mean() if rank == world_size - 1 else y
-            result = y.detach()
-        else:
-            h, y = kept.pop(micro)
-            y.backward(incoming[0] if incoming else None)
-            result = h.grad
-        outgoing = (result, target) if 0 <= target < world_size else None
-    exchange(outgoing, None)
-    return weight.grad / (len(words) // 2)
 
 
 def paired(starts, pieces):
@@ -90,12 +55,39 @@ def still_mixed_but_together(rank, world_size, w, xs, batch, pieces):
     return follow(paired(starts, pieces), rank, world_size, w, xs, batch, together)
 
 
+def mended_but_together(rank, world_size, w, xs, batch, pieces):
+    """the mended words, with both messages at the same time"""
+    words = paired(range(0, pieces, 2), pieces)
+    return follow(words, rank, world_size, w, xs, batch, together)
+
+
+def plan_of_task_3(rank, world_size, w, xs, batch, pieces):
+    """the plan of task 3 with at most two micro-batches held"""
+    words = {}
+    for micro in range(pieces):
+        start = micro // 2 * max(6, 3 * world_size) + micro % 2 * 3
+        words[start + rank] = f"F{micro}"
+        words[start + 3 * world_size - 2 * rank - 2] = f"B{micro}"
+    in_order = [words[time] for time in sorted(words)]
+    return follow(in_order, rank, world_size, w, xs, batch, together)
+
+
 def padded(rank, world_size, w, xs, batch, pieces):
     """the micro-batch without a partner done twice"""
     odd = pieces % 2
     if xs is not None and odd:
         xs = [*xs, xs[-1]]
     words = paired(range(0, pieces + odd, 2), pieces + odd)
+    return follow(words, rank, world_size, w, xs, batch, send_first)
+
+
+def lonely_one_in_the_middle(rank, world_size, w, xs, batch, pieces):
+    """Right: the micro-batch without a partner comes second, on all ranks."""
+    starts = range(0, pieces, 2)
+    if pieces % 2 and pieces > 1:
+        words = ["F0", "F1", "B0", "B1", "F2", "B2"] + paired(range(3, pieces, 2), pieces)
+    else:
+        words = paired(starts, pieces)
     return follow(words, rank, world_size, w, xs, batch, send_first)
 
 
@@ -136,9 +128,11 @@ WRONG = {
     all_at_once: "Take a pair backward before the next one comes",
     first_and_last_agree: "ranks 1 and 2 wait for each other",
     still_mixed_but_together: "ranks 0 and 1 wait for each other",
+    mended_but_together: "keep send_first, which sends, then receives",
+    plan_of_task_3: "Keep to F0 F1 B0 B1 F2",
     padded: "is done twice",
     done_apart: "Those are sums",
     with_a_barrier: "this question allows only",
     in_double_precision: "Only activations and their gradients need to cross",
 }
-ALSO_RIGHT = [lonely_one_first]
+ALSO_RIGHT = [lonely_one_first, lonely_one_in_the_middle]

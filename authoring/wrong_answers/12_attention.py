@@ -62,6 +62,22 @@ def sum_past_the_heads_too(rank, world_size, x, q, k, v, out, head_dim):
     return step(x, q, k, v, out, head_dim, enter=same, first=enter)
 
 
+def leave_around_everything(rank, world_size, x, q, k, v, out, head_dim):
+    """the attention whose Leave stands around the sum with x"""
+    x, q = x.clone().requires_grad_(), q.clone().requires_grad_()
+    y = leave(x + mixed(enter(x), q, k, v, out, head_dim))
+    y.square().sum().backward()
+    return y.detach(), x.grad, q.grad
+
+
+def leave_around_everything_no_enter(rank, world_size, x, q, k, v, out, head_dim):
+    """the attention without Enter, with Leave around the sum with x"""
+    x, q = x.clone().requires_grad_(), q.clone().requires_grad_()
+    y = leave(x + mixed(x, q, k, v, out, head_dim))
+    y.square().sum().backward()
+    return y.detach(), x.grad, q.grad
+
+
 def leave_sums_twice(rank, world_size, x, q, k, v, out, head_dim):
     """the attention whose Leave adds up backward, too"""
     return step(x, q, k, v, out, head_dim, leave=lambda y: Sum.apply(y, True, True))
@@ -109,6 +125,8 @@ def weights_gathered(rank, world_size, x, q, k, v, out, head_dim):
 WRONG = {
     no_enter: "has this rank's heads only",
     sum_past_the_heads_too: "The gradient that comes past the heads",
+    leave_around_everything: "sum what comes from the heads, then add x",
+    leave_around_everything_no_enter: "let x past the sum forward",
     leave_sums_twice: "after Leave every rank has the whole gradient of y",
     loss_of_all: "so it is summed twice",
     only_entered: "y is summed nowhere, but x's gradient is",

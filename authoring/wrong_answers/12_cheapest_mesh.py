@@ -6,7 +6,16 @@ import torch.distributed as dist
 QUESTION = "cheapest_mesh"
 
 
-def plans(job, tp_most=None, activations=True, of_stage_3=3, between=None, last=False):
+def plans(
+    job,
+    tp_most=None,
+    activations=True,
+    of_stage_3=3,
+    between=None,
+    last=False,
+    itemsize=4,
+    stages=(0, 1, 3),
+):
     """Every plan that fits, cheapest first; of a mistake, as it counts."""
     found = []
     for tp in range(1, (tp_most or job["ranks_per_node"]) + 1):
@@ -16,9 +25,9 @@ def plans(job, tp_most=None, activations=True, of_stage_3=3, between=None, last=
                 kept = each * job["P"] / tp + activations * job["activation_bytes"] / job["ranks"]
                 seconds = (tp - 1) / tp * job["tp_bytes"] / dp / job["inside_Bps"]
                 times = of_stage_3 if stage == 3 else 2
-                sent = times * (dp - 1) / dp * 4 * job["P"] / tp
+                sent = times * (dp - 1) / dp * itemsize * job["P"] / tp
                 seconds += sent / (between or job["between_Bps"])
-                if kept <= job["memory_bytes"]:
+                if kept <= job["memory_bytes"] and stage in stages:
                     found.append((seconds, tp, -stage if last else stage, dp))
     return sorted(found)
 
@@ -62,6 +71,16 @@ def tp_is_free(rank, world_size, job):
     return first(plans(job | {"tp_bytes": 0}))
 
 
+def numbers_not_bytes(rank, world_size, job):
+    """the plan for which a parameter is sent as one byte"""
+    return first(plans(job, itemsize=1))
+
+
+def no_stage_1(rank, world_size, job):
+    """the plan that tries stages 0 and 3 only"""
+    return first(plans(job, stages=(0, 3)))
+
+
 def asks_rank_0(rank, world_size, job):
     """the plan after a barrier of all ranks"""
     dist.barrier()
@@ -91,7 +110,9 @@ WRONG = {
     one_bandwidth: "Both axes have the same bandwidth",
     largest_stage: "but where both fit, take the smaller stage",
     tp_is_free: "its all_reduces cost time, too",
+    numbers_not_bytes: "you count parameters, not their bytes",
+    no_stage_1: "Stage 1 is a plan, too",
     asks_rank_0: "but 1 collective takes place where 0 will do",
-    tells_the_next: "the ranks send 2 messages where",
+    tells_the_next: "the ranks send 5 messages where",
     no_plan_is_an_error: "IndexError",
 }

@@ -99,6 +99,34 @@ def gathered_at_the_end(rank, world_size, w, gradients):
     return w
 
 
+def parts_in_a_list(rank, world_size, w, gradients):
+    """the Adam in shards whose gathered parts stand in a list, and in one tensor too"""
+    shard = torch.nn.Parameter(w.chunk(world_size)[rank].clone())
+    shard.grad = torch.empty_like(shard)
+    adam = torch.optim.Adam([shard], lr=0.1, eps=0.1)
+    for gradient in gradients:
+        dist.reduce_scatter(shard.grad, list(gradient.chunk(world_size)), op=MEAN)
+        adam.step()
+        parts = [torch.empty_like(shard) for _ in range(world_size)]
+        dist.all_gather(parts, shard.detach())
+        w = torch.cat(parts)
+    return w
+
+
+def by_hand_and_whole(rank, world_size, w, gradients):
+    """the Adam by hand whose means of gradients are as long as all weights"""
+    new, m, v, each = w.clone(), torch.zeros_like(w), torch.zeros_like(w), len(w) // world_size
+    g, mine = torch.zeros(each), slice(rank * each, (rank + 1) * each)
+    for step, gradient in enumerate(gradients, 1):
+        dist.reduce_scatter_single(g, gradient, op=MEAN)
+        m[mine] = 0.9 * m[mine] + 0.1 * g
+        v[mine] = 0.999 * v[mine] + 0.001 * g * g
+        size = (v[mine] / (1 - 0.999**step)).sqrt() + 0.1
+        moved = new[mine] - 0.1 * (m[mine] / (1 - 0.9**step)) / size
+        dist.all_gather_single(new, moved)
+    return new
+
+
 WRONG = {
     sum_of_gradients: "That is the sum of the gradients",
     torchs_eps: "not torch's 1e-8",
@@ -106,6 +134,8 @@ WRONG = {
     anew_in_each_step: "its state has to live on",
     own_gradients: "Each rank follows its own gradients",
     whole_state: "Let Adam know this rank's part of the weights only",
+    parts_in_a_list: "are two copies",
+    by_hand_and_whole: "what is Adam's has a shard's size",
     all_reduced: "calls all_reduce",
     state_gathered_too: "then 24, then 12, then 12 bytes where",
     gathered_at_the_end: "carry 24, then 24, then 24, then 12 bytes where",
@@ -127,4 +157,17 @@ def by_hand(rank, world_size, w, gradients):
     return w
 
 
-ALSO_RIGHT = (by_hand,)
+def collectives_of_lists(rank, world_size, w, gradients):
+    w = w.clone()
+    parts = list(w.chunk(world_size))  # views of the one tensor
+    shard = torch.nn.Parameter(parts[rank].clone())
+    shard.grad = torch.empty_like(shard)
+    adam = torch.optim.Adam([shard], lr=0.1, eps=0.1)
+    for gradient in gradients:
+        dist.reduce_scatter(shard.grad, list(gradient.chunk(world_size)), op=MEAN)
+        adam.step()
+        dist.all_gather(parts, shard.detach())
+    return w
+
+
+ALSO_RIGHT = (by_hand, collectives_of_lists)

@@ -131,6 +131,18 @@ def only_the_new_part_is_rescaled(rank, world_size, q, keys, values):
     return along(rank, world_size, part(q, keys, values), half, divided)
 
 
+def factors_swapped(rank, world_size, q, keys, values):
+    """the merge in which each part is multiplied by the other one's factor"""
+
+    def swapped(one, other):
+        m = torch.maximum(one[-1], other[-1])
+        merged = (other[-1] - m).exp() * one + (one[-1] - m).exp() * other
+        merged[-1] = m
+        return merged
+
+    return along(rank, world_size, part(q, keys, values), swapped, divided)
+
+
 def no_maximum(rank, world_size, q, keys, values):
     """the exponentials of the scores themselves"""
     mine = part(q, keys, values, shift=False)
@@ -206,6 +218,7 @@ WRONG = {
     mean_by_number: "weighted by the numbers of keys",
     not_rescaled: "as if all parts had the same maximum",
     only_the_new_part_is_rescaled: "bring both parts to the larger maximum",
+    factors_swapped: "The factors are swapped",
     no_maximum: "The exponential of a large score is infinite",
     not_divided: "not divided by the root of d",
     three_messages: "4 messages where 2 are enough",

@@ -98,12 +98,12 @@ class Fits(Simulated):
     bound_bytes : Callable
         ``bound_bytes(xs, ys, ...)``: bytes that are enough for any rank at its peak, from what the
         ranks were given.
-    hint : str
-        What is said where a rank holds more.
+    hint : str or callable
+        What is said where a rank holds more; ``hint(ledger)`` gives it from that rank's `Ledger`.
     """
 
     bound_bytes: Callable
-    hint: str = ""
+    hint: str | Callable = ""
 
     counts_memory = True
 
@@ -116,10 +116,11 @@ class Fits(Simulated):
             if largest.peak_bytes <= most:
                 return None
             held = [f"{name} {nbytes:,}" for name, nbytes in largest.peak.items() if nbytes]
+            hint = self.hint(largest) if callable(self.hint) else self.hint
             return (
                 f"{values_are_right(run)}, but rank {largest.rank} holds {largest.peak_bytes:,} "
                 f"bytes at its peak ({', '.join(held)}) where {are_enough(most)} for any rank. "
-                f"{self.hint}"
+                f"{hint}"
             ).rstrip()
 
         def tally(run, given):

@@ -10,6 +10,7 @@ from .looks import SMALL_PT
 from .palette import INK_THAT_STAYS, PAPER_THAT_STAYS, is_bright, rank_color, shaded
 
 MOST_LABELS = 600
+LABELS = 8  # above the arrows of messages, which may cross a narrow piece
 
 
 def draw_pieces(view):
@@ -68,5 +69,6 @@ def _write(view, piece, text, x, y):
         color=dark if is_bright(fill) else light,
         ha="center",
         va="center_baseline",
-        zorder=5,
+        zorder=LABELS,
+        bbox={"boxstyle": "square,pad=0", "fc": fill, "ec": "none"},
     )

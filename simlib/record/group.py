@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 import torch.utils._device
+from torch._C._dynamo import eval_frame
 from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import default_pg_timeout
@@ -32,6 +33,10 @@ _API_FILES = frozenset(
     module.__file__ for module in (c10d, c10d_logger, torch.overrides, torch.utils._device)
 )
 """torch's files between a call of the learner's and this one."""
+_RUN_AS_IT_IS = eval_frame._FrameExecStrategy(
+    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+)
+"""For torch.compile: of a model that sends, the recording is no part; nor is what it calls."""
 
 
 class Definition(NamedTuple):
@@ -72,6 +77,7 @@ class RecordingGroup(dist.ProcessGroup):
         self._ranks = ranks
         self._definition = Definition(name, ranks)
         self._limit = None  # of messages: Gloo's own is fixed when the group is made
+        self._torch_name = self._description = ""
         self._number = None, None  # the numbers of a log, and what this group is among them
         self._rank = rank
         self._register_backend(torch.device("cpu"), GLOO, backend)
@@ -97,6 +103,24 @@ class RecordingGroup(dist.ProcessGroup):
 
     def getBackendName(self):  # noqa: N802 (torch's name)
         return "gloo"
+
+    # torch keeps these in the C++ backend, which all groups of a simulation share.
+
+    @property
+    def group_name(self):
+        return self._torch_name
+
+    def _set_group_name(self, name):
+        self._torch_name = name
+        super()._set_group_name(name)
+
+    @property
+    def group_desc(self):
+        return self._description
+
+    def _set_group_desc(self, description):
+        self._description = description
+        super()._set_group_desc(description)
 
     def _post(
         self,
@@ -321,6 +345,7 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
         return self._keep(work, flags, buffers)
 
     record_and_pass_on.__name__ = method
+    eval_frame.set_code_exec_strategy(record_and_pass_on.__code__, _RUN_AS_IT_IS)
     setattr(RecordingGroup, method, record_and_pass_on)
 
 

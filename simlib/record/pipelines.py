@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
 
+from .at_import import when_imported
 from .this_rank import span
 
 STAGES = "torch.distributed.pipelining.stage"
 
 
 def name_pieces():
-    """Put a `span` around all that torch's pipeline stages compute; once in a process.
-
-    Where their module is not imported yet, that is done when it is: it takes seconds, which a rank
-    without a pipeline need not wait for.
-    """
-    if STAGES in sys.modules:
-        _name(sys.modules[STAGES])
-    else:
-        sys.meta_path.insert(0, _AtImport())
-
-
-class _AtImport:
-    """Finds the module as Python would, and names its pieces once it is there."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name != STAGES:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def execute_and_name(module):
-            execute(module)
-            _name(module)
-
-        spec.loader.exec_module = execute_and_name
-        return spec
+    """Put a `span` around all that torch's pipeline stages compute; once in a process."""
+    when_imported(STAGES, _name)
 
 
 def _name(module):

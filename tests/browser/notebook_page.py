@@ -5,6 +5,7 @@ mouse and keyboard. Nothing waits for a time: a run has ended when JupyterLab sa
 """
 
 import time
+from contextlib import contextmanager
 
 PANEL = "[...jupyterapp.shell.widgets('main')].find((w) => w.context?.path === path)"
 """JavaScript: the panel of the notebook at `path`."""
@@ -13,6 +14,16 @@ HAS_ERROR = (
     " && (model.outputs?.toJSON() ?? []).some((o) => o.output_type === 'error')"
 )
 """JavaScript: whether a cell shows an error that it does not announce."""
+FORMULAS = """(root) => {
+    const text = [...root.querySelectorAll(".jp-MarkdownOutput")].flatMap((part) => {
+        const copy = part.cloneNode(true);
+        copy.querySelectorAll("code, pre, mjx-container").forEach((one) => one.remove());
+        return copy.textContent.match(/\\$[^$]*\\$|\\\\[a-z]+/g) ?? [];
+    });
+    const broken = [...root.querySelectorAll("mjx-merror")].map((one) => one.textContent);
+    return [root.querySelectorAll("mjx-container").length, [...text, ...broken]];
+}"""
+"""JavaScript: the number of formulas below a node; what is between dollars still, or an error."""
 RUN_LIMIT_MS = 180_000
 PICTURE_LIMIT_S = 60
 
@@ -71,6 +82,13 @@ class NotebookPage:
     def sources(self):
         """The text of every cell."""
         return self.ask("panel.content.widgets.map((w) => w.model.sharedModel.source)")
+
+    def texts(self):
+        """The text of every cell that is prose."""
+        return self.ask(
+            "panel.content.widgets.map((w) => w.model).filter((m) => m.type === 'markdown')"
+            " .map((m) => m.sharedModel.source)"
+        )
 
     def find(self, text, after=0):
         """The number of the first cell that holds the text."""
@@ -194,8 +212,9 @@ class NotebookPage:
 
     # The whole page
 
-    def keep_picture(self, path):
-        """Save the whole notebook, from its first to its last cell, as one PNG."""
+    @contextmanager
+    def in_full_length(self):
+        """A page so long that every cell is in sight: JupyterLab makes others when they come."""
         size = self.lab.viewport_size
         scroller = "panel.content.node.querySelector('.jp-WindowedPanel-outer')"
         height = self.ask(f"{scroller}.scrollHeight")
@@ -203,9 +222,21 @@ class NotebookPage:
             self.lab.set_viewport_size({"width": size["width"], "height": int(height) + 200})
             self.ask(f"{scroller}.scrollTo(0, 0)")
             self.wait_for_page_to_paint()
-            self.root.screenshot(path=path)
+            yield
         finally:
             self.lab.set_viewport_size(size)
+
+    def keep_picture(self, path):
+        """Save the whole notebook, from its first to its last cell, as one PNG."""
+        with self.in_full_length():
+            self.root.screenshot(path=path)
+
+    def formulas(self):
+        """How many formulas the notebook shows, and the words that were to be some and are none."""
+        with self.in_full_length():
+            self.root.locator("mjx-container, h1").first.wait_for()
+            self.wait_for_page_to_paint()
+            return self.root.evaluate(FORMULAS)
 
 
 def use_theme(lab, name):

@@ -40,6 +40,13 @@ def test_a_lesson_runs_to_its_end(lesson, request, screenshots):
     use_theme(lesson.lab, "JupyterLab Light")
 
 
+def test_every_formula_of_a_lesson_is_set(lesson):
+    written = [text for text in lesson.texts() if "$" in text]
+    shown, left = lesson.formulas()
+    assert left == []
+    assert shown >= len(written)
+
+
 def test_every_slider_of_a_lesson_moves_its_picture(lesson):
     for number in [n for n, source in enumerate(lesson.sources()) if "_lab(" in source]:
         # JupyterLab makes the page's cells as they come into sight.
