@@ -14,6 +14,7 @@ tensors, and parameter servers.
 Answers are exact. Where an exact one would take too long, a sentence says what is quick.
 """
 
+from ..model.jitter import Jitter
 from .buckets import bucket_sizes, measured_buckets
 from .collective import algbw, busbw, ends_of, time_of
 from .even_pipelines import even_pipeline_time
@@ -25,6 +26,7 @@ from .sharded import ShardedStep, tensor_parallel_time, zero_time
 from .training import Step, step_time, sync_time
 
 __all__ = [
+    "Jitter",
     "JitteredSteps",
     "PipelineStep",
     "Scaling",
