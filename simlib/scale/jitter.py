@@ -212,7 +212,7 @@ def jitter_factors(jitter, steps, ranks, *, spread=0.1, seed=0):
     random, shape = np.random.default_rng(seed), (steps, ranks)
     if callable(jitter):
         return _checked(jitter(random, shape), shape)
-    check_kind("jitter", jitter, "a Jitter, or a function of a random generator and a shape")
+    check_kind("jitter", jitter, "or a function of a random generator and a shape, or a Jitter")
     check_number("spread", spread)
     check_spread(jitter, spread)
     return draw(jitter, spread, random, shape)

@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...clockwork.simulation_options import check_slow
 from ...diagnose import failures
 from ...diagnose.findings import as_error
 from ...draw.display import open_display, show_and_raise
 from ...model import errors
+from ...model.jitter import Slow
 from ...results.run import Run, left_nothing_over, make_run
 from ..host.request import (
     ByRank,
@@ -38,6 +40,7 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    slow: Slow | None = None,
     timeout_s: float | None = 120,
     strict: bool = False,
     check: bool = True,
@@ -54,6 +57,11 @@ def run(
         Number of ranks, 1 to 64.
     args, kwargs : sequence, dict
         Further arguments, the same on every rank.
+    slow : dict, Jitter or callable, optional
+        As for `simulate`: ranks that compute slower, or with noise. Calls of `simlib.compute` take
+        the factor longer, or shorter. What a rank really computes takes longer: before its next op
+        or wait it sleeps ``factor - 1`` times the processor's time that its own thread took. A
+        factor below 1 changes nothing there, as no processor can be made faster.
     timeout_s : float or None
         Seconds since any rank's last op or line of output after which the run is ended; None
         switches it off. Deadlocks are told without it.
@@ -93,7 +101,10 @@ def run(
     per_rank_args = args.packed if isinstance(args, ByRank) else None
     payload = pack(function, () if per_rank_args else args, kwargs, size)
     options = Options(name_of(function), timeout_s, strict, check)
-    return _run_payload(payload, size, options, fresh, argv=None, per_rank_args=per_rank_args)
+    slow = check_slow(slow, size)
+    return _run_payload(
+        payload, size, options, fresh, argv=None, per_rank_args=per_rank_args, slow=slow
+    )
 
 
 def _check_world_size(world_size):
@@ -112,7 +123,7 @@ def run_script(path, world_size, argv, *, timeout_s=120, strict=False):
     return _run_payload(payload, size, options, False, argv=[path, *argv])
 
 
-def _run_payload(payload, world_size, options, fresh, argv, per_rank_args=None):
+def _run_payload(payload, world_size, options, fresh, argv, per_rank_args=None, slow=None):
     refuse_within_ranks("a run")
     check_timeout(options.timeout_s)
     request = RunRequest(
@@ -120,6 +131,7 @@ def _run_payload(payload, world_size, options, fresh, argv, per_rank_args=None):
         surroundings=Surroundings.here(argv),
         per_rank_args=per_rank_args,
         check=options.check,
+        slow=slow or {},
     )
     cells = cell_numbers()
     display = open_display()
