@@ -9,7 +9,7 @@ running anything, and gives the same times where both can::
     simlib.scale.weak_scaling([8, 64, 512], 100_000_000, cluster, forward_s=0.06, backward_s=0.12)
 
 Beside `step_time` there are steps whose compute varies (`jittered_time`), pipelines, ZeRO, split
-tensors, and parameter servers.
+tensors, and parameter servers. `expected_max` is how long the slowest of many ranks takes.
 
 Answers are exact. Where an exact one would take too long, a sentence says what is quick.
 """
@@ -23,6 +23,7 @@ from .pipelines import PipelineStep, pipeline_time
 from .scaling import Scaling, strong_scaling, weak_scaling
 from .servers import ServerSteps, parameter_server_time
 from .sharded import ShardedStep, tensor_parallel_time, zero_time
+from .slowest import expected_max
 from .training import Step, step_time, sync_time
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "busbw",
     "ends_of",
     "even_pipeline_time",
+    "expected_max",
     "jitter_factors",
     "jittered_time",
     "measured_buckets",
