@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import doctest
+import os
 from math import inf, sqrt
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 import simlib
 from simlib.scale import (
+    Jitter,
     checkpoint_interval,
     failures,
     goodput,
     time_with_failures,
+    times_to_failure,
 )
 
+SEED = int(os.environ["SEED"])
 FIXED = 14
 RUNS = 2000
 
@@ -160,6 +165,52 @@ def test_what_never_gets_done_has_no_goodput():
     assert time_with_failures(1e6, 1e6, 1.0, 1.0) == inf
 
 
+# -- failures that are drawn -----------------------------------------------------------------------
+
+
+def test_a_ranks_failure_depends_on_seed_and_rank_alone():
+    every = times_to_failure(100.0, 200, horizon_s=inf, seed=SEED)
+    assert list(every) == list(range(200)) and len(set(every.values())) == 200
+    some = times_to_failure(100.0, 50, horizon_s=80.0, seed=SEED)
+    assert some == {rank: s for rank, s in every.items() if rank < 50 and s < 80.0}
+    twice = times_to_failure(200.0, 200, horizon_s=inf, seed=SEED)
+    assert [twice[rank] for rank in every] == [2 * time_s for time_s in every.values()]
+    assert not set(every.values()) & set(
+        times_to_failure(100.0, 200, horizon_s=inf, seed=SEED + 1).values()
+    )
+
+
+def test_failures_are_exponential():
+    drawn = np.array(list(times_to_failure(50.0, 20_000, horizon_s=inf, seed=SEED).values()))
+    assert abs(drawn.mean() - 50) < 5 * 50 / sqrt(20_000)
+    for time_s in (10.0, 50.0, 150.0):
+        share = np.exp(-time_s / 50)
+        assert abs((drawn > time_s).mean() - share) < 5 * sqrt(share * (1 - share) / 20_000)
+    first = drawn.reshape(2000, 10).min(axis=1)
+    assert abs(first.mean() - 5) < 5 * 5 / sqrt(2000)
+
+
+def test_failures_are_not_the_noise_of_the_same_seed():
+    factors = Jitter("exponential", spread=1.0, seed=SEED).factors(1, 2000)[0]
+    times_s = list(times_to_failure(1.0, 2000, horizon_s=inf, seed=SEED).values())
+    assert abs(np.corrcoef(factors, times_s)[0, 1]) < 6 / sqrt(2000)
+
+
+def test_kill_takes_them():
+    def main(rank, n):
+        for _ in range(1000):
+            simlib.compute(1.0)
+            dist.barrier()
+
+    every = times_to_failure(100.0, 4, horizon_s=inf, seed=SEED)
+    first, second = sorted(every, key=every.get)[:2]
+    deaths = times_to_failure(100.0, 4, horizon_s=every[second], seed=SEED)
+    assert list(deaths) == [first]
+    with pytest.raises(simlib.RankDiedError) as caught:
+        simlib.simulate(main, 4, kill=deaths)
+    assert f"rank {first} died, as asked for by kill" in str(caught.value)
+
+
 # -- refusals, examples ----------------------------------------------------------------------------
 
 
@@ -176,6 +227,9 @@ def test_what_never_gets_done_has_no_goodput():
         (lambda: goodput(1, -1, 10), "checkpoint_s is -1: give a number at least 0"),
         (lambda: goodput(1, 1, 10, restart_s=-1), "restart_s is -1: give a number at least 0"),
         (lambda: time_with_failures(-1, 1, 1, 10), "work_s is -1: give a number at least 0"),
+        (lambda: times_to_failure(1, 2, horizon_s=-1), "horizon_s is -1: give a number at least"),
+        (lambda: times_to_failure(1, 0, horizon_s=1), "ranks is 0: give a whole number"),
+        (lambda: times_to_failure(1, 2, horizon_s=1, seed=-1), "seed is -1: give a whole number"),
     ],
 )
 def test_refusals(call, words):

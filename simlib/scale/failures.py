@@ -1,4 +1,4 @@
-"""Failures and checkpoints: how often to save, and what is left of the time."""
+"""Failures and checkpoints: how often to save, what is left of the time, and when ranks die."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import inf
 import numpy as np
 
 from ..model.errors import InvalidCallError, check_count, check_number, whole
+from ..model.jitter import FAILURES, generator
 
 FORMULAS = ("young", "daly", "exact")
 
@@ -168,6 +169,43 @@ def _until_saved(work_s, checkpoint_s, mtbf_s, ranks, restart_s):
     with np.errstate(over="ignore"):  # it never comes to that
         pieces = np.expm1((work_s + checkpoint_s) / machine_s)
         return machine_s * np.exp(restart_s / machine_s) * pieces
+
+
+def times_to_failure(mtbf_s, ranks, *, horizon_s, seed=0):
+    """When each rank fails for the first time, where it does so before a horizon.
+
+    For ``kill=`` of `simulate`. A rank's time depends on ``mtbf_s``, seed and rank alone, so more
+    ranks, or a later horizon, only add failures.
+
+    Parameters
+    ----------
+    mtbf_s : float
+        Mean time between failures of one rank, in seconds; times are exponential.
+    ranks : int
+    horizon_s : float
+        Failures after so many seconds are left out.
+    seed : int
+
+    Returns
+    -------
+    dict of int to float
+        ``{rank: seconds}``, by rank.
+
+    Examples
+    --------
+    >>> {rank: round(s, 1) for rank, s in times_to_failure(100, 8, horizon_s=50, seed=1).items()}
+    {0: 21.5, 4: 9.2, 5: 43.0, 6: 47.3}
+    """
+    _check_mtbf(mtbf_s)
+    check_number("horizon_s", horizon_s)
+    ranks, seed = whole("ranks", ranks), whole("seed", seed)
+    check_count("ranks", ranks)
+    check_count("seed", seed, low=0)
+    times_s = (
+        mtbf_s * float(generator(seed, FAILURES, rank).standard_exponential())
+        for rank in range(ranks)
+    )
+    return {rank: time_s for rank, time_s in enumerate(times_s) if time_s < horizon_s}
 
 
 def _machine_mtbf(mtbf_s, ranks):
