@@ -200,6 +200,7 @@ class _Rank:
         self._steps = _steps_of(self.ops, trace.spans[number])
         self._at = 0
         self._is_due = False
+        self._next_number = self.ops[0].seq if self.ops else 0
 
     @property
     def site(self):
@@ -213,7 +214,7 @@ class _Rank:
         while self._at < len(self._steps):
             step = self._steps[self._at]
             if not self._is_due:
-                self._simulation.advance(self.number, step.gap_s)
+                self._simulation.work(self.number, step.gap_s, self._next_number)
                 self._is_due = True
             if scheduler.is_behind(clocks[self.number]):
                 scheduler.ready(self.number, clocks[self.number])
@@ -251,6 +252,7 @@ class _Rank:
 
     def _post(self, number):
         op = self.ops[number]
+        self._next_number = self.ops[number + 1].seq if number + 1 < len(self.ops) else op.seq + 1
         simulation = self._simulation
         clock = simulation.scheduler.clocks[self.number]
         op.post_s, op.wait_s, op.end_s = clock, None, None

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from ..collectives.choice import schedule
+from ..model.jitter import Pace
 from .collective_in_flight import Plan, Transfers
 from .group_collectives import Channel
 from .mailbox import Mailbox
@@ -38,6 +39,8 @@ class Simulation:
         self.logs = []
         self.ranks = None
         self.dispatch_modes = [None] * topology.world_size
+        self._paces = {rank: Pace(slow, rank) for rank, slow in options.slow.items()}
+        self._calls = [0] * topology.world_size
         is_measured = options.compute == "measured"
         self._measured = [0.0] * topology.world_size if is_measured else None
 
@@ -47,7 +50,7 @@ class Simulation:
         """Before an op: let all happen that comes before this rank's clock; returns the clock."""
         if self._measured is None:
             return self.scheduler.settle(rank)
-        self.advance(rank, max(0.0, time.thread_time() - self._measured[rank]))
+        self.work(rank, max(0.0, time.thread_time() - self._measured[rank]))
         clock = self.scheduler.settle(rank)
         self.begin_to_measure(rank)
         return clock
@@ -71,8 +74,19 @@ class Simulation:
         self.settle(rank)  # a file, for example
 
     def advance(self, rank, seconds):
-        """The rank computes for so long (longer where it was made slow)."""
-        self.scheduler.clocks[rank] += seconds * self.options.slow.get(rank, 1.0)
+        """The rank calls `simlib.compute`: a piece of its own, longer where the rank is slow."""
+        pace = self._paces.get(rank)
+        if pace is not None:
+            seconds *= pace.factor(self._calls[rank])
+            self._calls[rank] += 1
+        self.scheduler.clocks[rank] += seconds
+
+    def work(self, rank, seconds, number=None):
+        """The rank computes for so long, before the op of this number: by default its next one."""
+        pace = self._paces.get(rank)
+        if pace is not None:
+            seconds *= pace.factor(self.logs[rank].posted if number is None else number)
+        self.scheduler.clocks[rank] += seconds
 
     def uncounted(self, rank, function, *args):
         """What ``function(*args)`` gives; the dispatch mode of the rank counts nothing of it."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..collectives.choice import ALGORITHMS, choose
 from ..model.errors import InvalidCallError
+from ..model.jitter import Jitter
 
 POLICIES = ("mpich", "nccl", "gloo")
 ON_DEATH = ("end", "continue")
@@ -96,6 +97,29 @@ def _ranks_of_node(name, topology):
     return [rank for rank, node in enumerate(nodes) if node == int(number)]
 
 
+def check_slow(slow, world_size):
+    """What ``slow=`` takes, as a dict from ranks to numbers of at least 0 and `Jitter`."""
+    if _is_noise(slow):
+        return dict.fromkeys(range(world_size), _jitter(slow))
+    if slow is not None and not isinstance(slow, dict):
+        raise InvalidCallError(
+            f"slow={slow!r} must be a dict by rank, {{0: 1.5}}, a simlib.scale.Jitter, or a "
+            "function of a rank, k, and a random generator"
+        )
+    slow = slow or {}
+    noisy = {rank: _jitter(value) for rank, value in slow.items() if _is_noise(value)}
+    check_by_rank("slow", {rank: 0 if rank in noisy else slow[rank] for rank in slow}, world_size)
+    return slow | noisy
+
+
+def _is_noise(value):
+    return isinstance(value, Jitter) or callable(value)
+
+
+def _jitter(value):
+    return (value if isinstance(value, Jitter) else Jitter(value)).travelling()
+
+
 def replay_options(
     world_size,
     *,
@@ -112,5 +136,5 @@ def replay_options(
         policy=check_choice("algorithms", algorithms, POLICIES),
         algorithms=check_algorithms(algorithm_of),
         expand=expand,
-        slow=check_by_rank("slow", slow, world_size),
+        slow=check_slow(slow, world_size),
     )

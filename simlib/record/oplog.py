@@ -118,7 +118,7 @@ class OpLogWriter:
         self.numbers = {}
         self._end = HEADER
         self._progress = 0
-        self._posted = 0
+        self.posted = 0  # ops in the log
         self._dropped = 0
         self._full = False
         self.last = 0  # offset of the op posted last
@@ -180,7 +180,7 @@ class OpLogWriter:
                     peer, tag, nbytes, self._clock(), NEVER, NEVER, 0,
                 )  # fmt: skip
                 self._end = start + _OP.size
-                self._posted += 1
+                self.posted += 1
             self._progress += 1
             _TWO.pack_into(self._memory, COMMITTED, self._end, self._progress)
             self.last = start
@@ -215,7 +215,7 @@ class OpLogWriter:
         Where other threads of the rank may make ops (not ``alone``) it does not count as waiting.
         """
         if start:
-            _WAIT.pack_into(self._memory, start + _OP_WAIT, self._clock(), self._posted)
+            _WAIT.pack_into(self._memory, start + _OP_WAIT, self._clock(), self.posted)
             if alone:
                 _U64.pack_into(self._memory, WAITING, start)
 

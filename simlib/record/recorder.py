@@ -52,10 +52,13 @@ class Recorder:
     is_alone : callable
         Whether nobody else can make ops of this rank now, and so end a wait of it.
     before_op : callable, optional
-        Called before an op is written down: a simulated rank lets those behind it go first.
+        Called before an op is written down: a simulated rank lets those behind it go first, a real
+        one that was made slow sleeps.
 
     Attributes
     ----------
+    before_wait : callable or None
+        The same before it waits for a request.
     survives : bool
         Whether the run goes on when another rank dies.
     waits_are_limited : bool
@@ -66,6 +69,7 @@ class Recorder:
         self.log = log
         self.is_alone = is_alone
         self.before_op = before_op
+        self.before_wait = None
         self.pending = Pending(self)
         self.requests = {}  # under way, by their place in the log
         self.last_number = None

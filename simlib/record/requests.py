@@ -81,6 +81,8 @@ class RecordedWork(_Request, dist.Work):
         self.is_number = False
 
     def wait(self, timeout=timedelta(0)):  # noqa: B008 (as above)
+        if self._recorder.before_wait is not None:
+            self._recorder.before_wait()
         result = super().wait(timeout)
         self._let_go()
         return result

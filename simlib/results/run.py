@@ -242,7 +242,8 @@ class Run:
             As for `simulate`.
         **options
             ``sends``, ``eager_limit_bytes``, ``algorithms``, ``expand``, ``slow`` and the algorithm
-            of a kind of collective, as for `simulate`.
+            of a kind of collective, as for `simulate`. A jitter is drawn anew for what a rank did
+            before each op; calls of `simlib.compute` are not known here.
 
         Returns
         -------

@@ -9,22 +9,28 @@ running anything, and gives the same times where both can::
     simlib.scale.weak_scaling([8, 64, 512], 100_000_000, cluster, forward_s=0.06, backward_s=0.12)
 
 Beside `step_time` there are steps whose compute varies (`jittered_time`), pipelines, ZeRO, split
-tensors, and parameter servers.
+tensors, and parameter servers. `expected_max` is how long the slowest of many ranks takes;
+`checkpoint_interval`, `goodput` and `time_with_failures` are of ranks that fail, and
+`times_to_failure` draws when they do, for ``simulate(kill=...)``.
 
 Answers are exact. Where an exact one would take too long, a sentence says what is quick.
 """
 
+from ..model.jitter import Jitter
 from .buckets import bucket_sizes, measured_buckets
 from .collective import algbw, busbw, ends_of, time_of
 from .even_pipelines import even_pipeline_time
+from .failures import checkpoint_interval, goodput, time_with_failures, times_to_failure
 from .jitter import JitteredSteps, jitter_factors, jittered_time
 from .pipelines import PipelineStep, pipeline_time
 from .scaling import Scaling, strong_scaling, weak_scaling
 from .servers import ServerSteps, parameter_server_time
 from .sharded import ShardedStep, tensor_parallel_time, zero_time
+from .slowest import expected_max
 from .training import Step, step_time, sync_time
 
 __all__ = [
+    "Jitter",
     "JitteredSteps",
     "PipelineStep",
     "Scaling",
@@ -34,8 +40,11 @@ __all__ = [
     "algbw",
     "bucket_sizes",
     "busbw",
+    "checkpoint_interval",
     "ends_of",
     "even_pipeline_time",
+    "expected_max",
+    "goodput",
     "jitter_factors",
     "jittered_time",
     "measured_buckets",
@@ -46,6 +55,8 @@ __all__ = [
     "sync_time",
     "tensor_parallel_time",
     "time_of",
+    "time_with_failures",
+    "times_to_failure",
     "weak_scaling",
     "zero_time",
 ]

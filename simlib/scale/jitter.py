@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log, sqrt
 
 import numpy as np
 
 from ..model.errors import InvalidCallError, check_count, check_number, whole
+from ..model.jitter import Jitter, check_kind, check_spread, draw
 from ..model.words import aligned, seconds_text
 from .buckets import BUCKET_BYTES, bucket_sizes
 from .collective import ends_of
 from .training import one_step, ready_times, seconds_of_each_rank, share_of_backward
-
-JITTERS = ("normal", "lognormal", "exponential")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -174,15 +172,17 @@ def jitter_factors(jitter, steps, ranks, *, spread=0.1, seed=0):
 
     Parameters
     ----------
-    jitter : {"normal", "lognormal", "exponential"} or callable
+    jitter : {"normal", "lognormal", "exponential"}, Jitter or callable
         The distribution. ``"normal"``: below 0 counts as 0. ``"lognormal"``: never below 0, with a
         longer tail above. ``"exponential"``: at least ``1 - spread``, and an exponential time of
-        mean ``spread`` more; with a spread of 1 nothing but that. Or
+        mean ``spread`` more; with a spread of 1 nothing but that. Or a `Jitter`: the factors that
+        a simulation with ``slow=jitter`` gives each rank's first pieces. Or
         ``jitter(random, (steps, ranks))``, which draws the factors from a `numpy.random.Generator`.
     steps, ranks : int
     spread : float
-        Standard deviation. Of no account where ``jitter`` is a function.
+        Standard deviation. Of no account where ``jitter`` is a function, or a `Jitter`.
     seed : int
+        Of no account where ``jitter`` is a `Jitter`, which has its own.
         The same seed gives the same factors, and more steps the same first ones.
 
     Returns
@@ -203,6 +203,8 @@ def jitter_factors(jitter, steps, ranks, *, spread=0.1, seed=0):
 
     `parameter_server_time` takes them, too: ``forward_s=0.1 * factors``.
     """
+    if isinstance(jitter, Jitter):
+        return jitter.factors(steps, ranks)
     steps, ranks, seed = whole("steps", steps), whole("ranks", ranks), whole("seed", seed)
     check_count("steps", steps)
     check_count("ranks", ranks)
@@ -210,20 +212,10 @@ def jitter_factors(jitter, steps, ranks, *, spread=0.1, seed=0):
     random, shape = np.random.default_rng(seed), (steps, ranks)
     if callable(jitter):
         return _checked(jitter(random, shape), shape)
-    if not isinstance(jitter, str) or jitter not in JITTERS:
-        raise InvalidCallError(
-            f"jitter is {jitter!r}: give one of {', '.join(JITTERS)}, or a function of a random "
-            "generator and a shape"
-        )
+    check_kind("jitter", jitter, "or a function of a random generator and a shape, or a Jitter")
     check_number("spread", spread)
-    if jitter == "normal":
-        return np.maximum(0.0, 1 + spread * random.standard_normal(shape))
-    if jitter == "lognormal":
-        variance = log(1 + spread**2)
-        return np.exp(sqrt(variance) * random.standard_normal(shape) - variance / 2)
-    if spread > 1:
-        raise InvalidCallError(f"spread is {spread!r}: an exponential jitter has at most 1")
-    return 1 - spread + spread * random.standard_exponential(shape)
+    check_spread(jitter, spread)
+    return draw(jitter, spread, random, shape)
 
 
 def _checked(factors, shape):

@@ -26,6 +26,7 @@ from ..host.process_setup import (
     show_errors_of_commands,
 )
 from ..host.request import Request, receive, send, send_bytes, serve
+from .slow_rank import slowed
 
 
 @dataclass(kw_only=True)
@@ -38,12 +39,15 @@ class RunRequest(Request):
         Whether ops are compared before they begin.
     survives : bool
         Whether the others go on when a rank dies.
+    slow : dict
+        By rank, a number or a `Jitter`.
     number : int
         How many runs this world has had with this one: groups of different runs never meet.
     """
 
     check: bool
-    survives: bool = False
+    survives: bool
+    slow: dict
     number: int = 0
 
 
@@ -82,7 +86,7 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
             recorder.survives = request.survives
             own = receive(sock)
             request.per_rank_args = None if own is None else {rank: own}
-            answer = _run(request, rank, world_size, writer)
+            answer = _run(request, rank, world_size, recorder)
             if os.getpid() != own_pid:
                 os._exit(0)  # a child that the learner forked has come back from the function
             send_bytes(sock, answer)
@@ -94,7 +98,7 @@ def _store_path(store):
     return store if isinstance(store, str) else f"/proc/self/fd/{store.detach()}"
 
 
-def _run(request, rank, world_size, writer):
+def _run(request, rank, world_size, recorder):
     """Run the learner's function once; returns the answer for the kernel, as bytes."""
     request.enter_surroundings(
         os.environ,
@@ -104,13 +108,15 @@ def _run(request, rank, world_size, writer):
         LOCAL_WORLD_SIZE=str(world_size),
     )
     fresh_random_state()
+    writer = recorder.log
 
     def call():
         function, args, kwargs = request.function_and_args(rank)
         here.log = writer
         writer.enter()
         try:
-            return function(rank, world_size, *args, **kwargs)
+            with slowed(request.slow, rank, recorder):
+                return function(rank, world_size, *args, **kwargs)
         finally:
             writer.leave()
             flush()

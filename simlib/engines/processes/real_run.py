@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...clockwork.simulation_options import ON_DEATH, check_by_rank, check_choice
+from ...clockwork.simulation_options import ON_DEATH, check_by_rank, check_choice, check_slow
 from ...diagnose import failures
 from ...diagnose.findings import as_error
 from ...draw.display import open_display, show_and_raise
 from ...model import errors
+from ...model.jitter import Slow
 from ...results.run import Run, left_nothing_over, make_run
 from ..host.request import (
     ByRank,
@@ -39,6 +40,7 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    slow: Slow | None = None,
     kill: Mapping[int, float] | None = None,
     on_death: str = "end",
     timeout_s: float | None = 120,
@@ -66,6 +68,11 @@ def run(
         result is None. A rank that waits for a survivor which has raised waits as long as the
         group's ``timeout=`` says (of `init_process_group`, `new_group`); without one the run ends,
         and says who waits for whom.
+    slow : dict, Jitter or callable, optional
+        As for `simulate`: ranks that compute slower, or with noise. Calls of `simlib.compute` take
+        the factor longer, or shorter. What a rank really computes takes longer: before its next op
+        or wait it sleeps ``factor - 1`` times the processor's time that its own thread took. A
+        factor below 1 changes nothing there, as no processor can be made faster.
     timeout_s : float or None
         Seconds since any rank's last op or line of output after which the run is ended; None
         switches it off. Deadlocks are told without it.
@@ -112,7 +119,10 @@ def run(
         kill=check_by_rank("kill", kill, size),
         on_death=check_choice("on_death", on_death, ON_DEATH),
     )
-    return _run_payload(payload, size, options, fresh, argv=None, per_rank_args=per_rank_args)
+    slow = check_slow(slow, size)
+    return _run_payload(
+        payload, size, options, fresh, argv=None, per_rank_args=per_rank_args, slow=slow
+    )
 
 
 def _check_world_size(world_size):
@@ -131,7 +141,7 @@ def run_script(path, world_size, argv, *, timeout_s=120, strict=False):
     return _run_payload(payload, size, options, False, argv=[path, *argv])
 
 
-def _run_payload(payload, world_size, options, fresh, argv, per_rank_args=None):
+def _run_payload(payload, world_size, options, fresh, argv, per_rank_args=None, slow=None):
     refuse_within_ranks("a run")
     check_timeout(options.timeout_s)
     request = RunRequest(
@@ -140,6 +150,7 @@ def _run_payload(payload, world_size, options, fresh, argv, per_rank_args=None):
         per_rank_args=per_rank_args,
         check=options.check,
         survives=options.on_death == "continue",
+        slow=slow or {},
     )
     cells = cell_numbers()
     display = open_display()

@@ -217,7 +217,7 @@ class Ranks:
         counts_flops = options.compute == "flops" and flops_per_s < math.inf
         if not (counts_flops or options.memory):
             return contextlib.nullcontext()
-        advance = simulation.advance
+        work = simulation.work
         if options.memory:
             limit = getattr(device, "memory_bytes", math.inf)
             meter = self._meters[rank] = per_rank.local.meter = MemoryMeter(
@@ -227,7 +227,7 @@ class Ranks:
                 lambda: self._site_of(rank),
             )
         simulation.dispatch_modes[rank] = DispatchMode(
-            (lambda flops: advance(rank, flops / flops_per_s)) if counts_flops else None,
+            (lambda flops: work(rank, flops / flops_per_s)) if counts_flops else None,
             self._flop_counts,
             meter if options.memory else None,
         )

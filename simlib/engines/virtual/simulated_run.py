@@ -13,10 +13,10 @@ from ...clockwork.simulation_options import (
     POLICIES,
     Options,
     check_algorithms,
-    check_by_rank,
     check_choice,
     check_kill,
     check_seed,
+    check_slow,
     eager_limit,
 )
 from ...diagnose import failures
@@ -24,6 +24,7 @@ from ...diagnose.findings import as_error
 from ...draw.display import SilentDisplay, open_display, show_and_raise
 from ...model import errors
 from ...model.cluster import Cluster, Topology
+from ...model.jitter import Slow
 from ...results.run import Run, make_run
 from ..host.request import (
     ByRank,
@@ -60,7 +61,7 @@ def simulate(
     expand: bool = False,
     compute: str = "flops",
     memory: bool | None = None,
-    slow: Mapping[int, float] | None = None,
+    slow: Slow | None = None,
     kill: Mapping[int | str, float] | None = None,
     on_death: str = "end",
     seed: int | None = None,
@@ -101,8 +102,12 @@ def simulate(
     memory : bool, optional
         Whether to keep the ledger of each rank's memory in ``run.memory``; by default where the
         cluster has a device.
-    slow : dict, optional
-        ``{rank: factor}``: ranks that compute so much slower.
+    slow : dict, Jitter or callable, optional
+        ``{rank: factor}``: ranks that compute so much slower. A `simlib.scale.Jitter`, or a
+        function ``slow(rank, k, random)``, in place of a factor or of the whole dict: noise, drawn
+        anew for each call of `simlib.compute` (k counts them), and for what a rank computes
+        otherwise before each op of torch.distributed (k counts the ops). The same seed of the
+        jitter gives the same run. Sleeping and communication take as long as before.
     kill : dict, optional
         ``{rank: seconds}``: ranks that die at this virtual time; ``{"node1": seconds}``: all ranks
         of node 1, counted from 0.
@@ -114,6 +119,7 @@ def simulate(
     seed : int, optional
         Another order of all that is not ordered: of ranks ready at the same moment, and of messages
         for a receive of any source. What comes out differently is a finding of the kind ``race``.
+        It changes no time and is no model of noise: that is ``slow``.
     timeout_s : float or None
         Seconds of the machine's time without any op or output after which it is ended.
     strict, check : bool
@@ -149,9 +155,9 @@ def simulate(
         policy=check_choice("algorithms", algorithms, POLICIES),
         algorithms=check_algorithms(algorithm_of),
         expand=expand,
-        slow=check_by_rank("slow", slow, size),
         kill=check_kill(kill, size, Topology(cluster, size, placement)),
         on_death=check_choice("on_death", on_death, ON_DEATH),
+        slow=check_slow(slow, size),
         seed=check_seed(seed),
         compute=check_choice("compute", compute, ("flops", "measured", "free")),
         memory=cluster.device is not None if memory is None else bool(memory),

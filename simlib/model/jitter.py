@@ -1,0 +1,222 @@
+"""Noise on computing: by which factor each piece of a rank's work takes longer, drawn by a seed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, log, sqrt
+from numbers import Real
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from .errors import InvalidCallError, check_count, check_number, whole
+
+KINDS = ("normal", "lognormal", "exponential")
+BLOCK = 64
+"""Factors of a rank that are drawn together: a generator of its own for each would cost 15 us."""
+COMPUTING, FAILURES = range(2)
+"""What numbers are drawn for: the same seed gives each of them numbers of its own."""
+
+Factor = Callable[[int, int, np.random.Generator], float]
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Noise on computing, for ``slow=`` of `simulate`, `run` and `Run.replay`, and `jittered_time`.
+
+    Each piece of a rank's computing takes a factor longer. The factor of a rank's k-th piece
+    depends on seed, rank and k alone: neither on other ranks, nor on the network, nor on random
+    numbers that the program draws. So the same seed gives the same run.
+
+    Parameters
+    ----------
+    kind : {"normal", "lognormal", "exponential"} or callable
+        The distribution, as for `jitter_factors`. Or ``kind(rank, k, random)``, which gives the
+        factor of the rank's k-th piece, and takes what it draws from ``random``, a
+        `numpy.random.Generator` that belongs to this seed, rank and k.
+    spread : float
+        Standard deviation of the factors, over their mean. Of no account where ``kind`` is a
+        function.
+    mean : float
+        Their mean: 2 for a rank that is half as fast, and noisy. Of no account with a function.
+    seed : int
+
+    Notes
+    -----
+    Below 0 a normal factor counts as 0; with a spread of more than 0.3 their mean is a little
+    larger for that.
+
+    Examples
+    --------
+    >>> Jitter("lognormal", spread=0.1, seed=7).factors(2, 3).round(3).tolist()
+    [[0.984, 1.097, 1.078], [1.051, 1.025, 1.192]]
+
+    A rank is held up twice as long from its 100th piece on, another in one piece of a hundred:
+
+    >>> def worn(rank, k, random):
+    ...     return 2.0 if k >= 100 else 1.0
+    >>> def hiccup(rank, k, random):
+    ...     return 1.0 + 9.0 * (random.random() < 0.01)
+    >>> slow = {2: worn, 5: Jitter(hiccup, seed=3)}
+    """
+
+    kind: str | Factor = "lognormal"
+    spread: float = 0.1
+    mean: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("seed", self.seed, low=0)
+        if isinstance(self.kind, _Travelling):
+            return
+        if callable(self.kind):
+            _check_function(self.kind)
+            return
+        check_kind("kind", self.kind, "or a function of a rank, k, and a random generator")
+        for name in ("spread", "mean"):
+            check_number(name, getattr(self, name))
+            if getattr(self, name) == inf:
+                raise InvalidCallError(f"{name} is inf: give a number")
+        check_spread(self.kind, self.spread)
+
+    def factors(self, steps: int, ranks: int) -> np.ndarray:
+        """The factors of the first pieces of the first ranks.
+
+        Parameters
+        ----------
+        steps, ranks : int
+
+        Returns
+        -------
+        ndarray of float, shape (steps, ranks)
+        """
+        steps, ranks = whole("steps", steps), whole("ranks", ranks)
+        check_count("steps", steps)
+        check_count("ranks", ranks)
+        paces = [Pace(self, rank) for rank in range(ranks)]
+        return np.array([[pace.factor(k) for pace in paces] for k in range(steps)])
+
+    @property
+    def block_size(self) -> int:
+        """How many factors of a rank are drawn together."""
+        return BLOCK if isinstance(self.kind, str) else 1
+
+    def block(self, rank: int, number: int) -> list[float]:
+        """The factors of a rank's pieces from ``number * block_size`` on, so many of them."""
+        random = generator(self.seed, COMPUTING, rank, number)
+        if isinstance(self.kind, str):
+            return (self.mean * draw(self.kind, self.spread, random, BLOCK)).tolist()
+        value = self._function(rank, number, random)
+        if not isinstance(value, Real) or not 0 <= value < inf:
+            raise InvalidCallError(
+                f"slow: {_name(self._function)} gave {value!r} for piece {number} of rank {rank}: "
+                "give a factor of at least 0"
+            )
+        return [float(value)]
+
+    @cached_property
+    def _function(self) -> Factor:
+        # Made here and not on arrival: only now does this process import from the kernel's folders.
+        kind: Any = self.kind
+        return cloudpickle.loads(kind.payload) if isinstance(kind, _Travelling) else kind
+
+    def travelling(self) -> Jitter:
+        """The same, as other processes can be sent it; refused where its function cannot."""
+        if isinstance(self.kind, (str, _Travelling)):
+            return self
+        try:
+            payload = cloudpickle.dumps(self.kind, protocol=5)
+        except Exception as error:
+            raise InvalidCallError(
+                f"slow: {_name(self.kind)} cannot be sent to the ranks, which are other processes "
+                f"({type(error).__name__}: {error})"
+            ) from None
+        return Jitter(_Travelling(payload), self.spread, self.mean, self.seed)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Travelling:
+    """A function as bytes."""
+
+    payload: bytes
+
+
+class Pace:
+    """By which factor each piece of one rank's computing takes longer.
+
+    Parameters
+    ----------
+    slow : float or Jitter
+    rank : int
+    """
+
+    def __init__(self, slow: Any, rank: int) -> None:
+        self._slow = slow
+        self._rank = rank
+        self._blocks: dict[int, list[float]] = {}
+
+    def factor(self, k: int) -> float:
+        """The factor of its k-th piece."""
+        slow, blocks = self._slow, self._blocks
+        if not isinstance(slow, Jitter):
+            return slow
+        number, place = divmod(k, slow.block_size)
+        if number not in blocks:
+            if len(blocks) == 2:  # calls of `compute` are counted for themselves
+                del blocks[next(iter(blocks))]
+            blocks[number] = slow.block(self._rank, number)
+        return blocks[number][place]
+
+
+Slow = Mapping[int, "float | Jitter | Factor"] | Jitter | Factor
+"""What ``slow=`` takes."""
+
+
+def generator(seed: int, purpose: int, *place: int) -> np.random.Generator:
+    """Random numbers that belong to a seed, and to a place: a rank and a number, say."""
+    # A list as the seed would not do: numpy fills it up with zeros, so [7, 3] is [7, 3, 0].
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose, *place)))
+
+
+def draw(kind: str, spread: float, random: np.random.Generator, shape: Any) -> np.ndarray:
+    """Factors of mean 1 of a distribution, as `Jitter` and `jitter_factors` say."""
+    if kind == "normal":
+        return np.maximum(0.0, 1 + spread * random.standard_normal(shape))
+    if kind == "lognormal":
+        variance = log(1 + spread**2)
+        return np.exp(sqrt(variance) * random.standard_normal(shape) - variance / 2)
+    return 1 - spread + spread * random.standard_exponential(shape)
+
+
+def check_kind(name: str, kind: Any, otherwise: str) -> None:
+    """Refuse what is no distribution's name."""
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise InvalidCallError(f"{name} is {kind!r}: give one of {', '.join(KINDS)}, {otherwise}")
+
+
+def check_spread(kind: str, spread: float) -> None:
+    """Refuse a spread that the distribution cannot have."""
+    if kind == "exponential" and spread > 1:
+        raise InvalidCallError(f"spread is {spread!r}: an exponential jitter has at most 1")
+
+
+def _check_function(function: Any) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # built in: it may say nothing of its arguments
+        return
+    try:
+        signature.bind(0, 0, None)
+    except TypeError:
+        raise InvalidCallError(
+            f"slow: {_name(function)} is called as {_name(function)}(rank, k, random), and takes "
+            f"{signature}"
+        ) from None
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)

@@ -1,0 +1,235 @@
+"""Failures and checkpoints: how often to save, what is left of the time, and when ranks die."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from ..model.errors import InvalidCallError, check_count, check_number, whole
+from ..model.jitter import FAILURES, generator
+
+FORMULAS = ("young", "daly", "exact")
+
+
+def checkpoint_interval(checkpoint_s, mtbf_s, ranks=1, *, formula="daly"):
+    """The best checkpoint interval: seconds of work between the end of one and the next.
+
+    Saving more often costs more than it saves, saving less often loses more work with each failure.
+    The machine fails when any of its ranks does, and failures are exponential: with a mean time M
+    of ``mtbf_s / ranks`` between them. C is ``checkpoint_s``.
+
+    Parameters
+    ----------
+    checkpoint_s : float
+        Seconds that saving takes, in which nothing is computed.
+    mtbf_s : float
+        Mean time between failures of one rank, in seconds.
+    ranks : int or sequence of int
+    formula : {"young", "daly", "exact"}
+        ``"young"``: sqrt(2 C M), the first order; too long by a share of sqrt(2 C / M) / 3.
+        ``"daly"``: the higher order, within 1 % of the best while C is at most M / 2. ``"exact"``:
+        where `goodput` is largest, found numerically. How long a restart takes changes none.
+
+    Returns
+    -------
+    float, or ndarray of float where ``ranks`` is a sequence
+
+    Examples
+    --------
+    Ranks that fail once in five years, and a minute for a checkpoint; the interval in minutes:
+
+    >>> import numpy as np
+    >>> year_s = 365 * 86_400
+    >>> ranks = [8, 128, 1_024, 10_000]
+    >>> for formula in ("young", "daly", "exact"):
+    ...     found = checkpoint_interval(60, 5 * year_s, ranks, formula=formula)
+    ...     print(f"{formula:6}", np.round(found / 60, 1))
+    young  [810.6 202.6  71.6  22.9]
+    daly   [809.9 202.   71.   22.3]
+    exact  [809.9 202.   71.   22.3]
+
+    **Source** Young 1974, "A first order approximation to the optimum checkpoint interval"; Daly
+    2006, "A higher order estimate of the optimum checkpoint interval for restart dumps". The exact
+    interval solves (1 - t / M) exp((t + C) / M) = 1.
+    """
+    check_number("checkpoint_s", checkpoint_s, above=True)
+    if formula not in FORMULAS:
+        raise InvalidCallError(f"formula is {formula!r}: give one of {', '.join(FORMULAS)}")
+    machine_s = _machine_mtbf(mtbf_s, ranks)
+    share = checkpoint_s / machine_s
+    if formula == "young":
+        found = np.sqrt(2 * share)
+    elif formula == "daly":
+        half = np.sqrt(share / 2)
+        found = np.where(share < 2, np.sqrt(2 * share) * (1 + half / 3 + half**2 / 9) - share, 1.0)
+    else:
+        found = _best_share(share)
+    return _like(ranks, found * machine_s)
+
+
+def _best_share(share):
+    """The t / M at which log(1 - t / M) + t / M + C / M is 0, by bisection."""
+    low, high = np.zeros_like(share), np.ones_like(share)
+    for _ in range(100):
+        middle = (low + high) / 2
+        with np.errstate(divide="ignore"):
+            is_left = np.log1p(-middle) + middle + share > 0
+        low, high = np.where(is_left, middle, low), np.where(is_left, high, middle)
+    return low
+
+
+def goodput(interval_s, checkpoint_s, mtbf_s, ranks=1, *, restart_s=0.0):
+    """The share of a long run's time that goes into work that is not lost.
+
+    Of every ``interval_s`` of work, what is expected to pass until it is done and saved: saving it,
+    failures, work that is done again, and restarts. A failure while saving loses the interval, one
+    during a restart begins the restart anew.
+
+    Parameters
+    ----------
+    interval_s : float or array of float
+        Seconds of work from one checkpoint to the next.
+    checkpoint_s, mtbf_s
+        As for `checkpoint_interval`.
+    ranks : int or sequence of int
+        As many as ``interval_s`` has, or as fit beside it as numpy arrays do.
+    restart_s : float
+        Seconds from a failure until the work goes on: noticing, starting, loading.
+
+    Returns
+    -------
+    float, or ndarray of float where ``interval_s`` or ``ranks`` is a sequence
+
+    Examples
+    --------
+    10,000 ranks that fail once in five years, a minute for a checkpoint, five for a restart:
+
+    >>> import numpy as np
+    >>> minutes = np.array([5, 10, 22.3, 60, 120])
+    >>> goodput(60 * minutes, 60, 5 * 365 * 86_400, 10_000, restart_s=300).round(3).tolist()
+    [0.808, 0.873, 0.898, 0.857, 0.766]
+
+    **Cost** O(1).
+
+    **Source** Daly 2006, as for `checkpoint_interval`: M exp(D / M) (exp((t + C) / M) - 1) seconds
+    for t seconds of work, with a mean time M between failures and a restart of D.
+    """
+    interval_s = _checked("interval_s", interval_s)
+    passing_s = _until_saved(interval_s, checkpoint_s, mtbf_s, ranks, restart_s)
+    return _like(interval_s * np.ones_like(passing_s), interval_s / passing_s)
+
+
+def time_with_failures(work_s, interval_s, checkpoint_s, mtbf_s, ranks=1, *, restart_s=0.0):
+    """Expected seconds of a whole run: its work, checkpoints, failures, restarts.
+
+    A checkpoint follows each ``interval_s`` of work, and the last piece, which may be shorter.
+
+    Parameters
+    ----------
+    work_s : float
+        Seconds of work, as they would be without failures and checkpoints.
+    interval_s, checkpoint_s, mtbf_s, ranks, restart_s
+        As for `goodput`.
+
+    Returns
+    -------
+    float, or ndarray of float where ``interval_s`` or ``ranks`` is a sequence
+
+    Examples
+    --------
+    A day of work on 10,000 ranks, in hours, with a checkpoint in every hour, and with none but at
+    the end:
+
+    >>> machine = {"checkpoint_s": 60, "mtbf_s": 5 * 365 * 86_400, "ranks": 10_000}
+    >>> round(time_with_failures(86_400, 3_600, **machine, restart_s=300) / 3600, 1)
+    28.0
+    >>> round(time_with_failures(86_400, 86_400, **machine, restart_s=300) / 3600, 1)
+    1069.7
+
+    **Cost** O(1).
+
+    **Source** as for `goodput`.
+    """
+    check_number("work_s", work_s)
+    interval_s = _checked("interval_s", interval_s)
+    pieces = np.floor(work_s / interval_s)
+    rest_s = work_s - pieces * interval_s
+    machine = checkpoint_s, mtbf_s, ranks, restart_s
+    found = pieces * _until_saved(interval_s, *machine)
+    found = found + np.where(rest_s > 1e-9 * interval_s, _until_saved(rest_s, *machine), 0.0)
+    return _like(found, found)
+
+
+def _until_saved(work_s, checkpoint_s, mtbf_s, ranks, restart_s):
+    """Expected seconds until so much work is done and saved."""
+    check_number("checkpoint_s", checkpoint_s)
+    check_number("restart_s", restart_s)
+    machine_s = _machine_mtbf(mtbf_s, ranks)
+    with np.errstate(over="ignore"):  # it never comes to that
+        pieces = np.expm1((work_s + checkpoint_s) / machine_s)
+        return machine_s * np.exp(restart_s / machine_s) * pieces
+
+
+def times_to_failure(mtbf_s, ranks, *, horizon_s, seed=0):
+    """When each rank fails for the first time, where it does so before a horizon.
+
+    For ``kill=`` of `simulate`. A rank's time depends on ``mtbf_s``, seed and rank alone, so more
+    ranks, or a later horizon, only add failures.
+
+    Parameters
+    ----------
+    mtbf_s : float
+        Mean time between failures of one rank, in seconds; times are exponential.
+    ranks : int
+    horizon_s : float
+        Failures after so many seconds are left out.
+    seed : int
+
+    Returns
+    -------
+    dict of int to float
+        ``{rank: seconds}``, by rank.
+
+    Examples
+    --------
+    >>> {rank: round(s, 1) for rank, s in times_to_failure(100, 8, horizon_s=50, seed=1).items()}
+    {0: 21.5, 4: 9.2, 5: 43.0, 6: 47.3}
+    """
+    _check_mtbf(mtbf_s)
+    check_number("horizon_s", horizon_s)
+    ranks, seed = whole("ranks", ranks), whole("seed", seed)
+    check_count("ranks", ranks)
+    check_count("seed", seed, low=0)
+    times_s = (
+        mtbf_s * float(generator(seed, FAILURES, rank).standard_exponential())
+        for rank in range(ranks)
+    )
+    return {rank: time_s for rank, time_s in enumerate(times_s) if time_s < horizon_s}
+
+
+def _machine_mtbf(mtbf_s, ranks):
+    """Mean time between failures of any of so many ranks."""
+    _check_mtbf(mtbf_s)
+    counts = [whole("ranks", count) for count in np.atleast_1d(ranks).tolist()]
+    for count in counts:
+        check_count("ranks", count)
+    return mtbf_s / np.array(counts, dtype=float).reshape(np.shape(ranks))
+
+
+def _check_mtbf(mtbf_s):
+    check_number("mtbf_s", mtbf_s, above=True)
+    if mtbf_s == inf:
+        raise InvalidCallError("mtbf_s is inf: give a number of seconds")
+
+
+def _checked(name, value):
+    found = np.array(value, dtype=float)
+    if not (found > 0).all():
+        raise InvalidCallError(f"{name} is {value!r}: give seconds, all above 0")
+    return found
+
+
+def _like(given, found):
+    """A number where a number was given."""
+    return float(found) if np.ndim(given) == 0 else np.asarray(found)
