@@ -32,6 +32,8 @@ class Scheduler:
         Where messages take their time; `Transfers` starts them and learns of their ends.
     seed : int, optional
         Permutes the order of ranks that are ready at the same moment.
+    begin_s : float
+        When the ranks begin.
 
     Attributes
     ----------
@@ -43,9 +45,9 @@ class Scheduler:
         What went wrong in the engine itself.
     """
 
-    def __init__(self, world_size, network, seed=None):
-        self.clocks = [0.0] * world_size
-        self.now_s = 0.0
+    def __init__(self, world_size, network, seed=None, begin_s=0.0):
+        self.clocks = [begin_s] * world_size
+        self.now_s = begin_s
         self.network = network
         self.on_arrival = None
         self.failure = None
@@ -57,6 +59,7 @@ class Scheduler:
         self._at_rest = []
         self._polling = []
         self._number = 0
+        self._is_over = False
         self._batons = []
 
     def open(self):
@@ -110,6 +113,10 @@ class Scheduler:
         return self._pick()
 
     # What may be called by whoever has the baton
+
+    def stop(self):
+        """Nothing more happens: `run` returns."""
+        self._is_over = True
 
     def is_behind(self, clock):
         """Whether something else comes first (with a seed: perhaps) for a rank at this time."""
@@ -179,7 +186,7 @@ class Scheduler:
         An error in an event is the engine's own: it ends the simulation, and is no rank's.
         """
         try:
-            while True:
+            while not self._is_over:
                 if self._events:
                     self._drop_cancelled()
                 ready_s = self._ready[0][0] if self._ready else inf
@@ -204,7 +211,8 @@ class Scheduler:
                 elif self._polling:
                     return self._polling.pop(0)
                 elif not any(action() for action in self._at_rest):
-                    return CONTROLLER
+                    break
+            return CONTROLLER
         except Exception as error:
             self.failure = error
             return CONTROLLER

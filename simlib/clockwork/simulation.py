@@ -28,7 +28,8 @@ class Simulation:
     def __init__(self, topology, options):
         self.topology = topology
         self.options = options
-        self.scheduler = Scheduler(topology.world_size, Network(topology), options.seed)
+        network = Network(topology)
+        self.scheduler = Scheduler(topology.world_size, network, options.seed, options.begin_s)
         self.transfers = Transfers(topology, self.scheduler, options.eager_limit_bytes)
         self.wire = [] if options.expand else None
         self._channels = {}

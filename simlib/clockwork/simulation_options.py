@@ -25,6 +25,8 @@ class Options:
     slow: dict = field(default_factory=dict)
     kill: dict = field(default_factory=dict)
     on_death: str = "end"
+    begin_s: float = 0.0
+    is_restarted: bool = False
     seed: int | None = None
     compute: str = "flops"
     memory: bool = False

@@ -57,6 +57,10 @@ class Run:
         With ``simulate(..., expand=True)``: the messages that the collectives were made of.
     memory : list of Ledger or None
         What each simulated rank held, where the cluster has a device.
+    attempts : list of Run
+        With ``restarts=``: this run and those before it that failed, in order.
+    began_s : float
+        When it began, in seconds since the first of its attempts did.
     repeats : bool
         Whether every repeat takes the same time to the bit: a virtual clock, no measured compute.
     """
@@ -78,6 +82,8 @@ class Run:
         self.engine = engine
         self.wire: list[WireMessage] | None = None
         self.memory: list[Ledger] | None = None
+        self.attempts = [self]
+        self.began_s = 0.0
         self.repeats = False
         self._exact: Callable[[], Transfers | None] | None = None
         self._transfers: Transfers | None = None

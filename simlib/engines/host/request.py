@@ -100,8 +100,10 @@ class Surroundings:
     is_script: bool
 
     @classmethod
-    def here(cls, argv: Sequence[str] | None = None) -> Surroundings:
-        """Those of this process; ``argv`` is given for a script."""
+    def here(
+        cls, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
+    ) -> Surroundings:
+        """Those of this process; ``argv`` is given for a script, ``environ`` is added."""
         try:
             folder = os.getcwd()
         except FileNotFoundError:
@@ -110,7 +112,7 @@ class Surroundings:
                 "does"
             ) from None
         return cls(
-            environ=dict(os.environ),
+            environ=dict(os.environ) | dict(environ or {}),
             cwd=folder,
             path=list(sys.path),
             argv=list(argv if argv is not None else sys.argv),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...clockwork.simulation_options import ON_DEATH, check_by_rank, check_choice, check_slow
@@ -27,6 +29,7 @@ from ..host.request import (
     refuse_within_ranks,
     script,
 )
+from ..host.restarts import Restart, check_restarts, with_restarts
 from .process_monitor import ProcessMonitor
 from .rank_main import RunRequest
 from .worlds import pool
@@ -43,6 +46,9 @@ def run(
     slow: Slow | None = None,
     kill: Mapping[int, float] | None = None,
     on_death: str = "end",
+    restarts: int = 0,
+    min_ranks: int | None = None,
+    on_restart: Callable[[Restart], Any] | None = None,
     timeout_s: float | None = 120,
     strict: bool = False,
     check: bool = True,
@@ -68,6 +74,14 @@ def run(
         result is None. A rank that waits for a survivor which has raised waits as long as the
         group's ``timeout=`` says (of `init_process_group`, `new_group`); without one the run ends,
         and says who waits for whom.
+    restarts : int
+        How often the function is called again after ranks have died or raised, as torchrun does
+        it: all are ended, new ones begin, with ``TORCHELASTIC_RESTART_COUNT`` in their environment.
+        ``run.attempts`` has them all. Times of ``kill`` count from the first attempt's beginning.
+    min_ranks : int, optional
+        Go on with those that are left, as long as there are so many; None: with as many as before.
+    on_restart : callable, optional
+        Called here with a `Restart`, before ranks begin again.
     slow : dict, Jitter or callable, optional
         As for `simulate`: ranks that compute slower, or with noise. Calls of `simlib.compute` take
         the factor longer, or shorter. What a rank really computes takes longer: before its next op
@@ -120,9 +134,24 @@ def run(
         on_death=check_choice("on_death", on_death, ON_DEATH),
     )
     slow = check_slow(slow, size)
-    return _run_payload(
-        payload, size, options, fresh, argv=None, per_rank_args=per_rank_args, slow=slow
-    )
+    plan = check_restarts(restarts, min_ranks, on_restart, size)
+    began = time.monotonic()
+
+    def attempt(size, begin_s, environ):
+        passed_s = time.monotonic() - began if begin_s else 0.0
+        left = {r: t - passed_s for r, t in options.kill.items() if r < size and t >= passed_s}
+        return _run_payload(
+            payload,
+            size,
+            replace(options, kill=left),
+            fresh,
+            argv=None,
+            environ=environ,
+            per_rank_args=per_rank_args,
+            slow=slow,
+        )
+
+    return with_restarts(attempt, size, plan)
 
 
 def _check_world_size(world_size):
@@ -141,12 +170,14 @@ def run_script(path, world_size, argv, *, timeout_s=120, strict=False):
     return _run_payload(payload, size, options, False, argv=[path, *argv])
 
 
-def _run_payload(payload, world_size, options, fresh, argv, per_rank_args=None, slow=None):
+def _run_payload(
+    payload, world_size, options, fresh, argv, environ=None, per_rank_args=None, slow=None
+):
     refuse_within_ranks("a run")
     check_timeout(options.timeout_s)
     request = RunRequest(
         payload=payload,
-        surroundings=Surroundings.here(argv),
+        surroundings=Surroundings.here(argv, environ),
         per_rank_args=per_rank_args,
         check=options.check,
         survives=options.on_death == "continue",

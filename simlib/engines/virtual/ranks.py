@@ -117,11 +117,15 @@ class Ranks:
         ]
         for recorder in self._recorders:
             recorder.survives = simulation.options.on_death == "continue"
+            if simulation.options.compute == "measured":
+                recorder.before_wait = recorder.before_op
         self.store = SimulatedStore(scheduler)
         self._in_turn = per_rank.StateInTurn(size, torch_seed())
         scheduler.on_resume = self._resume
         for rank, time_s in simulation.options.kill.items():
-            scheduler.at(time_s, functools.partial(self._kill, rank))
+            is_of_now = time_s > simulation.options.begin_s or not simulation.options.begin_s
+            if rank < size and is_of_now:  # the others were an earlier attempt's
+                scheduler.at(time_s, functools.partial(self._kill, rank))
 
     def run(self):
         """Let all ranks run until none can go on; returns what the kernel has to know."""
@@ -130,7 +134,7 @@ class Ranks:
         scheduler.open()
         for rank in range(self._size):
             _thread.start_new_thread(self._thread, (rank,))
-            scheduler.ready(rank, 0.0)
+            scheduler.ready(rank, scheduler.now_s)
         with MemoryHooks(lambda: getattr(per_rank.local, "meter", None)):
             scheduler.run()
         unfinished = [r for r in range(self._size) if r not in self.answers | self.deaths]
@@ -286,8 +290,11 @@ class Ranks:
     def _note_death(self, rank, code):
         self.deaths[rank] = code
         self._died_s[rank] = self._simulation.scheduler.now_s
-        if self._simulation.options.on_death == "continue":
+        options = self._simulation.options
+        if options.on_death == "continue":
             self._simulation.die(rank)
+        elif options.is_restarted:
+            self._simulation.scheduler.stop()
 
     def _park(self):
         """Stop this thread for good, and let the others go on."""

@@ -39,6 +39,7 @@ from ..host.request import (
     refuse_within_ranks,
     script,
 )
+from ..host.restarts import Restart, check_restarts, with_restarts
 from . import reordering
 from .process import simulators
 from .ranks import SimulationRequest
@@ -64,6 +65,10 @@ def simulate(
     slow: Slow | None = None,
     kill: Mapping[int | str, float] | None = None,
     on_death: str = "end",
+    restarts: int = 0,
+    min_ranks: int | None = None,
+    on_restart: Callable[[Restart], Any] | None = None,
+    restart_s: float = 0.0,
     seed: int | None = None,
     timeout_s: float | None = 120,
     strict: bool = False,
@@ -116,6 +121,10 @@ def simulate(
         in them what Gloo raises there, and what does not goes on. The dead rank's result is None.
         A rank that waits for a survivor which has raised waits as long as the group's ``timeout=``
         says (of `init_process_group`, `new_group`), if that is less than torch's 30 minutes.
+    restarts, min_ranks, on_restart
+        As for `run`. Virtual time goes on counting, and times of ``kill`` are on that clock.
+    restart_s : float
+        Virtual seconds from a failure to the moment at which ranks begin again.
     seed : int, optional
         Another order of all that is not ordered: of ranks ready at the same moment, and of messages
         for a receive of any source. What comes out differently is a finding of the kind ``race``.
@@ -162,17 +171,23 @@ def simulate(
         compute=check_choice("compute", compute, ("flops", "measured", "free")),
         memory=cluster.device is not None if memory is None else bool(memory),
     )
+    plan = check_restarts(restarts, min_ranks, on_restart, size, restart_s)
     per_rank_args = args.packed if isinstance(args, ByRank) else None
-    request = SimulationRequest(
-        payload=pack(function, () if per_rank_args else args, kwargs, size),
-        surroundings=Surroundings.here(),
-        per_rank_args=per_rank_args,
-        world_size=size,
-        cluster=cluster,
-        placement=placement,
-        options=options,
-    )
-    return _simulate(request)
+    payload = pack(function, () if per_rank_args else args, kwargs, size)
+
+    def attempt(size, begin_s, environ):
+        request = SimulationRequest(
+            payload=payload,
+            surroundings=Surroundings.here(environ=environ),
+            per_rank_args=per_rank_args,
+            world_size=size,
+            cluster=cluster,
+            placement=placement if isinstance(placement, str) else placement[:size],
+            options=replace(options, begin_s=begin_s, is_restarted=plan.most > 0),
+        )
+        return _simulate(request)
+
+    return with_restarts(attempt, size, plan)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,7 @@ class SimulationMonitor(RunMonitor):
         if set(self.deaths) - killed or any(word != "result" for word, _ in self.answers.values()):
             return failures.of_failures(self, set(self.deaths) - killed)
         if not self.running():
-            return None
+            return None if self.answers else failures.of_failures(self, set(self.deaths))
         found = None
         if self.check:
             found = self.detector.verdict(self.running(), self.exited())
