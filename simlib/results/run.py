@@ -96,8 +96,9 @@ class Run:
     @property
     def time_s(self) -> float | None:
         """Seconds from the last rank's entry to the last exit; None where a rank never left."""
-        starts, ends = zip(*self.trace.spans, strict=True) if self.trace.spans else ((), ())
-        ends = [self.deaths.get(rank, end) for rank, end in enumerate(ends)]
+        spans = self.trace.spans
+        starts = [start for start, _ in spans]
+        ends = [self.deaths.get(rank, end) for rank, (_, end) in enumerate(spans)]
         if self.deaths:  # the others were ended then, where they did not go on
             ends = [self.trace.end_s if end is None else end for end in ends]
         if not starts or None in starts or None in ends:
