@@ -303,12 +303,18 @@ def simulate_script(path, world_size, argv, **options):
     """Simulate a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
     size = _check_world_size(world_size)
     cluster = _check_cluster(options.pop("cluster", None), size)
-    request = SimulationRequest(
-        payload=pack(script, (os.path.abspath(path),), None, size),
-        surroundings=Surroundings.here([path, *argv]),
-        world_size=size,
-        cluster=cluster,
-        placement="block",
-        options=SimulationOptions(name=os.path.basename(path), **options),
-    )
-    return _simulate(request)
+    plan = check_restarts(options.pop("restarts", 0), options.pop("min_ranks", None), None, size)
+    options = SimulationOptions(name=os.path.basename(path), is_restarted=plan.most > 0, **options)
+
+    def attempt(size, begin_s, environ):
+        request = SimulationRequest(
+            payload=pack(script, (os.path.abspath(path),), None, size),
+            surroundings=Surroundings.here([path, *argv], environ),
+            world_size=size,
+            cluster=cluster,
+            placement="block",
+            options=replace(options, begin_s=begin_s),
+        )
+        return _simulate(request)
+
+    return with_restarts(attempt, size, plan)
