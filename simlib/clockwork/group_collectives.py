@@ -164,8 +164,9 @@ class Channel:
         for meeting in list(self._meetings.values()):
             if meeting.in_flight is not None:
                 meeting.in_flight.member_died(position, time_s)
-            for other in sorted(meeting.entries):  # all wait for the sizes of all
-                self._fail(other, meeting, position, time_s)
+            else:  # nobody has begun it, or all wait for the sizes of all
+                for other in sorted(meeting.entries):
+                    self._fail(other, meeting, position, time_s)
 
     def _enter(self, position, meeting, time_s):
         call = meeting.calls[position]
