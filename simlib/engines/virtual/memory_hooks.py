@@ -27,7 +27,7 @@ def tell_of_shards(meter_here):
             init(param, *args, **kwargs)
             meter = meter_here()
             if meter is not None:
-                meter.is_to_train([param.sharded_param])
+                meter.has_shard(param)
 
         module.FSDPParam._init_sharded_param = init_and_tell
 
