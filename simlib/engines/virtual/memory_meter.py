@@ -101,10 +101,7 @@ class MemoryMeter:
         there is a weak reference to it.
         """
         self._owners.add(owner)
-        for plain in _plain(owner.sharded_param):
-            self._meet(plain)
-        self._mark(owner.sharded_param, PARAMETERS)
-        self._rename_peak()
+        self._meet_as_parameter(owner.sharded_param)
         self._note()
 
     def step_begins(self, optimizer):
@@ -160,6 +157,9 @@ class MemoryMeter:
         if key not in self._parameters:
             forget = self._parameters.pop
             self._parameters[key] = weakref.ref(parameter, lambda _: forget(key, None))
+        self._meet_as_parameter(parameter)
+
+    def _meet_as_parameter(self, parameter):
         for plain in _plain(parameter):
             self._meet(plain)
         self._mark(parameter, PARAMETERS)
