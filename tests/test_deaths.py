@@ -358,6 +358,46 @@ def test_a_wait_for_a_survivor_that_never_answers_is_told(engine):
     assert set(caught.value.run.deaths) == {DEAD}
 
 
+def serve_too_long(rank, world_size, servers):
+    """The servers take one message more than there are clients that live to send theirs."""
+    value = torch.zeros(1)
+    if rank < servers:
+        while True:
+            dist.recv(value)
+    if rank == world_size - 1:
+        time.sleep(60)
+    dist.send(value, rank % servers)
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@pytest.mark.parametrize(
+    ("servers", "words"),
+    [
+        (1, "rank 0 waits for ranks 1, 2 and 3, which have finished or have died"),
+        (2, "ranks 0 and 1 wait for a message that nobody is left to send"),
+    ],
+)
+def test_servers_left_over_after_a_death_are_told_of_the_dead(engine, servers, words):
+    with pytest.raises(simlib.RankDiedError) as caught:
+        engine(serve_too_long, 4, (servers,), kill={3: 0.3}, on_death="continue")
+    told = str(caught.value)
+    assert told.startswith(f"rank 3 died, as asked for by kill: {words}\n")
+    assert "each other" not in told and "  rank 3 has died" in told
+    assert caught.value.run.deaths.keys() == {3}
+
+
+@pytest.mark.parametrize("rest", [time.sleep, lambda s: simlib.compute(seconds=s)])
+def test_who_dies_while_it_computes_does_nothing_of_what_follows(rest, tmp_path):
+    def main(rank, world_size):
+        rest(2)
+        (tmp_path / str(rank)).touch()
+        dist.barrier()
+
+    with pytest.raises(simlib.RankDiedError):
+        simlib.simulate(main, 2, kill={0: 1.0})
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
 @pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
 def test_by_default_a_death_ends_the_run_and_names_the_dead(engine):
     def waits(rank, world_size):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import inf
 
 import numpy as np
 
@@ -81,6 +82,8 @@ class Simulation:
             seconds *= pace.factor(self._calls[rank])
             self._calls[rank] += 1
         self.scheduler.clocks[rank] += seconds
+        if self.scheduler.clocks[rank] > self.options.kill.get(rank, inf):
+            self.settle(rank)  # it is dead by then, and does nothing of what follows
 
     def work(self, rank, seconds, number=None):
         """The rank computes for so long, before the op of this number: by default its next one."""

@@ -308,19 +308,19 @@ def called_by_a_foreign_thread(monitor):
     )
 
 
-def waits_for_the_dead(monitor, killed, found):
-    """The error for simulated ranks that wait for one that was killed, or left by itself."""
-    sites = {rank: _last_known_site(monitor, rank) for rank in sorted(killed)}
-    words = f"{ranks_in_words(sorted(killed))} died"
-    if killed <= set(monitor.report["killed"]):
+def waits_for_the_dead(monitor, found):
+    """The error for ranks that wait for ever after others have died; ``found`` if that is known."""
+    dead = sorted(monitor.deaths)
+    sites = {rank: _last_known_site(monitor, rank) for rank in dead}
+    words = f"{ranks_in_words(dead)} died"
+    if set(dead) <= set(monitor.kill):
         words += ", as asked for by kill"
     if found is not None:
         detail = ": " + str(found).partition("\nHint:")[0]
     else:
         detail = f", and the others cannot go on\n{_list_of(monitor, sites_now(monitor))}"
-    codes = {rank: monitor.deaths[rank] for rank in killed}
     sites |= found.sites if found is not None else {}
-    return errors.RankDiedError(f"{words}{detail}", sites, exitcodes=codes)
+    return errors.RankDiedError(f"{words}{detail}", sites, exitcodes=dict(monitor.deaths))
 
 
 def endless_output(monitor, rank):

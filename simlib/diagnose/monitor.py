@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from ..model.errors import SimlibError
+from ..model.errors import DeadlockError, SimlibError
 from ..model.failure_report import FailureReport
 from ..model.matching import Matcher
 from ..model.trace import Op
@@ -273,12 +273,15 @@ class RunMonitor(ABC):
         What native code wrote to stderr, by rank: crash stacks, and stacks asked for.
     survives : bool
         Whether the others go on when a rank dies.
+    kill : Mapping
+        Of `run` and `simulate`: the ranks that were to be killed, and when.
     wire, memory : list or None
         Of a simulation that has ended: see `Run`.
     """
 
     engine: str = "real"
     survives: bool = False
+    kill: Mapping[int, float] = {}
     wire: list | None = None
     memory: list | None = None
     detector: DeadlockDetector
@@ -333,8 +336,15 @@ class RunMonitor(ABC):
         Only for ranks that stand still since the last call is there a verdict.
         """
         if self.check and self.detector.look(self.running()):
-            return self.detector.verdict(self.running(), self.exited())
+            return self.verdict()
         return None
+
+    def verdict(self) -> SimlibError | None:
+        """What is found in the ops so far, or None; a wait after a death is told by the death."""
+        found = self.detector.verdict(self.running(), self.exited())
+        if self.deaths and isinstance(found, DeadlockError):
+            return failures.waits_for_the_dead(self, found)
+        return found
 
     def mismatch(self) -> SimlibError | None:
         """The error for ops that meet and disagree, which explains whatever came of it; or None."""

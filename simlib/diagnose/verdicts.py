@@ -91,6 +91,8 @@ def deadlock(blocked, gone, matcher):
 
 def _headline(blocked, awaited):
     cycle = blocked.cycle
+    if any(blocked.waits[rank].any_of for rank in cycle) and awaited:
+        return f"{ranks_in_words(blocked.waits)} wait for a message that nobody is left to send"
     if len(cycle) == 2:
         return f"{ranks_in_words(cycle)} wait for each other"
     if cycle:
@@ -101,10 +103,11 @@ def _headline(blocked, awaited):
         return f"{len(cycle):,} ranks wait in a ring: {', '.join(ring)}"
     if awaited:
         direct = [r for r, wait in blocked.waits.items() if set(wait.needs) & set(awaited)]
-        how = next(iter(awaited.values()))
+        hows = dict.fromkeys(awaited[rank] for rank in sorted(awaited))
+        how = " or ".join(map(_plural, hows) if len(awaited) > 1 else hows)
         return (
             f"{ranks_in_words(direct)} {_verb(direct, 'waits', 'wait')} for "
-            f"{ranks_in_words(awaited)}, which {_plural(how) if len(awaited) > 1 else how}"
+            f"{ranks_in_words(awaited)}, which {how}"
         )
     return f"{ranks_in_words(blocked.waits)} wait for a message that nobody is left to send"
 

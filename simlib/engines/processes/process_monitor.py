@@ -33,7 +33,7 @@ class ProcessMonitor(RunMonitor):
         self.detector = DeadlockDetector(self.logs, cells, self._sleep_count)
         self._display = display
         self._watchdog = Watchdog(self, display)
-        self._to_kill = dict(options.kill)
+        self.kill, self._to_kill = options.kill, dict(options.kill)
         self.survives = options.on_death == "continue"
         self._progress, self._still_since = -1, 0.0
 
@@ -99,7 +99,7 @@ class ProcessMonitor(RunMonitor):
         while time.monotonic() < deadline and not self.detector.all_wait:
             self._take_in(POLL_S)
             self.detector.look(self.running())
-            found = self.detector.verdict(self.running(), self.exited()) or found
+            found = self.verdict() or found
         return self.failure() if self.failed() else found
 
     def _let_others_settle(self):

@@ -41,6 +41,7 @@ class SimulationMonitor(RunMonitor):
         ):
             self._selector.register(source, selectors.EVENT_READ, sort)
         self.options = options
+        self.kill = options.kill
         self.survives = options.on_death == "continue"
         self.logs = []
         self.report = None
@@ -96,19 +97,14 @@ class SimulationMonitor(RunMonitor):
         mismatch = self.mismatch()
         if mismatch is not None:
             return mismatch
-        killed = set(self.report["killed"])
-        if self.survives:
-            killed = set(self.deaths)
-        if set(self.deaths) - killed or any(word != "result" for word, _ in self.answers.values()):
-            return failures.of_failures(self, set(self.deaths) - killed)
+        left = set() if self.survives else set(self.deaths) - set(self.report["killed"])
+        if left or any(word != "result" for word, _ in self.answers.values()):
+            return failures.of_failures(self, left)
         if not self.running():
             return None if self.answers else failures.of_failures(self, set(self.deaths))
-        found = None
-        if self.check:
-            found = self.detector.verdict(self.running(), self.exited())
-            found = found or self.detector.mismatch(True)
-        if killed:
-            return failures.waits_for_the_dead(self, killed, found)
+        found = (self.verdict() or self.detector.mismatch(True)) if self.check else None
+        if found is None and self.deaths:
+            return failures.waits_for_the_dead(self, None)
         return found or failures.at_rest(self)
 
     def _of_our_own(self):
