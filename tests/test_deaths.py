@@ -386,6 +386,17 @@ def test_servers_left_over_after_a_death_are_told_of_the_dead(engine, servers, w
     assert caught.value.run.deaths.keys() == {3}
 
 
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@pytest.mark.parametrize("on_death", ["end", "continue"])
+def test_who_waits_for_ever_waits_for_no_death(engine, on_death):
+    def main(rank, world_size):
+        if rank < 2:
+            dist.recv(x(), src=1 - rank)
+
+    with pytest.raises(simlib.DeadlockError, match="ranks 0 and 1 wait for each other"):
+        engine(main, 3, kill={1: 50.0}, on_death=on_death)
+
+
 @pytest.mark.parametrize("rest", [time.sleep, lambda s: simlib.compute(seconds=s)])
 def test_who_dies_while_it_computes_does_nothing_of_what_follows(rest, tmp_path):
     def main(rank, world_size):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import os
+import time
 from math import inf, sqrt
 
 import numpy as np
@@ -11,13 +12,14 @@ import pytest
 import torch.distributed as dist
 
 import simlib
+from simlib.model import failing
 from simlib.scale import (
+    Failures,
     Jitter,
     checkpoint_interval,
     failures,
     goodput,
     time_with_failures,
-    times_to_failure,
 )
 
 SEED = int(os.environ["SEED"])
@@ -168,20 +170,27 @@ def test_what_never_gets_done_has_no_goodput():
 # -- failures that are drawn -----------------------------------------------------------------------
 
 
-def test_a_ranks_failure_depends_on_seed_and_rank_alone():
-    every = times_to_failure(100.0, 200, horizon_s=inf, seed=SEED)
+def test_a_ranks_failures_depend_on_seed_and_rank_alone():
+    every = Failures(100.0, SEED).next(200)
     assert list(every) == list(range(200)) and len(set(every.values())) == 200
-    some = times_to_failure(100.0, 50, horizon_s=80.0, seed=SEED)
-    assert some == {rank: s for rank, s in every.items() if rank < 50 and s < 80.0}
-    twice = times_to_failure(200.0, 200, horizon_s=inf, seed=SEED)
+    assert Failures(100.0, SEED).next(50) == {rank: every[rank] for rank in range(50)}
+    twice = Failures(200.0, SEED).next(200)
     assert [twice[rank] for rank in every] == [2 * time_s for time_s in every.values()]
-    assert not set(every.values()) & set(
-        times_to_failure(100.0, 200, horizon_s=inf, seed=SEED + 1).values()
-    )
+    assert not set(every.values()) & set(Failures(100.0, SEED + 1).next(200).values())
+
+
+def test_a_rank_fails_again_and_the_next_is_the_first_after():
+    failures, now_s, times_s = Failures(100.0, SEED), 0.0, []
+    for _ in range(50):
+        now_s = failures.next(4, now_s)[3]
+        times_s.append(now_s)
+    assert sorted(set(times_s)) == times_s
+    for asked_s in (0.0, 77.7, times_s[10], times_s[30] - 1e-6):
+        assert failures.next(4, asked_s)[3] == min(t for t in times_s if t > asked_s)
 
 
 def test_failures_are_exponential():
-    drawn = np.array(list(times_to_failure(50.0, 20_000, horizon_s=inf, seed=SEED).values()))
+    drawn = np.array(list(Failures(50.0, SEED).next(20_000).values()))
     assert abs(drawn.mean() - 50) < 5 * 50 / sqrt(20_000)
     for time_s in (10.0, 50.0, 150.0):
         share = np.exp(-time_s / 50)
@@ -192,23 +201,42 @@ def test_failures_are_exponential():
 
 def test_failures_are_not_the_noise_of_the_same_seed():
     factors = Jitter("exponential", spread=1.0, seed=SEED).factors(1, 2000)[0]
-    times_s = list(times_to_failure(1.0, 2000, horizon_s=inf, seed=SEED).values())
+    times_s = list(Failures(1.0, SEED).next(2000).values())
     assert abs(np.corrcoef(factors, times_s)[0, 1]) < 6 / sqrt(2000)
 
 
-def test_kill_takes_them():
+def test_the_first_of_them_ends_a_run():
     def main(rank, n):
         for _ in range(1000):
             simlib.compute(1.0)
             dist.barrier()
 
-    every = times_to_failure(100.0, 4, horizon_s=inf, seed=SEED)
-    first, second = sorted(every, key=every.get)[:2]
-    deaths = times_to_failure(100.0, 4, horizon_s=every[second], seed=SEED)
-    assert list(deaths) == [first]
+    failures = Failures(100.0, SEED)
+    times_s = failures.next(4)
+    first = min(times_s, key=times_s.get)
     with pytest.raises(simlib.RankDiedError) as caught:
-        simlib.simulate(main, 4, kill=deaths)
+        simlib.simulate(main, 4, kill=failures)
     assert f"rank {first} died, as asked for by kill" in str(caught.value)
+    assert caught.value.run.deaths == {first: times_s[first]}
+
+
+def test_restarts_lose_ranks_again_and_again():
+    def main(rank, n):
+        simlib.compute(20.0)
+        dist.barrier()
+
+    def lost():
+        run = simlib.simulate(main, 4, kill=Failures(30.0, seed=7), restarts=1000, restart_s=3.0)
+        return [attempt.deaths for attempt in run.attempts]
+
+    deaths = lost()
+    assert deaths == lost() and deaths[-1] == {}
+    assert len(deaths) > 3 and all(len(dead) == 1 for dead in deaths[:-1])
+
+
+def test_real_ranks_die_of_them_too():
+    with pytest.raises(simlib.RankDiedError, match="SIGKILL"):
+        simlib.run(lambda rank, n: dist.barrier(time.sleep(60)), 2, kill=Failures(0.1, seed=1))
 
 
 # -- refusals, examples ----------------------------------------------------------------------------
@@ -227,9 +255,9 @@ def test_kill_takes_them():
         (lambda: goodput(1, -1, 10), "checkpoint_s is -1: give a number at least 0"),
         (lambda: goodput(1, 1, 10, restart_s=-1), "restart_s is -1: give a number at least 0"),
         (lambda: time_with_failures(-1, 1, 1, 10), "work_s is -1: give a number at least 0"),
-        (lambda: times_to_failure(1, 2, horizon_s=-1), "horizon_s is -1: give a number at least"),
-        (lambda: times_to_failure(1, 0, horizon_s=1), "ranks is 0: give a whole number"),
-        (lambda: times_to_failure(1, 2, horizon_s=1, seed=-1), "seed is -1: give a whole number"),
+        (lambda: Failures(0), "mtbf_s is 0: give a number above 0"),
+        (lambda: Failures(1).next(0), "ranks is 0: give a whole number"),
+        (lambda: Failures(1, seed=-1), "seed is -1: give a whole number"),
     ],
 )
 def test_refusals(call, words):
@@ -238,5 +266,6 @@ def test_refusals(call, words):
     assert words in str(caught.value)
 
 
-def test_examples_in_docstrings():
-    assert doctest.testmod(failures).failed == 0
+@pytest.mark.parametrize("module", [failures, failing])
+def test_examples_in_docstrings(module):
+    assert doctest.testmod(module).failed == 0

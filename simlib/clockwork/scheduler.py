@@ -55,6 +55,7 @@ class Scheduler:
         self.random = None if seed is None else random.Random(seed)
         self._ready = []  # heap of (clock, tie, rank)
         self._events = []  # heap of (time_s, number, action)
+        self._unless_over = []  # the same, for what happens only while other things do
         self._quiet = []  # the same, for when nothing else happens at that moment
         self._at_rest = []
         self._polling = []
@@ -144,6 +145,10 @@ class Scheduler:
         if event is not None:
             event[-1] = None
 
+    def unless_over(self, time_s, action):
+        """As `at`, if anything else goes on then: who waits for ever does not wait for this."""
+        heapq.heappush(self._unless_over, (time_s, self._next_number(), action))
+
     def when_quiet(self, time_s, action):
         """Call ``action()`` when all else that happens at this moment has happened."""
         heapq.heappush(self._quiet, (time_s, self._next_number(), action))
@@ -167,6 +172,8 @@ class Scheduler:
                 moment = self._events[0][0]
         if self._quiet and self._quiet[0][0] < moment:
             moment = self._quiet[0][0]
+        if self._unless_over and self._unless_over[0][0] < moment:
+            moment = self._unless_over[0][0]
         return moment
 
     def _hand_on(self, rank):
@@ -193,7 +200,10 @@ class Scheduler:
                 event_s = self._events[0][0] if self._events else inf
                 network_s = self.network.next_event_s
                 quiet_s = self._quiet[0][0] if self._quiet else inf
-                if network_s <= min(event_s, ready_s, quiet_s) and network_s < inf:
+                if self._unless_over and self._comes_first(network_s, event_s, quiet_s, ready_s):
+                    self._happens(self._unless_over[0][0])
+                    heapq.heappop(self._unless_over)[-1]()
+                elif network_s <= min(event_s, ready_s, quiet_s) and network_s < inf:
                     self._happens(network_s)
                     for transfer in self.network.advance(self.now_s):
                         self.on_arrival(transfer)
@@ -216,6 +226,12 @@ class Scheduler:
         except Exception as error:
             self.failure = error
             return CONTROLLER
+
+    def _comes_first(self, network_s, *others_s):
+        """Whether what happens `unless_over` comes before all else, and there is anything else."""
+        time_s, other_s = self._unless_over[0][0], min(others_s)
+        is_over = min(network_s, other_s) == inf and not self._polling
+        return not is_over and time_s < network_s and time_s <= other_s
 
     def _happens(self, time_s):
         """An event comes; who polls will look again after it."""

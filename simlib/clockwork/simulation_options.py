@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..collectives.choice import ALGORITHMS, choose
 from ..model.errors import InvalidCallError
+from ..model.failing import Failures
 from ..model.jitter import Jitter
 
 POLICIES = ("mpich", "nccl", "gloo")
@@ -23,7 +24,7 @@ class Options:
     algorithms: dict = field(default_factory=dict)
     expand: bool = False
     slow: dict = field(default_factory=dict)
-    kill: dict = field(default_factory=dict)
+    kill: dict | Failures = field(default_factory=dict)
     on_death: str = "end"
     begin_s: float = 0.0
     is_restarted: bool = False
@@ -81,14 +82,21 @@ def check_by_rank(name, values, world_size):
     return values
 
 
-def check_kill(kill, world_size, topology):
-    """``{rank: seconds}`` of ranks and nodes that are to die: the earlier where both are told."""
+def check_kill(kill, world_size, topology=None):
+    """`Failures`, or ``{rank: seconds}``; names of nodes become their ranks where there are nodes.
+
+    Of two times for one rank the earlier counts.
+    """
+    if isinstance(kill, Failures):
+        return kill
+    if topology is None or not isinstance(kill, dict):
+        return check_by_rank("kill", kill, world_size)
     times = {}
-    for who, time_s in (kill if isinstance(kill, dict) else {}).items():
+    for who, time_s in kill.items():
         ranks = [who] if not isinstance(who, str) else _ranks_of_node(who, topology)
         for rank in ranks:
             times[rank] = min(time_s, times.get(rank, time_s))
-    return check_by_rank("kill", times if isinstance(kill, dict) else kill, world_size)
+    return check_by_rank("kill", times, world_size)
 
 
 def _ranks_of_node(name, topology):

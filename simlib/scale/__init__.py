@@ -11,16 +11,17 @@ running anything, and gives the same times where both can::
 Beside `step_time` there are steps whose compute varies (`jittered_time`), pipelines, ZeRO, split
 tensors, and parameter servers. `expected_max` is how long the slowest of many ranks takes;
 `checkpoint_interval`, `goodput` and `time_with_failures` are of ranks that fail, and
-`times_to_failure` draws when they do, for ``simulate(kill=...)``.
+`Failures` draws when they do, for ``simulate(kill=...)``, as `Jitter` draws noise.
 
 Answers are exact. Where an exact one would take too long, a sentence says what is quick.
 """
 
+from ..model.failing import Failures
 from ..model.jitter import Jitter
 from .buckets import bucket_sizes, measured_buckets
 from .collective import algbw, busbw, ends_of, time_of
 from .even_pipelines import even_pipeline_time
-from .failures import checkpoint_interval, goodput, time_with_failures, times_to_failure
+from .failures import checkpoint_interval, goodput, time_with_failures
 from .jitter import JitteredSteps, jitter_factors, jittered_time
 from .pipelines import PipelineStep, pipeline_time
 from .scaling import Scaling, strong_scaling, weak_scaling
@@ -30,6 +31,7 @@ from .slowest import expected_max
 from .training import Step, step_time, sync_time
 
 __all__ = [
+    "Failures",
     "Jitter",
     "JitteredSteps",
     "PipelineStep",
@@ -56,7 +58,6 @@ __all__ = [
     "tensor_parallel_time",
     "time_of",
     "time_with_failures",
-    "times_to_failure",
     "weak_scaling",
     "zero_time",
 ]

@@ -1,13 +1,11 @@
-"""Failures and checkpoints: how often to save, what is left of the time, and when ranks die."""
+"""Failures and checkpoints: how often to save, and what is left of the time."""
 
 from __future__ import annotations
-
-from math import inf
 
 import numpy as np
 
 from ..model.errors import InvalidCallError, check_count, check_number, whole
-from ..model.jitter import FAILURES, generator
+from ..model.failing import check_mtbf
 
 FORMULAS = ("young", "daly", "exact")
 
@@ -171,56 +169,13 @@ def _until_saved(work_s, checkpoint_s, mtbf_s, ranks, restart_s):
         return machine_s * np.exp(restart_s / machine_s) * pieces
 
 
-def times_to_failure(mtbf_s, ranks, *, horizon_s, seed=0):
-    """When each rank fails for the first time, where it does so before a horizon.
-
-    For ``kill=`` of `simulate`. A rank's time depends on ``mtbf_s``, seed and rank alone, so more
-    ranks, or a later horizon, only add failures.
-
-    Parameters
-    ----------
-    mtbf_s : float
-        Mean time between failures of one rank, in seconds; times are exponential.
-    ranks : int
-    horizon_s : float
-        Failures after so many seconds are left out.
-    seed : int
-
-    Returns
-    -------
-    dict of int to float
-        ``{rank: seconds}``, by rank.
-
-    Examples
-    --------
-    >>> {rank: round(s, 1) for rank, s in times_to_failure(100, 8, horizon_s=50, seed=1).items()}
-    {0: 21.5, 4: 9.2, 5: 43.0, 6: 47.3}
-    """
-    _check_mtbf(mtbf_s)
-    check_number("horizon_s", horizon_s)
-    ranks, seed = whole("ranks", ranks), whole("seed", seed)
-    check_count("ranks", ranks)
-    check_count("seed", seed, low=0)
-    times_s = (
-        mtbf_s * float(generator(seed, FAILURES, rank).standard_exponential())
-        for rank in range(ranks)
-    )
-    return {rank: time_s for rank, time_s in enumerate(times_s) if time_s < horizon_s}
-
-
 def _machine_mtbf(mtbf_s, ranks):
     """Mean time between failures of any of so many ranks."""
-    _check_mtbf(mtbf_s)
+    check_mtbf(mtbf_s)
     counts = [whole("ranks", count) for count in np.atleast_1d(ranks).tolist()]
     for count in counts:
         check_count("ranks", count)
     return mtbf_s / np.array(counts, dtype=float).reshape(np.shape(ranks))
-
-
-def _check_mtbf(mtbf_s):
-    check_number("mtbf_s", mtbf_s, above=True)
-    if mtbf_s == inf:
-        raise InvalidCallError("mtbf_s is inf: give a number of seconds")
 
 
 def _checked(name, value):

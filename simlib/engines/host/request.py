@@ -22,6 +22,7 @@ from typing import Any
 import cloudpickle
 
 from ...model.errors import InvalidCallError
+from ...model.failing import Failures
 
 HEAVY_BYTES = 20 << 20
 _serves: list[str] = []
@@ -38,7 +39,7 @@ class Options:
     timeout_s: float | None = 120
     strict: bool = False
     check: bool = True
-    kill: Mapping[int, float] = field(default_factory=dict)
+    kill: Mapping[int, float] | Failures = field(default_factory=dict)
     on_death: str = "end"
 
 

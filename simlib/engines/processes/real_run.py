@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...clockwork.simulation_options import ON_DEATH, check_by_rank, check_choice, check_slow
+from ...clockwork.simulation_options import ON_DEATH, check_choice, check_kill, check_slow
 from ...diagnose import failures
 from ...diagnose.findings import as_error
 from ...draw.display import open_display, show_and_raise
 from ...model import errors
+from ...model.failing import Failures, deaths_after
 from ...model.jitter import Slow
 from ...results.run import Run, left_nothing_over, make_run
 from ..host.request import (
@@ -44,7 +45,7 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     *,
     slow: Slow | None = None,
-    kill: Mapping[int, float] | None = None,
+    kill: Mapping[int, float] | Failures | None = None,
     on_death: str = "end",
     restarts: int = 0,
     min_ranks: int | None = None,
@@ -65,9 +66,9 @@ def run(
         Number of ranks, 1 to 64.
     args, kwargs : sequence, dict
         Further arguments, the same on every rank.
-    kill : dict, optional
+    kill : dict or Failures, optional
         ``{rank: seconds}``: ranks whose process is killed (SIGKILL) so long after it has entered
-        the function.
+        the function. Or such deaths, drawn: `simlib.scale.Failures`.
     on_death : {"end", "continue"}
         Whether the death of a rank's process ends the run, or the others go on, as plain Gloo lets
         them: what needs the dead rank raises in them, what does not goes on. The dead rank's
@@ -130,7 +131,7 @@ def run(
         timeout_s,
         strict,
         check,
-        kill=check_by_rank("kill", kill, size),
+        kill=check_kill(kill, size),
         on_death=check_choice("on_death", on_death, ON_DEATH),
     )
     slow = check_slow(slow, size)
@@ -139,7 +140,8 @@ def run(
 
     def attempt(size, begin_s, environ):
         passed_s = time.monotonic() - began if begin_s else 0.0
-        left = {r: t - passed_s for r, t in options.kill.items() if r < size and t >= passed_s}
+        deaths = deaths_after(options.kill, passed_s, size)
+        left = {rank: time_s - passed_s for rank, time_s in deaths.items()}
         return _run_payload(
             payload,
             size,

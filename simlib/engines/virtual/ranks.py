@@ -123,9 +123,7 @@ class Ranks:
         self._in_turn = per_rank.StateInTurn(size, torch_seed())
         scheduler.on_resume = self._resume
         for rank, time_s in simulation.options.kill.items():
-            is_of_now = time_s > simulation.options.begin_s or not simulation.options.begin_s
-            if rank < size and is_of_now:  # the others were an earlier attempt's
-                scheduler.at(time_s, functools.partial(self._kill, rank))
+            scheduler.unless_over(time_s, functools.partial(self._kill, rank))
 
     def run(self):
         """Let all ranks run until none can go on; returns what the kernel has to know."""

@@ -24,6 +24,7 @@ from ...diagnose.findings import as_error
 from ...draw.display import SilentDisplay, open_display, show_and_raise
 from ...model import errors
 from ...model.cluster import Cluster, Topology
+from ...model.failing import Failures, deaths_after
 from ...model.jitter import Slow
 from ...results.run import Run, make_run
 from ..host.request import (
@@ -63,7 +64,7 @@ def simulate(
     compute: str = "flops",
     memory: bool | None = None,
     slow: Slow | None = None,
-    kill: Mapping[int | str, float] | None = None,
+    kill: Mapping[int | str, float] | Failures | None = None,
     on_death: str = "end",
     restarts: int = 0,
     min_ranks: int | None = None,
@@ -113,9 +114,10 @@ def simulate(
         anew for each call of `simlib.compute` (k counts them), and for what a rank computes
         otherwise before each op of torch.distributed (k counts the ops). The same seed of the
         jitter gives the same run. Sleeping and communication take as long as before.
-    kill : dict, optional
+    kill : dict or Failures, optional
         ``{rank: seconds}``: ranks that die at this virtual time; ``{"node1": seconds}``: all ranks
-        of node 1, counted from 0.
+        of node 1, counted from 0. `simlib.scale.Failures` draws deaths: the same seed gives the
+        same run. Ranks that wait for ever wait for no death: that is a deadlock.
     on_death : {"end", "continue"}
         Whether a rank's death ends the run, or the others go on: what needs the dead rank raises
         in them what Gloo raises there, and what does not goes on. The dead rank's result is None.
@@ -199,11 +201,12 @@ def _attempts(plan, size, options, placement, argv=None, **asked):
     """Simulate, and again after a failure as `Restarts` says; ``asked`` stays the same."""
 
     def attempt(size, begin_s, environ):
+        kill = deaths_after(options.kill, begin_s, size)
         request = SimulationRequest(
             surroundings=Surroundings.here(argv, environ),
             world_size=size,
             placement=placement if isinstance(placement, str) else placement[:size],
-            options=replace(options, begin_s=begin_s, is_restarted=plan.most > 0),
+            options=replace(options, kill=kill, begin_s=begin_s, is_restarted=plan.most > 0),
             **asked,
         )
         return _simulate(request)
