@@ -387,3 +387,20 @@ def test_a_simlib_behind_a_link_shows_no_lines_of_its_own(tmp_path, start):
     )
     (told,) = (line for line in done.stderr.splitlines() if line.startswith("simlib.model.errors."))
     assert "(t.py, line 4)" in told and ".py, line 50" not in told
+
+
+def ask_the_next_by_rpc(rank, world_size, path):
+    from torch.distributed import rpc
+
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{path}")
+    rpc.init_rpc(f"rank{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
+    following = f"rank{(rank + 1) % world_size}"
+    found = rpc.rpc_sync(following, torch.add, args=(torch.ones(2), rank))
+    rpc.shutdown()
+    return found.tolist()
+
+
+def test_rpc_works_on_real_ranks_twice_in_one_world(tmp_path):
+    for name in ("first", "second"):
+        run = simlib.run(ask_the_next_by_rpc, 3, (str(tmp_path / name),))
+        assert run.results == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
