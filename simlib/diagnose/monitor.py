@@ -24,6 +24,8 @@ FLOOD_BYTES, FLOOD_LINES = 32 << 20, 300_000
 """Output after which a rank is taken to print for ever."""
 STACK_LIMIT_S = 2.0
 """How long to wait for the stack of a rank that was asked where it is: the machine may be busy."""
+TOLD_S = 1.5
+"""How long Gloo may take, after a death, to tell those who wait for the dead rank."""
 QUIET_S = 10.0
 """Silence after which the display says where the ranks are."""
 
@@ -302,6 +304,8 @@ class RunMonitor(ABC):
         self.deaths: dict[int, int] = {}
         self.died_s: dict[int, float] = {}
         self.outputs = [RankOutput() for _ in range(world_size)]
+        self._moved = -1, 0
+        self._still_since_s = 0.0
 
     @abstractmethod
     def ask_for_stacks(self, ranks: list[int]) -> dict[int, list]:
@@ -335,6 +339,16 @@ class RunMonitor(ABC):
         if self.check and self.detector.look(self.running()):
             return self.detector.verdict(self.running(), self.exited())
         return None
+
+    def may_judge(self, progress: int) -> bool:
+        """Whether a wait is for ever where it looks so; ``progress`` changes with every op.
+
+        Not yet where a rank has died of whom Gloo may be telling the others at this moment.
+        """
+        moved = progress, len(self.deaths)
+        if moved != self._moved:
+            self._moved, self._still_since_s = moved, time.monotonic()
+        return not self.deaths or time.monotonic() > self._still_since_s + TOLD_S
 
     def mismatch(self) -> SimlibError | None:
         """The error for ops that meet and disagree, which explains whatever came of it; or None."""

@@ -13,7 +13,7 @@
 ``rank-0.log``          its op log
 ``rank-0.out, .err``    what it printed; what native code wrote to stderr
 ``rank-0.answer``       what its function returned or raised
-``rank-0.exit``         how its process ended, where it died
+``rank-0.exit``         how its process ended, and when, where it died
 ``verdict.pkl``         the error by which the job was ended: ranks that wait for ever
 ``refused``             why ranks could not begin or end: the first reason that one of them gave
 ``rank-0.stack-wanted`` somebody wants to know where rank 0 is; its supervisor takes it away
@@ -98,6 +98,10 @@ class JobFolder:
     def has(self, name: str, rank: int | None = None) -> bool:
         """Whether there is such a file."""
         return _is_there(self.file(name, rank))
+
+    def have_all_ended(self, world_size: int) -> bool:
+        """Whether each rank has answered, or died."""
+        return all(self.has("answer", rank) or self.has("exit", rank) for rank in range(world_size))
 
 
 def _is_there(path: Path) -> bool:

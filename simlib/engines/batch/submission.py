@@ -12,7 +12,9 @@ from typing import Any
 
 import cloudpickle
 
+from ...clockwork.simulation_options import ON_DEATH, check_by_rank, check_choice, check_slow
 from ...model.errors import InvalidCallError, JobError
+from ...model.jitter import Slow
 from ...model.package import ROOT
 from ...record.oplog import FORMAT
 from ..host.request import Surroundings, cell_numbers, check_function, check_timeout, name_of, pack
@@ -31,6 +33,9 @@ def submit(
     kwargs: Mapping[str, Any] | None = None,
     *,
     to: Mpiexec | Slurm | None = None,
+    slow: Slow | None = None,
+    kill: Mapping[int, float] | None = None,
+    on_death: str = "end",
     timeout_s: float | None = 120,
     check: bool = True,
     name: str | None = None,
@@ -44,6 +49,11 @@ def submit(
         As for `run`.
     to : Mpiexec or Slurm
         Where it runs; `Mpiexec()` is this machine.
+    slow, kill : optional
+        As for `run`. A rank is killed on its host.
+    on_death : {"end", "continue"}
+        As for `run`: whether the others go on when a rank's process dies. Ranks then ask no MPI,
+        which would not. A host that is lost ends the job all the same.
     timeout_s : float or None
         As for `run`: seconds without progress.
     check : bool
@@ -71,6 +81,9 @@ def submit(
     to = Mpiexec() if to is None else to
     to.check(world_size)
     check_timeout(timeout_s)
+    kill = check_by_rank("kill", kill, world_size)
+    check_choice("on_death", on_death, ON_DEATH)
+    slow = check_slow(slow, world_size)
     payload = pack(function, args, kwargs, world_size)
     where = Surroundings.here()
     program = [sys.executable]
@@ -78,7 +91,9 @@ def submit(
     job = _new_folder(folder, name or name_of(function))
     cells = cell_numbers()
     sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
-    request = {"payload": payload, "cells": sources, "path": where.path, "argv": where.argv}
+    request = {
+        "payload": payload, "slow": slow, "cells": sources, "path": where.path, "argv": where.argv,
+    }  # fmt: skip
     job.write(cloudpickle.dumps(request), "request.pkl")
     job.write_json(
         {
@@ -87,6 +102,8 @@ def submit(
             "to": to.place,
             "hosts": getattr(to, "hosts", None),
             "uses_mpi": to.uses_mpi,
+            "kill": {int(rank): float(seconds) for rank, seconds in kill.items()},
+            "on_death": on_death,
             "timeout_s": timeout_s,
             "check": check,
             "cells": cells,
