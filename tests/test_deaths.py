@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from test_submit import by_job
 
 import simlib
 
@@ -161,6 +162,9 @@ SEEN = {
     a_group_of_survivors: ([OK], [OK], None, [OK]),
 }
 by_program = pytest.mark.parametrize("program", SEEN, ids=lambda program: program.__name__)
+in_every_engine = pytest.mark.parametrize(
+    "engine", [simlib.run, simlib.simulate, pytest.param(by_job, marks=pytest.mark.long)]
+)
 
 
 def main(rank, world_size, program):
@@ -200,9 +204,10 @@ def test_simulated_survivors_see_what_those_of_gloo_see(program):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("engine", [simlib.run, by_job])
 @by_program
-def test_real_survivors_see_what_those_of_gloo_see(program):
-    run = simlib.run(main, R, (program,), kill={DEAD: DIES_S}, on_death="continue")
+def test_real_survivors_see_what_those_of_gloo_see(program, engine):
+    run = engine(main, R, (program,), kill={DEAD: DIES_S}, on_death="continue")
     assert words(run.results) == SEEN[program]
     check_delays(run.results, 2.0)
     assert run.findings == []
@@ -349,7 +354,7 @@ def one_waits_for_ever(rank, world_size):
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@in_every_engine
 def test_a_wait_for_a_survivor_that_never_answers_is_told(engine):
     with pytest.raises(simlib.SimlibError) as caught:
         engine(one_waits_for_ever, R, kill={DEAD: DIES_S}, on_death="continue")
@@ -358,7 +363,7 @@ def test_a_wait_for_a_survivor_that_never_answers_is_told(engine):
     assert set(caught.value.run.deaths) == {DEAD}
 
 
-@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@in_every_engine
 def test_by_default_a_death_ends_the_run_and_names_the_dead(engine):
     def waits(rank, world_size):
         dist.all_reduce(x()) if rank != DEAD else time.sleep(30)
@@ -371,7 +376,7 @@ def test_by_default_a_death_ends_the_run_and_names_the_dead(engine):
     assert run.time_s > 0
 
 
-@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@in_every_engine
 def test_an_error_that_nobody_catches_names_the_dead(engine):
     def careless(rank, world_size):
         dist.recv(x(), src=1) if rank == 0 else time.sleep(30)
@@ -446,7 +451,7 @@ def test_deaths_and_failed_ops_are_saved(tmp_path):
     assert [op.failed_s for op in run.trace if op.rank == 0] == [DIES_S, DIES_S]
 
 
-@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@in_every_engine
 def test_on_death_takes_two_words(engine):
     with pytest.raises(simlib.InvalidCallError, match="on_death='stay' is none of"):
         engine(main, 2, on_death="stay")

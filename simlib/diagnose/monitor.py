@@ -322,14 +322,17 @@ class RunMonitor(ABC):
 
     def failed(self) -> bool:
         """Whether a rank has raised, or died where the others do not go on."""
-        has_died = self.deaths and not self.survives
-        return bool(has_died) or any(word != "result" for word, _ in self.answers.values())
+        raised = any(word != "result" for word, _ in self.answers.values())
+        return raised or self._ended_by_death()
+
+    def _ended_by_death(self) -> bool:
+        return bool(self.deaths) and not self.survives
 
     def failed_by_itself(self) -> bool:
-        """Whether a rank has died, or has raised other than by a wait that somebody else broke."""
+        """The same, but for ranks in a wait that somebody else broke."""
         failed = [content for word, content in self.answers.values() if word != "result"]
         first = [one for one in failed if not isinstance(one, FailureReport) or not one.from_wait]
-        return bool(self.deaths or first)
+        return bool(first) or self._ended_by_death()
 
     def stuck(self) -> SimlibError | None:
         """The error for ranks that wait for ever, or for ops that disagree; None while unknown.
@@ -352,8 +355,7 @@ class RunMonitor(ABC):
 
     def mismatch(self) -> SimlibError | None:
         """The error for ops that meet and disagree, which explains whatever came of it; or None."""
-        after_death = bool(self.deaths) and not self.survives
-        return self.detector.mismatch(after_death) if self.check else None
+        return self.detector.mismatch(self._ended_by_death()) if self.check else None
 
     def failure(self) -> SimlibError | None:
         """The error that the ranks' failures are, or None where all is well so far.

@@ -92,7 +92,7 @@ def _be_rank(folder, job, writer):
     memory = logs.create(folder.file("log", rank))
     words = f"{rank} {SERVE}" if rank == 0 and place.comm is None else rank
     os.write(writer, f"{words}\n".encode())
-    recorder = _join(place, folder, memory)
+    recorder = _join(place, folder, memory, job["environ"])
     recorder.survives = survives
     _connect_output(folder, rank)
     answer = _call(folder, rank, size, recorder)
@@ -118,8 +118,11 @@ def kind_of(answer):
         return "result"
 
 
-def _join(place, folder, memory):
-    """Make the default group; tell the folder where this rank is, and how its clock goes."""
+def _join(place, folder, memory, environ):
+    """Make the default group; tell the folder where this rank is, and how its clock goes.
+
+    The rank finds ``environ`` in its environment, too.
+    """
     rank, size = place.rank, place.size
     torch.set_num_threads(1)
     store = identity.meet(place, folder)
@@ -131,6 +134,7 @@ def _join(place, folder, memory):
     offset_s, error_s = clocks.align(group, store, rank, hosts)
     here = [other for other in range(size) if hosts[other] == hosts[rank]]
     os.environ.update(
+        environ,
         RANK=str(rank),
         WORLD_SIZE=str(size),
         LOCAL_RANK=str(here.index(rank)),

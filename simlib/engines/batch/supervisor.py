@@ -108,7 +108,7 @@ class Supervisor:
             self._judge.look()
 
     def _kill_as_asked(self):
-        """Kill the rank once its time has come, by ``kill=``; returns in how many seconds it will."""
+        """Kill the rank once its time has come; returns in how many seconds it will have come."""
         entered_s = None if self._kill_s is None else logs.entered_s(self._log)
         if entered_s is None:
             return LOOK_S

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,7 @@ from ..host.request import (
     refuse_within_ranks,
     script,
 )
-from ..host.restarts import Restart, check_restarts, with_restarts
+from ..host.restarts import Restart, check_restarts, left_to_kill, with_restarts
 from .process_monitor import ProcessMonitor
 from .rank_main import RunRequest
 from .worlds import pool
@@ -77,7 +76,8 @@ def run(
     restarts : int
         How often the function is called again after ranks have died or raised, as torchrun does
         it: all are ended, new ones begin, with ``TORCHELASTIC_RESTART_COUNT`` in their environment.
-        ``run.attempts`` has them all. Times of ``kill`` count from the first attempt's beginning.
+        ``run.attempts`` has them all. Times of ``kill`` count from the first attempt's beginning,
+        without what passes between two attempts.
     min_ranks : int, optional
         Go on with those that are left, as long as there are so many; None: with as many as before.
     on_restart : callable, optional
@@ -135,15 +135,12 @@ def run(
     )
     slow = check_slow(slow, size)
     plan = check_restarts(restarts, min_ranks, on_restart, size)
-    began = time.monotonic()
 
     def attempt(size, begin_s, environ):
-        passed_s = time.monotonic() - began if begin_s else 0.0
-        left = {r: t - passed_s for r, t in options.kill.items() if r < size and t >= passed_s}
         return _run_payload(
             payload,
             size,
-            replace(options, kill=left),
+            replace(options, kill=left_to_kill(options.kill, size, begin_s)),
             fresh,
             argv=None,
             environ=environ,
