@@ -54,15 +54,16 @@ def submit(
     to : Mpiexec or Slurm
         Where it runs; `Mpiexec()` is this machine.
     slow, kill : optional
-        As for `run`. A rank is killed on its host.
+        As for `run`. A rank is killed on its host, by its parent process.
     on_death : {"end", "continue"}
-        As for `run`: whether the others go on when a rank's process dies. Ranks then ask no MPI,
-        which would not. A host that is lost ends the job all the same.
+        As for `run`: whether the others go on when a rank's process dies, whatever starts them.
+        Ranks then load no MPI, which would not. The loss of a host is no such death.
     restarts, min_ranks : int, optional
-        As for `run`. The launcher is started again, on the hosts of the job.
+        As for `run`: after a death the launcher is started again, on the hosts that the job has.
+        ``time_limit`` holds for all attempts together.
     on_restart : callable, optional
         As for `run`, but called where the launcher is started: on this machine, or on the first
-        node that the queue has given.
+        node that the queue has given. What it raises ends the job.
     timeout_s : float or None
         As for `run`: seconds without progress.
     check : bool
