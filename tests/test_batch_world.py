@@ -14,6 +14,8 @@ from simlib.engines.batch import identity
 from simlib.engines.batch.folder import JobFolder
 from simlib.engines.batch.identity import Place, check_size, find_place
 from simlib.engines.batch.job_monitor import JobMonitor
+from simlib.engines.batch.job_rank import code_of
+from simlib.engines.batch.supervisor import FOLLOWED
 from simlib.engines.launch.addresses import answered_by_all, which_answer
 from simlib.model.failure_report import FailureReport
 
@@ -134,6 +136,17 @@ def raised(folder, from_wait):
     with pytest.raises(simlib.SimlibError) as caught:
         simlib.Job(folder.path).result(0)
     return caught.value
+
+
+def test_who_failed_for_want_of_another_leaves_it_to_that_one_to_end_the_job():
+    def code(word, from_wait):
+        report = FailureReport("RuntimeError", "x", [], "", invalid=False, from_wait=from_wait)
+        return code_of(pickle.dumps((word, report)))
+
+    assert code("error", from_wait=True) == FOLLOWED
+    assert code("error", from_wait=False) == 1
+    assert code("result", from_wait=True) == 0
+    assert code_of(b"nothing that can be read") == 0
 
 
 def test_the_first_reason_counts(failed):

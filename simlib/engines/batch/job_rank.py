@@ -29,7 +29,7 @@ from ..host.process_setup import Output, flush, is_alone, show_errors_of_command
 from ..host.slow_rank import slowed
 from . import clocks, identity, logs
 from .folder import JobFolder
-from .supervisor import LEFT, REFUSED, SERVE, die_with_the_supervisor, supervise
+from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, die_with_the_supervisor, supervise
 from .versions import check_versions
 
 LEAVE_S = 5
@@ -104,18 +104,22 @@ def _be_rank(folder, job, writer):
             f"rank {rank} on {os.uname().nodename} cannot write what it came to, {len(answer):,} "
             f"bytes, into {folder.path}: {error.strerror}"
         ) from None
-    if kind_of(answer) != "result":
-        return 1
+    code = code_of(answer)
+    if code:
+        return code
     identity.leave_together(place, folder)
     return 0
 
 
-def kind_of(answer):
-    """``result``, ``error``... of an answer, without the rest where that cannot be rebuilt."""
+def code_of(answer):
+    """The exit code for an answer; 0 also for one that cannot be rebuilt here."""
     try:
-        return pickle.loads(answer)[0]
+        word, content = pickle.loads(answer)
     except Exception:
-        return "result"
+        return 0
+    if word == "result":
+        return 0
+    return FOLLOWED if getattr(content, "from_wait", False) else 1
 
 
 def _join(place, folder, memory, environ):

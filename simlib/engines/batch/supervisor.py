@@ -27,6 +27,10 @@ SETTLE_S = 0.6
 """How long the other ranks may take to fail on their own, so that the error names all who do."""
 REFUSED = 77
 """Exit code of a rank that never came to the learner's function, and has said why."""
+FOLLOWED = 78
+"""Exit code of a rank that has failed in a wait which somebody else broke."""
+CAUSE_S = 3.0
+"""How long it may take until it is known who did; on a busy machine others may be told before."""
 LEFT = "left"
 """What a rank tells its supervisor when all is done, but for the end of its process."""
 SERVE = "serve"
@@ -186,12 +190,22 @@ class Supervisor:
             code = self._died(code)
         if code == 0 and self._judge is not None:
             code = self._judge.last_look()
+        if code == FOLLOWED and self._job["on_death"] == "end":
+            self._await_the_cause()
         if code:
             self._folder.mark("end")
             time.sleep(SETTLE_S)
         self._kill_its_commands()
         self._clean_up()
         return 1 if code else 0
+
+    def _await_the_cause(self):
+        """Let the supervisor of a rank that has died write it down before the job ends."""
+        deadline = time.monotonic() + CAUSE_S
+        while time.monotonic() < deadline and not (
+            self._folder.has("end") or self._folder.have_all_ended(self._job["world_size"])
+        ):
+            time.sleep(LOOK_S)
 
     def _died(self, code):
         """The rank has died: write it down; returns the exit code for the launcher."""
