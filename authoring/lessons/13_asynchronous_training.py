@@ -27,7 +27,6 @@
 import math
 import threading
 import time
-from datetime import timedelta
 
 import matplotlib.pyplot as plt
 import torch
@@ -183,10 +182,10 @@ def average(rank, world_size, what, name, steps):
     return theta.detach()
 
 
+# %%
 for name in OPTIMIZERS:
-    one, two = (
-        simlib.simulate(average, 4, (w, name, 16)).results[0] for w in ("gradients", "parameters")
-    )
+    pair = [simlib.simulate(average, 4, (w, name, 16)) for w in ("gradients", "parameters")]
+    one, two = (run.results[0] for run in pair)
     gap, way = (one - two).abs().max(), (one - start()).abs().max()
     print(f"{name:8}: after 16 steps residual {gap:.0e}, beside a way of {way:.0e}")
 
@@ -307,3 +306,312 @@ guess = None  # the mean, and the largest
 run = simlib.run(apart, 5, ("gradients", 256, 0.2))
 ages = staleness(run)
 print(f"mean {sum(ages) / 256:.3f}, largest {max(ages)}, loss {run.results[0][-1][2]:.3f}")
+
+# %% [markdown]
+# The mean is 3 but for the first round; the tail is long.
+#
+# ## "Asynchronous is faster"
+#
+# Now the first surprise. Synchronous beside asynchronous, four workers, 256 gradients, three worlds: all is
+# well; rank 1 is three times as slow; the network has 1 Gbit/s. On top the loss against *updates*, below against
+# *time*. Guess for each world: who is first at a loss of 0.3?
+
+# %%
+guess = None  # who is first: all well, slow rank, slow network
+worlds = {"all is well": (10, {}), "a slow rank": (10, {1: 3.0}), "a slow network": (1, {})}
+figure, axes = plt.subplots(2, 3, figsize=(9, 4.6), sharey=True)
+for column, (name, (gbit, slow)) in enumerate(worlds.items()):
+    for program, R, steps in ((together, 4, 64), (apart, 5, 256)):
+        options = {"cluster": network(R, gbit), "slow": slow}
+        run = simlib.simulate(program, R, ("gradients", steps, 0.2), **options)
+        updates, times_s, losses = zip(*run.results[0], strict=True)
+        first_s = next(t for t, loss in zip(times_s, losses, strict=True) if loss <= 0.3)
+        print(f"{name:14} {program.__name__:8}: 0.3 at {first_s * 1e3:5.1f} ms,", end=" ")
+        print(f"all at {times_s[-1] * 1e3:5.1f} ms, loss {losses[-1]:.3f}")
+        axes[0, column].plot(updates, losses, label=program.__name__)
+        axes[1, column].plot([1e3 * t for t in times_s], losses, label=program.__name__)
+    axes[0, column].set(title=name, xlabel="gradients used")
+    axes[1, column].set(xlabel="virtual time (ms)", ylim=(0, 2))
+for row in axes:
+    row[0].set(ylabel="loss")
+axes[0, 0].legend(frameon=False)
+figure.tight_layout()
+plt.show()
+
+# %% [markdown]
+# Nothing is free. Against updates, asynchronous is never better: its gradients are old. Where all ranks are
+# equal there is no waiting to be saved, and it loses. It wins where **ranks differ**: the synchronous
+# step is as slow as its slowest rank, the server takes what it gets. And on a slow network it loses by far.
+# Why?
+#
+# ## The server's link
+#
+# For each update the server receives P numbers and sends P, with nothing else at the same time: it cannot do more
+# than one update in $2\,(\alpha + 4P/\beta)$. How long do 256 updates take with 4, 8 or 16 workers at 1 Gbit/s?
+
+# %%
+guess = None  # ms with 4, 8, 16 workers
+P = len(start())
+print(f"the server alone: 256 x 2 (latency + {4 * P:,} bytes / bandwidth) =", end=" ")
+print(f"{256 * 2 * (10e-6 + 4 * P / 125e6) * 1e3:.1f} ms; workers alone, 4:", end=" ")
+print(f"{64 * (1e-3 + 2 * (10e-6 + 4 * P / 125e6)) * 1e3:.1f} ms")
+for W in (2, 4, 8, 16):
+    run = simlib.simulate(apart, W + 1, ("gradients", 256, 0.1), cluster=network(W + 1, 1))
+    print(f"{W:2} workers: {run.time_s * 1e3:.1f} ms, loss {run.results[0][-1][2]:.3f}")
+
+# %% [markdown]
+# From four workers on the link is full. More workers add nothing but staleness, W - 1: the loss gets *worse*
+# at the same time. (A ring of 16 does not have this: each rank sends $2\,\frac{R-1}{R}$ times P, whatever R is.)
+#
+# ## Downpour: cut the server
+#
+# DistBelief's answer: **shards**, ten in its overview picture. Rank s < S holds the s-th part of theta and serves
+# that part alone. No shard knows of another. Its replicas differ from our workers in one more thing: they
+# push a *sum* of gradients every `n_push` steps, fetch every `n_fetch` steps, and take steps of their
+# own in between. The last number of a message says what it wants.
+#
+# (The `except` is for later: guess what for. `whom` is None, whoever comes first, until somebody has said goodbye.)
+
+# %%
+PUSH, FETCH, GOODBYE = 0, 1, 2
+
+
+def shard(theta, replicas, rate, adagrad):
+    came, squares = torch.zeros(len(theta) + 1), torch.zeros_like(theta)
+    left, whom = list(replicas), None
+    while left:
+        try:
+            src = dist.recv(came, src=whom)
+            g, wants = came[:-1], came[-1]
+            squares += g**2
+            theta -= rate * (g / (squares.sqrt() + 1e-8) if adagrad else g)
+            if wants == FETCH:
+                dist.send(theta, dst=src)
+            if wants == GOODBYE:
+                left.remove(src)
+        except RuntimeError:
+            if whom is not None:
+                left.remove(whom)
+        if 0 < len(left) < len(replicas):
+            whom = left[0]
+    return theta
+
+
+# %%
+def downpour(rank, world_size, S, steps, rate, n_push=1, n_fetch=1, adagrad=False, alone=0):
+    parts = [part.clone() for part in start().tensor_split(S)]
+    if rank < S:
+        return shard(parts[rank], range(S, world_size), rate, adagrad)
+    gradient, theta, owed = gradients(rank), start(), torch.zeros(P)
+    steps += alone if rank == S else 0  # a warm start, below
+    simlib.compute(seconds=alone * 1e-3 if rank > S else 0)
+    for step in range(steps + 1):
+        if step > 0:
+            g = gradient(theta)
+            owed += g
+            theta = theta - (0 if adagrad else rate) * g
+        wants = GOODBYE if step == steps else FETCH if step % n_fetch == 0 else PUSH
+        if wants != PUSH or step % n_push == 0:
+            for s, part in enumerate(owed.tensor_split(S)):
+                dist.send(torch.cat([part, torch.tensor([float(wants)])]), dst=s)
+                if wants == FETCH:
+                    dist.recv(parts[s], src=s)
+            theta = torch.cat(parts) if wants == FETCH else theta
+            owed.zero_()
+
+
+# %% [markdown]
+# Sixteen replicas at 1 Gbit/s, where one server took 115 ms, and four. What do 2 and 10 shards give? Which link
+# is relieved: that of the server, or that of a replica?
+
+# %%
+guess = None  # ms with 1, 2 and 10 shards, for 16 replicas and for 4
+
+
+def train(W, S, *args, gbit=10, **options):
+    """Simulate W replicas and S shards; return the run and the loss at the end."""
+    run = simlib.simulate(downpour, S + W, (S, *args), cluster=network(S + W, gbit), **options)
+    return run, loss_of(torch.cat(run.results[:S])).item()
+
+
+for W in (16, 4):
+    for S in (1, 2, 10):
+        run, loss = train(W, S, 256 // W, 0.1, gbit=1)
+        messages = run.trace.messages
+        shard_0, replica = (sum(m.nbytes for m in messages if r in (m.src, m.dst)) for r in (0, S))
+        print(f"{W:2} replicas, {S:2} shards: {run.time_s * 1e3:5.1f} ms; over the link", end=" ")
+        print(f"of shard 0 {shard_0 / 1e6:5.2f} MB, of a replica {replica / 1e6:.2f} MB")
+
+# %% [markdown]
+# A shard's link carries a tenth; a replica's carries what it always did, both ways. So with 16 replicas ten
+# shards help much. With four, ten are no better than two: now replicas wait for their own computing and their own links, and
+# each further shard costs two more latencies.
+#
+# **Sharding a server is not splitting a model.** Each replica above holds all of theta and computes with all of
+# it. DistBelief does both at once: a replica may itself be *split* over machines (model parallelism, lesson 10),
+# and each of them asks only the shards that hold its part. **Now you write it**: which shards must a
+# machine ask that holds the numbers a, ..., b - 1 of theta? Which for layer 1, which for layer 2?
+
+
+# %%
+def shards_to_ask(a, b, S=10):
+    ends = [part.max().item() + 1 for part in torch.arange(P).tensor_split(S)]
+    begins = [0, *ends[:-1]]
+    return [s for s in range(S) if begins and ends]  # replace the condition
+
+
+border = sum(SIZES[:2])
+print(*(shards_to_ask(a, b) for a, b in ((0, border), (border, P), (2000, 2100))), sep="\n")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# `if begins[s] < b and ends[s] > a`: all ten for layer 1, shard 9 alone for layer 2, and
+# shard 3 for the third. Exercise 2 sends the bytes.
+#
+# </details>
+#
+# Pages that answer questions on distributed PyTorch mix "asynchronous" with "model parallel", as if a split model were
+# trained asynchronously. These are two axes. Lesson 10's split model was synchronous; `apart` is asynchronous with
+# a whole model on each worker; DistBelief is both.
+#
+# ## What it costs to talk less, and two remedies
+#
+# What do n_push and n_fetch save, and cost? Then the paper's two remedies, with eight replicas.
+# **Adagrad** on the shards divides each number's step by the root of the sum of all its squares so far.
+# **Warm start**: one replica trains alone for a while, before the others begin.
+
+# %%
+guess = None  # which of the two remedies helps more?
+for n_push, n_fetch in ((1, 1), (1, 4), (4, 4), (8, 8)):
+    run, loss = train(4, 2, 64, 0.1, n_push, n_fetch)
+    print(f"n_push {n_push}, n_fetch {n_fetch}: {sum(run.bytes_sent):10,} bytes, loss {loss:.3f}")
+for adagrad, rates in ((False, (0.05, 0.1, 0.2, 0.4)), (True, (0.0125, 0.025, 0.05, 0.1))):
+    losses = [f"{rate}: {train(8, 1, 32, rate, 1, 1, adagrad)[1]:.3f}" for rate in rates]
+    print("Adagrad" if adagrad else "SGD    ", *losses, sep="   ")
+
+# %%
+for alone in (0, 4, 8):
+    run, loss = train(8, 1, 32, 0.2, 1, 1, False, alone)
+    print(f"SGD, rate 0.2, alone for {alone} steps: {run.time_s * 1e3:.1f} ms, loss {loss:.3f}")
+
+# %% [markdown]
+# TEXT1
+#
+# ## A replica is lost
+#
+# Now the promise: if one replica fails, the others go on. In synchronous SGD they cannot: the next
+# all_reduce needs everybody. `kill={5: 0.03}` ends rank 5 after 30 ms; `on_death="continue"` lets the others live
+# on, as plain Gloo does. Does the loss suffer? And how do the shards find out?
+
+# %%
+guess = None  # the loss with a death; what the shards see
+run, loss = train(4, 2, 64, 0.1)
+print(f"nobody dies: loss {loss:.3f}, {run.time_s * 1e3:.1f} ms")
+death = {"kill": {5: 0.03}, "on_death": "continue"}
+run, loss = train(4, 2, 64, 0.1, **death)
+print(f"deaths {run.deaths}: loss {loss:.3f}, {run.time_s * 1e3:.1f} ms")
+try:
+    simlib.simulate(together, 6, ("gradients", 64, 0.1), **death, cluster=network(6))
+except simlib.SimlibError as error:
+    print("synchronous:", str(error).splitlines()[0])
+run.timeline(between=(0.02, 0.04))
+
+# %% [markdown]
+# TEXT2
+
+# %% tags=["nbval-ignore-output"]
+run = simlib.run(downpour, 5, (2, 400, 0.05), kill={4: 0.15}, on_death="continue")
+print(f"deaths {run.deaths}; loss {loss_of(torch.cat(run.results[:2])):.3f}")
+
+# %% [markdown]
+# TEXT3
+#
+# ## Staleness times rate
+#
+# When does it diverge? To see it alone, take a loop on a single rank, in which each gradient is exactly d updates
+# old: d + 1 equal workers, and no network. Each field is the loss after 256 updates. What shape will the
+# border have?
+
+# %%
+guess = None  # how does the largest good rate depend on d?
+
+
+def delayed(d, rate, updates=256):
+    draw, past = [gradients(rank) for rank in range(1, d + 2)], [start()] * (d + 1)
+    for update in range(updates):
+        theta = past[-1] - rate * draw[update % (d + 1)](past[0])
+        past = [*past[1:], theta]
+    return loss_of(theta).item()
+
+
+ages, rates = (0, 1, 3, 7, 15), (0.05, 0.1, 0.2, 0.4, 0.8)
+alone = simlib.simulate(
+    lambda rank, world_size: [[delayed(d, rate) for rate in rates] for d in ages], 1
+)
+field = alone.results[0]
+server = equal.results[0][-1][2]
+print(f"d = 3, rate 0.2: {field[2][2]:.3f}; the server with four workers: {server:.3f}")
+
+# %%
+figure, axes = plt.subplots(figsize=(6, 3))
+axes.imshow([[min(loss, 2.4) for loss in row] for row in field], cmap="cividis", aspect="auto")
+for y, row in enumerate(field):
+    for x, loss in enumerate(row):
+        axes.text(x, y, f"{loss:.2f}", ha="center", va="center", color="w" if loss < 1.2 else "k")
+axes.set(xlabel="rate", ylabel="staleness (updates)")
+axes.set_xticks(range(len(rates)), rates)
+axes.set_yticks(range(len(ages)), ages)
+plt.show()
+
+# %% [markdown]
+# TEXT4
+#
+# ## A race by name
+#
+# Who comes first decides what theta is: each run on real ranks has a loss of its own. How far do they lie apart?
+# `slow=Jitter(...)` lets each gradient take a tenth more or less, by a seed: same seed, same run. And lesson
+# 03's `seed=` proves the race and names its line.
+
+# %%
+guess = None  # from which loss to which?
+final = []
+for seed in range(12):
+    noise = simlib.scale.Jitter("lognormal", spread=0.1, seed=seed)
+    run = simlib.simulate(apart, 5, ("gradients", 96, 0.2), cluster=network(5), slow=noise)
+    final.append(run.results[0][-1][2])
+print(f"12 seeds: loss {min(final):.3f} to {max(final):.3f}")
+run = simlib.simulate(apart, 3, ("gradients", 16, 0.2), cluster=network(3), seed=2)
+
+# %% [markdown]
+# TEXT5
+#
+# ## Hogwild: the same on one machine
+#
+# Threads of one process share memory: no server, no messages. **Hogwild!** (Niu et al. 2011) lets them all write
+# into one theta without a lock. Two may write at once, and an update may get lost. Will it train?
+
+# %% tags=["nbval-ignore-output"]
+guess = None  # the loss with 4 threads
+
+
+def hogwild(threads, updates=256):
+    theta = start()
+
+    def work(number):
+        gradient = gradients(number)
+        for _ in range(updates // threads):
+            theta.sub_(0.2 * gradient(theta))
+
+    team = [threading.Thread(target=work, args=(number,)) for number in range(1, threads + 1)]
+    for thread in team:
+        thread.start()
+    for thread in team:
+        thread.join()
+    return loss_of(theta).item()
+
+
+print(*(f"{threads} threads: {hogwild(threads):.3f}" for threads in (1, 2, 4)))
+
+# %% [markdown]
+# TEXT6
