@@ -2,8 +2,7 @@
 # # 13 Asynchronous training
 #
 # In every program so far the ranks took each step together: who was first waited for who was last.
-# In 2012 Google trained on thousands of machines without waiting (**DistBelief**; Dean et al.,
-# "Large Scale Distributed Deep Networks"). In this lesson (90 minutes) you will
+# **DistBelief** (Dean et al. 2012, "Large Scale Distributed Deep Networks") did without. In this lesson (90 minutes) you will
 #
 # - run four programs on the same data: send gradients or parameters, together or apart,
 # - show when averaging parameters *is* averaging gradients, and when it is not,
@@ -147,7 +146,7 @@ for what in ("gradients", "parameters"):
 run.timeline()
 
 # %% [markdown]
-# Two surprises. Nobody waits for anybody, and apart is hardly sooner. And in the row *together* it did not matter
+# Two surprises. Nobody waits for anybody, and apart is hardly sooner. In the row *together* it did not matter
 # what travelled. Take the second one first.
 #
 # ## Averaging parameters, averaging gradients
@@ -339,8 +338,9 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# Nothing is free. Against updates, asynchronous is never better: its gradients are old. Where all ranks are
-# equal there is no waiting to be saved, and it loses. It wins where **ranks differ**: the synchronous
+# Nothing is free. Against updates asynchronous buys nothing: the curves lie about on each other (this rate bears a staleness of 3), and a bump in one of them
+# is noise, as the band below shows. Where all ranks are
+# equal there is hardly any waiting to be saved, either. It wins where **ranks differ**: the synchronous
 # step is as slow as its slowest rank, the server takes what it gets. And on a slow network it loses by far.
 # Why?
 #
@@ -489,14 +489,17 @@ for n_push, n_fetch in ((1, 1), (1, 4), (4, 4), (8, 8)):
 for adagrad, rates in ((False, (0.05, 0.1, 0.2, 0.4)), (True, (0.0125, 0.025, 0.05, 0.1))):
     losses = [f"{rate}: {train(8, 1, 32, rate, 1, 1, adagrad)[1]:.3f}" for rate in rates]
     print("Adagrad" if adagrad else "SGD    ", *losses, sep="   ")
-
-# %%
 for alone in (0, 4, 8):
     run, loss = train(8, 1, 32, 0.2, 1, 1, False, alone)
     print(f"SGD, rate 0.2, alone for {alone} steps: {run.time_s * 1e3:.1f} ms, loss {loss:.3f}")
 
 # %% [markdown]
-# TEXT1
+# Talking less is cheap in bytes and dear in loss: a sum of eight gradients comes as one long step, and an old one.
+# Adagrad is the remedy: its best loss is lower, and around it a factor of 2 in the rate does little. (The two have
+# other units, so compare rows, not columns.) Early gradients are the largest and would throw theta far off. Adagrad
+# makes a step of about `rate` of each, whatever its size. So the paper found it "key" for Downpour. The warm start
+# is *not* clear here: once better, once worse. Rate 0.2 is at the edge, where the order of arrival decides;
+# below we see how much. The paper used it for models that diverged without.
 #
 # ## A replica is lost
 #
@@ -518,14 +521,23 @@ except simlib.SimlibError as error:
 run.timeline(between=(0.02, 0.04))
 
 # %% [markdown]
-# TEXT2
+# The loss is hardly worse, 37 gradients short, and the others kept their pace. The shards were in the `recv` that names
+# no source: it goes on waiting for the living, and notices nothing. Only when a replica has said goodbye do they ask
+# for each one left *by name*; that recv raises, as the connection of the dead is closed, and `except` strikes it off
+# the list. Without this the shards would wait for a goodbye that never comes. Synchronous ranks raise in the all_reduce, and training is over
+# (until lesson 14). On real ranks, with a real SIGKILL:
 
 # %% tags=["nbval-ignore-output"]
 run = simlib.run(downpour, 5, (2, 400, 0.05), kill={4: 0.15}, on_death="continue")
 print(f"deaths {run.deaths}; loss {loss_of(torch.cat(run.results[:2])):.3f}")
 
 # %% [markdown]
-# TEXT3
+# So both engines keep the promise, with two limits. A *shard* that dies takes its part of theta along. And something is given up twice:
+#
+# | Downpour gives up | so there is no longer |
+# |---|---|
+# | one theta for a gradient's begin and end | a gradient of the theta it is applied to: steps are stale |
+# | one moment for all shards | any theta that ever was whole: a replica's parts may be of different ages, some with an update, some without |
 #
 # ## Staleness times rate
 #
@@ -565,7 +577,11 @@ axes.set_yticks(range(len(ages)), ages)
 plt.show()
 
 # %% [markdown]
-# TEXT4
+# The border falls: from one line to the next d about doubles, and the largest good rate about halves. Near it, 0.34 against 0.21 of
+# the server, luck decides: that is the same d, with other examples in another order. So **more workers want a smaller rate**; then each
+# update does less. That is the price of staleness, paid in updates, which no time per update shows.
+#
+# Try it: give `delayed` a `d` that changes (a slow worker); double `n_fetch` in `train(...)`, and halve the rate.
 #
 # ## A race by name
 #
@@ -584,7 +600,9 @@ print(f"12 seeds: loss {min(final):.3f} to {max(final):.3f}")
 run = simlib.simulate(apart, 3, ("gradients", 16, 0.2), cluster=network(3), seed=2)
 
 # %% [markdown]
-# TEXT5
+# The loss of one seed means little: compare bands, never two single runs. (Synchronous SGD has no band at all: noise moves
+# its time, not its theta.) The race is no fault here; it *is* the method. But you should know that you have it,
+# and at which line: what follows that `recv` can be repeated only if you record who came.
 #
 # ## Hogwild: the same on one machine
 #
@@ -614,4 +632,46 @@ def hogwild(threads, updates=256):
 print(*(f"{threads} threads: {hogwild(threads):.3f}" for threads in (1, 2, 4)))
 
 # %% [markdown]
-# TEXT6
+# It trains. A thread may read theta half written. The paper proves that little is lost where gradients are *sparse*, so that
+# two threads seldom write the same numbers. Ours are dense, and threads of Python take turns anyway: no proof of speed.
+#
+# ## Which one?
+#
+# | if ... | take | because |
+# |---|---|---|
+# | ranks are equal, the network is good | synchronous SGD | no staleness, no race, the same theta everywhere |
+# | some ranks are slow, now and then or always | asynchronous, smaller rate | nobody waits; or lesson 14's remedies |
+# | the network is slow, data are alike | local SGD, DiLoCo | H times fewer bytes |
+# | the network is slow, each rank has its own digits | local SGD with a small H | ranks run apart |
+# | replicas come and go | Downpour with Adagrad | a lost replica is only a smaller stream |
+# | many workers, one server | shards, until the workers' links are full | the server's link sets the pace |
+# | you must get the same result twice | synchronous | who comes first is a race |
+#
+# Large models today are trained synchronously: accelerators are equal, and their networks are fast.
+#
+# ## Your turn
+#
+# [Exercises 13](../exercises/13_asynchronous_training.ipynb): a server that counts staleness rightly, sharded pushes
+# with their bytes, local SGD with unequal shards, and three clusters to decide for.
+#
+# ## Exit ticket
+#
+# 1. Sixteen equal workers and one server: the staleness? One becomes five times as slow: the mean?
+# 2. A server can send and receive 100 MB/s, P is 25 million numbers. How many updates a second, at most?
+# 3. You cut it into ten shards, and nothing gets faster. Which link is full?
+# 4. Averaging parameters at each step: for which optimizer is it not averaging gradients, and why?
+# 5. "Asynchronous SGD is model parallel." What two questions are mixed?
+# 6. Why does a shard not notice that a replica has died?
+#
+# <details><summary>Answers</summary>
+#
+# 1. 15; still 15, but its own gradients are older.
+# 2. One update is 100 MB in and 100 MB out, one after the other: one every two seconds.
+# 3. That of the workers, each of which still sends and fetches all of theta.
+# 4. Adam: it divides by the root of a mean of squares, so its step is not linear in the gradient.
+# 5. *When* ranks meet, and *what* each of them holds.
+# 6. Its recv waits for anybody; the others still come.
+#
+# </details>
+#
+# **Next:** stragglers and failures, in lesson 14 (to come).
