@@ -165,7 +165,7 @@ def push_and_fetch(rank, world_size, S, P, pieces, x):
         return (a, b) if a < b else None
 
     if rank < S:
-        begin, old = edges[rank], x.clone()
+        begin = edges[rank]
         common = {k: shared(rank, k) for k in range(len(pieces)) if shared(rank, k)}
         for k, (a, b) in common.items():
             came = torch.empty(b - a)
