@@ -310,7 +310,7 @@ def local_sgd(rank, world_size, theta, rows, targets, H, rounds, rate):
 
 
 # %% role="check" question="local_sgd" points=3
-ROWS = [3, 1, 0, 6, 2]
+ROWS = [3, 0, 1, 6, 2]
 
 
 def problem(rank, world_size, rows=ROWS, seed=0):
@@ -385,119 +385,124 @@ print(measure(local_sgd, lambda rank, n: problem(rank, n, hidden_rows, seed)))
 # %% [markdown]
 # ## 4. Together or apart? (★★, 20 minutes, 3 points)
 #
-# Four workers; rank 1 takes `slow` times `step_s` for a gradient, the others `step_s`. Together they need
-# `steps` steps, each with a ring `all_reduce` of `nbytes`, each of whose 6 rounds takes `latency_s` + `nbytes` / 4 /
-# `bandwidth_Bps`. Apart, with a server as in lesson 13, they need `updates` updates. Return whichever reaches the loss first, `"together"` or
-# `"apart"`. Send nothing.
+# Each of `clusters` is a dict. Of four workers rank 1 takes `slow` times `step_s` for a gradient, the others `step_s`.
+# Together they need `steps` steps, each with a ring of 6 rounds of `nbytes` / 4. Apart, with a server as in lesson 13, they need
+# `updates` updates. A message takes `latency_s` + its bytes / `bandwidth_Bps`. Return a list: `"together"` or
+# `"apart"` for each cluster, whichever reaches the loss first. Send nothing.
 
 
 # %% role="answer" question="choose" points=3
-def choose(rank, world_size, slow, step_s, nbytes, latency_s, bandwidth_Bps, steps, updates):
-    """Return "together" or "apart", whichever reaches the loss first.
+def choose(rank, world_size, clusters):
+    """Return a list of "together" and "apart", one for each cluster.
 
-    Each rank is asked about a cluster of its own. A message takes latency_s + nbytes /
-    bandwidth_Bps; the server receives and sends one after the other.
+    A cluster has the keys slow, step_s, nbytes, latency_s, bandwidth_Bps, steps and updates. The
+    server receives and sends one message after the other.
     """
     ### BEGIN SOLUTION
-    together_s = steps * (slow * step_s + 6 * (latency_s + nbytes / 4 / bandwidth_Bps))
-    message_s = latency_s + nbytes / bandwidth_Bps
-    per_s = 3 / (step_s + 2 * message_s) + 1 / (slow * step_s + 2 * message_s)
-    apart_s = updates / min(per_s, 1 / (2 * message_s))
-    return "together" if together_s < apart_s else "apart"
+    answers = []
+    for c in clusters:
+        step_s, slow_s = c["step_s"], c["slow"] * c["step_s"]
+        round_s = c["latency_s"] + c["nbytes"] / 4 / c["bandwidth_Bps"]
+        message_s = c["latency_s"] + c["nbytes"] / c["bandwidth_Bps"]
+        per_s = 3 / (step_s + 2 * message_s) + 1 / (slow_s + 2 * message_s)
+        together_s = c["steps"] * (slow_s + 6 * round_s)
+        apart_s = c["updates"] / min(per_s, 1 / (2 * message_s))
+        answers.append("together" if together_s < apart_s else "apart")
+    return answers
     ### END SOLUTION
 
 
 # %% role="check" question="choose" points=3
-# slow, step_s, nbytes, latency_s, bandwidth_Bps, steps, updates
+KEYS = ("slow", "step_s", "nbytes", "latency_s", "bandwidth_Bps", "steps", "updates")
 CLUSTERS = [
-    (4, 1e-3, 40_000, 1e-5, 1.25e9, 40, 200),  # a slow rank: apart
-    (4, 1e-3, 40_000, 1e-5, 1.25e8, 40, 240),  # the same, but the server's link is full: together
-    (1, 1e-3, 4_000, 1e-5, 1.25e9, 40, 150),  # equal ranks; the ring's rounds cost: apart
-    (2, 1e-3, 4_000, 1e-5, 1.25e9, 40, 300),  # staleness costs too many updates: together
-    (1, 1e-3, 400_000, 1e-5, 1.25e9, 40, 160),  # a large model: together
+    (4, 1e-3, 40_000, 1e-5, 1.25e9, 40, 200),  # a slow rank
+    (2, 1e-3, 100_000, 1e-5, 1.25e8, 40, 160),  # the server's link is full
+    (1, 1e-3, 4_000, 1e-4, 1.25e9, 40, 180),  # equal ranks, and a ring of slow rounds
+    (2, 1e-3, 4_000, 1e-5, 1.25e9, 40, 300),  # staleness costs too many updates
+    (3, 1e-3, 40_000, 1e-5, 1.25e8, 40, 150),  # a slow rank and a slow link
 ]
 
 
-def ask(rank, world_size):
-    return CLUSTERS[rank]
+def ask(rank, world_size, clusters=CLUSTERS):
+    turned = clusters[rank:] + clusters[:rank]
+    return ([dict(zip(KEYS, cluster, strict=True)) for cluster in turned],)
 
 
-def together(rank, world_size, slow, step_s, nbytes, steps):
-    x = torch.zeros(nbytes // 4)
-    for _ in range(steps):
-        simlib.compute(seconds=step_s * (slow if rank == 0 else 1))
+def together(rank, world_size, c):
+    x = torch.zeros(c["nbytes"] // 4)
+    for _ in range(c["steps"]):
+        simlib.compute(seconds=c["step_s"] * (c["slow"] if rank == 1 else 1))
         dist.all_reduce(x)
 
 
-def apart(rank, world_size, slow, step_s, nbytes, updates):
-    x = torch.zeros(nbytes // 4)
+def apart(rank, world_size, c):
+    x = torch.zeros(c["nbytes"] // 4)
     if rank == 0:
-        for update in range(updates):
+        for update in range(c["updates"]):
             src = dist.recv(x)
-            x[0] = float(update < updates - (world_size - 1))
+            x[0] = float(update < c["updates"] - (world_size - 1))
             dist.send(x, dst=src)
         return
     x[0] = 1
     while x[0]:
-        simlib.compute(seconds=step_s * (slow if rank == 1 else 1))
+        simlib.compute(seconds=c["step_s"] * (c["slow"] if rank == 1 else 1))
         dist.send(x, dst=0)
         dist.recv(x, src=0)
 
 
-def by_simulation(slow, step_s, nbytes, latency_s, bandwidth_Bps, steps, updates):
+FIRST = {}  # what was simulated already
+
+
+def by_simulation(c):
     """Which of both is first in a simulation."""
-    link = simlib.Link(latency_s, bandwidth_Bps)
-    options = [
-        {"cluster": simlib.Cluster(4, 1, inter=link), "all_reduce": "ring"},
-        {"cluster": simlib.Cluster(5, 1, inter=link)},
-    ]
-    common = slow, step_s, nbytes
-    runs = [
-        simlib.simulate(together, 4, (*common, steps), **options[0]),
-        simlib.simulate(apart, 5, (*common, updates), **options[1]),
-    ]
-    return "together" if runs[0].time_s < runs[1].time_s else "apart"
+    key = tuple(c.values())
+    if key not in FIRST:
+        link = simlib.Link(c["latency_s"], c["bandwidth_Bps"])
+        ring = {"cluster": simlib.Cluster(4, 1, inter=link), "all_reduce": "ring"}
+        runs = [
+            simlib.simulate(together, 4, (c,), **ring),
+            simlib.simulate(apart, 5, (c,), cluster=simlib.Cluster(5, 1, inter=link)),
+        ]
+        FIRST[key] = "together" if runs[0].time_s < runs[1].time_s else "apart"
+    return FIRST[key]
 
 
-def asked(*given):
-    return [by_simulation(*cluster) for cluster in zip(*given, strict=True)]
+def by_formula(c, link=True, alike=False):
+    slow, message_s = 1 if alike else c["slow"], c["latency_s"] + c["nbytes"] / c["bandwidth_Bps"]
+    step_s, slow_s = c["step_s"], slow * c["step_s"]
+    per_s = 3 / (step_s + 2 * message_s) + 1 / (slow_s + 2 * message_s)
+    apart_s = c["updates"] / (min(per_s, 1 / (2 * message_s)) if link else per_s)
+    ring_s = 6 * (c["latency_s"] + c["nbytes"] / 4 / c["bandwidth_Bps"])
+    return "together" if c["steps"] * (slow_s + ring_s) < apart_s else "apart"
 
 
-def if_judged(rule):
-    """What each rank would say by a rule of thumb."""
-    return lambda *given: [rule(*cluster) for cluster in zip(*given, strict=True)]
-
-
-def by_formula(slow, step_s, nbytes, latency_s, bandwidth_Bps, steps, updates, link=True):
-    message_s = latency_s + nbytes / bandwidth_Bps
-    per_s = 3 / (step_s + 2 * message_s) + 1 / (slow * step_s + 2 * message_s)
-    apart_s = updates / (min(per_s, 1 / (2 * message_s)) if link else per_s)
-    ring_s = 6 * (latency_s + nbytes / 4 / bandwidth_Bps)
-    return "together" if steps * (slow * step_s + ring_s) < apart_s else "apart"
+def judged(rule):
+    """What each rank must return, or would, by a rule."""
+    return lambda asked: [[rule(c) for c in clusters] for clusters in asked]
 
 
 verdict = check(
     "choose",
     choose,
     ask,
-    asked,
-    collectives(lambda *given: 0),
-    messages(lambda *given: 0, hint="Each rank can work this out for itself."),
+    judged(by_simulation),
+    collectives(lambda asked: 0, hint="Each rank can work this out for itself."),
+    messages(lambda asked: 0, hint="Each rank can work this out for itself."),
     mistakes={
-        "Always apart: nobody waits there, but each cluster has its own answer.": if_judged(
-            lambda *cluster: "apart"
+        "Always apart: nobody waits there, but not all clusters are won by that.": judged(
+            lambda c: "apart"
         ),
-        "Always together: there is no staleness, but each cluster has its own answer.": if_judged(
-            lambda *cluster: "together"
+        "Always together: nothing is stale there, but not all clusters are won by that.": judged(
+            lambda c: "together"
         ),
-        "That is so if the server's link had no limit: it receives and sends one message at a time.": (
-            if_judged(lambda *cluster: by_formula(*cluster, link=False))
+        "So it would be if the server's link had no limit: it carries one message at a time.": judged(
+            lambda c: by_formula(c, link=False)
         ),
-        "That is so if all ranks were equal: together, a step takes as long as its slowest rank.": (
-            if_judged(lambda slow, *rest: by_formula(1, *rest))
+        "So it would be if all ranks were equal: together, a step is as slow as its slowest rank.": (
+            judged(lambda c: by_formula(c, alike=True))
         ),
-        "That is by updates alone: how long does one take?": if_judged(
-            lambda *cluster: "together" if 4 * cluster[5] < cluster[6] else "apart"
+        "That is by the number of gradients alone: how long does one take?": judged(
+            lambda c: "together" if 4 * c["steps"] < c["updates"] else "apart"
         ),
     },
     points=3,
@@ -512,7 +517,7 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Apart: a worker's turn is its gradient, a message there and one back. Add up what all four do in a second.
+# Apart: a worker's turn is its gradient, a message there and one back. How many turns do all four make in a second?
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -523,15 +528,11 @@ verdict
 
 # %% role="hidden" question="choose"
 seed = 1
-print(
-    measure(
-        choose,
-        lambda rank, n: [
-            (6, 1e-3, 4_000 * (1 + seed % 3), 1e-5, 1.25e9, 40, 200),
-            (1, 1e-3, 80_000 * (1 + seed % 3), 1e-5, 1.25e8, 40, 200),
-            (1, 1e-3, 4_000, 1e-5, 1.25e9, 40, 400 + seed),
-            (3, 1e-3, 8_000, 1e-5, 1.25e9, 40, 100 + seed),
-            (2, 1e-3, 8_000, 1e-5, 1.25e9, 40, 500),
-        ][rank],
-    )
-)
+hidden_clusters = [
+    (6, 1e-3, 4_000 * (1 + seed % 3), 1e-5, 1.25e9, 40, 200),
+    (1, 1e-3, 80_000 * (1 + seed % 3), 1e-5, 1.25e8, 40, 200),
+    (1, 1e-3, 4_000, 1e-5, 1.25e9, 40, 400 + seed),
+    (3, 1e-3, 8_000, 1e-5, 1.25e9, 40, 100 + seed),
+    (2, 1e-3, 8_000, 1e-5, 1.25e9, 40, 500),
+]
+print(measure(choose, lambda rank, n: ask(rank, n, hidden_clusters)))
