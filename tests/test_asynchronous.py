@@ -94,6 +94,18 @@ def test_one_worker_and_a_server_are_sgd():
     assert alone[-1][2] == pytest.approx(LESSON["loss_of"](theta).item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("workers", [2, 4, 5])
+def test_a_loop_with_late_gradients_is_the_server(workers):
+    args = ("gradients", 16 * workers, 0.1)
+    run = simlib.simulate(apart, workers + 1, args, cluster=network(workers + 1))
+    first = min((m for m in run.trace.messages if m.dst == 0), key=lambda m: m.recv.end_s)
+    assert first.src == workers
+    loop = simlib.simulate(
+        lambda rank, world_size: LESSON["delayed"](workers - 1, 0.1, 16 * workers), 1
+    )
+    assert run.results[0][-1][2] == pytest.approx(loop.results[0], rel=1e-6)
+
+
 @pytest.mark.parametrize("workers", [4, 8, 16])
 def test_a_full_link_sets_the_pace(workers):
     run = simlib.simulate(
