@@ -115,17 +115,6 @@ def test_a_full_link_sets_the_pace(workers):
     assert run.time_s == pytest.approx(1e-3 + 64 * pair_s, rel=1e-3)
 
 
-@pytest.mark.parametrize("S", [2, 10])
-def test_for_one_replica_many_shards_are_one_server(S):
-    whole, cut = (
-        torch.cat(
-            simlib.simulate(downpour, n + 1, (n, 16, 0.1), cluster=network(n + 1)).results[:n]
-        )
-        for n in (1, S)
-    )
-    torch.testing.assert_close(cut, whole)
-
-
 @pytest.mark.parametrize("S", [1, 2, 4])
 @pytest.mark.parametrize("death_s", [0.0101, 0.03, 0.0613])
 def test_downpour_goes_on_without_a_replica(S, death_s):
