@@ -59,7 +59,6 @@ def serve(rank, world_size, order, gradient):
 # %% role="check" question="serve" points=3
 def order_and_gradient(rank, world_size):
     orders = {
-        1: [],
         2: [1, 1, 1],
         3: [1, 2, 2, 1, 2],
         4: [3, 1, 2, 3, 3, 1, 3],
@@ -107,6 +106,7 @@ verdict = check(
             ]
         ),
     },
+    worlds=range(2, 6),  # a server and a worker at least
     points=3,
 )
 verdict
@@ -133,11 +133,11 @@ seed = 1
 
 
 def hidden_order_and_gradient(rank, world_size):
-    order = [1 + (seed + k * k) % (world_size - 1) for k in range(6)] if world_size > 1 else []
+    order = [1 + (seed + k * k) % (world_size - 1) for k in range(6)]
     return order, torch.tensor([float(seed % 7), 1.0, -3.0, 2.0]) * (rank + 1)
 
 
-print(measure(serve, hidden_order_and_gradient))
+print(measure(serve, hidden_order_and_gradient, range(2, 6)))
 
 # %% [markdown]
 # ## 2. Only what is mine (★★★, 25 minutes, 4 points)
@@ -187,7 +187,6 @@ def push_and_fetch(rank, world_size, S, P, pieces, x):
 # %% role="check" question="push_and_fetch" points=4
 # by world size: shards, numbers, pieces
 LAYOUTS = {
-    1: (1, 3, []),
     2: (1, 5, [(1, 4)]),
     3: (2, 7, [(2, 6)]),
     4: (2, 9, [(0, 5), (3, 9)]),
@@ -252,6 +251,7 @@ verdict = check(
             lambda *given: after(*given, seen="own")
         ),
     },
+    worlds=range(2, 6),  # a shard and a piece at least
     points=4,
 )
 verdict
@@ -276,11 +276,11 @@ verdict
 
 # %% role="hidden" question="push_and_fetch"
 seed = 1
-hidden_layouts = {1: (1, 4, [])}
+hidden_layouts = {}
 for n in range(2, 6):
     size, first = 9 + seed % 4, seed % 3
     hidden_layouts[n] = (n // 2, size, [(first, 6 + k) for k in range(n - n // 2)])
-print(measure(push_and_fetch, lambda rank, n: layout(rank, n, hidden_layouts)))
+print(measure(push_and_fetch, lambda rank, n: layout(rank, n, hidden_layouts), range(2, 6)))
 
 # %% [markdown]
 # ## 3. Local SGD with unequal shards (★★, 15 minutes, 3 points)
