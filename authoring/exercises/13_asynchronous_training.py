@@ -278,7 +278,7 @@ verdict
 seed = 1
 hidden_layouts = {}
 for n in range(2, 6):
-    size, first = 9 + seed % 4, seed % 3
+    size, first = 9 + seed % 7, seed % 5
     hidden_layouts[n] = (n // 2, size, [(first, 6 + k) for k in range(n - n // 2)])
 print(measure(push_and_fetch, lambda rank, n: layout(rank, n, hidden_layouts), range(2, 6)))
 
