@@ -321,3 +321,36 @@ def test_trainings_that_are_none_are_refused(state, sentence):
     for function in (labs.draw_staleness, labs.staleness_lab):
         with pytest.raises(InvalidCallError, match=sentence):
             function(*state)
+
+
+# ---- what lesson 13 tells of it: (workers, slow, n_fetch, rate, message, seed)
+
+
+@pytest.mark.parametrize(
+    "state, loss, end_ms, age",
+    [
+        ((4, 3, 1, 0.2, 0.03, 0), 0.143, 82, 3.0),
+        ((4, 8, 1, 0.2, 0.03, 0), 0.142, 88, 2.9),
+        ((4, 3, 8, 0.2, 0.03, 0), 0.795, 80, 12.8),
+        ((4, 3, 8, 0.1, 0.03, 0), 0.355, 80, 12.8),
+        ((16, 3, 1, 0.05, 0.03, 0), 0.762, 19, 14.5),
+        ((4, 3, 1, 0.1, 0.5, 0), 0.242, 256, 3.0),
+        ((4, 3, 4, 0.1, 0.5, 0), 0.247, 163, 7.5),
+    ],
+)
+def test_figures_of_the_lesson_are_those_of_the_lab(state, loss, end_ms, age):
+    found = trainings_of(*state)[0]
+    assert found.loss == pytest.approx(loss, abs=6e-4)
+    assert 1e3 * found.times_s[-1] == pytest.approx(end_ms, abs=0.6)
+    assert np.mean(found.ages) == pytest.approx(age, abs=0.06)
+
+
+def test_the_seed_moves_the_loss_apart_alone():
+    one, other = zip(*(trainings_of(4, 3, 1, 0.2, 0.03, seed) for seed in range(20)), strict=True)
+    losses = [each.loss for each in one]
+    assert (min(losses), max(losses)) == pytest.approx((0.140, 0.231), abs=6e-4)
+    assert {each.losses for each in other} == {other[0].losses}
+    assert other[0].loss == pytest.approx(0.175, abs=6e-4)
+    slow, slower = (trainings_of(4, slow, 1, 0.2, 0.03, 0)[1] for slow in (3, 8))
+    ends_ms = [1e3 * each.times_s[-1] for each in (slow, slower)]
+    assert ends_ms == pytest.approx([193, 509], abs=0.6)
