@@ -219,11 +219,9 @@ def local(rank, world_size, H, alike, outer, steps=128, rate=0.2):
 def show(outer):
     how = {"cluster": network(4, gbit=1), "expand": True, "all_reduce": "ring"}
     for H in (1, 4, 16, 64):
-        one, own = (simlib.simulate(local, 4, (H, x, outer), **how) for x in (True, False))
-        print(f"H = {H:2}: {sum(m.nbytes for m in one.wire):10,} bytes,", end=" ")
-        print(
-            f"{1e3 * one.time_s:5.1f} ms; loss {one.results[0]:.3f} alike, {own.results[0]:.3f} own"
-        )
+        a, b = (simlib.simulate(local, 4, (H, alike, outer), **how) for alike in (True, False))
+        print(f"H = {H:2}: {sum(m.nbytes for m in a.wire):10,} bytes,", end=" ")
+        print(f"{1e3 * a.time_s:5.1f} ms; loss {a.results[0]:.3f} alike, {b.results[0]:.3f} own")
 
 
 show(lambda theta, agreed, momentum: theta)
