@@ -10,7 +10,7 @@ import torch
 import simlib
 
 ROOT = Path(__file__).resolve().parent.parent
-CONSTANTS = {"SHAPES", "SIZES", "OPTIMIZERS", "P", "images"}
+CONSTANTS = {"SHAPES", "SIZES", "OPTIMIZERS", "P", "images", "WHAT"}
 CONSTANTS |= {"(images, labels)", "(PUSH, FETCH, GOODBYE)"}
 
 
@@ -127,19 +127,113 @@ def test_downpour_goes_on_without_a_replica(S, death_s):
     assert of_replicas(lost, S) < of_replicas(whole, S) + 0.1 < 0.5
 
 
-def test_downpour_goes_on_on_real_ranks():
-    run = simlib.run(downpour, 5, (2, 400, 0.05), kill={4: 0.1}, on_death="continue")
-    assert set(run.deaths) == {4}
-    assert of_replicas(run, 2) < 0.3
+@pytest.mark.parametrize("engine", ["simulate", "run"])
+@pytest.mark.parametrize("kill, reached", [({}, 0.2), ({4: 0.1}, 0.2), ({2: 0.05, 3: 0.15}, 0.3)])
+def test_other_replicas_go_on_and_reach_the_loss(engine, kill, reached):
+    """Three replicas, 400 steps each: with one lost as with all; a single one has a third."""
+    death = {"kill": kill, "on_death": "continue"} if kill else {}
+    run = getattr(simlib, engine)(downpour, 5, (2, 400, 0.05), **death)
+    assert set(run.deaths) == set(kill)
+    assert all(run.results[rank] is None for rank in kill)
+    assert of_replicas(run, 2) < reached
 
 
-def test_figures_are_the_same_in_every_run():
-    noise = {"slow": simlib.scale.Jitter("lognormal", spread=0.1, seed=5)}
+def test_figures_of_a_lost_replica_are_those_of_the_lesson():
     runs = [
-        simlib.simulate(apart, 4, ("gradients", 48, 0.2), cluster=network(4), **noise)
-        for _ in range(2)
+        simlib.simulate(downpour, 6, (2, 64, 0.1), cluster=network(6), **death)
+        for death in ({}, {"kill": {5: 0.03}, "on_death": "continue"})
     ]
-    assert runs[0].results == runs[1].results
-    other = {"slow": simlib.scale.Jitter("lognormal", spread=0.1, seed=6)}
-    run = simlib.simulate(apart, 4, ("gradients", 48, 0.2), cluster=network(4), **other)
-    assert run.results != runs[0].results
+    assert [of_replicas(run, 2) for run in runs] == pytest.approx([0.285, 0.295], abs=6e-4)
+    assert [1e3 * run.time_s for run in runs] == pytest.approx([69.4, 69.4], abs=0.06)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_staleness_comes_with_replicas_and_not_with_cuts(replicas, is_asked, monkeypatch):
+    if is_asked:
+        monkeypatch.setitem(LESSON, "shards_to_ask", asked_shards)
+    steps, ranks = 12, 10 + 2 * replicas
+    run = simlib.simulate(LESSON["split"], ranks, (steps, 0.1), cluster=network(ranks))
+    ages = LESSON["staleness"](run, range(10, ranks, 2))
+    assert ages[replicas:] == [replicas - 1] * replicas * (steps - 1)
+    pushed = [m for m in run.trace.messages if m.src == 11 and m.dst < 10]
+    assert len(pushed) == steps * (1 if is_asked else 10)
+    if replicas == 1:
+        theta, gradient = LESSON["start"](), LESSON["gradients"](1)
+        for _ in range(steps):
+            theta -= 0.1 * gradient(theta)
+        torch.testing.assert_close(torch.cat(run.results[:10]), theta, rtol=0, atol=1e-6)
+
+
+def asked_shards(a, b, S=10):
+    """The answer of the lesson."""
+    ends = [part.max().item() + 1 for part in torch.arange(LESSON["P"]).tensor_split(S)]
+    return [s for s in range(S) if [0, *ends][s] < b and ends[s] > a]
+
+
+def test_which_shards_hold_a_layer():
+    border = sum(LESSON["SIZES"][:2])
+    assert asked_shards(0, border) == list(range(10))
+    assert asked_shards(border, LESSON["P"]) == [9]
+
+
+def keep(theta, agreed, momentum):
+    return theta
+
+
+PROGRAMS = {
+    "together": (together, 4, ("gradients", 24, 0.2)),
+    "parameters together": (together, 3, ("parameters", 16, 0.2)),
+    "apart": (apart, 5, ("gradients", 48, 0.2)),
+    "parameters apart": (apart, 4, ("parameters", 48, 0.2)),
+    "local": (LESSON["local"], 4, (4, False, keep, 16)),
+    "Adam": (LESSON["average"], 3, ("parameters", "Adam", 8)),
+    "downpour": (downpour, 6, (2, 16, 0.1, 2, 4, True, 4)),
+    "split": (LESSON["split"], 14, (8, 0.1)),
+}
+
+
+def digits_of(run):
+    """All that a run has of figures, as text, so that the last digit counts."""
+    results = [r.tolist() if isinstance(r, torch.Tensor) else r for r in run.results]
+    return repr((results, run.time_s, list(run.bytes_sent), LESSON["staleness"](run)))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_figures_are_the_same_to_the_last_digit_in_every_run(name):
+    program, ranks, args = PROGRAMS[name]
+
+    def digits(seed):
+        noise = simlib.scale.Jitter("lognormal", spread=0.1, seed=seed)
+        options = {"cluster": network(ranks), "slow": noise}
+        return digits_of(simlib.simulate(program, ranks, args, **options))
+
+    assert digits(5) == digits(5)
+    assert digits(6) != digits(5)
+
+
+def test_figures_of_a_death_are_the_same_in_every_run():
+    death = {"kill": {5: 0.013}, "on_death": "continue", "cluster": network(6)}
+    one, other = (simlib.simulate(downpour, 6, (2, 16, 0.1), **death) for _ in range(2))
+    assert digits_of(one) == digits_of(other)
+
+
+def test_a_band_is_as_wide_as_its_seeds_make_it():
+    """Twenty seeds: losses apart differ, together they do not."""
+
+    def losses(program, ranks, steps, seed):
+        noise = simlib.scale.Jitter("lognormal", spread=0.1, seed=seed)
+        options = {"cluster": network(ranks), "slow": noise}
+        run = simlib.simulate(program, ranks, ("gradients", steps, 0.2), **options)
+        return [loss for _, _, loss in run.results[0]]
+
+    band = [losses(apart, 5, 48, seed)[-1] for seed in range(20)]
+    assert len(set(band)) > 15
+    assert len({tuple(losses(together, 4, 12, seed)) for seed in range(5)}) == 1
+
+
+def test_the_race_is_named_with_its_line():
+    run = simlib.simulate(apart, 3, ("gradients", 16, 0.2), cluster=network(3), seed=2)
+    (race,) = [finding for finding in run.findings if finding.kind == "race"]
+    assert "recv(src=any)" in race.message
+    assert [(site.function, site.lineno) for site in race.sites.values()] == [("apart", 6)]

@@ -145,7 +145,7 @@ for what in WHAT:
     for when, run in runs.items():
         update, time_s, loss = run.results[0][-1]
         print(f"{what:10} {when:8}: {time_s * 1e3:5.1f} ms, loss {loss:.4f}")
-run.timeline()
+run.timeline(between=(0, 8e-3))
 
 # %% [markdown]
 # Two surprises. Nobody waits for anybody, and apart is hardly sooner. In the row *together* it did not matter
@@ -286,7 +286,7 @@ for shift, (name, run) in enumerate({"equal": equal, "rank 1 slow": slow}.items(
     ages = staleness(run)
     print(f"{name:11}: mean {sum(ages) / 256:.3f}, largest {max(ages)}")
     counts = [ages.count(age) for age in range(13)]
-    axes.bar([age + 0.4 * shift for age in range(13)], counts, 0.4, label=name)
+    axes.bar([age + 0.4 * shift - 0.2 for age in range(13)], counts, 0.4, label=name)
 axes.set(xlabel="staleness (updates)", ylabel="gradients")
 axes.legend(frameon=False)
 plt.show()
@@ -577,7 +577,7 @@ try:
     simlib.simulate(together, 6, ("gradients", 64, 0.1), **death, cluster=network(6))
 except simlib.SimlibError as error:
     print("synchronous:", str(error).splitlines()[0])
-run.timeline(between=(0.02, 0.04))
+run.timeline(between=(0.027, 0.034))
 
 # %% [markdown]
 # The loss is hardly worse, 37 gradients short, and the others kept their pace. The shards were in the `recv` that names
