@@ -158,6 +158,7 @@ def test_staleness_comes_with_replicas_and_not_with_cuts(replicas, is_asked, mon
     assert ages[replicas:] == [replicas - 1] * replicas * (steps - 1)
     pushed = [m for m in run.trace.messages if m.src == 11 and m.dst < 10]
     assert len(pushed) == steps * (1 if is_asked else 10)
+    assert sum(m.nbytes for m in pushed) == 4 * steps * (663 if is_asked else LESSON["P"])
     if replicas == 1:
         theta, gradient = LESSON["start"](), LESSON["gradients"](1)
         for _ in range(steps):

@@ -516,7 +516,8 @@ for replicas in (1, 2):
     print(f"whole x {replicas}: staleness {sum(ages) / 128:.2f}, loss {loss:.4f}")
     R = 10 + 2 * replicas
     run = simlib.simulate(split, R, (128 // replicas, 0.1), cluster=network(R))
-    ages, loss = staleness(run, (10, 12)), loss_of(torch.cat(run.results[:10])).item()
+    ages = staleness(run, (10, 12))  # of the ranks that hold layer 1
+    loss = loss_of(torch.cat(run.results[:10])).item()
     print(f"split x {replicas}: staleness {sum(ages) / 128:.2f}, loss {loss:.4f};", end=" ")
     asked = [m.nbytes for m in run.trace.messages if m.src == 11 and m.dst < 10]
     print(f"rank 11 pushes {sum(asked):9,} bytes in {len(asked)} messages")
@@ -524,8 +525,8 @@ for replicas in (1, 2):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `if begins[s] < b and ends[s] > a`: all ten for layer 1, shard 9 alone for layer 2. The losses stay, and a tenth of rank 11's
-# messages is left. (Half of what shard 9 holds is still layer 1. Exercise 2 leaves that out, too.)
+# `if begins[s] < b and ends[s] > a`: all ten for layer 1, shard 9 alone for layer 2. The losses stay, and rank 11
+# pushes 339,456 bytes in 128 messages, a tenth. (Half of what shard 9 holds is still layer 1. Exercise 2 leaves that out, too.)
 #
 # </details>
 #
@@ -580,7 +581,7 @@ except simlib.SimlibError as error:
 run.timeline(between=(0.027, 0.034))
 
 # %% [markdown]
-# The loss is hardly worse, 37 gradients short, and the others kept their pace. The shards were in the `recv` that names
+# The loss is hardly worse, though all later gradients of rank 5 are missing, and the others kept their pace. The shards were in the `recv` that names
 # no source: it goes on waiting for the living, and notices nothing. Only when a replica has said goodbye do they ask
 # for each one left *by name*; that recv raises, as the connection of the dead is closed, and `except` strikes it off
 # the list. Without this the shards would wait for a goodbye that never comes. Synchronous ranks raise in the all_reduce, and training is over
@@ -597,7 +598,7 @@ run = simlib.run(downpour, 5, (2, 400, 0.05), kill={4: 0.15}, on_death="continue
 print(f"deaths {run.deaths}; loss {loss_of(torch.cat(run.results[:2])):.3f}")
 
 # %% [markdown]
-# So both engines keep the promise, with two limits. A *shard* that dies takes its part of theta along. And something is given up twice:
+# So both engines keep the promise, with two limits. A *shard* that dies takes its part of theta along. And two guarantees are given up:
 #
 # | Downpour gives up | so there is no longer |
 # |---|---|
@@ -608,8 +609,8 @@ print(f"deaths {run.deaths}; loss {loss_of(torch.cat(run.results[:2])):.3f}")
 #
 # When does it diverge? To see it alone, take a loop on a single rank, in which each gradient is exactly d updates
 # old: d + 1 equal workers, and no network. (They come in the order in which our server happened to take them, the last one
-# first.) Each field is the loss after 256 updates. What shape will the
-# border have?
+# first.) Each field is the loss after 256 updates. What shape has the
+# border between what trains and what does not?
 
 # %%
 guess = None  # how does the largest good rate depend on d?
@@ -638,7 +639,7 @@ axes.set_yticks(range(len(ages)), ages)
 plt.show()
 
 # %% [markdown]
-# The first line says that the loop *is* our server. And the border falls: as d about doubles from line to line, the largest good
+# The printed line says that the loop *is* our server. And the border falls: as d about doubles from line to line, the largest good
 # rate about halves. So **more workers want a smaller rate**, and each update does less. That is the price of staleness: it is paid
 # in updates, and no figure of updates per second shows it.
 #
@@ -749,7 +750,7 @@ print(*(f"{threads} threads: {hogwild(threads):.3f}" for threads in (1, 2, 4)))
 # ## Your turn
 #
 # [Exercises 13](../exercises/13_asynchronous_training.ipynb): a server that counts staleness rightly, sharded pushes
-# with their bytes, local SGD with unequal shards, and three clusters to decide for.
+# with their bytes, local SGD with unequal shards, and five clusters to decide for.
 #
 # ## Exit ticket
 #
