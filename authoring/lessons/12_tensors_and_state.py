@@ -886,4 +886,4 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # </details>
 #
-# **Next:** ranks that do not wait for each other, in [lesson 13](13_asynchronous_training.ipynb).
+# **Next:** asynchronous training, in [lesson 13](13_asynchronous_training.ipynb).

@@ -326,11 +326,10 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# Nothing is free. Against updates asynchronous buys nothing: the curves lie about on each other (this rate bears a staleness of 3), and a bump in one of them
-# is noise, as the band below shows. Where all ranks are
-# equal there is hardly any waiting to be saved, either. It wins where **ranks differ**: the synchronous
-# step is as slow as its slowest rank, the server takes what it gets. And on a slow network it loses by far.
-# Why?
+# Nothing is free. Against updates asynchronous buys nothing: the curves lie about on each other (this rate
+# bears a staleness of 3), and a bump in one of them is noise, as the band below shows. Where all ranks are
+# equal there is hardly any waiting to be saved, either. It wins where **ranks differ**: the synchronous step is
+# as slow as its slowest rank, the server takes what it gets. And on a slow network it loses by far. Why?
 #
 # ## The server's link
 #
@@ -581,11 +580,11 @@ except simlib.SimlibError as error:
 run.timeline(between=(0.027, 0.034))
 
 # %% [markdown]
-# The loss is hardly worse, though all later gradients of rank 5 are missing, and the others kept their pace. The shards were in the `recv` that names
-# no source: it goes on waiting for the living, and notices nothing. Only when a replica has said goodbye do they ask
-# for each one left *by name*; that recv raises, as the connection of the dead is closed, and `except` strikes it off
-# the list. Without this the shards would wait for a goodbye that never comes. Synchronous ranks raise in the all_reduce, and training is over
-# (until lesson 14).
+# The loss is hardly worse, though all later gradients of rank 5 are missing, and the others kept their pace.
+# The shards were in the `recv` that names no source: it goes on waiting for the living, and notices nothing.
+# Only when a replica has said goodbye do they ask for each one left *by name*; that recv raises, as the
+# connection of the dead is closed, and `except` strikes it off the list. Without this the shards would wait for
+# a goodbye that never comes. Synchronous ranks raise in the all_reduce, and training is over (until lesson 14).
 #
 # The same on real ranks, with a real SIGKILL; and before it the staleness there. Guess its mean and the largest.
 
@@ -598,7 +597,8 @@ run = simlib.run(downpour, 5, (2, 400, 0.05), kill={4: 0.15}, on_death="continue
 print(f"deaths {run.deaths}; loss {loss_of(torch.cat(run.results[:2])):.3f}")
 
 # %% [markdown]
-# So both engines keep the promise, with two limits. A *shard* that dies takes its part of theta along. And two guarantees are given up:
+# So both engines keep the promise, with two limits. A *shard* that dies takes its part of theta along. And two
+# guarantees are given up:
 #
 # | Downpour gives up | so there is no longer |
 # |---|---|
@@ -660,10 +660,11 @@ labs.staleness_lab(workers=4, slow=3, n_fetch=1, rate=0.2)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# The end of *together* moves from 193 to 509 ms, *apart* from 82 to 88. With n_fetch 8 it takes 80 ms, so nothing is gained: the mean
-# staleness rises from 3.0 to 12.8, the loss from 0.143 to 0.795, and half the rate makes that 0.355. Sixteen
-# bear hardly 0.05: 0.762 apart. With slow messages n_fetch 4 needs 163 ms in place of 256, for 0.247 in place of 0.242. And
-# the seed moves the loss apart between 0.140 and 0.231; together it is 0.175 always.
+# The end of *together* moves from 193 to 509 ms, *apart* from 82 to 88. With n_fetch 8 it takes 80 ms, so
+# nothing is gained: the mean staleness rises from 3.0 to 12.8, the loss from 0.143 to 0.795, and half the rate
+# makes that 0.355. Sixteen bear hardly 0.05: 0.762 apart. With slow messages n_fetch 4 needs 163 ms in place of
+# 256, for 0.247 in place of 0.242. And the seed moves the loss apart between 0.140 and 0.231; together it is
+# 0.175 always.
 #
 # </details>
 #
