@@ -124,6 +124,12 @@ GROUPS = (
         untouched=1 / 3,
     ),
     Group(
+        "programs of lesson 13",
+        ("tests/test_asynchronous.py",),
+        ("authoring/lessons/13_asynchronous_training.py", "simlib/clockwork/deaths.py"),
+        untouched=1 / 3,
+    ),
+    Group(
         "questions",
         ("tests/test_questions.py::test_a_program_*",),
         ("docs/questions.md",),

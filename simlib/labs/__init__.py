@@ -16,6 +16,7 @@ from .mesh import draw_mesh, mesh_lab
 from .ping_pong import draw_ping_pong, fit_ping_pong, ping_pong_lab
 from .pipeline import draw_pipeline, pipeline_lab
 from .rounds import draw_rounds, rounds_lab
+from .staleness import draw_staleness, staleness_lab
 from .world_sizes import draw_world_size, simulate_sizes, world_size_lab
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "draw_ping_pong",
     "draw_pipeline",
     "draw_rounds",
+    "draw_staleness",
     "draw_world_size",
     "fit_ping_pong",
     "mesh_lab",
@@ -34,5 +36,6 @@ __all__ = [
     "pipeline_lab",
     "rounds_lab",
     "simulate_sizes",
+    "staleness_lab",
     "world_size_lab",
 ]
