@@ -1,0 +1,711 @@
+# %% [markdown]
+# # 14 Stragglers and failures
+#
+# So far all ranks were equally fast, and all lived to the end. On a thousand devices neither holds for a
+# day. In this lesson (110 minutes) you will
+#
+# - find out from a trace which rank keeps the others waiting,
+# - predict how much is lost where *nobody* is slow, but all are now and then,
+# - run four remedies side by side, and see what each of them costs,
+# - kill ranks, and read what the survivors read,
+# - derive how often to save, and hold the formula against deaths that are drawn,
+# - have `torchrun` restart a training, for real: it fails, you mend it, it ends with the same weights,
+# - look for faults that raise no error.
+#
+# ## Who is it?
+#
+# Eight ranks train together; one of them computes half as fast as the others. Look at the picture before
+# you look at any number. Who is it, and which share of the time is lost?
+
+# %%
+import inspect
+import math
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+import simlib
+from simlib import scale
+
+
+def equal_work(rank, world_size, steps):
+    for _ in range(steps):
+        simlib.compute(seconds=0.01)
+        dist.all_reduce(torch.ones(250_000))
+
+
+# %%
+guess = None  # the rank
+run = simlib.simulate(equal_work, 8, (3,), slow={21**2 % 8 + 4: 2})
+run
+
+# %% [markdown]
+# A straggler is the one who *never waits*. All others show hatched time in front of every all_reduce:
+# they have come, and somebody has not. `run.states` says the same in numbers, where pictures are too large.
+# The one who looks busiest is the cause; those who look idle, and complain, are the victims.
+
+# %%
+print(run.states)
+waited = run.states.waiting_s
+print(f"least waiting: rank {waited.argmin()}; lost by all: {waited.sum() / run.time_s / 8:.0%}")
+
+# %% [markdown]
+# One rank in eight is slow, and everybody's step takes 20 ms in place of 10: a step lasts as long as its
+# **maximum**. A thousand ranks would lose a thousand times as much by the same rank.
+#
+# ## Nobody is slow
+#
+# Now all ranks are equally fast *on average*, but each piece of computing takes a time of its own: a page
+# that has to be read, a hot chip, another process. Let a piece take exponential times with a mean of 10 ms
+# (a bad case; a milder one comes below). `slow=` takes such noise with a seed. No rank's mean grows with R.
+# Does the step's?
+
+# %%
+guess = None  # ms for a step on 1, 4, 16 ranks
+FREE = simlib.Link(0, math.inf)
+
+
+def noisy(R, jitter, steps=100):
+    cluster = simlib.Cluster(R, 1, FREE)
+    return simlib.simulate(equal_work, R, (steps,), cluster=cluster, slow=jitter).time_s / steps
+
+
+for R in (1, 4, 16):
+    seen_s = np.mean([noisy(R, scale.Jitter("exponential", spread=1, seed=s)) for s in (1, 2, 3)])
+    harmonic = sum(1 / k for k in range(1, R + 1))
+    print(f"{R:2} ranks: {seen_s * 1e3:.1f} ms a step, E[max] {10 * harmonic:.1f} ms")
+
+# %% [markdown]
+# It does. Derive it: while k of R ranks still compute, the first of them is done after a time with mean
+# $\mu/k$ (k independent clocks run; exponential times have no memory). So the last one is done after
+#
+# $$E[\max] = \mu \Big(\frac1R + \frac1{R-1} + \dots + 1\Big) = \mu H_R \approx \mu\,(\ln R + 0.58)$$
+#
+# It never stops growing: this is a cousin of Amdahl's law. `scale.expected_max` has it for every
+# distribution, by an integral. The twin: the residual of the sum; and beside it a *broken* assumption. Here all
+# ranks are held up *together* (one switch, one file system). What is E[max] then?
+
+# %%
+guess = None
+for R in (4, 1000):
+    harmonic = sum(1 / k for k in range(1, R + 1))
+    residual = scale.expected_max(R, "exponential", spread=1) - harmonic
+    print(f"{R:4} ranks: residual below 1e-9: {abs(residual) < 1e-9}")
+
+
+def together(rank, k, random):
+    return float(np.random.default_rng(k).exponential())  # the same for all ranks
+
+
+print(f"together, 16 ranks: {noisy(16, scale.Jitter(together)) * 1e3:.1f} ms a step")
+
+# %% [markdown]
+# Ranks that are slow together lose nothing to each other: the mean of one rank (10 ms, here of 100 draws).
+# *Independence* makes the maximum grow. And mild noise? A tenth, with a long tail (`lognormal`):
+
+# %%
+Rs = [2**k for k in range(14)]
+figure, axes = plt.subplots(figsize=(7, 3))
+for spread in (0.05, 0.1, 0.2):
+    axes.plot(Rs, scale.expected_max(Rs, "lognormal", spread=spread), label=f"spread {spread}")
+seen = [noisy(R, scale.Jitter("lognormal", spread=0.1, seed=1)) / 0.01 for R in (2, 8, 32)]
+axes.plot([2, 8, 32], seen, "o", color="C1", label="simulated, 0.1")
+axes.set(xscale="log", xlabel="ranks", ylabel="time of a step / mean of one rank", ylim=0.95)
+axes.legend(frameon=False)
+plt.show()
+print("10,000 ranks, spread 0.1:", round(scale.expected_max(10_000, spread=0.1), 2))
+
+# %% [markdown]
+# With a tenth of noise, 10,000 ranks wait for almost half of a step's computing. No profile of one rank shows
+# it.
+#
+# ## Remedy 1: shards by speed
+#
+# Four ranks fit a softmax to 784 pixels of digits, 80 examples a step, rank 3 half as fast. Three attempts:
+#
+# - **rates**: one often reads that *dynamic load balancing* means a lower learning rate for the slow worker;
+# - **speed**: each rank gets examples by its speed, and gradients are averaged as ever;
+# - **weighted**: the same, each mean weighted by its examples.
+#
+# For each: how long do ten steps take, and how far are the weights from those of one process?
+
+# %%
+guess = None  # ms, and equal to one process or not
+images, labels = simlib.digits.load()[0][:800]
+X = images.flatten(1)
+
+
+def gradient(W, x, y):
+    return x.T @ (torch.softmax(x @ W, 1) - F.one_hot(y, 10)) / len(x)
+
+
+def train_shards(rank, world_size, shares, weigh=True, rates=(1, 1, 1, 1)):
+    W, B, first = torch.zeros(784, 10), sum(shares), sum(shares[:rank])
+    for step in range(10):
+        mine = slice(B * step + first, B * step + first + shares[rank])
+        simlib.compute(seconds=0.5e-3 * shares[rank])
+        g = gradient(W, X[mine], labels[mine])
+        g *= shares[rank] / B if weigh else 1 / world_size
+        dist.all_reduce(g)
+        W -= 0.5 * rates[rank] * g
+    return W
+
+
+# %%
+alone = simlib.simulate(train_shards, 1, ([80],)).results[0]
+attempts = {
+    "equal": ([20] * 4,),
+    "rates": ([20] * 4, True, (1, 1, 1, 0.5)),
+    "speed": ([23, 23, 23, 11], False),
+    "weighted": ([23, 23, 23, 11],),
+}
+for name, args in attempts.items():
+    run = simlib.simulate(train_shards, 4, args, slow={3: 2})
+    off, apart = (
+        max((W - other).abs().max() for W in run.results) for other in (alone, run.results[0])
+    )
+    print(f"{name:8} {run.time_s * 1e3:.0f} ms; as one process: {bool(off < 1e-5)};", end=" ")
+    print(f"all ranks alike: {bool(apart == 0)}")
+
+# %% [markdown]
+# A learning rate changes what is done with a gradient, not how long it takes to get: not a millisecond is
+# won, and the replicas *drift apart*, which no later step mends. Shards by speed win the time. Only the weighted mean
+# is that of one process: $\sum_r \frac{n_r}{B}\, g_r$. (A plain mean lets an example of the slow rank count
+# 23/11 times as much.)
+#
+# *Dynamic* it becomes when the shares come from measured seconds, again and again. **Now you write it**: the seconds per
+# example of each rank, and B, give the shares. They add up to B.
+
+
+# %%
+def shares_of(seconds_per_example, B):
+    return [B // len(seconds_per_example)] * len(seconds_per_example)  # replace me
+
+
+times = [0.5e-3, 0.5e-3, 0.5e-3, 1e-3]
+mine = shares_of(times, 80)
+slowest_s = max(n * s for n, s in zip(mine, times, strict=True))
+print(mine, f"add up to 80: {sum(mine) == 80}; a step computes {slowest_s * 1e3:.1f} ms")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# The speeds are `v = [1 / s for s in seconds_per_example]`; the shares `[round(B * each / sum(v)) for each in
+# v]`. Rounding may miss B by a few: give what is left over to those whose share was cut most. Exercise 2 asks
+# for the best shares.
+#
+# </details>
+#
+# ## Remedy 2: a work queue
+#
+# Where pieces of work do not depend on each other (validation, a search, preparing data), nobody has to predict
+# speeds. Rank 0 hands out the next piece to whoever asks, by a receive of *any* source. 40 pieces of 5,
+# 10 or 15 ms; then one rank three times as slow. What does asking cost when all are equal? (In the queue rank 0
+# only hands out: four work.)
+
+# %%
+guess = None  # ms: divided beforehand, queue; all equal, one slow
+
+
+def beforehand(rank, world_size, pieces):
+    for number in range(rank, pieces, world_size):
+        simlib.compute(seconds=0.005 * (1 + number % 3))
+    dist.barrier()
+
+
+def queue(rank, world_size, pieces):
+    ask, answer, done = torch.zeros(1), torch.zeros(1), 0
+    if rank == 0:
+        for number in range(pieces + world_size - 1):
+            answer[0] = number if number < pieces else -1
+            dist.send(answer, dst=dist.recv(ask))  # recv says from whom it came
+        return None
+    while True:
+        dist.send(ask, dst=0)
+        dist.recv(answer, src=0)
+        if answer < 0:
+            return done
+        simlib.compute(seconds=0.005 * (1 + int(answer) % 3))
+        done += 1
+
+
+# %%
+for function in (beforehand, queue):
+    for slow in ({}, {3: 3}):
+        run = simlib.simulate(function, 5, (40,), slow=slow)
+        print(f"{function.__name__:10} slow {str(slow):6}: {run.time_s * 1e3:5.1f} ms", end=" ")
+        print("" if run.results[1] is None else f"pieces: {run.results[1:]}")
+
+# %% [markdown]
+# Divided beforehand, the slow rank's list decides. In the queue it simply asks less often, and the end is late by at
+# most one piece.
+#
+# ## Remedy 3: backup workers
+#
+# In training, steps do depend on each other. But does a step need *all* gradients? Chen et al. (2016, arXiv
+# 1604.00981) start k workers more than needed, and each step takes the first $R - k$ gradients; late ones are thrown
+# away. Four workers and a server. Worker 4 has all the sevens, and is slow. What happens to the time, what to
+# the sevens?
+
+# %%
+guess = None
+sevens = labels == 7
+others = (~sevens).nonzero().flatten()
+PARTS = {w: others[w - 1 :: 3] for w in (1, 2, 3)} | {4: sevens.nonzero().flatten()}
+
+
+def with_backup(rank, world_size, k, steps):
+    R, state, got = world_size - 1, torch.zeros(7841), torch.empty(7841)
+    while rank > 0 and state[-1] < steps:  # state: weights, and the number of the step
+        x, y = X[PARTS[rank]], labels[PARTS[rank]]
+        simlib.compute(seconds=0.01)
+        g = gradient(state[:-1].view(784, 10), x, y) * len(x) / 200
+        dist.send(torch.cat([g.flatten(), state[-1:]]), dst=0)
+        dist.recv(state, src=0)
+    for step in range(steps if rank == 0 else 0):
+        senders, total = [], torch.zeros(7840)
+        while len(senders) < R - k:
+            src = dist.recv(got)
+            if got[-1] == step:
+                senders, total = [*senders, src], total + got[:-1]
+            else:
+                dist.send(state, dst=src)  # too late: go on with the weights of now
+        state[:-1] -= 0.5 * total / len(senders)
+        state[-1] += 1
+        for src in senders:
+            dist.send(state, dst=src)
+    for _ in range(k if rank == 0 else 0):  # who is late in the last step
+        dist.send(state, dst=dist.recv(got))
+    return state[:-1].view(784, 10)
+
+
+# %%
+test_images, test_labels = simlib.digits.load()[1][:]
+for k in (0, 1):
+    run = simlib.simulate(with_backup, 5, (k, 20), slow={4: 2})
+    right = (test_images.flatten(1) @ run.results[0]).argmax(1) == test_labels
+    print(f"k = {k}: {run.time_s * 1e3:.0f} ms, right {right.float().mean():.0%},", end=" ")
+    print(f"of the sevens {right[test_labels == 7].float().mean():.0%}")
+
+# %% [markdown]
+# Nearly twice as fast, and no seven is ever known: whose gradients come last are not *sampled less*, they
+# are not in the mean at all. Backup workers are fair where any worker may be the late one, and each draws from all data.
+# With shards of their own they make a **bias**.
+#
+# A fourth remedy is a **time-out**: who is late by more than T counts as dead. That needs an answer to the
+# next question.
+#
+# ## A rank dies
+#
+# Four ranks add up gradients; rank 2 is killed after 0.5 s. What do the three others see, when? `on_death="continue"`
+# lets survivors go on, as plain Gloo does; without it simlib ends the run at once and names the dead.
+
+# %%
+guess = None  # what each survivor reads
+LIMIT = timedelta(seconds=1)
+
+
+def until_it_fails(rank, world_size, pause_s=0):
+    dist.init_process_group("gloo", timeout=LIMIT)
+    began, x = time.monotonic(), torch.ones(4)
+    try:
+        for _ in range(3):
+            time.sleep(0.3 + (pause_s if rank == 2 else 0))
+            dist.all_reduce(x)
+    except RuntimeError as error:
+        words = "closed" if "closed" in str(error) or "reset" in str(error) else "timed out"
+        words = f"rank {rank}: {words} at {time.monotonic() - began:.1f} s"
+        if rank == 2:
+            return words
+        survivors = dist.new_group([0, 1, 3], use_local_synchronization=True)
+        dist.all_reduce(y := torch.ones(1), group=survivors)
+        return words + f", then {y.item():.0f} survivors added up"
+
+
+options = {"kill": {2: 0.5}, "on_death": "continue"}
+run = simlib.simulate(until_it_fails, 4, algorithms="gloo", **options)
+print(*run.results, run.deaths, sep="\n")
+run
+
+# %% [markdown]
+# Ranks 1 and 3 exchange with rank 2, and see their connection closed. Rank 0 waits for *survivors who have
+# given up*, and learns nothing before its time limit: torch's own is 30 minutes. So synchronous training
+# stands still with one rank, and most ranks do not know why. A smaller group goes on, if the program catches the
+# error and says who is in it. (An asynchronous server just receives from others.)
+#
+# Is that what real processes do? The next cell sends a real SIGKILL to one of them. And then nobody dies,
+# but rank 2 *pauses* for 2 s. Can the others tell the difference?
+
+# %% tags=["nbval-ignore-output"]
+run = simlib.run(until_it_fails, 4, **options)
+print(*run.results, sep="\n")
+run = simlib.run(until_it_fails, 4, (2,))
+print("a pause:", *run.results, sep="\n")
+
+# %% [markdown]
+# The same words, at about the same times (another rank may stand next to the dead one). A rank that pauses is
+# told from a dead one by nothing but the limit: after it, nobody listens to rank 2 any more, and when it comes
+# back *it* finds its connections closed. A short limit kills the slow, a long one waits for the dead. Take it
+# from how long your steps really vary, not from hope.
+#
+# ## Runs that go on
+#
+# What most trainings do is simpler: save now and then; when a rank dies, end all and start all again from what
+# was saved. Whoever starts them is the launcher, `torchrun`; `restarts=` does the same here. A new attempt reads
+# `TORCHELASTIC_RESTART_COUNT`. Note the lines that
+# save: one rank writes, into a *new* file, that then takes the old one's place. (Why?)
+
+
+# %%
+def train(rank, world_size, path, dies=False):
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    step, w = torch.load(path) if os.path.exists(path) else (0, torch.zeros(4))
+    began = step
+    while step < 10:
+        if dies and (attempt, step, rank) == (0, 5, 1):
+            os._exit(9)
+        time.sleep(0.1)  # stands for a large model
+        x = torch.randn(12, 4, generator=torch.Generator().manual_seed(step))
+        g = (w - x[rank::world_size]).sum(0) / 12  # any number of ranks has the same mean
+        dist.all_reduce(g)
+        w, step = w - 0.3 * g, step + 1
+        if step % 2 == 0 and rank == 0:
+            torch.save((step, w), f"{path}.new")
+            os.replace(f"{path}.new", path)
+    return attempt, world_size, began, w
+
+
+# %%
+guess = None  # from which step; equal weights or not
+FOLDER = Path(tempfile.mkdtemp())
+
+
+undisturbed = simlib.simulate(train, 4, (FOLDER / "undisturbed",))
+options = {"kill": {2: 0.55, 1: 2.8}, "restarts": 2, "restart_s": 2}
+for fewest in (None, 2):  # None: always as many ranks
+    run = simlib.simulate(train, 4, (FOLDER / f"a{fewest}",), min_ranks=fewest, **options)
+    for each in run.attempts:
+        print(f"from {each.began_s:.2f} s: {each.world_size} ranks, died: {list(each.deaths)}")
+    last = max((w - undisturbed.results[0][3]).abs().max() for *_, w in run.results)
+    print(
+        f"began at step {run.results[0][2]}; the weights of the run without deaths: {last < 1e-6}"
+    )
+
+# %% [markdown]
+# Steps since the last checkpoint are done again, no others; the weights are those of a run without deaths, on
+# as many ranks or on fewer: that needs a mean that does not depend on the number of ranks, data that
+# depend on the step alone, and *all* state in the file (with Adam its moments, too; the state of random
+# numbers; the place in the data). And a file that is never half written: a rank that dies while it
+# writes leaves the old one in place. That is why it is renamed.
+
+# %% [markdown]
+# ## `torchrun`, for real
+#
+# `torchrun --max-restarts 1` starts real processes on this machine, and starts them again when one dies. We write
+# `train` into a script; rank 1 dies before step 5. Two ways to start it differ in the **rendezvous**, the place where
+# ranks find each other: `--master-port` alone keeps one store of addresses for the whole job; `--standalone`
+# (or `--rdzv-backend c10d`, on several nodes) makes a new one for each attempt. Does either end?
+
+# %% tags=["nbval-ignore-output"]
+guess = None
+script = FOLDER / "script.py"
+script.write_text(f"""import os, sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+{inspect.getsource(train)}
+dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+result = train(dist.get_rank(), dist.get_world_size(), sys.argv[1], dies=True)
+if dist.get_rank() == 0:
+    print("result:", *result[:3], result[3].tolist())
+os._exit(0)
+""")
+
+# %% tags=["nbval-ignore-output"]
+with socket.socket() as one:
+    one.bind(("", 0))
+    port = one.getsockname()[1]
+jobs = {}
+for how in ("--standalone", f"--master-port={port}"):
+    command = [sys.executable, "-m", "torch.distributed.run", how, "--nproc-per-node=2"]
+    command += ["--max-restarts=1", "--monitor-interval=0.1", script, FOLDER / how[2:6]]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    jobs[how[:13]] = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+
+
+# %% [markdown]
+# They take a while. Meanwhile:
+#
+# ## How often to save?
+#
+# Each checkpoint costs C seconds. Each failure costs what was not saved, and a restart. Let failures come with
+# a mean time M between them, and save after every t seconds of work. Of each second of work, the share
+# lost is about
+#
+# $$\underbrace{\frac{C}{t}}_{\text{saving}} + \underbrace{\frac{t}{2M}}_{\text{done again: half an interval}}$$
+#
+# (and what a restart takes, which does not depend on t). **Now you write it**: set the derivative to zero. Which t?
+
+# %%
+mine = None  # a function of C and M
+if mine is not None:
+    print("as Young 1974:", mine(2, 400) == scale.checkpoint_interval(2, 400, formula="young"))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# $-C/t^2 + 1/(2M) = 0$, so $t = \sqrt{2CM}$: `mine = lambda C, M: math.sqrt(2 * C * M)`. At the best t both shares
+# are equal. Daly (2006) also counts that failures hit saving and restarts: a little shorter.
+#
+# </details>
+#
+# Does that hold in runs with deaths at random? A program in `simulate`: steps of 1 s, C = 2 s, 5 s for a
+# restart. Killing a thousand runs so would take long; so below it `lasts` plays the same story in ten lines. First
+# we hold it against the simulation.
+
+
+# %%
+STEP_S, SAVE_S, RESTART_S = 1.0, 2.0, 5.0
+
+
+def saving(rank, world_size, path, steps, every):
+    step = int(path.read_text()) if path.exists() else 0
+    while step < steps:
+        time.sleep(STEP_S)
+        dist.barrier()
+        step += 1
+        if step % every == 0 and step < steps:
+            time.sleep(SAVE_S)
+            dist.barrier()
+            if rank == 0:
+                path.write_text(str(step))
+
+
+def lasts(steps, every, deaths):
+    now_s, saved = 0.0, 0
+    while saved < steps:
+        piece = min(every, steps - saved)
+        end_s = now_s + piece * STEP_S + SAVE_S * (saved + piece < steps)
+        died_s = next((death for death in deaths if now_s <= death < end_s), None)
+        now_s, saved = (end_s, saved + piece) if died_s is None else (died_s + RESTART_S, saved)
+    return now_s
+
+
+# %%
+for seed in (1, 2, 3):
+    kill = scale.times_to_failure(200, 4, horizon_s=1000, seed=seed)
+    cluster, path = simlib.Cluster(4, 1, FREE), FOLDER / f"saved{seed}"
+    options = {"kill": kill, "restarts": 9, "restart_s": RESTART_S, "cluster": cluster}
+    run = simlib.simulate(saving, 4, (path, 100, 10), **options)
+    end_s = run.began_s + run.time_s
+    off_s = abs(end_s - lasts(100, 10, sorted(kill.values())))
+    print(f"{len(run.attempts) - 1} deaths: {end_s:.1f} s; residual below 1e-6 s: {off_s < 1e-6}")
+
+# %% [markdown]
+# Now 200 drawn lives for each interval and three values of M; the interval that does best there against
+# Young's and Daly's. The points are simulated, the lines `scale.goodput`. (Near its best a curve is flat and
+# the points scatter, so we read the best off a smooth curve through all points.)
+
+# %%
+guess = None  # within how many percent?
+figure, axes = plt.subplots(figsize=(7, 3.4))
+for number, M in enumerate((100, 400, 1600)):
+    random, work = np.random.default_rng(14), 10 * M
+    lives = [np.cumsum(random.exponential(M, 60)).tolist() for _ in range(200)]
+    daly = scale.checkpoint_interval(SAVE_S, M)
+    every = [round(daly * factor) for factor in np.geomspace(0.35, 3, 11)]
+    seen = [work / np.mean([lasts(work, each, life) for life in lives]) for each in every]
+    smooth, fine = np.polyfit(np.log(every), seen, 3), np.linspace(*np.log(every)[[0, -1]], 999)
+    best = math.exp(fine[np.polyval(smooth, fine).argmax()])
+    young = scale.checkpoint_interval(SAVE_S, M, formula="young")
+    print(
+        f"M = {M:4} s: best {best:5.1f} s, Young {young:5.1f} ({young / best - 1:+.0%}),", end=" "
+    )
+    print(f"Daly {daly:5.1f} ({daly / best - 1:+.0%})")
+    axes.plot(every, seen, "o", color=f"C{number}", label=f"M = {M} s")
+    axes.plot(every, scale.goodput(every, SAVE_S, M, restart_s=RESTART_S), color=f"C{number}")
+    axes.axvline(daly, color=f"C{number}", linestyle=":")
+axes.set(xscale="log", xlabel="seconds of work between checkpoints", ylabel="goodput")
+axes.legend(frameon=False, loc="lower right")
+plt.show()
+
+# %% [markdown]
+# The dotted lines (Daly) stand at the tops. Half or twice the best interval costs a few percent only: it need not be
+# known well. At scale: a rank fails once in M years, R ranks R times as often. Meta report (Grattafiori et al.
+# 2024, arXiv 2407.21783) 419 unexpected interruptions in 54 days on 16,384 GPUs. What is that for one GPU? And
+# what is left of the time on 10,000 ranks if a checkpoint takes a minute, or 5 s?
+
+# %%
+guess = None
+gpu_s = 54 * 86_400 * 16_384 / 419
+print(f"one GPU: {gpu_s / 86_400 / 365:.1f} years; 16,384: {gpu_s / 16_384 / 3600:.1f} hours")
+for ranks in (100, 10_000, 100_000):
+    for save_s in (60, 5):
+        t = scale.checkpoint_interval(save_s, gpu_s, ranks)
+        left = scale.goodput(t, save_s, gpu_s, ranks, restart_s=300)
+        print(f"{ranks:7,} ranks, C = {save_s:2} s: every {t / 60:5.1f} min, goodput {left:.1%}")
+
+# %% [markdown]
+# ## Cheaper checkpoints
+#
+# So C is worth work. **Sharded**: each rank writes its own part, all at the same time. `torch.distributed.checkpoint`
+# (DCP) does it, and keeps which part of which tensor is where: the parts may be read by *another* number of ranks.
+# **Asynchronous** (`dcp.async_save`): copy to memory, go on training, write meanwhile: C shrinks to the
+# copy. A model saved by 4 ranks of FSDP2 (lesson 12), loaded by 3:
+
+
+# %%
+def sharded(rank, world_size, folder, load):
+    torch.manual_seed(load)  # other weights, if nothing were loaded
+    net = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12))
+    fully_shard(net)
+    state = {"model": get_model_state_dict(net)}
+    dcp.load(state, checkpoint_id=folder) if load else dcp.save(state, checkpoint_id=folder)
+    return torch.cat([p.full_tensor().flatten() for p in net.parameters()])
+
+
+four = simlib.simulate(sharded, 4, (FOLDER / "parts", False)).results[0]
+three = simlib.simulate(sharded, 3, (FOLDER / "parts", True)).results[0]
+print(sorted(path.name for path in (FOLDER / "parts").iterdir()))
+print("the same on 3 ranks:", torch.equal(four, three))
+
+
+# %% [markdown]
+# ## What came of `torchrun`
+#
+# Both jobs have had their time. The errors of each attempt, or the result of rank 0:
+
+# %% tags=["nbval-ignore-output"]
+for how, job in jobs.items():
+    lines = job.communicate(timeout=100)[0].splitlines()
+    told = [line for line in lines if "result:" in line or "RuntimeError:" in line]
+    print(how, f"ended with {job.returncode}", *(line[:150] for line in told), sep="\n   ")
+print("undisturbed:", undisturbed.results[0][3].tolist())
+
+# %% [markdown]
+# With one store for all attempts the restarted ranks read addresses there *of ranks that are dead*: "Connection
+# refused", or a time-out. It looks like a network problem, and is a stale rendezvous. With a new store for each
+# attempt the job ends well, with the weights of the run without deaths. So a restart that was never tried is
+# none: kill a rank on purpose before you need it.
+#
+# With `--nnodes=3:4` torchrun goes on with three nodes of four, as `min_ranks=` above. Where a *node* is gone with
+# its launcher, somebody above must act: under Slurm a job handed in by `sbatch --requeue` is handed in again when a
+# node fails. Both only start it: what it continues from is your checkpoint.
+#
+# ## Faults that raise nothing
+#
+# A bit flips in the memory of one device: no exception, no death. Rank 2 of four has one of four faults in step 3,
+# and in each step all ranks look at three things: are all weights alike (a **checksum**), are the norms of the
+# gradients near each other *before* the sum, is everything finite *after* it? Which look sees which fault?
+
+# %%
+guess = None
+
+
+def flip(x, bit):
+    x.view(torch.int32)[5] ^= 1 << bit
+
+
+def faulty(rank, world_size, fault):
+    w, seen, random = torch.ones(8), [], torch.Generator().manual_seed(rank)
+    for step in range(5):
+        g = 0.1 * w + 0.02 * torch.randn(8, generator=random)
+        if (rank, step) == (2, 3):
+            fault(w, g)
+        looks = torch.stack([w.view(torch.int32).sum().double(), g.norm().double()])
+        dist.all_gather(of_all := [torch.empty_like(looks) for _ in range(world_size)], looks)
+        sums, norms = torch.stack(of_all).T
+        dist.all_reduce(g, op=dist.ReduceOp.AVG)
+        w -= g
+        for what, odd in (
+            ("weights differ", sums != sums.median()),
+            ("norm before the sum", ~(norms < 3 * norms.nanmedian())),
+            ("not finite after it", ~g.isfinite().all().expand(world_size)),
+        ):
+            seen += [f"step {step}, {what}: ranks {odd.nonzero().flatten().tolist()}"] * any(odd)
+    return seen
+
+
+# %%
+faults = {
+    "bit 10 of a weight": lambda w, g: flip(w, 10),
+    "bit 30 of a gradient": lambda w, g: flip(g, 30),
+    "NaN in a gradient": lambda w, g: g.fill_(math.nan),
+    "bit 10 of a gradient": lambda w, g: flip(g, 10),
+}
+for name, fault in faults.items():
+    print(f"{name}:", *simlib.simulate(faulty, 4, (fault,)).results[0], sep="\n   ")
+
+# %% [markdown]
+# A wrong *weight* is on one rank alone: a checksum names it, from then on in every step. A wrong *gradient* is on all ranks
+# after one all_reduce: they agree, on something wrong. Only a look *before* the sum names who brought it. And bit 10 of a
+# gradient is seen by nobody: it is smaller than the noise of the batch. The looks cost 16 bytes a rank and step.
+#
+# **Now you write it**: five ranks have these checksums. Whom do you stop? And what could two ranks do?
+
+# %%
+checksums = [17, 17, 40, 17, 17]
+culprit = None  # a rank
+if culprit is not None:
+    print("right" if checksums[culprit] != sorted(checksums)[2] else "that one agrees with most")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Rank 2: the majority is taken for right. Two ranks only know that they differ; both go back to the last
+# checkpoint.
+#
+# </details>
+#
+# ## Which remedy?
+#
+# | what you see | what to do |
+# |---|---|
+# | one rank never waits, always the same | mend or replace it; until then shards by speed, weighted means |
+# | who is last changes from step to step | meet less often; backup workers, if all draw from all data |
+# | pieces that do not depend on each other | a work queue |
+# | a rank is gone | checkpoint and restart, tried before |
+# | nothing raised, and the loss jumps | checksums of weights, norms before the sum |
+#
+# ## Your turn
+#
+# [Exercises 14](../exercises/14_stragglers_and_failures.ipynb): the culprit in recorded traces, shards by speed, the best
+# interval, and a training that survives two deaths.
+#
+# ## Exit ticket
+#
+# 1. Rank 5 waits more than all others. Is it the straggler?
+# 2. Exponential times with a mean of 10 ms on 8 ranks: a step?
+# 3. Rank 3 is half as fast, and gets half the learning rate. What is gained?
+# 4. C = 8 s, M = 10,000 s: the interval? And on four times as many ranks?
+# 5. After a restart ranks fail with "Connection refused". What is stale?
+# 6. All checksums of the weights are equal, and the loss is NaN. What was looked at too late?
+#
+# <details><summary>Answers</summary>
+#
+# 1. No: the straggler is the one who does not wait.
+# 2. 10 (1 + 1/2 + ... + 1/8) = 27 ms.
+# 3. Nothing; and where each applies its own rate, replicas drift apart.
+# 4. $\sqrt{2 \cdot 8 \cdot 10\,000}$ = 400 s; M is a quarter, so 200 s.
+# 5. The addresses in the store of the rendezvous.
+# 6. The gradients before the sum.
+#
+# </details>
+#
+# **Next:** your programs on a [real cluster](16_the_real_cluster.ipynb).
