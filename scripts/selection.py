@@ -124,6 +124,12 @@ GROUPS = (
         untouched=1 / 3,
     ),
     Group(
+        "programs of lesson 14",
+        ("tests/test_failures_lesson.py",),
+        ("authoring/lessons/14_stragglers_and_failures.py",),
+        untouched=1 / 3,
+    ),
+    Group(
         "questions",
         ("tests/test_questions.py::test_a_program_*",),
         ("docs/questions.md",),

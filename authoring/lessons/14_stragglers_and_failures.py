@@ -420,10 +420,10 @@ guess = None
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
 FILE = "f\"file://{sys.argv[1]}.{os.environ['TORCHELASTIC_RESTART_COUNT']}\""
 jobs = {}
-with socket.socket() as one:
-    one.bind(("", 0))  # some free port
-    options = [f"--master-port={one.getsockname()[1]}", "--monitor-interval=0.1"]
 for name, place in {"plain": '"env://"', "file": FILE}.items():
+    with socket.socket() as one:
+        one.bind(("", 0))  # some free port
+        options = [f"--master-port={one.getsockname()[1]}", "--monitor-interval=0.1"]
     (FOLDER / f"{name}.py").write_text(f"""import os, sys, time
 from datetime import timedelta
 import torch
@@ -431,6 +431,7 @@ import torch.distributed as dist
 
 {inspect.getsource(train)}
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+time.sleep(rank)  # no two ranks come at the same moment
 settings = dict(rank=rank, world_size=world_size, timeout=timedelta(seconds=10))
 dist.init_process_group("gloo", {place}, **settings)
 result = train(rank, world_size, sys.argv[1], dies=True)
@@ -589,8 +590,8 @@ print("undisturbed:", undisturbed.results[0][3].tolist())
 # %% [markdown]
 # In the store of the whole job the restarted ranks find addresses *of ranks that are dead*: "Connection refused", or a
 # time-out. It looks like a network problem, and is a stale rendezvous. With a place for each attempt the job ends
-# well, with the weights of the run without deaths. (`--standalone` keeps one store, too, and sometimes
-# works: a race of who reads first. With `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` each attempt gets its own.) A restart that was never tried is none: kill a rank on purpose before you need it.
+# well, with the weights of the run without deaths. (Without the sleep in the
+# script it works now and then: a race of who reads first. Also with `--standalone`. With `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` each attempt gets its own.) A restart that was never tried is none: kill a rank on purpose before you need it.
 #
 # With `--nnodes=3:4` torchrun goes on with three nodes of four, as `min_ranks=` above. Where a *node* is gone with
 # its launcher, somebody above must act: under Slurm a job handed in by `sbatch --requeue` is handed in again when a

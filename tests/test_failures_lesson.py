@@ -1,0 +1,110 @@
+"""Lesson 14: the slowest of many, the best interval, a training that outlives deaths."""
+
+import ast
+import math
+from pathlib import Path
+
+import jupytext
+import numpy as np
+import pytest
+
+import simlib
+from simlib import scale
+
+ROOT = Path(__file__).resolve().parent.parent
+CONSTANTS = {"STEP_S, SAVE_S, RESTART_S", "(STEP_S, SAVE_S, RESTART_S)"}
+DEFINED = ast.Import, ast.ImportFrom, ast.FunctionDef
+
+
+def lesson():
+    """What lesson 14 imports and defines, without running anything else of it."""
+    path = ROOT / "authoring" / "lessons" / "14_stragglers_and_failures.py"
+    names = {"__name__": "lesson"}
+    for cell in jupytext.read(path, fmt="py:percent").cells:
+        if cell.cell_type == "code":
+            kept = [one for one in ast.parse(cell.source).body if defines(one)]
+            exec(compile(ast.Module(kept, []), "<lesson 14>", "exec"), names)
+    return names
+
+
+def defines(statement):
+    if isinstance(statement, ast.Assign):
+        return ast.unparse(statement.targets[0]) in CONSTANTS
+    return isinstance(statement, DEFINED)
+
+
+LESSON = lesson()
+SAVE_S, RESTART_S = LESSON["SAVE_S"], LESSON["RESTART_S"]
+FREE = simlib.Link(0, math.inf)
+
+
+@pytest.mark.parametrize("kind", ["exponential", "lognormal"])
+@pytest.mark.parametrize("R", [2, 5, 16])
+def test_a_step_takes_the_expected_maximum(kind, R):
+    """The mean of 400 steps, within four of its standard errors."""
+    spread = {"exponential": 1.0, "lognormal": 0.2}[kind]
+    jitter = scale.Jitter(kind, spread=spread, seed=5)
+    seen = LESSON["noisy"](R, jitter, steps=400) / 0.01
+    error = jitter.factors(400, R).max(axis=1).std() / 20
+    assert abs(seen - scale.expected_max(R, kind, spread=spread)) < 4 * error
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("every", [5, 17])
+def test_the_story_is_that_of_the_simulation(seed, every, tmp_path):
+    kill = scale.times_to_failure(150, 4, horizon_s=1000, seed=seed)
+    run = simlib.simulate(
+        LESSON["saving"], 4, (tmp_path / "saved", 60, every), kill=kill, restarts=9,
+        restart_s=RESTART_S, cluster=simlib.Cluster(4, 1, FREE),
+    )  # fmt: skip
+    took_s = LESSON["lasts"](60, every, sorted(kill.values()))
+    assert run.began_s + run.time_s == pytest.approx(took_s)
+
+
+@pytest.mark.parametrize("M", [100, 400, 1600])
+def test_the_best_interval_is_the_predicted_one(M):
+    random, work = np.random.default_rng(3), 10 * M
+    lives = [np.cumsum(random.exponential(M, 60)).tolist() for _ in range(200)]
+    predicted = scale.checkpoint_interval(SAVE_S, M)
+    every = [round(predicted * factor) for factor in np.geomspace(0.35, 3, 11)]
+    seen = [work / np.mean([LESSON["lasts"](work, each, life) for life in lives]) for each in every]
+    smooth, fine = np.polyfit(np.log(every), seen, 3), np.linspace(*np.log(every)[[0, -1]], 999)
+    best = math.exp(fine[np.polyval(smooth, fine).argmax()])
+    for formula in ("young", "daly"):
+        assert scale.checkpoint_interval(SAVE_S, M, formula=formula) == pytest.approx(
+            best, rel=0.15
+        )
+    assert seen == pytest.approx(scale.goodput(every, SAVE_S, M, restart_s=RESTART_S), rel=0.03)
+
+
+def ends_like(run, undisturbed):
+    """Whether all ranks have the weights of the run without deaths."""
+    (*_, expected), *_ = undisturbed.results
+    return all((weights - expected).abs().max() < 1e-6 for *_, weights in run.results)
+
+
+@pytest.mark.parametrize(("fewest", "left"), [(None, 4), (2, 2)])
+def test_a_training_outlives_two_deaths(fewest, left, tmp_path):
+    undisturbed = simlib.simulate(LESSON["train"], 4, (tmp_path / "a",))
+    run = simlib.simulate(
+        LESSON["train"], 4, (tmp_path / "b",), kill={2: 0.55, 1: 2.8}, restarts=2,
+        restart_s=2, min_ranks=fewest,
+    )  # fmt: skip
+    assert [list(attempt.deaths) for attempt in run.attempts] == [[2], [1], []]
+    assert len(run.results) == left
+    assert ends_like(run, undisturbed)
+
+
+def test_real_ranks_outlive_a_death(tmp_path):
+    """Rank 2 is killed; in another run rank 1 ends itself before step 5."""
+    undisturbed = simlib.simulate(LESSON["train"], 4, (tmp_path / "a",))
+    for kill, dies in (({2: 0.35}, False), ({}, True)):
+        path = tmp_path / f"b{dies}"
+        run = simlib.run(LESSON["train"], 4, (path, dies), kill=kill, restarts=1, min_ranks=3)
+        assert [attempt.world_size for attempt in run.attempts] == [4, 3]
+        assert ends_like(run, undisturbed)
+
+
+def test_only_what_is_not_saved_is_done_again(tmp_path):
+    run = simlib.simulate(LESSON["train"], 4, (tmp_path / "a",), kill={2: 0.55}, restarts=1)
+    assert [result[:3] for result in run.results] == [(1, 4, 4)] * 4
