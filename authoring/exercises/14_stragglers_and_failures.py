@@ -156,7 +156,7 @@ print(measure(culprit, another_trace))
 #
 # `xs` has B examples, the same on all ranks; this rank needs `example_s` seconds for one. Hand out the examples one
 # by one, each to the rank that would then be done *first* (of equal ones the lowest). Rank 0 takes the first
-# examples of `xs`, rank 1 the next ones, and so on. Return `(share, mean)`: how many this rank gets, and the
+# examples, rank 1 the next, and so on. Return `(share, mean)`: how many this rank gets, and the
 # mean of all B examples, to which each rank brings its own part. One `all_gather`, one `all_reduce`.
 
 
@@ -283,7 +283,7 @@ print(measure(by_speed, another_batch))
 # %% [markdown]
 # ## 3. The best interval (★★, 25 minutes, 3 points)
 #
-# Ranks are of different age: this one fails on average once in `mtbf_s` seconds, independently; the job fails when any
+# This rank fails on average once in `mtbf_s` seconds, independently; the job fails when any
 # rank does. A step takes `step_s`, a checkpoint `save_s`, the same on all ranks. With a checkpoint after every n
 # steps and a mean time M between failures of the job, the goodput is
 # $n\,s / (M\,(e^{(n s + C)/M} - 1))$ for s = `step_s`, C = `save_s`. Return `(n, goodput)` for the n of at least 1 with the highest
@@ -387,10 +387,9 @@ print(
 # ## 4. Survive two deaths (★★★, 35 minutes, 4 points)
 #
 # In step i this rank's gradient is `w - xs[i]`, that of the step its mean over the ranks: one `all_reduce`. Then
-# `v = 0.9 v + g`, `w = w - 0.1 v`; both begin with zeros. Save after every `every` steps, in memory. After the all_reduces
-# whose numbers are in `deaths` (counted from 1, repeated ones included) a rank dies before the step is done: what
-# is not saved is lost, and the run goes on from the last checkpoint. Return `(w, v)`, as without deaths; repeat no
-# step that is saved.
+# `v = 0.9 v + g`, `w = w - 0.1 v`; both begin with zeros. Save in memory after every `every` steps. In the all_reduces
+# numbered in `deaths` (from 1, repeated ones included) a rank dies: what is not saved is lost, and the run goes on from the last
+# checkpoint. Return `(w, v)`, as without deaths; repeat no saved step.
 
 
 # %% role="answer" question="survive" points=4
