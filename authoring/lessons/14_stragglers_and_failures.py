@@ -66,22 +66,23 @@ print(f"lost by all: {waited_s.sum() / run.time_s / 8:.0%}")
 # busiest is the cause; those who look idle, and complain, are the victims.
 #
 # One rank in eight is slow, and everybody's step takes 20 ms in place of 10: a step lasts as long as its
-# **maximum**. A thousand ranks would lose a thousand times as much by the same rank.
+# **maximum**. Of a thousand ranks 999 would wait for it.
 #
 # ## Nobody is slow
 #
 # Now all ranks are equally fast *on average*, but each piece of computing takes a time of its own: a page
-# that has to be read, a hot chip, another process. Let the times be exponential with mean $\mu$ = 10 ms (a bad case; a
-# milder one comes below). `slow=` takes such noise with a seed. No rank's mean grows with R. Does the step's?
+# that has to be read, a hot chip, another process. Let the times be exponential with mean $\mu$ = 10 ms (a
+# bad case; a milder one comes below). `slow=` takes such noise with a seed. No rank's mean grows with R.
+# Does the step's?
 #
-# While k of R ranks still compute, the first of them is done after $\mu/k$ on average (k independent clocks run, and
-# exponential times have no memory). So the last one is done after
+# While k of R ranks still compute, the first of them is done after $\mu/k$ on average (k independent clocks
+# run, and exponential times have no memory). So the last one is done after
 #
 # $$E[\max] = \mu \Big(\frac1R + \frac1{R-1} + \dots + 1\Big) = \mu H_R \approx \mu\,(\ln R + 0.58)$$
 #
-# **Now you write it**: `harmonic(R)`, the sum. The cell holds it against the integral of `scale.expected_max`, and against
-# runs. The last line breaks an assumption: there all ranks are held up *together* (one switch, one file system). What
-# becomes of the step?
+# **Now you write it**: `harmonic(R)`, the sum. The cell holds it against the integral of
+# `scale.expected_max`, and against runs. The last line breaks an assumption: there all ranks are held up
+# *together* (one switch, one file system). What becomes of the step?
 
 # %%
 guess = None  # ms for a step on 16 ranks; on 16 that are slow together
@@ -114,8 +115,9 @@ print(f"together, 16 ranks: {noisy(16, scale.Jitter(together)) * 1e3:.1f} ms a s
 #
 # </details>
 #
-# The step grows, and never stops: a cousin of Amdahl's law. (Means of 300 drawn steps lie a few percent off.) Ranks that are slow together lose
-# nothing to each other: *independence* makes the maximum grow. And mild noise? A tenth, with a long tail (`lognormal`):
+# The step grows, and never stops: a cousin of Amdahl's law. (Means of 300 drawn steps lie a few percent
+# off.) Ranks that are slow together lose nothing to each other: *independence* makes the maximum grow. And
+# mild noise? A tenth, with a long tail (`lognormal`):
 
 # %%
 Rs = [2**k for k in range(14)]
@@ -186,8 +188,8 @@ for name, args in attempts.items():
 # is that of one process: $\sum_r \frac{n_r}{B}\, g_r$. (A plain mean lets an example of the slow rank count
 # 23/11 times as much.)
 #
-# *Dynamic* it becomes when the shares come from measured seconds, again and again. **Now you write it**: the seconds per
-# example of each rank, and B, give the shares. They add up to B.
+# *Dynamic* it becomes when the shares come from measured seconds, again and again. **Now you write it**: the
+# seconds per example of each rank, and B, give the shares. They add up to B.
 
 
 # %%
@@ -244,8 +246,8 @@ for factor in (1, 3):
     print(f"with {run.results[1:]} pieces")
 
 # %% [markdown]
-# Divided beforehand, the slow rank's list decides. In the queue it simply asks less often, and the end is late by at
-# most one piece.
+# Divided beforehand, the slow rank's list decides. In the queue it simply asks less often, and the end is
+# late by at most one piece.
 #
 # ## Remedy 3: backup workers
 #
@@ -294,16 +296,17 @@ for k in (0, 1):
 
 # %% [markdown]
 # Nearly twice as fast, and no seven is ever known: whose gradients come last are not *sampled less*, they
-# are not in the mean at all. Backup workers are fair where any worker may be the late one, and each draws from all data.
-# With shards of their own they make a **bias**.
+# are not in the mean at all. Backup workers are fair where any worker may be the late one, and each draws
+# from all data. With shards of their own they make a **bias**.
 #
 # A fourth remedy is a **time-out**: who is late by more than T counts as dead. That needs an answer to the
 # next question.
 #
 # ## A rank dies
 #
-# Four ranks add up gradients; rank 2 is killed after 0.5 s. What do the three others see, when? `on_death="continue"`
-# lets survivors go on, as plain Gloo does; without it simlib ends the run at once and names the dead.
+# Four ranks add up gradients; rank 2 is killed after 0.5 s. What do the three others see, when?
+# `on_death="continue"` lets survivors go on, as plain Gloo does; without it simlib ends the run at once and
+# names the dead.
 
 # %%
 guess = None  # what each survivor reads
@@ -381,8 +384,9 @@ def train(rank, world_size, path, dies=False):
 
 
 # %% [markdown]
-# Rank 2 dies after 0.55 s, in the sixth step; rank 1 in the second attempt. A restart takes 2 s. Once all four are started
-# again, once those that are left. From which step does the last attempt go on, and with which weights does it end?
+# Rank 2 dies after 0.55 s, in the sixth step; rank 1 in the second attempt. A restart takes 2 s. Once all
+# four are started again, once those that are left. From which step does the last attempt go on, and with
+# which weights does it end?
 
 # %%
 guess = None  # from which step; equal weights or not
@@ -453,7 +457,8 @@ dist.destroy_process_group()
 #
 # $$\underbrace{\frac{C}{t}}_{\text{saving}} + \underbrace{\frac{t}{2M}}_{\text{done again: half an interval}}$$
 #
-# (and what a restart takes, which does not depend on t). **Now you write it**: set the derivative to zero; which t?
+# (and what a restart takes, which does not depend on t). **Now you write it**: set the derivative to zero;
+# which t?
 #
 # Does that hold in runs with deaths at random? A program in `simulate`: steps of 1 s, C = 2 s, 5 s for a
 # restart. Killing a thousand runs so would take long; so below it `lasts` plays the same story in ten lines. First
@@ -497,7 +502,7 @@ for seed in (1, 2, 3):
     run = simlib.simulate(saving, 4, (path, 100, 10), **options)
     end_s = run.began_s + run.time_s
     off_s = abs(end_s - lasts(100, 10, sorted(kill.values())))
-    print(f"{len(run.attempts) - 1} deaths: {end_s:.1f} s; residual below 1e-6 s: {off_s < 1e-6}")
+    print(f"deaths: {len(run.attempts) - 1}; {end_s:.1f} s; residual below 1e-6 s: {off_s < 1e-6}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -506,9 +511,10 @@ for seed in (1, 2, 3):
 #
 # </details>
 #
-# Daly (2006) also counts that failures hit saving and restarts: his t is a little shorter. Now 200 drawn lives for each interval and three values of M; the interval that does best there against
-# Young's and Daly's. The points are simulated, the lines `scale.goodput`. (Near its best a curve is flat and
-# the points scatter, so we read the best off a smooth curve through all points.)
+# Daly (2006) also counts that failures hit saving and restarts: his t is a little shorter. Now 200 drawn
+# lives for each interval and three values of M; the interval that does best there against Young's and
+# Daly's. The points are simulated, the lines `scale.goodput`. (Near its best a curve is flat and the points
+# scatter, so we read the best off a smooth curve through all points.)
 
 # %%
 guess = None  # within how many percent?
@@ -552,10 +558,11 @@ for ranks in (100, 10_000, 100_000):
 # %% [markdown]
 # ## Cheaper checkpoints
 #
-# So C is worth work. **Sharded**: each rank writes its own part, all at the same time. `torch.distributed.checkpoint`
-# (DCP) does it, and keeps which part of which tensor is where: the parts may be read by *another* number of ranks.
-# **Asynchronous** (`dcp.async_save`): copy to memory, go on training, write meanwhile: C shrinks to the
-# copy. A model saved by 4 ranks of FSDP2 (lesson 12), loaded by 3:
+# So C is worth work. **Sharded**: each rank writes its own part, all at the same time.
+# `torch.distributed.checkpoint` (DCP) does it (if the file system can take it), and notes which part of
+# which tensor is where: the parts may be read by *another* number of ranks. **Asynchronous**
+# (`dcp.async_save`): copy to memory, go on training, write meanwhile: C shrinks to the copy. A model saved
+# by 4 ranks of FSDP2 (lesson 12), loaded by 3:
 
 
 # %%
@@ -572,6 +579,8 @@ four = simlib.simulate(sharded, 4, (FOLDER / "parts", False)).results[0]
 three = simlib.simulate(sharded, 3, (FOLDER / "parts", True)).results[0]
 print(sorted(path.name for path in (FOLDER / "parts").iterdir()))
 print("the same on 3 ranks:", torch.equal(four, three))
+nbytes = 12 * 70e9  # 70 billion parameters with Adam, float32
+print(f"2 GB/s a rank: {nbytes / 2e9:.0f} s by one rank, {nbytes / 2e9 / 1000:.2f} s by 1,000")
 
 
 # %% [markdown]
@@ -587,14 +596,17 @@ for name, job in jobs.items():
 print("undisturbed:", undisturbed.results[0][3].tolist())
 
 # %% [markdown]
-# In the store of the whole job the restarted ranks find addresses *of ranks that are dead*: "Connection refused", or a
-# time-out. It looks like a network problem, and is a stale rendezvous. With a place for each attempt the job ends
-# well, with the weights of the run without deaths. (Now and then the plain job is
-# lucky, one time in eight: of two ranks only one opens the connection, and who comes late reads new addresses. `--standalone` keeps one store, too; with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` each attempt gets its own.) A restart that was never tried is none: kill a rank on purpose before you need it.
+# In the store of the whole job the restarted ranks find addresses *of ranks that are dead*: "Connection
+# refused", or a time-out. It looks like a network problem, and is a stale rendezvous. With a place for each
+# attempt the job ends well, with the weights of the run without deaths. (Now and then the plain job is
+# lucky: of two ranks only one opens the connection, and who comes late reads new addresses. `--standalone`
+# keeps one store, too; with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` each attempt gets its own.) A restart
+# that was never tried is none: kill a rank on purpose before you need it.
 #
-# **Rendezvous** is more than addresses: who takes part, how many they are, which rank each one gets. With `--nnodes=3:4` torchrun goes on with three nodes of four, as `min_ranks=` above. Where a *node* is gone with
-# its launcher, somebody above must act: under Slurm a job handed in by `sbatch --requeue` is handed in again when a
-# node fails. Both only start it: what it continues from is your checkpoint.
+# **Rendezvous** is more than addresses: who takes part, how many they are, which rank each one gets. With
+# `--nnodes=3:4` torchrun goes on with three nodes of four, as `min_ranks=` above. Where a *node* is gone
+# with its launcher, somebody above must act: under Slurm a job handed in by `sbatch --requeue` is handed in
+# again when a node fails. Both only start it: what it continues from is your checkpoint.
 #
 # ## Faults that raise nothing
 #
@@ -641,12 +653,13 @@ for name, fault in faults.items():
     print(f"{name}:", *simlib.simulate(faulty, 4, (fault,)).results[0], sep="\n   ")
 
 # %% [markdown]
-# A wrong *weight* is on one rank alone: a checksum names it, from then on in every step. A wrong *gradient* is on all ranks
-# after one all_reduce: they agree, on something wrong. Only a look *before* the sum names who brought it. And bit 10 of a
-# gradient is seen by nobody: it is smaller than the noise of the batch. The looks cost 16 bytes a rank and step.
+# A wrong *weight* is on one rank alone: a checksum names it, from then on in every step. A wrong *gradient*
+# is on all ranks after one all_reduce: they agree, on something wrong. Only a look *before* the sum names
+# who brought it. And bit 10 of a gradient is seen by nobody: it is smaller than the noise of the batch. The
+# looks cost 16 bytes a rank and step.
 #
-# With three ranks or more the majority is taken for right. Two only know that they differ: both go back to the last
-# checkpoint.
+# With three ranks or more the majority is taken for right. Two only know that they differ: both go back to
+# the last checkpoint.
 #
 # ## Which remedy?
 #
@@ -660,8 +673,8 @@ for name, fault in faults.items():
 #
 # ## Your turn
 #
-# [Exercises 14](../exercises/14_stragglers_and_failures.ipynb): the culprit in recorded traces, shards by speed, the best
-# interval, and a training that survives two deaths.
+# [Exercises 14](../exercises/14_stragglers_and_failures.ipynb): the culprit in recorded traces, shards by
+# speed, the best interval, and a training that survives two deaths.
 #
 # ## Exit ticket
 #
