@@ -72,6 +72,12 @@ def _add_arguments(command, most):
     command.add_argument(
         "--timeout", type=float, default=120, metavar="S", help="seconds without progress (120)"
     )
+    command.add_argument(
+        "--restarts", type=int, default=0, metavar="N", help="run again after a death, N times (0)"
+    )
+    command.add_argument(
+        "--min-ranks", type=int, metavar="N", help="then with those that are left, N at least"
+    )
     command.add_argument("--trace", metavar="FILE", help="save the trace: JSON that Perfetto opens")
     command.add_argument("--picture", metavar="FILE", help="save the timeline as a picture")
     command.add_argument("--quiet", action="store_true", help="print no table")
@@ -81,7 +87,7 @@ def _add_arguments(command, most):
 
 def _run(options):
     def run():
-        return run_script(options.script, options.n, options.args, timeout_s=options.timeout)
+        return run_script(options.script, options.n, options.args, **_how(options))
 
     return _perform(options, run)
 
@@ -92,10 +98,18 @@ def _simulate(options):
         nodes = -(-options.n // per_node)
         cluster = getattr(clusters, options.network)(nodes=nodes, ranks_per_node=per_node)
         return simulate_script(
-            options.script, options.n, options.args, cluster=cluster, timeout_s=options.timeout
+            options.script, options.n, options.args, cluster=cluster, **_how(options)
         )
 
     return _perform(options, run)
+
+
+def _how(options):
+    return {
+        "timeout_s": options.timeout,
+        "restarts": options.restarts,
+        "min_ranks": options.min_ranks,
+    }
 
 
 def _perform(options, run):

@@ -411,6 +411,12 @@ def test_nothing_is_said_where_nothing_fits():
     assert likely_cause([5, 6, 7], [5, 1, 2], [(1, 2, 3)]) is None
 
 
+def test_values_that_were_never_passed_are_alike_by_chance():
+    got, want, given = [1, 3, 3], [1, 2, 3], [(7, 7, 7)]
+    assert "direction, or the order" in likely_cause(got, want, given)
+    assert likely_cause(got, want, given, is_passed=False) is None
+
+
 def test_known_mistake():
     mistakes = {"Nine!": lambda xs: [9] * len(xs)}
     assert known_mistake([9, 9], [(1, 2)], mistakes) == "Nine!"

@@ -67,6 +67,22 @@ def test_a_script_is_simulated_on_the_network_that_is_named(script):
     assert done.stdout.splitlines()[-1] == "virtual time: 50.032 us"
 
 
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_a_script_that_loses_a_rank_goes_on_with_the_others(tmp_path, command):
+    path = tmp_path / "loses.py"
+    path.write_text(
+        "import os\nimport torch.distributed as dist\n"
+        "count = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "if os.environ['RANK'] == '1' and count == '0':\n    os._exit(9)\n"
+        "dist.init_process_group()\ndist.barrier()\n"
+        "print('attempt', count, 'of', dist.get_world_size())\n"
+    )
+    done = simlib(command, "-n", 3, "--restarts", 1, "--min-ranks", 2, path)
+    assert done.returncode == 0, done.stderr
+    assert "[1] attempt 1 of 2" in done.stdout
+    assert simlib(command, "-n", 3, path).returncode != 0
+
+
 def test_a_failing_script_is_told_and_returns_1(tmp_path):
     path = tmp_path / "fails.py"
     path.write_text("import os\nif os.environ['RANK'] == '1':\n    raise ValueError('lost')\n")

@@ -3,6 +3,7 @@
 import datetime
 import multiprocessing
 import os
+import random
 import signal
 import threading
 import time
@@ -251,6 +252,84 @@ def test_the_table_is_what_plain_gloo_does(program, tmp_path):
     results = [seen.get(rank) for rank in range(R)]
     assert words(results) == SEEN[program]
     check_delays(results, 2.0)
+
+
+# Anything, with deaths at any moment
+
+
+def one_op(kind, rank, members, group, count, peers, seconds):
+    src, dst = peers
+    if kind == "sleep" and rank == src:
+        time.sleep(seconds)
+    if kind in ("message", "any") and rank == src:
+        dist.isend(x(count), dst=dst).wait()
+    if kind in ("message", "any") and rank == dst:
+        dist.recv(x(count), src=src if kind == "message" else None)
+    if rank not in members:
+        return
+    parts = [x(count) for _ in members] if rank == members[0] else None
+    if kind == "all_reduce":
+        dist.all_reduce(x(count), group=group, async_op=True).wait()
+    if kind == "broadcast":
+        dist.broadcast(x(count), src=members[-1], group=group)
+    if kind == "reduce":
+        dist.reduce(x(count), dst=members[-1], group=group)
+    if kind == "gather":
+        dist.gather(x(count), parts, dst=members[0], group=group)
+    if kind == "scatter":
+        dist.scatter(x(count), parts, src=members[0], group=group)
+    if kind == "all_gather":
+        dist.all_gather([x(count) for _ in members], x(count), group=group)
+    if kind == "barrier":
+        dist.barrier(group=group)
+    if kind == "all_to_all":
+        whole = count * len(members)
+        dist.all_to_all_single(x(whole), x(whole), group=group)
+
+
+KINDS = (
+    "sleep", "message", "any", "all_reduce", "broadcast", "reduce", "gather", "scatter",
+    "all_gather", "barrier", "all_to_all",
+)  # fmt: skip
+
+
+def anything(rank, world_size, seed):
+    dist.init_process_group("gloo", timeout=LIMIT)
+    half = list(range(world_size // 2 + 1))
+    group = dist.new_group(half)
+    draw = random.Random(seed)
+    attempt = Attempts()
+    for _ in range(12):
+        kind, count, seconds = draw.choice(KINDS), draw.choice((1, 1000, 10**6)), draw.random() / 4
+        peers = draw.sample(range(world_size), 2)
+        where, members = draw.choice(((None, range(world_size)), (group, half)))
+        attempt(lambda: one_op(kind, rank, list(members), where, count, peers, seconds))  # noqa: B023
+    return [word for word, _ in attempt.seen]
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_whoever_dies_when_survivors_see_one_of_three_things(case):
+    """Or nothing more happens, which names the dead; and every repeat is the same."""
+    seed = int(os.environ["SEED"]) * 100 + case
+    draw = random.Random(seed)
+    n = draw.randint(2, 7)
+    options = {
+        "kill": {rank: draw.random() * draw.choice((0.02, 0.4)) for rank in range(n // 2)},
+        "algorithms": draw.choice(("mpich", "nccl", "gloo")),
+        "sends": draw.choice(("rendezvous", "eager")),
+        "on_death": "continue",
+    }
+
+    def outcome():
+        try:
+            run = simlib.simulate(anything, n, (seed,), **options)
+        except simlib.RankDiedError as error:
+            return str(error)
+        assert run.findings == []
+        assert {word for seen in run.results for word in seen or ()} <= {"ok", "closed", "timeout"}
+        return run.results, run.time_s
+
+    assert outcome() == outcome()
 
 
 # What a run with deaths is afterwards

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import simlib
@@ -561,6 +562,16 @@ def test_a_step_in_two_precisions_is_told_by_dtype():
         "  bfloat16                         4,096   4,096",
     ]
     assert pickle.loads(pickle.dumps(ledger)) == ledger
+
+
+def test_shards_of_fsdp2_are_parameters_before_any_optimizer_is_made():
+    def main(rank, world_size):
+        net = fully_shard(nn.Linear(500, 500, bias=False))
+        before = simlib.held()
+        net(torch.ones(4, 500)).sum().backward()
+        return before["parameters"], simlib.held()["gradients"]
+
+    assert simlib.simulate(main, 4, memory=True).results == [(250_000, 250_000)] * 4
 
 
 def test_whole_numbers_beside_one_floating_dtype_leave_the_table_short():

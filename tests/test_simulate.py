@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import rpc
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.utils.checkpoint import checkpoint
@@ -469,6 +470,14 @@ def test_context_parallel_is_refused_where_ranks_share_torchs_attention():
         return tuple(x.shape)
 
     assert simlib.simulate(main, 2).results == [(1, 1, 4, 4)] * 2
+
+
+def test_rpc_is_refused_where_ranks_share_its_agent():
+    def main(rank, world_size):
+        with pytest.raises(simlib.InvalidCallError, match="one agent.*use it on real ranks"):
+            rpc.init_rpc(f"rank {rank}", rank=rank, world_size=world_size)
+
+    simlib.simulate(main, 2)
 
 
 def test_slow_ranks_hold_up_the_others():

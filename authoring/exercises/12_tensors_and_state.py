@@ -517,7 +517,7 @@ def cheapest_mesh(rank, world_size, job):
     A rank keeps P / tp parameters, gradients and Adam's state: 4 + 4 + 8 bytes each. With stage 1
     the 8 are divided by dp, with stage 3 all are. And it keeps job["activation_bytes"] / (dp * tp).
 
-    Time is sent bytes / bandwidth. Along tp: (tp - 1) / tp * job["tp_bytes"] / dp bytes at
+    Time is sent bytes / bandwidth, of both axes together. Along tp: (tp - 1) / tp * job["tp_bytes"] / dp bytes at
     job["inside_Bps"]. Along dp: 2 (dp - 1) / dp times the bytes of a rank's P / tp parameters, at
     job["between_Bps"]; with stage 3 it is 3 in place of 2.
     """
@@ -557,14 +557,14 @@ def job_of(P, ranks, ranks_per_node, memory_bytes, activation_bytes, tp_bytes):
 
 JOBS = [  # told apart by them: each mistake below gives a list of plans of its own
     job_of(10e9, 4, 2, 16e9, 50e9, 2e12),  # none fits
-    job_of(10e9, 12, 4, 48e9, 200e9, 1.4e12),
-    job_of(30e9, 24, 4, 32e9, 200e9, 0.2e12),
-    job_of(3e9, 24, 4, 16e9, 100e9, 0.4e12),
-    job_of(3e9, 48, 8, 80e9, 400e9, 0.2e12),
+    job_of(3e9, 48, 4, 16e9, 100e9, 1.4e12),
+    job_of(7e9, 48, 2, 80e9, 200e9, 1.4e12),
+    job_of(10e9, 12, 8, 32e9, 100e9, 0.4e12),
+    job_of(10e9, 12, 2, 48e9, 400e9, 1.4e12),
 ]
 
 
-def plans_of(job, tp_most=None, activations=True, times_of_3=3, itemsize=4, but=None):
+def plans_of(job, tp_most=None, activations=True, times_of_3=3, itemsize=4, but=None, both=sum):
     """Every plan that fits as (seconds, tp, stage, dp); of a mistake, as somebody else counts."""
     for tp in range(1, (tp_most or job["ranks_per_node"]) + 1):
         dp, rest = divmod(job["ranks"], tp)
@@ -572,7 +572,7 @@ def plans_of(job, tp_most=None, activations=True, times_of_3=3, itemsize=4, but=
             kept = kept * job["P"] / tp + activations * job["activation_bytes"] / job["ranks"]
             inside_s = (tp - 1) / tp * job["tp_bytes"] / dp / job["inside_Bps"]
             sent = (times_of_3 if stage == 3 else 2) * (dp - 1) / dp * itemsize * job["P"] / tp
-            seconds = inside_s + sent / job["between_Bps"]
+            seconds = both((inside_s, sent / job["between_Bps"]))
             if kept <= job["memory_bytes"] and stage != but:
                 yield seconds, tp, stage, dp
 
@@ -633,6 +633,11 @@ verdict = check(
         "Along dp you count parameters, not their bytes: a float32 has 4.": counted(itemsize=1),
         "Stage 1 is a plan, too: it sends less than stage 3, and fits where stage 0 does not.": (
             counted(but=1)
+        ),
+        "Stage 3 is a plan, too: it sends more, and fits where the others do not.": counted(but=3),
+        "The times of both axes add up; you count the longer one alone.": counted(both=max),
+        "Along tp, count (tp - 1) / tp of tp_bytes, not twice that.": (
+            counted(lambda job: {"tp_bytes": 2 * job["tp_bytes"]})
         ),
     },
     worlds=(5,),  # each rank has a job of its own: all five are looked at together

@@ -259,7 +259,7 @@ for M in (1, 4, 8):
         print(f"bubble {run.bubble().share:.3f}; by the formula below + {ms} ms")
 
 # %% [markdown]
-# `send_first` adds $2 (2 M + K - 3)\,c$, `together` $2 (M + K - 2)\,c$: a message on each hop of the ramps, and one for each further
+# From three stages on, `send_first` adds $2 (2 M + K - 3)\,c$, `together` $2 (M + K - 2)\,c$: a message on each hop of the ramps, and one for each further
 # micro-batch. This grows with M, and the bubble shrinks with M: so for a fixed batch there is a best M,
 # as in the first table. (Receives that are posted long before would hide messages behind
 # computing. Neither we nor torch's 1F1B post them so early.)
@@ -333,7 +333,7 @@ for name, plan in {"GPipe": gpipe(4, 8), "1F1B": one_f_one_b(4, 8)}.items():
 # `for call, message in calls if dist.get_rank() % 2 == 0 else calls[::-1]:`. It mends 1F1B and breaks
 # GPipe: at the turn from F to B, rank 1 would receive its first gradient before it sends its last
 # activations, and rank 2 cannot make that gradient before it has them. An order is right for one *plan*;
-# `together` is right for all plans on a line of ranks.
+# `together` for all in which neighbours' words take turns. (A rank that runs further ahead needs `post`.)
 #
 # </details>
 #
@@ -367,7 +367,7 @@ simulated(one_f_one_b(4, 8), together).timeline()
 #
 # And where the assumptions break, as in the last two lines, with unequal stages or costly messages?
 # 1F1B is faster. By 3 %: it can work on a backward where GPipe waits for the last forward (how much
-# depends on which stage is slow). And by 1 ms, which hangs on how we exchange: the lab below, which does it
+# depends on which stage is slow). And by 1 ms, which depends on how we exchange: the lab below, which does it
 # otherwise, has GPipe ahead. So much truth is in the sentence.
 #
 # ## Interleaved: more stages than ranks

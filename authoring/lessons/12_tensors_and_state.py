@@ -191,7 +191,7 @@ for name, way in ways.items():
     print(f"{name:16}", *along, len(run.trace.collectives), "all_reduces")
 
 # %% [markdown]
-# Gradients of what lies behind a wrong Leave are **R times too large**. Without Enter all weights *between Enter and Leave* are right, and x gets one rank's part of its
+# Gradients of what comes before a wrong Leave are **R times too large**. Without Enter all weights *between Enter and Leave* are right, and x gets one rank's part of its
 # gradient: the layers before learn something else on every rank, and nothing is raised. With the
 # pair everything is right, for one all_reduce each way.
 #
@@ -701,7 +701,7 @@ for R, stage in ((1, 1), (4, 1), (4, 2), (4, 3)):
     each = [2, 2, 12] if R == 1 else [2 if stage < 3 else 1 / 2, 2 if stage < 2 else 1 / 2, 3]
     left = [held - int(nbytes * P) for held, nbytes in zip(run.results[0], each, strict=True)]
     print(f"R = {R}, stage {stage}: {sum(each):5.2f} bytes per parameter, {each}; left {left}")
-print(run.memory[0])  # at the peak, with each dtype
+print(run.memory[0])  # at the peak with master.grad, for Adam, in float32
 
 # %% [markdown]
 # Gained are time (half the bytes travel, activations halve, units for 16-bit numbers are faster)

@@ -15,6 +15,7 @@ def plans(
     last=False,
     itemsize=4,
     stages=(0, 1, 3),
+    both=sum,
 ):
     """Every plan that fits, cheapest first; of a mistake, as it counts."""
     found = []
@@ -23,10 +24,10 @@ def plans(
             dp = job["ranks"] // tp
             for stage, each in ((0, 16), (1, 8 + 8 / dp), (3, 16 / dp)):
                 kept = each * job["P"] / tp + activations * job["activation_bytes"] / job["ranks"]
-                seconds = (tp - 1) / tp * job["tp_bytes"] / dp / job["inside_Bps"]
+                inside_s = (tp - 1) / tp * job["tp_bytes"] / dp / job["inside_Bps"]
                 times = of_stage_3 if stage == 3 else 2
                 sent = times * (dp - 1) / dp * itemsize * job["P"] / tp
-                seconds += sent / (between or job["between_Bps"])
+                seconds = both((inside_s, sent / (between or job["between_Bps"])))
                 if kept <= job["memory_bytes"] and stage in stages:
                     found.append((seconds, tp, -stage if last else stage, dp))
     return sorted(found)
@@ -87,6 +88,21 @@ def asks_rank_0(rank, world_size, job):
     return first(plans(job))
 
 
+def no_stage_3(rank, world_size, job):
+    """the cheapest plan of stages 0 and 1"""
+    return first(plans(job, stages=(0, 1)))
+
+
+def the_longer_axis(rank, world_size, job):
+    """the plan whose longer axis takes least"""
+    return first(plans(job, both=max))
+
+
+def all_reduce_along_tp(rank, world_size, job):
+    """the plan if tp_bytes went twice around, as in an all_reduce"""
+    return first(plans(job | {"tp_bytes": 2 * job["tp_bytes"]}))
+
+
 def tells_the_next(rank, world_size, job):
     """the plan that is sent on to the next rank"""
     if world_size > 1:
@@ -112,6 +128,9 @@ WRONG = {
     tp_is_free: "its all_reduces cost time, too",
     numbers_not_bytes: "you count parameters, not their bytes",
     no_stage_1: "Stage 1 is a plan, too",
+    no_stage_3: "Stage 3 is a plan, too",
+    the_longer_axis: "The times of both axes add up",
+    all_reduce_along_tp: "not twice that",
     asks_rank_0: "but 1 collective takes place where 0 will do",
     tells_the_next: "the ranks send 5 messages where",
     no_plan_is_an_error: "IndexError",

@@ -100,7 +100,7 @@ def gathered_at_the_end(rank, world_size, w, gradients):
 
 
 def parts_in_a_list(rank, world_size, w, gradients):
-    """the Adam in shards whose gathered parts stand in a list, and in one tensor too"""
+    """the Adam in shards whose gathered parts stand in a list and in one tensor"""
     shard = torch.nn.Parameter(w.chunk(world_size)[rank].clone())
     shard.grad = torch.empty_like(shard)
     adam = torch.optim.Adam([shard], lr=0.1, eps=0.1)

@@ -232,7 +232,7 @@ def cause(run, got, want, given, rules):
     has_to_communicate = run.world_size > 1 and any(rule.before_values for rule in rules)
     if has_to_communicate and not run.trace.ops:
         return "No rank communicates: a rank knows nothing but what it was given itself."
-    found = likely_cause(got, want, given)
+    found = likely_cause(got, want, given, bool(run.trace.ops))
     if found:
         return found
     if not run.trace.ops:

@@ -191,7 +191,7 @@ def known_mistake(got, given, mistakes):
     return None
 
 
-def likely_cause(got, want, given):
+def likely_cause(got, want, given, is_passed=True):
     """One likely cause of wrong values, as a sentence; None where nothing fits.
 
     Parameters
@@ -200,13 +200,15 @@ def likely_cause(got, want, given):
         By rank: what the answer made, what it should be.
     given : list of tuple
         For each argument of the answer: what it was, by rank.
+    is_passed : bool
+        Whether ranks have communicated: without that, values are alike by chance.
     """
     failing = [rank for rank in range(len(got)) if difference(got[rank], want[rank])]
     if given and all(not difference(got[rank], given[0][rank]) for rank in failing):
         return "That is what the rank began with: nothing was added to it and nothing replaced it."
     first = failing[0]
     owner = next((r for r in range(len(want)) if not difference(got[first], want[r])), None)
-    if owner is not None and want[owner] is not None:
+    if is_passed and owner is not None and want[owner] is not None:
         return (
             f"Rank {first} has what rank {owner} should have: "
             "look at the direction, or the order, in which values are passed."
@@ -216,7 +218,7 @@ def likely_cause(got, want, given):
     if same_numbers(got[first], want[first]):
         return "It has the right numbers in a wrong order."
     right = [rank for rank in range(len(got)) if rank not in failing]
-    if len(right) == 1 and all_equal(want, [want[0]] * len(want)):
+    if is_passed and len(right) == 1 and all_equal(want, [want[0]] * len(want)):
         return f"Only rank {right[0]} is right: do the other ranks learn the result?"
     return None
 

@@ -178,6 +178,7 @@ class CollectiveInFlight:
 
     def member_died(self, position, time_s):
         """A member is dead: who needs it fails, at this moment or when it comes so far."""
+        self._has_lost = True
         self._go_on_singly()
         self._messages().member_died(position, time_s)
 
@@ -188,15 +189,14 @@ class CollectiveInFlight:
         self._messages().member_left(position)
 
     def _go_on_singly(self):
+        """From now on message by message, also where it has its links to itself."""
         if self._is_lazy:
             self._transfers.release(self)
             self.wake()
-        self._has_lost = True
 
     def _wake_unless_all_came(self):
-        if self._is_lazy and len(self._entered) < self._schedule.n:
-            self._transfers.release(self)
-            self.wake()
+        if len(self._entered) < self._schedule.n:
+            self._go_on_singly()
 
     def _solve(self):
         """All have come and nobody else is on these links: time all messages at once."""

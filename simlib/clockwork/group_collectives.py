@@ -62,7 +62,7 @@ class Meeting:
                 other.brings = ()
         call.request.deliver = partial(self._deliver, position)
         if call.kind in LEAVE_EARLY or self.is_complete:
-            self._wake()
+            self._wake(lambda other: self.has_data_for(other) and not self.is_held)
 
     @property
     def is_complete(self):
@@ -96,22 +96,17 @@ class Meeting:
         """Call ``wake()`` when this member's data are there."""
         self._waiting.append((position, wake))
 
-    def _wake(self):
+    def let_go(self, position):
+        """This member's op has failed: it waits for no data any more."""
+        self._wake(lambda other: other == position)
+
+    def _wake(self, may_go_on):
         waiting, self._waiting = self._waiting, []
         for position, wake in waiting:
-            if self.has_data_for(position) and not self.is_held:
+            if may_go_on(position):
                 wake()
             else:
                 self._waiting.append((position, wake))
-
-    def let_go(self, position):
-        """This member's op has failed: it waits for no data any more."""
-        waiting, self._waiting = self._waiting, []
-        for other, wake in waiting:
-            if other == position:
-                wake()
-            else:
-                self._waiting.append((other, wake))
 
 
 class Channel:
@@ -130,7 +125,7 @@ class Channel:
         self._posted = [0] * len(members)
         self._ended = [0] * len(members)
         self._free_s = [0.0] * len(members)
-        self._dead = {}  # position -> rank, where survivors go on
+        self._dead = set()  # positions, where survivors go on
 
     def gather(self, rank):
         """Let a rank wait until all members are here, when the group is made."""
@@ -160,19 +155,20 @@ class Channel:
 
     def member_died(self, position, time_s):
         """A member is dead: it comes to no collective, and those under way lose it."""
-        self._dead[position] = self.members[position]
+        self._dead.add(position)
         for meeting in list(self._meetings.values()):
             if meeting.in_flight is not None:
                 meeting.in_flight.member_died(position, time_s)
-            for other in sorted(meeting.entries):  # all wait for the sizes of all
-                self._fail(other, meeting, position, time_s)
+            else:  # nobody has begun it, or all wait for the sizes of all
+                for other in sorted(meeting.entries):
+                    self._fail(other, meeting, position, time_s)
 
     def _enter(self, position, meeting, time_s):
         call = meeting.calls[position]
         time_s = max(time_s, self._free_s[position])
         if meeting.in_flight is None and self._simulation.is_known_from(call):
             meeting.in_flight = self._begin(meeting, call)
-            for dead in self._dead:
+            for dead in sorted(self._dead):
                 meeting.in_flight.member_died(dead, time_s)
         if meeting.in_flight is not None:
             meeting.in_flight.enter(position, time_s)

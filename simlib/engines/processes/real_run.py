@@ -162,12 +162,16 @@ def _check_world_size(world_size):
     return check_world_size(world_size, MAX_RANKS, why)
 
 
-def run_script(path, world_size, argv, *, timeout_s=120, strict=False):
+def run_script(path, world_size, argv, *, timeout_s=120, strict=False, restarts=0, min_ranks=None):
     """Run a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
     size = _check_world_size(world_size)
     payload = pack(script, (os.path.abspath(path),), None, size)
     options = Options(os.path.basename(path), timeout_s, strict)
-    return _run_payload(payload, size, options, False, argv=[path, *argv])
+
+    def attempt(size, begin_s, environ):
+        return _run_payload(payload, size, options, False, [path, *argv], environ)
+
+    return with_restarts(attempt, size, check_restarts(restarts, min_ranks, None, size))
 
 
 def _run_payload(

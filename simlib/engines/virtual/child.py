@@ -24,6 +24,7 @@ from ..host.process_setup import die_with_the_kernel
 from ..host.request import FRAME, receive, send, send_bytes, serve
 from . import per_rank
 from .ddp import share_what_ddp_gathers
+from .memory_hooks import tell_of_shards
 from .one_cpu import share_one_cpu
 from .ranks import Ranks
 from .simulated_transport import stand_in_backend
@@ -98,6 +99,7 @@ class Process:
         self.simulation = None
         self.streams = streams
         self.backend = stand_in_backend()
+        tell_of_shards(lambda: getattr(per_rank.local, "meter", None))
         self._parked = 0
         self._gc_thresholds = gc.get_threshold()
         _leave_only_the_rank(self)

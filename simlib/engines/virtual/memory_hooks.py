@@ -13,6 +13,26 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ...record.at_import import when_imported
+
+
+def tell_of_shards(meter_here):
+    """From now on meters of this process learn of FSDP2's shards, which no op shows."""
+
+    def meet(module):
+        init = module.FSDPParam._init_sharded_param
+
+        @functools.wraps(init)
+        def init_and_tell(param, *args, **kwargs):
+            init(param, *args, **kwargs)
+            meter = meter_here()
+            if meter is not None:
+                meter.has_shard(param)
+
+        module.FSDPParam._init_sharded_param = init_and_tell
+
+    when_imported("torch.distributed.fsdp._fully_shard._fsdp_param", meet)
+
 
 class MemoryHooks:
     """Hooks for the time of a ``with`` block.
@@ -45,7 +65,7 @@ class MemoryHooks:
             handle.remove()
 
     def _added(self):
-        """An optimizer knows parameters that no op shows, such as the shards of FSDP."""
+        """An optimizer knows parameters that no op shows."""
         add, meter_here = self._add, self._meter_here
 
         @functools.wraps(add)

@@ -75,6 +75,7 @@ class MemoryMeter:
         self._is_peak_new = False
         self._does_peak_last = False
         self._parameters = {}
+        self._owners = weakref.WeakSet()  # of shards
         self._optimizers = weakref.WeakSet()
         self._stepping = []
         self._history = _History()
@@ -91,6 +92,16 @@ class MemoryMeter:
         """An optimizer of this rank has been given these."""
         for parameter in parameters:
             self._meet_parameter(parameter)
+        self._note()
+
+    def has_shard(self, owner):
+        """``owner.sharded_param`` is a parameter of this rank.
+
+        It is known by its owner: FSDP2 exchanges it for another in place, which torch refuses where
+        there is a weak reference to it.
+        """
+        self._owners.add(owner)
+        self._meet_as_parameter(owner.sharded_param)
         self._note()
 
     def step_begins(self, optimizer):
@@ -146,6 +157,9 @@ class MemoryMeter:
         if key not in self._parameters:
             forget = self._parameters.pop
             self._parameters[key] = weakref.ref(parameter, lambda _: forget(key, None))
+        self._meet_as_parameter(parameter)
+
+    def _meet_as_parameter(self, parameter):
         for plain in _plain(parameter):
             self._meet(plain)
         self._mark(parameter, PARAMETERS)
@@ -254,7 +268,8 @@ class MemoryMeter:
 
     def _living(self):
         parameters = [reference() for reference in list(self._parameters.values())]
-        return [parameter for parameter in parameters if parameter is not None]
+        shards = [owner.sharded_param for owner in list(self._owners)]
+        return [parameter for parameter in parameters if parameter is not None] + shards
 
     def _mark(self, tensor, category):
         for plain in _plain(tensor):

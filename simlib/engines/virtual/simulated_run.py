@@ -174,20 +174,15 @@ def simulate(
     plan = check_restarts(restarts, min_ranks, on_restart, size, restart_s)
     per_rank_args = args.packed if isinstance(args, ByRank) else None
     payload = pack(function, () if per_rank_args else args, kwargs, size)
-
-    def attempt(size, begin_s, environ):
-        request = SimulationRequest(
-            payload=payload,
-            surroundings=Surroundings.here(environ=environ),
-            per_rank_args=per_rank_args,
-            world_size=size,
-            cluster=cluster,
-            placement=placement if isinstance(placement, str) else placement[:size],
-            options=replace(options, begin_s=begin_s, is_restarted=plan.most > 0),
-        )
-        return _simulate(request)
-
-    return with_restarts(attempt, size, plan)
+    return _attempts(
+        plan,
+        size,
+        options,
+        placement,
+        payload=payload,
+        cluster=cluster,
+        per_rank_args=per_rank_args,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +193,22 @@ class SimulationOptions(Options):
     timeout_s: float | None = 120
     strict: bool = False
     check: bool = True
+
+
+def _attempts(plan, size, options, placement, argv=None, **asked):
+    """Simulate, and again after a failure as `Restarts` says; ``asked`` stays the same."""
+
+    def attempt(size, begin_s, environ):
+        request = SimulationRequest(
+            surroundings=Surroundings.here(argv, environ),
+            world_size=size,
+            placement=placement if isinstance(placement, str) else placement[:size],
+            options=replace(options, begin_s=begin_s, is_restarted=plan.most > 0),
+            **asked,
+        )
+        return _simulate(request)
+
+    return with_restarts(attempt, size, plan)
 
 
 def _simulate(request):
@@ -303,12 +314,8 @@ def simulate_script(path, world_size, argv, **options):
     """Simulate a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
     size = _check_world_size(world_size)
     cluster = _check_cluster(options.pop("cluster", None), size)
-    request = SimulationRequest(
-        payload=pack(script, (os.path.abspath(path),), None, size),
-        surroundings=Surroundings.here([path, *argv]),
-        world_size=size,
-        cluster=cluster,
-        placement="block",
-        options=SimulationOptions(name=os.path.basename(path), **options),
-    )
-    return _simulate(request)
+    plan = check_restarts(options.pop("restarts", 0), options.pop("min_ranks", None), None, size)
+    options = SimulationOptions(name=os.path.basename(path), **options)
+    payload = pack(script, (os.path.abspath(path),), None, size)
+    argv = [path, *argv]
+    return _attempts(plan, size, options, "block", argv, payload=payload, cluster=cluster)

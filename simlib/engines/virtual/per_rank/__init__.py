@@ -13,13 +13,13 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from ....record.this_rank import here as local
-from .attention import keep_torchs_attention
 from .clock import end_virtual_time, own_clock
 from .environment import EnvironmentPerRank
 from .groups import WorldPerThread, foreign_threads
 from .printing import OutputPerRank, flush, write_to_descriptors
 from .profiler import one_profiler_at_a_time
 from .random_numbers import own_random_numbers
+from .refused import refuse_parts_of_torch
 from .subprocesses import own_commands
 from .turns import StateInTurn
 
@@ -35,7 +35,7 @@ def separate_threads(write_out, all_cpus):
     own_clock()
     os.register_at_fork(after_in_child=end_virtual_time)
     one_profiler_at_a_time()
-    keep_torchs_attention()
+    refuse_parts_of_torch()
     c10d._world = WorldPerThread()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     own_commands(write_out, all_cpus)
