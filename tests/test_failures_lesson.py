@@ -2,16 +2,22 @@
 
 import ast
 import math
+import sys
 from pathlib import Path
 
 import jupytext
 import numpy as np
 import pytest
+import torch
 
 import simlib
 from simlib import scale
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "scripts"))
+
+import record_failures  # noqa: E402
+
 CONSTANTS = {"STEP_S, SAVE_S, RESTART_S", "(STEP_S, SAVE_S, RESTART_S)"}
 DEFINED = ast.Import, ast.ImportFrom, ast.FunctionDef
 
@@ -108,3 +114,25 @@ def test_real_ranks_outlive_a_death(tmp_path):
 def test_only_what_is_not_saved_is_done_again(tmp_path):
     run = simlib.simulate(LESSON["train"], 4, (tmp_path / "a",), kill={2: 0.55}, restarts=1)
     assert [result[:3] for result in run.results] == [(1, 4, 4)] * 4
+
+
+@pytest.mark.parametrize("name", ["elastic", "requeue"])
+def test_recorded_restarts_end_with_the_weights_of_a_run_without(name):
+    path = ROOT / "notebooks" / "recorded" / "failures" / f"{name}.txt"
+    holds_three_equal(path.read_text())
+
+
+@pytest.mark.long
+def test_torchrun_goes_on_with_three_of_four(tmp_path):
+    text = "\n".join(record_failures.elastic(tmp_path))
+    assert "exit codes of the launchers: [0, 0, 0, -9]" in text
+    holds_three_equal(text)
+
+
+def holds_three_equal(text):
+    results = record_failures.results_of(text)
+    assert [result[:3] for result in results] == [(rank, 1, 3) for rank in range(3)]
+    for _, _, _, began, weights in results:
+        assert 4 <= began < 10
+        off = torch.tensor(weights) - record_failures.undisturbed()
+        assert off.abs().max() < 1e-6

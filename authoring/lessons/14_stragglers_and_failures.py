@@ -421,30 +421,47 @@ for fewest in (None, 2):  # None: always as many ranks
 
 # %% tags=["nbval-ignore-output"]
 guess = None
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--max-restarts=1"]
-FILE = "f\"file://{sys.argv[1]}.{os.environ['TORCHELASTIC_RESTART_COUNT']}\""
-jobs = {}
-for name, place in {"plain": '"env://"', "file": FILE}.items():
-    with socket.socket() as one:
-        one.bind(("", 0))  # some free port
-        options = [f"--master-port={one.getsockname()[1]}", "--monitor-interval=0.1"]
-    (FOLDER / f"{name}.py").write_text(f"""import os, sys, time
+PLACES = {
+    "plain": '"env://"',
+    "file": "f\"file://{sys.argv[1]}.{os.environ['TORCHELASTIC_RESTART_COUNT']}\"",
+}
+SCRIPT = """import os, sys, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-{inspect.getsource(train)}
+{train}
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 time.sleep(rank)  # no two ranks come at the same moment
 settings = dict(rank=rank, world_size=world_size, timeout=timedelta(seconds=10))
 dist.init_process_group("gloo", {place}, **settings)
-result = train(rank, world_size, sys.argv[1], dies=True)
+result = train(rank, world_size, sys.argv[1], dies=sys.argv[2:] == ["dies"])
 print("result:", rank, *result[:3], result[3].tolist())
 dist.destroy_process_group()
-""")
+"""
+for name, place in PLACES.items():
+    script = SCRIPT.format(train=inspect.getsource(train), place=place)
+    (FOLDER / f"{name}.py").write_text(script)
+
+
+# %% tags=["nbval-ignore-output"]
+def started(program, *options):
+    command = [sys.executable, "-m", *map(str, options), FOLDER / f"{program}.py"]
+    command += [FOLDER / f"{program} {options[0]}", "dies"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    command = [*TORCHRUN, *options, FOLDER / f"{name}.py", FOLDER / name]
-    jobs[name] = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+
+
+jobs = {}
+for name in PLACES:
+    with socket.socket() as one:
+        one.bind(("", 0))  # some free port
+        options = [f"--master-port={one.getsockname()[1]}", "--monitor-interval=0.1"]
+    options += ["--nproc-per-node=3", "--max-restarts=1"]
+    jobs[name] = started(name, "torch.distributed.run", *options)
+jobs["simlib simulate"] = started(
+    "file", "simlib", "simulate", "-n4", "--restarts=1", "--min-ranks=3", "--quiet"
+)
 
 # %% [markdown]
 # They take a while. Meanwhile:
