@@ -3,8 +3,8 @@
     python scripts/record_failures.py [elastic] [requeue]
 
 ``elastic``: four launchers of torchrun train together, one is killed with its rank, three go on.
-``requeue``: a job of Slurm's on a practice cluster (Linux, root, Slurm) loses a node and is handed in
-again. Both train the script of the lesson.
+``requeue``: a job of Slurm's on a practice cluster (Linux, root, Slurm) loses a node and is handed
+in again. Both train the script of the lesson.
 """
 
 import ast

@@ -16,7 +16,6 @@
 import inspect
 import math
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
 import simlib
-from simlib import scale
+from simlib import labs, scale
 
 # %% [markdown]
 # ## Who is it?
@@ -135,15 +134,12 @@ print("10,000 ranks, spread 0.1:", round(scale.expected_max(10_000, spread=0.1),
 # With a tenth of noise, 10,000 ranks wait for almost half of a step's computing. No profile of one rank shows
 # it.
 #
-# ## Remedy 1: shards by speed
+# ## A listing that balances nothing
 #
-# Four ranks fit a softmax to 784 pixels of digits, 80 examples a step, rank 3 half as fast. Three attempts:
-#
-# - **rates**: one often reads that *dynamic load balancing* means a lower learning rate for the slow worker;
-# - **speed**: each rank gets examples by its speed, and gradients are averaged as ever;
-# - **weighted**: the same, each mean weighted by its examples.
-#
-# For each: how long do ten steps take, and how far are the weights from those of one process?
+# Answers on the web to "what is *dynamic load balancing*?" often have three parts: measure each step, lower the
+# learning rate of the slow node, and let one process validate meanwhile. The next cell is such a listing, on
+# digits. First with rank 3 half as fast. Read it line by line: whose rate falls, what does it save, and who waits for
+# the validation?
 
 # %%
 images, labels = simlib.digits.load()[0][:800]
@@ -154,42 +150,54 @@ def gradient(W, x, y):
     return x.T @ (torch.softmax(x @ W, 1) - F.one_hot(y, 10)) / len(x)
 
 
-def train_shards(rank, world_size, shares, weigh=True, rates=(1, 1, 1, 1)):
-    W, B, first = torch.zeros(784, 10), sum(shares), sum(shares[:rank])
+def listing(rank, world_size, whole_step, validate_s):
+    W, rate, times = torch.zeros(784, 10), 0.5, [torch.zeros(1) for _ in range(world_size)]
     for step in range(10):
-        mine = slice(B * step + first, B * step + first + shares[rank])
-        simlib.compute(seconds=0.5e-3 * shares[rank])
-        g = gradient(W, X[mine], labels[mine])
-        g *= shares[rank] / B if weigh else 1 / world_size
+        began, mine = time.monotonic(), slice(80 * step + 20 * rank, 80 * step + 20 * rank + 20)
+        simlib.compute(seconds=10e-3)
+        g = gradient(W, X[mine], labels[mine]) / world_size
+        own_s = time.monotonic() - began
         dist.all_reduce(g)
-        W -= 0.5 * rates[rank] * g
-    return W
+        step_s = time.monotonic() - began if whole_step else own_s
+        dist.all_gather(times, torch.tensor([step_s]))
+        if step_s > 1.01 * torch.stack(times).mean():
+            rate *= 0.9  # slower than the others
+        W -= rate * g
+        if rank == 0:
+            simlib.compute(seconds=validate_s)  # one process validates
+    return W, rate
 
 
 # %%
-alone = simlib.simulate(train_shards, 1, ([80],)).results[0]
-attempts = {
-    "equal": ([20] * 4,),
-    "rates": ([20] * 4, True, (1, 1, 1, 0.5)),
-    "speed": ([23, 23, 23, 11], False),
-    "weighted": ([23, 23, 23, 11],),
-}
-for name, args in attempts.items():
-    run = simlib.simulate(train_shards, 4, args, slow={3: 2})
-    off, apart = (
-        max((W - other).abs().max() for W in run.results) for other in (alone, run.results[0])
-    )
-    print(f"{name:8} {run.time_s * 1e3:.0f} ms; as one process: {bool(off < 1e-5)};", end=" ")
-    print(f"all ranks alike: {bool(apart == 0)}")
+guess = None  # the rates of the four ranks
+for name, (*args, slow) in {
+    "as printed": (True, 5e-3, {3: 2}),
+    "own seconds": (False, 5e-3, {3: 2}),
+    "nobody slow": (False, 5e-3, {}),
+    "none validates": (False, 0, {}),
+}.items():
+    run = simlib.simulate(listing, 4, args, slow=slow)
+    apart = max((W - run.results[0][0]).abs().max() for W, _ in run.results)
+    rates = [round(rate, 2) for _, rate in run.results]
+    print(f"{name:14} {run.time_s * 1e3:.0f} ms, rates {rates}; alike: {bool(apart == 0)}")
 
 # %% [markdown]
-# A learning rate changes what is done with a gradient, not how long it takes to get: not a millisecond is
-# won, and the replicas *drift apart*, which no later step mends. Shards by speed win the time. Only the weighted mean
-# is that of one process: $\sum_r \frac{n_r}{B}\, g_r$. (A plain mean lets an example of the slow rank count
-# 23/11 times as much.)
+# As printed, the clock is read *after* the all_reduce, in which all wait for the slowest. So ranks 1 and 2 count as slow, too,
+# though they only waited (rank 0 comes late from validating, and waits less). With their own seconds it is rank 3 alone. But a learning rate changes
+# what is done with a gradient, not how long it takes to get: not a millisecond is won, and the replicas *drift
+# apart*, which no later step mends. And where nobody is slow, rank 0 is: all wait for the one that validates. Split that
+# over all ranks (lesson 07), or see the queue below.
 #
-# *Dynamic* it becomes when the shares come from measured seconds, again and again. **Now you write it**: the
-# seconds per example of each rank, and B, give the shares. They add up to B.
+# ## Remedy 1: shards by speed
+#
+# What can be balanced is *work*. Three attempts with 80 examples a step, rank 3 half as fast:
+#
+# - **equal**: 20 examples each;
+# - **speed**: each rank gets examples by its speed, and gradients are averaged as ever;
+# - **weighted**: the same, each mean weighted by its examples.
+#
+# How long do ten steps take, and which have the weights of one process? **Now you write it**: from the seconds per
+# example of each rank, and B, the shares. They add up to B; the last line tries them.
 
 
 # %%
@@ -197,12 +205,33 @@ def shares_of(seconds_per_example, B):
     return [B // len(seconds_per_example)] * len(seconds_per_example)  # replace me
 
 
-times = [0.5e-3, 0.5e-3, 0.5e-3, 1e-3]
-mine = shares_of(times, 80)
-slowest_s = max(n * s for n, s in zip(mine, times, strict=True))
-print(mine, f"add up to 80: {sum(mine) == 80}; a step computes {slowest_s * 1e3:.1f} ms")
+def train_shards(rank, world_size, shares, weigh):
+    W, B, first = torch.zeros(784, 10), sum(shares), sum(shares[:rank])
+    for step in range(10):
+        mine = slice(B * step + first, B * step + first + shares[rank])
+        simlib.compute(seconds=0.5e-3 * shares[rank])
+        weight = shares[rank] / B if weigh else 1 / world_size
+        dist.all_reduce(g := weight * gradient(W, X[mine], labels[mine]))
+        W -= 0.5 * g
+    return W
+
+
+alone = simlib.simulate(train_shards, 1, ([80], True)).results[0]
+for name, shares, weigh in (
+    ("equal", [20] * 4, True),
+    ("speed", [23, 23, 23, 11], False),
+    ("weighted", [23, 23, 23, 11], True),
+    ("yours", shares_of([0.5e-3, 0.5e-3, 0.5e-3, 1e-3], 80), True),
+):
+    run = simlib.simulate(train_shards, 4, (shares, weigh), slow={3: 2})
+    off = max((W - alone).abs().max() for W in run.results)
+    print(f"{name:8} {run.time_s * 1e3:.0f} ms; as one process: {bool(off < 1e-5)}")
 
 # %% [markdown]
+# Shards by speed win the time. Only the weighted mean is that of one process: $\sum_r \frac{n_r}{B}\, g_r$. (A plain
+# mean lets an example of the slow rank count 23/11 times as much.) *Dynamic* it becomes when the shares come from
+# measured seconds, again and again.
+#
 # <details><summary>Answer</summary>
 #
 # The speeds are `v = [1 / s for s in seconds_per_example]`; the shares `[round(B * each / sum(v)) for each in
@@ -351,7 +380,7 @@ run = simlib.run(until_it_fails, 4, (2,))
 print("a pause:", *run.results, sep="\n")
 
 # %% [markdown]
-# The same words, at about the same times (another rank may stand next to the dead one). A rank that pauses is
+# Real processes say the same, at about the same times (another rank may stand next to the dead one). A rank that pauses is
 # told from a dead one by nothing but the limit: after it, nobody listens to rank 2 any more, and when it comes
 # back *it* finds its connections closed. A short limit kills the slow, a long one waits for the dead. Take it
 # from how long your steps really vary, not from hope.
@@ -410,8 +439,7 @@ for fewest in (None, 2):  # None: always as many ranks
 # depend on the step alone, and *all* state in the file (with Adam its moments, too; the state of random
 # numbers; the place in the data). And a file that is never half written: a rank that dies while it
 # writes leaves the old one in place. That is why it is renamed.
-
-# %% [markdown]
+#
 # ## `torchrun`, for real
 #
 # `torchrun --max-restarts=1` starts real processes on this machine, and starts them again when one dies. `train` goes
@@ -427,9 +455,7 @@ PLACES = {
 }
 SCRIPT = """import os, sys, time
 from datetime import timedelta
-import torch
-import torch.distributed as dist
-
+import torch, torch.distributed as dist
 {train}
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 time.sleep(rank)  # no two ranks come at the same moment
@@ -439,29 +465,14 @@ result = train(rank, world_size, sys.argv[1], dies=sys.argv[2:] == ["dies"])
 print("result:", rank, *result[:3], result[3].tolist())
 dist.destroy_process_group()
 """
+options = ["--standalone", "--nproc-per-node=3", "--max-restarts=1", "--monitor-interval=0.1"]
+environ = os.environ | {"OMP_NUM_THREADS": "1"}
+jobs, pipes = {}, {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 for name, place in PLACES.items():
-    script = SCRIPT.format(train=inspect.getsource(train), place=place)
-    (FOLDER / f"{name}.py").write_text(script)
-
-
-# %% tags=["nbval-ignore-output"]
-def started(program, *options):
-    command = [sys.executable, "-m", *map(str, options), FOLDER / f"{program}.py"]
-    command += [FOLDER / f"{program} {options[0]}", "dies"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
-
-
-jobs = {}
-for name in PLACES:
-    with socket.socket() as one:
-        one.bind(("", 0))  # some free port
-        options = [f"--master-port={one.getsockname()[1]}", "--monitor-interval=0.1"]
-    options += ["--nproc-per-node=3", "--max-restarts=1"]
-    jobs[name] = started(name, "torch.distributed.run", *options)
-jobs["simlib simulate"] = started(
-    "file", "simlib", "simulate", "-n4", "--restarts=1", "--min-ranks=3", "--quiet"
-)
+    script = FOLDER / f"{name}.py"
+    script.write_text(SCRIPT.format(train=inspect.getsource(train), place=place))
+    words = ["-m", "torch.distributed.run", *options, script, FOLDER / name, "dies"]
+    jobs[name] = subprocess.Popen([sys.executable, *words], env=environ, **pipes)
 
 # %% [markdown]
 # They take a while. Meanwhile:
@@ -558,9 +569,13 @@ plt.show()
 
 # %% [markdown]
 # The dotted lines (Daly) stand at the tops. Half or twice the best interval costs a few percent only: it need not be
-# known well. At scale: a rank fails once in M years, R ranks R times as often. Meta report (Grattafiori et al.
-# 2024, arXiv 2407.21783) 419 unexpected interruptions in 54 days on 16,384 GPUs. What is that for one GPU? And
+# known well. At scale: a rank fails once in M years, R ranks R times as often. Meta report ("The Llama 3 Herd of
+# Models", 2024, arXiv 2407.21783) 419 unexpected interruptions in 54 days on 16,384 GPUs. What is that for one GPU? And
 # what is left of the time on 10,000 ranks if a checkpoint takes a minute, or 5 s?
+#
+# Below it is a lab: the whole machine, sixteen drawn lives at each interval as points. Move one slider at a time. Ten times the ranks: what
+# becomes of the best interval, what of the goodput? Which saves more, half of C or half of the restart? Which slider does not move
+# the dotted lines? And when do Young and Daly part?
 
 # %%
 guess = None
@@ -571,6 +586,12 @@ for ranks in (100, 10_000, 100_000):
         t = scale.checkpoint_interval(save_s, gpu_s, ranks)
         left = scale.goodput(t, save_s, gpu_s, ranks, restart_s=300)
         print(f"{ranks:7,} ranks, C = {save_s:2} s: every {t / 60:5.1f} min, goodput {left:.1%}")
+nbytes = 12 * 70e9  # 70 billion parameters with Adam, float32
+print(f"C at 2 GB/s a rank: {nbytes / 2e9:.0f} s by one rank, {nbytes / 2e9 / 1000:.2f} s by 1,000")
+labs.draw_checkpoint(ranks=10_000, mtbf_s=5 * 365 * 86_400)
+
+# %% tags=["nbval-ignore-output"]
+labs.checkpoint_lab(ranks=10_000, mtbf_s=5 * 365 * 86_400)
 
 # %% [markdown]
 # ## Cheaper checkpoints
@@ -578,11 +599,12 @@ for ranks in (100, 10_000, 100_000):
 # So C is worth work. **Sharded**: each rank writes its own part, all at the same time.
 # `torch.distributed.checkpoint` (DCP) does it (if the file system can take it), and notes which part of
 # which tensor is where: the parts may be read by *another* number of ranks. **Asynchronous**
-# (`dcp.async_save`): copy to memory, go on training, write meanwhile: C shrinks to the copy. A model saved
-# by 4 ranks of FSDP2 (lesson 12), loaded by 3:
+# (`dcp.async_save`): copy to memory, go on training, write meanwhile: C shrinks to the copy. First a model saved
+# by 4 ranks of FSDP2 (lesson 12), loaded by 3. Then 40 MB on each of two real ranks: how long does each of two saves
+# hold the training up? And which weights are in the file, if training changes them while it is written?
 
 
-# %%
+# %% tags=["nbval-ignore-output"]
 def sharded(rank, world_size, folder, load):
     torch.manual_seed(load)  # other weights, if nothing were loaded
     net = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12))
@@ -592,38 +614,56 @@ def sharded(rank, world_size, folder, load):
     return torch.cat([p.full_tensor().flatten() for p in net.parameters()])
 
 
-four = simlib.simulate(sharded, 4, (FOLDER / "parts", False)).results[0]
-three = simlib.simulate(sharded, 3, (FOLDER / "parts", True)).results[0]
-print(sorted(path.name for path in (FOLDER / "parts").iterdir()))
-print("the same on 3 ranks:", torch.equal(four, three))
-nbytes = 12 * 70e9  # 70 billion parameters with Adam, float32
-print(f"2 GB/s a rank: {nbytes / 2e9:.0f} s by one rank, {nbytes / 2e9 / 1000:.2f} s by 1,000")
+def saves(rank, world_size, folder):
+    w, held_up_s = torch.ones(10_000_000), {}
+    for save in (dcp.save, dcp.async_save):
+        began = time.monotonic()
+        writing = save({"w": w}, checkpoint_id=folder / save.__name__)
+        held_up_s[save.__name__] = round(time.monotonic() - began, 3)
+    while not writing.done():  # training goes on
+        w += 1
+    dcp.load(saved := {"w": torch.zeros_like(w)}, checkpoint_id=folder / "async_save")
+    return f"held up {held_up_s} s; in the file: {saved['w'].unique().tolist()}"
 
+
+parts = FOLDER / "parts"
+four, three = (simlib.simulate(sharded, n, (parts, n == 3)).results[0] for n in (4, 3))
+print(sorted(path.name for path in parts.iterdir()), torch.equal(four, three))
+print(*simlib.run(saves, 2, (FOLDER,)).results, sep="\n")
 
 # %% [markdown]
 # ## What came of `torchrun`
 #
-# Both jobs have had their time. Their errors, and results (rank, attempt, ranks, first step, weights):
+# The jobs have had their time. Their errors, and results: rank, attempt, ranks, first step, weights. Then the same script in
+# `simulate`, as from a terminal: `python -m simlib simulate --restarts=1` is torchrun on virtual time, here with
+# `--min-ranks=3` of four. Below, as recorded: a
+# torchrun for each of four "nodes", one killed *with its launcher* (which here is not replaced); and a job of Slurm's
+# on a practice cluster (lesson 16), whose node is switched off.
 
 # %% tags=["nbval-ignore-output"]
+words = "-m simlib simulate -n4 --restarts=1 --min-ranks=3 --quiet".split()
+words += [FOLDER / "file.py", FOLDER / "simulate", "dies"]
+jobs["simulate"] = subprocess.Popen([sys.executable, *words], env=environ, **pipes)
 for name, job in jobs.items():
     lines = job.communicate(timeout=100)[0].splitlines()
     told = [line for line in lines if "result:" in line or "Error: " in line]
     print(name, f"ended with {job.returncode}", *(line[:150] for line in told), sep="\n   ")
 print("undisturbed:", undisturbed.results[0][3].tolist())
+for name in ("elastic", "requeue"):
+    print("\nrecorded:", Path("recorded", "failures", f"{name}.txt").read_text())
 
 # %% [markdown]
 # In the store of the whole job the restarted ranks find addresses *of ranks that are dead*: "Connection
 # refused", or a time-out. It looks like a network problem, and is a stale rendezvous. With a place for each
-# attempt the job ends well, with the weights of the run without deaths. (Now and then the plain job is
-# lucky: of two ranks only one opens the connection, and who comes late reads new addresses. `--standalone`
-# keeps one store, too; with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` each attempt gets its own.) A restart
-# that was never tried is none: kill a rank on purpose before you need it.
+# attempt the job ends well, with the weights of the run without deaths, to the rounding of another order of sums (1e-6).
+# (Now and then the plain job is lucky: of two ranks only one opens the connection, and who comes late reads new addresses.)
+# A restart that was never tried is none: kill a rank on purpose before you need it.
 #
 # **Rendezvous** is more than addresses: who takes part, how many they are, which rank each one gets. With
-# `--nnodes=3:4` torchrun goes on with three nodes of four, as `min_ranks=` above. Where a *node* is gone
-# with its launcher, somebody above must act: under Slurm a job handed in by `sbatch --requeue` is handed in
-# again when a node fails. Both only start it: what it continues from is your checkpoint.
+# `--nnodes=3:4` three of four launchers meet again and go on. Launchers may count their restarts differently; so there no file by
+# number, but `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: each meeting gets a store of its own. `--requeue` hands the *whole job* in again, on nodes that
+# live, when Slurm knows that one is gone (here it was told; by itself it took most of a minute, and a requeued job
+# waits two more). Both only start it: what it continues from is your checkpoint.
 #
 # ## Faults that raise nothing
 #
@@ -659,7 +699,12 @@ def faulty(rank, world_size, fault):
     return seen
 
 
+# %% [markdown]
+# The faults: a bit of small weight in a number that stays (a weight), or that is added up (a gradient); one of large
+# weight; and what a division by zero leaves. For each: seen by which look, in which step, on which ranks?
+
 # %%
+guess = None
 faults = {
     "bit 10 of a weight": lambda w, g: flip(w, 10),
     "bit 30 of a gradient": lambda w, g: flip(g, 30),
