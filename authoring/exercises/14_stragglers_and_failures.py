@@ -7,12 +7,23 @@
 # a good answer.
 
 # %% role="setup"
+import copy
 import math
 
 import torch
 import torch.distributed as dist
 
-from simlib.checks import Rule, check, collective_nbytes, collectives, measure, messages, only
+import simlib
+from simlib.checks import (
+    Rule,
+    Timed,
+    check,
+    collective_nbytes,
+    collectives,
+    measure,
+    messages,
+    only,
+)
 
 # %% [markdown]
 # ## 1. The culprit (★★, 20 minutes, 2 points)
@@ -384,12 +395,31 @@ print(
 )
 
 # %% [markdown]
+# What task 4 needs, in virtual seconds:
+
+# %% role="setup"
+STEP_S, SAVE_S = 10e-3, 4e-3
+
+
+def gradient(w, x):
+    """The gradient of one step; it takes 10 ms."""
+    simlib.compute(seconds=STEP_S)
+    return w - x
+
+
+def save(*state):
+    """A copy of the state; it takes 4 ms."""
+    simlib.compute(seconds=SAVE_S)
+    return copy.deepcopy(state)
+
+
+# %% [markdown]
 # ## 4. Survive two deaths (★★★, 35 minutes, 4 points)
 #
-# In step i this rank's gradient is `w - xs[i]`, that of the step its mean over the ranks: one `all_reduce`. Then
-# `v = 0.9 v + g`, `w = w - 0.1 v`; both begin with zeros. Save in memory after every `every` steps. In the all_reduces
-# numbered in `deaths` (from 1, repeated ones included) a rank dies: what is not saved is lost, and the run goes on from the last
-# checkpoint. Return `(w, v)`, as without deaths; repeat no saved step.
+# Step i: `g` is the mean over the ranks of `gradient(w, xs[i])`, by one `all_reduce`; `v = 0.9 v + g`, `w = w - 0.1 v`,
+# from zeros. After every `every` steps, `save(step, w, v)` gives a checkpoint. In the all_reduces numbered in `deaths`
+# (from 1, repeated ones included) a rank dies: what is not saved is lost, go on from the checkpoint. Return `(w, v)`, as
+# without deaths. Budget: 10 ms for each step, *lost* ones too, 4 ms a checkpoint.
 
 
 # %% role="answer" question="survive" points=4
@@ -400,19 +430,19 @@ def survive(rank, world_size, xs, every, deaths):
     """
     ### BEGIN SOLUTION
     step, w, v = 0, torch.zeros_like(xs[0]), torch.zeros_like(xs[0])
-    saved, count = (step, w.clone(), v.clone()), 0
+    saved, count = (step, w, v), 0
     while step < len(xs):
-        g = w - xs[step]
+        g = gradient(w, xs[step])
         dist.all_reduce(g)
         count += 1
         if count in deaths:
-            step, w, v = saved[0], saved[1].clone(), saved[2].clone()
+            step, w, v = saved
             continue
         v = 0.9 * v + g / world_size
         w = w - 0.1 * v
         step += 1
         if step % every == 0:
-            saved = step, w.clone(), v.clone()
+            saved = save(step, w, v)
     return w, v
     ### END SOLUTION
 
@@ -430,7 +460,7 @@ def story(xs, every=1, deaths=(), keeps_v=True, keeps_w=False, from_start=False,
     """Weights, momentum and all_reduces of a run, with what goes wrong in it."""
     step, w, v = 0, torch.zeros_like(xs[0][0]), torch.zeros_like(xs[0][0])
     first = saved = (0, w, v)
-    count = 0
+    count = saves = 0
     while step < len(xs[0]):
         g, count = w - sum(x[step] for x in xs) / len(xs), count + 1
         if count in deaths:
@@ -442,8 +472,8 @@ def story(xs, every=1, deaths=(), keeps_v=True, keeps_w=False, from_start=False,
         v = 0.9 * v + g
         w, step = w - 0.1 * v, step + 1
         if step % every == 0:
-            saved = step, w, v
-    return w, v, count
+            saved, saves = (step, w, v), saves + 1
+    return w, v, count, saves
 
 
 def ends(**wrong):
@@ -452,6 +482,12 @@ def ends(**wrong):
         return [story(xs, **dies, **wrong)[:2]] * len(xs)
 
     return expected
+
+
+def budget_s(xs, every, deaths):
+    """Each step that is done or lost, and each checkpoint; messages are free here."""
+    *_, steps, saves = story(xs, every[0], deaths[0])
+    return STEP_S * steps + SAVE_S * saves
 
 
 def too_few(run, given):
@@ -478,6 +514,14 @@ verdict = check(
         lambda xs, every, deaths: xs[0][0].nbytes,
         hint="The gradient of one step is enough: each rank saves for itself.",
     ),
+    timed=[
+        Timed(
+            simlib.Cluster(3, 1, simlib.Link(0, math.inf)),
+            with_deaths,
+            budget_s,
+            hint="One checkpoint of all three after every `every` steps, one gradient for each step.",
+        )
+    ],
     mistakes={
         "After a death the momentum is gone: v belongs into the checkpoint, too.": ends(
             keeps_v=False
@@ -501,7 +545,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `saved = w` keeps no copy. A later `w -= ...` changes it, too.
+# `saved = w` keeps no copy: a later `w -= ...` changes it, too. `save(step, w, v)` does. After a death, do not change
+# what was saved: you may need it again.
 #
 # </details>
 

@@ -1,4 +1,7 @@
-"""Wrong answers to exercise 14.4, each with the words its refusal must hold."""
+"""Wrong answers to exercise 14.4, each with the words its refusal must hold.
+
+`gradient` and `save` are those of the exercise's setup.
+"""
 
 import torch
 import torch.distributed as dist
@@ -6,12 +9,14 @@ import torch.distributed as dist
 QUESTION = "survive"
 
 
-def story(xs, every, deaths, keeps_v=True, keeps_w=False, back_to=None, goes_on=False, extra=0):
+def story(
+    xs, every, deaths, keeps_v=True, keeps_w=False, back_to=None, goes_on=False, extra=0, saves=1
+):
     """A run in which some things go wrong."""
     step, w, v = 0, torch.zeros_like(xs[0]), torch.zeros_like(xs[0])
     saved, count = (step, w, v), 0
     while step < len(xs):
-        g = torch.cat([w - xs[step], torch.zeros(extra)])
+        g = torch.cat([gradient(w, xs[step]), torch.zeros(extra)])
         dist.all_reduce(g)
         g, count = g[: len(w)] / dist.get_world_size(), count + 1
         if count in deaths:
@@ -23,7 +28,8 @@ def story(xs, every, deaths, keeps_v=True, keeps_w=False, back_to=None, goes_on=
         v = 0.9 * v + g
         w, step = w - 0.1 * v, step + 1
         if step % every == 0:
-            saved = step, w, v
+            for _ in range(saves):
+                saved = save(step, w, v)
     return w, v
 
 
@@ -69,6 +75,11 @@ def barriers(rank, world_size, xs, every, deaths):
     return found
 
 
+def saves_twice(rank, world_size, xs, every, deaths):
+    """the right run, with weights and momentum saved one after the other"""
+    return story(xs, every, deaths, saves=2)
+
+
 WRONG = {
     no_momentum: "v belongs into the checkpoint",
     step_goes_on: "the examples of lost steps are missing",
@@ -76,6 +87,26 @@ WRONG = {
     from_the_start: "Only steps after the last checkpoint",
     as_if_nothing: "what is lost is done again",
     sends_its_state: "The gradient of one step is enough",
+    saves_twice: "One checkpoint of all three",
     barriers: "this question allows only",
 }
-ALSO_RIGHT = [right]
+
+
+def without_the_last(rank, world_size, xs, every, deaths):
+    """The last checkpoint is not needed: there is nothing left to lose."""
+    step, w, v = 0, torch.zeros_like(xs[0]), torch.zeros_like(xs[0])
+    kept, number = [(step, w, v)], 1
+    while step < len(xs):
+        dist.all_reduce(mean := gradient(w, xs[step]))
+        if number in deaths:
+            step, w, v = kept[-1]
+        else:
+            v = 0.9 * v + mean / world_size
+            step, w = step + 1, w - 0.1 * v
+            if step % every == 0 and step < len(xs):
+                kept.append(save(step, w, v))
+        number += 1
+    return w, v
+
+
+ALSO_RIGHT = [right, without_the_last]
