@@ -56,7 +56,10 @@ def main():
 
 
 def write_scripts(folder):
-    """The lesson's two scripts; they differ in the place where ranks meet."""
+    """The lesson's two scripts; they differ in the place where ranks meet.
+
+    Steps are longer here, so that a death comes in the midst of them also on a busy machine.
+    """
     found = {}
     for cell in read_source(LESSON, is_exercise=False).cells:
         for node in ast.parse(cell.source).body if cell.cell_type == "code" else ():
@@ -66,7 +69,8 @@ def write_scripts(folder):
             elif getattr(node, "name", "") == "train":
                 found["train"] = ast.get_source_segment(cell.source, node)
     for name, place in found["PLACES"].items():
-        text = found["SCRIPT"].format(train=found["train"], place=place)
+        train = found["train"].replace("time.sleep(0.1)", "time.sleep(0.5)")
+        text = found["SCRIPT"].format(train=train, place=place)
         (folder / f"{name}.py").write_text(text)
 
 

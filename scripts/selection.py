@@ -46,7 +46,14 @@ GROUPS = (
     Group(
         "hosts and Slurm",
         ("tests/test_*_hosts.py",),
-        ("simlib/practice", "simlib/mpi", "simlib/engines/launch", BATCH, "scripts/every_mpi.py"),
+        (
+            "simlib/practice",
+            "simlib/mpi",
+            "simlib/engines/launch",
+            BATCH,
+            "scripts/every_mpi.py",
+            "scripts/record_failures.py",
+        ),
     ),
     Group(
         "doctor",

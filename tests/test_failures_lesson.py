@@ -18,7 +18,7 @@ sys.path.append(str(ROOT / "scripts"))
 
 import record_failures  # noqa: E402
 
-CONSTANTS = {"STEP_S, SAVE_S, RESTART_S", "(STEP_S, SAVE_S, RESTART_S)"}
+CONSTANTS = {"STEP_S, SAVE_S, RESTART_S", "images, labels", "X"}
 DEFINED = ast.Import, ast.ImportFrom, ast.FunctionDef
 
 
@@ -35,7 +35,7 @@ def lesson():
 
 def defines(statement):
     if isinstance(statement, ast.Assign):
-        return ast.unparse(statement.targets[0]) in CONSTANTS
+        return ast.unparse(statement.targets[0]).strip("()") in CONSTANTS
     return isinstance(statement, DEFINED)
 
 
@@ -81,6 +81,72 @@ def test_the_best_interval_is_the_predicted_one(M):
             best, rel=0.15
         )
     assert seen == pytest.approx(scale.goodput(every, SAVE_S, M, restart_s=RESTART_S), rel=0.03)
+
+
+@pytest.mark.parametrize("whole_step", [True, False])
+def test_lower_rates_save_no_time_and_part_the_replicas(whole_step):
+    """Whole steps name victims as slow, too; own seconds only the slow rank. Rank 0 validates."""
+    rates, ends = {}, {}
+    for slow in ({}, {3: 2}):
+        run = simlib.simulate(LESSON["listing"], 4, (whole_step, 0), slow=slow)
+        ends[bool(slow)] = run
+        rates[bool(slow)] = [rate for _, rate in run.results]
+    even = simlib.simulate(LESSON["train_shards"], 4, ([20] * 4, True), slow={3: 2})
+    assert ends[True].time_s > even.time_s  # not a millisecond is won
+    if not whole_step:
+        assert rates == {False: [0.5] * 4, True: [0.5] * 3 + [pytest.approx(0.5 * 0.9**10)]}
+        weights = [w for w, _ in ends[True].results]
+        assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[3])
+        validates = simlib.simulate(LESSON["listing"], 4, (False, 5e-3))
+        assert validates.time_s == pytest.approx(ends[False].time_s + 10 * 5e-3, rel=1e-3)
+    else:
+        as_printed = simlib.simulate(LESSON["listing"], 4, (True, 5e-3), slow={3: 2})
+        assert [rate < 0.5 for _, rate in as_printed.results] == [False, True, True, True]
+
+
+def test_only_weighted_means_of_uneven_shards_are_those_of_one_process():
+    alone = simlib.simulate(LESSON["train_shards"], 1, ([80], True)).results[0]
+    for weigh, expected in ((True, True), (False, False)):
+        args = [23, 23, 23, 11], weigh
+        run = simlib.simulate(LESSON["train_shards"], 4, args, slow={3: 2})
+        off = max((W - alone).abs().max() for W in run.results)
+        assert (off < 1e-5) == expected
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen"),
+    [
+        (lambda w, g: LESSON["flip"](w, 10), ["step 3, weights differ: ranks [2]"]),
+        (lambda w, g: LESSON["flip"](g, 30), ["step 3, norm before the sum: ranks [2]"]),
+        (
+            lambda w, g: g.fill_(math.nan),
+            [
+                "step 3, norm before the sum: ranks [2]",
+                "step 3, not finite after it: ranks [0, 1, 2, 3]",
+            ],
+        ),
+        (lambda w, g: LESSON["flip"](g, 10), []),
+        (lambda w, g: None, []),
+    ],
+)  # fmt: skip
+def test_a_silent_fault_is_seen_where_the_lesson_says(fault, seen):
+    for engine in (simlib.simulate, simlib.run):
+        told = engine(LESSON["faulty"], 4, (fault,)).results
+        assert told[0] == told[3]
+        assert [line for line in told[0] if "step 3" in line] == seen
+
+
+def test_what_four_ranks_saved_three_can_load(tmp_path):
+    four, three = (
+        simlib.simulate(LESSON["sharded"], n, (tmp_path / "parts", n == 3)).results[0]
+        for n in (4, 3)
+    )
+    assert torch.equal(four, three)
+
+
+def test_an_asynchronous_checkpoint_is_of_the_moment_of_its_call(tmp_path):
+    for told in simlib.run(LESSON["saves"], 2, (tmp_path,)).results:
+        assert told.endswith("in the file: [1.0]")
 
 
 def ends_like(run, undisturbed):

@@ -578,9 +578,9 @@ plt.show()
 # Models", 2024, arXiv 2407.21783) 419 unexpected interruptions in 54 days on 16,384 GPUs. What is that for one GPU? And
 # what is left of the time on 10,000 ranks if a checkpoint takes a minute, or 5 s?
 #
-# Below it is a lab: the whole machine, sixteen drawn lives at each interval as points. Move one slider at a time. Ten times the ranks: what
+# Below it is a lab; points are drawn lives. Move one slider at a time. Ten times the ranks: what
 # becomes of the best interval, what of the goodput? Which saves more, half of C or half of the restart? Which slider does not move
-# the dotted lines? And when do Young and Daly part?
+# the upright lines? And when do Young and Daly part?
 
 # %%
 guess = None
@@ -593,10 +593,10 @@ for ranks in (100, 10_000, 100_000):
         print(f"{ranks:7,} ranks, C = {save_s:2} s: every {t / 60:5.1f} min, goodput {left:.1%}")
 nbytes = 12 * 70e9  # 70 billion parameters with Adam, float32
 print(f"C at 2 GB/s a rank: {nbytes / 2e9:.0f} s by one rank, {nbytes / 2e9 / 1000:.2f} s by 1,000")
-labs.draw_checkpoint(ranks=10_000, mtbf_s=5 * 365 * 86_400)
+labs.draw_checkpoint(ranks=10_000, mtbf_s=gpu_s)
 
 # %% tags=["nbval-ignore-output"]
-labs.checkpoint_lab(ranks=10_000, mtbf_s=5 * 365 * 86_400)
+labs.checkpoint_lab(ranks=10_000, mtbf_s=gpu_s)
 
 # %% [markdown]
 # ## Cheaper checkpoints
@@ -637,13 +637,14 @@ print(sorted(path.name for path in parts.iterdir()), torch.equal(four, three))
 print(*simlib.run(saves, 2, (FOLDER,)).results, sep="\n")
 
 # %% [markdown]
+# On three ranks the model is the same. And `async_save` holds up less, and what it writes is of the moment of the call.
+#
 # ## What came of `torchrun`
 #
 # The jobs have had their time. Their errors, and results: rank, attempt, ranks, first step, weights. Then the same script in
 # `simulate`, as from a terminal: `python -m simlib simulate --restarts=1` is torchrun on virtual time, here with
-# `--min-ranks=3` of four. Below, as recorded: a
-# torchrun for each of four "nodes", one killed *with its launcher* (which here is not replaced); and a job of Slurm's
-# on a practice cluster (lesson 16), whose node is switched off.
+# `--min-ranks=3` of four. Below, as recorded (steps of 0.5 s): a torchrun for each of four "nodes", one killed *with its
+# launcher*; and a job of Slurm's on a practice cluster (lesson 16), whose node is switched off.
 
 # %% tags=["nbval-ignore-output"]
 words = "-m simlib simulate -n4 --restarts=1 --min-ranks=3 --quiet".split()
@@ -667,8 +668,8 @@ for name in ("elastic", "requeue"):
 # **Rendezvous** is more than addresses: who takes part, how many they are, which rank each one gets. With
 # `--nnodes=3:4` three of four launchers meet again and go on. Launchers may count their restarts differently; so there no file by
 # number, but `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: each meeting gets a store of its own. `--requeue` hands the *whole job* in again, on nodes that
-# live, when Slurm knows that one is gone (here it was told; by itself it took most of a minute, and a requeued job
-# waits two more). Both only start it: what it continues from is your checkpoint.
+# live, when Slurm knows that one is gone (here it was told; alone it notices when the node has not answered for its
+# `SlurmdTimeout`). Both only start it: what it continues from is your checkpoint.
 #
 # ## Faults that raise nothing
 #
@@ -676,10 +677,8 @@ for name in ("elastic", "requeue"):
 # and in each step all ranks look at three things: are all weights alike (a **checksum**), are the norms of the
 # gradients near each other *before* the sum, is everything finite *after* it? Which look sees which fault?
 
+
 # %%
-guess = None
-
-
 def flip(x, bit):
     x.view(torch.int32)[5] ^= 1 << bit
 
