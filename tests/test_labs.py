@@ -65,6 +65,7 @@ def every_lab(runs):
         "pipeline": labs.pipeline_lab(),
         "mesh": labs.mesh_lab(),
         "staleness": labs.staleness_lab(),
+        "checkpoint": labs.checkpoint_lab(),
     }
 
 
@@ -105,6 +106,7 @@ def test_the_picture_of_a_lab_is_the_one_the_lesson_shows(every_lab, runs):
         "pipeline": labs.draw_pipeline(),
         "mesh": labs.draw_mesh(),
         "staleness": labs.draw_staleness(),
+        "checkpoint": labs.draw_checkpoint(),
     }
     for name, figure in figures.items():
         shown = np.asarray(Image.open(io.BytesIO(png_of(figure))))
@@ -152,6 +154,7 @@ def test_what_was_moved_leaves_no_trace():
         (labs.pipeline_lab(), labs.draw_pipeline),
         (labs.mesh_lab(), labs.draw_mesh),
         (labs.staleness_lab(), labs.draw_staleness),
+        (labs.checkpoint_lab(), labs.draw_checkpoint),
     ):
         for control in list(lab.controls.values()) * 2:
             if hasattr(control, "index"):

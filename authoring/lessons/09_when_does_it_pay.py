@@ -165,7 +165,7 @@ print(f"50 batches: {odd_s:.0f} s, by (2) {50 / 4 * (1.5 + 1.5):.1f} s")
 
 # %% [markdown]
 # Fifty batches make 13 steps, not 12.5: write $\lceil S/R \rceil$. And in $T_\text{comp}$ the
-# **slowest** rank counts, for all others wait in the `all_reduce`. (Lesson 14, to come, is about that.)
+# **slowest** rank counts, for all others wait in the `all_reduce`. ([Lesson 14](14_stragglers_and_failures.ipynb) is about that.)
 #
 # ## The inequality
 #
