@@ -478,6 +478,26 @@ def test_a_node_dies_with_its_ranks():
         simlib.simulate(main, 4, kill={"node7": 1.0}, **options)
 
 
+def test_a_host_that_vanishes_is_missed_after_the_detection_time():
+    def main(rank, world_size):
+        group = dist.new_group([0, 1])
+        time.sleep(1.0)  # the host of ranks 2 and 3 vanishes meanwhile
+        attempt = Attempts()
+        attempt(lambda: dist.all_reduce(x(), group=group))
+        attempt(lambda: dist.recv(x(), src=rank + 2))
+        attempt(lambda: dist.send(x(), dst=rank + 2))
+        return [(word, round(took_s, 3)) for word, took_s in attempt.seen]
+
+    cluster = simlib.Cluster(2, 2, inter=simlib.Link(1e-5, 1e9), intra=simlib.Link(1e-6, 1e10))
+    run = simlib.simulate(
+        main, 4, cluster=cluster, kill={"node1": 0.5}, on_death="continue", detection_s=30.0
+    )
+    assert run.results[:2] == [[("ok", 0.0), ("closed", 29.5), ("closed", 0.0)]] * 2
+    assert run.deaths == {2: 0.5, 3: 0.5}
+    with pytest.raises(simlib.InvalidCallError, match="detection_s=-1 must be seconds"):
+        simlib.simulate(main, 4, detection_s=-1)
+
+
 def test_who_dies_in_a_collective_of_many_takes_no_group_along():
     """Groups of 4 among 16: three lose a member, the others' results are whole."""
 

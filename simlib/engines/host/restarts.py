@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...clockwork.simulation_options import check_seconds
 from ...model.errors import InvalidCallError, RankDiedError, RankError, SimlibError
 from ...model.failing import Failures, deaths_after
 
@@ -62,10 +63,11 @@ def check_restarts(
         )
     if on_restart is not None and not callable(on_restart):
         raise InvalidCallError(f"on_restart={on_restart!r} must be a function of a Restart")
-    if not (isinstance(restart_s, numbers.Real) and 0 <= restart_s < float("inf")):
-        raise InvalidCallError(f"restart_s={restart_s!r} must be seconds, 0 or more")
     return Restarts(
-        most=restarts, min_ranks=min_ranks, on_restart=on_restart, restart_s=float(restart_s)
+        most=restarts,
+        min_ranks=min_ranks,
+        on_restart=on_restart,
+        restart_s=check_seconds("restart_s", restart_s),
     )
 
 
