@@ -12,7 +12,7 @@
     run = simlib.run(main, world_size=4)
 """
 
-from . import clusters, digits, scale
+from . import clusters, digits, lightning, scale
 from .diagnose.findings import Finding
 from .draw.curves import draw_curves, live_curves
 from .draw.notebook_figures import follow_theme as _follow_theme
@@ -76,6 +76,7 @@ __all__ = [
     "held",
     "hold",
     "jobs",
+    "lightning",
     "live_curves",
     "load",
     "run",
