@@ -1,7 +1,8 @@
 """What each simulated rank has to itself although it is only a thread.
 
 torch keeps most of its modes by thread already (gradient mode, autocast, default device). Here is
-the rest: torch.distributed's world, random numbers, output, environment, clock, default dtype, and what a list of libraries keeps for a process.
+the rest: torch.distributed's world, random numbers, output, environment, clock, default dtype, and
+what a list of libraries keeps for a process.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .model.errors import InvalidCallError
+from ..model.errors import InvalidCallError
 
 
 def environment() -> Any:
