@@ -19,7 +19,7 @@ install:         ## make .venv and install everything into it
 	@sh scripts/install.sh
 
 frameworks: install ## Lightning and accelerate, for lesson 15: 90 MB more
-	@$(PY) scripts/install.py --frameworks
+	@sh scripts/install.sh --frameworks
 
 test: frameworks ## what has changed, and a sample of the rest: some 12 minutes
 	@$(PY) scripts/run_tests.py
