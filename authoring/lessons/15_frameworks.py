@@ -43,7 +43,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import simlib
 
 # %% [markdown]
-# `look` simulates a program that needs a framework; where there is none, it loads the recorded run of that name.
+# `look` runs a program that needs a framework; where there is none, it loads the recorded run of that name.
 # Lightning takes seconds to import, and every world of ranks imports it again (1 to 2 s on a quiet machine): such
 # cells are slow to start, however short their virtual time.
 
@@ -61,10 +61,10 @@ except ImportError:  # names enough to read the cells
 RECORDED = Path("recorded_frameworks")
 
 
-def look(name, function, world_size=2, args=()):
-    """Simulate it; where the frameworks are missing, load the recorded run of this name."""
+def look(name, function, world_size=2, args=(), engine=simlib.simulate):
+    """Run it; where the frameworks are missing, load the recorded run of this name."""
     if hasattr(L, "Trainer"):
-        return simlib.simulate(function, world_size, args)
+        return engine(function, world_size, args)
     display({"text/plain": "", "text/html": ""}, raw=True)  # a run's own place for its output
     run = simlib.load(RECORDED / f"{name}.json")
     kept = json.loads((RECORDED / f"{name}_results.json").read_text())
@@ -88,6 +88,7 @@ RATE = 0.3
 
 class Listing(nn.Module):
     def __init__(self):
+        torch.manual_seed(0)
         self.layers = nn.ModuleList([nn.Linear(784, 128), nn.Linear(128, 256), nn.Linear(256, 10)])
 
     def forward(self, x):
@@ -112,8 +113,7 @@ guess = None  # the loss after 60 steps, without log_softmax and with it
 
 class Net(Listing):
     def __init__(self, is_log=True):
-        nn.Module.__init__(self)  # super().__init__() of the repaired listing
-        torch.manual_seed(0)
+        nn.Module.__init__(self)  # what super().__init__() would do in Listing
         Listing.__init__(self)
         self.is_log = is_log
 
@@ -129,13 +129,14 @@ for is_log in (False, True):
         loss = F.nll_loss(net(x), y)
         loss.backward()
         optimizer.step()
-        losses.append(round(loss.item(), 2))
-    right = (net(test_set.tensors[0]).argmax(1) == test_set.tensors[1]).float().mean()
-    print(f"log_softmax {is_log}: losses {losses[::12]} ... {losses[-1]}; {right:.0%} right")
+        losses.append(round(loss.item(), 1))
+    right = ((out := net(test_set.tensors[0])).argmax(1) == test_set.tensors[1]).float().mean()
+    print(f"log_softmax {is_log}: losses {losses[::12]} ... {losses[-1]};", end=" ")
+    print(f"{right:.0%} right, outputs from {out.min():.0f} to {out.max():.0f}")
 
 # %% [markdown]
-# Nothing. Outputs have **no bound**: the quickest way down is to raise *all* of them, so the loss falls for ever, and the
-# network reads no better than by guessing. A falling loss looked like success. The log_softmax ties the outputs together:
+# Nothing. Outputs have **no bound**, and the quickest way down is to raise *all* of them, whatever the image: the loss falls for
+# ever, and the network reads no better than by guessing. A falling loss looked like success. The log_softmax ties the outputs together:
 # probabilities add up to 1, so the loss is never below 0, and raising one output lowers the others. (`F.cross_entropy` does both.)
 #
 # Three faults are left. Which of them raise an error?
@@ -275,21 +276,23 @@ def by_lightning(rank, world_size):
 
 guess = None  # same weights as by hand?
 lightning_run = look("lightning", by_lightning)
-print("Lightning and by hand differ by less than 1e-4:", off(lightning_run, hand) < 1e-4)
-print("last losses:", *(round(result[0], 3) for result in lightning_run.results))
+on_processes = look("lightning_on_processes", by_lightning, engine=simlib.run)
+for name, run in {"simulated": lightning_run, "on real ranks": on_processes}.items():
+    print(f"Lightning {name}, same weights as by hand: {off(run, hand) < 1e-4};", end=" ")
+    print("last losses", *(round(result[0], 3) for result in run.results))
 
 # %% [markdown]
-# The same weights. What disappeared from our text, and where did it go?
+# The same weights, on real ranks as on simulated ones. What disappeared from our text, and where did it go?
 #
 # | by hand | now |
 # |---|---|
 # | the loop, `zero_grad`, `backward`, `step` | in `fit` |
 # | `DistributedSampler`, `set_epoch` | the Trainer replaces the loader's sampler |
-# | `sync` | DDP around the module |
+# | the `all_reduce` of gradients | DDP around the module |
 # | which rank prints, saves, stops | loggers and callbacks |
 #
-# The second line hides most: the Trainer deals *and shuffles* training data with a seed of 0, even if your
-# loader has `shuffle=False` (`use_distributed_sampler=False` stops that).
+# The second line hides most: the Trainer deals *and shuffles* training data, by a seed of its own (0, or that of
+# `seed_everything`), even if your loader has `shuffle=False`. `use_distributed_sampler=False` stops that.
 #
 # ## Five ways, side by side
 #
@@ -463,7 +466,7 @@ def in_bf16(rank, world_size):
 mixed = look("bf16", in_bf16)
 for name, run in {"32": lightning_run, "bf16-mixed": mixed}.items():
     calls = [c for c in run.trace.collectives if c.kind == "all_reduce" and c.nbytes > 8]
-    own = len(run.trace.collectives) - len(calls) - 5
+    own = len(run.trace.collectives) - len(calls) - 5  # five are DDP's
     print(f"{name:10} {len(calls):2} all_reduces of", *{c.nbytes for c in calls}, "bytes;", end=" ")
     print(own, "ops of Lightning's own", own_ops(len(calls)) or "")
 
@@ -482,7 +485,7 @@ for name, run in {"32": lightning_run, "bf16-mixed": mixed}.items():
 # Tutorials keep the arguments of their year. Which does today's Trainer still take?
 
 # %%
-guess = None
+guess = None  # how many of the seven?
 THEN = {
     "gpus": (2, 'accelerator="gpu", devices=2'),
     "distributed_backend": ("ddp", 'strategy="ddp"'),
@@ -509,6 +512,10 @@ for name, is_taken in look("arguments", taken, 1).results[0]:
     print(f"{name + '=' + repr(old):38} {'taken  ' if is_taken else 'refused'}  now {new}")
 
 # %% [markdown]
+# A refusal is kind: it has a message. The one that is still taken, `precision=16`, has a new name as well. `accelerator` says
+# "cpu", "gpu" or "tpu", `devices` how many, `strategy` what is sent. (`lr_find` raises the learning rate step by step, and
+# proposes one from before the loss begins to rise.)
+#
 # ## Break it
 #
 # `log_dict` takes a dictionary. Three ways to bring ranks apart: the keys that *occur* in a batch; the same keys in another order; and rank 0
@@ -838,7 +845,7 @@ simlib.compare(five)
 #
 # The same losses, to four digits, and hardly a row in common: DDP sends gradients, FSDP2 gathers weights and scatters
 # gradients, TP sums activations in every block, PP hands activations to a neighbour. Only DDP's column and Lightning's agree:
-# **Lightning is DDP plus its own**. It can be FSDP2 or DeepSpeed plus its own: `strategy="fsdp"`, `"deepspeed"`.
+# **Lightning is DDP plus its own**; with another `strategy`, such as `"fsdp"` (the first FSDP) or `"deepspeed"`, that plus its own.
 #
 # ## Which tool when
 #
