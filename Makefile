@@ -1,6 +1,6 @@
 # `make` alone lists the commands. Every path is relative: the folder's name may contain spaces.
 .DEFAULT_GOAL := help
-.PHONY: help lab install test test-all test-mpi build build-check bench lint constraints clean
+.PHONY: help lab install frameworks test test-all test-mpi build build-check bench lint constraints clean
 
 PY := .venv/bin/python
 export PYTHON PORT SEED BASE
@@ -18,10 +18,13 @@ lab: install     ## install what is missing and open the course in JupyterLab
 install:         ## make .venv and install everything into it
 	@sh scripts/install.sh
 
-test: install    ## what has changed, and a sample of the rest: some 12 minutes
+frameworks: install ## Lightning and accelerate, for lesson 15: 90 MB more
+	@sh scripts/install.sh --frameworks
+
+test: frameworks ## what has changed, and a sample of the rest: some 12 minutes
 	@$(PY) scripts/run_tests.py
 
-test-all: install ## everything, with repeats: long
+test-all: frameworks ## everything, with repeats: long
 	@$(PY) scripts/run_tests.py --all
 
 test-mpi: install ## the tests of MPI under MPICH, Intel MPI, Open MPI: 300 MB more in .venv-mpi

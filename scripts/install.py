@@ -5,6 +5,7 @@ once. The stamp is written last: where an install was interrupted there is none,
 starts with a fresh `.venv`.
 
     install.py                       install the versions of constraints.txt
+    install.py --frameworks          what lesson 15 looks at besides: Lightning and accelerate
     install.py --write-constraints   resolve anew in a temporary folder and write constraints.txt
 """
 
@@ -22,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "installed"
+FRAMEWORKS_STAMP = VENV / "installed-frameworks"
 LOG = VENV / "install.log"
 CONSTRAINTS = ROOT / "constraints.txt"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -163,6 +165,16 @@ def install():
     say("Installed.")
 
 
+def install_frameworks():
+    """Add the extra ``frameworks`` to an install that is up to date."""
+    stamp = wanted_stamp()
+    if FRAMEWORKS_STAMP.is_file() and FRAMEWORKS_STAMP.read_text() == stamp:
+        return
+    say("Installing Lightning and accelerate into .venv: a minute, about 90 MB.")
+    pip_install(python_of(VENV), "-e", ".[dev,frameworks]", "-c", "constraints.txt")
+    FRAMEWORKS_STAMP.write_text(stamp)
+
+
 def write_constraints():
     """Resolve the newest versions in a temporary environment and write them down."""
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +182,7 @@ def write_constraints():
         say("Installing the newest versions into a temporary folder.")
         make_venv(venv)
         python = python_of(venv)
-        pip_install(python, "-e", ".[dev]")
+        pip_install(python, "-e", ".[dev,frameworks]")
         listing = [python, "-m", "pip", "list", "--format", "json", "--exclude-editable"]
         packages = json.loads(subprocess.check_output(listing, cwd=ROOT))
     CONSTRAINTS.write_text(constraints_text(packages))
@@ -180,7 +192,7 @@ def write_constraints():
 def constraints_text(packages):
     """The text of constraints.txt for a list of ``{"name": ..., "version": ...}``."""
     lines = [
-        "# Exact versions of everything `make install` installs. Written by `make constraints`."
+        "# Exact versions of everything `make frameworks` installs. Written by `make constraints`."
     ]
     for package in sorted(packages, key=lambda package: package["name"].lower()):
         name, version = package["name"], package["version"].partition("+")[0]
@@ -194,6 +206,8 @@ def main(arguments):
     try:
         if arguments == ["--write-constraints"]:
             write_constraints()
+        elif arguments == ["--frameworks"]:
+            install_frameworks()
         else:
             install()
     except InstallError as error:

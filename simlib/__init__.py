@@ -37,13 +37,16 @@ from .model.errors import (
 )
 from .model.package import VERSION as _VERSION
 from .model.trace import Collective, Group, Message, Op, Site, Trace
+from .record import lightning
 from .record.this_rank import compute, held, hold, span
+from .results.comparison import Comparison, compare
 from .results.load import load
 from .results.run import Run
 
 __all__ = [
     "Cluster",
     "Collective",
+    "Comparison",
     "DeadlockError",
     "Device",
     "Finding",
@@ -69,6 +72,7 @@ __all__ = [
     "Trace",
     "UnfinishedError",
     "clusters",
+    "compare",
     "compute",
     "digits",
     "doctor",
@@ -76,6 +80,7 @@ __all__ = [
     "held",
     "hold",
     "jobs",
+    "lightning",
     "live_curves",
     "load",
     "run",

@@ -192,6 +192,23 @@ def test_the_second_time_nothing_is_installed(machine):
     assert (first.folder / "calls").read_text() == "ran\n"
 
 
+def test_frameworks_are_added_once_and_anew_when_the_lists_change(machine):
+    folder = machine()().folder
+
+    def add():
+        environment = {**os.environ, "PYTHON": str(folder.parent / "python"), "CI": ""}
+        command = ["make", "-C", folder, "frameworks"]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+    assert "Installing Lightning and accelerate" in add().stdout
+    assert "Installing" not in add().stdout
+    assert (folder / "calls").read_text() == "ran\n" * 2
+    with open(folder / "constraints.txt", "a") as constraints:
+        constraints.write("# changed\n")
+    assert "Installing Lightning and accelerate" in add().stdout
+    assert (folder / "calls").read_text() == "ran\n" * 4
+
+
 def test_a_change_of_the_lists_installs_again(machine):
     run = machine()
     folder = run().folder

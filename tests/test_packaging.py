@@ -18,10 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 CONDA_NAMES = {"torch": "pytorch", "playwright": "playwright-python"}
 
 
-def declared():
-    """All requirements of pyproject.toml, the extra's too."""
+def declared(*extras):
+    """The requirements of pyproject.toml, these extras' too."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return project["dependencies"] + project["optional-dependencies"]["dev"]
+    of_extras = [text for extra in extras for text in project["optional-dependencies"][extra]]
+    return project["dependencies"] + of_extras
 
 
 def pins():
@@ -32,7 +33,7 @@ def pins():
 
 def installed():
     """``{name: version}`` of what the declared requirements bring in, directly or not."""
-    found, left = {}, [Requirement(text) for text in declared()]
+    found, left = {}, [Requirement(text) for text in declared("dev", "frameworks")]
     while left:
         requirement = left.pop()
         name = canonicalize_name(requirement.name)
@@ -54,7 +55,7 @@ def test_conda_and_pip_have_the_same_list():
         listed = [re.sub(rf"^{conda_name}\b", name, entry) for entry in listed]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     python = "python" + project["requires-python"]
-    assert sorted(listed) == sorted([python, "pip", *declared()])
+    assert sorted(listed) == sorted([python, "pip", *declared("dev")])
     assert environment["dependencies"][-1] == {"pip": ["-e ."]}
 
 

@@ -817,6 +817,8 @@ folder.cleanup()
 # [Exercises 08](../exercises/08_from_loops_to_ddp.ipynb): buckets of your own, in the right order; an overlap that
 # keeps within a budget of time; one all_reduce for many micro-batches; uneven batches that count right.
 #
+# Lightning, Fabric and accelerate put more around DDP: [lesson 15](15_frameworks.ipynb) lays what they send side by side.
+#
 # ## Exit ticket
 #
 # 1. After a step with `nn.DataParallel` on 4 GPUs a counter in the model is where it was. Why?

@@ -10,6 +10,7 @@ from ..model.interrupts import uninterrupted
 
 _FILE_OF = {
     "Player": "player",
+    "draw_comparison": "comparison",
     "draw_memory": "memory",
     "draw_memory_history": "memory_history",
     "draw_parts": "memory",
@@ -22,6 +23,7 @@ _FILE_OF = {
 
 __all__ = [
     "Player",
+    "draw_comparison",
     "draw_memory",
     "draw_memory_history",
     "draw_parts",

@@ -1,7 +1,8 @@
 """What each simulated rank has to itself although it is only a thread.
 
 torch keeps most of its modes by thread already (gradient mode, autocast, default device). Here is
-the rest: torch.distributed's world, random numbers, output, environment, clock, default dtype.
+the rest: torch.distributed's world, random numbers, output, environment, clock, default dtype, and
+what a list of libraries keeps for a process.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ....record.this_rank import here as local
 from .clock import end_virtual_time, own_clock
 from .environment import EnvironmentPerRank
 from .groups import WorldPerThread, foreign_threads
+from .libraries import own_state_of_libraries
 from .printing import OutputPerRank, flush, write_to_descriptors
 from .profiler import one_profiler_at_a_time
 from .random_numbers import own_random_numbers
@@ -36,6 +38,7 @@ def separate_threads(write_out, all_cpus):
     os.register_at_fork(after_in_child=end_virtual_time)
     one_profiler_at_a_time()
     refuse_parts_of_torch()
+    own_state_of_libraries()
     c10d._world = WorldPerThread()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     own_commands(write_out, all_cpus)

@@ -1,0 +1,606 @@
+# %% [markdown]
+# # Exercises 15: frameworks
+#
+# Four tasks that go with [lesson 15](../notebooks/15_frameworks.ipynb): you convert a loop, put a metric
+# together, mend a callback, and find what a framework sends.
+#
+# They need no extra: `fit`, below, is a trainer of twenty lines that calls a module's methods as
+# Lightning's Trainer does. So your answer is graded alike wherever it runs, and the class you write is
+# one that Lightning would take. The outputs stored below the checks are those of a good answer; they
+# change when you run the check. Each task has folded hints.
+
+# %% role="setup"
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from simlib.checks import brought, check, collective_nbytes, collectives, measure, messages, only
+
+RATE, BATCH = 0.5, 60
+
+
+class Module(nn.Module):
+    """What `fit` asks of a module; so does Lightning's Trainer of a LightningModule."""
+
+    def training_step(self, batch, number):
+        """Return the loss of a rank's batch, (x, y)."""
+
+    def configure_optimizers(self):
+        """Return the optimizer."""
+
+
+# %% role="setup"
+def fit(module, data, batch):
+    """A tiny Trainer: one epoch on all ranks, with so many examples on each rank in a step."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for parameter in module.parameters():
+        dist.broadcast(parameter.data, src=0)
+    optimizer = module.configure_optimizers()
+    for number, rows in enumerate(torch.arange(len(data[0])).split(batch * world_size)):
+        mine = rows[rank::world_size]
+        optimizer.zero_grad()
+        loss = module.training_step([part[mine] for part in data], number)
+        loss.backward()
+        for parameter in module.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world_size
+        optimizer.step()
+
+
+# %% [markdown]
+# The loop to convert (task 1), and a callback with the trainer that calls it (task 3; it only goes through the steps).
+
+
+# %% role="setup"
+def by_hand(x, y, w):
+    """The loop to convert; one process."""
+    w = w.clone().requires_grad_()
+    optimizer = torch.optim.SGD([w], lr=RATE, momentum=0.9)
+    for rows in torch.arange(len(x)).split(BATCH):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(x[rows] @ w, y[rows], reduction="sum") / BATCH
+        loss.backward()
+        optimizer.step()
+    return w.detach()
+
+
+# %% role="setup"
+class Callback:
+    """What `train` calls."""
+
+    def on_train_batch_end(self, step, loss):
+        pass
+
+    def on_train_end(self):
+        pass
+
+
+def train(losses, callbacks):
+    for step, loss in enumerate(losses):
+        for callback in callbacks:
+            callback.on_train_batch_end(step, loss)
+    for callback in callbacks:
+        callback.on_train_end()
+
+
+# %% [markdown]
+# And the traces of lesson 15, as one rank recorded them (for task 4; you need not read them).
+
+# %% role="setup"
+FIT, BACKWARD = "trainer.fit(module, loader)", "loss.backward()"
+WRAP, FORWARD = "net = DistributedDataParallel(Net())", "loss = F.nll_loss(net(x), y)"
+LOG, PREPARE = 'self.log("loss", loss, sync_dist=True)', "own.prepare(net, optimizer, loader)"
+AT_START = [("all_gather", 8), ("broadcast", 144), ("broadcast", 544_296)]
+IN_STEP_2 = [("broadcast", 28), ("broadcast", 4)]
+GRADIENTS = ("all_reduce", 544_296)
+BARRIER, FLAG, STOP = ("barrier", 0), ("broadcast", 8), ("all_reduce", 8)
+
+
+def at(line, *ops):
+    return [(*op, line) for op in ops]
+
+
+def lightning(steps):
+    own = at(FIT, FLAG, *[BARRIER] * 7, *AT_START, STOP, STOP, *IN_STEP_2)
+    logs = at(LOG, BARRIER, ("all_reduce", 4))
+    return own + [op for _ in range(steps) for op in at(FIT, FLAG) + logs + at(FIT, GRADIENTS)]
+
+
+# %% role="setup"
+TRACES = {
+    "by hand": at("dist.all_reduce(flat)", *[GRADIENTS] * 8),
+    "DDP": at(WRAP, *AT_START) + at(FORWARD, *IN_STEP_2) + at(BACKWARD, *[GRADIENTS] * 8),
+    "Lightning": lightning(8),
+    "Lightning, 16 steps": lightning(16),
+    "accelerate": at(PREPARE, *AT_START)
+    + at("for x, y in loader:", ("broadcast", 5064))
+    + at(FORWARD, *IN_STEP_2)
+    + at("own.backward(loss)", *[GRADIENTS] * 8),
+}
+
+
+# %% [markdown]
+# ## 1. Convert a loop (★★, 25 minutes, 3 points)
+#
+# `by_hand`, above, trains the weights w of a linear classifier in one process. Write it as a `Module` and give it to
+# `fit`, so that ranks end with the weights that one process would have, from rank 0's `w`. In
+# each step all ranks together take BATCH examples, 60. Nothing is sent but what `fit` sends. Leave w as it is.
+
+
+# %% role="answer" question="converted" points=3
+def converted(rank, world_size, x, y, w):
+    """Return the trained weights, a tensor of w's shape.
+
+    x (float64) and y hold all examples, on every rank; BATCH is a multiple of world_size.
+    """
+    ### BEGIN SOLUTION
+
+    class Classifier(Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(w.clone())
+
+        def training_step(self, batch, number):
+            return F.cross_entropy(batch[0] @ self.w, batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=RATE, momentum=0.9)
+
+    module = Classifier()
+    fit(module, (x, y), BATCH // world_size)
+    return module.w.detach()
+    ### END SOLUTION
+
+
+# %% role="check" question="converted" points=3
+def examples(seed, steps, features=6):
+    """Inputs: the same examples on all ranks, weights of each rank's own."""
+
+    def inputs(rank, world_size):
+        random = torch.Generator().manual_seed(seed)
+        x = torch.randn(steps * BATCH, features, generator=random, dtype=torch.float64)
+        y = torch.randint(4, (steps * BATCH,), generator=random)
+        random.manual_seed(100 * seed + rank)
+        return x, y, torch.randn(features, 4, generator=random, dtype=torch.float64)
+
+    return inputs
+
+
+def as_if(times=1.0, rate=RATE, momentum=0.9, batch=BATCH, again=False):
+    """The weights of a mistake: gradients so many times (a function of R), another batch (too)."""
+
+    def found(xs, ys, ws):
+        x, y, R = xs[0], ys[0], len(xs)
+        of_R = [value(R) if callable(value) else value for value in (times, rate, batch)]
+        w = ws[0].clone().requires_grad_()
+        optimizer = torch.optim.SGD([w], lr=of_R[1], momentum=momentum)
+        for rows in torch.arange(len(x)).split(of_R[2]):
+            parts = [rows[rank::R] for rank in range(R)]
+            if again:
+                parts = [part[rank::R] for rank, part in enumerate(parts)]
+            optimizer.zero_grad()
+            losses = [F.cross_entropy(x[part] @ w, y[part]) for part in parts if len(part)]
+            (of_R[0] * sum(losses) / R).backward()
+            optimizer.step()
+        return [w.detach()] * R
+
+    return found
+
+
+verdict = check(
+    "converted",
+    converted,
+    examples(seed=1, steps=3),
+    lambda xs, ys, ws: [by_hand(xs[0], ys[0], ws[0])] * len(xs),
+    brought(
+        lambda xs, ys, ws: [ws[0].nbytes] * (1 + len(xs[0]) // BATCH) if len(xs) > 1 else None,
+        hint="`fit` broadcasts the weights and all_reduces their gradient in each step: that is all.",
+    ),
+    messages(lambda *given: 0),
+    mistakes={
+        "Gradients are world_size times too small: `fit` takes the mean of the ranks' gradients, "
+        "so a rank's loss is the mean over its own examples.": as_if(times=lambda R: 1 / R),
+        "The learning rate has grown with the ranks, but the effective batch is the same.": (
+            as_if(rate=lambda R: RATE * R)
+        ),
+        "Every gradient is there twice: `fit` calls backward, training_step only returns the loss.": (
+            as_if(times=2)
+        ),
+        "Each rank takes a part of its part: `fit` has dealt the examples already.": (
+            as_if(again=True)
+        ),
+        "Where is the momentum of 0.9?": as_if(momentum=0.0),
+        "Together the ranks take world_size * BATCH examples in a step: `fit` wants a rank's share.": (
+            as_if(batch=lambda R: BATCH * R)
+        ),
+        "Each rank trains weights of its own: `fit` would begin with rank 0's.": (
+            lambda *given: [by_hand(*mine) for mine in zip(*given, strict=True)]
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `zero_grad`, `backward`, `step` and the loop over rows are `fit`'s. What is left of `by_hand`?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `self.w = nn.Parameter(w.clone())` in `__init__`, after `super().__init__()`. A rank sees 60 / world_size examples,
+# and `fit` averages gradients: which loss has the mean over 60 as its average?
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `return F.cross_entropy(batch[0] @ self.w, batch[1])`, and `fit(module, (x, y), BATCH // world_size)`.
+# With `lightning.LightningModule` in the place of `Module`, Lightning's Trainer takes the same class.
+#
+# </details>
+
+# %% role="hidden" question="converted"
+seed = 1
+print(measure(converted, examples(seed=seed + 10, steps=1 + seed % 4, features=2 + seed % 5)))
+
+# %% [markdown]
+# ## 2. A metric that must not be averaged (★★, 20 minutes, 2 points)
+#
+# Each rank has guessed the classes of its own examples: `guessed` and `labels`, whole numbers from 0 to
+# `classes - 1`; ranks have different numbers of examples. Return macro F1 over **all** examples: the mean over classes of
+# 2 TP / (2 TP + FP + FN), where a class that nobody has and nobody guesses counts 0. One all_reduce, and no rank
+# brings more than 24 bytes a class.
+
+
+# %% role="answer" question="macro_f1" points=2
+def macro_f1(rank, world_size, guessed, labels, classes):
+    """Return macro F1 of all ranks' examples, a float."""
+    ### BEGIN SOLUTION
+    counts = torch.stack(
+        [
+            torch.bincount(part, minlength=classes)
+            for part in (labels[guessed == labels], guessed, labels)
+        ]
+    )
+    dist.all_reduce(counts)
+    right, all_guessed, all_labels = counts
+    return (2 * right / (all_guessed + all_labels).clamp(min=1)).mean().item()
+    ### END SOLUTION
+
+
+# %% role="check" question="macro_f1" points=2
+def guesses(seed, classes):
+    """Ranks have 5, 9, 13, ... examples, more and more of them in the last classes."""
+
+    def inputs(rank, world_size):
+        random = torch.Generator().manual_seed(100 * seed + rank)
+        labels = torch.randint(1 + rank % classes, classes + 1, (5 + 4 * rank,), generator=random)
+        labels = labels.clamp(max=classes) - 1
+        other = torch.randint(classes, labels.shape, generator=random)
+        is_right = torch.rand(labels.shape, generator=random) < 0.3 + 0.1 * rank
+        is_right[0] = True
+        return torch.where(is_right, labels, other), labels, classes
+
+    return inputs
+
+
+def f1_of(guessed, labels, classes, is_macro=True, among=None):
+    right = torch.bincount(labels[guessed == labels], minlength=classes)
+    both = sum(torch.bincount(part, minlength=classes) for part in (guessed, labels))
+    if not is_macro:
+        return (2 * right.sum() / both.sum()).item()
+    f1 = 2 * right / both.clamp(min=1)
+    return f1[both > 0].mean().item() if among else f1.mean().item()
+
+
+def joined(guessed, labels, classes):
+    return torch.cat(guessed), torch.cat(labels), classes[0]
+
+
+def mean_of_ranks(*given, **options):
+    found = [f1_of(*mine, **options) for mine in zip(*given, strict=True)]
+    return [sum(found) / len(found)] * len(found)
+
+
+def weighted(*given):
+    found = [f1_of(*mine) for mine in zip(*given, strict=True)]
+    sizes = [len(labels) for labels in given[1]]
+    return [sum(map(float.__mul__, found, map(float, sizes))) / sum(sizes)] * len(found)
+
+
+def on_all(**options):
+    return lambda *given: [f1_of(*joined(*given), **options)] * len(given[0])
+
+
+verdict = check(
+    "macro_f1",
+    macro_f1,
+    guesses(seed=3, classes=4),
+    on_all(),
+    only("all_reduce"),
+    collectives(lambda *given: 1, hint="All counts fit into one tensor."),
+    collective_nbytes(
+        lambda guessed, labels, classes: 24 * classes[0],
+        hint="Three numbers a class are enough, however many examples there are.",
+    ),
+    mistakes={
+        "That is the F1 of all classes together (micro): take the mean of the classes' F1s.": (
+            on_all(is_macro=False)
+        ),
+        "That is the mean of the ranks' F1s: add the counts up first, then divide.": mean_of_ranks,
+        "Weights by numbers of examples do not help: F1 is no mean over examples. Add counts up.": (
+            weighted
+        ),
+        "Each rank has the F1 of its own examples only.": (
+            lambda *given: [f1_of(*mine) for mine in zip(*given, strict=True)]
+        ),
+        "A class that nobody has and nobody guesses counts 0, it is not left out.": (
+            on_all(among=True)
+        ),
+    },
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# F1 is a ratio. Of which three sums over examples is it made, for each class?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# 2 TP + FP + FN is how often a class was guessed plus how often it was there. `torch.bincount(x, minlength=classes)`
+# counts.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Stack three counts (right, guessed, there), all_reduce the stack, and only then divide, by at least 1.
+#
+# </details>
+
+# %% role="hidden" question="macro_f1"
+seed = 1
+print(measure(macro_f1, guesses(seed=seed + 50, classes=3 + seed % 4)))
+
+# %% [markdown]
+# ## 3. A callback that hangs nobody (★★, 20 minutes, 2 points)
+#
+# The program logs, after every `every` steps, the mean loss of these steps **over all ranks**, as
+# `(step, mean)`; only rank 0's log has entries. On one rank it is right, on two it hangs. Mend it: one
+# all_reduce of one number for each entry. Steps left over at the end are not logged. Leave the losses as they are.
+
+
+# %% role="answer" question="log_means" points=2
+def log_means(rank, world_size, losses, every):
+    """Return the log: a list of (step, mean), empty on all ranks but rank 0.
+
+    losses: a tensor of one float32 for each step; as many on every rank.
+    """
+    log, since = [], []
+
+    class MeanLoss(Callback):
+        def on_train_batch_end(self, step, loss):
+            since.append(loss)
+            ### BEGIN BROKEN
+            if rank == 0 and (step + 1) % every == 0:
+                mean = torch.stack(since).mean()
+                dist.all_reduce(mean)
+                log.append((step, mean.item() / world_size))
+                since.clear()
+            ### END BROKEN
+            ### BEGIN SOLUTION
+            if (step + 1) % every == 0:
+                mean = torch.stack(since).mean()
+                dist.all_reduce(mean)
+                if rank == 0:
+                    log.append((step, mean.item() / world_size))
+                since.clear()
+            ### END SOLUTION
+
+    train(losses, [MeanLoss()])
+    return log
+
+
+# %% role="check" question="log_means" points=2
+def losses_of(seed, steps, every):
+    def inputs(rank, world_size):
+        random = torch.Generator().manual_seed(100 * seed + rank)
+        return torch.rand(steps, generator=random) + 1, every
+
+    return inputs
+
+
+def logged(of_rows=lambda rows: rows.mean().item(), first=0, leftover=False):
+    """What rank 0 logs: a function of the rows, losses by rank and step, of an entry."""
+
+    def found(losses, every):
+        table, n = torch.stack(losses), every[0]
+        ends = [*range(n, table.shape[1] + 1, n)]
+        log = [(end - 1, of_rows(table[:, 0 if first else end - n : end])) for end in ends]
+        if leftover and table.shape[1] % n:
+            log.append((table.shape[1] - 1, of_rows(table[:, ends[-1] if ends else 0 :])))
+        return [log] + [[] for _ in losses[1:]]
+
+    return found
+
+
+verdict = check(
+    "log_means",
+    log_means,
+    losses_of(seed=5, steps=8, every=3),
+    logged(),
+    only("all_reduce"),
+    brought(
+        lambda losses, every: [4] * (len(losses[0]) // every[0]) if len(losses) > 1 else None,
+        hint="One number for each entry: a latency in every step is what logs should not cost.",
+    ),
+    mistakes={
+        "Every rank logs: all must make the call, but one of them keeps the entry.": (
+            lambda *given: [logged()(*given)[0] for _ in given[0]]
+        ),
+        "Those are the losses of rank 0 alone.": logged(lambda rows: rows[0].mean().item()),
+        "Those are sums over the ranks: divide by world_size.": (
+            logged(lambda rows: rows.mean().item() * len(rows))
+        ),
+        "Those are the losses of the last step only, not the mean since the last entry.": (
+            logged(lambda rows: rows[:, -1].mean().item())
+        ),
+        "Each entry is the mean since the beginning: forget what has been logged.": logged(first=1),
+        "Steps that are left over at the end are not logged.": logged(leftover=True),
+    },
+    as_given="7726f7b9",
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Who waits for whom? Which lines must every rank reach, and which is for rank 0 alone?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `(step + 1) % every == 0` is the same on all ranks, `rank == 0` is not. (A collective below an `if` that
+# differs by rank is the commonest hang in callbacks.)
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Take `rank == 0` out of the condition, and put `if rank == 0:` before `log.append`. `since.clear()` is
+# for all ranks.
+#
+# </details>
+
+# %% role="hidden" question="log_means"
+seed = 1
+print(measure(log_means, losses_of(seed=seed + 20, steps=6 + seed % 7, every=1 + seed % 4)))
+
+# %% [markdown]
+# ## 4. What does it send more? (★★, 20 minutes, 2 points)
+#
+# `one` and `other` are what a rank sent under two frameworks: lists of `(call, nbytes, line)`, recorded in
+# lesson 15. Return what `other` sends **more often** than `one`: a list of `(call, nbytes, times, lines)`, sorted;
+# times: how many more; lines: all of `other`'s lines from which this op came, sorted, each once. An op is its
+# call with its bytes. Nothing need be sent.
+
+
+# %% role="answer" question="sends_more" points=2
+def sends_more(rank, world_size, one, other):
+    """Return a sorted list of (call, nbytes, times, lines): what other sends more than one."""
+    ### BEGIN SOLUTION
+    counts = [Counter(op[:2] for op in trace) for trace in (one, other)]
+    return [
+        (*op, times, sorted({line for *sent, line in other if tuple(sent) == op}))
+        for op, times in sorted((counts[1] - counts[0]).items())
+    ]
+    ### END SOLUTION
+
+
+# %% role="check" question="sends_more" points=2
+NAMES = ["DDP", "Lightning", "Lightning, 16 steps", "by hand", "accelerate", "DDP"]
+
+
+def two_traces(rank, world_size):
+    return TRACES[NAMES[rank]], TRACES[NAMES[rank + 1]]
+
+
+def more(
+    one, other, key=lambda op: op[:2], times=lambda a, b: b - a, lines=set, wanted=None, swap=False
+):
+    """The answer for one rank; of a mistake, with something else in the place of a part."""
+    one, other = (other, one) if swap else (one, other)
+    a, b = (Counter(map(key, trace)) for trace in (one, other))
+    wanted = wanted or (lambda op: b[op] > a[op])
+    return [
+        (*op[:2], times(a[op], b[op]), sorted(lines(o[2] for o in other if key(o) == op)))
+        for op in sorted(b)
+        if wanted(op)
+    ]
+
+
+def each(**options):
+    return lambda *given: [more(*mine, **options) for mine in zip(*given, strict=True)]
+
+
+def only_new(one, other):
+    known = {op[:2] for op in one}
+    return [entry for entry in more(one, other) if entry[:2] not in known]
+
+
+def as_sent(one, other):
+    order = [op[:2] for op in other]
+    return sorted(more(one, other), key=lambda entry: order.index(entry[:2]))
+
+
+def by_call(one, other):
+    found = more(one, other, key=lambda op: op[:1])
+    return [(call, times, lines) for call, times, lines in found]
+
+
+verdict = check(
+    "sends_more",
+    sends_more,
+    two_traces,
+    each(),
+    messages(lambda *given: 0),
+    collectives(lambda *given: 0, hint="Both traces are here: nobody need be asked."),
+    mistakes={
+        "Ops that `one` has too, but less often, are missing.": (
+            lambda *given: [only_new(*mine) for mine in zip(*given, strict=True)]
+        ),
+        "The times are how often `other` sends it: how many *more* is asked.": (
+            each(times=lambda a, b: b)
+        ),
+        "That is what `one` sends more often: the other way round.": each(swap=True),
+        "A line stands there as often as it sent the op: each once.": each(lines=list),
+        "The entries are right, but not sorted: by call, then by bytes.": (
+            lambda *given: [as_sent(*mine) for mine in zip(*given, strict=True)]
+        ),
+        "What both send equally often is there, too, 0 times.": each(
+            wanted=lambda op: True, times=lambda a, b: max(b - a, 0)
+        ),
+        "An op is its call *with its bytes*: the same call of another size is another op.": (
+            lambda *given: [by_call(*mine) for mine in zip(*given, strict=True)]
+        ),
+    },
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Count `op[:2]` in both traces. A set would forget how often.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `Counter(...) - Counter(...)` keeps what is positive.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# For each op in the difference: `sorted({line for call, nbytes, line in other if (call, nbytes) == op})`.
+#
+# </details>
+
+# %% role="hidden" question="sends_more"
+seed = 1
+
+
+def drawn(rank, world_size):
+    random = torch.Generator().manual_seed(10 * seed + rank)
+    words = torch.randint(3, (2, 25, 3), generator=random).tolist()
+    calls, lines = ["all_reduce", "barrier", "broadcast"], [LOG, FIT, BACKWARD]
+    traces = [[(calls[c], 4 * n, lines[line]) for c, n, line in trace] for trace in words]
+    return traces[0][: 15 + seed % 10], [*traces[1], ("broadcast", 100, LOG)]
+
+
+print(measure(sends_more, drawn))

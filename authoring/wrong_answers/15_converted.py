@@ -1,0 +1,143 @@
+"""Wrong answers to exercise 15.1, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+QUESTION = "converted"
+
+
+def mean_loss(module, batch, number):
+    return F.cross_entropy(batch[0] @ module.w, batch[1])
+
+
+def trained(x, y, w, batch, step=mean_loss, rate=RATE, momentum=0.9):  # noqa: F821
+    class Classifier(Module):  # noqa: F821
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(w.clone())
+
+        def training_step(self, batch, number):
+            return step(self, batch, number)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=rate, momentum=momentum)
+
+    module = Classifier()
+    fit(module, (x, y), batch)  # noqa: F821
+    return module.w.detach()
+
+
+def line_by_line(rank, world_size, x, y, w):
+    """the loss of the loop by hand, divided by BATCH"""
+
+    def step(module, batch, number):
+        return F.cross_entropy(batch[0] @ module.w, batch[1], reduction="sum") / BATCH  # noqa: F821
+
+    return trained(x, y, w, BATCH // world_size, step)  # noqa: F821
+
+
+def backward_inside(rank, world_size, x, y, w):
+    """the training_step that calls backward itself"""
+
+    def step(module, batch, number):
+        loss = mean_loss(module, batch, number)
+        loss.backward(retain_graph=True)
+        return loss
+
+    return trained(x, y, w, BATCH // world_size, step)  # noqa: F821
+
+
+def dealt_twice(rank, world_size, x, y, w):
+    """the training_step that takes its rank's part of the batch"""
+
+    def step(module, batch, number):
+        return mean_loss(module, [part[rank::world_size] for part in batch], number)
+
+    return trained(x, y, w, BATCH // world_size, step)  # noqa: F821
+
+
+def rate_of_ranks(rank, world_size, x, y, w):
+    """the module whose learning rate grows with the ranks"""
+    return trained(x, y, w, BATCH // world_size, rate=RATE * world_size)  # noqa: F821
+
+
+def without_momentum(rank, world_size, x, y, w):
+    """the module whose optimizer has no momentum"""
+    return trained(x, y, w, BATCH // world_size, momentum=0.0)  # noqa: F821
+
+
+def sixty_on_each(rank, world_size, x, y, w):
+    """the module with BATCH examples on each rank"""
+    return trained(x, y, w, BATCH)  # noqa: F821
+
+
+def not_converted(rank, world_size, x, y, w):
+    """the loop by hand on every rank"""
+    return by_hand(x, y, w)  # noqa: F821
+
+
+def loss_of_all(rank, world_size, x, y, w):
+    """the training_step that all_reduces its loss"""
+
+    def step(module, batch, number):
+        loss = mean_loss(module, batch, number)
+        dist.all_reduce(loss.detach().clone())
+        return loss
+
+    return trained(x, y, w, BATCH // world_size, step)  # noqa: F821
+
+
+def hand_in_hand(rank, world_size, x, y, w):
+    """the weights of rank 0 sent from neighbour to neighbour first"""
+    w = w.clone()
+    if rank > 0:
+        dist.recv(w, src=rank - 1)
+    if rank < world_size - 1:
+        dist.send(w, dst=rank + 1)
+    return trained(x, y, w, BATCH // world_size)  # noqa: F821
+
+
+def item(rank, world_size, x, y, w):
+    """the training_step that returns a number"""
+    return trained(x, y, w, BATCH // world_size, lambda *given: mean_loss(*given).item())  # noqa: F821
+
+
+WRONG = {
+    line_by_line: "Gradients are world_size times too small",
+    backward_inside: "Every gradient is there twice",
+    dealt_twice: "Each rank takes a part of its part",
+    rate_of_ranks: "The learning rate has grown with the ranks",
+    without_momentum: "Where is the momentum",
+    sixty_on_each: "Together the ranks take world_size * BATCH examples",
+    not_converted: "Each rank trains weights of its own",
+    loss_of_all: "carry 192, then 8, then 192",
+    hand_in_hand: "the ranks send 1 message where",
+    item: "has no attribute 'backward'",
+}
+
+
+def own_module(rank, world_size, x, y, w):
+    class Linear(nn.Linear):  # what `fit` calls is all it needs
+        def training_step(self, batch, number):
+            return F.nll_loss(self(batch[0]).log_softmax(1), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([self.weight], lr=RATE, momentum=0.9)  # noqa: F821
+
+    module = Linear(*w.shape, bias=False, dtype=w.dtype)
+    module.weight.data = w.T.clone().contiguous()
+    fit(module, (x, y), BATCH // world_size)  # noqa: F821
+    return module.weight.detach().T
+
+
+def sum_of_sixty(rank, world_size, x, y, w):
+    def step(module, batch, number):
+        total = F.cross_entropy(batch[0] @ module.w, batch[1], reduction="sum")
+        return total / BATCH * world_size  # noqa: F821
+
+    return trained(x, y, w, BATCH // world_size, step)  # noqa: F821
+
+
+ALSO_RIGHT = (own_module, sum_of_sixty)

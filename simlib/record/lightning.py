@@ -1,0 +1,88 @@
+"""Lightning on the ranks of simlib: `environment` is the plug-in that tells it who it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from ..model.errors import InvalidCallError
+
+
+def environment() -> Any:
+    """The cluster environment of the calling rank, for Lightning's Trainer and Fabric.
+
+    Lightning would start processes of its own; told by this that they are there, it uses the ranks
+    that `run`, `simulate` or `submit` has started, and their process group::
+
+        def main(rank, world_size):
+            trainer = lightning.Trainer(
+                accelerator="cpu", devices=world_size, strategy="ddp",
+                plugins=[simlib.lightning.environment()],
+            )
+
+    Returns
+    -------
+    lightning.fabric.plugins.environments.ClusterEnvironment
+
+    Raises
+    ------
+    InvalidCallError
+        Outside of ranks; and in the Trainer, where it is for another number of ranks.
+    ImportError
+        Where Lightning is not installed (``pip install -e .[frameworks]``).
+    """
+    if not dist.is_initialized():
+        raise InvalidCallError(
+            "simlib.lightning.environment() is for the ranks of a run: call it in the function "
+            "that you give to simlib.run"
+        )
+    return _environment_class()(dist.get_rank(), dist.get_world_size())
+
+
+def _environment_class() -> Any:
+    """Made here, as Lightning takes a second to import and may be missing."""
+    from lightning.fabric.plugins.environments import ClusterEnvironment
+
+    class RanksOfSimlib(ClusterEnvironment):
+        """Ranks that are there already, with a process group of their own."""
+
+        creates_processes_externally = True
+        main_address, main_port = "127.0.0.1", 0  # of a rendezvous that has been
+
+        def __init__(self, rank: int, world_size: int) -> None:
+            self._rank, self._world_size = rank, world_size
+            self._devices = world_size
+
+        @staticmethod
+        def detect() -> bool:
+            return dist.is_initialized()
+
+        def world_size(self) -> int:
+            return self._world_size
+
+        def global_rank(self) -> int:
+            return self._rank
+
+        def local_rank(self) -> int:
+            return self._rank % self._devices
+
+        def node_rank(self) -> int:
+            return self._rank // self._devices
+
+        def set_world_size(self, size: int) -> None:
+            pass
+
+        def set_global_rank(self, rank: int) -> None:
+            pass
+
+        def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+            self._devices = num_devices
+            if num_devices * num_nodes != self._world_size:
+                raise InvalidCallError(
+                    f"devices={num_devices} on num_nodes={num_nodes} asks for "
+                    f"{num_devices * num_nodes} ranks, and this world has {self._world_size}: say "
+                    f"devices={self._world_size}"
+                )
+
+    return RanksOfSimlib

@@ -1,0 +1,185 @@
+"""`compare`: what the ranks of several runs said to each other, side by side."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..model.errors import InvalidCallError
+from ..model.words import aligned, short_bytes
+from .run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class ComparedOp:
+    """One sort of op, and how often it came in each of the runs.
+
+    Attributes
+    ----------
+    call : str
+        ``"all_reduce(SUM)"``, ``"message"``.
+    nbytes : int
+        The largest payload any of its ranks brought.
+    ranks : int
+        How many ranks take part; 2 in a message.
+    label : str
+        ``"all_reduce(SUM), 38.9 kB"``; of less than the world with its ranks.
+    counts : tuple of int
+        By run: collectives, or messages.
+    lines : tuple of dict of str to int
+        By run: the learner's lines that it came from, ``"main, line 12: dist.all_reduce(x)"``, and
+        how often from each.
+    """
+
+    call: str
+    nbytes: int
+    ranks: int
+    label: str
+    counts: tuple[int, ...]
+    lines: tuple[dict[str, int], ...]
+
+    @property
+    def is_common(self) -> bool:
+        """Whether it came equally often in all runs."""
+        return len(set(self.counts)) == 1
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Comparison:
+    """What several runs sent, see `compare`.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The runs.
+    ops : list of ComparedOp
+        Those common to all first, then in order of the runs in which they come first.
+    """
+
+    names: tuple[str, ...]
+    ops: list[ComparedOp]
+
+    @property
+    def common(self) -> list[ComparedOp]:
+        """What came equally often in all runs."""
+        return [op for op in self.ops if op.is_common]
+
+    @property
+    def differences(self) -> list[ComparedOp]:
+        """What came in some runs more often than in others."""
+        return [op for op in self.ops if not op.is_common]
+
+    def __repr__(self) -> str:
+        rows = [("", *self.names)]
+        for op in self.ops:
+            rows.append((op.label, *(str(count) if count else "." for count in op.counts)))
+        lines = aligned(rows)
+        for index, name in enumerate(self.names):
+            by_line = defaultdict(list)
+            for op in self.differences:
+                for line, count in op.lines[index].items():
+                    by_line[line].append(f"{count} x {op.label}" if count > 1 else op.label)
+            if by_line:
+                lines += ["", f"{name}, what not all have so often:"]
+                lines += [f"  {line}\n      {'; '.join(sent)}" for line, sent in by_line.items()]
+        return "\n".join(lines)
+
+    def picture(self) -> Figure:
+        """Draw it: a row for each sort of op, a column for each run."""
+        from ..draw import draw_comparison
+
+        rows = [(op.label, op.counts, op.is_common) for op in self.ops]
+        return draw_comparison(self.names, rows)
+
+    def _repr_png_(self) -> bytes:
+        from ..draw import png_of
+
+        return png_of(self.picture())
+
+
+def compare(runs: Mapping[str, Run] | Iterable[Run]) -> Comparison:
+    """Lay what several runs sent side by side: which ops, how many, and from which lines.
+
+    Parameters
+    ----------
+    runs : dict of str to Run, or sequence of Run
+        By name; without one a run has its function's.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    InvalidCallError
+        Fewer than two runs, or worlds of different sizes.
+
+    Examples
+    --------
+    ::
+
+        both = simlib.compare({"by hand": run, "DDP": run_of_ddp})
+        both              # the picture
+        print(both)       # as text, with the lines
+
+    **Cost** O(n) for n ops.
+    """
+    named = runs if isinstance(runs, Mapping) else _by_name(list(runs))
+    if len(named) < 2:
+        raise InvalidCallError("simlib.compare needs two runs or more: compare([one, another])")
+    for name, run in named.items():
+        if not isinstance(run, Run):
+            raise InvalidCallError(f"simlib.compare: {name!r} is {type(run).__name__}, and no run")
+    sizes = {name: run.world_size for name, run in named.items()}
+    if len(set(sizes.values())) > 1:
+        told = ", ".join(f"{name} has {size} ranks" for name, size in sizes.items())
+        raise InvalidCallError(f"simlib.compare takes worlds of one size: {told}")
+    counted = [_counted(run) for run in named.values()]
+    keys = dict.fromkeys(key for found in counted for key in found)
+    ops = [
+        ComparedOp(
+            *key,
+            label=_label(*key, max(sizes.values())),
+            counts=tuple(sum(found.get(key, {}).values()) for found in counted),
+            lines=tuple(dict(found.get(key, {})) for found in counted),
+        )
+        for key in keys
+    ]
+    return Comparison(tuple(named), sorted(ops, key=lambda op: not op.is_common))
+
+
+def _by_name(runs):
+    names: dict[str, Run] = {}
+    for run in runs:
+        name, number = getattr(run, "name", type(run).__name__), 2
+        while name in names:
+            name, number = f"{run.name} {number}", number + 1
+        names[name] = run
+    return names
+
+
+def _counted(run):
+    """``{(call, nbytes, ranks): {line: count}}`` of a run's ops, in order of their first."""
+    found = defaultdict(Counter)
+    together = [(list(one.ops.values()), one.nbytes) for one in run.trace.collectives]
+    together += [([message.send], message.nbytes) for message in run.trace.messages]
+    for ops, nbytes in sorted(together, key=lambda one: one[0][0].post_s):
+        first = ops[0]
+        is_message = first.is_p2p
+        key = "message" if is_message else first.call, nbytes, 2 if is_message else len(ops)
+        found[key][_line(first.site)] += 1
+    return found
+
+
+def _label(call, nbytes, ranks, world_size):
+    text = f"{call}, {short_bytes(nbytes)}" if nbytes else call
+    return text if call == "message" or ranks == world_size else f"{text}, {ranks} ranks"
+
+
+def _line(site):
+    return f"{site.place}: {site.line_text}" if site.line_text else site.place
