@@ -15,10 +15,13 @@ from .crossover import crossover_lab, draw_crossover
 from .mesh import draw_mesh, mesh_lab
 from .ping_pong import draw_ping_pong, fit_ping_pong, ping_pong_lab
 from .pipeline import draw_pipeline, pipeline_lab
+from .plan import draw_plan, plan_lab
+from .plan_model import Job
 from .rounds import draw_rounds, rounds_lab
 from .world_sizes import draw_world_size, simulate_sizes, world_size_lab
 
 __all__ = [
+    "Job",
     "break_even_lab",
     "crossover_lab",
     "draw_break_even",
@@ -26,12 +29,14 @@ __all__ = [
     "draw_mesh",
     "draw_ping_pong",
     "draw_pipeline",
+    "draw_plan",
     "draw_rounds",
     "draw_world_size",
     "fit_ping_pong",
     "mesh_lab",
     "ping_pong_lab",
     "pipeline_lab",
+    "plan_lab",
     "rounds_lab",
     "simulate_sizes",
     "world_size_lab",
