@@ -558,7 +558,9 @@ for R in (128, 256, 512, 1024, 2048, 4096):
 #
 # **8 small machines.** Distributed Llama's README (early 2024) generates tokens by tensor parallelism on 1 to 8 Raspberry Pi 4B on
 # Gigabit Ethernet: Llama 2 7B takes 1,312.50, 793.69, 494.00 and 588.19 ms a token, with 0, 1,112, 2,830 and 6,008 kB
-# sent. It is inference: a test of tp's term alone. Published are sums; you predict them.
+# sent. It is inference: a test of tp's term alone.
+#
+# (More on the three in [the page of published figures](../docs/published.md).) Predict from data sheets first.
 
 # %%
 guess = None  # the three misses; which is the largest?
