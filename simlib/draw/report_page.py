@@ -147,7 +147,8 @@ def _checked(rows):
 
 
 def _miss(predicted, measured):
-    return f"{predicted / measured - 1:+.1%}"
+    share = round(predicted / measured - 1, 3) + 0.0  # never -0.0
+    return f"{share:+.1%}"
 
 
 def _text(value):
