@@ -35,7 +35,7 @@ def job():
         simlib.Link(3e-5, 1e9),
         simlib.Link(5e-6, 1e10),
     )
-    return labs.Job(
+    return labs.Training(
         layers=24, hidden=1024, heads=16, sequence=128, batch=1024, vocabulary=30_522, tokens=4e9,
         ranks=64, cluster=simlib.Cluster(16, 4, inter, intra, device, rails=4), hours=4, price=2,
         mtbf_s=1e7, checkpoint_Bps=1e9,

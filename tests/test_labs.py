@@ -44,8 +44,8 @@ MACHINE = simlib.Cluster(
 SHAPE = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 128, "vocabulary": 30_522}
 RUN = {"hours": 10, "price": 2, "mtbf_s": 1e7, "checkpoint_Bps": 1e9, "restart_s": 60}
 JOBS = {
-    "small": labs.Job(**SHAPE, **RUN, batch=256, tokens=1e9, ranks=16, cluster=MACHINE),
-    "large": labs.Job(**SHAPE, **RUN, batch=1024, tokens=4e9, ranks=64, cluster=MACHINE),
+    "small": labs.Training(**SHAPE, **RUN, batch=256, tokens=1e9, ranks=16, cluster=MACHINE),
+    "large": labs.Training(**SHAPE, **RUN, batch=1024, tokens=4e9, ranks=64, cluster=MACHINE),
 }
 
 

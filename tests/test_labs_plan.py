@@ -21,7 +21,7 @@ from simlib.labs.plan_model import plan_of
 from simlib.model.errors import InvalidCallError
 
 SEED = int(os.environ["SEED"])
-JOB = labs.Job(
+JOB = labs.Training(
     layers=32, hidden=4096, heads=32, sequence=2048, batch=1024, vocabulary=51_200, tokens=1e11,
     ranks=64, cluster=machine(), hours=500, price=3, mtbf_s=1e7, checkpoint_Bps=5e9, restart_s=300,
 )  # fmt: skip
@@ -185,7 +185,7 @@ def test_choices_that_are_none_are_refused(options, sentence):
 
 
 def test_what_is_no_job_is_refused():
-    with pytest.raises(InvalidCallError, match="jobs must be a dict of labs.Job"):
+    with pytest.raises(InvalidCallError, match="jobs must be a dict of labs.Training"):
         labs.draw_plan("a job")
     with pytest.raises(InvalidCallError, match="with one at least"):
         labs.plan_lab({})
@@ -195,5 +195,5 @@ def test_what_is_no_job_is_refused():
         replace(JOB, tokens=0)
     with pytest.raises(InvalidCallError, match="layers is 0"):
         replace(JOB, layers=0)
-    assert plan_model.Job is labs.Job
+    assert plan_model.Training is labs.Training
     assert replace(JOB, cluster=Cluster(1, 1, Link(0, 1), device=Device(1e12))).steps == JOB.steps

@@ -49,15 +49,15 @@ V100 = Device(39e12, 16e9)
 ETHERNET = Cluster(16, 4, Link(30e-6, 10e9 / 8), Link(5e-6, 10e9), V100, rails=4)
 NVLINK = Cluster(128, 8, Link(2e-6, 25e9), Link(5e-6, 300e9), Device(312e12 / 2, 80e9), rails=8)
 medium = {"layers": 24, "hidden": 1024, "heads": 16}
-laptops = labs.Job(
+laptops = labs.Training(
     **medium, sequence=1024, batch=64, vocabulary=50_257, tokens=10e6, ranks=8, cluster=LAPTOPS,
     hours=4, price=0.02, mtbf_s=YEAR_S / 50, checkpoint_Bps=100e6, restart_s=600,
 )  # fmt: skip
-ethernet = labs.Job(
+ethernet = labs.Training(
     **medium, sequence=128, batch=1024, vocabulary=30_522, tokens=4e9, ranks=64, cluster=ETHERNET,
     hours=4, price=2, mtbf_s=YEAR_S / 2, checkpoint_Bps=1e9, restart_s=300,
 )  # fmt: skip
-nvlink = labs.Job(
+nvlink = labs.Training(
     layers=96, hidden=12_288, heads=96, sequence=2048, batch=1536, vocabulary=51_200, tokens=300e9,
     ranks=1024, cluster=NVLINK, hours=40 * 24, price=2, mtbf_s=2 * YEAR_S, checkpoint_Bps=50e9,
     restart_s=600,

@@ -10,7 +10,7 @@ from .rows import Row, Table
 YEAR_S = 365 * 86_400
 A100 = Device(flops_per_s=312e12, memory_bytes=80e9)
 SELENE = Cluster(128, 8, Link(2e-6, 25e9), Link(5e-6, 300e9), A100, rails=8)
-GPT_3 = labs.Job(
+GPT_3 = labs.Training(
     layers=96, hidden=12_288, heads=96, sequence=2048, batch=1536, vocabulary=51_200, tokens=300e9,
     ranks=1024, cluster=SELENE, hours=1000, price=0, mtbf_s=YEAR_S, checkpoint_Bps=1e9,
 )  # fmt: skip

@@ -16,12 +16,12 @@ from .mesh import draw_mesh, mesh_lab
 from .ping_pong import draw_ping_pong, fit_ping_pong, ping_pong_lab
 from .pipeline import draw_pipeline, pipeline_lab
 from .plan import draw_plan, plan_lab
-from .plan_model import Job
+from .plan_model import Training
 from .rounds import draw_rounds, rounds_lab
 from .world_sizes import draw_world_size, simulate_sizes, world_size_lab
 
 __all__ = [
-    "Job",
+    "Training",
     "break_even_lab",
     "crossover_lab",
     "draw_break_even",

@@ -46,7 +46,7 @@ def draw_plan(job, tp=1, pp=1, sequences=1, zero=0, recompute=True, minutes=60):
 
     Parameters
     ----------
-    job : Job
+    job : Training
     tp, pp : int
         Powers of two, 1 to 32. What tp and pp leave of the ranks is dp.
     sequences : int
@@ -77,7 +77,7 @@ def plan_lab(jobs, tp=1, pp=1, sequences=1, zero=0, recompute=True, minutes=60):
 
     Parameters
     ----------
-    jobs : dict of str to Job
+    jobs : dict of str to Training
         The first is shown first.
     tp, pp, sequences, zero, recompute, minutes
         As for `draw_plan`; where the sliders stand first.

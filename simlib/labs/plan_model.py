@@ -25,7 +25,7 @@ RUN_PARTS = ("steps", "checkpoints", "lost")
 
 
 @dataclass(frozen=True)
-class Job:
+class Training:
     """A model, what it is trained on, and what there is to train it with.
 
     Attributes
@@ -142,5 +142,7 @@ def plan_of(job, tp, pp, sequences, zero, recompute, interval_s):
 
 def check_jobs(jobs):
     """Refuse what are no jobs by their names."""
-    if not jobs or not all(isinstance(job, Job) for job in jobs.values()):
-        raise InvalidCallError("jobs must be a dict of labs.Job by their names, with one at least")
+    if not jobs or not all(isinstance(job, Training) for job in jobs.values()):
+        raise InvalidCallError(
+            "jobs must be a dict of labs.Training by their names, with one at least"
+        )
