@@ -532,13 +532,22 @@ print(f"tp outermost: {slower_s * 1e3:.3f} ms, {slower_s / measured_s - 1:+.0%}"
 # to=simlib.Mpiexec(hosts=...)).result()`: that is such a run, too. What will be wrong with the
 # plan's 10 Gflop/s?
 
+
 # %% tags=["nbval-ignore-output"]
+def forwards(run):
+    """Seconds of each forward, the shortest first."""
+    return sorted(p.end_s - p.start_s for p in run.trace.pieces if p.name == "F")
+
+
 real = simlib.run(train_step, 8, (TWO, 4))
 print(f"step on this machine: {max(time_s for time_s, *_ in real.results) * 1e3:.1f} ms")
-again = real.replay(SMALL)
-lengths = sorted(p.end_s - p.start_s for p in again.trace.pieces if p.name == "F")
-print(f"replayed: F between {lengths[0] * 1e3:.2f} and {lengths[-1] * 1e3:.2f} ms", end="")
-print(f", predicted {rows['F on stage 0'][0] * 1e3:.2f}")
+again = forwards(real.replay(SMALL))
+single = forwards(simlib.run(train_step, 1, ({"pp": 1, "dp": 1, "tp": 1}, 8)))
+print(
+    f"F of the plan: {rows['F on stage 0'][0] * 1e3:.2f} ms; replayed, eight ranks here:", end=" "
+)
+print(f"{again[0] * 1e3:.2f} to {again[-1] * 1e3:.2f} ms")
+print(f"one rank alone, a quarter of its F: {single[4] / 4 * 1e3:.2f} ms")
 
 # %% [markdown]
 # Computing is not one number: the first micro-batch warms up, and eight ranks share the cores that there
@@ -568,12 +577,13 @@ for R in (128, 256, 512, 1024, 2048, 4096):
     )
 
 # %% [markdown]
-# 1,024 keep it, with half a day to spare. More ranks always cost more: with the batch given, each
+# 1,024 keep it, with less than half a day to spare. More ranks always cost more: with the batch given, each
 # replica has fewer micro-batches, so the bubble grows; failures do the rest.
 #
 # ## 8. Against published runs
 #
-# **1,024 GPUs.** Megatron-LM's README has GPT-3 on 1,024 A100, tp 8 x pp 16, batch 1,536: some 32 s a step.
+# **1,024 GPUs.** Megatron-LM's README has GPT-3 on 1,024 A100, tp 8 x pp 16, batch 1,536: some 32 s
+# a step. (One sequence at a time, and activations computed again, are assumed.)
 #
 # **64 GPUs on Ethernet.** Tang et al. 2021 (arXiv 2102.02888; its table is read in notes) profile BERT-Large, 16
 # sequences of 128 per GPU, 16 nodes of 4 V100 with 40 Gbit/s Ethernet, in ms: forward 35.71, all_reduce 2,275.43, the rest of backward
@@ -605,7 +615,7 @@ for name, (value, found) in published.items():
     print(f"{name:30} {value:7.3f} s, published {found:7.3f}: {value / found - 1:+.0%}")
 
 # %% [markdown]
-# The lab's and the cluster's data sheets are the miss. Take one measurement *of the same term* instead:
+# Line rates are the widest miss. Take one measurement *of the same term* instead:
 # the bandwidth from BERT on 8 GPUs, to predict 16, 32 and 64. And of the Pis, the root's own part of a token
 # (739.00 and 458.81 ms on 2 and 4), split as a + b / R, to predict it on 8.
 
@@ -624,14 +634,16 @@ print(f"a Pi: {a:.3f} + {b:.3f} / R; on 8 {a + b / 8:.3f} s, published 0.297")
 # %% [markdown]
 # Each miss has a reason, or is said to have none:
 #
-# - **GPT-3**: the share of its data sheet that a GPU reaches is the widest term. A half was an
-#   assumption, made before the comparison, and is 7 % off; one number cannot tell whether compute or the network is too slow in
-#   the model. A single layer timed on one GPU could.
-# - **BERT**: TCP on this network reaches an eighth of the line rate. Measured once, on 2 nodes, it predicts 16 nodes to 6 %.
-#   What is left grows with R: latencies and contention, which a bandwidth alone does not have.
-# - **Raspberry Pis**: the model says "8 is fastest"; measured, 4 is. The root has 0.18 s that no other rank takes over (Amdahl, lesson 09). And the
-#   network takes 290 ms on 8 devices where 6 MB need 48: **unexplained**. The source does not say how many
-#   messages that is. The plan would have been *wrong*, not only inexact.
+# - **GPT-3**: the share of its data sheet that a GPU reaches is the widest term. A half is a round
+#   number, assumed, and 7 % off. One published time cannot tell whether compute or the network is too
+#   slow in the model: a single layer, timed on one GPU, could.
+# - **BERT**: a ring got an eighth of this network's line rate (if a gradient takes 2 bytes, as assumed). Measured
+#   once, on 2 nodes, that predicts 16 nodes to 6 %, whatever the bytes. What is left grows with R, as latencies and
+#   contention do, which a bandwidth alone does not have.
+# - **Raspberry Pis**: the model says "8 is fastest"; measured, 4 is. The root has 0.18 s that nobody
+#   takes over (Amdahl, lesson 09). And the network takes 290 ms on 8 devices where 6 MB need 48:
+#   **unexplained**. The source does not say how many messages that is. The plan would have been
+#   *wrong*, not only inexact.
 #
 # ## 9. A page to keep
 #
@@ -641,7 +653,7 @@ print(f"a Pi: {a:.3f} + {b:.3f} / R; on 8 {a + b / 8:.3f} s, published 0.297")
 # %%
 plan = {"job": "GPT-3 on 1,024 GPUs", "cut": told(nvlink, BEST["1,024 GPUs"][0])}
 plan |= {"hours": nvlink.hours, "devices": nvlink.ranks}
-notes = ["An A100 is assumed to reach half of its data sheet."]
+notes = ["An A100 is assumed to reach half of its data sheet: time one layer on one GPU."]
 kept = {f"2 x 2 x 2: {name}": pair for name, pair in rows.items()}
 kept |= published | {"BERT, step, link measured": calibrated}
 Path("simlib-jobs").mkdir(exist_ok=True)
