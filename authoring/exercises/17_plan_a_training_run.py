@@ -511,12 +511,12 @@ verdict
 # %% role="hidden" question="as_predicted"
 seed = 1
 print(measure(as_predicted, micro_batches(2 + seed % 5, seed)))
-for one in (AsPredicted(simlib.Cluster(4, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS)), None, None),):
-    print(
-        measure(
-            as_predicted,
-            micro_batches(3 + seed % 7, seed),
-            worlds=(4,),
-            start=one.start(timeout_s=20),
-        )
+network = AsPredicted(simlib.Cluster(4, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS)), None, None)
+print(
+    measure(
+        as_predicted,
+        micro_batches(3 + seed % 7, seed),
+        worlds=(4,),
+        start=network.start(timeout_s=20),
     )
+)
