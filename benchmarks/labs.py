@@ -28,6 +28,20 @@ def work_and_tell(rank, world_size):
         dist.recv(x, src=0)
 
 
+def job():
+    """BERT-Large on 64 GPUs, as in lesson 17."""
+    device, inter, intra = (
+        simlib.Device(39e12, 16e9),
+        simlib.Link(3e-5, 1e9),
+        simlib.Link(5e-6, 1e10),
+    )
+    return labs.Training(
+        layers=24, hidden=1024, heads=16, sequence=128, batch=1024, vocabulary=30_522, tokens=4e9,
+        ranks=64, cluster=simlib.Cluster(16, 4, inter, intra, device, rails=4), hours=4, price=2,
+        mtbf_s=1e7, checkpoint_Bps=1e9,
+    )  # fmt: skip
+
+
 def redrawing():
     """Move every control of every lab through all its values; print a line for each lab."""
     heading("redrawing a lab in the kernel, for each value of each control")
@@ -40,6 +54,7 @@ def redrawing():
         "break-even map": labs.break_even_lab,
         "training apart and together": labs.staleness_lab,
         "timeline by ranks": lambda: labs.world_size_lab(runs, 4),
+        "a whole run": lambda: labs.plan_lab({"64 GPUs": job()}, tp=4, pp=4),
     }
     for name, make in each.items():
         times_s = moved(make())

@@ -7,7 +7,7 @@ the model says is computed in `published_tables`. The text around the tables is 
 import re
 from pathlib import Path
 
-from published_tables import collectives, data_parallel, servers, splits
+from published_tables import collectives, data_parallel, runs, servers, splits
 from published_tables.rows import lines_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "published.md"
@@ -26,6 +26,9 @@ TABLES = {
     "megatron-later": splits.megatron_later,
     "distbelief": splits.distbelief,
     "zero": splits.zero,
+    "gpt-3": runs.gpt_3,
+    "bert": runs.bert,
+    "raspberries": runs.raspberries,
 }
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 

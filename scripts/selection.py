@@ -116,16 +116,18 @@ GROUPS = (
         reached=1 / 3,
     ),
     Group(
-        "programs of lessons 11, 12, 18",
+        "programs of lessons 11, 12, 17, 18",
         (
             "tests/test_pipelines.py",
             "tests/test_split_state.py",
             "tests/test_torchs_parts.py",
+            "tests/test_plan_a_training_run.py",
             "tests/test_sequences_and_experts.py",
         ),
         (
             "authoring/lessons/11_pipelines.py",
             "authoring/lessons/12_tensors_and_state.py",
+            "authoring/lessons/17_plan_a_training_run.py",
             "authoring/lessons/18_long_sequences_and_experts.py",
         ),
         untouched=1 / 3,

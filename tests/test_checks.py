@@ -691,3 +691,28 @@ def test_answer_that_cannot_travel_is_told():
     verdict = verdict_on(holds_a_lock)
     assert verdict.status == "wrong"
     assert "lock" in verdict.reason
+
+
+# Tolerances
+
+
+@pytest.mark.parametrize("got, is_right", [(2.03, True), (1.97, True), (2.05, False), (1.9, False)])
+def test_numbers_may_be_graded_with_a_tolerance(got, is_right):
+    def answer(rank, world_size, x):
+        return {"step_s": got, "ranks": [world_size, 1e6 * got]}
+
+    verdict = verdict_on(
+        answer,
+        expected=lambda xs: [{"step_s": 2.0, "ranks": [len(xs), 2e6]}] * len(xs),
+        within=0.02,
+    )
+    assert verdict.status == ("right" if is_right else "wrong")
+
+
+def test_whole_numbers_tensors_and_small_numbers_are_exact_whatever_the_tolerance():
+    assert difference(2.0, 1.98, 0.02) is None
+    assert difference(2.0, 1.98) == "has the wrong value"
+    assert difference(100, 101, 0.02) == "has the wrong value"
+    assert difference(torch.ones(1) * 1.01, torch.ones(1), 0.02) == "has the wrong value"
+    assert difference(0.0011, 0.001, 0.02) == "has the wrong value"
+    assert difference(1e-7, 0.0, 0.02) is None

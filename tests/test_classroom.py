@@ -388,6 +388,31 @@ def test_more_time_for_a_notebook_is_more_for_ranks_that_do_nothing_to_be_seen(m
     assert waited == [2 * 5 * 2.5, 20 * 2.5, 20 * 2.5]
 
 
+@pytest.mark.parametrize("within, reads", [(1e-5, "1: 2.02 (has"), (0.02, "1: 2\n")])
+def test_hidden_cells_have_the_tolerance_of_their_check(within, reads):
+    """A number that is near the solution's reads as the solution's."""
+
+    def no_inputs(rank, world_size):
+        return ()
+
+    def of(value):
+        def answer(rank, world_size):
+            return value
+
+        answer.question = "some"
+        graded = GradedChecks()
+        graded.check("some", answer, no_inputs, lambda: [2.0], worlds=(1,), within=within)
+        return graded, answer
+
+    solution, answer = of(2.0)
+    solution.begin("hidden")
+    solution.measure(answer, no_inputs, worlds=(1,))
+    mine, answer = of(2.02)
+    mine.expect("some", solution.recorded("some"))
+    mine.begin("hidden")
+    assert mine.measure(answer, no_inputs, worlds=(1,)).startswith(reads)
+
+
 @pytest.mark.parametrize("cut_short, times", [(False, 1), (True, 2)])
 def test_other_limits_grade_again_what_a_limit_cut_short(tmp_path, monkeypatch, cut_short, times):
     graded = []

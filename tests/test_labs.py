@@ -38,6 +38,17 @@ def png_of(figure):
     return sliders._png(canvas)
 
 
+MACHINE = simlib.Cluster(
+    1, 4, simlib.Link(3e-5, 1e9), simlib.Link(5e-6, 1e10), simlib.Device(1e13, 16e9), rails=4
+)
+SHAPE = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 128, "vocabulary": 30_522}
+RUN = {"hours": 10, "price": 2, "mtbf_s": 1e7, "checkpoint_Bps": 1e9, "restart_s": 60}
+JOBS = {
+    "small": labs.Training(**SHAPE, **RUN, batch=256, tokens=1e9, ranks=16, cluster=MACHINE),
+    "large": labs.Training(**SHAPE, **RUN, batch=1024, tokens=4e9, ranks=64, cluster=MACHINE),
+}
+
+
 def work_and_tell(rank, world_size):
     """Rank 0 tells all others, one after the other."""
     simlib.compute(seconds=1e-3)
@@ -66,6 +77,7 @@ def every_lab(runs):
         "mesh": labs.mesh_lab(),
         "staleness": labs.staleness_lab(),
         "checkpoint": labs.checkpoint_lab(),
+        "plan": labs.plan_lab(JOBS, tp=2, sequences=2),
     }
 
 
@@ -107,6 +119,7 @@ def test_the_picture_of_a_lab_is_the_one_the_lesson_shows(every_lab, runs):
         "mesh": labs.draw_mesh(),
         "staleness": labs.draw_staleness(),
         "checkpoint": labs.draw_checkpoint(),
+        "plan": labs.draw_plan(JOBS["small"], tp=2, sequences=2),
     }
     for name, figure in figures.items():
         shown = np.asarray(Image.open(io.BytesIO(png_of(figure))))

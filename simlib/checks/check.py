@@ -16,6 +16,7 @@ from ..engines.processes.real_run import run as run_on_processes
 from ..model.errors import DeadlockError, MismatchError, RankError, SimlibError, StuckError
 from ..record.safe_values import Exchanged
 from .compare import (
+    EXACT,
     describe,
     difference,
     dtype_differs,
@@ -48,6 +49,7 @@ def check(
     as_given: str | None = None,
     timed: Sequence[Timed] = (),
     memory: Sequence[Fits] = (),
+    within: float = EXACT,
     timeout_s: float = TIMEOUT_S,
 ) -> Verdict:
     """Try an answer on several worlds, smallest first, and give a `Verdict`.
@@ -82,6 +84,8 @@ def check(
         there, too.
     memory : sequence of Fits
         Simulations that such an answer has to pass without holding too much; likewise.
+    within : float
+        Share by which floats that are not in tensors may differ from what is expected.
     timeout_s : float
         A world without progress for so long is ended.
 
@@ -95,13 +99,15 @@ def check(
         World(one.world_size, one.inputs, one.start(timeout_s), (*rules, one.rule))
         for one in (*timed, *memory)
     ]
-    verdict = verdict_on(question, answer, to_pass, expected, points, in_place, mistakes or {})
+    verdict = verdict_on(
+        question, answer, to_pass, expected, points, in_place, mistakes or {}, within
+    )
     if verdict.status == WRONG and as_given and fingerprint(answer) == as_given:
         verdict.status, verdict.is_as_given = NOT_WRITTEN, True
     return verdict
 
 
-def verdict_on(question, answer, worlds, expected, points, in_place, mistakes):
+def verdict_on(question, answer, worlds, expected, points, in_place, mistakes, within=EXACT):
     """The `Verdict` of `check` on an answer, whoever wrote it; ``worlds`` are `World` objects."""
     lines_of = {}  # those of the last world of each engine
     for world in worlds:
@@ -117,7 +123,7 @@ def verdict_on(question, answer, worlds, expected, points, in_place, mistakes):
             status, reason, lines = failure(error)
             return Verdict(question, points, status, reason, world_size, lines, error.run)
         want = expected(*given)
-        reason, lines = complaint(run, after, given, want, world.rules, in_place, mistakes)
+        reason, lines = complaint(run, after, given, want, world.rules, in_place, mistakes, within)
         if reason:
             return Verdict(question, points, WRONG, reason, world_size, lines, run)
         lines_of[world.start] = tally_lines(run, given, world.rules)
@@ -187,23 +193,23 @@ def call_complaint(answer, inputs):
     return None
 
 
-def complaint(run, after, given, want, rules, in_place, mistakes):
+def complaint(run, after, given, want, rules, in_place, mistakes, within=EXACT):
     """``(sentence, lines)`` about a run that ended; ``(None, [])`` where nothing is wrong."""
     first = rule_complaint(run, given, [rule for rule in rules if rule.before_values])
     # What the engine has found explains a wrong value better than a guess, and a right one is luck.
     first = first or found_by_the_engine(run)
     if first:
         return first, []
-    reason, lines = value_complaint(run, after, given, want, rules, in_place, mistakes)
+    reason, lines = value_complaint(run, after, given, want, rules, in_place, mistakes, within)
     if reason:
         return reason, lines
     return rule_complaint(run, given, [rule for rule in rules if not rule.before_values]), []
 
 
-def value_complaint(run, after, given, want, rules, in_place, mistakes):
+def value_complaint(run, after, given, want, rules, in_place, mistakes, within=EXACT):
     """``(sentence, lines)`` about the values of a run; ``(None, [])`` where all are right."""
     got = [changed_in_place(mine) for mine in after] if in_place else run.results
-    wrong = {r: text for r in range(len(want)) if (text := difference(got[r], want[r]))}
+    wrong = {r: text for r in range(len(want)) if (text := difference(got[r], want[r], within))}
     changed = None if in_place else input_complaint(run, given, after)
     if not wrong:
         return changed and f"{values_are_right(run)}, but not the input. {changed}", []

@@ -11,6 +11,7 @@ import torch
 
 SHOWN = 6  # elements of a tensor that a verdict prints
 DEEPEST, LONGEST = 20, 1000  # levels and values of a container
+EXACT = 1e-5  # share by which floats that are equal may differ
 
 
 def describe(value):
@@ -95,10 +96,11 @@ def dtype_name(tensor):
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def difference(got, want):
+def difference(got, want, within=EXACT):
     """What is wrong with `got` where `want` is expected, as words after "rank 0"; None if equal.
 
     Tensors must agree in shape and dtype; floats to a relative 1e-5, ints exactly; nan equals nan.
+    Floats that are not in tensors may differ by the share ``within``.
     """
     if want is None:
         return None if got is None else f"has {describe(got)} where nothing (None) is expected"
@@ -107,27 +109,27 @@ def difference(got, want):
     if isinstance(want, torch.Tensor):
         return tensor_difference(got, want)
     if isinstance(want, (list, tuple)):
-        return list_difference(got, want)
+        return list_difference(got, want, within)
     if isinstance(want, dict):
         if not isinstance(got, dict) or got.keys() != want.keys():
             return f"has {describe(got)} where a dict with {', '.join(map(str, want))} is expected"
-        wrong = {key: text for key in want if (text := difference(got[key], want[key]))}
+        wrong = {key: text for key in want if (text := difference(got[key], want[key], within))}
         return next((f"at {key!r} {text}" for key, text in wrong.items()), None)
     if isinstance(want, str):
         return None if got == want else f"has {describe(got)} where {want!r} is expected"
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         return f"has a {type(got).__name__} where a number is expected"
-    return None if same_number(got, want) else "has the wrong value"
+    return None if same_number(got, want, within) else "has the wrong value"
 
 
-def same_number(got, want):
-    """Whether two numbers are equal: whole ones exactly, others to a relative 1e-5; nan is nan."""
+def same_number(got, want, within=EXACT):
+    """Whether two numbers are equal: whole ones exactly, others to that share; nan is nan."""
     if isinstance(got, Integral) and isinstance(want, Integral):
         return got == want
     try:
         if not math.isfinite(want):
             return got == want or math.isnan(got) and math.isnan(want)
-        return abs(got - want) <= 1e-5 * max(1, abs(want))
+        return abs(got - want) <= max(within * abs(want), EXACT)
     except OverflowError:  # an int that no float can hold
         return False
 
@@ -149,7 +151,7 @@ def tensor_difference(got, want):
     return None if same else "has the wrong value"
 
 
-def list_difference(got, want):
+def list_difference(got, want, within=EXACT):
     """`difference` for an expected list."""
     if not isinstance(got, (list, tuple)):
         return f"has a {type(got).__name__} where a {type(want).__name__} is expected"
@@ -158,7 +160,7 @@ def list_difference(got, want):
     for index, (one, other) in enumerate(zip(got, want, strict=True)):
         if one is None and other is not None:
             return f"has None at index {index}: nothing was put there"
-        wrong = difference(one, other)
+        wrong = difference(one, other, within)
         if wrong:
             return f"at index {index} {wrong}"
     return None

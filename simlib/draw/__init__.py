@@ -14,11 +14,13 @@ _FILE_OF = {
     "draw_memory": "memory",
     "draw_memory_history": "memory_history",
     "draw_parts": "memory",
+    "draw_predictions": "report_page",
     "draw_states": "states",
     "draw_timeline": "timeline",
     "draw_traffic": "heat_map",
     "draw_wait_graph": "wait_graph",
     "png_of": "figures",
+    "save_report": "report_page",
 }
 
 __all__ = [
@@ -27,11 +29,13 @@ __all__ = [
     "draw_memory",
     "draw_memory_history",
     "draw_parts",
+    "draw_predictions",
     "draw_states",
     "draw_timeline",
     "draw_traffic",
     "draw_wait_graph",
     "png_of",
+    "save_report",
 ]
 
 

@@ -1,4 +1,4 @@
-"""``simlib grade``, ``simlib check``, ``simlib handout``: the classroom from the command line."""
+"""``simlib grade``, ``check``, ``progress``, ``handout``: the classroom from the command line."""
 
 from __future__ import annotations
 
@@ -18,6 +18,21 @@ def add_commands(commands):
         "notebooks", nargs="+", help="exercises/NN_name.ipynb, or a folder of exercises"
     )
     parser.set_defaults(command=command("check"))
+    parser = commands.add_parser(
+        "progress",
+        help="all your exercises in one table: right, wrong, not written yet",
+        description="Run the public checks of all exercises in a folder and print one table. It is "
+        "for you alone: nothing is sent anywhere. A notebook that has not changed since is not run "
+        "again. Exit code 0 if all is right, 1 if not, 2 if a notebook cannot be checked.",
+    )
+    parser.add_argument(
+        "folder", nargs="?", default="exercises", help="the folder of exercises (exercises)"
+    )
+    parser.add_argument(
+        "--certificate", metavar="FILE", help="write the table as an HTML page, too"
+    )
+    parser.add_argument("--name", default="", help="a name to stand on that page")
+    parser.set_defaults(command=command("progress"))
     parser = commands.add_parser(
         "handout",
         help="make the folder or zip that students get",

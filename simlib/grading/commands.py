@@ -1,4 +1,4 @@
-"""What ``simlib grade``, ``simlib check`` and ``simlib handout`` do.
+"""What ``simlib grade``, ``check``, ``progress`` and ``handout`` do.
 
 Apart from their parsers, as the imports of this module take a second.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..model.package import ROOT
 from . import collect, handout, overrides, pages, reports, sandbox, self_check, session, whole_class
+from . import progress as own_progress
 from .cache import SEEDS, Cache
 from .course import WRONG_ANSWERS
 from .exercise import is_exercise, read_exercises
@@ -58,6 +59,30 @@ def check_one(path, is_one_of_many):
     right = statuses.count(self_check.RIGHT)
     print(f"{right} of {len(statuses)} right" + "\n" * is_one_of_many)
     return int(right < len(statuses))
+
+
+def progress(options):
+    """Print a learner's table of all exercises, and write the page; returns the exit code."""
+    paths = self_check.exercises_in(options.folder)
+    if not paths or not all(path.suffix == ".ipynb" for path in paths):
+        return refuse(f"{options.folder}: there are no exercises (NN_name.ipynb) in this folder")
+
+    def tell(path):
+        print(f"checking {path.name} ...", file=sys.stderr, flush=True)
+
+    try:
+        notebooks = own_progress.progress_of(paths, tell)
+        print(own_progress.table(notebooks))
+        if options.certificate:
+            own_progress.write_certificate(options.certificate, notebooks, options.name)
+    except OSError as error:
+        return refuse(f"{options.certificate}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        return 130
+    if any(one.problem for one in notebooks):
+        return 2
+    right, asked, *_ = own_progress.totals(notebooks)
+    return int(right < asked)
 
 
 def hand_out(options):

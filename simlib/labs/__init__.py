@@ -16,11 +16,14 @@ from .crossover import crossover_lab, draw_crossover
 from .mesh import draw_mesh, mesh_lab
 from .ping_pong import draw_ping_pong, fit_ping_pong, ping_pong_lab
 from .pipeline import draw_pipeline, pipeline_lab
+from .plan import draw_plan, plan_lab
+from .plan_model import Training
 from .rounds import draw_rounds, rounds_lab
 from .staleness import draw_staleness, staleness_lab
 from .world_sizes import draw_world_size, simulate_sizes, world_size_lab
 
 __all__ = [
+    "Training",
     "break_even_lab",
     "checkpoint_lab",
     "crossover_lab",
@@ -30,6 +33,7 @@ __all__ = [
     "draw_mesh",
     "draw_ping_pong",
     "draw_pipeline",
+    "draw_plan",
     "draw_rounds",
     "draw_staleness",
     "draw_world_size",
@@ -37,6 +41,7 @@ __all__ = [
     "mesh_lab",
     "ping_pong_lab",
     "pipeline_lab",
+    "plan_lab",
     "rounds_lab",
     "simulate_sizes",
     "staleness_lab",

@@ -34,15 +34,24 @@ FAST = mix(OKABE_ITO[2], PAPER, 0.35)
 OUT = "#e9e9e9"
 
 
+HEAD = {"fontsize": TEXT_PT, "weight": "bold", "va": "bottom"}
+
+
 def add_panels(axes, sizes):
     """What stays: names and frames."""
-    head = {"fontsize": TEXT_PT, "weight": "bold", "va": "bottom"}
-    axes.text(0.1, TIMES - 0.06, "time of a step, by tp and pp", **head)
-    axes.text(NAMES, TIMES - 0.06, "time of a step, part after part", **head)
-    axes.text(NAMES, MEMORY - 0.06, "memory of the fullest rank", **head)
-    axes.text(NAMES, PLACES - 0.06, "where the axes lie", **head)
+    add_step_panels(axes, sizes)
+    axes.text(NAMES, PLACES - 0.06, "where the axes lie", **HEAD)
     note = "rank 0's group on the first nodes"
     axes.text(DEVICES, PLACES - 0.06, note, fontsize=SMALL_PT, color="#555555", va="bottom")
+    for k, axis in enumerate(AXES):
+        axes.text(NAMES, PLACES + (k + 0.5) * ROW, axis, fontsize=TEXT_PT, va="center")
+
+
+def add_step_panels(axes, sizes):
+    """The same of the map and of the bars of time and bytes."""
+    axes.text(0.1, TIMES - 0.06, "time of a step, by tp and pp", **HEAD)
+    axes.text(NAMES, TIMES - 0.06, "time of a step, part after part", **HEAD)
+    axes.text(NAMES, MEMORY - 0.06, "memory of the fullest rank", **HEAD)
     small = {"fontsize": TEXT_PT, "va": "center"}
     for k, size in enumerate(sizes):
         x, y = MAP_LEFT + (k + 0.5) * CELL_WIDTH, MAP_TOP + (k + 0.5) * CELL_HEIGHT
@@ -56,11 +65,16 @@ def add_panels(axes, sizes):
     )
     axes.text(0.1, foot + 0.1, note, fontsize=SMALL_PT, color="#555555", va="top")
     for top, names in ((TIMES, PART_NAMES.values()), (MEMORY, ROLES)):
-        for k, name in enumerate(names):
-            axes.text(BARS - 0.1, top + (k + 0.5) * ROW, name, ha="right", **small)
-        axes.plot([BARS] * 2, [top, top + (k + 1) * ROW], color=GREY, lw=0.8)
-    for k, axis in enumerate(AXES):
-        axes.text(NAMES, PLACES + (k + 0.5) * ROW, axis, **small)
+        add_row_names(axes, top, names)
+
+
+def add_row_names(axes, top, names):
+    """The names of bars below one another, and where they begin."""
+    for k, name in enumerate(names):
+        axes.text(
+            BARS - 0.1, top + (k + 0.5) * ROW, name, ha="right", fontsize=TEXT_PT, va="center"
+        )
+    axes.plot([BARS] * 2, [top, top + (k + 1) * ROW], color=GREY, lw=0.8)
 
 
 def draw_map(axes, sizes, cells, cut):
@@ -116,7 +130,7 @@ def draw_times(axes, step):
         for part in PARTS
     ]
     colors = [PART_COLORS[part] for part in PARTS]
-    return _draw_rows(axes, TIMES, ends - widths, widths, colors, texts)
+    return draw_rows(axes, TIMES, ends - widths, widths, colors, texts)
 
 
 def draw_memory(axes, step):
@@ -126,7 +140,7 @@ def draw_memory(axes, step):
     scale = BARS_WIDTH / max(step.nbytes, step.limit_bytes if is_limited else 0)
     ends = BARS + np.cumsum(kept) * scale
     top, foot = MEMORY, MEMORY + len(ROLES) * ROW
-    drawn = _draw_rows(
+    drawn = draw_rows(
         axes, MEMORY, ends - kept * scale, kept * scale,
         [KEPT if step.fits else TOO_MUCH] * len(ROLES), [short_bytes(each) for each in kept],
     )  # fmt: skip
@@ -140,7 +154,7 @@ def draw_memory(axes, step):
     return [*drawn, words]
 
 
-def _draw_rows(axes, top, lefts, widths, colors, texts):
+def draw_rows(axes, top, lefts, widths, colors, texts):
     """Bars one below the other, and a column of their values."""
     y = top + (np.arange(len(widths)) + 0.5) * ROW
     x = np.full(len(widths), BARS + BARS_WIDTH + 0.1)

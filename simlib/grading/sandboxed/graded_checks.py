@@ -11,7 +11,7 @@ import zlib
 
 from ...checks.check import TIMEOUT_S, found_by_the_engine, input_complaint, rule_complaint
 from ...checks.check import check as check_answer
-from ...checks.compare import describe, difference
+from ...checks.compare import EXACT, describe, difference
 from ...checks.run_answer import WORLDS, changed_in_place, run_answer
 from ...checks.verdict import RIGHT
 from ...engines.processes.real_run import run as run_on_processes
@@ -40,6 +40,7 @@ class GradedChecks:
         self.verdicts = {}
         self._rules = {}
         self._timed = {}
+        self._within = {}
         self._expected = {}
         self._measured = {}
         self._cell = ""
@@ -52,6 +53,7 @@ class GradedChecks:
         """`simlib.checks.check`; its rules are kept for `measure`."""
         self._rules[question] = rules
         self._timed[question] = [*options.get("timed", ()), *options.get("memory", ())]
+        self._within[question] = options.get("within", EXACT)
         options["timeout_s"] = SLOWER * self._patience * options.get("timeout_s", TIMEOUT_S)
         try:
             verdict = check_answer(question, answer, inputs, expected, *rules, **options)
@@ -86,7 +88,8 @@ class GradedChecks:
             measured.append({"values": got, "sent": sent(run)})
             all_wanted = expected[self._cell][len(in_cell) - 1] if expected else measured
             want = all_wanted[len(measured) - 1]
-            lines.append(f"{world_size}: {'; '.join(map(snapped, got, want['values']))}")
+            within = [self._within.get(question, EXACT)] * len(got)
+            lines.append(f"{world_size}: {'; '.join(map(snapped, got, want['values'], within))}")
             given = list(zip(*by_rank, strict=True))
             changed = None if in_place else input_complaint(run, given, after)
             broken = found_by_the_engine(run) or changed or self._broken(question, run, given, want)
@@ -140,9 +143,9 @@ class GradedVerdict:
         return clean(repr(verdict))
 
 
-def snapped(got, want):
+def snapped(got, want, within=EXACT):
     """A value as text; one that is as expected reads as the expected one."""
-    wrong = difference(got, want)
+    wrong = difference(got, want, within)
     return describe(want) if wrong is None else in_one_line(f"{describe(got)} ({wrong})")
 
 

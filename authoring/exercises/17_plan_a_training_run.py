@@ -1,0 +1,522 @@
+# %% [markdown]
+# # Exercises 17: plan a training run
+#
+# Three tasks that go with [lesson 17](../notebooks/17_plan_a_training_run.ipynb). You find a rank's place in a
+# mesh, plan a run in numbers, and write a program that takes as long as it says.
+#
+# The second task is graded with a tolerance, the third by the virtual clock of a simulation. The outputs stored below
+# the checks are those of a good answer; they change when you run the check. Each task has folded hints.
+
+# %% role="setup"
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+import simlib
+from simlib.checks import Rule, Timed, check, collectives, measure, messages, nbytes, only
+
+# %% [markdown]
+# ## 1. The place of a rank (★, 15 minutes, 2 points)
+#
+# A mesh is given as a dict such as `{"tp": 4, "dp": 2, "pp": 3}`: the axes, that of neighbouring ranks
+# **first**, in any order, with their sizes. Return for `number`, one of its ranks, two dicts by axis: its
+# coordinate, and the sorted list of ranks of its group along that axis, itself among them. Your own rank does not matter, and nothing is sent.
+
+
+# %% role="answer" question="place_of" points=2
+def place_of(rank, world_size, mesh, number):
+    """Return (coordinates, groups): {axis: int} and {axis: list of int}, in the order of mesh."""
+    ### BEGIN SOLUTION
+    coordinates, groups, stride = {}, {}, 1
+    for axis, size in mesh.items():
+        at = number // stride % size
+        coordinates[axis] = at
+        groups[axis] = [number + (k - at) * stride for k in range(size)]
+        stride *= size
+    return coordinates, groups
+    ### END SOLUTION
+
+
+# %% role="check" question="place_of" points=2
+MESHES = [
+    ({"tp": 4, "dp": 2, "pp": 3}, 13),
+    ({"dp": 3, "tp": 2, "pp": 5}, 22),
+    ({"pp": 4, "dp": 3, "tp": 2}, 15),
+    ({"tp": 8, "pp": 16, "dp": 8}, 777),
+    ({"dp": 6, "pp": 1, "tp": 1}, 4),
+]
+
+
+def lie(mesh, number, backwards=False, neighbours=False, wraps=True, first=False):
+    """A place; of a mistake, as somebody else counts."""
+    axes = list(mesh.items())
+    coordinates, groups, stride = {}, {}, 1
+    for axis, size in axes[::-1] if backwards else axes:
+        at = number // stride % size if wraps else number // stride
+        start = number - at * stride if not first else number // stride // size * stride * size
+        step = 1 if neighbours else stride
+        coordinates[axis] = at
+        groups[axis] = [
+            number - at * step + k * step if not first else start + k * stride for k in range(size)
+        ]
+        stride *= size
+    return coordinates, groups
+
+
+def lying(**otherwise):
+    return lambda meshes, numbers: [
+        lie(mesh, number, **otherwise) for mesh, number in zip(meshes, numbers, strict=True)
+    ]
+
+
+def groups_first(meshes, numbers):
+    return [lie(*one)[::-1] for one in zip(meshes, numbers, strict=True)]
+
+
+verdict = check(
+    "place_of",
+    place_of,
+    lambda rank, world_size: MESHES[rank],
+    lying(),
+    collectives(lambda *given: 0, hint="A rank's place follows from its number."),
+    messages(lambda *given: 0, hint="A rank's place follows from its number."),
+    mistakes={
+        "The last axis has neighbouring ranks in your mesh: here it is the first.": (
+            lying(backwards=True)
+        ),
+        "Groups of every axis are neighbours in your mesh: along the second axis ranks are as far apart "
+        "as the first is long.": lying(neighbours=True),
+        "A coordinate is below its axis' size: what is left of the division belongs to it.": (
+            lying(wraps=False)
+        ),
+        "Each group begins where its axis' block begins: it has to hold the rank itself.": (
+            lying(first=True)
+        ),
+        "Coordinates first, then groups.": groups_first,
+    },
+    worlds=(5,),  # each rank has a mesh of its own: all five are looked at together
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# How far apart are neighbours along the first axis? Along the second?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Like digits: with `stride` the product of the sizes before, the coordinate is `number // stride %
+# size`.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# The group's ranks are `number + (k - coordinate) * stride` for k = 0, ..., size - 1.
+#
+# </details>
+
+# %% role="hidden" question="place_of"
+seed = 1
+
+
+def drawn_mesh(rank, world_size):
+    sizes = [1 + (seed + rank) % 4, 2 + (seed * 3 + rank) % 5, 1 + (seed * 7 + rank) % 6]
+    axes = [("tp", "dp", "pp"), ("pp", "tp", "dp"), ("dp", "pp", "tp")][(seed + rank) % 3]
+    return dict(zip(axes, sizes, strict=True)), (seed * 31 + rank * 17) % math.prod(sizes)
+
+
+print(measure(place_of, drawn_mesh))
+
+# %% [markdown]
+# ## 2. A plan (★★★, 40 minutes, 4 points)
+#
+# Choose tp and pp for `job`, and return the plan as a dict; the docstring has what a rank keeps and what
+# takes time. Of the choices that fit take the one with the shortest step. Return None if none fits.
+# Numbers may be 2 % off, so Young's formula will do for checkpoints, or a better one. Send nothing.
+
+
+# %% role="answer" question="plan" points=4
+def plan(rank, world_size, job):
+    """Return {"tp", "pp", "memory_bytes", "step_s", "interval_s", "hours", "cost"}, or None.
+
+    tp and pp are powers of two; tp is at most job["ranks_per_node"], pp divides job["layers"],
+    tp * pp is at most job["ranks"], and dp = job["ranks"] / (tp * pp) divides job["batch"]: a
+    replica has M = job["batch"] / dp micro-batches. All of `ranks` are used.
+
+    A rank keeps 16 bytes for each of P / (tp * pp) parameters, and job["activation_bytes"] /
+    (tp * pp) for each micro-batch in flight: min(M, pp) of them. It has job["memory_bytes"].
+
+    A step takes M + pp - 1 turns and then the all_reduce over dp. A turn is job["work_s"] / (tp *
+    pp), and 2 (tp - 1) / tp * job["tp_bytes"] / pp bytes at job["inside_Bps"]. The all_reduce
+    moves 2 (dp - 1) / dp times 2 P / (tp * pp) bytes at job["between_Bps"].
+
+    A checkpoint has 14 P bytes, at job["disk_Bps"]; a rank fails once in job["mtbf_s"]. Of
+    job["steps"] steps simlib.scale.time_with_failures has the time (a restart takes none). A rank
+    costs job["price"] an hour.
+    """
+    ### BEGIN SOLUTION
+    P, ranks, found = job["P"], job["ranks"], []
+    for tp in (2**k for k in range(13)):
+        for pp in (2**k for k in range(13)):
+            if tp > job["ranks_per_node"] or job["layers"] % pp or ranks % (tp * pp):
+                continue
+            dp = ranks // (tp * pp)
+            if job["batch"] % dp:
+                continue
+            M = job["batch"] // dp
+            kept = (16 * P + min(M, pp) * job["activation_bytes"]) / (tp * pp)
+            if kept > job["memory_bytes"]:
+                continue
+            sums_s = 2 * (tp - 1) / tp * job["tp_bytes"] / pp / job["inside_Bps"]
+            step_s = (M + pp - 1) * (job["work_s"] / (tp * pp) + sums_s)
+            step_s += 2 * (dp - 1) / dp * 2 * P / (tp * pp) / job["between_Bps"]
+            found.append((step_s, tp, pp, kept))
+    if not found:
+        return None
+    step_s, tp, pp, kept = min(found)
+    save_s = 14 * P / job["disk_Bps"]
+    every_s = simlib.scale.checkpoint_interval(save_s, job["mtbf_s"], ranks)
+    whole_s = simlib.scale.time_with_failures(
+        job["steps"] * step_s, every_s, save_s, job["mtbf_s"], ranks
+    )
+    hours = whole_s / 3600
+    chosen = {"tp": tp, "pp": pp, "memory_bytes": kept, "step_s": step_s, "interval_s": every_s}
+    return chosen | {"hours": hours, "cost": hours * ranks * job["price"]}
+    ### END SOLUTION
+
+
+# %% role="check" question="plan" points=4
+def job_of(P, ranks, ranks_per_node, layers, batch, work_s, tp_bytes, memory_bytes=80e9, **more):
+    return {
+        "P": P,
+        "ranks": ranks,
+        "ranks_per_node": ranks_per_node,
+        "layers": layers,
+        "batch": batch,
+        "work_s": work_s,
+        "tp_bytes": tp_bytes,
+        "activation_bytes": 20e9,
+        "memory_bytes": memory_bytes,
+        "inside_Bps": 300e9,
+        "between_Bps": 25e9,
+        "disk_Bps": 100e9,
+        "mtbf_s": 3e7,
+        "steps": 100_000,
+        "price": 2.0,
+    } | more
+
+
+TASKS = [  # told apart by them: each mistake below gives a list of plans of its own
+    job_of(175e9, 1024, 8, 96, 1536, 25.0, 40e9),
+    job_of(0.33e9, 64, 4, 24, 1024, 0.05, 0.4e9, 16e9, between_Bps=1.25e9, activation_bytes=1e9),
+    job_of(0.36e9, 8, 1, 24, 64, 6.0, 1e9, 6e9, between_Bps=0.125e9, activation_bytes=2e9),
+    job_of(20e9, 64, 8, 32, 512, 3.0, 15e9, 40e9, activation_bytes=60e9),
+    job_of(400e9, 8, 8, 96, 64, 60.0, 80e9),  # none fits
+]
+
+
+def planned(
+    job, wide=False, fits=True, flight=True, bubble=True, sums=True, dp_sums=True, itemsize=2,
+    bytes_of_state=16, machine=True, saved=14, failures=True, all_ranks=True, worst=False,
+):  # fmt: skip
+    """The plan; of a mistake, as somebody else counts."""
+    P, ranks, found = job["P"], job["ranks"], []
+    tps, pps = [2**k for k in range(13)], [2**k for k in range(13) if job["layers"] % 2**k == 0]
+    most = ranks if wide else job["ranks_per_node"]
+    cuts = [(tp, pp) for tp in tps for pp in pps if tp <= most and ranks % (tp * pp) == 0]
+    for tp, pp in cuts:
+        dp = ranks // (tp * pp)
+        if job["batch"] % dp:
+            continue
+        M = job["batch"] // dp
+        held = min(M, pp) if flight else 1
+        kept = (bytes_of_state * P + held * job["activation_bytes"]) / (tp * pp)
+        turn_s = job["work_s"] / (tp * pp)
+        turn_s += sums * 2 * (tp - 1) / tp * job["tp_bytes"] / pp / job["inside_Bps"]
+        step_s = (M + bubble * (pp - 1)) * turn_s
+        step_s += dp_sums * 2 * (dp - 1) / dp * itemsize * P / (tp * pp) / job["between_Bps"]
+        if kept <= job["memory_bytes"] or not fits:
+            found.append((step_s, tp, pp, kept))
+    if not found:
+        return None
+    step_s, tp, pp, kept = max(found) if worst else min(found)
+    save_s, of = saved * P / job["disk_Bps"], ranks if machine else 1
+    every_s = math.sqrt(2 * save_s * job["mtbf_s"] / of)
+    work_s = job["steps"] * step_s
+    whole_s = simlib.scale.time_with_failures(work_s, every_s, save_s, job["mtbf_s"], ranks)
+    hours = (whole_s if failures else work_s) / 3600
+    cost = hours * job["price"] * (ranks if all_ranks else 1)
+    chosen = {"tp": tp, "pp": pp, "memory_bytes": kept, "step_s": step_s, "interval_s": every_s}
+    return chosen | {"hours": hours, "cost": cost}
+
+
+def counted(**otherwise):
+    return lambda jobs: [planned(job, **otherwise) for job in jobs]
+
+
+verdict = check(
+    "plan",
+    plan,
+    lambda rank, world_size: (TASKS[rank],),
+    counted(),
+    collectives(lambda *given: 0, hint="Each rank can work this out for itself."),
+    messages(lambda *given: 0, hint="Each rank can work this out for itself."),
+    mistakes={
+        "tp reaches beyond a node: it is at most ranks_per_node.": counted(wide=True),
+        "That is the fastest of all plans; but it does not fit.": counted(fits=False),
+        "A pipeline holds the activations of several micro-batches: min(M, pp).": (
+            counted(flight=False)
+        ),
+        "Where is the bubble? A step has M + pp - 1 turns.": counted(bubble=False),
+        "tp is free in your sum: its all_reduces take time in every turn.": counted(sums=False),
+        "dp is free in your sum: where is its all_reduce?": counted(dp_sums=False),
+        "A gradient takes 2 bytes on its way here, not 4.": counted(itemsize=4),
+        "The memory holds parameters, gradients and Adam's 12 bytes: 16 for each parameter.": (
+            counted(bytes_of_state=4)
+        ),
+        "Any of the ranks may fail: the machine does so `ranks` times as often as one of them.": (
+            counted(machine=False)
+        ),
+        "A checkpoint has 14 bytes for each parameter: gradients are not saved, Adam's state is.": (
+            counted(saved=2)
+        ),
+        "The hours are those of the steps alone: where are checkpoints and failures?": (
+            counted(failures=False)
+        ),
+        "The cost is that of one rank: all of them are paid.": counted(all_ranks=False),
+        "That is the slowest plan that fits.": counted(worst=True),
+    },
+    within=0.02,
+    worlds=(5,),  # each rank has a job of its own: all five are looked at together
+    points=4,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Two loops over powers of two; `continue` where the choice is not allowed, or does not fit.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Collect tuples `(step_s, tp, pp, kept)`: `min` takes the fastest. The rest follows from it.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# With `save_s = 14 * P / disk_Bps`: the interval is `simlib.scale.checkpoint_interval(save_s, mtbf_s,
+# ranks)`, the time `simlib.scale.time_with_failures(steps * step_s, every_s, save_s, mtbf_s, ranks)`.
+#
+# </details>
+
+# %% role="hidden" question="plan"
+seed = 1
+
+
+def drawn_task(rank, world_size):
+    k = seed + 5 * rank
+    job = job_of(
+        1e9 * (1 + k % 50), 64, 2 ** (k % 4), 32, 1024, 0.5 * (1 + k % 7), 1e9 * (1 + k % 9)
+    )
+    return (job | {"memory_bytes": 1e10 * (2 + k % 7), "between_Bps": 1e9 * (1 + k % 25)},)
+
+
+print(measure(plan, drawn_task))
+
+# %% [markdown]
+# ## 3. As long as it says (★★★, 40 minutes, 4 points)
+#
+# A pipeline with a stage on each rank, as GPipe: all forwards, then all backwards. In a stage y = w x, forward takes
+# `simlib.compute(forward_s)`, backward twice that. Rank 0 has the micro-batches `xs`; the last rank's gradient
+# of y is y itself. Return `(w_grad, predicted_s)`: the sum over micro-batches of (gradient of y times x).sum(), and, *before it
+# has run*, the step's time. In `simulate` the step must take what you say to 5 %. Use `isend` and `recv`.
+
+
+# %% role="answer" question="as_predicted" points=4
+def as_predicted(rank, world_size, xs, w, forward_s, latency_s, bandwidth_Bps):
+    """Return (w_grad, predicted_s): a tensor without dimensions, and the same float on every rank.
+
+    xs are float64 tensors of one shape, on every rank; ranks after 0 use their shape and number
+    only. A message takes latency_s + bytes / bandwidth_Bps once both ends are there.
+    """
+    ### BEGIN SOLUTION
+    M, K = len(xs), world_size
+    message_s = latency_s + xs[0].nbytes / bandwidth_Bps
+    predicted_s = (M + K - 1) * 3 * forward_s + (2 * (M + K - 2) * message_s if K > 1 else 0.0)
+    inputs, ys, sent = [], [], []
+    for x in xs:
+        if rank > 0:
+            x = torch.empty_like(x)
+            dist.recv(x, src=rank - 1)
+        simlib.compute(forward_s)
+        inputs.append(x)
+        ys.append(w * x)
+        if rank < K - 1:
+            sent.append(dist.isend(ys[-1], dst=rank + 1))
+    w_grad = torch.zeros((), dtype=xs[0].dtype)
+    for x, y in zip(inputs, ys, strict=True):
+        gradient = y
+        if rank < K - 1:
+            gradient = torch.empty_like(y)
+            dist.recv(gradient, src=rank + 1)
+        simlib.compute(2 * forward_s)
+        w_grad += (gradient * x).sum()
+        if rank > 0:
+            sent.append(dist.isend(w * gradient, dst=rank - 1))
+    for request in sent:
+        request.wait()
+    return w_grad, predicted_s
+    ### END SOLUTION
+
+
+# %% role="check" question="as_predicted" points=4
+FORWARD_S, LATENCY_S, BANDWIDTH_BPS = 2e-3, 2e-4, 8e6
+
+
+def micro_batches(M, seed=0):
+    """Inputs: M micro-batches of 400 numbers, w of each rank; a message takes 0.6 ms."""
+
+    def inputs(rank, world_size):
+        generator = torch.Generator().manual_seed(seed)
+        xs = [torch.rand(400, generator=generator, dtype=torch.float64) for _ in range(M)]
+        w = torch.tensor(1 + (rank + seed) % 3, dtype=torch.float64)
+        return xs, w, FORWARD_S, LATENCY_S, BANDWIDTH_BPS
+
+    return inputs
+
+
+def stepped(
+    xss, ws, forwards, latencies, bandwidths, bubble=True, message=1, backward=2, latency=True,
+    sends=True, only_last=False,
+):  # fmt: skip
+    """What each rank returns; of a mistake, as somebody else counts."""
+    xs, K, M = xss[0], len(ws), len(xss[0])
+    c = latency * latencies[0] + message * xs[0].nbytes / bandwidths[0]
+    turns = M + bubble * (K - 1)
+    time_s = turns * (1 + backward) * forwards[0]
+    time_s += 2 * (M + K - 2) * c * (K > 1) * sends
+    product = math.prod(w.item() for w in ws)
+    squares = [(x * x).sum() for x in xs]
+    total = squares[-1] if only_last else sum(squares)
+    return [(product**2 / w * total, time_s) for w in ws]
+
+
+def stepping(**otherwise):
+    return lambda *given: stepped(*given, **otherwise)
+
+
+def own_grads(*given):
+    """As if every rank's gradient of y were its own y."""
+    right, found = stepped(*given), []
+    for rank, (_, time_s) in enumerate(right):
+        product = math.prod(w.item() for w in given[1][: rank + 1])
+        total = sum((x * x).sum() for x in given[0][0])
+        found.append((product**2 / given[1][rank] * total, time_s))
+    return found
+
+
+@dataclass(frozen=True)
+class AsPredicted(Timed):
+    """A simulation that has to take as long as the answer says, to a share of 5 %."""
+
+    @property
+    def rule(self):
+        def said(run):
+            return run.results[0][1] if isinstance(run.results[0], tuple) else run.results[0]
+
+        def broken(run, given):
+            if abs(run.time_s / said(run) - 1) <= 0.05:
+                return None
+            return (
+                f"Every rank has the right value, but in simulate the step takes {run.time_s * 1e3:.4g} ms "
+                f"where it says {said(run) * 1e3:.4g} ms, {run.time_s / said(run) - 1:+.0%}. {self.hint}"
+            )
+
+        def tally(run, given):
+            return f"{run.time_s * 1e3:.4g} ms in simulate, predicted {said(run) * 1e3:.4g} ms"
+
+        return Rule(broken, tally)
+
+
+def simulated(K, M):
+    link = simlib.Link(LATENCY_S, BANDWIDTH_BPS)
+    return AsPredicted(
+        simlib.Cluster(K, 1, link),
+        micro_batches(M),
+        lambda *given: math.inf,
+        "Does a rank wait where it could go on? A `send` waits for the receiver; one micro-batch after the "
+        "other leaves all stages but one idle.",
+    )
+
+
+verdict = check(
+    "as_predicted",
+    as_predicted,
+    micro_batches(4),
+    stepped,
+    only("send", "recv"),
+    messages(
+        lambda xss, *_: 2 * len(xss[0]) * (len(xss) - 1),
+        hint="One message forward and one backward, for each micro-batch and boundary.",
+    ),
+    nbytes(lambda xss, *_: 2 * len(xss[0]) * (len(xss) - 1) * xss[0][0].nbytes),
+    mistakes={
+        "The gradient is right, but the time lacks the bubble: M + K - 1 turns.": (
+            stepping(bubble=False)
+        ),
+        "The gradient is right, but messages take no time in your prediction.": stepping(
+            sends=False
+        ),
+        "The gradient is right, but backward takes as long as forward in your prediction.": (
+            stepping(backward=1)
+        ),
+        "The gradient is right, but your messages have no latency.": stepping(latency=False),
+        "The gradient is right, but your messages have latency only: what of their bytes?": (
+            stepping(message=0)
+        ),
+        "w_grad is that of the last micro-batch: add them up.": stepping(only_last=True),
+        "Each rank takes its own y as gradient: only the last one does, the others receive theirs.": (
+            own_grads
+        ),
+    },
+    timed=[simulated(4, 8), simulated(3, 12), simulated(5, 4)],
+    within=0.05,
+    points=4,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Lesson 11: equal stages take (M + K - 1)(forward + backward). Where do messages come in?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# A rank that receives, computes and sends with `isend` waits for one message per micro-batch. Each of the two phases has M + K - 2 such waits in a row.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `(M + K - 1) * 3 * forward_s + 2 * (M + K - 2) * message_s`; alone, there are no messages. Wait for
+# all `isend`s at the very end.
+#
+# </details>
+
+# %% role="hidden" question="as_predicted"
+seed = 1
+print(measure(as_predicted, micro_batches(2 + seed % 5, seed)))
+network = AsPredicted(simlib.Cluster(4, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS)), None, None)
+print(
+    measure(
+        as_predicted,
+        micro_batches(3 + seed % 7, seed),
+        worlds=(4,),
+        start=network.start(timeout_s=20),
+    )
+)

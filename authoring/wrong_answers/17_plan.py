@@ -1,0 +1,162 @@
+"""Wrong answers to exercise 17.2, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+import simlib
+
+QUESTION = "plan"
+
+
+def planned(
+    job, tp_most=None, memory=None, in_flight=min, turns=lambda M, pp: M + pp - 1, tp_bytes=None,
+    between=None, itemsize=2, state=16, failing=None, saved=14, of_work=False, paid=None,
+    formula="young", best=min,
+):  # fmt: skip
+    """The plan; of a mistake, as it counts."""
+    P, ranks, found = job["P"], job["ranks"], []
+    for tp in (2**k for k in range(13)):
+        for pp in (2**k for k in range(13)):
+            if tp > (tp_most or job["ranks_per_node"]) or ranks % (tp * pp) or job["layers"] % pp:
+                continue
+            dp = ranks // (tp * pp)
+            M, left = divmod(job["batch"], dp)
+            kept = (state * P + in_flight(M, pp) * job["activation_bytes"]) / (tp * pp)
+            if left or kept > (memory or job["memory_bytes"]):
+                continue
+            sent = 2 * (tp - 1) / tp * (job["tp_bytes"] if tp_bytes is None else tp_bytes) / pp
+            turn_s = job["work_s"] / (tp * pp) + sent / job["inside_Bps"]
+            sums_s = 2 * (dp - 1) / dp * itemsize * P / (tp * pp) / (between or job["between_Bps"])
+            found.append((turns(M, pp) * turn_s + sums_s, tp, pp, kept))
+    if not found:
+        return None
+    step_s, tp, pp, kept = best(found)
+    C, mtbf_s, work_s = saved * P / job["disk_Bps"], job["mtbf_s"], job["steps"] * step_s
+    every_s = simlib.scale.checkpoint_interval(C, mtbf_s, failing or ranks, formula=formula)
+    whole_s = simlib.scale.time_with_failures(work_s, every_s, C, mtbf_s, ranks)
+    hours = (work_s if of_work else whole_s) / 3600
+    chosen = {"tp": tp, "pp": pp, "memory_bytes": kept, "step_s": step_s, "interval_s": every_s}
+    return chosen | {"hours": hours, "cost": hours * job["price"] * (paid or ranks)}
+
+
+def over_nodes(rank, world_size, job):
+    """the plan whose tp may reach over all nodes"""
+    return planned(job, tp_most=job["ranks"])
+
+
+def whether_it_fits_or_not(rank, world_size, job):
+    """the fastest plan, whether it fits or not"""
+    return planned(job, memory=float("inf"))
+
+
+def one_in_flight(rank, world_size, job):
+    """the plan that holds the activations of one micro-batch"""
+    return planned(job, in_flight=lambda M, pp: 1)
+
+
+def no_bubble(rank, world_size, job):
+    """the plan whose pipeline has no bubble"""
+    return planned(job, turns=lambda M, pp: M)
+
+
+def tp_is_free(rank, world_size, job):
+    """the plan whose tensor parallelism sends nothing"""
+    return planned(job, tp_bytes=0)
+
+
+def dp_is_free(rank, world_size, job):
+    """the plan without an all_reduce over dp"""
+    return planned(job, between=float("inf"))
+
+
+def four_bytes(rank, world_size, job):
+    """the plan whose gradients take four bytes on their way"""
+    return planned(job, itemsize=4)
+
+
+def parameters_and_gradients(rank, world_size, job):
+    """the plan that forgets the optimizer's state"""
+    return planned(job, state=4)
+
+
+def one_rank_fails(rank, world_size, job):
+    """the checkpoint interval of a single rank"""
+    return planned(job, failing=1)
+
+
+def parameters_alone(rank, world_size, job):
+    """checkpoints of parameters alone"""
+    return planned(job, saved=2)
+
+
+def nothing_fails(rank, world_size, job):
+    """hours and cost of the steps alone"""
+    return planned(job, of_work=True)
+
+
+def one_is_paid(rank, world_size, job):
+    """the cost of one rank"""
+    return planned(job, paid=1)
+
+
+def slowest(rank, world_size, job):
+    """the slowest plan that fits"""
+    return planned(job, best=max)
+
+
+def no_plan_is_an_error(rank, world_size, job):
+    """a plan that is taken from an empty list where none fits"""
+    found = planned(job)
+    return {name: found[name] for name in ("tp", "pp")} | found
+
+
+def a_tuple(rank, world_size, job):
+    """the values of the plan without their names"""
+    found = planned(job)
+    return found and tuple(found.values())
+
+
+def asks_everybody(rank, world_size, job):
+    """the right plan, after a barrier of all ranks"""
+    dist.barrier()
+    return planned(job)
+
+
+def tells_the_next(rank, world_size, job):
+    """the right plan, sent on to the next rank"""
+    request = dist.isend(torch.ones(1), dst=(rank + 1) % world_size)
+    dist.recv(torch.ones(1), src=(rank - 1) % world_size)
+    request.wait()
+    return planned(job)
+
+
+def by_daly(rank, world_size, job):
+    """the plan with Daly's interval"""
+    return planned(job, formula="daly")
+
+
+def exactly(rank, world_size, job):
+    """the plan with the exact interval"""
+    return planned(job, formula="exact")
+
+
+WRONG = {
+    over_nodes: "tp reaches beyond a node",
+    whether_it_fits_or_not: "but it does not fit",
+    one_in_flight: "A pipeline holds the activations of several",
+    no_bubble: "Where is the bubble?",
+    tp_is_free: "tp is free in your sum",
+    dp_is_free: "dp is free in your sum",
+    four_bytes: "A gradient takes 2 bytes on its way here",
+    parameters_and_gradients: "Adam's 12 bytes",
+    one_rank_fails: "Any of the ranks may fail",
+    parameters_alone: "gradients are not saved",
+    nothing_fails: "The hours are those of the steps alone",
+    one_is_paid: "The cost is that of one rank",
+    slowest: "That is the slowest plan",
+    no_plan_is_an_error: "TypeError",
+    a_tuple: "where a dict with tp, pp",
+    asks_everybody: "1 collective takes place where 0 will do",
+    tells_the_next: "the ranks send 5 messages where",
+}
+ALSO_RIGHT = [by_daly, exactly]

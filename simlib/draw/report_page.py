@@ -1,0 +1,164 @@
+"""Predicted beside measured: a picture, and a page of a plan that somebody keeps."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+from html import escape
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from ..model.errors import InvalidCallError, check_number
+from ..model.words import number
+from .figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, Picture, own_style, png_of
+from .palette import OKABE_ITO
+from .table import clip
+
+WIDTH_IN, ROW_IN, LABEL_IN, MISS_IN = 8.0, 0.32, 3.0, 0.9
+MOST_ROWS, MOST_LETTERS = 30, 40
+STYLE = (
+    "body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em;line-height:1.4}"
+    "table{border-collapse:collapse}td,th{border-bottom:1px solid #ccc;padding:.25em .8em;"
+    "text-align:left}td.n{text-align:right}img{max-width:100%}"
+)
+
+
+@own_style
+def draw_predictions(rows, unit="s"):
+    """Draw what was predicted and what was measured, a row for each, on one logarithmic axis.
+
+    Parameters
+    ----------
+    rows : dict of str to (float, float)
+        By name: predicted and measured, both above 0.
+    unit : str
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    InvalidCallError
+        Nothing to draw, more than 30 rows, or a number that is not above 0.
+    """
+    names, values = _checked(rows)
+    height_in = ROW_IN * len(names) + 0.95
+    figure = Picture(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor=PAPER)
+    FigureCanvasAgg(figure)
+    wide = WIDTH_IN - LABEL_IN - MISS_IN
+    axes = figure.add_axes(
+        [LABEL_IN / WIDTH_IN, 0.5 / height_in, wide / WIDTH_IN, 1 - 0.85 / height_in]
+    )
+    y = np.arange(len(names))
+    axes.set_xscale("log")
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.hlines(y, values.min(axis=1), values.max(axis=1), color=GREY, lw=1.2)
+    looks = {"s": 46, "linewidths": 1.2, "edgecolors": INK, "zorder": 3}
+    axes.scatter(values[:, 0], y, marker="D", facecolors=PAPER, label="predicted", **looks)
+    axes.scatter(values[:, 1], y, marker="o", facecolors=OKABE_ITO[4], label="measured", **looks)
+    low, high = values.min() / 2, values.max() * 2
+    axes.set_xlim(low, high)
+    axes.set_yticks(y, [clip(name, MOST_LETTERS) for name in names], fontsize=TEXT_PT)
+    axes.set_xlabel(f"predicted and measured ({unit})")
+    axes.grid(axis="x", color="#dddddd", lw=0.6)
+    axes.set_axisbelow(True)
+    for row, (predicted, measured) in enumerate(values):
+        axes.text(
+            1.02, row, _miss(predicted, measured), transform=axes.get_yaxis_transform(),
+            va="center", fontsize=TEXT_PT,
+        )  # fmt: skip
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=SMALL_PT, frameon=False,
+        borderaxespad=0.2,
+    )  # fmt: skip
+    return figure
+
+
+def save_report(path, title, plan, rows, notes=(), unit="s"):
+    """Save a plan as one HTML page: its numbers, predicted against measured, and notes.
+
+    The page needs no network and runs nothing. Every text is escaped.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file that ends in .html; one that is there is written anew.
+    title : str
+    plan : dict of str to object
+        What was planned, by name.
+    rows : dict of str to (float, float)
+        As for `draw_predictions`.
+    notes : sequence of str
+        A paragraph each, such as the reason of a miss.
+    unit : str
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    InvalidCallError
+        As `draw_predictions`, or a path that is no HTML file.
+    """
+    path = Path(path)
+    if path.suffix != ".html":
+        raise InvalidCallError(f"path is {str(path)!r}: name a file that ends in .html")
+    names, values = _checked(rows)
+    picture = base64.b64encode(png_of(draw_predictions(rows, unit))).decode()
+    planned = [_row("th", name, "td", [_text(value)]) for name, value in plan.items()]
+    measured = [
+        _row("td", name, 'td class="n"', [number(p), number(m), _miss(p, m)])
+        for name, (p, m) in zip(names, values.tolist(), strict=True)
+    ]
+    head = f"<tr><th>what</th><th>predicted ({escape(unit)})</th><th>measured ({escape(unit)})</th>"
+    lines = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{escape(title)}</h1>",
+        f"<p>Written on {datetime.date.today().isoformat()}, with simlib.</p>",
+        "<h2>The plan</h2>",
+        *_table("", planned),
+        "<h2>Predicted and measured</h2>",
+        f'<p><img alt="predicted and measured" src="data:image/png;base64,{picture}"></p>',
+        *_table(head + "<th>miss</th></tr>", measured),
+        *(["<h2>Notes</h2>"] if notes else []),
+        *(f"<p>{escape(str(note))}</p>" for note in notes),
+        "</body></html>",
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _checked(rows):
+    """Names, and values as an array (rows, 2)."""
+    if not rows or len(rows) > MOST_ROWS:
+        raise InvalidCallError(f"rows has {len(rows)} entries: give 1 to {MOST_ROWS}")
+    for name, pair in rows.items():
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InvalidCallError(f"rows[{name!r}] is {pair!r}: give (predicted, measured)")
+        for word, value in zip(("predicted", "measured"), pair, strict=True):
+            check_number(f"{word} of {name!r}", value, above=True)
+    return [str(name) for name in rows], np.array(list(rows.values()), dtype=float)
+
+
+def _miss(predicted, measured):
+    share = round(predicted / measured - 1, 3) + 0.0  # never -0.0
+    return f"{share:+.1%}"
+
+
+def _text(value):
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def _row(first, name, tag, values):
+    cells = "".join(f"<{tag}>{escape(value)}</{tag.split()[0]}>" for value in values)
+    return f"<tr><{first}>{escape(str(name))}</{first}>{cells}</tr>"
+
+
+def _table(head, rows):
+    return ["<table>", *([head] if head else []), *rows, "</table>"]
