@@ -38,6 +38,7 @@ def redrawing():
         "algorithm against size, one rank on a node": labs.crossover_lab,
         "algorithm against size, eight ranks on a node": lambda: labs.crossover_lab(8, 8),
         "break-even map": labs.break_even_lab,
+        "training apart and together": labs.staleness_lab,
         "timeline by ranks": lambda: labs.world_size_lab(runs, 4),
     }
     for name, make in each.items():

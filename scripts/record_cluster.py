@@ -139,10 +139,9 @@ def write_environments(environments):
 
 def replace(kept):
     """Put the new records into the place of the old ones."""
-    readme = (RECORDED / "README.md").read_text()
-    shutil.rmtree(RECORDED)
-    RECORDED.mkdir()
-    (RECORDED / "README.md").write_text(readme)
+    for old in RECORDED.iterdir():
+        if old.name not in ("README.md", "failures"):  # those are lesson 14's
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
     for text in sorted(kept.glob("*.txt")):
         (RECORDED / text.name).write_text(with_neutral_places(text.read_text()))
     for job in sorted(kept.glob("*/job.json")):

@@ -46,7 +46,14 @@ GROUPS = (
     Group(
         "hosts and Slurm",
         ("tests/test_*_hosts.py",),
-        ("simlib/practice", "simlib/mpi", "simlib/engines/launch", BATCH, "scripts/every_mpi.py"),
+        (
+            "simlib/practice",
+            "simlib/mpi",
+            "simlib/engines/launch",
+            BATCH,
+            "scripts/every_mpi.py",
+            "scripts/record_failures.py",
+        ),
     ),
     Group(
         "doctor",
@@ -121,6 +128,18 @@ GROUPS = (
             "authoring/lessons/12_tensors_and_state.py",
             "authoring/lessons/18_long_sequences_and_experts.py",
         ),
+        untouched=1 / 3,
+    ),
+    Group(
+        "programs of lesson 13",
+        ("tests/test_asynchronous.py",),
+        ("authoring/lessons/13_asynchronous_training.py", "simlib/clockwork/deaths.py"),
+        untouched=1 / 3,
+    ),
+    Group(
+        "programs of lesson 14",
+        ("tests/test_failures_lesson.py",),
+        ("authoring/lessons/14_stragglers_and_failures.py",),
         untouched=1 / 3,
     ),
     Group(

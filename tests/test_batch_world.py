@@ -14,6 +14,8 @@ from simlib.engines.batch import identity
 from simlib.engines.batch.folder import JobFolder
 from simlib.engines.batch.identity import Place, check_size, find_place
 from simlib.engines.batch.job_monitor import JobMonitor
+from simlib.engines.batch.job_rank import code_of
+from simlib.engines.batch.supervisor import FOLLOWED
 from simlib.engines.launch.addresses import answered_by_all, which_answer
 from simlib.model.failure_report import FailureReport
 
@@ -40,6 +42,16 @@ def test_an_mpiexec_within_a_batch_job_knows_better_than_slurm(environ, monkeypa
         environ(name, str(value))
     place = find_place(uses_mpi=True)
     assert (place.rank, place.size) == (1, 4)
+
+
+def test_ranks_that_are_to_outlive_each_other_do_not_ask_mpi(environ, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    for name, value in {"PMI_RANK": 1, "PMI_SIZE": 4, "SLURM_PROCID": 0, "SLURM_NTASKS": 8}.items():
+        environ(name, str(value))
+    place = find_place(uses_mpi=True, mpi4py="4.0", survives=True)
+    assert (place.rank, place.size, place.comm) == (1, 4, None)
+    with pytest.raises(simlib.JobError, match="has no mpi4py, the notebook 4.0"):
+        find_place(uses_mpi=True, mpi4py="4.0")
 
 
 def test_nobody_knows_the_rank(environ):
@@ -79,9 +91,11 @@ def test_the_address_that_all_reach_is_taken():
 def test_ranks_that_meet_by_files_talk_by_one_network(tmp_path, monkeypatch):
     """Rank 2 does not reach the address that comes first, and that rank 1 would take."""
     folder, size, found = JobFolder(tmp_path), 3, {}
-    monkeypatch.setattr(identity, "own_addresses", lambda: ["127.0.0.1", "127.0.0.2"])
-    reach = {"rank 1": ["127.0.0.1", "127.0.0.2"], "rank 2": ["127.0.0.2"]}
+    own = ["127.0.0.1", "127.0.0.2"]
+    monkeypatch.setattr(identity, "own_addresses", lambda: own)
+    reach = {"rank 0": own, "rank 1": own, "rank 2": ["127.0.0.2"]}
     monkeypatch.setattr(identity, "which_answer", lambda *_: reach[threading.current_thread().name])
+    store = identity.serve_store(folder)
 
     def rank(number):
         found[number] = identity._meet_by_files(Place(number, size), folder)
@@ -92,6 +106,7 @@ def test_ranks_that_meet_by_files_talk_by_one_network(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert [found[number][1] for number in range(size)] == ["127.0.0.2"] * size
+    del store
 
 
 def test_meeting_by_mpi_leaves_torch_as_it_is():
@@ -121,6 +136,17 @@ def raised(folder, from_wait):
     with pytest.raises(simlib.SimlibError) as caught:
         simlib.Job(folder.path).result(0)
     return caught.value
+
+
+def test_who_failed_for_want_of_another_leaves_it_to_that_one_to_end_the_job():
+    def code(word, from_wait):
+        report = FailureReport("RuntimeError", "x", [], "", invalid=False, from_wait=from_wait)
+        return code_of(pickle.dumps((word, report)))
+
+    assert code("error", from_wait=True) == FOLLOWED
+    assert code("error", from_wait=False) == 1
+    assert code("result", from_wait=True) == 0
+    assert code_of(b"nothing that can be read") == 0
 
 
 def test_the_first_reason_counts(failed):

@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from test_submit import by_job
 
 import simlib
 
@@ -161,6 +162,9 @@ SEEN = {
     a_group_of_survivors: ([OK], [OK], None, [OK]),
 }
 by_program = pytest.mark.parametrize("program", SEEN, ids=lambda program: program.__name__)
+in_every_engine = pytest.mark.parametrize(
+    "engine", [simlib.run, simlib.simulate, pytest.param(by_job, marks=pytest.mark.long)]
+)
 
 
 def main(rank, world_size, program):
@@ -200,9 +204,10 @@ def test_simulated_survivors_see_what_those_of_gloo_see(program):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("engine", [simlib.run, by_job])
 @by_program
-def test_real_survivors_see_what_those_of_gloo_see(program):
-    run = simlib.run(main, R, (program,), kill={DEAD: DIES_S}, on_death="continue")
+def test_real_survivors_see_what_those_of_gloo_see(program, engine):
+    run = engine(main, R, (program,), kill={DEAD: DIES_S}, on_death="continue")
     assert words(run.results) == SEEN[program]
     check_delays(run.results, 2.0)
     assert run.findings == []
@@ -349,7 +354,7 @@ def one_waits_for_ever(rank, world_size):
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@in_every_engine
 def test_a_wait_for_a_survivor_that_never_answers_is_told(engine):
     with pytest.raises(simlib.SimlibError) as caught:
         engine(one_waits_for_ever, R, kill={DEAD: DIES_S}, on_death="continue")
@@ -369,7 +374,7 @@ def serve_too_long(rank, world_size, servers):
     dist.send(value, rank % servers)
 
 
-@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@in_every_engine
 @pytest.mark.parametrize(
     ("servers", "words"),
     [
@@ -386,7 +391,21 @@ def test_servers_left_over_after_a_death_are_told_of_the_dead(engine, servers, w
     assert caught.value.run.deaths.keys() == {3}
 
 
-@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@in_every_engine
+def test_a_deadlock_of_survivors_alone_is_no_want_of_the_dead(engine):
+    def main(rank, world_size):
+        if rank == 2:
+            time.sleep(60)
+        time.sleep(1)
+        dist.recv(x(), src=1 - rank)
+
+    with pytest.raises(simlib.DeadlockError) as caught:
+        engine(main, 3, kill={2: 0.3}, on_death="continue")
+    words = "ranks 0 and 1 wait for each other, and not for rank 2, which has died"
+    assert str(caught.value).startswith(words + "\n  rank 0 waits for rank 1: recv(src=1)")
+
+
+@in_every_engine
 @pytest.mark.parametrize("on_death", ["end", "continue"])
 def test_who_waits_for_ever_waits_for_no_death(engine, on_death):
     def main(rank, world_size):
@@ -409,7 +428,7 @@ def test_who_dies_while_it_computes_does_nothing_of_what_follows(rest, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
-@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@in_every_engine
 def test_by_default_a_death_ends_the_run_and_names_the_dead(engine):
     def waits(rank, world_size):
         dist.all_reduce(x()) if rank != DEAD else time.sleep(30)
@@ -422,7 +441,7 @@ def test_by_default_a_death_ends_the_run_and_names_the_dead(engine):
     assert run.time_s > 0
 
 
-@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@in_every_engine
 def test_an_error_that_nobody_catches_names_the_dead(engine):
     def careless(rank, world_size):
         dist.recv(x(), src=1) if rank == 0 else time.sleep(30)
@@ -457,6 +476,26 @@ def test_a_node_dies_with_its_ranks():
     assert run.deaths == {2: 0.25, 3: 0.25}
     with pytest.raises(simlib.InvalidCallError, match='"node0" to "node1"'):
         simlib.simulate(main, 4, kill={"node7": 1.0}, **options)
+
+
+def test_a_host_that_vanishes_is_missed_after_the_detection_time():
+    def main(rank, world_size):
+        group = dist.new_group([0, 1])
+        time.sleep(1.0)  # the host of ranks 2 and 3 vanishes meanwhile
+        attempt = Attempts()
+        attempt(lambda: dist.all_reduce(x(), group=group))
+        attempt(lambda: dist.recv(x(), src=rank + 2))
+        attempt(lambda: dist.send(x(), dst=rank + 2))
+        return [(word, round(took_s, 3)) for word, took_s in attempt.seen]
+
+    cluster = simlib.Cluster(2, 2, inter=simlib.Link(1e-5, 1e9), intra=simlib.Link(1e-6, 1e10))
+    run = simlib.simulate(
+        main, 4, cluster=cluster, kill={"node1": 0.5}, on_death="continue", detection_s=30.0
+    )
+    assert run.results[:2] == [[("ok", 0.0), ("closed", 29.5), ("closed", 0.0)]] * 2
+    assert run.deaths == {2: 0.5, 3: 0.5}
+    with pytest.raises(simlib.InvalidCallError, match="detection_s=-1 must be seconds"):
+        simlib.simulate(main, 4, detection_s=-1)
 
 
 def test_who_dies_in_a_collective_of_many_takes_no_group_along():
@@ -497,7 +536,7 @@ def test_deaths_and_failed_ops_are_saved(tmp_path):
     assert [op.failed_s for op in run.trace if op.rank == 0] == [DIES_S, DIES_S]
 
 
-@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@in_every_engine
 def test_on_death_takes_two_words(engine):
     with pytest.raises(simlib.InvalidCallError, match="on_death='stay' is none of"):
         engine(main, 2, on_death="stay")

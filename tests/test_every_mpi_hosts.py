@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,40 @@ def test_a_job_on_two_hosts(login, tmp_path):
     to = simlib.Mpiexec(hosts=HOSTS[:2], launcher=[*login, BESIDE], time_limit=LIMIT_S)
     run = simlib.submit(main, 2, to=to, folder=tmp_path).result(LIMIT_S)
     assert run.results == [(3.0, "node1"), (3.0, "node2")]
+
+
+@pytest.mark.long
+def test_ranks_of_two_hosts_outlive_a_third(login, tmp_path):
+    to = simlib.Mpiexec(hosts=HOSTS, launcher=[*login, BESIDE], time_limit=LIMIT_S)
+    options = {"kill": {1: 0.5}, "on_death": "continue"}
+    job = simlib.submit(two_go_on, 3, to=to, folder=tmp_path, **options)
+    run = job.result(LIMIT_S)
+    assert (job.status, run.results) == ("done", [2.0, None, 2.0])
+    assert list(run.deaths) == [1]
+
+
+@pytest.mark.long
+def test_a_job_on_hosts_begins_anew(login, tmp_path):
+    to = simlib.Mpiexec(hosts=HOSTS, launcher=[*login, BESIDE], time_limit=LIMIT_S)
+    options = {"kill": {1: 0.5}, "restarts": 1, "min_ranks": 2}
+    run = simlib.submit(lost_once, 3, to=to, folder=tmp_path, **options).result(LIMIT_S)
+    assert run.results == ["1", "1"]
+    assert [list(attempt.deaths) for attempt in run.attempts] == [[1], []]
+
+
+def two_go_on(rank, world_size):
+    pair = dist.new_group([0, 2])
+    time.sleep(1 if rank != 1 else LIMIT_S)
+    x = torch.ones(1)
+    dist.all_reduce(x, group=pair)
+    return x.item()
+
+
+def lost_once(rank, world_size):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        dist.barrier() if rank != 1 else time.sleep(LIMIT_S)
+    dist.barrier()
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
 @pytest.mark.long

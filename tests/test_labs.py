@@ -64,6 +64,8 @@ def every_lab(runs):
         "break_even": labs.break_even_lab(),
         "pipeline": labs.pipeline_lab(),
         "mesh": labs.mesh_lab(),
+        "staleness": labs.staleness_lab(),
+        "checkpoint": labs.checkpoint_lab(),
     }
 
 
@@ -103,6 +105,8 @@ def test_the_picture_of_a_lab_is_the_one_the_lesson_shows(every_lab, runs):
         "break_even": labs.draw_break_even(),
         "pipeline": labs.draw_pipeline(),
         "mesh": labs.draw_mesh(),
+        "staleness": labs.draw_staleness(),
+        "checkpoint": labs.draw_checkpoint(),
     }
     for name, figure in figures.items():
         shown = np.asarray(Image.open(io.BytesIO(png_of(figure))))
@@ -149,6 +153,8 @@ def test_what_was_moved_leaves_no_trace():
         (labs.break_even_lab(), labs.draw_break_even),
         (labs.pipeline_lab(), labs.draw_pipeline),
         (labs.mesh_lab(), labs.draw_mesh),
+        (labs.staleness_lab(), labs.draw_staleness),
+        (labs.checkpoint_lab(), labs.draw_checkpoint),
     ):
         for control in list(lab.controls.values()) * 2:
             if hasattr(control, "index"):

@@ -81,7 +81,8 @@ def test_the_layout_of_logs_has_not_changed_without_its_number():
 def test_every_record_is_shown_and_none_is_missing():
     text = LESSON.read_text(encoding="utf-8")
     names = {path.name.removesuffix("-1").removesuffix(".txt") for path in RECORDED.iterdir()}
-    assert all(name in text for name in names - {"README.md", "env.json"})
+    names -= {"README.md", "env.json", "failures"}  # the last one is lesson 14's
+    assert all(name in text for name in names)
     environments = json.loads((RECORDED / "env.json").read_text())
     assert set(environments) == {"Slurm", "Open MPI", "Intel MPI", "torchrun"}
 

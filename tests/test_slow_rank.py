@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.engines.processes import slow_rank
+from simlib.engines.host import slow_rank
 from simlib.model.jitter import Pace
 from simlib.scale import Jitter
 

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -62,6 +64,17 @@ def processes_of(job):
         if str(job.path) in line and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
     return found
+
+
+def by_job(function, world_size, args=(), **options):
+    """As `simlib.run`, but by a job; when it is over nothing runs any more."""
+    with tempfile.TemporaryDirectory() as folder:
+        to = simlib.Mpiexec(time_limit=WAIT_S)
+        job = simlib.submit(function, world_size, args, to=to, folder=folder, **options)
+        try:
+            return job.result(WAIT_S)
+        finally:
+            wait_until(lambda: not processes_of(job))
 
 
 def fake_launcher(tmp_path, environ):
@@ -263,6 +276,165 @@ def test_an_mpiexec_of_another_mpi(tmp_path):
     assert "belongs to another MPI" in str(error)
 
 
+# A death that the others outlive, noise, and further attempts: as in `run`
+
+
+def pairs_and_survivors(rank, world_size):
+    """Rank 1 dies; the pair without it goes on, and so does a group that survivors make."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    x = torch.tensor([rank + 1.0])
+    if rank == 1:
+        time.sleep(WAIT_S)
+    try:
+        dist.all_reduce(x, group=pairs[rank // 2])
+        seen = "done"
+    except RuntimeError as error:
+        seen = "Connection closed by peer" in str(error)
+        time.sleep(0.5)
+    survivors = dist.new_group([0, 2, 3], use_local_synchronization=True)
+    dist.all_reduce(x, group=survivors)
+    return seen, x.item()
+
+
+def test_the_others_outlive_a_death_as_in_run(tmp_path):
+    options = {"kill": {1: 0.5}, "on_death": "continue"}
+    job = submitted(pairs_and_survivors, 4, tmp_path, **options)
+    run = job.result(WAIT_S)
+    assert job.status == "done"
+    assert run.results == [(True, 15.0), None, ("done", 15.0), ("done", 15.0)]
+    assert list(run.deaths) == [1] and 0.5 <= run.deaths[1] < 2
+    assert [op.rank for op in run.trace if op.failed_s is not None] == [0]
+    crosses = [line for line in run.timeline().axes[0].lines if line.get_marker() == "X"]
+    assert len(crosses) == 1
+    local = simlib.run(pairs_and_survivors, 4, **options)
+    assert local.results == run.results
+    assert local.table() == run.table()
+    wait_until(lambda: not processes_of(job))
+
+
+def test_a_job_outlives_the_rank_whose_supervisor_has_the_store_and_judges(tmp_path):
+    def main(rank, world_size):
+        if rank == 0:
+            time.sleep(WAIT_S)
+        with contextlib.suppress(RuntimeError):
+            dist.recv(torch.ones(1), src=0)
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x, group=dist.new_group([1, 2], use_local_synchronization=True))
+        print(x.item())
+        dist.recv(x, src=3 - rank)
+
+    error = failure(job := submitted(main, 3, tmp_path, kill={0: 0.3}, on_death="continue"))
+    assert isinstance(error, simlib.DeadlockError)
+    assert "ranks 1 and 2 wait for each other" in str(error)
+    assert list(error.run.deaths) == [0]
+    assert error.run.output == ["", "3.0\n", "3.0\n"]
+    wait_until(lambda: not processes_of(job))
+
+
+@pytest.mark.long
+def test_ranks_that_die_before_all_have_met_end_the_job(tmp_path):
+    def main(rank, world_size):
+        return rank
+
+    class Deadly:
+        def __reduce__(self):
+            return os._exit, (3,)
+
+    job = submitted(main, 2, tmp_path, Deadly(), on_death="continue")
+    error = failure(job)
+    assert isinstance(error, simlib.JobError)
+    assert "exited with code 3 before it came to its function" in str(error)
+    wait_until(lambda: not processes_of(job))
+
+
+def test_slow_ranks_of_a_job(tmp_path):
+    def main(rank, world_size):
+        began = time.monotonic()
+        simlib.compute(0.1)
+        return time.monotonic() - began
+
+    slow = {1: simlib.scale.Jitter(lambda rank, k, random: 4.0)}
+    at_once, late = submitted(main, 2, tmp_path, slow=slow).result(WAIT_S).results
+    assert 0.1 <= at_once < 0.4 <= late
+
+
+def resumed(rank, world_size, path):
+    """Counts to 6; a restart goes on from what was counted."""
+    done = len(path.read_text()) if path.exists() else 0
+    dist.barrier()
+    for step in range(done, 6):
+        time.sleep(0.2)
+        dist.barrier()
+        if rank == 0:
+            path.write_text("." * (step + 1))
+    return os.environ["TORCHELASTIC_RESTART_COUNT"], world_size, done
+
+
+def test_a_job_begins_anew_with_those_that_are_left(tmp_path):
+    seen = tmp_path / "seen"
+
+    def told(restart):
+        died = list(restart.run.deaths), type(restart.error).__name__
+        seen.write_text(f"{restart.count} {restart.world_size} {died}")
+
+    job = submitted(
+        resumed, 4, tmp_path, tmp_path / "saved", kill={2: 0.5}, restarts=2, min_ranks=2,
+        on_restart=told,
+    )  # fmt: skip
+    run = job.result(WAIT_S)
+    assert job.status == "done"
+    done = run.results[0][2]
+    assert 0 < done < 6
+    assert run.results == [("1", 3, done)] * 3
+    first, last = run.attempts
+    assert last is run and list(first.deaths) == [2] and first.world_size == 4
+    assert 0 == first.began_s < 0.5 <= last.began_s
+    assert seen.read_text() == "1 3 ([2], 'RankDiedError')"
+    again = simlib.Job(job.path).result(0)
+    assert [len(attempt.results) for attempt in again.attempts] == [4, 3]
+    assert [job.name for job in simlib.jobs(job.path.parent)] == [job.name]
+    assert len(job.clocks) == 3
+    wait_until(lambda: not processes_of(job))
+
+
+def test_a_job_that_may_begin_anew_is_cancelled(tmp_path):
+    job = submitted(sleeping, 2, tmp_path, restarts=3)
+    wait_until(lambda: job.path.joinpath("attempt-1/rank-1.out").exists())
+    job.cancel()
+    assert job.status == "cancelled"
+    assert f"{job.name} was cancelled" in str(failure(job))
+    assert not job.path.joinpath("attempt-2").exists()
+    wait_until(lambda: not processes_of(job))
+
+
+@pytest.mark.long
+def test_one_time_limit_holds_for_all_attempts(tmp_path):
+    def main(rank, world_size):
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os._exit(3)
+        time.sleep(WAIT_S)
+
+    job = submitted(main, 2, tmp_path, to=simlib.Mpiexec(time_limit=15), restarts=1)
+    error = failure(job)
+    assert f"the time limit of {job.name}, 15 s, was over" in str(error)
+    assert len(error.run.attempts) == 2
+    wait_until(lambda: not processes_of(job))
+
+
+@pytest.mark.long
+def test_what_on_restart_raises_is_told(tmp_path):
+    def main(rank, world_size):
+        os._exit(3)
+
+    def told(restart):
+        raise KeyError("no spare")
+
+    job = submitted(main, 2, tmp_path, restarts=3, on_restart=told)
+    words = f"{job.name} could not be carried out: it could not begin anew: KeyError: 'no spare'"
+    assert words in str(failure(job))
+    assert not job.path.joinpath("attempt-2").exists()
+
+
 class ByEnvironment(simlib.Mpiexec):
     """As on nodes without mpi4py."""
 
@@ -294,6 +466,11 @@ def test_a_node_with_another_torch():
         ({"function": 3}, "submit needs a function"),
         ({"to": simlib.Mpiexec(hosts=["a"])}, "world_size=2 does not fit on 1 hosts"),
         ({"to": simlib.Slurm(nodes=1)}, "world_size=2 does not fit on nodes=1"),
+        ({"on_death": "stay"}, "on_death='stay' is none of 'end', 'continue'"),
+        ({"kill": {2: 1.0}}, "kill: 2 is no rank: 0 to 1"),
+        ({"slow": 2.0}, "slow=2.0 must be a dict by rank"),
+        ({"restarts": -1}, "restarts=-1 must be a whole number"),
+        ({"restarts": 1, "on_restart": threading.Lock().acquire}, "on_restart cannot be sent"),
     ],
 )
 def test_what_submit_refuses(tmp_path, arguments, words):

@@ -11,7 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from test_kernel import Kernel
-from test_submit import WAIT_S, failure, processes_of, sleeping, wait_until
+from test_submit import (
+    WAIT_S,
+    failure,
+    pairs_and_survivors,
+    processes_of,
+    resumed,
+    sleeping,
+    wait_until,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import simlib
@@ -185,6 +193,39 @@ def test_slurm(login, tmp_path, launcher):
     again = simlib.Job(job.path)
     is_as_on_one_machine(again.result(WAIT_S), hosts_of(again), 2)
     assert job.status == again.status == "done"
+
+
+LAUNCHERS = pytest.mark.parametrize(
+    "launcher", ["srun", pytest.param("mpiexec", marks=pytest.mark.long)]
+)
+
+
+@LAUNCHERS
+def test_ranks_on_other_nodes_outlive_a_death(login, tmp_path, launcher):
+    options = {"kill": {1: 0.5}, "on_death": "continue"}
+    to = simlib.Slurm(nodes=4, time_limit=WAIT_S, launcher=launcher, login=login)
+    job = simlib.submit(pairs_and_survivors, 4, to=to, folder=tmp_path, **options)
+    run = job.result(WAIT_S)
+    assert hosts_of(job) == HOSTS
+    assert run.results == [(True, 15.0), None, ("done", 15.0), ("done", 15.0)]
+    assert 0.5 - 2 * run.trace.clock_error_s <= run.deaths[1] < 2
+    assert run.table() == simlib.run(pairs_and_survivors, 4, **options).table()
+    wait_until(lambda: not processes_of(job))
+
+
+@LAUNCHERS
+def test_slurm_starts_the_ranks_anew_in_the_nodes_that_it_gave(login, tmp_path, launcher):
+    to = simlib.Slurm(nodes=3, time_limit=WAIT_S, launcher=launcher, login=login)
+    job = simlib.submit(
+        resumed, 3, (tmp_path / "saved",), to=to, folder=tmp_path, kill={1: 0.5}, restarts=1,
+        min_ranks=2,
+    )  # fmt: skip
+    run = job.result(WAIT_S)
+    assert job.status == "done"
+    assert [result[:2] for result in run.results] == [("1", 2)] * 2
+    assert 0 < run.results[0][2] < 6
+    assert [list(attempt.deaths) for attempt in run.attempts] == [[1], []]
+    wait_until(lambda: not processes_of(job))
 
 
 def test_slurm_cancelled_in_the_queue_and_running(login, tmp_path, capfd):

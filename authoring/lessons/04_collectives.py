@@ -277,7 +277,7 @@ run.timeline(ranks=range(6))
 #
 # The picture shows six of the 64 lanes. Each fast rank works for 40 ms and waits for 120. So one
 # slow rank makes 63 others lose three quarters of their time, 63 x 0.12 s = 7.6 s for every step.
-# Lesson 14 (to come) is about that.
+# [Lesson 14](14_stragglers_and_failures.ipynb) is about that.
 #
 # A rank stands long in an all_reduce: is the network slow, or is somebody late? `run.states` adds
 # up each lane: computed, *waited* (for others to come: hatched), *transferred* (all have come, data

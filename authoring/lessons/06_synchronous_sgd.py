@@ -650,8 +650,8 @@ plt.show()
 # all would be as good, too: a net of 16 equal units, no better than one with a single unit.
 #
 # Two lessons from it. Training ends in one of many valleys, and which one depends on the start: one more
-# reason to broadcast it. And weights of nets that were trained apart cannot simply be averaged (lesson 13, to
-# come, averages often enough that they never drift apart).
+# reason to broadcast it. And weights of nets that were trained apart cannot simply be averaged ([lesson
+# 13](13_asynchronous_training.ipynb) averages often enough that they never drift apart).
 #
 # ## What breaks what
 #

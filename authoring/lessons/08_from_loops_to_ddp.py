@@ -804,7 +804,7 @@ folder.cleanup()
 #
 # - `mp.spawn` sets nothing: it calls `train(rank, 2)`. You choose the address, before it.
 # - `torchrun` sets everything. `LOCAL_RANK` is the rank's number on its node, that is, its GPU. If one rank
-#   dies, it ends the others; with `--max-restarts 3` it then starts **all** again (lesson 14, to come).
+#   dies, it ends the others; with `--max-restarts 3` it then starts **all** again ([lesson 14](14_stragglers_and_failures.ipynb)).
 # - `torch.distributed.launch` is today a shell around `torchrun`. Its old habit has stayed: it adds
 #   `--local-rank=1` to the script's arguments. A script that does not expect that stops there.
 # - `mpiexec` (MPICH's) knows nothing of torch. It sets `PMI_RANK` and `PMI_SIZE`; other MPIs have other names.

@@ -886,4 +886,4 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # </details>
 #
-# **Next:** asynchronous training, in lesson 13 (to come).
+# **Next:** asynchronous training, in [lesson 13](13_asynchronous_training.ipynb).

@@ -26,6 +26,7 @@ class Options:
     slow: dict = field(default_factory=dict)
     kill: dict | Failures = field(default_factory=dict)
     on_death: str = "end"
+    detection_s: float = 0.0
     begin_s: float = 0.0
     is_restarted: bool = False
     seed: int | None = None
@@ -67,6 +68,13 @@ def check_seed(seed):
     if seed is not None and not isinstance(seed, numbers.Integral):
         raise InvalidCallError(f"seed={seed!r} must be a whole number, or None")
     return seed
+
+
+def check_seconds(name, value):
+    """Refuse what is no number of seconds."""
+    if not (isinstance(value, numbers.Real) and 0 <= value < math.inf):
+        raise InvalidCallError(f"{name}={value!r} must be seconds, 0 or more")
+    return float(value)
 
 
 def check_by_rank(name, values, world_size):

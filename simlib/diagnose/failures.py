@@ -323,6 +323,14 @@ def waits_for_the_dead(monitor, found):
     return errors.RankDiedError(f"{words}{detail}", sites, exitcodes=dict(monitor.deaths))
 
 
+def deadlock_apart_from_the_dead(monitor, found):
+    """The error for ranks that wait for each other, which no death has brought about."""
+    dead, (first, rest) = monitor.deaths, str(found).split("\n", 1)
+    have = "has" if len(dead) == 1 else "have"
+    words = f"{first}, and not for {ranks_in_words(dead)}, which {have} died\n{rest}"
+    return errors.DeadlockError(words, found.sites, graph=found.graph)
+
+
 def endless_output(monitor, rank):
     """The error for a rank that prints without end."""
     sites = {r: s for r, s in sites_now(monitor).items() if r == rank}

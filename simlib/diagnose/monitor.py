@@ -24,6 +24,8 @@ FLOOD_BYTES, FLOOD_LINES = 32 << 20, 300_000
 """Output after which a rank is taken to print for ever."""
 STACK_LIMIT_S = 2.0
 """How long to wait for the stack of a rank that was asked where it is: the machine may be busy."""
+TOLD_S = 1.5
+"""How long Gloo may take, after a death, to tell those who wait for the dead rank."""
 QUIET_S = 10.0
 """Silence after which the display says where the ranks are."""
 
@@ -305,6 +307,8 @@ class RunMonitor(ABC):
         self.deaths: dict[int, int] = {}
         self.died_s: dict[int, float] = {}
         self.outputs = [RankOutput() for _ in range(world_size)]
+        self._moved = -1, 0
+        self._still_since_s = 0.0
 
     @abstractmethod
     def ask_for_stacks(self, ranks: list[int]) -> dict[int, list]:
@@ -321,14 +325,17 @@ class RunMonitor(ABC):
 
     def failed(self) -> bool:
         """Whether a rank has raised, or died where the others do not go on."""
-        has_died = self.deaths and not self.survives
-        return bool(has_died) or any(word != "result" for word, _ in self.answers.values())
+        raised = any(word != "result" for word, _ in self.answers.values())
+        return raised or self._ended_by_death()
+
+    def _ended_by_death(self) -> bool:
+        return bool(self.deaths) and not self.survives
 
     def failed_by_itself(self) -> bool:
-        """Whether a rank has died, or has raised other than by a wait that somebody else broke."""
+        """The same, but for ranks in a wait that somebody else broke."""
         failed = [content for word, content in self.answers.values() if word != "result"]
         first = [one for one in failed if not isinstance(one, FailureReport) or not one.from_wait]
-        return bool(self.deaths or first)
+        return bool(first) or self._ended_by_death()
 
     def stuck(self) -> SimlibError | None:
         """The error for ranks that wait for ever, or for ops that disagree; None while unknown.
@@ -342,14 +349,25 @@ class RunMonitor(ABC):
     def verdict(self) -> SimlibError | None:
         """What is found in the ops so far, or None; a wait after a death is told by the death."""
         found = self.detector.verdict(self.running(), self.exited())
-        if self.deaths and isinstance(found, DeadlockError):
-            return failures.waits_for_the_dead(self, found)
-        return found
+        if not self.deaths or not isinstance(found, DeadlockError):
+            return found
+        if found.graph.cycle and not self.deaths.keys() & found.graph.gone.keys():
+            return failures.deadlock_apart_from_the_dead(self, found)
+        return failures.waits_for_the_dead(self, found)
+
+    def may_judge(self, progress: int) -> bool:
+        """Whether a wait is for ever where it looks so; ``progress`` changes with every op.
+
+        Not yet where a rank has died of whom Gloo may be telling the others at this moment.
+        """
+        moved = progress, len(self.deaths)
+        if moved != self._moved:
+            self._moved, self._still_since_s = moved, time.monotonic()
+        return not self.deaths or time.monotonic() > self._still_since_s + TOLD_S
 
     def mismatch(self) -> SimlibError | None:
         """The error for ops that meet and disagree, which explains whatever came of it; or None."""
-        after_death = bool(self.deaths) and not self.survives
-        return self.detector.mismatch(after_death) if self.check else None
+        return self.detector.mismatch(self._ended_by_death()) if self.check else None
 
     def failure(self) -> SimlibError | None:
         """The error that the ranks' failures are, or None where all is well so far.

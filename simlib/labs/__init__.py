@@ -11,22 +11,27 @@ sliders above the same picture; it needs a running kernel::
 """
 
 from .break_even import break_even_lab, draw_break_even
+from .checkpoint import checkpoint_lab, draw_checkpoint
 from .crossover import crossover_lab, draw_crossover
 from .mesh import draw_mesh, mesh_lab
 from .ping_pong import draw_ping_pong, fit_ping_pong, ping_pong_lab
 from .pipeline import draw_pipeline, pipeline_lab
 from .rounds import draw_rounds, rounds_lab
+from .staleness import draw_staleness, staleness_lab
 from .world_sizes import draw_world_size, simulate_sizes, world_size_lab
 
 __all__ = [
     "break_even_lab",
+    "checkpoint_lab",
     "crossover_lab",
     "draw_break_even",
+    "draw_checkpoint",
     "draw_crossover",
     "draw_mesh",
     "draw_ping_pong",
     "draw_pipeline",
     "draw_rounds",
+    "draw_staleness",
     "draw_world_size",
     "fit_ping_pong",
     "mesh_lab",
@@ -34,5 +39,6 @@ __all__ = [
     "pipeline_lab",
     "rounds_lab",
     "simulate_sizes",
+    "staleness_lab",
     "world_size_lab",
 ]

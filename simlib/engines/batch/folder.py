@@ -13,11 +13,13 @@
 ``rank-0.log``          its op log
 ``rank-0.out, .err``    what it printed; what native code wrote to stderr
 ``rank-0.answer``       what its function returned or raised
-``rank-0.exit``         how its process ended, where it died
+``rank-0.exit``         how its process ended, and when, where it died
 ``verdict.pkl``         the error by which the job was ended: ranks that wait for ever
 ``refused``             why ranks could not begin or end: the first reason that one of them gave
 ``rank-0.stack-wanted`` somebody wants to know where rank 0 is; its supervisor takes it away
 ``end``                 somebody has failed: all ranks end soon. ``cancel``: the learner says so
+``attempt-1``...        of a job with ``restarts=``: each attempt, a folder like this one
+``restarts.pkl``        of such a job: how often it may begin anew, where, and who is to die
 ======================  ====================================================================
 """
 
@@ -98,6 +100,21 @@ class JobFolder:
     def has(self, name: str, rank: int | None = None) -> bool:
         """Whether there is such a file."""
         return _is_there(self.file(name, rank))
+
+    def attempt(self, number: int) -> JobFolder:
+        """The folder of an attempt, which need not be there; they count from 1."""
+        return JobFolder(self.path / f"attempt-{number}")
+
+    def attempts(self) -> list[JobFolder]:
+        """The folders of the attempts so far; none but for a job that begins anew when it fails."""
+        found: list[JobFolder] = []
+        while self.attempt(len(found) + 1).has("job.json"):
+            found.append(self.attempt(len(found) + 1))
+        return found
+
+    def have_all_ended(self, world_size: int) -> bool:
+        """Whether each rank has answered, or died."""
+        return all(self.has("answer", rank) or self.has("exit", rank) for rank in range(world_size))
 
 
 def _is_there(path: Path) -> bool:

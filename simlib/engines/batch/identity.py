@@ -23,7 +23,7 @@ from ..launch.launchers import LAUNCHERS, SRUN
 ENVIRONMENTS = tuple(dict.fromkeys(pair for each in LAUNCHERS for pair in each.identity))
 SURE = tuple(dict.fromkeys(each.identity[-1][0] for each in LAUNCHERS))
 MEET_S = 60.0
-LOOK_S = 0.02
+LOOK_S, LEAVE_S = 0.02, 0.1
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Place:
     library: str = ""
 
 
-def find_place(uses_mpi, mpi4py=None):
+def find_place(uses_mpi, mpi4py=None, survives=False):
     """Ask MPI who this process is, or, where there is no mpi4py, the environment.
 
     Parameters
@@ -45,30 +45,40 @@ def find_place(uses_mpi, mpi4py=None):
     mpi4py : str, optional
         The version that the notebook has. Then all hosts must have it: ranks that ask MPI and ranks
         that do not would wait for each other for ever.
+    survives : bool
+        Whether ranks go on when another one dies. MPI does not: only the environment is asked.
 
     Raises
     ------
     JobError
         If neither knows, or MPI does not work on this host.
     """
-    if uses_mpi:
-        host = os.uname().nodename
-        try:
-            from mpi4py import MPI
-        except ModuleNotFoundError:
-            if mpi4py is not None:
-                raise JobError(
-                    f"{host} has no mpi4py, the notebook {mpi4py}: install the same on every host"
-                ) from None
-        except (ImportError, RuntimeError) as error:
+    place = _ask_mpi(mpi4py) if uses_mpi and not survives else None
+    return place or _ask_environment(uses_mpi)
+
+
+def _ask_mpi(mpi4py):
+    """The place that MPI tells; None where there need be no mpi4py, and is none."""
+    host = os.uname().nodename
+    try:
+        from mpi4py import MPI
+    except ModuleNotFoundError:
+        if mpi4py is not None:
             raise JobError(
-                f"mpi4py finds no MPI library on {host} ({str(error).splitlines()[0]}): install "
-                "the same MPI there, at the same path"
+                f"{host} has no mpi4py, the notebook {mpi4py}: install the same on every host"
             ) from None
-        else:
-            comm = MPI.COMM_WORLD
-            library = " ".join(MPI.Get_library_version().split())[:40]
-            return Place(comm.rank, comm.size, comm, library)
+        return None
+    except (ImportError, RuntimeError) as error:
+        raise JobError(
+            f"mpi4py finds no MPI library on {host} ({str(error).splitlines()[0]}): install "
+            "the same MPI there, at the same path"
+        ) from None
+    comm = MPI.COMM_WORLD
+    library = " ".join(MPI.Get_library_version().split())[:40]
+    return Place(comm.rank, comm.size, comm, library)
+
+
+def _ask_environment(uses_mpi):
     # srun without MPI sets its own only, and hands on what an mpiexec around the notebook has set.
     for rank, size in ENVIRONMENTS if uses_mpi else (SRUN.identity[-1], *ENVIRONMENTS):
         if rank in os.environ and size in os.environ:
@@ -111,26 +121,23 @@ def meet(place, folder):
     return store
 
 
+def serve_store(folder):
+    """The store in which ranks meet that have no MPI; where it is, is written into the folder.
+
+    The supervisor of rank 0 serves it: it may outlive its rank.
+    """
+    listening = listen()
+    port = listening.getsockname()[1]
+    store = dist.TCPStore(
+        "localhost", port, is_master=True, wait_for_workers=False,
+        timeout=timedelta(seconds=MEET_S), master_listen_fd=listening.detach(), use_libuv=True,
+    )  # fmt: skip
+    folder.write_json({"addresses": own_addresses(), "port": port}, "meeting.json")
+    return store
+
+
 def _meet_by_files(place, folder):
-    """Rank 0 writes its addresses into the folder, the others say which of them answer."""
-    if place.rank == 0:
-        listening = listen()
-        port = listening.getsockname()[1]
-        store = dist.TCPStore(
-            "localhost", port, place.size, is_master=True, wait_for_workers=False,
-            timeout=timedelta(seconds=MEET_S), master_listen_fd=listening.detach(), use_libuv=True,
-        )  # fmt: skip
-        addresses = own_addresses()
-        folder.write_json({"addresses": addresses, "port": port}, "meeting.json")
-        reached = [json.loads(store.get(f"reached/{rank}")) for rank in range(1, place.size)]
-        address = answered_by_all(addresses, reached)
-        if address is None:
-            raise JobError(
-                f"no address of {os.uname().nodename}, where rank 0 is, answers all ranks "
-                f"({', '.join(addresses)}): put the hosts into one network"
-            )
-        store.set("address", address)
-        return store, address
+    """Each rank says which addresses of the store answer it; the first that answers all counts."""
     meeting = _read_meeting(folder)
     addresses, port = meeting["addresses"], meeting["port"]
     reached = which_answer(addresses, port)
@@ -141,7 +148,20 @@ def _meet_by_files(place, folder):
         )
     store = dist.TCPStore(reached[0], port, place.size, wait_for_workers=False)
     store.set(f"reached/{place.rank}", json.dumps(reached))
+    if place.rank == 0:
+        store.set("address", _common_address(addresses, store, place.size))
     return store, store.get("address").decode()
+
+
+def _common_address(addresses, store, world_size):
+    reached = [json.loads(store.get(f"reached/{rank}")) for rank in range(world_size)]
+    address = answered_by_all(addresses, reached)
+    if address is None:
+        raise JobError(
+            f"no address of {os.uname().nodename}, where rank 0 is, answers all ranks "
+            f"({', '.join(addresses)}): put the hosts into one network"
+        )
+    return address
 
 
 def _read_meeting(folder):
@@ -153,15 +173,16 @@ def _read_meeting(folder):
             return meeting
         time.sleep(LOOK_S)
     raise JobError(
-        f"rank 0 has not written {folder.file('meeting.json')} for {MEET_S:g} s: is this folder "
+        f"nobody has written {folder.file('meeting.json')} for {MEET_S:g} s: is this folder "
         "the same on all hosts?"
     )
 
 
-def leave_together(place, store):
-    """Wait, without spinning, until every rank has come to its end: rank 0 serves the store."""
+def leave_together(place, folder):
+    """Wait, without spinning, until every rank has come to its end, or has died."""
     if place.comm is None:
-        _count_out(place, store)
+        while not folder.have_all_ended(place.size):
+            time.sleep(LEAVE_S)
         return
     from mpi4py import MPI
 
@@ -169,17 +190,3 @@ def leave_together(place, store):
     while not request.Test():
         time.sleep(LOOK_S)
     MPI.Finalize()
-
-
-def _count_out(place, store):
-    try:
-        store.add("finished", 1)
-        while store.add("finished", 0) < place.size:
-            time.sleep(LOOK_S)
-        if place.rank == 0:  # the others hear of it from the store that ends with this process
-            while store.add("heard", 0) < place.size - 1:
-                time.sleep(LOOK_S)
-        else:
-            store.add("heard", 1)
-    except dist.DistNetworkError:
-        pass

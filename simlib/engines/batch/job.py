@@ -1,4 +1,4 @@
-"""`Job`: a submitted job, as its folder knows it; and `jobs`, all of them."""
+"""`Job`: a submitted job, as its folder knows it; what came of it; and `jobs`, all of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import linecache
 import pickle
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...model.errors import InvalidCallError, JobError
 from ...model.words import ranks_in_words
 from ...record.oplog import FORMAT
 from ...results.run import Run, make_run
+from ..host.restarts import tell
 from .folder import JOBS, JobFolder
 from .job_in_queue import JobInQueue
 from .job_monitor import JobMonitor
@@ -57,11 +59,7 @@ class Job:
             ) from None
         if self._about is None:
             raise InvalidCallError(f"{path} is not the folder of a job")
-        self._state = JobState(self._folder, self._about["submitted"])
-
-    @property
-    def _queue(self) -> JobInQueue:
-        return self._state.queue
+        self._outcome = JobOutcome(self._folder, self._about, self.name)
 
     @property
     def name(self) -> str:
@@ -81,26 +79,28 @@ class Job:
     @property
     def status(self) -> str:
         """``queued``, ``active``, ``done``, ``failed`` or ``cancelled``."""
-        state = self._state.now()
-        if state["state"] != "ended":
-            return state["state"]
-        why, code = state["why"], state["code"]
-        if why == "code" and code == 0:
-            return "done"
-        is_wanted = why == "cancel" or (why in ("code", "lost") and self._folder.has("cancel"))
-        is_wanted = is_wanted and not ended_by_queue(self._launcher_said())
-        return "cancelled" if is_wanted else "failed"
+        return self._outcome.status
 
     @property
     def clocks(self) -> list[dict[str, Any] | None]:
         """By rank: its ``host``; ``offset_s``, how far its clock is ahead of rank 0's, which the
         trace takes off; ``error_s``, by how much that may be wrong. Measured at the start.
 
-        None for a rank that has not joined.
+        None for a rank that has not joined. With ``restarts=``, of the last attempt.
         """
         keys = ("host", "offset_s", "error_s")
-        places = [self._folder.read_json("json", rank) for rank in range(self.world_size)]
+        folder, ranks = self._at_work, self._ranks_at_work
+        places = [folder.read_json("json", rank) for rank in ranks]
         return [place and {key: place[key] for key in keys} for place in places]
+
+    @property
+    def _ranks_at_work(self) -> range:
+        return range(self._at_work.read_json("job.json")["world_size"])
+
+    @property
+    def _at_work(self) -> JobFolder:
+        """The folder of its last attempt; its own, where it is the only one."""
+        return (self._folder.attempts() or [self._folder])[-1]
 
     def follow(self) -> None:
         """Show what the ranks print, as they print it, until the job ends.
@@ -108,11 +108,15 @@ class Job:
         Stop (or Ctrl-C) ends the looking, not the job.
         """
         display = open_display()
-        monitor = JobMonitor(self._folder)
+        folder = self._at_work
+        monitor = JobMonitor(folder)
         said = ""
         try:
             while True:
                 status = self.status
+                if self._at_work.path != folder.path:
+                    folder = self._at_work
+                    monitor = JobMonitor(folder)
                 words = self._in_words(status)
                 if words != said:
                     display.status(words)
@@ -132,10 +136,11 @@ class Job:
         if status == "queued":
             waited_s = time.time() - self._about["submitted"]
             words = f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
-            return ": ".join(filter(None, (words, self._queue.reason())))
-        joined = sum(self._folder.has("json", rank) for rank in range(self.world_size))
-        if status == "active" and joined < self.world_size:
-            return f"{self.name} starts: {joined} of {self.world_size} ranks are there"
+            return ": ".join(filter(None, (words, self._outcome.queue.reason())))
+        folder, ranks = self._at_work, self._ranks_at_work
+        joined = sum(folder.has("json", rank) for rank in ranks)
+        if status == "active" and joined < len(ranks):
+            return f"{self.name} starts: {joined} of {len(ranks)} ranks are there"
         return ""
 
     def result(self, timeout: float | None = None) -> Run:
@@ -156,29 +161,19 @@ class Job:
         """
         display = open_display()
         try:
-            status = self._await_end(timeout, display)
-            self._check_log_format()
-            self._know_cells()
-            monitor = JobMonitor(self._folder)
-            monitor.take_in()
-            clock_error_s = monitor.read_to_the_end()
-            run = make_run(monitor)
-            run.trace.clock_error_s = clock_error_s
-            failure = self._failure(monitor, status)
-            if failure is None and monitor.check:
-                run.findings = monitor.detector.findings(monitor.deaths)
-            return show_and_raise(display, run, failure)
+            self._await_end(timeout, display)
+            return show_and_raise(display, *self._outcome.run_and_error())
         finally:
             display.close(())
 
-    def _await_end(self, timeout: float | None, display: Any) -> str:
+    def _await_end(self, timeout: float | None, display: Any) -> None:
         """Wait for the job's end, and meanwhile say why it waits in the queue, if it does."""
         began = time.monotonic()
         said = ""
         while (status := self.status) in ("queued", "active"):
             waited_s = time.monotonic() - began
             if timeout is not None and waited_s > timeout:
-                why = self._queue.reason() if status == "queued" else ""
+                why = self._outcome.queue.reason() if status == "queued" else ""
                 words = f"{self.name} is {status} after {timeout:g} s, and goes on"
                 raise TimeoutError(": ".join(filter(None, (words, why))))
             words = self._in_words(status) if status == "queued" and waited_s > PATIENT_S else ""
@@ -186,81 +181,6 @@ class Job:
                 display.status(words)
                 said = words
             time.sleep(LOOK_S)
-        return status
-
-    def _check_log_format(self) -> None:
-        """Refuse logs that would be read wrongly."""
-        found = self._about.get("log_format", 1)
-        if found != FORMAT and any(self._folder.has("log", r) for r in range(self.world_size)):
-            age = "an older" if found < FORMAT else "a newer"
-            raise JobError(
-                f"the logs of {self.name} were written by {age} simlib (format {found}, this one "
-                f"reads {FORMAT}): read it with the simlib that ran it, or submit it again"
-            )
-
-    def _know_cells(self) -> None:
-        """Lines of the notebook's cells, for a kernel that has not run them."""
-        cells = pickle.loads(self._folder.read("request.pkl") or b"")["cells"]
-        for cell, entry in cells.items():
-            linecache.cache.setdefault(cell, entry)
-
-    def _verdict_in(self, pickled: bytes) -> Exception:
-        try:
-            return pickle.loads(pickled)
-        except Exception as error:  # its classes stand elsewhere by now
-            return JobError(
-                f"what ended {self.name} cannot be read by this simlib, only by the one that ran "
-                f"it ({type(error).__name__}: {error})"
-            )
-
-    def _failure(self, monitor: JobMonitor, status: str) -> Exception | None:
-        """The error to raise, or None: the judge's, the ranks', or the launcher's."""
-        verdict = self._folder.read("verdict.pkl")
-        if verdict is not None:
-            return self._verdict_in(verdict)
-        if ended_by_queue(self._launcher_said()):
-            return self._launcher_failed(monitor, {})
-        if status == "cancelled":
-            return JobError(f"{self.name} was cancelled")
-        state = self._state.now()
-        if state["why"] == "limit":
-            return self._out_of_limit()
-        failure = monitor.failure()
-        refused = self._folder.read("refused")
-        if refused is None and cause_in(self._launcher_said())[0] is None:
-            refused = self._folder.read("died_early")  # the launcher does not know why
-        if refused is not None and not monitor.failed_by_itself():
-            return JobError(f"{self.name} could not be carried out: {refused.decode()}")
-        is_whole = not monitor.running() and (status == "done" or state["why"] == "lost")
-        if failure is not None or is_whole:
-            return failure
-        return self._launcher_failed(monitor, state)
-
-    def _out_of_limit(self) -> JobError:
-        limit = self._folder.read_json("launch.json")["time_limit"]
-        return JobError(
-            f"the time limit of {self.name}, {limit:g} s, was over before its ranks were done: "
-            "give it more by time_limit=..."
-        )
-
-    def _launcher_said(self) -> str:
-        return "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
-
-    def _launcher_failed(self, monitor: JobMonitor, state: dict[str, Any]) -> JobError:
-        sentence, line = cause_in(
-            self._launcher_said() + self._queue.words(), self._about.get("hosts", ())
-        )
-        if shutil.disk_usage(self.path).free < FULL_BYTES:
-            sentence = "the filesystem of its folder is full: make room, or name another by folder="
-        sentence = sentence or state.get("words")
-        missing = ranks_in_words(monitor.running()) if monitor.running() else "the ranks"
-        if sentence is None:
-            code = f" (exit code {state['code']})" if state.get("code") is not None else ""
-            sentence = f"no answer came from {missing}; the launcher has ended{code}"
-        words = f"{self.name} could not be carried out: {sentence}"
-        if line:
-            words += f"\n    {line}"
-        return JobError(f"{words}\nAll it said is in {self._folder.file('launcher.err')}")
 
     def cancel(self) -> None:
         """End the job; returns when its launcher has ended. Its folder stays.
@@ -272,12 +192,12 @@ class Job:
         JobError
             It has not ended in 15 s.
         """
-        state = self._state.now()
+        state = self._outcome.state
         if state["state"] == "ended" and state["why"] != "lost":
             return
         self._folder.mark("cancel")
         self._folder.mark("end")
-        self._queue.cancel()
+        self._outcome.queue.cancel()
         deadline = time.monotonic() + CANCEL_S
         while self.status in ("queued", "active"):
             if time.monotonic() > deadline:
@@ -289,6 +209,161 @@ class Job:
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.status}, {self.world_size} ranks on {self._about['to']}"
+
+
+class JobOutcome:
+    """What came of a job, or of one attempt of a job that begins anew when it fails.
+
+    Parameters
+    ----------
+    folder : JobFolder
+    about : dict
+        What its ``job.json`` says.
+    name : str
+        Of the job.
+    """
+
+    def __init__(self, folder: JobFolder, about: dict[str, Any], name: str) -> None:
+        self._folder = folder
+        self._about = about
+        self._name = name
+        self._state = JobState(folder, about["submitted"])
+
+    @property
+    def queue(self) -> JobInQueue:
+        """What the scheduler says."""
+        return self._state.queue
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """See `JobState.now`."""
+        return self._state.now()
+
+    @property
+    def status(self) -> str:
+        """See `Job.status`."""
+        state = self.state
+        if state["state"] != "ended":
+            return state["state"]
+        why, code = state["why"], state["code"]
+        if why == "code" and code == 0:
+            return "done"
+        is_wanted = why == "cancel" or (why in ("code", "lost") and self._folder.has("cancel"))
+        is_wanted = is_wanted and not ended_by_queue(self._launcher_said())
+        return "cancelled" if is_wanted else "failed"
+
+    def run_and_error(self) -> tuple[Run, Exception | None]:
+        """The `Run` of a job that has ended, and the error to raise, or None."""
+        attempts = self._folder.attempts()
+        if not attempts:
+            return self._of_ranks()
+        runs: list[Run] = []
+        for folder in attempts:
+            about = folder.read_json("job.json")
+            run, failure = JobOutcome(folder, about, self._name).run_and_error()
+            tell(run, runs, about["began_s"])
+        return run, self._ended_from_outside() or self._refused() or failure
+
+    def _of_ranks(self) -> tuple[Run, Exception | None]:
+        self._check_log_format()
+        self._know_cells()
+        monitor = JobMonitor(self._folder)
+        monitor.take_in()
+        clock_error_s = monitor.read_to_the_end()
+        run = make_run(monitor)
+        run.trace.clock_error_s = clock_error_s
+        failure = self._failure(monitor)
+        if failure is None and monitor.check:
+            run.findings = monitor.detector.findings(monitor.deaths)
+        return run, failure
+
+    def _check_log_format(self) -> None:
+        """Refuse logs that would be read wrongly."""
+        found = self._about.get("log_format", 1)
+        ranks = range(self._about["world_size"])
+        if found != FORMAT and any(self._folder.has("log", rank) for rank in ranks):
+            age = "an older" if found < FORMAT else "a newer"
+            raise JobError(
+                f"the logs of {self._name} were written by {age} simlib (format {found}, this one "
+                f"reads {FORMAT}): read it with the simlib that ran it, or submit it again"
+            )
+
+    def _know_cells(self) -> None:
+        """Lines of the notebook's cells, for a kernel that has not run them."""
+        cells = pickle.loads(self._folder.read("request.pkl") or b"")["cells"]
+        for cell, entry in cells.items():
+            linecache.cache.setdefault(cell, entry)
+
+    def _failure(self, monitor: JobMonitor) -> Exception | None:
+        """The error to raise, or None: the judge's, the ranks', or the launcher's."""
+        verdict = self._folder.read("verdict.pkl")
+        if verdict is not None:
+            return self._verdict_in(verdict)
+        outside = self._ended_from_outside(monitor.running())
+        if outside is not None:
+            return outside
+        failure = monitor.failure()
+        if not monitor.failed_by_itself():
+            refused = self._refused()
+            if refused is not None:
+                return refused
+        state = self.state
+        is_whole = not monitor.running() and (self.status == "done" or state["why"] == "lost")
+        if failure is not None or is_whole:
+            return failure
+        return self._launcher_failed(monitor.running(), state)
+
+    def _verdict_in(self, pickled: bytes) -> Exception:
+        try:
+            return pickle.loads(pickled)
+        except Exception as error:  # its classes stand elsewhere by now
+            return JobError(
+                f"what ended {self._name} cannot be read by this simlib, only by the one that ran "
+                f"it ({type(error).__name__}: {error})"
+            )
+
+    def _ended_from_outside(self, missing: Iterable[int] = ()) -> JobError | None:
+        """The error of a job that the queue, the learner or its time limit has ended."""
+        if ended_by_queue(self._launcher_said()):
+            return self._launcher_failed(missing, {})
+        if self.status == "cancelled":
+            return JobError(f"{self._name} was cancelled")
+        return self._out_of_limit() if self.state["why"] == "limit" else None
+
+    def _out_of_limit(self) -> JobError:
+        limit = self._folder.read_json("launch.json")["time_limit"]
+        return JobError(
+            f"the time limit of {self._name}, {limit:g} s, was over before its ranks were done: "
+            "give it more by time_limit=..."
+        )
+
+    def _refused(self) -> JobError | None:
+        """The error of ranks that could not begin or end, or of a further attempt."""
+        refused = self._folder.read("refused")
+        if refused is None and cause_in(self._launcher_said())[0] is None:
+            refused = self._folder.read("died_early")  # the launcher does not know why
+        if refused is None:
+            return None
+        return JobError(f"{self._name} could not be carried out: {refused.decode()}")
+
+    def _launcher_said(self) -> str:
+        return "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
+
+    def _launcher_failed(self, missing: Iterable[int], state: dict[str, Any]) -> JobError:
+        sentence, line = cause_in(
+            self._launcher_said() + self.queue.words(), self._about.get("hosts", ())
+        )
+        if shutil.disk_usage(self._folder.path).free < FULL_BYTES:
+            sentence = "the filesystem of its folder is full: make room, or name another by folder="
+        sentence = sentence or state.get("words")
+        if sentence is None:
+            who = ranks_in_words(missing) if missing else "the ranks"
+            code = f" (exit code {state['code']})" if state.get("code") is not None else ""
+            sentence = f"no answer came from {who}; the launcher has ended{code}"
+        words = f"{self._name} could not be carried out: {sentence}"
+        if line:
+            words += f"\n    {line}"
+        return JobError(f"{words}\nAll it said is in {self._folder.file('launcher.err')}")
 
 
 def jobs(folder: str | Path = JOBS) -> list[Job]:

@@ -34,6 +34,7 @@ class JobMonitor(RunMonitor):
         )
         self._folder = folder
         self._while_waiting = while_waiting
+        self.survives = job.get("on_death") == "continue"
         ranks = range(self.world_size)
         self.logs = [LogFile(folder.file("log", rank), rank) for rank in ranks]
         self._asleep = {}
@@ -63,7 +64,7 @@ class JobMonitor(RunMonitor):
         if rank in self.answers or rank in self.deaths:
             return
         answer = self._folder.read("answer", rank)
-        code = self._folder.read_json("exit", rank)
+        death = self._folder.read_json("exit", rank)
         if answer is not None:
             try:
                 word, content = pickle.loads(answer)
@@ -73,8 +74,11 @@ class JobMonitor(RunMonitor):
             except Exception as error:  # it arrived, but cannot be rebuilt here
                 report = f"{type(error).__name__}: {error}"
                 self.answers[rank] = "unpicklable", ("result", report)
-        elif code is not None:
-            self.deaths[rank] = code
+        elif death is not None:
+            death = {"code": death} if isinstance(death, int) else death  # an older simlib's
+            self.deaths[rank] = death["code"]
+            if death.get("time_s") is not None:
+                self.died_s[rank] = death["time_s"] - self.logs[rank].offset_s
             self.native[rank] = self._folder.read("err", rank) or b""
 
     def _read_output(self, rank):

@@ -26,9 +26,10 @@ from ...record.recorder import Recorder
 from ...record.this_rank import here
 from ..host.isolation import fresh_random_state
 from ..host.process_setup import Output, flush, is_alone, show_errors_of_commands
+from ..host.slow_rank import slowed
 from . import clocks, identity, logs
 from .folder import JobFolder
-from .supervisor import LEFT, REFUSED, die_with_the_supervisor, supervise
+from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, die_with_the_supervisor, supervise
 from .versions import check_versions
 
 LEAVE_S = 5
@@ -84,12 +85,15 @@ def _refuse(folder, words):
 
 def _be_rank(folder, job, writer):
     """Join the others, run the function, leave with them; returns the exit code."""
-    place = identity.find_place(job["uses_mpi"], job["versions"]["mpi4py"])
+    survives = job["on_death"] == "continue"
+    place = identity.find_place(job["uses_mpi"], job["versions"]["mpi4py"], survives)
     identity.check_size(place, job["world_size"])
     rank, size = place.rank, place.size
     memory = logs.create(folder.file("log", rank))
-    os.write(writer, f"{rank}\n".encode())
-    recorder = _join(place, folder, memory)
+    words = f"{rank} {SERVE}" if rank == 0 and place.comm is None else rank
+    os.write(writer, f"{words}\n".encode())
+    recorder = _join(place, folder, memory, job["environ"])
+    recorder.survives = survives
     _connect_output(folder, rank)
     answer = _call(folder, rank, size, recorder)
     memory.flush()  # whoever sees the answer sees all that was done for it
@@ -100,27 +104,33 @@ def _be_rank(folder, job, writer):
             f"rank {rank} on {os.uname().nodename} cannot write what it came to, {len(answer):,} "
             f"bytes, into {folder.path}: {error.strerror}"
         ) from None
-    if kind_of(answer) != "result":
-        return 1
-    identity.leave_together(place, recorder.store)
+    code = code_of(answer)
+    if code:
+        return code
+    identity.leave_together(place, folder)
     return 0
 
 
-def kind_of(answer):
-    """``result``, ``error``... of an answer, without the rest where that cannot be rebuilt."""
+def code_of(answer):
+    """The exit code for an answer; 0 also for one that cannot be rebuilt here."""
     try:
-        return pickle.loads(answer)[0]
+        word, content = pickle.loads(answer)
     except Exception:
-        return "result"
+        return 0
+    if word == "result":
+        return 0
+    return FOLLOWED if getattr(content, "from_wait", False) else 1
 
 
-def _join(place, folder, memory):
-    """Make the default group; tell the folder where this rank is, and how its clock goes."""
+def _join(place, folder, memory, environ):
+    """Make the default group; tell the folder where this rank is, and how its clock goes.
+
+    The rank finds ``environ`` in its environment, too.
+    """
     rank, size = place.rank, place.size
     torch.set_num_threads(1)
     store = identity.meet(place, folder)
     recorder = Recorder(OpLogWriter(memory), is_alone)
-    recorder.store = store
     backend.install(backend.gloo_member(recorder))
     backend.join_world(dist.PrefixStore("world/", store), rank, size)
     hosts = _hosts(store, rank, size)
@@ -128,6 +138,7 @@ def _join(place, folder, memory):
     offset_s, error_s = clocks.align(group, store, rank, hosts)
     here = [other for other in range(size) if hosts[other] == hosts[rank]]
     os.environ.update(
+        environ,
         RANK=str(rank),
         WORLD_SIZE=str(size),
         LOCAL_RANK=str(here.index(rank)),
@@ -184,7 +195,8 @@ def _call(folder, rank, size, recorder):
         function, args, kwargs = pickle.loads(request["payload"])
         log.enter()
         try:
-            return function(rank, size, *args, **kwargs)
+            with slowed(request["slow"], rank, recorder):
+                return function(rank, size, *args, **kwargs)
         finally:
             log.leave()
             flush()

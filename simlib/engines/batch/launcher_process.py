@@ -56,7 +56,7 @@ def wait(launcher, folder, plan):
             pass
         now = time.monotonic()
         if deadline is None:
-            if os.path.exists(os.path.join(folder, "cancel")):
+            if any(map(os.path.exists, plan["cancelled_by"])):
                 why = "cancel"
             elif now > limit:
                 why = "limit"

@@ -6,13 +6,14 @@ import mmap
 import pickle
 import struct
 
-from ...record.oplog import CAPACITY, COMMITTED, FUTURES, HEADER, OpLogReader, OpLogWriter
+from ...record.oplog import CAPACITY, COMMITTED, ENTERED, FUTURES, HEADER, OpLogReader, OpLogWriter
 
 SLEEPS = HEADER - 8
 """The header's last field, which `oplog` leaves free. The rank's supervisor writes it: above, how
 many times it has looked; below, how often the rank's main thread had gone to sleep by then, plus 1,
 or 0 where it was awake. It is for waits inside C++, see `DeadlockDetector`."""
 _NUMBER = struct.Struct("q")
+_MOMENT = struct.Struct("d")
 
 
 def create(path):
@@ -34,6 +35,12 @@ def open_memory(path):
 def has_futures_taken(memory):
     """Whether C++ code of the rank has taken the future of an op."""
     return bool(_NUMBER.unpack_from(memory, FUTURES)[0])
+
+
+def entered_s(memory):
+    """When the rank entered its function, on its host's clock; None: not yet."""
+    moment_s = _MOMENT.unpack_from(memory, ENTERED)[0]
+    return moment_s if moment_s > 0 else None
 
 
 def write_sleeps(memory, look, count):

@@ -12,14 +12,18 @@ from typing import Any
 
 import cloudpickle
 
+from ...clockwork.simulation_options import ON_DEATH, check_choice, check_kill, check_slow
 from ...model.errors import InvalidCallError, JobError
+from ...model.failing import Failures
+from ...model.jitter import Slow
 from ...model.package import ROOT
 from ...record.oplog import FORMAT
 from ..host.request import Surroundings, cell_numbers, check_function, check_timeout, name_of, pack
+from ..host.restarts import Restart, Restarts, check_restarts, left_to_kill
 from .folder import JOBS, JobFolder
 from .job import Job
-from .launcher_failures import HOPELESS
 from .mpiexec import Mpiexec
+from .preparation import prepare, prepare_attempts
 from .slurm import Slurm
 from .versions import versions
 
@@ -31,6 +35,12 @@ def submit(
     kwargs: Mapping[str, Any] | None = None,
     *,
     to: Mpiexec | Slurm | None = None,
+    slow: Slow | None = None,
+    kill: Mapping[int, float] | Failures | None = None,
+    on_death: str = "end",
+    restarts: int = 0,
+    min_ranks: int | None = None,
+    on_restart: Callable[[Restart], Any] | None = None,
     timeout_s: float | None = 120,
     check: bool = True,
     name: str | None = None,
@@ -44,6 +54,17 @@ def submit(
         As for `run`.
     to : Mpiexec or Slurm
         Where it runs; `Mpiexec()` is this machine.
+    slow, kill : optional
+        As for `run`. A rank is killed on its host, by its parent process.
+    on_death : {"end", "continue"}
+        As for `run`: whether the others go on when a rank's process dies, whatever starts them.
+        Ranks then load no MPI, which would not. The loss of a host is no such death.
+    restarts, min_ranks : int, optional
+        As for `run`: after a death the launcher is started again, on the hosts that the job has.
+        ``time_limit`` holds for all attempts together.
+    on_restart : callable, optional
+        As for `run`, but called where the launcher is started: on this machine, or on the first
+        node that the queue has given. What it raises ends the job.
     timeout_s : float or None
         As for `run`: seconds without progress.
     check : bool
@@ -71,42 +92,43 @@ def submit(
     to = Mpiexec() if to is None else to
     to.check(world_size)
     check_timeout(timeout_s)
+    kill = check_kill(kill, world_size)
+    check_choice("on_death", on_death, ON_DEATH)
+    slow = check_slow(slow, world_size)
+    plan = check_restarts(restarts, min_ranks, on_restart, world_size)
     payload = pack(function, args, kwargs, world_size)
+    packed_plan = _packed_plan(to, plan, kill) if plan.most else None
     where = Surroundings.here()
-    program = [sys.executable]
-    command = to.command(world_size, program)  # says what is wrong with the launcher, before all
-    job = _new_folder(folder, name or name_of(function))
+    command = to.command(world_size, [sys.executable])  # says what is wrong with it, before all
     cells = cell_numbers()
     sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
-    request = {"payload": payload, "cells": sources, "path": where.path, "argv": where.argv}
-    job.write(cloudpickle.dumps(request), "request.pkl")
-    job.write_json(
-        {
-            "function": name_of(function),
-            "world_size": world_size,
-            "to": to.place,
-            "hosts": getattr(to, "hosts", None),
-            "uses_mpi": to.uses_mpi,
-            "timeout_s": timeout_s,
-            "check": check,
-            "cells": cells,
-            "versions": versions(),
-            "log_format": FORMAT,
-            "cwd": where.cwd,
-            "root": str(ROOT),
-            "submitted": time.time(),
-        },
-        "job.json",
+    request = cloudpickle.dumps(
+        {"payload": payload, "slow": slow, "cells": sources, "path": where.path, "argv": where.argv}
     )
-    job.write(Path(__file__).with_name("bootstrap.py").read_bytes(), "start.py")
-    plan = {
-        "command": [*command, str(job.file("start.py"))],
-        "environ": to.environ(),
-        "time_limit": to.time_limit,
-        "hopeless": HOPELESS,
+    about = {
+        "function": name_of(function),
+        "world_size": world_size,
+        "to": to.place,
+        "hosts": getattr(to, "hosts", None),
+        "uses_mpi": to.uses_mpi,
+        "kill": left_to_kill(kill, world_size, 0.0),
+        "on_death": on_death,
+        "timeout_s": timeout_s,
+        "check": check,
+        "cells": cells,
+        "versions": versions(),
+        "log_format": FORMAT,
+        "cwd": where.cwd,
+        "root": str(ROOT),
+        "environ": {},
+        "within": None,
+        "submitted": time.time(),
     }
-    job.write_json(plan, "launch.json")
-    job.write_json({"state": "queued"}, "state.json")
+    job = _new_folder(folder, name or name_of(function))
+    if packed_plan is None:
+        prepare(job, about, request, to, command)
+    else:
+        prepare_attempts(job, about, request, to, packed_plan)
     try:
         to.start(job)
     except JobError as error:
@@ -114,6 +136,18 @@ def submit(
         job.write_json({"state": "ended", "code": None, "why": "refused"}, "state.json")
         raise
     return Job(job.path)
+
+
+def _packed_plan(
+    to: Mpiexec | Slurm, plan: Restarts, kill: Mapping[int, float] | Failures
+) -> bytes:
+    try:
+        return cloudpickle.dumps((to, plan, kill), protocol=5)
+    except Exception as error:
+        raise InvalidCallError(
+            "on_restart cannot be sent to where the job begins anew, in another process "
+            f"({type(error).__name__}: {error})"
+        ) from None
 
 
 def _new_folder(folder: str | Path, name: str) -> JobFolder:

@@ -17,6 +17,7 @@ from ...diagnose.monitor import Watchdog
 from ...draw.display import SilentDisplay
 from ..host import sleep_count
 from . import logs
+from .identity import serve_store
 from .job_monitor import JobMonitor
 
 LOOK_S = 0.1
@@ -26,8 +27,16 @@ SETTLE_S = 0.6
 """How long the other ranks may take to fail on their own, so that the error names all who do."""
 REFUSED = 77
 """Exit code of a rank that never came to the learner's function, and has said why."""
+FOLLOWED = 78
+"""Exit code of a rank that has failed in a wait which somebody else broke."""
+CAUSE_S = 3.0
+"""How long it may take until it is known who did; on a busy machine others may be told before."""
 LEFT = "left"
 """What a rank tells its supervisor when all is done, but for the end of its process."""
+SERVE = "serve"
+"""What rank 0 tells it where the ranks have no MPI, and need a store to meet in."""
+EXIT_S = 0.01
+"""How long a process may take that has closed its files, and is about to end."""
 JOIN_S = 60.0
 """How long the ranks of a job may take to find each other."""
 
@@ -42,19 +51,21 @@ def die_with_the_supervisor():
 def supervise(folder, pid, pipe):
     """Wait for the rank with this process id; returns the exit code for the launcher.
 
-    ``pipe`` is one on which the rank says its number, and `LEFT`.
+    ``pipe`` is one on which the rank says its number, `SERVE` and `LEFT`.
     """
     return Supervisor(folder, pid, pipe).until_the_end()
 
 
 class Supervisor:
-    """Looks after one rank: notes its death, ends it when the job ends, fetches its stack.
+    """Looks after one rank: notes its death, ends it when the job ends, fetches its stack; kills it
+    where it was asked to.
 
     That of rank 0 looks at all ranks' logs, too, and ends the job when some wait for ever.
     """
 
     def __init__(self, folder, pid, pipe):
         self._folder = folder
+        self._job = folder.read_json("job.json")
         self._pid = pid
         self._pipe = pipe
         os.set_blocking(pipe, False)  # a command of the rank may have the other end
@@ -63,6 +74,8 @@ class Supervisor:
         self._parent = os.getppid()
         self._log = None
         self._judge = None
+        self._store = None
+        self._kill_s = None
         self._begun = time.monotonic()
         self._end_at = None
         self._sent_at = 0.0
@@ -82,11 +95,12 @@ class Supervisor:
             self._look()
 
     def _look(self):
-        ready = select.select([self._pipe], [], [], LOOK_S)[0] if self._pipe is not None else ()
+        wait_s = min(LOOK_S, self._kill_as_asked())
+        ready = select.select([self._pipe], [], [], wait_s)[0] if self._pipe is not None else ()
         if ready:
             self._listen()
         elif self._pipe is None:
-            time.sleep(LOOK_S)
+            time.sleep(wait_s)
         if self._rank is None:
             return
         self._looks += 1
@@ -96,6 +110,18 @@ class Supervisor:
         self._forward_stack_request()
         if self._judge is not None:
             self._judge.look()
+
+    def _kill_as_asked(self):
+        """Kill the rank once its time has come; returns in how many seconds it will have come."""
+        entered_s = None if self._kill_s is None else logs.entered_s(self._log)
+        if entered_s is None:
+            return LOOK_S
+        left_s = entered_s + self._kill_s - time.perf_counter()
+        if left_s <= 0:
+            self._kill_s = None
+            if not self._folder.has("answer", self._rank):
+                os.kill(self._pid, signal.SIGKILL)
+        return max(0.0, left_s)
 
     def _send_on(self):
         """A log is mapped memory: without this, other hosts might see it at its end only."""
@@ -121,15 +147,19 @@ class Supervisor:
         for word in words:
             if word == LEFT:
                 self._has_left = True
+            elif word == SERVE:
+                self._store = serve_store(self._folder)
             else:
                 self._learn_rank(int(word))
         if not words:
             os.close(self._pipe)
             self._pipe = None
+            time.sleep(EXIT_S)
 
     def _learn_rank(self, rank):
         self._rank = rank
         self._log = logs.open_memory(self._folder.file("log", rank))
+        self._kill_s = self._job["kill"].get(str(rank))
         self._judge = JobJudge(self._folder, self._forward_stack_request) if rank == 0 else None
 
     def _is_over(self):
@@ -156,15 +186,12 @@ class Supervisor:
         if self._has_left:
             code = 0
         has_answered = self._rank is not None and self._folder.has("answer", self._rank)
-        if self._rank is not None and not has_answered and code != REFUSED:
-            self._log.flush()
-            self._folder.write_json(code, "exit", self._rank)
-            code = code or 1
-        if self._rank is None and code != REFUSED:
-            self._died_before_it_joined(code)
-            code = code or 1
+        if not has_answered and code != REFUSED:
+            code = self._died(code)
         if code == 0 and self._judge is not None:
             code = self._judge.last_look()
+        if code == FOLLOWED and self._job["on_death"] == "end":
+            self._await_the_cause()
         if code:
             self._folder.mark("end")
             time.sleep(SETTLE_S)
@@ -172,14 +199,50 @@ class Supervisor:
         self._clean_up()
         return 1 if code else 0
 
-    def _died_before_it_joined(self, code):
-        """Nobody knows its rank, so its host says it."""
-        if not self._folder.has("end"):
-            words = (
-                f"a rank on {os.uname().nodename} {how_it_ended(code)} before it could join the "
-                "others: mend what `python -c 'from mpi4py import MPI'` says there"
+    def _await_the_cause(self):
+        """Let the supervisor of a rank that has died write it down before the job ends."""
+        deadline = time.monotonic() + CAUSE_S
+        while time.monotonic() < deadline and not (
+            self._folder.has("end") or self._folder.have_all_ended(self._job["world_size"])
+        ):
+            time.sleep(LOOK_S)
+
+    def _died(self, code):
+        """The rank has died: write it down; returns the exit code for the launcher."""
+        died_s = time.perf_counter()
+        if self._rank is None:
+            self._died_early(
+                f"{how_it_ended(code)} before it could join the others: mend what `python -c 'from "
+                "mpi4py import MPI'` says there"
             )
+            return code or 1
+        self._log.flush()
+        has_entered = logs.entered_s(self._log) is not None
+        death = {"code": code, "time_s": died_s if has_entered else None}
+        self._folder.write_json(death, "exit", self._rank)
+        if self._job["on_death"] == "end":
+            return code or 1
+        if not has_entered:
+            self._died_early(f"{how_it_ended(code)} before it came to its function")
+            return code or 1
+        return self._outlive()
+
+    def _died_early(self, words):
+        """Nobody may know its rank, so its host says it."""
+        if not self._folder.has("end"):
+            words = f"a rank on {os.uname().nodename} {words}"
             self._folder.write_once(words.encode(), "died_early")
+
+    def _outlive(self):
+        """Stay while others go on: launchers end a job one of whose processes is gone."""
+        self._kill_its_commands()
+        while not self._folder.have_all_ended(self._job["world_size"]):
+            if self._is_over():
+                return 1
+            time.sleep(LOOK_S)
+            if self._judge is not None:
+                self._judge.look()
+        return 0
 
     def _clean_up(self):
         if self._rank is not None:
@@ -206,11 +269,13 @@ class JobJudge:
         monitor = self._monitor
         monitor.take_in()
         if not monitor.failed():
-            self._found = monitor.stuck() or self._found
+            progress = sum(log.progress for log in monitor.logs)
+            if monitor.may_judge(progress):
+                self._found = monitor.stuck() or self._found
             if self._found is not None:
                 self._say_when_settled(now)
             else:
-                late = self._watchdog.ending(sum(log.progress for log in monitor.logs))
+                late = self._watchdog.ending(progress)
                 if late is not None:
                     self._say(late)
         self._next = time.monotonic() + 10 * (time.monotonic() - now)

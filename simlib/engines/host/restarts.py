@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ...clockwork.simulation_options import check_seconds
 from ...model.errors import InvalidCallError, RankDiedError, RankError, SimlibError
-from ...results.run import Run
+from ...model.failing import Failures, deaths_after
+
+if TYPE_CHECKING:
+    from ...results.run import Run
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,11 @@ def check_restarts(
         )
     if on_restart is not None and not callable(on_restart):
         raise InvalidCallError(f"on_restart={on_restart!r} must be a function of a Restart")
-    if not (isinstance(restart_s, numbers.Real) and 0 <= restart_s < float("inf")):
-        raise InvalidCallError(f"restart_s={restart_s!r} must be seconds, 0 or more")
     return Restarts(
-        most=restarts, min_ranks=min_ranks, on_restart=on_restart, restart_s=float(restart_s)
+        most=restarts,
+        min_ranks=min_ranks,
+        on_restart=on_restart,
+        restart_s=check_seconds("restart_s", restart_s),
     )
 
 
@@ -88,10 +93,10 @@ def with_restarts(
             environ["TORCHELASTIC_MAX_RESTARTS"] = str(plan.most)
         try:
             run = attempt(world_size, begin_s, environ)
-            return _told(run, attempts, begin_s)
+            return tell(run, attempts, begin_s)
         except (RankDiedError, RankError) as error:
             run = error.run
-            _told(run, attempts, begin_s)
+            tell(run, attempts, begin_s)
             survivors = world_size - len(run.deaths)
             if plan.min_ranks is not None:
                 world_size = survivors
@@ -104,8 +109,16 @@ def with_restarts(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _told(run: Run, attempts: list[Run], begin_s: float) -> Run:
-    """Let a run know when it began, and the attempts before it."""
+def left_to_kill(
+    kill: Mapping[int, float] | Failures, world_size: int, begin_s: float
+) -> dict[int, float]:
+    """Whom an attempt on real ranks has to kill, and when, from its own beginning."""
+    deaths = deaths_after(kill, begin_s, world_size)
+    return {rank: time_s - begin_s for rank, time_s in deaths.items()}
+
+
+def tell(run: Run, attempts: list[Run], begin_s: float) -> Run:
+    """Let a run know when it began, and the attempts before it, to which it is added."""
     run.began_s = begin_s
     attempts.append(run)
     run.attempts = list(attempts)

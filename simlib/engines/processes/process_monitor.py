@@ -35,7 +35,6 @@ class ProcessMonitor(RunMonitor):
         self._watchdog = Watchdog(self, display)
         self.kill, self._to_kill = options.kill, dict(options.kill)
         self.survives = options.on_death == "continue"
-        self._progress, self._still_since = -1, 0.0
 
     def _sleep_count(self, rank):
         return sleep_count.sleep_count(self.world.ranks[rank].process.pid)
@@ -62,7 +61,7 @@ class ProcessMonitor(RunMonitor):
                 self._let_others_settle()
                 return self.failure()
             progress = sum(log.progress for log in self.logs)
-            found = self.stuck() if self._may_judge(progress) else None
+            found = self.stuck() if self.may_judge(progress) else None
             if found is not None:
                 return self._settled(found)
             found = self._watchdog.ending(progress)
@@ -79,16 +78,6 @@ class ProcessMonitor(RunMonitor):
                 del self._to_kill[rank]
                 if rank not in self.answers:
                     os.kill(self.world.ranks[rank].process.pid, signal.SIGKILL)
-
-    def _may_judge(self, progress):
-        """Whether a wait is for ever where it looks so.
-
-        Not yet where a rank has died of whom Gloo may be telling the others at this moment.
-        """
-        moved = progress, len(self.deaths)
-        if moved != self._progress:
-            self._progress, self._still_since = moved, time.monotonic()
-        return not self.deaths or time.monotonic() > self._still_since + SETTLE_S
 
     def _settled(self, found):
         """The verdict when all other ranks have come to rest too, so that it names the same always.

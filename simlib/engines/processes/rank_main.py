@@ -26,7 +26,7 @@ from ..host.process_setup import (
     show_errors_of_commands,
 )
 from ..host.request import Request, receive, send, send_bytes, serve
-from .slow_rank import slowed
+from ..host.slow_rank import slowed
 
 
 @dataclass(kw_only=True)

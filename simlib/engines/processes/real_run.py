@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from ...diagnose import failures
 from ...diagnose.findings import as_error
 from ...draw.display import open_display, show_and_raise
 from ...model import errors
-from ...model.failing import Failures, deaths_after
+from ...model.failing import Failures
 from ...model.jitter import Slow
 from ...results.run import Run, left_nothing_over, make_run
 from ..host.request import (
@@ -30,7 +29,7 @@ from ..host.request import (
     refuse_within_ranks,
     script,
 )
-from ..host.restarts import Restart, check_restarts, with_restarts
+from ..host.restarts import Restart, check_restarts, left_to_kill, with_restarts
 from .process_monitor import ProcessMonitor
 from .rank_main import RunRequest
 from .worlds import pool
@@ -78,7 +77,8 @@ def run(
     restarts : int
         How often the function is called again after ranks have died or raised, as torchrun does
         it: all are ended, new ones begin, with ``TORCHELASTIC_RESTART_COUNT`` in their environment.
-        ``run.attempts`` has them all. Times of ``kill`` count from the first attempt's beginning.
+        ``run.attempts`` has them all. Times of ``kill`` count from the first attempt's beginning,
+        without what passes between two attempts.
     min_ranks : int, optional
         Go on with those that are left, as long as there are so many; None: with as many as before.
     on_restart : callable, optional
@@ -136,16 +136,12 @@ def run(
     )
     slow = check_slow(slow, size)
     plan = check_restarts(restarts, min_ranks, on_restart, size)
-    began = time.monotonic()
 
     def attempt(size, begin_s, environ):
-        passed_s = time.monotonic() - began if begin_s else 0.0
-        deaths = deaths_after(options.kill, passed_s, size)
-        left = {rank: time_s - passed_s for rank, time_s in deaths.items()}
         return _run_payload(
             payload,
             size,
-            replace(options, kill=left),
+            replace(options, kill=left_to_kill(options.kill, size, begin_s)),
             fresh,
             argv=None,
             environ=environ,

@@ -281,18 +281,22 @@ class Ranks:
         """The calling rank ends here, without a result."""
         per_rank.flush(self._streams)
         self._simulation.scheduler.settle(rank)
-        self._note_death(rank, code)
+        self._note_death(rank, code, 0.0)
         self._simulation.logs[rank].wait_failed()
         self._park()
 
-    def _note_death(self, rank, code):
+    def _note_death(self, rank, code, detection_s):
+        scheduler, options = self._simulation.scheduler, self._simulation.options
         self.deaths[rank] = code
-        self._died_s[rank] = self._simulation.scheduler.now_s
-        options = self._simulation.options
+        self._died_s[rank] = scheduler.now_s
         if options.on_death == "continue":
-            self._simulation.die(rank)
+            see = functools.partial(self._simulation.die, rank)
+            if detection_s:
+                scheduler.at(scheduler.now_s + detection_s, see)
+            else:
+                see()
         elif options.is_restarted:
-            self._simulation.scheduler.stop()
+            scheduler.stop()
 
     def _park(self):
         """Stop this thread for good, and let the others go on."""
@@ -304,4 +308,5 @@ class Ranks:
     def _kill(self, rank):
         """As asked for by ``kill=``: the rank does nothing any more."""
         if rank not in self.answers and rank not in self.deaths:
-            self._note_death(rank, -signal.SIGKILL)
+            detection_s = self._simulation.options.detection_s
+            self._note_death(rank, -signal.SIGKILL, detection_s)

@@ -15,6 +15,7 @@ from ...clockwork.simulation_options import (
     check_algorithms,
     check_choice,
     check_kill,
+    check_seconds,
     check_seed,
     check_slow,
     eager_limit,
@@ -66,6 +67,7 @@ def simulate(
     slow: Slow | None = None,
     kill: Mapping[int | str, float] | Failures | None = None,
     on_death: str = "end",
+    detection_s: float = 0.0,
     restarts: int = 0,
     min_ranks: int | None = None,
     on_restart: Callable[[Restart], Any] | None = None,
@@ -123,6 +125,9 @@ def simulate(
         in them what Gloo raises there, and what does not goes on. The dead rank's result is None.
         A rank that waits for a survivor which has raised waits as long as the group's ``timeout=``
         says (of `init_process_group`, `new_group`), if that is less than torch's 30 minutes.
+    detection_s : float
+        Virtual seconds after which survivors see a death of ``kill``: 0 where a process dies, whose
+        connections its host closes; more where a host vanishes, and something has to miss it.
     restarts, min_ranks, on_restart
         As for `run`. Virtual time goes on counting, and times of ``kill`` are on that clock.
     restart_s : float
@@ -168,6 +173,7 @@ def simulate(
         expand=expand,
         kill=check_kill(kill, size, Topology(cluster, size, placement)),
         on_death=check_choice("on_death", on_death, ON_DEATH),
+        detection_s=check_seconds("detection_s", detection_s),
         slow=check_slow(slow, size),
         seed=check_seed(seed),
         compute=check_choice("compute", compute, ("flops", "measured", "free")),

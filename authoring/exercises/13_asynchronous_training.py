@@ -1,0 +1,538 @@
+# %% [markdown]
+# # Exercises 13: asynchronous training
+#
+# Four tasks that go with [lesson 13](../notebooks/13_asynchronous_training.ipynb): a server that knows how old
+# its gradients are, shards that are asked for no more than they hold, local SGD with unequal shards, and a
+# decision. In the first two the order in which ranks come is given, so that there is one right result.
+#
+# The outputs stored below the checks are those of a good answer; they change when you run the check.
+# Each task has folded hints. `cost_gradient` is for task 3.
+
+# %% role="setup"
+import itertools
+
+import torch
+import torch.distributed as dist
+
+import simlib
+from simlib.checks import check, collective_nbytes, collectives, measure, messages, nbytes, only
+
+
+def cost_gradient(theta, rows, targets):
+    """Gradient, at the weights theta, of the mean squared error of rows @ theta."""
+    return 2 * rows.T @ (rows @ theta - targets) / len(rows)
+
+
+# %% [markdown]
+# ## 1. How old? (★★, 20 minutes, 3 points)
+#
+# Rank 0 is a server with theta = 0 and version 0; the others begin with these. `order` says which worker comes
+# when. Each time, the worker sends its `gradient` together with the version it has; the server subtracts the
+# gradient, adds 1 to its version, and answers with both. Return on rank 0 the list of stalenesses (ints), one for each push; on a
+# worker, the theta it got last. Two messages a push, each one number longer than `gradient`.
+
+
+# %% role="answer" question="serve" points=3
+def serve(rank, world_size, order, gradient):
+    """Return the staleness of every push (on rank 0), or the last theta (on a worker).
+
+    order is a list of ranks, none of them 0, the same on every rank; gradient is float32,
+    one-dimensional, of the same length on every rank. Leave it as it is.
+    """
+    ### BEGIN SOLUTION
+    state = torch.zeros(len(gradient) + 1)  # theta and, last, its version
+    came, ages = torch.zeros_like(state), []
+    for worker in order:
+        if rank == 0:
+            dist.recv(came, src=worker)
+            ages.append(int(state[-1] - came[-1]))
+            state[:-1] -= came[:-1]
+            state[-1] += 1
+            dist.send(state, dst=worker)
+        elif rank == worker:
+            dist.send(torch.cat([gradient, state[-1:]]), dst=0)
+            dist.recv(state, src=0)
+    return ages if rank == 0 else state[:-1]
+    ### END SOLUTION
+
+
+# %% role="check" question="serve" points=3
+def order_and_gradient(rank, world_size):
+    orders = {
+        2: [1, 1, 1],
+        3: [1, 2, 2, 1, 2],
+        4: [3, 1, 2, 3, 3, 1, 3],
+        5: [4, 1, 4, 4, 2, 1, 4, 2],
+    }
+    return orders[world_size], torch.tensor([1.0, -2.0, 4.0]) * (rank + 1) + rank
+
+
+def served(orders, gradients, age=lambda version, had, last: version - had):
+    """What each rank must return; `age` says what the server takes for the staleness."""
+    theta, had, last, ages = torch.zeros_like(gradients[0]), {}, {}, []
+    held = [theta] * len(gradients)
+    for version, worker in enumerate(orders[0]):
+        ages.append(age(version, had.get(worker, 0), last.get(worker, 0)))
+        theta = theta - gradients[worker]
+        had[worker], last[worker], held[worker] = version + 1, version, theta
+    return [ages, *held[1:]]
+
+
+verdict = check(
+    "serve",
+    serve,
+    order_and_gradient,
+    served,
+    only("send", "recv"),
+    messages(
+        lambda orders, gradients: 2 * len(orders[0]),
+        hint="The version can travel with the numbers.",
+    ),
+    nbytes(lambda orders, gradients: 2 * len(orders[0]) * (gradients[0].nbytes + 4)),
+    mistakes={
+        "Those are the server's versions: subtract the version that the worker had.": (
+            lambda *given: served(*given, age=lambda version, had, last: version)
+        ),
+        "One too many: a gradient of the newest theta has staleness 0.": (
+            lambda *given: served(*given, age=lambda version, had, last: version - had + 1)
+        ),
+        "You count from the worker's last push, its own update included; count from the theta it fetched.": (
+            lambda *given: served(*given, age=lambda version, had, last: version - last)
+        ),
+        "The stalenesses are right, but theta goes the wrong way: subtract gradients.": (
+            lambda orders, gradients: [
+                served(orders, gradients)[0],
+                *(-theta for theta in served(orders, gradients)[1:]),
+            ]
+        ),
+    },
+    worlds=range(2, 6),  # a server and a worker at least
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The version is one more number: `torch.cat([gradient, version])`.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Staleness is the server's version when the gradient comes, minus the version that came with it.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Both sides go through `order`; rank 0 receives from `worker`, and only that worker sends.
+#
+# </details>
+
+# %% role="hidden" question="serve"
+seed = 1
+
+
+def hidden_order_and_gradient(rank, world_size):
+    order = [1 + (seed + k * k) % (world_size - 1) for k in range(6)]
+    return order, torch.tensor([float(seed % 7), 1.0, -3.0, 2.0]) * (rank + 1)
+
+
+print(measure(serve, hidden_order_and_gradient, range(2, 6)))
+
+# %% [markdown]
+# ## 2. Only what is mine (★★★, 25 minutes, 4 points)
+#
+# Theta has `P` numbers. Ranks s < S are shards: `x` is part s of `theta.tensor_split(S)`. Rank S + k computes with
+# the numbers a to b - 1 alone, `a, b = pieces[k]`; its `x` is their gradient. Each sends each shard what that shard holds of
+# it. When a shard has all that concerns it, it subtracts it and sends each what it asks for.
+# Return `x` after that on a shard, theta's numbers a to b - 1 elsewhere.
+
+
+# %% role="answer" question="push_and_fetch" points=4
+def push_and_fetch(rank, world_size, S, P, pieces, x):
+    """Return the new part of theta (on a shard), or the new numbers a to b - 1.
+
+    pieces is a list of pairs (a, b), a < b, the same on every rank; x is float32. Leave it as it is.
+    """
+    ### BEGIN SOLUTION
+    parts = torch.arange(P).tensor_split(S)
+    edges = [0, *itertools.accumulate(len(part) for part in parts)]
+    x = x.clone()
+
+    def shared(s, k):
+        """The numbers that shard s and piece k both hold, from one to before another; or None."""
+        a, b = max(edges[s], pieces[k][0]), min(edges[s + 1], pieces[k][1])
+        return (a, b) if a < b else None
+
+    if rank < S:
+        begin = edges[rank]
+        common = {k: shared(rank, k) for k in range(len(pieces)) if shared(rank, k)}
+        for k, (a, b) in common.items():
+            came = torch.empty(b - a)
+            dist.recv(came, src=S + k)
+            x[a - begin : b - begin] -= came
+        for k, (a, b) in common.items():
+            dist.send(x[a - begin : b - begin].clone(), dst=S + k)
+        return x
+    begin, k = pieces[rank - S][0], rank - S
+    common = {s: shared(s, k) for s in range(S) if shared(s, k)}
+    for s, (a, b) in common.items():
+        dist.send(x[a - begin : b - begin].clone(), dst=s)
+    for s, (a, b) in common.items():
+        dist.recv(x[a - begin : b - begin], src=s)
+    return x
+    ### END SOLUTION
+
+
+# %% role="check" question="push_and_fetch" points=4
+# by world size: shards, numbers, pieces
+LAYOUTS = {
+    2: (1, 5, [(1, 4)]),
+    3: (2, 7, [(2, 6)]),
+    4: (2, 9, [(0, 5), (3, 9)]),
+    5: (3, 11, [(0, 4), (4, 11)]),
+}
+
+
+def layout(rank, world_size, layouts=LAYOUTS):
+    S, P, pieces = layouts[world_size]
+    if rank < S:
+        return S, P, pieces, (torch.arange(P).tensor_split(S)[rank] * 10).float()
+    a, b = pieces[rank - S]
+    return S, P, pieces, torch.arange(a, b) % 4 + float(rank)
+
+
+def after(shards, numbers, all_pieces, xs, sign=-1, seen=None):
+    """What each rank must return; with `seen`, each piece sees only its own push."""
+    S, pieces = shards[0], all_pieces[0]
+    old = torch.cat(xs[:S])
+    theta = old.clone()
+    for (a, b), gradient in zip(pieces, xs[S:], strict=True):
+        theta[a:b] += sign * gradient
+    fetched = [theta[a:b] for a, b in pieces]
+    if seen == "before":
+        fetched = [old[a:b] for a, b in pieces]
+    if seen == "own":
+        fetched = [old[a:b] - g for (a, b), g in zip(pieces, xs[S:], strict=True)]
+    return [*theta.tensor_split(S), *fetched]
+
+
+def overlaps(shards, numbers, all_pieces, xs):
+    """How many numbers each shard and each piece have in common, where there are any."""
+    ends = list(itertools.accumulate(len(x) for x in xs[: shards[0]]))
+    common = [
+        min(b, end) - max(a, begin)
+        for begin, end in zip([0, *ends], ends, strict=False)
+        for a, b in all_pieces[0]
+    ]
+    return [n for n in common if n > 0]
+
+
+verdict = check(
+    "push_and_fetch",
+    push_and_fetch,
+    layout,
+    after,
+    only("send", "recv", "isend", "irecv"),
+    messages(
+        lambda *given: 2 * len(overlaps(*given)),
+        hint="One push and one answer, and only between those that have numbers in common.",
+    ),
+    nbytes(
+        lambda *given: 2 * 4 * sum(overlaps(*given)),
+        hint="Send a shard only what it holds, and let it answer with what was asked for.",
+    ),
+    mistakes={
+        "Theta goes the wrong way: gradients are subtracted.": lambda *given: after(*given, sign=1),
+        "A shard answers before it has subtracted anything.": lambda *given: after(
+            *given, seen="before"
+        ),
+        "A shard answers before it has all pushes that concern it: where pieces overlap, one is missing.": (
+            lambda *given: after(*given, seen="own")
+        ),
+    },
+    worlds=range(2, 6),  # a shard and a piece at least
+    points=4,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Where does each shard begin and end? `tensor_split` makes the first parts one number longer where P is not divisible.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Shard from c to d, piece from a to b: in common are max(a, c) to min(b, d), if that is not empty.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Two loops on each rank: first all pushes, then all answers. A slice has to be moved to a begin of its own: a - c on
+# the shard.
+#
+# </details>
+
+# %% role="hidden" question="push_and_fetch"
+seed = 1
+hidden_layouts = {}
+for n in range(2, 6):
+    size, first = 9 + seed % 7, seed % 5
+    hidden_layouts[n] = (n // 2, size, [(first, 6 + k) for k in range(n - n // 2)])
+print(measure(push_and_fetch, lambda rank, n: layout(rank, n, hidden_layouts), range(2, 6)))
+
+# %% [markdown]
+# ## 3. Local SGD with unequal shards (★★, 15 minutes, 3 points)
+#
+# Each round, a rank takes H steps of `rate` along `cost_gradient` on its own rows, from the common theta. Then all take the mean of
+# their thetas, in which **every row counts the same**. A rank may have no rows. Return theta after
+# all rounds. One `all_reduce` a round, at most one number longer than theta. Leave the inputs as they are.
+
+
+# %% role="answer" question="local_sgd" points=3
+def local_sgd(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """Return theta after so many rounds of H local steps each.
+
+    theta is float32, equal on all ranks; rows has shape (own rows, len(theta)), targets (own rows,).
+    """
+    ### BEGIN SOLUTION
+    for _ in range(rounds):
+        mine = theta.clone()
+        if len(rows):
+            for _ in range(H):
+                mine -= rate * cost_gradient(mine, rows, targets)
+        buffer = torch.cat([mine, torch.ones(1)]) * len(rows)
+        dist.all_reduce(buffer)
+        theta = buffer[:-1] / buffer[-1]
+    return theta
+    ### END SOLUTION
+
+
+# %% role="check" question="local_sgd" points=3
+ROWS = [3, 0, 1, 6, 2]
+
+
+def problem(rank, world_size, rows=ROWS, seed=0):
+    random = torch.Generator().manual_seed(10 * seed + rank)
+    x = torch.randn(rows[rank], 3, generator=random)
+    return torch.tensor([1.0, -1.0, 0.5]), x, x.sum(1) + rank, 3, 2, 0.05
+
+
+def averaged(thetas, xs, ys, Hs, counts, rates, weigh=len, H=None, last=False):
+    """Theta on every rank, the thetas weighed by weigh(rows)."""
+    theta = thetas[0]
+    for _ in range(counts[0]):
+        ends = []
+        for x, y in zip(xs, ys, strict=True):
+            mine = theta
+            for _ in range(H or Hs[0]):
+                mine = mine - rates[0] * cost_gradient(mine, x, y) if len(x) else mine
+            ends.append(mine)
+        weights = [weigh(x) for x in xs]
+        theta = sum(w * end for w, end in zip(weights, ends, strict=True)) / sum(weights)
+    return [theta] * len(xs)
+
+
+verdict = check(
+    "local_sgd",
+    local_sgd,
+    problem,
+    averaged,
+    only("all_reduce"),
+    collectives(
+        lambda *given: given[4][0], hint="One a round: the number of rows can travel along."
+    ),
+    collective_nbytes(lambda *given: given[4][0] * (given[0][0].nbytes + 4)),
+    mistakes={
+        "That is the plain mean of the thetas: a rank with few rows counts as much as one with many.": (
+            lambda *given: averaged(*given, weigh=lambda x: 1)
+        ),
+        "Ranks without rows must not count; those that have some count by how many.": (
+            lambda *given: averaged(*given, weigh=lambda x: min(len(x), 1))
+        ),
+        "That is one step a round: take H of them.": lambda *given: averaged(*given, H=1),
+        "All is nan: a rank without rows has brought the mean of nothing.": (
+            lambda *given: [given[0][0] * torch.nan] * len(given[0])
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Each rank brings its theta times its number of rows. What must the sum be divided by?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Put the number of rows behind theta: the all_reduce adds it up, too.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# A rank without rows takes no steps, and brings zeros. It takes part in every all_reduce.
+#
+# </details>
+
+# %% role="hidden" question="local_sgd"
+seed = 1
+hidden_rows = [2, seed % 3, 1 + seed % 4, 0, 3]
+print(measure(local_sgd, lambda rank, n: problem(rank, n, hidden_rows, seed)))
+
+# %% [markdown]
+# ## 4. Together or apart? (★★, 20 minutes, 3 points)
+#
+# Each of `clusters` is a dict. Of four workers rank 1 takes `slow` times `step_s` for a gradient, the others `step_s`.
+# Together they need `steps` steps, each with a ring of 6 rounds of `nbytes` / 4. Apart, with a server as in lesson 13, they need
+# `updates` updates. A message takes `latency_s` + its bytes / `bandwidth_Bps`. Return a list: `"together"` or
+# `"apart"` for each cluster, whichever reaches the loss first. Send nothing.
+
+
+# %% role="answer" question="choose" points=3
+def choose(rank, world_size, clusters):
+    """Return a list of "together" and "apart", one for each cluster.
+
+    A cluster has the keys slow, step_s, nbytes, latency_s, bandwidth_Bps, steps and updates. The
+    server receives and sends one message after the other.
+    """
+    ### BEGIN SOLUTION
+    answers = []
+    for c in clusters:
+        step_s, slow_s = c["step_s"], c["slow"] * c["step_s"]
+        round_s = c["latency_s"] + c["nbytes"] / 4 / c["bandwidth_Bps"]
+        message_s = c["latency_s"] + c["nbytes"] / c["bandwidth_Bps"]
+        per_s = 3 / (step_s + 2 * message_s) + 1 / (slow_s + 2 * message_s)
+        together_s = c["steps"] * (slow_s + 6 * round_s)
+        apart_s = c["updates"] / min(per_s, 1 / (2 * message_s))
+        answers.append("together" if together_s < apart_s else "apart")
+    return answers
+    ### END SOLUTION
+
+
+# %% role="check" question="choose" points=3
+KEYS = ("slow", "step_s", "nbytes", "latency_s", "bandwidth_Bps", "steps", "updates")
+CLUSTERS = [
+    (4, 1e-3, 40_000, 1e-5, 1.25e9, 40, 200),  # a slow rank
+    (2, 1e-3, 100_000, 1e-5, 1.25e8, 40, 160),  # the server's link is full
+    (1, 1e-3, 4_000, 1e-4, 1.25e9, 40, 180),  # equal ranks, and a ring of slow rounds
+    (2, 1e-3, 4_000, 1e-5, 1.25e9, 40, 300),  # staleness costs too many updates
+    (3, 1e-3, 40_000, 1e-5, 1.25e8, 40, 150),  # a slow rank and a slow link
+]
+
+
+def ask(rank, world_size, clusters=CLUSTERS):
+    turned = clusters[rank:] + clusters[:rank]
+    return ([dict(zip(KEYS, cluster, strict=True)) for cluster in turned],)
+
+
+def together(rank, world_size, c):
+    x = torch.zeros(c["nbytes"] // 4)
+    for _ in range(c["steps"]):
+        simlib.compute(seconds=c["step_s"] * (c["slow"] if rank == 1 else 1))
+        dist.all_reduce(x)
+
+
+def apart(rank, world_size, c):
+    x = torch.zeros(c["nbytes"] // 4)
+    if rank == 0:
+        for update in range(c["updates"]):
+            src = dist.recv(x)
+            x[0] = float(update < c["updates"] - (world_size - 1))
+            dist.send(x, dst=src)
+        return
+    x[0] = 1
+    while x[0]:
+        simlib.compute(seconds=c["step_s"] * (c["slow"] if rank == 1 else 1))
+        dist.send(x, dst=0)
+        dist.recv(x, src=0)
+
+
+FIRST = {}  # what was simulated already
+
+
+def by_simulation(c):
+    """Which of both is first in a simulation."""
+    key = tuple(c.values())
+    if key not in FIRST:
+        link = simlib.Link(c["latency_s"], c["bandwidth_Bps"])
+        ring = {"cluster": simlib.Cluster(4, 1, inter=link), "all_reduce": "ring"}
+        runs = [
+            simlib.simulate(together, 4, (c,), **ring),
+            simlib.simulate(apart, 5, (c,), cluster=simlib.Cluster(5, 1, inter=link)),
+        ]
+        FIRST[key] = "together" if runs[0].time_s < runs[1].time_s else "apart"
+    return FIRST[key]
+
+
+def by_formula(c, link=True, alike=False):
+    slow, message_s = 1 if alike else c["slow"], c["latency_s"] + c["nbytes"] / c["bandwidth_Bps"]
+    step_s, slow_s = c["step_s"], slow * c["step_s"]
+    per_s = 3 / (step_s + 2 * message_s) + 1 / (slow_s + 2 * message_s)
+    apart_s = c["updates"] / (min(per_s, 1 / (2 * message_s)) if link else per_s)
+    ring_s = 6 * (c["latency_s"] + c["nbytes"] / 4 / c["bandwidth_Bps"])
+    return "together" if c["steps"] * (slow_s + ring_s) < apart_s else "apart"
+
+
+def judged(rule):
+    """What each rank must return, or would, by a rule."""
+    return lambda asked: [[rule(c) for c in clusters] for clusters in asked]
+
+
+verdict = check(
+    "choose",
+    choose,
+    ask,
+    judged(by_simulation),
+    collectives(lambda asked: 0, hint="Each rank can work this out for itself."),
+    messages(lambda asked: 0, hint="Each rank can work this out for itself."),
+    mistakes={
+        "Always apart: nobody waits there, but not all clusters are won by that.": judged(
+            lambda c: "apart"
+        ),
+        "Always together: nothing is stale there, but not all clusters are won by that.": judged(
+            lambda c: "together"
+        ),
+        "So it would be if the server's link had no limit: it carries one message at a time.": judged(
+            lambda c: by_formula(c, link=False)
+        ),
+        "So it would be if all ranks were equal: together, a step is as slow as its slowest rank.": (
+            judged(lambda c: by_formula(c, alike=True))
+        ),
+        "That is by the number of gradients alone: how long does one take?": judged(
+            lambda c: "together" if 4 * c["steps"] < c["updates"] else "apart"
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Together: `steps` times (the slowest gradient + six rounds of the ring).
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Apart: a worker's turn is its gradient, a message there and one back. How many turns do all four make in a second?
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# The server does at most one update in two messages' time: take the smaller of both numbers.
+#
+# </details>
+
+# %% role="hidden" question="choose"
+seed = 1
+hidden_clusters = [
+    (6, 1e-3, 4_000 * (1 + seed % 3), 1e-5, 1.25e9, 40, 200),
+    (1, 1e-3, 80_000 * (1 + seed % 3), 1e-5, 1.25e8, 40, 200),
+    (1, 1e-3, 4_000, 1e-5, 1.25e9, 40, 400 + seed),
+    (3, 1e-3, 8_000, 1e-5, 1.25e9, 40, 100 + seed),
+    (2, 1e-3, 8_000, 1e-5, 1.25e9, 40, 500),
+]
+print(measure(choose, lambda rank, n: ask(rank, n, hidden_clusters)))

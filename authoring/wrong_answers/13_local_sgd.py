@@ -1,0 +1,86 @@
+"""Wrong answers to exercise 13.3, each with the words its refusal must hold."""
+
+import torch
+import torch.distributed as dist
+
+QUESTION = "local_sgd"
+
+
+def cost_gradient(theta, rows, targets):
+    return 2 * rows.T @ (rows @ theta - targets) / len(rows)
+
+
+def run(theta, rows, targets, H, rounds, rate, weight):
+    for _ in range(rounds):
+        mine = theta.clone()
+        for _ in range(H if len(rows) else 0):
+            mine -= rate * cost_gradient(mine, rows, targets)
+        buffer = torch.cat([mine, torch.ones(1)]) * weight
+        dist.all_reduce(buffer)
+        theta = buffer[:-1] / buffer[-1]
+    return theta
+
+
+def plain_mean(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the plain mean of all ranks' thetas"""
+    return run(theta, rows, targets, H, rounds, rate, 1)
+
+
+def mean_of_those_with_rows(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the plain mean over the ranks that have rows"""
+    return run(theta, rows, targets, H, rounds, rate, min(len(rows), 1))
+
+
+def one_step_a_round(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the single step in each round"""
+    return run(theta, rows, targets, 1, rounds, rate, len(rows))
+
+
+def nothing_as_nan(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the mean of no rows, taken along as nan"""
+    for _ in range(rounds):
+        mine = theta.clone()
+        for _ in range(H):
+            mine -= rate * cost_gradient(mine, rows, targets)
+        buffer = torch.cat([mine, torch.ones(1)]) * len(rows)
+        dist.all_reduce(buffer)
+        theta = buffer[:-1] / buffer[-1]
+    return theta
+
+
+def count_by_itself(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the number of rows in an all_reduce of its own"""
+    total = torch.tensor([float(len(rows))])
+    dist.all_reduce(total)
+    for _ in range(rounds):
+        mine = theta.clone()
+        for _ in range(H if len(rows) else 0):
+            mine -= rate * cost_gradient(mine, rows, targets)
+        mine *= len(rows) / total
+        dist.all_reduce(mine)
+        theta = mine
+    return theta
+
+
+WRONG = {
+    plain_mean: "a rank with few rows counts as much",
+    mean_of_those_with_rows: "those that have some count by how many",
+    one_step_a_round: "take H of them",
+    nothing_as_nan: "brought the mean of nothing",
+    count_by_itself: "the number of rows can travel along",
+}
+
+
+def moves_averaged(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the mean of what each rank has moved"""
+    for _ in range(rounds):
+        mine = theta.clone()
+        for _ in range(H if len(rows) else 0):
+            mine -= rate * cost_gradient(mine, rows, targets)
+        buffer = torch.cat([mine - theta, torch.ones(1)]) * len(rows)
+        dist.all_reduce(buffer)
+        theta = theta + buffer[:-1] / buffer[-1]
+    return theta
+
+
+ALSO_RIGHT = [moves_averaged]

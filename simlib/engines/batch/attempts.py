@@ -1,0 +1,78 @@
+"""A job that begins anew when it fails: each attempt is a job of its own, in a folder of its own.
+
+The job's launcher process starts `main` in place of a launcher: on this machine, or as the batch
+job on the first of its nodes. So one time limit, one `cancel` and one state hold for all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ...model.failing import Failures
+from ...record import returned
+from ...results.run import Run
+from ..host.restarts import left_to_kill, with_restarts
+from . import launcher_process
+from .folder import JobFolder
+from .job import JobOutcome
+from .preparation import prepare
+
+
+def main(path: str) -> int:
+    """Carry the attempts of the job in this folder out; returns an exit code."""
+    folder = JobFolder(path)
+    about = folder.read_json("job.json")
+    request = folder.read("request.pkl")
+    sys.path[:] = pickle.loads(request)["path"]
+    with contextlib.suppress(OSError):
+        os.chdir(about["cwd"])
+    try:
+        to, plan, kill = pickle.loads(folder.read("restarts.pkl"))
+        attempt = partial(_attempt, folder, about, request, to, kill)
+        with_restarts(attempt, about["world_size"], plan)
+    except Exception as error:
+        if getattr(error, "run", None) is None:  # no attempt's: `on_restart` raised it, say
+            traceback.print_exc()
+            words = f"it could not begin anew: {returned.short(error)}"
+            folder.write_once(words.encode(), "refused")
+        return 1
+    return 0
+
+
+def _attempt(
+    job: JobFolder,
+    about: dict[str, Any],
+    request: bytes,
+    to: Any,
+    kill: Mapping[int, float] | Failures,
+    world_size: int,
+    begin_s: float,
+    environ: dict[str, str],
+) -> Run:
+    """One attempt: its `Run`, or the error that it ends with, raised."""
+    folder = job.attempt(len(job.attempts()) + 1)
+    folder.path.mkdir(0o700)
+    own = {
+        "world_size": world_size,
+        "kill": left_to_kill(kill, world_size, begin_s),
+        "environ": environ,
+        "began_s": begin_s,
+        "within": str(job.file("end")),
+        "submitted": time.time(),
+    }
+    about = {**about, **own}
+    prepare(folder, about, request, to, to.command(world_size, [sys.executable]))
+    launcher_process.main(str(folder.path))
+    run, failure = JobOutcome(folder, about, job.path.name).run_and_error()
+    if failure is None:
+        return run
+    failure.run = run  # type: ignore[attr-defined]
+    raise failure

@@ -1,0 +1,62 @@
+"""What is in a job's folder before it begins."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from .folder import JobFolder
+from .launcher_failures import HOPELESS
+
+START = (
+    "import sys; sys.path[:0] = sys.argv[1:2]; "
+    "from simlib.engines.batch.attempts import main; sys.exit(main(sys.argv[2]))"
+)
+NO_WORDS = "(?!)"
+"""A pattern of nothing."""
+
+
+def prepare(
+    folder: JobFolder, about: dict[str, Any], request: bytes, to: Any, words: list[str]
+) -> None:
+    """Write down what the ranks of a job need, and what its launcher process starts.
+
+    Parameters
+    ----------
+    folder : JobFolder
+    about : dict
+        For its ``job.json``.
+    request : bytes
+        For its ``request.pkl``.
+    to : Mpiexec or Slurm
+    words : list of str
+        The launcher's command, up to Python.
+    """
+    folder.write(Path(__file__).with_name("bootstrap.py").read_bytes(), "start.py")
+    command = [*words, str(folder.file("start.py"))]
+    _write(folder, about, request, to, command, to.environ(), HOPELESS)
+
+
+def prepare_attempts(
+    folder: JobFolder, about: dict[str, Any], request: bytes, to: Any, plan: bytes
+) -> None:
+    """The same of a job that may begin anew; ``plan`` is for its ``restarts.pkl``."""
+    folder.write(plan, "restarts.pkl")
+    command = [sys.executable, "-I", "-c", START, about["root"], str(folder.path)]
+    _write(folder, about, request, to, command, {}, NO_WORDS)
+
+
+def _write(folder, about, request, to, command, environ, hopeless):
+    folder.write(request, "request.pkl")
+    within = [folder.file("cancel"), *([about["within"]] if about["within"] else [])]
+    plan = {
+        "command": command,
+        "environ": environ,
+        "time_limit": to.time_limit,
+        "hopeless": hopeless,
+        "cancelled_by": [str(path) for path in within],
+    }
+    folder.write_json(plan, "launch.json")
+    folder.write_json({"state": "queued"}, "state.json")
+    folder.write_json(about, "job.json")
