@@ -134,7 +134,7 @@ print("threads of each rank:", threads_of_rank)
 #
 # **MPI**, the Message Passing Interface, is not a program. It is a *standard*: a document that says
 # which functions there are and what they mean. The **MPI Forum** writes it, people from universities,
-# laboratories and companies; version 1.0 is of 1994, 5.0 of June 2025 (mpi-forum.org). MPI does not
+# laboratories and companies; talks began in 1991, version 1.0 is of 1994, 5.0 of June 2025 (mpi-forum.org). MPI does not
 # say how messages travel, and it only suggests how processes are started. Programs that do what it
 # says are *implementations*:
 #
@@ -273,8 +273,8 @@ for count in (8, 2, 1):
 #
 # | needed | because |
 # |---|---|
-# | nodes in one network, that find each other by name | ranks connect to each other |
-# | the same account on every node | files and processes belong to somebody |
+# | nodes in one network, that find each other by name (addresses that stay, and a line for each host in `/etc/hosts` or a name server) | ranks connect to each other |
+# | the same account on every node | files and processes belong to somebody; and no command has to name a user |
 # | ssh without a password (or a scheduler such as Slurm) | `mpiexec` starts a helper on each node, and nobody is there to type |
 # | the same MPI and the same Python, at the same place | every node runs the same command |
 # | a common filesystem | every node needs the program, and the data |

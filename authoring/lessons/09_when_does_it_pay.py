@@ -3,7 +3,8 @@
 #
 # You can train on R ranks ([lesson 07](07_data_parallel_training.ipynb)) and hide part of the
 # communication ([lesson 08](08_from_loops_to_ddp.ipynb)). Should you? Eight computers that work
-# like one and a half are no bargain, and eight that work like three quarters of one exist, too. In
+# like one and a half are no bargain, and eight that work like three quarters of one exist, too. They are harder to
+# set up and to tune as well: distribute what works on one machine, and when its time is too long. In
 # this lesson (50 minutes) you will
 #
 # - measure a real epoch on 1, 2 and 4 ranks, and be disappointed,
@@ -319,8 +320,8 @@ for name, (comp_s, sync_s, R) in levers.items():
 #
 # ## Is T_comp a lever?
 #
-# One of Das's two articles counts $T_\text{comp}$ among the things you can change, the other does not.
-# Ask your machine: forward and backward of LeNet on one rank, for batches of 1 to 256. (`process_time` counts only while a
+# Das's second article first counts $T_\text{comp}$ among three factors that can be tweaked, and then says that this is not
+# really an option. Ask your machine: forward and backward of LeNet on one rank, for batches of 1 to 256. (`process_time` counts only while a
 # core works for us, so that other programs disturb less. And the optimizer is left out: so expect shorter times than the
 # first table's.) What do you expect of a batch twice as large: twice the time?
 

@@ -21,6 +21,8 @@
 # | what travels | gradients of parameters | activations, and their gradients |
 # | the usual reason | time | memory |
 #
+# The left one is used far more often, and is easier to keep alive: any rank can do any other's work.
+#
 # ## The network, and a device to hold it
 #
 # Six layers on pictures of 28 x 28 = 784 pixels. `network(first, last)` makes only the layers it is

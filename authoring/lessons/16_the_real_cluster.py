@@ -153,7 +153,8 @@ def command(name, *words):
 #
 # Lesson 01 listed what a cluster needs. `simlib doctor --hosts node1,node2` in a terminal, or
 # `simlib.doctor(["node1", "node2"])` in a cell, checks each item on each host. (The hosts of a practice cluster
-# are known on `login`: `python -m simlib practice exec login -- python -m simlib doctor --hosts node1,node2`.) First with a host that does
+# are known on `login`: `python -m simlib practice exec login -- python -m simlib doctor --hosts node1,node2`.) (ssh:
+# `ssh-keygen`, `ssh-copy-id node1`.) First with a host that does
 # not exist (of that report we show the lines about it), then with those there are. How many lines will be *wrong*
 # the first time? And which bandwidth should the table of pairs show for links of 100 Mbit/s?
 
