@@ -4,11 +4,18 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from hidden_cells import Solved
+from notebooks_made import SOURCES
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import simlib
+from simlib.grading.exercise import read_exercise
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "notebooks" / "recorded_frameworks"
@@ -49,3 +56,29 @@ def test_the_lesson_passes_plain_nbval_without_the_extra(tmp_path):
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
+
+
+def fit(module, data, batch):
+    """The exercise's `fit`, by Lightning's Trainer."""
+    import lightning
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    warnings.simplefilter("ignore")
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", devices=world_size, strategy="ddp", logger=False,
+        plugins=[simlib.lightning.environment()], use_distributed_sampler=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    sampler = DistributedSampler(range(len(data[0])), world_size, rank, shuffle=False)
+    trainer.fit(module, DataLoader(TensorDataset(*data), batch, sampler=sampler))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_lightnings_trainer_takes_the_class_that_the_exercise_asks_for(world_size):
+    """Its tiny `fit` stands for the Trainer: the same class, the same weights."""
+    lightning = pytest.importorskip("lightning")
+    names = Solved(read_exercise(SOURCES / "15_frameworks.py")).names
+    x, y, w = names["examples"](seed=1, steps=3)(0, world_size)
+    names |= {"Module": lightning.LightningModule, "fit": fit}
+    for weights in simlib.run(names["converted"], world_size, args=(x, y, w)).results:
+        torch.testing.assert_close(weights, names["by_hand"](x, y, w))

@@ -565,8 +565,8 @@ with tempfile.TemporaryDirectory() as folder:
             print(name, type(error).__name__, error)
 
 # %% [markdown]
-# Each logged key is a barrier and an all_reduce at its place in line. Other keys: one rank has gone on to another collective; plain Gloo
-# hangs, simlib names both ranks. Same keys in another order: the 1 of one rank met the 5 of the other, both logs say 3, and
+# Each logged key is a barrier and an all_reduce at its place in line. Other keys: one rank has gone on to another collective. Lightning
+# with ranks of its own, on plain Gloo, hangs without a word (we waited a minute); simlib names both ranks and lines. Same keys in another order: the 1 of one rank met the 5 of the other, both logs say 3, and
 # nobody is told. **Log the same keys, in the same order, on every rank**: a fixed list, with 0 or nan for what did not occur. And
 # `save_checkpoint` has a barrier inside: *call* it on all ranks; it writes on one.
 #
