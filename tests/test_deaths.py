@@ -495,7 +495,40 @@ def test_a_host_that_vanishes_is_missed_after_the_detection_time():
     assert run.results[:2] == [[("ok", 0.0), ("closed", 29.5), ("closed", 0.0)]] * 2
     assert run.deaths == {2: 0.5, 3: 0.5}
     with pytest.raises(simlib.InvalidCallError, match="detection_s=-1 must be seconds"):
-        simlib.simulate(main, 4, detection_s=-1)
+        simlib.simulate(main, 4, detection_s=-1, on_death="continue")
+    with pytest.raises(simlib.InvalidCallError, match='see a death: say on_death="continue"'):
+        simlib.simulate(main, 4, detection_s=1.0)
+
+
+def cut_off(rank, world_size, op):
+    """Everything is posted before the death of rank 2 at 0.5 s, and would have ended after it."""
+    attempt, large = Attempts(), torch.ones(10**6)
+    pair = dist.new_group([0, 2])
+    if op == "all_reduce" and rank != 1:
+        attempt(lambda: dist.all_reduce(large, group=pair))
+    elif op == "send" and rank == 2:
+        dist.send(large, dst=0)
+    elif op == "send" and rank == 0:
+        attempt(lambda: dist.recv(large, src=2))
+    elif op == "isend" and rank == 2:
+        request = dist.isend(large, dst=0)
+        time.sleep(60)
+        request.wait()
+    elif op == "isend" and rank == 0:
+        time.sleep(5)
+        attempt(lambda: dist.recv(large, src=2))
+    return attempt.seen
+
+
+@pytest.mark.parametrize("detection_s", [0.0, 30.0])
+@pytest.mark.parametrize("op", ["all_reduce", "send", "isend"])
+def test_who_has_died_sends_nothing_until_it_is_seen(op, detection_s):
+    slow = simlib.Cluster(3, 1, inter=simlib.Link(0.01, 4e6))  # a message takes a second
+    options = {"cluster": slow, "kill": {2: 0.5}, "on_death": "continue"}
+    run = simlib.simulate(cut_off, 3, (op,), detection_s=detection_s, **options)
+    took = {word: round(s, 3) for seen in run.results if seen for word, s in seen}
+    began_s = 5.0 if op == "isend" else 0.0
+    assert took == {"closed": pytest.approx(max(0.0, 0.5 + detection_s - began_s), abs=0.6)}
 
 
 def test_who_dies_in_a_collective_of_many_takes_no_group_along():

@@ -257,6 +257,7 @@ def test_real_ranks_die_of_them_too():
         (lambda: time_with_failures(-1, 1, 1, 10), "work_s is -1: give a number at least 0"),
         (lambda: Failures(0), "mtbf_s is 0: give a number above 0"),
         (lambda: Failures(1).next(0), "ranks is 0: give a whole number"),
+        (lambda: Failures(1).next(2, inf), "after_s is inf: give a number of seconds"),
         (lambda: Failures(1, seed=-1), "seed is -1: give a whole number"),
     ],
 )

@@ -199,9 +199,15 @@ class Channel:
         if position in self._dead or meeting.calls[position].request is None:
             return
         meeting.entries.pop(position, None)
-        meeting.calls[position].request.fail(closed_by(self.members[dead]), time_s)
-        meeting.let_go(position)
-        self._through(position, meeting, time_s)
+        see = partial(self._see_dead, position, meeting, dead)
+        self._simulation.when_seen(self.members[dead], time_s, see)
+
+    def _see_dead(self, position, meeting, dead, time_s):
+        request = meeting.calls[position].request
+        if request is not None:  # else it was given up before
+            request.fail(closed_by(self.members[dead]), time_s)
+            meeting.let_go(position)
+            self._through(position, meeting, time_s)
 
     def _give_up(self, position, meeting):
         """A member has waited too long for a collective that it has begun."""

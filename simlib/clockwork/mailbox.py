@@ -69,7 +69,10 @@ class Mailbox:
         if rank in self._simulation.deaths and post in queue:
             queue.remove(post)
             if post.request is not None:
-                post.request.fail(closed_by(rank), post.posted_s)
+                self._fail(post.request, rank, post.posted_s)
+
+    def _fail(self, request, dead, time_s):
+        self._simulation.when_seen(dead, time_s, partial(request.fail, closed_by(dead)))
 
     def withdraw(self, post):
         """Who posted this has waited too long for it."""
@@ -98,7 +101,7 @@ class Mailbox:
             self._crossing.remove(pair)
             requests += pair
         for request in requests:
-            request.fail(closed_by(rank), time_s)
+            self._fail(request, rank, time_s)
         self._match()
 
     def _match(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -37,7 +38,7 @@ class Simulation:
         self._mailboxes = {}
         self._plans = {}
         self._futures = [[] for _ in range(topology.world_size)]
-        self.deaths = {}  # rank -> when it died, where survivors go on
+        self.deaths = {}  # rank -> when survivors see that it has died, where they go on
         self.logs = []
         self.ranks = None
         self.dispatch_modes = [None] * topology.world_size
@@ -103,15 +104,24 @@ class Simulation:
         finally:
             mode.paused = before
 
-    def die(self, rank):
-        """From now on a rank is dead, and the ops of the others that need it fail."""
-        time_s = self.deaths[rank] = self.scheduler.now_s
+    def die(self, rank, detection_s):
+        """From now on a rank is dead; ops that need it fail so much later, when that is seen."""
+        time_s = self.scheduler.now_s
+        self.deaths[rank] = time_s + detection_s
         for mailbox in self._mailboxes.values():
             if rank in mailbox.members:
                 mailbox.member_died(mailbox.members.index(rank), time_s)
         for channel in self._channels.values():
             if rank in channel.members:
                 channel.member_died(channel.members.index(rank), time_s)
+
+    def when_seen(self, dead, time_s, action):
+        """Call ``action(time_s)``, or later, at the moment at which a rank's death is seen."""
+        seen_s = self.deaths[dead]
+        if seen_s > time_s:
+            self.scheduler.at(seen_s, partial(action, seen_s))
+        else:
+            action(time_s)
 
     # Messages and collectives
 

@@ -77,6 +77,15 @@ def check_seconds(name, value):
     return float(value)
 
 
+def check_detection(detection_s, on_death):
+    """Refuse a time after which a death is seen where nobody lives to see it."""
+    if detection_s and on_death != "continue":
+        raise InvalidCallError(
+            f'detection_s={detection_s!r} is when survivors see a death: say on_death="continue"'
+        )
+    return check_seconds("detection_s", detection_s)
+
+
 def check_by_rank(name, values, world_size):
     """Refuse what is no dict from ranks to numbers of at least 0; None is an empty one."""
     values = {} if values is None else values
@@ -87,7 +96,7 @@ def check_by_rank(name, values, world_size):
             raise InvalidCallError(f"{name}: {rank!r} is no rank: 0 to {world_size - 1}")
         if not (isinstance(value, numbers.Real) and 0 <= value < math.inf):
             raise InvalidCallError(f"{name}: {value!r} for rank {rank} must be 0 or more")
-    return values
+    return {int(rank): float(value) for rank, value in values.items()}
 
 
 def check_kill(kill, world_size, topology=None):
@@ -102,9 +111,9 @@ def check_kill(kill, world_size, topology=None):
     times = {}
     for who, time_s in kill.items():
         ranks = [who] if not isinstance(who, str) else _ranks_of_node(who, topology)
-        for rank in ranks:
-            times[rank] = min(time_s, times.get(rank, time_s))
-    return check_by_rank("kill", times, world_size)
+        for rank, own_s in check_by_rank("kill", dict.fromkeys(ranks, time_s), world_size).items():
+            times[rank] = min(own_s, times.get(rank, own_s))
+    return times
 
 
 def _ranks_of_node(name, topology):

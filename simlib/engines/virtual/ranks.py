@@ -290,11 +290,7 @@ class Ranks:
         self.deaths[rank] = code
         self._died_s[rank] = scheduler.now_s
         if options.on_death == "continue":
-            see = functools.partial(self._simulation.die, rank)
-            if detection_s:
-                scheduler.at(scheduler.now_s + detection_s, see)
-            else:
-                see()
+            self._simulation.die(rank, detection_s)
         elif options.is_restarted:
             scheduler.stop()
 
