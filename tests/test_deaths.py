@@ -464,6 +464,19 @@ def test_a_rank_that_leaves_by_itself_is_dead_too():
     assert run.deaths == {1: 0.0}
 
 
+@pytest.mark.parametrize("on_death", ["end", "continue"])
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_who_leaves_by_itself_was_not_asked_to_by_kill(engine, on_death):
+    def main(rank, world_size):
+        if rank == 1:
+            os._exit(3)
+        dist.recv(x(), src=None if world_size == 2 else 0)
+
+    with pytest.raises(simlib.RankDiedError) as caught:
+        engine(main, 2, kill=simlib.scale.Failures(1e6, seed=1), on_death=on_death)
+    assert "as asked for" not in str(caught.value)
+
+
 def test_a_node_dies_with_its_ranks():
     def main(rank, world_size):
         time.sleep(1)

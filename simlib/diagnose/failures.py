@@ -313,7 +313,7 @@ def waits_for_the_dead(monitor, found):
     dead = sorted(monitor.deaths)
     sites = {rank: _last_known_site(monitor, rank) for rank in dead}
     words = f"{ranks_in_words(dead)} died"
-    if set(dead) <= set(monitor.kill):
+    if all(rank in monitor.kill and monitor.deaths[rank] == -signal.SIGKILL for rank in dead):
         words += ", as asked for by kill"
     if found is not None:
         detail = ": " + str(found).partition("\nHint:")[0]

@@ -97,7 +97,7 @@ class Ranks:
         self._pid = os.getpid()
         self.answers = {}
         self.deaths = {}
-        self._died_s = {}
+        self._died_s, self._killed = {}, set()
         self._size = size = request.world_size
         self._everyone = {rank: rank for rank in range(size)}
         self._idents = {}
@@ -139,7 +139,7 @@ class Ranks:
         return {
             "answers": self.answers,
             "deaths": self.deaths,
-            "killed": sorted(set(self.deaths) & set(self._simulation.options.kill)),
+            "killed": sorted(self._killed),
             "died_s": self._died_s,
             "unfinished": unfinished,
             "frames": self._frames(unfinished),
@@ -304,5 +304,6 @@ class Ranks:
     def _kill(self, rank):
         """As asked for by ``kill=``: the rank does nothing any more."""
         if rank not in self.answers and rank not in self.deaths:
+            self._killed.add(rank)
             detection_s = self._simulation.options.detection_s
             self._note_death(rank, -signal.SIGKILL, detection_s)
