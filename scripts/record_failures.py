@@ -34,6 +34,7 @@ ELASTIC = (
     "--nnodes=3:4 --nproc-per-node=1 --max-restarts=3 --monitor-interval=0.1 "
     "--rdzv-backend=c10d --rdzv-conf=last_call_timeout=2,keep_alive_interval=1"
 )
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 BATCH = """\
 #!/bin/sh
 #SBATCH --requeue --nodes=3 --ntasks-per-node=1 --open-mode=append --output={folder}/said
@@ -84,9 +85,9 @@ def elastic(folder):
     words += [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1", "--rdzv-id=lesson"]
     words += [folder / "plain.py", folder / "saved"]
     environ = os.environ | ONE_CORE
-    environ |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environ |= {OWN_STORE: "1", "GLOO_SOCKET_IFNAME": "lo"}
     began_s, launchers = time.monotonic(), []
-    lines = [f"4 x torchrun {ELASTIC} plain.py saved"]
+    lines = [f"4 x {OWN_STORE}=1 torchrun {ELASTIC} plain.py saved"]
 
     def note(text):
         lines.append(f"{time.monotonic() - began_s:5.1f} s  {text}")

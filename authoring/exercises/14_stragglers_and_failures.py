@@ -25,6 +25,13 @@ from simlib.checks import (
     only,
 )
 
+
+def int_first(run, given):
+    """A sentence where the first of two returned numbers is no int."""
+    wrong = next((one for one in run.results if isinstance(one[0], float)), None)
+    return wrong and f"The value is right, but {wrong[0]} is a float: an int is asked for."
+
+
 # %% [markdown]
 # ## 1. The culprit (★★, 20 minutes, 2 points)
 #
@@ -110,6 +117,14 @@ def against_the_mean(came_ms):
     return totals
 
 
+def against_all(came_ms):
+    """How much later than the mean of all, itself included."""
+    totals = [0.0] * came_ms.shape[1]
+    for row in came_ms.tolist():
+        totals[row.index(max(row))] += max(row) - sum(row) / len(row)
+    return totals
+
+
 def lost_by_all(came_ms):
     totals = [0.0] * came_ms.shape[1]
     for row in came_ms.tolist():
@@ -128,10 +143,13 @@ verdict = check(
         "That rank is last most often; how much later than the others does it come?": (
             named(times_last)
         ),
-        "That rank computes most in all; but is it the last one who comes?": named(busiest),
+        "That rank computes most in all, so it waits least; but who waits least need not cost the "
+        "others most: how often is it last, and by how much?": named(busiest),
         "That rank waits most: it is a victim.": named(waits_most),
         "The rank is right. If it were quicker, the step would end with the next to last, not with the "
         "mean of the others.": named(held_up, against_the_mean),
+        "The rank is right. If it were quicker, the step would end with the next to last, not with the "
+        "mean of all, itself included.": named(held_up, against_all),
         "The rank is right. You added up what all ranks wait; asked is how much sooner the steps "
         "would end.": named(held_up, lost_by_all),
     },
@@ -165,10 +183,10 @@ print(measure(culprit, another_trace))
 # %% [markdown]
 # ## 2. Shards by speed (★★, 25 minutes, 3 points)
 #
-# `xs` has B examples, the same on all ranks; this rank needs `example_s` seconds for one. Hand out the examples one
-# by one, each to the rank that would then be done *first* (of equal ones the lowest). Rank 0 takes the first
-# examples, rank 1 the next, and so on. Return `(share, mean)`: how many this rank gets, and the
-# mean of all B examples, to which each rank brings its own part. One `all_gather`, one `all_reduce`.
+# Each rank has B examples of its own, `xs`, and needs `example_s` seconds for one. A step takes B *in all*: hand them
+# out one by one, each to the rank that would then be done *first* (of equal ones the lowest). Who gets n takes the
+# first n of its `xs`. Return `(share, mean)`: how many this rank gets, and the mean of the B examples taken. One
+# `all_gather`, one `all_reduce`, to which each rank brings its own part.
 
 
 # %% role="answer" question="by_speed" points=3
@@ -184,8 +202,7 @@ def by_speed(rank, world_size, xs, example_s):
     for _ in range(len(xs)):
         done = [(n + 1) * each.item() for n, each in zip(shares, times, strict=True)]
         shares[done.index(min(done))] += 1
-    first = sum(shares[:rank])
-    mean = xs[first : first + shares[rank]].sum(0) / len(xs)
+    mean = xs[: shares[rank]].sum(0) / len(xs)
     dist.all_reduce(mean)
     return shares[rank], mean
     ### END SOLUTION
@@ -194,16 +211,20 @@ def by_speed(rank, world_size, xs, example_s):
 # %% role="check" question="by_speed" points=3
 def a_batch(rank, world_size):
     """From three ranks on the last one is so slow that it gets no example."""
-    B = [5, 9, 11, 14, 16][world_size - 1]
-    slowest = rank == world_size - 1 > 1
-    xs = torch.arange(3.0 * B).reshape(B, 3) ** 2
-    return xs, 32.0 if slowest else [1.0, 2.0, 1.5, 0.75][rank % 4]
+    B, *times = [
+        (5, 1.0),
+        (9, 1.0, 2.0),
+        (13, 0.5, 1.25, 32.0),
+        (14, 1.0, 2.0, 1.5, 32.0),
+        (16, 1.0, 2.0, 1.5, 0.75, 32.0),
+    ][world_size - 1]
+    return (torch.arange(3.0 * B).reshape(B, 3) + rank) ** 2, times[rank]
 
 
-def handed_out(B, times):
+def handed_out(B, times, one_more=1):
     shares = [0] * len(times)
     for _ in range(B):
-        done = [(n + 1) * time for n, time in zip(shares, times, strict=True)]
+        done = [(n + one_more) * time for n, time in zip(shares, times, strict=True)]
         shares[done.index(min(done))] += 1
     return shares
 
@@ -215,22 +236,32 @@ def rounded(B, times):
     return [*shares[:-1], B - sum(shares[:-1])]
 
 
-def shared(shares_of, mean_of=lambda xs, parts: xs.mean(0)):
+def largest_remainder(B, times):
+    """As `rounded`, but the rest goes to those whose share was cut most."""
+    exact = [B / time / sum(1 / each for each in times) for time in times]
+    shares = [int(each) for each in exact]
+    cut_most = sorted(range(len(times)), key=lambda r: shares[r] - exact[r])
+    for r in cut_most[: B - sum(shares)]:
+        shares[r] += 1
+    return shares
+
+
+def shared(shares_of, mean_of=lambda parts: torch.cat(parts).mean(0)):
     def expected(batches, times):
-        xs, shares = batches[0], shares_of(len(batches[0]), times)
-        parts = xs.split(shares)
-        return [(share, mean_of(xs, parts)) for share in shares]
+        shares = shares_of(len(batches[0]), times)
+        parts = [xs[:share] for xs, share in zip(batches, shares, strict=True)]
+        return [(share, mean_of(parts)) for share in shares]
 
     return expected
 
 
-def mean_of_means(xs, parts):
-    return sum(part.mean(0) for part in parts) / len(parts)
-
-
-def mean_of_some(xs, parts):
-    """As before, where an empty part counts as zeros."""
+def mean_of_means(parts):
     return sum(part.mean(0).nan_to_num() for part in parts) / len(parts)
+
+
+def with_nan(parts):
+    """Weighted means; the mean over nothing is nan."""
+    return sum(part.mean(0) * len(part) for part in parts) / sum(map(len, parts))
 
 
 verdict = check(
@@ -239,6 +270,7 @@ verdict = check(
     a_batch,
     shared(handed_out),
     only("all_gather", "all_reduce"),
+    Rule(int_first),
     collectives(lambda *given: 2, hint="One for the times, one for the mean."),
     collective_nbytes(
         lambda batches, times: 4 + 4 * batches[0].shape[1],
@@ -247,13 +279,34 @@ verdict = check(
     mistakes={
         "The shares are right. A plain mean of the ranks' means lets examples of slow ranks count "
         "more: weigh each by its share.": shared(handed_out, mean_of_means),
-        "The shares are right. A rank without examples adds nothing, but you divide by all ranks; weigh "
-        "each part by its share.": shared(handed_out, mean_of_some),
+        "The shares are right. A rank without examples brings the mean over nothing; a sum over "
+        "nothing is 0.": shared(handed_out, with_nan),
+        "The shares are right, the mean is that of one rank's xs: the others have examples, too.": (
+            lambda batches, times: [
+                (share, xs.mean(0))
+                for share, xs in zip(handed_out(len(batches[0]), times), batches, strict=True)
+            ]
+        ),
+        "The shares are right, the mean is that of this rank's part alone.": (
+            lambda batches, times: [
+                (share, xs[:share].mean(0))
+                for share, xs in zip(handed_out(len(batches[0]), times), batches, strict=True)
+            ]
+        ),
+        "The shares are right, the mean is that of all examples of all ranks: only B are taken.": (
+            lambda batches, times: [
+                (share, torch.cat(batches).mean(0)) for share in handed_out(len(batches[0]), times)
+            ]
+        ),
         "Those are equal shares, whatever the speeds.": shared(
             lambda B, times: [len(part) for part in torch.arange(B).tensor_split(len(times))]
         ),
         "Those are shares in proportion to the speeds, and the last rank gets what rounding left: hand "
         "them out one by one.": shared(rounded),
+        "That gives each example to the rank that is free first, not to the one that would be done "
+        "first.": shared(lambda B, times: handed_out(B, times, one_more=0)),
+        "Those are shares in proportion, the rest to those cut most: near the best, but not the "
+        "best. Hand them out one by one.": shared(largest_remainder),
         "The slow ranks get the most: speed is one over time.": shared(
             lambda B, times: handed_out(B, [1 / time for time in times])
         ),
@@ -284,7 +337,7 @@ seed = 1
 
 
 def another_batch(rank, world_size):
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(seed + rank)
     xs = torch.randn(4 + (seed + world_size) % 9, 2, generator=random)
     return xs, 0.5 + ((seed + 3 * rank) % 5) / 4
 
@@ -318,23 +371,25 @@ def interval(rank, world_size, mtbf_s, step_s, save_s):
 
 # %% role="check" question="interval" points=3
 def a_machine(rank, world_size):
-    return [900.0, 240.0, 2000.0, 600.0, 350.0][rank], 2.0, 25.0
+    """Among others a job that saves after 1,400 steps."""
+    step_s = [0.5, 2.0, 2.0, 0.05, 2.0][world_size - 1]
+    return [900.0, 240.0, 2000.0, 600.0, 350.0][rank], step_s, 25.0
 
 
 def share_of(n, M, step_s, save_s):
     return n * step_s / (M * math.expm1((n * step_s + save_s) / M))
 
 
-def best_for(M_of, steps_of=None):
+def best_for(M_of, steps_of=None, unit=lambda step_s: 1, below=math.inf):
     """What all ranks give with this mean time between failures, and this rule for n."""
 
     def expected(mtbfs, steps, saves):
         M, step_s, save_s = M_of(mtbfs), steps[0], saves[0]
-        every = range(1, int(M / step_s) + 2)
+        every = range(1, min(int(M / step_s) + 2, below))
         n = max(every, key=lambda n: share_of(n, M, step_s, save_s))
         if steps_of:
             n = max(1, steps_of(M, step_s, save_s))
-        return [(n, share_of(n, M, step_s, save_s))] * len(mtbfs)
+        return [(n * unit(step_s), share_of(n, M, step_s, save_s))] * len(mtbfs)
 
     return expected
 
@@ -349,6 +404,7 @@ verdict = check(
     a_machine,
     best_for(of_any),
     only("all_reduce"),
+    Rule(int_first),
     collectives(lambda *given: 1, hint="One sum of what?"),
     collective_nbytes(lambda *given: 8, hint="One number is enough."),
     mistakes={
@@ -358,8 +414,12 @@ verdict = check(
         "Mean times are no rates: failures of all ranks add up as 1 / mtbf_s does.": best_for(
             lambda mtbfs: sum(mtbfs) / len(mtbfs) ** 2
         ),
-        "That is the interval of one rank alone, of average age: R ranks fail more often.": best_for(
-            lambda mtbfs: sum(mtbfs) / len(mtbfs)
+        "That is the interval of one rank alone, with the average of the mean times: R ranks fail "
+        "more often.": best_for(lambda mtbfs: sum(mtbfs) / len(mtbfs)),
+        "That is the interval of one rank with the mean *rate* (the harmonic mean of the times): the "
+        "rates of all add up.": best_for(lambda mtbfs: len(mtbfs) * of_any(mtbfs)),
+        "With the sum of the times a job of more ranks would fail more seldom: rates add up.": (
+            best_for(sum)
         ),
         "That is Young's interval: a first order, and too long where saving takes this much of M.": (
             best_for(of_any, lambda M, step_s, save_s: round(math.sqrt(2 * save_s * M) / step_s))
@@ -367,12 +427,24 @@ verdict = check(
         "Those are seconds; asked is a number of steps.": best_for(
             of_any, lambda M, step_s, save_s: round(math.sqrt(2 * save_s * M))
         ),
+        "That is the best n below 100; with short steps a larger one is better.": best_for(
+            of_any, below=100
+        ),
+        "That is n times step_s, in seconds; asked is n alone.": best_for(
+            of_any, unit=lambda step_s: step_s
+        ),
     },
     points=3,
 )
 verdict
 
 # %% [markdown]
+# <details><summary>Where the formula comes from</summary>
+#
+# Deaths come at random: an interval of $x = n s + C$ seconds that begins anew at each death ends after
+# $M (e^{x/M} - 1)$ seconds on average (Daly 2006; restarts left out); n s of them are work.
+#
+# </details>
 # <details><summary>Hint 1</summary>
 #
 # A rank fails `1 / mtbf_s` times in a second. How often does the job?
@@ -417,9 +489,9 @@ def save(*state):
 # ## 4. Survive two deaths (★★★, 35 minutes, 4 points)
 #
 # Step i: `g` is the mean over the ranks of `gradient(w, xs[i])`, by one `all_reduce`; `v = 0.9 v + g`, `w = w - 0.1 v`,
-# from zeros. After every `every` steps, `save(step, w, v)` gives a checkpoint. In the all_reduces numbered in `deaths`
-# (from 1, repeated ones included) a rank dies: what is not saved is lost, go on from the checkpoint. Return `(w, v)`, as
-# without deaths. Budget: 10 ms for each step, *lost* ones too, 4 ms a checkpoint.
+# from zeros. After every `every` steps, `save(step, w, v)` gives a checkpoint. Deaths are *played*: all know
+# `deaths`, and after all_reduces of these numbers (from 1, repeats counted) go on from the checkpoint; what is not saved
+# is lost. Return `(w, v)`, as without deaths. Time: 10 ms a step, *lost* ones too, 4 ms a checkpoint.
 
 
 # %% role="answer" question="survive" points=4
@@ -450,30 +522,54 @@ def survive(rank, world_size, xs, every, deaths):
 # %% role="check" question="survive" points=4
 def with_deaths(rank, world_size):
     random = torch.Generator().manual_seed(10 * world_size + rank)
-    every, deaths = [(3, (5, 10)), (2, (4, 8)), (4, (3, 11)), (3, (8, 9)), (5, (9, 10))][
+    every, deaths = [(3, (5, 10)), (2, (4, 8)), (4, (3, 11)), (3, (8, 10)), (5, (9, 11))][
         world_size - 1
     ]
     return torch.randn(9, 4, generator=random), every, deaths
 
 
-def story(xs, every=1, deaths=(), keeps_v=True, keeps_w=False, from_start=False, goes_on=False):
+def story(xs, every=1, deaths=(), keeps_v=True, keeps_w=False, goes_on=False):
     """Weights, momentum and all_reduces of a run, with what goes wrong in it."""
     step, w, v = 0, torch.zeros_like(xs[0][0]), torch.zeros_like(xs[0][0])
-    first = saved = (0, w, v)
+    saved = (0, w, v)
     count = saves = 0
     while step < len(xs[0]):
         g, count = w - sum(x[step] for x in xs) / len(xs), count + 1
         if count in deaths:
-            here = step
-            step, old_w, old_v = first if from_start else saved
-            w, v = (w if keeps_w else old_w), (old_v if keeps_v else torch.zeros_like(v))
-            v, step = (v if not keeps_w else saved[2]), (here if goes_on else step)
+            step = step if goes_on else saved[0]
+            w = w if keeps_w else saved[1]
+            v = saved[2] if keeps_v else torch.zeros_like(v)
             continue
         v = 0.9 * v + g
         w, step = w - 0.1 * v, step + 1
         if step % every == 0:
             saved, saves = (step, w, v), saves + 1
     return w, v, count, saves
+
+
+def changed_in_place(xs, every, deaths, copies=True, copies_first=False):
+    """A run that changes w and v in place, also those it has gone back to."""
+    step, w, v = 0, torch.zeros_like(xs[0][0]), torch.zeros_like(xs[0][0])
+    saved, count = (0, w.clone(), v.clone()) if copies_first else (0, w, v), 0
+    while step < len(xs[0]):
+        g, count = w - sum(x[step] for x in xs) / len(xs), count + 1
+        if count in deaths:
+            step, w, v = saved
+            continue
+        v *= 0.9
+        v += g
+        w -= 0.1 * v
+        step += 1
+        if step % every == 0:
+            saved = (step, w.clone(), v.clone()) if copies else (step, w, v)
+    return w, v
+
+
+def in_place(**how):
+    def expected(xs, every, deaths):
+        return [changed_in_place(xs, every[0], deaths[0], **how)] * len(xs)
+
+    return expected
 
 
 def ends(**wrong):
@@ -492,11 +588,29 @@ def budget_s(xs, every, deaths):
 
 def too_few(run, given):
     """A sentence where steps that were lost are not done again."""
-    need = story(given[0], given[1][0], given[2][0])[2]
+    xs, every, deaths = given
+    need = story(xs, every[0], deaths[0])[2]
     made = len([op for op in run.trace if op.rank == 0 and op.kind == "all_reduce"])
     if made >= need:
         return None
-    return f"The weights are right, but of {need} all_reduces {made} take place: what is lost is done again."
+    why = "what is lost is done again."
+    if made == story(xs, 1, deaths[0])[2] > len(xs[0]):
+        why = "a checkpoint comes after `every` steps, not after each."
+    return f"The weights are right, but of {need} all_reduces {made} take place: {why}"
+
+
+def too_quick(run, given):
+    """A sentence where a gradient or a checkpoint took no time; the last one may be left out."""
+    xs, every, _ = given
+    least_s = budget_s(*given) - SAVE_S * (len(xs[0]) % every[0] == 0)
+    if run.engine != "simulated" or run.time_s > least_s - 1e-6:
+        return None
+    many = least_s - run.time_s >= STEP_S
+    how = "take each gradient by `gradient`" if many else "make each checkpoint by `save`"
+    return (
+        f"The weights are right, but {run.time_s * 1e3:.0f} ms of virtual time pass where "
+        f"{least_s * 1e3:.0f} have to: {how}."
+    )
 
 
 verdict = check(
@@ -506,6 +620,7 @@ verdict = check(
     ends(),
     only("all_reduce"),
     Rule(too_few),
+    Rule(too_quick),
     collectives(
         lambda xs, every, deaths: story(xs, every[0], deaths[0])[2],
         hint="Only steps after the last checkpoint are done again.",
@@ -531,6 +646,14 @@ verdict = check(
         ),
         "The step goes back, but w does not: were the saved weights changed in place?": ends(
             keeps_w=True
+        ),
+        "The step goes back, but w and v do not: what was saved is no copy, and was changed in "
+        "place.": in_place(copies=False),
+        "What you went back to was changed in place, and then gone back to once more.": (
+            in_place(copies_first=True)
+        ),
+        "What you went back to was changed in place; the zeros of the start are a checkpoint, too.": (
+            in_place()
         ),
     },
     points=4,

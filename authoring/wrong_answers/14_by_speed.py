@@ -12,16 +12,16 @@ def all_times(world_size, example_s):
     return [each.item() for each in times]
 
 
-def handed_out(B, times):
+def handed_out(B, times, one_more=1):
     shares = [0] * len(times)
     for _ in range(B):
-        done = [(n + 1) * time for n, time in zip(shares, times, strict=True)]
+        done = [(n + one_more) * time for n, time in zip(shares, times, strict=True)]
         shares[done.index(min(done))] += 1
     return shares
 
 
 def mine(rank, xs, shares):
-    return xs.split(shares)[rank]
+    return xs[: shares[rank]]
 
 
 def summed(rank, xs, shares):
@@ -68,11 +68,59 @@ def by_slowness(rank, world_size, xs, example_s):
     return summed(rank, xs, handed_out(len(xs), [1 / time for time in times]))
 
 
+def with_nan(rank, world_size, xs, example_s):
+    """weighted means, of which an empty one is nan"""
+    shares = handed_out(len(xs), all_times(world_size, example_s))
+    mean = mine(rank, xs, shares).mean(0) * shares[rank] / len(xs)
+    dist.all_reduce(mean)
+    return shares[rank], mean
+
+
+def free_first(rank, world_size, xs, example_s):
+    """each example for the rank that is free first"""
+    return summed(rank, xs, handed_out(len(xs), all_times(world_size, example_s), one_more=0))
+
+
+def remainder(rank, world_size, xs, example_s):
+    """shares in proportion to the speeds, the rest to those cut most"""
+    speeds = [1 / time for time in all_times(world_size, example_s)]
+    exact = [len(xs) * speed / sum(speeds) for speed in speeds]
+    shares = [int(each) for each in exact]
+    for r in sorted(range(world_size), key=lambda r: shares[r] - exact[r])[: len(xs) - sum(shares)]:
+        shares[r] += 1
+    return summed(rank, xs, shares)
+
+
 def without_talk(rank, world_size, xs, example_s):
     """the mean that each rank works out for itself"""
     shares = handed_out(len(xs), all_times(world_size, example_s))
-    dist.barrier()
     return shares[rank], xs.mean(0)
+
+
+def of_its_own(rank, world_size, xs, example_s):
+    """the mean of this rank's part alone"""
+    shares = handed_out(len(xs), all_times(world_size, example_s))
+    return shares[rank], mine(rank, xs, shares).mean(0)
+
+
+def all_of_all(rank, world_size, xs, example_s):
+    """the mean of all examples of all ranks"""
+    shares = handed_out(len(xs), all_times(world_size, example_s))
+    mean = xs.mean(0) / world_size
+    dist.all_reduce(mean)
+    return shares[rank], mean
+
+
+def in_floats(rank, world_size, xs, example_s):
+    """the share as a float"""
+    share, mean = weighted_means(rank, world_size, xs, example_s)
+    return float(share), mean
+
+
+def with_a_barrier(rank, world_size, xs, example_s):
+    """the right mean, with a barrier before it"""
+    dist.barrier()
+    return weighted_means(rank, world_size, xs, example_s)
 
 
 def count_beside(rank, world_size, xs, example_s):
@@ -88,7 +136,7 @@ def whole_batch(rank, world_size, xs, example_s):
     """the right mean, by an all_reduce as large as the batch"""
     shares = handed_out(len(xs), all_times(world_size, example_s))
     whole, first = torch.zeros_like(xs), sum(shares[:rank])
-    whole[first : first + shares[rank]] = xs[first : first + shares[rank]]
+    whole[first : first + shares[rank]] = xs[: shares[rank]]
     dist.all_reduce(whole)
     return shares[rank], whole.mean(0)
 
@@ -98,7 +146,14 @@ WRONG = {
     equal_shares: "equal shares, whatever the speeds",
     in_proportion: "the last rank gets what rounding left",
     by_slowness: "speed is one over time",
-    without_talk: "this question allows only",
+    with_nan: "a sum over nothing is 0",
+    free_first: "to the rank that is free first",
+    remainder: "the rest to those cut most",
+    without_talk: "the others have examples, too",
+    of_its_own: "the mean is that of this rank's part alone",
+    all_of_all: "only B are taken",
+    in_floats: "an int is asked for",
+    with_a_barrier: "this question allows only",
     count_beside: "3 collectives take place where 2",
     whole_batch: "a part of the mean has the size of one example",
 }

@@ -48,6 +48,14 @@ def beside_the_mean(rank, world_size, came_ms):
     return named(held_up(came_ms), totals)
 
 
+def beside_the_mean_of_all(rank, world_size, came_ms):
+    """the time beyond the mean of all ranks, itself included"""
+    totals = [0.0] * came_ms.shape[1]
+    for row in came_ms.tolist():
+        totals[row.index(max(row))] += max(row) - sum(row) / len(row)
+    return named(held_up(came_ms), totals)
+
+
 def waits_of_all(rank, world_size, came_ms):
     """the sum of what all others wait"""
     totals = [0.0] * came_ms.shape[1]
@@ -79,6 +87,7 @@ WRONG = {
     computes_most: "computes most in all",
     waits_most: "it is a victim",
     beside_the_mean: "not with the mean of the others",
+    beside_the_mean_of_all: "itself included",
     waits_of_all: "You added up what all ranks wait",
     told_by_rank_0: "Every rank has the whole trace",
     agreed_upon: "but 1 collective takes place where 0",

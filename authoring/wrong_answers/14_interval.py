@@ -40,7 +40,7 @@ def mean_of_the_means(rank, world_size, mtbf_s, step_s, save_s):
 
 
 def one_rank(rank, world_size, mtbf_s, step_s, save_s):
-    """the interval of one rank of average age"""
+    """the interval of one rank with the average of the mean times"""
     return best(summed(mtbf_s) / world_size, step_s, save_s)
 
 
@@ -55,6 +55,35 @@ def in_seconds(rank, world_size, mtbf_s, step_s, save_s):
     """the interval in seconds"""
     M = 1 / summed(1 / mtbf_s)
     n = round(math.sqrt(2 * save_s * M))
+    return n, goodput(n, M, step_s, save_s)
+
+
+def harmonic_mean(rank, world_size, mtbf_s, step_s, save_s):
+    """the interval of one rank with the harmonic mean of the times"""
+    return best(world_size / summed(1 / mtbf_s), step_s, save_s)
+
+
+def sum_of_times(rank, world_size, mtbf_s, step_s, save_s):
+    """the interval with the sum of the mean times"""
+    return best(summed(mtbf_s), step_s, save_s)
+
+
+def n_in_seconds(rank, world_size, mtbf_s, step_s, save_s):
+    """the right n times the seconds of a step"""
+    n, share = right(rank, world_size, mtbf_s, step_s, save_s)
+    return n * step_s, share
+
+
+def in_floats(rank, world_size, mtbf_s, step_s, save_s):
+    """the right n as a float"""
+    n, share = right(rank, world_size, mtbf_s, step_s, save_s)
+    return float(n), share
+
+
+def up_to_100(rank, world_size, mtbf_s, step_s, save_s):
+    """the best of 99 intervals"""
+    M = 1 / summed(1 / mtbf_s)
+    n = max(range(1, 100), key=lambda n: goodput(n, M, step_s, save_s))
     return n, goodput(n, M, step_s, save_s)
 
 
@@ -86,6 +115,11 @@ WRONG = {
     one_rank: "R ranks fail more often",
     young: "Young's interval",
     in_seconds: "Those are seconds",
+    harmonic_mean: "the mean *rate*",
+    sum_of_times: "fail more seldom",
+    n_in_seconds: "n times step_s",
+    in_floats: "an int is asked for",
+    up_to_100: "That is the best n below 100",
     all_times: "this question allows only",
     a_place_for_each: "One number is enough",
     twice: "2 collectives take place where 1",

@@ -3,6 +3,8 @@
 `gradient` and `save` are those of the exercise's setup.
 """
 
+import copy
+
 import torch
 import torch.distributed as dist
 
@@ -80,6 +82,72 @@ def saves_twice(rank, world_size, xs, every, deaths):
     return story(xs, every, deaths, saves=2)
 
 
+def in_place(xs, every, deaths, saved, keep):
+    step, w, v = 0, torch.zeros_like(xs[0]), torch.zeros_like(xs[0])
+    saved, count = saved or (step, w, v), 0
+    while step < len(xs):
+        dist.all_reduce(g := gradient(w, xs[step]))
+        count += 1
+        if count in deaths:
+            step, w, v = saved
+            continue
+        v *= 0.9
+        v += g / dist.get_world_size()
+        w -= 0.1 * v
+        step += 1
+        if step % every == 0:
+            saved = keep(step, w, v)
+    return w, v
+
+
+def no_copy_at_all(rank, world_size, xs, every, deaths):
+    """a checkpoint of weights and momentum that later steps change"""
+    return in_place(xs, every, deaths, None, lambda *state: save(*state) and state)
+
+
+def changes_what_was_saved(rank, world_size, xs, every, deaths):
+    """the run that changes in place the checkpoint it went back to"""
+    start = 0, torch.zeros_like(xs[0]), torch.zeros_like(xs[0])
+    return in_place(xs, every, deaths, start, save)
+
+
+def changes_the_start(rank, world_size, xs, every, deaths):
+    """the run that changes in place what it goes back to, the start included"""
+    return in_place(xs, every, deaths, None, save)
+
+
+def saves_each_step(rank, world_size, xs, every, deaths):
+    """the run that saves after each step"""
+    return story(xs, 1, deaths)
+
+
+def free_copies(rank, world_size, xs, every, deaths):
+    """checkpoints that cost no time"""
+    return aside(xs, every, deaths, gradient, lambda *state: copy.deepcopy(state))
+
+
+def free_gradients(rank, world_size, xs, every, deaths):
+    """gradients that cost no time"""
+    return aside(xs, every, deaths, lambda w, x: w - x, save)
+
+
+def aside(xs, every, deaths, gradient_of, keep):
+    """The right run with other tools."""
+    step, w, v = 0, torch.zeros_like(xs[0]), torch.zeros_like(xs[0])
+    saved, count = (step, w, v), 0
+    while step < len(xs):
+        dist.all_reduce(g := gradient_of(w, xs[step]))
+        count += 1
+        if count in deaths:
+            step, w, v = saved
+            continue
+        v = 0.9 * v + g / dist.get_world_size()
+        w, step = w - 0.1 * v, step + 1
+        if step % every == 0:
+            saved = keep(step, w, v)
+    return w, v
+
+
 WRONG = {
     no_momentum: "v belongs into the checkpoint",
     step_goes_on: "the examples of lost steps are missing",
@@ -89,6 +157,12 @@ WRONG = {
     sends_its_state: "The gradient of one step is enough",
     saves_twice: "One checkpoint of all three",
     barriers: "this question allows only",
+    no_copy_at_all: "what was saved is no copy",
+    changes_what_was_saved: "gone back to once more",
+    changes_the_start: "the zeros of the start",
+    saves_each_step: "after `every` steps, not after each",
+    free_copies: "make each checkpoint by `save`",
+    free_gradients: "take each gradient by `gradient`",
 }
 
 
