@@ -454,7 +454,7 @@ for W in (16, 4):
 #
 # Here two ranks are a replica: one has layer 1, the next has layer 2. They send each other activations and their
 # gradients. **Now you write it**: which shards must a rank ask that holds the numbers a, ..., b - 1 of
-# theta? Below, all are asked. With the right ones the losses in the cell after next stay, and bytes fall.
+# theta? Below, all are asked. With the right ones the losses printed below stay, and bytes fall.
 
 
 # %%
