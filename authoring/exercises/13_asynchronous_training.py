@@ -3,7 +3,8 @@
 #
 # Four tasks that go with [lesson 13](../notebooks/13_asynchronous_training.ipynb): a server that knows how old
 # its gradients are, shards that are asked for no more than they hold, local SGD with unequal shards, and a
-# decision. In the first two the order in which ranks come is given, so that there is one right result.
+# decision. In the first the order in which ranks come is given, in the second it does not matter: each has one
+# right result.
 #
 # The outputs stored below the checks are those of a good answer; they change when you run the check.
 # Each task has folded hints. `cost_gradient` is for task 3.
@@ -15,7 +16,17 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.checks import check, collective_nbytes, collectives, measure, messages, nbytes, only
+from simlib.checks import (
+    OneOf,
+    Rule,
+    check,
+    collective_nbytes,
+    collectives,
+    measure,
+    messages,
+    nbytes,
+    only,
+)
 
 
 def cost_gradient(theta, rows, targets):
@@ -78,17 +89,42 @@ def served(orders, gradients, age=lambda version, had, last: version - had):
     return [ages, *held[1:]]
 
 
+def from_anybody(run, given):
+    """Whether the server takes whoever comes, where `order` says who comes."""
+    if any(op.any_source for op in run.trace.of_rank(0)):
+        return (
+            "Rank 0 receives from whoever comes first, and `order` says who must be next: "
+            "receive from the worker whose turn it is."
+        )
+    return None
+
+
+def without_version(run, given):
+    """Whether a message is too short to hold the version."""
+    whole = given[1][0].nbytes + 4
+    shortest = min((m.nbytes for m in run.trace.messages), default=whole)
+    if shortest < whole:
+        return (
+            f"The values are right in a world of {run.world_size}, but a message has {shortest} "
+            f"bytes, and the task wants {whole}: the version travels both ways, as an update knows "
+            "by it which theta it was made from."
+        )
+    return None
+
+
 verdict = check(
     "serve",
     serve,
     order_and_gradient,
     served,
     only("send", "recv"),
+    Rule(from_anybody, before_values=True),
     messages(
         lambda orders, gradients: 2 * len(orders[0]),
         hint="The version can travel with the numbers.",
     ),
     nbytes(lambda orders, gradients: 2 * len(orders[0]) * (gradients[0].nbytes + 4)),
+    Rule(without_version),
     mistakes={
         "Those are the server's versions: subtract the version that the worker had.": (
             lambda *given: served(*given, age=lambda version, had, last: version)
@@ -190,7 +226,7 @@ LAYOUTS = {
     2: (1, 5, [(1, 4)]),
     3: (2, 7, [(2, 6)]),
     4: (2, 9, [(0, 5), (3, 9)]),
-    5: (3, 11, [(0, 4), (4, 11)]),
+    5: (3, 10, [(0, 6), (8, 10)]),
 }
 
 
@@ -203,7 +239,7 @@ def layout(rank, world_size, layouts=LAYOUTS):
 
 
 def after(shards, numbers, all_pieces, xs, sign=-1, seen=None):
-    """What each rank must return; with `seen`, each piece sees only its own push."""
+    """What each rank must return; `seen` says which pushes each piece sees, if not all."""
     S, pieces = shards[0], all_pieces[0]
     old = torch.cat(xs[:S])
     theta = old.clone()
@@ -212,9 +248,31 @@ def after(shards, numbers, all_pieces, xs, sign=-1, seen=None):
     fetched = [theta[a:b] for a, b in pieces]
     if seen == "before":
         fetched = [old[a:b] for a, b in pieces]
-    if seen == "own":
-        fetched = [old[a:b] - g for (a, b), g in zip(pieces, xs[S:], strict=True)]
+    if seen in ("own", "so far"):
+        fetched, now = [], old.clone()
+        for (a, b), gradient in zip(pieces, xs[S:], strict=True):
+            now = old.clone() if seen == "own" else now
+            now[a:b] -= gradient
+            fetched.append(now[a:b].clone())
     return [*theta.tensor_split(S), *fetched]
+
+
+def cut_elsewhere(shards, numbers, all_pieces, xs):
+    """The same where shards begin at other numbers: the last one longer, or shorter."""
+    S, P, gradient = shards[0], numbers[0], torch.zeros(numbers[0])
+    for (a, b), x in zip(all_pieces[0], xs[S:], strict=True):
+        gradient[a:b] += x
+    floor, ceil = P // S, -(-P // S)
+    ways = [[s * floor for s in range(S)], [s * ceil for s in range(S)]]
+    outcomes = []
+    for begins in ways:
+        parts, theta = [x.clone() for x in xs[:S]], torch.zeros(P)
+        for part, begin, end in zip(parts, begins, [*begins[1:], P], strict=True):
+            n = min(len(part), end - begin)
+            part[:n] -= gradient[begin : begin + n]
+            theta[begin : begin + n] = part[:n]
+        outcomes.append([*parts, *(theta[a:b] for a, b in all_pieces[0])])
+    return OneOf(outcomes)
 
 
 def overlaps(shards, numbers, all_pieces, xs):
@@ -248,8 +306,9 @@ verdict = check(
             *given, seen="before"
         ),
         "A shard answers before it has all pushes that concern it: where pieces overlap, one is missing.": (
-            lambda *given: after(*given, seen="own")
+            lambda *given: OneOf([after(*given, seen=seen) for seen in ("own", "so far")])
         ),
+        "Where do the shards begin? tensor_split makes the first P % S of them one longer.": cut_elsewhere,
     },
     worlds=range(2, 6),  # a shard and a piece at least
     points=4,
@@ -319,10 +378,10 @@ def problem(rank, world_size, rows=ROWS, seed=0):
     return torch.tensor([1.0, -1.0, 0.5]), x, x.sum(1) + rank, 3, 2, 0.05
 
 
-def averaged(thetas, xs, ys, Hs, counts, rates, weigh=len, H=None, last=False):
-    """Theta on every rank, the thetas weighed by weigh(rows)."""
+def averaged(thetas, xs, ys, Hs, counts, rates, weigh=len, H=None, rounds=None, total=None):
+    """Theta on every rank, the thetas weighed by weigh(rows) and divided by `total`."""
     theta = thetas[0]
-    for _ in range(counts[0]):
+    for _ in range(rounds or counts[0]):
         ends = []
         for x, y in zip(xs, ys, strict=True):
             mine = theta
@@ -330,8 +389,19 @@ def averaged(thetas, xs, ys, Hs, counts, rates, weigh=len, H=None, last=False):
                 mine = mine - rates[0] * cost_gradient(mine, x, y) if len(x) else mine
             ends.append(mine)
         weights = [weigh(x) for x in xs]
-        theta = sum(w * end for w, end in zip(weights, ends, strict=True)) / sum(weights)
+        theta = sum(w * end for w, end in zip(weights, ends, strict=True))
+        theta = theta / (total or sum(weights))
     return [theta] * len(xs)
+
+
+def meets_at_each_step(run, given):
+    """Whether the ranks take a mean after each step."""
+    if len(run.trace.collectives) == given[3][0] * given[4][0]:
+        return (
+            f"The values are right in a world of {run.world_size}, but you take a mean after each "
+            "step: take H steps without the others, then one mean."
+        )
+    return None
 
 
 verdict = check(
@@ -340,16 +410,34 @@ verdict = check(
     problem,
     averaged,
     only("all_reduce"),
+    Rule(meets_at_each_step),
     collectives(
-        lambda *given: given[4][0], hint="One a round: the number of rows can travel along."
+        lambda *given: given[4][0],
+        hint="One a round: the number of rows can travel along.",
     ),
-    collective_nbytes(lambda *given: given[4][0] * (given[0][0].nbytes + 4)),
+    collective_nbytes(
+        lambda *given: given[0][0].nbytes + 4,
+        hint="Theta and one number more, the rows, is all that has to travel.",
+    ),
     mistakes={
         "That is the plain mean of the thetas: a rank with few rows counts as much as one with many.": (
             lambda *given: averaged(*given, weigh=lambda x: 1)
         ),
         "Ranks without rows must not count; those that have some count by how many.": (
             lambda *given: averaged(*given, weigh=lambda x: min(len(x), 1))
+        ),
+        "A rank without rows counts as if it had one: it must bring zeros, for the count, too.": (
+            lambda *given: averaged(*given, weigh=lambda x: max(len(x), 1))
+        ),
+        "You divide the sum of rows times theta by the number of ranks: divide by that of all rows.": (
+            lambda *given: averaged(*given, total=len(given[0]))
+        ),
+        "The mean is taken once, at the end: each round begins from the common theta.": (
+            lambda *given: averaged(*given, H=given[3][0] * given[4][0], rounds=1)
+        ),
+        "That is one round: take all of them.": lambda *given: averaged(*given, rounds=1),
+        "Each step goes uphill: subtract the gradient.": (
+            lambda *given: averaged(*given[:5], [-rate for rate in given[5]])
         ),
         "That is one step a round: take H of them.": lambda *given: averaged(*given, H=1),
         "All is nan: a rank without rows has brought the mean of nothing.": (
@@ -416,10 +504,13 @@ def choose(rank, world_size, clusters):
 KEYS = ("slow", "step_s", "nbytes", "latency_s", "bandwidth_Bps", "steps", "updates")
 CLUSTERS = [
     (4, 1e-3, 40_000, 1e-5, 1.25e9, 40, 200),  # a slow rank
-    (2, 1e-3, 100_000, 1e-5, 1.25e8, 40, 160),  # the server's link is full
+    (2, 1e-3, 100_000, 1e-5, 1.25e8, 40, 160),  # the server sets the pace
     (1, 1e-3, 4_000, 1e-4, 1.25e9, 40, 180),  # equal ranks, and a ring of slow rounds
     (2, 1e-3, 4_000, 1e-5, 1.25e9, 40, 300),  # staleness costs too many updates
     (3, 1e-3, 40_000, 1e-5, 1.25e8, 40, 150),  # a slow rank and a slow link
+    (8, 1e-3, 4_000, 1.6e-4, 1.25e9, 40, 910),  # messages are a part of a worker's turn
+    (8, 1e-3, 4_000, 1.6e-4, 1.25e9, 40, 600),  # three are quick, whatever the fourth does
+    (1, 1e-3, 100_000, 1e-5, 1.25e9, 40, 184),  # the ring sends quarters
 ]
 
 
@@ -467,18 +558,31 @@ def by_simulation(c):
     return FIRST[key]
 
 
-def by_formula(c, link=True, alike=False):
-    slow, message_s = 1 if alike else c["slow"], c["latency_s"] + c["nbytes"] / c["bandwidth_Bps"]
-    step_s, slow_s = c["step_s"], slow * c["step_s"]
-    per_s = 3 / (step_s + 2 * message_s) + 1 / (slow_s + 2 * message_s)
-    apart_s = c["updates"] / (min(per_s, 1 / (2 * message_s)) if link else per_s)
-    ring_s = 6 * (c["latency_s"] + c["nbytes"] / 4 / c["bandwidth_Bps"])
-    return "together" if c["steps"] * (slow_s + ring_s) < apart_s else "apart"
+def by_formula(c, turn=2, limit=2, part=4, rounds=6, others=3, alike=(), turns=None):
+    """The formula with its usual faults; `turns` is what the sum over the workers is taken for."""
+    message_s = c["latency_s"] + c["nbytes"] / c["bandwidth_Bps"]
+    step_s = c["step_s"]
+    slow_s, slow_apart_s = (
+        step_s if which in alike else c["slow"] * step_s for which in ("together", "apart")
+    )
+    mean_s = {"mean": (3 * step_s + slow_apart_s) / 4, "slowest": slow_apart_s}.get(turns)
+    per_s = others / (step_s + turn * message_s) + 1 / (slow_apart_s + turn * message_s)
+    per_s = 4 / (mean_s + turn * message_s) if mean_s else per_s
+    per_s = min(per_s, 1 / (limit * message_s)) if limit else per_s
+    ring_s = rounds * (c["latency_s"] + c["nbytes"] / part / c["bandwidth_Bps"])
+    return "together" if c["steps"] * (slow_s + ring_s) < c["updates"] / per_s else "apart"
 
 
 def judged(rule):
     """What each rank must return, or would, by a rule."""
     return lambda asked: [[rule(c) for c in clusters] for clusters in asked]
+
+
+def with_fault(*faults):
+    """What each rank would return by the formula with one of these faults."""
+    return lambda asked: OneOf(
+        [judged(lambda c, fault=fault: by_formula(c, **fault))(asked) for fault in faults]
+    )
 
 
 verdict = check(
@@ -495,16 +599,33 @@ verdict = check(
         "Always together: nothing is stale there, but not all clusters are won by that.": judged(
             lambda c: "together"
         ),
-        "So it would be if the server's link had no limit: it carries one message at a time.": judged(
-            lambda c: by_formula(c, link=False)
+        "The server does one thing at a time: for each update it receives a message, then sends one.": (
+            with_fault({"limit": 0}, {"limit": 1})
         ),
         "So it would be if all ranks were equal: together, a step is as slow as its slowest rank.": (
-            judged(lambda c: by_formula(c, alike=True))
+            with_fault({"alike": ("together", "apart")}, {"alike": ("together",)})
+        ),
+        "Apart, the slow rank is slow, too: it takes fewer turns than the others.": (
+            with_fault({"alike": ("apart",)})
+        ),
+        "Apart, nobody waits for the slow rank: add up the turns a second of all four workers.": (
+            with_fault({"turns": "mean"}, {"turns": "slowest"})
+        ),
+        "A worker's turn is its gradient and two messages, one there and one back.": (
+            with_fault({"turn": 0}, {"turn": 1})
+        ),
+        "In each round of the ring a rank sends a quarter of nbytes.": with_fault({"part": 1}),
+        "The ring has six rounds, and each costs a latency and a quarter of nbytes.": (
+            with_fault({"rounds": 0}, {"rounds": 2}, {"rounds": 3})
+        ),
+        "Each cluster has four workers: world_size only says how many ranks answer.": (
+            lambda asked: judged(lambda c: by_formula(c, others=len(asked) - 1))(asked)
         ),
         "That is by the number of gradients alone: how long does one take?": judged(
             lambda c: "together" if 4 * c["steps"] < c["updates"] else "apart"
         ),
     },
+    worlds=range(3, 6),
     points=3,
 )
 verdict

@@ -2,7 +2,7 @@
 # # 13 Asynchronous training
 #
 # In every program so far the ranks took each step together: who was first waited for who was last.
-# **DistBelief** (Dean et al. 2012, "Large Scale Distributed Deep Networks") did without. In this lesson (90 minutes) you will
+# **DistBelief** (Dean et al. 2012, "Large Scale Distributed Deep Networks") did without. In this lesson (120 minutes) you will
 #
 # - run four programs on the same data: send gradients or parameters, together or apart,
 # - show when averaging parameters *is* averaging gradients, and when it is not,
@@ -24,8 +24,8 @@
 
 # %%
 import math
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import matplotlib.pyplot as plt
 import torch
@@ -96,7 +96,7 @@ def together(rank, world_size, what, steps, rate):
 # To be apart, ranks need somebody to meet: rank 0 becomes a **parameter server**, which keeps theta and
 # computes no gradients. A worker sends what it has, gets theta back, and goes on. The server's first
 # line is the whole idea: `recv` *without a source*, so it serves **whoever comes first**. The last
-# number of its answer says whether to go on.
+# number of its answer says whether to go on: the last answer to each worker says no.
 
 
 # %%
@@ -126,7 +126,7 @@ def apart(rank, world_size, what, updates, rate):
 
 # %% [markdown]
 # All four, with 256 gradients of four workers, on 10 Gbit Ethernet. (The server is a fifth rank.) Which is
-# first, and which ends lowest? Times are virtual: the same in every run, on every machine.
+# first, and which ends lowest? Times are virtual: the same on every machine. The timeline is of the last run.
 
 # %%
 guess = None  # the quickest; the lowest loss
@@ -148,7 +148,7 @@ for what in WHAT:
 run.timeline(between=(0, 8e-3))
 
 # %% [markdown]
-# Two surprises. Nobody waits for anybody, and apart is hardly sooner. In the row *together* it did not matter
+# Two surprises. Nobody waits for anybody, and apart is hardly sooner. In the column *together* it did not matter
 # what travelled. Take the second one first.
 #
 # ## Averaging parameters, averaging gradients
@@ -190,14 +190,14 @@ for name in OPTIMIZERS:
 
 # %% [markdown]
 # For SGD and momentum they are one program, written twice, up to rounding. For Adam they are two: its first step is
-# $\eta\, g / |g|$, the *sign* of the gradient, and a mean of signs is not the sign of the mean.
+# $\eta\, g / |g|$ number by number, the *sign* of each, and a mean of signs is not the sign of the mean.
 #
 # ## Local SGD: meet every H steps
 #
 # So why send parameters at all? Because then one may skip. After H steps of its own a rank has sent nothing, and the
 # mean still makes sense: **local SGD**. It sends H times less. It is no longer synchronous SGD, since each rank
 # takes its later gradients where *it* stands. How much does that hurt, if all ranks draw from the same
-# digits? And if rank 0 has mostly zeros and ones, rank 3 mostly nines (data that stay where they were made)?
+# digits? And if rank 0 has mostly zeros and ones, rank 3 mostly eights and nines (data that stay where they were made)?
 
 # %%
 guess = None  # the loss for H = 64: all digits alike; each rank its own digits
@@ -227,14 +227,13 @@ def show(outer):
 show(lambda theta, agreed, momentum: theta)
 
 # %% [markdown]
-# Where all draw from the same digits, 64 times fewer bytes cost next to nothing: each rank's way is a
-# fair sample. With digits of its own, each rank runs towards another goal, and the longer it runs,
+# Where all draw from the same digits, 64 times fewer bytes cost next to nothing. With digits of its own, each rank runs towards another goal, and the longer it runs,
 # the less their mean is worth. The bytes fall as 1/H either way; **what H may be, the data decide**.
 #
 # **DiLoCo** (Douillard et al. 2023, arXiv 2311.08105) treats what the ranks agreed on, $\theta_{old} -
-# \bar\theta$, as if it were a gradient, and gives it to an outer optimizer with Nesterov momentum.
-# **Now you write it**: $d = \theta_{old} - \bar\theta$; $m \leftarrow 0.9\, m + d$; the new $\theta$ is $\theta_{old} -
-# 0.7\,(0.9\, m + d)$.
+# \bar\theta$, as if it were a gradient, and gives it to an outer optimizer with momentum (Nesterov's, which
+# looks one step ahead). **Now you write it**: $d = \theta_{old} - \bar\theta$; $m \leftarrow 0.9\, m + d$; the new $\theta$ is $\theta_{old} -
+# 0.7\,(0.9\, m + d)$. Change `momentum` in place (`mul_`, `add_`): the next call needs it.
 
 
 # %%
@@ -294,8 +293,7 @@ plt.show()
 # %% [markdown]
 # With W equal workers it is **W - 1**: each of the others comes once. (Only the first round is fresher.) And the mean
 # does not change with a slow rank! Each update makes the gradient of *every* other worker one older, so
-# the mean is W - 1 in any order; the slow one's gradients are old, all others' a little younger. (On real ranks
-# the order changes from run to run, the mean does not: you will see it below.)
+# the mean is W - 1 in any order; the slow one's gradients are old, all others' a little younger.
 #
 # ## "Asynchronous is faster"
 #
@@ -317,7 +315,7 @@ for column, (name, (gbit, slow)) in enumerate(worlds.items()):
         print(f"all at {times_s[-1] * 1e3:5.1f} ms, loss {losses[-1]:.3f}")
         axes[0, column].plot(updates, losses, label=program.__name__)
         axes[1, column].plot([1e3 * t for t in times_s], losses, label=program.__name__)
-    axes[0, column].set(title=name, xlabel="gradients used")
+    axes[0, column].set(title=name, xlabel="updates (gradients)")
     axes[1, column].set(xlabel="virtual time (ms)", ylim=(0, 2))
 for row in axes:
     row[0].set(ylabel="loss")
@@ -326,19 +324,19 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# Nothing is free. Against updates asynchronous buys nothing: the curves lie about on each other (this rate
-# bears a staleness of 3), and a bump in one of them is noise, as the band below shows. Where all ranks are
+# Nothing is free. Against updates asynchronous buys nothing. It costs a little: in the band near the end of this lesson
+# *together* lies low. (A bump is the noise of small batches.) Where all ranks are
 # equal there is hardly any waiting to be saved, either. It wins where **ranks differ**: the synchronous step is
 # as slow as its slowest rank, the server takes what it gets. And on a slow network it loses by far. Why?
 #
-# ## The server's link
+# ## One thing at a time
 #
-# For each update the server receives P numbers of 4 bytes and sends as many, with nothing else at the same time. **Now you
+# For each update our server receives P numbers of 4 bytes, then sends as many: its loop does one thing at a time. **Now you
 # write it**: how long must 256 updates take at least, at 1 Gbit/s (125e6 bytes/s, 10e-6 s of latency a message)? Then run 2 to
 # 16 workers: from how many on is it the server that sets the pace?
 
 # %%
-guess = None  # the first number of workers whose time is yours
+guess = None  # the first number of workers whose time is your formula's
 P = len(start())
 
 
@@ -358,15 +356,18 @@ for W in (2, 4, 8, 16):
 #
 # </details>
 #
-# From four workers on the link is full. More workers add nothing but staleness, W - 1: the loss gets *worse*
-# at the same time. (A ring of 16 does not have this: each rank sends $2\,\frac{R-1}{R}$ times P, whatever R is.)
+# From four workers on the server sets the pace. More workers add nothing but staleness, W - 1: the loss gets *worse*
+# at the same time. (Each direction of a link has it to itself: with `isend` for the answer the server would receive
+# meanwhile, and need half the time at best. In a ring each rank sends $2\,\frac{R-1}{R}$ times P, nearly the same for
+# any R.)
 #
 # ## Downpour: cut the server
 #
 # DistBelief's answer: **shards**, ten in its overview picture. Rank s < S holds the s-th part of theta and serves
 # that part alone. No shard knows of another. Its replicas differ from our workers in one more thing: they
-# push a *sum* of gradients every `n_push` steps, fetch every `n_fetch` steps, and take steps of their
-# own in between. The last number of a message says what it wants.
+# push a *sum* of gradients every `n_push` steps, fetch every `n_fetch` steps (each fetch pushes, too, so an `n_push` of
+# twice `n_fetch` changes nothing), and take steps of their own in between (none with Adagrad). The last
+# number of a message says what it wants.
 #
 # (The `except` is for later: guess what for. `whom` is None, whoever comes first, until somebody has said goodbye.)
 
@@ -419,8 +420,8 @@ def downpour(rank, world_size, S, steps, rate, n_push=1, n_fetch=1, adagrad=Fals
 
 
 # %% [markdown]
-# Sixteen replicas at 1 Gbit/s, where one server took 115 ms, and four. What do 2 and 10 shards give? Which link
-# is relieved: that of the server, or that of a replica?
+# At 1 Gbit/s one server took 115 ms, for 16 workers as for 4. What do 2 and 10 shards give? Who is
+# relieved: the server, or a replica?
 
 # %%
 guess = None  # ms with 1, 2 and 10 shards, for 16 replicas and for 4
@@ -453,7 +454,7 @@ for W in (16, 4):
 #
 # Here two ranks are a replica: one has layer 1, the next has layer 2. They send each other activations and their
 # gradients. **Now you write it**: which shards must a rank ask that holds the numbers a, ..., b - 1 of
-# theta? Below, all are asked.
+# theta? Below, all are asked. With the right ones the losses printed below stay, and bytes fall.
 
 
 # %%
@@ -534,7 +535,7 @@ for replicas in (1, 2):
 #
 # ## What it costs to talk less, and two remedies
 #
-# What do n_push and n_fetch save, and cost? Then the paper's two remedies, with eight replicas.
+# What do n_push and n_fetch save, and cost? Then the paper's two remedies.
 # **Adagrad** on the shards divides each number's step by the root of the sum of all its squares so far.
 # **Warm start**: one replica trains alone for a while, before the others begin.
 
@@ -543,21 +544,24 @@ guess = None  # which of the two remedies helps more?
 for n_push, n_fetch in ((1, 1), (1, 4), (4, 4), (8, 8)):
     run, loss = train(4, 2, 64, 0.1, n_push, n_fetch)
     print(f"n_push {n_push}, n_fetch {n_fetch}: {sum(run.bytes_sent):10,} bytes, loss {loss:.3f}")
-for adagrad, rates in ((False, (0.05, 0.1, 0.2, 0.4)), (True, (0.0125, 0.025, 0.05, 0.1))):
-    losses = [f"{rate}: {train(8, 1, 32, rate, 1, 1, adagrad)[1]:.3f}" for rate in rates]
-    print("Adagrad" if adagrad else "SGD    ", *losses, sep="   ")
+SETTINGS = {"8 replicas": (8, 1, 32, 1), "4, n_push = n_fetch = 8": (4, 2, 64, 8)}
+for name, (W, S, steps, n) in SETTINGS.items():
+    print(name)
+    for adagrad, rates in ((False, (0.025, 0.05, 0.1, 0.2)), (True, (0.0125, 0.025, 0.05, 0.1))):
+        losses = [f"{rate}: {train(W, S, steps, rate, n, n, adagrad)[1]:.3f}" for rate in rates]
+        print("  Adagrad" if adagrad else "  SGD    ", *losses, sep="   ")
 for alone in (0, 16):
     noises = [simlib.scale.Jitter("lognormal", spread=0.1, seed=seed) for seed in range(6)]
     losses = [train(8, 1, 32, 0.2, 1, 1, False, alone, slow=noise)[1] for noise in noises]
-    print(f"SGD, rate 0.2, alone for {alone:2} steps: loss {sum(losses) / 6:.3f}, mean of 6")
+    print(f"8 replicas, SGD, 0.2, alone for {alone:2} steps: loss {sum(losses) / 6:.3f}, mean of 6")
 
 # %% [markdown]
 # Talking less is cheap in bytes and dear in loss: a sum of eight gradients comes as one long step, and an old one.
-# Adagrad is the remedy: its best loss is lower, and around it a factor of 2 in the rate does little. (The two have
-# other units, so compare rows, not columns.) Early gradients are the largest and would throw theta far off; Adagrad
-# makes a step of about `rate` of each, whatever its size. The warm start helps, too: the largest gradients
-# come while nobody else is there to make them old. (Its loss is the mean of six runs with noise, as rate 0.2 is at the
-# edge, where the order of arrival decides. 16 steps alone are 6 % more gradients.) The paper
+# Adagrad helps more: its best loss is lower in both settings (though it does not undo what n = 8 costs). Compare the
+# best of each row: at the same rate the two take steps of different size. Early gradients are the largest and would throw
+# theta far off; Adagrad makes the first step about `rate` in each number, and later ones shorter. The warm start
+# helps, too: the largest gradients come while nobody else is there to make them old. (Its loss is a mean of six runs
+# with noise, as rate 0.2 is at the edge. 16 steps alone are 6 % more gradients.) The paper
 # reports that both together all but ended Downpour's trouble with stability.
 #
 # ## A replica is lost
@@ -573,6 +577,10 @@ print(f"nobody dies: loss {loss:.3f}, {run.time_s * 1e3:.1f} ms")
 death = {"kill": {5: 0.03}, "on_death": "continue"}
 run, loss = train(4, 2, 64, 0.1, **death)
 print(f"deaths {run.deaths}: loss {loss:.3f}, {run.time_s * 1e3:.1f} ms")
+for seed in range(3):
+    noise = {"slow": simlib.scale.Jitter("lognormal", spread=0.1, seed=seed)}
+    both = (train(4, 2, 64, 0.1, **noise, **what)[1] for what in ({}, death))
+    print("with noise, nobody dies / death: {:.3f} / {:.3f}".format(*both))
 try:
     simlib.simulate(together, 6, ("gradients", 64, 0.1), **death, cluster=network(6))
 except simlib.SimlibError as error:
@@ -580,7 +588,7 @@ except simlib.SimlibError as error:
 run.timeline(between=(0.027, 0.034))
 
 # %% [markdown]
-# The loss is hardly worse, though all later gradients of rank 5 are missing, and the others kept their pace.
+# The loss is a little worse, with each seed of noise: later gradients of rank 5 are missing. The others kept their pace.
 # The shards were in the `recv` that names no source: it goes on waiting for the living, and notices nothing.
 # Only when a replica has said goodbye do they ask for each one left *by name*; that recv raises, as the
 # connection of the dead is closed, and `except` strikes it off the list. Without this the shards would wait for
@@ -594,7 +602,8 @@ run = simlib.run(apart, 5, ("gradients", 256, 0.2))
 ages = staleness(run)
 print(f"mean {sum(ages) / 256:.3f}, largest {max(ages)}, loss {run.results[0][-1][2]:.3f}")
 run = simlib.run(downpour, 5, (2, 400, 0.05), kill={4: 0.15}, on_death="continue")
-print(f"deaths {run.deaths}; loss {loss_of(torch.cat(run.results[:2])):.3f}")
+died = {rank: round(time_s, 2) for rank, time_s in run.deaths.items()}
+print(f"deaths {died}; loss {loss_of(torch.cat(run.results[:2])):.3f}")
 
 # %% [markdown]
 # So both engines keep the promise, with two limits. A *shard* that dies takes its part of theta along. And two
@@ -613,7 +622,7 @@ print(f"deaths {run.deaths}; loss {loss_of(torch.cat(run.results[:2])):.3f}")
 # border between what trains and what does not?
 
 # %%
-guess = None  # how does the largest good rate depend on d?
+guess = None  # how does the best rate depend on d?
 
 
 def delayed(d, rate, updates=256):
@@ -639,17 +648,17 @@ axes.set_yticks(range(len(ages)), ages)
 plt.show()
 
 # %% [markdown]
-# The printed line says that the loop *is* our server. And the border falls: as d about doubles from line to line, the largest good
-# rate about halves. So **more workers want a smaller rate**, and each update does less. That is the price of staleness: it is paid
-# in updates, and no figure of updates per second shows it.
+# The printed line says that the loop *is* our server. And the border falls: as d about doubles from line to line, the best
+# rate halves. So **more workers want a smaller rate**, and each update does less. That is the price of staleness, paid
+# in updates: no figure of updates per second shows it.
 #
 # **A lab:** both trainings on one picture, same net and digits, worked out in the kernel and not run by ranks. A
 # gradient takes 1 ms, more or less by a tenth. Left is the loss against time; right, how many gradients of others
 # came between a gradient's fetch and its push. Rank 1 takes three times as long.
 #
-# Let it take eight times: which curve moves? Raise n_fetch to 8: what is gained, what is lost, and which rate
-# mends it? Take 16 workers: what rate do they bear? Back to four, with rate 0.1: let a message take 0.5 ms. What is n_fetch 4
-# worth now? And the seed?
+# Start each question from these settings. (1) Slow 8: which curve moves? (2) n_fetch 8: what is gained,
+# what is lost, and which rate mends it? (3) Workers 16: which rate is best? (4) Rate 0.1, message 0.5 ms: what is
+# n_fetch 4 worth now? (5) And the seed?
 
 # %%
 labs.draw_staleness(workers=4, slow=3, n_fetch=1, rate=0.2)
@@ -660,10 +669,10 @@ labs.staleness_lab(workers=4, slow=3, n_fetch=1, rate=0.2)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# The end of *together* moves from 193 to 509 ms, *apart* from 82 to 88. With n_fetch 8 it takes 80 ms, so
-# nothing is gained: the mean staleness rises from 3.0 to 12.8, the loss from 0.143 to 0.795, and half the rate
-# makes that 0.355. Sixteen bear hardly 0.05: 0.762 apart. With slow messages n_fetch 4 needs 163 ms in place of
-# 256, for 0.247 in place of 0.242. And the seed moves the loss apart between 0.140 and 0.231; together it is
+# (1) The end of *together* moves from 193 to 509 ms, *apart* from 82 to 88. (2) It takes 80 ms, so
+# nothing is gained: the mean staleness rises from 3.0 to 12.8, the loss from 0.143 to 0.795; half the rate
+# makes that 0.355. (3) 0.05, for 0.762 apart, beside 0.490 together. (4) 163 ms in place of
+# 256, for 0.247 in place of 0.242. (5) It moves the loss apart between 0.140 and 0.231; together it is
 # 0.175 always.
 #
 # </details>
@@ -693,14 +702,14 @@ print(f"together, 2 seeds: loss {one[-1]:.3f} and {other[-1]:.3f}")
 figure, axes = plt.subplots(figsize=(6, 2.6))
 axes.fill_between(range(16, 129, 16), low, high, alpha=0.4, label="apart, 20 seeds")
 axes.plot(range(16, 129, 16), one, label="together, each seed")
-axes.set(xlabel="gradients used", ylabel="loss", ylim=(0, 2))
+axes.set(xlabel="updates (gradients)", ylabel="loss", ylim=(0, 2))
 axes.legend(frameon=False)
 plt.show()
 run = simlib.simulate(apart, 3, ("gradients", 16, 0.2), cluster=network(3), seed=2)
 
 # %% [markdown]
-# The loss of one seed means little: compare bands, never two single runs. (Together there is no band: noise moves
-# the time, not theta.) The race is no fault here; it *is* the method. But you should know that you have it,
+# The loss of one seed means little: compare bands, never two single runs. Together there is no band: noise moves
+# the time, not theta. Its line runs along the lower edge most of the way: that is what staleness costs. The race is no fault here; it *is* the method. But you should know that you have it,
 # and at which line: what follows that `recv` can be repeated only if you record who came.
 #
 # ## Hogwild: the same on one machine
@@ -720,19 +729,22 @@ def hogwild(threads, updates=256):
         for _ in range(updates // threads):
             theta.sub_(0.2 * gradient(theta))
 
-    team = [threading.Thread(target=work, args=(number,)) for number in range(1, threads + 1)]
-    for thread in team:
-        thread.start()
-    for thread in team:
-        thread.join()
+    with ThreadPoolExecutor(threads) as team:
+        list(team.map(work, range(1, threads + 1)))
     return loss_of(theta).item()
 
 
 print(*(f"{threads} threads: {hogwild(threads):.3f}" for threads in (1, 2, 4)))
+for length in (P, 2_000_000):
+    x = torch.zeros(length)
+    with ThreadPoolExecutor(2) as team:
+        list(team.map(lambda _, x=x: [x.add_(1) for _ in range(200)], range(2)))
+    print(f"{length:9,} numbers, 2 threads: {(x < 400).sum():,} of them have lost an addition")
 
 # %% [markdown]
 # It trains. A thread may read theta half written. The paper proves that little is lost where gradients are *sparse*, so that
-# two threads seldom write the same numbers. Ours are dense, and threads of Python take turns anyway: no proof of speed.
+# two threads seldom write the same numbers. Ours are dense, but theta is so small that a write is over before
+# the next one begins. torch lets go of Python's lock inside its operations, so in a long vector updates do get lost.
 #
 # ## Which one?
 #
@@ -742,11 +754,11 @@ print(*(f"{threads} threads: {hogwild(threads):.3f}" for threads in (1, 2, 4)))
 # | some ranks are slow, now and then or always | asynchronous, smaller rate | nobody waits; or lesson 14's remedies |
 # | the network is slow, data are alike | local SGD, DiLoCo | H times fewer bytes |
 # | the network is slow, each rank has its own digits | local SGD with a small H | ranks run apart |
-# | replicas come and go | Downpour with Adagrad | a lost replica is only a smaller stream |
-# | many workers, one server | shards, until the workers' links are full | the server's link sets the pace |
+# | replicas die | Downpour with Adagrad | a lost replica is only a smaller stream |
+# | many workers, one server | shards, until the workers set the pace | a server does one thing at a time |
 # | you must get the same result twice | synchronous | who comes first is a race |
 #
-# Large models today are trained synchronously: accelerators are equal, and their networks are fast.
+# Large models today are trained synchronously: accelerators are equal, networks fast.
 #
 # ## Your turn
 #
@@ -756,21 +768,21 @@ print(*(f"{threads} threads: {hogwild(threads):.3f}" for threads in (1, 2, 4)))
 # ## Exit ticket
 #
 # 1. Sixteen equal workers and one server: the staleness? One becomes five times as slow: the mean?
-# 2. A server can send and receive 100 MB/s, P is 25 million numbers. How many updates a second, at most?
-# 3. You cut it into ten shards, and nothing gets faster. Which link is full?
+# 2. A link of 100 MB/s each way, our server, P is 25 million numbers. How many updates a second, at most?
+# 3. You cut it into ten shards, and nothing gets faster. Who sets the pace?
 # 4. Averaging parameters at each step: for which optimizer is it not averaging gradients, and why?
-# 5. "Asynchronous SGD is model parallel." What two questions are mixed?
+# 5. "Asynchronous SGD is model parallel." Which two questions are mixed here?
 # 6. Why does a shard not notice that a replica has died?
 #
 # <details><summary>Answers</summary>
 #
 # 1. 15; still 15, but its own gradients are older.
-# 2. One update is 100 MB in and 100 MB out, one after the other: one every two seconds.
-# 3. That of the workers, each of which still sends and fetches all of theta.
+# 2. 100 MB in, then 100 MB out: one in two seconds. (With `isend` for the answer both overlap: one a second.)
+# 3. The workers: each still computes, and sends and fetches all of theta.
 # 4. Adam: it divides by the root of a mean of squares, so its step is not linear in the gradient.
-# 5. *When* ranks meet, and *what* each of them holds.
+# 5. *When* ranks meet, and *what part of the model* each holds. (The first table had another: what travels.)
 # 6. Its recv waits for anybody; the others still come.
 #
 # </details>
 #
-# **Next:** stragglers and failures, in lesson 14 (to come).
+# **Next:** stragglers and failures, in [lesson 14](14_stragglers_and_failures.ipynb).

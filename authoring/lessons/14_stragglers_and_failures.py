@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 14 Stragglers and failures
 #
-# So far all ranks were equally fast, and all lived to the end. On a thousand devices neither holds for a
+# In most lessons so far all ranks were equally fast and lived to the end. On a thousand devices neither holds for a
 # day. In this lesson (130 minutes) you will
 #
 # - find out from a trace which rank keeps the others waiting,

@@ -62,7 +62,63 @@ def count_by_itself(rank, world_size, theta, rows, targets, H, rounds, rate):
     return theta
 
 
+def empty_as_one_row(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the rank without rows that counts as one row"""
+    return run(theta, rows, targets, H, rounds, rate, max(len(rows), 1))
+
+
+def once_at_the_end(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the single mean after all rounds"""
+    return run(theta, rows, targets, H * rounds, 1, rate, len(rows))
+
+
+def one_round(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the first round alone"""
+    return run(theta, rows, targets, H, 1, rate, len(rows))
+
+
+def uphill(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the gradient added"""
+    return run(theta, rows, targets, H, rounds, -rate, len(rows))
+
+
+def meets_at_each_step(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the mean after each step, as in synchronous SGD"""
+    return run(theta, rows, targets, 1, H * rounds, rate, len(rows))
+
+
+def divided_by_the_ranks(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the sum of rows times theta, divided by the number of ranks"""
+    for _ in range(rounds):
+        mine = theta.clone()
+        for _ in range(H if len(rows) else 0):
+            mine -= rate * cost_gradient(mine, rows, targets)
+        mine *= len(rows)
+        dist.all_reduce(mine)
+        theta = mine / world_size
+    return theta
+
+
+def longer_than_needed(rank, world_size, theta, rows, targets, H, rounds, rate):
+    """the rows sent once for each number of theta"""
+    for _ in range(rounds):
+        mine = theta.clone()
+        for _ in range(H if len(rows) else 0):
+            mine -= rate * cost_gradient(mine, rows, targets)
+        buffer = torch.stack([mine, torch.ones(len(mine))]) * len(rows)
+        dist.all_reduce(buffer)
+        theta = buffer[0] / buffer[1]
+    return theta
+
+
 WRONG = {
+    empty_as_one_row: "counts as if it had one",
+    once_at_the_end: "The mean is taken once",
+    one_round: "That is one round",
+    uphill: "goes uphill",
+    meets_at_each_step: "a mean after each step",
+    divided_by_the_ranks: "by that of all rows",
+    longer_than_needed: "is all that has to travel",
     plain_mean: "a rank with few rows counts as much",
     mean_of_those_with_rows: "those that have some count by how many",
     one_step_a_round: "take H of them",

@@ -8,7 +8,11 @@ import torch.distributed as dist
 QUESTION = "push_and_fetch"
 
 
-def edges_of(S, P):
+def edges_of(S, P, cut="tensor_split"):
+    if cut == "floor":
+        return [*(s * (P // S) for s in range(S)), P]
+    if cut == "ceil":
+        return [min(P, -(-P // S) * s) for s in range(S + 1)]
     return [0, *itertools.accumulate(len(part) for part in torch.arange(P).tensor_split(S))]
 
 
@@ -16,9 +20,9 @@ def shared(edges, s, piece):
     return max(edges[s], piece[0]), min(edges[s + 1], piece[1])
 
 
-def exchange(rank, S, P, pieces, x, sign=-1, when="after all", ask_all=False):
+def exchange(rank, S, P, pieces, x, sign=-1, when="after all", ask_all=False, cut="tensor_split"):
     """The exchange of all answers below, with their faults to choose."""
-    edges, x, old = edges_of(S, P), x.clone(), x.clone()
+    edges, x, old = edges_of(S, P, cut), x.clone(), x.clone()
     mine = [
         (s, k, a, b)
         for k, piece in enumerate(pieces)
@@ -34,8 +38,8 @@ def exchange(rank, S, P, pieces, x, sign=-1, when="after all", ask_all=False):
             came = torch.empty(b - a)
             dist.recv(came, src=S + k)
             x[a:b] += sign * came
-            answer = {"before": old[a:b], "own": old[a:b] - came, "after all": x[a:b]}[when]
-            answers.append((S + k, answer))
+            answer = {"before": old[a:b], "own": old[a:b] - came, "after all": x[a:b]}.get(when)
+            answers.append((S + k, x[a:b].clone() if when == "at once" else answer))
         else:
             dist.send(x[a:b].clone(), dst=s)
             answers.append((s, x[a:b]))
@@ -99,7 +103,25 @@ def whole_vectors(rank, world_size, S, P, pieces, x):
     return whole[begin : begin + len(x)].clone()
 
 
+def answers_at_once(rank, world_size, S, P, pieces, x):
+    """the answer to each push as soon as it is in"""
+    return exchange(rank, S, P, pieces, x, when="at once")
+
+
+def remainder_last(rank, world_size, S, P, pieces, x):
+    """the shards of P // S numbers, the last one with the rest"""
+    return exchange(rank, S, P, pieces, x, cut="floor")
+
+
+def cut_as_chunk_does(rank, world_size, S, P, pieces, x):
+    """the shards as long as those of torch.chunk"""
+    return exchange(rank, S, P, pieces, x, cut="ceil")
+
+
 WRONG = {
+    answers_at_once: "where pieces overlap, one is missing",
+    remainder_last: "tensor_split makes the first P % S",
+    cut_as_chunk_does: "tensor_split makes the first P % S",
     uphill: "gradients are subtracted",
     answers_the_old: "before it has subtracted anything",
     answers_one_by_one: "where pieces overlap, one is missing",

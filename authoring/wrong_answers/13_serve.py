@@ -76,7 +76,39 @@ def version_by_itself(rank, world_size, order, gradient):
     return theta if rank else ages
 
 
+def from_anybody(rank, world_size, order, gradient):
+    """the server that takes whoever comes first"""
+    if rank:
+        return worker(rank, order, gradient)
+    state, came, ages = torch.zeros(len(gradient) + 1), torch.zeros(len(gradient) + 1), []
+    for _ in order:
+        src = dist.recv(came)
+        ages.append(int(state[-1] - came[-1]))
+        state[:-1] -= came[:-1]
+        state[-1] += 1
+        dist.send(state, dst=src)
+    return ages
+
+
+def keeps_the_books(rank, world_size, order, gradient):
+    """the version that never travels, as the server remembers who had which"""
+    theta, came, ages, had = torch.zeros_like(gradient), torch.zeros_like(gradient), [], {}
+    for version, who in enumerate(order):
+        if rank == 0:
+            dist.recv(came, src=who)
+            ages.append(version - had.get(who, 0))
+            had[who] = version + 1
+            theta -= came
+            dist.send(theta, dst=who)
+        elif rank == who:
+            dist.send(gradient, dst=0)
+            dist.recv(theta, src=0)
+    return theta if rank else ages
+
+
 WRONG = {
+    from_anybody: "receive from the worker whose turn it is",
+    keeps_the_books: "the version travels both ways",
     the_version: "subtract the version that the worker had",
     one_too_many: "a gradient of the newest theta has staleness 0",
     since_its_last_push: "its own update included",
