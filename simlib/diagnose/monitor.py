@@ -276,7 +276,7 @@ class RunMonitor(ABC):
     survives : bool
         Whether the others go on when a rank dies.
     kill : Mapping
-        Of `run` and `simulate`: the ranks that were to be killed, and when.
+        The ranks that were to be killed, and when.
     wire, memory : list or None
         Of a simulation that has ended: see `Run`.
     """
