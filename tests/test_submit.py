@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -404,6 +405,37 @@ def test_a_job_that_may_begin_anew_is_cancelled(tmp_path):
     assert job.status == "cancelled"
     assert f"{job.name} was cancelled" in str(failure(job))
     assert not job.path.joinpath("attempt-2").exists()
+    wait_until(lambda: not processes_of(job))
+
+
+def killed(folder):
+    """Kill the process that looks after a folder's launcher."""
+    os.kill(state_of(folder)["pid"], signal.SIGKILL)
+
+
+def state_of(folder):
+    return json.loads(folder.joinpath("state.json").read_text())
+
+
+def test_no_rank_outlives_the_program_that_makes_the_attempts(tmp_path):
+    job = submitted(sleeping, 2, tmp_path, restarts=3)
+    wait_until(lambda: job.path.joinpath("attempt-1/rank-1.out").exists())
+    killed(job.path / "attempt-1")
+    wait_until(lambda: not processes_of(job))
+    assert job.status == "failed"
+    assert isinstance(failure(job), simlib.JobError)
+
+
+@pytest.mark.long
+def test_cancel_ends_ranks_that_nobody_looks_after(tmp_path):
+    job = submitted(sleeping, 2, tmp_path, restarts=3)
+    wait_until(lambda: job.path.joinpath("attempt-1/rank-1.out").exists())
+    killed(job.path)
+    killed(job.path / "attempt-1")
+    wait_until(lambda: job.status == "failed")
+    assert processes_of(job)
+    job.cancel()
+    assert job.status == "cancelled"
     wait_until(lambda: not processes_of(job))
 
 

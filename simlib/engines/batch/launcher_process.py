@@ -39,6 +39,7 @@ def main(folder):
             return
         signal.signal(signal.SIGTERM, lambda *_: touch(folder, "cancel"))
         why = wait(launcher, folder, plan)
+    end_attempt(folder)
     write_state(folder, {"state": "ended", "code": launcher.returncode, "why": why})
 
 
@@ -80,6 +81,13 @@ def is_hopeless(folder, hopeless):
         return False
     with open(os.path.join(folder, "launcher.err"), "rb") as file:
         return bool(hopeless.search(file.read(1 << 16)))
+
+
+def end_attempt(folder):
+    """End the ranks of the last attempt: where its program has died, nobody else would."""
+    attempts = [name for name in os.listdir(folder) if name.startswith("attempt-")]
+    if attempts:
+        touch(os.path.join(folder, max(attempts, key=lambda name: int(name[8:]))), "end")
 
 
 def whereabouts():
