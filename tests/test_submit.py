@@ -439,6 +439,31 @@ def test_cancel_ends_ranks_that_nobody_looks_after(tmp_path):
     wait_until(lambda: not processes_of(job))
 
 
+DEAF = """\
+import signal, sys, time
+if len(sys.argv) < 3:
+    print("HYDRA build details")
+    sys.exit()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("deaf", "w").close()
+time.sleep(600)
+"""
+"""An mpiexec that starts nothing and does not end when it is asked to."""
+
+
+@pytest.mark.long
+def test_a_launcher_that_does_not_obey_ends_before_those_who_look_after_it(tmp_path):
+    deaf = tmp_path / "deaf.py"
+    deaf.write_text(DEAF.replace('"deaf"', repr(str(tmp_path / "is-there"))))
+    to = simlib.Mpiexec(launcher=[sys.executable, str(deaf)], time_limit=WAIT_S)
+    job = submitted(sleeping, 2, tmp_path, to=to, restarts=1)
+    wait_until(tmp_path.joinpath("is-there").exists)
+    job.path.joinpath("cancel").touch()  # as with the time limit, the outer one is the first to see
+    wait_until(lambda: job.status == "cancelled")
+    assert not processes_of(job)
+    assert state_of(job.path / "attempt-1")["state"] == "ended"
+
+
 @pytest.mark.long
 def test_one_time_limit_holds_for_all_attempts(tmp_path):
     def main(rank, world_size):

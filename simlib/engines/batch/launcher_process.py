@@ -66,10 +66,10 @@ def wait(launcher, folder, plan):
             if why != "code":
                 touch(folder, "end")  # the ranks see it, on whatever host they are
                 launcher.terminate()
-                deadline = now + OBEY_S
+                deadline = now + plan["obey_s"]
         elif now > deadline:
             os.killpg(launcher.pid, signal.SIGKILL)
-            deadline = now + OBEY_S
+            deadline = now + plan["obey_s"]
 
 
 def is_hopeless(folder, hopeless):
