@@ -478,17 +478,27 @@ def test_one_time_limit_holds_for_all_attempts(tmp_path):
     wait_until(lambda: not processes_of(job))
 
 
+def exits(restart):
+    sys.exit(0)
+
+
+def fails_as_a_run(restart):
+    simlib.simulate(lambda rank, world_size: 1 / 0, 1)
+
+
 @pytest.mark.long
-def test_what_on_restart_raises_is_told(tmp_path):
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [(exits, "SystemExit: 0"), (fails_as_a_run, "RankError: rank 0 raised ZeroDivisionError")],
+)
+def test_what_on_restart_raises_is_told(tmp_path, told, error):
     def main(rank, world_size):
         os._exit(3)
 
-    def told(restart):
-        raise KeyError("no spare")
-
     job = submitted(main, 2, tmp_path, restarts=3, on_restart=told)
-    words = f"{job.name} could not be carried out: it could not begin anew: KeyError: 'no spare'"
+    words = f"{job.name} could not be carried out: it could not begin anew: {error}"
     assert words in str(failure(job))
+    assert job.status == "failed"
     assert not job.path.joinpath("attempt-2").exists()
 
 
