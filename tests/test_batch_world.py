@@ -139,11 +139,13 @@ def raised(folder, from_wait):
 
 
 def test_who_failed_for_want_of_another_leaves_it_to_that_one_to_end_the_job():
-    def code(word, from_wait):
-        report = FailureReport("RuntimeError", "x", [], "", invalid=False, from_wait=from_wait)
+    def code(word, from_wait, message="Connection closed by peer [127.0.0.1]:29500"):
+        report = FailureReport("RuntimeError", message, [], "", invalid=False, from_wait=from_wait)
         return code_of(pickle.dumps((word, report)))
 
     assert code("error", from_wait=True) == FOLLOWED
+    timed_out = "Timed out waiting 500ms for recv operation to complete"
+    assert code("error", from_wait=True, message=timed_out) == 1
     assert code("error", from_wait=False) == 1
     assert code("result", from_wait=True) == 0
     assert code_of(b"nothing that can be read") == 0
