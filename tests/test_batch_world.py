@@ -139,14 +139,35 @@ def raised(folder, from_wait):
 
 
 def test_who_failed_for_want_of_another_leaves_it_to_that_one_to_end_the_job():
-    def code(word, from_wait):
-        report = FailureReport("RuntimeError", "x", [], "", invalid=False, from_wait=from_wait)
+    def code(word, from_wait, message="Connection closed by peer [127.0.0.1]:29500"):
+        report = FailureReport("RuntimeError", message, [], "", invalid=False, from_wait=from_wait)
         return code_of(pickle.dumps((word, report)))
 
     assert code("error", from_wait=True) == FOLLOWED
+    timed_out = "Timed out waiting 500ms for recv operation to complete"
+    assert code("error", from_wait=True, message=timed_out) == 1
     assert code("error", from_wait=False) == 1
     assert code("result", from_wait=True) == 0
     assert code_of(b"nothing that can be read") == 0
+
+
+def test_who_has_ended_is_not_looked_for_again(tmp_path, monkeypatch):
+    folder, looks = JobFolder(tmp_path), []
+
+    def has(name, rank):
+        looks.append(rank)
+        return tmp_path.joinpath(f"rank-{rank}.{name}").exists()
+
+    monkeypatch.setattr(folder, "has", has)
+    assert not folder.have_all_ended(4)
+    for rank, name in {1: "answer", 0: "exit", 3: "answer"}.items():
+        tmp_path.joinpath(f"rank-{rank}.{name}").touch()
+    assert not folder.have_all_ended(4)
+    looks.clear()
+    assert not folder.have_all_ended(4)
+    assert set(looks) == {2}
+    tmp_path.joinpath("rank-2.exit").touch()
+    assert folder.have_all_ended(4)
 
 
 def test_the_first_reason_counts(failed):

@@ -392,6 +392,19 @@ def test_servers_left_over_after_a_death_are_told_of_the_dead(engine, servers, w
 
 
 @in_every_engine
+@pytest.mark.parametrize(("ranks", "on_death"), [(1, "end"), (2, "continue")])
+def test_where_all_ranks_die_no_others_are_told_of(engine, ranks, on_death):
+    def main(rank, world_size):
+        time.sleep(60)
+
+    with pytest.raises(simlib.RankDiedError) as caught:
+        engine(main, ranks, kill=dict.fromkeys(range(ranks), 0.3), on_death=on_death)
+    parts = [f"the process of rank {rank} was ended by signal 9 (SIGKILL)" for rank in range(ranks)]
+    assert str(caught.value) == "; ".join(parts)
+    assert caught.value.run.deaths.keys() == set(range(ranks))
+
+
+@in_every_engine
 def test_a_deadlock_of_survivors_alone_is_no_want_of_the_dead(engine):
     def main(rank, world_size):
         if rank == 2:

@@ -155,7 +155,9 @@ def _rank_died(monitor, ranks):
         sites[rank] = site
         where = f" ({site.place}, {site.op})" if site.lineno else ""
         parts.append(f"the process of rank {rank} {how_it_ended(code)}{where}")
-    message = "; ".join(parts) + ". The other ranks were ended too."
+    message = "; ".join(parts)
+    if len(monitor.deaths) < monitor.world_size:
+        message += ". The other ranks were ended too."
     first = sites[min(sites)]
     if first.line_text:
         message += f"\n    {first.line_text}"

@@ -276,7 +276,7 @@ class RunMonitor(ABC):
     survives : bool
         Whether the others go on when a rank dies.
     kill : Mapping
-        Of `run` and `simulate`: the ranks that were to be killed, and when.
+        The ranks that were to be killed, and when.
     wire, memory : list or None
         Of a simulation that has ended: see `Run`.
     """
@@ -324,12 +324,13 @@ class RunMonitor(ABC):
         return dict.fromkeys(self.answers, "has finished") | dict.fromkeys(self.deaths, "has died")
 
     def failed(self) -> bool:
-        """Whether a rank has raised, or died where the others do not go on."""
+        """Whether a rank has raised, or died where the others do not go on, or all have died."""
         raised = any(word != "result" for word, _ in self.answers.values())
         return raised or self._ended_by_death()
 
     def _ended_by_death(self) -> bool:
-        return bool(self.deaths) and not self.survives
+        are_left = self.survives and len(self.deaths) < self.world_size
+        return bool(self.deaths) and not are_left
 
     def failed_by_itself(self) -> bool:
         """The same, but for ranks in a wait that somebody else broke."""
@@ -367,7 +368,8 @@ class RunMonitor(ABC):
 
     def mismatch(self) -> SimlibError | None:
         """The error for ops that meet and disagree, which explains whatever came of it; or None."""
-        return self.detector.mismatch(self._ended_by_death()) if self.check else None
+        after_death = bool(self.deaths) and not self.survives
+        return self.detector.mismatch(after_death) if self.check else None
 
     def failure(self) -> SimlibError | None:
         """The error that the ranks' failures are, or None where all is well so far.
@@ -376,7 +378,7 @@ class RunMonitor(ABC):
         """
         found = self.mismatch()
         if found is None and self.failed():
-            found = failures.of_failures(self, set() if self.survives else set(self.deaths))
+            found = failures.of_failures(self, set(self.deaths) if self._ended_by_death() else ())
         return found
 
 

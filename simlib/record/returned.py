@@ -20,7 +20,7 @@ _CALLS = {os.path.join(os.path.dirname(__file__), name) for name in ("group.py",
 """The files in which calls of torch.distributed are passed on, and waited for."""
 _GLOO_WORDS = re.compile(r"^(ProcessGroupGloo::|\[[^\]]*\] )")
 """What Gloo puts before the words that a learner can use."""
-_LOST = re.compile("connection (closed|reset) by peer|broken pipe|socket closed", re.I)
+LOST = re.compile("connection (closed|reset) by peer|broken pipe|socket closed", re.I)
 """What Gloo says where the other rank's process is gone, be it when a call begins."""
 
 
@@ -79,7 +79,7 @@ def describe(error):
     refused = in_torch and isinstance(error, (ValueError, TypeError, RuntimeError))
     in_call = innermost in _CALLS
     in_wait = in_call and frames[-1].name in ("wait", "monitored_barrier")
-    by_others = in_wait or (in_call and bool(_LOST.search(message)))
+    by_others = in_wait or (in_call and bool(LOST.search(message)))
     if in_call and not by_others and isinstance(error, RuntimeError):
         refused = True
         message = _GLOO_WORDS.sub("", message)

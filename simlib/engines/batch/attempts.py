@@ -12,18 +12,23 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ...model.failing import Failures
 from ...record import returned
 from ...results.run import Run
-from ..host.restarts import left_to_kill, with_restarts
+from ..host.restarts import Restart, left_to_kill, with_restarts
 from . import launcher_process
 from .folder import JobFolder
 from .job import JobOutcome
 from .preparation import prepare
+
+
+class NotAnewError(BaseException):
+    """What `on_restart` has raised is this one's cause, whatever it is."""
 
 
 def main(path: str) -> int:
@@ -37,14 +42,31 @@ def main(path: str) -> int:
     try:
         to, plan, kill = pickle.loads(folder.read("restarts.pkl"))
         attempt = partial(_attempt, folder, about, request, to, kill)
+        if plan.on_restart is not None:
+            plan = replace(plan, on_restart=partial(_told, plan.on_restart))
         with_restarts(attempt, about["world_size"], plan)
+    except NotAnewError as error:
+        return _refuse(folder, error.__cause__)
     except Exception as error:
-        if getattr(error, "run", None) is None:  # no attempt's: `on_restart` raised it, say
-            traceback.print_exc()
-            words = f"it could not begin anew: {returned.short(error)}"
-            folder.write_once(words.encode(), "refused")
+        if getattr(error, "run", None) is None:  # it is no attempt's
+            return _refuse(folder, error)
         return 1
     return 0
+
+
+def _told(on_restart: Callable[[Restart], Any], restart: Restart) -> None:
+    try:
+        on_restart(restart)
+    except BaseException as error:  # sys.exit(0), say: its code would be the job's
+        raise NotAnewError from error
+
+
+def _refuse(folder: JobFolder, error: BaseException | None) -> int:
+    """Say why there is no further attempt; returns the exit code."""
+    traceback.print_exception(error)
+    words = f"it could not begin anew: {returned.short(error)}"
+    folder.write_once(words.encode(), "refused")
+    return 1
 
 
 def _attempt(

@@ -45,6 +45,7 @@ class JobFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._ended = 0
 
     def file(self, name: str, rank: int | None = None) -> Path:
         """The path of a file: ``file("log", 2)`` is rank 2's."""
@@ -114,7 +115,11 @@ class JobFolder:
 
     def have_all_ended(self, world_size: int) -> bool:
         """Whether each rank has answered, or died."""
-        return all(self.has("answer", rank) or self.has("exit", rank) for rank in range(world_size))
+        while self._ended < world_size:  # who has ended is not looked for again
+            if not (self.has("answer", self._ended) or self.has("exit", self._ended)):
+                return False
+            self._ended += 1
+        return True
 
 
 def _is_there(path: Path) -> bool:

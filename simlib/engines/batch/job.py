@@ -193,6 +193,8 @@ class Job:
             It has not ended in 15 s.
         """
         state = self._outcome.state
+        for folder in self._folder.attempts():  # nobody may be left to hand the word on
+            folder.mark("end")
         if state["state"] == "ended" and state["why"] != "lost":
             return
         self._folder.mark("cancel")

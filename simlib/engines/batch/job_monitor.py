@@ -35,6 +35,7 @@ class JobMonitor(RunMonitor):
         self._folder = folder
         self._while_waiting = while_waiting
         self.survives = job.get("on_death") == "continue"
+        self.kill = {int(rank): time_s for rank, time_s in job.get("kill", {}).items()}
         ranks = range(self.world_size)
         self.logs = [LogFile(folder.file("log", rank), rank) for rank in ranks]
         self._asleep = {}

@@ -119,7 +119,8 @@ def code_of(answer):
         return 0
     if word == "result":
         return 0
-    return FOLLOWED if getattr(content, "from_wait", False) else 1
+    is_broken = getattr(content, "from_wait", False) and returned.LOST.search(content.message)
+    return FOLLOWED if is_broken else 1
 
 
 def _join(place, folder, memory, environ):

@@ -39,6 +39,7 @@ def main(folder):
             return
         signal.signal(signal.SIGTERM, lambda *_: touch(folder, "cancel"))
         why = wait(launcher, folder, plan)
+    end_attempt(folder)
     write_state(folder, {"state": "ended", "code": launcher.returncode, "why": why})
 
 
@@ -65,10 +66,10 @@ def wait(launcher, folder, plan):
             if why != "code":
                 touch(folder, "end")  # the ranks see it, on whatever host they are
                 launcher.terminate()
-                deadline = now + OBEY_S
+                deadline = now + plan["obey_s"]
         elif now > deadline:
             os.killpg(launcher.pid, signal.SIGKILL)
-            deadline = now + OBEY_S
+            deadline = now + plan["obey_s"]
 
 
 def is_hopeless(folder, hopeless):
@@ -80,6 +81,13 @@ def is_hopeless(folder, hopeless):
         return False
     with open(os.path.join(folder, "launcher.err"), "rb") as file:
         return bool(hopeless.search(file.read(1 << 16)))
+
+
+def end_attempt(folder):
+    """End the ranks of the last attempt: where its program has died, nobody else would."""
+    attempts = [name for name in os.listdir(folder) if name.startswith("attempt-")]
+    if attempts:
+        touch(os.path.join(folder, max(attempts, key=lambda name: int(name[8:]))), "end")
 
 
 def whereabouts():

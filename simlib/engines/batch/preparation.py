@@ -8,6 +8,7 @@ from typing import Any
 
 from .folder import JobFolder
 from .launcher_failures import HOPELESS
+from .launcher_process import OBEY_S
 
 START = (
     "import sys; sys.path[:0] = sys.argv[1:2]; "
@@ -15,6 +16,8 @@ START = (
 )
 NO_WORDS = "(?!)"
 """A pattern of nothing."""
+ATTEMPTS_OBEY_S = 2 * OBEY_S
+"""How long attempts may take to end: each has a launcher, which may take `OBEY_S`."""
 
 
 def prepare(
@@ -35,7 +38,7 @@ def prepare(
     """
     folder.write(Path(__file__).with_name("bootstrap.py").read_bytes(), "start.py")
     command = [*words, str(folder.file("start.py"))]
-    _write(folder, about, request, to, command, to.environ(), HOPELESS)
+    _write(folder, about, request, to, command, to.environ(), HOPELESS, OBEY_S)
 
 
 def prepare_attempts(
@@ -44,10 +47,10 @@ def prepare_attempts(
     """The same of a job that may begin anew; ``plan`` is for its ``restarts.pkl``."""
     folder.write(plan, "restarts.pkl")
     command = [sys.executable, "-I", "-c", START, about["root"], str(folder.path)]
-    _write(folder, about, request, to, command, {}, NO_WORDS)
+    _write(folder, about, request, to, command, {}, NO_WORDS, ATTEMPTS_OBEY_S)
 
 
-def _write(folder, about, request, to, command, environ, hopeless):
+def _write(folder, about, request, to, command, environ, hopeless, obey_s):
     folder.write(request, "request.pkl")
     within = [folder.file("cancel"), *([about["within"]] if about["within"] else [])]
     plan = {
@@ -55,6 +58,7 @@ def _write(folder, about, request, to, command, environ, hopeless):
         "environ": environ,
         "time_limit": to.time_limit,
         "hopeless": hopeless,
+        "obey_s": obey_s,
         "cancelled_by": [str(path) for path in within],
     }
     folder.write_json(plan, "launch.json")

@@ -28,7 +28,7 @@ SETTLE_S = 0.6
 REFUSED = 77
 """Exit code of a rank that never came to the learner's function, and has said why."""
 FOLLOWED = 78
-"""Exit code of a rank that has failed in a wait which somebody else broke."""
+"""Exit code of a rank that has failed in a wait which the end of another one broke."""
 CAUSE_S = 3.0
 """How long it may take until it is known who did; on a busy machine others may be told before."""
 LEFT = "left"
