@@ -704,4 +704,4 @@ plt.show()
 #
 # </details>
 #
-# **Next:** lesson 17 (to come) plans a whole training run, by the numbers.
+# **Next:** [lesson 17](17_plan_a_training_run.ipynb) plans a whole training run, by the numbers.
