@@ -77,6 +77,18 @@ def any_source(rank, attempt):
         attempt(lambda: dist.send(x(), dst=0))
 
 
+def offered_before_its_death(rank, attempt):
+    if rank == DEAD:
+        dist.isend(x(), dst=0)
+    time.sleep(1)
+    if rank == 0:
+        for src in (None, None, 1, 3, DEAD):
+            attempt(lambda src=src: dist.recv(x(), src=src))
+    elif rank != DEAD:
+        time.sleep(0.5)
+        attempt(lambda: dist.send(x(), dst=0))
+
+
 def sent_before_its_death(rank, attempt):
     if rank == DEAD:
         dist.isend(x(), dst=0).wait()
@@ -132,7 +144,7 @@ def a_group_of_survivors(rank, attempt):
     attempt(lambda: dist.all_reduce(x(), group=survivors))
 
 
-HAS_A_PART = (sent_before_its_death, groups_without_the_dead)
+HAS_A_PART = (offered_before_its_death, sent_before_its_death, groups_without_the_dead)
 """Programs in which the rank that dies does something before; in the others it only waits."""
 
 
@@ -150,6 +162,7 @@ SEEN = {
     send_posted_before: ([C], [C], None, []),
     messages_afterwards: ([C, C, OK], [C, OK], None, []),
     any_source: ([OK, OK, T], [OK], None, [OK]),
+    offered_before_its_death: ([C, C, OK, OK, C], [OK], None, [OK]),
     sent_before_its_death: ([C], [], None, []),
     all_reduce_before: ([T], [C], None, [C]),
     all_reduce_afterwards: ([T], [C], None, [C]),

@@ -369,7 +369,7 @@ for W in (2, 4, 8, 16):
 # twice `n_fetch` changes nothing), and take steps of their own in between (none with Adagrad). The last
 # number of a message says what it wants.
 #
-# (The `except` is for later: guess what for. `whom` is None, whoever comes first, until somebody has said goodbye.)
+# (The `except` is for later: guess what for. A shard takes whoever comes first, until somebody has said goodbye.)
 
 # %%
 PUSH, FETCH, GOODBYE = 0, 1, 2
@@ -377,10 +377,10 @@ PUSH, FETCH, GOODBYE = 0, 1, 2
 
 def shard(theta, replicas, rate, adagrad):
     came, squares = torch.zeros(len(theta) + 1), torch.zeros_like(theta)
-    left, whom = list(replicas), None
+    left, by_name = list(replicas), False
     while left:
         try:
-            src = dist.recv(came, src=whom)
+            src = dist.recv(came, src=left[0] if by_name else None)
             g, wants = came[:-1], came[-1]
             squares += g**2
             theta -= rate * (g / (squares.sqrt() + 1e-8) if adagrad else g)
@@ -388,11 +388,11 @@ def shard(theta, replicas, rate, adagrad):
                 dist.send(theta, dst=src)
             if wants == GOODBYE:
                 left.remove(src)
+                by_name = True
         except RuntimeError:
-            if whom is not None:
-                left.remove(whom)
-        if 0 < len(left) < len(replicas):
-            whom = left[0]
+            if by_name:
+                del left[0]
+            by_name = True
     return theta
 
 
@@ -589,9 +589,9 @@ run.timeline(between=(0.027, 0.034))
 
 # %% [markdown]
 # The loss is a little worse, with each seed of noise: later gradients of rank 5 are missing. The others kept their pace.
-# The shards were in the `recv` that names no source: it goes on waiting for the living, and notices nothing.
-# Only when a replica has said goodbye do they ask for each one left *by name*; that recv raises, as the
-# connection of the dead is closed, and `except` strikes it off the list. Without this the shards would wait for
+# The shards were in the `recv` that names no source: it waits for the living, and raises only at a message
+# that the dead had offered and nobody had taken. After that, or a goodbye, they ask *by name*: that recv raises, as the
+# connection of the dead is closed, and `except` strikes it off the list. Else they would wait for
 # a goodbye that never comes. Synchronous ranks raise in the all_reduce, and training is over (until lesson 14).
 #
 # The same on real ranks, with a real SIGKILL; and before it the staleness there. Guess its mean and the largest.

@@ -16,7 +16,8 @@ class Post:
 
     ``src`` and ``dst`` are positions in the group; ``src`` is None for a receive of any source.
     ``content`` is a copy of what is sent, or the tensor that receives. ``arrived_s`` says of an
-    eager send when its message came, ``met`` which receive waits for it; None before.
+    eager send when its message came, ``met`` which receive waits for it; None before. ``is_lost``
+    of a send whose sender died before anybody had asked for it.
     """
 
     src: int | None
@@ -29,6 +30,7 @@ class Post:
     is_eager: bool = False
     arrived_s: float | None = None
     met: object = None
+    is_lost: bool = False
 
 
 class Mailbox:
@@ -81,18 +83,18 @@ class Mailbox:
                 queue.remove(post)
 
     def member_died(self, position, time_s):
-        """What a dead member had posted is gone; what waits for it fails at this moment.
+        """What waits for a dead member fails at this moment.
 
-        What it has sent eagerly has left it, and arrives.
+        What it has sent eagerly has left it, and arrives. What it has only offered stays, as on
+        Gloo: a receive of any source that takes it fails, and so does the next one.
         """
         if position == self._dst:
             lost = [send for queue in self._sends.values() for send in queue]
             self._sends.clear()
             self._receives.clear()
         else:
-            eager = [send for send in self._sends.pop(position, ()) if send.is_eager]
-            if eager:
-                self._sends[position].extend(eager)
+            for send in self._sends.get(position, ()):
+                send.is_lost = not send.is_eager
             lost = [receive for receive in self._receives if receive.src == position]
             self._receives = deque(one for one in self._receives if one.src != position)
         rank = self.members[position]
@@ -154,6 +156,12 @@ class Mailbox:
         return True
 
     def _meet(self, send, receive):
+        if send.is_lost:
+            self._receives.remove(receive)
+            dead = self.members[send.src]
+            seen_s = max(receive.posted_s, self._simulation.deaths[dead])
+            self._fail(receive.request, dead, seen_s)
+            return
         if send.dtype != receive.dtype or send.nbytes != receive.nbytes:
             self._is_held = True
             return
