@@ -12,7 +12,7 @@ def mean_loss(module, batch, number):
     return F.cross_entropy(batch[0] @ module.w, batch[1])
 
 
-def trained(x, y, w, batch, step=mean_loss, rate=RATE, momentum=0.9):  # noqa: F821
+def trained(x, y, w, batch, step=mean_loss, rate=None, momentum=0.9):
     class Classifier(Module):  # noqa: F821
         def __init__(self):
             super().__init__()
@@ -22,7 +22,8 @@ def trained(x, y, w, batch, step=mean_loss, rate=RATE, momentum=0.9):  # noqa: F
             return step(self, batch, number)
 
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=rate, momentum=momentum)
+            lr = rate or RATE  # noqa: F821
+            return torch.optim.SGD(self.parameters(), lr=lr, momentum=momentum)
 
     module = Classifier()
     fit(module, (x, y), batch)  # noqa: F821
