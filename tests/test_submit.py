@@ -285,7 +285,10 @@ def pairs_and_survivors(rank, world_size):
     """Rank 1 dies; the pair without it goes on, and so does a group that survivors make."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     x = torch.tensor([rank + 1.0])
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"rank {rank} has its pair", "")
     if rank == 1:
+        store.wait([f"rank {other} has its pair" for other in (0, 2, 3)])
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         dist.all_reduce(x, group=pairs[rank // 2])

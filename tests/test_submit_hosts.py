@@ -5,6 +5,7 @@ import signal
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import simlib
 from simlib.practice import PracticeCluster
+from simlib.record.returned import LOST
 
 HOSTS = ["node1", "node2", "node3", "node4"]
 
@@ -202,29 +204,44 @@ LAUNCHERS = pytest.mark.parametrize(
 
 @LAUNCHERS
 def test_ranks_on_other_nodes_outlive_a_death(login, tmp_path, launcher):
-    options = {"kill": {1: 0.5}, "on_death": "continue"}
     to = simlib.Slurm(nodes=4, time_limit=WAIT_S, launcher=launcher, login=login)
-    job = simlib.submit(pairs_and_survivors, 4, to=to, folder=tmp_path, **options)
+    job = simlib.submit(pairs_and_survivors, 4, to=to, folder=tmp_path, on_death="continue")
     run = job.result(WAIT_S)
     assert hosts_of(job) == HOSTS
     assert run.results == [(True, 15.0), None, ("done", 15.0), ("done", 15.0)]
-    assert 0.5 - 2 * run.trace.clock_error_s <= run.deaths[1] < 2
-    assert run.table() == simlib.run(pairs_and_survivors, 4, **options).table()
+    assert list(run.deaths) == [1]
+    assert run.table() == simlib.run(pairs_and_survivors, 4, on_death="continue").table()
     wait_until(lambda: not processes_of(job))
+
+
+def ask_the_dead(rank, world_size):
+    if rank == 1:
+        time.sleep(WAIT_S)
+    try:
+        dist.recv(torch.ones(1), src=1)
+    except RuntimeError as error:
+        return LOST.search(str(error)) is not None
+
+
+@LAUNCHERS
+def test_a_rank_on_another_node_is_killed_when_asked(login, tmp_path, launcher):
+    to = simlib.Slurm(nodes=3, time_limit=WAIT_S, launcher=launcher, login=login)
+    options = {"kill": {1: 0.3}, "on_death": "continue"}
+    run = simlib.submit(ask_the_dead, 3, to=to, folder=tmp_path, **options).result(WAIT_S)
+    assert run.results == [True, None, True]
+    assert list(run.deaths) == [1]
+    assert run.deaths[1] >= 0.3 - 2 * run.trace.clock_error_s
 
 
 @LAUNCHERS
 def test_slurm_starts_the_ranks_anew_in_the_nodes_that_it_gave(login, tmp_path, launcher):
     to = simlib.Slurm(nodes=3, time_limit=WAIT_S, launcher=launcher, login=login)
-    job = simlib.submit(
-        resumed, 3, (tmp_path / "saved",), to=to, folder=tmp_path, kill={1: 0.5}, restarts=1,
-        min_ranks=2,
-    )  # fmt: skip
+    args = (tmp_path / "saved",)
+    job = simlib.submit(resumed, 3, args, to=to, folder=tmp_path, restarts=1, min_ranks=2)
     run = job.result(WAIT_S)
     assert job.status == "done"
-    assert [result[:2] for result in run.results] == [("1", 2)] * 2
-    assert 0 < run.results[0][2] < 6
-    assert [list(attempt.deaths) for attempt in run.attempts] == [[1], []]
+    assert run.results == [("1", 2, 2)] * 2
+    assert [list(attempt.deaths) for attempt in run.attempts] == [[2], []]
     wait_until(lambda: not processes_of(job))
 
 

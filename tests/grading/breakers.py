@@ -57,7 +57,7 @@ CELLS = {
 }
 
 RANKS = {
-    "exit": in_the_ranks("import os\nos._exit(0)", "ended"),
+    "exit": in_the_ranks("import os\nos._exit(0)", "exited with code 0"),
     "crash": in_the_ranks("import ctypes\nctypes.string_at(0)"),
     "flood": in_the_ranks("while True: print('x' * 10_000)"),
 }
