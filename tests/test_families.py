@@ -372,7 +372,7 @@ def test_times_of_messages(name):
     for case in cases_of(("messages", name), 10 * TIMES):
         case.n = n = max(case.n, 3)
         random = np.random.default_rng(case.m + SEED)
-        case.starts = (random.random(n) * max(case.starts, default=0)).tolist()
+        case.starts = (random.random(n) * (max(case.starts, default=0) or 1e-3)).tolist()  # no ties
         sizes = random.integers(0, case.m + 1, 12).tolist()
         case.cluster = without_device(case.cluster)
         programs = programs_of_messages(n, PATTERNS[name](n, sizes))

@@ -245,7 +245,7 @@ verdict
 
 # %% role="hidden" question="converted"
 seed = 1
-print(measure(converted, examples(seed=seed + 10, steps=1 + seed % 4, features=2 + seed % 5)))
+print(measure(converted, examples(seed + 10, steps=1 + seed % 4, features=2 + seed % 5)))
 
 # %% [markdown]
 # ## 2. A metric that must not be averaged (★★, 20 minutes, 2 points)
@@ -366,7 +366,7 @@ verdict
 
 # %% role="hidden" question="macro_f1"
 seed = 1
-print(measure(macro_f1, guesses(seed=seed + 50, classes=3 + seed % 4)))
+print(measure(macro_f1, guesses(seed + 50, classes=3 + seed % 4)))
 
 # %% [markdown]
 # ## 3. A callback that hangs nobody (★★, 20 minutes, 2 points)
@@ -480,7 +480,7 @@ verdict
 
 # %% role="hidden" question="log_means"
 seed = 1
-print(measure(log_means, losses_of(seed=seed + 20, steps=6 + seed % 7, every=1 + seed % 4)))
+print(measure(log_means, losses_of(seed + 20, steps=6 + seed % 7, every=1 + seed % 4)))
 
 # %% [markdown]
 # ## 4. What does it send more? (★★, 20 minutes, 2 points)
