@@ -8,7 +8,7 @@ from synthetic import RunMaker
 import simlib
 from simlib import checks
 from simlib.checks import check
-from simlib.checks.check import fingerprint
+from simlib.checks.check import fingerprint, rank_line
 from simlib.checks.compare import (
     OneOf,
     describe,
@@ -329,6 +329,8 @@ def test_wrong_sort_of_value_is_told(got, words):
         ([torch.ones(1)], [torch.ones(1), torch.ones(1)], "has a list of 1 where 2 are expected"),
         ([1, 2], [1, 3], "at index 1 has the wrong value"),
         ([1, None], [1, 3], "has None at index 1: nothing was put there"),
+        ([1, (2, 3)], [1, (2, 4)], "at index [1][1] has the wrong value"),
+        ([1, (2, [0, 3])], [1, (2, [0, 4])], "at index [1][1][1] has the wrong value"),
         (torch.ones(1), [1], "has a Tensor where a list is expected"),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
         ({"a": 1, "b": 2}, {"a": 1, "b": 3}, "at 'b' has the wrong value"),
@@ -716,3 +718,22 @@ def test_whole_numbers_tensors_and_small_numbers_are_exact_whatever_the_toleranc
     assert difference(torch.ones(1) * 1.01, torch.ones(1), 0.02) == "has the wrong value"
     assert difference(0.0011, 0.001, 0.02) == "has the wrong value"
     assert difference(1e-7, 0.0, 0.02) is None
+
+
+def test_of_long_lists_only_the_first_difference_is_shown():
+    entries = [("broadcast", 8 * index, "a line of some length") for index in range(20)]
+    other = [*entries[:7], ("barrier", 0, "another line"), *entries[8:]]
+
+    def answer(rank, world_size, x):
+        return other if rank == 1 else entries
+
+    verdict = verdict_on(answer, worlds=[2], expected=lambda xs: [entries] * 2)
+    assert verdict.reason.startswith("Rank 1 at index [7][0] has 'barrier' where")
+    right, wrong = verdict.lines
+    assert right.startswith("rank 0: right, [('broadcast', 0,") and right.endswith(" ...")
+    assert wrong == (
+        "rank 1: first different at index 7: got ('barrier', 0, 'another line'), "
+        "expected ('broadcast', 56, 'a line of some length')"
+    )
+    shorter = rank_line(0, entries[:-1], entries, is_wrong=True)
+    assert shorter.endswith("at index 19: got nothing, expected " + repr(entries[19]))

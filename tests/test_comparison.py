@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from matplotlib.colors import to_hex
 
 import simlib
 
@@ -81,6 +82,17 @@ def test_the_picture_has_a_row_for_each_op_and_says_how_many_more():
     many = [(f"op {i}", (i, 1), False) for i in range(50)]
     texts = [text.get_text() for text in draw_comparison(["a", "b"], many).axes[0].texts]
     assert "and 20 more" in texts
+
+
+def test_the_pictures_colours_say_what_is_common_shared_or_a_runs_own():
+    from simlib.draw import draw_comparison
+    from simlib.draw.comparison import COMMON, OWN, SHARED
+
+    rows = [("all", (2, 2, 2), True), ("two", (3, 3, 0), False), ("one", (1, 4, 0), False)]
+    boxes = draw_comparison("abc", rows).axes[0].patches
+    assert [to_hex(box.get_facecolor()) for box in boxes] == [
+        *[COMMON] * 3, *[SHARED] * 2, *[OWN] * 2
+    ]  # fmt: skip
 
 
 def test_refusals():

@@ -17,19 +17,18 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from simlib.checks import brought, check, collective_nbytes, collectives, measure, messages, only
+from simlib.checks import (
+    OneOf,
+    brought,
+    check,
+    collective_nbytes,
+    collectives,
+    measure,
+    messages,
+    only,
+)
 
 RATE, BATCH = 0.5, 60
-
-
-class Module(nn.Module):
-    """What `fit` asks of a module; so does Lightning's Trainer of a LightningModule."""
-
-    def training_step(self, batch, number):
-        """Return the loss of a rank's batch, (x, y)."""
-
-    def configure_optimizers(self):
-        """Return the optimizer."""
 
 
 # %% role="setup"
@@ -51,10 +50,20 @@ def fit(module, data, batch):
 
 
 # %% [markdown]
-# The loop to convert (task 1), and a callback with the trainer that calls it (task 3; it only goes through the steps).
+# What `fit` asks of a module, the loop to convert (both task 1), and a callback with the trainer that calls it (task 3; it only goes through the steps).
 
 
 # %% role="setup"
+class Module(nn.Module):
+    """What `fit` asks of a module; so does Lightning's Trainer of a LightningModule."""
+
+    def training_step(self, batch, number):
+        """Return the loss of a rank's batch, (x, y)."""
+
+    def configure_optimizers(self):
+        """Return the optimizer."""
+
+
 def by_hand(x, y, w):
     """The loop to convert; one process."""
     w = w.clone().requires_grad_()
@@ -123,7 +132,7 @@ TRACES = {
 
 
 # %% [markdown]
-# ## 1. Convert a loop (★★, 25 minutes, 3 points)
+# ## 1. Convert a loop (★★, 20 minutes, 3 points)
 #
 # `by_hand`, above, trains the weights w of a linear classifier in one process. Write it as a `Module` and give it to
 # `fit`, so that ranks end with the weights that one process would have, from rank 0's `w`. In
@@ -190,6 +199,37 @@ def as_if(times=1.0, rate=RATE, momentum=0.9, batch=BATCH, again=False):
     return found
 
 
+def dealt_before(*given):
+    """Each rank gives `fit` its own part of the examples, and fit deals that out."""
+    return OneOf([as_if_dealt(*given, share=share) for share in (1, len(given[0]))])
+
+
+def as_if_dealt(xs, ys, ws, share):
+    x, y, R = xs[0], ys[0], len(xs)
+    w = ws[0].clone().requires_grad_()
+    optimizer = torch.optim.SGD([w], lr=RATE, momentum=0.9)
+    for rows in torch.arange(len(x[::R])).split(BATCH * share):
+        optimizer.zero_grad()
+        parts = [(x[r::R][rows[r::R]], y[r::R][rows[r::R]]) for r in range(R)]
+        (sum(F.cross_entropy(x @ w, y) for x, y in parts if len(y)) / R).backward()
+        optimizer.step()
+    return [w.detach()] * R
+
+
+def unknown_weights(xs, ys, ws):
+    """Each rank trains its own w on its share of the batches: `fit` knows no parameter."""
+    found = []
+    for r, (x, y, w) in enumerate(zip(xs, ys, ws, strict=True)):
+        w = w.clone().requires_grad_()
+        optimizer = torch.optim.SGD([w], lr=RATE, momentum=0.9)
+        for rows in torch.arange(len(x)).split(BATCH):
+            optimizer.zero_grad()
+            F.cross_entropy(x[rows[r :: len(xs)]] @ w, y[rows[r :: len(xs)]]).backward()
+            optimizer.step()
+        found.append(w.detach())
+    return found
+
+
 verdict = check(
     "converted",
     converted,
@@ -202,10 +242,18 @@ verdict = check(
     messages(lambda *given: 0),
     mistakes={
         "Gradients are world_size times too small: `fit` takes the mean of the ranks' gradients, "
-        "so a rank's loss is the mean over its own examples.": as_if(times=lambda R: 1 / R),
-        "The learning rate has grown with the ranks, but the effective batch is the same.": (
-            as_if(rate=lambda R: RATE * R)
+        "so training_step returns the mean over its own examples: it sends nothing, and divides "
+        "by nothing more.": as_if(times=lambda R: 1 / R),
+        "The learning rate or the loss has grown with the ranks: `fit` takes the mean of gradients, "
+        "and the effective batch is the same.": as_if(rate=lambda R: RATE * R),
+        "The losses of the examples are added up: their mean is wanted.": (
+            as_if(times=lambda R: BATCH / R)
         ),
+        "Each rank takes its part before `fit`, which deals the examples once more: give it all.": (
+            dealt_before
+        ),
+        "`module.parameters()` is without w, so `fit` neither broadcasts it nor averages its "
+        "gradient: make it an nn.Parameter.": unknown_weights,
         "Every gradient is there twice: `fit` calls backward, training_step only returns the loss.": (
             as_if(times=2)
         ),
@@ -288,21 +336,29 @@ def guesses(seed, classes):
     return inputs
 
 
-def f1_of(guessed, labels, classes, is_macro=True, among=None):
+def f1_of(guessed, labels, classes, how="macro"):
     right = torch.bincount(labels[guessed == labels], minlength=classes)
-    both = sum(torch.bincount(part, minlength=classes) for part in (guessed, labels))
-    if not is_macro:
-        return (2 * right.sum() / both.sum()).item()
+    there = torch.bincount(labels, minlength=classes)
+    both = torch.bincount(guessed, minlength=classes) + there
     f1 = 2 * right / both.clamp(min=1)
-    return f1[both > 0].mean().item() if among else f1.mean().item()
+    ways = {
+        "macro": f1.mean(),
+        "micro": 2 * right.sum() / both.sum(),
+        "of those that occur": f1[both > 0].mean(),
+        "0 / 0": (2 * right / both).mean(),
+        "empty is 1": torch.where(both > 0, f1, 1.0).mean(),
+        "by frequency": (f1 * there).sum() / there.sum(),
+        "not twice": (right / (both - right).clamp(min=1)).mean(),
+    }
+    return ways[how].item()
 
 
 def joined(guessed, labels, classes):
     return torch.cat(guessed), torch.cat(labels), classes[0]
 
 
-def mean_of_ranks(*given, **options):
-    found = [f1_of(*mine, **options) for mine in zip(*given, strict=True)]
+def mean_of_ranks(*given):
+    found = [f1_of(*mine) for mine in zip(*given, strict=True)]
     return [sum(found) / len(found)] * len(found)
 
 
@@ -312,8 +368,8 @@ def weighted(*given):
     return [sum(map(float.__mul__, found, map(float, sizes))) / sum(sizes)] * len(found)
 
 
-def on_all(**options):
-    return lambda *given: [f1_of(*joined(*given), **options)] * len(given[0])
+def on_all(how="macro"):
+    return lambda *given: [f1_of(*joined(*given), how)] * len(given[0])
 
 
 verdict = check(
@@ -329,7 +385,7 @@ verdict = check(
     ),
     mistakes={
         "That is the F1 of all classes together (micro): take the mean of the classes' F1s.": (
-            on_all(is_macro=False)
+            on_all("micro")
         ),
         "That is the mean of the ranks' F1s: add the counts up first, then divide.": mean_of_ranks,
         "Weights by numbers of examples do not help: F1 is no mean over examples. Add counts up.": (
@@ -339,7 +395,17 @@ verdict = check(
             lambda *given: [f1_of(*mine) for mine in zip(*given, strict=True)]
         ),
         "A class that nobody has and nobody guesses counts 0, it is not left out.": (
-            on_all(among=True)
+            on_all("of those that occur")
+        ),
+        "0 / 0 is nan, for a class that nobody has and nobody guesses: divide by at least 1.": (
+            on_all("0 / 0")
+        ),
+        "A class that nobody has and nobody guesses counts 0, and not 1.": on_all("empty is 1"),
+        "The classes are weighted by how often they occur: in macro F1 each counts alike.": (
+            on_all("by frequency")
+        ),
+        "That is TP / (TP + FP + FN): in F1 the TP count twice, above and below.": (
+            on_all("not twice")
         ),
     },
     points=2,
@@ -369,7 +435,7 @@ seed = 1
 print(measure(macro_f1, guesses(seed + 50, classes=3 + seed % 4)))
 
 # %% [markdown]
-# ## 3. A callback that hangs nobody (★★, 20 minutes, 2 points)
+# ## 3. A callback that hangs nobody (★★, 15 minutes, 2 points)
 #
 # The program logs, after every `every` steps, the mean loss of these steps **over all ranks**, as
 # `(step, mean)`; only rank 0's log has entries. On one rank it is right, on two it hangs. Mend it: one
@@ -416,18 +482,30 @@ def losses_of(seed, steps, every):
     return inputs
 
 
-def logged(of_rows=lambda rows: rows.mean().item(), first=0, leftover=False):
+def logged(
+    of_rows=lambda rows: rows.mean().item(), first=False, leftover=False, shift=0, early=False
+):
     """What rank 0 logs: a function of the rows, losses by rank and step, of an entry."""
 
     def found(losses, every):
         table, n = torch.stack(losses), every[0]
-        ends = [*range(n, table.shape[1] + 1, n)]
-        log = [(end - 1, of_rows(table[:, 0 if first else end - n : end])) for end in ends]
-        if leftover and table.shape[1] % n:
-            log.append((table.shape[1] - 1, of_rows(table[:, ends[-1] if ends else 0 :])))
+        ends = [*range(1 if early else n, table.shape[1] + 1, n)]
+        ends += [table.shape[1]] * (leftover and table.shape[1] % n > 0)
+        starts = [0] * len(ends) if first else [0, *ends]
+        entries = zip(starts, ends, strict=False)
+        log = [(end - 1 + shift, of_rows(table[:, start:end])) for start, end in entries]
         return [log] + [[] for _ in losses[1:]]
 
     return found
+
+
+def cleared_on_rank_0(losses, every):
+    """Rank 0's mean of the last steps, with the others' since the beginning."""
+    table, n, log = torch.stack(losses), every[0], []
+    for end in range(n, table.shape[1] + 1, n):
+        means = [table[0, end - n : end].mean(), *table[1:, :end].mean(1)]
+        log.append((end - 1, torch.stack(means).mean().item()))
+    return [log] + [[] for _ in losses[1:]]
 
 
 verdict = check(
@@ -438,7 +516,7 @@ verdict = check(
     only("all_reduce"),
     brought(
         lambda losses, every: [4] * (len(losses[0]) // every[0]) if len(losses) > 1 else None,
-        hint="One number for each entry: a latency in every step is what logs should not cost.",
+        hint="One number, when its entry is due: not one in every step, nor all of them at the end.",
     ),
     mistakes={
         "Every rank logs: all must make the call, but one of them keeps the entry.": (
@@ -451,7 +529,18 @@ verdict = check(
         "Those are the losses of the last step only, not the mean since the last entry.": (
             logged(lambda rows: rows[:, -1].mean().item())
         ),
-        "Each entry is the mean since the beginning: forget what has been logged.": logged(first=1),
+        "Each entry is the mean since the beginning: forget what has been logged.": (
+            logged(first=True)
+        ),
+        "Rank 0 forgets what has been logged, the others do not: `since.clear()` is for all ranks.": (
+            cleared_on_rank_0
+        ),
+        "The means are right, but each is logged one step too late: steps count from 0.": (
+            logged(shift=1)
+        ),
+        "`step % every == 0` logs after step 0 already, not after `every` steps.": (
+            logged(early=True)
+        ),
         "Steps that are left over at the end are not logged.": logged(leftover=True),
     },
     as_given="7726f7b9",
@@ -512,21 +601,41 @@ def two_traces(rank, world_size):
 
 
 def more(
-    one, other, key=lambda op: op[:2], times=lambda a, b: b - a, lines=set, wanted=None, swap=False
-):
+    one, other, key=lambda op: op[:2], times=lambda a, b: b - a, lines=set,
+    wanted=lambda a, b: b > a, swap=False, among=lambda a, b: b,
+):  # fmt: skip
     """The answer for one rank; of a mistake, with something else in the place of a part."""
     one, other = (other, one) if swap else (one, other)
     a, b = (Counter(map(key, trace)) for trace in (one, other))
-    wanted = wanted or (lambda op: b[op] > a[op])
     return [
         (*op[:2], times(a[op], b[op]), sorted(lines(o[2] for o in other if key(o) == op)))
-        for op in sorted(b)
-        if wanted(op)
+        for op in sorted(among(a, b))
+        if wanted(a[op], b[op])
     ]
 
 
 def each(**options):
     return lambda *given: [more(*mine, **options) for mine in zip(*given, strict=True)]
+
+
+def one_of(*ways):
+    """Several ways to make a mistake, each an answer for one rank."""
+    return lambda *given: OneOf([[way(*mine) for mine in zip(*given, strict=True)] for way in ways])
+
+
+def unequal(times, among):
+    return lambda *mine: more(*mine, wanted=lambda a, b: a != b, times=times, among=among)
+
+
+UNEQUAL = [
+    unequal(times, among)
+    for times in (lambda a, b: b - a, lambda a, b: abs(b - a))
+    for among in (lambda a, b: b, lambda a, b: a | b)
+]
+
+
+def by_times(one, other):
+    return sorted(more(one, other), key=lambda entry: entry[2])
 
 
 def only_new(one, other):
@@ -564,7 +673,21 @@ verdict = check(
             lambda *given: [as_sent(*mine) for mine in zip(*given, strict=True)]
         ),
         "What both send equally often is there, too, 0 times.": each(
-            wanted=lambda op: True, times=lambda a, b: max(b - a, 0)
+            wanted=lambda a, b: True, times=lambda a, b: max(b - a, 0)
+        ),
+        "An op that came from several lines stands there several times: a line is no part of it.": (
+            each(key=lambda op: op)
+        ),
+        "What `other` sends *less* often is there, too: where `!=` stands, `>` is asked.": (
+            one_of(*UNEQUAL)
+        ),
+        "The entries are right, but sorted by times: by call, then by bytes.": one_of(
+            by_times, lambda *mine: sorted(more(*mine), key=lambda entry: -entry[2])
+        ),
+        "Only one line of each op is there: all of them are asked.": one_of(
+            lambda *mine: more(*mine, lines=lambda found: list(found)[:1]),
+            lambda *mine: more(*mine, lines=lambda found: sorted(found)[:1]),
+            lambda *mine: more(*mine, lines=lambda found: list(found)[-1:]),
         ),
         "An op is its call *with its bytes*: the same call of another size is another op.": (
             lambda *given: [by_call(*mine) for mine in zip(*given, strict=True)]

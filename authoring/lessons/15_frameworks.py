@@ -69,6 +69,7 @@ def look(name, function, world_size=2, args=(), engine=simlib.simulate):
     run = simlib.load(RECORDED / f"{name}.json")
     kept = json.loads((RECORDED / f"{name}_results.json").read_text())
     if kept["error"]:
+        display(run)
         raise getattr(simlib, kept["error"][0])(kept["error"][1])
     run.results = kept["results"]
     return run
@@ -77,8 +78,8 @@ def look(name, function, world_size=2, args=(), engine=simlib.simulate):
 # %% [markdown]
 # ## The lecture's listing
 #
-# Many introductions to Lightning begin with a listing like this one. The data are lesson 07's digits. Its
-# `__init__` lacks a line. Where will it stop, and with which words?
+# A lecture on machine learning operations (DTU 02476) converts a listing for MNIST to Lightning. This is its network, in our
+# words, on lesson 07's digits. Its `__init__` lacks a line. Where will it stop, and with which words?
 
 # %%
 guess = None  # in __init__, in forward, or in training?
@@ -139,11 +140,17 @@ for is_log in (False, True):
 # ever, and the network reads no better than by guessing. A falling loss looked like success. The log_softmax ties the outputs together:
 # probabilities add up to 1, so the loss is never below 0, and raising one output lowers the others. (`F.cross_entropy` does both.)
 #
-# Three faults are left. Which of them raise an error?
+# Three faults are left, in the training part. Which of them raise an error?
 #
-# - `torch.stack(losses)` of numbers that `.item()` has made,
-# - `zero_grad()` once, before the loop,
-# - the same `DataLoader` on each rank, without a sampler.
+# ```python
+# optimizer.zero_grad()  # once, before the loop
+# for x, y in DataLoader(train_set, 25):  # on each rank, without a sampler
+#     loss = F.nll_loss(net(x), y)
+#     loss.backward()
+#     optimizer.step()
+#     losses.append(loss.item())
+# print(torch.stack(losses).mean())  # of numbers
+# ```
 
 # %%
 guess = None  # error or silence? Three times.
@@ -232,8 +239,12 @@ print("last losses:", *(round(result[0], 3) for result in alone.results + hand.r
 # ## Step 1: a LightningModule and a Trainer
 #
 # The module takes the research code: the network, `training_step`, `configure_optimizers`. The **Trainer** takes
-# the rest. Four arguments say where to run; `plugins` tells Lightning that its ranks are there already.
-# (It would start processes of its own.)
+# the rest. Four arguments say where to run: `accelerator`, `devices` (ranks on each node), `num_nodes`, `strategy`.
+# `plugins` tells Lightning that its ranks are there already.
+#
+# Without simlib that line is left out: `python train.py` starts the other ranks of one node itself. On 2 nodes of 8, with
+# `devices=8, num_nodes=2`, the same script is started by `torchrun --nnodes 2 --nproc-per-node 8 ...` on each, or by Slurm's `srun`
+# with 8 tasks a node. (With accelerate: `accelerate launch`.)
 
 
 # %%
@@ -242,8 +253,11 @@ class Digits(L.LightningModule):
         super().__init__()
         self.net, self.losses, self.rate = Net(), [], RATE
 
+    def loss(self, batch):
+        return F.nll_loss(self.net(batch[0]), batch[1])
+
     def training_step(self, batch, number):
-        loss = F.nll_loss(self.net(batch[0]), batch[1])
+        loss = self.loss(batch)
         self.log("loss", loss, sync_dist=True)
         self.losses.append(loss.item())
         return loss
@@ -252,7 +266,7 @@ class Digits(L.LightningModule):
         return torch.optim.SGD(self.parameters(), self.rate)
 
     def validation_step(self, batch, number):  # for step 3
-        self.log("val_loss", F.nll_loss(self.net(batch[0]), batch[1]), sync_dist=True)
+        self.log("val_loss", self.loss(batch), sync_dist=True)
 
 
 # %%
@@ -262,7 +276,7 @@ QUIET = ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_
 def trainer(world_size, **options):
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")  # on loaders without workers
-    where = {"accelerator": "cpu", "devices": world_size, "strategy": "ddp"}
+    where = {"accelerator": "cpu", "devices": world_size, "num_nodes": 1, "strategy": "ddp"}
     usual = {"max_epochs": 1, "default_root_dir": "."} | dict.fromkeys(QUIET, False)
     options = usual | where | options
     return L.Trainer(plugins=[simlib.lightning.environment()], **options)
@@ -292,7 +306,8 @@ for name, run in {"simulated": lightning_run, "on real ranks": on_processes}.ite
 # | which rank prints, saves, stops | loggers and callbacks |
 #
 # The second line hides most: the Trainer deals *and shuffles* training data, by a seed of its own (0, or that of
-# `seed_everything`), even if your loader has `shuffle=False`. `use_distributed_sampler=False` stops that.
+# `seed_everything`), even if your loader has `shuffle=False`. `use_distributed_sampler=False` stops that. (`seed_everything(1)`
+# gives *all* ranks the seed 1, so the same dropout, too: lesson 07.)
 #
 # ## Five ways, side by side
 #
@@ -330,10 +345,17 @@ def by_accelerate(rank, world_size):
 
 # %% [markdown]
 # Before you run the next cell: which ops will be in all five? Who sends most on top of them? `simlib.compare`
-# counts each sort of op, here with its bytes; orange is what not all have equally often.
+# counts each sort of op, here with its bytes. Green: all equally often; blue: another run has as many; orange: this one alone.
+#
+# Then, with the list of "Lightning's alone" before you, **now you write it**: `own_ops`, how many ops that is for so many steps of one epoch.
 
 # %%
 guess = None  # common to all? Most of its own?
+
+
+def own_ops(steps):
+    return None  # your formula
+
 
 runs = {"by hand": hand, "DDP": simlib.simulate(by_ddp, 2), "Lightning": lightning_run}
 runs |= {"Fabric": look("fabric", by_fabric), "accelerate": look("accelerate", by_accelerate)}
@@ -348,17 +370,27 @@ for op in compared.differences:
     if op.counts[index] and not op.counts[1]:
         for line, count in op.lines[index].items():
             print(f"  {count} x {op.label:22} {line.partition(': ')[2]}")
+print("by your formula, in 8 steps:", own_ops(8))
 compared
 
 # %% [markdown]
 # (Each rank's losses are its own, so each has its own shard. Accelerate draws another shuffle, hence other weights.)
 #
 # The eight all_reduces of all gradients are **the model's**: whoever trains data-parallel sends them.
-# DDP adds its checks of shapes and one broadcast of the weights (lesson 08). Fabric adds nothing. Accelerate
+# DDP checks how many tensors there are (8 bytes) and their shapes (144), broadcasts the weights, and after the first step rank 0's
+# buckets: which gradients (28) and how many a bucket holds (4; lesson 08). Fabric adds nothing. Accelerate
 # broadcasts the state of its random generator, so that all ranks shuffle alike. Lightning adds most, and the list
-# names *your* lines behind it. `self.log(..., sync_dist=True)` costs a barrier and an all_reduce of 4 bytes **in every step**: a
-# latency each, so log every so often. The broadcast of 8 bytes, also one a step, asks whether rank 0 has been told to end
-# (SIGTERM, lesson 14).
+# names *your* lines behind it:
+#
+# - 7 barriers: 5 around set-up, checkpoint and data, 2 before the all_reduces of 8 bytes, which ask how long the ranks' loaders are;
+# - a broadcast of 8 bytes a step (has rank 0 been told to end? SIGTERM, lesson 14) and one more, and one of 16: rank 0's folder;
+# - `self.log(..., sync_dist=True)`: a barrier and an all_reduce of 4 bytes **in every step**. The remedy comes in step 4.
+#
+# <details><summary>The formula</summary>
+#
+# `11 + 3 * steps`: 7 barriers, 2 all_reduces and 2 broadcasts; in each step two for the log and a broadcast.
+#
+# </details>
 #
 # One thing about accelerate. It keeps "who am I" in attributes of a *class*. That is right where a rank is a process.
 # Simulated ranks are threads of one process: they would all be rank 0, all take the same shard, and nothing would say so.
@@ -368,20 +400,18 @@ compared
 # ## Step 2: a DataModule
 #
 # It takes the data: `prepare_data` (download, unpack) and `setup` (split, load). Two ranks must not unpack into
-# one folder at once. Who calls which?
+# one folder at once. Who calls which: with both ranks on one node, and on two nodes?
 
 
 # %%
 class Data(L.LightningDataModule):
-    def __init__(self):
-        super().__init__()
-        self.calls = []
+    calls = ()
 
     def prepare_data(self):  # download, unpack
-        self.calls.append("prepare_data")
+        self.calls += ("prepare_data",)
 
     def setup(self, stage):
-        self.calls.append(f"setup({stage.value!r})")
+        self.calls += ("setup",)
         self.parts = digits(), TensorDataset(*(tensor[:64] for tensor in test_set.tensors))
 
     def train_dataloader(self):
@@ -391,16 +421,19 @@ class Data(L.LightningDataModule):
         return DataLoader(self.parts[1], 16)
 
 
-def calls_of(rank, world_size):
-    trainer(world_size, limit_val_batches=0).fit(Digits(), data := Data())
-    return data.calls
+def calls_of(rank, world_size, where):
+    trainer(world_size, limit_val_batches=0, **where).fit(Digits(), data := Data())
+    return " and ".join(data.calls)
 
 
-print(*look("data", calls_of).results)
+for name, where in {"data": {}, "data_on_nodes": {"devices": 1, "num_nodes": 2}}.items():
+    run = look(name, calls_of, args=(where,))
+    print(where or "one node", *run.results, sep="; ")
 
 # %% [markdown]
-# `prepare_data` once (on each node: by its local rank 0), then a barrier; `setup` on every rank. So a
-# `self.size = ...` in `prepare_data` is missing on all ranks but one.
+# `prepare_data` once **on each node**, by its local rank 0; then a barrier, and `setup` on every rank. (simlib has no nodes for
+# Lightning: `devices=2` says that both ranks are on one.) So a `self.size = ...` in `prepare_data` is missing on the other ranks of
+# a node.
 #
 # ## Steps 3 and 4: loggers, callbacks, precision
 #
@@ -416,28 +449,29 @@ class Bell(L.Callback):
 
 
 def with_callbacks(rank, world_size, folder):
-    from lightning.pytorch import callbacks, loggers
+    from lightning.pytorch import callbacks, loggers, utilities
 
     module, own = Digits(), Path(folder, f"rank{rank}")
     module.rate = 0.5
     best = callbacks.ModelCheckpoint(own, "best", monitor="val_loss")
     called = [best, callbacks.EarlyStopping("val_loss", patience=2), Bell()]
     options = {"max_epochs": 30, "enable_checkpointing": True, "num_sanity_val_steps": 0}
-    trainer(world_size, callbacks=called, logger=loggers.CSVLogger(own), **options).fit(
-        module, Data()
-    )
+    options |= {"callbacks": called, "logger": loggers.CSVLogger(own)}
+    trainer(world_size, **options).fit(module, Data())
     files = sorted(path.name for path in own.rglob("*") if path.is_file())
-    return module.epochs, files, round(best.best_model_score.item(), 3)
+    note = utilities.rank_zero_only(lambda: "notes it")()
+    return module.epochs, files, round(best.best_model_score.item(), 3), note
 
 
 guess = None  # files of rank 0, of rank 1
 with tempfile.TemporaryDirectory() as folder:
     run = look("callbacks", with_callbacks, args=(folder,))
-for rank, (epochs, files, best) in enumerate(run.results):
-    print(f"rank {rank}: {epochs} epochs, best {best}, files {files}")
+for rank, (epochs, files, best, note) in enumerate(run.results):
+    print(f"rank {rank}: {epochs} epochs, best {best}, files {files}, {note}")
 
 # %% [markdown]
-# Callbacks run on **every** rank, loggers and checkpoints write on rank 0. All ranks must stop in the same epoch, else the rest
+# Callbacks run on **every** rank, loggers and checkpoints write on rank 0. (A function of yours, too, below `@rank_zero_only`; elsewhere it
+# is None.) All ranks must stop in the same epoch, else the rest
 # waits for ever: EarlyStopping all_reduces one yes or no, 8 bytes. Without `sync_dist` each rank would judge its own
 # `val_loss`, and the checkpoint would follow rank 0's.
 #
@@ -445,40 +479,42 @@ for rank, (epochs, files, best) in enumerate(run.results):
 # keep arguments, numbers and weights of all your runs; both can work offline). All need the same: one rank
 # writes.
 #
-# And precision: with `precision="bf16-mixed"` products are computed in 2 bytes. What is all_reduced: half as much?
-# **Now you write it**, too: `own_ops` says how many ops Lightning adds to DDP's in so many steps of one epoch. You have
-# seen 8 steps (the list above); the cell takes 16.
+# **Step 4: options.** `precision="bf16-mixed"` multiplies in 2 bytes; `accumulate_grad_batches=2` steps after two batches;
+# `gradient_clip_val` clips. And the log: once an epoch, or plain `self.log`. Which changes the all_reduces of gradients (8 of
+# 544,296 bytes), which Lightning's own 35 ops? What is logged?
+
 
 # %%
-guess = None  # bytes of an all_reduce
+def tried(rank, world_size, options, how):
+    class Logging(Digits):
+        def training_step(self, batch, number):
+            self.log("loss", loss := self.loss(batch), **how)
+            return loss
+
+    own = trainer(world_size, **options)
+    own.fit(Logging(), DataLoader(digits(), 16, shuffle=True))
+    return round(own.callback_metrics["loss"].item(), 3)
 
 
-def own_ops(steps):
-    return None  # your formula
-
-
-def in_bf16(rank, world_size):
-    module = Digits()
-    trainer(world_size, precision="bf16-mixed").fit(module, DataLoader(digits(), 8, shuffle=True))
-    return told(module.net, module.losses)
-
-
-mixed = look("bf16", in_bf16)
-for name, run in {"32": lightning_run, "bf16-mixed": mixed}.items():
-    calls = [c for c in run.trace.collectives if c.kind == "all_reduce" and c.nbytes > 8]
+guess = None  # which of the four?
+EACH = {"sync_dist": True}
+TRIED = {
+    "bf16": ({"precision": "bf16-mixed"}, EACH),
+    "accumulated": ({"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}, EACH),
+    "per_epoch": ({}, EACH | {"on_step": False, "on_epoch": True}),
+    "plain": ({}, {}),
+}
+for name, args in TRIED.items():
+    run = look(name, tried, args=args)
+    calls = [c.nbytes for c in run.trace.collectives if c.kind == "all_reduce" and c.nbytes > 8]
     own = len(run.trace.collectives) - len(calls) - 5  # five are DDP's
-    print(f"{name:10} {len(calls):2} all_reduces of", *{c.nbytes for c in calls}, "bytes;", end=" ")
-    print(own, "ops of Lightning's own", own_ops(len(calls)) or "")
+    print(f"{name:11} {len(calls)} x {calls[0]:,} B, {own} own ops; logged:", *run.results)
 
 # %% [markdown]
-# <details><summary>The formula</summary>
-#
-# `11 + 3 * steps` : in each step two for the log and one about SIGTERM; one such broadcast more, one that tells all the folder
-# of rank 0, 7 barriers and 2 all_reduces of 8 bytes.
-#
-# </details>
-#
-# Nothing is halved on the wire. *Mixed* means: weights and gradients stay float32. (A hook of DDP's can round what is sent.)
+# Nothing is halved on the wire. *Mixed* means: weights and gradients stay float32. (A hook of DDP's can round what is sent.) Accumulation
+# halves the all_reduces, and clipping sends nothing: all ranks have the same gradients (lesson 07). Plain `self.log` sends
+# nothing either: each rank has its own loss, and the logger writes rank 0's. **The remedy**, `sync_dist=True` with
+# `on_step=False, on_epoch=True`: the mean of the epoch over all ranks, for two barriers, an all_reduce of 4 bytes and one of 8 at its end.
 #
 # ## Trainer's arguments, then and now
 #
@@ -488,10 +524,10 @@ for name, run in {"32": lightning_run, "bf16-mixed": mixed}.items():
 guess = None  # how many of the seven?
 THEN = {
     "gpus": (2, 'accelerator="gpu", devices=2'),
+    "tpu_cores": (8, 'accelerator="tpu", devices=8'),
     "distributed_backend": ("ddp", 'strategy="ddp"'),
     "precision": (16, 'precision="16-mixed"'),
     "auto_lr_find": (True, "Tuner(trainer).lr_find(module)"),
-    "progress_bar_refresh_rate": (20, "callbacks=[TQDMProgressBar(20)]"),
     "checkpoint_callback": (False, "enable_checkpointing=False"),
     "resume_from_checkpoint": ("last.ckpt", 'fit(..., ckpt_path="last.ckpt")'),
 }
@@ -573,8 +609,9 @@ with tempfile.TemporaryDirectory() as folder:
 # ## Horovod's two ideas
 #
 # Horovod (Sergeev and Del Balso 2018, arXiv 1802.05799) made two ideas common: the **ring** (lesson 05) in the place of parameter
-# servers, and **tensor fusion**: many small gradients travel in one buffer (lesson 08's buckets; by default 64 MB). A script needed four calls. Here
-# they are, on `torch.distributed`:
+# servers, and **tensor fusion**: many small gradients travel in one buffer (lesson 08's buckets; by default 64 MB,
+# [128 since 2020](https://github.com/horovod/horovod/pull/2468)). A script needed four calls: who am I, how many
+# are we, the same weights for all, and an optimizer that sends gradients. Here is the last of them, on `torch.distributed`:
 
 
 # %%
@@ -606,8 +643,8 @@ class DistributedOptimizer:  # call 4
 
 
 # %% [markdown]
-# The others are short: who am I, how many are we, and the same weights for all. Twenty-four layers on eight nodes, with a ring:
-# without fusion, with buffers of 16 KiB, and with Horovod's default. How many all_reduces, and how many times faster?
+# The others are short. Twenty-four layers on eight nodes, with a ring: without fusion, with buffers of 16 KiB, and with 64 MiB. How many
+# all_reduces, and how many times faster are they, from the first that is sent to the end of the last?
 
 
 # %%
@@ -626,26 +663,28 @@ def tower(rank, world_size, fusion_bytes):
     net = nn.Sequential(*(nn.Linear(32, 32) for _ in range(24)))
     broadcast_parameters(net.state_dict(), root_rank=0)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), fusion_bytes)
-    net(torch.ones(4, 32) * hvd.rank()).sum().backward()
     dist.barrier()
+    net(torch.ones(4, 32) * hvd.rank()).sum().backward()
     optimizer.step()
-    return net[0].weight.sum().item()
 
 
 for fusion_bytes in (0, 16 * 2**10, 64 * 2**20):
     run = simlib.simulate(tower, 8, (fusion_bytes,), all_reduce="ring")
     reduces = [c for c in run.trace.collectives if c.kind == "all_reduce"]
-    print(f"buffer {fusion_bytes:10,} B: {len(reduces):2} all_reduces, {run.time_s * 1e3:.2f} ms")
+    took_s = run.time_s - min(op.post_s for c in reduces for op in c.ops.values())
+    print(f"buffer {fusion_bytes:10,} B: {len(reduces):2} all_reduces in {took_s * 1e3:5.2f} ms")
 
 # %% [markdown]
-# What is missing: Horovod's ranks tell a coordinator which gradients are ready, so their order may differ. DDP fixes the order instead (lesson 08).
+# One all_reduce is 36 times as fast as 48: each of these pays a ring's 14 latencies, and the bytes are the same. What is missing: Horovod's
+# ranks tell a coordinator which gradients are ready, so their order may differ. DDP fixes the order instead (lesson 08).
 # Horovod is not installed here: it has no ready-made package for this Python and torch, its build fails, and DDP does
-# the same. TorchElastic has gone the other way, into torch: it *is* `torchrun` (lesson 14).
+# the same. TorchElastic, once a package of its own, became part of torch: it *is* `torchrun` (lesson 14).
 #
 # ## Which metrics may be averaged?
 #
-# Each rank validates its shard, `sync_dist=True` averages. Right for which of accuracy, F1 and AUC? (F1 is 2 TP / (2 TP + FP + FN);
-# AUC the share of pairs, one positive and one negative example, in which the positive scores higher.)
+# Each rank validates its shard, `sync_dist=True` averages. Right for which of accuracy, F1 and AUC? (F1 is 2 TP / (2 TP + FP + FN), from the
+# numbers of true positives, false positives and false negatives; this TP is no tensor parallelism. AUC is the share of pairs, one
+# positive and one negative example, in which the positive scores higher.)
 
 # %%
 guess = None  # equal shards? Unequal?
@@ -712,7 +751,10 @@ print(
 #
 # </details>
 #
-# It gathers four counters, each after its shape: as few bytes for a million examples.
+# Twelve ops: it gathers four counters for the two classes (16 bytes each), each after a barrier and its shape (8 bytes). As few bytes for a million
+# examples. In a LightningModule: `self.f1 = MulticlassF1Score(...)` in `__init__`, then in `validation_step` `self.f1.update(...)` and
+# `self.log("f1", self.f1)`, the [metric itself](https://lightning.ai/docs/torchmetrics/stable/pages/lightning.html), not its
+# value. One thing stays: the Trainer's sampler pads uneven shards, so of 63 validation examples one counts twice (lesson 07).
 #
 # ## One transformer, five ways
 #
@@ -778,6 +820,9 @@ def fsdp2(rank, world_size):
 # `three_steps` is the loop of three of them. DDP and FSDP2 give a rank its half of the examples; with TP both ranks
 # have all. A stage of a pipeline has its own schedule (lesson 11). **Now you write it**: with TP, how many all_reduces? (Four a
 # block in lesson 12, with one Enter for q, k and v.)
+#
+# The last cell leaves out set-up, and ops that set-up shares with steps, such as barriers: what belongs to three steps alone comes three
+# times, or six, or twelve. It counts **payload**: the bytes that a rank brings into collectives, or sends in messages, in a step.
 
 
 # %%
@@ -813,27 +858,24 @@ def tp_all_reduces(blocks, steps):
     return None  # your formula
 
 
-class Language(Digits):
-    def training_step(self, batch, number):
-        self.losses.append(loss := loss_of(self.net(batch[0]), batch[1]))
-        return loss
-
-
 def in_lightning(rank, world_size):
-    module, (net, x, y) = Language(), transformer()
-    module.net = net
-    trainer(world_size, max_epochs=3).fit(module, DataLoader(TensorDataset(x, y), 8 // world_size))
-    return [loss.item() for loss in module.losses]
+    module, (net, x, y) = Digits(), transformer()
+    module.net, module.loss = net, lambda batch: loss_of(net(batch[0]), batch[1])
+    data = DataLoader(TensorDataset(x, y), 8 // world_size)
+    trainer(world_size, max_epochs=3).fit(module, data)
+    return module.losses
 
 
 five = {f.__name__.upper(): simlib.simulate(f, 2) for f in (ddp, fsdp2, tp, pp)}
 five["Lightning"] = look("transformer", in_lightning)
-for name, run in five.items():
+compared = simlib.compare(five)
+ops = [op for op in compared.ops if any(n and n % 3 == 0 for n in op.counts)]  # of three steps
+for column, (name, run) in enumerate(five.items()):
     losses = torch.tensor([mine for mine in run.results if mine], dtype=torch.float64).mean(0)
-    sent = sum(c.nbytes for c in run.trace.collectives) + sum(m.nbytes for m in run.trace.messages)
-    print(f"{name:9} losses", *(f"{loss:.4f}" for loss in losses), f"- payload {sent:9,} B")
+    sent = sum(op.nbytes * op.counts[column] // (6 if op.call == "message" else 3) for op in ops)
+    print(f"{name:9} losses", *(f"{loss:.4f}" for loss in losses), f"- a step: {sent:7,} B a rank")
 print("all_reduces of TP, predicted:", tp_all_reduces(2, 3))
-simlib.compare(five)
+simlib.Comparison(compared.names, ops)
 
 # %% [markdown]
 # <details><summary>The formula</summary>
@@ -844,8 +886,9 @@ simlib.compare(five)
 # </details>
 #
 # The same losses, to four digits, and hardly a row in common: DDP sends gradients, FSDP2 gathers weights and scatters
-# gradients, TP sums activations in every block, PP hands activations to a neighbour. Only DDP's column and Lightning's agree:
-# **Lightning is DDP plus its own**; with another `strategy`, such as `"fsdp"` (the first FSDP) or `"deepspeed"`, that plus its own.
+# gradients, TP sums activations in every block, PP hands activations to a neighbour. Only DDP and Lightning share a row (blue):
+# **Lightning is DDP plus its own**, here the log. With another `strategy` it is that plus its own: `"fsdp"` is the first FSDP,
+# `ModelParallelStrategy()` takes FSDP2 and TP, as you write them.
 #
 # ## Which tool when
 #
@@ -859,17 +902,18 @@ simlib.compare(five)
 # | Horovod | yes | ring, fusion | yes | 05, here |
 # | Lightning's Trainer | yes | as its strategy | - | 07, here |
 # | Fabric, accelerate | yes | as their strategy | - | here |
-# | DeepSpeed | yes | ZeRO 1 to 3, pp | - | 11, 12 |
-# | Megatron-LM | - | dp, tp, pp, cp, ep | - | 10 to 12, 18 |
+# | fast.ai; Ignite | by accelerate; yes | DDP | - | 07 |
+# | DeepSpeed | yes | ZeRO 1 to 3, pipelines | - | 11, 12 |
+# | Megatron-LM | - | data, tensors, layers, sequences (cp), experts (ep) | - | 10 to 12, 18 |
 # | torchtitan | - | the same, of torch's parts | - | 11, 12, 18 |
 # | Ray | yes | - | yes | 14 |
 # | Slurm | yes | - | whole jobs | 16 |
-# | Kubernetes | yes (pods) | - | yes | 14, 16 |
+# | Kubernetes | yes, in containers (pods) | - | yes | 14, 16 |
 # | Mesos (the past) | yes | - | yes | 16 |
 # | XLA, on TPUs and others | - | its compiler places collectives | - | 04, 12 |
 #
 # The model fits on one device? DDP, by hand or under Lightning, Fabric or accelerate. It does not? FSDP2 first; then Megatron, torchtitan or
-# DeepSpeed. Who starts ranks is another question: `torchrun` on a few nodes, under Slurm or Kubernetes on many.
+# DeepSpeed. (`torch.compile` is none of these: it makes one rank's computing faster.) Who starts ranks is another question: `torchrun` on a few nodes, under Slurm or Kubernetes on many.
 #
 # What frameworks **hide**: who shuffles, who deals, how often is a barrier, which rank writes, which defaults changed since the tutorial. When a
 # number is wrong or a job hangs, that is where you look, and `simlib.compare` with a loop by hand shows it.
@@ -886,7 +930,7 @@ simlib.compare(five)
 # 3. `if self.global_rank == 0: self.log("x", x, sync_dist=True)`. What happens?
 # 4. You download in `prepare_data` and set `self.classes` there. What happens on rank 1?
 # 5. Which collectives of a Lightning run remain in a loop by hand?
-# 6. Why are 48 small all_reduces slower than one with the same bytes?
+# 6. Why do 48 small all_reduces take 36 times as long as one with the same bytes?
 #
 # <details><summary>Answers</summary>
 #
@@ -895,7 +939,7 @@ simlib.compare(five)
 # 3. Rank 0's all_reduce or barrier meets another call, or nobody: a hang.
 # 4. `self.classes` is not there: that belongs to `setup`.
 # 5. The all_reduces of the gradients, one a step (or a bucket).
-# 6. Each pays the latency of a whole ring.
+# 6. Each pays the latency of a whole ring: 48 times instead of once. The bytes' own time is the same, hence 36 and not 48.
 #
 # </details>
 #

@@ -100,6 +100,75 @@ def hand_in_hand(rank, world_size, x, y, w):
     return trained(x, y, w, BATCH // world_size)  # noqa: F821
 
 
+def loss_grows(rank, world_size, x, y, w):
+    """the training_step that multiplies its loss by world_size"""
+    return trained(
+        x,
+        y,
+        w,
+        BATCH // world_size,
+        lambda *given: mean_loss(*given) * world_size,  # noqa: F821
+    )
+
+
+def mean_by_hand(rank, world_size, x, y, w):
+    """the training_step that takes the ranks' mean of the loss by hand"""
+
+    def step(module, batch, number):
+        loss = mean_loss(module, batch, number)
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        return (loss + total - loss.detach()) / world_size
+
+    return trained(x, y, w, BATCH // world_size, step)  # noqa: F821
+
+
+def added_up(rank, world_size, x, y, w):
+    """the training_step that adds the losses of its examples up"""
+
+    def step(module, batch, number):
+        return F.cross_entropy(batch[0] @ module.w, batch[1], reduction="sum")
+
+    return trained(x, y, w, BATCH // world_size, step)  # noqa: F821
+
+
+def dealt_before(rank, world_size, x, y, w):
+    """the module that gets the examples of its rank only"""
+    part = slice(rank, None, world_size)
+    return trained(x[part], y[part], w, BATCH // world_size)  # noqa: F821
+
+
+def sixty_dealt_before(rank, world_size, x, y, w):
+    """the module that gets its rank's examples, 60 of them in a step"""
+    part = slice(rank, None, world_size)
+    return trained(x[part], y[part], w, BATCH)  # noqa: F821
+
+
+def no_parameter(rank, world_size, x, y, w, is_named=True):
+    """the module whose w is a tensor, and no nn.Parameter"""
+
+    class Classifier(Module):  # noqa: F821
+        def __init__(self):
+            super().__init__()
+            self.w = w.clone().requires_grad_()
+
+        def training_step(self, batch, number):
+            return mean_loss(self, batch, number)
+
+        def configure_optimizers(self):
+            mine = [self.w] if is_named else self.parameters()
+            return torch.optim.SGD(mine, lr=RATE, momentum=0.9)  # noqa: F821
+
+    module = Classifier()
+    fit(module, (x, y), BATCH // world_size)  # noqa: F821
+    return module.w.detach()
+
+
+def nothing_to_train(rank, world_size, x, y, w):
+    """the module whose w is a tensor, and an optimizer of its parameters"""
+    return no_parameter(rank, world_size, x, y, w, is_named=False)
+
+
 def item(rank, world_size, x, y, w):
     """the training_step that returns a number"""
     return trained(x, y, w, BATCH // world_size, lambda *given: mean_loss(*given).item())  # noqa: F821
@@ -109,7 +178,14 @@ WRONG = {
     line_by_line: "Gradients are world_size times too small",
     backward_inside: "Every gradient is there twice",
     dealt_twice: "Each rank takes a part of its part",
-    rate_of_ranks: "The learning rate has grown with the ranks",
+    rate_of_ranks: "The learning rate or the loss has grown with the ranks",
+    loss_grows: "The learning rate or the loss has grown with the ranks",
+    mean_by_hand: "Gradients are world_size times too small",
+    added_up: "The losses of the examples are added up",
+    dealt_before: "Each rank takes its part before `fit`",
+    sixty_dealt_before: "Each rank takes its part before `fit`",
+    no_parameter: "make it an nn.Parameter",
+    nothing_to_train: "optimizer got an empty parameter list",
     without_momentum: "Where is the momentum",
     sixty_on_each: "Together the ranks take world_size * BATCH examples",
     not_converted: "Each rank trains weights of its own",

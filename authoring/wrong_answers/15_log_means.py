@@ -109,6 +109,38 @@ def in_place(rank, world_size, losses, every):
     return logging(rank, world_size, losses, every, mean)
 
 
+def all_at_the_end(rank, world_size, losses, every):
+    """the callback with one all_reduce of all entries, at the end"""
+    rows = losses[: len(losses) // every * every].view(-1, every)
+    means = rows.mean(1)
+    dist.all_reduce(means)
+    entries = enumerate((means / world_size).tolist())
+    return [((i + 1) * every - 1, mean) for i, mean in entries if rank == 0]
+
+
+def cleared_on_rank_0(rank, world_size, losses, every):
+    """the callback that forgets on rank 0 only"""
+    return logging(rank, world_size, losses, every, clear=rank == 0)
+
+
+def one_too_late(rank, world_size, losses, every):
+    """the callback that logs step + 1"""
+    return [(step + 1, mean) for step, mean in logging(rank, world_size, losses, every)]
+
+
+def after_step_0(rank, world_size, losses, every):
+    """the callback that logs where step % every is 0"""
+    log, since = [], []
+    for step, loss in enumerate(losses):
+        since.append(loss)
+        if step % every == 0:
+            mean = torch.stack(since).mean()
+            dist.all_reduce(mean)
+            log += [(step, mean.item() / world_size)] * (rank == 0)
+            since.clear()
+    return log
+
+
 def when_low(rank, world_size, losses, every):
     """the callback that logs where a rank's own mean is low"""
     log = []
@@ -130,6 +162,10 @@ WRONG = {
     at_the_end_too: "Steps that are left over at the end",
     in_each_step: "carry 4, then 4, then 4, then 4, then 4, then 4, then 4, then 4 bytes",
     a_list_of_losses: "carry 12, then 12 bytes",
+    all_at_the_end: "carry 8 bytes",
+    cleared_on_rank_0: "`since.clear()` is for all ranks",
+    one_too_late: "logged one step too late",
+    after_step_0: "logs after step 0 already",
     barrier_first: "calls barrier",
     in_place: "leave the input as it is",
     when_low: "waits for rank 1",

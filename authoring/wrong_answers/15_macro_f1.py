@@ -50,6 +50,35 @@ def without_the_empty(rank, world_size, guessed, labels, classes):
     return of_counts(counts[:, occurs])
 
 
+def over_nothing(rank, world_size, guessed, labels, classes):
+    """the F1 that divides by the counts as they are"""
+    counts = counted(guessed, labels, classes)
+    dist.all_reduce(counts)
+    return (2 * counts[0] / (counts[1] + counts[2])).mean().item()
+
+
+def empty_is_perfect(rank, world_size, guessed, labels, classes):
+    """the F1 with 1 for an empty class"""
+    counts = counted(guessed, labels, classes)
+    dist.all_reduce(counts)
+    return (2 * counts[0] / (counts[1] + counts[2])).nan_to_num(1.0).mean().item()
+
+
+def by_frequency(rank, world_size, guessed, labels, classes):
+    """the F1s of classes, weighted by how often they occur"""
+    counts = counted(guessed, labels, classes)
+    dist.all_reduce(counts)
+    f1 = 2 * counts[0] / (counts[1] + counts[2]).clamp(min=1)
+    return (f1 * counts[2] / counts[2].sum()).sum().item()
+
+
+def not_twice(rank, world_size, guessed, labels, classes):
+    """the mean of TP / (TP + FP + FN)"""
+    counts = counted(guessed, labels, classes)
+    dist.all_reduce(counts)
+    return (counts[0] / (counts[1] + counts[2] - counts[0]).clamp(min=1)).mean().item()
+
+
 def all_examples(rank, world_size, guessed, labels, classes):
     """the F1 of all examples, collected on every rank"""
     parts = [None] * world_size
@@ -80,6 +109,10 @@ WRONG = {
     own_only: "Each rank has the F1 of its own examples only",
     micro: "of all classes together (micro)",
     without_the_empty: "it is not left out",
+    over_nothing: "divide by at least 1",
+    empty_is_perfect: "counts 0, and not 1",
+    by_frequency: "The classes are weighted by how often they occur",
+    not_twice: "in F1 the TP count twice",
     all_examples: "calls all_gather",
     count_by_count: "but 3 collectives take place where 1 will do",
     whole_matrix: "a rank brings 128 bytes",

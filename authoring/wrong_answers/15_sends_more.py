@@ -60,6 +60,34 @@ def in_order_of_sending(rank, world_size, one, other):
     return sorted(found(one, other), key=lambda entry: order.index(entry[:2]))
 
 
+def by_line(rank, world_size, one, other):
+    """the list with an entry for each line"""
+    return found(one, other, lambda op: op, lambda op, times, lines: (*op[:2], times, lines))
+
+
+def fewer_too(rank, world_size, one, other):
+    """the list with what other sends less often, too"""
+    a, b = (Counter(op[:2] for op in trace) for trace in (one, other))
+    return [
+        (*op, b[op] - a[op], sorted({sent[2] for sent in other if sent[:2] == op}))
+        for op in sorted(a | b)
+        if a[op] != b[op]
+    ]
+
+
+def by_times(rank, world_size, one, other):
+    """the list sorted by times"""
+    return sorted(found(one, other), key=lambda entry: entry[2])
+
+
+def first_line(rank, world_size, one, other):
+    """the list with the first line of each op"""
+    lines = {}
+    for op in other:
+        lines.setdefault(op[:2], op[2])
+    return found(one, other, entry=lambda op, times, _: (*op, times, [lines[op]]))
+
+
 def after_a_barrier(rank, world_size, one, other):
     """the list after a barrier of all ranks"""
     dist.barrier()
@@ -83,6 +111,10 @@ WRONG = {
     equal_ones_too: "What both send equally often is there",
     calls_only: "the same call of another size is another op",
     in_order_of_sending: "but not sorted",
+    by_line: "a line is no part of it",
+    fewer_too: "where `!=` stands",
+    by_times: "sorted by times",
+    first_line: "Only one line of each op is there",
     after_a_barrier: "but 1 collective takes place where 0 will do",
     told_to_the_next: "messages where",
 }

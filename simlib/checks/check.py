@@ -21,6 +21,7 @@ from .compare import (
     difference,
     dtype_differs,
     dtype_name,
+    first_different,
     first_unseen,
     known_mistake,
     likely_cause,
@@ -32,6 +33,8 @@ from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict, values_are_right
 if TYPE_CHECKING:
     from .bounds import Fits, Timed
 
+LONG = 240
+"""Letters of a rank's lists beyond which a verdict shows only where they first differ."""
 TIMEOUT_S = 5
 """How long a world may make no progress, by default."""
 
@@ -230,7 +233,7 @@ def value_complaint(run, after, given, want, rules, in_place, mistakes, within=E
         reason += f" The right value is returned, but the {what} must change: write into it."
     elif text.endswith("wrong value"):
         reason += f" {changed or cause(run, got, want, given, rules)}"
-    return reason, [rank_line(r, got[r], want[r], r in wrong) for r in range(len(want))]
+    return reason, [rank_line(r, got[r], want[r], r in wrong, within) for r in range(len(want))]
 
 
 def cause(run, got, want, given, rules):
@@ -255,14 +258,19 @@ def cause(run, got, want, given, rules):
     )
 
 
-def rank_line(rank, got, want, is_wrong):
+def rank_line(rank, got, want, is_wrong, within=EXACT):
     """One rank's value in a wrong verdict."""
     if is_wrong and dtype_differs(got, want):
         return f"rank {rank}: got {describe(got)} of {dtype_name(got)}, expected {dtype_name(want)}"
+    lists = isinstance(got, (list, tuple)) and isinstance(want, (list, tuple))
+    if is_wrong and lists and len(describe(got)) + len(describe(want)) > LONG:
+        index, one, other = first_different(got, want, within)
+        return f"rank {rank}: first different at index {index}: got {one}, expected {other}"
     if is_wrong:
         unseen = first_unseen(got, want)
         return f"rank {rank}: got {describe(got)}, expected {describe(want)}{unseen}"
-    return f"rank {rank}: right, {describe(got)}"
+    text = describe(got)
+    return f"rank {rank}: right, {text if len(text) <= LONG else text[: LONG - 4] + ' ...'}"
 
 
 def input_complaint(run, given, after):

@@ -11,6 +11,7 @@ import torch
 
 SHOWN = 6  # elements of a tensor that a verdict prints
 DEEPEST, LONGEST = 20, 1000  # levels and values of a container
+_NOTHING = object()
 EXACT = 1e-5  # share by which floats that are equal may differ
 
 
@@ -162,7 +163,25 @@ def list_difference(got, want, within=EXACT):
             return f"has None at index {index}: nothing was put there"
         wrong = difference(one, other, within)
         if wrong:
-            return f"at index {index} {wrong}"
+            return _at(index, wrong)
+    return None
+
+
+def _at(index, wrong):
+    """``at index 2 has ...``; deeper down ``at index [2][0] has ...``."""
+    if not wrong.startswith("at index "):
+        return f"at index {index} {wrong}"
+    inner, rest = wrong.removeprefix("at index ").split(" ", 1)
+    return f"at index [{index}]{inner if inner.startswith('[') else f'[{inner}]'} {rest}"
+
+
+def first_different(got, want, within=EXACT):
+    """Where two lists first differ and what stands there: ``(index, got, want)``, as text."""
+    both = itertools.zip_longest(got, want, fillvalue=_NOTHING)
+    for index, (one, other) in enumerate(both):
+        if one is _NOTHING or other is _NOTHING or difference(one, other, within):
+            told = ("nothing" if x is _NOTHING else describe(x) for x in (one, other))
+            return index, *told
     return None
 
 

@@ -12,19 +12,21 @@ from .table import clip
 ROW_IN, COLUMN_IN, LETTER_IN = 0.3, 1.15, 0.082
 MOST_ROWS, MOST_LETTERS = 30, 46
 COMMON, OWN = mix(OKABE_ITO[2], "#ffffff", 0.55), mix(OKABE_ITO[1], "#ffffff", 0.35)
+SHARED = mix(OKABE_ITO[4], "#ffffff", 0.45)
 
 
 @own_style
 def draw_comparison(names, rows):
     """Draw which sorts of ops came how often: a row for each, a column for each run.
 
-    Green boxes are what all runs have in common, orange ones what only some of them sent so often.
+    Green boxes are what all runs have in common, blue ones what another run sent as often, orange
+    ones what this run alone sent so often.
 
     Parameters
     ----------
     names : sequence of str
         The runs.
-    rows : list of (str, sequence of int, bool)
+    rows : list of (str, tuple of int, bool)
         Of each sort of op its label, how often it came in each run, and whether equally often.
 
     Returns
@@ -50,7 +52,8 @@ def draw_comparison(names, rows):
         y = 0.62 + ROW_IN * row
         axes.text(label_in - 0.15, y, text, ha="right", va="center", fontsize=TEXT_PT + 0.5)
         for column, count in enumerate(counts):
-            _draw_count(axes, _middle(label_in, column), y, count, COMMON if is_common else OWN)
+            color = COMMON if is_common else SHARED if counts.count(count) > 1 else OWN
+            _draw_count(axes, _middle(label_in, column), y, count, color)
     if more:
         y = 0.62 + ROW_IN * len(shown)
         axes.text(label_in - 0.15, y, f"and {more} more", ha="right", va="center", color=GREY)
