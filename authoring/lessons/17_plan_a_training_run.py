@@ -532,7 +532,7 @@ kept = 2 * K * (L // K) * S * N * H * (10 + 24 / 2 + 5 * HEADS * S / (H * 2))  #
 for role, value in {"parameters": state, "activations and temporaries": kept}.items():
     found = small.memory[0].peak[role]
     print(f"{role} {value:,.0f} bytes, measured {found:,}: {miss(value, found)}")
-small.timeline()
+small.timeline(width=7.9)
 
 # %% [markdown]
 # So it *was* luck, in part: misses of opposite sign.
