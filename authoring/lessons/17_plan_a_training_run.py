@@ -248,6 +248,17 @@ for name, job in JOBS.items():
     print(f"{name}: {len(found)} plans; the fastest: {told(job, found[0])}")
     print("    lean:    ", told(job, BEST[name]))
     print("    dp alone:", told(job, dp_alone[0]) if dp_alone else "none")
+for again in (False, True):
+    time_s = sum(step_parts(nvlink, 8, 16, zero=1, again=again).values())
+    layers = kept_bytes(nvlink, 8, 16, 1, 1, again) - kept_bytes(nvlink, 8, 16, 0, 1)
+    print(f"computed again: {again}; {time_s:.2f} s, activations {layers / 1e9:.2f} GB")
+apart = []
+for choice in itertools.product(POWERS, POWERS, MICRO, (0, 1, 2, 3), (False, True)):
+    parts, theirs = step_parts(ethernet, *choice), plan_of(ethernet, *choice, 3600)
+    if parts:
+        apart.append(abs(sum(parts.values()) / theirs.step.time_s - 1))
+        apart.append(abs(kept_bytes(ethernet, *choice) / theirs.step.nbytes - 1))
+print(f"{len(apart)} numbers, differences below 1e-12: {max(apart) < 1e-12}")
 
 # %% [markdown]
 # GPT-3's fastest plan needs 79.4 of 80 GB, by formulas that know of no buffers, no fragments and no CUDA context:
@@ -273,22 +284,8 @@ labs.plan_lab(dict(reversed(JOBS.items())), tp=8, pp=16, zero=1, minutes=45)
 # What you should have seen: tp = 16 reaches over two nodes, and its all_reduces take longer than the
 # computing. Computing again leaves a tenth of the activations' bytes and takes a third more time: forward is
 # a third of the compute, and its all_reduces are sent again, too. The fastest plans keep activations.
-# Your formulas are the lab's: the next cell asks both for every cut of the Ethernet job.
-
-# %%
-for again in (False, True):
-    time_s = sum(step_parts(nvlink, 8, 16, zero=1, again=again).values())
-    layers = kept_bytes(nvlink, 8, 16, 1, 1, again) - kept_bytes(nvlink, 8, 16, 0, 1)
-    print(f"computed again: {again}; {time_s:.2f} s, activations {layers / 1e9:.2f} GB")
-apart = []
-for choice in itertools.product(POWERS, POWERS, MICRO, (0, 1, 2, 3), (False, True)):
-    parts, theirs = step_parts(ethernet, *choice), plan_of(ethernet, *choice, 3600)
-    if parts:
-        apart.append(abs(sum(parts.values()) / theirs.step.time_s - 1))
-        apart.append(abs(kept_bytes(ethernet, *choice) / theirs.step.nbytes - 1))
-print(f"{len(apart)} numbers, differences below 1e-12: {max(apart) < 1e-12}")
-
-# %% [markdown]
+# Your formulas are the lab's: the cell above it asked both for every cut of the Ethernet job.
+#
 # ## 4. Checkpoints, hours, cost
 #
 # A checkpoint has 14 bytes for each parameter. One rank fails once in M seconds, so R of them once in M / R (lesson 14). Save
@@ -419,20 +416,9 @@ def stage_of(mesh, axes):
     return at, nn.Sequential(*(Block(number, at["tp"], axes["tp"], group) for number in mine))
 
 
-def receiver(at, K, M, group, early):
-    """A function that waits for the tensor of a word; None where none comes."""
-
-    def posted(kind, i):
-        src, into = at + (-1 if kind == "F" else 1), torch.empty(N, S, H)
-        return 0 <= src < K and (into, dist.irecv(into, group=group, group_src=src))
-
-    all_posted = {word: posted(*word) for word in words_of(at, K, M)} if early else {}
-
-    def wait(*word):
-        found = all_posted[word] if early else posted(*word)
-        return found[1].wait() and found[0] if found else None
-
-    return wait
+def posted(at, K, group, kind, i):
+    src, into = at["pp"] + (-1 if kind == "F" else 1), torch.empty(N, S, H)
+    return 0 <= src < K and (into, dist.irecv(into, group=group, group_src=src))
 
 
 # %%
@@ -441,19 +427,20 @@ def train_step(rank, world_size, axes, M, early=False):
     at, stage = stage_of(mesh, axes)
     group, K, kept, sent = mesh["pp"].get_group(), axes["pp"], {}, []
     dist.barrier()
-    begin_s = time.perf_counter()  # the virtual clock's, in simulate
-    wait = receiver(at["pp"], K, M, group, early)
-    for kind, i in words_of(at["pp"], K, M):
-        dst, came = at["pp"] + (1 if kind == "F" else -1), wait(kind, i)
+    words, begin_s = words_of(at["pp"], K, M), time.perf_counter()  # virtual, in simulate
+    inbox = {word: posted(at, K, group, *word) for word in words if early}
+    for kind, i in words:
+        got = inbox.get((kind, i)) or posted(at, K, group, kind, i)
+        came = got[0] if got and got[1].wait() else None
         with simlib.span(kind, micro=i):
             if kind == "F":
                 x = examples(at["dp"], i, M) if came is None else came.requires_grad_()
                 y = stage(x)
-                is_last = at["pp"] == K - 1
-                kept[i] = x, y.square().sum() / (N * M * axes["dp"]) if is_last else y
+                kept[i] = x, y if at["pp"] < K - 1 else y.square().sum() / (N * M * axes["dp"])
             else:
                 x, y = kept.pop(i)
                 y.backward(came)
+        dst = at["pp"] + (1 if kind == "F" else -1)
         if 0 <= dst < K:
             out = y.detach() if kind == "F" else x.grad
             sent.append(dist.isend(out, group=group, group_dst=dst))
@@ -520,16 +507,15 @@ at = [sorted((p for p in pieces if p.rank == r), key=lambda p: p.start_s) for r 
 path = [at[0][0], *at[1], at[0][-1]]  # F0 on stage 0, all of stage 1, the last B on stage 0
 waits = [after.start_s - before.end_s for before, after in itertools.pairwise(path)]
 print("waits for messages, us:", *(f"{1e6 * wait:.1f}" for wait in waits if wait > 1e-9))
-rows["messages"] = terms["and messages"] - terms["and tp"], sum(waits)
+rows["messages"] = 4 * hop, sum(waits)
 calls = [op for op in small.trace.of_rank(0) if op.kind == "all_reduce"]
 rows["all_reduce of tp"] = sums / 4, calls[0].end_s - calls[0].post_s
 rows["all_reduce of dp"] = grads, max(op.end_s for op in calls) - calls[-1].post_s
 rows["the step"] = predicted_s, measured_s
 for name, (value, found) in rows.items():
     print(f"{name:17} {value * 1e3:.4f} ms, measured {found * 1e3:.4f}: {miss(value, found)}")
-state = 4 * 12 * H**2 * L // (2 * 2)  # bytes of a rank's parameters
 kept = 2 * K * (L // K) * S * N * H * (10 + 24 / 2 + 5 * HEADS * S / (H * 2))  # two in flight
-for role, value in {"parameters": state, "activations and temporaries": kept}.items():
+for role, value in {"parameters": 12 * H**2 * L, "activations and temporaries": kept}.items():
     found = small.memory[0].peak[role]
     print(f"{role} {value:,.0f} bytes, measured {found:,}: {miss(value, found)}")
 small.timeline(width=7.9)
@@ -575,7 +561,8 @@ for stage, mine in ((0, b_0), (1, b_1)):
 #
 # Now the step once more, with backward as measured. `scale.pipeline_time` follows unequal stages; its
 # receives are posted early. So let the program do that, too. And for receives posted when needed: the row of pieces above,
-# with five messages. **Guess:** how far off are the two?
+# with five messages. **Guess:** how far off are the two? And a wrong plan: swap the axes, so that tp lies across nodes. Nothing
+# else changes, and the program stays right.
 
 # %%
 guess = None  # per cent
@@ -594,17 +581,15 @@ for name, values in {
     print(f"{name:12} {found * 1e3:.3f} ms; equal stages: {miss(even, found)},", end=" ")
     print(f"backward as measured: {miss(value, found)}")
 
-# %% [markdown]
-# What is left is the last message, 13 us on a busy card. And a wrong plan: swap the axes, so that tp lies across nodes. Nothing else changes, and the
-# program stays right.
-
-# %%
 swapped = {"tp": 2, "dp": 2, "pp": 2}
 wrong = simlib.simulate(train_step, 8, (swapped, 4), cluster=SMALL, **RING)
 slower_s = max(time_s for time_s, *_ in wrong.results)
 print(f"tp outermost: {slower_s * 1e3:.3f} ms, {slower_s / measured_s - 1:+.0%}")
 
 # %% [markdown]
+# What is left of each is the last message, 13 us on a busy card. The wrong plan costs a quarter, and nothing
+# else tells of it.
+#
 # ## 6. Real processes
 #
 # The same function by `simlib.run`: eight processes of this machine. Their messages say little about
