@@ -115,16 +115,17 @@ def words_of(figure):
 
 
 def test_the_title_is_the_plan():
-    words = words_of(labs.draw_plan(JOB, tp=8, pp=2, sequences=16))
-    found = planned()
+    cut = {"tp": 8, "pp": 2, "sequences": 16}
+    words, found = words_of(labs.draw_plan(JOB, **cut)), planned()
     assert f"64 ranks = dp 4 x tp 8 x pp 2: {found.step.time_s:.3g} s a step, " in words
     assert "6.66 billion parameters, 100 billion tokens: 47,684 steps of 1,024 sequences" in words
-    assert "micro-batches of 16, 16 a step" in words
+    assert "; 16 micro-batches of 16 a step" in words
     assert f"costs {found.cost:,.0f}" in words
     assert "days of 20.8 days" in words
     late = labs.draw_plan(replace(JOB, hours=3), tp=8, pp=2)
     assert ": too long" in words_of(late)
     assert "memory does not hold it" in words_of(labs.draw_plan(JOB))
+    assert "costs 0.4" in words_of(labs.draw_plan(replace(JOB, price=3 * 0.4 / found.cost), **cut))
     assert "costs" not in words_of(labs.draw_plan(replace(JOB, price=0), tp=8))
     assert "is more than 64 ranks" in words_of(labs.draw_plan(JOB, tp=32, pp=4))
 

@@ -89,7 +89,55 @@ def test_the_figures_of_the_text(lesson):
         "ethernet": (0.288, 1, 8),
         "nvlink": (25.302, 8, 4),
     }
+    lean = {name: lesson["lean"](lesson[name], found) for name, found in jobs.items()}
+    assert {name: plan[1:5] for name, plan in lean.items()} == {
+        "laptops": (1, 4, 1, 1),
+        "ethernet": (1, 8, 1, 1),
+        "nvlink": (8, 8, 1, 1),
+    }
     dp_alone = min(plan[0] for plan in jobs["ethernet"] if plan[1:3] == (1, 1))
     assert dp_alone / fastest["ethernet"][0] == pytest.approx(4.04, abs=0.01)
     published = sum(lesson["step_parts"](lesson["nvlink"], 8, 16).values())
     assert published == pytest.approx(34.13, abs=0.01)  # 32 s in Megatron-LM's README
+
+
+def waits_in_a_row(K, M, is_1f1b, early):
+    """How many messages a step of equal stages waits for, one after the other."""
+    forward_s, hop_s = 2e-3, 1e-4
+
+    def step(rank, world_size):
+        words, inbox, sent = [("F", i) for i in range(M)] + [("B", i) for i in range(M)], {}, []
+        if is_1f1b:
+            ahead = min(M, K - rank - 1)
+            words = [("F", i) for i in range(ahead)]
+            words += [word for i in range(M - ahead) for word in (("F", ahead + i), ("B", i))]
+            words += [("B", i) for i in range(M - ahead, M)]
+
+        def posted(kind, i):
+            src = rank + (-1 if kind == "F" else 1)
+            return torch.distributed.irecv(torch.empty(1), src=src) if 0 <= src < K else None
+
+        if early:
+            inbox = {word: posted(*word) for word in words}
+        for kind, i in words:
+            request = inbox[kind, i] if early else posted(kind, i)
+            if request:
+                request.wait()
+            simlib.compute(forward_s if kind == "F" else 2 * forward_s)
+            dst = rank + (1 if kind == "F" else -1)
+            if 0 <= dst < K:
+                sent.append(torch.distributed.isend(torch.ones(1), dst=dst))
+        for request in sent:
+            request.wait()
+
+    run = simlib.simulate(step, K, cluster=simlib.Cluster(K, 1, simlib.Link(hop_s, float("inf"))))
+    return (run.time_s - (M + K - 1) * 3 * forward_s) / hop_s
+
+
+@pytest.mark.parametrize("K, M", [(2, 4), (3, 6), (5, 4)])
+def test_the_table_of_messages_in_a_row(K, M):
+    N = M + K - 2
+    assert waits_in_a_row(K, M, False, False) == pytest.approx(2 * N)
+    assert waits_in_a_row(K, M, False, True) == pytest.approx(2 * (K - 1))
+    assert waits_in_a_row(K, M, True, False) == pytest.approx(M + 1 if K == 2 else 2 * N - 1)
+    assert waits_in_a_row(K, M, True, True) == pytest.approx(2 * (N - N // K))

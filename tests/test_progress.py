@@ -34,6 +34,18 @@ def test_one_table_has_every_exercise(folder, capsys):
     ]
 
 
+def test_a_copy_of_the_folder_alone_is_checked_by_its_own_cells(folder, tmp_path, capsys):
+    """Neither sources nor pristine exercises lie near, so nobody knows the stubs."""
+    (tmp_path / "another").mkdir()
+    away = folder.rename(tmp_path / "another" / "copy")
+    assert main(["progress", str(away)]) == 1
+    assert capsys.readouterr().out.splitlines()[1:3] == [
+        "01_ranks_and_clusters  0 of 3   0 of 7  not begun",
+        "04_collectives         1 of 3   2 of 8  "
+        "mean_of_all right, own_broadcast wrong, ring_all_gather not written yet",
+    ]
+
+
 def right_only(path):
     """Exercise 04 with its right answer alone."""
     path.write_bytes(content(notebook(EXERCISES["04"], {"mean_of_all": True})))

@@ -13,11 +13,16 @@ ROWS = {"a step": (0.011, 0.0112), "a <run>": (34.1, 32.0)}
 
 def test_the_picture_has_both_and_the_miss():
     axes = draw_predictions(ROWS).axes[0]
-    predicted, measured = (drawn.get_offsets()[:, 0].tolist() for drawn in axes.collections[1:3])
-    assert (predicted, measured) == ([0.011, 34.1], [0.0112, 32.0])
-    assert [text.get_text() for text in axes.texts] == ["-1.8%", "+6.6%"]
+    bars = [bar.get_width() for bar in axes.patches]
+    assert bars == pytest.approx([100 * (0.011 / 0.0112 - 1), 100 * (34.1 / 32 - 1)])
+    assert [text.get_text() for text in axes.texts] == [
+        "predicted (s)", "measured", "miss",
+        "0.011", "0.0112", "-1.8%",
+        "34.1", "32", "+6.6%",
+    ]  # fmt: skip
     assert [label.get_text() for label in axes.get_yticklabels()] == list(ROWS)
-    assert axes.get_xlabel() == "predicted and measured (s)"
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    assert ticks == ["-10", "-1", "0", "+1", "+10"]
 
 
 def test_no_words_of_the_picture_are_cut():

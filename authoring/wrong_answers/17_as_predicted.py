@@ -8,12 +8,15 @@ import simlib
 QUESTION = "as_predicted"
 
 
-def seconds(xs, K, forward_s, latency_s, bandwidth_Bps, bubble=1, backward=2):
-    turns, waits = len(xs) + bubble * (K - 1), 2 * (len(xs) + K - 2) * (K > 1)
+def seconds(xs, K, forward_s, latency_s, bandwidth_Bps, bubble=1, backward=2, waits=None):
+    turns = len(xs) + bubble * (K - 1)
+    waits = (2 * (len(xs) + K - 2) if waits is None else waits) * (K > 1)
     return turns * (1 + backward) * forward_s + waits * (latency_s + xs[0].nbytes / bandwidth_Bps)
 
 
-def pipeline(rank, K, xs, w, forward_s, words=None, send=dist.isend, pieces=1, kept=None):
+def pipeline(
+    rank, K, xs, w, forward_s, words=None, send=dist.isend, pieces=1, kept=None, backward=2
+):
     """w_grad; words are ("F", i) or ("B", i), by default those of GPipe."""
     held, sent, w_grad = {}, [], torch.zeros((), dtype=xs[0].dtype)
 
@@ -36,11 +39,11 @@ def pipeline(rank, K, xs, w, forward_s, words=None, send=dist.isend, pieces=1, k
         else:
             x, y = held.pop(i)
             gradient = receive(rank + 1) if rank < K - 1 else y
-            simlib.compute(2 * forward_s)
+            simlib.compute(backward * forward_s)
             part = ((y if kept == "own" else gradient) * x).sum()
             w_grad = part if kept == "last" else w_grad + part
             if rank:
-                hand_on(w * gradient, rank - 1)
+                hand_on(gradient if kept == "without w" else w * gradient, rank - 1)
     for request in sent:
         if request is not None:
             request.wait()
@@ -98,6 +101,42 @@ def own_gradient(rank, world_size, xs, w, forward_s, *link):
     return found, seconds(xs, world_size, forward_s, *link)
 
 
+def as_if_early(rank, world_size, xs, w, forward_s, *link):
+    """the number of messages of receives that are posted early"""
+    found, waits = pipeline(rank, world_size, xs, w, forward_s), 2 * (world_size - 1)
+    return found, seconds(xs, world_size, forward_s, *link, waits=waits)
+
+
+def no_ramp(rank, world_size, xs, w, forward_s, *link):
+    """as many messages as micro-batches"""
+    found = pipeline(rank, world_size, xs, w, forward_s)
+    return found, seconds(xs, world_size, forward_s, *link, waits=2 * len(xs))
+
+
+def one_way(rank, world_size, xs, w, forward_s, *link):
+    """messages of one phase"""
+    found, waits = pipeline(rank, world_size, xs, w, forward_s), len(xs) + world_size - 2
+    return found, seconds(xs, world_size, forward_s, *link, waits=waits)
+
+
+def said_by_the_first(rank, world_size, xs, w, forward_s, *link):
+    """a prediction on rank 0 alone"""
+    found = pipeline(rank, world_size, xs, w, forward_s)
+    return found, seconds(xs, world_size, forward_s, *link) if rank == 0 else 0.0
+
+
+def without_w(rank, world_size, xs, w, forward_s, *link):
+    """a gradient that goes back as it came"""
+    found = pipeline(rank, world_size, xs, w, forward_s, kept="without w")
+    return found, seconds(xs, world_size, forward_s, *link)
+
+
+def no_work_backward(rank, world_size, xs, w, forward_s, *link):
+    """a backward that computes nothing"""
+    found = pipeline(rank, world_size, xs, w, forward_s, backward=0)
+    return found, seconds(xs, world_size, forward_s, *link)
+
+
 def in_halves(rank, world_size, xs, w, forward_s, *link):
     """a pipeline that sends every tensor in two halves"""
     found = pipeline(rank, world_size, xs, w, forward_s, pieces=2)
@@ -132,9 +171,15 @@ WRONG = {
     backward_as_forward: "backward takes as long as forward",
     no_latency: "your messages have no latency",
     latency_alone: "your messages have latency only",
-    one_after_the_other: "in simulate the step takes",
+    one_after_the_other: "Does a rank wait where it could go on?",
     the_last_one: "is that of the last micro-batch",
     own_gradient: "takes its own y as gradient",
+    as_if_early: "you count too few waits for messages",
+    no_ramp: "you count too few waits for messages",
+    one_way: "messages go back, too",
+    said_by_the_first: "right on rank 0 alone",
+    without_w: "you hand it on without w",
+    no_work_backward: "Does it compute all that it says?",
     in_halves: "but the ranks send",
     by_collectives: "allows only send, recv",
     not_at_once: "has a Tensor where a tuple is expected",

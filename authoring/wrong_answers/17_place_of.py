@@ -60,6 +60,35 @@ def without_itself(rank, world_size, mesh, number):
     return coordinates, {a: [r for r in ranks if r != number] for a, ranks in groups.items()}
 
 
+def of_itself(rank, world_size, mesh, number):
+    """the place of the own rank"""
+    return place(mesh, rank)
+
+
+def the_last_size(rank, world_size, mesh, number):
+    """a stride that is the size of the axis before"""
+    coordinates, groups, stride = {}, {}, 1
+    for axis, size in mesh.items():
+        at = coordinates[axis] = number // stride % size
+        groups[axis] = [number + (k - at) * stride for k in range(size)]
+        stride = size
+    return coordinates, groups
+
+
+def groups_of_zero(rank, world_size, mesh, number):
+    """groups that begin at rank 0"""
+    return place(mesh, number)[0], place(mesh, 0)[1]
+
+
+def all_who_share(rank, world_size, mesh, number):
+    """groups of all ranks that share the coordinate"""
+    total = 1
+    for size in mesh.values():
+        total *= size
+    mine, places = place(mesh, number)[0], [place(mesh, one)[0] for one in range(total)]
+    return mine, {a: [r for r in range(total) if places[r][a] == mine[a]] for a in mesh}
+
+
 def asks_everybody(rank, world_size, mesh, number):
     """the right place, after an all_reduce of all ranks"""
     dist.all_reduce(torch.ones(1))
@@ -91,6 +120,10 @@ WRONG = {
     all_neighbours: "Groups of every axis are neighbours in your mesh",
     no_remainder: "A coordinate is below its axis' size",
     first_of_the_block: "Each group begins where its axis' block begins",
+    of_itself: "That is the place of your own rank",
+    the_last_size: "A stride is the product of all sizes before",
+    groups_of_zero: "Your groups are those of rank 0",
+    all_who_share: "shares all others",
     groups_before_coordinates: "Coordinates first, then groups.",
     without_itself: "has a list of 3 where 4 are expected",
     asks_everybody: "1 collective takes place where 0 will do",

@@ -11,7 +11,8 @@ QUESTION = "plan"
 def planned(
     job, tp_most=None, memory=None, in_flight=min, turns=lambda M, pp: M + pp - 1, tp_bytes=None,
     between=None, itemsize=2, state=16, failing=None, saved=14, of_work=False, paid=None,
-    formula="young", best=min,
+    formula="young", best=min, divides=True, by_tp=True, whole=False, once=None, minute=1,
+    hour=3600,
 ):  # fmt: skip
     """The plan; of a mistake, as it counts."""
     P, ranks, found = job["P"], job["ranks"], []
@@ -21,21 +22,24 @@ def planned(
                 continue
             dp = ranks // (tp * pp)
             M, left = divmod(job["batch"], dp)
-            kept = (state * P + in_flight(M, pp) * job["activation_bytes"]) / (tp * pp)
-            if left or kept > (memory or job["memory_bytes"]):
+            held = in_flight(M, pp) * job["activation_bytes"] * (1 if by_tp else tp)
+            kept = (state * P + held) / (tp * pp)
+            if not M or left and divides or kept > (memory or job["memory_bytes"]):
                 continue
             sent = 2 * (tp - 1) / tp * (job["tp_bytes"] if tp_bytes is None else tp_bytes) / pp
             turn_s = job["work_s"] / (tp * pp) + sent / job["inside_Bps"]
-            sums_s = 2 * (dp - 1) / dp * itemsize * P / (tp * pp) / (between or job["between_Bps"])
+            nbytes = itemsize * P / (1 if whole else tp * pp)
+            sums_s = 2 * (dp - 1) / dp * nbytes / (between or job["between_Bps"])
             found.append((turns(M, pp) * turn_s + sums_s, tp, pp, kept))
     if not found:
         return None
     step_s, tp, pp, kept = best(found)
     C, mtbf_s, work_s = saved * P / job["disk_Bps"], job["mtbf_s"], job["steps"] * step_s
     every_s = simlib.scale.checkpoint_interval(C, mtbf_s, failing or ranks, formula=formula)
-    whole_s = simlib.scale.time_with_failures(work_s, every_s, C, mtbf_s, ranks)
-    hours = (work_s if of_work else whole_s) / 3600
-    chosen = {"tp": tp, "pp": pp, "memory_bytes": kept, "step_s": step_s, "interval_s": every_s}
+    whole_s = simlib.scale.time_with_failures(work_s, every_s, C, mtbf_s, once or ranks)
+    hours = (work_s if of_work else whole_s) / hour
+    interval = {"interval_s": every_s / minute}
+    chosen = {"tp": tp, "pp": pp, "memory_bytes": kept, "step_s": step_s} | interval
     return chosen | {"hours": hours, "cost": hours * job["price"] * (paid or ranks)}
 
 
@@ -52,6 +56,61 @@ def whether_it_fits_or_not(rank, world_size, job):
 def one_in_flight(rank, world_size, job):
     """the plan that holds the activations of one micro-batch"""
     return planned(job, in_flight=lambda M, pp: 1)
+
+
+def all_stages_in_flight(rank, world_size, job):
+    """the plan that holds pp micro-batches, were there ever so few"""
+    return planned(job, in_flight=lambda M, pp: pp)
+
+
+def all_in_flight(rank, world_size, job):
+    """the plan that holds all M micro-batches, as GPipe"""
+    return planned(job, in_flight=lambda M, pp: M)
+
+
+def activations_uncut(rank, world_size, job):
+    """activations that tp does not divide"""
+    return planned(job, by_tp=False)
+
+
+def any_batch(rank, world_size, job):
+    """the plan whose dp need not divide the batch"""
+    return planned(job, divides=False)
+
+
+def a_turn_too_many(rank, world_size, job):
+    """the plan with M + pp turns"""
+    return planned(job, turns=lambda M, pp: M + pp)
+
+
+def all_gradients(rank, world_size, job):
+    """an all_reduce of all parameters' gradients over dp"""
+    return planned(job, whole=True)
+
+
+def nowhere_ranks(rank, world_size, job):
+    """an interval and hours of one rank's failures"""
+    return planned(job, failing=1, once=1)
+
+
+def hours_of_one(rank, world_size, job):
+    """the interval of all ranks, hours with one rank's failures"""
+    return planned(job, once=1)
+
+
+def in_minutes(rank, world_size, job):
+    """the interval in minutes"""
+    return planned(job, minute=60)
+
+
+def in_seconds(rank, world_size, job):
+    """hours in seconds"""
+    return planned(job, hour=1)
+
+
+def gradients_saved(rank, world_size, job):
+    """checkpoints with gradients, 16 bytes for each parameter"""
+    return planned(job, saved=16)
 
 
 def no_bubble(rank, world_size, job):
@@ -144,6 +203,17 @@ WRONG = {
     over_nodes: "tp reaches beyond a node",
     whether_it_fits_or_not: "but it does not fit",
     one_in_flight: "A pipeline holds the activations of several",
+    all_stages_in_flight: "fewer micro-batches than stages",
+    all_in_flight: "not all M as GPipe does",
+    activations_uncut: "tp divides the activations",
+    any_batch: "dp has to divide the batch",
+    a_turn_too_many: "a turn too many",
+    all_gradients: "not all P",
+    nowhere_ranks: "to the interval and to time_with_failures",
+    hours_of_one: "hours are those of one rank's failures",
+    in_minutes: "yours is in minutes",
+    in_seconds: "yours are seconds",
+    gradients_saved: "not 16",
     no_bubble: "Where is the bubble?",
     tp_is_free: "tp is free in your sum",
     dp_is_free: "dp is free in your sum",
@@ -157,6 +227,6 @@ WRONG = {
     no_plan_is_an_error: "TypeError",
     a_tuple: "where a dict with tp, pp",
     asks_everybody: "1 collective takes place where 0 will do",
-    tells_the_next: "the ranks send 5 messages where",
+    tells_the_next: "the ranks send 6 messages where",
 }
 ALSO_RIGHT = [by_daly, exactly]

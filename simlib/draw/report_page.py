@@ -12,11 +12,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from ..model.errors import InvalidCallError, check_number
 from ..model.words import number
-from .figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, Picture, own_style, png_of
+from .figures import DPI, INK, PAPER, SMALL_PT, TEXT_PT, Picture, own_style, png_of
 from .palette import OKABE_ITO
 from .table import clip
 
-WIDTH_IN, ROW_IN, LABEL_IN, MISS_IN = 8.0, 0.32, 3.0, 0.9
+WIDTH_IN, ROW_IN, LETTER_IN = 8.8, 0.28, 0.072
+NUMBERS_IN, COLUMNS_IN = 2.6, (1.0, 1.75, 2.5)
 MOST_ROWS, MOST_LETTERS = 30, 40
 STYLE = (
     "body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em;line-height:1.4}"
@@ -27,7 +28,10 @@ STYLE = (
 
 @own_style
 def draw_predictions(rows, unit="s"):
-    """Draw what was predicted and what was measured, a row for each, on one logarithmic axis.
+    """Draw by how much each prediction misses what was measured, with both numbers beside it.
+
+    Misses are drawn in per cent: evenly up to 1 %, logarithmically beyond, so that small and large
+    ones are seen side by side.
 
     Parameters
     ----------
@@ -45,35 +49,40 @@ def draw_predictions(rows, unit="s"):
         Nothing to draw, more than 30 rows, or a number that is not above 0.
     """
     names, values = _checked(rows)
-    height_in = ROW_IN * len(names) + 0.95
+    names = [clip(name, MOST_LETTERS) for name in names]
+    misses = 100 * (values[:, 0] / values[:, 1] - 1)
+    height_in = ROW_IN * len(names) + 1.0
+    label_in = 0.3 + LETTER_IN * max(map(len, names))
     figure = Picture(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor=PAPER)
     FigureCanvasAgg(figure)
-    wide = WIDTH_IN - LABEL_IN - MISS_IN
+    wide = WIDTH_IN - label_in - NUMBERS_IN
     axes = figure.add_axes(
-        [LABEL_IN / WIDTH_IN, 0.5 / height_in, wide / WIDTH_IN, 1 - 0.85 / height_in]
+        [label_in / WIDTH_IN, 0.55 / height_in, wide / WIDTH_IN, 1 - 0.9 / height_in]
     )
     y = np.arange(len(names))
-    axes.set_xscale("log")
+    axes.set_xscale("symlog", linthresh=1.0)
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.hlines(y, values.min(axis=1), values.max(axis=1), color=GREY, lw=1.2)
-    looks = {"s": 46, "linewidths": 1.2, "edgecolors": INK, "zorder": 3}
-    axes.scatter(values[:, 0], y, marker="D", facecolors=PAPER, label="predicted", **looks)
-    axes.scatter(values[:, 1], y, marker="o", facecolors=OKABE_ITO[4], label="measured", **looks)
-    low, high = values.min() / 2, values.max() * 2
-    axes.set_xlim(low, high)
-    axes.set_yticks(y, [clip(name, MOST_LETTERS) for name in names], fontsize=TEXT_PT)
-    axes.set_xlabel(f"predicted and measured ({unit})")
+    most = 10.0 ** np.ceil(np.log10(max(10.0, abs(misses).max() * 1.001)))
+    ticks = 10.0 ** np.arange(0, np.log10(most) + 0.5, np.ceil(np.log10(most) / 4))
+    ticks = [*(-tick for tick in ticks[::-1] if tick <= 100), 0.0, *ticks]
+    axes.set_xlim(1.2 * ticks[0], 1.2 * most)
+    axes.set_xticks(ticks, [f"{tick:+g}" if tick else "0" for tick in ticks], fontsize=SMALL_PT)
+    axes.minorticks_off()
+    axes.axvline(0, color=INK, lw=1)
+    axes.barh(y, misses, 0.5, color=OKABE_ITO[4], edgecolor=INK, linewidth=0.8, zorder=2)
+    axes.set_yticks(y, names, fontsize=TEXT_PT)
+    axes.set_xlabel("predicted over measured, miss in %, logarithmic beyond 1 %", fontsize=TEXT_PT)
     axes.grid(axis="x", color="#dddddd", lw=0.6)
     axes.set_axisbelow(True)
+    place = {"transform": axes.transAxes, "va": "bottom", "ha": "right", "fontsize": SMALL_PT}
+    columns = [1 + inches / wide for inches in COLUMNS_IN]
+    for x, word in zip(columns, (f"predicted ({unit})", "measured", "miss"), strict=True):
+        axes.text(x, 1 + 0.06 / (height_in - 0.9), word, **place)
+    place |= {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": TEXT_PT}
     for row, (predicted, measured) in enumerate(values):
-        axes.text(
-            1.02, row, _miss(predicted, measured), transform=axes.get_yaxis_transform(),
-            va="center", fontsize=TEXT_PT,
-        )  # fmt: skip
-    axes.legend(
-        loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=SMALL_PT, frameon=False,
-        borderaxespad=0.2,
-    )  # fmt: skip
+        texts = number(predicted), number(measured), _miss(predicted, measured)
+        for x, text in zip(columns, texts, strict=True):
+            axes.text(x, row, text, **place)
     return figure
 
 

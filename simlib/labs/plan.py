@@ -177,7 +177,7 @@ def _title(axes, job, cut, sequences, plan):
             f"{'' if plan.step.fits else ', but memory does not hold it'}"
         )
         count = job.batch // (cut.dp * sequences)
-        what += f"; micro-batches of {sequences}, {count:,} a step"
+        what += f"; {count:,} micro-batch{'es' * (count > 1)} of {sequences} a step"
     return [
         axes.text(0.1, 0.1, title, fontsize=TITLE_PT, va="top", color=INK),
         axes.text(0.1, 0.34, what, fontsize=TEXT_PT, va="top", color=INK),
@@ -202,7 +202,7 @@ def _draw_run(axes, job, plan):
     x = BARS + job.hours * scale
     drawn += axes.plot([x] * 2, [TOP, foot + 0.05], color=INK, lw=1, ls="--", zorder=3)
     verdict = "" if times.sum() <= job.hours else ": too long"
-    costs = f"; costs {plan.cost:,.0f}" if plan.cost else ""
+    costs = f"; costs {number(plan.cost)}" if plan.cost else ""
     total = f"{_hours(plan.time_s)} of {_hours(3600 * job.hours)}{verdict}{costs}"
     return [
         *drawn,
