@@ -402,11 +402,10 @@ print(measure(plan, drawn_task))
 # %% [markdown]
 # ## 3. As long as it says (★★★, 40 minutes, 4 points)
 #
-# A pipeline with a stage on each rank, as GPipe: all forwards, then all backwards. In a stage y = w x, forward takes
+# GPipe with a stage on each rank: all forwards, then all backwards. In a stage y = w x, forward takes
 # `simlib.compute(forward_s)`, backward twice that. Rank 0 has the micro-batches `xs`; the last rank's gradient
-# of y is y itself. Return `(w_grad, predicted_s)`: the sum over micro-batches of (gradient of y times x).sum(), and, *before it
-# has run*, the step's time. In `simulate` the step must take what you say to 5 %. Use `isend`, and `recv` when you need the
-# tensor. (Receives posted early by `irecv` are faster: another program, with another formula.)
+# of y is y itself. Return `(w_grad, predicted_s)`: the sum over micro-batches of (gradient of y times x).sum(), and the step's
+# time, *before it has run*, to 5 %. Use `isend`, and `recv` when you need the tensor (early `irecv`s have another formula).
 
 
 # %% role="answer" question="as_predicted" points=4
