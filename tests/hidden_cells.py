@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
+from simlib.checks.compare import EXACT
 from simlib.checks.run_answer import WORLDS
 
 
@@ -39,6 +40,7 @@ class Asked:
     rules: tuple
     worlds: list
     timed: list = field(default_factory=list)
+    within: float = EXACT
 
 
 class Solved:
@@ -82,7 +84,9 @@ class Solved:
         timed = [*options.get("timed", ()), *options.get("memory", ())]
         for one in timed:
             worlds += given_to(one.inputs, [one.world_size])
-        self.asked[question] = Asked(expected, rules, worlds, [one.rule for one in timed])
+        within = options.get("within", EXACT)
+        rules_of_time = [one.rule for one in timed]
+        self.asked[question] = Asked(expected, rules, worlds, rules_of_time, within)
 
     def _measure(self, answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20, start=None):
         self._measured += given_to(inputs, worlds, in_place, start)

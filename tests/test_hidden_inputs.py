@@ -263,7 +263,8 @@ def test_simulated_solutions_give_what_is_expected_and_keep_the_rules(name, seed
             got = [changed_in_place(mine) for mine in after] if world.in_place else run.results
             wanted = asked.expected(*world.by_argument)
             where = cell.id, world.world_size
-            assert not [*filter(None, map(difference, got, wanted))], where
+            within = [asked.within] * len(got)
+            assert not [*filter(None, map(difference, got, wanted, within))], where
             rules = [*asked.rules, *(asked.timed if world.start else ())]
             assert rule_complaint(run, world.by_argument, rules) is None, where
 
