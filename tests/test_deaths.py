@@ -350,7 +350,9 @@ def test_whoever_dies_when_survivors_see_one_of_three_things(case):
             run = simlib.simulate(anything, n, (seed,), **options)
         except simlib.RankDiedError as error:
             return str(error)
-        assert run.findings == []
+        # An eager message stays where the receive that was to take it got an error instead.
+        is_told = {"unfinished"} if options["sends"] == "eager" else set()
+        assert {finding.kind for finding in run.findings} <= is_told
         assert {word for seen in run.results for word in seen or ()} <= {"ok", "closed", "timeout"}
         return run.results, run.time_s
 
