@@ -248,6 +248,36 @@ def test_a_result_that_comes_before_its_wait_is_no_race(name):
     assert simlib.run(main, 2).findings == []
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_mean_that_gloo_divides_by_torch_is_no_race(ranks):
+    def main(rank, n):
+        mean = {"op": dist.ReduceOp.AVG, "async_op": True}
+        x, whole = torch.ones(8), torch.ones(8 * n)
+        dist.all_reduce(x, **mean).wait()
+        dist.reduce(x, 0, **mean).wait()
+        dist.reduce_scatter(x, [x.clone() for _ in range(n)], **mean).wait()
+        dist.reduce_scatter_single(x, whole, **mean).wait()
+        work = dist.all_reduce(whole, **mean)
+        whole += 1  # which is one
+        work.wait()
+
+    (race,) = simlib.run(main, ranks).findings
+    assert race.kind == "race" and set(race.sites) == set(range(ranks))
+    assert {site.line_text for site in race.sites.values()} == {
+        "work = dist.all_reduce(whole, **mean)"
+    }
+
+
+def test_a_rank_may_bring_a_part_of_what_it_gets():
+    def main(rank, n):
+        w = torch.ones(3 * n)
+        mine = torch.nn.Parameter(w.chunk(n)[rank])  # no view, but of w's memory and version
+        for _ in range(2):
+            dist.all_gather_single(w, mine.detach(), async_op=True).wait()
+
+    assert simlib.run(main, 2).findings == []
+
+
 def reads_before_wait(rank, n):
     x = torch.zeros(2)
     if rank == 0:

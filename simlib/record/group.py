@@ -300,12 +300,15 @@ def _request_flag(frame):
     return 0
 
 
-def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=None, copies=None):
+def _collective(
+    kind, method, payload, *, reduces=False, rooted=False, splits=None, copies=None, divides=False
+):
     """A method of `RecordingGroup` that records one sort of collective.
 
     ``payload`` takes the call's arguments and gives the tensors that count as this rank's bytes.
     ``copies`` says that Gloo copies the result into each tensor of the first argument by torch:
-    `ONCE`, or in as many `PARTS` as there are ranks.
+    `ONCE`, or in as many `PARTS` as there are ranks. ``divides`` says that for a mean Gloo adds up,
+    and then divides the first argument by torch.
     """
 
     def record_and_pass_on(self, *args):
@@ -334,6 +337,7 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
         if self._is_watched(flags):
             times = {None: 0, ONCE: 1, PARTS: len(self._ranks)}
             own_writes = times[copies if self._copies_results else None]
+            own_writes += divides and self._copies_results and reduce_op == _AVG
             is_source = kind == "broadcast" and root == self._rank
             buffers = [
                 *buffers_of(args[:1], not is_source, own_writes),
@@ -349,6 +353,7 @@ def _collective(kind, method, payload, *, reduces=False, rooted=False, splits=No
     setattr(RecordingGroup, method, record_and_pass_on)
 
 
+_AVG = hash(dist.ReduceOp.AVG)
 _UNLIKE_SIZES = ("scatter", "all_to_all")
 """Collectives whose ranks may rightly bring different amounts."""
 
@@ -383,9 +388,9 @@ def _define_collectives():
     second_one = lambda self, _, tensor, *__: (tensor,)  # noqa: E731
 
     _collective("broadcast", "broadcast", first, rooted=True)
-    _collective("all_reduce", "allreduce", first, reduces=True)
-    _collective("all_reduce", "allreduce_coalesced", first, reduces=True)
-    _collective("reduce", "reduce", first, reduces=True, rooted=True)
+    _collective("all_reduce", "allreduce", first, reduces=True, divides=True)
+    _collective("all_reduce", "allreduce_coalesced", first, reduces=True, copies=ONCE, divides=True)
+    _collective("reduce", "reduce", first, reduces=True, rooted=True, divides=True)
     _collective("gather", "gather", second, rooted=True, copies=ONCE)
     _collective(
         "scatter",
@@ -404,7 +409,9 @@ def _define_collectives():
         _collective("all_gather", name, second_one, copies=PARTS)
     for name in ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"):
         _collective("all_gather", name, second, copies=PARTS)
-    _collective("reduce_scatter", "reduce_scatter", second_flat, reduces=True, copies=ONCE)
+    _collective(
+        "reduce_scatter", "reduce_scatter", second_flat, reduces=True, copies=ONCE, divides=True
+    )
     for name in ("reduce_scatter_single", "_reduce_scatter_base"):
         _collective("reduce_scatter", name, second_one, reduces=True, copies=ONCE)
     for name in ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +78,11 @@ class Pending:
         places = self.compare(work, buffers)
         for place in places:
             self._places.add(place, work)
-        versions = [(b.tensor, b.version) for b in buffers if b.version is not None]
+        counted = [b for b in buffers if b.version is not None]
+        if len(buffers) > 1:  # a part of the result may be what the rank brings
+            times = Counter(_storage(b.tensor) for b in buffers)
+            counted = [b for b in counted if times[_storage(b.tensor)] == 1]
+        versions = [(b.tensor, b.version) for b in counted]
         self._requests[work] = places, versions
 
     def compare(self, work, buffers):
@@ -207,6 +212,12 @@ class Places:
 
 def _address(entry):
     return entry[:2]
+
+
+def _storage(tensor):
+    """What tensors have in common that share their version, though none need be a view."""
+    is_plain = tensor.layout is torch.strided
+    return tensor.untyped_storage().data_ptr() if is_plain else id(tensor)
 
 
 def _version(tensor):
