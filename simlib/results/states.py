@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .run import Run
 
 MOST_ROWS = 20
+ROUNDING = 1e-12
+"""Share of a rank's time below which a state is nothing but rounding of the clock."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,6 +81,7 @@ def states_in(run: Run) -> States:
             sum(end_s - start_s for start_s, end_s in states[name])
             for name in ("waiting", "transferring")
         )
-        rest_s = max(0.0, span[1] - span[0] - waiting_s - transferring_s)
-        totals[:, rank] = rest_s, waiting_s, transferring_s
+        rest_s = span[1] - span[0] - waiting_s - transferring_s
+        told = np.array([rest_s, waiting_s, transferring_s])
+        totals[:, rank] = np.where(told > ROUNDING * (span[1] - span[0]), told, 0.0)
     return States(*totals, bubble_in(run).idle_s if run.trace.pieces else None)
