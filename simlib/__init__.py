@@ -13,6 +13,7 @@
 """
 
 from . import clusters, digits, scale
+from .checks.guesses import guess
 from .diagnose.findings import Finding
 from .draw.curves import draw_curves, live_curves
 from .draw.notebook_figures import follow_theme as _follow_theme
@@ -77,6 +78,7 @@ __all__ = [
     "digits",
     "doctor",
     "draw_curves",
+    "guess",
     "held",
     "hold",
     "jobs",
