@@ -1,12 +1,12 @@
 # `make` alone lists the commands. Every path is relative: the folder's name may contain spaces.
 .DEFAULT_GOAL := help
-.PHONY: help lab install frameworks test test-all test-mpi build build-check bench lint constraints clean
+.PHONY: help lab install dev frameworks test test-all test-mpi build build-check bench lint constraints clean
 
 PY := .venv/bin/python
 export PYTHON PORT SEED BASE
 
 help:            ## this list
-	@sed -n 's/^\([a-z-]*\): *[a-z]* *## /  make \1|/p' Makefile | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):[a-z ]*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
 	@echo
 	@echo "  PYTHON=python3.12 chooses the Python, PORT=9000 the port of make lab,"
 	@echo "  SEED=7 the samples of make test, BASE=main~5 the commit that it compares with,"
@@ -15,19 +15,22 @@ help:            ## this list
 lab: install     ## install what is missing and open the course in JupyterLab
 	@$(PY) scripts/lab.py
 
-install:         ## make .venv and install everything into it
+install:         ## make .venv and install what learners need into it
 	@sh scripts/install.sh
 
-frameworks: install ## Lightning and accelerate, for lesson 15: 90 MB more
+dev: install     ## what tests and make lint need besides: 300 MB more
+	@sh scripts/install.sh --dev
+
+frameworks: install ## Lightning and accelerate, for lesson 15: 60 MB more
 	@sh scripts/install.sh --frameworks
 
-test: frameworks ## what has changed, and a sample of the rest: some 12 minutes
+test: dev frameworks ## what has changed, and a sample of the rest: some 12 minutes
 	@$(PY) scripts/run_tests.py
 
-test-all: frameworks ## everything, with repeats: long
+test-all: dev frameworks ## everything, with repeats: long
 	@$(PY) scripts/run_tests.py --all
 
-test-mpi: install ## the tests of MPI under MPICH, Intel MPI, Open MPI: 300 MB more in .venv-mpi
+test-mpi: dev ## the tests of MPI under MPICH, Intel MPI, Open MPI: 300 MB more in .venv-mpi
 	@$(PY) scripts/every_mpi.py $(NAMES)
 
 build: install   ## build the notebooks from authoring/
@@ -36,10 +39,10 @@ build: install   ## build the notebooks from authoring/
 build-check: install ## fail where a notebook is not what authoring/ gives
 	@$(PY) authoring/build.py --check $(NAMES)
 
-bench: install   ## measure simlib on this machine
+bench: dev       ## measure simlib on this machine
 	@$(PY) -m benchmarks
 
-lint: install    ## ruff, codespell, the layers of imports, types
+lint: dev        ## ruff, codespell, the layers of imports, types
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m codespell_lib

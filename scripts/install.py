@@ -4,8 +4,9 @@ Needs nothing but the standard library. A second call finds the stamp in `.venv`
 once. The stamp is written last: where an install was interrupted there is none, and the next call
 starts with a fresh `.venv`.
 
-    install.py                       install the versions of constraints.txt
-    install.py --frameworks          what lesson 15 looks at besides: Lightning and accelerate
+    install.py                       what learners need, in the versions of constraints.txt
+    install.py --dev                 besides, the tools for tests: linters, playwright
+    install.py --frameworks          besides, what lesson 15 looks at: Lightning and accelerate
     install.py --write-constraints   resolve anew in a temporary folder and write constraints.txt
 """
 
@@ -23,13 +24,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "installed"
-FRAMEWORKS_STAMP = VENV / "installed-frameworks"
 LOG = VENV / "install.log"
 CONSTRAINTS = ROOT / "constraints.txt"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 STILL_AT_WORK_S = 60
 """Each time so many seconds have passed, the reader is told that work goes on."""
+
+EXTRAS = {
+    "dev": "Installing the tools for tests into .venv: about 300 MB.",
+    "frameworks": "Installing Lightning and accelerate into .venv: about 60 MB.",
+}
+"""Extras of pyproject.toml, and what is said where one is installed."""
 
 SENTENCES = [
     (
@@ -130,13 +136,14 @@ def pip_install(python, *arguments):
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, errors="replace", env=environment, cwd=ROOT
     )
-    complaints = None
+    complaints, waited_s = None, 0
     try:
         while complaints is None:
             try:
                 _, complaints = process.communicate(timeout=STILL_AT_WORK_S)
             except subprocess.TimeoutExpired:
-                say("Still at work.")
+                waited_s += STILL_AT_WORK_S
+                say(f"Still at work, for {waited_s / 60:.0f} min.")
     finally:
         process.kill()
         process.wait()
@@ -158,21 +165,21 @@ def install():
     else:
         if VENV.exists():
             say("The last install was not finished: starting again.")
-        say("Installing the course into .venv: once, for some minutes, about 2 GB.")
+        say("Installing the course into .venv, once: about 1.6 GB. Your network sets the pace.")
         make_venv(VENV)
-    pip_install(python, "-e", ".[dev]", "-c", "constraints.txt")
+    pip_install(python, "-e", ".", "-c", "constraints.txt")
     STAMP.write_text(stamp)
     say("Installed.")
 
 
-def install_frameworks():
-    """Add the extra ``frameworks`` to an install that is up to date."""
-    stamp = wanted_stamp()
-    if FRAMEWORKS_STAMP.is_file() and FRAMEWORKS_STAMP.read_text() == stamp:
+def install_extra(extra):
+    """Add one of `EXTRAS` to an install that is up to date."""
+    file, stamp = VENV / f"installed-{extra}", wanted_stamp()
+    if file.is_file() and file.read_text() == stamp:
         return
-    say("Installing Lightning and accelerate into .venv: a minute, about 90 MB.")
-    pip_install(python_of(VENV), "-e", ".[dev,frameworks]", "-c", "constraints.txt")
-    FRAMEWORKS_STAMP.write_text(stamp)
+    say(EXTRAS[extra])
+    pip_install(python_of(VENV), "-e", f".[{extra}]", "-c", "constraints.txt")
+    file.write_text(stamp)
 
 
 def write_constraints():
@@ -192,7 +199,7 @@ def write_constraints():
 def constraints_text(packages):
     """The text of constraints.txt for a list of ``{"name": ..., "version": ...}``."""
     lines = [
-        "# Exact versions of everything `make frameworks` installs. Written by `make constraints`."
+        "# Exact versions of what `make dev frameworks` brings. Written by `make constraints`."
     ]
     for package in sorted(packages, key=lambda package: package["name"].lower()):
         name, version = package["name"], package["version"].partition("+")[0]
@@ -206,8 +213,8 @@ def main(arguments):
     try:
         if arguments == ["--write-constraints"]:
             write_constraints()
-        elif arguments == ["--frameworks"]:
-            install_frameworks()
+        elif arguments:
+            install_extra(arguments[0].removeprefix("--"))
         else:
             install()
     except InstallError as error:

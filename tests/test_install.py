@@ -1,9 +1,11 @@
 """The installer: what goes wrong is said in one sentence, what is there is left alone."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import install
@@ -70,7 +72,7 @@ def machine(tmp_path):
         def fail(text):
             return f"printf '%s\\n' '{text}' >&2; exit 1"
 
-        works = "echo ran >> calls; echo Downloading torch; exit 0"
+        works = 'echo "$5" >> calls; echo Downloading torch; exit 0'
         pip = fail(pip_says) if pip_says else works
         venv_python = write_script(tmp_path / "venv_python", FAKE_VENV_PYTHON.format(pip=pip))
         venv = f'for venv; do :; done; mkdir -p "$venv/bin"; cp "{venv_python}" "$venv/bin/python"'
@@ -99,6 +101,11 @@ def machine(tmp_path):
         return run
 
     return make
+
+
+def asked_of_pip(folder):
+    """What pip was to install, call by call."""
+    return (folder / "calls").read_text().splitlines()
 
 
 def sentence(done):
@@ -189,24 +196,28 @@ def test_the_second_time_nothing_is_installed(machine):
     assert "Installed." in first.stdout
     second = run()
     assert second.returncode == 0 and second.stdout.count("Install") == 0
-    assert (first.folder / "calls").read_text() == "ran\n"
+    assert asked_of_pip(first.folder) == ["."]
 
 
-def test_frameworks_are_added_once_and_anew_when_the_lists_change(machine):
+@pytest.mark.parametrize(
+    "extra, told",
+    [("dev", "Installing the tools for tests"), ("frameworks", "Installing Lightning")],
+)
+def test_an_extra_is_added_once_and_anew_when_the_lists_change(machine, extra, told):
     folder = machine()().folder
 
     def add():
         environment = {**os.environ, "PYTHON": str(folder.parent / "python"), "CI": ""}
-        command = ["make", "-C", folder, "frameworks"]
+        command = ["make", "-C", folder, extra]
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
 
-    assert "Installing Lightning and accelerate" in add().stdout
+    assert told in add().stdout
     assert "Installing" not in add().stdout
-    assert (folder / "calls").read_text() == "ran\n" * 2
+    assert asked_of_pip(folder) == [".", f".[{extra}]"]
     with open(folder / "constraints.txt", "a") as constraints:
         constraints.write("# changed\n")
-    assert "Installing Lightning and accelerate" in add().stdout
-    assert (folder / "calls").read_text() == "ran\n" * 4
+    assert told in add().stdout
+    assert asked_of_pip(folder) == [".", f".[{extra}]"] * 2
 
 
 def test_a_change_of_the_lists_installs_again(machine):
@@ -215,7 +226,7 @@ def test_a_change_of_the_lists_installs_again(machine):
     with open(folder / "constraints.txt", "a") as constraints:
         constraints.write("# changed\n")
     assert "installing what is new" in run().stdout
-    assert (folder / "calls").read_text() == "ran\n" * 2
+    assert asked_of_pip(folder) == [".", "."]
 
 
 def test_a_checkout_that_was_moved_installs_again(machine):
@@ -258,4 +269,19 @@ def test_a_pip_that_takes_long_is_told_to_be_at_work(tmp_path, monkeypatch, capf
     monkeypatch.setattr(install, "STILL_AT_WORK_S", 0.1)
     install.pip_install(write_script(tmp_path / "python", "#!/bin/sh\nsleep 0.5\necho done\n"))
     told = capfd.readouterr().out.splitlines()
-    assert told[0] == "Still at work." and "done" in told
+    assert told[0] == "Still at work, for 0 min." and "done" in told
+
+
+def test_each_extra_can_be_asked_for_by_make():
+    rules = (ROOT / "Makefile").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(install.EXTRAS) == set(extras["optional-dependencies"])
+    for extra in install.EXTRAS:
+        assert f"\n{extra}: install " in rules and f"install.sh --{extra}\n" in rules
+
+
+def test_make_alone_lists_every_command():
+    rules = (ROOT / "Makefile").read_text()
+    named = re.search(r"^\.PHONY: (.+)$", rules, re.MULTILINE).group(1).split()
+    told = subprocess.run(["make", "-C", ROOT], capture_output=True, text=True, timeout=60).stdout
+    assert re.findall(r"^  make (\S+) ", told, re.MULTILINE) == named

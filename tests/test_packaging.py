@@ -1,5 +1,6 @@
 """The lists of dependencies agree with each other and with what is installed."""
 
+import ast
 import importlib.metadata
 import importlib.util
 import re
@@ -15,7 +16,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-CONDA_NAMES = {"torch": "pytorch", "playwright": "playwright-python"}
+CONDA_NAMES = {"torch": "pytorch"}
+FOR_TESTS_ONLY = {"ruff", "codespell", "import-linter", "mypy", "playwright", "hypothesis"}
+RUN_BY_LEARNERS = ("simlib", "authoring/lessons", "authoring/exercises", "scripts/lab.py")
 
 
 def declared(*extras):
@@ -31,9 +34,9 @@ def pins():
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-def installed():
-    """``{name: version}`` of what the declared requirements bring in, directly or not."""
-    found, left = {}, [Requirement(text) for text in declared("dev", "frameworks")]
+def installed(*extras):
+    """``{name: version}`` of what these extras and the rest bring in, directly or not."""
+    found, left = {}, [Requirement(text) for text in declared(*extras)]
     while left:
         requirement = left.pop()
         name = canonicalize_name(requirement.name)
@@ -55,18 +58,48 @@ def test_conda_and_pip_have_the_same_list():
         listed = [re.sub(rf"^{conda_name}\b", name, entry) for entry in listed]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     python = "python" + project["requires-python"]
-    assert sorted(listed) == sorted([python, "pip", *declared("dev")])
+    assert sorted(listed) == sorted([python, "pip", *declared()])
     assert environment["dependencies"][-1] == {"pip": ["-e ."]}
 
 
 def test_everything_installed_is_pinned_to_its_version():
-    wanted, found = pins(), installed()
+    wanted, found = pins(), installed("dev", "frameworks")
     assert found["torch"] == "2.13.0"
     assert {
         name: (version, wanted.get(name))
         for name, version in found.items()
         if wanted.get(name) != version and not install.PLATFORM_PACKAGES.match(name)
     } == {}
+
+
+def test_learners_install_no_tools_for_tests():
+    assert FOR_TESTS_ONLY <= set(installed("dev"))
+    assert FOR_TESTS_ONLY & set(installed()) == set()
+
+
+def imported(files):
+    """The names at the top that Python files import, anywhere in them."""
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                yield node.module.partition(".")[0]
+
+
+def test_what_learners_run_imports_only_what_they_install():
+    places = [ROOT / place for place in RUN_BY_LEARNERS]
+    files = [
+        file for place in places for file in (place.rglob("*.py") if place.is_dir() else [place])
+    ]
+    packages = importlib.metadata.packages_distributions()
+    there = {canonicalize_name(name) for name in installed("frameworks")}
+    missing = {
+        name: packages[name]
+        for name in set(imported(files)) & set(packages) - {"simlib"}
+        if not there & {canonicalize_name(one) for one in packages[name]}
+    }
+    assert missing == {}
 
 
 def test_mpiexec_beside_this_python_belongs_to_the_mpi_of_mpi4py():
