@@ -14,6 +14,15 @@ OWN = ROOT / ".jupyter"
 SETTINGS = Path(__file__).resolve().parent / "lab_settings"
 EXTENSIONS = Path(__file__).resolve().parent / "lab_extensions"
 START_PAGE = "START.md"
+NOT_SHOWN = (
+    *("README.md", "DESIGN.md", "CONTRIBUTING.md", "LICENSE", "Makefile"),
+    *("constraints.txt", "environment.yml", "pyproject.toml", "conftest.py", "*.egg-info"),
+    *("authoring", "benchmarks", "docs", "scripts", "simlib", "solutions", "tests"),
+    *("checks", "recorded", "recorded_*"),  # in exercises and notebooks
+    *("__pycache__", "*.pyc", "*~", ".DS_Store"),
+)
+"""What the list of files leaves out: it shows lessons, exercises, the start page, and what learners
+put beside them. By a link everything opens, a solution for example."""
 
 
 def own_environment():
@@ -66,6 +75,7 @@ def lab_arguments(port, display, as_root):
         f"--LabApp.user_settings_dir={OWN / 'settings'}",
         f"--LabApp.workspaces_dir={OWN / 'workspaces'}",
         "--LabApp.extension_manager=readonly",
+        *(f"--ContentsManager.hide_globs={name}" for name in NOT_SHOWN),
         "--ServerApp.answer_yes=True",
         "--Application.log_level=ERROR",
     ]

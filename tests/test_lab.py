@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from fnmatch import fnmatch
 from pathlib import Path
 
 import lab
@@ -18,6 +19,8 @@ from urllib3.util import Retry
 
 ROOT = Path(__file__).resolve().parent.parent
 LESSON = "notebooks/00_start_here.ipynb"
+SHOWN = {"START.md", "notebooks", "exercises"}
+NOT_SHOWN = {"README.md", "simlib", "solutions", "tests", "authoring"}
 START_S = 120
 """A server that has not named its address by then is ended, and the test fails."""
 
@@ -48,6 +51,12 @@ def server():
         too_late.cancel()
         process.terminate()
         process.communicate(timeout=30)
+
+
+def listed(address, headers, folder=""):
+    """What the list of files shows in a folder of the course."""
+    found = requests.get(f"{address}/api/contents/{folder}", headers=headers, timeout=60)
+    return {entry["name"] for entry in found.json()["content"]}
 
 
 class Session:
@@ -101,6 +110,11 @@ def test_make_lab_serves_lesson_00_and_every_cell_of_it_runs(server):
     patient.mount("http://", HTTPAdapter(max_retries=Retry(connect=20, backoff_factor=0.1)))
     page = patient.get(f"{address}/lab/tree/START.md", headers=headers, timeout=60)
     assert page.status_code == 200
+    assert SHOWN <= listed(address, headers) and not listed(address, headers) & NOT_SHOWN
+    assert "checks" not in listed(address, headers, "exercises")
+    for hidden in ("solutions/02_send_and_recv.ipynb", "docs/errors.md"):
+        opened = requests.get(f"{address}/api/contents/{hidden}", headers=headers, timeout=60)
+        assert opened.status_code == 200
     lesson = requests.get(f"{address}/api/contents/{LESSON}", headers=headers, timeout=60)
     cells = lesson.json()["content"]["cells"]
     session = Session(address, token, LESSON)
@@ -133,6 +147,24 @@ def test_a_port_that_is_taken(monkeypatch):
             lab.main([])
             == f"Port {port} is taken by another program: choose another, PORT={port + 1}."
         )
+
+
+def names_in(folder):
+    """What the course has in a folder of its own, whatever else lies there."""
+    command = ["git", "-C", ROOT / folder, "ls-files"]
+    files = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    return {file.partition("/")[0] for file in files if not file.startswith(".")}
+
+
+@pytest.mark.parametrize(
+    "folder, shown", [("", SHOWN), ("notebooks", {"glossary.md"}), ("exercises", set())]
+)
+def test_of_the_course_only_lessons_exercises_and_the_start_page_are_listed(folder, shown):
+    names = names_in(folder)
+    if not names:
+        pytest.skip("what belongs to the course is known in a clone only")
+    listed = {name for name in names if not any(fnmatch(name, one) for one in lab.NOT_SHOWN)}
+    assert {name for name in listed if not name.endswith(".ipynb")} == shown
 
 
 def test_lab_keeps_out_of_the_home_folder_and_opens_the_start_page():
