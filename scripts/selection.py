@@ -116,6 +116,13 @@ GROUPS = (
         reached=1 / 3,
     ),
     Group(
+        "honest variants",
+        ("tests/test_honest_variants.py::test_a_right_answer_is_right_however_it_is_written",),
+        ("tests/honest.py",),
+        untouched=1 / 60,
+        reached=1 / 30,
+    ),
+    Group(
         "programs of lessons 11, 12, 17, 18",
         (
             "tests/test_pipelines.py",
