@@ -1,5 +1,6 @@
 """The verdicts of `simlib.checks`: three voices, and every way an answer can be wrong."""
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -42,6 +43,26 @@ def test_right_answer_earns_its_points_and_tells_what_was_counted():
         "Every rank has the expected value at world sizes 1, 2, 3, 4, 5.\n"
         "  at world size 5: 0 messages sent (at most 5)"
     )
+
+
+def test_every_world_is_tried_with_each_of_several_inputs():
+    def drawn(seed):
+        return lambda rank, world_size: (torch.full((2,), seed + 10.0 * rank),)
+
+    def from_a_table(rank, world_size, x):
+        return torch.full((2,), 2 + 20.0 * rank)
+
+    def checked(answer, *seeds):
+        draws = [drawn(seed) for seed in seeds]
+        return check("double", answer, draws, lambda xs: [2 * x for x in xs], worlds=[1, 3])
+
+    assert checked(from_a_table, 1).status == "right"
+    verdict = checked(from_a_table, 1, 2)
+    assert (verdict.status, verdict.world_size) == ("wrong", 1)
+    assert verdict.lines == ["rank 0: got tensor([2., 2.]), expected tensor([4., 4.])"]
+    right = checked(double, 1, 2)
+    assert right.status == "right"
+    assert right.reason == "Every rank has the expected value at world sizes 1, 3."
 
 
 def test_stub_is_not_written_yet():
@@ -309,7 +330,13 @@ def test_wrong_sort_of_value_is_told(got, words):
         (1, None, "has 1 where nothing (None) is expected"),
         (None, None, None),
         (0.3, 0.1 + 0.2, None),
-        (torch.tensor(0.3), 0.3, "has a Tensor where a number is expected"),
+        (torch.tensor(0.3), 0.3, "has a Tensor where a number is expected: its .item() is one"),
+        (torch.ones(2), 0.3, "has a Tensor where a number is expected"),
+        (
+            np.int64(3),
+            3,
+            "has a numpy int64 where a Python number is expected: its .item() is one",
+        ),
         (True, 1, "has a bool where a number is expected"),
         (1_000_001, 1_000_000, "has the wrong value"),
         (1_000_001.0, 1_000_000, None),
@@ -601,7 +628,15 @@ def test_only_names_the_rank_and_the_call():
 def test_sends_to_names_both_ranks():
     assert broken(checks.sends_to(lambda rank, n: {rank + 1}), chain_of_three()) is None
     refused = broken(checks.sends_to(lambda rank, n: {1}), chain_of_three())
-    assert "rank 1 sends to rank 2" in refused
+    assert "rank 1 sends to rank 2, which is not one of its neighbours here" in refused
+
+
+def test_sends_to_tells_a_rank_that_sends_to_one_other_that_it_is_turned():
+    made = chain_of_three()
+    rule = checks.sends_to(lambda rank, n: {rank - 1}, "Look.", "Turn round.")
+    assert broken(rule, made).endswith("but rank 0 sends to rank 1. Turn round.")
+    made.send(0, 2, 5, 5, 6)
+    assert broken(rule, made).endswith("is not one of its neighbours here. Look.")
 
 
 def test_first_rank_is_named_whoever_was_first_in_time():
@@ -626,6 +661,29 @@ def test_collectives_are_counted_and_weighed():
     assert verdict_on(two, checks.collective_nbytes(lambda xs: 20)).status == "right"
     heavy = verdict_on(two, checks.collective_nbytes(lambda xs: 19))
     assert "brings 20 bytes" in heavy.reason
+    assert "float64" not in heavy.reason
+
+
+def test_float64_is_named_where_it_alone_makes_a_collective_too_heavy():
+    def wide(rank, world_size, x):
+        dist.all_reduce(torch.zeros(5, dtype=torch.float64))
+        return 2 * x
+
+    said = {
+        n: verdict_on(wide, checks.collective_nbytes(lambda xs, n=n: n)).reason for n in (19, 20)
+    }
+    assert "A float64 has 8 bytes" in said[20]
+    assert "float64" not in said[19]
+
+
+def test_a_mistake_can_be_known_by_the_error_in_which_it_ends():
+    def to_itself(rank, world_size, x):
+        dist.send(x, dst=rank)
+
+    mistakes = {"Look at order.": "is the rank itself", "Look at x.": "is not so"}
+    reason = verdict_on(to_itself, worlds=[2], mistakes=mistakes).reason
+    assert reason.endswith("). Look at order."), reason
+    assert "Look at" not in verdict_on(lambda rank, n, x: x, worlds=[2], mistakes=mistakes).reason
 
 
 def test_collectives_carry_these_bytes_in_this_order():

@@ -42,7 +42,7 @@ TIMEOUT_S = 5
 def check(
     question: str,
     answer: Callable,
-    inputs: Callable[[int, int], tuple],
+    inputs: Callable[[int, int], tuple] | Sequence[Callable],
     expected: Callable[..., list],
     *rules: Rule,
     points: int = 1,
@@ -63,8 +63,9 @@ def check(
         Name of the question.
     answer : callable
         Called on every rank as ``answer(rank, world_size, *inputs(rank, world_size))``.
-    inputs : callable
-        ``inputs(rank, world_size)`` gives the tuple of arguments for one rank.
+    inputs : callable or sequence of callable
+        ``inputs(rank, world_size)`` gives the tuple of arguments for one rank. Of several, every
+        world is tried with each: what holds for one draw only is refused.
     expected : callable
         ``expected(xs, ys, ...)`` gives the list, by rank, of what the answer must return; ``xs`` is
         the tuple, by rank, of its first inputs, ``ys`` of its second ones, and so on.
@@ -78,7 +79,8 @@ def check(
         True: the answer changes its first input, and that tensor is looked at. False: the value it
         returns is looked at, and its inputs must be left as they were.
     mistakes : dict of str to callable, optional
-        A sentence about a known mistake, and the values it would give, as `expected` does.
+        A sentence about a known mistake, and the values it would give, as `expected` does. Or
+        words instead: of the error in which the mistake ends.
     as_given : str, optional
         `fingerprint` of the broken program of a task to mend: as long as the answer has it, the
         verdict is "not written yet", with what that program does wrong.
@@ -97,7 +99,8 @@ def check(
     Verdict
     """
     real = functools.partial(run_on_processes, timeout_s=timeout_s)
-    to_pass = [World(world_size, inputs, real, rules) for world_size in worlds]
+    draws = [inputs] if callable(inputs) else inputs
+    to_pass = [World(size, draw, real, rules) for size in worlds for draw in draws]
     to_pass += [
         World(one.world_size, one.inputs, one.start(timeout_s), (*rules, one.rule))
         for one in (*timed, *memory)
@@ -124,13 +127,14 @@ def verdict_on(question, answer, worlds, expected, points, in_place, mistakes, w
             run, after = run_answer(answer, by_rank, world.start)
         except SimlibError as error:
             status, reason, lines = failure(error)
+            reason += mistake_of_an_error(reason, mistakes)
             return Verdict(question, points, status, reason, world_size, lines, error.run)
         want = expected(*given)
         reason, lines = complaint(run, after, given, want, world.rules, in_place, mistakes, within)
         if reason:
             return Verdict(question, points, WRONG, reason, world_size, lines, run)
         lines_of[world.start] = tally_lines(run, given, world.rules)
-    real = [str(world.world_size) for world in worlds if world.start is worlds[0].start]
+    real = {str(world.world_size): None for world in worlds if world.start is worlds[0].start}
     reason = f"Every rank has the expected value at world sizes {', '.join(real)}."
     return Verdict(question, points, RIGHT, reason, world_size, sum(lines_of.values(), []), run)
 
@@ -176,6 +180,13 @@ def fingerprint(function):
     except (OSError, TypeError):  # typed in by hand; no function
         return ""
     return f"{zlib.crc32(''.join(text.split()).encode()):08x}"
+
+
+def mistake_of_an_error(reason, mistakes):
+    """What to add to what is said of an error: the sentence of a mistake known by words in it."""
+    words = {text: seen for text, seen in mistakes.items() if isinstance(seen, str)}
+    known = next((text for text, seen in words.items() if seen in reason), None)
+    return f"{'.' * (not reason.endswith('.'))} {known}" if known else ""
 
 
 def call_complaint(answer, inputs):
@@ -262,14 +273,14 @@ def rank_line(rank, got, want, is_wrong, within=EXACT):
     """One rank's value in a wrong verdict."""
     if is_wrong and dtype_differs(got, want):
         return f"rank {rank}: got {describe(got)} of {dtype_name(got)}, expected {dtype_name(want)}"
-    lists = isinstance(got, (list, tuple)) and isinstance(want, (list, tuple))
-    if is_wrong and lists and len(describe(got)) + len(describe(want)) > LONG:
-        index, one, other = first_different(got, want, within)
-        return f"rank {rank}: first different at index {index}: got {one}, expected {other}"
-    if is_wrong:
-        unseen = first_unseen(got, want)
-        return f"rank {rank}: got {describe(got)}, expected {describe(want)}{unseen}"
     text = describe(got)
+    if is_wrong:
+        lists = isinstance(got, (list, tuple)) and isinstance(want, (list, tuple))
+        expected = describe(want)
+        if lists and len(text) + len(expected) > LONG:
+            index, text, expected = first_different(got, want, within)
+            return f"rank {rank}: first different at index {index}: got {text}, expected {expected}"
+        return f"rank {rank}: got {text}, expected {expected}{first_unseen(got, want)}"
     return f"rank {rank}: right, {text if len(text) <= LONG else text[: LONG - 4] + ' ...'}"
 
 

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from numbers import Integral
 
+import numpy as np
 import torch
 
 SHOWN = 6  # elements of a tensor that a verdict prints
@@ -119,8 +120,17 @@ def difference(got, want, within=EXACT):
     if isinstance(want, str):
         return None if got == want else f"has {describe(got)} where {want!r} is expected"
     if isinstance(got, bool) or not isinstance(got, (int, float)):
-        return f"has a {type(got).__name__} where a number is expected"
+        return no_number(got)
     return None if same_number(got, want, within) else "has the wrong value"
+
+
+def no_number(got):
+    """What is said of `got` where a number of Python's own is expected, and how to make one."""
+    item = ": its .item() is one"
+    if isinstance(got, np.generic):
+        return f"has a numpy {type(got).__name__} where a Python number is expected{item}"
+    of_one = isinstance(got, torch.Tensor) and got.numel() == 1
+    return f"has a {type(got).__name__} where a number is expected{item if of_one else ''}"
 
 
 def same_number(got, want, within=EXACT):
@@ -158,12 +168,20 @@ def list_difference(got, want, within=EXACT):
         return f"has a {type(got).__name__} where a {type(want).__name__} is expected"
     if len(got) != len(want):
         return f"has a list of {len(got)} where {len(want)} are expected"
-    for index, (one, other) in enumerate(zip(got, want, strict=True)):
-        if one is None and other is not None:
-            return f"has None at index {index}: nothing was put there"
-        wrong = difference(one, other, within)
+    index, one, _, wrong = first_wrong(got, want, within) or (None,) * 4
+    if one is None and wrong:
+        return f"has None at index {index}: nothing was put there"
+    return wrong and _at(index, wrong)
+
+
+def first_wrong(got, want, within=EXACT):
+    """Where two lists first differ: ``(index, got, want, what is wrong)``; None if nowhere."""
+    both = itertools.zip_longest(got, want, fillvalue=_NOTHING)
+    for index, (one, other) in enumerate(both):
+        is_short = one is _NOTHING or other is _NOTHING
+        wrong = "is too short or too long" if is_short else difference(one, other, within)
         if wrong:
-            return _at(index, wrong)
+            return index, one, other, wrong
     return None
 
 
@@ -177,12 +195,9 @@ def _at(index, wrong):
 
 def first_different(got, want, within=EXACT):
     """Where two lists first differ and what stands there: ``(index, got, want)``, as text."""
-    both = itertools.zip_longest(got, want, fillvalue=_NOTHING)
-    for index, (one, other) in enumerate(both):
-        if one is _NOTHING or other is _NOTHING or difference(one, other, within):
-            told = ("nothing" if x is _NOTHING else describe(x) for x in (one, other))
-            return index, *told
-    return None
+    index, *values, wrong = first_wrong(got, want, within) or (None,) * 4
+    told = ("nothing" if value is _NOTHING else describe(value) for value in values)
+    return wrong and (index, *told)
 
 
 @dataclass(frozen=True)
@@ -205,6 +220,8 @@ def known_mistake(got, given, mistakes):
         A sentence about a mistake, and the values that mistake would give, or `OneOf` several.
     """
     for text, gives in mistakes.items():
+        if isinstance(gives, str):
+            continue  # known by an error, not by values
         values = gives(*given)
         candidates = values.candidates if isinstance(values, OneOf) else [values]
         if any(all_equal(got, candidate) for candidate in candidates):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import torch
+
 from ..draw.table import count
 from .verdict import values_are_right
 
@@ -161,19 +163,29 @@ def received_by(message, time_s):
     return message.recv is not None and message.recv.done and message.recv.end_s <= time_s
 
 
-def sends_to(allowed: Callable[[int, int], Collection[int]], hint: str = "") -> Rule:
-    """A rank may send only to the ranks in ``allowed(rank, world_size)``."""
+def sends_to(
+    allowed: Callable[[int, int], Collection[int]], hint: str = "", turned: str = ""
+) -> Rule:
+    """A rank may send only to the ranks in ``allowed(rank, world_size)``.
+
+    ``turned`` is said in place of ``hint`` where a rank sends to one other, and to none of these.
+    """
 
     def broken(run, given):
         for op in by_rank(run.trace):
             if op.kind == "send" and op.peer not in allowed(op.rank, run.world_size):
-                return (
-                    f"{values_are_right(run)}, but rank {op.rank} sends to rank {op.peer}, "
-                    f"which is not one of its neighbours here. {hint}"
-                ).rstrip()
+                said = f"{values_are_right(run)}, but rank {op.rank} sends to rank {op.peer}"
+                if turned and {a.peer for a in run.trace if is_send_of(op.rank, a)} == {op.peer}:
+                    return f"{said}. {turned}"
+                return f"{said}, which is not one of its neighbours here. {hint}".rstrip()
         return None
 
     return Rule(broken)
+
+
+def is_send_of(rank, op):
+    """Whether an op is a send of this rank."""
+    return op.rank == rank and op.kind == "send"
 
 
 def collectives(bound: Callable[..., int], hint: str = "") -> Rule:
@@ -203,11 +215,16 @@ def collective_nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
         return max((c.nbytes for c in run.trace.collectives), default=0)
 
     def broken(run, given):
-        if largest(run) <= bound(*given):
+        found, most = largest(run), bound(*given)
+        if found <= most:
             return None
+        is_wide = any(op.nbytes == found and op.dtype == "float64" for op in run.trace)
+        passed = {one.dtype for values in given for one in values if isinstance(one, torch.Tensor)}
+        is_wide = is_wide and torch.float32 in passed  # nobody asked for float64
+        why = "A float64 has 8 bytes, a float32 has 4: make it float32." if is_wide else hint
         return (
-            f"{values_are_right(run)}, but a rank brings {count(largest(run), 'byte')} into a "
-            f"collective where {are_enough(bound(*given))}. {hint}"
+            f"{values_are_right(run)}, but a rank brings {count(found, 'byte')} into a "
+            f"collective where {are_enough(most)}. {why if found <= 2 * most else hint}"
         ).rstrip()
 
     def tally(run, given):

@@ -1,0 +1,105 @@
+"""An answer that holds the right results in a table, and asks nobody, is refused.
+
+`simlib check` refuses it where a world is tried with several inputs. Where its inputs are the
+same at each try, hidden ones refuse it: they give other results in some world.
+"""
+
+import functools
+
+import pytest
+from hidden_cells import Solved
+from notebooks_made import SOURCES
+
+from simlib.checks import check
+from simlib.checks.compare import describe, difference
+from simlib.grading.exercise import read_exercise
+from simlib.grading.source import exercise_files, number_of
+
+EXERCISES = {path.stem: read_exercise(path) for path in exercise_files(SOURCES, ".py")}
+QUESTIONS = [
+    pytest.param(name, question, id=f"{number_of(name)}-{question}")
+    for name, exercise in EXERCISES.items()
+    for question in exercise.questions
+]
+SEVERAL = {
+    "best_cut",
+    "collect",
+    "chain_broadcast",
+    "local_rank",
+    "my_layers",
+    "one_batch_fewer",
+    "quick_all_reduce",
+    "quickest_epoch",
+}
+"""Of these the check alone refuses tables, by values; of others, too, some do by a simulation."""
+
+
+@functools.cache
+def solved(name):
+    """The `Solved` exercise, and the rows of each question's public worlds.
+
+    These are worked out first: hidden cells may exchange what the expected values look at.
+    """
+    one = Solved(EXERCISES[name])
+    return one, {key: list(rows(asked, asked.worlds)) for key, asked in one.asked.items()}
+
+
+def rows(asked, worlds):
+    """``(rank, world size, what the rank was given, what it must return)`` of all worlds."""
+    for world in worlds:
+        wanted = asked.expected(*world.by_argument)
+        for rank, (mine, want) in enumerate(zip(world.by_rank, wanted, strict=True)):
+            yield rank, world.world_size, mine, want
+
+
+def table_of(public, key):
+    """The results of rows by a key; the last one where it has several."""
+    return {key(rank, size, mine): want for rank, size, mine, want in public}
+
+
+def by_rank(rank, size, mine):
+    return rank, size
+
+
+def by_all_it_knows(rank, size, mine):
+    return rank, size, describe(list(mine))
+
+
+def misses(asked, table, tried, key):
+    """Whether a table gives something wrong, or nothing, in some of these rows."""
+    for rank, size, mine, want in tried:
+        place = key(rank, size, mine)
+        if place not in table or difference(table[place], want, asked.within):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("key", [by_rank, by_all_it_knows])
+@pytest.mark.parametrize("name, question", QUESTIONS)
+def test_a_table_of_the_public_results_misses_some_hidden_one(name, question, key, seed):
+    one, public = solved(name)
+    asked, table, worlds = one.asked[question], table_of(public[question], key), []
+    for cell in one.hidden():
+        if cell.question == question:
+            worlds += one.given(cell, 1 + seed % 99)
+    assert misses(asked, table, rows(asked, worlds), key)
+
+
+@pytest.mark.parametrize("name, question", QUESTIONS)
+def test_where_a_check_tries_several_inputs_no_table_by_rank_is_right(name, question):
+    one, public = solved(name)
+    table = table_of(public[question], by_rank)
+    found = misses(one.asked[question], table, public[question], by_rank)
+    assert found or question not in SEVERAL
+
+
+def test_a_table_is_refused_by_the_check_itself():
+    one, public = solved("01_ranks_and_clusters")
+    table = table_of(public["local_rank"], by_rank)
+
+    def from_a_table(rank, world_size, node):
+        return table[rank, world_size]
+
+    draws = [one.names["somewhere"], one.names["elsewhere"]]
+    verdict = check("local_rank", from_a_table, draws, one.asked["local_rank"].expected)
+    assert (verdict.status, verdict.world_size) == ("wrong", 2)
