@@ -6,14 +6,15 @@
                                            the same, but run only 3 sources, drawn by SEED; of the
                                            others compare all but the outputs
     python authoring/build.py 02_send...   only these sources
+    python authoring/build.py --text       run nothing: where only prose has changed, outputs stay
 
 A lesson gives `notebooks/NN_name.ipynb`, an exercise `exercises/NN_name.ipynb` and
-`solutions/NN_name.ipynb`, executed, and both are listed in the start page and in the README. Nobody
-edits a built file. A second build changes nothing.
+`solutions/NN_name.ipynb`, executed, and both are listed in the start page and in the README; what
+the checks of an exercise expect is in `exercises/checks/NN_name.py`. One exercise has no number: it
+is called `review`. Nobody edits a built file. A second build changes nothing.
 """
 
 import argparse
-import copy
 import difflib
 import os
 import random
@@ -24,15 +25,20 @@ import time
 import tomllib
 from pathlib import Path
 
+import minutes
 import nbformat
 from kernels import AsyncFileKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 from simlib.grading.source import (
+    REVIEW,
     SourceError,
     course_of,
+    exercise_files,
+    number_of,
     read_source,
+    shown_form,
     with_stubs,
     without_hidden,
     without_markers,
@@ -44,10 +50,14 @@ KINDS = ("lessons", "exercises")
 RAISES, IGNORED = "raises-exception", "nbval-ignore-output"
 PLACES = ((str(ROOT), "~/course"), (sys.prefix, "~/course/.venv"))
 """Folders of the machine that builds, and what they are called in stored outputs."""
+CASES = "exercises/checks"
+"""Folder of what the checks of exercises expect, where `simlib.checks.check_of` looks for it."""
 START_SOURCE, START_PAGE = "authoring/start_page.md", "START.md"
 LESSON_LINES, README = "authoring/lessons.toml", "README.md"
 TABLE_BEGIN = "<!-- lessons: `make build` writes this table, see authoring/lessons.toml -->"
 TABLE_END = "<!-- end of lessons -->"
+MINUTES = re.compile(r"(?:\d+\s+to\s+)?\b\d+(?=\s+minutes\b)")
+"""What the first cell of a lesson promises; the builder puts in what `minutes` counts."""
 GLOSSARY_LINE = "*Words, units and symbols: the [glossary](glossary.md).*"
 SHOWN_DIFF_LINES = 40
 
@@ -157,12 +167,16 @@ def merge_streams(outputs):
 
 
 def build_lesson(path, run=True):
-    """``{target: notebook}`` of a lesson source; below its title stands a link to the glossary.
+    """``{target: notebook}`` of a lesson source.
 
+    Below its title stands a link to the glossary; its first cell promises the minutes counted.
     Without ``run`` no cell is executed, and none has outputs.
     """
     notebook = read_source(path, is_exercise=False)
     heading, rest = notebook.cells[0].source.partition("\n")[::2]
+    rest, promises = MINUTES.subn(str(minutes.of_lesson(notebook.cells)), rest)
+    if promises != 1:
+        raise SourceError(f"{path}: the first cell says {promises} times '... minutes', not once")
     notebook.cells[0].source = f"{heading}\n\n{GLOSSARY_LINE}\n{rest}"
     if run:
         execute(notebook, path.parents[2] / "notebooks", path.name)
@@ -171,34 +185,78 @@ def build_lesson(path, run=True):
 
 
 def build_exercise(path, run=True):
-    """``{target: notebook}`` of an exercise source: the exercise and its solution.
+    """``{target: notebook or text}`` of an exercise source: exercise, what is expected, solution.
 
-    Without ``run`` no cell is executed, and none has outputs.
+    What runs has its checks in its cells; what is stored calls them, see `shown_form`. Without
+    ``run`` no cell is executed, and none has outputs.
     """
     source, root = read_source(path, is_exercise=True), path.parents[2]
+    shown, cases = shown_form(source, path.stem)
     solved = without_markers(source)
     if run:
         execute(solved, root / "solutions", f"{path.name} (solved)")
-    solution = without_hidden(solved)
+    solution = as_stored(solved, shown)
     exercise = with_stubs(without_hidden(source))
     checks = {cell.id for cell in exercise.cells if course_of(cell, "role") == "check"}
     if run:
         execute(exercise, root / "exercises", f"{path.name} (stubs)", may_fail=checks)
-    store_solved_verdicts(exercise, solution, checks)
+    exercise = as_stored(exercise, shown)
     for notebook in (exercise, solution):
         normalise(notebook, keep_png=False)
+    leave_unrun(exercise, checks)
     return {
         f"exercises/{path.stem}.ipynb": exercise,
+        f"{CASES}/{path.stem}.py": cases,
         f"solutions/{path.stem}.ipynb": solution,
     }
 
 
-def store_solved_verdicts(exercise, solution, checks):
-    """Give the exercise's check cells the outputs of the solution: only solved they pass nbval."""
-    solved = {cell.id: cell for cell in solution.cells}
+def as_stored(notebook, shown):
+    """A notebook without its hidden cells, its setup and checks as they are shown."""
+    texts = {cell.id: cell.source for cell in shown.cells}
+    stored = without_hidden(notebook)
+    for cell in stored.cells:
+        if course_of(cell, "role") in ("setup", "check"):
+            cell.source = texts[cell.id]
+    return stored
+
+
+def leave_unrun(exercise, checks):
+    """Take out, in place, all that checks have said: nobody is to read a verdict off them.
+
+    nbval compares no output of theirs, whatever a learner stores: a check that is not right raises
+    an error there.
+    """
     for cell in exercise.cells:
         if cell.id in checks:
-            cell.outputs = copy.deepcopy(solved[cell.id].outputs)
+            cell.outputs, cell.execution_count = [], None
+            cell.metadata.tags = [IGNORED]
+
+
+def keep_outputs(root, made):
+    """Give what was built without a run, in place, the stored outputs; returns whether they fit.
+
+    They fit where nothing but prose has changed.
+
+    Parameters
+    ----------
+    root : Path
+    made : dict
+        What `build_lesson` or `build_exercise` gave.
+    """
+    for name, built in made.items():
+        stored = (root / name).read_text(encoding="utf-8") if (root / name).exists() else ""
+        if isinstance(built, str):
+            if built != stored:
+                return False
+            continue
+        old = nbformat.reads(stored, as_version=4).cells if stored else []
+        before, now = ([c for c in row if c.cell_type == "code"] for row in (old, built.cells))
+        if [cell.source for cell in before] != [cell.source for cell in now]:
+            return False
+        for cell, kept in zip(now, before, strict=True):
+            cell.outputs = kept.outputs
+    return True
 
 
 def notebook_text(notebook):
@@ -248,11 +306,7 @@ def difference(target, text, outputs=True):
 
 def sources(root):
     """All source files: lessons, then exercises."""
-    return [
-        path
-        for kind in KINDS
-        for path in sorted((root / "authoring" / kind).glob("[0-9][0-9]_*.py"))
-    ]
+    return [path for kind in KINDS for path in exercise_files(root / "authoring" / kind, ".py")]
 
 
 def title(path):
@@ -264,24 +318,37 @@ def title(path):
     return words[0].upper() + words[1:]
 
 
+def numbers(paths):
+    """``{path: number}`` as the lists show it; where two have the same, with a and b behind it."""
+    shown, all_of = {}, [number_of(path.stem) for path in paths]
+    for place, (path, number) in enumerate(zip(paths, all_of, strict=True)):
+        letter = f" {'abcdef'[all_of[:place].count(number)]}" if all_of.count(number) > 1 else ""
+        shown[path] = f"{number}{letter}"
+    return shown
+
+
 def start_page(root):
-    """The text of the start page: its source with the lists filled in."""
-    rows = {"lessons": [], "exercises": []}
-    for path in sources(root):
-        number, kind, name = path.name[:2], path.parent.name, f"{path.stem}.ipynb"
-        if kind == "lessons":
-            rows[kind].append(f"- {number} [{title(path)}](notebooks/{name})")
-        else:
-            link = f"- {number} [{title(path)}](exercises/{name})"
-            rows[kind].append(f"{link} ([solution](solutions/{name}))")
+    """The text of the start page: its source with the lists and the hours filled in."""
     text = (root / START_SOURCE).read_text(encoding="utf-8")
-    for kind, lines in rows.items():
-        text = text.replace(f"<!-- {kind} -->", "\n".join(lines) or "None yet.")
+    for kind, count in (("lessons", minutes.of_lesson), ("exercises", minutes.of_exercise)):
+        folder = "notebooks" if kind == "lessons" else kind
+        rows, total = [], 0
+        for path, number in numbers([p for p in sources(root) if p.parent.name == kind]).items():
+            needed = count(read_source(path, is_exercise=kind == "exercises").cells)
+            number = "two weeks later:" if path.stem == REVIEW else number
+            link = f"[{title(path)}]({folder}/{path.stem}.ipynb), {needed} minutes"
+            solution = f" ([solution](solutions/{path.stem}.ipynb))" if kind == "exercises" else ""
+            rows.append(f"- {number} {link}{solution}")
+            total += needed
+        text = text.replace(f"<!-- {kind} -->", "\n".join(rows) or "None yet.")
+        text = text.replace(f"<!-- hours of {kind} -->", str(round(total / 60)))
     return text
 
 
 def lesson_table(root):
     """The README's table: each lesson with what it is about, and the exercise of its number.
+
+    Where lessons share a number, the exercise stands beside the last.
 
     Raises
     ------
@@ -290,17 +357,21 @@ def lesson_table(root):
     """
     about = tomllib.loads((root / LESSON_LINES).read_text(encoding="utf-8"))
     lessons = [path for path in sources(root) if path.parent.name == "lessons"]
-    exercises = {path.name[:2]: path for path in sources(root) if path not in lessons}
+    exercises = {number_of(path.stem): path for path in sources(root) if path not in lessons}
     for name in sorted({path.stem for path in lessons} ^ set(about)):
         missing = "no lesson of this name" if name in about else "no line for it"
         raise SourceError(f"{name}: there is {missing}, see {LESSON_LINES}")
+    last = {number_of(path.stem): path for path in lessons}
     rows = ["| | lesson | exercises |", "|---|---|---|"]
-    for path in lessons:
-        number = path.name[:2]
+    for path, number in numbers(lessons).items():
         link = f"[{title(path)}](notebooks/{path.stem}.ipynb)"
-        exercise = exercises.get(number)
-        to_exercise = f"[{number}](exercises/{exercise.stem}.ipynb) " if exercise else ""
+        alone = number_of(path.stem)
+        exercise = exercises.get(alone) if path == last[alone] else None
+        to_exercise = f"[{alone}](exercises/{exercise.stem}.ipynb) " if exercise else ""
         rows.append(f"| {number} | {link}: {about[path.stem]} | {to_exercise}|")
+    if REVIEW in exercises:
+        words = title(exercises[REVIEW])
+        rows.append(f"| | {words}, two weeks later | [{REVIEW}](exercises/{REVIEW}.ipynb) |")
     return "\n".join(rows)
 
 
@@ -321,7 +392,7 @@ def readme(root):
 
 
 def orphans(root):
-    """Notebooks with a lesson's or exercise's sort of name that no source gives."""
+    """Built files with a lesson's or exercise's sort of name that no source gives."""
     known = {(path.parent.name, path.stem) for path in sources(root)}
     return [
         path
@@ -329,8 +400,9 @@ def orphans(root):
             ("notebooks", "lessons"),
             ("exercises", "exercises"),
             ("solutions", "exercises"),
+            (CASES, "exercises"),
         )
-        for path in sorted((root / folder).glob("[0-9][0-9]_*.ipynb"))
+        for path in sorted((root / folder).glob("[0-9][0-9]_*.*"))
         if re.fullmatch(r"\d\d_\w+", path.stem) and (kind, path.stem) not in known
     ]
 
@@ -376,7 +448,7 @@ def isolate_kernels(folder):
         os.environ[name] = str(path)
 
 
-def build(root, names=(), check=False, run=None, kind=None):
+def build(root, names=(), check=False, run=None, kind=None, text=False):
     """Build or check the sources of a checkout; returns whether all is well.
 
     Parameters
@@ -391,6 +463,9 @@ def build(root, names=(), check=False, run=None, kind=None):
         Labels of the sources that a check runs; of the others outputs are not compared.
     kind : str, optional
         Of `KINDS`: only these sources.
+    text : bool
+        Run nothing, and keep the stored outputs; a source of which not only prose has changed is
+        named and left as it is.
 
     Raises
     ------
@@ -402,15 +477,21 @@ def build(root, names=(), check=False, run=None, kind=None):
     unknown = set(names) - {path.stem for path in chosen}
     if unknown:
         raise SourceError(f"authoring/ has no source named {', '.join(sorted(unknown))}")
-    for folder in ("notebooks", "exercises", "solutions"):
+    for folder in ("notebooks", "exercises", CASES, "solutions"):
         (root / folder).mkdir(exist_ok=True)
     fine = True
     for path in chosen:
         begun = time.monotonic()
         make = build_lesson if path.parent.name == "lessons" else build_exercise
-        is_run = run is None or label(path) in run
-        for name, notebook in make(path, is_run).items():
-            fine &= settle(root, name, notebook_text(notebook), check, outputs=is_run)
+        is_run = not text and (run is None or label(path) in run)
+        made = make(path, is_run)
+        if text and not keep_outputs(root, made):
+            print(f"{path.relative_to(root)}: not only prose has changed: build it without --text")
+            fine = False
+            continue
+        for name, built in made.items():
+            written = built if isinstance(built, str) else notebook_text(built)
+            fine &= settle(root, name, written, check, outputs=is_run)
         seconds = time.monotonic() - begun
         if is_run:
             print(f"{seconds:4.0f} s  {path.relative_to(root)}", flush=True)
@@ -429,6 +510,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     parser.add_argument("--kind", choices=KINDS, help="only lessons or only exercises")
     parser.add_argument("--run", type=int, metavar="K", help="with --check: run only K sources")
+    parser.add_argument("--text", action="store_true", help="run nothing: outputs stay")
     options = parser.parse_args()
     if options.run is not None and not options.check:
         parser.error("--run goes with --check: what is not run cannot be written")
@@ -437,7 +519,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         isolate_kernels(folder)
         try:
-            return 0 if build(ROOT, names, options.check, run, options.kind) else 1
+            return 0 if build(ROOT, names, options.check, run, options.kind, options.text) else 1
         except (SourceError, BuildError) as error:
             print(error, file=sys.stderr)
             return 1

@@ -97,8 +97,9 @@ def print_nothing(*values):
 
 
 def given_to(inputs, worlds, *how):
-    """``[Given]`` of a function of rank and world size."""
+    """``[Given]`` of a function of rank and world size, or of several."""
     return [
-        Given(world_size, [inputs(rank, world_size) for rank in range(world_size)], *how)
+        Given(world_size, [draw(rank, world_size) for rank in range(world_size)], *how)
         for world_size in worlds
+        for draw in ([inputs] if callable(inputs) else inputs)
     ]

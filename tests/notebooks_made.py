@@ -12,7 +12,7 @@ SOURCES = ROOT / "authoring" / "exercises"
 
 def exercise(number):
     """The `Exercise` of a number such as ``"04"``."""
-    (path,) = SOURCES.glob(f"{number}_*.py")
+    (path,) = SOURCES.glob(f"{number}*.py")
     return read_exercise(path)
 
 

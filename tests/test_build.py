@@ -1,8 +1,10 @@
 """The builder, on sources made here: what it refuses, what it builds, what it leaves alone."""
 
 import json
+import re
 
 import build as builder
+import minutes
 import nbformat
 import pytest
 
@@ -11,7 +13,8 @@ from simlib.grading import source
 LESSON = """\
 # %% [markdown]
 # # 00 · A lesson
-# Some prose.
+# Some prose, for 60 to
+# 70 minutes.
 
 # %%
 print("one")
@@ -34,8 +37,15 @@ EXERCISE = '''\
 # %% role="setup"
 import os
 
+from simlib.checks import (
+    check,
+    only,
+)
+
+print(only.__name__)
+
 # %% [markdown] question="double"
-# ## Double a number
+# ## 1. Double a number (★, 10 minutes, 2 points)
 
 # %% role="answer" question="double" points=2
 def double(x):
@@ -47,9 +57,10 @@ def double(x):
 
 # %% role="check" question="double" points=2
 try:
-    print("right" if double(2) == 4 else "wrong")
+    verdict = "right" if double(2) == 4 else "wrong"
 except NotImplementedError:
-    print("not written yet")
+    verdict = "not written yet"
+verdict
 
 # %% role="hidden" question="double" points=2
 print(double(21))
@@ -239,15 +250,53 @@ def test_hidden_cells_run_and_are_in_neither_notebook(checkout):
         builder.build(checkout(exercise=broken))
 
 
-def test_an_exercise_stores_the_solved_verdict_and_otherwise_what_the_stub_gives(checkout):
+def test_an_exercise_stores_what_the_stub_gives_and_no_verdict(checkout):
     told = EXERCISE.replace('print("the end")', "print(double.__doc__)\ndouble.__code__.co_names")
     root = checkout(exercise=told)
     builder.build(root)
     exercise = by_id(read(root / "exercises/02_exercise.ipynb"))
-    assert texts(exercise["double-check"]) == ["right\n"]
+    assert (exercise["double-check"].outputs, exercise["double-check"].execution_count) == (
+        [],
+        None,
+    )
+    assert exercise["double-check"].metadata.tags == ["nbval-ignore-output"]
     assert exercise["double-answer"].outputs == []
     last = exercise["02_exercise-code-002"]
     assert last.outputs[1].data["text/plain"] == "('NotImplementedError',)"
+    solution = by_id(read(root / "solutions/02_exercise.ipynb"))["double-check"]
+    assert solution.outputs[0].data == {"text/plain": "'right'"}
+    assert "tags" not in solution.metadata
+
+
+def test_what_a_check_expects_is_built_into_a_file_of_its_own(checkout):
+    root = checkout(exercise=EXERCISE)
+    builder.build(root)
+    for folder in ("exercises", "solutions"):
+        cells = by_id(read(root / folder / "02_exercise.ipynb"))
+        assert cells["double-check"].source == 'verdict = check_of("02.1", double)\nverdict'
+        setup = "import os\n\nfrom simlib.checks import check_of, only\n\nprint(only.__name__)"
+        assert cells["02_exercise-code-001"].source == setup
+    cases = (root / "exercises/checks/02_exercise.py").read_text()
+    assert "    check,\n" in cases and cases.endswith('"not written yet"\nverdict\n')
+    assert "# %% 02.1 double\ntry:" in cases
+    (root / "exercises/checks/02_exercise.py").write_text(cases + "\n")
+    assert not builder.build(root, check=True)
+    (root / "exercises/checks/02_exercise.py").write_text(cases)
+    (root / "exercises/checks/03_gone.py").write_text(cases)
+    assert not builder.build(root, check=True)
+
+
+def test_a_check_without_a_verdict_is_refused(checkout):
+    with pytest.raises(source.SourceError, match="check of double does not end with a line 'verd"):
+        builder.build(checkout(exercise=EXERCISE.replace("\nverdict\n", "\n")))
+
+
+def test_where_no_setup_imports_checks_each_check_cell_does(tmp_path):
+    path = tmp_path / "02_exercise.py"
+    path.write_text(re.sub(r"from simlib.checks import [^)]*\)", "", EXERCISE))
+    shown, _ = source.shown_form(source.read_source(path, is_exercise=True), path.stem)
+    lines = by_id(shown)["double-check"].source.splitlines()
+    assert lines[0] == "from simlib.checks import check_of" and len(lines) == 4
 
 
 def test_a_second_build_touches_no_file(checkout):
@@ -389,10 +438,69 @@ def test_the_start_page_lists_what_is_built(checkout):
     root = checkout(lesson=LESSON, exercise=EXERCISE)
     builder.build(root)
     assert (root / "START.md").read_text() == (
-        "# Start\n\n- 00 [A lesson](notebooks/00_lesson.ipynb)\n\n"
-        "- 02 [An exercise](exercises/02_exercise.ipynb)"
+        "# Start\n\n- 00 [A lesson](notebooks/00_lesson.ipynb), 5 minutes\n\n"
+        "- 02 [An exercise](exercises/02_exercise.ipynb), 10 minutes"
         " ([solution](solutions/02_exercise.ipynb))\n"
     )
+
+
+def test_the_start_page_says_the_hours_of_all(checkout):
+    root = checkout(lesson=LESSON, exercise=EXERCISE.replace("10 minutes", "80 minutes"))
+    start = root / builder.START_SOURCE
+    start.write_text("<!-- hours of lessons --> and <!-- hours of exercises --> hours\n")
+    assert builder.start_page(root) == "0 and 1 hours\n"
+
+
+def test_a_lesson_promises_the_minutes_that_are_counted(checkout):
+    root = checkout(lesson=LESSON.replace("More prose", "word " * 30 * minutes.WORDS_A_MINUTE))
+    path = root / "authoring/lessons/00_lesson.py"
+    made = builder.build_lesson(path, run=False)["notebooks/00_lesson.ipynb"]
+    assert made.cells[0].source.endswith("\nSome prose, for 30 minutes.")
+    assert "[A lesson](notebooks/00_lesson.ipynb), 30 minutes\n" in builder.start_page(root)
+
+
+@pytest.mark.parametrize("said", ["for an hour.", "for 5 minutes, not for 50 minutes."])
+def test_a_lesson_that_does_not_promise_minutes_once_is_refused(checkout, said):
+    root = checkout(lesson=LESSON.replace("for 60 to\n# 70 minutes.", said))
+    with pytest.raises(source.SourceError, match=r"00_lesson\.py: the first cell says [02] times"):
+        builder.build_lesson(root / "authoring/lessons/00_lesson.py", run=False)
+
+
+def test_lessons_of_one_number_get_letters_and_the_exercise_stands_beside_the_last(checkout):
+    root = checkout(lesson=LESSON, exercise=EXERCISE)
+    lessons = root / "authoring/lessons"
+    for name in ("02_one", "02_two"):
+        (lessons / f"{name}.py").write_text(LESSON.replace("00 · A lesson", f"02 {name}"))
+    about = [f'{name} = "x"\n' for name in ("00_lesson", "02_one", "02_two")]
+    (root / builder.LESSON_LINES).write_text("".join(about))
+    assert builder.lesson_table(root).splitlines()[2:] == [
+        "| 00 | [A lesson](notebooks/00_lesson.ipynb): x | |",
+        "| 02 a | [02_one](notebooks/02_one.ipynb): x | |",
+        "| 02 b | [02_two](notebooks/02_two.ipynb): x | [02](exercises/02_exercise.ipynb) |",
+    ]
+    assert "\n- 02 b [02_two](notebooks/02_two.ipynb), 5 minutes\n" in builder.start_page(root)
+
+
+@pytest.mark.parametrize("kind", ["lesson", "exercise"])
+def test_new_prose_is_written_without_a_run_and_new_code_is_left(checkout, kind, capsys):
+    sources = {"lesson": LESSON, "exercise": EXERCISE}
+    root = checkout(**sources)
+    builder.build(root)
+    before = snapshot(root)
+    assert builder.build(root, text=True) and snapshot(root) == before
+    name, old, new = {
+        "lesson": ("notebooks/00_lesson.ipynb", "More prose", ("6 * 7", "6 * 8")),
+        "exercise": ("exercises/02_exercise.ipynb", "Double a number", ("2 * x", "x + x")),
+    }[kind]
+    outputs = [cell.get("outputs") for cell in read(root / name).cells]
+    sources[kind] = sources[kind].replace(old, "New prose")
+    assert builder.build(checkout(**sources), text=True)
+    assert "New prose" in (root / name).read_text()
+    assert [cell.get("outputs") for cell in read(root / name).cells] == outputs
+    sources[kind] = sources[kind].replace("New prose", "Other prose").replace(*new)
+    assert not builder.build(checkout(**sources), text=True)
+    assert "not only prose has changed" in capsys.readouterr().out
+    assert "New prose" in (root / name).read_text()
 
 
 def test_the_readme_lists_the_lessons_with_their_exercises(checkout):

@@ -380,7 +380,6 @@ def test_more_time_for_a_notebook_is_more_for_ranks_that_do_nothing_to_be_seen(m
 
     for module in (sys.modules["simlib.checks.check"], graded_checks):
         monkeypatch.setattr(module, "run_on_processes", stuck)
-    answer.question = "some"
     graded = GradedChecks(sandbox.Limits(cell_s=150).patience)
     graded.check("some", answer, no_inputs, list)
     graded.measure(answer, no_inputs)
@@ -399,17 +398,16 @@ def test_hidden_cells_have_the_tolerance_of_their_check(within, reads):
         def answer(rank, world_size):
             return value
 
-        answer.question = "some"
         graded = GradedChecks()
         graded.check("some", answer, no_inputs, lambda: [2.0], worlds=(1,), within=within)
         return graded, answer
 
     solution, answer = of(2.0)
-    solution.begin("hidden")
+    solution.begin("hidden", "some")
     solution.measure(answer, no_inputs, worlds=(1,))
     mine, answer = of(2.02)
     mine.expect("some", solution.recorded("some"))
-    mine.begin("hidden")
+    mine.begin("hidden", "some")
     assert mine.measure(answer, no_inputs, worlds=(1,)).startswith(reads)
 
 

@@ -3,8 +3,9 @@
 import copy
 import json
 
+import nbformat
 import pytest
-from notebooks_made import cell_of, content, exercise, extra, notebook, solved
+from notebooks_made import SOURCES, cell_of, content, exercise, extra, notebook, solved
 
 from simlib.grading.merge_answers import (
     GIVEN,
@@ -14,6 +15,7 @@ from simlib.grading.merge_answers import (
     merge_answers,
 )
 from simlib.grading.notebook_file import Unreadable, parse, read_bytes
+from simlib.grading.source import read_source, with_stubs, without_hidden
 
 COLLECTIVES = exercise("04")
 QUESTIONS = list(COLLECTIVES.questions)
@@ -330,6 +332,29 @@ def test_checks_that_are_gone_are_told(made_of):
 @pytest.mark.parametrize("make", [solved, notebook])
 def test_of_a_notebook_as_it_should_be_nothing_is_told(make):
     assert put_in(make(COLLECTIVES)).notes == []
+
+
+def as_before():
+    """A notebook that was handed out while checks stood in their cells as a whole."""
+    path = SOURCES / "04_collectives.py"
+    made = with_stubs(without_hidden(read_source(path, is_exercise=True)))
+    return json.loads(nbformat.writes(made))
+
+
+def test_a_notebook_with_whole_checks_in_its_cells_is_as_it_should_be_too():
+    made = as_before()
+    source = "".join(cell_of(made, "mean_of_all-check")["source"])
+    assert "lambda" in source
+    made["cells"].append(extra(source))
+    found = put_in(made)
+    assert (found.notes, helpers(found)) == ([], [])
+
+
+def test_a_changed_call_of_a_check_is_no_cell_of_ones_own():
+    made = solved(COLLECTIVES)
+    cell_of(made, "mean_of_all-check")["source"] = "again = check_of('04.1', print)"
+    found = put_in(made)
+    assert helpers(found) == [] and "mean_of_all-check" in found.notes[0]
 
 
 OTHER_WAYS = {

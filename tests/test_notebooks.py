@@ -11,15 +11,19 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
+from simlib.grading.source import REVIEW, exercise_files
+
 ROOT = Path(__file__).resolve().parent.parent
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-EXERCISES = sorted((ROOT / "exercises").glob("[0-9][0-9]_*.ipynb"))
-SOLUTIONS = sorted((ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))
+EXERCISES = exercise_files(ROOT / "exercises", ".ipynb")
+SOLUTIONS = exercise_files(ROOT / "solutions", ".ipynb")
 
 MAX_CELLS = 47  # 45, and two labs
 MAX_CODE_LINES = 25
+MAX_CHECK_LINES = 5
 MAX_WORDS, MIN_WORDS, MIN_WORDS_OF_THE_FIRST = 3000, 1500, 800
 MAX_TASK_WORDS = 80
+MAX_TASKS, TASKS_OF_THE_REVIEW = 6, 10
 SHARE_WITH_PROSE_BEFORE = 0.8
 TASK_HEADING = re.compile(r"^## \d+\. .+ \((★|★★|★★★), \d+ minutes, \d+ points?\)\n")
 
@@ -71,12 +75,12 @@ def lesson_problems(cells, least_words=MIN_WORDS):
         yield f"only {introduced} of {row.count('c')} code cells have prose before them"
 
 
-def exercise_problems(cells):
+def exercise_problems(cells, most_tasks=MAX_TASKS):
     """What keeps an exercise from the course's form, one sentence each."""
-    yield from code_problems([cell for cell in cells if role(cell) != "check"])
+    yield from code_problems(cells)
     answers = [index for index, cell in enumerate(cells) if role(cell) == "answer"]
     checks = [index for index, cell in enumerate(cells) if role(cell) == "check"]
-    if not 2 <= len(answers) <= 6:
+    if not 2 <= len(answers) <= most_tasks:
         yield f"{len(answers)} tasks"
     if checks != [index + 1 for index in answers]:
         yield "a check is not directly below its answer"
@@ -85,6 +89,8 @@ def exercise_problems(cells):
         course = cells[index].metadata.course
         if set(course) != {"role", "question", "points"}:
             yield f"{cells[index].id} has the metadata {sorted(course)}"
+    for index in checks:
+        yield from check_problems(cells[index])
     for index in answers:
         yield from task_problems(*cells[index - 1 : index + 2])
 
@@ -103,6 +109,18 @@ def task_problems(above, answer, below):
         yield f"{answer.id}: the stub has no docstring"
 
 
+def check_problems(cell):
+    """What could be read off a check cell, or keeps plain nbval from its verdict."""
+    if not 1 <= len(cell.source.splitlines()) <= MAX_CHECK_LINES:
+        yield f"{cell.id} has {len(cell.source.splitlines())} lines"
+    if "check_of(" not in cell.source:
+        yield f"{cell.id} does not call check_of"
+    if cell.outputs or cell.execution_count is not None:
+        yield f"{cell.id} has outputs of a run"
+    if cell.metadata.get("tags") != ["nbval-ignore-output"]:
+        yield f"{cell.id} is compared with what is stored below it"
+
+
 def test_lessons_keep_the_form():
     found = {}
     for path in LESSONS:
@@ -112,7 +130,10 @@ def test_lessons_keep_the_form():
 
 
 def test_exercises_keep_the_form():
-    found = {name(path): list(exercise_problems(read(path).cells)) for path in EXERCISES}
+    found = {}
+    for path in EXERCISES:
+        most = TASKS_OF_THE_REVIEW if path.stem == REVIEW else MAX_TASKS
+        found[name(path)] = list(exercise_problems(read(path).cells, most))
     assert found == {name(path): [] for path in EXERCISES}
 
 
@@ -163,7 +184,7 @@ def failing_cells(path, folder):
     command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-cell-timeout=120", copy.name]
     command += ["-q", "-p", "no:cacheprovider", "--rootdir=.", f"--junitxml={report.name}"]
     command += ["-p", "kernels"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "authoring")}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'authoring'}"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     code = [cell for cell in read(path).cells if cell.cell_type == "code"]
@@ -180,6 +201,42 @@ def test_a_stub_fails_plain_nbval_on_exactly_its_checks(path, tmp_path):
     code = [cell for cell in read(path).cells if cell.cell_type == "code"]
     checks = [number for number, cell in enumerate(code) if role(cell) == "check"]
     assert checks and failing_cells(path, tmp_path) == checks
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("path", EXERCISES, ids=name)
+def test_solved_but_for_one_task_it_fails_plain_nbval_on_that_check(path, tmp_path):
+    """Whatever is stored below its checks, and with no file beside it."""
+    notebook, solved = read(path), tmp_path / "solved" / path.name
+    first, *others = (cell for cell in read(path).cells if role(cell) == "answer")
+    solutions = {cell.id: cell.source for cell in read(ROOT / "solutions" / path.name).cells}
+    for cell in notebook.cells:
+        if cell.id in {other.id for other in others}:
+            cell.source = solutions[cell.id]
+        if role(cell) == "check":
+            cell.execution_count = 1
+            cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text="right\n")]
+    solved.parent.mkdir()
+    nbformat.write(notebook, solved)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    question = first.metadata.course.question
+    (unsolved,) = (number for number, cell in enumerate(code) if cell.id == f"{question}-check")
+    assert failing_cells(solved, tmp_path) == [unsolved]
+
+
+def test_nothing_of_what_a_check_expects_is_in_its_notebook():
+    for path in EXERCISES:
+        cases = (path.parent / "checks" / f"{path.stem}.py").read_text(encoding="utf-8")
+        shown = [cell.source for cell in read(path).cells if cell.cell_type == "code"]
+        head, *tasks = re.split(r"(?m)^# %% \w+\.\d+ ", cases)
+        assert len(tasks) == len([cell for cell in read(path).cells if role(cell) == "check"])
+        names = {name for task in tasks for name in re.findall(r"(?m)^def (\w+)", task)}
+        assert "simlib.checks" in head and not [
+            (path.stem, name)
+            for name in names
+            for text in shown
+            if re.search(rf"def {name}\b", text)
+        ]
 
 
 # The rules themselves: a notebook that breaks one is told so.
@@ -218,8 +275,20 @@ def good_exercise(task="## 1. Do it (★, 10 minutes, 2 points)\nPlease.", point
     for question in ("a", "b"):
         cells.append(new_markdown_cell(task))
         cells.append(course_cell("answer", question, 2, doc))
-        cells.append(course_cell("check", question, points, "check()"))
+        cells.append(course_cell("check", question, points, f'check_of("05.1", {question})'))
+        cells[-1].metadata["tags"] = ["nbval-ignore-output"]
     return cells
+
+
+def with_check(source='check_of("05.1", a)', tags=("nbval-ignore-output",), **changes):
+    """A good exercise but for its first check."""
+    cells = good_exercise()
+    cells[2] |= {"source": source, **changes}
+    cells[2].metadata["tags"] = list(tags)
+    return cells
+
+
+RUN = nbformat.v4.new_output("stream", name="stdout", text="a: right")
 
 
 @pytest.mark.parametrize(
@@ -235,6 +304,11 @@ def good_exercise(task="## 1. Do it (★, 10 minutes, 2 points)\nPlease.", point
         (good_exercise(points=None), "a-answer: question or points differ"),
         (good_exercise(doc="x = 1"), "a-answer: the stub has no docstring"),
         (good_exercise()[:5] + [PROSE] + good_exercise()[5:], "a check is not directly below"),
+        (with_check('check_of("05.1", a)\n' * 6), "a-check has 6 lines"),
+        (with_check("check('a', a, inputs, expected)"), "a-check does not call check_of"),
+        (with_check(outputs=[RUN]), "a-check has outputs of a run"),
+        (with_check(execution_count=3), "a-check has outputs of a run"),
+        (with_check(tags=()), "a-check is compared with what is stored"),
     ],
 )
 def test_an_exercise_out_of_form_is_told(cells, sentence):
@@ -247,6 +321,7 @@ def test_a_stub_that_passes_its_check_is_told(tmp_path):
     path = tmp_path / "in.ipynb"
     for number, cell in enumerate(c for c in notebook.cells if c.cell_type == "code"):
         cell.source, cell.execution_count = "print(1)", number + 1
+        cell.metadata.pop("tags", None)
         text = "1\n" if number != 3 else "2\n"
         cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)]
     nbformat.write(notebook, path)

@@ -34,6 +34,17 @@ def test_one_table_has_every_exercise(folder, capsys):
     ]
 
 
+def test_the_review_stands_last(folder, capsys):
+    source = (SOURCES / "review.py").read_bytes()
+    hand_in(folder.parent, "authoring/exercises/review.py", data=source)
+    hand_in(folder, "review.ipynb", data=content(notebook(exercise("review"))))
+    (folder / "04_collectives.ipynb").unlink()
+    assert main(["progress", str(folder)]) == 1
+    first, second, _ = capsys.readouterr().out.splitlines()[1:]
+    assert first.startswith("01_ranks")
+    assert second.split() == "review 0 of 10 0 of 10 not begun".split()
+
+
 def test_a_copy_of_the_folder_alone_is_checked_by_its_own_cells(folder, tmp_path, capsys):
     """Neither sources nor pristine exercises lie near, so nobody knows the stubs."""
     (tmp_path / "another").mkdir()

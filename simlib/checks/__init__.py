@@ -1,15 +1,18 @@
 """Checks of exercises: is the value right on every rank, and what did the answer send for it?
 
-A check cell of an exercise notebook is one call::
+A check of an exercise is written as one call, in the exercise's source::
 
     from simlib.checks import check, messages, nbytes, only
 
     verdict = check("shift_right", shift_right, inputs, expected,
                     only("send", "recv"), messages(lambda given: len(given)), points=2)
     verdict
+
+The notebook shows none of it: its check cell is ``verdict = check_of("02.2", shift_right)``.
 """
 
 from .bounds import Fits, Timed
+from .cases import check_of
 from .check import check, measure
 from .compare import OneOf
 from .rules import (
@@ -34,6 +37,7 @@ __all__ = [
     "Verdict",
     "brought",
     "check",
+    "check_of",
     "collective_nbytes",
     "collectives",
     "measure",

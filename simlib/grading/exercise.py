@@ -6,7 +6,15 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .source import SourceError, course_of, read_source, solution_source, stub_source
+from .source import (
+    SourceError,
+    course_of,
+    exercise_files,
+    read_source,
+    shown_form,
+    solution_source,
+    stub_source,
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,8 @@ class Cell:
         The text; of an answer cell with its markers.
     weight : float or None
         Of a check or hidden cell: its share of the question's points, see `Exercise.weights_of`.
+    shown : str
+        The text as learners see it, which of a check is a call; of an answer as `source`.
     """
 
     id: str
@@ -30,6 +40,10 @@ class Cell:
     question: str | None
     source: str
     weight: float | None = None
+    shown: str = ""
+
+    def __post_init__(self):
+        object.__setattr__(self, "shown", self.shown or self.source)
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,8 @@ class Exercise:
         In order.
     digest : str
         Changes with the source.
+    cases : str
+        What its checks expect, as `simlib.checks.check_of` reads it; empty where nobody knows.
     """
 
     name: str
@@ -66,6 +82,7 @@ class Exercise:
     ids: frozenset
     questions: dict
     digest: str
+    cases: str = ""
 
     @property
     def points(self):
@@ -76,9 +93,11 @@ class Exercise:
         """The cells of one question with one role."""
         return [cell for cell in self.cells if (cell.question, cell.role) == (question, role)]
 
-    def without_hidden(self):
-        """The same with what students have only."""
-        visible = tuple(cell for cell in self.cells if cell.role != "hidden")
+    def as_shown(self):
+        """The same with what students have only: no hidden cells, and checks as calls."""
+        visible = tuple(
+            replace(cell, source=cell.shown) for cell in self.cells if cell.role != "hidden"
+        )
         return replace(self, cells=visible)
 
     def weights_of(self, question):
@@ -102,6 +121,7 @@ def read_exercise(path):
         hidden cell: any answer to it would be right.
     """
     notebook = read_source(path, is_exercise=True)
+    shown, cases = shown_form(notebook, path.stem)
     cells = tuple(
         Cell(
             cell.id,
@@ -109,8 +129,9 @@ def read_exercise(path):
             course_of(cell, "question"),
             cell.source,
             course_of(cell, "weight"),
+            seen.source,
         )
-        for cell in notebook.cells
+        for cell, seen in zip(notebook.cells, shown.cells, strict=True)
         if cell.cell_type == "code"
     )
     questions, title = {}, ""
@@ -137,6 +158,7 @@ def read_exercise(path):
         frozenset(cell.id for cell in notebook.cells if course_of(cell, "role") != "hidden"),
         questions,
         hashlib.sha256(path.read_bytes()).hexdigest(),
+        cases,
     )
     for name in questions:
         for role in ("check", "hidden"):
@@ -148,7 +170,7 @@ def read_exercise(path):
     return exercise
 
 
-def exercise_of(notebook, name):
+def exercise_of(notebook, name, cases=""):
     """The `Exercise` that a notebook holds as it was handed out: no solutions, nothing hidden.
 
     Parameters
@@ -156,6 +178,8 @@ def exercise_of(notebook, name):
     notebook : dict
         As nbformat 4.5 has it.
     name : str
+    cases : str
+        What its checks expect, where that was handed out with it.
     """
     cells, questions = [], {}
     for cell in notebook["cells"]:
@@ -168,7 +192,7 @@ def exercise_of(notebook, name):
             question, points = course["question"], course.get("points", 1)
             questions[question] = Question(question, question, points, source, "")
     ids = frozenset(cell["id"] for cell in notebook["cells"])
-    return Exercise(name, tuple(cells), ids, questions, "")
+    return Exercise(name, tuple(cells), ids, questions, "", cases)
 
 
 def read_exercises(folder):
@@ -179,7 +203,7 @@ def read_exercises(folder):
     SourceError
         A source cannot be read, or the folder has none.
     """
-    paths = sorted(Path(folder).glob("[0-9][0-9]_*.py"))
+    paths = exercise_files(Path(folder), ".py")
     if not paths:
         raise SourceError(
             f"{folder} has no exercise sources (NN_name.py): grading needs those of the checkout, "

@@ -150,10 +150,10 @@ def cells_of(merged, exercise, expected, seed, limits):
             outputs = expected.outputs.get(step.cell.id, [])
             cells.append(code_cell(step.cell.id, seeded(step.cell, seed), outputs, compare=True))
             if step.cell.role == "check":
-                names = f"examiner.names_of({step.source!a})"
+                names = f"examiner.names_of({step.cell.shown!a})"
                 cells.append(code_cell(f"{step.cell.id}-names", names))
         else:
-            setup = f"{step.source}\nexaminer.setup({step.source!a})"
+            setup = f"{step.source}\nexaminer.setup({step.cell.shown!a})"
             cells.append(code_cell(step.cell.id, setup))
     return cells
 

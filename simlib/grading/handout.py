@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from .self_check import PRISTINE
+from .source import exercise_files
 
 FILES = ("LICENSE", "constraints.txt", "pyproject.toml")
 FOLDERS = ("exercises", "notebooks", "simlib")
@@ -79,7 +80,7 @@ def handout(root, target):
         The checkout has no built exercises, or the folder is not empty.
     """
     root, target = Path(root), Path(target)
-    if not sorted((root / "exercises").glob("[0-9][0-9]_*.ipynb")):
+    if not exercise_files(root / "exercises", ".ipynb"):
         raise CannotHandOut(f"{root} has no exercises to hand out: a handout is made in a checkout")
     if target.suffix == ".zip":
         with tempfile.TemporaryDirectory() as above:

@@ -14,6 +14,7 @@ from .grade import cells_of
 from .merge_answers import GIVEN, MergedNotebook, Step, hidden_last
 from .score import ALLOWED, MARK
 from .session import CellResult, code_cell, run_notebook
+from .source import number_of
 from .texts import clean
 
 RECORDED_CHARS = 50_000_000
@@ -136,7 +137,7 @@ def sources_of(folder, exercise, question):
     answers. The words go on after "This is": a function's docstring if it begins with a small
     letter, else its name.
     """
-    path = Path(folder) / f"{exercise.name[:2]}_{question}.py"
+    path = Path(folder) / f"{number_of(exercise.name)}_{question}.py"
     if not path.is_file():
         return {}
     text = path.read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 GIVEN, NOT_ATTEMPTED, NOT_FOUND = "given", "not attempted", "not found"
-CHECKS = re.compile(r"^[ \t]*\w+[ \t]*=[ \t]*check\(", re.MULTILINE)
+CHECKS = re.compile(r"^[ \t]*\w+[ \t]*=[ \t]*check(_of)?\(", re.MULTILINE)
 INDENT = "[ \t]*"
 LONGEST_LINE = 60
 
@@ -161,7 +161,8 @@ def choose(exercise, submission, name, notes):
 def place_of_check(exercise, submission, name):
     """The index of the last cell that is a question's check; behind all cells if there is none."""
     pristine = exercise.cells_of(name, "check")
-    ids, sources = {one.id for one in pristine}, {bare(one.source) for one in pristine}
+    ids = {one.id for one in pristine}
+    sources = {bare(text) for one in pristine for text in (one.source, one.shown)}
 
     def is_check(one):
         is_named = one.id in ids or (one.role, one.question) == ("check", name)
@@ -197,8 +198,8 @@ def changed_cells(exercise, submission):
     sources = {one.source.strip() for one in submission.cells}
     found = {"changed cells": [], "missing cells": []}
     for cell in exercise.cells:
-        text = cell.source.strip()
-        as_it_was = by_id[cell.id] == text if cell.id in by_id else text in sources
+        texts = {cell.source.strip(), cell.shown.strip()}
+        as_it_was = by_id[cell.id] in texts if cell.id in by_id else texts & sources
         if cell.role in ("setup", "check") and not as_it_was:
             is_there = cell.id in by_id or (cell.role, cell.question) in roles
             found["changed cells" if is_there else "missing cells"].append(cell.id)
@@ -222,7 +223,11 @@ def helpers_by_anchor(exercise, submission, chosen):
     """
     pristine = {cell.id: cell for cell in exercise.cells if cell.role != "hidden"}
     by_role = {(c.role, c.question): c.id for c in pristine.values() if c.role}
-    by_source = {bare(handed_out(exercise, cell)): cell.id for cell in pristine.values()}
+    by_source = {
+        bare(text): cell.id
+        for cell in pristine.values()
+        for text in [handed_out(exercise, cell), cell.source][: 1 if cell.role == "answer" else 2]
+    }
     answers = {chosen[name]: by_role["answer", name] for name in reversed(exercise.questions)}
     check_of = {by_role["answer", name]: by_role["check", name] for name in exercise.questions}
     helpers, anchor, seen = {}, None, set()
@@ -252,7 +257,7 @@ def is_free(cell, source):
 
 def handed_out(exercise, cell):
     """A pristine cell's source as students get it."""
-    return exercise.questions[cell.question].stub if cell.role == "answer" else cell.source
+    return exercise.questions[cell.question].stub if cell.role == "answer" else cell.shown
 
 
 def beginning(source):

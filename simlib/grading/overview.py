@@ -6,6 +6,7 @@ from collections import Counter
 from statistics import median
 
 from ..draw.table import count as counted
+from .source import number_of
 
 KINDS = {
     "right": "right",
@@ -170,5 +171,5 @@ def oddities(report):
 
 def late_text(book):
     """Which notebook is late, and when it was changed last, where that is known."""
-    when = book["when"].replace("T", " ")[:16]
-    return f"{book['exercise'][:2]} (last changed {when})" if when else book["exercise"][:2]
+    number, when = number_of(book["exercise"]), book["when"].replace("T", " ")[:16]
+    return f"{number} (last changed {when})" if when else number

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..checks.cases import FOLDER
 from .course import SOURCES
 from .exercise import exercise_of, read_exercise
 from .merge_answers import (
@@ -26,6 +27,7 @@ from .merge_answers import (
     merge_answers,
 )
 from .notebook_file import Unreadable, parse, read_bytes
+from .source import exercise_files
 
 PRISTINE = ".pristine"
 """Folder of a handout in which the exercises lie as they were."""
@@ -52,7 +54,7 @@ class CheckResult:
 def exercises_in(path):
     """The notebooks to check of a path: itself, or what a folder has by the name of an exercise."""
     path = Path(path)
-    return sorted(path.glob("[0-9][0-9]_*.ipynb")) or [path] if path.is_dir() else [path]
+    return exercise_files(path, ".ipynb") or [path] if path.is_dir() else [path]
 
 
 def pristine_of(path):
@@ -76,10 +78,11 @@ def pristine_of(path):
     for folder in (path.parent.parent, path.parent):
         copy = named_like(path, folder / PRISTINE, ".ipynb")
         if copy:
-            return exercise_of(json.loads(copy.read_text(encoding="utf-8")), copy.stem), True
+            notebook = json.loads(copy.read_text(encoding="utf-8"))
+            return exercise_of(notebook, copy.stem, cases_beside(copy)), True
         source = named_like(path, folder / SOURCES, ".py")
         if source:
-            return read_exercise(source).without_hidden(), True
+            return read_exercise(source).as_shown(), True
     parse(read_bytes(path))  # its reason is better than ours, where it cannot be read
     try:
         notebook = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -91,9 +94,15 @@ def pristine_of(path):
         ) from None
 
 
+def cases_beside(notebook):
+    """What the checks of a pristine notebook expect; empty where the handout has no such file."""
+    path = notebook.parent / FOLDER / f"{notebook.stem}.py"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
 def named_like(path, folder, ending):
     """The file of a folder whose name a notebook's begins with, such as 04_x for 04_x-Copy1."""
-    names = (one for one in folder.glob(f"[0-9][0-9]_*{ending}") if path.stem.startswith(one.stem))
+    names = (one for one in exercise_files(folder, ending) if path.stem.startswith(one.stem))
     return max(names, key=lambda one: len(one.stem), default=None)
 
 
@@ -131,6 +140,8 @@ def check_notebook(path, limit_s=600):
         }
         for step in merged.steps
     ]
+    if exercise.cases:  # not those beside the notebook, which may have been changed
+        steps.insert(0, {"kind": "cases", "question": None, "source": exercise.cases})
     notes = list(merged.notes)
     messages = run_steps(steps, Path(path).resolve().parent, limit_s)
     return in_order(exercise.questions, merged.found, messages, notes), notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .reports import NOT_IN_ROSTER
+from .source import number_of
 from .texts import one_line
 
 WIDEST = 40
@@ -65,7 +66,7 @@ def rarely_submitted(report):
         for book in student["notebooks"]:
             submitted[book["exercise"]] += book["status"] != "missing"
     usual = [name for name, number in submitted.items() if 2 * number >= count]
-    choice = " ".join(f"--exercise {name[:2]}" for name in usual)
+    choice = " ".join(f"--exercise {number_of(name)}" for name in usual)
     return [
         f"{name}: {number} of {count} handed it in; if it was not asked for, leave it out by "
         + (choice or "--exercise and the number of each other one")

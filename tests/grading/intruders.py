@@ -44,7 +44,7 @@ for pid in map(int, filter(str.isdigit, os.listdir('/proc'))):
 ALL = {
     "other_peoples_files": intruder(
         "import os, glob, sys\n"
-        "found += [one for one in ('CANARY', '/work', '/var', '/srv', '/mnt') "
+        "found += [one for one in ('CANARY', '/var', '/srv', '/mnt') "
         "if os.path.exists(one)]\n"
         "found += glob.glob('/tmp/*/**/*.ipynb', recursive=True)\n"
         "found += glob.glob('/*/authoring') + glob.glob('/*/*/authoring')\n"

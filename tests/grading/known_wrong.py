@@ -3,13 +3,15 @@
 import runpy
 from pathlib import Path
 
+from simlib.grading.source import number_of
+
 FOLDER = Path(__file__).resolve().parents[2] / "authoring" / "wrong_answers"
 
 
 def wrong_sources(exercise):
     """``{question: {name of the wrong answer: source}}`` of an `Exercise`."""
     found = {}
-    for path in sorted(FOLDER.glob(f"{exercise.name[:2]}_*.py")):
+    for path in sorted(FOLDER.glob(f"{number_of(exercise.name)}_*.py")):
         names = runpy.run_path(str(path))
         text = path.read_text(encoding="utf-8").partition("\nWRONG = ")[0]
         found[names["QUESTION"]] = {

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 
+from ...checks import cases
 from ..sandbox import Limits
 from .shell import new_shell, run_cell
 
@@ -37,6 +38,9 @@ def main():
     failed = set()
     for step in steps:
         question = step["question"]
+        if step["kind"] == "cases":
+            cases.handed_in = cases.Cases(step["source"], "the exercise's checks")
+            continue
         if step["kind"] == "check" and question in failed:
             continue
         send({"begins": step["source"]})

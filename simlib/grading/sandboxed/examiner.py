@@ -159,7 +159,7 @@ class Examiner:
         """Say which hidden cell comes (`GradedChecks.begin`); names are as its check left them."""
         self._keep()
         self._namespace.update(self._as_checked.get(question, {}))
-        self._graded.begin(cell)
+        self._graded.begin(cell, question)
 
     def expect(self, question, recorded):
         """What hidden cells of a question are to give; see `GradedChecks.expect`."""

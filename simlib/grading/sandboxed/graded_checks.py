@@ -43,7 +43,7 @@ class GradedChecks:
         self._within = {}
         self._expected = {}
         self._measured = {}
-        self._cell = ""
+        self._cell = self._question = ""
 
     def names(self):
         """What stands in for `simlib.checks` in the namespace of the cells."""
@@ -70,7 +70,7 @@ class GradedChecks:
         a sum in another order is no difference. What `start` says of its time does not count:
         ``timeout_s`` does.
         """
-        question = answer.question
+        question = self._question  # an answer that a cell has wrapped does not say
         measured = []
         in_cell = self._measured.setdefault(question, {}).setdefault(self._cell, [])
         in_cell.append(measured)
@@ -104,9 +104,9 @@ class GradedChecks:
             sent(run), want["sent"], run.world_size
         )
 
-    def begin(self, cell):
+    def begin(self, cell, question):
         """Say which hidden cell comes: what it measures is compared with that cell's."""
-        self._cell = cell
+        self._cell, self._question = cell, question
 
     def expect(self, question, recorded):
         """Compare with what `recorded` gave in a run of the solution, from its beginning."""

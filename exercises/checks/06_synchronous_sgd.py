@@ -1,0 +1,341 @@
+"""What the checks of this exercise expect: it gives the answers away.
+
+Built from authoring/exercises/06_synchronous_sgd.py, which is what grading reads; nobody edits this file.
+"""
+
+from simlib.checks import OneOf, Rule, check, collective_nbytes, collectives, measure, only
+
+
+# %% 06.1 uneven_shards
+def shards_drawn(seed, length=3):
+    """Inputs: every world draws its own counts and gradients; from 3 ranks on one has nothing."""
+
+    def gradient_and_count(rank, world_size):
+        random = torch.Generator().manual_seed(100 * seed + world_size)
+        counts = (torch.randperm(20, generator=random)[:world_size] + 1).tolist()
+        if world_size > 2:
+            counts[torch.randint(world_size, (), generator=random)] = 0
+        gradient = torch.randn(world_size, length, generator=random)[rank].clone()
+        count = counts[rank] if world_size > 1 else 1
+        return (gradient if count else gradient * torch.nan), count
+
+    return gradient_and_count
+
+
+def weighted_sum(gradients, counts):
+    return sum(g * n for g, n in zip(gradients, counts, strict=True) if n)
+
+
+def plain_sum(gradients, counts):
+    return weighted_sum(gradients, [min(n, 1) for n in counts])
+
+
+verdict = check(
+    "uneven_shards",
+    uneven_shards,
+    shards_drawn(seed=61),
+    # what each rank must return; `gs` holds the gradient of every rank, `ns` the numbers
+    lambda gs, ns: on_all(weighted_sum(gs, ns) / sum(ns), gs),
+    only("all_reduce"),
+    Rule(asks_the_others, before_values=True),
+    collectives(lambda gs, ns: 1, hint="The count can travel with the gradient."),
+    collective_nbytes(lambda gs, ns: gs[0].nbytes + 4, hint="A sum needs no room for each rank."),
+    mistakes={
+        "That is the plain mean of the ranks' gradients: it gives every rank the same weight.": (
+            lambda gs, ns: on_all(plain_sum(gs, ns) / len(gs), gs)
+        ),
+        "That is the sum of the ranks' mean gradients.": (
+            lambda gs, ns: on_all(plain_sum(gs, ns), gs)
+        ),
+        "The weights are right, but nothing divides by the number of all examples.": (
+            lambda gs, ns: on_all(weighted_sum(gs, ns), gs)
+        ),
+        "The weights are right, but you divide by the number of ranks, not of examples.": (
+            lambda gs, ns: on_all(weighted_sum(gs, ns) / len(gs), gs)
+        ),
+        "Each rank divides as if all ranks had as many examples as it, and 0 where it has none.": (
+            lambda gs, ns: [weighted_sum(gs, ns) / (len(gs) * n) for n in ns]
+        ),
+        "The weights are right, but you divide by a number of examples that this run does not have: "
+        "it has to come from the ranks, not out of a table. Every world draws its own.": (
+            lambda gs, ns: OneOf([on_all(weighted_sum(gs, ns) / n, gs) for n in range(1, 200)])
+        ),
+        "Here it was brought by a rank without examples, whose gradient is nan, and nan times 0 "
+        "is nan again.": lambda gs, ns: on_all(gs[0] * torch.nan, gs),
+        "All is 0: one nan has spoilt the sum, and only then was made 0. Replace it before the "
+        "all_reduce.": lambda gs, ns: on_all(torch.zeros_like(gs[0]), gs),
+    },
+    points=2,
+)
+verdict
+
+
+# %% 06.2 clipped_mean
+# the mean of the first three is short, that of the first four is 0
+GRADIENTS = [[3.0, 4.0], [6.0, -2.0], [-9.0, -1.0], [0.0, -1.0], [10.0, 5.0]]
+
+
+def cut(gradient, most, length=None):
+    return gradient * most / max(most, gradient.norm() if length is None else length)
+
+
+verdict = check(
+    "clipped_mean",
+    clipped_mean,
+    lambda rank, world_size: (torch.tensor(GRADIENTS[rank]), 2.0),
+    lambda gs, most: on_all(cut(mean_of(gs), most[0]), gs),
+    only("all_reduce"),
+    # on one rank every length is the right one: who sends a wrong one is told so on two
+    collectives(
+        lambda gs, most: 1 if len(gs) > 1 else 2,
+        hint="After it every rank holds the whole mean gradient, and can measure its length alone.",
+    ),
+    collective_nbytes(
+        lambda gs, most: gs[0].nbytes + 4 * (len(gs) == 1), hint="The length need not travel."
+    ),
+    mistakes={
+        "Each rank's gradient is clipped before the mean is taken: one rank is cut more than "
+        "another, and the direction changes.": (
+            lambda gs, most: on_all(mean_of([cut(g, most[0]) for g in gs]), gs)
+        ),
+        "That is the sum, clipped: divide before you measure.": (
+            lambda gs, most: on_all(cut(sum(gs), most[0]), gs)
+        ),
+        "You clip the sum, and divide what is left of it. The sum is longer than the mean, so too "
+        "much is cut: divide first, then measure.": (
+            lambda gs, most: on_all(cut(sum(gs), most[0]) / len(gs), gs)
+        ),
+        "Each rank cuts the mean by the length of its own gradient, and so the ranks return "
+        "different values. Measure the mean: all ranks have the same.": (
+            lambda gs, most: [cut(mean_of(gs), most[0], g.norm()) for g in gs]
+        ),
+        "You measure the mean of the lengths; the length of the mean is smaller.": (
+            lambda gs, most: on_all(cut(mean_of(gs), most[0], mean_of([g.norm() for g in gs])), gs)
+        ),
+        "You measure all gradients laid end to end. That is right where every rank holds another "
+        "part of one gradient; here each holds a gradient of everything.": (
+            lambda gs, most: on_all(cut(mean_of(gs), most[0], torch.cat(gs).norm()), gs)
+        ),
+        "The mean is 0 here, so its length is 0, too, and 0 / 0 is nan. Divide by the length only where "
+        "it is above most.": (
+            lambda gs, most: [g * torch.nan if not mean_of(gs).any() else None for g in gs]
+        ),
+        "The mean is 0 here, and so is its length: nothing is to be cut, and nothing can be divided by "
+        "it.": "ZeroDivisionError",
+        "A gradient that was short enough is made longer: cut, but never stretch.": (
+            lambda gs, most: on_all(mean_of(gs) * most[0] / mean_of(gs).norm(), gs)
+        ),
+        "Every number is cut for itself: that changes the direction. Cut the length.": (
+            lambda gs, most: on_all(mean_of(gs).clamp(-most[0], most[0]), gs)
+        ),
+    },
+    as_given="4beaf873",
+    points=2,
+)
+verdict
+
+
+# %% 06.3 kept_in_step
+STEPS, LR, MOMENTUM = 4, 0.1, 0.5
+
+
+def own_examples(rank, world_size):
+    random = torch.Generator().manual_seed(60 + rank)
+    theta, rows, targets = (torch.randn(*shape, generator=random) for shape in ((3,), (6, 3), (6,)))
+    return theta, rows, targets, STEPS, LR, MOMENTUM
+
+
+def by_one_process(theta, rows, targets, scale=1):
+    v = torch.zeros_like(theta)
+    for _ in range(STEPS):
+        v = MOMENTUM * v + scale * cost_gradient(theta, rows, targets)
+        theta = theta - LR * v
+    return theta, v
+
+
+def in_step(thetas, rows, targets, *rest, scale=1, start=None):
+    start = thetas[0] if start is None else start
+    return on_all(by_one_process(start, torch.cat(rows), torch.cat(targets), scale), thetas)
+
+
+def rate_in_v(*given):
+    return [(theta, LR * v) for theta, v in in_step(*given)]
+
+
+def alone(thetas, rows, targets, *rest):
+    return [by_one_process(*mine) for mine in zip(thetas, rows, targets, strict=True)]
+
+
+def apart(thetas, rows, targets, averaged="gradients", start=None):
+    """What ranks come to that average one thing only, and start each from its own theta."""
+    thetas, v = list(start or thetas), [0.0] * len(thetas)
+    for _ in range(STEPS):
+        gs = [cost_gradient(*mine) for mine in zip(thetas, rows, targets, strict=True)]
+        gs = [mean_of(gs)] * len(gs) if averaged == "gradients" else gs
+        v = [MOMENTUM * old + g for old, g in zip(v, gs, strict=True)]
+        thetas = [theta - LR * mine for theta, mine in zip(thetas, v, strict=True)]
+        thetas = [mean_of(thetas)] * len(gs) if averaged == "weights" else thetas
+    return list(zip(thetas, v, strict=True))
+
+
+verdict = check(
+    "kept_in_step",
+    kept_in_step,
+    own_examples,
+    in_step,
+    only("broadcast", "all_reduce"),
+    collectives(lambda *given: STEPS + 1, hint="One to begin with, then one in each step."),
+    collective_nbytes(lambda thetas, *rest: thetas[0].nbytes, hint="The gradient alone is enough."),
+    mistakes={
+        "The gradients are averaged, but every rank began with its own theta.": (
+            lambda thetas, rows, targets, *rest: apart(thetas, rows, targets)
+        ),
+        "Every rank has trained alone, from its own theta.": alone,
+        "Every rank has trained alone, from the theta of rank 0.": (
+            lambda thetas, rows, targets, *rest: alone([thetas[0]] * len(rows), rows, targets)
+        ),
+        "The gradients are summed, not averaged: each step is world_size times too large.": (
+            lambda *given: in_step(*given, scale=len(given[0]))
+        ),
+        "The training starts from the mean of all theta: it has to start from that of rank 0.": (
+            lambda *given: in_step(*given, start=mean_of(given[0]))
+        ),
+        "theta is right, but v is too small by the factor lr: the rate belongs into the step of "
+        "theta, not into v.": rate_in_v,
+        "theta is right, but v is not: every rank has fed its v with its own gradient. Average the "
+        "gradients instead of the weights.": (
+            lambda thetas, rows, targets, *rest: apart(
+                thetas, rows, targets, "weights", [thetas[0]] * len(thetas)
+            )
+        ),
+    },
+    points=3,
+)
+verdict
+
+
+# %% 06.4 out_of_step
+WAYS = ["same", "moved", "last bit", "same", "moved in pairs", "minus 0", "close checksum"]
+
+
+@functools.cache
+def twin_checksums(seed):
+    """Two vectors whose crc32 are one number when rounded to float32: some 10,000 are drawn."""
+    random, seen = torch.Generator().manual_seed(seed), {}
+    while True:
+        a, b, c = torch.randn(3, generator=random).tolist()
+        theta = torch.tensor([a, b, c, 0.0, b, a])
+        rounded = torch.tensor(float(zlib.crc32(theta.numpy().tobytes()))).item()
+        if rounded in seen:
+            return seen[rounded], theta
+        seen[rounded] = theta
+
+
+def nearly_equal(seed):
+    """Inputs: a world of n ranks has the first n - 1 ways, on ranks that it draws."""
+
+    def theta_of(rank, world_size):
+        first, other = twin_checksums(seed)
+        random = torch.Generator().manual_seed(100 * seed + world_size)
+        order = torch.randperm(world_size - 1, generator=random).tolist()
+        theta, way = first.clone(), "same" if rank == 0 else WAYS[order[rank - 1]]
+        if way == "moved":
+            theta = theta[[2, 1, 0, 3, 4, 5]]  # the same numbers in other places
+        if way == "moved in pairs":
+            theta = theta[[1, 0, 2, 3, 5, 4]]  # their sum weighted by places stays the same
+        if way == "last bit":
+            theta[2] = torch.nextafter(theta[2], torch.tensor(9.0))
+        if way == "minus 0":
+            theta[3] = -0.0  # equal to 0.0, but of other bits
+        return (other.clone() if way == "close checksum" else theta,)
+
+    return theta_of
+
+
+def started_apart(answer):
+    """The answer as on machines of two ranks, each started by itself: each has salts of its own."""
+
+    @functools.wraps(answer)
+    def on_this_machine(rank, world_size, *given):
+        usual = builtins.hash
+        builtins.hash = lambda x: usual((rank // 2, x) if isinstance(x, (bytes, str)) else x)
+        try:
+            return answer(rank, world_size, *given)
+        finally:
+            builtins.hash = usual
+
+    return on_this_machine
+
+
+def told_apart_by(*fingerprints):
+    """What ranks return that compare one of these instead of all bits."""
+
+    def by_rank(thetas):
+        seen = [[fingerprint(theta) for theta in thetas] for fingerprint in fingerprints]
+        return OneOf([on_all([r for r, x in enumerate(xs) if x != xs[0]], xs) for xs in seen])
+
+    return by_rank
+
+
+def unlike(thetas, whom):
+    bits = [theta.numpy().tobytes() for theta in thetas]
+    return [r for r in range(len(bits)) if bits[r] != bits[whom(r)]]
+
+
+def all_out_of_step(thetas):
+    return unlike(thetas, lambda r: 0)
+
+
+verdict = check(
+    "out_of_step",
+    started_apart(out_of_step),
+    nearly_equal(seed=70),
+    lambda thetas: on_all(all_out_of_step(thetas), thetas),
+    only("all_gather"),
+    Rule(asks_the_others, before_values=True),
+    collectives(lambda thetas: 1),
+    collective_nbytes(lambda thetas: 8, hint="Send a fingerprint of the weights."),
+    worlds=range(1, len(WAYS) + 2),  # each has one way more
+    mistakes={
+        "A rank is missed whose weights are those of rank 0 in another order: a sum or a length does "
+        "not see who stands where.": told_apart_by(
+            lambda theta: theta.double().sum().item(),
+            lambda theta: sorted(theta.tolist()),
+        ),
+        "A rank is missed whose numbers are moved so that even their sum weighted by places stays "
+        "the same: many vectors share one sum of any kind. Take a checksum.": told_apart_by(
+            lambda theta: round(sum(k * x for k, x in enumerate(theta.tolist())), 9)
+        ),
+        "A rank is missed that differs in the last bit of one number: compare bits.": (
+            told_apart_by(lambda theta: [f"{x:.4f}" for x in theta.tolist()])
+        ),
+        "A rank is missed that has -0.0 where rank 0 has 0.0: they are equal as numbers, but their "
+        "bits are not. Look at the bytes.": told_apart_by(lambda theta: theta.tolist()),
+        "A rank is missed whose checksum is near that of rank 0: a float32 keeps 24 bits of a whole "
+        "number, and a checksum has 32. Send it as an int64.": told_apart_by(
+            lambda theta: torch.tensor(float(zlib.crc32(theta.numpy().tobytes()))).item()
+        ),
+        "Ranks that hold the weights of rank 0 are named, but rank 1 is not when it does: `hash` of "
+        "bytes or text is salted, anew in each program that is started, and here every two ranks "
+        "were started apart from the others. Take a checksum without a salt.": (
+            lambda thetas: on_all(
+                [r for r in range(len(thetas)) if r > 1 or r in all_out_of_step(thetas)], thetas
+            )
+        ),
+        "Those are the ranks that agree with rank 0.": (
+            lambda thetas: on_all(
+                [r for r in range(len(thetas)) if r not in all_out_of_step(thetas)], thetas
+            )
+        ),
+        "Each is compared with its left neighbour, and one that agrees with rank 0 is named.": (
+            lambda thetas: on_all(unlike(thetas, lambda r: max(0, r - 1)), thetas)
+        ),
+        "Compare with rank 0, not with yourself: all ranks return the same list.": (
+            lambda thetas: [unlike(thetas, lambda r, me=me: me) for me in range(len(thetas))]
+        ),
+        "All ranks but rank 0 are named, though some hold the same numbers: a fingerprint must "
+        "depend on the numbers alone.": lambda thetas: on_all(list(range(1, len(thetas))), thetas),
+    },
+    points=3,
+)
+verdict

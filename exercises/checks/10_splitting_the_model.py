@@ -1,0 +1,373 @@
+"""What the checks of this exercise expect: it gives the answers away.
+
+Built from authoring/exercises/10_splitting_the_model.py, which is what grading reads; nobody edits this file.
+"""
+
+from simlib.checks import Fits, OneOf, Rule, check, collectives, measure, messages, nbytes, only
+
+
+# %% 10.1 stage_ledger
+def stages(rank, world_size):
+    widths = [[8, 6, 4], [4, 16], [16, 5, 5, 3], [3, 9], [9, 7, 2]][rank]
+    return widths, 3 + rank, ["adam", "sgd", "momentum", "sgd", "adam"][rank]
+
+
+def train_once(rank, world_size, all_widths, batches, optimizers):
+    widths, batch = all_widths[rank], batches[rank]
+    make = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+        "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        "adam": torch.optim.Adam,
+    }[optimizers[rank]]
+    layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
+    net, x = nn.Sequential(*layers), torch.rand(batch, widths[0])
+    y = net(x)
+    forward = simlib.held()
+    y.sum().backward()
+    optimizer = make(net.parameters())
+    optimizer.step()
+    held = simlib.held()
+    kept = {name: held[name] for name in ("parameters", "gradients", "optimizer state")}
+    return kept | {"activations": forward["activations and temporaries"]}
+
+
+def measured(*given):
+    cluster = simlib.clusters.ethernet_10g(5, device=simlib.Device())
+    return simlib.simulate(train_once, len(given[0]), args=given, cluster=cluster).results
+
+
+def with_change(change):
+    """The measured ledgers, each changed by change(ledger, widths, batch, optimizer)."""
+    return lambda *given: [
+        ledger | change(ledger, *mine)
+        for ledger, mine in zip(measured(*given), zip(*given, strict=True), strict=True)
+    ]
+
+
+def without_biases(ledger, widths, batch, optimizer):
+    numbers = sum(a * b for a, b in itertools.pairwise(widths))
+    state = {"sgd": 0, "momentum": 4 * numbers, "adam": 8 * numbers + 4 * (len(widths) - 1)}
+    short = {"parameters": 4 * numbers, "gradients": 4 * numbers}
+    return short | {"optimizer state": state[optimizer]}
+
+
+def half_of_adam(ledger, widths, batch, optimizer):
+    return {"optimizer state": ledger["gradients"]} if optimizer == "adam" else {}
+
+
+def no_momentum(ledger, widths, batch, optimizer):
+    return {"optimizer state": 0} if optimizer == "momentum" else {}
+
+
+def uncounted_steps(ledger, widths, batch, optimizer):
+    return {"optimizer state": 2 * ledger["gradients"]} if optimizer == "adam" else {}
+
+
+def one_count(ledger, widths, batch, optimizer):
+    """A count of Adam's steps for each layer."""
+    state = 2 * ledger["gradients"] + 4 * (len(widths) - 1)
+    return {"optimizer state": state} if optimizer == "adam" else {}
+
+
+def count_for_each_width(ledger, widths, batch, optimizer):
+    state = 2 * ledger["gradients"] + 4 * len(widths)
+    return {"optimizer state": state} if optimizer == "adam" else {}
+
+
+def with_linear_outputs(ledger, widths, batch, optimizer):
+    return {"activations": ledger["activations"] + 4 * batch * sum(widths[1:])}
+
+
+def without_input(ledger, widths, batch, optimizer):
+    return {"activations": ledger["activations"] - 4 * batch * widths[0]}
+
+
+def of_one_example(ledger, widths, batch, optimizer):
+    return {"activations": ledger["activations"] // batch}
+
+
+def numbers_only(ledger, widths, batch, optimizer):
+    return {name: nbytes // 4 for name, nbytes in ledger.items()}
+
+
+verdict = check(
+    "stage_ledger",
+    stage_ledger,
+    stages,
+    measured,
+    collectives(lambda *given: 0),
+    messages(lambda *given: 0, hint="Each rank can work this out for itself."),
+    mistakes={
+        "That is how many numbers there are: a float32 has 4 bytes.": with_change(numbers_only),
+        "A Linear has a bias, too: one number per output.": with_change(without_biases),
+        "Momentum keeps one number per parameter: the step before.": with_change(no_momentum),
+        "Adam keeps two numbers per parameter, not one.": with_change(half_of_adam),
+        "Adam also counts its steps: 4 bytes per tensor.": with_change(uncounted_steps),
+        "A Linear has two tensors, weight and bias: Adam counts the steps of each.": (
+            with_change(one_count)
+        ),
+        "Adam has a count for each tensor, not for each width: how many tensors has a Linear?": (
+            with_change(count_for_each_width)
+        ),
+        "The output of a Linear is released: a ReLU's backward needs only the ReLU's result.": (
+            with_change(with_linear_outputs)
+        ),
+        "The input of the first layer is kept, too: the gradient of its weights needs it.": (
+            with_change(without_input)
+        ),
+        "Those are the activations of one example: each of the batch has its own.": (
+            with_change(of_one_example)
+        ),
+    },
+    points=2,
+)
+verdict
+
+
+# %% 10.2 my_layers
+def chain(*sizes):
+    return lambda rank, world_size: (list(sizes),)
+
+
+def every_cut(sizes, world_size):
+    """All ways to cut the chain into so many stages, those that fill the first ranks first."""
+    ends = range(len(sizes), -1, -1)
+    for cuts in itertools.combinations_with_replacement(ends, world_size - 1):
+        borders = [0, *sorted(cuts), len(sizes)]
+        yield [sizes[a:b] for a, b in itertools.pairwise(borders)]
+
+
+def largest(stages):
+    return max(map(sum, stages))
+
+
+def best_cut(sizes, world_size):
+    least = min(map(largest, every_cut(sizes, world_size)))
+    good = [stages for stages in every_cut(sizes, world_size) if largest(stages) == least]
+    return max(good, key=lambda stages: list(map(len, stages)))
+
+
+def chain_for_each_world(rank, world_size):
+    """Among them: one that leaves the last rank nothing, and one shorter than the world."""
+    return {
+        1: ([4, 2, 3],),
+        2: ([2, 6, 1, 1, 2, 5, 3, 4],),
+        3: ([6, 1, 1, 1],),
+        4: ([6, 1, 1, 2, 5, 3, 4, 2],),
+        5: ([3, 1],),
+    }[world_size]
+
+
+def made(stages):
+    return [[torch.zeros(size) for size in stage] for stage in stages]
+
+
+def cuts_where(judge):
+    """The layers that each rank makes in any cut for which judge(largest, least) holds."""
+
+    def candidates(given):
+        sizes, n = given[0], len(given)
+        least = largest(best_cut(sizes, n))
+        return OneOf([made(cut) for cut in every_cut(sizes, n) if judge(largest(cut), least)])
+
+    return candidates
+
+
+def layers_of(cut):
+    """The layers that each rank makes, if `cut` says where to cut."""
+    return lambda given: made(cut(given))
+
+
+def equal_numbers(given):
+    sizes, n = given[0], len(given)
+    borders = [len(sizes) * rank // n for rank in range(n + 1)]
+    return [sizes[a:b] for a, b in itertools.pairwise(borders)]
+
+
+def last_ranks_first(given):
+    turned = best_cut(given[0][::-1], len(given))
+    return [stage[::-1] for stage in turned[::-1]]
+
+
+def up_to_the_mean(given):
+    sizes, n = given[0], len(given)
+    stages, mean = [[] for _ in range(n)], sum(sizes) / n
+    rank = 0
+    for size in sizes:
+        if stages[rank] and rank < n - 1 and sum(stages[rank]) + size > mean:
+            rank += 1
+        stages[rank].append(size)
+    return stages
+
+
+verdict = check(
+    "my_layers",
+    my_layers,
+    chain_for_each_world,
+    layers_of(lambda given: best_cut(given[0], len(given))),
+    collectives(lambda given: 0),
+    messages(lambda given: 0, hint="Each rank can work this out for itself."),
+    mistakes={
+        "No stage is too large; but you fill the last ranks first. Fill the first ones.": (
+            layers_of(last_ranks_first)
+        ),
+        "No stage is too large; but of such cuts, rank 0 has to take as many layers as it can, then "
+        "rank 1, even if the last ranks are left with none.": cuts_where(
+            lambda largest, least: largest == least
+        ),
+        "Those are as many layers for each rank; but layers differ in size.": (
+            layers_of(equal_numbers)
+        ),
+        "No stage is above the mean but the last, which takes what is left, and is too large.": (
+            layers_of(up_to_the_mean)
+        ),
+        "Order and layers are right, but the largest stage is larger than it need be.": cuts_where(
+            lambda largest, least: largest > least
+        ),
+        "Every rank has all layers: that is data parallelism.": (
+            lambda given: [[torch.zeros(size) for size in given[0]]] * len(given)
+        ),
+    },
+    memory=[
+        Fits(
+            simlib.clusters.ethernet_10g(3),
+            chain(7840, 5120, 5120, 2560, 5120, 5120, 100),
+            lambda given: 4 * largest(best_cut(given[0], len(given))),
+            "Make the layers of your own stage only: find out first which they are.",
+        )
+    ],
+    points=3,
+)
+verdict
+
+
+# %% 10.3 stage_gradient
+def weights_and_examples(rank, world_size):
+    widths = [3, 4, 2, 5, 3, 2]
+    torch.manual_seed(rank)
+    w = torch.randn(widths[rank], widths[rank + 1])
+    return w, torch.randn(6, widths[0]) if rank == 0 else None, 6
+
+
+def each_alone(ws, x):
+    """The gradients where each stage takes its own output for the last one."""
+    found, h = [], x
+    for w in ws:
+        found += in_one_process([w], h)
+        h = torch.tanh(h @ w)
+    return found
+
+
+verdict = check(
+    "stage_gradient",
+    stage_gradient,
+    weights_and_examples,
+    lambda ws, xs, batches: list(in_one_process(ws, xs[0])),
+    only("send", "recv"),
+    Rule(left_none, before_values=True),
+    messages(lambda ws, *_: 2 * (len(ws) - 1), hint="One forward and one backward each."),
+    nbytes(
+        lambda ws, xs, batches: over_boundaries(ws, batches[0]),
+        hint="Only activations and their gradients need to cross.",
+    ),
+    mistakes={
+        "Only the last rank has a gradient: the others got none back over their boundary.": (
+            lambda ws, xs, _: [
+                gradient if rank == len(ws) - 1 else torch.zeros_like(gradient)
+                for rank, gradient in enumerate(in_one_process(ws, xs[0]))
+            ]
+        ),
+        "Each rank has the gradient of its own output's squares: the loss is the last rank's.": (
+            lambda ws, xs, _: each_alone(ws, xs[0])
+        ),
+        "That is the gradient of the sum of the squares, not of their mean.": (
+            lambda ws, xs, _: list(in_one_process(ws, xs[0], torch.sum))
+        ),
+    },
+    points=3,
+)
+verdict
+
+
+# %% 10.4 gradient_in_pieces
+def cut_up(batch, pieces, widths):
+    def inputs(rank, world_size):
+        torch.manual_seed(rank)
+        w = torch.randn(widths[rank], widths[rank + 1])
+        xs = [torch.randn(batch, widths[0]) for _ in range(pieces)] if rank == 0 else None
+        return w, xs, batch, pieces
+
+    return inputs
+
+
+def of_pieces(ws, xs):
+    """By piece: the gradients of all stages."""
+    return [in_one_process(ws, x) for x in xs[0]]
+
+
+def summed(ws, xs, divisor):
+    return [sum(by_piece) / divisor for by_piece in zip(*of_pieces(ws, xs), strict=True)]
+
+
+def told_apart(run, given):
+    """A sentence where the ranks send fewer messages than there are pieces to cross boundaries."""
+    ws, _, _, pieces = given
+    least = 2 * (len(ws) - 1) * pieces[0]
+    if sum(run.messages) < least:
+        return (
+            f"The values are right, but {sum(run.messages)} messages carry {pieces[0]} pieces: let "
+            "each piece cross each boundary by itself, once forward and once backward."
+        )
+    return None
+
+
+def one_piece(ws, xs, batches, pieces):
+    """Bytes of nine tensors as large as the widest activations of a piece, and of six weights."""
+    widest = max(max(w.shape) for w in ws)
+    return 4 * (9 * batches[0] * widest + 6 * widest * widest)
+
+
+verdict = check(
+    "gradient_in_pieces",
+    gradient_in_pieces,
+    cut_up(batch=4, pieces=3, widths=[3, 4, 2, 5, 3, 2]),
+    lambda ws, xs, _, pieces: summed(ws, xs, pieces[0]),
+    only("send", "recv"),
+    Rule(left_none, before_values=True),
+    Rule(told_apart),
+    messages(
+        lambda ws, xs, _, pieces: 2 * (len(ws) - 1) * pieces[0],
+        hint="One forward and one backward for each piece.",
+    ),
+    nbytes(
+        lambda ws, xs, batches, pieces: over_boundaries(ws, batches[0]) * pieces[0],
+        hint="Only activations of this piece and their gradients need to cross.",
+    ),
+    mistakes={
+        "The gradients that come back are divided already: divide the loss alone.": (
+            lambda ws, xs, _, pieces: [
+                g / pieces[0] if rank < len(ws) - 1 else g
+                for rank, g in enumerate(summed(ws, xs, pieces[0]))
+            ]
+        ),
+        "The gradients of the pieces are added up: divide, for the loss is a mean over all.": (
+            lambda ws, xs, *_: summed(ws, xs, 1)
+        ),
+        "That is the gradient of the last piece alone: are the others thrown away?": (
+            lambda ws, xs, *_: list(of_pieces(ws, xs)[-1])
+        ),
+        "That is the last piece's part alone: are the others thrown away?": (
+            lambda ws, xs, _, pieces: [g / pieces[0] for g in of_pieces(ws, xs)[-1]]
+        ),
+    },
+    memory=[
+        Fits(
+            simlib.clusters.ethernet_10g(3),
+            cut_up(batch=64, pieces=12, widths=[1, 32, 32, 32]),
+            one_piece,
+            "Take a piece backward before the next one comes, then its activations are released.",
+        )
+    ],
+    points=3,
+)
+verdict

@@ -1,0 +1,419 @@
+"""What the checks of this exercise expect: it gives the answers away.
+
+Built from authoring/exercises/11_pipelines.py, which is what grading reads; nobody edits this file.
+"""
+
+from simlib.checks import (
+    Fits,
+    OneOf,
+    Rule,
+    Timed,
+    check,
+    collective_nbytes,
+    collectives,
+    measure,
+    messages,
+    nbytes,
+    only,
+)
+
+
+# %% 11.1 best_cut
+def a_batch(rank, world_size):
+    """On two ranks or more, each mistake below has another M than the others and the answer."""
+    examples = [12, 26, 49, 34, 49][world_size - 1]
+    return examples, 0.5, [1.0, 0.5, 1.0, 0.5, 0.5][world_size - 1]
+
+
+def a_batch_of_equal_parts(rank, world_size):
+    """The best M divides this one, so that no part is larger than the others."""
+    examples = [24, 24, 24, 36, 24][world_size - 1]
+    return examples, 0.5, [1.0, 1.0, 0.5, 1.0, 0.25][world_size - 1]
+
+
+def step_of(K, M, examples, start_s, example_s):
+    """Time and bubble of a step: the largest micro-batch goes through all other stages, too."""
+    busy_s = M * start_s + examples * example_s
+    ramps_s = (K - 1) * (start_s + -(-examples // M) * example_s)
+    return busy_s + ramps_s, ramps_s / (busy_s + ramps_s)
+
+
+def chosen(pick, bubble=lambda K, M, *batch: step_of(K, M, *batch)[1]):
+    """What every rank gives where pick(K, *batch) is the number of micro-batches."""
+
+    def expected(*given):
+        batch, K = [each[0] for each in given], len(given[0])
+        M = pick(K, *batch)
+        return [(M, bubble(K, M, *batch))] * K
+
+    return expected
+
+
+def shortest(K, examples, *times):
+    return min(
+        range(1, examples + 1), key=lambda M: (round(step_of(K, M, examples, *times)[0], 9), M)
+    )
+
+
+def equal_pieces(K, examples, start_s, example_s):
+    """As if examples / M were a whole number."""
+
+    def time_s(M):
+        return round((M + K - 1) * (start_s + examples / M * example_s), 9)
+
+    return min(range(1, examples + 1), key=lambda M: (time_s(M), M))
+
+
+def dividing(K, examples, *times):
+    divisors = [M for M in range(1, examples + 1) if examples % M == 0]
+    return min(divisors, key=lambda M: (round(step_of(K, M, examples, *times)[0], 9), M))
+
+
+def by_formula(K, M, *batch):
+    return (K - 1) / (M + K - 1)
+
+
+def largest_of_the_best(K, examples, *times):
+    steps = {M: round(step_of(K, M, examples, *times)[0], 9) for M in range(1, examples + 1)}
+    return max(M for M, time_s in steps.items() if time_s == min(steps.values()))
+
+
+def as_long_as_the_largest(K, M, examples, start_s, example_s):
+    """The time of a step if every micro-batch took as long as the largest one."""
+    return (M + K - 1) * (start_s + -(-examples // M) * example_s)
+
+
+def all_as_large(K, examples, *times):
+    return min(
+        range(1, examples + 1),
+        key=lambda M: (round(as_long_as_the_largest(K, M, examples, *times), 9), M),
+    )
+
+
+def idle_share_of_that(K, M, examples, start_s, example_s):
+    busy_s = M * start_s + examples * example_s
+    return 1 - busy_s / as_long_as_the_largest(K, M, examples, start_s, example_s)
+
+
+def with_ramps(largest_of):
+    """M and its bubble if the largest of M parts were `largest_of(examples, M)`."""
+
+    def ramps_s(K, M, examples, start_s, example_s):
+        return (K - 1) * (start_s + largest_of(examples, M) * example_s)
+
+    def time_s(K, M, examples, start_s, example_s):
+        busy_s = M * start_s + examples * example_s
+        return busy_s + ramps_s(K, M, examples, start_s, example_s)
+
+    def pick(K, examples, *times):
+        return min(
+            range(1, examples + 1), key=lambda M: (round(time_s(K, M, examples, *times), 9), M)
+        )
+
+    return chosen(pick, lambda *case: ramps_s(*case) / time_s(*case))
+
+
+def counted_as_large(*given):
+    """Whichever way the bubble is worked out then."""
+    bubbles = by_formula, idle_share_of_that, lambda K, M, *batch: step_of(K, M, *batch)[1]
+    return OneOf([chosen(all_as_large, bubble)(*given) for bubble in bubbles])
+
+
+verdict = check(
+    "best_cut",
+    best_cut,
+    [a_batch, a_batch_of_equal_parts],
+    chosen(shortest),
+    collectives(lambda *given: 0),
+    messages(lambda *given: 0, hint="Each rank can work this out for itself."),
+    mistakes={
+        "Those are as many micro-batches as examples: each of them has to be started.": (
+            chosen(lambda K, examples, *times: examples)
+        ),
+        "The number is right. (K - 1) / (M + K - 1) holds for equal micro-batches: the ramps take as "
+        "long as the largest one.": chosen(shortest, by_formula),
+        "That is the best M if a batch could be cut into equal parts: look at the largest part.": (
+            chosen(equal_pieces)
+        ),
+        "That takes equal parts for granted, for M and for the bubble: look at the largest part.": (
+            chosen(equal_pieces, by_formula)
+        ),
+        "That is the best M of those that divide the batch; another one is better.": (
+            chosen(dividing)
+        ),
+        "That counts every micro-batch as large as the largest; only the steps of the ramps last as "
+        "long as that one.": counted_as_large,
+        "The step is as short as it can be; but of equally short ones the smallest M is asked for.": (
+            chosen(largest_of_the_best)
+        ),
+        "One micro-batch is the naive split.": chosen(lambda *batch: 1),
+        "The largest micro-batch has one example too many where M divides the batch: there all are "
+        "equal.": with_ramps(lambda examples, M: examples // M + 1),
+        "The largest micro-batch has an example too few: where M does not divide the batch, some have "
+        "one more.": with_ramps(lambda examples, M: examples // M),
+    },
+    points=3,
+)
+verdict
+
+
+# %% 11.2 rebalance
+def measured_layers(rank, world_size):
+    of_all = [
+        [[3, 1, 2]],
+        [[7, 7, 2], [1, 1, 7]],
+        [[5, 2, 2], [8, 8, 2], [6, 2, 7]],
+        [[6, 9, 3], [2, 2, 6], [1, 6, 4], [3, 1, 1]],
+        [[4, 5, 1], [1, 8, 3], [2, 9, 1], [9, 4, 6], [8, 3, 6]],
+    ][world_size - 1]
+    return (10 * torch.tensor(of_all[rank]),)
+
+
+def every_cut(count, n):
+    for ends in itertools.combinations(range(1, count), n - 1):
+        yield [0, *ends, count]
+
+
+def with_empty_ones(count, n):
+    for ends in itertools.combinations_with_replacement(range(count + 1), n - 1):
+        yield [0, *ends, count]
+
+
+def slowest(times, cut):
+    return max(sum(times[a:b]) for a, b in itertools.pairwise(cut))
+
+
+def spread(cut):
+    return list(itertools.pairwise(cut))
+
+
+def best_of(order, cuts=every_cut):
+    """The (first, end) of all ranks in the fastest cut, of equally fast ones the first in `order`."""
+
+    def expected(parts):
+        times, n = torch.cat(parts).tolist(), len(parts)
+        return spread(min(cuts(len(times), n), key=lambda cut: (slowest(times, cut), order(cut))))
+
+    return expected
+
+
+def first_ranks(cut):
+    return [-end for end in cut]
+
+
+def last_ranks(cut):
+    return cut
+
+
+def up_to_the_mean(parts):
+    times, n = torch.cat(parts).tolist(), len(parts)
+    cut, total = [0], 0
+    for number, time in enumerate(times):
+        left = len(times) - number
+        full = total + time > sum(times) / n or left <= n - len(cut)
+        if number > cut[-1] and len(cut) < n and full:
+            cut.append(number)
+            total = 0
+        total += time
+    return spread([*cut, len(times)])
+
+
+def past_the_mean(parts):
+    times, n = torch.cat(parts).tolist(), len(parts)
+    cut, total = [0], 0
+    for number, time in enumerate(times, 1):
+        total += time
+        left = len(times) - number
+        if len(cut) < n and (total >= sum(times) / n or left <= n - len(cut)):
+            cut.append(number)
+            total = 0
+    return spread([*cut, len(times)])
+
+
+verdict = check(
+    "rebalance",
+    rebalance,
+    measured_layers,
+    best_of(first_ranks),
+    only("all_gather"),
+    collectives(lambda parts: 1, hint="One all_gather tells everybody all times."),
+    collective_nbytes(lambda parts: parts[0].nbytes, hint="A rank brings its own n times."),
+    mistakes={
+        "The slowest stage is as fast as it can be; but of such cuts rank 0 has to take the most "
+        "layers, then rank 1: you fill the last ranks first.": best_of(last_ranks),
+        "That is a cut for ranks that may stay empty: each gets at least one layer.": (
+            best_of(first_ranks, with_empty_ones)
+        ),
+        "The second number is where the layers of this rank end, not how many they are.": (
+            lambda parts: [(a, b - a) for a, b in best_of(first_ranks)(parts)]
+        ),
+        "Nothing has moved: those are the layers that each rank has now.": (
+            lambda parts: [(r * len(part), (r + 1) * len(part)) for r, part in enumerate(parts)]
+        ),
+        "Each stage ends before it is above the mean, and the last one takes what is left: it is too "
+        "slow.": up_to_the_mean,
+        "Each stage ends when it has reached the mean, and so may be far above it: look for the cut "
+        "whose slowest stage is fastest.": past_the_mean,
+        "`end` is one past the last layer of a rank, as in a range.": (
+            lambda parts: [(a, b - 1) for a, b in best_of(first_ranks)(parts)]
+        ),
+    },
+    points=3,
+)
+verdict
+
+
+# %% 11.3 in_budget
+def shortest_s(ws, xs, batches, pieces, most):
+    """A micro-batch comes 3 products after the one before it, and when there is room on rank 0."""
+    K, starts = len(ws), []
+    for micro in range(pieces[0]):
+        freed = starts[micro - most[0]] + 3 * K if micro >= most[0] else 0
+        starts.append(max(freed, starts[-1] + 3 if starts else 0))
+    return (starts[-1] + 3 * K) * PRODUCT_S
+
+
+def on_free_links(K, pieces, most, hint):
+    return Timed(FREE[K], stages_and_pieces(SQUARE, 64, pieces, most), shortest_s, hint)
+
+
+OTHER_K = (
+    "The plan is as short as it can be on 4 ranks; here are {}: count a micro-batch's way from K."
+)
+
+verdict = check(
+    "in_budget",
+    in_budget,
+    stages_and_pieces([3, 4, 2, 5, 3, 2], 4, [2, 3, 5, 4, 6], [1, 2, 2, 3, 5]),
+    in_one_process,
+    only("send", "recv"),
+    messages(each_once, hint="Each micro-batch crosses each boundary once each way."),
+    nbytes(over_boundaries, hint="Only activations and their gradients need to cross."),
+    mistakes={
+        "Those are sums over the micro-batches: follow gives their mean.": summed,
+        "The last micro-batch is in no word: all of `pieces` count.": but_the_last,
+        NO_FORWARD: "KeyError",
+        NO_SUCH_PIECE: "IndexError",
+    },
+    timed=[
+        on_free_links(
+            4,
+            PIECES,
+            4,
+            "Here 4 may be held, as many as there are ranks: that is 1F1B of the lesson.",
+        ),
+        on_free_links(
+            4,
+            PIECES,
+            2,
+            "Here 2 may be held: a third begins when the first is back. Does a rank wait for a forward, "
+            "while a backward is there?",
+        ),
+        on_free_links(3, 7, 2, OTHER_K.format(3)),
+        on_free_links(5, 7, 3, OTHER_K.format(5)),
+    ],
+    memory=[
+        Fits(
+            FREE[K],
+            stages_and_pieces(SQUARE, 64, PIECES, most),
+            room,
+            f"Here at most {most} may be held: go backward as soon as so many are.",
+        )
+        for K, most in ((4, 4), (4, 2), (5, 3))
+    ],
+    points=4,
+)
+verdict
+
+
+# %% 11.4 in_pairs
+def odd_and_even(widths, batch, counts):
+    def inputs(rank, world_size):
+        return stages_and_pieces(widths, batch, counts, 0)(rank, world_size)[:4]
+
+    return inputs
+
+
+def without_the_last(ws, xs, batches, pieces):
+    return in_one_process(ws, [xs[0][: pieces[0] // 2 * 2 or 1]])
+
+
+def last_twice(ws, xs, batches, pieces):
+    return in_one_process(ws, [xs[0] + xs[0][-1:] * (pieces[0] % 2)])
+
+
+def groups(sizes):
+    """The words of groups of micro-batches: all forwards of one, then its backwards."""
+    borders = [0, *itertools.accumulate(sizes)]
+    each = [range(a, b) for a, b in itertools.pairwise(borders)]
+    return [f"{kind}{micro}" for group in each for kind in "FB" for micro in group]
+
+
+def pairs(pieces):
+    """All ways to go in pairs: the micro-batch without a partner may come anywhere."""
+    if pieces % 2 == 0:
+        return [groups([2] * (pieces // 2))]
+    return [groups([2] * k + [1] + [2] * (pieces // 2 - k)) for k in range(pieces // 2 + 1)]
+
+
+def sends_and_receives(words, rank, n):
+    """Those that follow makes on a rank, with an exchange that names its send first."""
+    made, outgoing = [], []
+    for word in words:
+        step = 1 if word[0] == "F" else -1
+        made += outgoing + [("recv", rank - step)] * (0 <= rank - step < n)
+        outgoing = [("send", rank + step)] * (0 <= rank + step < n)
+    return made + outgoing
+
+
+def not_in_pairs(run, given):
+    """A sentence where some rank's sends and receives are those of other words, else None."""
+    n, pieces = run.world_size, given[3][0]
+    made = [[(op.kind, op.peer) for op in run.trace.of_rank(rank)] for rank in range(n)]
+
+    def are(words):
+        return made == [sends_and_receives(words, rank, n) for rank in range(n)]
+
+    if any(map(are, pairs(pieces))):
+        return None
+    if are(groups([1] * pieces)):
+        why = "Go on in pairs: while one micro-batch is under way, the other can be worked on."
+    elif are(groups([pieces])):
+        why = "Take a pair backward before the next one comes."
+    else:
+        why = "Keep to F0 F1 B0 B1 F2 ..., on all ranks; one micro-batch may have no partner."
+    return f"The gradients are right, but the words are not in pairs. {why}"
+
+
+def not_one_after_the_other(run, given):
+    """A sentence where a call returns before its message is there, else None."""
+    op = next((op for op in run.trace if op.async_op), None)
+    if op is None:
+        return None
+    return (
+        f"The words are right, but rank {op.rank} starts a {op.kind} and goes on: keep send_first, "
+        "which sends, then receives. For pairs it is good enough."
+    )
+
+
+verdict = check(
+    "in_pairs",
+    in_pairs,
+    odd_and_even([3, 4, 2, 5, 3, 2], 4, [2, 3, 5, 4, 3]),
+    in_one_process,
+    only("send", "recv"),
+    messages(each_once, hint="Each micro-batch crosses each boundary once each way."),
+    nbytes(over_boundaries, hint="Only activations and their gradients need to cross."),
+    Rule(not_in_pairs),
+    Rule(not_one_after_the_other),
+    mistakes={
+        NO_FORWARD: "KeyError",
+        NO_SUCH_PIECE: "IndexError",
+        "The micro-batch without a partner is left out: its gradient counts, too.": without_the_last,
+        "The micro-batch without a partner is done twice: its gradient counts twice.": last_twice,
+        "Those are sums over the micro-batches: follow gives the mean of those in its words.": summed,
+    },
+    as_given="5ae6c7ac",
+    points=3,
+)
+verdict

@@ -1,0 +1,427 @@
+"""What the checks of this exercise expect: it gives the answers away.
+
+Built from authoring/exercises/13_asynchronous_training.py, which is what grading reads; nobody edits this file.
+"""
+
+from simlib.checks import (
+    OneOf,
+    Rule,
+    check,
+    collective_nbytes,
+    collectives,
+    measure,
+    messages,
+    nbytes,
+    only,
+)
+
+
+# %% 13.1 serve
+def order_and_gradient(rank, world_size):
+    orders = {
+        2: [1, 1, 1],
+        3: [1, 2, 2, 1, 2],
+        4: [3, 1, 2, 3, 3, 1, 3],
+        5: [4, 1, 4, 4, 2, 1, 4, 2],
+    }
+    return orders[world_size], torch.tensor([1.0, -2.0, 4.0]) * (rank + 1) + rank
+
+
+def served(orders, gradients, age=lambda version, had, last: version - had):
+    """What each rank must return; `age` says what the server takes for the staleness."""
+    theta, had, last, ages = torch.zeros_like(gradients[0]), {}, {}, []
+    held = [theta] * len(gradients)
+    for version, worker in enumerate(orders[0]):
+        ages.append(age(version, had.get(worker, 0), last.get(worker, 0)))
+        theta = theta - gradients[worker]
+        had[worker], last[worker], held[worker] = version + 1, version, theta
+    return [ages, *held[1:]]
+
+
+def from_anybody(run, given):
+    """Whether the server takes whoever comes, where `order` says who comes."""
+    if any(op.any_source for op in run.trace.of_rank(0)):
+        return (
+            "Rank 0 receives from whoever comes first, and `order` says who must be next: "
+            "receive from the worker whose turn it is."
+        )
+    return None
+
+
+def without_version(run, given):
+    """Whether a message is too short to hold the version."""
+    whole = given[1][0].nbytes + 4
+    shortest = min((m.nbytes for m in run.trace.messages), default=whole)
+    if shortest < whole:
+        return (
+            f"The values are right in a world of {run.world_size}, but a message has {shortest} "
+            f"bytes, and the task wants {whole}: the version travels both ways, as an update knows "
+            "by it which theta it was made from."
+        )
+    return None
+
+
+verdict = check(
+    "serve",
+    serve,
+    order_and_gradient,
+    served,
+    only("send", "recv"),
+    Rule(from_anybody, before_values=True),
+    messages(
+        lambda orders, gradients: 2 * len(orders[0]),
+        hint="The version can travel with the numbers.",
+    ),
+    nbytes(lambda orders, gradients: 2 * len(orders[0]) * (gradients[0].nbytes + 4)),
+    Rule(without_version),
+    mistakes={
+        "Those are the server's versions: subtract the version that the worker had.": (
+            lambda *given: served(*given, age=lambda version, had, last: version)
+        ),
+        "One too many: a gradient of the newest theta has staleness 0.": (
+            lambda *given: served(*given, age=lambda version, had, last: version - had + 1)
+        ),
+        "You count from the worker's last push, its own update included; count from the theta it fetched.": (
+            lambda *given: served(*given, age=lambda version, had, last: version - last)
+        ),
+        "The stalenesses are right, but theta goes the wrong way: subtract gradients.": (
+            lambda orders, gradients: [
+                served(orders, gradients)[0],
+                *(-theta for theta in served(orders, gradients)[1:]),
+            ]
+        ),
+    },
+    worlds=range(2, 6),  # a server and a worker at least
+    points=3,
+)
+verdict
+
+
+# %% 13.2 push_and_fetch
+# by world size: shards, numbers, pieces
+LAYOUTS = {
+    2: (1, 5, [(1, 4)]),
+    3: (2, 7, [(2, 6)]),
+    4: (2, 9, [(0, 5), (3, 9)]),
+    5: (3, 10, [(0, 6), (8, 10)]),
+}
+
+
+def layout(rank, world_size, layouts=LAYOUTS):
+    S, P, pieces = layouts[world_size]
+    if rank < S:
+        return S, P, pieces, (torch.arange(P).tensor_split(S)[rank] * 10).float()
+    a, b = pieces[rank - S]
+    return S, P, pieces, torch.arange(a, b) % 4 + float(rank)
+
+
+def after(shards, numbers, all_pieces, xs, sign=-1, seen=None):
+    """What each rank must return; `seen` says which pushes each piece sees, if not all."""
+    S, pieces = shards[0], all_pieces[0]
+    old = torch.cat(xs[:S])
+    theta = old.clone()
+    for (a, b), gradient in zip(pieces, xs[S:], strict=True):
+        theta[a:b] += sign * gradient
+    fetched = [theta[a:b] for a, b in pieces]
+    if seen == "before":
+        fetched = [old[a:b] for a, b in pieces]
+    if seen in ("own", "so far"):
+        fetched, now = [], old.clone()
+        for (a, b), gradient in zip(pieces, xs[S:], strict=True):
+            now = old.clone() if seen == "own" else now
+            now[a:b] -= gradient
+            fetched.append(now[a:b].clone())
+    return [*theta.tensor_split(S), *fetched]
+
+
+def cut_elsewhere(length_of):
+    """The same where shards begin at other numbers: the last one longer, or shorter."""
+
+    def found(shards, numbers, all_pieces, xs):
+        S, P, gradient = shards[0], numbers[0], torch.zeros(numbers[0])
+        for (a, b), x in zip(all_pieces[0], xs[S:], strict=True):
+            gradient[a:b] += x
+        begins = [s * length_of(P, S) for s in range(S)]
+        parts, theta = [x.clone() for x in xs[:S]], torch.zeros(P)
+        for part, begin, end in zip(parts, begins, [*begins[1:], P], strict=True):
+            n = min(len(part), end - begin)
+            part[:n] -= gradient[begin : begin + n]
+            theta[begin : begin + n] = part[:n]
+        return [*parts, *(theta[a:b] for a, b in all_pieces[0])]
+
+    return found
+
+
+def overlaps(shards, numbers, all_pieces, xs):
+    """How many numbers each shard and each piece have in common, where there are any."""
+    ends = list(itertools.accumulate(len(x) for x in xs[: shards[0]]))
+    common = [
+        min(b, end) - max(a, begin)
+        for begin, end in zip([0, *ends], ends, strict=False)
+        for a, b in all_pieces[0]
+    ]
+    return [n for n in common if n > 0]
+
+
+verdict = check(
+    "push_and_fetch",
+    push_and_fetch,
+    layout,
+    after,
+    only("send", "recv", "isend", "irecv"),
+    messages(
+        lambda *given: 2 * len(overlaps(*given)),
+        hint="One push and one answer, and only between those that have numbers in common.",
+    ),
+    nbytes(
+        lambda *given: 2 * 4 * sum(overlaps(*given)),
+        hint="Send a shard only what it holds, and let it answer with what was asked for.",
+    ),
+    mistakes={
+        "Theta goes the wrong way: gradients are subtracted.": lambda *given: after(*given, sign=1),
+        "A shard answers before it has subtracted anything.": lambda *given: after(
+            *given, seen="before"
+        ),
+        "A shard answers before it has all pushes that concern it: where pieces overlap, one is missing.": (
+            lambda *given: after(*given, seen="so far")
+        ),
+        "A shard answers with the asker's own push alone: where pieces overlap, the others' are missing.": (
+            lambda *given: after(*given, seen="own")
+        ),
+        "Where do the shards begin? tensor_split makes the first P % S of them one longer, not the last.": (
+            cut_elsewhere(lambda P, S: P // S)
+        ),
+        "Where do the shards begin? torch.chunk rounds all lengths up; tensor_split makes the first P % S "
+        "one longer.": cut_elsewhere(lambda P, S: -(-P // S)),
+    },
+    worlds=range(2, 6),  # a shard and a piece at least
+    points=4,
+)
+verdict
+
+
+# %% 13.3 local_sgd
+ROWS = [3, 0, 1, 6, 2]
+
+
+def problem(rank, world_size, rows=ROWS, seed=0):
+    random = torch.Generator().manual_seed(10 * seed + rank)
+    x = torch.randn(rows[rank], 3, generator=random)
+    return torch.tensor([1.0, -1.0, 0.5]), x, x.sum(1) + rank, 3, 2, 0.05
+
+
+def averaged(thetas, xs, ys, Hs, counts, rates, weigh=len, H=None, rounds=None, total=None):
+    """Theta on every rank, the thetas weighed by weigh(rows) and divided by `total`."""
+    theta = thetas[0]
+    for _ in range(rounds or counts[0]):
+        ends = []
+        for x, y in zip(xs, ys, strict=True):
+            mine = theta
+            for _ in range(H or Hs[0]):
+                mine = mine - rates[0] * cost_gradient(mine, x, y) if len(x) else mine
+            ends.append(mine)
+        weights = [weigh(x) for x in xs]
+        theta = sum(w * end for w, end in zip(weights, ends, strict=True))
+        theta = theta / (total or sum(weights))
+    return [theta] * len(xs)
+
+
+def meets_at_each_step(run, given):
+    """Whether the ranks take a mean after each step."""
+    if len(run.trace.collectives) == given[3][0] * given[4][0]:
+        return (
+            f"The values are right in a world of {run.world_size}, but you take a mean after each "
+            "step: take H steps without the others, then one mean."
+        )
+    return None
+
+
+verdict = check(
+    "local_sgd",
+    local_sgd,
+    problem,
+    averaged,
+    only("all_reduce"),
+    Rule(meets_at_each_step),
+    collectives(
+        lambda *given: given[4][0],
+        hint="One a round: the number of rows can travel along.",
+    ),
+    collective_nbytes(
+        lambda *given: given[0][0].nbytes + 4,
+        hint="Theta and one number more, the rows, is all that has to travel.",
+    ),
+    mistakes={
+        "That is the plain mean of the thetas: a rank with few rows counts as much as one with many.": (
+            lambda *given: averaged(*given, weigh=lambda x: 1)
+        ),
+        "Ranks without rows must not count; those that have some count by how many.": (
+            lambda *given: averaged(*given, weigh=lambda x: min(len(x), 1))
+        ),
+        "A rank without rows counts as if it had one: it must bring zeros, for the count, too.": (
+            lambda *given: averaged(*given, weigh=lambda x: max(len(x), 1))
+        ),
+        "You divide the sum of rows times theta by the number of ranks: divide by that of all rows.": (
+            lambda *given: averaged(*given, total=len(given[0]))
+        ),
+        "The mean is taken once, at the end: each round begins from the common theta.": (
+            lambda *given: averaged(*given, H=given[3][0] * given[4][0], rounds=1)
+        ),
+        "That is one round: take all of them.": lambda *given: averaged(*given, rounds=1),
+        "Each step goes uphill: subtract the gradient.": (
+            lambda *given: averaged(*given[:5], [-rate for rate in given[5]])
+        ),
+        "That is one step a round: take H of them.": lambda *given: averaged(*given, H=1),
+        "All is nan: a rank without rows has brought the mean of nothing.": (
+            lambda *given: [given[0][0] * torch.nan] * len(given[0])
+        ),
+    },
+    points=3,
+)
+verdict
+
+
+# %% 13.4 choose
+KEYS = ("slow", "step_s", "nbytes", "latency_s", "bandwidth_Bps", "steps", "updates")
+CLUSTERS = [
+    (4, 1e-3, 40_000, 1e-5, 1.25e9, 40, 200),  # a slow rank
+    (2, 1e-3, 100_000, 1e-5, 1.25e8, 40, 160),  # the server sets the pace
+    (1, 1e-3, 4_000, 1e-4, 1.25e9, 40, 180),  # equal ranks, and a ring of slow rounds
+    (2, 1e-3, 4_000, 1e-5, 1.25e9, 40, 300),  # staleness costs too many updates
+    (3, 1e-3, 40_000, 1e-5, 1.25e8, 40, 150),  # a slow rank and a slow link
+    (8, 1e-3, 4_000, 1.6e-4, 1.25e9, 40, 910),  # messages are a part of a worker's turn
+    (8, 1e-3, 4_000, 1.6e-4, 1.25e9, 40, 600),  # three are quick, whatever the fourth does
+    (1, 1e-3, 100_000, 1e-5, 1.25e9, 40, 184),  # the ring sends quarters
+    (2, 1e-3, 250_000, 1e-5, 1.25e8, 40, 125),  # an update is two messages for the server
+    (1, 1e-3, 4_000, 2e-4, 1.25e9, 40, 118),  # the ring takes time
+    (1, 1e-3, 4_000, 2e-4, 1.25e9, 40, 148),  # two rounds would be too few
+]
+
+
+def ask(rank, world_size, clusters=CLUSTERS):
+    turned = clusters[rank:] + clusters[:rank]
+    return ([dict(zip(KEYS, cluster, strict=True)) for cluster in turned],)
+
+
+def together(rank, world_size, c):
+    x = torch.zeros(c["nbytes"] // 4)
+    for _ in range(c["steps"]):
+        simlib.compute(seconds=c["step_s"] * (c["slow"] if rank == 1 else 1))
+        dist.all_reduce(x)
+
+
+def apart(rank, world_size, c):
+    x = torch.zeros(c["nbytes"] // 4)
+    if rank == 0:
+        for update in range(c["updates"]):
+            src = dist.recv(x)
+            x[0] = float(update < c["updates"] - (world_size - 1))
+            dist.send(x, dst=src)
+        return
+    x[0] = 1
+    while x[0]:
+        simlib.compute(seconds=c["step_s"] * (c["slow"] if rank == 1 else 1))
+        dist.send(x, dst=0)
+        dist.recv(x, src=0)
+
+
+FIRST = {}  # what was simulated already
+
+
+def by_simulation(c):
+    """Which of both is first in a simulation."""
+    key = tuple(c.values())
+    if key not in FIRST:
+        link = simlib.Link(c["latency_s"], c["bandwidth_Bps"])
+        ring = {"cluster": simlib.Cluster(4, 1, inter=link), "all_reduce": "ring"}
+        runs = [
+            simlib.simulate(together, 4, (c,), **ring),
+            simlib.simulate(apart, 5, (c,), cluster=simlib.Cluster(5, 1, inter=link)),
+        ]
+        FIRST[key] = "together" if runs[0].time_s < runs[1].time_s else "apart"
+    return FIRST[key]
+
+
+def by_formula(c, turn=2, limit=2, part=4, rounds=6, others=3, alike=(), turns=None):
+    """The formula with its usual faults; `turns` is what the sum over the workers is taken for."""
+    message_s = c["latency_s"] + c["nbytes"] / c["bandwidth_Bps"]
+    step_s = c["step_s"]
+    slow_s, slow_apart_s = (
+        step_s if which in alike else c["slow"] * step_s for which in ("together", "apart")
+    )
+    mean_s = {"mean": (3 * step_s + slow_apart_s) / 4, "slowest": slow_apart_s}.get(turns)
+    per_s = others / (step_s + turn * message_s) + 1 / (slow_apart_s + turn * message_s)
+    per_s = 4 / (mean_s + turn * message_s) if mean_s else per_s
+    per_s = min(per_s, 1 / (limit * message_s)) if limit else per_s
+    ring_s = rounds * (c["latency_s"] + c["nbytes"] / part / c["bandwidth_Bps"])
+    return "together" if c["steps"] * (slow_s + ring_s) < c["updates"] / per_s else "apart"
+
+
+def judged(rule):
+    """What each rank must return, or would, by a rule."""
+    return lambda asked: [[rule(c) for c in clusters] for clusters in asked]
+
+
+def with_fault(*faults):
+    """What each rank would return by the formula with one of these faults."""
+    return lambda asked: OneOf(
+        [judged(lambda c, fault=fault: by_formula(c, **fault))(asked) for fault in faults]
+    )
+
+
+verdict = check(
+    "choose",
+    choose,
+    ask,
+    judged(by_simulation),
+    collectives(lambda asked: 0, hint="Each rank can work this out for itself."),
+    messages(lambda asked: 0, hint="Each rank can work this out for itself."),
+    mistakes={
+        "Always apart: nobody waits there, but not all clusters are won by that.": judged(
+            lambda c: "apart"
+        ),
+        "Always together: nothing is stale there, but not all clusters are won by that.": judged(
+            lambda c: "together"
+        ),
+        "The server does one thing at a time: how many messages can it receive and send in a second?": (
+            with_fault({"limit": 0})
+        ),
+        "An update costs the server two messages' time: one that it receives, and one that it sends.": (
+            with_fault({"limit": 1})
+        ),
+        "So it would be if all ranks were equal: together, a step is as slow as its slowest rank.": (
+            with_fault({"alike": ("together", "apart")}, {"alike": ("together",)})
+        ),
+        "Apart, the slow rank is slow, too: it takes fewer turns than the others.": (
+            with_fault({"alike": ("apart",)})
+        ),
+        "Apart, nobody waits for the slow rank: add up the turns a second of all four workers.": (
+            with_fault({"turns": "mean"}, {"turns": "slowest"})
+        ),
+        "A worker's turn is more than its gradient: it waits for two messages, there and back.": (
+            with_fault({"turn": 0})
+        ),
+        "A worker's turn ends when theta has come back: count the second message, too.": (
+            with_fault({"turn": 1})
+        ),
+        "In each round of the ring a rank sends a quarter of nbytes.": with_fault({"part": 1}),
+        "Together, the ring takes time, too: six rounds, each a latency and a quarter of nbytes.": (
+            with_fault({"rounds": 0})
+        ),
+        "A ring of four ranks has six rounds; two rounds are enough for two ranks.": (
+            with_fault({"rounds": 2})
+        ),
+        "Three rounds are half a ring: they add up, and three more hand the sums round.": (
+            with_fault({"rounds": 3})
+        ),
+        "Each cluster has four workers: world_size only says how many ranks answer.": (
+            lambda asked: judged(lambda c: by_formula(c, others=len(asked) - 1))(asked)
+        ),
+        "That is by the number of gradients alone: how long does one take?": judged(
+            lambda c: "together" if 4 * c["steps"] < c["updates"] else "apart"
+        ),
+    },
+    worlds=range(3, 6),
+    points=3,
+)
+verdict

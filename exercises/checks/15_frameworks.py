@@ -1,0 +1,397 @@
+"""What the checks of this exercise expect: it gives the answers away.
+
+Built from authoring/exercises/15_frameworks.py, which is what grading reads; nobody edits this file.
+"""
+
+from simlib.checks import (
+    OneOf,
+    brought,
+    check,
+    collective_nbytes,
+    collectives,
+    measure,
+    messages,
+    only,
+)
+
+
+# %% 15.1 converted
+def examples(seed, steps, features=6):
+    """Inputs: the same examples on all ranks, weights of each rank's own."""
+
+    def inputs(rank, world_size):
+        random = torch.Generator().manual_seed(seed)
+        x = torch.randn(steps * BATCH, features, generator=random, dtype=torch.float64)
+        y = torch.randint(4, (steps * BATCH,), generator=random)
+        random.manual_seed(100 * seed + rank)
+        return x, y, torch.randn(features, 4, generator=random, dtype=torch.float64)
+
+    return inputs
+
+
+def as_if(times=1.0, rate=RATE, momentum=0.9, batch=BATCH, again=False):
+    """The weights of a mistake: gradients so many times (a function of R), another batch (too)."""
+
+    def found(xs, ys, ws):
+        x, y, R = xs[0], ys[0], len(xs)
+        of_R = [value(R) if callable(value) else value for value in (times, rate, batch)]
+        w = ws[0].clone().requires_grad_()
+        optimizer = torch.optim.SGD([w], lr=of_R[1], momentum=momentum)
+        for rows in torch.arange(len(x)).split(of_R[2]):
+            parts = [rows[rank::R] for rank in range(R)]
+            if again:
+                parts = [part[rank::R] for rank, part in enumerate(parts)]
+            optimizer.zero_grad()
+            losses = [F.cross_entropy(x[part] @ w, y[part]) for part in parts if len(part)]
+            (of_R[0] * sum(losses) / R).backward()
+            optimizer.step()
+        return [w.detach()] * R
+
+    return found
+
+
+def dealt_before(xs, ys, ws, share=1):
+    """Each rank gives `fit` its own part of the examples, and fit deals that out."""
+    x, y, R = xs[0], ys[0], len(xs)
+    w = ws[0].clone().requires_grad_()
+    optimizer = torch.optim.SGD([w], lr=RATE, momentum=0.9)
+    for rows in torch.arange(len(x[::R])).split(BATCH * share):
+        optimizer.zero_grad()
+        parts = [(x[r::R][rows[r::R]], y[r::R][rows[r::R]]) for r in range(R)]
+        (sum(F.cross_entropy(x @ w, y) for x, y in parts if len(y)) / R).backward()
+        optimizer.step()
+    return [w.detach()] * R
+
+
+def unknown_weights(xs, ys, ws):
+    """Each rank trains its own w on its share of the batches: `fit` knows no parameter."""
+    found = []
+    for r, (x, y, w) in enumerate(zip(xs, ys, ws, strict=True)):
+        w = w.clone().requires_grad_()
+        optimizer = torch.optim.SGD([w], lr=RATE, momentum=0.9)
+        for rows in torch.arange(len(x)).split(BATCH):
+            optimizer.zero_grad()
+            F.cross_entropy(x[rows[r :: len(xs)]] @ w, y[rows[r :: len(xs)]]).backward()
+            optimizer.step()
+        found.append(w.detach())
+    return found
+
+
+verdict = check(
+    "converted",
+    converted,
+    examples(seed=1, steps=3),
+    lambda xs, ys, ws: [by_hand(xs[0], ys[0], ws[0])] * len(xs),
+    brought(
+        lambda xs, ys, ws: [ws[0].nbytes] * (1 + len(xs[0]) // BATCH) if len(xs) > 1 else None,
+        hint="`fit` broadcasts the weights and all_reduces their gradient in each step: that is all.",
+    ),
+    messages(lambda *given: 0),
+    mistakes={
+        "Gradients are world_size times too small: `fit` takes the mean of the ranks' gradients, "
+        "so training_step returns the mean over its own examples: it sends nothing, and divides "
+        "by nothing more.": as_if(times=lambda R: 1 / R),
+        "The learning rate or the loss has grown with the ranks: `fit` takes the mean of gradients, "
+        "and the effective batch is the same.": as_if(rate=lambda R: RATE * R),
+        "The losses of the examples are added up: their mean is wanted.": (
+            as_if(times=lambda R: BATCH / R)
+        ),
+        "Each rank takes its part before `fit`, which deals the examples once more: give it all.": (
+            dealt_before
+        ),
+        "Each rank takes its part itself, and then BATCH of that in a step: give `fit` all examples, and "
+        "a rank's share of a batch.": lambda *given: dealt_before(*given, share=len(given[0])),
+        "`module.parameters()` is without w, so `fit` neither broadcasts it nor averages its "
+        "gradient: make it an nn.Parameter.": unknown_weights,
+        "Every gradient is there twice: `fit` calls backward, training_step only returns the loss.": (
+            as_if(times=2)
+        ),
+        "Each rank takes a part of its part: `fit` has dealt the examples already.": (
+            as_if(again=True)
+        ),
+        "Where is the momentum of 0.9?": as_if(momentum=0.0),
+        "Together the ranks take world_size * BATCH examples in a step: `fit` wants a rank's share.": (
+            as_if(batch=lambda R: BATCH * R)
+        ),
+        "Each rank trains weights of its own: `fit` would begin with rank 0's.": (
+            lambda *given: [by_hand(*mine) for mine in zip(*given, strict=True)]
+        ),
+    },
+    points=3,
+)
+verdict
+
+
+# %% 15.2 macro_f1
+def guesses(seed, classes):
+    """Ranks have 5, 9, 13, ... examples, more and more of them in the last classes."""
+
+    def inputs(rank, world_size):
+        random = torch.Generator().manual_seed(100 * seed + rank)
+        labels = torch.randint(1 + rank % classes, classes + 1, (5 + 4 * rank,), generator=random)
+        labels = labels.clamp(max=classes) - 1
+        other = torch.randint(classes, labels.shape, generator=random)
+        is_right = torch.rand(labels.shape, generator=random) < 0.3 + 0.1 * rank
+        is_right[0] = True
+        return torch.where(is_right, labels, other), labels, classes
+
+    return inputs
+
+
+def f1_of(guessed, labels, classes, how="macro"):
+    right = torch.bincount(labels[guessed == labels], minlength=classes)
+    there = torch.bincount(labels, minlength=classes)
+    both = torch.bincount(guessed, minlength=classes) + there
+    f1 = 2 * right / both.clamp(min=1)
+    ways = {
+        "macro": f1.mean(),
+        "micro": 2 * right.sum() / both.sum(),
+        "of those that occur": f1[both > 0].mean(),
+        "0 / 0": (2 * right / both).mean(),
+        "empty is 1": torch.where(both > 0, f1, 1.0).mean(),
+        "by frequency": (f1 * there).sum() / there.sum(),
+        "not twice": (right / (both - right).clamp(min=1)).mean(),
+    }
+    return ways[how].item()
+
+
+def joined(guessed, labels, classes):
+    return torch.cat(guessed), torch.cat(labels), classes[0]
+
+
+def mean_of_ranks(*given):
+    found = [f1_of(*mine) for mine in zip(*given, strict=True)]
+    return [sum(found) / len(found)] * len(found)
+
+
+def weighted(*given):
+    found = [f1_of(*mine) for mine in zip(*given, strict=True)]
+    sizes = [len(labels) for labels in given[1]]
+    return [sum(map(float.__mul__, found, map(float, sizes))) / sum(sizes)] * len(found)
+
+
+def on_all(how="macro"):
+    return lambda *given: [f1_of(*joined(*given), how)] * len(given[0])
+
+
+verdict = check(
+    "macro_f1",
+    macro_f1,
+    guesses(seed=3, classes=4),
+    on_all(),
+    only("all_reduce"),
+    collectives(lambda *given: 1, hint="All counts fit into one tensor."),
+    collective_nbytes(
+        lambda guessed, labels, classes: 24 * classes[0],
+        hint="Three numbers a class are enough, however many examples there are.",
+    ),
+    mistakes={
+        "That is the F1 of all classes together (micro): take the mean of the classes' F1s.": (
+            on_all("micro")
+        ),
+        "That is the mean of the ranks' F1s: add the counts up first, then divide.": mean_of_ranks,
+        "Weights by numbers of examples do not help: F1 is no mean over examples. Add counts up.": (
+            weighted
+        ),
+        "Each rank has the F1 of its own examples only.": (
+            lambda *given: [f1_of(*mine) for mine in zip(*given, strict=True)]
+        ),
+        "A class that nobody has and nobody guesses counts 0, it is not left out.": (
+            on_all("of those that occur")
+        ),
+        "0 / 0 is nan, for a class that nobody has and nobody guesses: divide by at least 1.": (
+            on_all("0 / 0")
+        ),
+        "A class that nobody has and nobody guesses counts 0, and not 1.": on_all("empty is 1"),
+        "The classes are weighted by how often they occur: in macro F1 each counts alike.": (
+            on_all("by frequency")
+        ),
+        "That is TP / (TP + FP + FN): in F1 the TP count twice, above and below.": (
+            on_all("not twice")
+        ),
+    },
+    points=2,
+)
+verdict
+
+
+# %% 15.3 log_means
+def losses_of(seed, steps, every):
+    def inputs(rank, world_size):
+        random = torch.Generator().manual_seed(100 * seed + rank)
+        return torch.rand(steps, generator=random) + 1, every
+
+    return inputs
+
+
+def logged(
+    of_rows=lambda rows: rows.mean().item(), first=False, leftover=False, shift=0, early=False
+):
+    """What rank 0 logs: a function of the rows, losses by rank and step, of an entry."""
+
+    def found(losses, every):
+        table, n = torch.stack(losses), every[0]
+        ends = [*range(1 if early else n, table.shape[1] + 1, n)]
+        ends += [table.shape[1]] * (leftover and table.shape[1] % n > 0)
+        starts = [0] * len(ends) if first else [0, *ends]
+        entries = zip(starts, ends, strict=False)
+        log = [(end - 1 + shift, of_rows(table[:, start:end])) for start, end in entries]
+        return [log] + [[] for _ in losses[1:]]
+
+    return found
+
+
+def cleared_on_rank_0(losses, every):
+    """Rank 0's mean of the last steps, with the others' since the beginning."""
+    table, n, log = torch.stack(losses), every[0], []
+    for end in range(n, table.shape[1] + 1, n):
+        means = [table[0, end - n : end].mean(), *table[1:, :end].mean(1)]
+        log.append((end - 1, torch.stack(means).mean().item()))
+    return [log] + [[] for _ in losses[1:]]
+
+
+verdict = check(
+    "log_means",
+    log_means,
+    losses_of(seed=5, steps=8, every=3),
+    logged(),
+    only("all_reduce"),
+    brought(
+        lambda losses, every: [4] * (len(losses[0]) // every[0]) if len(losses) > 1 else None,
+        hint="One number, when its entry is due: not one in every step, nor all of them at the end.",
+    ),
+    mistakes={
+        "Every rank logs: all must make the call, but one of them keeps the entry.": (
+            lambda *given: [logged()(*given)[0] for _ in given[0]]
+        ),
+        "Those are the losses of rank 0 alone.": logged(lambda rows: rows[0].mean().item()),
+        "Those are sums over the ranks: divide by world_size.": (
+            logged(lambda rows: rows.mean().item() * len(rows))
+        ),
+        "Those are the losses of the last step only, not the mean since the last entry.": (
+            logged(lambda rows: rows[:, -1].mean().item())
+        ),
+        "Each entry is the mean since the beginning: forget what has been logged.": (
+            logged(first=True)
+        ),
+        "Rank 0 forgets what has been logged, the others do not: `since.clear()` is for all ranks.": (
+            cleared_on_rank_0
+        ),
+        "The means are right, but each is logged one step too late: steps count from 0.": (
+            logged(shift=1)
+        ),
+        "`step % every == 0` logs after step 0 already, not after `every` steps.": (
+            logged(early=True)
+        ),
+        "Steps that are left over at the end are not logged.": logged(leftover=True),
+    },
+    as_given="7726f7b9",
+    points=2,
+)
+verdict
+
+
+# %% 15.4 sends_more
+NAMES = ["DDP", "Lightning", "Lightning, 16 steps", "by hand", "accelerate", "DDP"]
+
+
+def two_traces(rank, world_size):
+    return TRACES[NAMES[rank]], TRACES[NAMES[rank + 1]]
+
+
+def more(
+    one, other, key=lambda op: op[:2], times=lambda a, b: b - a, lines=set,
+    wanted=lambda a, b: b > a, swap=False, among=lambda a, b: b,
+):  # fmt: skip
+    """The answer for one rank; of a mistake, with something else in the place of a part."""
+    one, other = (other, one) if swap else (one, other)
+    a, b = (Counter(map(key, trace)) for trace in (one, other))
+    return [
+        (*op[:2], times(a[op], b[op]), sorted(lines(o[2] for o in other if key(o) == op)))
+        for op in sorted(among(a, b))
+        if wanted(a[op], b[op])
+    ]
+
+
+def each(**options):
+    return lambda *given: [more(*mine, **options) for mine in zip(*given, strict=True)]
+
+
+def one_of(*ways):
+    """Several ways to make a mistake, each an answer for one rank."""
+    return lambda *given: OneOf([[way(*mine) for mine in zip(*given, strict=True)] for way in ways])
+
+
+def unequal(times, among):
+    return lambda *mine: more(*mine, wanted=lambda a, b: a != b, times=times, among=among)
+
+
+UNEQUAL = [
+    unequal(times, among)
+    for times in (lambda a, b: b - a, lambda a, b: abs(b - a))
+    for among in (lambda a, b: b, lambda a, b: a | b)
+]
+
+
+def by_times(one, other):
+    return sorted(more(one, other), key=lambda entry: entry[2])
+
+
+def only_new(one, other):
+    known = {op[:2] for op in one}
+    return [entry for entry in more(one, other) if entry[:2] not in known]
+
+
+def as_sent(one, other):
+    order = [op[:2] for op in other]
+    return sorted(more(one, other), key=lambda entry: order.index(entry[:2]))
+
+
+def by_call(one, other):
+    found = more(one, other, key=lambda op: op[:1])
+    return [(call, times, lines) for call, times, lines in found]
+
+
+verdict = check(
+    "sends_more",
+    sends_more,
+    two_traces,
+    each(),
+    messages(lambda *given: 0),
+    collectives(lambda *given: 0, hint="Both traces are here: nobody need be asked."),
+    mistakes={
+        "Ops that `one` has too, but less often, are missing.": (
+            lambda *given: [only_new(*mine) for mine in zip(*given, strict=True)]
+        ),
+        "The times are how often `other` sends it: how many *more* is asked.": (
+            each(times=lambda a, b: b)
+        ),
+        "That is what `one` sends more often: the other way round.": each(swap=True),
+        "A line stands there as often as it sent the op: each once.": each(lines=list),
+        "The entries are right, but not sorted: by call, then by bytes.": (
+            lambda *given: [as_sent(*mine) for mine in zip(*given, strict=True)]
+        ),
+        "What both send equally often is there, too, 0 times.": each(
+            wanted=lambda a, b: True, times=lambda a, b: max(b - a, 0)
+        ),
+        "An op that came from several lines stands there several times: a line is no part of it.": (
+            each(key=lambda op: op)
+        ),
+        "What `other` sends *less* often is there, too: where `!=` stands, `>` is asked.": (
+            one_of(*UNEQUAL)
+        ),
+        "The entries are right, but sorted by times: by call, then by bytes.": one_of(
+            by_times, lambda *mine: sorted(more(*mine), key=lambda entry: -entry[2])
+        ),
+        "Only one line of each op is there: all of them are asked.": one_of(
+            lambda *mine: more(*mine, lines=lambda found: list(found)[:1]),
+            lambda *mine: more(*mine, lines=lambda found: sorted(found)[:1]),
+            lambda *mine: more(*mine, lines=lambda found: list(found)[-1:]),
+        ),
+        "An op is its call *with its bytes*: the same call of another size is another op.": (
+            lambda *given: [by_call(*mine) for mine in zip(*given, strict=True)]
+        ),
+    },
+    points=2,
+)
+verdict

@@ -1,0 +1,221 @@
+"""What the checks of this exercise expect: it gives the answers away.
+
+Built from authoring/exercises/18_long_sequences_and_experts.py, which is what grading reads; nobody edits this file.
+"""
+
+from simlib.checks import Rule, check, collectives, measure, messages, nbytes, only
+
+
+# %% 18.1 attend
+def parts_of_a_text(rank, world_size):
+    """Large scores that differ little, but those of rank 3; quarters, so that they are exact."""
+    torch.manual_seed(rank)
+    keys, values = torch.randn(2, [3, 1, 5, 2, 4][rank], 4)
+    keys = (4 * keys).round() / 4
+    keys[:, 0] = 4 if rank == 3 else 1
+    return torch.tensor([200.0, 3.0, -2.0, 1.0]), keys, values
+
+
+def softmax_of_all(qs, keys, values):
+    q, k, v = qs[0].double(), torch.cat(keys).double(), torch.cat(values).double()
+    return [((k @ q / len(q) ** 0.5).softmax(0) @ v).float()] * len(qs)
+
+
+def of_each(qs, keys, values):
+    """What each rank gets of its own keys."""
+    return [
+        (k @ q / len(q) ** 0.5).softmax(0) @ v for q, k, v in zip(qs, keys, values, strict=True)
+    ]
+
+
+def weighed(weights_of):
+    """The mean of what the ranks get of their own keys, with these weights."""
+
+    def candidate(qs, keys, values):
+        weights = torch.tensor([weights_of(q, k) for q, k in zip(qs, keys, strict=True)])
+        return [(weights / weights.sum()) @ torch.stack(of_each(qs, keys, values))] * len(qs)
+
+    return candidate
+
+
+def own_sum(q, k):
+    """z of the part, with the part's own maximum."""
+    scores = k @ q / len(q) ** 0.5
+    return (scores - scores.max()).exp().sum().item()
+
+
+def factors_swapped(qs, keys, values):
+    """Merged along the ranks, each part multiplied by the factor of the other."""
+    whole = None
+    for q, k, v in zip(qs, keys, values, strict=True):
+        scores = k.double() @ q.double() / len(q) ** 0.5
+        m = scores.max()
+        e = (scores - m).exp()
+        part = torch.cat([e @ v.double(), e.sum()[None], m[None]])
+        if whole is not None:
+            m = torch.maximum(whole[-1], m)
+            part = (part[-1] - m).exp() * whole + (whole[-1] - m).exp() * part
+            part[-1] = m
+        whole = part
+    return [(whole[:-2] / whole[-2]).float()] * len(qs)
+
+
+def none_is_a_number(qs, fits):
+    return [torch.full_like(q, torch.nan if fits else torch.inf) for q in qs]
+
+
+def running(qs, keys, values):
+    """What each rank has when only the ranks up to itself are merged."""
+    upto = [slice(0, rank + 1) for rank in range(len(qs))]
+    return [softmax_of_all(qs[u], keys[u], values[u])[0] for u in upto]
+
+
+verdict = check(
+    "attend",
+    attend,
+    parts_of_a_text,
+    softmax_of_all,
+    only("send", "recv"),
+    messages(
+        lambda qs, *_: 2 * (len(qs) - 1),
+        hint="One message can carry all that a rank knows: m, z and u; and one the result.",
+    ),
+    Rule(double_precision),
+    nbytes(
+        lambda qs, *_: 2 * (len(qs) - 1) * 4 * (len(qs[0]) + 2),
+        hint="Keys and values need not travel: d + 2 numbers say all about a part.",
+    ),
+    mistakes={
+        "Those are the attentions over each rank's own keys: nothing was merged.": of_each,
+        "Only the ranks up to this one are merged: the result must come back, too.": running,
+        "That is the mean of the parts' results. Parts count by their sum of exponentials.": (
+            weighed(lambda q, k: 1.0)
+        ),
+        "That is a mean weighted by the numbers of keys. Parts count by their sum of exponentials.": (
+            weighed(lambda q, k: float(len(k)))
+        ),
+        "The sums are added up as if all parts had the same maximum: bring them to a common one "
+        "first.": weighed(own_sum),
+        "The factors are swapped, or their exponents have the other sign: multiply each part by "
+        "exp(its own maximum - the common one).": factors_swapped,
+        "The exponential of a large score is infinite: subtract the maximum before.": (
+            lambda qs, *_: none_is_a_number(qs, len(qs) < 4)
+        ),
+        "A part with a far larger maximum makes the others' exponentials infinite: bring both "
+        "parts to the larger maximum.": lambda qs, *_: none_is_a_number(qs, len(qs) > 3),
+        "The scores are not divided by the root of d.": (
+            lambda qs, keys, values: softmax_of_all([q * len(q) ** 0.5 for q in qs], keys, values)
+        ),
+    },
+    points=3,
+)
+verdict
+
+
+# %% 18.2 through_experts
+def tokens_and_expert(rank, world_size):
+    torch.manual_seed(rank)
+    n = [5, 3, 0, 6, 4][rank]
+    choice = (torch.arange(n) ** 2 + 2 * rank + 1) % world_size
+    return torch.randn(n, 3), choice, torch.randn(3, 3)
+
+
+def each_by_its_expert(xs, choices, ws):
+    """Row by row, in one process."""
+    found = [
+        [torch.tanh(t @ ws[e]) for t, e in zip(x, choice.tolist(), strict=True)]
+        for x, choice in zip(xs, choices, strict=True)
+    ]
+    return [
+        torch.stack(rows) if rows else torch.empty_like(x)
+        for rows, x in zip(found, xs, strict=True)
+    ]
+
+
+def reordered(permutation):
+    """The right rows, of each rank in another order."""
+
+    def candidate(xs, choices, ws):
+        right = each_by_its_expert(xs, choices, ws)
+        return [y[permutation(choice)] for y, choice in zip(right, choices, strict=True)]
+
+    return candidate
+
+
+def sorted_by_expert(choice):
+    return choice.argsort(stable=True)
+
+
+def permuted_twice(choice):
+    order = choice.argsort(stable=True)
+    return order[order]
+
+
+def what_came(xs, choices, ws):
+    """The results of the tokens that came to each rank."""
+    right = torch.cat(each_by_its_expert(xs, choices, ws))
+    return [right[torch.cat(choices) == rank] for rank in range(len(ws))]
+
+
+def cut_unsorted(xs, choices, ws):
+    """The rows in their own order, the experts sorted."""
+    return each_by_its_expert(xs, [choice.sort().values for choice in choices], ws)
+
+
+def budget(xs, choices, ws):
+    """Bytes that each rank has to bring into its collectives: counts, tokens, results."""
+    came = torch.cat(choices).bincount(minlength=len(ws)).tolist()
+    d = xs[0].shape[1]
+    return [8 * len(ws) + 4 * d * (len(x) + n) for x, n in zip(xs, came, strict=True)]
+
+
+def too_many_bytes(run, given):
+    most, d = budget(*given), given[0][0].shape[1]
+    for rank in range(run.world_size):
+        ops = run.trace.of_rank(rank)
+        found = sum(op.nbytes for op in ops)
+        if found <= most[rank]:
+            continue
+        what = (
+            f"rank {rank} brings {found} bytes into its collectives where {most[rank]} are enough"
+        )
+        wide = [op.shapes[0][1] for op in ops if len(op.shapes[0]) == 2 and op.shapes[0][1] > d]
+        if wide:
+            what += f": rows of {wide[0]} numbers travel, and a token has {d}"
+        return (
+            f"The values are right, but {what}. A token goes to its own expert only, its result "
+            "comes back, and beside them go the counts."
+        )
+    return None
+
+
+def bytes_brought(run, given):
+    found = [sum(op.nbytes for op in run.trace.of_rank(rank)) for rank in range(run.world_size)]
+    return f"bytes brought by rank: {found} (at most {budget(*given)})"
+
+
+verdict = check(
+    "through_experts",
+    through_experts,
+    tokens_and_expert,
+    each_by_its_expert,
+    only("all_to_all"),
+    collectives(lambda *_: 3, hint="One for the counts, one for the tokens, one for the results."),
+    Rule(double_precision),
+    Rule(too_many_bytes, bytes_brought),
+    mistakes={
+        "Each rank puts its tokens through its own expert: they have to travel.": (
+            lambda xs, choices, ws: [torch.tanh(x @ w) for x, w in zip(xs, ws, strict=True)]
+        ),
+        "The rows are right, but sorted by expert: bring them back into the order of x.": (
+            reordered(sorted_by_expert)
+        ),
+        "The rows are right, but permuted twice. If `order` sorts, `result[order] = back` undoes "
+        "it; `back[order]` sorts once more.": reordered(permuted_twice),
+        "The tokens were cut by the counts, but not sorted before: each met the expert of another "
+        "one.": cut_unsorted,
+        "Those are the results of the tokens that came to this rank: send them back.": what_came,
+    },
+    points=4,
+)
+verdict
