@@ -6,8 +6,7 @@
 #
 # Write each function in its cell, run that cell, then run the check below it. A check calls your
 # function on worlds of 1 to 5 ranks. It looks at the value on every rank and at everything that was
-# sent for it: a right value that cost too much is not right yet. The outputs stored below the checks are
-# those of a good answer; they change when you run the check. Each task has folded hints.
+# sent for it: a right value that cost too much is not right yet. Each task has folded hints.
 
 # %% role="setup"
 import torch
@@ -241,6 +240,11 @@ def somewhere(rank, world_size):
     return ([7, 3, 7, 7, 3][rank],)
 
 
+def elsewhere(rank, world_size):
+    """Some ranks are where they were, others are not: a rank cannot tell which alone."""
+    return ([7, 7, 3, 7, 3][rank],)
+
+
 def places(nodes):
     return [(nodes[:rank].count(node), nodes.count(node)) for rank, node in enumerate(nodes)]
 
@@ -248,7 +252,7 @@ def places(nodes):
 verdict = check(
     "local_rank",
     local_rank,
-    somewhere,
+    [somewhere, elsewhere],
     places,
     only("all_gather"),
     collectives(lambda nodes: 1, hint="Who knows all nodes can count all by itself."),

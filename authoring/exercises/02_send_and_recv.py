@@ -4,8 +4,7 @@
 # Three tasks that go with [lesson 02](../notebooks/02_send_and_recv.ipynb). Write each function in
 # its cell, run that cell, then run the check below it. A check calls your function on worlds of 1
 # to 5 ranks. It looks at the value on every rank and at every message that was sent for it: a right
-# value that cost too many messages or bytes is not right yet. The outputs stored below the checks
-# are those of a good answer; they change when you run the check.
+# value that cost too many messages or bytes is not right yet.
 #
 # Your functions use `dist.send`, `dist.recv`, `dist.isend` and `dist.irecv`; nothing else of `dist`
 # is needed. Stuck? Each task has folded hints, from gentle to strong.
@@ -134,6 +133,11 @@ verdict = check(
         hint="No rank should have to pass on what is meant for others.",
     ),
     nbytes(lambda xs: sum(x.nbytes for x in xs) if len(xs) > 1 else 0),
+    mistakes={
+        "That is a swap of 0 with 1, of 2 with 3: in a ring left and right are two ranks.": (
+            lambda xs: [xs[rank ^ 1] if rank ^ 1 < len(xs) else xs[rank] for rank in range(len(xs))]
+        ),
+    },
     points=2,
 )
 verdict
@@ -200,15 +204,19 @@ def collect(rank, world_size, x):
 
 
 # %% role="check" question="collect" points=3
-def uneven(rank, world_size):
-    length = [3, 5, 0, 1, 8][rank]
-    return (torch.arange(float(length)) + 10 * rank,)
+def uneven(seed):
+    def inputs(rank, world_size):
+        draw = torch.Generator().manual_seed(100 * seed + 10 * world_size + rank)
+        length = torch.randint(0, 7, (1,), generator=draw).item()
+        return (torch.randint(0, 100, (length,), generator=draw).float(),)
+
+    return inputs
 
 
 verdict = check(
     "collect",
     collect,
-    uneven,
+    [uneven(2), uneven(3)],  # two draws: every world is tried with both
     lambda xs: [list(xs)] + [None] * (len(xs) - 1),
     only("send", "recv"),
     messages(lambda xs: 2 * (len(xs) - 1), hint="One message can carry all the numbers of a rank."),
@@ -216,6 +224,11 @@ verdict = check(
         lambda xs: sum(8 + x.nbytes for x in xs[1:]),
         hint="A holder that is large enough for everybody is paid for by everybody.",
     ),
+    mistakes={
+        "The tensors without a number are missing: a rank that has none is still a rank.": (
+            lambda xs: [[x for x in xs if len(x)]] + [None] * (len(xs) - 1)
+        ),
+    },
     points=3,
 )
 verdict

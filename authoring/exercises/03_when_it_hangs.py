@@ -9,14 +9,23 @@
 #
 # A mended program gives the right values on worlds of 1 to 5 ranks, raises no error, leaves no
 # finding, and sends no more than its task allows. To take the communication away is no mend, and
-# neither is a barrier. The outputs stored below the checks are those of a good answer; they change
-# when you run the check. Each task has folded hints.
+# neither is a barrier. Each task has folded hints.
 
 # %% role="setup"
 import torch
 import torch.distributed as dist
 
-from simlib.checks import check, collective_nbytes, collectives, measure, messages, nbytes, only
+from simlib.checks import (
+    OneOf,
+    Rule,
+    check,
+    collective_nbytes,
+    collectives,
+    measure,
+    messages,
+    nbytes,
+    only,
+)
 
 # %% [markdown]
 # ## 1. Two by two (★, 5 minutes, 1 point)
@@ -227,10 +236,33 @@ def step_sums(lists):
     return [sum(batches[k] for batches in lists if k < len(batches)) for k in range(longest)]
 
 
+def some_batches(seed):
+    def inputs(rank, world_size):
+        draw = torch.Generator().manual_seed(100 * seed + 10 * world_size + rank)
+        length = torch.randint(0, 6, (1,), generator=draw).item()
+        return (torch.randint(0, 4, (length,), generator=draw).float().tolist(),)
+
+    return inputs
+
+
+def zeros_left_out(lists):
+    """The sums where a rank makes no call for a batch of zero; None where that hangs."""
+    steps = range(max(map(len, lists)))
+    called = [[k for k in steps if k >= len(one) or one[k]] for one in lists]
+    if len(set(map(len, called))) > 1:
+        return [None] * len(lists)
+    brought = [
+        [one[k] if k < len(one) else 0 for k in mine]
+        for one, mine in zip(lists, called, strict=True)
+    ]
+    sums = [sum(meet) for meet in zip(*brought, strict=True)]
+    return [[sums[mine.index(k)] if k in mine else 0 for k in steps] for mine in called]
+
+
 verdict = check(
     "one_batch_fewer",
     one_batch_fewer,
-    lambda rank, world_size: ([10.0 * rank + k for k in range([3, 3, 2, 0, 4][rank])],),
+    [some_batches(630), some_batches(7)],  # two draws: every world is tried with both
     lambda lists: [step_sums(lists)] * len(lists),
     only("all_reduce"),
     collectives(lambda lists: 1 + len(step_sums(lists)), hint="One question, then the steps."),
@@ -239,6 +271,8 @@ verdict = check(
         "Those are the steps that every rank has a batch for: the rest is lost.": (
             lambda lists: [step_sums(lists)[: min(map(len, lists))]] * len(lists)
         ),
+        "A rank left out a call in the middle: from there on its calls meet the others' next ones, "
+        "for calls are matched by count. A batch of zero is a batch, too.": zeros_left_out,
     },
     as_given="3ed12095",
     points=1,
@@ -265,15 +299,16 @@ verdict
 
 # %% role="hidden" question="one_batch_fewer"
 seed = 1
-print(
-    measure(
-        one_batch_fewer,
-        lambda rank, world_size: (
-            # rank 0 has some: it may be alone
-            [float(seed + rank + k) for k in range((3 * rank + 1 + seed % 4) % 5)],
-        ),
-    )
-)
+
+
+def hidden_batches(rank, world_size):
+    draw = torch.Generator().manual_seed(1000 * seed + 10 * world_size + rank)
+    fewest = int(rank == 0)  # it may be alone
+    length = torch.randint(fewest, 6, (1,), generator=draw).item()
+    return (torch.randint(0, 4, (length,), generator=draw).float().tolist(),)
+
+
+print(measure(one_batch_fewer, hidden_batches))
 
 # %% [markdown]
 # ## 4. Wrong without a word (★★, 10 minutes, 1 point)
@@ -392,15 +427,41 @@ def no_examples(rank, world_size, losses):
 
 
 # %% role="check" question="no_examples" points=1
+def some_losses(seed):
+    def inputs(rank, world_size):
+        draw = torch.Generator().manual_seed(100 * seed + 10 * world_size + rank)
+        length = torch.randint(0, 4, (1,), generator=draw).item()
+        return ((torch.randint(1, 40, (length,), generator=draw) / 8).tolist(),)
+
+    return inputs
+
+
+def mean_of_sums(cut):
+    """What every rank returns where each rank's sum is first cut to a whole number."""
+    return lambda lists: [sum(map(cut, lists)) / sum(map(len, lists))] * len(lists)
+
+
 verdict = check(
     "no_examples",
     no_examples,
-    lambda rank, world_size: ([0.5 + rank + k for k in range([2, 1, 0, 3, 0][rank])],),
+    [some_losses(2), some_losses(3)],  # two draws: every world is tried with both
     lambda lists: [sum(map(sum, lists)) / sum(map(len, lists))] * len(lists),
     only("all_reduce"),
     collectives(lambda lists: 1, hint="Sum and count can travel together."),
     collective_nbytes(lambda lists: 16, hint="Add up before you communicate."),
     mistakes={
+        "The sums were cut to whole numbers: an integer dtype has no room for a fraction.": (
+            lambda lists: OneOf(
+                [
+                    mean_of_sums(cut)(lists)
+                    for cut in (
+                        lambda losses: int(sum(losses)),
+                        lambda losses: sum(map(int, losses)),
+                        lambda losses: round(sum(losses)),
+                    )
+                ]
+            )
+        ),
         "That is the mean of the ranks' means: a rank with few examples has too much weight.": (
             lambda lists: (
                 [sum(sum(one) / max(1, len(one)) for one in lists) / len(lists)] * len(lists)
@@ -477,6 +538,17 @@ def one_buffer(rank, world_size, blocks):
 
 
 # %% role="check" question="one_buffer" points=1
+def in_one_piece(run, given):
+    (most,) = {block.nbytes for blocks in given[0] for block in blocks}
+    for message in run.trace.messages:
+        if message.nbytes != most:
+            return (
+                f"In this world of {run.world_size} the values are right, but rank {message.src} "
+                f"sends a message of {message.nbytes} bytes where a block has {most}: one message "
+                "for each block, so that the right neighbour has the first before the last is made."
+            )
+
+
 verdict = check(
     "one_buffer",
     one_buffer,
@@ -487,6 +559,7 @@ verdict = check(
         lambda lists: sum(map(len, lists)) if len(lists) > 1 else 0,
         hint="A block needs one message.",
     ),
+    Rule(in_one_piece),
     nbytes(lambda lists: sum(block.nbytes for blocks in lists for block in blocks)),
     mistakes={
         "Those are the blocks of the left rank as they were: they are to be doubled.": (

@@ -6,8 +6,7 @@
 # `send` and `recv`, and keep its contract.
 #
 # A check calls your function on worlds of 1 to 5 ranks and looks at the value on every rank, at
-# every message and at every collective. The outputs stored below the checks are those of a good
-# answer; they change when you run the check. Each task has folded hints.
+# every message and at every collective. Each task has folded hints.
 
 # %% role="setup"
 import math
@@ -230,7 +229,11 @@ verdict = check(
     uneven_and_told,
     lambda xs, lengths: [torch.cat(xs)] * len(xs),
     only("send", "recv"),
-    sends_to(lambda rank, n: {(rank + 1) % n}, hint="Hand on what came just before."),
+    sends_to(
+        lambda rank, n: {(rank + 1) % n},
+        hint="Hand on what came just before.",
+        turned="The ring runs the other way: send to (rank + 1) % world_size, receive from the left.",
+    ),
     messages(lambda xs, lengths: len(xs) * (len(xs) - 1)),
     nbytes(
         lambda xs, lengths: (len(xs) - 1) * sum(x.nbytes for x in xs),

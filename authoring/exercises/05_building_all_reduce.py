@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Exercises 05: building all_reduce
 #
-# Four tasks that go with [lesson 05](../notebooks/05_building_all_reduce.ipynb), all with messages from
+# Two tasks that go with [lesson 05](../notebooks/05_building_all_reduce.ipynb) and two that go with
+# [its second half](../notebooks/05_choosing_all_reduce.ipynb), all with messages from
 # rank to rank only: `send`, `recv`, `isend`, `irecv` (also in a `batch_isend_irecv`), no collective. A
 # check calls your function on worlds of 1 to 5 real ranks, **one** included, mostly with tensors whose
 # length the number of ranks does not divide. It looks at the value on every rank; in tasks 1 to 3 at
@@ -9,7 +10,6 @@
 # and 4 are then put on a modelled network, and its virtual clock, which shows the same on every
 # machine, must stay within a budget. Where `x` changes in place, what you return does not count.
 #
-# The outputs stored below the checks are those of a good answer; they change when you run the check.
 # Each task has folded hints. `swap` and `ring` are those of the lesson, `ring` in fewer lines; task 4 may
 # call them.
 
@@ -170,7 +170,7 @@ ORDERS = {1: [0], 2: [0, 1], 3: [0, 2, 1], 4: [3, 1, 0, 2], 5: [2, 0, 3, 1, 4]}
 
 
 def seven_or_six(rank, world_size):
-    length = 6.0 if world_size == 3 else 7.0  # six on three ranks: chunks of the same length
+    length = {3: 6.0, 4: 8.0}.get(world_size, 7.0)  # on 3 and 4 ranks chunks of the same length
     return torch.arange(length) ** 2 + 10 * rank, ORDERS[world_size]
 
 
@@ -179,15 +179,16 @@ def missing_tail(xs, orders):
     return [torch.cat([sum(xs)[:whole], x[whole:]]) for x in xs]
 
 
-def chunks_by_rank(xs, orders):
-    n, before = len(xs), {rank: orders[0][place - 1] for place, rank in enumerate(orders[0])}
+def chunks_by(place_of, xs, order):
+    """What the ring gives if rank r goes by the chunks of place place_of[r]."""
+    n, before = len(xs), {rank: order[place - 1] for place, rank in enumerate(order)}
     if len(xs[0]) % n:
         return [None] * n  # chunks of different lengths meet, and no value comes out
     held = torch.stack(xs).view(n, n, -1).clone()
     for step in range(2 * (n - 1)):
-        sent = [held[rank, (rank - step) % n].clone() for rank in range(n)]
+        sent = [held[rank, (place_of[rank] - step) % n].clone() for rank in range(n)]
         for rank in range(n):
-            own = held[rank, (rank - step - 1) % n]
+            own = held[rank, (place_of[rank] - step - 1) % n]
             own.copy_(sent[before[rank]] + own * (step < n - 1))
     return list(held.flatten(1))
 
@@ -213,7 +214,13 @@ verdict = check(
             missing_tail
         ),
         "The neighbours go by order, but the chunks by rank: let the chunks go by places, too.": (
-            chunks_by_rank
+            lambda xs, orders: chunks_by(range(len(xs)), xs, orders[0])
+        ),
+        "The neighbours go by order.index(rank), but the chunks by order[rank]: that is who stands "
+        "at place `rank`.": lambda xs, orders: chunks_by(orders[0], xs, orders[0]),
+        "Is `order[rank]` in your program? That is who stands at place `rank`. Your rank's own place "
+        "is order.index(rank), and its neighbours are one place before and one place after it.": (
+            "is the rank itself"
         ),
     },
     points=3,
@@ -295,6 +302,7 @@ def numbers(length, latency_s=LATENCY_S, bandwidth_Bps=BANDWIDTH_BPS):
     return lambda rank, n: (torch.arange(float(length)) + rank, latency_s, bandwidth_Bps)
 
 
+QUICKER = simlib.clusters.ethernet_10g(nodes=6)
 SLOW = (
     "Two usual causes: the number of chunks (N in bytes, not in numbers), or a rank that does not "
     "receive while it sends."
@@ -320,6 +328,12 @@ verdict = check(
     timed=[
         Timed(EIGHT, numbers(25_000), nearly_best_s, SLOW),
         Timed(EIGHT, numbers(500), nearly_best_s, "A short tensor is best in fewer chunks."),
+        Timed(
+            QUICKER,
+            numbers(100_000, QUICKER.inter.latency_s, QUICKER.inter.bandwidth_Bps),
+            nearly_best_s,
+            "Another network: reckon with the latency and bandwidth that you are given.",
+        ),
     ],
     points=3,
 )
@@ -345,15 +359,19 @@ verdict
 
 # %% role="hidden" question="chain_broadcast"
 seed = 1
-network = Timed(simlib.clusters.ethernet_1g(nodes=6), None, None)
-for length in (5 + seed % 7, 10_000 + 1000 * (seed % 9)):
+for length, of_six in (
+    (5 + seed % 7, simlib.clusters.ethernet_1g(nodes=6)),
+    (10_000 + 1000 * (seed % 9), simlib.clusters.ethernet_1g(nodes=6)),
+    (100_000 + 1000 * (seed % 9), simlib.clusters.ethernet_10g(nodes=6)),
+):
+    network = Timed(of_six, None, None)
     print(
         measure(
             chain_broadcast,
-            lambda rank, world_size, length=length: (
+            lambda rank, world_size, length=length, link=of_six.inter: (
                 torch.arange(float(length)) + seed + rank,
-                network.cluster.inter.latency_s,
-                network.cluster.inter.bandwidth_Bps,
+                link.latency_s,
+                link.bandwidth_Bps,
             ),
             worlds=(1, 2, 6),
             in_place=True,
@@ -406,13 +424,12 @@ def seven_numbers_and_a_network(rank, world_size):
     return torch.arange(7.0) + 10 * rank, latency_s, 1e6
 
 
-def on_ethernet(length):
-    link = EIGHT.inter
-    return lambda rank, n: (
-        torch.arange(float(length)) + 10 * rank,
-        link.latency_s,
-        link.bandwidth_Bps,
-    )
+TEN = simlib.clusters.ethernet_10g(nodes=8)
+
+
+def on_ethernet(length, cluster=EIGHT):
+    latency_s, bandwidth_Bps = cluster.inter.latency_s, cluster.inter.bandwidth_Bps
+    return lambda rank, n: (torch.arange(float(length)) + 10 * rank, latency_s, bandwidth_Bps)
 
 
 def nearly_best_of_two_s(xs, latencies_s, bandwidths_Bps):
@@ -436,6 +453,12 @@ verdict = check(
         Timed(EIGHT, on_ethernet(20_000), nearly_best_of_two_s, "Just above N*: a ring."),
         Timed(EIGHT, on_ethernet(10_000), nearly_best_of_two_s, "Just below N*."),
         Timed(SIX, on_ethernet(1_000), nearly_best_of_two_s, "Fold six ranks to four."),
+        Timed(
+            TEN,
+            on_ethernet(40_000, TEN),
+            nearly_best_of_two_s,
+            "On another network N* is elsewhere: reckon with the latency and bandwidth you are given.",
+        ),
     ],
     points=4,
 )
@@ -462,15 +485,20 @@ verdict
 
 # %% role="hidden" question="quick_all_reduce"
 seed = 1
-network = Timed(simlib.clusters.ethernet_1g(nodes=7), None, None)
-for length in (3 + seed % 5, 21_000 + 1000 * (seed % 9)):
+slow_and_quick = simlib.clusters.ethernet_1g(nodes=7), simlib.clusters.ethernet_10g(nodes=7)
+for length, of_seven in zip(
+    (3 + seed % 5, 21_000 + 1000 * (seed % 9), 21_000 + 1000 * (seed % 7)),
+    (slow_and_quick[0], *slow_and_quick),  # the last is long for the slow one, short for the quick
+    strict=True,
+):
+    network = Timed(of_seven, None, None)
     print(
         measure(
             quick_all_reduce,
-            lambda rank, world_size, length=length: (
+            lambda rank, world_size, length=length, link=of_seven.inter: (
                 torch.arange(float(length)) + seed + rank,
-                network.cluster.inter.latency_s,
-                network.cluster.inter.bandwidth_Bps,
+                link.latency_s,
+                link.bandwidth_Bps,
             ),
             worlds=(1, 3, 4, 7),
             in_place=True,

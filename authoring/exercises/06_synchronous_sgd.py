@@ -3,19 +3,20 @@
 #
 # Four tasks that go with [lesson 06](../notebooks/06_synchronous_sgd.ipynb). In all of them many ranks
 # have to do what one process with all the examples would do, and to stay equal. A check calls your
-# function on worlds of 1 to 5 ranks (of 1 to 7 in task 4) and looks at the value on every rank, at every collective and at its
+# function on worlds of 1 to 5 ranks (of 1 to 8 in task 4) and looks at the value on every rank, at every collective and at its
 # bytes. Gradients and weights come as one flat float32 vector.
 #
-# The outputs stored below the checks are those of a good answer; they change when you run the check.
 # Each task has folded hints. `cost_gradient` is for task 3.
 
 # %% role="setup"
+import builtins
+import functools
 import zlib
 
 import torch
 import torch.distributed as dist
 
-from simlib.checks import check, collective_nbytes, collectives, measure, only
+from simlib.checks import OneOf, Rule, check, collective_nbytes, collectives, measure, only
 
 
 def cost_gradient(theta, rows, targets):
@@ -30,6 +31,14 @@ def mean_of(tensors):
 def on_all(value, by_rank):
     """The same value for every rank; the checks use it."""
     return [value] * len(by_rank)
+
+
+# %% role="setup"
+def asks_the_others(run, given):
+    """A sentence where nobody sends, else None."""
+    if run.world_size == 1 or run.trace.ops:
+        return None
+    return "No rank sends anything: what it knows of the others would be from a table."
 
 
 # %% [markdown]
@@ -59,12 +68,19 @@ def uneven_shards(rank, world_size, gradient, num_examples):
 
 
 # %% role="check" question="uneven_shards" points=2
-COUNTS = [1, 6, 0, 20, 2]
+def shards_drawn(seed, length=3):
+    """Inputs: every world draws its own counts and gradients; from 3 ranks on one has nothing."""
 
+    def gradient_and_count(rank, world_size):
+        random = torch.Generator().manual_seed(100 * seed + world_size)
+        counts = (torch.randperm(20, generator=random)[:world_size] + 1).tolist()
+        if world_size > 2:
+            counts[torch.randint(world_size, (), generator=random)] = 0
+        gradient = torch.randn(world_size, length, generator=random)[rank].clone()
+        count = counts[rank] if world_size > 1 else 1
+        return (gradient if count else gradient * torch.nan), count
 
-def gradient_and_count(rank, world_size):
-    gradient = torch.tensor([3.0, -1.0, 2.0]) * (rank + 1) + rank**2
-    return (gradient if COUNTS[rank] else gradient * torch.nan), COUNTS[rank]
+    return gradient_and_count
 
 
 def weighted_sum(gradients, counts):
@@ -78,10 +94,11 @@ def plain_sum(gradients, counts):
 verdict = check(
     "uneven_shards",
     uneven_shards,
-    gradient_and_count,
+    shards_drawn(seed=61),
     # what each rank must return; `gs` holds the gradient of every rank, `ns` the numbers
     lambda gs, ns: on_all(weighted_sum(gs, ns) / sum(ns), gs),
     only("all_reduce"),
+    Rule(asks_the_others, before_values=True),
     collectives(lambda gs, ns: 1, hint="The count can travel with the gradient."),
     collective_nbytes(lambda gs, ns: gs[0].nbytes + 4, hint="A sum needs no room for each rank."),
     mistakes={
@@ -97,10 +114,17 @@ verdict = check(
         "The weights are right, but you divide by the number of ranks, not of examples.": (
             lambda gs, ns: on_all(weighted_sum(gs, ns) / len(gs), gs)
         ),
+        "Each rank divides as if all ranks had as many examples as it, and 0 where it has none.": (
+            lambda gs, ns: [weighted_sum(gs, ns) / (len(gs) * n) for n in ns]
+        ),
+        "The weights are right, but you divide by a number of examples that this run does not have: "
+        "it has to come from the ranks, not out of a table. Every world draws its own.": (
+            lambda gs, ns: OneOf([on_all(weighted_sum(gs, ns) / n, gs) for n in range(1, 200)])
+        ),
         "Here it was brought by a rank without examples, whose gradient is nan, and nan times 0 "
         "is nan again.": lambda gs, ns: on_all(gs[0] * torch.nan, gs),
         "All is 0: one nan has spoilt the sum, and only then was made 0. Replace it before the "
-        "all_reduce.": lambda gs, ns: on_all(0 * gs[0], gs),
+        "all_reduce.": lambda gs, ns: on_all(torch.zeros_like(gs[0]), gs),
     },
     points=2,
 )
@@ -127,15 +151,7 @@ verdict
 
 # %% role="hidden" question="uneven_shards"
 seed = 1
-
-
-def hidden_gradient_and_count(rank, world_size):
-    count = (3 * rank + seed) % 5 if rank else 2
-    gradient = torch.randn(4, generator=torch.Generator().manual_seed(seed + rank))
-    return (gradient if count else gradient * torch.nan), count
-
-
-print(measure(uneven_shards, hidden_gradient_and_count))
+print(measure(uneven_shards, shards_drawn(seed, length=4)))
 
 # %% [markdown]
 # ## 2. A clip in the wrong place (★, 10 minutes, 2 points)
@@ -211,6 +227,12 @@ verdict = check(
         "part of one gradient; here each holds a gradient of everything.": (
             lambda gs, most: on_all(cut(mean_of(gs), most[0], torch.cat(gs).norm()), gs)
         ),
+        "The mean is 0 here, so its length is 0, too, and 0 / 0 is nan. Divide by the length only where "
+        "it is above most.": (
+            lambda gs, most: [g * torch.nan if not mean_of(gs).any() else None for g in gs]
+        ),
+        "The mean is 0 here, and so is its length: nothing is to be cut, and nothing can be divided by "
+        "it.": "ZeroDivisionError",
         "A gradient that was short enough is made longer: cut, but never stretch.": (
             lambda gs, most: on_all(mean_of(gs) * most[0] / mean_of(gs).norm(), gs)
         ),
@@ -412,26 +434,71 @@ def out_of_step(rank, world_size, theta):
 
 
 # %% role="check" question="out_of_step" points=3
-def nearly_equal(rank, world_size):
-    theta = torch.tensor([0.25, -1.5, 3.0, 0.0, -1.5, 0.25])
-    if rank == 2:
-        theta = theta[[2, 1, 0, 3, 4, 5]]  # the same numbers in other places
-    if rank == 4:
-        theta[2] = torch.nextafter(theta[2], torch.tensor(9.0))  # the last bit
-    if rank == 5:
-        theta = theta[[1, 0, 2, 3, 5, 4]]  # and their sum weighted by places is the same, too
-    if rank == 6:
-        theta[3] = -0.0  # equal to 0.0, but of other bits
-    return (theta,)
+WAYS = ["same", "moved", "last bit", "same", "moved in pairs", "minus 0", "close checksum"]
+
+
+@functools.cache
+def twin_checksums(seed):
+    """Two vectors whose crc32 are one number when rounded to float32: some 10,000 are drawn."""
+    random, seen = torch.Generator().manual_seed(seed), {}
+    while True:
+        a, b, c = torch.randn(3, generator=random).tolist()
+        theta = torch.tensor([a, b, c, 0.0, b, a])
+        rounded = torch.tensor(float(zlib.crc32(theta.numpy().tobytes()))).item()
+        if rounded in seen:
+            return seen[rounded], theta
+        seen[rounded] = theta
+
+
+def nearly_equal(seed):
+    """Inputs: a world of n ranks has the first n - 1 ways, on ranks that it draws."""
+
+    def theta_of(rank, world_size):
+        first, other = twin_checksums(seed)
+        random = torch.Generator().manual_seed(100 * seed + world_size)
+        order = torch.randperm(world_size - 1, generator=random).tolist()
+        theta, way = first.clone(), "same" if rank == 0 else WAYS[order[rank - 1]]
+        if way == "moved":
+            theta = theta[[2, 1, 0, 3, 4, 5]]  # the same numbers in other places
+        if way == "moved in pairs":
+            theta = theta[[1, 0, 2, 3, 5, 4]]  # their sum weighted by places stays the same
+        if way == "last bit":
+            theta[2] = torch.nextafter(theta[2], torch.tensor(9.0))
+        if way == "minus 0":
+            theta[3] = -0.0  # equal to 0.0, but of other bits
+        return (other.clone() if way == "close checksum" else theta,)
+
+    return theta_of
+
+
+def started_apart(answer):
+    """The answer as on machines of two ranks, each started by itself: each has salts of its own."""
+
+    @functools.wraps(answer)
+    def on_this_machine(rank, world_size, *given):
+        usual = builtins.hash
+        builtins.hash = lambda x: usual((rank // 2, x) if isinstance(x, (bytes, str)) else x)
+        try:
+            return answer(rank, world_size, *given)
+        finally:
+            builtins.hash = usual
+
+    return on_this_machine
+
+
+def told_apart_by(*fingerprints):
+    """What ranks return that compare one of these instead of all bits."""
+
+    def by_rank(thetas):
+        seen = [[fingerprint(theta) for theta in thetas] for fingerprint in fingerprints]
+        return OneOf([on_all([r for r, x in enumerate(xs) if x != xs[0]], xs) for xs in seen])
+
+    return by_rank
 
 
 def unlike(thetas, whom):
     bits = [theta.numpy().tobytes() for theta in thetas]
     return [r for r in range(len(bits)) if bits[r] != bits[whom(r)]]
-
-
-def missing(rank):
-    return lambda thetas: on_all([r for r in all_out_of_step(thetas) if r != rank], thetas)
 
 
 def all_out_of_step(thetas):
@@ -440,21 +507,40 @@ def all_out_of_step(thetas):
 
 verdict = check(
     "out_of_step",
-    out_of_step,
-    nearly_equal,
+    started_apart(out_of_step),
+    nearly_equal(seed=70),
     lambda thetas: on_all(all_out_of_step(thetas), thetas),
     only("all_gather"),
+    Rule(asks_the_others, before_values=True),
     collectives(lambda thetas: 1),
     collective_nbytes(lambda thetas: 8, hint="Send a fingerprint of the weights."),
-    worlds=range(1, 8),  # ranks 2, 4, 5, 6 are out of step, each in its own way
+    worlds=range(1, len(WAYS) + 2),  # each has one way more
     mistakes={
         "A rank is missed whose weights are those of rank 0 in another order: a sum or a length does "
-        "not see who stands where.": missing(2),
+        "not see who stands where.": told_apart_by(
+            lambda theta: theta.double().sum().item(),
+            lambda theta: sorted(theta.tolist()),
+        ),
         "A rank is missed whose numbers are moved so that even their sum weighted by places stays "
-        "the same: many vectors share one sum of any kind. Take a checksum.": missing(5),
-        "A rank is missed that differs in the last bit of one number: compare bits.": missing(4),
+        "the same: many vectors share one sum of any kind. Take a checksum.": told_apart_by(
+            lambda theta: round(sum(k * x for k, x in enumerate(theta.tolist())), 9)
+        ),
+        "A rank is missed that differs in the last bit of one number: compare bits.": (
+            told_apart_by(lambda theta: [f"{x:.4f}" for x in theta.tolist()])
+        ),
         "A rank is missed that has -0.0 where rank 0 has 0.0: they are equal as numbers, but their "
-        "bits are not. Look at the bytes.": missing(6),
+        "bits are not. Look at the bytes.": told_apart_by(lambda theta: theta.tolist()),
+        "A rank is missed whose checksum is near that of rank 0: a float32 keeps 24 bits of a whole "
+        "number, and a checksum has 32. Send it as an int64.": told_apart_by(
+            lambda theta: torch.tensor(float(zlib.crc32(theta.numpy().tobytes()))).item()
+        ),
+        "Ranks that hold the weights of rank 0 are named, but rank 1 is not when it does: `hash` of "
+        "bytes or text is salted, anew in each program that is started, and here every two ranks "
+        "were started apart from the others. Take a checksum without a salt.": (
+            lambda thetas: on_all(
+                [r for r in range(len(thetas)) if r > 1 or r in all_out_of_step(thetas)], thetas
+            )
+        ),
         "Those are the ranks that agree with rank 0.": (
             lambda thetas: on_all(
                 [r for r in range(len(thetas)) if r not in all_out_of_step(thetas)], thetas
@@ -489,17 +575,10 @@ verdict
 #
 # `torch.tensor([number])` is an int64 tensor of 8 bytes; a float32 would keep 24 of the 32 bits only.
 # `all_gather` needs a holder for each rank. (Not Python's own `hash`: that of bytes is salted, another in
-# each program that is started. The check cannot see it, as its ranks share one salt.)
+# each program that is started.)
 #
 # </details>
 
 # %% role="hidden" question="out_of_step"
 seed = 1
-
-
-def hidden_weights(rank, world_size):
-    theta = torch.randn(6, generator=torch.Generator().manual_seed(seed))
-    return (theta.roll(1) if (rank + seed) % 3 == 0 and rank else theta,)
-
-
-print(measure(out_of_step, hidden_weights))
+print(measure(started_apart(out_of_step), nearly_equal(seed), worlds=range(1, len(WAYS) + 2)))

@@ -6,14 +6,26 @@
 # included, with uneven shares. It looks at the value on every rank, and at the collectives and their
 # bytes.
 #
-# The outputs stored below the checks are those of a good answer; they change when you run the check.
 # Each task has folded hints.
 
 # %% role="setup"
+import copy
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from simlib.checks import check, collective_nbytes, collectives, measure, only
+from simlib.checks import OneOf, Rule, check, collective_nbytes, collectives, measure, only
+
+DISK = tempfile.TemporaryDirectory()  # here lie the checkpoints of task 4
 
 # %% [markdown]
 # ## 1. Gradients in one flat buffer (★, 15 minutes, 2 points)
@@ -135,6 +147,17 @@ def share_of_right(rights, ns, keep=lambda example, place, n, world_size: exampl
     return [sum(kept) / n] * world_size
 
 
+def in_a_fixed_world(rights, ns):
+    """What comes out where rank r is taken to hold examples r, r + fixed, r + 2 fixed, ..."""
+    places = [(place, rank, r) for rank, mine in enumerate(rights) for place, r in enumerate(mine)]
+    sums = [
+        sum(r.item() for place, rank, r in places if rank + place * fixed < ns[0])
+        for fixed in range(2, 17)
+        if fixed != len(rights)
+    ]
+    return OneOf([[total / ns[0]] * len(rights) for total in sums])
+
+
 def mean_of_means(rights, ns):
     world_size = len(rights)
     real = [r[: len(range(rank, ns[0], world_size))] for rank, r in enumerate(rights)]
@@ -177,6 +200,9 @@ verdict = check(
         "A mean of means: the ranks have different numbers of real examples, so add up counts.": (
             mean_of_means
         ),
+        "A fixed world_size is written into the answer: use the one that the rank is given.": (
+            in_a_fixed_world
+        ),
     },
     points=2,
 )
@@ -212,12 +238,12 @@ print(
 )
 
 # %% [markdown]
-# ## 3. Batch norm over all ranks (★★, 25 minutes, 3 points)
+# ## 3. Batch norm over all ranks (★★, 30 minutes, 3 points)
 #
 # Each rank has `x` with shape (its number of examples, channels). The number of examples differs; one rank may have
 # none. Return `(mean, variance)` of each channel over the examples of **all** ranks: two float32 tensors. The
-# variance divides by the number of examples, as batch norm does. One `all_reduce` of at most
-# `2 * channels + 1` float32 numbers.
+# variance divides by the number of examples, as batch norm does. One channel has mean 1000 and standard deviation
+# 0.05. One collective, `all_gather` or `all_reduce`, to which a rank brings at most `2 * channels + 1` float32 numbers.
 
 
 # %% role="answer" question="batch_statistics" points=3
@@ -227,46 +253,53 @@ def batch_statistics(rank, world_size, x):
     x is float32, of shape (examples of this rank, channels); it is left as it is.
     """
     ### BEGIN SOLUTION
-    count = torch.tensor([float(len(x))])
-    sums = torch.cat([x.sum(0), (x * x).sum(0), count])
-    dist.all_reduce(sums)
-    channels = x.shape[1]
-    mean = sums[:channels] / sums[-1]
-    return mean, sums[channels:-1] / sums[-1] - mean**2
+    count, channels = len(x), x.shape[1]
+    own = x.mean(0) if count else torch.zeros(channels)
+    mine = torch.cat([torch.tensor([float(count)]), own, ((x - own) ** 2).sum(0)])
+    parts = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(parts, mine)
+    n, means, m2 = torch.stack(parts).split([1, channels, channels], dim=1)
+    mean = (n * means).sum(0) / n.sum()
+    return mean, (m2 + n * (means - mean) ** 2).sum(0) / n.sum()
     ### END SOLUTION
 
 
 # %% role="check" question="batch_statistics" points=3
-def uneven_batches(rank, world_size):
-    examples = [3, 1, 0, 4, 2][rank]
-    return (torch.arange(2.0 * examples).view(examples, 2) * (rank + 1) - rank,)
+def uneven_batches(rank, world_size, seed=0):
+    examples = (4, 1, 0, 8, 2)[rank]  # a power of two: the rank's own mean is then not rounded
+    draw = torch.Generator().manual_seed(100 * seed + 10 * world_size + rank)
+    steps = torch.randint(-11, 12, (examples, 3), generator=draw)
+    return (steps / torch.tensor([4.0, 8.0, 128.0]) + torch.tensor([0.0, 2.0, 1000.0]),)
 
 
 def statistics(xs, correction=0):
-    whole = torch.cat(xs)
-    return whole.mean(0), whole.var(0, correction=correction)
+    whole = torch.cat(xs).double()
+    return whole.mean(0).float(), whole.var(0, correction=correction).float()
 
 
-def from_sums(xs, count):
-    """What comes out where the sums over all ranks are divided by this."""
-    whole = torch.cat(xs)
-    mean = whole.sum(0) / count
-    return mean, (whole**2).sum(0) / count - mean**2
+def from_squares(xs):
+    """What E[x^2] - mean^2 may give in float32: its large channel is a multiple of 1/16."""
+    mean, variance = statistics(xs)
+    wrong = (torch.cat([variance[:2], torch.tensor([k / 16])]) for k in range(-64, 65))
+    return OneOf([[(mean, one)] * len(xs) for one in wrong])
 
 
-def averaged(xs, of):
+def averaged(xs):
     """The mean over the ranks of what each makes of its own examples."""
-    return tuple(torch.stack(one).mean(0) for one in zip(*map(of, xs), strict=True))
+    each = [statistics([x]) for x in xs if len(x)]
+    return tuple(torch.stack(one).mean(0) for one in zip(*each, strict=True))
 
 
-def mean_of_moments(xs):
-    mean, squares = averaged(xs, lambda x: (x.mean(0), (x * x).mean(0)))
-    return mean, squares - mean**2
+def combined(xs, between):
+    """(mean, variance) where between(n, mean of a rank, mean of all) is added to M2."""
+    mean, filled = statistics(xs)[0], [x for x in xs if len(x)]
+    m2 = [((x - x.mean(0)) ** 2).sum(0) + between(len(x), x.mean(0), mean) for x in filled]
+    return [(mean, sum(m2) / len(torch.cat(xs)))] * len(xs)
 
 
-def within_ranks(xs):
-    within = sum(((x - x.mean(0)) ** 2).sum(0) for x in xs if len(x))
-    return statistics(xs)[0], within / len(torch.cat(xs))
+def about_the_plain_mean(xs):
+    mean = averaged(xs)[0]
+    return mean, ((torch.cat(xs).double() - mean.double()) ** 2).mean(0).float()
 
 
 verdict = check(
@@ -274,38 +307,40 @@ verdict = check(
     batch_statistics,
     uneven_batches,
     lambda xs: [statistics(xs)] * len(xs),
-    only("all_reduce"),
+    only("all_gather", "all_reduce"),
     collectives(
-        lambda xs: 1, hint="The variance needs no mean first: sums of x and of x * x are enough."
+        lambda xs: 1,
+        hint="One tensor holds count, mean and M2; each rank makes its own before it knows the "
+        "mean of all.",
     ),
     collective_nbytes(
-        lambda xs: 4 * (2 * xs[0].shape[1] + 1), hint="The count is one number for all channels."
+        lambda xs: 4 * (2 * xs[0].shape[1] + 1),
+        hint="The count is one number for all channels, and float32 is enough for M2.",
     ),
     mistakes={
+        "E[x^2] - mean^2: where the mean is 1000, both are a million, and float32 keeps seven "
+        "digits of a million; the variance is lost, or below 0. Combine count, mean and M2.": (
+            from_squares
+        ),
         "The variance divides by n - 1; batch norm divides by n here.": (
             lambda xs: [statistics(xs, correction=1)] * len(xs)
         ),
-        "That is the mean of squares: the square of the mean has to be taken off it.": (
+        "That is the mean of squares, about 0: take them about the mean.": (
             lambda xs: [(statistics(xs)[0], (torch.cat(xs) ** 2).mean(0))] * len(xs)
         ),
         "The ranks' own means and variances are averaged: they have different numbers of examples, "
-        "and differ from each other, too.": (
-            lambda xs: [averaged(xs, lambda x: statistics([x]))] * len(xs)
+        "and differ from each other, too.": (lambda xs: [averaged(xs)] * len(xs)),
+        "The mean is the plain mean of the ranks' means: weigh each by its number of examples.": (
+            lambda xs: [about_the_plain_mean(xs)] * len(xs)
         ),
-        "The ranks' means of x and x * x are averaged: they have different numbers of examples.": (
-            lambda xs: [mean_of_moments(xs)] * len(xs)
+        "The ranks' M2 are added up, but how far their means lie apart is lost.": (
+            lambda xs: combined(xs, lambda n, own, mean: 0)
         ),
-        "The sums are divided by the number of ranks, not by that of the examples.": (
-            lambda xs: [from_sums(xs, len(xs))] * len(xs)
+        "How far a rank's mean lies off counts once for each of its examples: n times.": (
+            lambda xs: combined(xs, lambda n, own, mean: (own - mean) ** 2)
         ),
-        "The sums are of all ranks, but the count is of one rank only.": (
-            lambda xs: [from_sums(xs, len(x)) for x in xs]
-        ),
-        "The count is guessed from one rank: the others have other numbers of examples.": (
-            lambda xs: [from_sums(xs, len(x) * len(xs)) for x in xs]
-        ),
-        "The ranks' variances are weighed rightly, but how far their means lie apart is lost.": (
-            lambda xs: [within_ranks(xs)] * len(xs)
+        "That is M2 of all: the sum of squares has still to be divided by n.": (
+            lambda xs: [(statistics(xs)[0], statistics(xs)[1] * len(torch.cat(xs)))] * len(xs)
         ),
         "That is the standard deviation, the root of the variance.": (
             lambda xs: [(statistics(xs)[0], statistics(xs)[1].sqrt())] * len(xs)
@@ -318,102 +353,197 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The means of the ranks cannot be averaged: the ranks have different numbers of examples. What can be added?
+# The sums of $x$ and $x^2$ could be added up, but a small variance about a large mean is lost in them. What
+# can each rank tell of its examples *about its own mean*?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The variance is the mean of $x^2$ minus the square of the mean. So three sums are enough: of $x$, of $x^2$, and the count.
+# Its count $n_r$, its mean $\mu_r$ and $M_r$, the sum of $(x - \mu_r)^2$. Then $\mu = \sum n_r \mu_r / n$ and $M = \sum
+# (M_r + n_r (\mu_r - \mu)^2)$.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `torch.cat([x.sum(0), (x * x).sum(0), count])` with `count` a tensor of one float. After the all_reduce, cut
-# it up by the number of channels, `x.shape[1]`.
+# `torch.cat([count, own, m2])` with `count` a tensor of one float. The mean of no examples is nan, and
+# `0 * nan` is nan, too: put zeros there. `torch.stack(parts)` has a row per rank.
 #
 # </details>
 
 # %% role="hidden" question="batch_statistics"
 seed = 1
-print(
-    measure(
-        batch_statistics,
-        lambda rank, world_size: (
-            torch.randn(
-                2 + seed % 3 if rank == 0 else (3 * rank + seed) % 5,
-                3,
-                generator=torch.Generator().manual_seed(seed + rank),
-            ),
-        ),
-    )
-)
+print(measure(batch_statistics, lambda rank, world_size: uneven_batches(rank, world_size, seed)))
 
 # %% [markdown]
-# ## 4. Go on from a checkpoint (★★, 20 minutes, 3 points)
+# ## 4. Go on from a checkpoint (★★★, 35 minutes, 3 points)
 #
-# Only rank 0 could read the checkpoint, so it has to tell the others: `weights` and `velocity` (SGD's momentum)
-# are right there, and are other numbers elsewhere. `gradient` is each rank's own, for the next step. All ranks go on:
-#
-# $$v' = 0.9\,v + \bar g, \qquad \theta' = \theta - 0.1\,v'$$
-#
-# with $\bar g$ the mean gradient. Return `(weights, velocity)` after the step. Use `broadcast` and `all_reduce`, at most
-# two collectives in all. The inputs must not change.
+# At `path` lies a checkpoint of `nn.Linear(2, 1)` and its SGD (rate 0.1, momentum 0.9): a dict of two state dicts,
+# `model` and `optimizer`, and `epoch`, the next one. Every rank can read it. Train that epoch on `TensorDataset(x, y)`:
+# `DistributedSampler(data, world_size, rank)`, batches of 2, `F.mse_loss`, mean gradients. Then rank 0 alone replaces the
+# file by the new checkpoint, in one move; nobody returns before. Return the weights, flat. Use `all_reduce` once a step,
+# and `barrier`.
 
 
 # %% role="answer" question="resume" points=3
-def resume(rank, world_size, weights, velocity, gradient):
-    """Return (weights, velocity) after one more step from rank 0's weights and velocity.
+def resume(rank, world_size, path, x, y):
+    """Train the next epoch from the checkpoint at path, and put a new one there.
 
-    All three are float32 tensors of the same one-dimensional shape; they are left as they are.
+    Return parameters_to_vector(model.parameters()).detach().
     """
     ### BEGIN SOLUTION
-    state = torch.stack([weights, velocity])
-    dist.broadcast(state, src=0)
-    weights, velocity = state
-    mean = gradient.clone()
-    dist.all_reduce(mean)
-    velocity = 0.9 * velocity + mean / world_size
-    return weights - 0.1 * velocity, velocity
+    data = TensorDataset(x, y)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    state = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    sampler = DistributedSampler(data, world_size, rank)
+    sampler.set_epoch(state["epoch"])
+    for some_x, some_y in DataLoader(data, 2, sampler=sampler):
+        optimizer.zero_grad()
+        F.mse_loss(model(some_x), some_y).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        flat = parameters_to_vector(gradients)
+        dist.all_reduce(flat)
+        vector_to_parameters(flat / world_size, gradients)
+        optimizer.step()
+    if rank == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**state, "epoch": sampler.epoch + 1}, f"{path}.new")
+        os.replace(f"{path}.new", path)
+    dist.barrier()
+    return parameters_to_vector(model.parameters()).detach()
     ### END SOLUTION
 
 
 # %% role="check" question="resume" points=3
-def only_rank_0_read_it(rank, world_size):
-    weights, velocity = torch.tensor([1.0, 2, 3]), torch.tensor([0.5, -1, 2])
-    gradient = torch.tensor([1.0, -2, 0.5]) * (rank + 1)
-    return weights - 7 * rank, velocity + 3 * rank, gradient
+def a_checkpoint(rank, world_size, seed=0):
+    """Every rank has a name of its own for it, so that one sees who writes."""
+    draw = torch.Generator().manual_seed(10 * seed + world_size)
+    x, y = torch.randn(9, 2, generator=draw), torch.randn(9, 1, generator=draw)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=draw)
+        parameter.grad = torch.randn(parameter.shape, generator=draw)
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    state["epoch"] = int(torch.randint(2, 9, (), generator=draw))
+    path = Path(DISK.name) / f"{seed}_{world_size}_{rank}" / "last.pt"
+    shutil.rmtree(path.parent, ignore_errors=True)
+    (path.parent / "kept").mkdir(parents=True)
+    torch.save(state, path)
+    shutil.copy(path, path.parent / "kept" / "copy")
+    os.link(path, path.parent / "kept" / "link")  # the old file, also when path leads to another
+    return str(path), x, y
 
 
-def after_a_step(velocity, gradients, weights):
-    velocity = 0.9 * velocity + torch.stack(gradients).mean(0)
-    return weights - 0.1 * velocity, velocity
+def kept(path, name):
+    return Path(path).parent / "kept" / name
+
+
+def steps_of(world_size, length=9):
+    return math.ceil(math.ceil(length / world_size) / 2)
+
+
+def epoch_from(paths, xs, ys, later=0, epoch=None, momentum=True, own=False, total=False):
+    """The weights of every rank after one epoch, by one process that takes the ranks' turns."""
+    state = torch.load(kept(paths[0], "copy"), weights_only=True)
+    world_size, found, data = len(paths), [], TensorDataset(xs[0], ys[0])
+    shares = [DistributedSampler(data, world_size, rank) for rank in range(world_size)]
+    for share in shares:
+        share.set_epoch(state["epoch"] + later if epoch is None else epoch)
+    shares = [list(share) for share in shares]
+    for rank in range(world_size if own else 1):
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        model.load_state_dict(state["model"])
+        if momentum:
+            optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        for step in range(steps_of(world_size)):
+            optimizer.zero_grad()
+            for share in [shares[rank]] if own else shares:
+                some_x, some_y = data[share[2 * step : 2 * step + 2]]
+                loss = F.mse_loss(model(some_x), some_y)
+                (loss / (1 if own or total else world_size)).backward()
+            optimizer.step()
+        found.append(parameters_to_vector(model.parameters()).detach())
+    return found if own else found * world_size
+
+
+def state_complaint(state, weights, before):
+    """A sentence about what stands in the new checkpoint, or None."""
+    if not isinstance(state, dict) or not {"model", "optimizer", "epoch"} <= set(state):
+        return "The new checkpoint is no dict with model, optimizer and epoch."
+    flat = torch.cat([one.flatten() for one in state["model"].values()])
+    if not torch.allclose(flat, weights):
+        return "The weights in the new checkpoint are not those that are returned."
+    velocity = [one.get("momentum_buffer") for one in state["optimizer"].get("state", {}).values()]
+    old = [one["momentum_buffer"] for one in before["optimizer"]["state"].values()]
+    if len(velocity) < 2 or any(map(torch.equal, velocity, old)):
+        return "The optimizer in the new checkpoint has not the momentum after this epoch."
+    if state["epoch"] != before["epoch"] + 1:
+        return (
+            f"The new checkpoint says epoch {state['epoch']}, and the next one is "
+            f"{before['epoch'] + 1}: who loads it would see a shuffle twice, or miss one."
+        )
+    return None
+
+
+def file_complaint(run, given):
+    for rank, path in enumerate(given[0]):
+        copied, link = kept(path, "copy"), kept(path, "link")
+        if copied.read_bytes() != link.read_bytes():
+            return (
+                f"The weights are right, but rank {rank} writes into the old file itself: a crash "
+                "in the middle leaves half a checkpoint and no old one. Save beside it, then "
+                "os.replace."
+            )
+        new = not os.path.exists(path) or not os.path.samefile(path, link)
+        if rank and new:
+            return f"Rank {rank} replaces the checkpoint, too: one rank writes, all load."
+        if not rank and not new:
+            return "The weights are right, but the old checkpoint still lies at path."
+    before = torch.load(kept(given[0][0], "copy"), weights_only=True)
+    said = state_complaint(torch.load(given[0][0], weights_only=True), run.results[0], before)
+    last = [run.trace.of_rank(rank)[-1:] for rank in range(run.world_size)]
+    early = [rank for rank, ops in enumerate(last) if ops and ops[0].kind != "barrier"]
+    if early and run.world_size > 1 and not said:
+        return (
+            f"Nothing keeps rank {early[-1]} from returning, and loading the old file, before "
+            "rank 0 has written the new one: a barrier behind the writing does."
+        )
+    return said
 
 
 verdict = check(
     "resume",
     resume,
-    only_rank_0_read_it,
-    lambda ws, vs, gs: [after_a_step(vs[0], gs, ws[0])] * len(ws),
-    only("broadcast", "all_reduce"),
-    collectives(lambda ws, vs, gs: 2, hint="Weights and velocity can travel in one tensor."),
+    a_checkpoint,
+    epoch_from,
+    only("all_reduce", "barrier"),
+    collectives(
+        lambda paths, xs, ys: steps_of(len(paths)) + 1,
+        hint="One flat buffer a step, and one barrier.",
+    ),
+    Rule(file_complaint),
     mistakes={
-        "The weights go on from rank 0's, but the momentum begins at zero again.": (
-            lambda ws, vs, gs: [after_a_step(0 * vs[0], gs, ws[0])] * len(ws)
+        "set_epoch is forgotten: those are the batches of epoch 0, again.": (
+            lambda *given: epoch_from(*given, epoch=0)
         ),
-        "Each rank goes on with its own velocity: only rank 0's came from the file.": (
-            lambda ws, vs, gs: [after_a_step(v, gs, ws[0]) for v in vs]
+        "Those are the batches of the epoch after: the file's epoch is the one to train now.": (
+            lambda *given: epoch_from(*given, later=1)
+        ),
+        "Those are the batches of the epoch before: the file's epoch is the next one, not the "
+        "last.": (lambda *given: epoch_from(*given, later=-1)),
+        "The weights come from the file, but the momentum begins at zero again.": (
+            lambda *given: epoch_from(*given, momentum=False)
         ),
         "Each rank steps with its own gradient, so the replicas drift apart.": (
-            lambda ws, vs, gs: [after_a_step(vs[0], [g], ws[0]) for g in gs]
+            lambda *given: epoch_from(*given, own=True)
         ),
-        "All ranks step with rank 0's gradient: the examples of the others are lost.": (
-            lambda ws, vs, gs: [after_a_step(vs[0], gs[:1], ws[0])] * len(ws)
-        ),
-        "The weights step with the old velocity: make the new one first.": (
-            lambda ws, vs, gs: [(ws[0] - 0.1 * vs[0], after_a_step(vs[0], gs, ws[0])[1])] * len(ws)
-        ),
-        "That is the step with the sum of the gradients, not with their mean.": (
-            lambda ws, vs, gs: [after_a_step(vs[0], [sum(gs)], ws[0])] * len(ws)
+        "Those are steps with the sum of the gradients, not with their mean.": (
+            lambda *given: epoch_from(*given, total=True)
         ),
     },
     points=3,
@@ -423,22 +553,17 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What must be equal on all ranks before the step, so that it is equal after it? Three things.
+# In this order: make model and optimizer; `torch.load(path, weights_only=True)`; `load_state_dict` of both;
+# `sampler.set_epoch`; the loop of [the lesson](../notebooks/07_data_parallel_training.ipynb), without noise.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `torch.stack([a, b])` makes one tensor of two, a copy. After the broadcast `a, b = both` takes it apart.
+# `torch.save(state, path + ".new")`, then `os.replace(path + ".new", path)`: at every moment there is a whole
+# file at `path`, the old one or the new one. A `barrier` makes the others wait for rank 0.
 #
 # </details>
 
 # %% role="hidden" question="resume"
 seed = 1
-print(
-    measure(
-        resume,
-        lambda rank, world_size: tuple(
-            torch.randn(3, 4, generator=torch.Generator().manual_seed(seed + rank))
-        ),
-    )
-)
+print(measure(resume, lambda rank, world_size: a_checkpoint(rank, world_size, seed)))

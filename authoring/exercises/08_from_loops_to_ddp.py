@@ -7,7 +7,6 @@
 # order, how many bytes. Task 2 is then put on a modelled network, whose virtual clock shows whether
 # your program really overlaps.
 #
-# The outputs stored below the checks are those of a good answer; they change when you run the check.
 # Each task has folded hints.
 
 # %% role="setup"
@@ -21,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import simlib
-from simlib.checks import Fits, Rule, Timed, brought, check, measure, only
+from simlib.checks import Fits, OneOf, Rule, Timed, brought, check, measure, only
 
 
 def tower(widths):
@@ -201,6 +200,34 @@ def mean_gradients(widths, xs):
     return [[torch.stack(grads).mean(0) for grads in layers]] * len(xs)
 
 
+def sorts_of_numbers(got, own, mean, n):
+    """What the numbers of a list of gradients are: means, the rank's own, or something else."""
+    if not isinstance(got, list) or len(got) != len(own):
+        return {"else"}
+    found = set()
+    for one, mine, right in zip(got, own, mean, strict=True):
+        if not isinstance(one, torch.Tensor) or one.shape != mine.shape:
+            return {"else"}
+        is_mean, is_own = one.isclose(right), one.isclose(mine) | one.isclose(mine / n)
+        found |= {"mean"} if (is_mean & ~is_own).any() else set()
+        found |= {"own"} if (is_own & ~is_mean).any() else set()
+        found |= set() if (is_own | is_mean | one.isclose(right * n)).all() else {"else"}
+    return found
+
+
+def read_too_early(run, given):
+    """A sentence where some numbers are means already and others still the rank's own."""
+    widths, xs = given
+    each = zip(run.results, own_gradients(widths, xs), mean_gradients(widths, xs), strict=True)
+    found = set().union(*(sorts_of_numbers(*one, len(xs)) for one in each))
+    if found != {"mean", "own"}:
+        return None
+    return (
+        "Some gradients are means already, and others still the rank's own: they were read or "
+        "copied before their wait() had returned. Which ones may differ from run to run."
+    )
+
+
 FLOPS_PER_S = 2e9  # a layer: 0.52 ms forward, 1.05 backward, 0.49 for its all_reduce
 
 
@@ -216,6 +243,7 @@ verdict = check(
     small,
     mean_gradients,
     only("all_reduce"),
+    Rule(read_too_early, before_values=True),
     brought(
         lambda widths, xs: [4 * a * b for a, b in pairwise(widths[0])][::-1],
         hint="One all_reduce per layer, in the order in which backward reaches them.",
@@ -236,9 +264,9 @@ verdict = check(
             lambda widths, xs: [[None] * (len(widths[0]) - 1)] * len(xs)
         ),
         "Each rank has its own gradient: what was reduced is not the tensor in `.grad`, which a "
-        "post-accumulate hook sees.": own_gradients,
+        "post-accumulate hook sees, or it was copied before its wait().": own_gradients,
         "Each rank has its own gradient, divided: what was reduced is not the tensor in `.grad`, "
-        "which a post-accumulate hook sees.": (
+        "which a post-accumulate hook sees, or it was copied before its wait().": (
             lambda widths, xs: [[g / len(xs) for g in own] for own in own_gradients(widths, xs)]
         ),
     },
@@ -301,9 +329,10 @@ def accumulate(rank, world_size, micro_batches):
 
 
 # %% role="check" question="accumulate" points=3
-def three_micro_batches(rank, world_size):
-    numbers = torch.arange(18.0).sin() + rank
-    return (list(numbers.view(3, 2, 3)),)
+def some_micro_batches(rank, world_size):
+    number = 2 + world_size % 3
+    numbers = torch.arange(6.0 * number).sin() + rank
+    return (list(numbers.view(number, 2, 3)),)
 
 
 def many_micro_batches(rank, world_size):
@@ -315,20 +344,34 @@ def room(lists):
     return 2 * 4 * (3 + 2 + 1) * len(lists[0][0]) + 500
 
 
-def of_the_whole(lists, times=(1,) * 8):
-    """The gradients if micro-batch k counts ``times[k]`` times."""
+def of_the_whole(lists, first=1, between=1, last=1):
+    """The gradients if micro-batches count so many times."""
     model = tower([3, 2, 1])
-    weighed = [model(x).mean() * k for xs in lists for x, k in zip(xs, times, strict=False)]
+    times = [first, *[between] * (len(lists[0]) - 2), last]
+    weighed = [model(x).mean() * k for xs in lists for x, k in zip(xs, times, strict=True)]
     torch.stack(weighed).mean().backward()
     return [gradients(model)] * len(lists)
 
 
-def of_each_rank(lists, times=(1,) * 8):
-    return [of_the_whole([xs], times)[0] for xs in lists]
+def of_each_rank(lists, *times):
+    return [of_the_whole([xs], *times)[0] for xs in lists]
+
+
+def by_hand(run, given):
+    """A sentence where an all_reduce is a line of the learner's, and not of DDP's in backward."""
+    for op in run.trace:
+        text = op.site.line_text
+        if op.kind == "all_reduce" and "reduce" in text and "backward" not in text:
+            return (
+                f"Rank {op.rank} calls all_reduce itself, of {sum(map(math.prod, op.shapes))} "
+                f"numbers ({op.site.place}). Here DDP is to do it: let the last micro-batch go "
+                "backward outside of no_sync."
+            )
+    return None
 
 
 def synced_first(lists):
-    first, others = of_the_whole(lists, (1, 0, 0)), of_each_rank(lists, (0, 1, 1))
+    first, others = of_the_whole(lists, 1, 0, 0), of_each_rank(lists, 0, 1, 1)
     pairs = zip(first, others, strict=True)
     return [[a + b for a, b in zip(one, other, strict=True)] for one, other in pairs]
 
@@ -336,9 +379,10 @@ def synced_first(lists):
 verdict = check(
     "accumulate",
     accumulate,
-    three_micro_batches,
+    some_micro_batches,
     of_the_whole,
     only("all_reduce", "all_gather", "broadcast"),  # the latter two are of DDP's constructor
+    Rule(by_hand, before_values=True),
     brought(
         lambda lists: [32] if len(lists) > 1 else None,
         kind="all_reduce",
@@ -354,21 +398,21 @@ verdict = check(
     ],
     mistakes={
         "That is the sum over the micro-batches: each loss is a mean already.": (
-            lambda lists: of_the_whole(lists, (3,) * 8)
+            lambda lists: of_the_whole(lists, *[len(lists[0])] * 3)
         ),
         "That is a multiple, as the examples of a micro-batch are summed: take their mean.": (
-            lambda lists: of_the_whole(lists, (2,) * 8)
+            lambda lists: of_the_whole(lists, 2, 2, 2)
         ),
         "That is the right gradient divided by the number of ranks: DDP does that already.": (
-            lambda lists: of_the_whole(lists, [1 / len(lists)] * 8)
+            lambda lists: of_the_whole(lists, *[1 / len(lists)] * 3)
         ),
         "Each rank has the gradient of its own examples: DDP never communicated. Forward **and** "
         "backward of the last micro-batch stand outside of no_sync.": of_each_rank,
         "Only the last micro-batch counts: is the gradient zeroed in between?": (
-            lambda lists: of_the_whole(lists, (0, 0, 1))
+            lambda lists: of_the_whole(lists, 0, 0, 1)
         ),
         "Only the last loss is divided by the number of micro-batches: divide all.": (
-            lambda lists: of_the_whole(lists, (3, 3, 1))
+            lambda lists: of_the_whole(lists, *[len(lists[0])] * 2, 1)
         ),
         "DDP communicated with the first micro-batch: what came later is each rank's own.": (
             synced_first
@@ -451,17 +495,42 @@ def weighed(xs, weights=None):
     return [gradients(model)] * len(xs)
 
 
-def too_many_numbers(run, given):
+def another_way(run, given):
+    """A sentence where beside DDP's 8 gradients not exactly one number is summed."""
     for rank in range(run.world_size if run.world_size > 1 else 0):
         ops = [op for op in run.trace.of_rank(rank) if op.kind == "all_reduce"]
         numbers = [sum(map(math.prod, op.shapes)) for op in ops]
-        if sorted(numbers) != [1, 8]:
-            return (
-                f"The values are right in a world of {run.world_size}, but the all_reduces of rank "
-                f"{rank} carry {numbers} numbers: 8 gradients by DDP and 1 of yours are enough. "
-                "Which one number must all ranks know?"
+        if sorted(numbers) == [1, 8]:
+            continue
+        why = (
+            f"the all_reduces of rank {rank} carry {numbers} numbers: 8 gradients by DDP and 1 of "
+            "yours are enough. What is it that all ranks must know?"
+        )
+        if numbers == [8]:
+            why = (
+                f"rank {rank} learns the counts by another collective. Only their sum is needed: "
+                "an all_reduce of one number."
             )
+        elif 8 not in numbers:
+            why = (
+                f"rank {rank} has no all_reduce of 8 gradients, which is DDP's: what you reduce "
+                f"yourself carries {numbers} numbers. Let DDP do it, in ddp(x)'s backward."
+            )
+        return f"The values are right in a world of {run.world_size}, but {why}"
     return None
+
+
+def own_only(xs):
+    """What each rank has if DDP never communicates, for three ways to weigh its examples."""
+    total, n = sum(map(len, xs)), len(xs)
+    ways = [lambda x: n / total, lambda x: 1 / total, lambda x: 1 / max(1, len(x))]
+    return OneOf([[weighed([x], [way(x)])[0] for x in xs] for way in ways])
+
+
+def weighed_afterwards(xs):
+    total, n = sum(map(len, xs)), len(xs)
+    means = weighed(xs, [1 / n / max(1, len(x)) for x in xs])[0]
+    return [[g * n * len(x) / total for g in means] for x in xs]
 
 
 verdict = check(
@@ -470,7 +539,7 @@ verdict = check(
     uneven,
     weighed,
     only("all_reduce", "all_gather", "broadcast"),
-    Rule(too_many_numbers),
+    Rule(another_way),
     mistakes={
         "Every rank weighs the same there: a rank with few examples has too much weight.": (
             lambda xs: weighed(xs, [1 / len(xs) / max(1, len(x)) for x in xs])
@@ -478,9 +547,17 @@ verdict = check(
         "That is the right gradient divided by the number of ranks: DDP divides, too.": (
             lambda xs: weighed(xs, [1 / len(xs) / sum(map(len, xs))] * len(xs))
         ),
-        "That is the gradient of the sum, divided by the number of ranks.": (
+        "That is the gradient of the sum of the outputs, which DDP has divided by the number of "
+        "ranks: divide by the number of all examples.": (
             lambda xs: weighed(xs, [1 / len(xs)] * len(xs))
         ),
+        "There the ranks' means are added up: divide by the number of all examples, not by the "
+        "rank's own.": lambda xs: weighed(xs, [1 / max(1, len(x)) for x in xs]),
+        "Each rank weighs what DDP has averaged already: weigh the loss, before backward.": (
+            weighed_afterwards
+        ),
+        "Each rank has the gradient of its own examples, so DDP never communicated: call ddp(x), "
+        "not ddp.module(x).": own_only,
     },
     points=3,
 )

@@ -6,7 +6,6 @@
 # on every rank and at what was sent. Then it goes to 8 modelled ranks with a virtual clock, which
 # shows the same on every machine, and your function must keep within a budget of time.
 #
-# The outputs stored below the checks are those of a good answer; they change when you run the check.
 # Each task has folded hints. A step of work is `simlib.compute(seconds)`. `tree` and `ring`, given
 # here, add up `x` in place over the ranks **0 to R - 1** only; call them on just these. By lesson 09
 # they take

@@ -7,8 +7,7 @@
 #
 # Besides values, messages and bytes, some checks look at **memory**: an answer that is right on real
 # ranks is simulated, and no rank may hold more than a bound at its peak. An input counts only once
-# the rank computes with it or sends it. The outputs stored below the checks are those of a good
-# answer; they change when you run the check. Each task has folded hints.
+# the rank computes with it or sends it. Each task has folded hints.
 
 # %% role="setup"
 import itertools
@@ -32,6 +31,24 @@ def in_one_process(ws, x, reduction=torch.mean):
 def over_boundaries(ws, batch):
     """Tasks 3 and 4: bytes of the activations at every boundary, and of their gradients."""
     return sum(2 * 4 * batch * w.shape[0] for w in ws[1:])
+
+
+# %% role="setup"
+def left_none(run, given):
+    """Tasks 3 and 4: a sentence where ranks return None, which a .grad may be."""
+    none = [rank for rank, got in enumerate(run.results) if got is None]
+    if len(none) == run.world_size:
+        return (
+            "Every rank returns None. If there is a `return`, then of a .grad that nothing was put "
+            "into: backward fills that of the tensor you computed with, if this is one that you "
+            "have told requires_grad_(), not the w it was cloned from, nor a clone of such a one."
+        )
+    if none:
+        return (
+            f"Rank {none[0]} returns None, not so rank {run.world_size - 1}: was backward called on "
+            "every rank, with the gradient that came back over its boundary?"
+        )
+    return None
 
 
 # %% [markdown]
@@ -453,6 +470,7 @@ verdict = check(
     weights_and_examples,
     lambda ws, xs, batches: list(in_one_process(ws, xs[0])),
     only("send", "recv"),
+    Rule(left_none, before_values=True),
     messages(lambda ws, *_: 2 * (len(ws) - 1), hint="One forward and one backward each."),
     nbytes(
         lambda ws, xs, batches: over_boundaries(ws, batches[0]),
@@ -591,6 +609,7 @@ verdict = check(
     cut_up(batch=4, pieces=3, widths=[3, 4, 2, 5, 3, 2]),
     lambda ws, xs, _, pieces: summed(ws, xs, pieces[0]),
     only("send", "recv"),
+    Rule(left_none, before_values=True),
     Rule(told_apart),
     messages(
         lambda ws, xs, _, pieces: 2 * (len(ws) - 1) * pieces[0],

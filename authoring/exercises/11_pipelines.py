@@ -7,8 +7,7 @@
 #
 # Tasks 3 and 4 use `follow` of a cell below, lesson 11's program for a plan. It does a list of words such
 # as `["F0", "B0"]` on a stage that makes `torch.tanh(h @ w)`, and returns the gradient of the mean of all
-# micro-batches' losses. Some checks also look at **time** and **memory** on a modelled cluster. The
-# outputs stored below the checks are those of a good answer.
+# micro-batches' losses. Some checks also look at **time** and **memory** on a modelled cluster.
 
 # %% role="setup"
 import itertools
@@ -108,14 +107,31 @@ def in_one_process(ws, xs, *_):
 
 
 # %% role="setup"
-SQUARE, PIECES = [32] * 5, 8
+SQUARE, PIECES = [32] * 6, 8
 PRODUCT_S = 2 * 64 * 32 * 32 / 1e9  # of h and w: a forward has one, a backward two
-FREE = simlib.Cluster(4, 1, simlib.Link(0, float("inf")), device=simlib.Device(flops_per_s=1e9))
+FREE = {
+    K: simlib.Cluster(K, 1, simlib.Link(0, float("inf")), device=simlib.Device(flops_per_s=1e9))
+    for K in (3, 4, 5)
+}
 BIG = 4 * 64 * 32  # bytes of one micro-batch between two stages
 
 
 def summed(ws, xs, batches, pieces, *_):
     return [gradient * pieces[0] for gradient in in_one_process(ws, xs)]
+
+
+def but_the_last(ws, xs, batches, pieces, *_):
+    return in_one_process(ws, [xs[0][:-1] or xs[0]])
+
+
+# %% [markdown]
+# What a schedule may not do, and the messages and the memory that it may take.
+
+# %% role="setup"
+NO_FORWARD = (
+    "A micro-batch goes backward that has not gone forward on this rank, or has gone back already."
+)
+NO_SUCH_PIECE = "There is no such micro-batch: their numbers go from 0 to pieces - 1."
 
 
 def each_once(ws, xs, batches, pieces, *_):
@@ -164,6 +180,12 @@ def a_batch(rank, world_size):
     """On two ranks or more, each mistake below has another M than the others and the answer."""
     examples = [12, 26, 49, 34, 49][world_size - 1]
     return examples, 0.5, [1.0, 0.5, 1.0, 0.5, 0.5][world_size - 1]
+
+
+def a_batch_of_equal_parts(rank, world_size):
+    """The best M divides this one, so that no part is larger than the others."""
+    examples = [24, 24, 24, 36, 24][world_size - 1]
+    return examples, 0.5, [1.0, 1.0, 0.5, 1.0, 0.25][world_size - 1]
 
 
 def step_of(K, M, examples, start_s, example_s):
@@ -230,6 +252,24 @@ def idle_share_of_that(K, M, examples, start_s, example_s):
     return 1 - busy_s / as_long_as_the_largest(K, M, examples, start_s, example_s)
 
 
+def with_ramps(largest_of):
+    """M and its bubble if the largest of M parts were `largest_of(examples, M)`."""
+
+    def ramps_s(K, M, examples, start_s, example_s):
+        return (K - 1) * (start_s + largest_of(examples, M) * example_s)
+
+    def time_s(K, M, examples, start_s, example_s):
+        busy_s = M * start_s + examples * example_s
+        return busy_s + ramps_s(K, M, examples, start_s, example_s)
+
+    def pick(K, examples, *times):
+        return min(
+            range(1, examples + 1), key=lambda M: (round(time_s(K, M, examples, *times), 9), M)
+        )
+
+    return chosen(pick, lambda *case: ramps_s(*case) / time_s(*case))
+
+
 def counted_as_large(*given):
     """Whichever way the bubble is worked out then."""
     bubbles = by_formula, idle_share_of_that, lambda K, M, *batch: step_of(K, M, *batch)[1]
@@ -239,7 +279,7 @@ def counted_as_large(*given):
 verdict = check(
     "best_cut",
     best_cut,
-    a_batch,
+    [a_batch, a_batch_of_equal_parts],
     chosen(shortest),
     collectives(lambda *given: 0),
     messages(lambda *given: 0, hint="Each rank can work this out for itself."),
@@ -264,6 +304,10 @@ verdict = check(
             chosen(largest_of_the_best)
         ),
         "One micro-batch is the naive split.": chosen(lambda *batch: 1),
+        "The largest micro-batch has one example too many where M divides the batch: there all are "
+        "equal.": with_ramps(lambda examples, M: examples // M + 1),
+        "The largest micro-batch has an example too few: where M does not divide the batch, some have "
+        "one more.": with_ramps(lambda examples, M: examples // M),
     },
     points=3,
 )
@@ -398,6 +442,18 @@ def up_to_the_mean(parts):
     return spread([*cut, len(times)])
 
 
+def past_the_mean(parts):
+    times, n = torch.cat(parts).tolist(), len(parts)
+    cut, total = [0], 0
+    for number, time in enumerate(times, 1):
+        total += time
+        left = len(times) - number
+        if len(cut) < n and (total >= sum(times) / n or left <= n - len(cut)):
+            cut.append(number)
+            total = 0
+    return spread([*cut, len(times)])
+
+
 verdict = check(
     "rebalance",
     rebalance,
@@ -420,6 +476,11 @@ verdict = check(
         ),
         "Each stage ends before it is above the mean, and the last one takes what is left: it is too "
         "slow.": up_to_the_mean,
+        "Each stage ends when it has reached the mean, and so may be far above it: look for the cut "
+        "whose slowest stage is fastest.": past_the_mean,
+        "`end` is one past the last layer of a rank, as in a range.": (
+            lambda parts: [(a, b - 1) for a, b in best_of(first_ranks)(parts)]
+        ),
     },
     points=3,
 )
@@ -487,12 +548,22 @@ def in_budget(rank, world_size, w, xs, batch, pieces, most):
 
 
 # %% role="check" question="in_budget" points=4
-SHORTEST = {4: 33, 2: 51}  # products one after the other: 4 ranks, 8 micro-batches, by `most`
-
-
 def shortest_s(ws, xs, batches, pieces, most):
-    return SHORTEST[most[0]] * PRODUCT_S
+    """A micro-batch comes 3 products after the one before it, and when there is room on rank 0."""
+    K, starts = len(ws), []
+    for micro in range(pieces[0]):
+        freed = starts[micro - most[0]] + 3 * K if micro >= most[0] else 0
+        starts.append(max(freed, starts[-1] + 3 if starts else 0))
+    return (starts[-1] + 3 * K) * PRODUCT_S
 
+
+def on_free_links(K, pieces, most, hint):
+    return Timed(FREE[K], stages_and_pieces(SQUARE, 64, pieces, most), shortest_s, hint)
+
+
+OTHER_K = (
+    "The plan is as short as it can be on 4 ranks; here are {}: count a micro-batch's way from K."
+)
 
 verdict = check(
     "in_budget",
@@ -504,30 +575,35 @@ verdict = check(
     nbytes(over_boundaries, hint="Only activations and their gradients need to cross."),
     mistakes={
         "Those are sums over the micro-batches: follow gives their mean.": summed,
+        "The last micro-batch is in no word: all of `pieces` count.": but_the_last,
+        NO_FORWARD: "KeyError",
+        NO_SUCH_PIECE: "IndexError",
     },
     timed=[
-        Timed(
-            FREE,
-            stages_and_pieces(SQUARE, 64, PIECES, 4),
-            shortest_s,
+        on_free_links(
+            4,
+            PIECES,
+            4,
             "Here 4 may be held, as many as there are ranks: that is 1F1B of the lesson.",
         ),
-        Timed(
-            FREE,
-            stages_and_pieces(SQUARE, 64, PIECES, 2),
-            shortest_s,
+        on_free_links(
+            4,
+            PIECES,
+            2,
             "Here 2 may be held: a third begins when the first is back. Does a rank wait for a forward, "
             "while a backward is there?",
         ),
+        on_free_links(3, 7, 2, OTHER_K.format(3)),
+        on_free_links(5, 7, 3, OTHER_K.format(5)),
     ],
     memory=[
         Fits(
-            FREE,
+            FREE[K],
             stages_and_pieces(SQUARE, 64, PIECES, most),
             room,
             f"Here at most {most} may be held: go backward as soon as so many are.",
         )
-        for most in (4, 2)
+        for K, most in ((4, 4), (4, 2), (5, 3))
     ],
     points=4,
 )
@@ -674,6 +750,8 @@ verdict = check(
     Rule(not_in_pairs),
     Rule(not_one_after_the_other),
     mistakes={
+        NO_FORWARD: "KeyError",
+        NO_SUCH_PIECE: "IndexError",
         "The micro-batch without a partner is left out: its gradient counts, too.": without_the_last,
         "The micro-batch without a partner is done twice: its gradient counts twice.": last_twice,
         "Those are sums over the micro-batches: follow gives the mean of those in its words.": summed,

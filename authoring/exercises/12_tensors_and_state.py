@@ -5,8 +5,7 @@
 # whose matrix is cut by rows, and an Adam whose state is; you place the communication of attention,
 # and choose a mesh.
 #
-# Besides values, the checks look at what every collective carries, and one looks at **memory**. The
-# outputs stored below the checks are those of a good answer; they change when you run the check.
+# Besides values, the checks look at what every collective carries, and one looks at **memory**.
 # Each task has folded hints.
 
 # %% role="setup"
@@ -17,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import simlib
-from simlib.checks import Fits, brought, check, collectives, measure, messages, only
+from simlib.checks import Fits, OneOf, brought, check, collectives, measure, messages, only
 
 
 def small_numbers(seed, *shape):
@@ -92,6 +91,20 @@ def y_of_one(xs, As, bs, gradients):
     return [(y, *rest) for y, (_, *rest) in zip(own, right, strict=True)]
 
 
+def mean_of_parts(xs, As, bs, gradients):
+    right = layer(xs, As, bs, gradients, biases=0)
+    return [(y / len(xs) + bs[0], *rest) for y, *rest in right]
+
+
+def bias_on_rank_0(*given):
+    with_b, without = layer(*given), layer(*given, biases=0)
+    return [with_b[0], *without[1:]]
+
+
+def mean_of_tokens(xs, As, bs, gradients):
+    return [(y, x, A, b / len(gradients[0])) for y, x, A, b in layer(xs, As, bs, gradients)]
+
+
 def mean_of_bias(xs, As, bs, gradients):
     return [(y, x, A, b / len(xs)) for y, x, A, b in layer(xs, As, bs, gradients)]
 
@@ -113,6 +126,11 @@ verdict = check(
         ),
         "Where is b? Every rank adds it, after the sum.": lambda *given: layer(*given, biases=0),
         "Each rank has its own summand of y: they have to be added up.": y_of_one,
+        "That is the mean of the ranks' summands: y is their sum.": mean_of_parts,
+        "b is in rank 0's y alone: after the sum every rank adds it, before the sum one does.": (
+            bias_on_rank_0
+        ),
+        "The bias's gradient is the sum over the tokens, not their mean.": mean_of_tokens,
         "The gradients are world_size times too large: each rank had all of `gradient`.": (
             lambda *given: layer(*given, times=len(given[0]), of_bias=len(given[0]))
         ),
@@ -164,7 +182,7 @@ print(
 # step. Take as many steps of Adam with the **mean** gradient of all ranks (`lr=0.1, eps=0.1`, the
 # rest as in torch) and return the new weights, whole. In each step reduce_scatter the gradients
 # and all_gather the new weights. Memory: besides the inputs, which must not change, a rank may
-# hold the new weights once and six tensors as large as its shard.
+# hold the new weights once and eight tensors as large as its shard.
 
 
 # %% role="answer" question="sharded_adam" points=3
@@ -199,9 +217,9 @@ def in_shards(each, steps):
     return inputs
 
 
-def adam_of(w, gradients, **options):
+def adam_of(w, gradients, kind=torch.optim.Adam, **options):
     weights = torch.nn.Parameter(w.clone())
-    adam = torch.optim.Adam([weights], **{"lr": 0.1, "eps": 0.1} | options)
+    adam = kind([weights], **{"lr": 0.1, "eps": 0.1} | options)
     for gradient in gradients:
         weights.grad = gradient
         adam.step()
@@ -229,9 +247,17 @@ def without_memory(ws, gradients):
     return [w] * len(ws)
 
 
-def default_eps(ws, gradients):
-    steps = [torch.stack(step).mean(0) for step in zip(*gradients, strict=True)]
-    return [adam_of(ws[0], steps, eps=1e-8)] * len(ws)
+def with_options(**options):
+    def found(ws, gradients):
+        steps = [torch.stack(step).mean(0) for step in zip(*gradients, strict=True)]
+        return [adam_of(ws[0], steps, **options)] * len(ws)
+
+    return found
+
+
+def never_zeroed(ws, gradients):
+    steps = torch.stack([torch.stack(step).mean(0) for step in zip(*gradients, strict=True)])
+    return [adam_of(ws[0], list(steps.cumsum(0)))] * len(ws)
 
 
 def only_own_part(ws, gradients):
@@ -250,8 +276,8 @@ def per_step(ws, gradients):
 
 
 def few_bytes(ws, gradients):
-    """The inputs, the new weights, and six shards."""
-    return (len(gradients[0]) + 2) * ws[0].nbytes + 6 * ws[0].nbytes // len(ws)
+    """The gradients, the new weights, and eight shards; w itself is not counted."""
+    return (len(gradients[0]) + 1) * ws[0].nbytes + 8 * ws[0].nbytes // len(ws)
 
 
 def what_is_whole(ledger):
@@ -261,6 +287,8 @@ def what_is_whole(ledger):
         return "Let Adam know this rank's part of the weights only: its state is then as small."
     if not state:
         return "Which tensors are whole? Only the new weights need be; what is Adam's has a shard's size."
+    if ledger.peak_bytes < 4 * EACH * (5 * (STEPS + 1) + 11):
+        return "One tensor is whole that need not be: gather into the weights themselves."
     return (
         "Adam's state is small, but whole weights are there too often: parts in a list and the "
         "`torch.cat` of them are two copies. Gather into one tensor: `all_gather_single`, or "
@@ -268,7 +296,7 @@ def what_is_whole(ledger):
     )
 
 
-EACH = 4000
+EACH, STEPS = 4000, 2
 
 verdict = check(
     "sharded_adam",
@@ -282,7 +310,17 @@ verdict = check(
         "That is the sum of the gradients: take their mean.": with_gradients(lambda s: s.sum(0)),
         "Each rank follows its own gradients: where are the others'?": own_gradients,
         "Adam starts anew in every step: its state has to live on.": without_memory,
-        "eps is 0.1 here, not torch's 1e-8.": default_eps,
+        "eps is 0.1 here, not torch's 1e-8.": with_options(eps=1e-8),
+        "lr is 0.1 here, not torch's 1e-3.": with_options(lr=1e-3),
+        "That is AdamW, which makes weights smaller besides: Adam is asked for.": with_options(
+            kind=torch.optim.AdamW
+        ),
+        "The mean is divided by the number of ranks once more: ReduceOp.AVG has done that.": (
+            with_gradients(lambda step: step.mean(0) / len(step))
+        ),
+        "The gradients of earlier steps are in those of later ones: each step has its own.": (
+            never_zeroed
+        ),
         "A rank has new weights in its own part only: the others have to be gathered.": (
             only_own_part
         ),
@@ -290,7 +328,7 @@ verdict = check(
     memory=[
         Fits(
             simlib.clusters.ethernet_10g(5),
-            in_shards(each=EACH, steps=2),
+            in_shards(each=EACH, steps=STEPS),
             few_bytes,
             what_is_whole,
         )
@@ -427,6 +465,11 @@ def entered_alone(*given):
     return [(y, 2 * y + back, q_grad) for y, _, q_grad in alone]
 
 
+def only_past(*given):
+    """What comes back past the heads alone."""
+    return [(y, 2 * y, None) for y, _, _ in whole_attention(given)]
+
+
 def world(n):
     return n
 
@@ -462,6 +505,14 @@ verdict = check(
         "Everything in x's gradient is world_size times too large: so it is summed twice.": (
             mistaken(enter=world, past=world)
         ),
+        "What comes back past the heads is divided by world_size: on each rank it is whole.": (
+            mistaken(past=lambda n: 1 / n)
+        ),
+        "What comes back through the heads is averaged: it is to be summed.": (
+            mistaken(enter=lambda n: 1 / n)
+        ),
+        "Nothing comes back through the heads: is the sum made of a tensor without its graph "
+        "(`detach`)?": only_past,
     },
     as_given="35b890b0",
     points=2,
@@ -564,13 +615,17 @@ JOBS = [  # told apart by them: each mistake below gives a list of plans of its 
 ]
 
 
-def plans_of(job, tp_most=None, activations=True, times_of_3=3, itemsize=4, but=None, both=sum):
+def plans_of(
+    job, tp_most=None, activations=True, times_of_3=3, itemsize=4, but=None, both=sum,
+    of_stage_1=lambda dp: 8 + 8 / dp, kept_whole=False, ranks=lambda dp, tp: dp * tp, per_dp=True,
+):  # fmt: skip
     """Every plan that fits as (seconds, tp, stage, dp); of a mistake, as somebody else counts."""
     for tp in range(1, (tp_most or job["ranks_per_node"]) + 1):
         dp, rest = divmod(job["ranks"], tp)
-        for stage, kept in () if rest else ((0, 16), (1, 8 + 8 / dp), (3, 16 / dp)):
-            kept = kept * job["P"] / tp + activations * job["activation_bytes"] / job["ranks"]
-            inside_s = (tp - 1) / tp * job["tp_bytes"] / dp / job["inside_Bps"]
+        for stage, kept in () if rest else ((0, 16), (1, of_stage_1(dp)), (3, 16 / dp)):
+            kept = kept * job["P"] / (1 if kept_whole else tp)
+            kept += activations * job["activation_bytes"] / ranks(dp, tp)
+            inside_s = (tp - 1) / tp * job["tp_bytes"] / (dp if per_dp else 1) / job["inside_Bps"]
             sent = (times_of_3 if stage == 3 else 2) * (dp - 1) / dp * itemsize * job["P"] / tp
             seconds = both((inside_s, sent / job["between_Bps"]))
             if kept <= job["memory_bytes"] and stage != but:
@@ -601,6 +656,16 @@ def largest_stage(jobs):
         _, tp, stage, dp = min(plans, default=(0, None, 0, None))
         found.append((dp, tp, -stage) if plans else None)
     return found
+
+
+def axes_exchanged(jobs):
+    return [plan and (plan[1], plan[0], plan[2]) for plan in map(cheapest, jobs)]
+
+
+def another_share(jobs):
+    """The activations divided by one axis alone, or not at all."""
+    shares = lambda dp, tp: dp, lambda dp, tp: tp, lambda dp, tp: 1  # noqa: E731
+    return OneOf([counted(ranks=share)(jobs) for share in shares])
 
 
 verdict = check(
@@ -634,7 +699,18 @@ verdict = check(
         "Stage 1 is a plan, too: it sends less than stage 3, and fits where stage 0 does not.": (
             counted(but=1)
         ),
-        "Stage 3 is a plan, too: it sends more, and fits where the others do not.": counted(but=3),
+        "Stage 3 is a plan, too: it divides all 16 bytes, sends more, and fits where the others do "
+        "not.": counted(but=3),
+        "The plan is right, but dp stands first, then tp.": axes_exchanged,
+        "A rank has job['activation_bytes'] / (dp * tp): both axes divide them.": another_share,
+        "Along tp the parameters are divided, too: a rank keeps P / tp of them.": counted(
+            kept_whole=True
+        ),
+        "A plan of stage 1 is counted too small: 4 + 4 bytes a parameter stay whole, and a dp-th of "
+        "8.": counted(of_stage_1=lambda dp: 4 + 12 / dp),
+        "job['tp_bytes'] are those of the whole batch: a replica sends a dp-th of them.": counted(
+            per_dp=False
+        ),
         "The times of both axes add up; you count the longer one alone.": counted(both=max),
         "Along tp, count (tp - 1) / tp of tp_bytes, not twice that.": (
             counted(lambda job: {"tp_bytes": 2 * job["tp_bytes"]})

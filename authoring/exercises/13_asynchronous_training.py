@@ -6,7 +6,6 @@
 # decision. In the first the order in which ranks come is given, in the second it does not matter: each has one
 # right result.
 #
-# The outputs stored below the checks are those of a good answer; they change when you run the check.
 # Each task has folded hints. `cost_gradient` is for task 3.
 
 # %% role="setup"
@@ -257,22 +256,22 @@ def after(shards, numbers, all_pieces, xs, sign=-1, seen=None):
     return [*theta.tensor_split(S), *fetched]
 
 
-def cut_elsewhere(shards, numbers, all_pieces, xs):
+def cut_elsewhere(length_of):
     """The same where shards begin at other numbers: the last one longer, or shorter."""
-    S, P, gradient = shards[0], numbers[0], torch.zeros(numbers[0])
-    for (a, b), x in zip(all_pieces[0], xs[S:], strict=True):
-        gradient[a:b] += x
-    floor, ceil = P // S, -(-P // S)
-    ways = [[s * floor for s in range(S)], [s * ceil for s in range(S)]]
-    outcomes = []
-    for begins in ways:
+
+    def found(shards, numbers, all_pieces, xs):
+        S, P, gradient = shards[0], numbers[0], torch.zeros(numbers[0])
+        for (a, b), x in zip(all_pieces[0], xs[S:], strict=True):
+            gradient[a:b] += x
+        begins = [s * length_of(P, S) for s in range(S)]
         parts, theta = [x.clone() for x in xs[:S]], torch.zeros(P)
         for part, begin, end in zip(parts, begins, [*begins[1:], P], strict=True):
             n = min(len(part), end - begin)
             part[:n] -= gradient[begin : begin + n]
             theta[begin : begin + n] = part[:n]
-        outcomes.append([*parts, *(theta[a:b] for a, b in all_pieces[0])])
-    return OneOf(outcomes)
+        return [*parts, *(theta[a:b] for a, b in all_pieces[0])]
+
+    return found
 
 
 def overlaps(shards, numbers, all_pieces, xs):
@@ -306,9 +305,16 @@ verdict = check(
             *given, seen="before"
         ),
         "A shard answers before it has all pushes that concern it: where pieces overlap, one is missing.": (
-            lambda *given: OneOf([after(*given, seen=seen) for seen in ("own", "so far")])
+            lambda *given: after(*given, seen="so far")
         ),
-        "Where do the shards begin? tensor_split makes the first P % S of them one longer.": cut_elsewhere,
+        "A shard answers with the asker's own push alone: where pieces overlap, the others' are missing.": (
+            lambda *given: after(*given, seen="own")
+        ),
+        "Where do the shards begin? tensor_split makes the first P % S of them one longer, not the last.": (
+            cut_elsewhere(lambda P, S: P // S)
+        ),
+        "Where do the shards begin? torch.chunk rounds all lengths up; tensor_split makes the first P % S "
+        "one longer.": cut_elsewhere(lambda P, S: -(-P // S)),
     },
     worlds=range(2, 6),  # a shard and a piece at least
     points=4,
@@ -511,6 +517,9 @@ CLUSTERS = [
     (8, 1e-3, 4_000, 1.6e-4, 1.25e9, 40, 910),  # messages are a part of a worker's turn
     (8, 1e-3, 4_000, 1.6e-4, 1.25e9, 40, 600),  # three are quick, whatever the fourth does
     (1, 1e-3, 100_000, 1e-5, 1.25e9, 40, 184),  # the ring sends quarters
+    (2, 1e-3, 250_000, 1e-5, 1.25e8, 40, 125),  # an update is two messages for the server
+    (1, 1e-3, 4_000, 2e-4, 1.25e9, 40, 118),  # the ring takes time
+    (1, 1e-3, 4_000, 2e-4, 1.25e9, 40, 148),  # two rounds would be too few
 ]
 
 
@@ -599,8 +608,11 @@ verdict = check(
         "Always together: nothing is stale there, but not all clusters are won by that.": judged(
             lambda c: "together"
         ),
-        "The server does one thing at a time: for each update it receives a message, then sends one.": (
-            with_fault({"limit": 0}, {"limit": 1})
+        "The server does one thing at a time: how many messages can it receive and send in a second?": (
+            with_fault({"limit": 0})
+        ),
+        "An update costs the server two messages' time: one that it receives, and one that it sends.": (
+            with_fault({"limit": 1})
         ),
         "So it would be if all ranks were equal: together, a step is as slow as its slowest rank.": (
             with_fault({"alike": ("together", "apart")}, {"alike": ("together",)})
@@ -611,12 +623,21 @@ verdict = check(
         "Apart, nobody waits for the slow rank: add up the turns a second of all four workers.": (
             with_fault({"turns": "mean"}, {"turns": "slowest"})
         ),
-        "A worker's turn is its gradient and two messages, one there and one back.": (
-            with_fault({"turn": 0}, {"turn": 1})
+        "A worker's turn is more than its gradient: it waits for two messages, there and back.": (
+            with_fault({"turn": 0})
+        ),
+        "A worker's turn ends when theta has come back: count the second message, too.": (
+            with_fault({"turn": 1})
         ),
         "In each round of the ring a rank sends a quarter of nbytes.": with_fault({"part": 1}),
-        "The ring has six rounds, and each costs a latency and a quarter of nbytes.": (
-            with_fault({"rounds": 0}, {"rounds": 2}, {"rounds": 3})
+        "Together, the ring takes time, too: six rounds, each a latency and a quarter of nbytes.": (
+            with_fault({"rounds": 0})
+        ),
+        "A ring of four ranks has six rounds; two rounds are enough for two ranks.": (
+            with_fault({"rounds": 2})
+        ),
+        "Three rounds are half a ring: they add up, and three more hand the sums round.": (
+            with_fault({"rounds": 3})
         ),
         "Each cluster has four workers: world_size only says how many ranks answer.": (
             lambda asked: judged(lambda c: by_formula(c, others=len(asked) - 1))(asked)

@@ -3,8 +3,7 @@
 #
 # Four tasks that go with [lesson 14](../notebooks/14_stragglers_and_failures.ipynb). In the first you read
 # recorded traces, in the second you share out a batch by speed; then you choose an interval for
-# checkpoints, and write a training that outlives deaths. The outputs stored below the checks are those of
-# a good answer.
+# checkpoints, and write a training that outlives deaths.
 
 # %% role="setup"
 import copy

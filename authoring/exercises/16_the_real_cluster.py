@@ -4,8 +4,7 @@
 # Three tasks that go with [lesson 16](../notebooks/16_the_real_cluster.ipynb), and none of them needs a
 # cluster: your functions are called on worlds of 1 to 6 ranks of this machine, and given what a
 # cluster would have told them. A check looks at the value on every rank, and at every message and
-# collective. The outputs stored below the checks are those of a good answer; they change when you run
-# the check. Stuck? Each task has folded hints, from gentle to strong.
+# collective. Stuck? Each task has folded hints, from gentle to strong.
 
 # %% role="setup"
 import torch

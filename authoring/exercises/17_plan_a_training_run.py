@@ -4,8 +4,8 @@
 # Three tasks that go with [lesson 17](../notebooks/17_plan_a_training_run.ipynb). You find a rank's place in a
 # mesh, plan a run in numbers, and write a program that takes as long as it says.
 #
-# The second task is graded with a tolerance, the third by the virtual clock of a simulation. The outputs stored below
-# the checks are those of a good answer; they change when you run the check. Each task has folded hints.
+# The second task is graded with a tolerance, the third by the virtual clock of a simulation. Each task has
+# folded hints.
 
 # %% role="setup"
 import math
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.checks import Rule, Timed, check, collectives, measure, messages, nbytes, only
+from simlib.checks import OneOf, Rule, Timed, check, collectives, measure, messages, nbytes, only
 
 # %% [markdown]
 # ## 1. The place of a rank (★, 15 minutes, 2 points)
@@ -450,11 +450,15 @@ FASTER = (
     "Does it compute all that it says? Or are receives posted early, by `irecv`? Then messages hide behind "
     "computing, and fewer of them are waited for than the formula counts: call `recv` when you need the tensor."
 )
-FORWARD_S, LATENCY_S, BANDWIDTH_BPS = 2e-3, 2e-4, 8e6
+BLOCKED = "A `send` waits for the receiver: start an `isend`, go on, and wait for all at the end."
+FORWARD_S, LATENCY_S, BANDWIDTH_BPS = 1e-3, 5e-4, 2e6
 
 
 def micro_batches(M, seed=0):
-    """Inputs: M micro-batches of 400 numbers, w of each rank; a message takes 0.6 ms."""
+    """Inputs: M micro-batches of 400 numbers, w of each rank; a message takes 2.1 ms.
+
+    So a wait too many is 6.6 % of a step of 2 ranks.
+    """
 
     def inputs(rank, world_size):
         generator = torch.Generator().manual_seed(seed)
@@ -517,7 +521,8 @@ class AsPredicted(Timed):
             share = run.time_s / said(run) - 1
             if abs(share) <= 0.05:
                 return None
-            hint = self.hint if share > 0 else FASTER
+            is_blocked = any(op.kind == "send" and not op.async_op for op in run.trace)
+            hint = (BLOCKED if is_blocked else self.hint) if share > 0 else FASTER
             return (
                 f"Every rank has the right value, but in simulate the step takes {run.time_s * 1e3:.4g} ms "
                 f"where it says {said(run) * 1e3:.4g} ms, {share:+.1%}. {hint}"
@@ -535,8 +540,8 @@ def simulated(K, M):
         simlib.Cluster(K, 1, link),
         micro_batches(M),
         lambda *given: math.inf,
-        "Does a rank wait where it could go on? A `send` waits for the receiver; one micro-batch after the "
-        "other leaves all stages but one idle.",
+        "Does a rank wait where it could go on? One micro-batch after the other leaves all stages but one "
+        "idle.",
     )
 
 
@@ -568,6 +573,12 @@ verdict = check(
         "The gradient is right, but you count too few waits for messages: M + K - 2 in each phase, as `recv` is "
         "called when the tensor is needed. (Receives posted early wait on the ramp alone.)": (
             stepping(waits=lambda M, K: 2 * (K - 1))
+        ),
+        "The gradient is right, but 2 M waits are those of one boundary: on the ramps a message crosses "
+        "K - 2 more, in each phase.": stepping(waits=lambda M, K: 2 * M),
+        "The gradient is right, but you count a wait too many: rank 0 receives nothing forward, the last rank "
+        "nothing backward, so that each phase has M + K - 2 in a row.": lambda *given: OneOf(
+            [stepped(*given, waits=lambda M, K, k=k: 2 * (M + K - 2) + k) for k in (1, 2)]
         ),
         "The gradient is right, but messages go back, too: M + K - 2 waits in each of two phases.": (
             stepping(waits=lambda M, K: M + K - 2)

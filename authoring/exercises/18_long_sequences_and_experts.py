@@ -5,8 +5,7 @@
 # you merge results of attention; in the second you send tokens to experts and back.
 #
 # A check calls your function on worlds of 1 to 5 ranks and looks at the value on every rank, at
-# messages or collectives, and at their bytes. The outputs stored below the checks are those of a
-# good answer; they change when you run the check. Each task has folded hints.
+# messages or collectives, and at their bytes. Each task has folded hints.
 
 # %% role="setup"
 import torch

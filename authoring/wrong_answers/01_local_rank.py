@@ -103,3 +103,12 @@ WRONG = {
     over_rank_0: "calls gather",
     asks_nobody: "No rank communicates",
 }
+
+
+def in_one_tensor(rank, world_size, node):
+    nodes = torch.empty(world_size, dtype=torch.int64)
+    dist.all_gather_single(nodes, torch.tensor([node]))
+    return int((nodes[:rank] == node).sum()), int((nodes == node).sum())
+
+
+ALSO_RIGHT = [in_one_tensor]

@@ -46,6 +46,15 @@ def dealt_out_like_cards(rank, world_size, n):
     return list(range(rank, n, world_size))
 
 
+def cut_by_numpy(rank, world_size, n):
+    """the right block out of numpy's cumsum, whose int64 are no ints of Python"""
+    import numpy as np
+
+    share, more = divmod(n, world_size)
+    bounds = np.cumsum([0] + [share + (r < more) for r in range(world_size)])
+    return bounds[rank], bounds[rank + 1]
+
+
 def told_by_rank_0(rank, world_size, n):
     """the right block, told by rank 0 although every rank can work it out"""
     block = torch.tensor(fair(rank, world_size, n))
@@ -65,13 +74,33 @@ def sizes_gathered(rank, world_size, n):
     return start, start + sizes[rank].item()
 
 
+def tensors(rank, world_size, n):
+    """the block as tensors of int64, from sums of all sizes"""
+    sizes = torch.tensor([n // world_size + (r < n % world_size) for r in range(world_size)])
+    ends = sizes.cumsum(0)
+    return ends[rank] - sizes[rank], ends[rank]
+
+
 WRONG = {
+    tensors: "where a number is expected: its .item() is one",
     rest_dropped: "The last examples belong to nobody",
     rest_to_the_last: "The last rank takes all that is left over",
     full_blocks: "With full blocks of ceil(n / world_size) the last rank has too few",
     more_for_the_higher: "The higher ranks take one more here",
     with_a_last_example: "stop is the number after the last one",
     dealt_out_like_cards: "has a list of 14 where 2 are expected",
+    cut_by_numpy: "has a numpy int64 where a Python number is expected: its .item() is one",
     told_by_rank_0: "but the ranks send 1 message where 0 are enough",
     sizes_gathered: "but 1 collective takes place where 0 will do",
 }
+
+
+def by_numpy(rank, world_size, n):
+    import numpy as np
+
+    block = np.array_split(np.arange(n), world_size)[rank]
+    start = int(sum(len(part) for part in np.array_split(np.arange(n), world_size)[:rank]))
+    return start, start + len(block)
+
+
+ALSO_RIGHT = [by_numpy]

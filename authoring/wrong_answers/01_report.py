@@ -114,7 +114,22 @@ def by_objects(rank, world_size, x, root):
     return numbers
 
 
+def into_floats(rank, world_size, x, root):
+    """the holder of float32, which torch makes where nothing is said"""
+    if rank != root:
+        dist.send(x, dst=root)
+        return None
+    numbers = []
+    for src in range(world_size):
+        holder = x if src == root else torch.empty(1)
+        if src != root:
+            dist.recv(holder, src=src)
+        numbers.append(int(holder.item()))
+    return numbers
+
+
 WRONG = {
+    into_floats: "every rank must use the same dtype",
     to_rank_0: "The list is on rank 0, but here another rank is the root",
     over_rank_0: "but the ranks send 2 messages where 1 is enough (by rank: 1, 1)",
     to_everyone: "Every rank has the list",
@@ -126,3 +141,16 @@ WRONG = {
     by_a_collective: "calls gather (01_report.py",
     by_objects: "; ..._object is made of two collectives)",
 }
+
+
+def posted_at_once(rank, world_size, x, root):
+    if rank != root:
+        dist.isend(x, root).wait()
+        return None
+    holders = {src: torch.zeros(1, dtype=torch.int64) for src in range(world_size) if src != root}
+    for request in [dist.irecv(holder, src) for src, holder in holders.items()]:
+        request.wait()
+    return [int(holders.get(src, x)) for src in range(world_size)]
+
+
+ALSO_RIGHT = [posted_at_once]

@@ -93,12 +93,51 @@ def others_return_x(rank, world_size, x):
     return [x.clone()] + [recv_uneven(src) for src in range(1, world_size)]
 
 
+def by_a_table_of_ranks(rank, world_size, x):
+    """the collection whose lengths come from a table by rank"""
+    if rank > 0:
+        return dist.send(x, dst=0)
+    everything = [x.clone()]
+    for src in range(1, world_size):
+        holder = torch.empty([3, 5, 0, 1, 8][src])
+        dist.recv(holder, src=src)
+        everything.append(holder)
+    return everything
+
+
+def without_the_empty_ones(rank, world_size, x):
+    """the list that leaves out tensors of length 0"""
+    if rank > 0:
+        return send_uneven(x, dst=0)
+    everything = [x.clone()] + [recv_uneven(src) for src in range(1, world_size)]
+    return [one for one in everything if len(one)]
+
+
 WRONG = {
-    last_rank_first: "Rank 0 at index 1 has a tensor of shape (0,) where (5,) is expected",
+    last_rank_first: "Rank 0 at index 1 has a tensor of shape (6,) where (3,) is expected",
     without_own: "has a list of 0 where 1 are expected",
     room_for_everybody: "A holder that is large enough for everybody",
     number_by_number: "One message can carry all the numbers of a rank",
-    everyone_collects: "Rank 1 has [tensor([0., 1., 2.]), tensor([10., 11., 12., 13., 14.])]",
+    everyone_collects: "Rank 1 has [tensor([40., 99., 88.]), tensor([",
     joined: "has a Tensor where a list is expected",
-    others_return_x: "Rank 1 has tensor([10., 11., 12., 13., 14.]) where nothing",
+    others_return_x: "Rank 1 has tensor([34., 32., 98., 93., 33.]) where nothing",
+    by_a_table_of_ranks: "which expects 5 elements of float32",
+    without_the_empty_ones: "a rank that has none is still a rank",
 }
+
+
+def lengths_first(rank, world_size, x):
+    if rank:
+        for tensor in (torch.tensor([x.numel()]), x):
+            dist.send(tensor, 0)
+        return None
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(1, world_size)]
+    for src, length in enumerate(lengths, 1):
+        dist.recv(length, src)
+    holders = [torch.zeros(int(length)) for length in lengths]
+    for src, holder in enumerate(holders, 1):
+        dist.recv(holder, src)
+    return [x.clone(), *holders]
+
+
+ALSO_RIGHT = [lengths_first]

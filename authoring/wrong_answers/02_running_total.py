@@ -93,3 +93,17 @@ WRONG = {
     from_the_other_end: "look at the direction, or the order",
     forgets_to_return: "is there a `return` on its path",
 }
+
+
+def out_of_place(rank, world_size, x):
+    so_far = torch.zeros_like(x)
+    if rank:
+        dist.irecv(so_far, rank - 1).wait()
+    total = torch.add(so_far, x)
+    request = dist.isend(total, rank + 1) if rank + 1 < world_size else None
+    if request:
+        request.wait()
+    return total
+
+
+ALSO_RIGHT = [out_of_place]

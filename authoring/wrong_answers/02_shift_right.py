@@ -100,6 +100,42 @@ def never_waits(rank, world_size, x):
     return holder
 
 
+def asks_until_it_is_complete(rank, world_size, x):
+    """the shift that asks again and again whether its irecv is complete"""
+    if world_size == 1:
+        return x.clone()
+    holder = torch.empty_like(x)
+    incoming = dist.irecv(holder, src=(rank - 1) % world_size)
+    outgoing = dist.isend(x, dst=(rank + 1) % world_size)
+    while not incoming.is_completed():
+        pass
+    outgoing.wait()
+    return holder
+
+
+def in_pairs(rank, world_size, x):
+    """the shift between partners, 0 with 1, 2 with 3, which is no ring"""
+    holder, partner = x.clone(), rank ^ 1
+    if partner < world_size:
+        request = dist.isend(x, dst=partner)
+        dist.recv(holder, src=partner)
+        request.wait()
+    return holder
+
+
+def even_ranks_send_first(rank, world_size, x):
+    """The even ranks send first, the others receive first: right in odd rings, too."""
+    if world_size == 1:
+        return x.clone()
+    holder = torch.empty_like(x)
+    if rank % 2 == 0:
+        dist.send(x, dst=(rank + 1) % world_size)
+    dist.recv(holder, src=(rank - 1) % world_size)
+    if rank % 2 == 1:
+        dist.send(x, dst=(rank + 1) % world_size)
+    return holder
+
+
 WRONG = {
     shift_left: "look at the direction, or the order",
     through_rank_0: "No rank should have to pass on what is meant for others",
@@ -110,4 +146,8 @@ WRONG = {
     by_all_gather: "calls all_gather",
     into_x_itself: "uses memory of isend",
     never_waits: "was never waited for",
+    asks_until_it_is_complete: "with Gloo it never says so before wait()",
+    in_pairs: "That is a swap of 0 with 1",
 }
+
+ALSO_RIGHT = [even_ranks_send_first]

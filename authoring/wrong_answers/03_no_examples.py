@@ -60,8 +60,19 @@ WRONG = {
     stays_away: "which has finished",
     mean_of_means: "mean of the ranks' means",
     counts_as_one: "it counts as none",
-    whole_numbers: "No usual mistake fits",
+    whole_numbers: "The sums were cut to whole numbers",
     one_by_one: "Sum and count can travel together",
     every_loss: "Add up before you communicate",
     only_the_empty_rank_differs: "every rank must use the same dtype",
 }
+
+
+def by_numpy(rank, world_size, losses):
+    import numpy as np
+
+    total = torch.from_numpy(np.array([np.sum(losses), len(losses)], dtype=np.float64))
+    dist.all_reduce(total, op=dist.ReduceOp.SUM, group=None)
+    return float(np.divide(*total.numpy()))
+
+
+ALSO_RIGHT = [by_numpy]

@@ -70,6 +70,34 @@ def as_it_was_but_longer(rank, world_size, batches):
     return add_up(batches, len(batches)) + [0.0]
 
 
+def by_a_table_of_worlds(rank, world_size, batches):
+    """the loop whose number of steps comes from a table by world size"""
+    return add_up(batches, [3, 5, 5, 5, 5][world_size - 1])
+
+
+def stays_away_when_done(rank, world_size, batches):
+    """the right number of steps, where a rank without a batch leaves out the call"""
+    sums = []
+    for step in range(agree(len(batches), dist.ReduceOp.MAX)):
+        total = torch.tensor([0.0])
+        if step < len(batches):
+            total[0] = batches[step]
+            dist.all_reduce(total)
+        sums.append(total.item())
+    return sums
+
+
+def skips_zeros(rank, world_size, batches):
+    """the loop in which a rank leaves out the call for a batch of zero"""
+    sums = []
+    for step in range(agree(len(batches), dist.ReduceOp.MAX)):
+        total = torch.tensor([batches[step] if step < len(batches) else 0.0])
+        if total or step >= len(batches):
+            dist.all_reduce(total)
+        sums.append(total.item())
+    return sums
+
+
 WRONG = {
     stops_with_the_shortest: "Those are the steps that every rank has a batch for",
     meets_at_a_barrier: "Rank 0 calls barrier",
@@ -78,4 +106,20 @@ WRONG = {
     only_rank_0_returns: "Rank 1 returns None",
     all_steps_at_once: "brings 12 bytes into a collective",
     as_it_was_but_longer: "has a list of 4 where 3 are expected",
+    by_a_table_of_worlds: "has a list of 3 where 4 are expected",
+    stays_away_when_done: "rank 0 waits for rank 1, which has finished",
+    skips_zeros: "A rank left out a call in the middle",
 }
+
+
+def padded_first(rank, world_size, batches):
+    longest = torch.tensor(len(batches))
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    padded = [*batches, *[0.0] * (int(longest) - len(batches))]
+    sums = [torch.tensor([value]) for value in padded]
+    for total in sums:
+        dist.all_reduce(total)
+    return [float(total) for total in sums]
+
+
+ALSO_RIGHT = [padded_first]

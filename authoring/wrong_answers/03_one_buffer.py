@@ -80,6 +80,59 @@ def the_other_way_round(rank, world_size, blocks):
     return received[::-1]
 
 
+def stacked(rank, world_size, blocks):
+    """the ring that sends all blocks as one message"""
+    if world_size == 1:
+        return [2 * block for block in blocks]
+    (received,) = pass_on(rank, world_size, [2 * torch.stack(blocks)])
+    return list(received)
+
+
+def a_barrier_for_the_wait(rank, world_size, blocks):
+    """the ring with a barrier in the place of the wait"""
+    if world_size == 1:
+        return [2 * block for block in blocks]
+    buffer, received = torch.empty_like(blocks[0]), []
+    for block in blocks:
+        torch.mul(block, 2, out=buffer)
+        dist.isend(buffer, dst=(rank + 1) % world_size)
+        holder = torch.empty_like(block)
+        dist.irecv(holder, src=(rank - 1) % world_size)
+        dist.barrier()
+        received.append(holder)
+    return received
+
+
+def one_after_the_other(rank, world_size, blocks):
+    """Keeps the one buffer: each block is sent, received and waited for before the next."""
+    if world_size == 1:
+        return [2 * block for block in blocks]
+    buffer, received = torch.empty_like(blocks[0]), []
+    for block in blocks:
+        torch.mul(block, 2, out=buffer)
+        request = dist.isend(buffer, dst=(rank + 1) % world_size)
+        received.append(torch.empty_like(block))
+        dist.recv(received[-1], src=(rank - 1) % world_size)
+        request.wait()
+    return received
+
+
+def even_ranks_send_first(rank, world_size, blocks):
+    """Blocking sends in turn: the even ranks send first, in odd rings, too."""
+    if world_size == 1:
+        return [2 * block for block in blocks]
+    received = []
+    for block in blocks:
+        holder, parts = torch.empty_like(block), [0, 1] if rank % 2 == 0 else [1, 0]
+        for part in parts:
+            if part == 0:
+                dist.send(2 * block, dst=(rank + 1) % world_size)
+            else:
+                dist.recv(holder, src=(rank - 1) % world_size)
+        received.append(holder)
+    return received
+
+
 WRONG = {
     takes_the_messages_out: "nothing came from the left",
     waits_at_once: "The ranks never finish: ranks 0 and 1 wait for each other",
@@ -88,4 +141,8 @@ WRONG = {
     doubles_the_given_ones: "changed the tensor it was given: work on a copy",
     sends_twice: "A block needs one message",
     the_other_way_round: "No usual mistake fits",
+    stacked: "sends a message of 24 bytes where a block has 8",
+    a_barrier_for_the_wait: "Rank 0 calls barrier",
 }
+
+ALSO_RIGHT = [one_after_the_other, even_ranks_send_first]

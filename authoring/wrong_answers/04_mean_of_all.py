@@ -51,6 +51,13 @@ def a_tensor(rank, world_size, x):
     return both[0] / both[1]
 
 
+def in_float64(rank, world_size, x):
+    """the all_reduce of two float64 numbers, which weigh twice as much"""
+    both = torch.tensor([x.sum(), float(len(x))], dtype=torch.float64)
+    dist.all_reduce(both)
+    return (both[0] / both[1]).item()
+
+
 def own_mean(rank, world_size, x):
     """each rank's own mean"""
     return x.mean().item()
@@ -70,7 +77,19 @@ WRONG = {
     reduce_to_rank_0: "calls reduce",
     two_all_reduces: "Two numbers can travel in one tensor",
     whole_vectors: "Add up what you can before you communicate",
+    in_float64: "A float64 has 8 bytes, a float32 has 4",
     a_tensor: "has a Tensor where a number is expected",
     own_mean: "No rank communicates",
     without_the_empty: "wait for rank 2, which has finished",
 }
+
+
+def by_numpy(rank, world_size, x):
+    import numpy as np
+
+    both = torch.tensor(np.array([x.numpy().sum(), x.numel()], dtype=np.float32))
+    dist.all_reduce(both)
+    return float(both[0]) / float(both[1])
+
+
+ALSO_RIGHT = [by_numpy]

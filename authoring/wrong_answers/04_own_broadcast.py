@@ -77,3 +77,19 @@ WRONG = {
     by_the_real_one: "calls broadcast",
     does_nothing: "No rank communicates",
 }
+
+
+def halving(rank, world_size, x, root):
+    place, reach = (rank - root) % world_size, 1
+    while reach < world_size:
+        reach *= 2
+    while reach > 1:
+        half = reach // 2
+        if place % reach == 0 and place + half < world_size:
+            dist.isend(x, (root + place + half) % world_size).wait()
+        elif place % reach == half:
+            dist.irecv(x, (root + place - half) % world_size).wait()
+        reach = half
+
+
+ALSO_RIGHT = [halving]

@@ -69,6 +69,18 @@ def once_around_and_back_home(rank, world_size, x, lengths):
     return torch.cat(pieces)
 
 
+def the_other_way_round(rank, world_size, x, lengths):
+    """the ring that sends to the left neighbour and receives from the right one"""
+    pieces = [torch.empty(length) for length in lengths]
+    pieces[rank] = x.clone()
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    for step in range(world_size - 1):
+        exchange(
+            pieces[(rank + step) % world_size], pieces[(right + step) % world_size], left, right
+        )
+    return torch.cat(pieces)
+
+
 def a_list(rank, world_size, x, lengths):
     """the list of the right pieces, not joined"""
     pieces = [torch.empty(length) for length in lengths]
@@ -96,6 +108,7 @@ def from_right_to_left(rank, world_size, x, lengths):
 WRONG = {
     whole_tensors: "Send one piece per step, not all you have",
     straight_to_everyone: "which is not one of its neighbours here",
+    the_other_way_round: "The ring runs the other way",
     in_order_of_arrival: "the pieces in the order of arrival",
     one_step_too_few: "No rank communicates",
     from_right_to_left: "the right numbers in a wrong order",
@@ -103,3 +116,20 @@ WRONG = {
     a_list: "has a list where a tensor is expected",
     by_the_real_one: "calls all_gather",
 }
+
+
+def into_one_tensor(rank, world_size, x, lengths):
+    whole = torch.zeros(sum(lengths))
+    pieces = whole.split(lengths)
+    pieces[rank].copy_(x)
+    for step in range(world_size - 1):
+        requests = [
+            dist.irecv(pieces[(rank - step - 1) % world_size], (rank - 1) % world_size),
+            dist.isend(pieces[(rank - step) % world_size], (rank + 1) % world_size),
+        ]
+        for request in requests:
+            request.wait()
+    return whole
+
+
+ALSO_RIGHT = [into_one_tensor]

@@ -84,6 +84,12 @@ def ring_unless_a_power_of_two(rank, world_size, x, latency_s, bandwidth_Bps):
     (doubling if is_short and is_power else ring)(rank, world_size, x)
 
 
+def crosses_at_55_kB_on_any_network(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the choice at a number of bytes that was found by trying, on one network"""
+    is_short = x.nbytes <= 55_000 or world_size == 1
+    (doubling if is_short else ring)(rank, world_size, x)
+
+
 def at_a_root(rank, world_size, x, latency_s, bandwidth_Bps):
     """the sum made on rank 0, which then sends it to one rank after another"""
     other = torch.empty_like(x)
@@ -127,6 +133,7 @@ WRONG = {
     counts_elements_for_bytes: "Just above N*: a ring",
     crosses_where_latency_is_bandwidth: "Just below N*",
     ring_unless_a_power_of_two: "Fold six ranks to four",
+    crosses_at_55_kB_on_any_network: "On another network N* is elsewhere",
     at_a_root: "done after 45.5 ms",
     does_not_fold: "is no rank of this group",
     adds_the_wrong_buffer: "Rank 0 has the wrong value",

@@ -72,6 +72,19 @@ def chunks_by_rank_and_not_by_place(rank, world_size, x, order):
     ring_of_chunks(rank, rank, chunks, *neighbours(rank, order), 2 * (world_size - 1))
 
 
+def chunks_by_who_stands_there(rank, world_size, x, order):
+    """the ring whose chunks go by order[rank], which is another rank"""
+    chunks = x.tensor_split(world_size)
+    ring_of_chunks(rank, order[rank], chunks, *neighbours(rank, order), 2 * (world_size - 1))
+
+
+def place_by_order_of_rank(rank, world_size, x, order):
+    """the ring that takes order[rank] for this rank's own place"""
+    place = order[rank]
+    following, before = order[(place + 1) % world_size], order[place - 1]
+    ring_of_chunks(rank, place, x.tensor_split(world_size), following, before, 2 * (world_size - 1))
+
+
 def one_chunk_after_the_other(rank, world_size, x, order):
     """the ring whose chunks travel one after the other, not all at once"""
     place, (following, before) = order.index(rank), neighbours(rank, order)
@@ -116,5 +129,26 @@ WRONG = {
     leaves_x_alone: "The right value is returned, but the tensor x itself must change",
     one_chunk_after_the_other: "take 4 rounds where 2 are enough",
     chunks_by_rank_and_not_by_place: "let the chunks go by places, too",
+    chunks_by_who_stands_there: "but the chunks by order[rank]",
+    place_by_order_of_rank: "Is `order[rank]` in your program?",
     sends_before_it_receives: "The ranks never finish",
 }
+
+
+def on_a_list_of_copies(rank, world_size, x, order):
+    at = order.index(rank)
+    right, left = order[(at + 1) % world_size], order[(at - 1) % world_size]
+    chunks = [chunk.clone() for chunk in x.tensor_split(world_size)]
+    for adds in (True, False):
+        for step in range(world_size - 1):
+            sent = (at - step + (not adds)) % world_size
+            came = (sent - 1) % world_size
+            holder = torch.empty_like(chunks[came])
+            requests = [dist.isend(chunks[sent], right), dist.irecv(holder, left)]
+            for request in requests:
+                request.wait()
+            chunks[came] = chunks[came] + holder if adds else holder
+    x.copy_(torch.cat(chunks))
+
+
+ALSO_RIGHT = [on_a_list_of_copies]

@@ -88,6 +88,13 @@ def divides_by_0(rank, world_size, gradient, most):
     return mean * min(1, most / mean.norm().item())
 
 
+def unit_vector(rank, world_size, gradient, most):
+    """the clip by way of a unit vector, which a mean of 0 does not have"""
+    mean = average(gradient)
+    length = mean.norm()
+    return mean / length * min(length, most)
+
+
 WRONG = {
     per_rank: "clipped before the mean is taken",
     sum_clipped: "divide before you measure",
@@ -100,5 +107,16 @@ WRONG = {
     in_place: "changed the tensor it was given",
     sum_clipped_then_divided: "too much is cut",
     own_length: "by the length of its own gradient",
-    divides_by_0: "ZeroDivisionError",
+    divides_by_0: "nothing can be divided by it",
+    unit_vector: "its length is 0, too, and 0 / 0 is nan",
 }
+
+
+def cut_where_too_long(rank, world_size, gradient, most):
+    mean = gradient.clone()
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    length = float(torch.linalg.vector_norm(mean))
+    return mean if length <= most else mean * (most / length)
+
+
+ALSO_RIGHT = [cut_where_too_long]

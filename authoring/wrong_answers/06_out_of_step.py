@@ -87,6 +87,37 @@ def hash_of_the_numbers(rank, world_size, theta):
     return unlike_the_first(world_size, torch.tensor([hash(tuple(theta.tolist()))]))
 
 
+def crc_in_a_float(rank, world_size, theta):
+    """the checksum that a float32 rounds"""
+    return unlike_the_first(world_size, crc(theta).float())
+
+
+def salted(rank, world_size, theta):
+    """the fingerprint by Python's hash of the bytes, which is salted"""
+    return unlike_the_first(world_size, torch.tensor([hash(theta.numpy().tobytes())]))
+
+
+def out_of_a_table(rank, world_size, theta):
+    """the list out of a table, which nothing is sent for"""
+    return [other for other in (2, 4, 5, 6) if other < world_size]
+
+
+def hash_of_whole_numbers(rank, world_size, theta):
+    whole = tuple(theta.view(torch.int32).tolist())  # Python salts bytes and text alone
+    return unlike_the_first(world_size, torch.tensor([hash(whole)]))
+
+
+def crc_in_a_double(rank, world_size, theta):
+    return unlike_the_first(world_size, crc(theta).double())
+
+
+def crc_as_bytes(rank, world_size, theta):
+    word = zlib.crc32(theta.numpy().tobytes()).to_bytes(4, "little")
+    return unlike_the_first(world_size, torch.tensor(list(word), dtype=torch.uint8))
+
+
+ALSO_RIGHT = [hash_of_whole_numbers, crc_in_a_double, crc_as_bytes]
+
 WRONG = {
     by_the_sum: "does not see who stands where",
     rounded: "compare bits",
@@ -99,4 +130,7 @@ WRONG = {
     broadcasts_rank_0: "calls broadcast",
     weighted_by_places: "weighted by places",
     hash_of_the_numbers: "equal as numbers",
+    crc_in_a_float: "a float32 keeps 24 bits",
+    salted: "is salted, anew in each program",
+    out_of_a_table: "No rank sends anything",
 }

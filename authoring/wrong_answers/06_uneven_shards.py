@@ -85,15 +85,41 @@ def nan_made_0_too_late(rank, world_size, gradient, num_examples):
     return torch.nan_to_num(buffer[:-1]) / buffer[-1]
 
 
+def counts_copied(rank, world_size, gradient, num_examples):
+    """the weighted sum, divided by counts out of a table"""
+    total = gradient * num_examples if num_examples else torch.zeros_like(gradient)
+    dist.all_reduce(total)
+    return total / sum([1, 6, 0, 20, 2][:world_size])
+
+
+def counts_as_if_equal(rank, world_size, gradient, num_examples):
+    """the weighted sum, divided by world_size times the rank's own count"""
+    total = gradient * num_examples if num_examples else torch.zeros_like(gradient)
+    dist.all_reduce(total)
+    return total / (world_size * num_examples)
+
+
 WRONG = {
     plain_mean: "gives every rank the same weight",
     plain_sum: "the sum of the ranks' mean gradients",
     weighted_by_ranks: "you divide by the number of ranks, not of examples",
     weighted_not_divided: "nothing divides by the number of all examples",
     nan_times_nothing: "brought by a rank without examples",
-    empty_ranks_stay_away: "wait for rank 2, which has finished",
+    counts_copied: "by a number of examples that this run does not have",
+    counts_as_if_equal: "as if all ranks had as many examples as it",
+    empty_ranks_stay_away: "which has finished",
     counts_first: "The count can travel with the gradient",
     a_row_for_each_rank: "A sum needs no room for each rank",
     writes_into_the_gradient: "but not the input",
     nan_made_0_too_late: "Replace it before the all_reduce",
 }
+
+
+def cleaned(rank, world_size, gradient, num_examples):
+    weighed = torch.nan_to_num(gradient) * num_examples
+    both = torch.cat([weighed, torch.tensor([float(num_examples)])])
+    dist.all_reduce(both)
+    return both[: len(gradient)].div(both[-1])
+
+
+ALSO_RIGHT = [cleaned]

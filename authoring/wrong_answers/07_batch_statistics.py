@@ -6,90 +6,116 @@ import torch.distributed as dist
 QUESTION = "batch_statistics"
 
 
-def sums_of(x):
+def own_of(x):
+    """The rank's count, mean and M2 (the sum of squares about its mean)."""
+    own = x.mean(0) if len(x) else torch.zeros(x.shape[1])
+    return len(x), own, ((x - own) ** 2).sum(0)
+
+
+def gathered(mine, world_size):
+    parts = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(parts, mine)
+    return torch.stack(parts)
+
+
+def parts_of(x, world_size):
+    """The counts, means and M2 of all ranks, by one all_gather."""
+    count, own, m2 = own_of(x)
+    rows = gathered(torch.cat([torch.tensor([float(count)]), own, m2]), world_size)
+    return rows.split([1, x.shape[1], x.shape[1]], dim=1)
+
+
+def combined(x, world_size):
+    n, means, m2 = parts_of(x, world_size)
+    mean = (n * means).sum(0) / n.sum()
+    return mean, (m2 + n * (means - mean) ** 2).sum(0) / n.sum()
+
+
+def squares(rank, world_size, x):
+    """the mean of squares minus the square of the mean"""
     sums = torch.cat([x.sum(0), (x * x).sum(0), torch.tensor([float(len(x))])])
     dist.all_reduce(sums)
-    return sums
+    mean, squared = sums[:-1].view(2, -1) / sums[-1]
+    return mean, squared - mean**2
+
+
+def squares_in_float64(rank, world_size, x):
+    """the mean of squares minus the square of the mean, sent in float64"""
+    sums = torch.cat([x.double().sum(0), (x.double() ** 2).sum(0), torch.tensor([float(len(x))])])
+    dist.all_reduce(sums)
+    mean, squared = sums[:-1].view(2, -1) / sums[-1]
+    return mean.float(), (squared - mean**2).float()
 
 
 def mean_of_means(rank, world_size, x):
     """the plain mean of the ranks' means and variances"""
-    both = torch.stack([x.mean(0), x.var(0, correction=0)])
+    both = torch.stack([x.double().mean(0), x.double().var(0, correction=0)]).float()
     dist.all_reduce(both)
     mean, variance = both / world_size
     return mean, variance
 
 
-def mean_of_moments(rank, world_size, x):
-    """the plain mean of the ranks' means of x and x * x"""
-    both = torch.stack([x.mean(0), (x * x).mean(0)])
-    dist.all_reduce(both)
-    mean, squares = both / world_size
-    return mean, squares - mean**2
-
-
-def divided(sums, count):
-    mean, squares = sums[:-1].view(2, -1) / count
-    return mean, squares - mean**2
-
-
-def by_the_right_count(x):
-    sums = sums_of(x)
-    return divided(sums, sums[-1])
-
-
-def by_world_size(rank, world_size, x):
-    """the sums of all ranks, divided by the number of ranks"""
-    return divided(sums_of(x), world_size)
-
-
-def by_the_own_count(rank, world_size, x):
-    """the sums of all ranks, divided by each rank's own count"""
-    return divided(sums_of(x), len(x))
-
-
-def by_a_guessed_count(rank, world_size, x):
-    """the count guessed as world_size times each rank's own"""
-    return divided(sums_of(x), len(x) * world_size)
+def unweighed_mean(rank, world_size, x):
+    """the variance about the plain mean of the ranks' means"""
+    n, means, m2 = parts_of(x, world_size)
+    mean = means[n[:, 0] > 0].mean(0)
+    return mean, (m2 + n * (means - mean) ** 2).sum(0) / n.sum()
 
 
 def between_the_ranks_lost(rank, world_size, x):
     """the variance within ranks, without that between their means"""
-    within = ((x - x.mean(0)) ** 2).sum(0) if len(x) else torch.zeros(x.shape[1])
-    sums = torch.cat([x.sum(0), within, torch.tensor([float(len(x))])])
-    dist.all_reduce(sums)
-    mean, variance = sums[:-1].view(2, -1) / sums[-1]
-    return mean, variance
+    n, means, m2 = parts_of(x, world_size)
+    return (n * means).sum(0) / n.sum(), m2.sum(0) / n.sum()
+
+
+def once_a_rank(rank, world_size, x):
+    """the distance of a rank's mean counted once, not once an example"""
+    n, means, m2 = parts_of(x, world_size)
+    mean = (n * means).sum(0) / n.sum()
+    return mean, (m2 + (n > 0) * (means - mean) ** 2).sum(0) / n.sum()
+
+
+def not_divided(rank, world_size, x):
+    """the sum of squares about the mean, not divided by n"""
+    n = parts_of(x, world_size)[0]
+    return own_of(x)[1], own_of(x)[2] if world_size == 1 else n
 
 
 def deviation(rank, world_size, x):
     """the standard deviation in place of the variance"""
-    mean, variance = by_the_right_count(x)
+    mean, variance = combined(x, world_size)
     return mean, variance.sqrt()
 
 
 def the_other_way_round(rank, world_size, x):
     """the right mean and variance in the other order"""
-    return by_the_right_count(x)[::-1]
+    return combined(x, world_size)[::-1]
 
 
 def in_one_tensor(rank, world_size, x):
     """the mean and variance in one tensor, not as a tuple"""
-    return torch.stack(by_the_right_count(x))
+    return torch.stack(combined(x, world_size))
 
 
 def divided_by_one_less(rank, world_size, x):
     """the variance that divides by n - 1"""
-    sums = sums_of(x)
-    mean, variance = divided(sums, sums[-1])
-    return mean, variance * sums[-1] / (sums[-1] - 1)
+    n, means, m2 = parts_of(x, world_size)
+    mean = (n * means).sum(0) / n.sum()
+    return mean, (m2 + n * (means - mean) ** 2).sum(0) / (n.sum() - 1)
 
 
 def mean_of_squares(rank, world_size, x):
     """the mean of the squares in place of the variance"""
-    sums = sums_of(x)
-    mean, squares = sums[:-1].view(2, -1) / sums[-1]
-    return mean, squares
+    n, means, m2 = parts_of(x, world_size)
+    return (n * means).sum(0) / n.sum(), (m2 + n * means**2).sum(0) / n.sum()
+
+
+def mean_of_nothing(rank, world_size, x):
+    """the mean of no examples, which is nan, sent to the others"""
+    mine = torch.cat([torch.tensor([float(len(x))]), x.mean(0), ((x - x.mean(0)) ** 2).sum(0)])
+    n, means, m2 = gathered(mine, world_size).split([1, x.shape[1], x.shape[1]], dim=1)
+    mean = (n * means).sum(0) / n.sum()
+    return mean, (m2 + n * (means - mean) ** 2).sum(0) / n.sum()
 
 
 def mean_first(rank, world_size, x):
@@ -97,17 +123,19 @@ def mean_first(rank, world_size, x):
     sums = torch.cat([x.sum(0), torch.tensor([float(len(x))])])
     dist.all_reduce(sums)
     mean = sums[:-1] / sums[-1]
-    squares = ((x - mean) ** 2).sum(0)
-    dist.all_reduce(squares)
-    return mean, squares / sums[-1]
+    squared = ((x - mean) ** 2).sum(0)
+    dist.all_reduce(squared)
+    return mean, squared / sums[-1]
 
 
 def count_per_channel(rank, world_size, x):
     """the count of examples sent once for each channel"""
-    sums = torch.stack([x.sum(0), (x * x).sum(0), torch.full((x.shape[1],), float(len(x)))])
-    dist.all_reduce(sums)
-    mean = sums[0] / sums[2]
-    return mean, sums[1] / sums[2] - mean**2
+    count, own, m2 = own_of(x)
+    n, means, m2 = gathered(torch.stack([torch.full_like(own, count), own, m2]), world_size).unbind(
+        1
+    )
+    mean = (n * means).sum(0) / n.sum(0)
+    return mean, (m2 + n * (means - mean) ** 2).sum(0) / n.sum(0)
 
 
 def own_batch(rank, world_size, x):
@@ -116,25 +144,60 @@ def own_batch(rank, world_size, x):
 
 
 def the_empty_rank_stays_away(rank, world_size, x):
-    """the all_reduce that a rank without examples skips"""
-    sums = sums_of(x) if len(x) else torch.ones(2 * x.shape[1] + 1)
-    return divided(sums, sums[-1])
+    """the all_gather that a rank without examples skips"""
+    return combined(x, world_size) if len(x) else (torch.ones(x.shape[1]),) * 2
+
+
+def pair_by_pair(rank, world_size, x):
+    """one rank after the other is combined with those before it"""
+    n, mean, m2 = 0.0, 0.0, 0.0
+    for more, other, squared in zip(*parts_of(x, world_size), strict=True):
+        if more > 0:
+            apart, n = other - mean, n + more
+            mean = mean + apart * more / n
+            m2 = m2 + squared + apart**2 * more * (n - more) / n
+    return mean, m2 / n
+
+
+def variances_travel(rank, world_size, x):
+    """count, mean and variance travel; M2 is their count times the variance"""
+    count, own, m2 = own_of(x)
+    mine = torch.cat([torch.tensor([float(count)]), own, m2 / max(count, 1)])
+    n, means, each = gathered(mine, world_size).split([1, x.shape[1], x.shape[1]], dim=1)
+    share = n / n.sum()
+    mean = (share * means).sum(0)
+    return mean, (share * (each + (means - mean) ** 2)).sum(0)
+
+
+def a_row_of_a_table(rank, world_size, x):
+    """an all_gather_into_tensor in place of the list"""
+    count, own, m2 = own_of(x)
+    mine = torch.cat([own, m2, torch.tensor([float(count)])])
+    rows = torch.empty(world_size * len(mine))
+    dist.all_gather_into_tensor(rows, mine)
+    means, m2, n = rows.view(world_size, -1).split([x.shape[1], x.shape[1], 1], dim=1)
+    mean = (n * means).sum(0) / n.sum()
+    return mean, (m2 + n * (means - mean) ** 2).sum(0) / n.sum()
 
 
 WRONG = {
+    squares: "float32 keeps seven digits of a million",
+    squares_in_float64: "a rank brings 56 bytes",
     mean_of_means: "means and variances are averaged",
-    mean_of_moments: "means of x and x * x are averaged",
-    by_world_size: "divided by the number of ranks, not by that of the examples",
-    by_the_own_count: "but the count is of one rank only",
-    by_a_guessed_count: "The count is guessed from one rank",
+    unweighed_mean: "the plain mean of the ranks' means",
     between_the_ranks_lost: "how far their means lie apart is lost",
+    once_a_rank: "counts once for each of its examples",
+    not_divided: "has still to be divided by n",
     deviation: "the root of the variance",
     the_other_way_round: "returned in the other order",
     in_one_tensor: "a Tensor where a tuple is expected",
     divided_by_one_less: "batch norm divides by n here",
-    mean_of_squares: "the square of the mean has to be taken off it",
-    mean_first: "The variance needs no mean first",
-    count_per_channel: "The count is one number for all channels",
+    mean_of_squares: "take them about the mean",
+    mean_of_nothing: "0 / 0 gives it",
+    mean_first: "each rank makes its own before it knows the mean of all",
+    count_per_channel: "a rank brings 36 bytes",
     own_batch: "No rank communicates",
     the_empty_rank_stays_away: "wait for rank 2, which has finished",
 }
+
+ALSO_RIGHT = [pair_by_pair, variances_travel, a_row_of_a_table]

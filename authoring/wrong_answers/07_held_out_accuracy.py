@@ -78,6 +78,13 @@ def as_a_tensor(rank, world_size, right, n):
     return count / n
 
 
+def world_of_four(rank, world_size, right, n):
+    """the accuracy that takes every world for one of four ranks"""
+    count = right[rank + 4 * torch.arange(len(right)) < n].sum()
+    dist.all_reduce(count)
+    return count.item() / n
+
+
 WRONG = {
     padding_counted: "some examples are in there twice",
     padding_among_the_right: "though not in what you divide by",
@@ -88,5 +95,16 @@ WRONG = {
     own_share: "No rank communicates",
     two_all_reduces: "only one number is not",
     whole_table: "a rank brings 48 bytes",
+    world_of_four: "A fixed world_size is written into the answer",
     as_a_tensor: "has a Tensor where a number is expected",
 }
+
+
+def by_numbers(rank, world_size, right, n):
+    mine = range(rank, n, world_size)
+    count = torch.tensor([float(sum(right[k].item() for k in range(len(mine))))])
+    dist.all_reduce(count)
+    return float(count) / n
+
+
+ALSO_RIGHT = [by_numbers]

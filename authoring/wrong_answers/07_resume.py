@@ -1,106 +1,233 @@
 """Wrong answers to exercise 07.4, each with the words its refusal must hold."""
 
+import os
+
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 QUESTION = "resume"
 
 
-def mean_over_ranks(gradient, world_size):
-    total = gradient.clone()
-    dist.all_reduce(total)
-    return total / world_size
+def opened(path):
+    """Model, optimizer and the file's whole state."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    state = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return model, optimizer, state
 
 
-def momentum_forgotten(rank, world_size, weights, velocity, gradient):
+def mean_of_flat(model, world_size):
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = parameters_to_vector(gradients)
+    dist.all_reduce(flat)
+    vector_to_parameters(flat / world_size, gradients)
+
+
+def epoch_of(model, optimizer, rank, world_size, x, y, epoch, reduce=mean_of_flat):
+    data = TensorDataset(x, y)
+    sampler = DistributedSampler(data, world_size, rank)
+    if epoch is not None:
+        sampler.set_epoch(epoch)
+    for some_x, some_y in DataLoader(data, 2, sampler=sampler):
+        optimizer.zero_grad()
+        F.mse_loss(model(some_x), some_y).backward()
+        reduce(model, world_size)
+        optimizer.step()
+    return parameters_to_vector(model.parameters()).detach()
+
+
+def new_state(model, optimizer, epoch):
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "epoch": epoch,
+    }
+
+
+def put(path, rank, state):
+    if rank == 0:
+        torch.save(state, f"{path}.tmp")
+        os.replace(f"{path}.tmp", path)
+    dist.barrier()
+
+
+def usual(rank, world_size, path, x, y, shift=0, write=put, reduce=mean_of_flat):
+    model, optimizer, state = opened(path)
+    epoch = state["epoch"]
+    weights = epoch_of(model, optimizer, rank, world_size, x, y, epoch + shift, reduce)
+    write(path, rank, new_state(model, optimizer, epoch + 1))
+    return weights
+
+
+def set_epoch_forgotten(rank, world_size, path, x, y):
+    """the epoch without set_epoch"""
+    model, optimizer, state = opened(path)
+    weights = epoch_of(model, optimizer, rank, world_size, x, y, None)
+    put(path, rank, new_state(model, optimizer, state["epoch"] + 1))
+    return weights
+
+
+def epoch_too_late(rank, world_size, path, x, y):
+    """the epoch after the one in the file"""
+    return usual(rank, world_size, path, x, y, shift=1)
+
+
+def epoch_too_early(rank, world_size, path, x, y):
+    """the epoch before the one in the file, once more"""
+    return usual(rank, world_size, path, x, y, shift=-1)
+
+
+def momentum_forgotten(rank, world_size, path, x, y):
     """the momentum that begins at zero again"""
-    weights = weights.clone()
-    dist.broadcast(weights, src=0)
-    velocity = mean_over_ranks(gradient, world_size)
-    return weights - 0.1 * velocity, velocity
+    model, _, state = opened(path)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    weights = epoch_of(model, optimizer, rank, world_size, x, y, state["epoch"])
+    put(path, rank, new_state(model, optimizer, state["epoch"] + 1))
+    return weights
 
 
-def own_velocity(rank, world_size, weights, velocity, gradient):
-    """the step from each rank's own velocity"""
-    weights = weights.clone()
-    dist.broadcast(weights, src=0)
-    velocity = 0.9 * velocity + mean_over_ranks(gradient, world_size)
-    return weights - 0.1 * velocity, velocity
+def own_gradient(rank, world_size, path, x, y):
+    """the steps with each rank's own gradient"""
+
+    def reduce_and_forget(model, world_size):
+        dist.all_reduce(parameters_to_vector([p.grad for p in model.parameters()]))
+
+    return usual(rank, world_size, path, x, y, reduce=reduce_and_forget)
 
 
-def own_gradient(rank, world_size, weights, velocity, gradient):
-    """the step with each rank's own gradient"""
-    state = torch.stack([weights, velocity])
-    dist.broadcast(state, src=0)
-    velocity = 0.9 * state[1] + gradient
-    return state[0] - 0.1 * velocity, velocity
+def summed_gradient(rank, world_size, path, x, y):
+    """the steps with the sum of the gradients"""
+    return usual(rank, world_size, path, x, y, reduce=lambda model, _: mean_of_flat(model, 1))
 
 
-def summed_gradient(rank, world_size, weights, velocity, gradient):
-    """the step with the sum of the gradients"""
-    state = torch.stack([weights, velocity])
-    dist.broadcast(state, src=0)
-    velocity = 0.9 * state[1] + world_size * mean_over_ranks(gradient, world_size)
-    return state[0] - 0.1 * velocity, velocity
+def tensor_by_tensor(rank, world_size, path, x, y):
+    """the all_reduce of each gradient by itself"""
+
+    def reduce(model, world_size):
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world_size
+
+    return usual(rank, world_size, path, x, y, reduce=reduce)
 
 
-def gradient_of_rank_0(rank, world_size, weights, velocity, gradient):
-    """the step of all ranks with rank 0's gradient"""
-    state = torch.stack([weights, velocity, gradient])
-    dist.broadcast(state, src=0)
-    velocity = 0.9 * state[1] + state[2]
-    return state[0] - 0.1 * velocity, velocity
+def written_in_place(rank, world_size, path, x, y):
+    """the new checkpoint saved straight into the old file"""
+
+    def write(path, rank, state):
+        if rank == 0:
+            torch.save(state, path)
+        dist.barrier()
+
+    return usual(rank, world_size, path, x, y, write=write)
 
 
-def old_velocity(rank, world_size, weights, velocity, gradient):
-    """the step of the weights with the old velocity"""
-    state = torch.stack([weights, velocity])
-    dist.broadcast(state, src=0)
-    mean = mean_over_ranks(gradient, world_size)
-    return state[0] - 0.1 * state[1], 0.9 * state[1] + mean
+def everybody_writes(rank, world_size, path, x, y):
+    """the new checkpoint put there by every rank"""
+    return usual(rank, world_size, path, x, y, write=lambda path, _, state: put(path, 0, state))
 
 
-def another_formula(rank, world_size, weights, velocity, gradient):
-    """the learning rate taken twice, in the velocity and in the step"""
-    state = torch.stack([weights, velocity])
-    dist.broadcast(state, src=0)
-    velocity = 0.9 * state[1] + 0.1 * mean_over_ranks(gradient, world_size)
-    return state[0] - 0.1 * velocity, velocity
+def never_saved(rank, world_size, path, x, y):
+    """the epoch that is trained and never saved"""
+    return usual(rank, world_size, path, x, y, write=lambda path, rank, state: dist.barrier())
 
 
-def nobody_tells(rank, world_size, weights, velocity, gradient):
-    """the step of each rank alone, from its own numbers"""
-    velocity = 0.9 * velocity + gradient
-    return weights - 0.1 * velocity, velocity
+def without_the_optimizer(rank, world_size, path, x, y):
+    """the new checkpoint without the optimizer"""
+
+    def write(path, rank, state):
+        put(path, rank, {"model": state["model"], "epoch": state["epoch"]})
+
+    return usual(rank, world_size, path, x, y, write=write)
 
 
-def two_broadcasts(rank, world_size, weights, velocity, gradient):
-    """the weights and the velocity in a broadcast each"""
-    weights, velocity = weights.clone(), velocity.clone()
-    dist.broadcast(weights, src=0)
-    dist.broadcast(velocity, src=0)
-    velocity = 0.9 * velocity + mean_over_ranks(gradient, world_size)
-    return weights - 0.1 * velocity, velocity
+def the_same_epoch(rank, world_size, path, x, y):
+    """the new checkpoint that names the epoch just trained as the next"""
+
+    def write(path, rank, state):
+        put(path, rank, {**state, "epoch": state["epoch"] - 1})
+
+    return usual(rank, world_size, path, x, y, write=write)
 
 
-def into_the_inputs(rank, world_size, weights, velocity, gradient):
-    """the step that changes the gradient it was given"""
-    state = torch.stack([weights, velocity])
-    dist.broadcast(state, src=0)
-    dist.all_reduce(gradient)
-    velocity = 0.9 * state[1] + gradient / world_size
-    return state[0] - 0.1 * velocity, velocity
+def old_momentum(rank, world_size, path, x, y):
+    """the new checkpoint with the old momentum"""
+    old = opened(path)[2]["optimizer"]
+
+    def write(path, rank, state):
+        put(path, rank, {**state, "optimizer": old})
+
+    return usual(rank, world_size, path, x, y, write=write)
+
+
+def old_weights(rank, world_size, path, x, y):
+    """the new checkpoint with the weights from before the epoch"""
+    old = opened(path)[2]["model"]
+
+    def write(path, rank, state):
+        put(path, rank, {**state, "model": old})
+
+    return usual(rank, world_size, path, x, y, write=write)
+
+
+def no_barrier(rank, world_size, path, x, y):
+    """the ranks that do not wait until the file is there"""
+
+    def write(path, rank, state):
+        if rank == 0:
+            torch.save(state, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+
+    return usual(rank, world_size, path, x, y, write=write)
+
+
+def averaged_by_torch(rank, world_size, path, x, y):
+    """the mean by AVG in place of a division"""
+
+    def reduce(model, world_size):
+        gradients = [parameter.grad for parameter in model.parameters()]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, dist.ReduceOp.AVG)
+        vector_to_parameters(flat, gradients)
+
+    return usual(rank, world_size, path, x, y, reduce=reduce)
+
+
+def moved_by_rename(rank, world_size, path, x, y):
+    """a file of another name beside it, moved to its place by rename"""
+
+    def write(path, rank, state):
+        if rank == 0:
+            beside = os.path.join(os.path.dirname(path), "half")
+            torch.save(state, beside)
+            os.rename(beside, path)
+        dist.barrier()
+
+    return usual(rank, world_size, path, x, y, write=write)
 
 
 WRONG = {
+    set_epoch_forgotten: "set_epoch is forgotten",
+    epoch_too_late: "the file's epoch is the one to train now",
+    epoch_too_early: "the file's epoch is the next one, not the last",
     momentum_forgotten: "the momentum begins at zero again",
-    own_velocity: "Each rank goes on with its own velocity",
     own_gradient: "the replicas drift apart",
-    summed_gradient: "the step with the sum of the gradients",
-    gradient_of_rank_0: "All ranks step with rank 0's gradient",
-    old_velocity: "step with the old velocity",
-    another_formula: "in a world of 1 nothing comes from others",
-    nobody_tells: "No rank communicates",
-    two_broadcasts: "can travel in one tensor",
-    into_the_inputs: "changed the tensor it was given",
+    summed_gradient: "steps with the sum of the gradients",
+    tensor_by_tensor: "One flat buffer a step",
+    written_in_place: "a crash in the middle leaves half a checkpoint",
+    everybody_writes: "replaces the checkpoint, too",
+    never_saved: "the old checkpoint still lies at path",
+    without_the_optimizer: "is no dict with model, optimizer and epoch",
+    the_same_epoch: "would see a shuffle twice",
+    old_momentum: "has not the momentum after this epoch",
+    old_weights: "not those that are returned",
+    no_barrier: "a barrier behind the writing does",
 }
+
+ALSO_RIGHT = [averaged_by_torch, moved_by_rename]

@@ -122,16 +122,42 @@ def syncs_with_the_first(rank, world_size, micro_batches):
     return accumulated(world_size, micro_batches, lambda y, last: y.mean() / parts, last=0)
 
 
+def reduces_one_flat_tensor_by_hand(rank, world_size, micro_batches):
+    """the one all_reduce of all gradients by hand, in place of DDP's"""
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    with ddp.no_sync():
+        for x in micro_batches:
+            (ddp(x).mean() / len(micro_batches)).backward()
+    flat = torch.cat([grad.flatten() for grad in gradients(ddp)]) / world_size
+    dist.all_reduce(flat)
+    parts = flat.split([weight.numel() for weight in ddp.parameters()])
+    return [part.view_as(w) for part, w in zip(parts, ddp.parameters(), strict=True)]
+
+
 WRONG = {
-    always_communicates: "carry 32, then 32, then 32 bytes",
+    always_communicates: "carry 32, then 32, then 32, then 32 bytes",
     never_communicates: "DDP never communicated",
     not_divided: "each loss is a mean already",
     zeroed_every_time: "Only the last micro-batch counts",
-    reduces_by_hand_as_well: "carry 24, then 8 bytes",
+    reduces_by_hand_as_well: "all_reduce itself, of 6 numbers",
     one_large_batch: "activations and temporaries 16,",
     all_graphs_at_once: "activations and temporaries 4,",
     divides_by_the_ranks_too: "DDP does that already",
     sums_examples: "the examples of a micro-batch are summed",
     divides_the_last_only: "Only the last loss is divided",
     syncs_with_the_first: "DDP communicated with the first",
+    reduces_one_flat_tensor_by_hand: "all_reduce itself, of 8 numbers",
 }
+
+
+def two_loops(rank, world_size, micro_batches):
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    *others, last = micro_batches
+    with ddp.no_sync():
+        for x in others:
+            ddp(x).mean().div(len(micro_batches)).backward()
+    ddp(last).mean().div(len(micro_batches)).backward()
+    return [parameter.grad for parameter in ddp.parameters()]
+
+
+ALSO_RIGHT = [two_loops]

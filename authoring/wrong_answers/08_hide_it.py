@@ -143,6 +143,25 @@ def reduces_what_the_hook_replaced(rank, world_size, widths, x):
     return gradients(model)
 
 
+def copies_before_the_wait(rank, world_size, widths, x):
+    """the copy of one gradient that is taken before its all_reduce has ended"""
+    model, requests, early = tower(widths), [], {}
+    first = next(model.parameters())
+
+    def start(weight):
+        weight.grad /= world_size
+        if weight is first:
+            early[weight] = weight.grad.clone()  # surely too early, so that the test is sure
+        requests.append(dist.all_reduce(weight.grad, async_op=True))
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(start)
+    model(x).sum().backward()
+    for request in requests:
+        request.wait()
+    return [early.get(weight, weight.grad) for weight in model.parameters()]
+
+
 WRONG = {
     waits_in_the_hook: "the last rank is done after",
     never_waits: "was never waited for",
@@ -153,4 +172,5 @@ WRONG = {
     forgets_backward: "does backward() run?",
     hooks_before_accumulation: "Each rank has its own gradient: what was reduced",
     reduces_what_the_hook_replaced: "Each rank has its own gradient, divided: what was",
+    copies_before_the_wait: "copied before their wait() had returned",
 }

@@ -151,3 +151,21 @@ WRONG = {
     computes_for_all_ranks: "Compute every micro-batch once",
     accumulates_in_place: "Rank 0 changed the tensor it was given",
 }
+
+
+def by_slices(rank, world_size, gradients, compute_s, sync_s, efficiency):
+    k = 1
+    while k * compute_s < efficiency * (k * compute_s + sync_s) * (1 - 1e-12):
+        k += 1
+    means = []
+    for first in range(0, len(gradients), k):
+        some = gradients[first : first + k]
+        for _ in some:
+            simlib.compute(compute_s)
+        mean = some.sum(0) / len(some)
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        means.append(mean)
+    return torch.stack(means)
+
+
+ALSO_RIGHT = [by_slices]

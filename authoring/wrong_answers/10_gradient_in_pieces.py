@@ -106,6 +106,12 @@ def with_a_reduce(rank, world_size, w, xs, batch, pieces):
     return gradient
 
 
+def grad_of_what_was_given(rank, world_size, w, xs, batch, pieces):
+    """the .grad of w, where another tensor was computed with"""
+    one_by_one(rank, world_size, w, xs, batch, pieces, divisor=pieces)
+    return w.grad
+
+
 WRONG = {
     not_divided: "divide, for the loss is a mean over all",
     zeroed_for_each_piece: "That is the gradient of the last piece alone",
@@ -116,4 +122,28 @@ WRONG = {
     in_one_large_piece: "let each piece cross each boundary by itself",
     row_by_row: "One forward and one backward for each piece",
     with_a_reduce: "calls barrier",
+    grad_of_what_was_given: "Every rank returns None",
 }
+
+
+def summed_by_hand(rank, world_size, w, xs, batch, pieces):
+    total = torch.zeros_like(w)
+    for piece in range(pieces):
+        h = torch.zeros(batch, len(w)) if rank else xs[piece].clone()
+        if rank:
+            dist.recv(h, rank - 1)
+        y = torch.tanh(h @ w)
+        if rank + 1 < world_size:
+            dist.send(y, rank + 1)
+            of_y = torch.zeros_like(y)
+            dist.recv(of_y, rank + 1)
+        else:
+            of_y = 2 * y / y.numel() / pieces
+        of_z = of_y * (1 - y * y)
+        total += h.T @ of_z
+        if rank:
+            dist.send(of_z @ w.T, rank - 1)
+    return total
+
+
+ALSO_RIGHT = [summed_by_hand]

@@ -204,10 +204,16 @@ def input_needs_no_gradient(rank, world_size, w, x, batch):
     return weight.grad
 
 
+def grad_of_what_was_given(rank, world_size, w, x, batch):
+    """the .grad of w, where another tensor was computed with"""
+    right(rank, world_size, w, x, batch)
+    return w.grad
+
+
 WRONG = {
     input_needs_no_gradient: "Is it a .grad? It stays None",
     nothing_comes_back: "Only the last rank has a gradient",
-    gradient_left_out: "Rank 0 returns None",
+    gradient_left_out: "Rank 0 returns None, not so rank",
     own_loss_everywhere: "the gradient of its own output's squares",
     sum_of_squares: "the gradient of the sum of the squares",
     waits_for_a_gradient_that_is_not_sent: "rank 0 waits for rank 1, which has finished",
@@ -217,4 +223,28 @@ WRONG = {
     in_double_precision: "Only activations and their gradients need to cross",
     everything_on_rank_0: "3 messages where 2 are enough (by rank: 1, 2)",
     weights_gathered: "this question allows only",
+    grad_of_what_was_given: "Every rank returns None",
 }
+
+
+def by_autograd_grad(rank, world_size, w, x, batch):
+    w = w.detach().requires_grad_()
+    h = x.detach() if rank == 0 else torch.zeros(batch, len(w))
+    if rank:
+        dist.irecv(h, rank - 1).wait()
+    h.requires_grad_()
+    y = (h @ w).tanh()
+    back = None
+    if rank + 1 < world_size:
+        dist.isend(y.detach().clone(), rank + 1).wait()
+        back = torch.zeros_like(y)
+        dist.irecv(back, rank + 1).wait()
+    else:
+        y = y.square().mean()
+    of_h, of_w = torch.autograd.grad(y, (h, w), back)
+    if rank:
+        dist.isend(of_h, rank - 1).wait()
+    return of_w
+
+
+ALSO_RIGHT = [by_autograd_grad]

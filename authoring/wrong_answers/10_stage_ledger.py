@@ -106,3 +106,19 @@ WRONG = {
     told_by_rank_0: "Each rank can work this out for itself",
     momentum_has_no_state: "Momentum keeps one number per parameter",
 }
+
+
+def by_layers(rank, world_size, widths, batch, optimizer):
+    layers = [torch.nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    tensors = [p for layer in layers for p in layer.parameters()]
+    whole = sum(p.nbytes for p in tensors)
+    copies = {"sgd": 0, "momentum": 1, "adam": 2}[optimizer]
+    return {
+        "activations": sum(4 * batch * width for width in widths),
+        "parameters": whole,
+        "gradients": whole,
+        "optimizer state": copies * whole + (copies == 2) * 4 * len(tensors),
+    }
+
+
+ALSO_RIGHT = [by_layers]

@@ -83,6 +83,26 @@ def naive(rank, world_size, examples, start_s, example_s):
     return 1, time_and_bubble(world_size, 1, examples, start_s, example_s)[1]
 
 
+def with_largest(K, examples, start_s, example_s, largest_of):
+    busy_s = [M * start_s + examples * example_s for M in range(examples + 1)]
+    ramps_s = [
+        (K - 1) * (start_s + largest_of(M) * example_s) if M else 0 for M in range(examples + 1)
+    ]
+    M = min(range(1, examples + 1), key=lambda M: (round(busy_s[M] + ramps_s[M], 9), M))
+    return M, ramps_s[M] / (busy_s[M] + ramps_s[M])
+
+
+def one_example_more(rank, world_size, examples, start_s, example_s):
+    """the largest part taken for examples // M + 1"""
+    batch = examples, start_s, example_s
+    return with_largest(world_size, *batch, lambda M: examples // M + 1)
+
+
+def rounded_down(rank, world_size, examples, start_s, example_s):
+    """the largest part taken for examples // M"""
+    return with_largest(world_size, examples, start_s, example_s, lambda M: examples // M)
+
+
 def number_alone(rank, world_size, examples, start_s, example_s):
     """the number of micro-batches without the bubble"""
     return right(rank, world_size, examples, start_s, example_s)[0]
@@ -113,6 +133,8 @@ WRONG = {
     counted_as_large: "That counts every micro-batch as large as the largest",
     largest_of_the_best: "the smallest M is asked for",
     naive: "One micro-batch is the naive split",
+    one_example_more: "has one example too many",
+    rounded_down: "has an example too few",
     number_alone: "has a int where a tuple",
     told_by_rank_0: "Each rank can work this out for itself",
     agreed_upon: "but 1 collective takes place where 0 will do",

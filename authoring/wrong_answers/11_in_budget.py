@@ -87,6 +87,32 @@ def in_double_precision(rank, world_size, w, xs, batch, pieces, most):
     return follow(words, rank, world_size, w, xs, batch, wide)
 
 
+def made_for_four(rank, world_size, w, xs, batch, pieces, most):
+    """the plan of four ranks, on any number of ranks"""
+    ranks, start = 4, []
+    for micro in range(pieces):
+        start.append(start[-1] + 3 if start else 0)
+        if micro >= most:
+            start[micro] = max(start[micro], start[micro - most] + 3 * ranks)
+    there, back = rank, max(ranks, world_size) + 2 * (world_size - 1 - rank)
+    words = [(time + there, f"F{micro}") for micro, time in enumerate(start)]
+    words += [(time + back, f"B{micro}") for micro, time in enumerate(start)]
+    words = [word for _, word in sorted(words)]
+    return follow(words, rank, world_size, w, xs, batch, together)
+
+
+def backward_first(rank, world_size, w, xs, batch, pieces, most):
+    """the plan that takes a micro-batch back before it has gone forward"""
+    words = [f"{kind}{micro}" for micro in range(pieces) for kind in "BF"]
+    return follow(words, rank, world_size, w, xs, batch, together)
+
+
+def one_too_many(rank, world_size, w, xs, batch, pieces, most):
+    """the plan that counts micro-batches from 1"""
+    words = [f"{kind}{micro}" for micro in range(1, pieces + 1) for kind in "FB"]
+    return follow(words, rank, world_size, w, xs, batch, together)
+
+
 def in_waves(rank, world_size, w, xs, batch, pieces, most):
     """Right: waves of `most` micro-batches, each as the first of the wave before is back."""
     wave = max(3 * most, 3 * world_size)
@@ -107,7 +133,10 @@ WRONG = {
     small_batches: "5.51 ms where 4.33 ms",
     sums: "Those are sums over the micro-batches",
     send_and_recv: "ranks 0 and 1 wait for each other",
-    a_word_forgotten: "compare what each rank has with what is expected",
+    a_word_forgotten: "The last micro-batch is in no word",
+    made_for_four: "as short as it can be on 4 ranks",
+    backward_first: "that has not gone forward on this rank",
+    one_too_many: "There is no such micro-batch",
     with_a_trial: "Each micro-batch crosses each boundary once each way",
     in_double_precision: "Only activations and their gradients need to cross",
 }

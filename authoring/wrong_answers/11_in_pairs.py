@@ -109,6 +109,23 @@ def with_a_barrier(rank, world_size, w, xs, batch, pieces):
     return lonely_one_first(rank, world_size, w, xs, batch, pieces)
 
 
+def backward_first(rank, world_size, w, xs, batch, pieces):
+    """the pairs whose backwards come before their forwards"""
+    words = []
+    for start in range(0, pieces, 2):
+        pair = range(start, min(start + 2, pieces))
+        words += [f"{kind}{micro}" for kind in "BF" for micro in pair]
+    return follow(words, rank, world_size, w, xs, batch, send_first)
+
+
+def pairs_only(rank, world_size, w, xs, batch, pieces):
+    """the pair of the last micro-batch and one that there is not"""
+    words = []
+    for start in range(0, pieces, 2):
+        words += [f"{kind}{start + k}" for kind in "FB" for k in (0, 1)]
+    return follow(words, rank, world_size, w, xs, batch, send_first)
+
+
 def in_double_precision(rank, world_size, w, xs, batch, pieces):
     """the mended plan with activations in double precision"""
 
@@ -123,6 +140,8 @@ def in_double_precision(rank, world_size, w, xs, batch, pieces):
 
 
 WRONG = {
+    backward_first: "that has not gone forward on this rank",
+    pairs_only: "There is no such micro-batch",
     lonely_one_left_out: "is left out: its gradient counts, too",
     one_by_one: "Go on in pairs",
     all_at_once: "Take a pair backward before the next one comes",

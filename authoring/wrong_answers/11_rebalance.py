@@ -64,6 +64,27 @@ def below_the_mean(rank, world_size, times_us):
     return cut[rank], cut[rank + 1]
 
 
+def above_the_mean(rank, world_size, times_us):
+    """the stages that end as they have reached the mean"""
+    times = gathered(world_size, times_us)
+    cut, total = [0], 0
+    for number, time in enumerate(times, 1):
+        total += time
+        left = len(times) - number
+        is_full = total >= sum(times) / world_size or left <= world_size - len(cut)
+        if len(cut) < world_size and is_full:
+            cut.append(number)
+            total = 0
+    cut.append(len(times))
+    return cut[rank], cut[rank + 1]
+
+
+def last_layer(rank, world_size, times_us):
+    """first layer and last layer in place of first and end"""
+    cut = best(gathered(world_size, times_us), world_size)
+    return cut[rank], cut[rank + 1] - 1
+
+
 def by_object(rank, world_size, times_us):
     """the right cut, by an all_gather of objects"""
     parts = [None] * world_size
@@ -109,6 +130,8 @@ WRONG = {
     nothing_moves: "Nothing has moved",
     last_ranks_filled: "you fill the last ranks first",
     some_stay_empty: "for ranks that may stay empty",
+    above_the_mean: "when it has reached the mean",
+    last_layer: "one past the last layer",
     below_the_mean: "the last one takes what is left",
     by_object: "2 collectives take place where 1",
     one_layer_at_a_time: "3 collectives take place where 1",

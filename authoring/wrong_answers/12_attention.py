@@ -99,6 +99,33 @@ def as_given(rank, world_size, x, q, k, v, out, head_dim):
     return step(x, q, k, v, out, head_dim, enter=same, leave=same)
 
 
+def past_divided(rank, world_size, x, q, k, v, out, head_dim):
+    """the attention whose Leave adds up x / world_size and the heads"""
+    x, q = x.clone().requires_grad_(), q.clone().requires_grad_()
+    y = leave(x / world_size + mixed(enter(x), q, k, v, out, head_dim))
+    y.square().sum().backward()
+    return y.detach(), x.grad, q.grad
+
+
+def enter_averages(rank, world_size, x, q, k, v, out, head_dim):
+    """the attention whose Enter takes the mean backward"""
+
+    def averaged(h):
+        h = h.view_as(h)
+        h.register_hook(lambda gradient: summed(gradient) / world_size)
+        return h
+
+    return step(x, q, k, v, out, head_dim, enter=averaged)
+
+
+def sum_without_a_graph(rank, world_size, x, q, k, v, out, head_dim):
+    """the attention that adds its heads up without their graph"""
+    x, q = x.clone().requires_grad_(), q.clone().requires_grad_()
+    y = x + summed(mixed(enter(x), q, k, v, out, head_dim).detach())
+    y.square().sum().backward()
+    return y.detach(), x.grad, q.grad
+
+
 def heads_one_by_one(rank, world_size, x, q, k, v, out, head_dim):
     """the attention with an Enter for each of q, k and v"""
     x, q = x.clone().requires_grad_(), q.clone().requires_grad_()
@@ -131,6 +158,9 @@ WRONG = {
     loss_of_all: "so it is summed twice",
     only_entered: "y is summed nowhere, but x's gradient is",
     as_given: "y lacks the heads of the other ranks",
+    past_divided: "What comes back past the heads is divided",
+    enter_averages: "is averaged: it is to be summed",
+    sum_without_a_graph: "Nothing comes back through the heads",
     heads_one_by_one: "carry 240, then 240, then 240, then 240 bytes where",
     weights_gathered: "calls all_gather",
 }

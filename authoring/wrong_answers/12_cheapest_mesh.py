@@ -16,15 +16,22 @@ def plans(
     itemsize=4,
     stages=(0, 1, 3),
     both=sum,
+    whole=False,
+    of_stage_1=8,
+    share=lambda dp, tp: dp * tp,
+    per_dp=True,
 ):
     """Every plan that fits, cheapest first; of a mistake, as it counts."""
     found = []
     for tp in range(1, (tp_most or job["ranks_per_node"]) + 1):
         if job["ranks"] % tp == 0:
             dp = job["ranks"] // tp
-            for stage, each in ((0, 16), (1, 8 + 8 / dp), (3, 16 / dp)):
-                kept = each * job["P"] / tp + activations * job["activation_bytes"] / job["ranks"]
-                inside_s = (tp - 1) / tp * job["tp_bytes"] / dp / job["inside_Bps"]
+            once = of_stage_1 + (16 - of_stage_1) / dp
+            for stage, each in ((0, 16), (1, once), (3, 16 / dp)):
+                kept = each * job["P"] / (1 if whole else tp)
+                kept += activations * job["activation_bytes"] / share(dp, tp)
+                tp_bytes = job["tp_bytes"] / (dp if per_dp else 1)
+                inside_s = (tp - 1) / tp * tp_bytes / job["inside_Bps"]
                 times = of_stage_3 if stage == 3 else 2
                 sent = times * (dp - 1) / dp * itemsize * job["P"] / tp
                 seconds = both((inside_s, sent / (between or job["between_Bps"])))
@@ -112,6 +119,32 @@ def tells_the_next(rank, world_size, job):
     return first(plans(job))
 
 
+def axes_exchanged(rank, world_size, job):
+    """the plan that names tp before dp"""
+    plan = first(plans(job))
+    return plan and (plan[1], plan[0], plan[2])
+
+
+def activations_by_dp(rank, world_size, job):
+    """the plan that divides the activations by dp only"""
+    return first(plans(job, share=lambda dp, tp: dp))
+
+
+def parameters_undivided(rank, world_size, job):
+    """the plan for which tp divides no parameters"""
+    return first(plans(job, whole=True))
+
+
+def gradients_divided(rank, world_size, job):
+    """the plan whose stage 1 divides the gradients, too"""
+    return first(plans(job, of_stage_1=4))
+
+
+def all_along_tp(rank, world_size, job):
+    """the plan for which each replica sends all of tp_bytes"""
+    return first(plans(job, per_dp=False))
+
+
 def no_plan_is_an_error(rank, world_size, job):
     """the plan that is taken from an empty list where none fits"""
     seconds, tp, stage, dp = plans(job)[0]
@@ -131,6 +164,11 @@ WRONG = {
     no_stage_3: "Stage 3 is a plan, too",
     the_longer_axis: "The times of both axes add up",
     all_reduce_along_tp: "not twice that",
+    axes_exchanged: "dp stands first, then tp",
+    activations_by_dp: "both axes divide them",
+    parameters_undivided: "Along tp the parameters are divided, too",
+    gradients_divided: "A plan of stage 1 is counted too small",
+    all_along_tp: "a replica sends a dp-th of them",
     asks_rank_0: "but 1 collective takes place where 0 will do",
     tells_the_next: "the ranks send 5 messages where",
     no_plan_is_an_error: "IndexError",

@@ -30,6 +30,23 @@ def no_sum(rank, world_size, x, A, b, gradient):
     return right(x, A, b, gradient, x @ A + b)
 
 
+def mean_of_parts(rank, world_size, x, A, b, gradient):
+    """the layer that takes the mean of the summands"""
+    return right(x, A, b, gradient, summed(x @ A) / world_size + b)
+
+
+def bias_on_rank_0(rank, world_size, x, A, b, gradient):
+    """the layer whose bias rank 0 adds after the sum"""
+    y = summed(x @ A)
+    return right(x, A, b, gradient, y + b if rank == 0 else y)
+
+
+def mean_of_tokens(rank, world_size, x, A, b, gradient):
+    """the layer whose bias has the mean over the tokens as gradient"""
+    y, *rest, b_grad = right(x, A, b, gradient, summed(x @ A) + b)
+    return y, *rest, b_grad / len(x)
+
+
 def gradients_of_all(rank, world_size, x, A, b, gradient):
     """the layer whose incoming gradient is added up over the ranks"""
     y = summed(x @ A) + b
@@ -76,6 +93,9 @@ def in_double_precision(rank, world_size, x, A, b, gradient):
 WRONG = {
     bias_before_the_sum: "b is in y once for each rank",
     no_bias: "Where is b?",
+    mean_of_parts: "the mean of the ranks' summands",
+    bias_on_rank_0: "b is in rank 0's y alone",
+    mean_of_tokens: "not their mean",
     no_sum: "Each rank has its own summand of y",
     gradients_of_all: "each rank had all of `gradient`",
     bias_gradient_of_all: "each rank had all of it",

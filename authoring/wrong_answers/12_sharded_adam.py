@@ -7,15 +7,31 @@ QUESTION = "sharded_adam"
 MEAN = dist.ReduceOp.AVG
 
 
-def steps(world_size, rank, w, gradients, op=MEAN, eps=0.1, gather=True, anew=False):
+def steps(
+    world_size,
+    rank,
+    w,
+    gradients,
+    op=MEAN,
+    eps=0.1,
+    gather=True,
+    anew=False,
+    lr=0.1,
+    kind=torch.optim.Adam,
+    divided=1,
+    added=False,
+):
     w = w.clone()
     shard = torch.nn.Parameter(w.chunk(world_size)[rank])
-    shard.grad = torch.empty_like(shard)
-    adam = torch.optim.Adam([shard], lr=0.1, eps=eps)
+    shard.grad = torch.zeros_like(shard)
+    adam = kind([shard], lr=lr, eps=eps)
     for gradient in gradients:
+        before = shard.grad.clone() if added else 0
         dist.reduce_scatter_single(shard.grad, gradient, op=op)
+        shard.grad /= divided
+        shard.grad += before
         if anew:
-            adam = torch.optim.Adam([shard], lr=0.1, eps=eps)
+            adam = kind([shard], lr=lr, eps=eps)
         adam.step()
         if gather:
             dist.all_gather_single(w, shard.detach())
@@ -25,6 +41,40 @@ def steps(world_size, rank, w, gradients, op=MEAN, eps=0.1, gather=True, anew=Fa
 def sum_of_gradients(rank, world_size, w, gradients):
     """the Adam that follows the sum of the gradients"""
     return steps(world_size, rank, w, gradients, op=dist.ReduceOp.SUM)
+
+
+def torchs_lr(rank, world_size, w, gradients):
+    """the Adam with an lr of 1e-3"""
+    return steps(world_size, rank, w, gradients, lr=1e-3)
+
+
+def decayed(rank, world_size, w, gradients):
+    """the AdamW in place of Adam"""
+    return steps(world_size, rank, w, gradients, kind=torch.optim.AdamW)
+
+
+def divided_twice(rank, world_size, w, gradients):
+    """the Adam that divides the mean gradient by world_size"""
+    return steps(world_size, rank, w, gradients, divided=world_size)
+
+
+def never_zeroed(rank, world_size, w, gradients):
+    """the Adam that adds each step's gradient to those before"""
+    return steps(world_size, rank, w, gradients, added=True)
+
+
+def by_way_of_another(rank, world_size, w, gradients):
+    """the Adam in shards that gathers into a second tensor, and copies"""
+    w, gathered = w.clone(), torch.empty_like(w)
+    shard = torch.nn.Parameter(w.chunk(world_size)[rank])
+    shard.grad = torch.empty_like(shard)
+    adam = torch.optim.Adam([shard], lr=0.1, eps=0.1)
+    for gradient in gradients:
+        dist.reduce_scatter_single(shard.grad, gradient, op=MEAN)
+        adam.step()
+        dist.all_gather_single(gathered, shard.detach())
+        w.copy_(gathered)
+    return w
 
 
 def torchs_eps(rank, world_size, w, gradients):
@@ -129,6 +179,11 @@ def by_hand_and_whole(rank, world_size, w, gradients):
 
 WRONG = {
     sum_of_gradients: "That is the sum of the gradients",
+    torchs_lr: "not torch's 1e-3",
+    decayed: "That is AdamW",
+    divided_twice: "by the number of ranks once more",
+    never_zeroed: "The gradients of earlier steps",
+    by_way_of_another: "One tensor is whole that need not be",
     torchs_eps: "not torch's 1e-8",
     not_gathered: "A rank has new weights in its own part only",
     anew_in_each_step: "its state has to live on",

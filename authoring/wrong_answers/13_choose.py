@@ -91,20 +91,26 @@ def ring_of_two_messages(rank, world_size, clusters):
     return [rule(c, rounds=2) for c in clusters]
 
 
+def half_a_ring(rank, world_size, clusters):
+    """the ring of three rounds"""
+    return [rule(c, rounds=3) for c in clusters]
+
+
 def workers_by_world_size(rank, world_size, clusters):
     """the world of the check taken for that of the cluster"""
     return [rule(c, others=world_size - 1) for c in clusters]
 
 
 WRONG = {
-    one_message_an_update: "The server does one thing at a time",
-    no_messages_in_a_turn: "two messages, one there and one back",
-    one_message_in_a_turn: "two messages, one there and one back",
+    one_message_an_update: "An update costs the server two messages' time",
+    no_messages_in_a_turn: "A worker's turn is more than its gradient",
+    one_message_in_a_turn: "A worker's turn ends when theta has come back",
     mean_of_the_turns: "add up the turns a second",
     slow_apart_alone_forgotten: "it takes fewer turns",
     whole_vectors_in_the_ring: "sends a quarter of nbytes",
-    no_ring: "The ring has six rounds",
-    ring_of_two_messages: "The ring has six rounds",
+    no_ring: "Together, the ring takes time, too",
+    ring_of_two_messages: "two rounds are enough for two ranks",
+    half_a_ring: "Three rounds are half a ring",
     workers_by_world_size: "Each cluster has four workers",
     always_apart: "Always apart",
     always_together: "Always together",

@@ -120,11 +120,11 @@ def cut_as_chunk_does(rank, world_size, S, P, pieces, x):
 
 WRONG = {
     answers_at_once: "where pieces overlap, one is missing",
-    remainder_last: "tensor_split makes the first P % S",
-    cut_as_chunk_does: "tensor_split makes the first P % S",
+    remainder_last: "one longer, not the last",
+    cut_as_chunk_does: "torch.chunk rounds all lengths up",
     uphill: "gradients are subtracted",
     answers_the_old: "before it has subtracted anything",
-    answers_one_by_one: "where pieces overlap, one is missing",
+    answers_one_by_one: "the others' are missing",
     asks_every_shard: "only between those that have numbers in common",
     whole_vectors: "Send a shard only what it holds",
 }

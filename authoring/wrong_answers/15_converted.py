@@ -183,7 +183,7 @@ WRONG = {
     mean_by_hand: "Gradients are world_size times too small",
     added_up: "The losses of the examples are added up",
     dealt_before: "Each rank takes its part before `fit`",
-    sixty_dealt_before: "Each rank takes its part before `fit`",
+    sixty_dealt_before: "Each rank takes its part itself, and then BATCH",
     no_parameter: "make it an nn.Parameter",
     nothing_to_train: "optimizer got an empty parameter list",
     without_momentum: "Where is the momentum",

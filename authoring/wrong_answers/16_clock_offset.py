@@ -109,3 +109,20 @@ WRONG = {
     everything_to_everyone: "bytes where 64 are enough",
     alone: "No rank communicates",
 }
+
+
+def by_rows(rank, world_size, stamps):
+    if rank == 0:
+        for request in [dist.isend(stamps[r].contiguous(), r) for r in range(1, world_size)]:
+            request.wait()
+        return 0.0, 0.0
+    theirs, best = torch.zeros_like(stamps), None
+    dist.recv(theirs, 0)
+    for (sent, back), (came, gone) in zip(theirs.tolist(), stamps.tolist(), strict=True):
+        under_way = back - sent - (gone - came)
+        offset = (came - sent + gone - back) / 2
+        best = min(best or (float("inf"), 0.0), (under_way, offset))
+    return best[1], best[0] / 2
+
+
+ALSO_RIGHT = [by_rows]

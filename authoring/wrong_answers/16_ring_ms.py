@@ -98,3 +98,15 @@ WRONG = {
     in_two_collectives: "What a rank can work out alone need not be sent",
     both_numbers_of_all: "A link comes down to one number here",
 }
+
+
+def by_polyfit(rank, world_size, points, nbytes):
+    import numpy as np
+
+    slope, start = np.polyfit(*zip(*points, strict=True), 1)
+    slowest = torch.tensor([start + slope * nbytes / world_size], dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return (world_size - 1) * 2 * float(slowest)
+
+
+ALSO_RIGHT = [by_polyfit]

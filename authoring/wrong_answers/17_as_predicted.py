@@ -113,6 +113,18 @@ def no_ramp(rank, world_size, xs, w, forward_s, *link):
     return found, seconds(xs, world_size, forward_s, *link, waits=2 * len(xs))
 
 
+def one_wait_more(rank, world_size, xs, w, forward_s, *link):
+    """a prediction with a wait too many in each phase"""
+    found, waits = pipeline(rank, world_size, xs, w, forward_s), 2 * (len(xs) + world_size - 1)
+    return found, seconds(xs, world_size, forward_s, *link, waits=waits)
+
+
+def by_send(rank, world_size, xs, w, forward_s, *link):
+    """a pipeline that waits in each send"""
+    found = pipeline(rank, world_size, xs, w, forward_s, send=dist.send)
+    return found, seconds(xs, world_size, forward_s, *link)
+
+
 def one_way(rank, world_size, xs, w, forward_s, *link):
     """messages of one phase"""
     found, waits = pipeline(rank, world_size, xs, w, forward_s), len(xs) + world_size - 2
@@ -175,7 +187,9 @@ WRONG = {
     the_last_one: "is that of the last micro-batch",
     own_gradient: "takes its own y as gradient",
     as_if_early: "you count too few waits for messages",
-    no_ramp: "you count too few waits for messages",
+    no_ramp: "2 M waits are those of one boundary",
+    one_wait_more: "you count a wait too many",
+    by_send: "A `send` waits for the receiver",
     one_way: "messages go back, too",
     said_by_the_first: "right on rank 0 alone",
     without_w: "you hand it on without w",
