@@ -15,8 +15,9 @@
 # - meet the three answers an exercise check can give.
 #
 # Run the cells from top to bottom with Shift+Enter. Lessons ask you to **predict** before you run:
-# write your guess where a cell says `guess = None`. Nobody reads it but you. A guess that turns out
-# wrong teaches more than a cell that was only read.
+# write your guess in place of the `None` where a cell says `guess = None`. If it is a number or one of few,
+# the cell answers. Nobody reads it but you, and a wrong guess teaches more than a cell that was only read.
+# **Now you write it** means a line or two of your own, and the cell says whether they are right.
 #
 # ## Is this machine ready?
 #
@@ -56,7 +57,7 @@ else:
 # for all later ones.)
 
 # %%
-guess = None  # how many lines, and which four numbers?
+guess = None  # how many lines?
 
 
 def hello(rank, world_size):
@@ -65,6 +66,7 @@ def hello(rank, world_size):
 
 
 run = simlib.run(hello, world_size=4)
+simlib.guess(guess, len(run.results))
 run.results
 
 # %% [markdown]
@@ -75,6 +77,25 @@ run.results
 # The number in brackets in front of a line says which rank printed it. The lines are shown in the
 # order of the ranks, whoever was first. `run.results` holds what the ranks returned: `results[3]`
 # comes from rank 3.
+#
+# **Now you write it.** The ranks stand in a ring: the neighbour of rank 0 is rank 1, and that of the last rank
+# is rank 0. Return the number of one's neighbour, in a world of any size.
+
+
+# %%
+def neighbour(rank, world_size):
+    return None  # your line
+
+
+found = [simlib.run(neighbour, world_size).results for world_size in (1, 2, 4)]
+print(found, "right" if found == [[0], [1, 0], [1, 2, 3, 0]] else "not yet")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# `return (rank + 1) % world_size`
+#
+# </details>
 #
 # ## Each rank has its own memory
 #
@@ -96,6 +117,7 @@ def add_my_rank(rank, world_size):
 run = simlib.run(add_my_rank, world_size=4)
 print("the ranks returned", run.results)
 print("here counter is", counter)
+simlib.guess(guess, counter)
 
 # %% [markdown]
 # Each rank was given its own copy of the function and of the variables it uses, changed its copy,
@@ -118,7 +140,7 @@ print("here counter is", counter)
 # %%
 import time
 
-guess = None  # what do ranks 1, 2 and 3 do for the first 200 ms?
+guess = None  # the first 200 ms of ranks 1, 2 and 3: "work" or "wait"?
 
 
 def tell_everyone(rank, world_size):
@@ -135,6 +157,7 @@ def tell_everyone(rank, world_size):
 
 
 run = simlib.run(tell_everyone, world_size=4)
+simlib.guess(guess, "wait", of=("work", "wait"))
 run
 
 # %% [markdown]
@@ -183,6 +206,30 @@ print("rank 1 called", first.call, "with", first.nbytes, "bytes, in the line", f
 run.play()
 
 # %% [markdown]
+# **Now you write it.** The last rank sends the tensor `x` to rank 0, and rank 0 returns the number that came.
+# Four lines, with an `if`.
+
+
+# %%
+def tell_rank_0(rank, world_size):
+    x = torch.tensor([10.0 * rank])
+    # your lines: the last rank sends x, rank 0 receives into x
+    return x.item()
+
+
+run = simlib.run(tell_rank_0, world_size=3)
+print(run.results[0], run.messages, "right" if run.results[0] == 20 else "not yet")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+#     if rank == world_size - 1:
+#         dist.send(x, dst=0)
+#     elif rank == 0:
+#         dist.recv(x, src=world_size - 1)
+#
+# </details>
+#
 # ## The same function on another cluster
 #
 # `simlib.run` uses this machine and measures with the clock on the wall. `simlib.simulate` calls
@@ -198,10 +245,13 @@ run.play()
 # %% tags=["nbval-ignore-output"]
 guess = None  # how many of six times are equal?
 
+times_s = []
 for engine in (simlib.run, simlib.simulate):
     runs = [engine(tell_everyone, world_size=4) for _ in range(3)]
     print(engine.__name__, *[run.time_s for run in runs], sep="\n    ")
     print("    results", runs[0].results)
+    times_s += [run.time_s for run in runs]
+simlib.guess(guess, max(times_s.count(time_s) for time_s in times_s))
 
 # %% [markdown]
 # The results are the same. The times of `run` differ in every repeat, because your machine also
@@ -217,50 +267,67 @@ for engine in (simlib.run, simlib.simulate):
 # arrives? And how long will you wait?
 
 # %%
-guess = None  # virtual seconds, and seconds of your own?
+guess = None  # virtual seconds?
 
 cluster = simlib.clusters.ethernet_1g(nodes=1000)
 run = simlib.simulate(tell_everyone, world_size=1000, cluster=cluster)
 print("messages sent by rank 0:", run.messages[0])
 print(f"rank 999 returned {run.results[999]}; virtual time {run.time_s:.6f} s")
+simlib.guess(guess, run.time_s, within=0.1)
 
 # %% [markdown]
 # You waited some seconds at most; on that cluster it would be 50. Almost all of them are the pauses
 # of rank 0, which talks to 999 ranks one after the other. Lesson 04 shows how 1,000 ranks are told
 # in 10 steps.
 #
-# A picture of 1,000 lanes shows little. Here is the run with 8 ranks on the same network. Each rank
-# more adds one message and one pause. So when will the last arrow stand?
+# **Now you write it.** A run ends when its last rank ends. Let a run of 4 ranks take exactly one virtual
+# second, and let only rank 3 work. One or two lines.
+
 
 # %%
+def one_second(rank, world_size):
+    pass  # your lines
+
+
+run = simlib.simulate(one_second, world_size=4)
+ends_s = [end_s for _, end_s in run.trace.spans]
+print(ends_s, "right" if ends_s == [0, 0, 0, 1] else "not yet")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+#     if rank == 3:
+#         time.sleep(1)
+#
+# You waited for nothing.
+#
+# </details>
+#
+# A picture of 1,000 lanes shows little. Here is `tell_everyone` with 8 ranks on the same network. Each rank
+# more adds one message and one pause. So when will the last arrow stand?
+#
+# Below the picture it stands once more as a **lab**: a picture with sliders, for the mouse or the arrow keys. Move
+# the number of ranks, and read below the axis when each of these runs ends. Then let rank 0 take twice as long for
+# its sleeps. Predict first: who else loses time by that, and how does one see it?
+
+# %%
+from simlib import labs
+
 guess = None  # virtual ms at the last arrow?
 
-run = simlib.simulate(tell_everyone, world_size=8, cluster=simlib.clusters.ethernet_1g(nodes=8))
-run
+runs = labs.simulate_sizes(tell_everyone, cluster=simlib.clusters.ethernet_1g(nodes=8))
+simlib.guess(guess, 200 + 6 * 50.05, within=0.02)
+labs.draw_world_size(runs, 8)
+
+# %% tags=["nbval-ignore-output"]
+labs.world_size_lab(runs, 8)
 
 # %% [markdown]
 # A staircase with 7 steps. A message and the pause after it take 50.05 ms, and six of them come
 # before the last message: it begins at 200 + 6 x 50.05 = 500.3 ms. Each rank more makes the
 # staircase one step longer.
 #
-# A **lab** is a picture with sliders, for the mouse or the arrow keys. Below you see the picture, and
-# then the lab: `tell_everyone` on 2 to 8 ranks. Move the number of ranks, and read below the axis when
-# each of these runs ends. Then let rank 0 take twice as long for its sleeps. Predict first: who else
-# loses time by that, and how does one see it?
-
-# %%
-from simlib import labs
-
-guess = None  # who loses time when rank 0 is slow?
-
-runs = labs.simulate_sizes(tell_everyone, cluster=simlib.clusters.ethernet_1g(nodes=8))
-labs.draw_world_size(runs, 4)
-
-# %% tags=["nbval-ignore-output"]
-labs.world_size_lab(runs, 4)
-
-# %% [markdown]
-# Everybody: the hatched parts of all others grow, though they have no more to do than before.
+# Who loses by a slow rank 0? Everybody: the hatched parts of all others grow, though they have no more to do than before.
 #
 # You will use both engines, often on one function:
 #
@@ -280,7 +347,7 @@ labs.world_size_lab(runs, 4)
 # You will write many programs that go wrong: that is what the course is for. In this one, rank 2
 # fails while the others wait for a message that will never come. On a real cluster this often looks
 # like nothing at all: a job that stands still. What do you expect here? (The error below is meant
-# to be there.)
+# to be there. Run All goes on after it.)
 
 
 # %% tags=["raises-exception"]
@@ -398,4 +465,5 @@ verdict
 #
 # </details>
 #
-# **Next:** [lesson 01, ranks and clusters](01_ranks_and_clusters.ipynb).
+# **Next:** the second half of lesson 00, [your first training](00_your_first_training.ipynb), in which a
+# net of your own learns to read digits on two ranks.

@@ -2,7 +2,7 @@
 # # 02 Send and receive
 #
 # Everything that ranks ever do together can be built from two calls: one rank sends a tensor,
-# another receives it. In this lesson (50 minutes) you will
+# another receives it. In this lesson (85 minutes) you will
 #
 # - run the first program of nearly every tutorial, as a function and as a script,
 # - see what `send` promises when it returns, and what it does not,
@@ -51,23 +51,24 @@ def main(rank, world_size):
         print("after", holder)
 
 
-run = simlib.run(main, world_size=2)
-run
+simlib.run(main, world_size=2)
+print("now simulated:")
+simlib.simulate(main, world_size=2)
 
 # %% [markdown]
 # Rank 1 began with zeros and ended with the numbers of rank 0. Note what did *not* happen: `recv`
 # returned no tensor. It wrote into the one it was given. And the two tensors are two: what rank 0
 # does to `x` afterwards does not reach rank 1, which is another process.
 #
-# In the picture, one rank comes to the meeting first and waits (hatched) for the other; from then on
-# the message is on its way (pale). Which one comes first, may change from run to run.
+# The picture is that of the simulation, which is the same in every repeat; a real one also shows what
+# else the machine was doing. Both ranks come at once, and for 30 us the message is on its way (pale).
+# On real ranks one comes first and waits for the other (hatched).
 #
 # ## The same as a script
 #
-# On the web you find this program as a file, usually called `ptdist.py`, which starts the process
-# group itself. Older ones name the backend `mpi`: the message-passing library of supercomputers
-# (lesson 01). PyTorch from pip does not contain it, so `simlib` takes Gloo in its place, and such
-# files run here as they are. In a terminal you would type
+# On the web this program is a file, usually called `ptdist.py`, which starts the process group itself.
+# Older ones name the backend `mpi` (lesson 01). PyTorch from pip does not contain it, so `simlib` takes
+# Gloo in its place, and such files run here as they are. In a terminal you would type
 #
 #     python -m simlib run -n 2 ptdist.py
 #     python -m simlib simulate -n 2 ptdist.py
@@ -125,11 +126,13 @@ print(subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVN
 
 # %% [markdown]
 # `mpiexec` logs in to the nodes with ssh. So the numbers travel through ssh, one would think. Here
-# the notebook starts the ranks. Do their messages pass through it? Below, each rank lists its
-# network connections as (own port, port of the other side), and so does the notebook.
+# the notebook starts the ranks. Do their messages pass through it? Each end of a connection has a
+# number on its machine, its **port**. `psutil` lists the connections of a process: `laddr` is the near
+# side, `raddr` the far one. Below, each rank lists its pairs of ports, and so does the notebook.
+# (A guess of a number, of True or False, or of one of few words is answered by `simlib.guess`.)
 
 # %%
-guess = None  # does the notebook hold an end of the ranks' connection?
+guess = None  # does the notebook hold an end of the ranks' connection? True or False
 
 
 def ports():
@@ -145,7 +148,9 @@ def send_and_look(rank, world_size):
 of_rank_0, of_rank_1 = simlib.run(send_and_look, world_size=2).results
 print("connections of rank 0, rank 1:", len(of_rank_0), len(of_rank_1))
 print("the two ends of one:", of_rank_0 == [(far, near) for near, far in of_rank_1])
-print("the notebook holds an end:", any(near in of_rank_0[0] for near, _ in ports()))
+held = any(near in of_rank_0[0] for near, _ in ports())
+print("the notebook holds an end:", held)
+simlib.guess(guess, held)
 
 # %% [markdown]
 # One connection, and its two ends are the two ranks. The notebook here, `mpiexec` and ssh on a
@@ -159,7 +164,7 @@ print("the notebook holds an end:", any(near in of_rank_0[0] for near, _ in port
 # the holder one after the other. So the receiver must know beforehand what will come: the holder
 # needs the same number of elements and the same dtype as what is sent. Here rank 0 sends four
 # numbers, and rank 1 has room for two. What should happen: two numbers arrive, or there is an
-# error? On which rank?
+# error? On which rank? (If the cell fails, it is meant to: go on with the next one, as Run All does.)
 
 # %% tags=["raises-exception"]
 guess = None  # two numbers, or an error?
@@ -180,7 +185,7 @@ simlib.run(too_small, world_size=2)
 # expected, in which lines. `simlib` has compared the two calls. Elsewhere nobody does. With plain
 # Gloo the receiver's process dies here. If the holder is too *large*, Gloo fills its front, leaves
 # the rest as it was, and says nothing. If it has the wrong dtype, the bytes are taken for other
-# numbers, and again Gloo says nothing. Lesson 03 shows more of this.
+# numbers, and again Gloo says nothing.
 #
 # The mend: both sides agree. Where only the sender knows the size, it sends the size first, as a
 # message whose own size is fixed: one int64 number.
@@ -210,7 +215,7 @@ print(simlib.run(size_first, world_size=2).results[1])
 # return when all is over? If "sent" means "delivered", it cannot be zeros.
 
 # %%
-guess = None  # what does rank 1 return?
+guess = None  # the first of the two numbers on rank 1?
 
 
 def nobody_asks(rank, world_size):
@@ -224,6 +229,7 @@ def nobody_asks(rank, world_size):
 run = simlib.run(nobody_asks, world_size=2)
 print("rank 1 holds", run.results[1])
 print("received by:", run.trace.messages[0].recv)
+simlib.guess(guess, run.results[1][0])
 
 # %% [markdown]
 # Zeros. A message changes nothing on the other side until that side **receives** it. The line that
@@ -237,7 +243,7 @@ print("received by:", run.trace.messages[0].recv)
 # ranks under two rules, both of which the MPI standard allows: `rendezvous` and `eager`.
 
 # %%
-guess = None  # at once, or after 200 ms? Three answers
+guess = None  # after how many ms on real ranks? And under the two rules?
 
 
 def late_receiver(rank, world_size):
@@ -255,6 +261,7 @@ for rule in ("rendezvous", "eager"):
     print(
         f"{rule:10}: rank 0 goes on after {ends_s[0]:.5f} s, rank 1 has it after {ends_s[1]:.5f} s"
     )
+simlib.guess(guess, run.trace.spans[0][1] * 1e3, within=0.2)
 run
 
 # %% [markdown]
@@ -270,32 +277,41 @@ run
 #
 # Two ranks want to swap tensors. If both call `send` first, both wait for a receiver, and nobody
 # receives (lesson 03). With `isend` a rank has its message under way and receives in the meantime.
-# `request.wait()` returns when the operation is finished. Until then, hands off the tensor! Which
-# numbers does each rank return?
+# `request.wait()` returns when the operation is finished. Until then, hands off the tensor! **Now you
+# write it**, three lines.
+
 
 # %%
-guess = None  # two numbers on rank 0, two on rank 1
+def exchange(mine, other, partner):
+    # mine goes to the partner, the partner's numbers come into other
+    pass  # your lines
 
 
 def swap(rank, world_size):
     mine = torch.tensor([10.0 * rank, 10.0 * rank + 1])
-    other = torch.empty_like(mine)
-    partner = 1 - rank
-    request = dist.isend(mine, dst=partner)
-    dist.recv(other, src=partner)
-    request.wait()
-    return other
+    other = torch.zeros_like(mine)
+    exchange(mine, other, partner=1 - rank)
+    return other.tolist()
 
 
-print(simlib.run(swap, world_size=2).results)
+swapped = simlib.run(swap, world_size=2).results
+print(swapped, "right" if swapped == [[10.0, 11.0], [0.0, 1.0]] else "is not yet swapped")
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+#     request = dist.isend(mine, dst=partner)
+#     dist.recv(other, src=partner)
+#     request.wait()
+#
+# </details>
+#
 # `irecv` is the other half. Below, rank 0 works for 80 ms before it sends. Rank 1 asks for the
 # message at once, works for 100 ms, and calls `wait` only when it needs the numbers. How long will
-# rank 1 wait (the hatched part of its lane)?
+# rank 1 wait there (the hatched part of its lane), and when is it done?
 
 # %%
-guess = None  # ms of waiting on rank 1?
+guess = None  # ms until rank 1 is done?
 
 
 def work_meanwhile(rank, world_size):
@@ -311,12 +327,13 @@ def work_meanwhile(rank, world_size):
 
 
 run = simlib.run(work_meanwhile, world_size=2)
+simlib.guess(guess, run.trace.spans[1][1] * 1e3, within=0.2)
 run
 
 # %% [markdown]
-# Next to nothing: the message came while rank 1 worked. (The strip along the bottom is the receive under way;
-# the arrow ends in `wait`, where rank 1 learned of it.) This is called *overlap*. With a `recv` in
-# the place of the `irecv`, rank 1 would begin its work only after 80 ms: 180 ms in all, not 100.
+# It waits next to nothing: the message came while it worked. (The strip along the bottom is the receive
+# under way; the arrow ends in `wait`, where rank 1 learned of it.) This is called *overlap*. With a `recv`
+# in the place of the `irecv`, rank 1 would begin its work only after 80 ms: 180 ms in all, not 100.
 # Overlap hides most of the communication of a training step ([lesson 08](08_from_loops_to_ddp.ipynb)).
 #
 # ## Around the ring
@@ -327,7 +344,7 @@ run
 # rank 1 to send to.) What does each rank return? How many messages are sent?
 
 # %%
-guess = None  # four numbers, and the number of messages?
+guess, in_all = None, None  # what rank 0 returns? How many messages?
 
 
 def around(rank, world_size):
@@ -345,6 +362,8 @@ def around(rank, world_size):
 
 run = simlib.run(around, world_size=4)
 print(run.results, "messages by rank:", run.messages)
+simlib.guess(guess, run.results[0])
+simlib.guess(in_all, sum(run.messages))
 display(run, run.heat_map())
 
 # %% [markdown]
@@ -371,11 +390,11 @@ rings = {n: simlib.simulate(around, world_size=n) for n in (4, 16, 64, 1024)}
 for n, ring in rings.items():
     formula_s = n * message_s + (n - 1) * 0.05
     print(f"{n:>5} ranks: {ring.time_s:.6f} s simulated, {formula_s:.6f} s by the formula")
+simlib.guess(guess, rings[64].time_s, within=0.01)
 rings[16]
 
 # %% [markdown]
-# Equal, to the microsecond. The picture is that of 16 ranks: at any moment only one lane is filled,
-# all other ranks wait or have finished. With 1,024 ranks a single sum takes 51 seconds in this way.
+# Equal, to the microsecond. The picture is that of 16 ranks. With 1,024 ranks one sum takes 51 seconds.
 #
 # ## Tags
 #
@@ -432,9 +451,8 @@ def ping_pong(rank, world_size, sizes):
             start_s = time.perf_counter()
             if rank == 0:
                 dist.send(x, dst=1)
-                dist.recv(x, src=1)
-            else:
-                dist.recv(x, src=0)
+            dist.recv(x, src=1 - rank)
+            if rank == 1:
                 dist.send(x, dst=0)
             best_s = min(best_s, time.perf_counter() - start_s)
         times_s.append(best_s / 2)
@@ -446,6 +464,7 @@ times_s = np.array(simlib.run(ping_pong, world_size=2, args=(sizes.tolist(),)).r
 for nbytes, time_s in zip(sizes, times_s, strict=True):
     print(f"{nbytes:>12,} bytes {time_s * 1e6:>10,.1f} us")
 print(f"4 MB takes {times_s[10] / times_s[0]:,.0f} times as long as 4 bytes")
+simlib.guess(guess, times_s[10] / times_s[0], within=0.5)
 
 # %% [markdown]
 # Not nearly a million. A thousand small messages cost far more than one large message with the same
@@ -494,18 +513,22 @@ labs.ping_pong_lab(points, latency_s, bandwidth_Bps)
 # rank's virtual clock. So the unchanged program can measure a network that you do not have. Take
 # two: Ethernet of 1 Gbit/s with a latency of 50 us, and InfiniBand, a network of supercomputers,
 # with 200 Gbit/s and 2 us. We give these numbers to the simulation; the program knows nothing of
-# them. Which latency and bandwidth will the fit find, and how far from its line will the points
-# lie?
+# them. Which will the fit find, and how far from its line will the points lie? And which of the two
+# has the larger $n_{1/2}$: whose messages have to be larger to make good use of it?
 
 # %%
-guess = None  # two latencies, two bandwidths
+guess = None  # whose n_1/2 is larger: "ethernet_1g" or "infiniband_hdr"?
 
-for network in (simlib.clusters.ethernet_1g(nodes=2), simlib.clusters.infiniband_hdr(nodes=2)):
+half_nbytes = {}
+for name in ("ethernet_1g", "infiniband_hdr"):
+    network = getattr(simlib.clusters, name)(nodes=2)
     simulated = simlib.simulate(ping_pong, 2, args=(sizes.tolist(),), cluster=network)
     link = network.inter
     print(f"put in {link.latency_s * 1e6:7.2f} us and {link.bandwidth_Bps / 1e9:7.3f} GB/s")
     fit(np.array(simulated.results[0]))
-    print(f"       latency x bandwidth: {link.latency_s * link.bandwidth_Bps:,.0f} bytes\n")
+    half_nbytes[name] = link.latency_s * link.bandwidth_Bps
+    print(f"       latency x bandwidth: {half_nbytes[name]:,.0f} bytes\n")
+simlib.guess(guess, max(half_nbytes, key=half_nbytes.get), of=list(half_nbytes))
 
 # %% [markdown]
 # What was put in comes out, without any error. So the fit can be trusted: it finds the two numbers
@@ -514,7 +537,41 @@ for network in (simlib.clusters.ethernet_1g(nodes=2), simlib.clusters.infiniband
 # real machine is more than two numbers.
 #
 # Now compare latency x bandwidth. InfiniBand is better in both numbers, and yet its messages have
-# to be *larger* (50,000 bytes) than those of the slow Ethernet (6,250) to make good use of it.
+# to be *larger* (50,000 bytes) than those of the slow Ethernet (6,250).
+#
+# **Now you write it.** On a third network two *round trips* were measured, of 20,000 bytes and of
+# 2,000,000. Two points are enough for a line: which latency and bandwidth has it?
+
+
+# %%
+def two_numbers(small, large, small_trip_s, large_trip_s):
+    return None  # your lines: return latency_s, bandwidth_Bps
+
+
+third = simlib.clusters.ethernet_10g(nodes=2)
+one_way_s = simlib.simulate(ping_pong, 2, args=([20_000, 2_000_000],), cluster=third).results[0]
+trips_s = [2 * one_s for one_s in one_way_s]
+print("there and back:", *(f"{trip_s * 1e6:,.1f} us" for trip_s in trips_s))
+latency_s, bandwidth_Bps = two_numbers(20_000, 2_000_000, *trips_s) or (0, 0)
+by_latency, by_bandwidth = latency_s / third.inter.latency_s, bandwidth_Bps / 1.25e9
+if not latency_s:
+    print("not yet")
+elif abs(by_bandwidth - 0.5) < 0.01 or abs(by_latency - 2) < 0.01:
+    print("a round trip is two messages: halve it")
+elif by_latency > 1.01:
+    print(f"{by_latency:.2f} times the latency: the bytes of the small message take time, too")
+else:
+    is_right = abs(by_latency - 1) < 0.01 and abs(by_bandwidth - 1) < 0.01
+    print("right" if is_right else "not yet")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# `byte_s = (large_trip_s - small_trip_s) / 2 / (large - small)`, and
+# `return small_trip_s / 2 - small * byte_s, 1 / byte_s`: 30 us, 1.25 GB/s. The small trip halved is 46 us:
+# no latency, for 20,000 bytes take 16 of them.
+#
+# </details>
 #
 # Now at real size. The gradient of ResNet-50, a network that classifies images, has 25,557,032
 # numbers (torchvision's count), in float32. Take Ethernet with 50 us of latency, for all three. How
@@ -523,13 +580,15 @@ for network in (simlib.clusters.ethernet_1g(nodes=2), simlib.clusters.infiniband
 # layer with two.
 
 # %%
-guess = None  # ms on 10 Gbit/s: in one message, in 161
+in_one, in_many = None, None  # ms on 100 Gbit/s: in one message, in 161?
 
 gradient_nbytes, tensors = 25_557_032 * 4, 53 + 2 * 53 + 2
 for name, network_Bps in [("1 Gbit/s", 0.125e9), ("10 Gbit/s", 1.25e9), ("100 Gbit/s", 12.5e9)]:
     one_s = 50e-6 + gradient_nbytes / network_Bps
     many_s = tensors * 50e-6 + gradient_nbytes / network_Bps
     print(f"{name:>10}: {one_s * 1e3:7.1f} ms in one message, {many_s * 1e3:7.1f} ms in {tensors}")
+simlib.guess(in_one, one_s * 1e3, within=0.05)
+simlib.guess(in_many, many_s * 1e3, within=0.05)
 
 # %% [markdown]
 # On the slow network the 160 extra latencies hardly matter. On the fast one they nearly double the
@@ -564,6 +623,7 @@ for name in ("infiniband_hdr", "ethernet_10g", "ethernet_1g"):
     network = getattr(simlib.clusters, name)(nodes=2)
     replayed = here.replay(network)
     print(f"{name:14} {replayed.time_s * 1e3:5.0f} ms")
+simlib.guess(guess, replayed.time_s * 1e3, within=0.1)
 replayed
 
 # %% [markdown]
@@ -577,7 +637,7 @@ replayed
 #
 # Back to the first program, that of `ptdist.py`. It says `if rank == 0 ... else ...`, and works on
 # two ranks. Now run it on three. Every call in it is legal. Which rank is in trouble, and in which
-# line?
+# line? It is meant to fail: go on with the next cell.
 
 # %% tags=["raises-exception"]
 guess = None  # which rank, and in which line?
@@ -592,27 +652,33 @@ simlib.run(main, world_size=3)
 # as the process of rank 0 lives, and you pay for it; then it fails with "Connection closed by
 # peer".
 #
-# The mend depends on what was meant. Here: every rank shall have the numbers. So rank 0 sends one
-# message to each other rank, and the function is right for every world size, even for one.
+# The mend depends on what was meant. Here: every rank shall have the numbers, in a world of any size,
+# even of one. **Now you write it.**
 
 
 # %%
 def main(rank, world_size):
-    if rank == 0:
-        x = torch.tensor([1.0, -1.0])
-        for dst in range(1, world_size):
-            dist.send(x, dst=dst)
-        return x
-    holder = torch.zeros(2)
-    dist.recv(holder, src=0)
-    return holder
+    x = torch.tensor([1.0, -1.0]) if rank == 0 else torch.zeros(2)
+    # your lines: rank 0 sends x to each other rank, and these receive it
+    return x.tolist()
 
 
 for world_size in (1, 2, 3, 5):
     run = simlib.run(main, world_size)
-    print(f"world size {world_size}:", [x.tolist() for x in run.results], run.messages, "messages")
+    is_right = run.results == [[1.0, -1.0]] * world_size
+    print(f"world size {world_size}: {'right' if is_right else 'not yet'}, messages {run.messages}")
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+#     if rank == 0:
+#         for dst in range(1, world_size):
+#             dist.send(x, dst=dst)
+#     else:
+#         dist.recv(x, src=0)
+#
+# </details>
+#
 # Rank 0 sends all n - 1 messages, one after the other, so this takes (n - 1) x (latency + nbytes /
 # bandwidth). This job is called *broadcast*. Lesson 04 has a call for it, and its exercise a faster
 # way to do it.
@@ -624,22 +690,17 @@ for world_size in (1, 2, 3, 5):
 #
 # ## Exit ticket
 #
-# 1. What does the receiver have to know before the message comes?
-# 2. `send` has returned. What may you do now, and what do you not know?
-# 3. `mpiexec -n 4 -ppn 2 -hosts a,b` starts a program. How many ranks, on which nodes? Which way do
-#    the messages of rank 0 to rank 3 take: through ssh?
-# 4. A network has 100 us latency and 1 GB/s. From which size on is a message worth its latency?
-# 5. What does `time.perf_counter()` tell a rank under `run`, and what under `simulate`?
+# 1. `send` has returned. What may you do now, and what do you not know?
+# 2. A network has 100 us latency and 1 GB/s. From which size on is a message worth its latency?
+# 3. What does `time.perf_counter()` tell a rank under `run`, and what under `simulate`?
 #
 # <details><summary>Answers</summary>
 #
-# 1. The number of elements and the dtype (and the sender, and the tag, if one is used).
-# 2. You may change the tensor. You do not know whether the other side has it: with an eager send it
+# 1. You may change the tensor. You do not know whether the other side has it: with an eager send it
 #    may not even have asked.
-# 3. Four: two on a, two on b. No: ssh only starts the processes; the ranks connect to each other.
-# 4. At 100e-6 s x 1e9 B/s = 100,000 bytes latency and transfer cost the same; above that the bytes
+# 2. At 100e-6 s x 1e9 bytes/s = 100,000 bytes latency and transfer cost the same; above that the bytes
 #    dominate.
-# 5. Seconds of this machine; seconds of the rank's virtual clock, which belongs to the modelled
+# 3. Seconds of this machine; seconds of the rank's virtual clock, which belongs to the modelled
 #    network.
 #
 # </details>

@@ -3,7 +3,7 @@
 #
 # A wrong distributed program seldom fails with an error. It stands still, and says nothing for half
 # an hour. Or it goes on, with numbers that are wrong on some ranks, and says nothing at all. In
-# this lesson (50 minutes) you will meet six sorts of such programs, as people really write them:
+# this lesson (80 minutes) you will meet six sorts of such programs, as people really write them:
 #
 # 1. both ranks receive first,
 # 2. both ranks send first (and why this may pass elsewhere),
@@ -15,8 +15,6 @@
 # Each one is run, read, explained and mended. At the end stands what no tool will tell you.
 
 # %%
-import time
-
 import torch
 import torch.distributed as dist
 
@@ -26,7 +24,8 @@ import simlib
 # ## 1. Both receive first
 #
 # Two ranks swap a number. Each receives the other's, then sends its own. Every line of it is legal,
-# and each rank does the same. What does rank 0 hold in the end?
+# and each rank does the same. What does rank 0 hold in the end? (If the cell fails, it is meant to: go
+# on with the next one, as Run All does.)
 
 # %% tags=["raises-exception"]
 guess = None  # the number on rank 0?
@@ -51,48 +50,50 @@ simlib.run(receive_first, world_size=2)
 # a **ring**, nobody in it can be the first to go on. Below the picture is the same as text: one
 # sentence, one line per rank, and a hint.
 #
-# This verdict came in a fraction of a second, and it is not guessed from silence. A rank that
-# computes may still send something, so `simlib` lets it compute for as long as it likes. A rank
-# that waits is **stuck** if what it needs can only come from ranks that are stuck as well, or have
-# finished. Then waiting longer cannot help. So a slow rank is never taken for a deadlock.
+# This verdict came at once, and it is not guessed from silence. A rank that computes may still send
+# something, so `simlib` lets it. A rank that waits is **stuck** if what it needs can only come from
+# ranks that are stuck as well, or have finished. So a slow rank is never taken for a deadlock.
 #
-# Other tools have only a time limit. The next cell works like them: `check=False` switches the
-# diagnosis off, and `timeout_s=1` ends a run after one second of silence. Will it tell you why the
-# ranks waited?
-
-# %% tags=["raises-exception"]
-simlib.run(receive_first, world_size=2, check=False, timeout_s=1)
-
-# %% [markdown]
-# It tells where the ranks stood. It does not tell that they waited in vain: a limit cannot know
-# whether the message would have come a moment later. So a limit has to be long, and PyTorch's own
-# for Gloo is 30 minutes. A job on 512 GPUs that hangs until then costs 512 x 0.5 h = 256 GPU hours.
-# Then the log says "timeout" or "connection closed by peer", often on a rank that had done nothing
-# wrong.
+# Other tools have only a time limit, and a limit cannot know whether the message would have come a
+# moment later. So it has to be long: PyTorch's own for Gloo is 30 minutes. A job on 512 GPUs that hangs
+# until then costs 512 x 0.5 h = 256 GPU hours. Then the log says "timeout" or "connection closed by
+# peer", often on a rank that had done nothing wrong.
 #
-# The mend: the two ranks must not do the same. One of them sends first.
+# The mend: the two ranks must not do the same. One of them sends first. **Now you write it.**
 
 
 # %%
+def exchange(rank, mine, other, partner):
+    # mine goes to the partner, the partner's number comes into other
+    pass  # your lines
+
+
 def swap(rank, world_size):
     mine, other = torch.tensor([10.0 * rank]), torch.zeros(1)
-    partner = 1 - rank
-    if rank == 0:
-        dist.send(mine, dst=partner)
-        dist.recv(other, src=partner)
-    else:
-        dist.recv(other, src=partner)
-        dist.send(mine, dst=partner)
+    exchange(rank, mine, other, partner=1 - rank)
     return other.item()
 
 
-print(simlib.run(swap, world_size=2).results)
+results = simlib.run(swap, world_size=2).results
+print(results, "right" if results == [10.0, 0.0] else "is not yet swapped")
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+#     if rank == 0:
+#         dist.send(mine, dst=partner)
+#         dist.recv(other, src=partner)
+#     else:
+#         dist.recv(other, src=partner)
+#         dist.send(mine, dst=partner)
+#
+# </details>
+#
 # ## 2. Both send first
 #
 # So the cure is to send first? Below, four ranks stand in a ring. Each sends 1,000 numbers to the
-# right, then receives from the left. Nobody waits for a message before sending one.
+# right, then receives from the left. Nobody waits for a message before sending one. (If the cell fails,
+# it is meant to: go on with the next one.)
 
 # %% tags=["raises-exception"]
 guess = None  # does it pass? If not, who waits for whom?
@@ -112,10 +113,9 @@ simlib.run(send_first, world_size=4)
 # and no receiver is there: all are still sending. This is the **rendezvous** rule: the two sides
 # have to meet.
 #
-# Written for another library, MPI for one, the same program may run to its end. Many libraries send
-# small messages **eagerly**: the message is copied away, and `send` returns at once. Only above a
-# limit do they use rendezvous. The limit differs by library, network and setting, commonly between
-# some kB and some tens of kB.
+# With another library, MPI for one, the same program may run to its end. Many send small messages
+# **eagerly**: the message is copied away, and `send` returns at once. Only above a limit, commonly
+# between some kB and some tens of kB, do they use rendezvous.
 #
 # `simlib.simulate` runs the same function on a modelled cluster (lesson 00), and lets you choose
 # the rule. `sends="eager"` copies every message; `eager_limit_bytes=1024` only those of at most
@@ -124,7 +124,7 @@ simlib.run(send_first, world_size=4)
 # can go on, that is certain at once.)
 
 # %%
-guess = None  # which of twelve pass?
+guess = None  # how many of twelve pass?
 
 rules = {
     "always rendezvous": {"sends": "rendezvous"},
@@ -132,6 +132,7 @@ rules = {
     "eager up to 65,536 bytes": {"eager_limit_bytes": 65536},
     "always eager": {"sends": "eager"},
 }
+passing = 0
 for name, rule in rules.items():
     verdicts = []
     for length in (10, 1000, 100_000):
@@ -141,22 +142,22 @@ for name, rule in rules.items():
         except simlib.SimlibError:
             verdicts.append("hangs ")
     print(f"{name:26}", *verdicts)
+    passing += verdicts.count("passes")
+simlib.guess(guess, passing)
 
 # %% [markdown]
 # One program, four rules, four answers. Read the second row: with 10 numbers in the tests the
-# program passes, and with 1,000 in production it hangs. This is the oldest trap of MPI, and its
-# standard calls such a program **unsafe**: it is right only where somebody else happens to keep a
-# copy. No library can always be eager: the copies need memory at the receiver. The first row is the
+# program passes, and with 1,000 in production it hangs. MPI's standard calls such a program
+# **unsafe**: it is right only where somebody else happens to keep a copy. The first row is the
 # strictest rule, and the default of `simulate`, so that the trap shows.
 #
 # The mend works for every size of message. `isend` has the message under way while the rank
-# receives, and `wait` comes after that. (Letting the even ranks send first and the odd ones receive
-# first works too.)
+# receives, and `wait` comes after that.
 
 
 # %%
-def shift(rank, world_size):
-    mine, other = torch.full((1000,), float(rank)), torch.zeros(1000)
+def shift(rank, world_size, length=1000):
+    mine, other = torch.full((length,), float(rank)), torch.zeros(length)
     request = dist.isend(mine, dst=(rank + 1) % world_size)
     dist.recv(other, src=(rank - 1) % world_size)
     request.wait()
@@ -166,11 +167,42 @@ def shift(rank, world_size):
 print(simlib.run(shift, world_size=4).results)
 
 # %% [markdown]
+# Another mend: the even ranks send first, the odd ones receive first. So of two neighbours just one
+# sends first. But in a ring of 5, the neighbours 4 and 0 are both even. Does it hang? Simulated, a
+# message of 1 MB takes T = 0.83 ms. How many T does a ring of 4 take, how many one of 5?
+
+# %%
+guess = None  # how many T in a ring of 5? (0: it hangs)
+
+
+def even_first(rank, world_size):
+    mine, other = torch.full((250_000,), float(rank)), torch.zeros(250_000)
+    if rank % 2 == 0:
+        dist.send(mine, dst=(rank + 1) % world_size)
+    dist.recv(other, src=(rank - 1) % world_size)
+    if rank % 2 == 1:
+        dist.send(mine, dst=(rank + 1) % world_size)
+    return other[0].item()
+
+
+in_T = {}
+for world_size in (2, 3, 4, 5, 6, 7):
+    time_s = simlib.simulate(even_first, world_size).time_s
+    with_isend_s = simlib.simulate(shift, world_size, args=(250_000,)).time_s
+    print(f"{world_size} ranks: {time_s * 1e3:.2f} ms, with isend {with_isend_s * 1e3:.2f} ms")
+    in_T[world_size] = round(time_s / with_isend_s, 3)
+simlib.guess(guess, in_T[5])
+
+# %% [markdown]
+# It does not hang, it is late. Rank 4 waits in its send until rank 0 has sent: one more T, 3 in the
+# place of 2, in every odd ring. One rank that goes the other way round breaks a ring of waiting.
+# The `isend` needs one T, in all rings.
+#
 # ## 3. A missing rank
 #
-# A very common one. Only rank 0 writes the log, so somebody put the line that adds up the losses
-# inside the `if` too. Predict: which rank is in trouble, the one that makes the call or the one
-# that does not?
+# Only rank 0 writes the log, so somebody put the line that adds up the losses inside the `if` too.
+# Which rank is in trouble, the one that makes the call or the one that does not? It is meant to fail:
+# go on with the next cell.
 
 # %% tags=["raises-exception"]
 guess = None  # which rank?
@@ -191,29 +223,62 @@ simlib.run(log_on_rank_0, world_size=2)
 # somebody who has left.**
 #
 # The verdict shows the line where rank 0 waits. It cannot show the line where rank 1 should have
-# made the call, because rank 1 never came to one. So ask: why did rank 1 not come to this
-# collective? Look for an `if` around the call, a loop that is shorter on some rank (uneven data!),
-# a `return`, `break` or `continue` before it, or an exception that somebody swallowed.
+# made the call, because rank 1 never came to one. Look for an `if` around the call, a loop that is
+# shorter on some rank (uneven data!), a `return`, `break` or `continue` before it, or an exception
+# that somebody swallowed.
 #
-# The mend: everybody computes, one rank prints.
+# The mend: everybody computes, one rank prints. **Now you write it**, two lines.
 
 
 # %%
 def log_by_all(rank, world_size):
     loss = torch.tensor([0.5 + rank])
-    dist.all_reduce(loss)
-    if rank == 0:
-        print("mean loss", loss.item() / world_size)
+    # your lines: the loss is added up, and printed once
+    return loss.item() / world_size
 
 
-run = simlib.run(log_by_all, world_size=4)
+results = simlib.run(log_by_all, world_size=4).results
+print("mean loss", results, "right" if results == [2.0] * 4 else "is not yet everybody's mean")
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# `dist.all_reduce(loss)`, for all, and `if rank == 0: print(...)` after it.
+#
+# </details>
+#
+# ### A call skipped in the middle
+#
+# How does a library know which collectives belong together? They carry no names. It counts: the
+# first of each rank of a group meets the first of all others, the second the second. Below, each rank
+# has three batches, and a batch that is not a number (nan) is left out. Rank 1's second is. What do
+# the ranks add up, and where do they hang? It is meant to fail: go on with the next cell.
+
+# %% tags=["raises-exception"]
+guess = None  # which sums, and where does it hang?
+
+
+def leave_out_nan(rank, world_size):
+    for batch in [[1.0, 2.0, 3.0], [10.0, float("nan"), 30.0]][rank]:
+        total = torch.tensor([batch])
+        if total.isnan():
+            continue  # and no call
+        dist.all_reduce(total)
+        print(f"{batch} became {total.item()}")
+
+
+simlib.simulate(leave_out_nan, world_size=2)
+
+# %% [markdown]
+# 32 is 2 + 30: rank 1's *second* call, with its third batch, met rank 0's second. This sum is wrong, and
+# nobody says so. Only at the end one call is too many, and the verdict names that one: **a skipped call
+# shows where the calls run out, not where it was skipped.** So compare the values before it. The
+# mend: a rank with nothing to bring makes the call all the same, and brings a 0.
+#
 # ## 4. A swapped order
 #
-# Collectives carry no names. How does a library know which calls belong together? By counting: the
-# first collective of each rank of a group meets the first of all the others, the second the second,
-# and so on. Below, rank 1 makes the same two calls in the other order. What happens?
+# Calls are matched by count. Below, rank 1 makes the same two calls in the other order. What happens?
+# (If the cell fails, it is meant to: go on with the next one.)
 
 # %% tags=["raises-exception"]
 guess = None  # a hang, an error, or wrong numbers?
@@ -242,7 +307,7 @@ simlib.run(swapped, world_size=2)
 # everywhere.
 
 # %%
-guess = None  # what does simlib say? And what does rank 2 hold?
+guess = None  # rank 2's bias? And what does simlib say?
 
 
 def average(rank, world_size, names_by_rank):
@@ -256,12 +321,13 @@ orders = [["weight", "bias"], ["weight", "bias"], ["bias", "weight"]]
 run = simlib.run(average, world_size=3, args=(orders,))
 for rank, result in enumerate(run.results):
     print("rank", rank, result, "findings:", len(run.findings))
+simlib.guess(guess, run.results[2]["bias"])
 
 # %% [markdown]
 # Nothing was said, and every number is wrong. Rank 2's bias has met the others' weights: 1 + 1 +
-# 100 = 102. And nobody *can* say anything. The two calls that met are the same call, with the same
-# size, dtype and operation; that you meant different things by them is in your head only. **No
-# checker finds this one.** Had weight and bias different sizes, it would have been a mismatch.
+# 100 = 102. And nobody *can* say anything: the calls that met are alike in size, dtype and operation;
+# that you meant different things is in your head only. **No checker finds this one.** Had weight and
+# bias different sizes, it would have been a mismatch.
 #
 # The mend: an order that depends on nothing but the names, the same on every rank. And where it
 # matters, the ranks compare the names once, before they trust the numbers.
@@ -312,8 +378,8 @@ for on in ("shape", "dtype", "op"):
 
 # %% [markdown]
 # Each verdict says who differs from whom, and then lists what every rank brought. The calls were
-# held back before a byte had moved. Now without that: the same three programs, and only Gloo to say
-# something.
+# held back before a byte had moved. Now without that (`check=False`, and an end after one second of
+# silence): the same three programs, and only Gloo to say something.
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # three outcomes
@@ -326,10 +392,9 @@ for on in ("shape", "dtype", "op"):
         print(f"{on}: {type(error).__name__}:", str(error).splitlines()[0])
 
 # %% [markdown]
-# A crash is the kindest of these outcomes. With the wrong dtype, bytes were read as what they are
-# not: 1065353216 is the bit pattern of the float 1.0, read as an integer, and the twos are lost.
-# With two operations each rank worked on one half in its own way, and the result is half a sum and
-# half a maximum. It looks plausible, and both ranks even agree on it.
+# A crash is the kindest of these. With the wrong dtype, 1065353216 is the bit pattern of the float 1.0,
+# read as an integer, and the twos are lost. With two operations each rank worked on one half in its own
+# way: half a sum, half a maximum. It looks plausible, and both ranks even agree on it.
 #
 # (Your run may differ in the first line: what Gloo does with shapes that differ is chance.) What
 # plain Gloo does with wrong programs, measured with torch 2.13 on CPUs:
@@ -347,24 +412,34 @@ for on in ("shape", "dtype", "op"):
 # looks at no send and no receive, and names no line.
 #
 # The mend of a dtype or an operation is to write it down once, for all ranks. For shapes the ranks
-# have to agree first. Below they find the largest length with one small all_reduce, and fill up
-# with zeros, the neutral element of a sum.
+# have to agree first, on the largest length; then each fills up with zeros, the neutral element of a
+# sum. **Now you write it**, one line: how does `longest` become the largest of all ranks?
 
 
 # %%
 def add_uneven(rank, world_size, lengths):
     x = torch.full((lengths[rank],), rank + 1.0)
     longest = torch.tensor([len(x)])
-    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    # your line
     padded = torch.zeros(longest.item())
     padded[: len(x)] = x
     dist.all_reduce(padded)
     return padded.tolist()
 
 
-print(simlib.run(add_uneven, world_size=2, args=([4, 6],)).results)
+try:
+    results = simlib.run(add_uneven, world_size=2, args=([4, 6],)).results
+    print("right" if results == [[3.0] * 4 + [2.0] * 2] * 2 else results)
+except simlib.MismatchError as error:
+    print("not yet:", str(error).splitlines()[0])
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# `dist.all_reduce(longest, op=dist.ReduceOp.MAX)`
+#
+# </details>
+#
 # ## 6. The buffer of a request
 #
 # The last sort neither hangs nor disagrees. Rank 0 has a message of ones under way with `isend`,
@@ -373,7 +448,7 @@ print(simlib.run(add_uneven, world_size=2, args=([4, 6],)).results)
 # simulated ones.
 
 # %%
-guess = None  # ones, or 101s?
+guesses = {"run": None, "simulate": None}  # 1 or 101?
 
 
 def too_early(rank, world_size, own_copy=False):
@@ -392,16 +467,17 @@ def too_early(rank, world_size, own_copy=False):
 for engine in (simlib.run, simlib.simulate):
     run = engine(too_early, world_size=2)
     print(engine.__name__, "delivers", run.results[1])
+    simlib.guess(guesses[engine.__name__], run.results[1][0], of=(1, 101))
 
 # %% [markdown]
-# Both are possible, and neither library is at fault. Gloo's `isend` takes no copy: it remembers
-# where your tensor is and reads it when the receiver comes. The simulated `isend` reads it at the
-# call, as a library that sends eagerly would. Two activities touch the same memory, and their order
-# is not fixed: that is a **race**.
+# Both are possible. Gloo's `isend` takes no copy: it reads your tensor when the receiver comes. The
+# simulated one reads it at the call, as an eager library would. Two activities touch the same memory,
+# and their order is not fixed: that is a **race**.
 #
 # A race does not stop the run. It is a *finding*: the line above each result, and an entry in
 # `run.findings`. Another finding is `unfinished`: a message that nobody received, or a request that
-# nobody waited for. In a test you want findings to be errors. That is what `strict=True` does.
+# nobody waited for. In a test you want findings to be errors. That is what `strict=True` does. It is
+# meant to fail: go on with the next cell.
 
 # %% tags=["raises-exception"]
 simlib.run(too_early, world_size=2, strict=True)
@@ -415,33 +491,69 @@ run = simlib.run(too_early, world_size=2, kwargs={"own_copy": True}, strict=True
 print("rank 1 has", run.results[1])
 
 # %% [markdown]
+# ### "Ask until it is complete"
+#
+# A request has `is_completed()`. So rank 1 need not stand still: it works for 1 ms, asks, works
+# again. (`simlib.compute` is work that takes virtual time.) The message comes after 30 us. How
+# often will rank 1 ask? (If the cell fails, it is meant to: go on with the next one.)
+
+# %% tags=["raises-exception"]
+guess = None  # how often?
+
+
+def ask_and_work(rank, world_size):
+    x = torch.zeros(1)
+    if rank == 0:
+        dist.send(torch.ones(1), dst=1)
+    else:
+        request = dist.irecv(x, src=0)
+        while not request.is_completed():
+            simlib.compute(0.001)
+        request.wait()
+
+
+simlib.simulate(ask_and_work, world_size=2)
+
+# %% [markdown]
+# For ever. With Gloo a request of `isend` or `irecv` says False until `wait` has been called, with the
+# numbers long there, and the loop works on in silence. `simlib` tells it after 100,000 questions in a
+# row, under `run`, too. The mend: work as much as there is, then `wait`. (A request of a *collective*
+# does become complete.)
+#
 # ## What nobody tells you
 #
 # How was the race found? Every torch tensor counts the writes to it, and `simlib` compares the
 # count at the call with that at `wait`. So it sees what is counted, and only that. Below, rank 1
-# has a receive under way and touches its buffer too early, in six ways. All are wrong: whether the
-# line meets the old or the new numbers is chance. Which are found?
+# has a receive under way and touches its buffer too early, in six ways (`lambda x: ...` is a function
+# of x without a name). All are wrong: whether they meet the old or the new numbers is chance. Which
+# are found?
 
 # %%
 guess = None  # how many of six?
 
 
-def touch(rank, world_size, line, is_view):
+def touch(rank, world_size, too_early, is_view):
     x = torch.zeros(4)
     buffer = x[:2] if is_view else x
     if rank == 0:
         dist.send(buffer, dst=1)
     else:
         request = dist.irecv(buffer, src=0)
-        exec(line)  # too early
+        too_early(x)
         request.wait()
 
 
-lines = ["x += 1", "x[0] = 1", "x.data += 1", "x.numpy()[0] = 1", "y = x * 2"]
-for line, is_view in [(line, False) for line in lines] + [("x += 1", True)]:
-    findings = simlib.run(touch, world_size=2, args=(line, is_view)).findings
+ways = {
+    "x.add_(1)": lambda x: x.add_(1),
+    "x.fill_(1)": lambda x: x.fill_(1),
+    "x.data.add_(1)": lambda x: x.data.add_(1),
+    "x.numpy().fill(1)": lambda x: x.numpy().fill(1),
+    "y = x * 2": lambda x: x * 2,
+}
+for line, is_view in [(line, False) for line in ways] + [("x.add_(1)", True)]:
+    findings = simlib.run(touch, world_size=2, args=(ways[line], is_view)).findings
     under_way = "x[:2]" if is_view else "x"
-    print(f"{line:16} ({under_way} under way):", "found" if findings else "NOT found")
+    print(f"{line:17} ({under_way} under way):", "found" if findings else "NOT found")
 
 # %% [markdown]
 # Two of six. Plainly, on real ranks `simlib` does **not** see
@@ -455,40 +567,43 @@ for line, is_view in [(line, False) for line in lines] + [("x += 1", True)]:
 # That there is no finding proves nothing. The rule that needs no tool: **between the call and its
 # `wait`, the buffer does not belong to you.**
 #
-# The first of these gaps can be closed by a simulation. Rank 1 below reads its buffer too early,
-# but 50 ms after rank 0 has sent ones. Then it waits and reads again. What does the early read show
-# on real ranks, and what on simulated ones?
+# The first of these gaps can be closed by a simulation. Below, rank 0 sends ones, and then both ranks
+# meet in a **barrier**: nobody leaves it before the other has come. After it rank 1 reads its buffer,
+# then waits and reads again. Has the barrier brought the message? On real ranks, on simulated ones?
 
 # %% tags=["nbval-ignore-output"]
-guess = None  # zeros or ones, twice
+guesses = {"run": None, "simulate": None}  # does the early read find 0 or 1?
 
 
 def read_early(rank, world_size):
     x = torch.zeros(2)
     if rank == 0:
         dist.send(torch.ones(2), dst=1)
+        dist.barrier()
         return None
     request = dist.irecv(x, src=0)
-    time.sleep(0.05)
+    dist.barrier()
     early = x.tolist()  # too early
     request.wait()
     return early, x.tolist()
 
 
 for engine in (simlib.run, simlib.simulate):
-    print(engine.__name__, engine(read_early, world_size=2).results[1])
+    found = engine(read_early, world_size=2).results[1]
+    print(engine.__name__, found)
+    simlib.guess(guesses[engine.__name__], found[0][0], of=(0, 1))
 
 # %% [markdown]
-# On real ranks the mistake is mostly hidden: the ones had come, and the program looks right, until
-# a message is late one day. In a simulation the new values come into the buffer **in `wait`**, and
-# never before it. The early read shows the old values, always. So a program that reads too early is
-# wrong in every simulation, and its results tell you so: run your tests under `simulate` too.
+# A barrier makes *ranks* meet. It does not flush messages: only `wait` says that one is here. On real
+# ranks the mistake is mostly hidden: the ones had come, and the program looks right, until a message
+# is late one day. In a simulation the new values come into the buffer **in `wait`**, never before it. So
+# a program that reads too early is wrong in every simulation, and its results tell you so: run your tests
+# under `simulate` too.
 #
 # ### When the order of arrival decides
 #
 # `dist.recv(x)` without `src` takes the message that comes first, from whoever it is, and returns
-# who that was. Task farms need it: the rank that gives out the work takes the answers as they
-# come. Below, three workers send 100 million, 1, and minus 100 million, and rank 0 adds them up,
+# who that was. Below, three workers send 100 million, 1, and minus 100 million, and rank 0 adds them up,
 # either in the order of the ranks or as they come. Addition does not mind the order, does it?
 #
 # `simulate(..., seed=3)` runs the program twice: in the usual order, and in another one that the
@@ -521,16 +636,14 @@ for as_they_come in (False, True):
         print("as they come:", as_they_come, "seed", seed, "race" if run.findings else "-")
 
 # %% [markdown]
-# Added by rank, no order of arrival changes the result: a receive from anybody is no fault in
-# itself. Added as they come, it is 0 or 1. A float32 has room for about 7 digits, so 100 million +
-# 1 is 100 million, and the 1 is lost, unless the two large numbers have met before. The finding
-# names the result of each order, the line, and the seed with which everybody sees the same again
-# (`run.findings[0].run` is that other run).
+# Added by rank, no order of arrival changes the result. Added as they come, it is 0 or 1. A float32 has
+# room for about 7 digits, so 100 million + 1 is 100 million, and the 1 is lost, unless the two large
+# numbers have met before. The finding names the result of each order, the line, and the seed with which
+# everybody sees the same again (`run.findings[0].run` is that other run).
 #
 # Seeds 1 and 2 are other orders too, but they did not show it. A seed can prove a race, and none
-# proves that there is no race: so take several. On real ranks you would see one of the two results,
-# and not know that there is another. The mend is the first version: make the result independent of
-# the order, or name the source.
+# proves that there is none: so take several. The mend is the first version: make the result
+# independent of the order, or name the source.
 #
 # ## What to do when it hangs
 #
@@ -548,8 +661,7 @@ for as_they_come in (False, True):
 #
 # And where there is no `simlib`, on a cluster at night? Find out where each rank stands (`py-spy
 # dump --pid ...` prints the stack of a running Python process), write down rank, call and peer, and
-# draw the arrows. Then look for a ring, or for somebody who has left. You have done that several
-# times now.
+# draw the arrows. Then look for a ring, or for somebody who has left.
 #
 # ## Your turn
 #
@@ -560,22 +672,15 @@ for as_they_come in (False, True):
 #
 # 1. Rank 0 waits for 1, rank 1 for 2, rank 2 for 0. Rank 3 waits for 0. Who is stuck, who is in the
 #    ring?
-# 2. A program that sends first passes all tests on a laptop and hangs on the cluster. Name two
-#    reasons.
-# 3. Rank 5 has been silent for ten minutes. Is that a deadlock?
-# 4. `all_reduce` of float32 `[2, 3]` on rank 0 and float32 `[3, 2]` on rank 1: does anybody notice?
-# 5. `request = dist.isend(x, dst=1)`, then `print(x)`, then `request.wait()`: right or wrong?
-# 6. Twenty seeds give no finding. What do you know?
+# 2. `all_reduce` of a float32 tensor of shape `[2, 3]` on rank 0 and `[3, 2]` on rank 1: does anybody notice?
+# 3. `request = dist.isend(x, dst=1)`, then `print(x)`, then `request.wait()`: right or wrong?
 #
 # <details><summary>Answers</summary>
 #
 # 1. All four are stuck; 0, 1 and 2 form the ring. Mend the ring, and rank 3 is free too.
-# 2. The cluster's library has a smaller eager limit (or none), or the real messages are larger.
-# 3. Nobody can say from silence. It is one only if what it waits for can never come.
-# 4. Nobody: both bring six numbers, and only these travel. They are added in the order in which they
+# 2. Nobody: both bring six numbers, and only these travel. They are added in the order in which they
 #    lie in memory.
-# 5. Right for `isend`: reading what is being sent does no harm. With `irecv` it would be wrong.
-# 6. That twenty orders gave the same results. Another order may still give another one.
+# 3. Right for `isend`: reading what is being sent does no harm. With `irecv` it would be wrong.
 #
 # </details>
 #

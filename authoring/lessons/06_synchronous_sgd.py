@@ -3,12 +3,13 @@
 #
 # Four ranks, four copies of a model, each with its own examples. After every step the copies are equal,
 # and equal to what **one** process with all the examples would have. That is synchronous stochastic
-# gradient descent (SGD). Four equations prove it. In this lesson (50 minutes) you will
+# gradient descent (SGD). Four equations prove it. In this lesson (80 minutes) you will
 #
-# - walk downhill with all examples, with some, with one,
+# - walk downhill with all examples, with some, with one, and derive how noisy that is,
 # - derive the four equations, and run each in two precisions to see what is left over,
 # - break an assumption beside each equation, and see on a number what it costs,
 # - prove that replicas stay equal, with momentum and Adam too, and lose them in three ways,
+# - measure the noise of the gradient with what the ranks have anyway,
 # - hold a famous picture against the truth: is the loss a bowl?
 #
 # Three words first. **Weights** are the numbers $\theta$ that a model learns. The **loss** $\ell(\theta; x)$
@@ -90,32 +91,66 @@ plt.show()
 # right, all 64 examples give a smooth path. Eight give nearly the same place for an eighth of the work.
 # One example stumbles about the minimum and never comes to rest.
 #
-# The stumbling is noise: a mini-batch only estimates $\nabla L$. How far off is the estimate with B
-# examples? Take the 64 gradients at the start and average B of them, 20,000 times. We draw with
-# replacement, one may come twice, so that 64 draws are not simply all 64. Four times as many examples:
-# how much less noise?
+# ## How noisy is a mini-batch?
+#
+# The stumbling is noise: a mini-batch only estimates $\nabla L$. Let $g_1 \ldots g_n$ be the gradients of
+# the n examples, $\sigma^2 = \frac1n \sum |g_i - \nabla L|^2$, and $G$ the mean of B of them that we draw.
+#
+# - **Mean.** A draw is each $g_i$ with chance $1/n$: on average $\nabla L$. So is a mean of draws:
+#   $E[G] = \nabla L$, the estimate is *unbiased*.
+# - **With replacement** (one may come twice): $|G - \nabla L|^2$ is $1/B^2$ times B squares, $\sigma^2$ each on
+#   average, and products of two draws' errors. Draws know nothing of each other, so these are 0 on average:
+#   $\mathrm{Var}\,G = \sigma^2 / B$.
+# - **Without:** the errors of all n add up to 0, so does their square: $n\sigma^2 + n(n-1)\,c = 0$, with c the
+#   average product. There are $B(B-1)$ products: $\mathrm{Var}\,G = \frac{\sigma^2}B \cdot \frac{n-B}{n-1}$.
+#
+# The twin leaves nothing to chance: it takes *every* draw of B from 8 of our 64 examples. And an assumption
+# broken: batches of neighbours, unshuffled data. Does their mean still hold, their variance?
 
 # %%
-guess = None  # B four times as large: noise divided by ...?
+import itertools
 
-start = torch.tensor([-1.0, -1.5])
-singles = torch.stack([line_gradient(start, [i]) for i in range(64)])
-draw = torch.Generator().manual_seed(4)
-for size in (1, 4, 16, 64):
-    means = singles[torch.randint(64, (20_000, size), generator=draw)].mean(dim=1)
-    off = (means - singles.mean(dim=0)).norm(dim=1).square().mean().sqrt()
-    print(f"B = {size:2}: typically {off:.2f} off, times the root of B {off * size**0.5:.1f}")
+guess = None  # neighbours: mean right? Variance sigma^2 / B?
+
+
+def residual(got, want):
+    relative = ((got - want).norm() / want.norm()).item()
+    bounds = [bound for bound in (1e-13, 1e-6, 1e-3) if relative < bound]
+    return f"below {bounds[0]:g}" if bounds else f"{relative:.1%}"
+
+
+start, n = torch.tensor([-1.0, -1.5]), 8
+few = torch.stack([line_gradient(start, [i]) for i in range(0, 64, 8)]).double()
+errors = few - few.mean(dim=0)
+sigma2 = errors.square().sum(dim=1).mean()
+c = torch.stack([errors[i] @ errors[j] for i, j in itertools.permutations(range(n), 2)]).mean()
+print("average product: residual", residual(c, -sigma2 / (n - 1)))
+
+# %%
+for B in (2, 4):
+    draws = {
+        "with": (itertools.product(range(n), repeat=B), 1),
+        "without": (itertools.combinations(range(n), B), (n - B) / (n - 1)),
+        "neighbours": ([[(i + k) % n for k in range(B)] for i in range(n)], 1),
+    }
+    for kind, (batches, factor) in draws.items():
+        G = few[torch.tensor(list(batches))].mean(dim=1)
+        variance = (G - few.mean(dim=0)).square().sum(dim=1).mean()
+        told = residual(G.mean(dim=0), few.mean(dim=0)), residual(variance, sigma2 / B * factor)
+        print(f"B = {B}, {kind:10} {len(G):4} draws, residuals: mean {told[0]}, variance {told[1]}")
 
 # %% [markdown]
-# Divided by two: noise falls with $1/\sqrt B$. That is what many ranks buy: a larger batch in the time
-# of a small one. (What that is worth in accuracy is for lesson 09.)
+# All three means hold. The variance of neighbours does not: they resemble each other, so two tell less than
+# two. Shuffle, then: noise, the root of the variance, falls with $1/\sqrt B$, and a whole epoch without
+# replacement (B = n) has none. That is what many ranks buy. (What
+# it is worth in accuracy is for lesson 09.)
 #
 # ## A net and real digits
 #
 # Now something with real use: 512 handwritten digits, shrunk to 7 x 7 pixels, and a net of 970 weights.
 # It gives log probabilities; `nll_loss` makes the cost of them. `flat_gradient` is the whole gradient as
-# one vector. `residual` compares two vectors: the length of their difference, as a part of the length
-# of the second. Last digits differ from CPU to CPU, so a small residual is printed as a bound only.
+# one vector. (`residual`, above, is the length of a difference, as a part of the length
+# of the second vector. Last digits differ from CPU to CPU, so a small one is printed as a bound only.)
 
 # %%
 train_set, _ = simlib.digits.load()
@@ -133,12 +168,6 @@ def flat_gradient(model, batch):
     dtype = next(model.parameters()).dtype
     F.nll_loss(model(X[batch].to(dtype)), Y[batch]).backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-
-
-def residual(got, want):
-    relative = ((got - want).norm() / want.norm()).item()
-    bounds = [bound for bound in (1e-13, 1e-6, 1e-3) if relative < bound]
-    return f"below {bounds[0]:g}" if bounds else f"{relative:.1%}"
 
 
 # %% [markdown]
@@ -207,9 +236,29 @@ for dtype in (torch.float64, torch.float32):
 # %% [markdown]
 # Equal shards: exact. Uneven shards with a plain mean: as far off as the gradient is long. No bug in the
 # code, no error message, only a sum of means that is not the mean. The two examples of rank 3 weigh as
-# much as the twenty of rank 0. The factors $|D_r|/|D|$ mend it exactly. (How large the error is depends
-# on net and digits. Another way to the same: `nll_loss(..., reduction="sum")` on every rank, and divide
-# the sum over all ranks by the number of all examples.)
+# much as the twenty of rank 0. The factors $|D_r|/|D|$ mend it exactly.
+#
+# **Now you write it:** the same without means. Each rank uses `nll_loss(..., reduction="sum")`, so brings
+# a sum of gradients. One line: what is the gradient of all?
+
+# %%
+model = net()
+sums = [len(shard) * flat_gradient(model, shard) for shard in D.split([20, 6, 4, 2])]
+
+
+def from_sums(sums, sizes):
+    return None  # yours
+
+
+mine = from_sums(sums, [20, 6, 4, 2])
+print("not written yet" if mine is None else residual(mine, flat_gradient(model, D)))
+
+# %% [markdown]
+# <details><summary>One way</summary>
+#
+# `return sum(sums) / sum(sizes)`
+#
+# </details>
 #
 # "So I make all shards equal": PyTorch's `DistributedSampler` does, by **padding**: what is missing, it
 # takes from the beginning again. With 30 examples on 4 ranks two examples are in two shards, and the
@@ -229,9 +278,8 @@ mended = sum(len(D30[r::4]) / 30 * flat_gradient(model, D30[r::4]) for r in rang
 print("7 or 8 each, weighted: residual", residual(mended, flat_gradient(model, D30)))
 
 # %% [markdown]
-# Examples 0 and 1 count twice, and in one batch of 30 that is much. In a whole epoch at most $R - 1$
-# examples are doubled, and most people live with it. Not in **evaluation**: an accuracy that counts some
-# answers twice is no accuracy (lesson 07).
+# Examples 0 and 1 count twice. In a whole epoch at most $R - 1$ examples are doubled, and most people live
+# with it. Not in **evaluation** (lesson 07).
 #
 # ## Equation (3): the sum over ranks is one all_reduce
 #
@@ -266,9 +314,8 @@ for dtype in (torch.float64, torch.float32):
         print(dtype, f"{how:10} residual {off}, same bits on all ranks: {same}")
 
 # %% [markdown]
-# Both sums are right to rounding. But float addition depends on its order, so the second program gives
-# four results that differ in their last bits. One step later the four models differ, and nothing ever
-# brings them together again. Gloo's all_reduce finishes the sum of each chunk on *one* rank and copies it
+# Both sums are right to rounding. But float addition depends on its order, so the second program's
+# four results differ in their last bits, for ever. Gloo's all_reduce finishes the sum of each chunk on *one* rank and copies it
 # to the others (lesson 05). So: never let ranks compute "the same" in different orders.
 #
 # ## Equation (4): the step
@@ -314,24 +361,52 @@ for ranks, start in ((2, simlib.run), (4, simlib.run), (64, simlib.simulate)):
         print(f"{ranks:2} x 8 against 1 x {8 * ranks:3}, {dtype}: residual {error}")
 
 # %% [markdown]
-# From 2 ranks to 64 nothing is left but rounding. And what does it cost? Look at such a step on 4 ranks,
-# simulated on Ethernet, with computers so slow ($10^8$ operations per second) that even this small net
-# keeps them busy. How many collectives, and how many bytes does each rank bring to them, for 970 weights in
-# float32?
+# From 2 ranks to 64 nothing is left but rounding. (One all_reduce for each parameter tensor is slow on a
+# network: each pays its latency. Lesson 07 sends one flat buffer.)
+#
+# ## The noise, for free
+#
+# A rank holds its own $G_r$ of B examples *before* the all_reduce, and the mean $G$ of $RB$ *after* it: two
+# sizes of batch, at no cost. By the variance above
+#
+# $$E|G_r|^2 = |\nabla L|^2 + \frac{\sigma^2}{B}, \qquad E|G|^2 = |\nabla L|^2 + \frac{\sigma^2}{RB}$$
+#
+# Two equations, two unknowns. Their quotient $\sigma^2 / |\nabla L|^2$ is the **noise scale** (McCandlish et
+# al. 2018, arXiv 1812.06162): the batch whose noise is as long as the gradient itself. Far below it, twice the
+# ranks are nearly twice the progress per step; far above, hardly any. The squares travel as one number
+# more in the all_reduce. **Now you write it:** put your own two lines in the place of `solved`.
+
 
 # %%
-guess = None  # collectives? Bytes?
+def probe(rank, world_size, model, B, steps):
+    draw, own, common = torch.Generator().manual_seed(rank), 0.0, 0.0
+    for _ in range(steps):
+        mine = flat_gradient(model, torch.randint(512, (B,), generator=draw))
+        both = torch.cat([mine, mine.square().sum().reshape(1)]) / world_size
+        dist.all_reduce(both)
+        own += both[-1].item() / steps
+        common += both[:-1].square().sum().item() / steps
+    return own, common
 
-cluster = simlib.clusters.ethernet_10g(nodes=4, device=simlib.Device(flops_per_s=1e8))
-run = simlib.simulate(one_step, 4, args=(torch.float32,), cluster=cluster)
-print("bytes brought to each collective:", [each.nbytes for each in run.trace.collectives])
-run.timeline()
+
+def solved(own, common, B, R):
+    sigma2 = (own - common) / (1 / B - 1 / (R * B))  # yours: from these four
+    return sigma2, common - sigma2 / (R * B)  # and |gradient|^2
+
+
+model = net()
+singles = torch.stack([flat_gradient(model, torch.tensor([i])) for i in range(512)])
+spread2, length2 = singles.var(dim=0, correction=0).sum(), singles.mean(dim=0).square().sum()
+print(
+    f"one by one: sigma^2 {spread2:.2f}, |gradient|^2 {length2:.3f}, scale {spread2 / length2:.0f}"
+)
+for steps in (1, 10, 100):
+    sigma2, square = solved(*simlib.run(probe, 4, args=(model, 8, steps)).results[0], 8, 4)
+    print(f"{steps:3} steps of 4 x 8: {sigma2:.2f}, {square:.3f}, scale {sigma2 / square:.0f}")
 
 # %% [markdown]
-# First all compute, then all communicate: that is what "synchronous" looks like. There is one all_reduce
-# for each parameter tensor, a matrix and a vector per layer, $4 \times 970$ bytes in all. The last three
-# bring a fifth of the bytes and take longer than the first: that is latency, paid again and again, where
-# one flat buffer would pay it once (lesson 07).
+# One step says little, a hundred say it well: some 70 examples, so a step of 32 gains from more
+# ranks. Take means over steps first, then the quotient.
 #
 # ## One curve or two?
 #
@@ -408,15 +483,13 @@ small, small_summed = curve(4, 8, 0.2)[-1], curve(4, 8, 0.2, False)[-1]
 print(f"SGD with rate 0.2, cost at the end: mean {small:.2f}, SUM {small_summed:.2f}")
 
 # %% [markdown]
-# $4 \times 8$ and $1 \times 32$ are one curve; B = 8 is another. And the sum is not the gradient: it is
-# R times the gradient, a step R times too large. Plain SGD behaves exactly as with $4\eta$, and here it
-# gets out of control. (We compare the first ten steps: later a training so wild magnifies
-# its rounding.) With $\eta$ = 0.2 the mistake even looks like progress: "more ranks learn faster". No: a
-# larger rate does, and one process could have had it.
+# $4 \times 8$ and $1 \times 32$ are one curve; B = 8 is another. And the sum is R times the gradient, a step
+# R times too large. Plain SGD behaves exactly as with $4\eta$, and here it gets out of control. (We compare ten
+# steps: later a training so wild magnifies its rounding.) With $\eta$ = 0.2 the mistake even looks like
+# progress. But a larger rate does that, and one process could have had it.
 #
 # Adam hardly notices. It divides the gradient by its own typical size, so a factor R cancels, except for
-# a tiny constant. That makes the bug a sleeper: it wakes when somebody goes back to SGD, clips gradients,
-# or adds weight decay to them.
+# a tiny constant. That makes the bug a sleeper: it wakes when somebody goes back to SGD or clips gradients.
 #
 # ## "The same seed means the same data"
 #
@@ -445,10 +518,10 @@ for plan in (
     print(f"{plan:33} {len(seen.unique()):2} of 32")
 
 # %% [markdown]
-# The same seed gives the same *numbers*, in the same order of drawing, and no more. Without slices all
-# ranks work on the same 8 examples: the replicas stay equal, everything looks healthy, and
-# $B_\text{effective}$ is 8. With a seed per rank the shards overlap. And one number drawn too many, on one rank,
-# breaks the agreement without a sound. So: **one seed, one slice per rank, and a generator of its own**
+# The same seed gives the same *numbers*, in the same order of drawing, and no more. Without slices
+# the replicas stay equal, everything looks healthy, and
+# $B_\text{effective}$ is 8. With a seed per rank the shards overlap. And one number drawn too many breaks the
+# agreement without a sound. So: **one seed, one slice per rank, and a generator of its own**
 # that nobody else draws from, as in `batches` above.
 #
 # ## Why replicas stay equal
@@ -457,8 +530,7 @@ for plan in (
 # optimizer state (empty). *Step:* if they are equal before a step, they all add the same bits $G/R$ to
 # the same state by the same arithmetic, so they are equal after it. The proof asks nothing of the
 # optimizer but that it depends on $\theta$, its state and the gradient. Momentum ($v \leftarrow m v + g$,
-# then $\theta \leftarrow \theta - \eta v$) and Adam qualify. ("The same arithmetic" does ask something of
-# the machines: another kind of CPU may round otherwise.)
+# then $\theta \leftarrow \theta - \eta v$) and Adam qualify.
 #
 # `spread` measures it: the largest difference between any two ranks, in any weight, by one all_reduce
 # (the MAX of $\theta$ and of $-\theta$). We also try one swapped line: `step`, then sync. And replicas
@@ -509,10 +581,32 @@ for what in ("sync, then step", "step, then sync", "start apart"):
 # synchronised one is thrown away by the next `zero_grad`. In the third all ranks add the **same** step to
 # different weights, so their distance stays what it was at the start, for ever; and the mean is of
 # gradients taken at four different points, so it is the gradient of none. Nothing pulls replicas
-# together: synchronous SGD keeps them equal, it never makes them so. The cure is one broadcast of every
-# parameter from rank 0, before the first step.
+# together: synchronous SGD keeps them equal, it never makes them so. And the cost on rank 0 falls
+# everywhere: somebody who watches rank 0 sees nothing.
 #
-# Look at the last column: the cost on rank 0 falls everywhere. Somebody who watches rank 0 sees nothing.
+# **Now you write it:** the cure, before the first step. Every parameter becomes that of rank 0.
+
+
+# %%
+def same_start(model, rank): ...  # yours: two lines
+
+
+def started(rank, world_size):
+    model = net(seed=rank)
+    with torch.no_grad():
+        same_start(model, rank)
+    return spread(flat(model))
+
+
+found = simlib.run(started, 4).results
+print("right" if not any(found) else f"not written yet: spread {max(found):.3f}")
+
+# %% [markdown]
+# <details><summary>One way</summary>
+#
+# `for parameter in model.parameters():`, and in it `dist.broadcast(parameter, src=0)`
+#
+# </details>
 #
 # ## "Equal loss on rank 0 means equal replicas"
 #
@@ -552,11 +646,10 @@ for rank, text in enumerate(simlib.run(twins, 4, args=(True,)).results):
 print("right, rank 0", simlib.run(twins, 4, args=(False,)).results[0])
 
 # %% [markdown]
-# The same cost on every rank, to the last digit shown, and no two replicas alike. The mean gradient then
-# mixes the gradient of unit 3 here with that of quite another unit there. They do learn, but less, and
-# each ends as another model. Equal losses prove nothing: **compare weights**, by a spread, or by a
-# **fingerprint**: a short number computed from all their bits, almost never the same for two different
-# vectors (exercise 4).
+# The same cost on every rank, and no two replicas alike. The mean gradient then mixes that of unit 3 here
+# with that of another unit there. They learn, but less, and each ends as another model. Equal losses prove
+# nothing: **compare weights**, by a spread, or by a **fingerprint**: a short number computed from all their
+# bits, almost never the same for two different vectors (exercise 4).
 #
 # ## What is not invariant
 #
@@ -588,22 +681,30 @@ per_rank = sum(clipped(shard) for shard in shards) / 4
 print("clipped per rank  residual", residual(per_rank, clipped(whole)))
 print("clipped after sum residual", residual(clipped(sum(shards) / 4), clipped(whole)))
 
+# %%
+model, away = net(nn.Dropout(0.5)), {4: 0.0, 1: 0.0}
+for seed in range(20):
+    torch.manual_seed(seed)
+    masked = flat_gradient(model, D)
+    for ranks in away:
+        other = sum(flat_gradient(model, shard) for shard in D.split(32 // ranks)) / ranks
+        away[ranks] += ((other - masked).norm() / masked.norm()).item() / 20
+print(f"dropout, other masks: 4 x 8 {away[4]:.0%}, 1 x 32 {away[1]:.0%} off, mean of 20 seeds")
+
 # %% [markdown]
 # - Batch norm takes mean and variance over 8 examples instead of 32: another function. Lesson 07 builds a
 #   synchronised one. Its running means are buffers, no parameters: they even differ from rank to rank.
-# - Dropout differs because its masks do. One process with another seed would differ as much; on the
-#   average over masks all is well. Only do not give all ranks the *same* masks: their noise would no
-#   longer average out.
+# - Dropout differs because its masks do. One process with other masks is off just as far: 100 % against 95 %.
+#   On average over masks all is well. Only do not give all ranks the *same* masks.
 # - Clipping per rank cuts each $G_r$ by another factor. Clip **after** the all_reduce: then every rank
 #   holds the whole mean gradient, knows its length, and needs no further message (exercise 2).
 #
 # ## Is the loss a bowl?
 #
 # The bowl above was true: for a line with squared errors the cost is **convex**, so between two points
-# it never rises above the straight line that joins them. Articles draw that bowl beside a neural net. We
-# have what it takes to test it: a trained net, its reordered twin with the same cost, and all the nets on
-# the way between, $(1-t)\,\theta + t\,\theta_\text{twin}$. In a bowl the midpoint is at most as high as
-# its ends. Where is it here?
+# it never rises above the straight line that joins them. Articles draw that bowl beside a neural net. Test
+# it: a trained net, its reordered twin, and all nets between, $(1-t)\,\theta + t\,\theta_\text{twin}$. In a
+# bowl the midpoint is at most as high as its ends. Here?
 
 # %%
 guess = None  # cost at the midpoint: lower, equal, higher?
@@ -644,13 +745,10 @@ for axes, curve_, title in zip(
 plt.show()
 
 # %% [markdown]
-# Higher, by far. (The curve still falls a little beyond both ends: 400 steps have not reached the
-# floor.) Convex it is not, and better training would not change that. Every net with a hidden layer has
-# such twins, here at least $16! \approx 2 \times 10^{13}$, all equally good. In a bowl the mean of them
-# all would be as good, too: a net of 16 equal units, no better than one with a single unit.
+# Higher, by far. Convex it is not, and better training would not change that: every net with a hidden layer
+# has such twins, here at least $16! \approx 2 \times 10^{13}$, all equally good.
 #
-# Two lessons from it. Training ends in one of many valleys, and which one depends on the start: one more
-# reason to broadcast it. And weights of nets that were trained apart cannot simply be averaged ([lesson
+# So weights of nets that were trained apart cannot simply be averaged ([lesson
 # 13](13_asynchronous_training.ipynb) averages often enough that they never drift apart).
 #
 # ## What breaks what
@@ -677,7 +775,7 @@ plt.show()
 #
 # 1. 8 ranks, B = 16, `nll_loss`, all_reduce with SUM, no division, $\eta$ = 0.1. Which one-process training
 #    is this?
-# 2. Rank 0 has 30 examples, rank 1 has 10. With which factors do their mean gradients go into the step?
+# 2. $|G_r|^2$ is 0.6 on average with B = 8, $|G|^2$ on 4 ranks 0.15. What is $\sigma^2$?
 # 3. All spreads are 0.0, and the training is still wrong. Name two causes.
 # 4. The replicas start 0.3 apart, with SGD and all else right. Their distance after 1,000 steps?
 # 5. Why does Adam hide a missing division?
@@ -685,7 +783,7 @@ plt.show()
 # <details><summary>Answers</summary>
 #
 # 1. Batch 128, learning rate 0.8.
-# 2. 3/4 and 1/4.
+# 2. 0.45 / (1/8 - 1/32) = 4.8. (And $|\nabla L|^2$ is 0: there is nothing left but noise.)
 # 3. For example: no division; uneven shards without weights; no slices; clipping per rank.
 # 4. 0.3, up to rounding.
 # 5. It divides the gradient by its own running size; a constant factor cancels.

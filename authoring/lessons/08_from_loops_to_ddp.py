@@ -3,54 +3,38 @@
 #
 # [Lesson 07](07_data_parallel_training.ipynb) trained with loops of its own: backward first, then an
 # all_reduce over the gradients. PyTorch's `DistributedDataParallel`, **DDP** for short, gives the same
-# weights in less time. In this lesson (50 minutes) you will
+# weights in less time. In this lesson (85 minutes) you will
 #
-# - see what its elder cousin, `nn.DataParallel`, copies at every step, and why both are right,
-# - build DDP in four steps: hooks, a wait at the end, buckets, the reducer,
-# - hold yours against torch's: the same weights, the same messages,
-# - **see** communication hide behind computation, and predict how much of it can,
+# - see what DDP does for you, and what it leaves to you,
+# - build it in four steps: hooks, a wait at the end, buckets, the reducer; and hold yours against torch's,
+# - **see** communication hide behind computation, predict how much of it can, and measure it,
 # - break it as people do: no shard, no wait, another order, an unused layer, uneven inputs,
-# - run the usual recipe as a script, by four launchers.
+# - send fewer bytes, and gather what a loss needs without losing its gradient.
+#
+# Two appendices at the end: DDP's elder cousin `nn.DataParallel`, and the recipe as a script, by four launchers.
 #
 # R is the number of ranks (`world_size`), B the examples of a rank per step. The model is the LeNet of
 # lesson 07.
 
 # %%
 import contextlib
-import copy
 import functools
-import json
-import os
 import random
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from IPython.display import display
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as plain
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.nn.parallel import DistributedDataParallel
 
 import simlib
 
 IMAGES, LABELS = (tensor[:128].clone() for tensor in simlib.digits.load()[0].tensors)
-
-# %% [markdown]
-# ## One process that controls everything: DataParallel
-#
-# `nn.DataParallel(model)` is one line, needs no launcher, and uses all GPUs of **one** computer.
-# Therefore many take it for a simple DDP. It has one process, with one thread per GPU. What does it do on this
-# machine? The model counts its own forward passes. After one pass through `nn.DataParallel`, what is
-# the count?
-
-# %% tags=["nbval-ignore-output"]
-guess = None  # model.calls after one forward pass: on CPUs? On 4 GPUs?
+loss_of = nn.functional.nll_loss
 
 
 def lenet(seed=0):
@@ -60,154 +44,13 @@ def lenet(seed=0):
     return nn.Sequential(*conv, *head, nn.Linear(500, 10), nn.LogSoftmax(1))
 
 
-class Counting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net, self.calls = lenet(), 0
-
-    def forward(self, x):
-        self.calls += 1
-        return self.net(x)
-
-
-gpus, device = torch.cuda.device_count(), "cuda:0" if torch.cuda.is_available() else "cpu"
-model = Counting().to(device)
-nn.DataParallel(model)(IMAGES.to(device))
-did = "made a copy for each GPU" if gpus > 1 else "only handed its input on to the model"
-print(f"{gpus} GPUs here: DataParallel {did}; calls: {model.calls}")
-
 # %% [markdown]
-# With four GPUs it makes four **replicas**, and here are its steps by hand: `scatter` cuts the batch,
-# `replicate` copies the weights, `parallel_apply` runs the copies (ours run in turn), `gather` joins the
-# outputs. Then the loss is computed, once, from all outputs. What will `model.calls` be? And how far is
-# the gradient from that of one device with the whole batch?
-
-# %%
-guess = None  # model.calls? The difference?
-
-
-def data_parallel(model, x, devices):
-    outputs = []
-    for chunk in x.chunk(devices):  # scatter
-        replica = copy.copy(model)  # replicate: autograd leads from these copies to the model
-        weights = {name: weight.clone() for name, weight in model.named_parameters()}
-        outputs.append(torch.func.functional_call(replica, weights, (chunk,)))  # parallel_apply
-    return torch.cat(outputs)  # gather
-
-
-def gradient(model, loss):
-    model.zero_grad()
-    loss.backward()
-    return torch.cat([weight.grad.flatten() for weight in model.parameters()])
-
-
-model, loss_of = Counting(), nn.functional.nll_loss
-parallel = gradient(model, loss_of(data_parallel(model, IMAGES, 4), LABELS))
-print("calls:", model.calls)
-whole = gradient(model, loss_of(model(IMAGES), LABELS))
-print("gradient off by less than 1e-6:", (parallel - whole).abs().max().item() < 1e-6)
-
-# %% [markdown]
-# The gradient is right. The count is 0: each replica counted to 1, and **replicas die after backward**.
-# What a forward pass leaves in the module is lost (torch's documentation excepts buffers on the first
-# device, which the replica there shares with the model). Only gradients find their way back, since each copy of a weight
-# knows what it was copied from. What is copied from one weight four times gets the **sum** of four
-# gradients.
-#
-# DDP, however, takes the **mean** of the ranks' gradients. Sum or mean: one of them must be wrong?
-
-# %%
-guess = None  # sum, mean, both? (each against the gradient of the whole batch)
-
-parts = zip(IMAGES.chunk(4), LABELS.chunk(4), strict=True)
-of_ranks = [gradient(model, loss_of(model(x), y)) for x, y in parts]  # a loss of each rank's own
-outputs = model(IMAGES)
-one_loss = loss_of(outputs, LABELS, reduction="none") / len(LABELS)  # the terms of one loss
-terms = one_loss.chunk(4)
-of_devices = []
-for term in terms:
-    model.zero_grad()
-    term.sum().backward(retain_graph=True)
-    of_devices.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
-for name, gradients in (("ranks, own losses", of_ranks), ("devices, one loss", of_devices)):
-    total = torch.stack(gradients).sum(0)
-    sizes = [(whole @ x / (whole @ whole)).item() for x in (total, total / 4)]
-    print(f"{name}: the sum is {sizes[0]:.3f} x, the mean {sizes[1]:.3f} x the gradient")
-
-# %% [markdown]
-# Both are right, each for its loss. DataParallel has **one** loss, a mean over all R x B examples. Each
-# part of it carries 1/(RB), so parts must be added. DDP has R losses, each a mean over B examples. Each
-# carries 1/B, R times too much, so they must be averaged:
-#
-# $$\nabla \frac{1}{RB} \sum_r \sum_{i \in B_r} \ell_i \;=\; \sum_r \Big( \nabla \frac{1}{RB}
-# \sum_{i \in B_r} \ell_i \Big) \;=\; \frac{1}{R} \sum_r \Big( \nabla \frac{1}{B} \sum_{i \in B_r}
-# \ell_i \Big)$$
-#
-# ## What each copies, and when
-#
-# Now the same as a picture. Four modelled GPUs hang on a bus of 12 GB/s (PCIe's order). In the
-# first program lane 0 is the device that `DataParallel` calls its own: it deals out inputs **and all
-# weights**, collects outputs, deals out their gradients, collects gradients. In the second, each
-# rank is DDP's. How often do 1.7 MB of weights or gradients pass device 0's link in each, out and in
-# counted together? (Both pictures have the same scale.)
-
-# %%
-guess = None  # DataParallel: ... times; DDP: ... times
-
-
-def as_data_parallel(rank, world_size, batch):
-    weights, images, outputs = map(torch.zeros, (431_080, 784 * batch, 10 * batch))
-    dist.scatter(images, [images] * world_size if rank == 0 else None)  # the batch
-    dist.broadcast(weights, src=0)  # replicate
-    simlib.compute(seconds=0.5e-3)  # forward
-    dist.gather(outputs, [outputs.clone() for _ in range(world_size)] if rank == 0 else None)
-    dist.scatter(outputs, [outputs] * world_size if rank == 0 else None)  # the loss's gradient
-    simlib.compute(seconds=1e-3)  # backward
-    dist.reduce(weights, dst=0)  # gradients; afterwards the replicas are gone
-
-
-def as_ddp(rank, world_size, batch):
-    simlib.compute(seconds=1.5e-3)  # forward and backward, on a batch that is there already
-    dist.all_reduce(torch.zeros(431_080))
-
-
-pcie = {"inter": simlib.Link(0, 1e12), "intra": simlib.Link(10e-6, 12e9)}
-bus = functools.partial(simlib.Cluster, 1, **pcie)
-copies = {"broadcast": "flat", "reduce": "flat", "all_reduce": "ring"}
-first = simlib.simulate(as_data_parallel, 4, args=(64,), cluster=bus(4), **copies)
-for run in (first, simlib.simulate(as_ddp, 4, args=(64,), cluster=bus(4), **copies)):
-    display(run.timeline(between=(0, first.time_s)))
-
-# %% [markdown]
-# In the lanes of DataParallel much is hatched: devices wait for device 0, and it waits for its link. The
-# weights go out R - 1 times, the gradients come in R - 1 times, **at every step**: $2(R-1) = 6$ passes.
-# DDP's ranks keep their weights: they began equal and take equal steps (lesson 06). Each rank sends
-# $2\frac{R-1}{R} = 1.5$ gradients and receives as many (lesson 05): 3 passes, however large R is. How does
-# a step grow with R, with 32 images for each device?
-
-# %%
-guess = None  # DataParallel on 8 devices against 2?
-
-for devices in (2, 4, 8, 16):
-    runs = [
-        simlib.simulate(function, devices, args=(32,), cluster=bus(devices), **copies)
-        for function in (as_data_parallel, as_ddp)
-    ]
-    print(f"{devices:2} devices, ms per step:", *(f"{run.time_s * 1e3:7.3f}" for run in runs))
-
-# %% [markdown]
-# With every device DataParallel's step gets longer by about the same amount, DDP's only by some latencies. (We model
-# copies from one device to each in turn; between some GPUs torch uses NCCL's broadcast and reduce, which are
-# quicker. The optimizer's step is left out of both.) DataParallel's other limits: one computer, one Python
-# interpreter whose lock all threads share. torch's own documentation advises DDP also for one computer.
-# From here on, DDP only.
-#
 # ## "DDP splits my batch", "a barrier is needed before forward"
 #
-# DataParallel does split the batch. And DDP? Two ranks, and each gives DDP the same 64 images. How many
-# does the model see on each rank? Which part of the model is where? Then each rank takes every second image
-# only. Then we add a barrier before each forward pass, "so that no rank runs ahead" (rank 1 is the slower
-# one). What does each change: the gradient, the time?
+# Two ranks, and each gives DDP the same 64 images. How many does the model see on each rank? Which part of
+# the model is where? Then each rank takes every second image only. Then we add a barrier before each
+# forward pass, "so that no rank runs ahead" (rank 1 is the slower one). What does each change: the
+# gradient, the time?
 
 # %%
 guess = None  # images per rank? Weights per rank? What does the barrier change?
@@ -235,17 +78,62 @@ for shard, wait in ((False, False), (True, False), (True, True)):
 # %% [markdown]
 # DDP splits **neither the input nor the model**. Each rank holds all 431,080 weights and works on what
 # you hand it. The same 64 images on both ranks give the same gradient as 32 each, with twice the work: two
-# computers did the work of one. (2.88 ms more: 3 steps of 32 images, 30 us each on the slow rank. The rest of
-# the time is messages, DDP's constructor's among them.) Sharding is your line, or the `DistributedSampler`'s (lesson 07). A
-# model that does not fit one rank is a matter for [lesson 10](10_splitting_the_model.ipynb).
+# computers did the work of one. (2.88 ms more: 3 steps of 32 images, 30 us each on the slow rank.) Sharding
+# is your line, or the `DistributedSampler`'s (lesson 07). A model that does not fit one rank is a matter for
+# [lesson 10](10_splitting_the_model.ipynb). And the barrier changed nothing but the time: the all_reduce of
+# each step holds the ranks together, as far as the data require (lesson 04).
 #
-# And the barrier changed nothing but the time. The all_reduce of each step holds the ranks together, exactly
-# as far as the data require (lesson 04).
+# ## What DDP leaves to you
+#
+# It averages gradients, and compares nothing. Below, rank 1's first bias is edited before training; then
+# rank 1 has another learning rate. Do the averaged gradients bring the ranks together again? And is the
+# loss, that of which log and early stopping speak, the same on both? **Now you write it:** `mean_loss`
+# gives the loss over all ranks' examples, on every rank.
+
+# %%
+guess = None  # the same loss on both ranks? The same weights after three steps?
+
+
+def mean_loss(loss):
+    return loss.item()  # yours
+
+
+def apart(rank, world_size, edit, rate):
+    ddp, mine = DistributedDataParallel(lenet()), slice(rank, 64, world_size)
+    bias = ddp.module[0].bias
+    bias.data += edit * rank
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=rate if rank else 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = loss_of(ddp(IMAGES[mine]), LABELS[mine])
+        loss.backward()
+        optimizer.step()
+    return loss.item(), mean_loss(loss.detach()), bias.detach()
+
+
+for edit, rate in ((0, 0.1), (1, 0.1), (0, 0.2)):
+    (one, mean, bias), (other, same, moved) = simlib.simulate(apart, 2, args=(edit, rate)).results
+    print(f"+{edit}, rate {rate}: losses {one:.4f}, {other:.4f};", end=" ")
+    print(f"biases up to {(bias - moved).abs().max():.4f} apart;", end=" ")
+    print("your mean_loss is right:", abs(mean - (one + other) / 2) + abs(mean - same) < 1e-6)
+
+# %% [markdown]
+# The loss is the **rank's own**, even where all is well: rank 0's is that of its shard. And what differs
+# once stays: the edit is 1.0000 apart after three steps, another rate goes on drifting. Equal gradients
+# keep equal replicas equal; they mend nothing. So load weights before DDP is built (its constructor
+# broadcasts rank 0's), and change them on all ranks or on none.
+#
+# <details><summary>Answer</summary>
+#
+# `dist.all_reduce(loss, op=dist.ReduceOp.AVG)`, then `return loss.item()`. (Equal shards; lesson 07 weighs
+# uneven ones.)
+#
+# </details>
 #
 # ## Build it. Step 1: a hook for every weight
 #
 # Backward goes from the last layer to the first. The gradient of the last layer is ready long before
-# that of the first, and nobody needs to wait: it can travel while backward works on the rest. torch calls a
+# that of the first: it can travel while backward works on the rest. torch calls a
 # **hook** when a gradient is there: `register_post_accumulate_grad_hook`. Ours starts an all_reduce with
 # `async_op=True`, which returns a request at once. Two ranks, gradients 1 and 3: what do they hold?
 
@@ -544,26 +432,32 @@ for cap_kib in (1, 256, 512, 1024, 3072):
 guess = None  # what part of a step is saved here?
 
 wraps = {
+    "no DDP": nn.Sequential,
     "own, no overlap": each[False],
     "own, overlap": each[True],
     "torch's, one bucket": functools.partial(DistributedDataParallel, bucket_cap_mb=1000),
     "torch's, overlap": functools.partial(DistributedDataParallel, bucket_cap_mb=0.001),
 }
+found = {}
 for name, wrap in wraps.items():
-    run = simlib.run(tower, 2, args=(wrap, 6, 1024, 4, 7, 4e-3))
-    run.name = name
-    times = run.results[0][2:]
-    print(f"{name:20} {statistics.median(times) * 1e3:6.1f} ms per step (median of {len(times)})")
+    run = simlib.run(tower, 2, args=(wrap, LAYERS, 1024, 4, 7, 4e-3))
+    run.name, times = name, run.results[0][2:]
+    found[name] = statistics.median(times) * 1e3
+    print(f"{name:20} {found[name]:6.1f} ms per step (median of {len(times)})")
     if name == "own, overlap":
         end = run.trace.spans[0][1]
         picture = run.timeline(between=(end - times[-1], end))
+b, c = found["no DDP"] / LAYERS, (found["own, no overlap"] - found["no DDP"]) / LAYERS
+predicted = found["own, no overlap"] - (LAYERS - 1) * min(b, c)
+print(f"b = {b:.1f} ms, c = {c:.1f} ms: predicted with overlap {predicted:.1f} ms,", end=" ")
+print(f"measured {found['own, overlap']:.1f} ms")
 picture
 
 # %% [markdown]
-# By the formula overlap saves $T_\text{off} - T_\text{on} = (L - 1) \min(b, c)$: five times the smaller of a
-# layer's backward (here a little over 4 ms) and a bucket's all_reduce. Is your "own, overlap" lower than your
-# "no overlap" by about that? On a quiet machine it should be. But Gloo's threads need cores, too. Where other
-# programs, or the other rank, hold them, less is saved, nothing, or the line may even be higher. In the
+# By the formula overlap saves $T_\text{off} - T_\text{on} = (L - 1) \min(b, c)$. The last line has it in
+# numbers of this machine: $b$ from the step without DDP (the little forward counted in), $c$ from what
+# "no overlap" takes longer. On a quiet machine the two agree to some ms. But Gloo's threads need cores, too:
+# where other programs, or the other rank, hold them, less is saved, or nothing. In the
 # picture, pale strips under the bars are requests in flight while a rank works: that is the overlap, whatever
 # it saved.
 #
@@ -607,7 +501,7 @@ for is_mended in (False, True):
 # that notices.)
 
 # %%
-guess = None  # three outcomes
+guess = None  # four outcomes
 
 
 class TwoHeads(nn.Module):
@@ -626,43 +520,77 @@ def two_steps(rank, world_size, wrap):
     return "done, gradient of the unused head: " + str(ddp.module.heads[1].weight.grad)
 
 
-wraps = [OwnDDP, DistributedDataParallel]
-for wrap in [*wraps, functools.partial(DistributedDataParallel, find_unused_parameters=True)]:
+options = ({}, {"find_unused_parameters": True}, {"static_graph": True})
+for wrap in [OwnDDP, *(functools.partial(DistributedDataParallel, **one) for one in options)]:
     try:
         print(simlib.run(two_steps, 2, args=(wrap,)).results[0])
     except simlib.RankError as error:
         print(". ".join(error.tracebacks[0].partition("Error: ")[2].split(". ")[:2]).strip())
 
+
 # %% [markdown]
 # Without the check in `finish`, the gradients of a bucket that is never full would stay each rank's own, and
 # the replicas would drift apart without a word.
+# What does each option cost? Sixty layers, all used: bytes held, the quickest forward pass, and the
+# all_reduces of a step. (The milliseconds are this machine's.)
+
+
+# %% tags=["nbval-ignore-output"]
+def with_options(rank, world_size, options, is_modelled):
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(60)))
+    ddp, times = DistributedDataParallel(model, **options), []
+    for _ in range(12):
+        start = time.perf_counter()
+        y = ddp(torch.ones(1, 64))
+        times.append(time.perf_counter() - start)
+        y.sum().backward()
+    return sum(simlib.held().values()) if is_modelled else min(times) * 1e3
+
+
+for one in (*options, {"gradient_as_bucket_view": True}):
+    held = simlib.simulate(with_options, 2, args=(one, True), memory=True)
+    sent = [op.nbytes for op in held.trace.of_rank(0) if op.kind == "all_reduce"][-2:]
+    ms = simlib.run(with_options, 2, args=(one, False)).results[0]
+    name = next(iter(one), "no option")
+    print(
+        f"{name:23} holds {held.results[0]:,} bytes; forward {ms:.2f} ms; last all_reduces: {sent}"
+    )
+
+# %% [markdown]
 # `find_unused_parameters=True` lets DDP walk through the graph after every forward pass and mark what will
-# get no gradient. That costs time in every step, so it is off by default. Where *other* heads are used on
-# other ranks it is also right: a rank that did not use a head brings zeros.
+# get no gradient. Measured: one more all_reduce in each step, 4 bytes for each tensor.
+# `static_graph=True` promises that every step uses the same weights: no walk, no second all_reduce.
+# `gradient_as_bucket_view=True` makes each `.grad` a view of its bucket: 998,400 bytes less, all
+# gradients once.
+# Where *other* heads are used on other ranks only the first is right: a rank that did not use a head
+# brings zeros.
 #
 # ## no_sync: accumulate, then communicate once
 #
 # Four micro-batches per step (gradient accumulation, lesson 07), and one all_reduce would do. `no_sync`
-# turns the hooks off; gradients gather in `.grad` on each rank. The last micro-batch is outside of it. How
-# many bytes are saved? Will the gradient differ?
+# turns the hooks off; gradients gather in `.grad` on each rank. **Now you write it:** which micro-batches
+# are `silent`? How many bytes are saved, and will the gradient differ?
+
 
 # %%
-guess = None  # bytes per step? Same gradient?
+def silent(number, micro_batches):
+    return False  # yours
 
 
-def accumulate(rank, world_size, wrap, use_no_sync):
+def accumulate(rank, world_size, wrap, when):
     ddp = wrap(lenet())
     mine = IMAGES[rank:64:world_size], LABELS[rank:64:world_size]
     micro = list(zip(mine[0].chunk(4), mine[1].chunk(4), strict=True))
     for number, (x, y) in enumerate(micro):
-        silent = use_no_sync and number < len(micro) - 1
-        with ddp.no_sync() if silent else contextlib.nullcontext():
+        is_quiet = {"no": False, "all but the last": number < 3, "yours": silent(number, 4)}[when]
+        with ddp.no_sync() if is_quiet else contextlib.nullcontext():
             (loss_of(ddp(x), y) / len(micro)).backward()
     return torch.cat([weight.grad.flatten() for weight in ddp.parameters()])
 
 
 for wrap in (OwnDDP, DistributedDataParallel):
-    runs = [simlib.run(accumulate, 2, args=(wrap, silent)) for silent in (False, True)]
+    ways = ("no", "all but the last", "yours")
+    runs = [simlib.run(accumulate, 2, args=(wrap, way)) for way in ways]
     for run in runs:
         sent = [op.nbytes for op in run.trace.of_rank(0) if op.kind == "all_reduce"]
         print(f"{wrap.__name__}: {len(sent)} all_reduces, {sum(sent):,} bytes", end="; ")
@@ -707,12 +635,228 @@ for by_all in (True, False):
 # same. With `divide_by_initial_world_size=False` every *step* does. `DistributedSampler` avoids the
 # question: it repeats some examples (lesson 07).
 #
+# ## Fewer bytes: communication hooks
+#
+# A **communication hook** takes the place of a bucket's all_reduce. torch brings some: `fp16_compress_hook`
+# sends float16; PowerSGD (Vogels et al. 2019, arXiv 1905.13727) sends a matrix of gradients as a product of
+# two thin ones, and adds what it left out to the next step's gradient. **Now you write** one for bfloat16:
+# `bucket.buffer()` is the flat tensor; return a future, as `dist.all_reduce(..., async_op=True).get_future()`
+# gives, `.then(function)`. How many bytes does each bring, how far off is its gradient, and which of three sums
+# over four ranks do 16 bits get wrong: 4 x 17,500; 1 + 3 x 0.001; 4 x 1e-8?
+
+
+# %%
+def in_bf16(state, bucket):
+    return plain.allreduce_hook(None, bucket)  # yours: with half of its bytes
+
+
+def compressed(rank, world_size, hook, dtype):
+    ddp, mine = DistributedDataParallel(lenet(), bucket_cap_mb=1000), slice(rank, 64, world_size)
+    state = power.PowerSGDState(None, 1, start_powerSGD_iter=2)
+    ddp.register_comm_hook(state if hook.__name__ == "powerSGD_hook" else None, hook)
+    for _ in range(3):
+        ddp.zero_grad()
+        loss_of(ddp(IMAGES[mine]), LABELS[mine]).backward()
+    sums = torch.tensor([17_500, 1.0 if rank == 0 else 1e-3, 1e-8]).to(getattr(torch, dtype))
+    dist.all_reduce(sums)
+    return torch.cat([weight.grad.flatten() for weight in ddp.parameters()]), sums.tolist()
+
+
+hooks, exact = [plain.allreduce_hook, power.powerSGD_hook, plain.fp16_compress_hook, in_bf16], None
+for hook, dtype in zip(hooks, ("float32", "float32", "float16", "bfloat16"), strict=True):
+    run = simlib.run(compressed, 4, args=(hook, dtype))
+    sent = [op.nbytes for op in run.trace.of_rank(0) if op.kind == "all_reduce"]
+    mean, sums = run.results[0]
+    exact = mean if exact is None else exact
+    print(f"{hook.__name__:18} {sum(sent):9,} bytes; off by", end=" ")
+    print(f"{(mean - exact).norm() / exact.norm():.2%}; sums in {dtype}: {sums}")
+
+# %% [markdown]
+# Three steps each (and 6 or 12 bytes of sums). fp16 brings half. PowerSGD sends its first two steps whole; its third
+# brings 11,940 bytes, for 1.7 MB, and is far off *in that step*: what was left out comes later.
+# float16 makes `inf` of a sum above 65,504 and 0 of four 1e-8; bfloat16 keeps the range, but has 8 bits: 3 x 0.001
+# vanish beside 1. So sums in 16 bits have a price. (fp16's hook divides by R *before* the sum, for that reason.
+# PowerSGD runs here with **one** bucket: with two, its messages start in Gloo's threads, in an order that differs from rank to
+# rank; `simlib` stops it.)
+#
+# <details><summary>Answer</summary>
+#
+# `half = (bucket.buffer() / dist.get_world_size()).bfloat16()`, then `return dist.all_reduce(half,
+# async_op=True).get_future().then(lambda future: future.value()[0].float())`.
+#
+# </details>
+#
+# ## A loss that needs all ranks
+#
+# A contrastive loss holds each image against the texts of **all** ranks. `all_gather` brings them, as
+# constants: nothing flows back through it. Three ways: constants; constants, but the rank's own rows put back; a `Gather`
+# with a backward. Which has the gradient of one process?
+
+
+# %%
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z):
+        parts = [torch.empty_like(z) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, z)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.clone()
+        dist.all_reduce(total)  # the loss of every rank has a part for my rows
+        return total.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+# %%
+guess = None  # off by 0 %, by a third, by more?
+
+
+def contrast(rank, world_size, way):
+    torch.manual_seed(0)
+    ddp, pairs = DistributedDataParallel(nn.Linear(6, 4, bias=False)), torch.randn(2, 8, 6)
+    mine = torch.arange(8).chunk(world_size)[rank]
+    images, texts = nn.functional.normalize(ddp(pairs[:, mine]), dim=2)
+    all_texts = Gather.apply(texts if way == "Gather" else texts.detach())
+    if way == "own rows put back":
+        all_texts = all_texts.index_copy(0, mine, texts)
+    nn.functional.cross_entropy(images @ all_texts.T / 0.2, mine).backward()
+    return ddp.module.weight.grad
+
+
+whole = simlib.run(contrast, 1, args=("Gather",)).results[0]
+for way in ("constants", "own rows put back", "Gather"):
+    found = simlib.run(contrast, 2, args=(way,)).results[0]
+    print(f"{way:18} off by {(found - whole).norm() / whole.norm():.1%}")
+
+# %% [markdown]
+# Nothing is raised, and the loss is right, in all three. Only a gather whose backward sums what all ranks' losses say of
+# a rank's rows (and DDP's mean over losses of equal size) gives the gradient.
+#
+# ## Your turn
+#
+# [Exercises 08](../exercises/08_from_loops_to_ddp.ipynb): buckets of your own, in the right order; an overlap that
+# keeps within a budget of time; one all_reduce for many micro-batches; uneven batches that count right.
+# [Lesson 15](15_frameworks.ipynb): what Lightning, Fabric and accelerate put around DDP.
+#
+# ## Exit ticket
+#
+# 1. After a `loss.backward()` with DDP rank 0 prints its loss. Of which examples?
+# 2. You give the same DataLoader to DDP on 8 ranks. What is different from one rank?
+# 3. A model has one layer of 400 MB, which backward reaches first, and small ones. What do 25 MiB buckets
+#    do to it?
+# 4. Backward takes 80 ms, forward 40, the buckets together 60. Best step without and with overlap?
+# 5. Why must buckets start in the same order on every rank, and why does nobody notice if equal ones do not?
+#
+# <details><summary>Answers</summary>
+#
+# 1. Of its own shard.
+# 2. Nothing but the cost: all ranks see the same examples, and the mean of equal gradients is that gradient.
+#    (If it shuffles, with another seed on each rank: they see other examples at a time, but each sees all.)
+# 3. It is a bucket alone. It starts early, and all other buckets wait behind it.
+# 4. 180 ms; a little above 120, as the last bucket cannot be hidden.
+# 5. Collectives meet in the order of posting. Same kind, same size: nothing tells them apart.
+#
+# </details>
+#
+# **Next:** [lesson 09](09_when_does_it_pay.ipynb): when is all this worth it?
+#
+# ## One process that controls everything: DataParallel
+#
+# <details><summary>Appendix A, what its two programs show</summary>
+#
+# `nn.DataParallel(model)` is one line, needs no launcher, and uses all GPUs of **one** computer, by one process with one
+# thread per GPU. Its steps by hand: `scatter` cuts the batch, `replicate` copies the weights, `parallel_apply`
+# runs the copies (ours in turn), `gather` joins the outputs; then **one** loss. The gradient is right, the count of calls is
+# 0: **replicas die after backward**, each having counted to 1. What is copied from one weight four times gets the **sum** of
+# four gradients, each of a part of one loss. DDP has R losses, each a mean of its own, and takes the **mean** (lesson 06).
+
+# </details>
+
+
+# %%
+class Counting(nn.Sequential):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+def data_parallel(model, x, devices):
+    outputs = []
+    for chunk in x.chunk(devices):  # scatter
+        replica = model._replicate_for_data_parallel()  # its own copy; autograd leads back
+        weights = {name: weight.clone() for name, weight in model.named_parameters()}
+        outputs.append(torch.func.functional_call(replica, weights, (chunk,)))  # parallel_apply
+    return torch.cat(outputs)  # gather
+
+
+model = Counting(*lenet())
+loss = loss_of(data_parallel(model, IMAGES, 4), LABELS)
+print("calls:", model.calls)
+parallel = torch.autograd.grad(loss, model.parameters())
+whole = torch.autograd.grad(loss_of(model(IMAGES), LABELS), model.parameters())
+off = max((a - b).abs().max().item() for a, b in zip(parallel, whole, strict=True))
+print("gradient off by less than 1e-6:", off < 1e-6)
+
+# %% [markdown]
+# ### What each copies, and when
+#
+# <details><summary>What the pictures show</summary>
+#
+# Modelled GPUs hang on a bus of 12 GB/s (PCIe's order). Device 0 deals out inputs **and all weights**, collects
+# outputs, deals out their gradients, collects gradients: on 4 devices $2(R-1) = 6$ times 1.7 MB pass its link at
+# every step. DDP's ranks keep their weights; each sends and receives $2\frac{R-1}{R} = 1.5$ gradients. With
+# every device DataParallel's step gets longer by about the same amount, DDP's only by some latencies. Other limits:
+# one computer, one Python interpreter. torch's own documentation advises DDP also for one computer.
+#
+# </details>
+
+
+# %%
+def as_data_parallel(rank, world_size, batch):
+    weights, images, outputs = map(torch.zeros, (431_080, 784 * batch, 10 * batch))
+    dist.scatter(images, [images] * world_size if rank == 0 else None)  # the batch
+    dist.broadcast(weights, src=0)  # replicate
+    simlib.compute(seconds=0.5e-3)  # forward
+    dist.gather(outputs, [outputs.clone() for _ in range(world_size)] if rank == 0 else None)
+    dist.scatter(outputs, [outputs] * world_size if rank == 0 else None)  # the loss's gradient
+    simlib.compute(seconds=1e-3)  # backward
+    dist.reduce(weights, dst=0)  # gradients; afterwards the replicas are gone
+
+
+def as_ddp(rank, world_size, batch):
+    simlib.compute(seconds=1.5e-3)  # forward and backward, on a batch that is there already
+    dist.all_reduce(torch.zeros(431_080))
+
+
+pcie = {"inter": simlib.Link(0, 1e12), "intra": simlib.Link(10e-6, 12e9)}
+copies = {"broadcast": "flat", "reduce": "flat", "all_reduce": "ring", "args": (32,)}
+for devices in (2, 4, 8, 16):
+    copies["cluster"] = simlib.Cluster(1, devices, **pcie)
+    runs = [simlib.simulate(how, devices, **copies) for how in (as_data_parallel, as_ddp)]
+    print(f"{devices:2} devices, ms per step:", *(f"{run.time_s * 1e3:7.3f}" for run in runs))
+    for run, run.name in zip(runs, ("DataParallel", "DDP"), strict=True) if devices == 4 else ():
+        display(run.timeline(between=(0, runs[0].time_s)))
+
+# %% [markdown]
 # ## The recipe, whole
 #
-# So far `simlib` has started the ranks. Here is the script of the kind that the lecture gives (DTU's MLOps
-# course), and as you would take it to any computer: an address where the ranks meet (`MASTER_ADDR`, `MASTER_PORT`: rank 0 listens there),
-# `init_process_group`, DDP, a training step, `destroy_process_group`. If nobody tells it its rank, it starts
-# its ranks itself, by `mp.spawn`.
+# <details><summary>Appendix B: a script, and four launchers for it</summary>
+#
+# The script of the kind that the lecture gives (DTU's MLOps course): an address where the ranks meet
+# (`MASTER_ADDR`, `MASTER_PORT`: rank 0 listens there), `init_process_group`, DDP, a training step,
+# `destroy_process_group`. `mp.spawn` within the script sets nothing and calls `train(rank, 2)`: you choose the address. `torchrun`
+# sets everything; `LOCAL_RANK` is the rank's number on its node, that is, its GPU. If one rank dies, it ends the others; with
+# `--max-restarts 3` it then starts **all** again ([lesson 14](14_stragglers_and_failures.ipynb)).
+# `torch.distributed.launch` is a shell around it that adds `--local-rank=1` to the script's arguments. `mpiexec` (MPICH's)
+# knows nothing of torch and sets `PMI_RANK` and `PMI_SIZE`.
+#
+# `del model` before `destroy_process_group()`: else a process may stop with "terminate called without an
+# active exception"; in our tries one job in eight did.
+#
+# </details>
 
 # %%
 RECIPE = """
@@ -730,7 +874,7 @@ def train(rank, world_size):
     del model, optimizer  # before the group they belong to
     dist.barrier()
     dist.destroy_process_group()
-    with open(f"rank{rank}.json", "w") as file:  # what ranks print may mix within a line
+    with open(f"rank{rank}.json", "w") as file:  # a file each: printed lines could mix
         json.dump([sys.argv[1:], dict(os.environ), weights], file)
 
 if __name__ == "__main__":
@@ -742,103 +886,56 @@ if __name__ == "__main__":
 """
 
 # %% [markdown]
-# Four launchers run the same file: `mp.spawn` within the script, `torchrun`, its forerunner
-# `torch.distributed.launch`, and `mpiexec`. Each tells the ranks who they are, in its own words; `NAMES` is
-# our way to tell the script which. A fixed port is a trap, as somebody else may have it, so we try ports until
-# one is free. We stay below 32768: from there on Linux hands ports out to whoever asks, and could give
-# ours away before rank 0 listens on it. (About 15 seconds: eleven processes import torch.)
+# Somebody else may have a fixed port. So we draw one (below 32768: from there on Linux hands ports out to whoever
+# asks), and where a launcher fails, try again with another.
 
 # %%
-SET = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PMI_RANK", "PMI_SIZE"]
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 folder = tempfile.TemporaryDirectory()
 script, programs = Path(folder.name, "recipe.py"), Path(sys.executable).parent
 script.write_text(RECIPE)
 
 
-def free_port():
-    while True:
-        with socket.socket() as asked, contextlib.suppress(OSError):
-            asked.bind(("127.0.0.1", random.randrange(20_000, 32_768)))
-            return str(asked.getsockname()[1])
-
-
-def launch(name, names, given, *command):
-    """Run a launcher with none of the variables set but those given; what rank 1 found."""
-    environment = {name: value for name, value in os.environ.items() if name not in SET}
-    environment |= {"NAMES": names, "OMP_NUM_THREADS": "1", **given}
-    (here := Path(folder.name, name)).mkdir()
-    done = subprocess.run(
-        [*map(str, command), script], cwd=here, env=environment, capture_output=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    said = [json.loads((here / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-    assert said[0][-1] == said[1][-1]  # the weights
-    return said[1]
+def launch(given, command):
+    clean = {name: value for name, value in os.environ.items() if name not in SET}
+    here = tempfile.mkdtemp(dir=folder.name)
+    for _ in range(5):
+        port = str(random.randrange(20_000, 32_768))
+        environment = clean | {name: value.replace("PORT", port) for name, value in given.items()}
+        words = [str(word).replace("PORT", port) for word in [*command, script]]
+        done = subprocess.run(words, cwd=here, env=environment, capture_output=True)
+        if done.returncode == 0:
+            return [json.loads(Path(here, f"rank{r}.json").read_text()) for r in (0, 1)]
+    raise RuntimeError(done.stderr.decode())
 
 
 # %%
-guess = None  # which of the seven variables does each launcher set? And the script's arguments?
-
-meet = [{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()} for _ in range(2)]
-of_torch, of_mpich = "RANK,WORLD_SIZE", "PMI_RANK,PMI_SIZE"
-python, mpiexec, torchrun = sys.executable, programs / "mpiexec", programs / "torchrun"
-older = (python, "-m", "torch.distributed.launch", "--master-port", free_port())
+SET = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PMI_RANK", "PMI_SIZE"]
+given = {"OMP_NUM_THREADS": "1", "NAMES": "-,-"}
+of_torch, of_mpich = given | {"NAMES": "RANK,WORLD_SIZE"}, given | {"NAMES": "PMI_RANK,PMI_SIZE"}
+meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "PORT"}
+older = [sys.executable, "-m", "torch.distributed.launch", "--master-port", "PORT"]
 commands = {
-    "mp.spawn": ("-,-", meet[0], python),
-    "torchrun": (of_torch, {}, torchrun, "--standalone", "--nproc-per-node", 2),
-    "torch.distributed.launch": (of_torch, {}, *older, "--nproc-per-node", 2),
-    "mpiexec": (of_mpich, meet[1], mpiexec, "-n", 2, python),
+    "mp.spawn": (given | meet, [sys.executable]),
+    "torchrun": (of_torch, [programs / "torchrun", "--standalone", "--nproc-per-node", 2]),
+    "torch.distributed.launch": (of_torch, [*older, "--nproc-per-node", 2]),
+    "mpiexec": (of_mpich | meet, [programs / "mpiexec", "-n", 2, sys.executable]),
 }
-with ThreadPoolExecutor(2) as pool:  # two at a time
-    started = {name: pool.submit(launch, name, *command) for name, command in commands.items()}
 print("as rank 1 finds it        " + "  ".join(SET) + "  arguments")
-for name, (_, given, *_) in commands.items():
-    arguments, environment, _ = started[name].result()
-    words = {n: "by you" if n in given else "set" if n in environment else "-" for n in SET}
+with ThreadPoolExecutor(4) as pool:  # all at once
+    found = pool.map(launch, *zip(*commands.values(), strict=True))
+for name, (first, (arguments, environment, weights)) in zip(commands, found, strict=True):
+    assert first[-1] == weights
+    words = {
+        n: "by you" if n in commands[name][0] else "set" if n in environment else "-" for n in SET
+    }
     cells = [f"{word:>{len(n)}}" for n, word in words.items()]
     print(f"{name:24} ", "  ".join(cells), " ", *arguments)
 folder.cleanup()
-
-# %% [markdown]
-# All four trained, and their ranks ended with equal weights.
-#
-# - `mp.spawn` sets nothing: it calls `train(rank, 2)`. You choose the address, before it.
-# - `torchrun` sets everything. `LOCAL_RANK` is the rank's number on its node, that is, its GPU. If one rank
-#   dies, it ends the others; with `--max-restarts 3` it then starts **all** again ([lesson 14](14_stragglers_and_failures.ipynb)).
-# - `torch.distributed.launch` is today a shell around `torchrun`. Its old habit has stayed: it adds
-#   `--local-rank=1` to the script's arguments. A script that does not expect that stops there.
-# - `mpiexec` (MPICH's) knows nothing of torch. It sets `PMI_RANK` and `PMI_SIZE`; other MPIs have other names.
-#
-# One line deserves a look: `del model` before `destroy_process_group()`. A process whose DDP outlives its group
-# may stop with "terminate called without an active exception"; in our tries one job in eight did.
-#
-# ## Your turn
-#
-# [Exercises 08](../exercises/08_from_loops_to_ddp.ipynb): buckets of your own, in the right order; an overlap that
-# keeps within a budget of time; one all_reduce for many micro-batches; uneven batches that count right.
-#
-# Lightning, Fabric and accelerate put more around DDP: [lesson 15](15_frameworks.ipynb) lays what they send side by side.
-#
-# ## Exit ticket
-#
-# 1. After a step with `nn.DataParallel` on 4 GPUs a counter in the model is where it was. Why?
-# 2. You give the same DataLoader to DDP on 8 ranks. What is different from one rank?
-# 3. A model has one layer of 400 MB, which backward reaches first, and small ones. What do 25 MiB buckets
-#    do to it?
-# 4. Backward takes 80 ms, forward 40, the buckets together 60. Best step without and with overlap?
-# 5. Why must buckets start in the same order on every rank, and why does nobody notice if equal ones do not?
-# 6. Which launcher sets `LOCAL_RANK`, and what for?
-#
-# <details><summary>Answers</summary>
-#
-# 1. Replicas counted, and died after backward.
-# 2. Nothing but the cost: all ranks see the same examples, and the mean of equal gradients is that gradient.
-#    (If it shuffles, with another seed on each rank: they see other examples at a time, but each sees all.)
-# 3. It is a bucket alone. It starts early, and all other buckets wait behind it.
-# 4. 180 ms; a little above 120, as the last bucket cannot be hidden.
-# 5. Collectives meet in the order of posting. Same kind, same size: nothing tells them apart.
-# 6. `torchrun`, and `torch.distributed.launch` around it, so that each rank of a node takes another GPU.
-#
-# </details>
-#
-# **Next:** [lesson 09](09_when_does_it_pay.ipynb): when is all this worth it?

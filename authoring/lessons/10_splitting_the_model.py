@@ -2,12 +2,13 @@
 # # 10 Splitting the model
 #
 # Until now every rank had the whole model. What if the model does not fit into one device? Then it
-# is cut into parts, and each rank holds one: **model parallelism**. In this lesson (50 minutes) you
+# is cut into parts, and each rank holds one: **model parallelism**. In this lesson (80 minutes) you
 # will
 #
 # - work out by hand what one training step holds in memory, equal to the measured ledger to the
 #   byte,
-# - meet a network that its device cannot hold, and see what does *not* help,
+# - meet a network that its device cannot hold, and see what does *not* help, and what helps one
+#   column,
 # - cut it by layers over several ranks, with a backward pass that crosses from rank to rank: three
 #   wrong ways first,
 # - see what the cut costs in time, and what it does not buy.
@@ -21,7 +22,7 @@
 # | what travels | gradients of parameters | activations, and their gradients |
 # | the usual reason | time | memory |
 #
-# The left one is used far more often, and is easier to keep alive: any rank can do any other's work.
+# The left one is used more often, and is easier to keep alive: any rank can do any other's work.
 #
 # ## The network, and a device to hold it
 #
@@ -132,16 +133,17 @@ for (make_optimizer, state), B in zip(state_bytes.items(), (16, 64, 256), strict
 
 # %% [markdown]
 # The same sum at real size. A model of 7 billion parameters, trained with Adam in float32, needs 4 +
-# 4 + 8 = 16 bytes per parameter: 112 GB, before the first activation. The H100 of lesson 01 has 80
-# GB. The arithmetic would be no problem; there is just no place to put the numbers. That is why
-# **memory, not time, is the usual reason** to split a model.
+# 4 + 8 = 16 bytes per parameter: 112 GB, before the first activation. (Lesson 01's 16 are **another
+# sum**, of mixed precision: 2 + 2 in 16 bits, and 4 + 8 for a float32 copy and Adam. They agree by
+# chance.) The H100 of lesson 01 has 80 GB. That is why **memory, not time, is the usual reason** to
+# split a model.
 #
 # ## A network that does not fit
 #
 # Now memory ends: the device has 12 MB. P is 1.46 million, and the optimizer is Adam. The program
 # below trains data-parallel, as in [lesson 07](07_data_parallel_training.ipynb); on one rank it is
 # plain training. (It keeps the gradients' memory from step to step: `set_to_none=False`. PyTorch's
-# default gives it back, and takes it again in the next backward pass.) Where does it stop: in
+# default gives it back, and takes it again in the next backward.) Where is it meant to fail: in
 # building, forward, backward or step?
 
 # %% tags=["raises-exception"]
@@ -166,9 +168,8 @@ def train(rank, world_size, B, pieces=1):
 simlib.simulate(train, 1, args=(1024,), cluster=small)
 
 # %% [markdown]
-# An out-of-memory error. It says what the device has, what the rank held, how much more was asked
-# for, and at which line. (On a GPU, `CUDA out of memory` has the same three numbers.) The gradients
-# are still at 0 bytes: it did not get through the first forward pass.
+# An out-of-memory error: what the device has, what the rank held, how much more was asked for, and
+# at which line. The gradients are still at 0 bytes: it did not get through the first forward pass.
 #
 # ## What does not help: more data-parallel ranks
 #
@@ -184,11 +185,11 @@ runs = {
 draw_memory(runs, limit_bytes=12_000_000)
 
 # %% [markdown]
-# No, with neither. Only the top of each bar shrinks: a rank with fewer examples has fewer
+# No. Only the top of each bar shrinks: a rank with fewer examples has fewer
 # activations. Parameters, gradients and optimizer state stand on every rank as before, 16 P = 23.3
-# MB, and would with a million ranks. **Data parallelism cannot help the memory of the state.** Hold
-# on to that sentence until [lesson 12](12_tensors_and_state.ipynb), which takes it apart: nothing forces every rank to
-# keep *all* of the state *all* of the time.
+# MB, and would with a million ranks. **Where every rank keeps the whole state, more data-parallel
+# ranks do not make it smaller.** Nothing forces them to keep it all: see "Sharding" below, and
+# [lesson 12](12_tensors_and_state.ipynb).
 #
 # ## What does not help either: smaller pieces
 #
@@ -210,6 +211,120 @@ for pieces in (1, 4, 16):
 # One column shrinks, the activations. Accumulation saves no parameter memory: it *needs* the
 # gradients to stay where they are. Nor does the last column go to zero. Adam's own step needs work
 # space, twice the largest tensor (2 x 784 x 512 x 4 = 3.2 MB), whatever the batch.
+#
+# ## What helps one column: recomputation
+#
+# `torch.utils.checkpoint` keeps the *input* of a part of the network, throws away what lies inside, and
+# computes it once more in the backward pass. What does it save, in bytes, and what does it cost, in time,
+# with 1,024 examples? **Now you write it:** the layers' borders of some parts (there are 11 modules,
+# 0 to 10, each second one a ReLU). Six parts of one layer each are the first try.
+
+
+# %%
+import itertools
+
+from torch.utils.checkpoint import checkpoint
+
+yours = [0, 11]  # one part; say where others begin
+
+
+def recomputed(rank, world_size, borders):
+    net, h, labels = network(), torch.rand(1024, 784), torch.randint(10, (1024,))
+    for begin, end in itertools.pairwise(borders):
+        h = checkpoint(net[begin:end], h, use_reentrant=False) if len(borders) > 2 else net(h)
+    loss = F.cross_entropy(h, labels)
+    held = simlib.held()["activations and temporaries"]
+    loss.backward()
+    return held
+
+
+for name, borders in {
+    "nothing recomputed": [0, 11],
+    "six parts": [0, 2, 4, 6, 8, 10, 11],
+    "three parts": [0, 4, 8, 11],
+    "yours": yours,
+}.items():
+    run = simlib.simulate(recomputed, 1, args=(borders,), cluster=cluster_with())
+    print(f"{name:19} {run.results[0]:10,} bytes after forward, {run.time_s * 1e3:6.2f} ms")
+
+# %% [markdown]
+# Three parts keep some half, for one more forward pass. Six keep as much as none: their inputs *are*
+# the five results of the ReLUs. (Parts of about the root of the number of layers are best; Chen et al.
+# 2016, arXiv 1604.06174.)
+#
+# ## Sharding: the optimizer state in pieces
+#
+# Ranks that take equal steps need not all take *every* step. Let each keep Adam's state for some
+# layers, and broadcast what it changed. **Now you write it:** which of layers 0 to 5 are rank r's?
+# Which column shrinks?
+
+
+# %%
+def my_share(rank, world_size):
+    return range(6)  # yours: the layers whose state this rank keeps
+
+
+def in_turn(rank, world_size):
+    return range(rank, 6, world_size)
+
+
+def sharded(rank, world_size, share):
+    net, x, labels = network(), torch.rand(64, 784), torch.randint(10, (64,))
+    mine = [p for k in share(rank, world_size) for p in net[2 * k].parameters()]
+    optimizer = torch.optim.Adam(mine)
+    F.cross_entropy(net(x), labels).backward()
+    for p in net.parameters():
+        dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+    optimizer.step()
+    for number, p in enumerate(net.parameters()):
+        dist.broadcast(p.data, src=number // 2 % world_size)
+    return simlib.held()["optimizer state"]
+
+
+for name, share in {"in turn": in_turn, "yours": my_share}.items():
+    for R in (1, 2, 3):
+        run = simlib.simulate(sharded, R, args=(share,), cluster=cluster_with())
+        print(f"{name:8} R = {R}: state {run.results}, in all {sum(run.results):,}")
+
+# %% [markdown]
+# In all the ranks hold 8 P and Adam's counts **once**, not R times. (`range(rank, 6, world_size)`.) Cuts
+# of gradients and of parameters follow in lesson 12.
+#
+# ## Half the bits: autocast, by dtype
+#
+# `torch.autocast` computes products in bfloat16 and leaves parameters in float32. "That halves the
+# memory." Which rows of the ledger? What autograd keeps is counted by dtype, beside the sum by hand.
+
+# %%
+guess = None  # what halves: parameters, gradients, state, activations?
+
+
+def by_dtype(rank, world_size, B, is_mixed):
+    net, x, labels, kept = network(), torch.rand(B, 784), torch.randint(10, (B,)), {}
+    own = {p.untyped_storage().data_ptr() for p in net.parameters()}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = str(tensor.dtype)[6:], storage.nbytes()
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
+        F.cross_entropy(net(x), labels).backward()
+    rows = [one for place, one in kept.items() if place not in own]
+    sums = {dtype: sum(n for d, n in rows if d == dtype) for dtype in ("float32", "bfloat16")}
+    return sums, {str(p.grad.dtype) for p in net.parameters()}, simlib.held()["gradients"]
+
+
+for B, is_mixed in itertools.product((64, 1024), (False, True)):
+    run = simlib.simulate(by_dtype, 1, args=(B, is_mixed), cluster=cluster_with())
+    print(f"B = {B:4}, {'bfloat16' if is_mixed else 'float32'}:", *run.results[0])
+print("by hand:", [2 * B * (784 + 5 * 512) + 2 * (4 * 512**2 + 5120) for B in (64, 1024)])
+
+# %% [markdown]
+# Only activations halve. Parameters, gradients and state stay float32: 16 P. And autograd keeps a
+# 16-bit **copy** of five layers' weights (the first layer's is not needed: pictures have no gradient).
+# So with few examples autocast holds *more*.
 #
 # From here on we take 256 examples at a time. Activations are then small, but 23.3 MB of state do
 # not fit into 12 MB. We have to cut.
@@ -324,7 +439,8 @@ class ReceiveAlone(torch.autograd.Function):
 
 # %% [markdown]
 # Each rank calls `backward` on what its forward pass ended in: the loss on the last rank, the
-# receipt on the others. We run it on three real ranks. Which of the four messages come about?
+# receipt on the others. On three real ranks (it is meant to fail), which of the four messages come
+# about?
 
 # %% tags=["raises-exception"]
 guess = None  # which messages? What happens then?
@@ -384,17 +500,15 @@ for R in (2, 3):
 print(len(pairs), f"tensors, gradients up to {max(a.abs().max().item() for a, _ in pairs):.2f}")
 
 # %% [markdown]
-# The same gradients, with $2 (R - 1)$ messages: one in each direction over each boundary. Nothing
-# is approximated. A split by layers does the very same additions and multiplications, in other
-# places. (On most machines even the last bit agrees. We print a bound, as a library may order its
-# additions by where a tensor lies in memory.)
+# The same gradients, with $2 (R - 1)$ messages: one each way over each boundary. A split by layers
+# does the same additions and multiplications, in other places.
 #
 # ## Wrong way 3: both send
 #
 # Now two half batches, one after the other, their gradients added up. A rank has a plan: F is the
 # next forward, B (no batch here) the backward of the oldest half that still waits for it. Rank 0
-# does FFBB: "let me send off both halves". Rank 1 does FBFB: "first things first". Each plan is
-# sensible. What happens?
+# does FFBB: "let me send both halves". Rank 1 does FBFB: "first things first". Each is sensible, and
+# the run is meant to fail. What happens?
 
 # %% tags=["raises-exception"]
 guess = None  # what happens with FFBB and FBFB?
@@ -429,8 +543,7 @@ for plans in (["FBFB", "FBFB"], ["FFBB", "FFBB"]):
     print(*plans, "- largest difference to one process below 1e-6:", largest < 1e-6)
 
 # %% [markdown]
-# Both. (The tolerance is wider: two halves are added in another order than one whole.) They differ
-# in memory: FFBB keeps the activations of two halves, FBFB of one. Plans for many ranks and many
+# Both. FFBB keeps the activations of two halves, FBFB of one. Plans for many ranks and many
 # pieces are the matter of [lesson 11](11_pipelines.ipynb).
 #
 # ## It fits
@@ -483,8 +596,7 @@ for ledger, stage in zip(run.memory, STAGES[3], strict=True):
 #
 # ## The two pictures, from two runs
 #
-# Articles on distributed training draw data parallelism and model parallelism side by side. Here
-# are both pictures, not drawn by hand but from two runs. Each rank reports the bytes it holds of
+# Data parallelism and model parallelism side by side, not drawn by hand but from two runs. Each rank reports the bytes it holds of
 # each of the six layers, and which of six examples went through them. The numbers below the cells
 # count layers, 1 to 6, and examples, 0 to 5. Which cells will be full on the left, which on the
 # right?
@@ -540,11 +652,15 @@ print(f"at B = {ring_bytes / (2 * 4 * 512):.0f}")
 # ## What the cut costs in time
 #
 # "Three devices work on the network now, so a step takes a third of the time." Or half? Or are they
-# as fast as one? Here is one step with 64 examples on 1, 2 and 3 devices, with as much memory as
-# they like, joined by 10 Gbit Ethernet.
+# as fast as one? Here is one step with 64 examples on 1, 2 and 3 devices, joined by 10 Gbit
+# Ethernet. **Now you write it:** the time on R devices, from that on one and that of a message.
+
 
 # %%
-guess = None  # the time on 3 devices, if one takes 5.07 ms
+def yours_s(alone_s, R, message_s):
+    return None  # yours
+
+
 network_link = cluster_with().inter
 message_s = network_link.latency_s + 4 * 64 * 512 / network_link.bandwidth_Bps
 steps = {R: simlib.simulate(gradients, R, args=(receive,), cluster=cluster_with()) for R in STAGES}
@@ -552,7 +668,9 @@ alone_s = steps[1].time_s
 for R, run in steps.items():
     formula_s = alone_s + 2 * (R - 1) * message_s
     print(f"devices: {R}; {run.time_s * 1e3:.3f} ms, formula {formula_s * 1e3:.3f} ms;", end=" ")
-    print(f"a device is busy for {alone_s / (R * run.time_s):.0%} of the step")
+    print(f"a device is busy for {alone_s / (R * run.time_s):.0%} of the step", end="; ")
+    mine_s = yours_s(alone_s, R, message_s)
+    print("yours:", "not written" if mine_s is None else abs(mine_s - run.time_s) < 1e-9)
 steps[3].timeline()
 
 # %% [markdown]
@@ -563,8 +681,7 @@ steps[3].timeline()
 # The picture shows why. A stage cannot begin before the stage on its left is done, and in the
 # backward pass not before the one on its right. There is never more than one rank at work; the
 # hatched time is waiting, the pale pieces are messages on their way. You
-# pay for three devices and use one at a time. That is the price of memory, and often worth it: slow
-# is better than impossible.
+# pay for three devices and use one at a time: the price of memory. Slow is better than impossible.
 #
 # (Parts that work *at the same time* can save time. DistBelief, Dean et al. 2012, cut within layers:
 # a speech network of 42 million parameters became 2.2 times as fast at best, on 8 machines. That is
@@ -588,10 +705,9 @@ run = simlib.simulate(train_split, 3, args=(64,), cluster=small)
 print(f"3 x 12 MB, B = 64: step {run.time_s / 2 * 1e3:.2f} ms")
 
 # %% [markdown]
-# No faster, to the last digit. Capacity says what fits, not how fast it is worked on; that depends on
-# flop/s, and on how fast the memory can be read (lesson 01). What memory buys is that you need not
-# cut: one device with 30 MB does in 5.07 ms what three with 12 MB do in 5.61. (A real device has idle
-# units when a batch is small, so larger batches help it up to a point. Our model has no such effect.)
+# No faster, to the last digit. Capacity says what fits, not how fast it is worked on (lesson 01). What
+# memory buys is that you need not cut: one device with 30 MB does in 5.07 ms what three with 12 MB do
+# in 5.61. (A real device has idle units when a batch is small, so larger batches help it up to a point.)
 #
 # ## By hand, on one machine: `.to(device)`
 #
@@ -628,10 +744,9 @@ except RuntimeError as error:
     print("without .to at the boundary:", error)
 
 # %% [markdown]
-# Without the `.to`, PyTorch refuses: a product needs both sides on one device. With it, the split
-# works in three lines, for devices of **one** machine. It is the same naive split: Python calls the
-# second part after the first, and one device works at a time. A device of another node cannot be
-# reached by `.to`; there it takes messages, as above.
+# Without the `.to`, PyTorch refuses: a product needs both sides on one device. It is the same naive
+# split: one device works at a time. A device of another node cannot be reached by `.to`; there it
+# takes messages, as above.
 #
 # ## What is next
 #

@@ -296,7 +296,7 @@ if mine is not None:
 #
 # </details>
 #
-# Run it with `send_first`, which served GPipe well. What happens?
+# Run it with `send_first`, which served GPipe well. It is meant to fail. What happens?
 
 # %% tags=["raises-exception"]
 guess = None  # what happens?

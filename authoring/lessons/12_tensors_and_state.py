@@ -3,7 +3,7 @@
 #
 # Lesson 10 cut a network between its layers. Two other cuts go through everything. **Tensor
 # parallelism** cuts each matrix, so that ranks work on one layer at the same time. **Sharding**
-# cuts what data-parallel ranks hold twice for no good reason. In this lesson (two sittings of an hour) you will
+# cuts what data-parallel ranks hold twice for no good reason. In this lesson (85 minutes) you will
 #
 # - cut a linear layer by columns and by rows, and build the two autograd functions that this takes,
 #   after three wrong ways,

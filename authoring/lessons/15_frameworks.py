@@ -17,7 +17,7 @@
 # that are reproducible, consistent, easy to share, and scale.
 #
 # [Lightning](https://lightning.ai/docs/pytorch/stable/) and
-# [accelerate](https://huggingface.co/docs/accelerate) are an extra of this course (90 MB): in a terminal
+# [accelerate](https://huggingface.co/docs/accelerate) are an extra of this course (60 MB): in a terminal
 # `make frameworks`, then restart the kernel. Without them you see **recorded** runs of the same cells.
 
 # %%

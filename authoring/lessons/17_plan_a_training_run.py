@@ -3,7 +3,7 @@
 #
 # Somebody gives you a model, a number of tokens, devices with some memory, a network, and hours. What do
 # you do with it all, and what will it cost? Everything for the answer is in lessons 05 to 14. Here you
-# put it together (three hours, in sittings; after lessons 10 to 14), in this order:
+# put it together (80 minutes, and what you plan yourself; after lessons 10 to 14), in this order:
 #
 # - **memory** of a rank, by the ledger (lesson 10), with sharding (12),
 # - **time of a step**, by the cost model (05, 09, 11, 12),

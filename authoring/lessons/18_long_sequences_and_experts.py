@@ -587,9 +587,9 @@ print("tokens per expert:", route(tokens, router)[1].bincount().tolist())
 # %% [markdown]
 # ## Wrong way: equal splits
 #
-# Four ranks, one expert each, 240 tokens per rank. Sort them by expert, `all_to_all_single`,
-# compute, and back. Without further arguments the call cuts into equal parts. Will it
-# raise? And if the sender names the true splits, and the receiver none?
+# Four ranks, with one expert and 240 tokens each. Sort them by expert, `all_to_all_single`,
+# compute, and back. By default it cuts into equal parts. Will it raise? And if only the sender
+# names the true splits? (If the cell fails, that is meant.)
 
 
 # %% tags=["raises-exception"]
