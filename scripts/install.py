@@ -10,6 +10,7 @@ starts with a fresh `.venv`.
     install.py --write-constraints   resolve anew in a temporary folder and write constraints.txt
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -182,6 +183,23 @@ def install_extra(extra):
     file.write_text(stamp)
 
 
+@contextmanager
+def alone():
+    """Wait until no other install of this checkout is at work: each would take away the other's."""
+    folder = os.open(ROOT, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("Another install of this course is at work: waiting for its end.")
+        fcntl.flock(folder, fcntl.LOCK_EX)
+    except OSError:
+        pass  # a filesystem without locks
+    try:
+        yield
+    finally:
+        os.close(folder)
+
+
 def write_constraints():
     """Resolve the newest versions in a temporary environment and write them down."""
     with tempfile.TemporaryDirectory() as folder:
@@ -213,10 +231,12 @@ def main(arguments):
     try:
         if arguments == ["--write-constraints"]:
             write_constraints()
-        elif arguments:
-            install_extra(arguments[0].removeprefix("--"))
-        else:
-            install()
+            return 0
+        with alone():
+            if arguments:
+                install_extra(arguments[0].removeprefix("--"))
+            else:
+                install()
     except InstallError as error:
         print(error, file=sys.stderr)
         return 1

@@ -525,6 +525,12 @@ def test_a_handout_has_neither_solutions_nor_hidden_cells(tmp_path):
     assert "sum_and_count" in COLLECTIVES.questions["mean_of_all"].solution
 
 
+def test_a_handout_says_how_many_exercises_it_has(tmp_path, capsys):
+    assert main(["handout", "--out", str(tmp_path / "out")]) == 0
+    count = len(list((ROOT / "exercises").glob("*.ipynb")))
+    assert f"{count} exercises, " in capsys.readouterr().out
+
+
 def test_a_handout_overwrites_nothing(tmp_path, capsys):
     (tmp_path / "mine").write_text("")
     assert main(["handout", "--out", str(tmp_path)]) == 2

@@ -1,5 +1,6 @@
 """The installer: what goes wrong is said in one sentence, what is there is left alone."""
 
+import fcntl
 import os
 import re
 import shutil
@@ -86,18 +87,28 @@ def machine(tmp_path):
             ),
         )
 
-        def run(**variables):
-            environment = {**os.environ, "PYTHON": str(python), "CI": "", **variables}
-            done = subprocess.run(
-                ["make", "-C", folder, "install"],
-                capture_output=True,
+        def begin(**variables):
+            begun = subprocess.Popen(
+                ["make", "--no-print-directory", "-C", folder, "install"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 text=True,
-                env=environment,
-                timeout=60,
+                env={**os.environ, "PYTHON": str(python), "CI": "", **variables},
             )
+            begun.folder = folder
+            return begun
+
+        def run(**variables):
+            begun = begin(**variables)
+            try:
+                out, err = begun.communicate(timeout=60)
+            finally:
+                begun.kill()
+            done = subprocess.CompletedProcess(begun.args, begun.returncode, out, err)
             done.folder = folder
             return done
 
+        run.begin = begin
         return run
 
     return make
@@ -251,6 +262,24 @@ def test_an_interrupted_install_is_repaired(machine):
     (failed.folder / ".venv" / "installed").unlink(missing_ok=True)
     again = machine()()
     assert again.returncode == 0 and "was not finished: starting again" in again.stdout
+
+
+def test_two_installs_at_once_follow_each_other(machine):
+    """The second would take away the half-made .venv of the first."""
+    run = machine()
+    folder = run().folder
+    stamp = folder / ".venv" / "installed"
+    text = stamp.read_text()
+    stamp.unlink()  # as while the first is at work
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    second = run.begin()
+    assert "Another install" in second.stdout.readline()
+    stamp.write_text(text)
+    os.close(lock)
+    out, _ = second.communicate(timeout=60)
+    assert second.returncode == 0 and out == ""
+    assert asked_of_pip(folder) == ["."]
 
 
 def test_a_venv_whose_python_is_gone_is_made_again(machine):

@@ -93,7 +93,7 @@ def hand_out(options):
         return refuse(str(error))
     except OSError as error:
         return refuse(cannot_write(Path(options.out), error, "a folder or a .zip"))
-    books = [file for file in files if file.startswith("exercises/")]
+    books = [file for file in files if Path(file).match("exercises/*.ipynb")]
     print(f"{options.out}: {len(books)} exercises, {len(files)} files in all")
     return 0
 
