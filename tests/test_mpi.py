@@ -125,6 +125,24 @@ def test_a_rank_that_fails_ends_the_job(tmp_path):
     assert "KeyError: 'no data'" in done.stderr
 
 
+READ_LATE = """
+import os, time
+from simlib.mpi import __main__ as script
+read, write = os.pipe()
+os.write(write, b"Traceback")
+taken = []
+time.sleep = lambda _: taken.append(os.read(read, 5))
+with open(write, "wb") as stream:
+    script._wait_until_read(stream)
+print(taken)
+"""
+
+
+def test_a_rank_that_fails_waits_until_its_words_were_taken():
+    """Else the launcher may end before it has passed them on."""
+    assert mpiexec(1, "-c", READ_LATE).stdout == "[b'Trace', b'back']\n"
+
+
 def test_the_exit_code_of_a_script_is_the_jobs(tmp_path):
     script = tmp_path / "exits.py"
     script.write_text("import sys; sys.exit(3)")

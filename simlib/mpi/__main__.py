@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import array
+import fcntl
 import os
 import runpy
 import sys
+import termios
+import time
 import traceback
 
 from mpi4py import MPI
@@ -49,11 +53,25 @@ def main(argv=None):
 
 def _end_job(code):
     """End every rank: those that wait for this one would never come back."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        _wait_until_read(stream)
     if MPI.COMM_WORLD.size > 1:
         MPI.COMM_WORLD.Abort(code)
     sys.exit(code)
+
+
+def _wait_until_read(stream, most_s=5.0):
+    """Wait until the launcher has taken what was written: an Abort may end it before it looks."""
+    unread, until_s = array.array("i", [0]), time.monotonic() + most_s
+    try:
+        while time.monotonic() < until_s:
+            fcntl.ioctl(stream.fileno(), termios.FIONREAD, unread)
+            if not unread[0]:
+                return
+            time.sleep(0.001)
+    except OSError:
+        pass  # no pipe: a file say, which nobody has to read
 
 
 if __name__ == "__main__":
