@@ -136,7 +136,9 @@ def test_each_folder_is_a_run_and_each_name_a_panel(tmp_path):
     assert (accuracy.get_title(), loss.get_title()) == ("accuracy", "loss")
     lines = {line.get_label(): line.get_xydata().tolist() for line in loss.get_lines()}
     assert lines == {"fast": [[1, 2], [2, 0.5]], "slow": [[1, 2], [2, 1.5]]}
-    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["slow", "fast"]
+    (legend,) = picture.legends  # above the panels: within, it lay on the lines
+    assert [text.get_text() for text in legend.get_texts()] == ["slow", "fast"]
+    assert accuracy.get_legend() is None and loss.get_legend() is None
 
 
 def colors_of(picture):

@@ -6,6 +6,8 @@ from .figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture
 from .palette import rank_color
 
 PANEL_IN = (3.6, 2.4)
+RUNS_BESIDE = 2
+"""Names of runs in a row, for each panel."""
 
 
 def picture_of(curves, order, x="step"):
@@ -24,6 +26,7 @@ def picture_of(curves, order, x="step"):
             if run in runs:
                 _draw_run(panel, run, runs[run], rank_color(number), longest[run])
         _dress_panel(panel, name, x)
+    _name_runs(figure, panels, order)
     return figure
 
 
@@ -43,5 +46,13 @@ def _dress_panel(panel, name, x):
     for side, spine in panel.spines.items():
         spine.set_color(GREY)
         spine.set_visible(side in ("left", "bottom"))
-    if len(panel.get_lines()) > 1:
-        panel.legend(fontsize=SMALL_PT, frameon=False, labelcolor=INK)
+
+
+def _name_runs(figure, panels, order):
+    """One legend for all panels, above them: within, it would lie on the lines."""
+    lines = {line.get_label(): line for panel in panels for line in panel.get_lines()}
+    named = [lines[run] for run in order if run in lines]
+    if len(named) > 1:
+        look = {"fontsize": SMALL_PT, "frameon": False, "labelcolor": INK}
+        columns = min(len(named), RUNS_BESIDE * len(panels))
+        figure.legend(handles=named, loc="outside upper center", ncols=columns, **look)
