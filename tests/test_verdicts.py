@@ -278,6 +278,36 @@ def test_a_rank_may_bring_a_part_of_what_it_gets():
     assert simlib.run(main, 2).findings == []
 
 
+def of_a_chunk(w, rank):
+    return torch.nn.Parameter(w.chunk(2)[rank]).detach()
+
+
+def of_a_slice(w, rank):
+    return w[3 * rank : 3 * rank + 3]
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@pytest.mark.parametrize("part", [of_a_chunk, of_a_slice])
+def test_a_result_that_holds_what_was_brought_is_left_alone_too(part, engine):
+    def main(rank, n):
+        w = torch.ones(6)
+        work = dist.all_gather_single(w, part(w, rank), async_op=True)
+        w += 1
+        work.wait()
+
+    (race,) = engine(main, 2).findings
+    assert race.kind == "race" and set(race.sites) == {0, 1}
+
+
+def test_results_that_lie_in_one_tensor_are_no_race():
+    def main(rank, n):
+        w = torch.zeros(3 * n)
+        parts = [torch.nn.Parameter(part).detach() for part in w.chunk(n)]
+        dist.all_gather(parts, torch.ones(3), async_op=True).wait()
+
+    assert simlib.run(main, 2).findings == []
+
+
 def reads_before_wait(rank, n):
     x = torch.zeros(2)
     if rank == 0:

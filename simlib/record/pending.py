@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -78,11 +78,8 @@ class Pending:
         places = self.compare(work, buffers)
         for place in places:
             self._places.add(place, work)
-        counted = [b for b in buffers if b.version is not None]
-        if len(buffers) > 1:  # a part of the result may be what the rank brings
-            times = Counter(_storage(b.tensor) for b in buffers)
-            counted = [b for b in counted if times[_storage(b.tensor)] == 1]
-        versions = [(b.tensor, b.version) for b in counted]
+        counted = buffers if len(buffers) == 1 else _that_count(buffers)
+        versions = [(b.tensor, b.version) for b in counted if b.version is not None]
         self._requests[work] = places, versions
 
     def compare(self, work, buffers):
@@ -214,8 +211,24 @@ def _address(entry):
     return entry[:2]
 
 
+def _that_count(buffers):
+    """The buffers of an op whose versions in the end are known.
+
+    Tensors of one memory may share their version, though none is a view: where the op writes one,
+    such as a result that holds what the rank brings, only that one's is. Where it writes several,
+    none is.
+    """
+    together = defaultdict(list)
+    for buffer in buffers:
+        together[_storage(buffer.tensor)].append(buffer)
+    for same in together.values():
+        written = [buffer for buffer in same if buffer.is_written] or same
+        if len(written) == 1 or not written[0].is_written:
+            yield from written
+
+
 def _storage(tensor):
-    """What tensors have in common that share their version, though none need be a view."""
+    """What tensors of one memory have in common."""
     is_plain = tensor.layout is torch.strided
     return tensor.untyped_storage().data_ptr() if is_plain else id(tensor)
 
