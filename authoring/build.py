@@ -31,6 +31,7 @@ from kernels import AsyncFileKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
+from simlib.grading.shown_form import shown_form
 from simlib.grading.source import (
     REVIEW,
     SourceError,
@@ -38,7 +39,6 @@ from simlib.grading.source import (
     exercise_files,
     number_of,
     read_source,
-    shown_form,
     with_stubs,
     without_hidden,
     without_markers,

@@ -12,8 +12,9 @@
     run = simlib.run(main, world_size=4)
 """
 
-from . import clusters, digits, scale
+from . import clusters, scale
 from .checks.guesses import guess
+from .datasets import digits, letters
 from .diagnose.findings import Finding
 from .draw.curves import draw_curves, live_curves
 from .draw.notebook_figures import follow_theme as _follow_theme
@@ -82,6 +83,7 @@ __all__ = [
     "held",
     "hold",
     "jobs",
+    "letters",
     "lightning",
     "live_curves",
     "load",

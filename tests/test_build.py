@@ -9,6 +9,7 @@ import nbformat
 import pytest
 
 from simlib.grading import source
+from simlib.grading.shown_form import shown_form
 
 LESSON = """\
 # %% [markdown]
@@ -294,9 +295,68 @@ def test_a_check_without_a_verdict_is_refused(checkout):
 def test_where_no_setup_imports_checks_each_check_cell_does(tmp_path):
     path = tmp_path / "02_exercise.py"
     path.write_text(re.sub(r"from simlib.checks import [^)]*\)", "", EXERCISE))
-    shown, _ = source.shown_form(source.read_source(path, is_exercise=True), path.stem)
+    shown, _ = shown_form(source.read_source(path, is_exercise=True), path.stem)
     lines = by_id(shown)["double-check"].source.splitlines()
     assert lines[0] == "from simlib.checks import check_of" and len(lines) == 4
+
+
+SETUP = '''\
+import os
+
+from simlib.checks import (
+    check,
+)
+
+COST = 3  # of one call
+"""In words."""
+LENGTH = COST
+
+
+def used():
+    return LENGTH
+
+
+# What is right.
+@os.fspath
+def right():
+    return wrong() or used()
+
+
+def wrong():
+    return right()
+
+
+def told():
+    return 1
+'''
+
+
+def parts_of(tmp_path, setup, prose="`told` helps."):
+    """The setup cell of an exercise as learners see it, and the cases."""
+    path = tmp_path / "02_exercise.py"
+    begins = EXERCISE.index('# %% role="setup"\n') + len('# %% role="setup"\n')
+    text = EXERCISE[:begins] + setup + EXERCISE[EXERCISE.index("\n# %%", begins) :]
+    text = text.replace("return 2 * x", "return used() and x * 2")
+    path.write_text(f"{text}\n# %% [markdown]\n# {prose}\n")
+    shown, cases = shown_form(source.read_source(path, is_exercise=True), path.stem)
+    return by_id(shown)["02_exercise-code-001"].source, cases
+
+
+def test_what_only_checks_need_of_a_setup_is_in_the_cases(tmp_path):
+    shown, cases = parts_of(tmp_path, SETUP)
+    assert shown.startswith("import os\n\nfrom simlib.checks import check_of\n\nCOST")
+    constant = 'COST = 3  # of one call\n"""In words."""\n'
+    for kept in (constant, "LENGTH = COST\n\n\ndef used", "def told"):
+        assert kept in shown and kept not in cases
+    comment = "\n\n# What is right.\n@os.fspath\ndef right"
+    for moved in (comment, "\n\ndef wrong():\n    return right()\n"):
+        assert moved not in shown and moved in cases
+    assert "def told" in parts_of(tmp_path, SETUP, prose="It is told.")[1]
+
+
+def test_a_setup_for_checks_alone_is_refused(tmp_path):
+    with pytest.raises(source.SourceError, match="a setup cell is for checks alone"):
+        parts_of(tmp_path, "def right():\n    return 1\n")
 
 
 def test_a_second_build_touches_no_file(checkout):

@@ -230,7 +230,7 @@ def test_nothing_of_what_a_check_expects_is_in_its_notebook():
         shown = [cell.source for cell in read(path).cells if cell.cell_type == "code"]
         head, *tasks = re.split(r"(?m)^# %% \w+\.\d+ ", cases)
         assert len(tasks) == len([cell for cell in read(path).cells if role(cell) == "check"])
-        names = {name for task in tasks for name in re.findall(r"(?m)^def (\w+)", task)}
+        names = {name for part in (head, *tasks) for name in re.findall(r"(?m)^def (\w+)", part)}
         assert "simlib.checks" in head and not [
             (path.stem, name)
             for name in names

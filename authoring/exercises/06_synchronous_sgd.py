@@ -33,7 +33,6 @@ def on_all(value, by_rank):
     return [value] * len(by_rank)
 
 
-# %% role="setup"
 def asks_the_others(run, given):
     """A sentence where nobody sends, else None."""
     if run.world_size == 1 or run.trace.ops:

@@ -33,7 +33,6 @@ def over_boundaries(ws, batch):
     return sum(2 * 4 * batch * w.shape[0] for w in ws[1:])
 
 
-# %% role="setup"
 def left_none(run, given):
     """Tasks 3 and 4: a sentence where ranks return None, which a .grad may be."""
     none = [rank for rank, got in enumerate(run.results) if got is None]

@@ -78,11 +78,6 @@ def follow(words, rank, world_size, w, xs, batch, exchange):
     return weight.grad / (len(words) // 2)
 
 
-# %% [markdown]
-# What the checks of tasks 3 and 4 need: inputs, the gradients of one process, and bounds.
-
-
-# %% role="setup"
 def stages_and_pieces(widths, batch, pieces, most):
     """pieces and most are lists by world size, or a number for all."""
 
@@ -106,7 +101,6 @@ def in_one_process(ws, xs, *_):
     return list(torch.autograd.grad((h**2).mean(), weights))
 
 
-# %% role="setup"
 SQUARE, PIECES = [32] * 6, 8
 PRODUCT_S = 2 * 64 * 32 * 32 / 1e9  # of h and w: a forward has one, a backward two
 FREE = {
@@ -124,10 +118,6 @@ def but_the_last(ws, xs, batches, pieces, *_):
     return in_one_process(ws, [xs[0][:-1] or xs[0]])
 
 
-# %% [markdown]
-# What a schedule may not do, and the messages and the memory that it may take.
-
-# %% role="setup"
 NO_FORWARD = (
     "A micro-batch goes backward that has not gone forward on this rank, or has gone back already."
 )

@@ -94,10 +94,6 @@ def train(losses, callbacks):
         callback.on_train_end()
 
 
-# %% [markdown]
-# And the traces of lesson 15, as one rank recorded them (for task 4; you need not read them).
-
-# %% role="setup"
 FIT, BACKWARD = "trainer.fit(module, loader)", "loss.backward()"
 WRAP, FORWARD = "net = DistributedDataParallel(Net())", "loss = F.nll_loss(net(x), y)"
 LOG, PREPARE = 'self.log("loss", loss, sync_dist=True)', "own.prepare(net, optimizer, loader)"
@@ -111,18 +107,17 @@ def at(line, *ops):
     return [(*op, line) for op in ops]
 
 
-def lightning(steps):
+def of_lightning(steps):
     own = at(FIT, FLAG, *[BARRIER] * 7, *AT_START, STOP, STOP, *IN_STEP_2)
     logs = at(LOG, BARRIER, ("all_reduce", 4))
     return own + [op for _ in range(steps) for op in at(FIT, FLAG) + logs + at(FIT, GRADIENTS)]
 
 
-# %% role="setup"
 TRACES = {
     "by hand": at("dist.all_reduce(flat)", *[GRADIENTS] * 8),
     "DDP": at(WRAP, *AT_START) + at(FORWARD, *IN_STEP_2) + at(BACKWARD, *[GRADIENTS] * 8),
-    "Lightning": lightning(8),
-    "Lightning, 16 steps": lightning(16),
+    "Lightning": of_lightning(8),
+    "Lightning, 16 steps": of_lightning(16),
     "accelerate": at(PREPARE, *AT_START)
     + at("for x, y in loader:", ("broadcast", 5064))
     + at(FORWARD, *IN_STEP_2)

@@ -7,7 +7,7 @@
 # worlds of 1 to 5 ranks; inputs are drawn for each.
 #
 # Some tasks are programs to mend, some ask you to predict. Each has folded hints; the last one says where
-# the lessons have it. `cost_gradient` is for task 10; from `drawn` the checks draw.
+# the lessons have it. `cost_gradient` is for task 10.
 
 # %% role="setup"
 import math

@@ -6,6 +6,22 @@ Built from authoring/exercises/06_synchronous_sgd.py, which is what grading read
 from simlib.checks import OneOf, Rule, check, collective_nbytes, collectives, measure, only
 
 
+def mean_of(tensors):
+    return sum(tensors) / len(tensors)
+
+
+def on_all(value, by_rank):
+    """The same value for every rank; the checks use it."""
+    return [value] * len(by_rank)
+
+
+def asks_the_others(run, given):
+    """A sentence where nobody sends, else None."""
+    if run.world_size == 1 or run.trace.ops:
+        return None
+    return "No rank sends anything: what it knows of the others would be from a table."
+
+
 # %% 06.1 uneven_shards
 def shards_drawn(seed, length=3):
     """Inputs: every world draws its own counts and gradients; from 3 ranks on one has nothing."""

@@ -6,6 +6,9 @@ Built from authoring/exercises/09_when_does_it_pay.py, which is what grading rea
 from simlib.checks import Rule, Timed, check, collective_nbytes, collectives, measure, only
 
 
+EIGHT = simlib.clusters.ethernet_1g(nodes=8)
+
+
 # %% 09.1 break_even_ranks
 CASES = {  # world size: seconds of the slowest rank, bytes, latency, bandwidth
     1: (4.5, 1e6, 0.5, 1e6),

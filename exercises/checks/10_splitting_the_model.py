@@ -6,6 +6,36 @@ Built from authoring/exercises/10_splitting_the_model.py, which is what grading 
 from simlib.checks import Fits, OneOf, Rule, check, collectives, measure, messages, nbytes, only
 
 
+def in_one_process(ws, x, reduction=torch.mean):
+    """Tasks 3 and 4: the gradients of all stages, worked out in one process to compare with."""
+    weights, h = [w.clone().requires_grad_() for w in ws], x
+    for weight in weights:
+        h = torch.tanh(h @ weight)
+    return torch.autograd.grad(reduction(h**2), weights)
+
+
+def over_boundaries(ws, batch):
+    """Tasks 3 and 4: bytes of the activations at every boundary, and of their gradients."""
+    return sum(2 * 4 * batch * w.shape[0] for w in ws[1:])
+
+
+def left_none(run, given):
+    """Tasks 3 and 4: a sentence where ranks return None, which a .grad may be."""
+    none = [rank for rank, got in enumerate(run.results) if got is None]
+    if len(none) == run.world_size:
+        return (
+            "Every rank returns None. If there is a `return`, then of a .grad that nothing was put "
+            "into: backward fills that of the tensor you computed with, if this is one that you "
+            "have told requires_grad_(), not the w it was cloned from, nor a clone of such a one."
+        )
+    if none:
+        return (
+            f"Rank {none[0]} returns None, not so rank {run.world_size - 1}: was backward called on "
+            "every rank, with the gradient that came back over its boundary?"
+        )
+    return None
+
+
 # %% 10.1 stage_ledger
 def stages(rank, world_size):
     widths = [[8, 6, 4], [4, 16], [16, 5, 5, 3], [3, 9], [9, 7, 2]][rank]

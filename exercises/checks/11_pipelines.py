@@ -18,6 +18,73 @@ from simlib.checks import (
 )
 
 
+def stages_and_pieces(widths, batch, pieces, most):
+    """pieces and most are lists by world size, or a number for all."""
+
+    def inputs(rank, world_size):
+        torch.manual_seed(rank)
+        w = torch.randn(widths[rank], widths[rank + 1])
+        count, held = (
+            each[world_size - 1] if isinstance(each, list) else each for each in (pieces, most)
+        )
+        xs = [torch.randn(batch, widths[0]) for _ in range(count)] if rank == 0 else None
+        return w, xs, batch, count, held
+
+    return inputs
+
+
+def in_one_process(ws, xs, *_):
+    """The gradients of all stages, of the mean over all micro-batches."""
+    weights, h = [w.clone().requires_grad_() for w in ws], torch.cat(xs[0])
+    for weight in weights:
+        h = torch.tanh(h @ weight)
+    return list(torch.autograd.grad((h**2).mean(), weights))
+
+
+SQUARE, PIECES = [32] * 6, 8
+
+
+PRODUCT_S = 2 * 64 * 32 * 32 / 1e9  # of h and w: a forward has one, a backward two
+
+
+FREE = {
+    K: simlib.Cluster(K, 1, simlib.Link(0, float("inf")), device=simlib.Device(flops_per_s=1e9))
+    for K in (3, 4, 5)
+}
+
+
+BIG = 4 * 64 * 32  # bytes of one micro-batch between two stages
+
+
+def summed(ws, xs, batches, pieces, *_):
+    return [gradient * pieces[0] for gradient in in_one_process(ws, xs)]
+
+
+def but_the_last(ws, xs, batches, pieces, *_):
+    return in_one_process(ws, [xs[0][:-1] or xs[0]])
+
+
+NO_FORWARD = (
+    "A micro-batch goes backward that has not gone forward on this rank, or has gone back already."
+)
+
+
+NO_SUCH_PIECE = "There is no such micro-batch: their numbers go from 0 to pieces - 1."
+
+
+def each_once(ws, xs, batches, pieces, *_):
+    return 2 * (len(ws) - 1) * pieces[0]
+
+
+def over_boundaries(ws, xs, batches, pieces, *_):
+    return sum(2 * 4 * batches[0] * w.shape[0] for w in ws[1:]) * pieces[0]
+
+
+def room(ws, xs, batches, pieces, most):
+    """h and y of each micro-batch held, what is being worked on, and the weights."""
+    return int(BIG * (2 * most[0] + 5.5))
+
+
 # %% 11.1 best_cut
 def a_batch(rank, world_size):
     """On two ranks or more, each mistake below has another M than the others and the answer."""

@@ -15,6 +15,12 @@ from simlib.checks import (
 )
 
 
+def int_first(run, given):
+    """A sentence where the first of two returned numbers is no int."""
+    wrong = next((one for one in run.results if isinstance(one[0], float)), None)
+    return wrong and f"The value is right, but {wrong[0]} is a float: an int is asked for."
+
+
 # %% 14.1 culprit
 def a_trace(rank, world_size):
     """Steady in a world of 1, 4; rank 2 stands out once, rank 0 is last often, rank 1 busiest."""

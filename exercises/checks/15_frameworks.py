@@ -15,6 +15,49 @@ from simlib.checks import (
 )
 
 
+FIT, BACKWARD = "trainer.fit(module, loader)", "loss.backward()"
+
+
+WRAP, FORWARD = "net = DistributedDataParallel(Net())", "loss = F.nll_loss(net(x), y)"
+
+
+LOG, PREPARE = 'self.log("loss", loss, sync_dist=True)', "own.prepare(net, optimizer, loader)"
+
+
+AT_START = [("all_gather", 8), ("broadcast", 144), ("broadcast", 544_296)]
+
+
+IN_STEP_2 = [("broadcast", 28), ("broadcast", 4)]
+
+
+GRADIENTS = ("all_reduce", 544_296)
+
+
+BARRIER, FLAG, STOP = ("barrier", 0), ("broadcast", 8), ("all_reduce", 8)
+
+
+def at(line, *ops):
+    return [(*op, line) for op in ops]
+
+
+def of_lightning(steps):
+    own = at(FIT, FLAG, *[BARRIER] * 7, *AT_START, STOP, STOP, *IN_STEP_2)
+    logs = at(LOG, BARRIER, ("all_reduce", 4))
+    return own + [op for _ in range(steps) for op in at(FIT, FLAG) + logs + at(FIT, GRADIENTS)]
+
+
+TRACES = {
+    "by hand": at("dist.all_reduce(flat)", *[GRADIENTS] * 8),
+    "DDP": at(WRAP, *AT_START) + at(FORWARD, *IN_STEP_2) + at(BACKWARD, *[GRADIENTS] * 8),
+    "Lightning": of_lightning(8),
+    "Lightning, 16 steps": of_lightning(16),
+    "accelerate": at(PREPARE, *AT_START)
+    + at("for x, y in loader:", ("broadcast", 5064))
+    + at(FORWARD, *IN_STEP_2)
+    + at("own.backward(loss)", *[GRADIENTS] * 8),
+}
+
+
 # %% 15.1 converted
 def examples(seed, steps, features=6):
     """Inputs: the same examples on all ranks, weights of each rank's own."""

@@ -6,6 +6,15 @@ Built from authoring/exercises/18_long_sequences_and_experts.py, which is what g
 from simlib.checks import Rule, check, collectives, measure, messages, nbytes, only
 
 
+def double_precision(run, given):
+    """A sentence where a message carries float64; for both tasks."""
+    if any(op.dtype == "float64" for op in run.trace):
+        return (
+            "The values are right, but float64 travels, twice the bytes: send the float32 you have."
+        )
+    return None
+
+
 # %% 18.1 attend
 def parts_of_a_text(rank, world_size):
     """Large scores that differ little, but those of rank 3; quarters, so that they are exact."""

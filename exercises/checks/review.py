@@ -16,6 +16,11 @@ from simlib.checks import (
 )
 
 
+def drawn(seed, world_size, rank=0):
+    """A generator of its own for every seed, world and rank."""
+    return torch.Generator().manual_seed(1000 * seed + 10 * world_size + rank)
+
+
 # %% review.1 ring_mean
 def a_tensor(seed):
     """Inputs: every world draws its own tensors."""

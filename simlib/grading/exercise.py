@@ -6,12 +6,12 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .shown_form import shown_form
 from .source import (
     SourceError,
     course_of,
     exercise_files,
     read_source,
-    shown_form,
     solution_source,
     stub_source,
 )

@@ -3,12 +3,8 @@
 An exercise source holds solution, stub and checks in one file. From it come three notebooks with
 the same cells and ids: solved with hidden checks, solution, exercise. Where a task is to mend a
 program, the lines that are wrong stand beside the solution, between markers of their own.
-
-What a check expects is shown in neither notebook: `shown_form` puts a call in the place of each
-check, and the checks into a text of their own.
 """
 
-import ast
 import copy
 import re
 
@@ -21,9 +17,6 @@ PAIRS = {BEGIN: END, BEGIN_BROKEN: END_BROKEN}
 NEAR_MISS = re.compile(r"^\s*#+\s*(BEGIN|END)\b|^\s*#.*\b(begin|end)[ _-]?solution", re.IGNORECASE)
 STUB = ["# YOUR CODE HERE", "raise NotImplementedError()"]
 ROLES = ("setup", "answer", "check", "hidden")
-CHECKS_FROM = "simlib.checks"
-"""The module whose import in a setup is for checks alone."""
-CHECK_OF = f"from {CHECKS_FROM} import check_of"
 COURSE_KEYS = ("role", "question", "points", "weight")
 CELL_HEADER = "# %%"
 REVIEW = "review"
@@ -223,86 +216,3 @@ def stub_source(source):
         elif begun != BEGIN:
             kept.append(line)
     return "\n".join(kept)
-
-
-def shown_form(notebook, name):
-    """``(notebook, cases)`` of an exercise: what learners see of it, and its checks as a text.
-
-    Each check cell becomes a call of `simlib.checks.check_of`, and the setup imports that in the
-    place of what only checks need.
-
-    Parameters
-    ----------
-    notebook : NotebookNode
-        From `read_source`; it is left as it is.
-    name : str
-        ``NN_name`` of the exercise, or `REVIEW`.
-
-    Raises
-    ------
-    SourceError
-        A check cell does not end with its verdict.
-    """
-    shown, needed, cells = copy.deepcopy(notebook), [], []
-    used = names_used_by(notebook)
-    for cell in shown.cells:
-        if course_of(cell, "role") == "setup":
-            cell.source, statements = without_checks(cell.source, used)
-            needed += statements
-    for cell in shown.cells:
-        if course_of(cell, "role") != "check":
-            continue
-        question = course_of(cell, "question")
-        if cell.source.rstrip().rpartition("\n")[2] != "verdict":
-            raise SourceError(f"{name}: the check of {question} does not end with a line 'verdict'")
-        task = f"{number_of(name)}.{len(cells) + 1}"
-        cells.append(f"# %% {task} {question}\n{cell.source.rstrip()}\n")
-        call = f'verdict = check_of("{task}", {question})\nverdict'
-        cell.source = call if needed else f"{CHECK_OF}\n\n{call}"
-    head = CASES_HEAD.format(name=name) + "".join(f"\n{one}\n" for one in needed)
-    return shown, "\n\n".join([head, *cells])
-
-
-CASES_HEAD = '''\
-"""What the checks of this exercise expect: it gives the answers away.
-
-Built from authoring/exercises/{name}.py, which is what grading reads; nobody edits this file.
-"""
-'''
-
-
-def names_used_by(notebook):
-    """The names that cells use whose text learners see as it is written."""
-    used = set()
-    for cell in notebook.cells:
-        if cell.cell_type != "code" or course_of(cell, "role") in ("check", "hidden"):
-            continue
-        for text in {solution_source(cell.source), stub_source(cell.source)}:
-            used |= {node.id for node in ast.walk(tree_of(text)) if isinstance(node, ast.Name)}
-    return used
-
-
-def tree_of(text):
-    """The syntax tree of a cell; empty where it is no plain Python."""
-    try:
-        return ast.parse(text)
-    except SyntaxError:
-        return ast.Module([], [])
-
-
-def without_checks(source, used):
-    """``(source, statements)``: a setup without its imports for checks, and these.
-
-    Parameters
-    ----------
-    used : set of str
-        Names that stay imported.
-    """
-    lines, statements = source.split("\n"), []
-    for node in reversed(tree_of(source).body):
-        if isinstance(node, ast.ImportFrom) and node.module == CHECKS_FROM:
-            first, end = node.lineno - 1, node.end_lineno
-            statements.insert(0, "\n".join(lines[first:end]))
-            names = sorted({"check_of"} | ({alias.name for alias in node.names} & used))
-            lines[first:end] = [f"from {CHECKS_FROM} import {', '.join(names)}"]
-    return "\n".join(lines), statements

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..digits import load
+from ..datasets.digits import load
 from ..model.jitter import Jitter
 from .break_even_model import sync_s
 

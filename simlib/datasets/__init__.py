@@ -1,0 +1,1 @@
+"""What lessons train on: images and lines of text, bundled or made here."""

@@ -1,0 +1,40 @@
+"""Lines of letters for a small language model: numbers in words, made here, nothing to download."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+ONES = "zero one two three four five six seven eight nine".split()
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+IGNORED = -100
+"""What a line is filled up with: the ``ignore_index`` of torch's losses."""
+
+
+def lines() -> list[str]:
+    """81 lines, each with two numbers that follow each other, such as ``"six, seven."``.
+
+    They are 9 to 29 letters long, comma, space and full stop among them.
+    """
+    spelt = ONES + [f"{ten} {one}" for ten in TENS for one in ONES[1:]]
+    return [f"{one}, {other}." for one, other in itertools.pairwise(spelt)]
+
+
+def alphabet() -> str:
+    """The letters that stand in the lines, in order."""
+    return "".join(sorted(set("".join(lines()))))
+
+
+def load() -> torch.Tensor:
+    """The lines as numbers.
+
+    Returns
+    -------
+    torch.Tensor
+        int64, a row for each of `lines`: places in `alphabet`, then `IGNORED` up to the longest
+        line. A row's letters but the first are what a model has to guess.
+    """
+    place = {letter: number for number, letter in enumerate(alphabet())}
+    rows = [torch.tensor([place[letter] for letter in line]) for line in lines()]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORED)
