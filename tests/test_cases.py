@@ -46,6 +46,12 @@ def test_a_task_is_checked_by_its_own_cases_with_the_names_of_the_notebook(besid
     assert set(globals()) == before
 
 
+def test_names_of_a_learner_that_hide_python_s_own_break_no_check(beside, monkeypatch):
+    (beside / "checks" / "07_some.py").write_text(CASES.replace("{FIVE}", "{max(FIVE, 1)}"))
+    monkeypatch.setitem(globals(), "max", 4)
+    assert check_of("07.1", lambda: 2).reason == "<lambda> of 5"
+
+
 def test_the_review_has_tasks_of_its_own_name(beside):
     (beside / "checks" / "review.py").write_text(CASES.replace("07.", "review."))
     assert check_of("review.2", lambda: 2).question == "two"
@@ -62,6 +68,8 @@ def test_an_error_in_a_case_names_its_file_and_line(beside):
 def test_what_is_not_there_is_said(beside, monkeypatch):
     with pytest.raises(InvalidCallError, match=r"07_some\.py has no task 07\.9"):
         check_of("07.9", print)
+    with pytest.raises(InvalidCallError, match="the cases of task 0.7 are not here"):
+        check_of("0.7", print)
     monkeypatch.setattr(module, "ROOT", beside / "site-packages")
     with pytest.raises(InvalidCallError, match="copy the folder exercises/checks of the course"):
         check_of("08.1", print)
@@ -168,4 +176,6 @@ def test_in_the_shell_of_a_grading_run_a_call_checks_nothing():
 
     said = shell.run_check(Bare(), 'verdict = check_of("07.1", one)\nverdict', words)
     assert said["error"] is None and names["verdict"].earned == 2
-    assert names["check_of"]("07.1", None).earned == 0
+    assert names["check_of"] is shell.check_nothing and "check" not in names
+    own = names["check_of"]("07.1", None)
+    assert (own.status, own.earned) == ("right", 0) and "07.1" in str(own)

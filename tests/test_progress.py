@@ -1,10 +1,10 @@
 """`simlib progress`: the table, what is run again, the page."""
 
 import pytest
-from notebooks_made import SOURCES, cell_of, content, exercise, hand_in, notebook
+from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, hand_in, notebook
 
 from simlib.cli import main
-from simlib.grading import progress, self_check
+from simlib.grading import handout, progress, self_check
 
 ANSWERED = {"mean_of_all": True, "own_broadcast": "def own_broadcast(rank, n, x, root):\n    pass"}
 EXERCISES = {name: exercise(name) for name in ("01", "04")}
@@ -80,6 +80,23 @@ def test_a_notebook_is_run_again_when_it_or_simlib_changes(folder, monkeypatch):
     path.write_bytes(path.read_bytes() + b"\n")
     progress.progress_of([path])
     assert len(ran) == 3
+
+
+def test_a_notebook_is_run_again_when_its_handout_changes(tmp_path, monkeypatch):
+    handout.handout(ROOT, tmp_path / "course")
+    path, ran = tmp_path / "course/exercises/04_collectives.ipynb", []
+
+    def checked(path):
+        ran.append(path.name)
+        return iter([self_check.CheckResult("mean_of_all", "right", "")]), []
+
+    monkeypatch.setattr(progress, "check_notebook", checked)
+    right_only(path)
+    progress.progress_of([path])
+    cases = tmp_path / "course/.pristine/checks/04_collectives.py"
+    cases.write_text(cases.read_text() + "\n")
+    progress.progress_of([path])
+    assert len(ran) == 2
 
 
 def test_a_wrong_answer_is_tried_again(folder, monkeypatch):

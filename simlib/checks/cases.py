@@ -7,6 +7,7 @@ the notebook, where it could be read off.
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import sys
@@ -95,7 +96,7 @@ def check_of(task: str, answer: Callable) -> Verdict:
     if found is None:
         raise InvalidCallError(f"{cases.name} has no task {task}: is it of another edition?")
     question, code = found
-    names = dict(sys._getframe(1).f_globals)
+    names = without_shadows(sys._getframe(1).f_globals)
     exec(cases.head(), names)
     names[question] = answer
     exec(code, names)
@@ -105,13 +106,20 @@ def check_of(task: str, answer: Callable) -> Verdict:
     return verdict
 
 
+def without_shadows(names):
+    """A copy of a notebook's names; one such as ``len = 4`` means what Python means by it."""
+    is_name = {name: name.startswith("__") or not hasattr(builtins, name) for name in names}
+    return {name: value for name, value in names.items() if is_name[name]}
+
+
 def cases_of(task):
     """The `Cases` of a task's exercise: beside the notebook, or else of the course installed."""
     number = str(task).partition(".")[0]
     here = Path.cwd()
     for folder in (here, here.parent / "exercises", here / "exercises", ROOT / "exercises"):
-        for path in sorted((folder / FOLDER).glob(f"{number}*.py")):
-            return Cases(path.read_text(encoding="utf-8"), str(path))
+        for path in sorted((folder / FOLDER).glob("*.py")):
+            if path.stem.partition("_")[0] == number:
+                return Cases(path.read_text(encoding="utf-8"), str(path))
     raise InvalidCallError(
         f"the cases of task {task} are not here: copy the folder exercises/{FOLDER} of the course "
         f"beside this notebook, so that there is {here / FOLDER}"

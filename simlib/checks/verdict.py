@@ -58,7 +58,7 @@ class Verdict:
         head = f"{self.question}: {self.status}, {self.earned} of {self.points} points."
         if self.is_as_given:
             head = f"{self.question}: not written yet. This is still the broken program."
-        if self.status != RIGHT:
+        if self.status != RIGHT and self.world_size is not None:
             head += f" Smallest world that fails: {count(self.world_size, 'rank')}."
         text = [head, self.reason, *("  " + line for line in self.lines)]
         if self.status != RIGHT and self.run is not None and len(self.run.trace):

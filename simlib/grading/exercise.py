@@ -192,7 +192,9 @@ def exercise_of(notebook, name, cases=""):
             question, points = course["question"], course.get("points", 1)
             questions[question] = Question(question, question, points, source, "")
     ids = frozenset(cell["id"] for cell in notebook["cells"])
-    return Exercise(name, tuple(cells), ids, questions, "", cases)
+    text = "\n".join([*(cell.source for cell in cells), cases])
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Exercise(name, tuple(cells), ids, questions, digest, cases)
 
 
 def read_exercises(folder):

@@ -86,7 +86,7 @@ def pristine_of(path):
     parse(read_bytes(path))  # its reason is better than ours, where it cannot be read
     try:
         notebook = json.loads(path.read_text(encoding="utf-8-sig"))
-        return exercise_of(notebook, path.stem), False
+        return exercise_of(notebook, path.stem, cases_beside(path)), False
     except (KeyError, TypeError, ValueError, AttributeError):
         raise Unreadable(
             "its name is no exercise's, and it has no check cells of its own: work in the notebook "

@@ -12,7 +12,7 @@ import sys
 from json import dumps, loads  # a student may put others into json
 
 from ...checks import cases
-from ...checks.verdict import WRONG, Verdict
+from ...checks.verdict import RIGHT, Verdict
 from ...engines.host.hardening import go_home
 from ...engines.host.process_setup import die_with_the_kernel, show_errors_of_commands
 from ...engines.host.request import pack
@@ -20,6 +20,8 @@ from .submitted import parameters_of
 
 LENGTH = struct.Struct("<I")
 CELL = re.compile(r"<ipython-input-[^>]*>, ")
+CHECKS = ("check", "check_of")
+"""What a check cell calls."""
 LONGEST = 2000
 """Characters of an error's text that are kept."""
 
@@ -128,8 +130,8 @@ def run_cell(shell, source):
 
 
 def check_nothing(task, answer):
-    """Stands for `check_of` in cells of the student's own: nobody looks at what it says."""
-    return Verdict(str(task), 0, WRONG, run=Silent())
+    """Stands for `check_of` in cells of the student's own, which may go on where it says right."""
+    return Verdict(str(task), 0, RIGHT, run=Silent())
 
 
 class Silent:
@@ -165,11 +167,13 @@ def run_check(shell, source, verdict):
         What the check said, without its run.
     """
     names = shell.user_ns
-    before = {name: names.get(name) for name in ("check", "check_of")}
-    names |= dict.fromkeys(before, lambda *args, **options: Verdict(**verdict, run=Silent()))
+    before = {name: names[name] for name in CHECKS if name in names}
+    names |= dict.fromkeys(CHECKS, lambda *args, **options: Verdict(**verdict, run=Silent()))
     try:
         return run_cell(shell, source)
     finally:
+        for name in CHECKS:
+            names.pop(name, None)
         names |= before
 
 
