@@ -396,14 +396,14 @@ def orphans(root):
     known = {(path.parent.name, path.stem) for path in sources(root)}
     return [
         path
-        for folder, kind in (
-            ("notebooks", "lessons"),
-            ("exercises", "exercises"),
-            ("solutions", "exercises"),
-            (CASES, "exercises"),
+        for folder, kind, ending in (
+            ("notebooks", "lessons", ".ipynb"),
+            ("exercises", "exercises", ".ipynb"),
+            ("solutions", "exercises", ".ipynb"),
+            (CASES, "exercises", ".py"),
         )
-        for path in sorted((root / folder).glob("[0-9][0-9]_*.*"))
-        if re.fullmatch(r"\d\d_\w+", path.stem) and (kind, path.stem) not in known
+        for path in exercise_files(root / folder, ending)
+        if re.fullmatch(r"\d\d_\w+|" + REVIEW, path.stem) and (kind, path.stem) not in known
     ]
 
 

@@ -232,10 +232,14 @@ def main(arguments):
         if arguments == ["--write-constraints"]:
             write_constraints()
             return 0
+        extras = [argument.removeprefix("--") for argument in arguments]
+        unknown = [name for name in extras if name not in EXTRAS]
+        if unknown:
+            raise InstallError(f"{unknown[0]} is no extra: there are {', '.join(EXTRAS)}.")
         with alone():
-            if arguments:
-                install_extra(arguments[0].removeprefix("--"))
-            else:
+            for extra in extras:
+                install_extra(extra)
+            if not extras:
                 install()
     except InstallError as error:
         print(error, file=sys.stderr)

@@ -22,7 +22,7 @@ NOT_SHOWN = (
     *("__pycache__", "*.pyc", "*~", ".DS_Store"),
 )
 """What the list of files leaves out: it shows lessons, exercises, the start page, and what learners
-put beside them. By a link everything opens, a solution for example."""
+put beside them, unless it has one of these names. By a link everything opens, a solution say."""
 
 
 def own_environment():

@@ -283,8 +283,15 @@ def test_what_a_check_expects_is_built_into_a_file_of_its_own(checkout):
     (root / "exercises/checks/02_exercise.py").write_text(cases + "\n")
     assert not builder.build(root, check=True)
     (root / "exercises/checks/02_exercise.py").write_text(cases)
-    (root / "exercises/checks/03_gone.py").write_text(cases)
-    assert not builder.build(root, check=True)
+    assert builder.build(root, check=True)
+    for gone in (
+        "exercises/checks/03_gone.py",
+        "exercises/review.ipynb",
+        "exercises/checks/review.py",
+    ):
+        (root / gone).write_text(cases)
+        assert not builder.build(root, check=True), gone
+        (root / gone).unlink()
 
 
 def test_a_check_without_a_verdict_is_refused(checkout):

@@ -82,7 +82,7 @@ def test_hidden_cells_take_the_seed_of_the_run():
 # What students' code can reach
 
 LOOK_AROUND = """
-import glob, os, socket
+import glob, os, pathlib, socket, sys
 def attempt(call):
     try:
         return call()
@@ -97,7 +97,10 @@ def read_others():
     return found
 print({
     "uid": os.getuid(),
-    "root": sorted(os.listdir("/")),
+    "above": {
+        str(folder): attempt(lambda: os.listdir(folder))
+        for folder in pathlib.Path(sys.prefix).parents
+    },
     "course": os.listdir("/course"),
     "kernels": read_others(),
     "sockets": [path for path in glob.glob("/tmp/**", recursive=True) if "grading" in path],
@@ -125,8 +128,11 @@ def test_code_inside_sees_nothing_that_matters(isolated):
     seen = ast.literal_eval(said["output"])
     assert seen["uid"] != 0
     assert seen["course"] == ["simlib"]
-    of_the_venv = Path(sys.prefix).parts[1]  # mounted where it lies
-    assert not ({"work", "repo"} - {of_the_venv}) & set(seen["root"])
+    venv = Path(sys.prefix)  # mounted where it lies: of the folders above it nothing else is there
+    root, *above = reversed(venv.parents)
+    assert ROOT.parts[1] not in set(seen["above"]["/"]) - {venv.parts[1]}
+    for folder, only in zip(above, venv.parts[2:], strict=True):
+        assert seen["above"][str(folder)] in ([only], "PermissionError")
     assert seen["kernels"] and set(seen["kernels"]) == {"PermissionError"}
     assert not [path for path in seen["sockets"] if os.path.basename(path).startswith("k")]
     assert seen["network"] == "OSError"

@@ -301,6 +301,11 @@ def test_a_pip_that_takes_long_is_told_to_be_at_work(tmp_path, monkeypatch, capf
     assert told[0] == "Still at work, for 0 min." and "done" in told
 
 
+def test_an_extra_that_is_not_there_is_said(capsys):
+    assert install.main(["--help"]) == 1
+    assert capsys.readouterr().err == "help is no extra: there are dev, frameworks.\n"
+
+
 def test_each_extra_can_be_asked_for_by_make():
     rules = (ROOT / "Makefile").read_text()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

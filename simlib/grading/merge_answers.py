@@ -223,11 +223,9 @@ def helpers_by_anchor(exercise, submission, chosen):
     """
     pristine = {cell.id: cell for cell in exercise.cells if cell.role != "hidden"}
     by_role = {(c.role, c.question): c.id for c in pristine.values() if c.role}
-    by_source = {
-        bare(text): cell.id
-        for cell in pristine.values()
-        for text in [handed_out(exercise, cell), cell.source][: 1 if cell.role == "answer" else 2]
-    }
+    by_source = {bare(handed_out(exercise, cell)): cell.id for cell in pristine.values()}
+    whole = (cell for cell in pristine.values() if cell.role != "answer")  # not a solution
+    by_source |= {bare(cell.source): cell.id for cell in whole}
     answers = {chosen[name]: by_role["answer", name] for name in reversed(exercise.questions)}
     check_of = {by_role["answer", name]: by_role["check", name] for name in exercise.questions}
     helpers, anchor, seen = {}, None, set()
