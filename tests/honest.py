@@ -338,6 +338,11 @@ class Turned(ast.NodeTransformer):
         self.generic_visit(node)
         return ast.ListComp(node.elt, node.generators)
 
+    def visit_Call(self, node):
+        if getattr(node.func, "id", None) == "next":  # it takes no list
+            return node
+        return self.generic_visit(node)
+
 
 def as_generators(source, question, check):
     """A list is made of a generator, and what took a generator takes a list."""
