@@ -9,6 +9,7 @@ import functools
 import pytest
 from hidden_cells import Solved
 from notebooks_made import SOURCES
+from synthetic import RunMaker
 
 from simlib.checks import check
 from simlib.checks.compare import describe, difference
@@ -50,6 +51,12 @@ IN_SEVERAL_DRAWS = [
     for name in EXERCISES
     for question in SEVERAL.get(number_of(name), ())
 ]
+SOMEBODY_SENDS = [
+    case
+    for case in IN_SEVERAL_DRAWS
+    if number_of(case.values[0]) in ("01", "02", "04", "16", "review")
+]
+"""Of these exercises: they have the rule wherever a value needs the others."""
 
 
 @functools.cache
@@ -108,6 +115,18 @@ def test_where_a_check_tries_several_inputs_no_table_by_rank_is_right(name, ques
     one, public = solved(name)
     table = table_of(public[question], by_rank)
     assert misses(one.asked[question], table, public[question], by_rank)
+
+
+@pytest.mark.parametrize("name, question", SOMEBODY_SENDS)
+def test_right_values_are_refused_where_nobody_asks_the_others(name, question):
+    """Even a table by all that a rank knows, which no draw of inputs can refuse."""
+    one, _ = solved(name)
+    asked, solution = one.asked[question], EXERCISES[name].questions[question].solution
+    world = next(world for world in asked.worlds if world.world_size == 2)
+    run = RunMaker(2).run()
+    said = [rule.broken(run, world.by_argument) for rule in asked.rules]
+    is_told = any(text and "no rank communicates" in text for text in said)
+    assert is_told == ("dist." in solution)
 
 
 def test_a_table_is_refused_by_the_check_itself():
