@@ -938,9 +938,9 @@ print(measure(traffic, *draws(an_epoch, seed + 600, rest=lambda R, micro: 1)))
 # ## 8. What fits on all? Lessons 04 and 10 (★, 5 minutes, 1 point)
 #
 # A model is split by layers. This rank's layers have `params` parameters, and keep `example_bytes` of
-# activations for each example of the batch. All is float32, and the optimizer is Adam; leave its work space aside. Every
-# rank may hold `capacity` bytes. Return the largest batch that fits on **every** rank, an int, the same everywhere; 0
-# where none does. One `all_reduce` of at most 8 bytes.
+# activations for each example of the batch. All is float32, and the optimizer is Adam; leave its work space
+# aside. Every rank may hold `capacity` bytes. Return the largest batch that fits on **every** rank, an int,
+# the same everywhere; 0 where none does. One `all_reduce` of at most 8 bytes.
 
 
 # %% role="answer" question="largest_batch" points=1
