@@ -221,6 +221,180 @@ def on_copies(source, question, check):
     ]
 
 
+def by_keywords(source, question, check):
+    """The work is done in a function that wants keywords, and gets them in another order."""
+    tree, function = read(source, question)
+    given = arguments(function)
+    function.name = "worked_out"
+    function.args.kwonlyargs, function.args.args = function.args.args, []
+    function.args.kw_defaults = [None] * len(given)
+    named = ", ".join(f"{name}={name}" for name in reversed(given))
+    return [
+        text(tree),
+        f"def {question}({', '.join(given)}):\n    found = worked_out({named})\n    return found",
+    ]
+
+
+def a_method(source, question, check):
+    """The answer is a method of an object, which holds the inputs while it works."""
+    tree, function = read(source, question)
+    given = ", ".join(arguments(function))
+    function.name = "work"
+    function.decorator_list = [ast.Name("staticmethod", ast.Load())]
+    return [
+        f"class Worker:\n{textwrap.indent(text(tree), '    ')}\n\n"
+        f"    def solve(self, {given}):\n        self.inputs = ({given})\n"
+        f"        return self.work(*self.inputs)\n\n{question} = Worker().solve"
+    ]
+
+
+class Attributes(ast.NodeTransformer):
+    """Makes attributes of one object of names."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def visit_Name(self, node):
+        if node.id not in self.names:
+            return node
+        return ast.copy_location(
+            ast.Attribute(ast.Name("kept", ast.Load()), node.id, node.ctx), node
+        )
+
+
+INNER = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.FunctionDef)
+
+
+def on_an_object(source, question, check):
+    """All that the function knows is in the attributes of one object."""
+    tree, function = read(source, question)
+    own = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and stored(n)}
+    for node in ast.walk(function):  # what belongs to something inside stays a name
+        if isinstance(node, INNER) and node is not function:
+            inside = list(ast.walk(node))
+            own -= {n.id for n in inside if isinstance(n, ast.Name) and stored(n)}
+            own -= {n.arg for n in inside if isinstance(n, ast.arg)}
+        if isinstance(node, ast.Nonlocal):
+            own -= set(node.names)
+    if not own:
+        own = set(arguments(function)) - inner_arguments(function)
+    given = [name for name in arguments(function) if name in own]
+    function.body = [Attributes(own).visit(one) for one in function.body]
+    begin = (
+        "import types\nkept = types.SimpleNamespace(" + ", ".join(f"{n}={n}" for n in given) + ")"
+    )
+    place = bool(ast.get_docstring(function))
+    function.body = [*function.body[:place], *ast.parse(begin).body, *function.body[place:]]
+    return [text(tree)]
+
+
+def inner_arguments(function):
+    """The arguments of what is defined inside a function."""
+    return {
+        one.arg
+        for node in ast.walk(function)
+        if isinstance(node, (ast.Lambda, ast.FunctionDef)) and node is not function
+        for one in ast.walk(node.args)
+        if isinstance(one, ast.arg)
+    }
+
+
+class Whiles(ast.NodeTransformer):
+    """Makes of each loop one that counts by itself."""
+
+    def __init__(self):
+        self.number = 0
+
+    def visit_For(self, node):
+        self.generic_visit(node)
+        if node.orelse:
+            return node
+        things, at = f"things_{self.number}", f"at_{self.number}"
+        self.number += 1
+        begin = ast.parse(f"{things} = list(0)\n{at} = 0").body
+        begin[0].value.args = [node.iter]
+        (loop,) = ast.parse(
+            f"while {at} < len({things}):\n    one = {things}[{at}]\n    {at} += 1"
+        ).body
+        loop.body[0].targets = [node.target]
+        loop.body += node.body
+        return [*begin, loop]
+
+
+def with_while(source, question, check):
+    """Every loop is a `while` with a counter of its own."""
+    return [text(Whiles().visit(ast.parse(source)))]
+
+
+class Turned(ast.NodeTransformer):
+    """Generators where lists were made, and lists where generators were."""
+
+    def visit_ListComp(self, node):
+        self.generic_visit(node)
+        made = ast.GeneratorExp(node.elt, node.generators)
+        return ast.Call(ast.Name("list", ast.Load()), [made], [])
+
+    def visit_GeneratorExp(self, node):
+        self.generic_visit(node)
+        return ast.ListComp(node.elt, node.generators)
+
+    def visit_Call(self, node):
+        if getattr(node.func, "id", None) == "next":  # it takes no list
+            return node
+        return self.generic_visit(node)
+
+
+def as_generators(source, question, check):
+    """A list is made of a generator, and what took a generator takes a list."""
+    return [text(Turned().visit(ast.parse(source)))]
+
+
+MIRRORED = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
+MIRRORED |= {ast.Eq: ast.Eq, ast.NotEq: ast.NotEq}
+
+
+class Mirror(ast.NodeTransformer):
+    """Turns comparisons round, and products with a number."""
+
+    def visit_Compare(self, node):
+        self.generic_visit(node)
+        other = MIRRORED.get(type(node.ops[0]))
+        if len(node.ops) > 1 or other is None:
+            return node
+        return ast.Compare(node.comparators[0], [other()], [node.left])
+
+    def visit_BinOp(self, node):
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Mult) and isinstance(node.left, ast.Constant):
+            node.left, node.right = node.right, node.left
+        return node
+
+
+def mirrored(source, question, check):
+    """`n > k` for `k < n`, and `n * 2` for `2 * n`."""
+    return [text(Mirror().visit(ast.parse(source)))]
+
+
+class Results(ast.NodeTransformer):
+    """Gives what is returned a name first."""
+
+    def visit_Return(self, node):
+        if node.value is None or isinstance(node.value, (ast.Name, ast.Constant)):
+            return node
+        result = ast.Assign([ast.Name("result", ast.Store())], node.value)
+        return [result, ast.Return(ast.Name("result", ast.Load()))]
+
+    def visit_IfExp(self, node):
+        """A choice that is made the other way round."""
+        self.generic_visit(node)
+        return ast.IfExp(ast.UnaryOp(ast.Not(), node.test), node.orelse, node.body)
+
+
+def result_named(source, question, check):
+    """What is returned has a name first, and choices are asked by `not`."""
+    return [text(Results().visit(ast.parse(source)))]
+
+
 TRIED = """\
 import numpy as np
 
@@ -260,5 +434,31 @@ KINDS = [
     imported_inside,
     with_requests,
     on_copies,
+    by_keywords,
+    a_method,
+    on_an_object,
+    with_while,
+    as_generators,
+    mirrored,
+    result_named,
     after_experiments,
 ]
+
+
+def variants(source, question, check):
+    """``{kind: cells}`` of the kinds that change something, and give what no kind before gives."""
+    found, seen = {}, {as_a_tree([source])}
+    for kind in KINDS:
+        # Where memory is counted, copies of all are another answer.
+        if kind in (on_copies, with_while) and "memory=" in check:
+            continue
+        cells = kind(source, question, check)
+        if as_a_tree(cells) not in seen:
+            seen.add(as_a_tree(cells))
+            found[kind] = cells
+    return found
+
+
+def as_a_tree(cells):
+    """What cells say, whatever their spaces and comments."""
+    return tuple(ast.dump(ast.parse(cell)) for cell in cells)

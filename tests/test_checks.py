@@ -625,6 +625,25 @@ def test_only_names_the_rank_and_the_call():
     assert "Rank 1 calls recv" in broken(checks.only("send"), made)
 
 
+def test_right_values_that_nobody_sent_are_out_of_a_table():
+    def looked_up(rank, world_size, x):
+        begins = world_size * (world_size - 1) * 5.0
+        return torch.tensor([begins, begins + world_size])
+
+    def brought(rank, world_size, x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    def sums(xs):
+        return [sum(xs)] * len(xs)
+
+    verdict = verdict_on(looked_up, checks.somebody_sends(), expected=sums)
+    assert (verdict.status, verdict.world_size) == ("wrong", 2)
+    assert "the values are right, but no rank communicates" in verdict.reason
+    assert verdict_on(brought, checks.somebody_sends(), expected=sums).status == "right"
+
+
 def test_sends_to_names_both_ranks():
     assert broken(checks.sends_to(lambda rank, n: {rank + 1}), chain_of_three()) is None
     refused = broken(checks.sends_to(lambda rank, n: {1}), chain_of_three())

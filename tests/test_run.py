@@ -38,6 +38,22 @@ def test_results_messages_and_traffic_of_a_ring(world_size):
     assert run.time_s > 0
 
 
+def all_in_one_line(rank, world_size):
+    """Send by a comprehension, by a lambda and by a generator."""
+    x, other = torch.ones(1), 1 - rank
+    requests = [dist.isend(x, dst=other) for _ in range(1)]
+    requests.append((lambda: dist.isend(x, dst=other))())
+    requests += (dist.isend(x, dst=other) for _ in range(1))
+    for request in requests:
+        dist.recv(torch.empty(1), src=other)
+        request.wait()
+
+
+def test_an_op_in_a_comprehension_is_of_the_function_around_it():
+    run = simlib.run(all_in_one_line, 2)
+    assert {op.site.function for op in run.trace} == {"all_in_one_line"}
+
+
 def test_ops_know_what_they_were():
     run = simlib.run(ring, 2)
     send, recv = run.trace.of_rank(0)

@@ -41,6 +41,23 @@ def test_two_ranks_that_wait_for_each_other():
     assert error.graph._repr_png_().startswith(b"\x89PNG")
 
 
+def all_but_one_receive_first(rank, n):
+    """Rank 0's message to rank 2 is no near miss: it only waits for those who wait in a circle."""
+    sides = [(rank - 1) % n, (rank + 1) % n]
+    for partner in sides[:: -1 if rank == 0 else 1]:
+        if rank == 0:
+            dist.send(torch.ones(1), dst=partner)
+        dist.recv(torch.ones(1), src=partner)
+        if rank > 0:
+            dist.send(torch.ones(1), dst=partner)
+
+
+def test_a_message_from_beside_a_circle_is_not_blamed():
+    error = verdict(all_but_one_receive_first, 3, simlib.DeadlockError)
+    assert error.graph.cycle in ((1, 2), (2, 1))
+    assert str(error).endswith("Hint: both receive first: let one of them send first")
+
+
 def sends_around(rank, n):
     dist.send(torch.ones(1), dst=(rank + 1) % n)
 

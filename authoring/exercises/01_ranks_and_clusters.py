@@ -20,6 +20,7 @@ from simlib.checks import (
     messages,
     nbytes,
     only,
+    somebody_sends,
 )
 
 # %% [markdown]
@@ -28,7 +29,7 @@ from simlib.checks import (
 # `n` examples, numbered from 0 on, are shared by all ranks. Every rank knows `n`. Return the pair
 # `(start, stop)`: this rank takes examples `start, ..., stop - 1`. Blocks follow each other in the order
 # of the ranks, each example belongs to exactly one rank, and sizes differ by at most one: where they
-# differ, lower ranks take one more. Send nothing. The check takes `n = 14`, and `n = 3` for five ranks.
+# differ, lower ranks take one more. Send nothing. The check takes `n = 14`, `n = 20`, and `n = 3` for five ranks.
 
 
 # %% role="answer" question="my_block" points=2
@@ -58,7 +59,8 @@ def fair(ns):
 verdict = check(
     "my_block",
     my_block,
-    lambda rank, world_size: (14 if world_size < 5 else 3,),  # the n of every rank
+    # the n of every rank, in two draws: every world is tried with both
+    [lambda rank, world_size: (14 if world_size < 5 else 3,), lambda rank, world_size: (20,)],
     fair,
     messages(lambda ns: 0, hint="Every rank knows n, its rank and the world size: that is enough."),
     collectives(lambda ns: 0, hint="Every rank knows n, its rank and the world size."),
@@ -143,6 +145,10 @@ def one_number_and_a_root(rank, world_size):
     return torch.tensor([100 + 10 * rank]), world_size // 2
 
 
+def another_number_and_root(rank, world_size):
+    return torch.tensor([57 + 7 * rank]), world_size - 1
+
+
 def numbers(xs, holder):
     """What the ranks return where only rank `holder` has the list."""
     everything = [x.item() for x in xs]
@@ -152,9 +158,10 @@ def numbers(xs, holder):
 verdict = check(
     "report",
     report,
-    one_number_and_a_root,
+    [one_number_and_a_root, another_number_and_root],
     lambda xs, roots: numbers(xs, roots[0]),
     only("send", "recv"),
+    somebody_sends(),
     messages(lambda xs, roots: len(xs) - 1, hint="One from each other rank, straight to the root."),
     nbytes(lambda xs, roots: 8 * (len(xs) - 1), hint="Each rank sends its own number, no more."),
     mistakes={
@@ -255,6 +262,7 @@ verdict = check(
     [somewhere, elsewhere],
     places,
     only("all_gather"),
+    somebody_sends(),
     collectives(lambda nodes: 1, hint="Who knows all nodes can count all by itself."),
     collective_nbytes(lambda nodes: 8, hint="One int64 number from each rank is enough."),
     mistakes={

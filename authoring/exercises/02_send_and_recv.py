@@ -13,7 +13,7 @@
 import torch
 import torch.distributed as dist
 
-from simlib.checks import check, measure, messages, nbytes, only
+from simlib.checks import check, measure, messages, nbytes, only, somebody_sends
 
 # %% [markdown]
 # ## 1. Running total (★, 10 minutes, 2 points)
@@ -46,11 +46,15 @@ def running_total(rank, world_size, x):
 verdict = check(
     "running_total",
     running_total,
-    # the x of one rank; `xs` below holds the x of every rank
-    lambda rank, world_size: (torch.arange(3) + 10 * rank,),
+    # the x of one rank, in two draws; `xs` below holds the x of every rank
+    [
+        lambda rank, world_size: (torch.arange(3) + 10 * rank,),
+        lambda rank, world_size: (torch.arange(4) * (rank + 2),),
+    ],
     # what each rank must return
     lambda xs: [sum(xs[: rank + 1]) for rank in range(len(xs))],
     only("send", "recv"),
+    somebody_sends(),
     messages(lambda xs: len(xs) - 1, hint="Each rank needs one tensor from one neighbour."),
     nbytes(lambda xs: sum(x.nbytes for x in xs[1:])),
     mistakes={
@@ -125,9 +129,13 @@ def shift_right(rank, world_size, x):
 verdict = check(
     "shift_right",
     shift_right,
-    lambda rank, world_size: (torch.arange(world_size + 1) + 10 * rank,),
+    [
+        lambda rank, world_size: (torch.arange(world_size + 1) + 10 * rank,),
+        lambda rank, world_size: (torch.arange(3) + 7 * rank,),
+    ],
     lambda xs: [xs[rank - 1] for rank in range(len(xs))],
     only("send", "recv"),
+    somebody_sends(),
     messages(
         lambda xs: len(xs) if len(xs) > 1 else 0,
         hint="No rank should have to pass on what is meant for others.",
@@ -219,6 +227,7 @@ verdict = check(
     [uneven(2), uneven(3)],  # two draws: every world is tried with both
     lambda xs: [list(xs)] + [None] * (len(xs) - 1),
     only("send", "recv"),
+    somebody_sends(),
     messages(lambda xs: 2 * (len(xs) - 1), hint="One message can carry all the numbers of a rank."),
     nbytes(
         lambda xs: sum(8 + x.nbytes for x in xs[1:]),

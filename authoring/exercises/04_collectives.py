@@ -24,6 +24,7 @@ from simlib.checks import (
     only,
     rounds,
     sends_to,
+    somebody_sends,
 )
 
 # %% [markdown]
@@ -54,13 +55,19 @@ def uneven(rank, world_size):
     return (torch.arange(float(length)) + 10 * rank,)
 
 
+def uneven_too(rank, world_size):
+    length = [2, 4, 1, 0, 3][rank]
+    return (torch.arange(float(length)) * 2 - 5 * rank,)
+
+
 verdict = check(
     "mean_of_all",
     mean_of_all,
-    uneven,
+    [uneven, uneven_too],  # two draws: every world is tried with both
     # what each rank must return; `xs` holds the x of every rank
     lambda xs: [torch.cat(xs).mean().item()] * len(xs),
     only("all_reduce"),
+    somebody_sends(),
     collectives(lambda xs: 1, hint="Two numbers can travel in one tensor."),
     collective_nbytes(lambda xs: 8, hint="Add up what you can before you communicate."),
     mistakes={
@@ -138,12 +145,17 @@ def from_last_but_one(rank, world_size):
     return torch.arange(3.0) + 10 * rank, max(0, world_size - 2)
 
 
+def from_the_last(rank, world_size):
+    return torch.arange(4.0) * (rank + 2), world_size - 1
+
+
 verdict = check(
     "own_broadcast",
     own_broadcast,
-    from_last_but_one,
+    [from_last_but_one, from_the_last],
     lambda xs, roots: [xs[root] for root in roots],
     only("send", "recv"),
+    somebody_sends(),
     messages(lambda xs, roots: len(xs) - 1, hint="Nobody needs to be told twice."),
     nbytes(lambda xs, roots: sum(x.nbytes for x in xs[1:])),
     rounds(lambda xs, roots: math.ceil(math.log2(len(xs))), hint="Let more ranks send at once."),
@@ -223,12 +235,18 @@ def uneven_and_told(rank, world_size):
     return torch.arange(float(lengths[rank])) + 10 * rank, lengths
 
 
+def otherwise_uneven_and_told(rank, world_size):
+    lengths = [2, 4, 1, 0, 3][:world_size]
+    return torch.arange(float(lengths[rank])) * 2 - 5 * rank, lengths
+
+
 verdict = check(
     "ring_all_gather",
     ring_all_gather,
-    uneven_and_told,
+    [uneven_and_told, otherwise_uneven_and_told],
     lambda xs, lengths: [torch.cat(xs)] * len(xs),
     only("send", "recv"),
+    somebody_sends(),
     sends_to(
         lambda rank, n: {(rank + 1) % n},
         hint="Hand on what came just before.",

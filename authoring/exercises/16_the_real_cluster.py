@@ -10,7 +10,16 @@
 import torch
 import torch.distributed as dist
 
-from simlib.checks import check, collective_nbytes, collectives, measure, messages, nbytes, only
+from simlib.checks import (
+    check,
+    collective_nbytes,
+    collectives,
+    measure,
+    messages,
+    nbytes,
+    only,
+    somebody_sends,
+)
 
 # %% [markdown]
 # ## 1. Who am I, and do all agree? (★★, 15 minutes, 3 points)
@@ -52,7 +61,11 @@ WORDS = {
 
 
 LAUNCHERS = ["mpich", "open_mpi", "slurm", "mpich", "torchrun", "open_mpi"]  # by world size
-MIXED = {4: (2, 1), 6: (1, 12)}  # world size: a rank, and the size that its MPI library says
+MIXED = {
+    2: (1, 1),
+    4: (2, 1),
+    6: (1, 12),
+}  # world size: a rank, and the size that its MPI library says
 
 
 def environments(rank, world_size):
@@ -64,6 +77,13 @@ def environments(rank, world_size):
     environ = batch | dict(zip(words, map(str, numbers), strict=True))
     mixed_rank, mixed_size = MIXED.get(world_size, (None, None))
     return environ, mixed_size if rank == mixed_rank else world_size
+
+
+def nothing_mixed(rank, world_size):
+    """Another launcher for each world, ranks numbered as ours, and all MPI libraries of one mind."""
+    batch = dict(zip(WORDS["slurm"], ("0", "1", "0"), strict=True))
+    words = WORDS[LAUNCHERS[-world_size]]
+    return batch | dict(zip(words, map(str, (rank, world_size, rank)), strict=True)), world_size
 
 
 def told(environ):
@@ -98,9 +118,10 @@ def alone(environs, sizes):
 verdict = check(
     "who_am_i",
     who_am_i,
-    environments,
+    [environments, nothing_mixed],  # two draws: every world is tried with both
     places,
     only("all_reduce", "all_gather", "broadcast", "reduce", "gather"),
+    somebody_sends(),
     collectives(lambda environs, sizes: 1, hint="One number from each rank can say all is well."),
     collective_nbytes(lambda environs, sizes: 8),
     mistakes={
@@ -208,6 +229,13 @@ def stamps_of(rank, world_size):
     return (torch.stack([both(other)[:, :2] for other in range(world_size)]),)
 
 
+def other_stamps_of(rank, world_size):
+    """The same trips with the clocks of one rank more."""
+    if rank:
+        return stamps_of(rank + 1, world_size)
+    return (stamps_of(0, world_size + 1)[0][[0, *range(2, world_size + 1)]],)
+
+
 def all_trips(stamps):
     """For every rank but 0: by trip, the offset and the time under way; and the whole trip's."""
     for rank in range(1, len(stamps)):
@@ -225,9 +253,10 @@ def by(choose):
 verdict = check(
     "clock_offset",
     clock_offset,
-    stamps_of,
+    [stamps_of, other_stamps_of],
     by(lambda offset, way, whole: (offset[way.argmin()], way.min() / 2)),
     only("send", "recv"),
+    somebody_sends(),
     messages(lambda stamps: len(stamps) - 1, hint="All rows of a rank fit into one message."),
     nbytes(lambda stamps: sum(stamp.nbytes for stamp in stamps[1:])),
     mistakes={
@@ -317,71 +346,88 @@ def ring_ms(rank, world_size, points, nbytes):
 
 # %% role="check" question="ring_ms" points=3
 LINKS = [(1.0, 1e-5), (40.0, 1e-6), (2.0, 2e-4), (5.0, 2e-5), (60.0, 4e-6)]  # ms, ms per byte
-NBYTES = 1_200_000
 
 
-def measured(rank, world_size):
-    latency_ms, ms_per_byte = LINKS[rank]
-    return [(k, latency_ms + k * ms_per_byte) for k in (1000, 100_000, 500_000)], NBYTES
+def measured(links, nbytes):
+    """Inputs: three points on the line of each rank's link."""
+
+    def inputs(rank, world_size):
+        latency_ms, ms_per_byte = links[rank]
+        return [(k, latency_ms + k * ms_per_byte) for k in (1000, 100_000, 500_000)], nbytes
+
+    return inputs
 
 
-def steps_ms(lists, parts):
+def links_of(lists):
+    """``(ms, ms per byte)`` of each link."""
+    for (first, first_ms), *_, (last, last_ms) in lists:
+        slope = (last_ms - first_ms) / (last - first)
+        yield first_ms - first * slope, slope
+
+
+def steps_ms(lists, sizes, parts=None):
     """One step on each link, for chunks of a part."""
-    return [latency + NBYTES / parts * slope for latency, slope in LINKS[: len(lists)]]
+    parts = parts or len(lists)
+    return [latency + sizes[0] / parts * slope for latency, slope in links_of(lists)]
 
 
-def everywhere(value):
-    """``value(lists, n)`` on every rank."""
-    return lambda lists, sizes: [value(lists, len(lists))] * len(lists)
+def rings_of(step):
+    """2 (n - 1) times ``step(lists, sizes)``, on every rank."""
+    return lambda lists, sizes: [2 * (len(lists) - 1) * step(lists, sizes)] * len(lists)
+
+
+def worst_of_both(lists, sizes):
+    latencies, slopes = zip(*links_of(lists), strict=True)
+    return max(latencies) + sizes[0] / len(lists) * max(slopes)
+
+
+def of_greatest_latency(lists, sizes):
+    latency, slope = max(links_of(lists))
+    return latency + sizes[0] / len(lists) * slope
+
+
+def smallest_message_free(lists, sizes):
+    """The step of who takes the smallest message's time for the latency."""
+    pairs = zip(lists, links_of(lists), strict=True)
+    return max(points[0][1] + sizes[0] / len(lists) * slope for points, (_, slope) in pairs)
+
+
+def without_latency(lists, sizes):
+    return max(sizes[0] / len(lists) * slope for _, slope in links_of(lists))
 
 
 verdict = check(
     "ring_ms",
     ring_ms,
-    measured,
-    everywhere(lambda lists, n: 2 * (n - 1) * max(steps_ms(lists, n))),
+    [measured(LINKS, 1_200_000), measured(LINKS[::-1], 800_000)],
+    rings_of(lambda *given: max(steps_ms(*given))),
     only("all_reduce", "all_gather", "broadcast", "reduce", "gather"),
+    somebody_sends(),
     collectives(lambda lists, sizes: 1, hint="What a rank can work out alone need not be sent."),
     collective_nbytes(lambda lists, sizes: 8, hint="A link comes down to one number here."),
     mistakes={
         "That is this rank's own link: all wait for the slowest.": lambda lists, sizes: [
-            2 * (len(lists) - 1) * step for step in steps_ms(lists, len(lists))
+            2 * (len(lists) - 1) * step for step in steps_ms(lists, sizes)
         ],
-        "A step sends a chunk, not the whole tensor.": everywhere(
-            lambda lists, n: 2 * (n - 1) * max(steps_ms(lists, 1))
+        "A step sends a chunk, not the whole tensor.": rings_of(
+            lambda *given: max(steps_ms(*given, parts=1))
         ),
-        "n - 1 steps add up; as many more hand the sums round.": everywhere(
-            lambda lists, n: (n - 1) * max(steps_ms(lists, n))
+        "n - 1 steps add up; as many more hand the sums round.": rings_of(
+            lambda *given: max(steps_ms(*given)) / 2
         ),
-        "That is the mean link: the quick ones wait.": everywhere(
-            lambda lists, n: 2 * (n - 1) * sum(steps_ms(lists, n)) / n
+        "That is the mean link: the quick ones wait.": rings_of(
+            lambda *given: sum(steps_ms(*given)) / len(given[0])
         ),
         "The worst latency and the worst bandwidth belong to two links: no chunk pays both.": (
-            everywhere(
-                lambda lists, n: (
-                    2
-                    * (n - 1)
-                    * (max(L for L, _ in LINKS[:n]) + NBYTES / n * max(s for _, s in LINKS[:n]))
-                )
-            )
+            rings_of(worst_of_both)
         ),
-        "The greatest latency is not the slowest step: it depends on the chunk.": everywhere(
-            lambda lists, n: (
-                2 * (n - 1) * steps_ms(lists, n)[max(range(n), key=lambda r: LINKS[r][0])]
-            )
+        "The greatest latency is not the slowest step: it depends on the chunk.": rings_of(
+            of_greatest_latency
         ),
         "The smallest message still has its bytes: the latency is what is left at 0 bytes.": (
-            everywhere(
-                lambda lists, n: (
-                    2
-                    * (n - 1)
-                    * max(p[0][1] + NBYTES / n * LINKS[r][1] for r, p in enumerate(lists))
-                )
-            )
+            rings_of(smallest_message_free)
         ),
-        "Each step also pays the latency.": everywhere(
-            lambda lists, n: 2 * (n - 1) * max(NBYTES / n * slope for _, slope in LINKS[:n])
-        ),
+        "Each step also pays the latency.": rings_of(without_latency),
     },
     points=3,
 )
@@ -408,14 +454,5 @@ verdict
 # %% role="hidden" question="ring_ms"
 seed = 1
 drawn = torch.randint(1, 60, (5, 2), generator=torch.Generator().manual_seed(seed)).tolist()
-LINKS = [(float(latency_ms), rate * 1e-6) for latency_ms, rate in drawn]
-NBYTES = 100_000 * (1 + seed % 9)
-
-
-def other_links(rank, world_size):
-    latency_ms, ms_per_byte = LINKS[rank]
-    points = [(k, latency_ms + k * ms_per_byte) for k in (2000, 50_000, 400_000)]
-    return points, NBYTES
-
-
-print(measure(ring_ms, other_links))
+other_links = [(float(latency_ms), rate * 1e-6) for latency_ms, rate in drawn]
+print(measure(ring_ms, measured(other_links, 100_000 * (1 + seed % 9))))

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Review: ten short tasks that mix the lessons
 #
-# For some two weeks after lesson 10, when part of it is forgotten. Each task takes 5 to 8 minutes and 1 to 8
-# lines, and mixes lessons, which its heading names. None repeats an exercise. Do a few on one day, in any
+# For some two weeks after lesson 10, when part of it is forgotten. Each task takes 5 to 8 minutes, the last
+# one 15, and 1 to 8 lines. It mixes lessons, which its heading names. None repeats an exercise. Do a few on one day, in any
 # order, and try before you look anything up: to recall is what makes it stay. A check calls your function on
 # worlds of 1 to 5 ranks; inputs are drawn for each.
 #
@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from simlib.checks import (
     OneOf,
+    Rule,
     check,
     collective_nbytes,
     collectives,
@@ -25,6 +26,7 @@ from simlib.checks import (
     nbytes,
     nbytes_of_a_rank,
     only,
+    somebody_sends,
 )
 
 
@@ -36,6 +38,31 @@ def cost_gradient(theta, rows, targets):
 def drawn(seed, world_size, rank=0):
     """A generator of its own for every seed, world and rank."""
     return torch.Generator().manual_seed(1000 * seed + 10 * world_size + rank)
+
+
+def draws(inputs, *seeds, **how):
+    """Of ``inputs(rank, world_size, seed)`` one function for each seed: worlds are tried with each."""
+    return [lambda *place, seed=seed: inputs(*place, seed, **how) for seed in seeds]
+
+
+def whole(low, high, draw):
+    """An int from low to high - 1."""
+    return int(torch.randint(low, high, (), generator=draw))
+
+
+def either(*ways):
+    """The values of any of these, for a mistake that is made in several ways."""
+    return lambda *given: OneOf([way(*given) for way in ways])
+
+
+def on_all(value_of):
+    """The same value, ``value_of(*given)``, on every rank."""
+    return lambda *given: [value_of(*given)] * len(given[0])
+
+
+def alike(counts):
+    """For every rank the same weight."""
+    return [1 / len(counts)] * len(counts)
 
 
 # %% [markdown]
@@ -79,53 +106,51 @@ def ring_mean(rank, world_size, x):
 
 
 # %% role="check" question="ring_mean" points=1
-def a_tensor(seed):
+def a_tensor(rank, world_size, seed):
     """Inputs: every world draws its own tensors."""
-
-    def inputs(rank, world_size):
-        return (torch.randn(3, generator=drawn(seed, world_size, rank)),)
-
-    return inputs
+    return (torch.randn(3, generator=drawn(seed, world_size, rank)),)
 
 
-def ring_means(xs, ends_meet=True):
-    """What each rank returns; without the last swap its ends take their own x."""
-    n, means = len(xs), []
-    for rank, x in enumerate(xs):
-        left = xs[rank - 1] if ends_meet or rank > 0 else x
-        right = xs[(rank + 1) % n] if ends_meet or rank < n - 1 else x
-        means.append((left + x + right) / 3)
-    return means
+def of_three(left, own, right):
+    """What each rank returns who gives the three tensors these weights."""
+    return lambda xs: [
+        left * xs[rank - 1] + own * x + right * xs[(rank + 1) % len(xs)]
+        for rank, x in enumerate(xs)
+    ]
+
+
+def ends_apart(xs):
+    """Without the last swap: the ends of the ring take their own x in its place."""
+    padded = [xs[0], *xs, xs[-1]]
+    return [sum(padded[rank : rank + 3]) / 3 for rank in range(len(xs))]
 
 
 verdict = check(
     "ring_mean",
     ring_mean,
-    a_tensor(21),
-    ring_means,
+    draws(a_tensor, 21, 22),
+    of_three(1 / 3, 1 / 3, 1 / 3),
     only("send", "recv"),
+    somebody_sends(),
     messages(
         lambda xs: 2 * len(xs) if len(xs) > 1 else 0,
         hint="A rank has two neighbours, and each of them needs its x once.",
     ),
     nbytes(lambda xs: 2 * sum(x.nbytes for x in xs) if len(xs) > 1 else 0),
     mistakes={
-        "The last rank and rank 0 do not swap, and take their own x: a ring has no ends.": (
-            lambda xs: ring_means(xs, ends_meet=False)
+        "The last rank and rank 0 do not swap, and take their own x: a ring has no ends.": ends_apart,
+        "That is the mean over all ranks: three tensors count, and in a world of two the neighbour's "
+        "counts twice.": on_all(lambda xs: sum(xs) / len(xs)),
+        "That is the sum of the three: divide it by 3.": of_three(1, 1, 1),
+        "The sum of three tensors is divided by another number: it is 3 in every world.": either(
+            of_three(1 / 2, 1 / 2, 1 / 2), lambda xs: of_three(*[1 / len(xs)] * 3)(xs)
         ),
-        "That is the mean over all ranks: only three tensors count.": (
-            lambda xs: [sum(xs) / len(xs)] * len(xs)
+        "The rank's own x is left out.": either(
+            of_three(1 / 2, 0, 1 / 2), of_three(1 / 3, 0, 1 / 3)
         ),
-        "That is the sum of the three: divide it by 3.": (
-            lambda xs: [3 * mean for mean in ring_means(xs)]
-        ),
-        "Left and right are the same neighbour there: one of the two tensors came twice.": (
-            lambda xs: OneOf(
-                [
-                    [(2 * xs[(r + side) % len(xs)] + x) / 3 for r, x in enumerate(xs)]
-                    for side in (-1, 1)
-                ]
-            )
+        "One neighbour's tensor counts twice, the other's not at all. Did both messages go into one "
+        "tensor? Make a holder for each.": either(
+            of_three(2 / 3, 1 / 3, 0), of_three(0, 1 / 3, 2 / 3)
         ),
     },
     as_given="8953fc8f",
@@ -150,7 +175,7 @@ verdict
 
 # %% role="hidden" question="ring_mean"
 seed = 1
-print(measure(ring_mean, a_tensor(seed)))
+print(measure(ring_mean, *draws(a_tensor, seed)))
 
 # %% [markdown]
 # ## 2. How perplexed are all? Lessons 04 and 07 (★, 6 minutes, 1 point)
@@ -177,20 +202,16 @@ def perplexity(rank, world_size, losses, targets):
 
 
 # %% role="check" question="perplexity" points=1
-def some_tokens(seed):
+def some_tokens(rank, world_size, seed):
     """Inputs: losses in eighths; rank 0 has a token that counts, the last of many only padding."""
-
-    def inputs(rank, world_size):
-        draw = drawn(seed, world_size, rank)
-        length = int(torch.randint(0, 7, (), generator=draw)) + 2 * (rank == 0)
-        losses = torch.randint(1, 33, (length,), generator=draw) / 8
-        targets = torch.randint(0, 50, (length,), generator=draw)
-        is_padding = torch.randint(0, 3, (length,), generator=draw) == 0
-        is_padding |= torch.tensor(rank == world_size - 1 > 1)
-        is_padding[:1] &= torch.tensor(rank != 0)
-        return losses, targets.masked_fill(is_padding, -100)
-
-    return inputs
+    draw = drawn(seed, world_size, rank)
+    length = int(torch.randint(0, 7, (), generator=draw)) + 2 * (rank == 0)
+    losses = torch.randint(1, 33, (length,), generator=draw) / 8
+    targets = torch.randint(0, 50, (length,), generator=draw)
+    is_padding = torch.randint(0, 3, (length,), generator=draw) == 0
+    is_padding |= torch.tensor(rank == world_size - 1 > 1)
+    is_padding[:1] &= torch.tensor(rank != 0)
+    return losses, targets.masked_fill(is_padding, -100)
 
 
 def kept(losses, targets):
@@ -198,61 +219,53 @@ def kept(losses, targets):
     return [one[target != -100] for one, target in zip(losses, targets, strict=True)]
 
 
-def mean_over(tensors):
-    return torch.cat(list(tensors)).mean()
+def perplexity_of(mean):
+    """The exp of ``mean(losses, those that count)``, on all ranks; both by rank."""
+    return on_all(lambda losses, targets: mean(losses, kept(losses, targets)).exp().item())
 
 
-def of_each(losses, targets):
-    """Mean losses of the ranks that have a token."""
-    return torch.stack([one.mean() for one in kept(losses, targets) if len(one)])
+def means(some):
+    """Mean losses of the ranks that have a token that counts."""
+    return torch.stack([one.mean() for one in some if len(one)])
+
+
+def log(number):
+    return torch.as_tensor(number).log()
 
 
 verdict = check(
     "perplexity",
     perplexity,
-    some_tokens(7),
-    lambda losses, targets: [mean_over(kept(losses, targets)).exp().item()] * len(losses),
+    draws(some_tokens, 7, 8),
+    perplexity_of(lambda losses, some: torch.cat(some).mean()),
     only("all_reduce"),
+    somebody_sends(),
     collectives(lambda losses, targets: 1, hint="Sum and count can travel together."),
     collective_nbytes(lambda losses, targets: 8, hint="Add up before you communicate."),
     mistakes={
         "The padding is among the tokens: a target of -100 does not count.": (
-            lambda losses, targets: [mean_over(losses).exp().item()] * len(losses)
+            perplexity_of(lambda losses, some: torch.cat(losses).mean())
         ),
         "That is the mean loss: the perplexity is exp of it.": (
-            lambda losses, targets: [mean_over(kept(losses, targets)).item()] * len(losses)
+            perplexity_of(lambda losses, some: log(torch.cat(some).mean()))
         ),
         "That is the mean of the tokens' exp: first the mean of the losses, then exp.": (
-            lambda losses, targets: (
-                [mean_over(kept(losses, targets)[r].exp() for r in range(len(losses))).item()]
-                * len(losses)
-            )
+            perplexity_of(lambda losses, some: log(torch.cat(some).exp().mean()))
         ),
         "The ranks' perplexities are averaged: exp of a mean is no mean of exps, and a rank with "
-        "few tokens has too much weight.": (
-            lambda losses, targets: OneOf(
-                [
-                    [(of_each(losses, targets).exp().sum() / n).item()] * len(losses)
-                    for n in {len(losses), len(of_each(losses, targets))}
-                ]
-            )
+        "few tokens has too much weight.": either(
+            perplexity_of(lambda losses, some: log(means(some).exp().mean())),
+            perplexity_of(lambda losses, some: log(means(some).exp().sum() / len(some))),
         ),
-        "The ranks' mean losses are averaged: a rank with few tokens has too much weight.": (
-            lambda losses, targets: OneOf(
-                [
-                    [(of_each(losses, targets).sum() / n).exp().item()] * len(losses)
-                    for n in {len(losses), len(of_each(losses, targets))}
-                ]
-            )
+        "The ranks' mean losses are averaged: a rank with few tokens has too much weight.": either(
+            perplexity_of(lambda losses, some: means(some).mean()),
+            perplexity_of(lambda losses, some: means(some).sum() / len(some)),
         ),
         "All is nan: a rank without tokens has brought the mean of nothing, which is nan.": (
-            lambda losses, targets: [math.nan] * len(losses)
+            perplexity_of(lambda losses, some: torch.tensor(math.nan))
         ),
         "Its losses are left out, but padding is in the number that you divide by.": (
-            lambda losses, targets: (
-                [(torch.cat(kept(losses, targets)).sum() / sum(map(len, losses))).exp().item()]
-                * len(losses)
-            )
+            perplexity_of(lambda losses, some: torch.cat(some).sum() / len(torch.cat(losses)))
         ),
     },
     points=1,
@@ -275,7 +288,7 @@ verdict
 
 # %% role="hidden" question="perplexity"
 seed = 1
-print(measure(perplexity, some_tokens(seed + 100)))
+print(measure(perplexity, *draws(some_tokens, seed + 100)))
 
 # %% [markdown]
 # ## 3. Everybody has something for everybody: lessons 02 and 04 (★★, 7 minutes, 1 point)
@@ -305,23 +318,67 @@ def swap_blocks(rank, world_size, blocks):
 
 
 # %% role="check" question="swap_blocks" points=1
-def blocks_for_all(seed):
-    def inputs(rank, world_size):
-        return (list(torch.randn(world_size, 3, generator=drawn(seed, world_size, rank))),)
-
-    return inputs
+def blocks_for_all(rank, world_size, seed):
+    return (list(torch.randn(world_size, 3, generator=drawn(seed, world_size, rank))),)
 
 
 def transposed(lists):
     return [[blocks[rank] for blocks in lists] for rank in range(len(lists))]
 
 
+def swapped_by(arrange):
+    """What the ranks return of whom ``arrange(right, rank)`` makes the list out of the right one."""
+    return lambda lists: [arrange(right, rank) for rank, right in enumerate(transposed(lists))]
+
+
+def with_own(fill):
+    """The right list with ``fill(block)`` in the rank's own place."""
+    return swapped_by(lambda right, rank: [*right[:rank], fill(right[rank]), *right[rank + 1 :]])
+
+
+def without_own(right, rank):
+    return right[:rank] + right[rank + 1 :]
+
+
+def round_from(step):
+    """From the rank itself round the ring, by this step."""
+    return swapped_by(
+        lambda right, r: [right[(r + step * k) % len(right)] for k in range(len(right))]
+    )
+
+
+def one_holder(last):
+    """The block of rank ``last(rank, world_size)``, which came last, in all places but the own."""
+
+    def all_the_same(right, rank):
+        held = right[last(rank, len(right))]
+        return [own if place == rank else held for place, own in enumerate(right)]
+
+    return swapped_by(all_the_same)
+
+
+def whoever_comes(run, lists):
+    """A sentence where a rank took messages from anybody, and its list is not in order."""
+    takers = sorted({op.rank for op in run.trace if "recv(src=any" in op.call})
+    for rank in takers:
+        got, right = run.results[rank], list(map(repr, transposed(lists)[rank]))
+        got = list(map(repr, got)) if isinstance(got, list) else right
+        if got != right and sorted(got) == sorted(right):
+            return (
+                f"Rank {rank} receives without src, so it gets whatever comes first, and its list "
+                "is not in order: say src, or put each block where its sender's rank is."
+            )
+    return None
+
+
 verdict = check(
     "swap_blocks",
     swap_blocks,
-    blocks_for_all(33),
+    draws(blocks_for_all, 33, 34),
     transposed,
     only("send", "recv"),
+    Rule(lambda run, given: whoever_comes(run, *given), before_values=True),
+    somebody_sends(),
     messages(
         lambda lists: len(lists) * (len(lists) - 1),
         hint="Each rank has one block for each other rank.",
@@ -332,34 +389,28 @@ verdict = check(
     ),
     mistakes={
         "Those are the rank's own blocks: nothing was swapped.": lambda lists: list(lists),
-        "Every rank has sent block `rank`, the one for itself: block j goes to rank j.": (
-            lambda lists: [[lists[j][j] for j in range(len(lists))]] * len(lists)
+        "Every rank has sent block `rank`, the one for itself: block j goes to rank j.": on_all(
+            lambda lists: [mine[rank] for rank, mine in enumerate(lists)]
         ),
-        "The rank's own block is missing in its place.": lambda lists: OneOf(
-            [
-                [
-                    [b if j != r else fill(b) for j, b in enumerate(mine)]
-                    for r, mine in enumerate(transposed(lists))
-                ]
-                for fill in (torch.zeros_like, lambda block: None)
-            ]
-            + [
-                [
-                    [b for j, b in enumerate(mine) if j != r]
-                    for r, mine in enumerate(transposed(lists))
-                ]
-            ]
+        "The rank's own block is missing in its place.": either(
+            with_own(torch.zeros_like), with_own(lambda block: None), swapped_by(without_own)
         ),
-        "The right blocks, but in the order in which they came: place j is that of rank j.": (
-            lambda lists: OneOf(
-                [
-                    [
-                        [mine[(r + sign * k) % len(mine)] for k in range(len(mine))]
-                        for r, mine in enumerate(transposed(lists))
-                    ]
-                    for sign in (1, -1)
-                ]
-            )
+        "All places but its own hold the same block, which came last: make a holder for each.": either(
+            one_holder(lambda rank, n: n - 1 - (rank == n - 1)),
+            one_holder(lambda rank, n: int(rank == 0)),
+            one_holder(lambda rank, n: (rank + 1) % n),
+            one_holder(lambda rank, n: rank - 1),
+        ),
+        "That is the list turned round: place 0 is that of rank 0.": (
+            swapped_by(lambda right, rank: right[::-1])
+        ),
+        "The rank's own block stands last: its place is `rank`.": (
+            swapped_by(lambda right, rank: [*without_own(right, rank), right[rank]])
+        ),
+        "The right blocks, but in the order in which they came: place j is that of rank j.": either(
+            round_from(1),
+            round_from(-1),
+            swapped_by(lambda right, rank: [right[rank], *without_own(right, rank)]),
         ),
     },
     points=1,
@@ -382,7 +433,7 @@ verdict
 
 # %% role="hidden" question="swap_blocks"
 seed = 1
-print(measure(swap_blocks, blocks_for_all(seed + 200)))
+print(measure(swap_blocks, *draws(blocks_for_all, seed + 200)))
 
 # %% [markdown]
 # ## 4. Predict the end of a step: lessons 05, 08 and 09 (★★, 8 minutes, 1 point)
@@ -390,7 +441,7 @@ print(measure(swap_blocks, blocks_for_all(seed + 200)))
 # In backward every rank measured when its bucket k was full, `ready_s[k]`; the ranks differ. The
 # ring `all_reduce` of a bucket begins when it is full on **all** ranks and that of the bucket before is over.
 # Return on every rank when the last one is over, as a float. A ring takes
-# $2(R-1)(\alpha + N/(R\beta))$. One `all_reduce` of as many float64 numbers as there are buckets.
+# $2(R-1)(\alpha + N/(R\beta))$. One `all_reduce`, of at most 8 bytes for each bucket.
 
 
 # %% role="answer" question="step_end" points=1
@@ -412,87 +463,85 @@ def step_end(rank, world_size, ready_s, bucket_bytes, latency_s, bandwidth_Bps):
 
 
 # %% role="check" question="step_end" points=1
-def a_backward(seed):
+def a_backward(rank, world_size, seed):
     """Inputs: four buckets; the first is small and waits for the second, which keeps the third."""
-
-    def inputs(rank, world_size):
-        mine, all_ranks = drawn(seed, world_size, rank), drawn(seed, world_size, 9)
-        gaps_ms = torch.randint(2, 9, (4,), generator=mine) + torch.tensor([0, 4, 0, 2])
-        sizes = torch.randint(100, 200, (4,), generator=all_ranks) * torch.tensor([10, 400, 60, 20])
-        rate = 1e6 * float(torch.randint(2, 5, (), generator=all_ranks))
-        ready_s = (gaps_ms.double().cumsum(0) / 1000).tolist()
-        return ready_s, sizes.tolist(), 2e-4, rate
-
-    return inputs
+    mine, all_ranks = drawn(seed, world_size, rank), drawn(seed, world_size, 9)
+    gaps_ms = torch.randint(2, 9, (4,), generator=mine) + torch.tensor([0, 4, 0, 2])
+    sizes = torch.randint(100, 200, (4,), generator=all_ranks) * torch.tensor([10, 400, 60, 20])
+    rate = 1e6 * float(whole(2, 5, all_ranks))
+    ready_s = (gaps_ms.double().cumsum(0) / 1000).tolist()
+    return ready_s, sizes.tolist(), 2e-4, rate
 
 
-def the_end(readies, sizes, latencies_s, rates, factor=2, chunk=None, latest=max):
-    """What every rank returns: as `expected`, or as somebody who reckons otherwise."""
-    R, end_s = len(readies), 0.0
-    for k, N in enumerate(sizes[0]):
-        ring_s = factor * (R - 1) * (latencies_s[0] + N / (chunk or R) / rates[0])
-        end_s = max(end_s, latest([ready[k] for ready in readies])) + ring_s
-    return [end_s] * R
+def rings_s(R, sizes, latencies_s, rates, factor=2, chunk=None):
+    """Seconds of each bucket's ring."""
+    return [factor * (R - 1) * (latencies_s[0] + N / (chunk or R) / rates[0]) for N in sizes[0]]
 
 
-def rings_s(readies, sizes, latencies_s, rates):
-    R = len(readies)
-    return [2 * (R - 1) * (latencies_s[0] + N / R / rates[0]) for N in sizes[0]]
+def one_by_one(readies_s, rings_s):
+    end_s = 0.0
+    for ready_s, ring_s in zip(readies_s, rings_s, strict=True):
+        end_s = max(end_s, ready_s) + ring_s
+    return end_s
+
+
+def end_by(reckon, latest=max, **ring):
+    """On every rank: ``reckon(when the buckets are full, seconds of their rings)``."""
+
+    def value(readies, *rest):
+        full_s = [latest(times_s) for times_s in zip(*readies, strict=True)]
+        return reckon(full_s, rings_s(len(readies), *rest, **ring))
+
+    return on_all(value)
+
+
+def by_own_times(readies, *rest):
+    return [one_by_one(own_s, rings_s(len(readies), *rest)) for own_s in readies]
 
 
 verdict = check(
     "step_end",
     step_end,
-    a_backward(44),
-    the_end,
+    draws(a_backward, 44, 45),
+    end_by(one_by_one),
     only("all_reduce"),
+    somebody_sends(),
     collectives(lambda readies, *rest: 1, hint="All buckets' times fit into one tensor."),
     collective_nbytes(
         lambda readies, *rest: 8 * len(readies[0]), hint="A bucket needs one number."
     ),
     mistakes={
         "Each rank reckons with its own times: an all_reduce begins when the last rank is there.": (
-            lambda readies, *rest: [the_end([own] * len(readies), *rest)[0] for own in readies]
+            by_own_times
         ),
         "That is right for the first rank that has a bucket full: all wait for the last.": (
-            lambda *given: the_end(*given, latest=min)
+            end_by(one_by_one, latest=min)
         ),
         "That is right for the mean of the times, or their sum: an all_reduce waits for the "
-        "last rank.": lambda *given: OneOf(
-            [the_end(*given, latest=sum)]
-            + [the_end(*given, latest=lambda times_s: sum(times_s) / len(times_s))]
+        "last rank.": either(
+            end_by(one_by_one, latest=sum),
+            end_by(one_by_one, latest=lambda times_s: sum(times_s) / len(times_s)),
         ),
         "Nothing overlaps there: the first bucket need not wait for the end of backward.": (
-            lambda readies, *rest: (
-                [max(one[-1] for one in readies) + sum(rings_s(readies, *rest))] * len(readies)
-            )
+            end_by(lambda full_s, rings_s: full_s[-1] + sum(rings_s))
         ),
         "There all rings run at once: a bucket also waits for the bucket before it.": (
-            lambda readies, *rest: (
-                [
-                    max(
-                        max(ready[k] for ready in readies) + ring_s
-                        for k, ring_s in enumerate(rings_s(readies, *rest))
-                    )
-                ]
-                * len(readies)
-            )
+            end_by(lambda full_s, rings_s: max(map(sum, zip(full_s, rings_s, strict=True))))
         ),
         "That is the larger of backward and all rings together: the last bucket is full when backward "
-        "ends, and its ring comes after that.": lambda readies, *rest: (
-            [max(sum(rings_s(readies, *rest)), *(one[-1] for one in readies))] * len(readies)
+        "ends, and its ring comes after that.": (
+            end_by(lambda full_s, rings_s: max(full_s[-1], sum(rings_s)))
+        ),
+        "Those are the rings alone, one after the other: none begins before its bucket is full.": (
+            end_by(lambda full_s, rings_s: sum(rings_s))
         ),
         "That is the last bucket alone: is the network still busy when it is full?": (
-            lambda readies, *rest: (
-                [max(one[-1] for one in readies) + rings_s(readies, *rest)[-1]] * len(readies)
-            )
+            end_by(lambda full_s, rings_s: full_s[-1] + rings_s[-1])
         ),
         "A step of the ring sends an R-th of the bucket, not all of it.": (
-            lambda *given: the_end(*given, chunk=1)
+            end_by(one_by_one, chunk=1)
         ),
-        "A ring has 2 (R - 1) steps: half add up, half hand round.": (
-            lambda *given: the_end(*given, factor=1)
-        ),
+        "A ring has 2 (R - 1) steps: half add up, half hand round.": end_by(one_by_one, factor=1),
     },
     points=1,
 )
@@ -515,7 +564,7 @@ verdict
 
 # %% role="hidden" question="step_end"
 seed = 1
-print(measure(step_end, a_backward(seed + 300)))
+print(measure(step_end, *draws(a_backward, seed + 300)))
 
 # %% [markdown]
 # ## 5. Go on with another number of ranks: lessons 01 and 07 (★★, 6 minutes, 1 point)
@@ -537,84 +586,75 @@ def still_to_see(rank, world_size, n, seed, epoch, old, batch, steps):
 
 
 # %% role="check" question="still_to_see" points=1
-def a_stopped_epoch(seed):
-    def inputs(rank, world_size):
-        draw = drawn(seed, world_size)
-        batch, steps, more, first_seed, epoch = (
-            int(torch.randint(low, high, (), generator=draw))
-            for low, high in ((2, 4), (2, 4), (6, 16), (1, 50), (1, 9))
-        )
-        old = world_size % 5 + 2
-        n = (old + 1) * batch * steps + more + world_size
-        return n, first_seed, epoch, old, batch, steps
-
-    return inputs
-
-
-def order_of(n, seed):
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def left_of(given, with_epoch=True):
-    """What nobody has seen, in its order."""
-    n, seed, epoch, old, batch, steps = (one[0] for one in given)
-    return order_of(n, seed + epoch * with_epoch)[old * batch * steps :]
-
-
-def dealt(left, R):
-    return [left[rank::R] for rank in range(R)]
-
-
-def other_start(start):
-    """What the ranks return who leave out another number of elements."""
-    return lambda *given: dealt(
-        order_of(given[0][0], given[1][0] + given[2][0])[
-            start(len(given[0]), *(one[0] for one in given[3:])) :
-        ],
-        len(given[0]),
+def a_stopped_epoch(rank, world_size, seed):
+    draw = drawn(seed, world_size)
+    batch, steps, more, first_seed, epoch = (
+        whole(low, high, draw) for low, high in ((2, 4), (2, 4), (6, 16), (1, 50), (1, 9))
     )
+    old = world_size % 5 + 2
+    n = (old + 1) * batch * steps + more + world_size
+    return n, first_seed, epoch, old, batch, steps
+
+
+def rest_by(
+    pick=lambda left, order, R: left,
+    seen=lambda R, old, batch, steps: old * batch * steps,
+    with_epoch=True,
+    deal=lambda rest, R: [rest[rank::R] for rank in range(R)],
+):
+    """What the ranks return who leave out ``seen(...)`` elements, and ``deal`` what they ``pick``."""
+
+    def by_rank(*given):
+        (n, seed, epoch, old, batch, steps), R = (one[0] for one in given), len(given[0])
+        generator = torch.Generator().manual_seed(seed + epoch * with_epoch)
+        order = torch.randperm(n, generator=generator).tolist()
+        return deal(pick(order[seen(R, old, batch, steps) :], order, R), R)
+
+    return by_rank
+
+
+def in_blocks(rest, R):
+    return [part.tolist() for part in torch.tensor(rest).tensor_split(R)]
+
+
+def by_places(left, order, R):
+    """A list that gives each rank those of its places of the whole order that are left, dealt out."""
+    return [None] * (len(order) - len(left)) + left
+
+
+def without_none(rest, R):
+    return [[one for one in rest[rank::R] if one is not None] for rank in range(R)]
 
 
 verdict = check(
     "still_to_see",
     still_to_see,
-    a_stopped_epoch(55),
-    lambda *given: dealt(left_of(given), len(given[0])),
+    draws(a_stopped_epoch, 55, 56),
+    rest_by(),
     messages(lambda *given: 0, hint="Every rank can work out the order for itself."),
     collectives(lambda *given: 0, hint="Every rank can work out the order for itself."),
     mistakes={
-        "The seed of the order is seed + epoch: each epoch has its own.": (
-            lambda *given: dealt(left_of(given, with_epoch=False), len(given[0]))
-        ),
+        "The seed of the order is seed + epoch: each epoch has its own.": rest_by(with_epoch=False),
         "Each of the `old` ranks has seen batch * steps examples: not one rank alone, and not "
-        "world_size of them.": lambda *given: OneOf(
-            [
-                other_start(lambda R, old, batch, steps: R * batch * steps)(*given),
-                other_start(lambda R, old, batch, steps: batch * steps)(*given),
-            ]
+        "world_size of them.": either(
+            rest_by(seen=lambda R, old, batch, steps: R * batch * steps),
+            rest_by(seen=lambda R, old, batch, steps: batch * steps),
         ),
         "A step takes a batch on every rank, not one example.": (
-            other_start(lambda R, old, batch, steps: old * steps)
+            rest_by(seen=lambda R, old, batch, steps: old * steps)
         ),
-        "That is the whole epoch once more: some of it has been seen.": (
-            other_start(lambda R, old, batch, steps: 0)
-        ),
+        "That is the whole epoch once more: some of it has been seen.": rest_by(seen=lambda *_: 0),
         "The rest is cut into blocks: deal it out in turn, as the sampler does.": (
-            lambda *given: [
-                part.tolist() for part in torch.tensor(left_of(given)).tensor_split(len(given[0]))
-            ]
+            rest_by(deal=in_blocks)
         ),
-        "The ranks have equally many, so some examples are padding, or some are lost.": (
-            lambda *given: OneOf(
-                [
-                    dealt(left + left[: -len(left) % R], R)
-                    for left, R in [(left_of(given), len(given[0]))]
-                ]
-                + [
-                    dealt(left[: len(left) // R * R], R)
-                    for left, R in [(left_of(given), len(given[0]))]
-                ]
-            )
+        "Some examples are padding there, or are lost: deal out the rest as it is.": either(
+            rest_by(lambda left, order, R: left + left[: -len(left) % R]),
+            rest_by(lambda left, order, R: left + order[: -len(left) % R]),
+            rest_by(lambda left, order, R: left + order[: -len(order) % R]),  # padded before
+            rest_by(lambda left, order, R: left[: len(left) // R * R]),
+        ),
+        "They are dealt by their places in the whole order: rank 0 takes the first of the rest.": (
+            rest_by(by_places, deal=without_none)
         ),
     },
     points=1,
@@ -638,7 +678,7 @@ verdict
 
 # %% role="hidden" question="still_to_see"
 seed = 1
-print(measure(still_to_see, a_stopped_epoch(seed + 400)))
+print(measure(still_to_see, *draws(a_stopped_epoch, seed + 400)))
 
 # %% [markdown]
 # ## 6. Not every rank uses every weight: lessons 03 and 08 (★★, 8 minutes, 1 point)
@@ -675,61 +715,53 @@ def mean_where_used(rank, world_size, gradients):
 
 
 # %% role="check" question="mean_where_used" points=1
-def some_gradients(seed):
+def some_gradients(rank, world_size, seed):
     """Inputs: one rank has the first, one the second, all the next two, nobody the last."""
-
-    def inputs(rank, world_size):
-        draw = drawn(seed, world_size, rank)
-        used = torch.randint(0, 2, (6,), generator=draw).tolist()
-        used = [rank == 0, rank == world_size - 1, True, True, *used[4:-1], False]
-        numbers = torch.randn(6, 3, generator=draw)
-        numbers[3] = 0  # used, and behind a ReLU that let nothing through
-        return ([g.clone() if one else None for g, one in zip(numbers, used, strict=True)],)
-
-    return inputs
+    draw = drawn(seed, world_size, rank)
+    used = torch.randint(0, 2, (6,), generator=draw).tolist()
+    used = [rank == 0, rank == world_size - 1, True, True, *used[4:-1], False]
+    numbers = torch.randn(6, 3, generator=draw)
+    numbers[3] = 0  # used, and behind a ReLU that let nothing through
+    return ([g.clone() if one else None for g, one in zip(numbers, used, strict=True)],)
 
 
 def means_by(divisor, nobody=None):
     """What every rank returns who divides by ``divisor(ranks, users)``."""
 
+    def mean_of(column):
+        mine = [one for one in column if one is not None]
+        return sum(mine) / divisor(len(column), len(mine)) if mine else nobody
+
+    return on_all(lambda lists: [mean_of(column) for column in zip(*lists, strict=True)])
+
+
+def over_ranks(ranks, users):
+    return ranks
+
+
+def none_where(is_none):
+    """The right means, but None where ``is_none(mean, the rank's own gradient)``."""
+
     def by_rank(lists):
-        means = []
-        for column in zip(*lists, strict=True):
-            mine = [one for one in column if one is not None]
-            means.append(sum(mine) / divisor(len(lists), len(mine)) if mine else nobody)
-        return [means] * len(lists)
+        pairs = [zip(means_by(over_ranks)(lists)[0], mine, strict=True) for mine in lists]
+        return [[None if is_none(*pair) else pair[0] for pair in of_rank] for of_rank in pairs]
 
     return by_rank
 
 
-right_means = means_by(lambda ranks, users: ranks)
-
-
-def own_places_only(lists):
-    """The right means, but None where a rank has none itself."""
-    return [
-        [mean if own is not None else None for mean, own in zip(right, mine, strict=True)]
-        for right, mine in zip(right_means(lists), lists, strict=True)
+def own_only(divisor):
+    return lambda lists: [
+        [None if one is None else one / divisor(len(lists)) for one in mine] for mine in lists
     ]
-
-
-def none_for_zeros(lists):
-    return [
-        [mean if mean is not None and mean.any() else None for mean in mine]
-        for mine in right_means(lists)
-    ]
-
-
-def own_only(lists, n):
-    return [[None if one is None else one / n for one in mine] for mine in lists]
 
 
 verdict = check(
     "mean_where_used",
     mean_where_used,
-    [some_gradients(66), some_gradients(67)],
-    right_means,
+    draws(some_gradients, 66, 67),
+    means_by(over_ranks),
     only("all_reduce"),
+    somebody_sends(),
     collectives(
         lambda lists: 1 if len(lists) > 1 else len(lists[0]),
         hint="Who has a gradient can travel beside it, as a number of 0 or 1.",
@@ -737,19 +769,19 @@ verdict = check(
     collective_nbytes(lambda lists: 16 * len(lists[0]), hint="A sum needs no room for each rank."),
     mistakes={
         "A weight that no rank uses has no gradient: None, not zeros. An optimizer with momentum "
-        "would move it.": means_by(lambda ranks, users: ranks, nobody=torch.zeros(3)),
+        "would move it.": means_by(over_ranks, nobody=torch.zeros(3)),
         "A gradient of zeros is a gradient: who has one must be told, and not guessed from the sum.": (
-            none_for_zeros
+            none_where(lambda mean, own: mean is None or not mean.any())
         ),
         "You divide by the ranks that use the weight: a rank that does not brings zeros, and counts.": (
             means_by(lambda ranks, users: users)
         ),
         "Those are sums: divide by world_size.": means_by(lambda ranks, users: 1),
         "A rank without a gradient of its own keeps None, and would not make the others' step.": (
-            own_places_only
+            none_where(lambda mean, own: own is None)
         ),
-        "Those are the rank's own gradients: nothing came from the others.": lambda lists: OneOf(
-            [own_only(lists, n) for n in (1, len(lists))]
+        "Those are the rank's own gradients: nothing came from the others.": either(
+            own_only(lambda n: 1), own_only(lambda n: n)
         ),
     },
     as_given="9e22ead2",
@@ -773,7 +805,7 @@ verdict
 
 # %% role="hidden" question="mean_where_used"
 seed = 1
-print(measure(mean_where_used, some_gradients(seed + 500)))
+print(measure(mean_where_used, *draws(some_gradients, seed + 500)))
 
 # %% [markdown]
 # ## 7. Count before you run: lessons 05, 07 and 08 (★★, 6 minutes, 1 point)
@@ -799,48 +831,42 @@ def traffic(rank, world_size, n, micro, every, bucket_bytes):
 
 
 # %% role="check" question="traffic" points=1
-def an_epoch(seed, rest):
+def an_epoch(rank, world_size, seed, rest):
     """Inputs: ``rest(R, micro)`` examples more than full steps take; they make one step more."""
-
-    def inputs(rank, world_size):
-        draw = drawn(seed, world_size)
-        micro, every, groups, number = (
-            int(torch.randint(low, high, (), generator=draw))
-            for low, high in ((2, 5), (2, 5), (3, 7), (2, 5))
-        )
-        n = world_size * micro * every * groups + rest(world_size, micro)
-        sizes = 60 * torch.randint(10, 99, (number,), generator=draw)
-        return n, micro, every, sizes.tolist()
-
-    return inputs
-
-
-def shares(n, R):
-    return math.ceil(n / R)
+    draw = drawn(seed, world_size)
+    micro, every, groups, number = (
+        whole(low, high, draw) for low, high in ((2, 5), (2, 5), (3, 7), (2, 5))
+    )
+    n = world_size * micro * every * groups + rest(world_size, micro)
+    sizes = 60 * torch.randint(10, 99, (number,), generator=draw)
+    return n, micro, every, sizes.tolist()
 
 
 def groups_of(share, micro, every):
     return math.ceil(math.ceil(share / micro) / every)
 
 
-def counted(share=shares, steps=groups_of):
-    """What the ranks return who count examples or steps like this."""
+def micro_batches(share, micro, every):
+    return math.ceil(share / micro)
+
+
+def counted(
+    share=lambda n, R, rank: math.ceil(n / R),
+    steps=groups_of,
+    reduced=None,
+    calls=lambda times, buckets: times * buckets,
+    bytes_of=lambda R, size: 2 * (R - 1) * size // R,
+):
+    """What the ranks return who count like this; ``reduced`` says how often, if not in steps."""
 
     def by_rank(ns, micros, everys, lists):
-        R, size = len(ns), sum(lists[0])
-        number = steps(share(ns[0], R), micros[0], everys[0])
-        sent = number * 2 * (R - 1) * size // R
-        return [(number, number * len(lists[0]), sent)] * R
-
-    return by_rank
-
-
-def with_bytes(bytes_of):
-    """What they return who have the steps right, and ``bytes_of(R, size)`` for each."""
-
-    def by_rank(*given):
-        R, size = len(given[0]), sum(given[3][0])
-        return [(s, calls, s * bytes_of(R, size)) for s, calls, _ in counted()(*given)]
+        R, sizes, found = len(ns), lists[0], []
+        for rank in range(R):
+            given = share(ns[0], R, rank), micros[0], everys[0]
+            times = (reduced or steps)(*given)
+            calls_made = calls(times, len(sizes))
+            found.append((steps(*given), calls_made, times * bytes_of(R, sum(sizes))))
+        return found
 
     return by_rank
 
@@ -849,36 +875,40 @@ verdict = check(
     "traffic",
     traffic,
     # without padding, then with it: there one example more makes one step more
-    [an_epoch(77, lambda R, micro: R * (micro + 1)), an_epoch(78, lambda R, micro: 1)],
+    draws(an_epoch, 77, rest=lambda R, micro: R * (micro + 1))
+    + draws(an_epoch, 78, rest=lambda R, micro: 1),
     counted(),
     messages(lambda *given: 0, hint="A prediction sends nothing."),
     collectives(lambda *given: 0, hint="A prediction sends nothing."),
     mistakes={
         "Every micro-batch is a step there: under no_sync there is none.": (
-            counted(steps=lambda share, m, k: math.ceil(share / m))
+            counted(steps=micro_batches)
         ),
+        "The steps are right, but every micro-batch reduces there: no_sync is for adding up without "
+        "sending.": counted(reduced=micro_batches),
         "The share was rounded down: the sampler pads it, so round up.": (
-            counted(share=lambda n, R: n // R)
+            counted(share=lambda n, R, rank: n // R)
+        ),
+        "Some ranks have a smaller share there: the sampler pads, so that all have equally many.": (
+            counted(share=lambda n, R, rank: n // R + (rank < n % R))
         ),
         "The last group of micro-batches is shorter than `every`, or its last micro-batch smaller; "
         "it is a step, too.": counted(steps=lambda share, m, k: share // m // k),
         "All ranks together work on n examples: divide by world_size first.": (
-            counted(share=lambda n, R: n)
+            counted(share=lambda n, R, rank: n)
         ),
         "Those are the bytes of all ranks: this one sends an R-th of them.": (
-            with_bytes(lambda R, size: 2 * (R - 1) * size)
+            counted(bytes_of=lambda R, size: 2 * (R - 1) * size)
         ),
         "A ring goes round twice: R - 1 steps to add up, R - 1 to hand round.": (
-            with_bytes(lambda R, size: (R - 1) * size // R)
+            counted(bytes_of=lambda R, size: (R - 1) * size // R)
         ),
         "Those are the bytes that a rank brings, not those that a ring sends for it.": (
-            with_bytes(lambda R, size: size)
+            counted(bytes_of=lambda R, size: size)
         ),
-        "Each bucket has an all_reduce of its own, in each step.": lambda *given: OneOf(
-            [
-                [(s, calls, sent) for s, _, sent in counted()(*given)]
-                for calls in (counted()(*given)[0][0], len(given[3][0]))
-            ]
+        "Each bucket has an all_reduce of its own, in each step.": either(
+            counted(calls=lambda times, buckets: times),
+            counted(calls=lambda times, buckets: buckets),
         ),
     },
     points=1,
@@ -901,16 +931,16 @@ verdict
 
 # %% role="hidden" question="traffic"
 seed = 1
-print(measure(traffic, an_epoch(seed + 600, lambda R, micro: R * (micro + 1))))
-print(measure(traffic, an_epoch(seed + 600, lambda R, micro: 1)))
+print(measure(traffic, *draws(an_epoch, seed + 600, rest=lambda R, micro: R * (micro + 1))))
+print(measure(traffic, *draws(an_epoch, seed + 600, rest=lambda R, micro: 1)))
 
 # %% [markdown]
 # ## 8. What fits on all? Lessons 04 and 10 (★, 5 minutes, 1 point)
 #
 # A model is split by layers. This rank's layers have `params` parameters, and keep `example_bytes` of
-# activations for each example of the batch. All is float32, and the optimizer is Adam. Every rank may hold
-# `capacity` bytes. Return the largest batch that fits on **every** rank, an int, the same everywhere; 0
-# where none does. One `all_reduce` of at most 8 bytes.
+# activations for each example of the batch. All is float32, and the optimizer is Adam; leave its work space
+# aside. Every rank may hold `capacity` bytes. Return the largest batch that fits on **every** rank, an int,
+# the same everywhere; 0 where none does. One `all_reduce` of at most 8 bytes.
 
 
 # %% role="answer" question="largest_batch" points=1
@@ -928,57 +958,57 @@ def largest_batch(rank, world_size, params, example_bytes, capacity):
 
 
 # %% role="check" question="largest_batch" points=1
-def a_split_model(seed):
+def a_split_model(rank, world_size, seed):
     """Inputs: on four ranks one of them has no room for its parameters."""
-
-    def inputs(rank, world_size):
-        draw = drawn(seed, world_size, rank)
-        params = int(torch.randint(1000, 2500, (), generator=draw))
-        example_bytes = int(torch.randint(300, 900, (), generator=draw))
-        params += 5000 * (world_size == 4 and rank == seed % 4)
-        return params, example_bytes, 60_000
-
-    return inputs
+    draw = drawn(seed, world_size, rank)
+    params, example_bytes = whole(1000, 2500, draw), whole(300, 900, draw)
+    params += 5000 * (world_size == 4 and rank == seed % 4)
+    return params, example_bytes, 60_000
 
 
-def batches(params, sizes, capacities, per_param=16, round_up=0):
+def batches(params, sizes, capacities, per_param=16, rounded=math.floor):
     """What fits on each rank, which may be less than nothing."""
     return [
-        (capacity - per_param * p) // size + round_up
+        rounded((capacity - per_param * p) / size)
         for p, size, capacity in zip(params, sizes, capacities, strict=True)
     ]
 
 
-def on_all(value_of, **how):
-    """What every rank returns: ``value_of`` what fits on each."""
-    return lambda *given: [value_of(batches(*given, **how))] * len(given[0])
+def of_all(choose, **how):
+    """What every rank returns: ``choose`` of what fits on each."""
+    return on_all(lambda *given: choose(batches(*given, **how)))
 
 
 verdict = check(
     "largest_batch",
     largest_batch,
-    a_split_model(88),
-    on_all(lambda each: max(0, min(each))),
+    draws(a_split_model, 88, 89),
+    of_all(lambda each: max(0, min(each))),
     only("all_reduce"),
+    somebody_sends(),
     collectives(lambda *given: 1, hint="One number of each rank says it all."),
     collective_nbytes(lambda *given: 8, hint="First work out what fits on your own rank."),
     mistakes={
         "That is what fits on this rank alone: a batch goes through all of them.": batches,
-        "That fits on the rank with most room; the tightest one decides.": on_all(max),
+        "That fits on the rank with most room; the tightest one decides.": of_all(max),
         "Those are all ranks' batches together: they do not add up, each example visits every rank.": (
-            on_all(sum)
+            of_all(sum)
         ),
         "That is the mean of what fits, and does not fit on the tightest.": (
-            on_all(lambda each: sum(each) // len(each))
+            of_all(lambda each: sum(each) // len(each))
         ),
         "Only the parameters are counted: gradients and Adam's two states are as large.": (
-            on_all(min, per_param=4)
+            of_all(min, per_param=4)
         ),
-        "Parameters and gradients are counted, but not Adam's two states.": on_all(
+        "Parameters and gradients are counted, but not Adam's two states.": of_all(
             min, per_param=8
         ),
-        "Adam keeps two states for each parameter, not one.": on_all(min, per_param=12),
-        "Less than nothing does not fit: return 0.": on_all(min),
+        "Adam keeps two states for each parameter, not one.": of_all(min, per_param=12),
+        "Less than nothing does not fit: return 0.": of_all(min),
+        "A batch has whole examples: round down to an int.": of_all(min, rounded=float),
+        "That is rounded up: the last example does not fit any more.": of_all(
+            min, rounded=math.ceil
+        ),
     },
     points=1,
 )
@@ -1000,7 +1030,7 @@ verdict
 
 # %% role="hidden" question="largest_batch"
 seed = 1
-print(measure(largest_batch, a_split_model(seed + 700)))
+print(measure(largest_batch, *draws(a_split_model, seed + 700)))
 
 # %% [markdown]
 # ## 9. Clip what is split: lessons 06 and 10 (★★, 7 minutes, 1 point)
@@ -1027,85 +1057,94 @@ def clip_split(rank, world_size, own, shared, most):
 
 
 # %% role="check" question="clip_split" points=1
-def a_split_gradient(seed, stretch=0.0):
+def a_split_gradient(rank, world_size, seed, stretch=0.0):
     """Inputs: with a stretch, a gradient that is short enough."""
+    mine, all_ranks = drawn(seed, world_size, rank), drawn(seed, world_size, 9)
+    length = whole(1, 6, mine)
+    own = 1 + torch.rand(length, generator=mine)
+    shared = 1 + torch.rand(4, generator=all_ranks)
+    return own, shared, 1.0 + float(torch.rand((), generator=all_ranks)) + stretch
 
-    def inputs(rank, world_size):
-        mine, all_ranks = drawn(seed, world_size, rank), drawn(seed, world_size, 9)
-        length = int(torch.randint(1, 6, (), generator=mine))
-        own = 1 + torch.rand(length, generator=mine)
-        shared = 1 + torch.rand(4, generator=all_ranks)
-        return own, shared, 1.0 + float(torch.rand((), generator=all_ranks)) + stretch
 
-    return inputs
+def cut_by(cut):
+    """What the ranks return: ``cut(own, shared, most, owns)``; ``owns`` are all ranks' gradients."""
+    return lambda owns, *rest: [cut(*mine, owns) for mine in zip(owns, *rest, strict=True)]
 
 
 def clipped(length_of, stretch=False):
-    """What the ranks return who measure ``length_of(owns, shared, rank)``."""
+    """What the ranks return who measure ``length_of(own, shared, owns)``."""
 
-    def by_rank(owns, shareds, mosts):
-        pairs = []
-        for rank, (own, shared, most) in enumerate(zip(owns, shareds, mosts, strict=True)):
-            scale = most / float(length_of(owns, shared, rank))
-            scale = scale if stretch else min(1.0, scale)
-            pairs.append((own * scale, shared * scale))
-        return pairs
+    def cut(own, shared, most, owns):
+        scale = most / float(length_of(own, shared, owns))
+        scale = scale if stretch else min(1.0, scale)
+        return own * scale, shared * scale
 
-    return by_rank
+    return cut_by(cut)
 
 
-def of_the_whole(owns, shared, rank):
-    return torch.cat([*owns, shared]).norm()
+def norm(*parts):
+    """The length of these, laid end to end."""
+    return torch.cat(parts).norm()
+
+
+def of_the_whole(own, shared, owns):
+    return norm(*owns, shared)
+
+
+def by_squares(choose):
+    """The length by ``choose`` of the ranks' squares."""
+    return lambda own, shared, owns: (
+        choose([(g**2).sum() for g in owns]) + norm(shared) ** 2
+    ).sqrt()
 
 
 verdict = check(
     "clip_split",
     clip_split,
-    [a_split_gradient(99), a_split_gradient(99, stretch=20.0)],
+    draws(a_split_gradient, 99) + draws(a_split_gradient, 99, stretch=20.0),
     clipped(of_the_whole),
     only("all_reduce"),
+    somebody_sends(),
     collectives(lambda *given: 1, hint="What is the same on all ranks, each can add for itself."),
     collective_nbytes(
         lambda *given: 8, hint="Squares add up: a rank's part of the length is one number."
     ),
     mistakes={
         "Each rank measures what it holds, so ranks scale differently, and the direction turns.": (
-            clipped(lambda owns, shared, rank: torch.cat([owns[rank], shared]).norm())
+            clipped(lambda own, shared, owns: norm(own, shared))
         ),
         "`shared` is counted once for each rank: it is one embedding, with one gradient.": (
-            clipped(lambda owns, shared, rank: torch.cat([*owns, *[shared] * len(owns)]).norm())
+            clipped(lambda own, shared, owns: norm(*owns, *[shared] * len(owns)))
         ),
         "`shared` is missing in the length: it is a part of the whole model.": (
-            clipped(lambda owns, shared, rank: torch.cat(owns).norm())
+            clipped(lambda own, shared, owns: norm(*owns))
         ),
-        "Lengths do not add up, their squares do.": lambda *given: OneOf(
-            [
-                clipped(
-                    lambda owns, shared, rank, n=n: sum(g.norm() for g in owns) + n * shared.norm()
-                )(*given)
-                for n in (1, len(given[0]))
-            ]
-            + [
-                clipped(
-                    lambda owns, shared, rank: sum(torch.cat([g, shared]).norm() for g in owns)
-                )(*given)
-            ]
+        "`shared` is as it was: it belongs to the whole gradient, and is scaled with it.": cut_by(
+            lambda own, shared, most, owns: (own * min(1, most / norm(*owns, shared)), shared)
+        ),
+        "Lengths do not add up, their squares do.": either(
+            clipped(lambda own, shared, owns: sum(map(norm, owns)) + norm(shared)),
+            clipped(lambda own, shared, owns: sum(map(norm, owns)) + len(owns) * norm(shared)),
+            clipped(lambda own, shared, owns: sum(norm(g, shared) for g in owns)),
         ),
         "`own` and `shared` are cut each for itself, and the direction turns: scale both alike.": (
-            lambda owns, shareds, mosts: [
-                tuple(g * min(1.0, most / float(g.norm())) for g in pair)
-                for *pair, most in zip(owns, shareds, mosts, strict=True)
-            ]
+            cut_by(
+                lambda own, shared, most, owns: tuple(
+                    g * min(1.0, most / float(norm(g))) for g in (own, shared)
+                )
+            )
+        ),
+        "Each number is cut for itself, and the direction turns: scale all by one factor.": cut_by(
+            lambda own, shared, most, owns: (own.clamp(-most, most), shared.clamp(-most, most))
         ),
         "That is the square of the length: take the root.": (
-            clipped(lambda owns, shared, rank: of_the_whole(owns, shared, rank) ** 2)
+            clipped(lambda *given: of_the_whole(*given) ** 2)
         ),
         "The mean of the squares is no length: here every rank holds another part.": (
-            clipped(
-                lambda owns, shared, rank: (
-                    sum((g**2).sum() for g in owns) / len(owns) + (shared**2).sum()
-                ).sqrt()
-            )
+            clipped(by_squares(lambda squares: sum(squares) / len(squares)))
+        ),
+        "Only the longest part is measured: every rank holds another one, and their squares add up.": (
+            clipped(by_squares(max))
         ),
         "A gradient that was short enough is made longer: cut, but never stretch.": (
             clipped(of_the_whole, stretch=True)
@@ -1131,11 +1170,11 @@ verdict
 
 # %% role="hidden" question="clip_split"
 seed = 1
-print(measure(clip_split, a_split_gradient(seed + 800)))
-print(measure(clip_split, a_split_gradient(seed + 800, stretch=20.0)))
+print(measure(clip_split, *draws(a_split_gradient, seed + 800)))
+print(measure(clip_split, *draws(a_split_gradient, seed + 800, stretch=20.0)))
 
 # %% [markdown]
-# ## 10. Three mistakes: lessons 03, 06 and 07 (★★★, 8 minutes, 1 point)
+# ## 10. Three mistakes: lessons 03, 06 and 07 (★★★, 15 minutes, 1 point)
 #
 # Mend this training. It shall return on every rank the `theta` that one process with all rows would come
 # to, beginning with that of rank 0. Three things are wrong, each from another lesson. Ranks have different
@@ -1174,30 +1213,32 @@ def train(rank, world_size, theta, rows, targets, steps, lr):
 
 
 # %% role="check" question="train" points=1
-def uneven_rows(seed):
+def uneven_rows(rank, world_size, seed):
     """Inputs: no two ranks have equally many rows, and from 3 ranks on one has none."""
-
-    def inputs(rank, world_size):
-        mine, all_ranks = drawn(seed, world_size, rank), drawn(seed, world_size, 9)
-        counts = torch.randperm(7, generator=all_ranks)[:world_size] + 1
-        if world_size > 2:
-            counts[torch.randint(world_size, (), generator=all_ranks)] = 0
-        number = int(counts[rank])
-        theta, rows, targets = (
-            torch.randn(*shape, generator=mine) for shape in ((3,), (number, 3), (number,))
-        )
-        return theta, rows, targets, 3, 0.1
-
-    return inputs
+    mine, all_ranks = drawn(seed, world_size, rank), drawn(seed, world_size, 9)
+    counts = torch.randperm(7, generator=all_ranks)[:world_size] + 1
+    if world_size > 2:
+        counts[torch.randint(world_size, (), generator=all_ranks)] = 0
+    number = int(counts[rank])
+    theta, rows, targets = (
+        torch.randn(*shape, generator=mine) for shape in ((3,), (number, 3), (number,))
+    )
+    return theta, rows, targets, 3, 0.1
 
 
-def descent(weights_of, from_rank_0=True):
+def by_rank_0(thetas):
+    return [thetas[0]] * len(thetas)
+
+
+def by_their_mean(thetas):
+    return [sum(thetas) / len(thetas)] * len(thetas)
+
+
+def descent(weights_of, begin=by_rank_0):
     """What the ranks come to who give rank r's mean gradient the weight ``weights_of(counts)[r]``."""
 
     def by_rank(thetas, rows, targets, steps, lrs):
-        counts = [len(mine) for mine in rows]
-        weights = weights_of(counts)
-        thetas = [thetas[0]] * len(counts) if from_rank_0 else list(thetas)
+        weights, thetas = weights_of([len(mine) for mine in rows]), begin(list(thetas))
         for _ in range(steps[0]):
             step = sum(
                 weight * cost_gradient(*mine)
@@ -1210,12 +1251,23 @@ def descent(weights_of, from_rank_0=True):
     return by_rank
 
 
+def averaged_at_the_end(weights_of, begin=by_rank_0):
+    """What they come to who train alone, and then give rank r's theta such a weight."""
+
+    def by_rank(thetas, rows, targets, steps, lrs):
+        ends = begin(list(thetas))
+        for rank, mine in enumerate(rows):
+            for _ in range(steps[0] if len(mine) else 0):
+                ends[rank] = ends[rank] - lrs[0] * cost_gradient(ends[rank], mine, targets[rank])
+        weights = weights_of([len(mine) for mine in rows])
+        mean = sum(weight * end for weight, end in zip(weights, ends, strict=True))
+        return [mean] * len(ends)
+
+    return by_rank
+
+
 def by_rows(counts):
     return [count / sum(counts) for count in counts]
-
-
-def alike(counts):
-    return [1 / len(counts)] * len(counts)
 
 
 def alike_where_rows(counts):
@@ -1225,9 +1277,10 @@ def alike_where_rows(counts):
 verdict = check(
     "train",
     train,
-    uneven_rows(111),
+    draws(uneven_rows, 111, 112),
     descent(by_rows),
     only("broadcast", "all_reduce"),
+    somebody_sends(),
     collectives(
         lambda thetas, rows, targets, steps, lrs: steps[0] + 2,
         hint="One at the beginning, then one in each step: the number of rows travels with the "
@@ -1238,25 +1291,28 @@ verdict = check(
     ),
     mistakes={
         "Every rank still begins with its own theta: rank 0's is to be everybody's.": (
-            descent(by_rows, from_rank_0=False)
+            descent(by_rows, begin=list)
         ),
-        "Every rank still has the same weight: one with few rows counts too much.": (
-            lambda *given: OneOf([descent(alike)(*given), descent(alike_where_rows)(*given)])
+        "The ranks begin with the mean of their thetas: rank 0's is to be everybody's.": either(
+            descent(by_rows, begin=by_their_mean), descent(alike, begin=by_their_mean)
         ),
-        "Two mistakes are left: each rank's own theta at first, and the same weight for every rank.": (
-            lambda *given: OneOf(
-                [
-                    descent(alike, from_rank_0=False)(*given),
-                    descent(alike_where_rows, from_rank_0=False)(*given),
-                ]
-            )
+        "Every rank still has the same weight: one with few rows counts too much.": either(
+            descent(alike), descent(alike_where_rows)
         ),
-        "The gradients are weighted by rows, but what divides is not the number of all rows.": (
-            lambda *given: OneOf(
-                [
-                    descent(lambda counts, n=n: [count / n for count in counts])(*given)
-                    for n in (1, len(given[0]))
-                ]
+        # Both of these: what is said is no more than what is seen.
+        "In this world the ranks do not even agree with each other.": either(
+            descent(alike, begin=list), descent(alike_where_rows, begin=list)
+        ),
+        "The gradients are weighted by rows, but what divides is not the number of all rows.": either(
+            descent(lambda counts: counts),
+            descent(lambda counts: [count / len(counts) for count in counts]),
+        ),
+        "Each rank trains alone there, and their thetas are averaged: one process goes along the "
+        "gradient of all rows in each step.": either(
+            *(
+                averaged_at_the_end(weights, begin)
+                for weights in (alike, alike_where_rows, by_rows)
+                for begin in (by_rank_0, list)
             )
         ),
         "All is nan: a rank without rows has brought its gradient, which is nan.": (
@@ -1286,4 +1342,4 @@ verdict
 
 # %% role="hidden" question="train"
 seed = 1
-print(measure(train, uneven_rows(seed + 900)))
+print(measure(train, *draws(uneven_rows, seed + 900)))

@@ -87,6 +87,16 @@ def everybody_brings_all(rank, world_size, environ, mpi_size):
     return place if all(size[1] == size[2] for size in sizes) else None
 
 
+def by_one_size(rank, world_size, environ, mpi_size):
+    """The smallest and the largest size that any rank is told, in one gathering."""
+    place = place_by(
+        {name: word for name, word in environ.items() if "SLURM" not in name} or environ
+    )
+    sizes = torch.empty(world_size, dtype=torch.int64)
+    dist.all_gather_single(sizes, torch.tensor([mpi_size]))
+    return place if {*sizes.tolist()} == {place[1]} else None
+
+
 WRONG = {
     slurm_first: "These are the batch script's words: other launchers",
     slurm_first_and_refuses: "by them the sizes differ",
@@ -99,3 +109,5 @@ WRONG = {
     two_questions: "One number from each rank can say all is well",
     everybody_brings_all: "24 bytes",
 }
+
+ALSO_RIGHT = [by_one_size]

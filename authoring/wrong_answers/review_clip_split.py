@@ -90,6 +90,23 @@ def a_share_of_shared(rank, world_size, own, shared, most):
     return cut(own, shared, most, added(squares(own) + squares(shared) / world_size) ** 0.5)
 
 
+def shared_as_it_was(rank, world_size, own, shared, most):
+    """the clipping of the rank's own layers alone"""
+    return cut(own, shared, most, (added(squares(own)) + squares(shared)) ** 0.5)[0], shared.clone()
+
+
+def longest_part(rank, world_size, own, shared, most):
+    """the length by the largest of the ranks' squares"""
+    longest = torch.tensor([squares(own)])
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return cut(own, shared, most, (longest.item() + squares(shared)) ** 0.5)
+
+
+def number_by_number(rank, world_size, own, shared, most):
+    """each number of the gradients clipped for itself"""
+    return own.clamp(-most, most), shared.clamp(-most, most)
+
+
 WRONG = {
     own_length: "Each rank measures what it holds",
     shared_often: "`shared` is counted once for each rank",
@@ -102,6 +119,9 @@ WRONG = {
     shared_reduced_again: "What is the same on all ranks, each can add for itself",
     place_by_rank: "a rank's part of the length is one number",
     writes_into_own: "changed the tensor it was given",
+    shared_as_it_was: "`shared` is as it was",
+    longest_part: "Only the longest part is measured",
+    number_by_number: "Each number is cut for itself",
 }
 
 ALSO_RIGHT = [a_share_of_shared]

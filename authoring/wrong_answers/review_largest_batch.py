@@ -76,6 +76,16 @@ def zero_at_the_end(rank, world_size, params, example_bytes, capacity):
     return max(0, agreed((capacity - 4 * 4 * params) // example_bytes))
 
 
+def with_a_fraction(rank, world_size, params, example_bytes, capacity):
+    """the batch that is not rounded"""
+    return agreed((capacity - 16 * params) / example_bytes)
+
+
+def rounded_up(rank, world_size, params, example_bytes, capacity):
+    """the batch rounded up to whole examples"""
+    return agreed(-((16 * params - capacity) // example_bytes))
+
+
 WRONG = {
     own_alone: "That is what fits on this rank alone",
     most_room: "the tightest one decides",
@@ -87,6 +97,8 @@ WRONG = {
     less_than_nothing: "Less than nothing does not fit",
     tells_all: "First work out what fits on your own rank",
     two_calls: "One number of each rank says it all",
+    with_a_fraction: "A batch has whole examples",
+    rounded_up: "That is rounded up",
 }
 
 ALSO_RIGHT = [zero_at_the_end]

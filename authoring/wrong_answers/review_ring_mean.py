@@ -106,13 +106,70 @@ def last_the_other_way_round(rank, world_size, x):
     return total / 3
 
 
+def one_holder_for_both(rank, world_size, x):
+    """both neighbours' tensors received into one tensor"""
+    if world_size == 1:
+        return x.clone()
+    left, right = sides(rank, world_size)
+    requests = [dist.isend(x, dst=partner) for partner in (left, right)]
+    holder = torch.empty_like(x)
+    dist.recv(holder, src=left)
+    dist.recv(holder, src=right)
+    for request in requests:
+        request.wait()
+    return (holder + x + holder) / 3
+
+
+def over_all_ranks(rank, world_size, x):
+    """the mean of the two ranks in a world of two"""
+    if world_size == 1:
+        return x.clone()
+    came = swapped(rank, world_size, x, sides(rank, world_size))
+    return (came[0] + x) / 2 if world_size == 2 else (sum(came) + x) / 3
+
+
+def by_the_world_size(rank, world_size, x):
+    """the sum of the three, divided by the number of ranks"""
+    if world_size == 1:
+        return x.clone()
+    return (sum(swapped(rank, world_size, x, sides(rank, world_size))) + x) / world_size
+
+
+def own_left_out(rank, world_size, x):
+    """the mean of the two neighbours' tensors alone"""
+    if world_size == 1:
+        return x.clone()
+    return sum(swapped(rank, world_size, x, sides(rank, world_size))) / 2
+
+
+def only_rank_0_sends_first(rank, world_size, x):
+    """the ring in which all ranks but 0 receive first"""
+    if world_size == 1:
+        return x.clone()
+    total = x.clone()
+    for partner in sides(rank, world_size)[:: -1 if rank == 0 else 1]:
+        holder = torch.empty_like(x)
+        if rank == 0:
+            dist.send(x, dst=partner)
+        dist.recv(holder, src=partner)
+        if rank > 0:
+            dist.send(x, dst=partner)
+        total += holder
+    return total / 3
+
+
 WRONG = {
-    everybody_receives_first: "The ranks never finish",
+    everybody_receives_first: "ranks 0 and 1 wait for each other",
     ends_apart: "a ring has no ends",
     to_everybody: "A rank has two neighbours, and each of them needs its x once",
     gathered: "calls all_gather",
-    one_side_twice: "one of the two tensors came twice",
+    one_side_twice: "One neighbour's tensor counts twice",
     not_divided: "That is the sum of the three",
+    one_holder_for_both: "One neighbour's tensor counts twice",
+    over_all_ranks: "in a world of two the neighbour's counts twice",
+    by_the_world_size: "is divided by another number",
+    own_left_out: "The rank's own x is left out",
+    only_rank_0_sends_first: "ranks 1 and 2 wait for each other",
 }
 
 ALSO_RIGHT = [one_side_after_the_other, last_the_other_way_round]

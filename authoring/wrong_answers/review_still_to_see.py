@@ -61,6 +61,25 @@ def without_the_seen(rank, world_size, n, seed, epoch, old, batch, steps):
     return [one for one in order if one not in seen][rank::world_size]
 
 
+def padded_from_the_front(rank, world_size, n, seed, epoch, old, batch, steps):
+    """the rest, padded with the first examples of the epoch"""
+    order = order_of(n, seed + epoch)
+    left = order[old * batch * steps :]
+    return (left + order[: -len(left) % world_size])[rank::world_size]
+
+
+def padded_before(rank, world_size, n, seed, epoch, old, batch, steps):
+    """the whole epoch padded for the new number of ranks, and then cut"""
+    order = order_of(n, seed + epoch)
+    return (order + order[: -n % world_size])[old * batch * steps :][rank::world_size]
+
+
+def by_places(rank, world_size, n, seed, epoch, old, batch, steps):
+    """the places of the whole order in turn, without those that were seen"""
+    order, seen = order_of(n, seed + epoch), old * batch * steps
+    return [order[place] for place in range(rank, n, world_size) if place >= seen]
+
+
 WRONG = {
     epoch_forgotten: "The seed of the order is seed + epoch",
     by_the_new_world: "not one rank alone, and not world_size of them",
@@ -68,8 +87,11 @@ WRONG = {
     steps_for_batches: "A step takes a batch on every rank",
     from_the_beginning: "That is the whole epoch once more",
     in_blocks: "The rest is cut into blocks",
-    padded: "some examples are padding, or some are lost",
+    padded: "Some examples are padding there, or are lost",
     told_by_rank_0: "Every rank can work out the order for itself",
+    padded_from_the_front: "Some examples are padding there, or are lost",
+    padded_before: "Some examples are padding there, or are lost",
+    by_places: "They are dealt by their places in the whole order",
 }
 
 ALSO_RIGHT = [without_the_seen]

@@ -90,6 +90,56 @@ def round_by_round(rank, world_size, blocks):
     return received
 
 
+def one_holder(rank, world_size, blocks):
+    """the blocks of all others, received into one tensor"""
+    came, holder = {}, torch.empty_like(blocks[0])
+    requests = [dist.isend(blocks[dst], dst=dst) for dst in range(world_size) if dst != rank]
+    for src in range(world_size):
+        if src != rank:
+            dist.recv(holder, src=src)
+            came[src] = holder
+    for request in requests:
+        request.wait()
+    return [came.get(j, blocks[rank].clone()) for j in range(world_size)]
+
+
+def turned_round(rank, world_size, blocks):
+    """the list from the last rank's block down to the first's"""
+    came = exchanged(rank, world_size, lambda dst: blocks[dst])
+    return [came.get(j, blocks[rank].clone()) for j in reversed(range(world_size))]
+
+
+def own_block_last(rank, world_size, blocks):
+    """the list with the rank's own block at its end"""
+    came = exchanged(rank, world_size, lambda dst: blocks[dst])
+    return [*came.values(), blocks[rank].clone()]
+
+
+def from_anybody(rank, world_size, blocks):
+    """the list in the order in which messages came, by recv without src"""
+    received = [block.clone() for block in blocks]
+    others = [other for other in range(world_size) if other != rank]
+    requests = [dist.isend(blocks[dst], dst=dst) for dst in others]
+    for place in reversed(others):
+        dist.recv(received[place])
+    for request in requests:
+        request.wait()
+    return received
+
+
+def put_where_its_sender_is(rank, world_size, blocks):
+    """Receives from anybody, and asks `recv` who it was."""
+    received = [block.clone() for block in blocks]
+    others = [other for other in range(world_size) if other != rank]
+    requests = [dist.isend(blocks[dst], dst=dst) for dst in others]
+    for _ in others:
+        holder = torch.empty_like(blocks[0])
+        received[dist.recv(holder)] = holder
+    for request in requests:
+        request.wait()
+    return received
+
+
 WRONG = {
     sends_first: "The ranks never finish",
     nothing_sent: "nothing was swapped",
@@ -99,6 +149,10 @@ WRONG = {
     everything_to_all: "A block goes straight to the one rank that it is for",
     number_by_number: "Each rank has one block for each other rank",
     gathered: "calls all_gather",
+    one_holder: "All places but its own hold the same block",
+    turned_round: "That is the list turned round",
+    own_block_last: "The rank's own block stands last",
+    from_anybody: "receives without src",
 }
 
-ALSO_RIGHT = [round_by_round]
+ALSO_RIGHT = [put_where_its_sender_is, round_by_round]

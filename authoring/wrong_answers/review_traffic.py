@@ -80,6 +80,20 @@ def by_lists(rank, world_size, n, micro, every, bucket_bytes):
     return steps, steps * len(bucket_bytes), steps * sent
 
 
+def without_no_sync(rank, world_size, n, micro, every, bucket_bytes):
+    """the right steps, with all_reduces after every micro-batch"""
+    share = math.ceil(n / world_size)
+    steps, *_ = predicted(world_size, share, micro, every, bucket_bytes)
+    number = math.ceil(share / micro)
+    return steps, *predicted(world_size, share, micro, every, bucket_bytes, number)[1:]
+
+
+def unequal_shares(rank, world_size, n, micro, every, bucket_bytes):
+    """shares of which the lower ranks' are one larger"""
+    share = len(range(rank, n, world_size))
+    return predicted(world_size, share, micro, every, bucket_bytes)
+
+
 WRONG = {
     every_micro_batch: "under no_sync there is none",
     without_padding: "the sampler pads it, so round up",
@@ -90,6 +104,8 @@ WRONG = {
     bytes_brought: "Those are the bytes that a rank brings",
     one_call_a_step: "Each bucket has an all_reduce of its own",
     asks_the_others: "A prediction sends nothing",
+    without_no_sync: "no_sync is for adding up without sending",
+    unequal_shares: "Some ranks have a smaller share there",
 }
 
 ALSO_RIGHT = [by_lists]

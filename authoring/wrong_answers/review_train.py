@@ -129,15 +129,34 @@ def counted_before(rank, world_size, theta, rows, targets, steps, lr):
     return descended(theta, rows, targets, steps, lr, step)
 
 
+def mean_beginning(rank, world_size, theta, rows, targets, steps, lr):
+    """the training from the mean of the ranks' thetas"""
+    theta = theta.clone()
+    dist.all_reduce(theta)
+    return own_beginning(rank, world_size, theta / world_size, rows, targets, steps, lr)
+
+
+def averaged_at_the_end(rank, world_size, theta, rows, targets, steps, lr):
+    """the training of each rank for itself, and the mean of their thetas"""
+    theta = theta.clone()
+    dist.broadcast(theta, src=0)
+    for _ in range(steps if len(rows) else 0):
+        theta -= lr * gradient_of(theta, rows, targets)
+    dist.all_reduce(theta)
+    return theta / world_size
+
+
 WRONG = {
     own_beginning: "Every rank still begins with its own theta",
     mean_of_means: "Every rank still has the same weight",
-    no_more_hang: "Two mistakes are left",
+    no_more_hang: "the ranks do not even agree",
     still_hangs: "which has finished",
     by_ranks: "what divides is not the number of all rows",
     nan_brought: "All is nan",
     counts_each_time: "the number of rows travels with the gradient",
     a_row_for_each_rank: "A sum needs no room for each rank",
+    mean_beginning: "The ranks begin with the mean of their thetas",
+    averaged_at_the_end: "Each rank trains alone there",
 }
 
 ALSO_RIGHT = [counted_before]

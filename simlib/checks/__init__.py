@@ -26,6 +26,7 @@ from .rules import (
     only,
     rounds,
     sends_to,
+    somebody_sends,
 )
 from .verdict import Verdict
 
@@ -47,4 +48,5 @@ __all__ = [
     "only",
     "rounds",
     "sends_to",
+    "somebody_sends",
 ]

@@ -65,6 +65,23 @@ def by_rank(trace):
     return sorted(trace, key=lambda op: (op.rank, op.seq))
 
 
+def somebody_sends() -> Rule:
+    """In a world of more than one some rank communicates: else right values are out of a table.
+
+    It belongs to every question whose values need what other ranks were given.
+    """
+
+    def broken(run, given):
+        if run.world_size == 1 or run.trace.ops:
+            return None
+        return (
+            f"{values_are_right(run)}, but no rank communicates: what a rank returns of the "
+            "others' is out of a table, and with other inputs it would be wrong."
+        )
+
+    return Rule(broken)
+
+
 def messages(bound: Callable[..., int], hint: str = "") -> Rule:
     """The whole world sends at most `bound` point-to-point messages."""
     return total(lambda run: run.messages, bound, "message", hint)

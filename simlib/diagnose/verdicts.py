@@ -120,14 +120,14 @@ def _hint(blocked, matcher):
     """One thing to try, where the pattern is a known one."""
     ops = [blocked.waits[rank].op for rank in (blocked.cycle or blocked.waits)]
     kinds = {op.kind for op in ops}
-    return _near_miss(ops, matcher) or (
+    return _near_miss(ops, matcher, blocked.cycle) or (
         _hint_for_messages(blocked, ops, kinds)
         if kinds <= {"send", "recv"}
         else _hint_for_collectives(blocked, ops, kinds)
     )
 
 
-def _near_miss(ops, matcher):
+def _near_miss(ops, matcher, cycle):
     """A message that would fit one of the waiting ops but for its tag, its group or its partner."""
     left = [op for op in matcher.unfinished() if op.is_p2p]
     for op in (op for op in ops if op.is_p2p):
@@ -147,7 +147,8 @@ def _near_miss(ops, matcher):
                     f"{_group_in_words(other) or ' in the world'} ({other.site.place}): both sides "
                     "must name the same group"
                 )
-            if op.kind == "recv" and other.peer == op.rank and not fits:
+            beside = cycle and other.rank not in cycle  # it waits for those who wait in a circle
+            if op.kind == "recv" and other.peer == op.rank and not fits and not beside:
                 return (
                     f"rank {other.rank} has sent to rank {op.rank} ({other.site.place}), which "
                     f"waits for rank {op.peer}: check src and dst"

@@ -100,7 +100,7 @@ class Recorder:
         while frame is not None:
             file = frame.f_code.co_filename
             if is_learners(file):
-                return file, frame.f_lineno, frame.f_code.co_name
+                return file, frame.f_lineno, function_of(frame.f_code)
             frame = frame.f_back
         return "", 0, ""
 
@@ -164,6 +164,12 @@ class Recorder:
             ranks = everyone if ranks == tuple(everyone) else ranks
             number = self.log.define(definition, "group", (name, ranks))
         return number
+
+
+def function_of(code):
+    """The name of the function that code is in: of a comprehension or a lambda, the one around."""
+    names = [name for name in code.co_qualname.split(".") if not name.startswith("<")]
+    return names[-1] if names else code.co_name
 
 
 def count_bytes(tensor):
