@@ -58,19 +58,20 @@ def split_setups(cells, name):
     """``(imports, definitions)``: what only checks need, taken out of the setup cells, in place."""
     setups = [cell for cell in cells if course_of(cell, "role") == "setup"]
     nodes = [one.node for cell in setups for one in statements_of(cell.source)]
-    kept = names_kept(names_used_by(cells), nodes)
+    kept = names_kept(names_in_code(cells) | names_in_prose(cells), nodes)
+    needed = names_in_code(cells).union(*(uses_of(one) for one in nodes if stays(one, kept)))
     imported, defined = [], []
     for cell in setups:
         shown = ""
         for node, gap, text in statements_of(cell.source):
             if is_for_checks(node):
                 imported.append(text)
-                also = sorted({"check_of"} | ({alias.name for alias in node.names} & kept))
+                also = sorted({"check_of"} | ({alias.name for alias in node.names} & needed))
                 shown += f"{gap}from {CHECKS_FROM} import {', '.join(also)}"
-            elif names_made_by(node).isdisjoint(kept) and names_made_by(node):
-                defined.append(text)
-            else:
+            elif stays(node, kept):
                 shown += gap + text
+            else:
+                defined.append(text)
         cell.source = shown.strip("\n")
         if not cell.source:
             raise SourceError(f"{name}: a setup cell is for checks alone: put it to another one")
@@ -109,36 +110,43 @@ def names_made_by(node):
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Assign):
-        return {one.id for target in node.targets for one in names_in(target)}
+        return set().union(*(uses_of(target) for target in node.targets))
     return set()
 
 
-def names_in(node):
+def uses_of(tree):
     """All names in a syntax tree."""
-    return [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+    return {one.id for one in ast.walk(tree) if isinstance(one, ast.Name)}
 
 
-def names_used_by(cells):
-    """The names that stand in what learners read, apart from setups: code, and code in prose."""
-    used = set()
-    for cell in cells:
-        if cell.cell_type != "code":
-            used.update(re.findall(r"\w+", " ".join(CODE_IN_PROSE.findall(cell.source))))
-        elif course_of(cell, "role") not in ("setup", "check", "hidden"):
-            for text in {solution_source(cell.source), stub_source(cell.source)}:
-                used.update(name.id for name in names_in(tree_of(text)))
-    return used
+def stays(node, kept):
+    """Whether a statement of a setup stays, as all do but those that make other names only."""
+    made = names_made_by(node)
+    return not made or not made.isdisjoint(kept)
+
+
+def names_in_code(cells):
+    """The names in the code that learners read, apart from setups."""
+    roles = ("setup", "check", "hidden")
+    code = [c.source for c in cells if c.cell_type == "code" and course_of(c, "role") not in roles]
+    texts = {one for source in code for one in (solution_source(source), stub_source(source))}
+    return set().union(*(uses_of(tree_of(text)) for text in texts))
+
+
+def names_in_prose(cells):
+    """The words that prose sets as code."""
+    prose = [
+        piece for c in cells if c.cell_type != "code" for piece in CODE_IN_PROSE.findall(c.source)
+    ]
+    return set(re.findall(r"\w+", " ".join(prose)))
 
 
 def names_kept(used, nodes):
-    """These names, those that statements use which make them, and so on; all that others use."""
+    """These names, and those that statements use which stay for them, and so on."""
     kept, size = set(used), -1
     while size < len(kept):
         size = len(kept)
-        for node in nodes:
-            made = names_made_by(node)
-            if not made or made & kept:
-                kept.update(name.id for name in names_in(node))
+        kept.update(*(uses_of(node) for node in nodes if stays(node, kept)))
     return kept
 
 
