@@ -188,7 +188,18 @@ class NotebookPage:
         return (handle["x"] + handle["width"] / 2 - way["x"]) / way["width"]
 
     def drag_slider(self, slider, share):
-        """Drag a slider's handle with the mouse to a share (0 to 1) of its way."""
+        """Drag a slider's handle with the mouse to a share (0 to 1) of its way.
+
+        It is done again where it did not move: a new picture above had moved it from under the
+        mouse.
+        """
+        before = self.slider_share(slider)
+        for _ in range(3):
+            self._drag_once(slider, share)
+            if abs(self.slider_share(slider) - before) > 0.01:
+                return
+
+    def _drag_once(self, slider, share):
         handle = slider.locator(".noUi-handle").first
         handle.hover()  # which scrolls there, and waits until it stands still
         start, way = handle.bounding_box(), slider.bounding_box()
@@ -199,10 +210,16 @@ class NotebookPage:
 
     def wait_for_another_picture(self, number, before):
         """Wait until the pictures of a cell are others than these."""
-        images = self.outputs(number).locator("img")
-        images.first.wait_for()
+        self._wait_for_pictures(number, lambda pictures: pictures != before)
+
+    def wait_for_the_picture_again(self, number, before):
+        """Wait until the pictures of a cell are these again."""
+        self._wait_for_pictures(number, lambda pictures: pictures == before)
+
+    def _wait_for_pictures(self, number, are_right):
+        self.outputs(number).locator("img").first.wait_for()
         limit = time.monotonic() + PICTURE_LIMIT_S
-        while self.pictures(number) == before:
+        while not are_right(self.pictures(number)):
             assert time.monotonic() < limit, f"the pictures of cell {number} stay as they are"
             self.wait_for_page_to_paint()
 

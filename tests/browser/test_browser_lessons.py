@@ -53,9 +53,11 @@ def test_every_slider_of_a_lesson_moves_its_picture(lesson):
         lesson.ask("panel.content.scrollToItem(argument)", number)
         lesson.outputs(number).locator(".widget-slider").first.wait_for()
         for slider in lesson.sliders(number):
-            before = lesson.pictures(number)
-            lesson.drag_slider(slider, 0.1 if lesson.slider_share(slider) > 0.5 else 0.9)
+            before, share = lesson.pictures(number), lesson.slider_share(slider)
+            lesson.drag_slider(slider, 0.1 if share > 0.5 else 0.9)
             lesson.wait_for_another_picture(number, before)
+            lesson.drag_slider(slider, share)  # else the next may have nothing to say
+            lesson.wait_for_the_picture_again(number, before)
 
 
 @pytest.mark.parametrize("lesson", [FIRST], indirect=True)
