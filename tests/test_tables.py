@@ -30,6 +30,8 @@ SEVERAL = {
     "one_batch_fewer",
     "quick_all_reduce",
     "quickest_epoch",
+    "ring_in_order",
+    "ring_reduce_scatter",
 }
 """Of these the check alone refuses tables, by values; of others, too, some do by a simulation."""
 

@@ -18,8 +18,17 @@ from simlib.grading.source import number_of, solution_source, stub_source
 TESTS = Path(__file__).parent
 EXERCISES = TESTS.parent / "authoring" / "exercises"
 FILES = sorted((TESTS.parent / "authoring" / "wrong_answers").glob("*.py"))
-SAME_NUMBERS = {"mean_by_hand", "loss_grows", "own_share_only"}
-"""They give what another one gives, if only on one rank; what is said is true of both."""
+SAME_NUMBERS = {
+    "mean_by_hand",
+    "loss_grows",
+    "own_share_only",
+    "adds_nothing",
+    "backwards",
+    "folding_by_the_logarithm",
+    "folding_costs_one",
+    "neighbours_by_rank_chunks_by_place",
+}
+"""They give what another one gives, if only in a small world; what is said is true of both."""
 HANG_S = 3.0  # a hanging answer is ended after this, to keep the tests short
 
 
