@@ -173,7 +173,7 @@ simlib.guess(who_notices, "somebody" if run.findings else "nobody", of=("somebod
 #
 # ## Appendix: for those who want more at once
 #
-# Three things that nobody needs before lesson 01. The cells run by themselves.
+# Three things that nobody needs before lesson 01. Unfold them, also the cells: they run by themselves.
 #
 # <details><summary>Three nets: who gains from a second rank?</summary>
 #
@@ -185,7 +185,7 @@ simlib.guess(who_notices, "somebody" if run.findings else "nobody", of=("somebod
 # </details>
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true, "outputs_hidden": true}
 def two_layers(middle):
     return nn.Sequential(nn.Flatten(), nn.Linear(784, middle), nn.ReLU(), nn.Linear(middle, 10))
 
@@ -214,7 +214,7 @@ for name, net in nets.items():
 # </details>
 
 
-# %%
+# %% jupyter={"source_hidden": true, "outputs_hidden": true}
 def short_latency(nodes, device):
     link = simlib.Link(
         simlib.clusters.infiniband_hdr(2).inter.latency_s,
@@ -243,7 +243,7 @@ for network in (simlib.clusters.ethernet_10g, short_latency, simlib.clusters.inf
 # </details>
 
 
-# %% tags=["raises-exception", "nbval-ignore-output"]
+# %% tags=["raises-exception", "nbval-ignore-output"] jupyter={"source_hidden": true, "outputs_hidden": true}
 def share_gradients(model, world_size):
     for parameter in list(model.parameters())[dist.get_rank() :]:
         dist.all_reduce(parameter.grad)
