@@ -402,6 +402,14 @@ def test_a_picture_or_an_ignored_output_alone_is_no_change(checkout):
     assert cells[-1].metadata.tags == ["nbval-ignore-output"]
 
 
+def test_a_cell_may_be_folded_when_it_is_opened(checkout):
+    folded = '\n# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}\nprint(1)\n'
+    root = checkout(lesson=LESSON + folded)
+    assert builder.build(root)
+    cell = read(root / "notebooks/00_lesson.ipynb").cells[-1]
+    assert cell.metadata == {"jupyter": {"source_hidden": True}, "tags": ["nbval-ignore-output"]}
+
+
 def test_exercises_keep_no_pictures(checkout):
     root = checkout(exercise=EXERCISE + PICTURE[len(LESSON) :])
     assert builder.build(root) and builder.build(root, check=True)

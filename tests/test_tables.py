@@ -27,7 +27,7 @@ SEVERAL = {
     "02": ["running_total", "shift_right", "collect"],
     "03": ["one_batch_fewer", "no_examples"],
     "04": ["mean_of_all", "own_broadcast", "ring_all_gather"],
-    "05": ["chain_broadcast", "quick_all_reduce"],
+    "05": ["ring_reduce_scatter", "ring_in_order", "chain_broadcast", "quick_all_reduce"],
     "09": ["quickest_epoch"],
     "10": ["my_layers"],
     "11": ["best_cut"],

@@ -25,8 +25,14 @@ SAME_NUMBERS = {
     "own_share_only",
     "padded_from_the_front",
     "padded_before",
+    "adds_nothing",
+    "backwards",
+    "folding_by_the_logarithm",
+    "folding_costs_one",
+    "neighbours_by_rank_chunks_by_place",
 }
-"""They give what another one gives, if only on one rank; what is said is true of both."""
+"""They give what another one gives, if only on one rank or in a small world; what is said is true
+of both."""
 HANG_S = 3.0  # a hanging answer is ended after this, to keep the tests short
 
 

@@ -17,7 +17,7 @@
 # Run the cells from top to bottom with Shift+Enter. Lessons ask you to **predict** before you run:
 # write your guess in place of the `None` where a cell says `guess = None`. If it is a number or one of few,
 # the cell answers. Nobody reads it but you, and a wrong guess teaches more than a cell that was only read.
-# **Now you write it** means a line or two of your own, and the cell says whether they are right.
+# Where you are to *write*, it is a line or two, and the cell says whether they are right.
 #
 # ## Is this machine ready?
 #
@@ -180,17 +180,12 @@ run
 # - An **arrow** is a message. It runs from the sender's call to the end of the receiver's. These
 #   three are nearly upright, because the receivers are already there.
 #
-# The text form of the same run is a table without times. It is the same for every repeat.
+# The text form of the same run is a table without times, the same for every repeat. Everything it says
+# can also be had as data: messages and bytes by rank, and every single call, with the line of your
+# program that made it. (A number of type float32 takes 4 bytes.)
 
 # %%
 print(run)
-
-# %% [markdown]
-# A number of type float32 takes 4 bytes, and three messages were sent, all by rank 0. Everything
-# the table says can also be had as data: messages and bytes by rank, and every single call, with
-# the line of your program that made it.
-
-# %%
 print("messages by rank:", run.messages)
 print("bytes by rank:   ", run.bytes_sent)
 first = run.trace.of_rank(1)[0]
@@ -303,32 +298,6 @@ print(ends_s, "right" if ends_s == [0, 0, 0, 1] else "not yet")
 #
 # </details>
 #
-# A picture of 1,000 lanes shows little. Here is `tell_everyone` with 8 ranks on the same network. Each rank
-# more adds one message and one pause. So when will the last arrow stand?
-#
-# Below the picture it stands once more as a **lab**: a picture with sliders, for the mouse or the arrow keys. Move
-# the number of ranks, and read below the axis when each of these runs ends. Then let rank 0 take twice as long for
-# its sleeps. Predict first: who else loses time by that, and how does one see it?
-
-# %%
-from simlib import labs
-
-guess = None  # virtual ms at the last arrow?
-
-runs = labs.simulate_sizes(tell_everyone, cluster=simlib.clusters.ethernet_1g(nodes=8))
-simlib.guess(guess, 200 + 6 * 50.05, within=0.02)
-labs.draw_world_size(runs, 8)
-
-# %% tags=["nbval-ignore-output"]
-labs.world_size_lab(runs, 8)
-
-# %% [markdown]
-# A staircase with 7 steps. A message and the pause after it take 50.05 ms, and six of them come
-# before the last message: it begins at 200 + 6 x 50.05 = 500.3 ms. Each rank more makes the
-# staircase one step longer.
-#
-# Who loses by a slow rank 0? Everybody: the hatched parts of all others grow, though they have no more to do than before.
-#
 # You will use both engines, often on one function:
 #
 # | | `simlib.run` | `simlib.simulate` |
@@ -433,18 +402,6 @@ verdict = check_double(double)
 verdict
 
 # %% [markdown]
-# ## Where things are
-#
-# | folder | what is in it |
-# |---|---|
-# | `notebooks/` | the lessons, with their outputs |
-# | `exercises/` | your part: stubs and checks |
-# | `solutions/` | one good answer to each exercise; look after you have tried |
-# | `simlib/` | the library behind `run` and `simulate`, written to be read |
-#
-# `START.md` lists all lessons and exercises. Lessons stand alone: open any of them, choose *Restart
-# Kernel and Run All Cells*, and it runs to its end.
-#
 # ## Exit ticket
 #
 # Answer without looking up, then unfold.
@@ -467,3 +424,41 @@ verdict
 #
 # **Next:** the second half of lesson 00, [your first training](00_your_first_training.ipynb), in which a
 # net of your own learns to read digits on two ranks.
+#
+# ## Appendix: where things are, and a lab
+#
+# | folder | what is in it |
+# |---|---|
+# | `notebooks/` | the lessons, with their outputs |
+# | `exercises/` | your part: stubs and checks |
+# | `solutions/` | one good answer to each exercise; look after you have tried |
+# | `simlib/` | the library behind `run` and `simulate`, written to be read |
+#
+# `START.md` lists all lessons and exercises. Lessons stand alone: open any of them, choose *Restart
+# Kernel and Run All Cells*, and it runs to its end.
+#
+# Here is `tell_everyone` with 8 ranks on Ethernet of 1 Gbit/s. Each rank
+# more adds one message and one pause. So when will the last arrow stand?
+#
+# Below the picture it stands once more as a **lab**: a picture with sliders, for the mouse or the arrow keys. Move
+# the number of ranks, and read below the axis when each of these runs ends. Then let rank 0 take twice as long for
+# its sleeps. Predict first: who else loses time by that, and how does one see it?
+
+# %%
+from simlib import labs
+
+guess = None  # virtual ms at the last arrow?
+
+runs = labs.simulate_sizes(tell_everyone, cluster=simlib.clusters.ethernet_1g(nodes=8))
+simlib.guess(guess, 200 + 6 * 50.05, within=0.02)
+labs.draw_world_size(runs, 8)
+
+# %% tags=["nbval-ignore-output"]
+labs.world_size_lab(runs, 8)
+
+# %% [markdown]
+# A staircase with 7 steps. A message and the pause after it take 50.05 ms, and six of them come
+# before the last message: it begins at 200 + 6 x 50.05 = 500.3 ms. Each rank more makes the
+# staircase one step longer.
+#
+# Who loses by a slow rank 0? Everybody: the hatched parts of all others grow, though they have no more to do than before.

@@ -426,7 +426,7 @@ plt.show()
 #
 # ## Appendix: what lessons 02 to 10 do not need
 #
-# Unfold what you want to know. The cells run by themselves.
+# Unfold what you want to know, also the cells below it: they run by themselves.
 #
 # ### MPI: a text, and four programs
 #
@@ -486,7 +486,7 @@ plt.show()
 #
 # </details>
 
-# %%
+# %% jupyter={"source_hidden": true, "outputs_hidden": true}
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     same = str(dist.reduce_op.SUM) == str(dist.ReduceOp.SUM)
@@ -514,7 +514,7 @@ print("the same operation:", same)
 #
 # </details>
 
-# %%
+# %% jupyter={"source_hidden": true, "outputs_hidden": true}
 ssh = here / "ssh_with_closed_mouth"
 ssh.write_text("""#!/bin/sh
 shift; echo "$1" >> calls; shift
@@ -558,7 +558,7 @@ print("ssh was called for", sorted((here / "calls").read_text().split()))
 #
 # </details>
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true, "outputs_hidden": true}
 simlib.doctor()
 
 # %% [markdown]
@@ -577,7 +577,7 @@ simlib.doctor()
 #
 # </details>
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true, "outputs_hidden": true}
 (here / "order.py").write_text("""
 import time
 from mpi4py import MPI
@@ -594,7 +594,7 @@ else:
 print(run_command(MPIEXEC, "-n", 2, python, "order.py"))
 
 
-# %%
+# %% jupyter={"source_hidden": true, "outputs_hidden": true}
 def from_the_right(rank, world_size):
     token = torch.zeros(1)
     if rank < world_size - 1:
@@ -618,7 +618,7 @@ run = simlib.run(from_the_right, world_size=4)
 # </details>
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true, "outputs_hidden": true}
 def threads_here(rank, world_size):
     return torch.get_num_threads()
 
@@ -659,7 +659,7 @@ print("threads of each rank:", simlib.run(threads_here, world_size=2).results)
 #
 # </details>
 
-# %%
+# %% jupyter={"source_hidden": true, "outputs_hidden": true}
 chips = 32 * 1024 / 32
 print(f"32 TiB are {chips:.0f} chips of 32 GiB: one TPU v3 Pod has 1024 (Cloud TPU documentation)")
 print(f"by the same count a Pod of 9,216 TPU7x chips has {9216 * 192 / 1024:,.0f} TiB")
@@ -677,7 +677,7 @@ print(f"by the same count a Pod of 9,216 TPU7x chips has {9216 * 192 / 1024:,.0f
 #
 # </details>
 
-# %%
+# %% jupyter={"source_hidden": true, "outputs_hidden": true}
 devices = {  # GB, GB/s: vendors' datasheets; Google's Cloud TPU documentation
     "GPU T4": (16, 320),
     "TPU v5e": (16, 819),
@@ -702,7 +702,7 @@ axes.set(xlim=(10, 40_000), ylim=(200, 8000))
 plt.show()
 
 
-# %%
+# %% jupyter={"source_hidden": true, "outputs_hidden": true}
 def multiply(rank, world_size):
     weights = torch.ones(1000, 1000)  # 4 MB
     return (weights @ torch.ones(1000, 8)).sum().item()

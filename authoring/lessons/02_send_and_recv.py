@@ -405,7 +405,7 @@ rings[16]
 # with tag 30, which nobody sends. What is in `a`, and what happens with tag 30?
 
 # %%
-guess = None  # a with tag 20? And with tag 30?
+guess = None  # the number in a, with tag 20?
 
 
 def two_letters(rank, world_size, first_tag):
@@ -418,12 +418,14 @@ def two_letters(rank, world_size, first_tag):
         a, b = torch.zeros(1), torch.zeros(1)
         dist.recv(a, src=0, tag=first_tag)
         dist.recv(b, src=0, tag=10)
-        return f"a = {a.item()}, b = {b.item()}"
+        return a.item(), b.item()
 
 
 for first_tag in (20, 30):
     try:
-        print(simlib.run(two_letters, 2, args=(first_tag,)).results[1])
+        a, b = simlib.run(two_letters, 2, args=(first_tag,)).results[1]
+        print(f"a = {a}, b = {b}")
+        simlib.guess(guess, a)
     except simlib.DeadlockError as error:
         print(error)
 

@@ -62,7 +62,7 @@ draw_states(run)
 # none. What will the ranks hold, if the root (rank 0) scatters `[0], [1], [2], [3]`?
 
 # %%
-guess = None  # what does each rank hold after scatter? After gather?
+guess = None  # how many of the 4 ranks hold a list after gather?
 
 
 def scatter(rank, world_size):
@@ -80,7 +80,9 @@ def gather(rank, world_size):
 
 
 for function in (scatter, gather):
-    display(draw_states(simlib.run(function, world_size=4)))
+    run = simlib.run(function, world_size=4)
+    display(draw_states(run))
+simlib.guess(guess, sum(parts is not None for _, parts in run.results))
 
 # %% [markdown]
 # $$\text{scatter:}\quad x_r' = \text{parts}_\text{root}[r] \qquad\qquad
@@ -208,7 +210,7 @@ draw_states(run)
 # left half of the next picture as a matrix, with one row per rank. What will the right half be?
 
 # %%
-guess = None  # the right half?
+guess = None  # the first number of rank 1's right half, 0 to 33?
 
 
 def all_to_all(rank, world_size):
@@ -218,7 +220,9 @@ def all_to_all(rank, world_size):
     return parts, received
 
 
-draw_states(simlib.run(all_to_all, world_size=4))
+run = simlib.run(all_to_all, world_size=4)
+simlib.guess(guess, run.results[1][1][0])
+draw_states(run)
 
 # %% [markdown]
 # $$\mathrm{all\_to\_all:}\quad \text{received}_r'[s] = \text{parts}_s[r]$$
@@ -407,9 +411,9 @@ flat = [simlib.simulate(tell, n, broadcast="flat").time_s for n in sizes]
 tree = [simlib.simulate(tell, n, broadcast="binomial").time_s for n in sizes]
 for n, flat_s, tree_s in zip(sizes, flat, tree, strict=True):
     in_flat, in_tree = round(flat_s / message_s), round(tree_s / message_s)
-    yours = {None: "", in_tree: "as you say"}.get(in_a_row(n), f"(you: {in_a_row(n)})")
+    yours = "right" if in_a_row(n) == in_tree else "not yet"
     print(f"{n:>5} ranks: flat {flat_s * 1e6:8.1f} us = {in_flat:3} messages in a row,", end="")
-    print(f" tree {tree_s * 1e6:5.1f} us = {in_tree:2}", yours)
+    print(f" tree {tree_s * 1e6:5.1f} us = {in_tree:2}, yours", yours)
 
 # %% [markdown]
 # Both send n - 1 messages. But the tree sends many at the same time. Each round doubles the number

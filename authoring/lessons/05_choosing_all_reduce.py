@@ -109,7 +109,7 @@ def rabenseifner_far(rank, world_size, x):
 #
 # $$2(n-1)\alpha + 2\tfrac{n-1}{n}\tfrac{N}{B} = \log_2 n \left(\alpha + \tfrac{N}{B}\right)$$
 #
-# **Now you write it**: solve for N. The cell runs both at your size, in three worlds.
+# **Now you write it**: solve for N. The cell runs both at your size, in three worlds, and compares their times.
 
 
 # %%
@@ -118,11 +118,12 @@ def yours(n):
 
 
 for n in (4, 8, 16):
-    if yours(n) is None:
-        print(f"{n} ranks: not yet")
-    else:
-        times_s = [timed(f, n, round(yours(n) / 4)).time_s for f in (ring, recursive_doubling)]
-        print(f"{n} ranks: {times_s[0] * 1e6:.1f} us and {times_s[1] * 1e6:.1f} us")
+    if not 1e3 < (yours(n) or 0) < 1e7:
+        print(f"{n} ranks: not yet", yours(n) or "")
+        continue
+    times_s = [timed(f, n, round(yours(n) / 4)).time_s for f in (ring, recursive_doubling)]
+    print(f"{n} ranks: {times_s[0] * 1e6:.1f} us and {times_s[1] * 1e6:.1f} us,", end=" ")
+    print("right" if abs(times_s[0] - times_s[1]) < 1e-7 else "not yet")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -197,7 +198,8 @@ simlib.guess(guess, min(times_s, key=times_s.get), of=names)
 labs.crossover_lab()
 
 # %% [markdown]
-# Small tensors: the fewest steps, recursive doubling. Large ones: the fewest bytes, ring and
+# Small tensors: the fewest steps, recursive doubling. (Of these five. For a few bytes `everyone` of the first half,
+# which receives all at once, is quicker still; only the latency of its messages then counts, and once.) Large ones: the fewest bytes, ring and
 # Rabenseifner (`binomial` is the tree). $N^*$ divides only the ring from doubling. With
 # all five, doubling hands over to Rabenseifner earlier: $3(\alpha + N/B) = 6\alpha + \frac74 N/B$ gives
 # $N = 2.4\,\alpha B$ = 90 kB. At $N^*$ Rabenseifner is ahead of both. Every crossing is a multiple of
@@ -265,20 +267,19 @@ for nbytes in (4, 10_000, 1_000_000, 100_000_000):
 simlib.guess(guess, chosen["mpich"], of=names)
 
 # %% [markdown]
-# It agrees at both ends: recursive doubling, then Rabenseifner. But it changes over long before 90 kB:
-# its limit is 2 kB, whatever the link. NCCL changes its mind by size, too. (`binomial` stands for its
-# tree, which is a pipelined pair of trees. Gloo keeps to a ring, cut more finely.)
+# It agrees at both ends: recursive doubling, then Rabenseifner. But it changes over before 10 kB, where the
+# model would wait for 90 kB: its limit is a number of bytes, whatever the link. NCCL changes its mind by size,
+# too. (`binomial` stands for its tree, which is a pipelined pair of trees. Gloo keeps to a ring, cut more finely.)
 #
 # ## Flat against hierarchical: 4 nodes of 8 ranks
 #
 # Now 32 ranks on 4 machines. Within a machine a message pays 5 us and 50 GB/s. Between machines it pays
 # those 5 us and Ethernet's 30, at 1.25 GB/s, and **all 8 ranks of a node share its one link**. Three
 # flat algorithms of yours, with 1.28 MB. The ring also in another order: `round_robin` puts neighbours on
-# different machines. Rabenseifner also with the *farthest* partner first. Which is quickest, and which
-# sends the most bytes between machines?
+# different machines. Rabenseifner also with the *farthest* partner first. Which is quickest?
 
 # %%
-guess = None  # the name of the quickest? And which sends the most between the machines?
+guess = None  # the name of the quickest function
 
 intra = simlib.Link(latency_s=5e-6, bandwidth_Bps=50e9)
 nodes4x8 = simlib.clusters.ethernet_10g(nodes=4, ranks_per_node=8, intra=intra)
@@ -293,12 +294,14 @@ for function, placement, node_of in (
     run = timed(function, 32, numel, cluster=nodes4x8, placement=placement)
     between = run.traffic[node_of[:, None] != node_of].sum() / (4 * numel)
     print(f"{run.name:18} {placement:11} {run.time_s * 1e3:7.3f} ms,{between:6.2f} N between nodes")
-    runs[run.name] = run
-simlib.guess(guess, min((run.time_s, name) for name, run in runs.items())[1], of=list(runs))
+    runs[run.name, placement] = run
+quickest = min(runs, key=lambda key: runs[key].time_s)[0]
+simlib.guess(guess, quickest, of=("ring", "recursive_doubling", "rabenseifner", "rabenseifner_far"))
 
+# %%
 figure, both = plt.subplots(1, 2, figsize=(7.4, 3.6))
 for axes, name in zip(both, ("rabenseifner", "rabenseifner_far"), strict=True):
-    axes.imshow(np.sqrt(runs[name].traffic), cmap="Greys")  # full: many bytes
+    axes.imshow(np.sqrt(runs[name, "block"].traffic), cmap="Greys")  # full: many bytes
     axes.hlines([7.5, 15.5, 23.5], -0.5, 31.5, "#D55E00", lw=1)  # borders of nodes
     axes.vlines([7.5, 15.5, 23.5], -0.5, 31.5, "#D55E00", lw=1)
     axes.set(title=name, xlabel="to", ylabel="from", xticks=ranks[::8], yticks=ranks[::8])
@@ -334,21 +337,27 @@ print("2 x 2 real ranks:", simlib.run(bring, 4, args=(hierarchical, 4, 2)).resul
 rings = {"all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring"}
 run = timed(hierarchical, 32, numel, 8, cluster=nodes4x8, **rings)
 print(f"hierarchical, your own: {run.time_s * 1e3:.3f} ms")
-for nbytes in (1_280_000, 128_000_000):
-    for name in ("ring", "hierarchical"):
-        seconds = simlib.scale.time_of("all_reduce", 32, nbytes, nodes4x8, name)
-        print(f"{nbytes:11,} bytes, {name:12} {seconds * 1e3:8.3f} ms")
+for nodes, nbytes in ((4, 1_280_000), (4, 128_000_000), (3, 1_279_968), (3, 127_999_968)):
+    cluster = simlib.clusters.ethernet_10g(nodes=nodes, ranks_per_node=8, intra=intra)
+    print(f"{nodes} nodes, {nbytes:11,} bytes", end="")
+    for name in ("ring", "rabenseifner", "hierarchical"):
+        seconds = simlib.scale.time_of("all_reduce", 8 * nodes, nbytes, cluster, name)
+        print(f", {name} {seconds * 1e3:.3f} ms", end="\n" if name == "hierarchical" else "")
 
 # %% [markdown]
-# Less than half the time at 1.28 MB, because only 6 of its 20 steps wait for Ethernet; in the flat ring
-# all 62 wait for the slowest link. **Now you write it**: the time of `hierarchical`, of rings only.
+# Less than half the time of the flat ring at 1.28 MB, because only 6 of its 20 steps wait for Ethernet; in the
+# flat ring all 62 wait for the slowest link. But 32 is a power of two, and the flat Rabenseifner that begins with
+# the nearest partner is quicker still, if only by a hair at 128 MB: it keeps its large halves in the nodes, so it is
+# hierarchical by itself. On 3 nodes, 24 ranks, it has to fold whole tensors, and hierarchical is ahead of both, at
+# either size.
+#
+# **Now you write it**: the time of `hierarchical` on the 4 nodes, of rings only.
 
 # %%
 yours_s = None  # of 14 steps in the node and 6 between nodes; there 8 ranks share a link
 
-if yours_s is not None:
-    off_us = abs(yours_s - run.time_s) * 1e6
-    print("right" if off_us < 1 else f"off by {off_us:.0f} us")
+off_us = abs((yours_s or 0) - run.time_s) * 1e6
+print("right" if off_us < 1 else "not yet" + f": off by {off_us:.0f} us" * (yours_s is not None))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -416,9 +425,12 @@ for s in (1, 2, 5, 10, 20, 40, 80, 200):
     formula_s = (n + s - 2) * (LATENCY_S + nbytes / s / BANDWIDTH_BPS)
     time_s = timed(chain_isend, n, nbytes // 4, s).time_s
     print(f"{s:3} chunks {time_s * 1e3:7.3f} ms, formula {formula_s * 1e3:7.3f} ms")
+for ranks, size in ((8, 2_500_000), (5, 1_000_000), (16, 100_000)):  # the least T of all s
+    turn_s = [LATENCY_S + size / s / BANDWIDTH_BPS for s in range(1, 400)]
+    least = 1 + np.argmin([(ranks + k - 1) * one_s for k, one_s in enumerate(turn_s)])
+    off = abs((best_chunks(ranks, size) or 0) - least)
+    print(f"{ranks} ranks, {size:,} bytes:", "right" if off < 1 else "not yet")
 cluster = simlib.clusters.ethernet_10g(nodes=n)
-if best_chunks(n, nbytes):
-    print("your best number of chunks:", round(best_chunks(n, nbytes), 3))
 seconds = simlib.scale.time_of("broadcast", n, nbytes, cluster, "binomial")
 print(f"in one piece down a binomial tree {seconds * 1e3:.3f} ms")
 
@@ -431,9 +443,37 @@ print(f"in one piece down a binomial tree {seconds * 1e3:.3f} ms")
 #
 # $$s^* = \sqrt{\frac{N (n-2)}{\alpha B}} = \sqrt{2\,\text{ms} \cdot 6 / 30\,\text{us}} = 20$$
 #
-# An interior best: 20 chunks, four times quicker than one, and worse again on both sides. A chain,
-# the worst shape for one message, beats the tree once it is a pipeline. [Lesson 11](11_pipelines.ipynb)
-# meets the same formula in the pipelines of large models.
+# For a chain that receives one chunk after the other there is a best number between: 20 chunks, four times quicker
+# than one, and worse again on both sides. A chain, the worst shape for one message, beats the tree once it is a
+# pipeline. [Lesson 11](11_pipelines.ipynb) meets the same formula in the pipelines of large models.
+#
+# Each turn has a latency in it because a rank asks for the next chunk only when it has the one before. What if it
+# posts all its receives ahead? Is 20 still the best?
+
+# %%
+best_ahead = None  # your guess: 20, 200 or 1000 chunks?
+
+
+def chain_ahead(rank, world_size, x, num_chunks):
+    chunks, sends = x.tensor_split(num_chunks), []
+    coming = [dist.irecv(chunk, src=rank - 1) for chunk in chunks] if rank > 0 else []
+    for number, chunk in enumerate(chunks):
+        if rank > 0:
+            coming[number].wait()
+        if rank < world_size - 1:
+            sends.append(dist.isend(chunk, dst=rank + 1))
+    for request in sends:
+        request.wait()
+
+
+ahead_s = {s: timed(chain_ahead, n, nbytes // 4, s).time_s for s in (20, 200, 1000)}
+for s, time_s in ahead_s.items():
+    print(f"{s:4} chunks, asked for ahead: {time_s * 1e3:.3f} ms")
+simlib.guess(best_ahead, min(ahead_s, key=ahead_s.get), of=tuple(ahead_s))
+
+# %% [markdown]
+# No: then the latencies of the chunks overlap, and only bytes queue on a link. The price is what the model leaves
+# out: up to 1,000 open requests on a rank, and its processor's work for each message.
 #
 # ## Your turn
 #

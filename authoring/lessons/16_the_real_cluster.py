@@ -249,7 +249,7 @@ for name, where in {
 # Plain torch asks for torchrun's words. **Now you write it**, in the second cell: torchrun's from Slurm's.
 
 # %% tags=["nbval-ignore-output"]
-guess = None
+guess = None  # which of Slurm's four words is the rank's number on its node?
 
 WORDS = {
     "MPICH": "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS",
@@ -270,6 +270,7 @@ environments["MPICH"] = max(yours, key=lambda environment: environment["PMI_RANK
 for launcher, names in WORDS.items():
     print(f"{launcher}: the last of four ranks finds", "(yours)" * (launcher == "MPICH"))
     print("   ", ", ".join(f"{name}={environments[launcher][name]}" for name in names.split()))
+simlib.guess(guess, "SLURM_LOCALID", of=WORDS["Slurm"].split())
 
 
 # %%
@@ -343,7 +344,7 @@ train_set, test_set = (TensorDataset((d.tensors[0] - mean) / std, d.tensors[1]) 
 # be equal, and which only nearly?
 
 # %% tags=["nbval-ignore-output"]
-guess = None
+guess = None  # which of "around", "ring", "trained" are equal, bit for bit?
 
 
 def trained(rank, world_size):
@@ -383,12 +384,14 @@ jobs["around"].result()
 # tells most. What is an arrow of 20 us worth here?
 
 # %% tags=["nbval-ignore-output"]
-guess = None
+guess = None  # can an arrow of 20 us be read off: "yes" or "no"?
 
 for rank, clock in enumerate(jobs["around"].clocks):
     offset_us, error_us = clock["offset_s"] * 1e6, clock["error_s"] * 1e6
     print(f"rank {rank} on {clock['host']}: {offset_us:+7.1f} us, wrong by up to {error_us:.1f} us")
-print(f"clock_error_s of the run: {jobs['around'].result().trace.clock_error_s * 1e6:.1f} us")
+error_us = jobs["around"].result().trace.clock_error_s * 1e6
+print(f"clock_error_s of the run: {error_us:.1f} us")
+simlib.guess(guess, "yes" if error_us < 20 else "no", of=("yes", "no"))
 
 # %% [markdown]
 # `simlib` subtracts each rank's offset before it draws; the error stays. An arrow of 20 us is less: a message may seem
@@ -552,10 +555,10 @@ plt.show()
 # An error on **one** rank is the worst that can happen under plain `mpiexec`: that rank prints its traceback and
 # waits in MPI's clean-up, the others wait for its message, and the job stands still until somebody ends it,
 # under every launcher we tried. (`python -m mpi4py script.py` ends it at once; so does `simlib`.) The
-# cell is meant to fail. What will the notebook show?
+# cell is meant to fail (Run All goes on). What will the notebook show?
 
 # %% tags=["raises-exception"]
-guess = None
+guess = None  # an error of which rank, and in which line?
 
 
 def careless(rank, world_size):
@@ -572,7 +575,7 @@ simlib.submit(careless, 2, to=simlib.Mpiexec(), folder=JOBS).result()
 # first. Which error does each give, and who can know it?
 
 # %% tags=["nbval-ignore-output"]
-guess = None
+guess = None  # who can know it: ssh, the launcher, or simlib?
 
 
 def both_receive(rank, world_size):
@@ -643,11 +646,11 @@ simlib.guess(known, len(done.stdout.splitlines()))
 # %% [markdown]
 # ## Ending a job
 #
-# Two ways: `job.cancel()`, and a `time_limit` that you give
+# Two ways: `job.cancel()`, and a `time_limit` given
 # beforehand. Both jobs below would sleep for an hour. What is their status, and what does `result()` say?
 
 # %%
-guess = None
+guess = None  # the two words of status?
 
 
 def asleep(rank, world_size):
@@ -667,7 +670,7 @@ for job in (too_long, unwanted):
 # `time_limit` is the whole job's, and 600 s if you say nothing. `timeout_s`, as in `run`, is another one:
 # seconds without *progress*, and a printed line is progress.
 #
-# (Jupyter's Stop button, while you `follow` a job, ends the looking and not the job.)
+# (Jupyter's Stop button, while you `follow` a job, ends the looking, not the job.)
 #
 # ## Slurm: wait your turn
 #

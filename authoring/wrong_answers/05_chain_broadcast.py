@@ -53,6 +53,11 @@ def counts_elements_for_bytes(rank, world_size, x, latency_s, bandwidth_Bps):
     pipeline(rank, world_size, x, best_number(world_size, len(x), latency_s, bandwidth_Bps))
 
 
+def without_the_bandwidth(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the number of chunks worked out without the bandwidth"""
+    pipeline(rank, world_size, x, best_number(world_size, x.nbytes, latency_s, 1.0))
+
+
 def receives_or_sends_but_not_both(rank, world_size, x, latency_s, bandwidth_Bps):
     """the pipeline whose ranks do not receive while they send"""
     num_chunks = best_number(world_size, x.nbytes, latency_s, bandwidth_Bps)
@@ -133,6 +138,7 @@ WRONG = {
     in_tiny_chunks: "done after 13.6 ms",
     counts_elements_for_bytes: "done after 2.31 ms",
     receives_or_sends_but_not_both: "done after 3.25 ms",
+    without_the_bandwidth: "too many chunks",
     straight_from_the_root: "rank 0 sends to rank 2, which is not one of its neighbours",
     no_chunk_for_two_ranks: "number of sections must be larger than 0",
     root_of_a_negative_number: "math domain error",

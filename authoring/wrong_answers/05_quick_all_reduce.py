@@ -126,7 +126,57 @@ def adds_the_wrong_buffer(rank, world_size, x, latency_s, bandwidth_Bps):
         distance *= 2
 
 
+def by_steps(rank, world_size, x, latency_s, bandwidth_Bps, steps):
+    doubling_s = steps * (latency_s + x.nbytes / bandwidth_Bps)
+    ring_s = 2 * (world_size - 1) * (latency_s + x.nbytes / world_size / bandwidth_Bps)
+    (ring if ring_s < doubling_s else doubling)(rank, world_size, x)
+
+
+def folding_is_free(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the choice that reckons with nothing for folding"""
+    by_steps(rank, world_size, x, latency_s, bandwidth_Bps, world_size.bit_length() - 1)
+
+
+def folding_costs_one(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the choice that reckons with one step for folding"""
+    by_steps(rank, world_size, x, latency_s, bandwidth_Bps, math.ceil(math.log2(world_size)))
+
+
+def folding_by_the_logarithm(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the choice that reckons with log2(n) steps on any number of ranks"""
+    by_steps(rank, world_size, x, latency_s, bandwidth_Bps, math.log2(world_size))
+
+
+def by_the_bandwidth_alone(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the choice that takes the latency for that of the network tried first"""
+    p = 1 << (world_size.bit_length() - 1)
+    steps = p.bit_length() - 1 + 2 * (p < world_size)
+    known = {1.25e8: 50e-6, 1.25e9: 30e-6}.get(bandwidth_Bps, latency_s)
+    by_steps(rank, world_size, x, known, bandwidth_Bps, steps)
+
+
+def folds_and_forgets(rank, world_size, x, latency_s, bandwidth_Bps):
+    """the recursive doubling that does not add what is folded to it"""
+    p = 1 << (world_size.bit_length() - 1)
+    kept = x.clone()
+    if rank >= p:
+        dist.send(x, dst=rank - p)
+        return dist.recv(x, src=rank - p)
+    if rank + p < world_size:
+        dist.recv(kept, src=rank + p)
+    for k in range(p.bit_length() - 1):
+        swap(x, kept, rank ^ 2**k)
+        x += kept
+    if rank + p < world_size:
+        dist.send(x, dst=rank + p)
+
+
 WRONG = {
+    folding_is_free: "Here the ring is quicker",
+    folding_costs_one: "Here the ring is quicker",
+    folding_by_the_logarithm: "Here the ring is quicker",
+    by_the_bandwidth_alone: "The same bandwidth, and four times the latency",
+    folds_and_forgets: "The ranks that are folded away bring a tensor, too",
     divides_by_zero_where_nobody_else_is: "division by zero",
     always_the_ring: "Few bytes: few steps",
     always_doubling: "done after 9.75 ms",
@@ -136,5 +186,36 @@ WRONG = {
     crosses_at_55_kB_on_any_network: "On another network N* is elsewhere",
     at_a_root: "done after 45.5 ms",
     does_not_fold: "is no rank of this group",
-    adds_the_wrong_buffer: "Rank 0 has the wrong value",
+    adds_the_wrong_buffer: "own x twice: add what came",
 }
+
+
+def folds_neighbours(rank, world_size, x, latency_s, bandwidth_Bps):
+    p = 1 << (world_size.bit_length() - 1)
+    more = world_size - p
+    steps = (p.bit_length() - 1) + (2 if more else 0)
+    byte_s = x.nbytes / bandwidth_Bps
+    if 2 * (world_size - 1) * (latency_s + byte_s / world_size) <= steps * (latency_s + byte_s):
+        return ring(rank, world_size, x)
+    incoming = torch.zeros_like(x)
+    if rank < 2 * more and rank % 2 == 0:  # an even rank hands its tensor to the odd one after it
+        dist.send(x, dst=rank + 1)
+        return dist.recv(x, src=rank + 1)
+    if rank < 2 * more:
+        dist.recv(incoming, src=rank - 1)
+        x += incoming
+    place = rank // 2 if rank < 2 * more else rank - more
+    for bit in reversed(range(p.bit_length() - 1)):
+        other = place ^ 1 << bit
+        other = 2 * other + 1 if other < more else other + more
+        requests = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, x, other), dist.P2POp(dist.irecv, incoming, other)]
+        )
+        for request in requests:
+            request.wait()
+        x += incoming
+    if rank < 2 * more:
+        dist.send(x, dst=rank - 1)
+
+
+ALSO_RIGHT = [folds_neighbours]

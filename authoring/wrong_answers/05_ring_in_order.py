@@ -37,13 +37,14 @@ def adds_the_wrong_buffer(rank, world_size, x, order):
         passing = incoming
 
 
-def ring_of_chunks(rank, place, chunks, following, before, steps):
+def ring_of_chunks(rank, place, chunks, following, before, steps, adding=None):
     n = len(chunks)
+    adding = n - 1 if adding is None else adding
     for step in range(steps):
         chunk = chunks[(place - step - 1) % n]
         incoming = torch.empty_like(chunk)
         exchange(chunks[(place - step) % n], incoming, following, before)
-        chunk.copy_(chunk + incoming if step < n - 1 else incoming)
+        chunk.copy_(chunk + incoming if step < adding else incoming)
 
 
 def takes_no_heed_of_order(rank, world_size, x, order):
@@ -120,11 +121,41 @@ def sends_before_it_receives(rank, world_size, x, order):
         chunk.copy_(chunk + incoming if step < world_size - 1 else incoming)
 
 
+def adds_all_the_way(rank, world_size, x, order):
+    """the ring that adds in its second half, too"""
+    chunks, place, steps = x.tensor_split(world_size), order.index(rank), 2 * (world_size - 1)
+    ring_of_chunks(rank, place, chunks, *neighbours(rank, order), steps, adding=steps)
+
+
+def copies_too_soon(rank, world_size, x, order):
+    """the ring that begins to copy one step too soon"""
+    chunks, place, steps = x.tensor_split(world_size), order.index(rank), 2 * (world_size - 1)
+    ring_of_chunks(rank, place, chunks, *neighbours(rank, order), steps, adding=world_size - 2)
+
+
+def neighbours_by_rank_chunks_by_place(rank, world_size, x, order):
+    """the ring whose neighbours go by rank, and its chunks by place"""
+    chunks, place = x.tensor_split(world_size), order.index(rank)
+    following, before = (rank + 1) % world_size, (rank - 1) % world_size
+    ring_of_chunks(rank, place, chunks, following, before, 2 * (world_size - 1))
+
+
+def backwards(rank, world_size, x, order):
+    """the ring that runs through the order backwards"""
+    chunks, place = x.tensor_split(world_size), order.index(rank)
+    following, before = neighbours(rank, order)
+    ring_of_chunks(rank, place, chunks, before, following, 2 * (world_size - 1))
+
+
 WRONG = {
+    adds_all_the_way: "What comes in the second half is added, too",
+    copies_too_soon: "begins to copy too soon",
+    neighbours_by_rank_chunks_by_place: "Either the neighbours go by number",
+    backwards: "Either the neighbours go by number",
     passes_whole_tensors: "rank 0 sends 48 bytes where 32 are enough for any rank",
     adds_the_wrong_buffer: "add the buffer that came, not the one that was sent",
-    takes_no_heed_of_order: "rank 0 sends to rank 1, which is not one of its neighbours",
-    stops_half_way: "Rank 0 has the wrong value. No usual mistake fits",
+    takes_no_heed_of_order: "Either the neighbours go by number",
+    stops_half_way: "n - 1 more steps pass the complete",
     forgets_the_tail: "The last numbers are not summed",
     leaves_x_alone: "The right value is returned, but the tensor x itself must change",
     one_chunk_after_the_other: "take 4 rounds where 2 are enough",

@@ -148,7 +148,71 @@ def all_reduces(rank, world_size, x):
     return total.tensor_split(world_size)[rank]
 
 
+def to_the_left(rank, world_size, x):
+    """the ring that sends everything to the left"""
+    chunks = x.tensor_split(world_size)
+    passing = chunks[(rank + 1) % world_size].clone()
+    for step in range(world_size - 1):
+        mine = chunks[(rank + step + 2) % world_size]
+        incoming = torch.empty_like(mine)
+        right, left = neighbours(rank, world_size)
+        exchange(passing, incoming, left, right)
+        passing = incoming + mine
+    return passing
+
+
+def adds_nothing(rank, world_size, x):
+    """the ring that passes on what comes and adds nothing"""
+    chunks = x.tensor_split(world_size)
+    passing = chunks[(rank - 1) % world_size].clone()
+    for step in range(world_size - 1):
+        incoming = torch.empty_like(chunks[(rank - step - 2) % world_size])
+        exchange(passing, incoming, *neighbours(rank, world_size))
+        passing = incoming
+    return passing
+
+
+def forgets_its_own(rank, world_size, x):
+    """the ring that does not add its own chunk to the last that comes"""
+    chunks = x.tensor_split(world_size)
+    passing = chunks[(rank - 1) % world_size].clone()
+    for step in range(world_size - 1):
+        mine = chunks[(rank - step - 2) % world_size]
+        incoming = torch.empty_like(mine)
+        exchange(passing, incoming, *neighbours(rank, world_size))
+        passing = incoming + mine if step < world_size - 2 else incoming
+    return passing
+
+
+def gives_the_mean(rank, world_size, x):
+    """the ring that gives the mean over the ranks"""
+    chunks = x.tensor_split(world_size)
+    passing = chunks[(rank - 1) % world_size].clone()
+    for step in range(world_size - 1):
+        mine = chunks[(rank - step - 2) % world_size]
+        incoming = torch.empty_like(mine)
+        exchange(passing, incoming, *neighbours(rank, world_size))
+        passing = incoming + mine
+    return passing / world_size
+
+
+def receives_into_what_it_sends(rank, world_size, x):
+    """the ring whose buffer is as long as the chunk that is sent"""
+    chunks = x.tensor_split(world_size)
+    passing = chunks[(rank - 1) % world_size].clone()
+    for step in range(world_size - 1):
+        incoming = torch.empty_like(passing)
+        exchange(passing, incoming, *neighbours(rank, world_size))
+        passing = incoming + chunks[(rank - step - 2) % world_size]
+    return passing
+
+
 WRONG = {
+    to_the_left: "That is to the left",
+    adds_nothing: "without what this rank has of it",
+    forgets_its_own: "without what this rank has of it",
+    gives_the_mean: "That is the mean over the ranks",
+    receives_into_what_it_sends: "be as long as the chunk that comes",
     adds_the_wrong_buffer: "add what came, not what was there already",
     passes_whole_tensors: "rank 0 sends 28 bytes where 16 are enough for any rank",
     returns_the_whole_sum: "but only chunk `rank` is asked for",

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from fractions import Fraction
+
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
+DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
 
 
 def guess(yours: object, right: object, *, within: float = 0.0, of: Sequence = ()) -> None:
@@ -14,13 +19,15 @@ def guess(yours: object, right: object, *, within: float = 0.0, of: Sequence = (
     Parameters
     ----------
     yours : object
-        A number, or one of few: a text, True or False. Anything else is told apart, no more.
+        A number, or one of few: a text, True or False. Anything else is told apart, no more. A text
+        may hold a number as people write it: "1,200", "12,5", "7/4".
     right : object
         What it is.
     within : float
         Share of ``right`` by which a number may be off and is near enough: 0.1 is 10 %.
     of : sequence
-        Where one of few is to be guessed: these.
+        Where one of few is to be guessed: these. Numbers among them are names, such as those of
+        ranks and chunks: nothing is said of how many times as much.
 
     Examples
     --------
@@ -51,7 +58,7 @@ def said_of(yours, right, within, of):
         return f"Your guess is right: {text(right)}." if is_right else said
     if mine is None:
         return f"{text(yours)} is no number; it is {text(right)}."
-    if mine == other:
+    if mine == other or text(yours) == text(right):
         return f"Your guess is right: {text(right)}."
     if abs(mine - other) <= within * abs(other):
         return f"Your guess of {text(yours)} is near enough: it is {text(right)}."
@@ -71,15 +78,24 @@ def number_of(value):
     if isinstance(value, bool):
         return None
     try:
-        number = float(value.strip().replace(",", "") if isinstance(value, str) else value)
+        number = written(value.strip()) if isinstance(value, str) else float(value)
     except Exception:  # whatever a learner has written there
         return None
     return None if math.isnan(number) else number
 
 
+def written(line):
+    """A number as people write it, with a comma for thousands or for decimals, or as a fraction."""
+    if THOUSANDS.fullmatch(line):
+        return float(line.replace(",", ""))
+    if DECIMAL_COMMA.fullmatch(line):
+        return float(line.replace(",", "."))
+    return float(Fraction(line.replace(" ", "")) if "/" in line else line)
+
+
 def folded(value):
-    """A text in which case, spaces and quotes do not count."""
-    return " ".join(text(value).casefold().split())
+    """A text in which case, spaces and quotes round it do not count."""
+    return " ".join(text(value).casefold().strip(" '\"`").split())
 
 
 def text(value):

@@ -103,6 +103,8 @@ def cell_metadata(written):
     course = {key: written[key] for key in COURSE_KEYS if key in written}
     if course:
         kept["course"] = course
+    if written.get("jupyter"):
+        kept["jupyter"] = written["jupyter"]  # source_hidden, outputs_hidden: folded when opened
     if written.get("tags"):
         # nbval knows its tags in this spelling only.
         kept["tags"] = [
