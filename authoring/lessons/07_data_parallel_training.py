@@ -798,15 +798,9 @@ scaling.cleanup()
 # leaves out (its `ignore_index`).
 
 # %%
-ones = "zero one two three four five six seven eight nine".split()
-tens = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-spelt = ones + [f"{ten} {one}" for ten in tens for one in ones[1:]]
-lines = [f"{one}, {other}." for one, other in itertools.pairwise(spelt)]
+letters, codes = simlib.letters.alphabet(), simlib.letters.load()
+lines = simlib.letters.lines()
 print(len(lines), "lines:", *lines[:2], "...", lines[-1])
-letters = sorted(set("".join(lines)))
-codes = torch.full((len(lines), max(map(len, lines))), -100)
-for row, line in zip(codes, lines, strict=True):
-    row[: len(line)] = torch.tensor([letters.index(letter) for letter in line])
 
 
 class Reader(nn.Module):
