@@ -18,7 +18,16 @@ from simlib.grading.source import number_of, solution_source, stub_source
 TESTS = Path(__file__).parent
 EXERCISES = TESTS.parent / "authoring" / "exercises"
 FILES = sorted((TESTS.parent / "authoring" / "wrong_answers").glob("*.py"))
-SAME_NUMBERS = {"mean_by_hand", "loss_grows", "own_share_only"}
+SAME_NUMBERS = {
+    "barrier_between",
+    "by_adler32",
+    "loss_grows",
+    "mean_by_hand",
+    "moved_aside",
+    "own_share_only",
+    "sampler_in_order",
+    "shorter_of_the_two",
+}
 """They give what another one gives, if only on one rank; what is said is true of both."""
 HANG_S = 3.0  # a hanging answer is ended after this, to keep the tests short
 
