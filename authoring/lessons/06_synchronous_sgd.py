@@ -14,7 +14,7 @@
 #
 # Three words first. **Weights** are the numbers $\theta$ that a model learns. The **loss** $\ell(\theta; x)$
 # says how bad it is on *one* example. The **cost** $L(\theta)$ is the mean loss of many examples, and it is
-# the cost that we want small. Most texts say "loss" for both, PyTorch too; half of the mistakes below
+# the cost that we want small. Most texts say "loss" for both; half of the mistakes below
 # come from that. Two letters are new, too: $R$ is the number of ranks, and $B$ is no bandwidth here but the
 # number of examples that a rank takes per step.
 #
@@ -768,7 +768,7 @@ print("net {:.3f}, midpoint {:.3f}, twin {:.3f}".format(*ends))
 simlib.guess(midpoint, "higher", of=("lower", "equal", "higher"))
 
 # %% [markdown]
-# And the whole way, a little beyond both ends. Beside it the same for the line fit, between two
+# And the whole way, a little beyond both ends. Beside it the line fit, between two
 # points of the first picture.
 
 # %%
