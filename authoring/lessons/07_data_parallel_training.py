@@ -836,7 +836,9 @@ def weighed(rank, world_size):
 
 for n in (2, 1):
     error, owns, told = simlib.run(weighed, n).results[0]
-    print(f"{n} ranks: {'right' if error < 1e-4 else 'not yet'}, error {error:.2f}, {owns}, {told}")
+    print(
+        f"world of {n}: {'right' if error < 1e-4 else 'not yet'}, error {error:.2f}, {owns}, {told}"
+    )
 
 
 # %% tags=["nbval-ignore-output"]
