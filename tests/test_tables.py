@@ -28,6 +28,8 @@ SEVERAL = {
     "03": ["one_batch_fewer", "no_examples"],
     "04": ["mean_of_all", "own_broadcast", "ring_all_gather"],
     "05": ["ring_reduce_scatter", "ring_in_order", "chain_broadcast", "quick_all_reduce"],
+    "06": ["uneven_shards", "clipped_mean", "kept_in_step", "out_of_step"],
+    "07": ["sync_gradients", "held_out_accuracy", "batch_statistics"],
     "09": ["quickest_epoch"],
     "10": ["my_layers"],
     "11": ["best_cut"],

@@ -30,6 +30,11 @@ SAME_NUMBERS = {
     "folding_by_the_logarithm",
     "folding_costs_one",
     "neighbours_by_rank_chunks_by_place",
+    "barrier_between",
+    "by_adler32",
+    "moved_aside",
+    "sampler_in_order",
+    "shorter_of_the_two",
 }
 """They give what another one gives, if only on one rank or in a small world; what is said is true
 of both."""

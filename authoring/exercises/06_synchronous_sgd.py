@@ -93,7 +93,7 @@ def plain_sum(gradients, counts):
 verdict = check(
     "uneven_shards",
     uneven_shards,
-    shards_drawn(seed=61),
+    [shards_drawn(seed=61), shards_drawn(seed=62)],
     # what each rank must return; `gs` holds the gradient of every rank, `ns` the numbers
     lambda gs, ns: on_all(weighted_sum(gs, ns) / sum(ns), gs),
     only("all_reduce"),
@@ -112,6 +112,10 @@ verdict = check(
         ),
         "The weights are right, but you divide by the number of ranks, not of examples.": (
             lambda gs, ns: on_all(weighted_sum(gs, ns) / len(gs), gs)
+        ),
+        "You divide by the number of all examples, but no gradient was multiplied by the number of its "
+        "own: a mean has to become a sum first.": (
+            lambda gs, ns: on_all(plain_sum(gs, ns) / sum(ns), gs)
         ),
         "Each rank divides as if all ranks had as many examples as it, and 0 where it has none.": (
             lambda gs, ns: [weighted_sum(gs, ns) / (len(gs) * n) for n in ns]
@@ -192,7 +196,10 @@ def cut(gradient, most, length=None):
 verdict = check(
     "clipped_mean",
     clipped_mean,
-    lambda rank, world_size: (torch.tensor(GRADIENTS[rank]), 2.0),
+    [
+        lambda rank, world_size: (torch.tensor(GRADIENTS[rank]), 2.0),
+        lambda rank, world_size: (torch.tensor(GRADIENTS[rank][::-1]) / 4, 0.75),
+    ],
     lambda gs, most: on_all(cut(mean_of(gs), most[0]), gs),
     only("all_reduce"),
     # on one rank every length is the right one: who sends a wrong one is told so on two
@@ -207,6 +214,10 @@ verdict = check(
         "Each rank's gradient is clipped before the mean is taken: one rank is cut more than "
         "another, and the direction changes.": (
             lambda gs, most: on_all(mean_of([cut(g, most[0]) for g in gs]), gs)
+        ),
+        "The mean is right, but it is longer than most, and not cut. (With min in the place of max "
+        "it is divided by most and multiplied by it again.)": (
+            lambda gs, most: on_all(mean_of(gs), gs)
         ),
         "That is the sum, clipped: divide before you measure.": (
             lambda gs, most: on_all(cut(sum(gs), most[0]), gs)
@@ -303,23 +314,41 @@ def kept_in_step(rank, world_size, theta, rows, targets, steps, lr, momentum):
 STEPS, LR, MOMENTUM = 4, 0.1, 0.5
 
 
-def own_examples(rank, world_size):
-    random = torch.Generator().manual_seed(60 + rank)
-    theta, rows, targets = (torch.randn(*shape, generator=random) for shape in ((3,), (6, 3), (6,)))
-    return theta, rows, targets, STEPS, LR, MOMENTUM
+def own_examples(seed):
+    def of_a_rank(rank, world_size):
+        random = torch.Generator().manual_seed(seed + rank)
+        shapes = (3,), (6, 3), (6,)
+        theta, rows, targets = (torch.randn(*shape, generator=random) for shape in shapes)
+        return theta, rows, targets, STEPS, LR, MOMENTUM
+
+    return of_a_rank
 
 
-def by_one_process(theta, rows, targets, scale=1):
+def by_one_process(theta, rows, targets, scale=1, keeps=None, theta_first=False):
     v = torch.zeros_like(theta)
     for _ in range(STEPS):
-        v = MOMENTUM * v + scale * cost_gradient(theta, rows, targets)
-        theta = theta - LR * v
+        before = v
+        v = (MOMENTUM if keeps is None else keeps) * v + scale * cost_gradient(theta, rows, targets)
+        theta = theta - LR * (before if theta_first else v)
     return theta, v
 
 
-def in_step(thetas, rows, targets, *rest, scale=1, start=None):
+def in_step(thetas, rows, targets, *rest, start=None, **how):
     start = thetas[0] if start is None else start
-    return on_all(by_one_process(start, torch.cat(rows), torch.cat(targets), scale), thetas)
+    return on_all(by_one_process(start, torch.cat(rows), torch.cat(targets), **how), thetas)
+
+
+def without_momentum(*given):
+    """Plain SGD, with the last gradient or nothing in the place of v."""
+    theta, last = in_step(*given, keeps=0)[0]
+    return OneOf([on_all((theta, v), given[0]) for v in (last, torch.zeros_like(theta))])
+
+
+def averaged_at_the_end(thetas, rows, targets, *rest):
+    """What comes out where ranks train alone, from rank 0's theta, and then take a mean."""
+    ends = alone([thetas[0]] * len(thetas), rows, targets)
+    theta, v = (mean_of(list(one)) for one in zip(*ends, strict=True))
+    return OneOf([on_all((theta, v), thetas), [(theta, own) for _, own in ends]])
 
 
 def rate_in_v(*given):
@@ -345,7 +374,7 @@ def apart(thetas, rows, targets, averaged="gradients", start=None):
 verdict = check(
     "kept_in_step",
     kept_in_step,
-    own_examples,
+    [own_examples(60), own_examples(600)],
     in_step,
     only("broadcast", "all_reduce"),
     collectives(lambda *given: STEPS + 1, hint="One to begin with, then one in each step."),
@@ -361,6 +390,12 @@ verdict = check(
         "The gradients are summed, not averaged: each step is world_size times too large.": (
             lambda *given: in_step(*given, scale=len(given[0]))
         ),
+        "That is plain SGD: the momentum is forgotten.": without_momentum,
+        "theta takes its step before v has the new gradient: v first, then theta.": (
+            lambda *given: in_step(*given, theta_first=True)
+        ),
+        "The ranks train alone, and only what they end with is averaged: the gradients have to be, in "
+        "each step.": averaged_at_the_end,
         "The training starts from the mean of all theta: it has to start from that of rank 0.": (
             lambda *given: in_step(*given, start=mean_of(given[0]))
         ),
@@ -507,7 +542,7 @@ def all_out_of_step(thetas):
 verdict = check(
     "out_of_step",
     started_apart(out_of_step),
-    nearly_equal(seed=70),
+    [nearly_equal(seed=70), nearly_equal(seed=73)],
     lambda thetas: on_all(all_out_of_step(thetas), thetas),
     only("all_gather"),
     Rule(asks_the_others, before_values=True),
@@ -521,8 +556,10 @@ verdict = check(
             lambda theta: sorted(theta.tolist()),
         ),
         "A rank is missed whose numbers are moved so that even their sum weighted by places stays "
-        "the same: many vectors share one sum of any kind. Take a checksum.": told_apart_by(
-            lambda theta: round(sum(k * x for k, x in enumerate(theta.tolist())), 9)
+        "the same: many vectors share one weighted sum, and zlib.adler32 is one, too, of bytes. Take "
+        "crc32.": told_apart_by(
+            lambda theta: round(sum(k * x for k, x in enumerate(theta.tolist())), 9),
+            lambda theta: zlib.adler32(theta.numpy().tobytes()),
         ),
         "A rank is missed that differs in the last bit of one number: compare bits.": (
             told_apart_by(lambda theta: [f"{x:.4f}" for x in theta.tolist()])

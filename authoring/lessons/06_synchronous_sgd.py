@@ -3,9 +3,9 @@
 #
 # Four ranks, four copies of a model, each with its own examples. After every step the copies are equal,
 # and equal to what **one** process with all the examples would have. That is synchronous stochastic
-# gradient descent (SGD). Four equations prove it. In this lesson (80 minutes) you will
+# gradient descent (SGD). Four equations prove it. In this lesson (85 minutes) you will
 #
-# - walk downhill with all examples, with some, with one, and derive how noisy that is,
+# - walk downhill with all examples, some, one, and derive how noisy that is,
 # - derive the four equations, and run each in two precisions to see what is left over,
 # - break an assumption beside each equation, and see on a number what it costs,
 # - prove that replicas stay equal, with momentum and Adam too, and lose them in three ways,
@@ -14,7 +14,7 @@
 #
 # Three words first. **Weights** are the numbers $\theta$ that a model learns. The **loss** $\ell(\theta; x)$
 # says how bad it is on *one* example. The **cost** $L(\theta)$ is the mean loss of many examples, and it is
-# the cost that we want small. Most texts say "loss" for both, PyTorch too; half of the mistakes below
+# the cost that we want small. Most texts say "loss" for both; half of the mistakes below
 # come from that. Two letters are new, too: $R$ is the number of ranks, and $B$ is no bandwidth here but the
 # number of examples that a rank takes per step.
 #
@@ -37,7 +37,7 @@ import simlib
 
 torch.set_num_threads(1)  # our tensors are tiny: more threads would wait for each other
 
-guess = None  # who ends lowest?
+lowest = None  # who ends lowest: 1, 8 or 64 per step?
 
 noise = torch.Generator().manual_seed(0)
 places = torch.linspace(-1, 1, 64)
@@ -75,21 +75,21 @@ heights = torch.stack([line_cost(theta) for theta in grid]).reshape(61, 61)
 figure = plt.figure(figsize=(9, 3.6), layout="constrained")
 bowl = figure.add_subplot(1, 2, 1, projection="3d", elev=48)
 bowl.plot_surface(slopes.numpy(), intercepts.numpy(), heights.numpy(), cmap="Blues_r")
-ends = [-2, 1, 4]
-bowl.set(xlabel="slope", ylabel="intercept", xticks=ends, yticks=ends, title="cost")
+bowl.set(xlabel="slope", ylabel="intercept", xticks=(-2, 1, 4), yticks=(-2, 1, 4), title="cost")
 axes = figure.add_subplot(1, 2, 2, xlabel="slope", ylabel="intercept")
 axes.contour(slopes, intercepts, heights, levels=12, colors="#cccccc", linewidths=0.8)
 for size, color in ((1, "#E69F00"), (8, "#009E73"), (64, "#0072B2")):
     path = descend(size)
     axes.plot(*path.T, ".-", ms=3, lw=1, color=color, label=f"{size} per step")
     print(f"{size:2} per step: {40 * size:4} examples, cost {line_cost(path[-1]):.3f}")
+simlib.guess(lowest, 64, of=(1, 8, 64))
 axes.legend(frameon=False, loc="lower right")
 plt.show()
 
 # %% [markdown]
 # The left picture is the bowl of many articles. Remember it; we come back with a question. On the
 # right, all 64 examples give a smooth path. Eight give nearly the same place for an eighth of the work.
-# One example stumbles about the minimum and never comes to rest.
+# One example stumbles about and never comes to rest.
 #
 # ## How noisy is a mini-batch?
 #
@@ -104,13 +104,15 @@ plt.show()
 # - **Without:** the errors of all n add up to 0, so does their square: $n\sigma^2 + n(n-1)\,c = 0$, with c the
 #   average product. There are $B(B-1)$ products: $\mathrm{Var}\,G = \frac{\sigma^2}B \cdot \frac{n-B}{n-1}$.
 #
-# The twin leaves nothing to chance: it takes *every* draw of B from 8 of our 64 examples. And an assumption
-# broken: batches of neighbours, unshuffled data. Does their mean still hold, their variance?
+# The twin leaves nothing to chance: it takes *every* draw of B from 8 of our 64 examples. (`residual` is the length
+# of a difference, as a part of the second vector's. A small one is printed as a bound: last digits differ from
+# CPU to CPU.) And an assumption broken: batches of neighbours, unshuffled data, drawn without replacement. Is their
+# mean right, their variance?
 
 # %%
 import itertools
 
-guess = None  # neighbours: mean right? Variance sigma^2 / B?
+mean_right, variance = None, None  # neighbours: yes or no? Variance "less", "right" or "more"?
 
 
 def residual(got, want):
@@ -131,17 +133,22 @@ for B in (2, 4):
     draws = {
         "with": (itertools.product(range(n), repeat=B), 1),
         "without": (itertools.combinations(range(n), B), (n - B) / (n - 1)),
-        "neighbours": ([[(i + k) % n for k in range(B)] for i in range(n)], 1),
+        "neighbours": (
+            [[(i + k) % n for k in range(B)] for i in range(n)],
+            (n - B) / (n - 1),
+        ),
     }
     for kind, (batches, factor) in draws.items():
         G = few[torch.tensor(list(batches))].mean(dim=1)
-        variance = (G - few.mean(dim=0)).square().sum(dim=1).mean()
-        told = residual(G.mean(dim=0), few.mean(dim=0)), residual(variance, sigma2 / B * factor)
-        print(f"B = {B}, {kind:10} {len(G):4} draws, residuals: mean {told[0]}, variance {told[1]}")
+        got, want = (G - few.mean(dim=0)).square().sum(dim=1).mean(), sigma2 / B * factor
+        told = residual(G.mean(dim=0), few.mean(dim=0)), residual(got, want)
+        more = "" if told[1].startswith("below") else "+" if got > want else "-"
+        print(f"B = {B}, {kind:10} {len(G):4} draws: mean {told[0]}, variance {more}{told[1]}")
+simlib.guess(mean_right, "yes" if told[0].startswith("below") else "no", of=("yes", "no"))
+simlib.guess(variance, {"": "right", "+": "more", "-": "less"}[more], of=("less", "right", "more"))
 
 # %% [markdown]
-# All three means hold. The variance of neighbours does not: they resemble each other, so two tell less than
-# two. Shuffle, then: noise, the root of the variance, falls with $1/\sqrt B$, and a whole epoch without
+# All three means hold. The variance of neighbours is too large, more so with four: they resemble each other. Shuffle, then: noise, the root of the variance, falls with $1/\sqrt B$, and a whole epoch without
 # replacement (B = n) has none. That is what many ranks buy. (What
 # it is worth in accuracy is for lesson 09.)
 #
@@ -149,8 +156,7 @@ for B in (2, 4):
 #
 # Now something with real use: 512 handwritten digits, shrunk to 7 x 7 pixels, and a net of 970 weights.
 # It gives log probabilities; `nll_loss` makes the cost of them. `flat_gradient` is the whole gradient as
-# one vector. (`residual`, above, is the length of a difference, as a part of the length
-# of the second vector. Last digits differ from CPU to CPU, so a small one is printed as a bound only.)
+# one vector.
 
 # %%
 train_set, _ = simlib.digits.load()
@@ -187,7 +193,7 @@ def flat_gradient(model, batch):
 # Then the mix-up: add up `nll_loss` over four batches of eight, as (1) is printed. How wrong will that be?
 
 # %%
-guess = None  # the sum of four batch means is ... times the gradient
+times = None  # the sum of four batch means is how many times the gradient?
 
 D = torch.arange(32)
 for dtype in (torch.float64, torch.float32):
@@ -197,6 +203,7 @@ for dtype in (torch.float64, torch.float32):
     print(dtype, "(1') residual", residual(singles / 32, whole))
 batches_summed = sum(flat_gradient(model, batch) for batch in D.split(8))
 print(f"sum of four batch means: {batches_summed.norm() / whole.norm():.3f} times as long")
+simlib.guess(times, 4)
 
 # %% [markdown]
 # (1') holds to the last digits of either precision. What is left is rounding: a float64 has some 16
@@ -215,7 +222,7 @@ print(f"sum of four batch means: {batches_summed.norm() / whole.norm():.3f} time
 # mean. Now let the sizes be 20, 6, 4 and 2, and take the plain mean all the same. A few percent off?
 
 # %%
-guess = None  # the error of the plain mean, in percent
+percent = None  # the error of the plain mean
 
 
 def mean_of_shards(model, sizes, weighted):
@@ -232,10 +239,12 @@ for dtype in (torch.float64, torch.float32):
         kind = "weighted mean" if weighted else "plain mean"
         error = residual(mean_of_shards(model, sizes, weighted), whole)
         print(f"  shards of {str(sizes):13} {kind:13} residual {error}")
+plain = mean_of_shards(model, [20, 6, 4, 2], False)
+simlib.guess(percent, round(100 * ((plain - whole).norm() / whole.norm()).item()), within=0.2)
 
 # %% [markdown]
 # Equal shards: exact. Uneven shards with a plain mean: as far off as the gradient is long. No bug in the
-# code, no error message, only a sum of means that is not the mean. The two examples of rank 3 weigh as
+# code, no error message. The two examples of rank 3 weigh as
 # much as the twenty of rank 0. The factors $|D_r|/|D|$ mend it exactly.
 #
 # **Now you write it:** the same without means. Each rank uses `nll_loss(..., reduction="sum")`, so brings
@@ -247,14 +256,14 @@ sums = [len(shard) * flat_gradient(model, shard) for shard in D.split([20, 6, 4,
 
 
 def from_sums(sums, sizes):
-    return None  # yours
+    return sums[0]  # yours, in its place
 
 
-mine = from_sums(sums, [20, 6, 4, 2])
-print("not written yet" if mine is None else residual(mine, flat_gradient(model, D)))
+error = residual(from_sums(sums, [20, 6, 4, 2]), flat_gradient(model, D))
+print("right" if error == "below 1e-06" else f"not yet: residual {error}")
 
 # %% [markdown]
-# <details><summary>One way</summary>
+# <details><summary>Answer</summary>
 #
 # `return sum(sums) / sum(sizes)`
 #
@@ -266,16 +275,18 @@ print("not written yet" if mine is None else residual(mine, flat_gradient(model,
 # their factors. How far off is the padded mean?
 
 # %%
-guess = None  # the error that two doubled examples make, in percent
+percent = None  # the error that two doubled examples make
 
 model, D30 = net(), D[:30]
 padded = torch.cat([D30, D30[:2]])
 shards = [padded[rank::4] for rank in range(4)]
 print("shards:", *[shard.tolist() for shard in shards], sep="\n  ")
 plain = sum(flat_gradient(model, shard) for shard in shards) / 4
-print("padded, plain mean: residual", residual(plain, flat_gradient(model, D30)))
+whole = flat_gradient(model, D30)
+print("padded, plain mean: residual", residual(plain, whole))
+simlib.guess(percent, round(100 * ((plain - whole).norm() / whole.norm()).item()), within=0.2)
 mended = sum(len(D30[r::4]) / 30 * flat_gradient(model, D30[r::4]) for r in range(4))
-print("7 or 8 each, weighted: residual", residual(mended, flat_gradient(model, D30)))
+print("7 or 8 each, weighted: residual", residual(mended, whole))
 
 # %% [markdown]
 # Examples 0 and 1 count twice. In a whole epoch at most $R - 1$ examples are doubled, and most people live
@@ -283,16 +294,16 @@ print("7 or 8 each, weighted: residual", residual(mended, flat_gradient(model, D
 #
 # ## Equation (3): the sum over ranks is one all_reduce
 #
-# For equal shards (2) needs $G = \sum_r G_r$, on every rank. You know the collective:
+# For equal shards (2) needs the sum $S = \sum_r G_r$, on every rank. You know the collective:
 #
-# $$G = \sum_{r=0}^{R-1} G_r = \mathrm{all\_reduce}(G_r) \tag{3}$$
+# $$S = \sum_{r=0}^{R-1} G_r = \mathrm{all\_reduce}(G_r) \tag{3}$$
 #
 # Now on real ranks. The twin compares with the sum in one process. Beside it stands an assumption that
 # nobody writes down: that all ranks get the **same bits**. The second program is a sum too: all_gather,
 # then every rank adds up for itself, beginning with its own. Will its four sums be equal?
 
 # %%
-guess = None  # all_reduce: same bits? own order: same bits?
+by_all_reduce, in_own_order = None, None  # same bits on all ranks: yes or no?
 
 
 def summed(rank, world_size, dtype, how):
@@ -312,10 +323,12 @@ for dtype in (torch.float64, torch.float32):
         same = all(torch.equal(sums[0], other) for other in sums)
         off = residual(torch.stack(sums), here.expand(4, -1))
         print(dtype, f"{how:10} residual {off}, same bits on all ranks: {same}")
+        yours = by_all_reduce if how == "all_reduce" else in_own_order
+        simlib.guess(yours, "yes" if same else "no", of=("yes", "no"))
 
 # %% [markdown]
 # Both sums are right to rounding. But float addition depends on its order, so the second program's
-# four results differ in their last bits, for ever. Gloo's all_reduce finishes the sum of each chunk on *one* rank and copies it
+# four results differ in their last bits. Gloo's all_reduce finishes the sum of each chunk on *one* rank and copies it
 # to the others (lesson 05). So: never let ranks compute "the same" in different orders.
 #
 # ## Equation (4): the step
@@ -373,8 +386,9 @@ for ranks, start in ((2, simlib.run), (4, simlib.run), (64, simlib.simulate)):
 #
 # Two equations, two unknowns. Their quotient $\sigma^2 / |\nabla L|^2$ is the **noise scale** (McCandlish et
 # al. 2018, arXiv 1812.06162): the batch whose noise is as long as the gradient itself. Far below it, twice the
-# ranks are nearly twice the progress per step; far above, hardly any. The squares travel as one number
-# more in the all_reduce. **Now you write it:** put your own two lines in the place of `solved`.
+# ranks are nearly twice the progress per step, with the best $\eta$ for each batch (with the same $\eta$, far
+# less); far above, hardly any. The squares travel as one number more in the all_reduce. **Now you write it:**
+# `solved` gets both squares, and gives $\sigma^2$ and $|\nabla L|^2$.
 
 
 # %%
@@ -390,22 +404,36 @@ def probe(rank, world_size, model, B, steps):
 
 
 def solved(own, common, B, R):
-    sigma2 = (own - common) / (1 / B - 1 / (R * B))  # yours: from these four
-    return sigma2, common - sigma2 / (R * B)  # and |gradient|^2
+    return own, common  # yours, in its place
 
 
+# %%
 model = net()
 singles = torch.stack([flat_gradient(model, torch.tensor([i])) for i in range(512)])
 spread2, length2 = singles.var(dim=0, correction=0).sum(), singles.mean(dim=0).square().sum()
 print(
     f"one by one: sigma^2 {spread2:.2f}, |gradient|^2 {length2:.3f}, scale {spread2 / length2:.0f}"
 )
+known = torch.stack([length2 + spread2 / 8, length2 + spread2 / 32])
+got = torch.tensor(solved(*known.tolist(), 8, 4))
+right = torch.allclose(got, torch.stack([spread2, length2]), rtol=1e-3)
+print(
+    f"by the equations: {known[0]:.3f}, {known[1]:.3f}; solved: {'right' if right else 'not yet'}"
+)
 for steps in (1, 10, 100):
-    sigma2, square = solved(*simlib.run(probe, 4, args=(model, 8, steps)).results[0], 8, 4)
-    print(f"{steps:3} steps of 4 x 8: {sigma2:.2f}, {square:.3f}, scale {sigma2 / square:.0f}")
+    both = simlib.run(probe, 4, args=(model, 8, steps)).results[0]
+    sigma2, square = solved(*both, 8, 4)
+    scale = f", scale {sigma2 / square:.0f}" if right else ""
+    print(f"{steps:3} steps of 4 x 8: {both[0]:.3f}, {both[1]:.3f}{scale}")
 
 # %% [markdown]
-# One step says little, a hundred say it well: some 70 examples, so a step of 32 gains from more
+# <details><summary>Answer</summary>
+#
+# `sigma2 = (own - common) / (1 / B - 1 / (R * B))` and `return sigma2, common - sigma2 / (R * B)`
+#
+# </details>
+#
+# One step says little, a hundred say it well. The scale is 70 examples, so a step of 32 gains from more
 # ranks. Take means over steps first, then the quotient.
 #
 # ## One curve or two?
@@ -497,7 +525,7 @@ print(f"SGD with rate 0.2, cost at the end: mean {small:.2f}, SUM {small_summed:
 # the third, every rank uses seed 7. How many **different** examples does the world see, of 32?
 
 # %%
-guess = None  # four numbers
+guesses = None, None, None, None  # of 32, for the four plans in the order below
 
 
 def my_examples(rank, world_size, plan):
@@ -508,14 +536,16 @@ def my_examples(rank, world_size, plan):
     return order[:8] if plan == "everybody takes the first 8" else order[8 * rank : 8 * rank + 8]
 
 
-for plan in (
+plans = (
     "rank r takes slice r",
     "everybody takes the first 8",
     "a seed per rank",
     "rank 0 has drawn a number before",
-):
+)
+for plan, yours in zip(plans, guesses, strict=True):
     seen = torch.cat(simlib.run(my_examples, 4, args=(plan,)).results)
     print(f"{plan:33} {len(seen.unique()):2} of 32")
+    simlib.guess(yours, len(seen.unique()), within=0.15)
 
 # %% [markdown]
 # The same seed gives the same *numbers*, in the same order of drawing, and no more. Without slices
@@ -527,7 +557,7 @@ for plan in (
 # ## Why replicas stay equal
 #
 # A proof by induction. *Start:* all replicas have the same $\theta$ (rank 0 broadcasts it) and the same
-# optimizer state (empty). *Step:* if they are equal before a step, they all add the same bits $G/R$ to
+# optimizer state (empty). *Step:* if they are equal before a step, they all add the same bits $S/R$ to
 # the same state by the same arithmetic, so they are equal after it. The proof asks nothing of the
 # optimizer but that it depends on $\theta$, its state and the gradient. Momentum ($v \leftarrow m v + g$,
 # then $\theta \leftarrow \theta - \eta v$) and Adam qualify.
@@ -537,7 +567,7 @@ for plan in (
 # that start apart. Which spreads are 0 after 10 steps?
 
 # %%
-guess = None  # which spreads are 0?
+sync_first, step_first, apart = None, None, None  # is the spread 0 after 10 steps: yes or no?
 
 OPTIMIZERS = {
     "SGD": lambda weights: torch.optim.SGD(weights, lr=0.5),
@@ -569,19 +599,21 @@ def replicas(rank, world_size, name, what):
     return spreads, first_cost, cost(model)
 
 
-for what in ("sync, then step", "step, then sync", "start apart"):
+guesses = {"sync, then step": sync_first, "step, then sync": step_first, "start apart": apart}
+for what, yours in guesses.items():
     for name in OPTIMIZERS:
         spreads, before, after = simlib.run(replicas, 4, args=(name, what)).results[0]
         told = f"{spreads[1]:.3f}, {spreads[10]:.3f}" if spreads[10] else f"{max(spreads)} always"
         print(f"{what:15} {name:8} spread after steps 1, 10: {told:12}", end="  ")
         print(f"cost on rank 0: {before:.2f} -> {after:.2f}")
+    simlib.guess(yours, "no" if spreads[10] else "yes", of=("yes", "no"))
 
 # %% [markdown]
 # Exactly 0.0, not nearly. In the second block every rank takes its step with its own gradient, and the
 # synchronised one is thrown away by the next `zero_grad`. In the third all ranks add the **same** step to
-# different weights, so their distance stays what it was at the start, for ever; and the mean is of
+# different weights, so their distance stays what it was at the start; and the mean is of
 # gradients taken at four different points, so it is the gradient of none. Nothing pulls replicas
-# together: synchronous SGD keeps them equal, it never makes them so. And the cost on rank 0 falls
+# together (but weight decay, slowly): synchronous SGD keeps them equal, it does not make them so. And the cost on rank 0 falls
 # everywhere: somebody who watches rank 0 sees nothing.
 #
 # **Now you write it:** the cure, before the first step. Every parameter becomes that of rank 0.
@@ -595,14 +627,15 @@ def started(rank, world_size):
     model = net(seed=rank)
     with torch.no_grad():
         same_start(model, rank)
-    return spread(flat(model))
+    return flat(model)
 
 
-found = simlib.run(started, 4).results
-print("right" if not any(found) else f"not written yet: spread {max(found):.3f}")
+begun, found = flat(net(seed=0)), simlib.run(started, 4).results  # rank 0 began with seed 0
+others = [rank for rank in range(4) if not torch.equal(found[rank], begun)]
+print(f"not yet: ranks {others} have other weights than rank 0 began with" if others else "right")
 
 # %% [markdown]
-# <details><summary>One way</summary>
+# <details><summary>Answer</summary>
 #
 # `for parameter in model.parameters():`, and in it `dist.broadcast(parameter, src=0)`
 #
@@ -616,7 +649,7 @@ print("right" if not any(found) else f"not written yet: spread {max(found):.3f}"
 # is learned in 60 steps, against 60 right ones?
 
 # %%
-guess = None  # costs equal? Spread 0? Is anything learned?
+costs_equal, spread_0, learned = None, None, None  # before: yes or no? "less", "as much", "more"?
 
 
 def permuted(model, seed):
@@ -637,16 +670,20 @@ def twins(rank, world_size, is_twin):
         flat_gradient(model, batch[8 * rank : 8 * rank + 8])
         sync_gradients(model, rank, world_size)
         optimizer.step()
-    return f"{before}, after 60 steps cost {cost(model):.2f}"
+    return before, cost(model)
 
 
 # %%
-for rank, text in enumerate(simlib.run(twins, 4, args=(True,)).results):
-    print("twins, rank", rank, text)
-print("right, rank 0", simlib.run(twins, 4, args=(False,)).results[0])
+for rank, (text, after) in enumerate(simlib.run(twins, 4, args=(True,)).results):
+    print(f"twins, rank {rank}: {text}, after 60 steps cost {after:.2f}")
+text, after = simlib.run(twins, 4, args=(False,)).results[0]
+print(f"right, rank 0: {text}, after 60 steps cost {after:.2f}")
+simlib.guess(costs_equal, "yes", of=("yes", "no"))
+simlib.guess(spread_0, "no", of=("yes", "no"))
+simlib.guess(learned, "less", of=("less", "as much", "more"))
 
 # %% [markdown]
-# The same cost on every rank, and no two replicas alike. The mean gradient then mixes that of unit 3 here
+# The same cost on every rank, and other weights. The mean gradient then mixes that of unit 3 here
 # with that of another unit there. They learn, but less, and each ends as another model. Equal losses prove
 # nothing: **compare weights**, by a spread, or by a **fingerprint**: a short number computed from all their
 # bits, almost never the same for two different vectors (exercise 4).
@@ -659,7 +696,7 @@ print("right, rank 0", simlib.run(twins, 4, args=(False,)).results[0])
 # the gradient to at most a given length; not linear). Which is worst?
 
 # %%
-guess = None  # residuals of batch norm, dropout, clipping?
+worst = None  # which of the three?
 
 
 def clipped(gradient, most=0.2):
@@ -675,6 +712,7 @@ for name, *extra in (
     whole = flat_gradient(model, D)
     mean = sum(flat_gradient(model, shard) for shard in D.split(8)) / 4
     print(f"{name:17} residual {residual(mean, whole)}")
+simlib.guess(worst, "dropout", of=("batch norm", "dropout", "clipping"))
 model = net()
 shards, whole = [flat_gradient(model, s) for s in D.split(8)], flat_gradient(model, D)
 per_rank = sum(clipped(shard) for shard in shards) / 4
@@ -707,7 +745,7 @@ print(f"dropout, other masks: 4 x 8 {away[4]:.0%}, 1 x 32 {away[1]:.0%} off, mea
 # bowl the midpoint is at most as high as its ends. Here?
 
 # %%
-guess = None  # cost at the midpoint: lower, equal, higher?
+midpoint = None  # its cost against that of the ends: lower, equal, higher?
 
 model = net(dtype=torch.float64)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -727,9 +765,10 @@ heights = [cost_at(here + t * (there - here)) for t in ts]
 bowl = [line_cost(torch.tensor([2.0, 1.0]) + (4 * t - 2) * torch.tensor([1.0, 0.5])) for t in ts]
 ends = [cost_at(theta) for theta in (here, (here + there) / 2, there)]
 print("net {:.3f}, midpoint {:.3f}, twin {:.3f}".format(*ends))
+simlib.guess(midpoint, "higher", of=("lower", "equal", "higher"))
 
 # %% [markdown]
-# And the whole way, a little beyond both ends. Beside it the same for the line fit, between two
+# And the whole way, a little beyond both ends. Beside it the line fit, between two
 # points of the first picture.
 
 # %%
@@ -745,8 +784,9 @@ for axes, curve_, title in zip(
 plt.show()
 
 # %% [markdown]
-# Higher, by far. Convex it is not, and better training would not change that: every net with a hidden layer
-# has such twins, here at least $16! \approx 2 \times 10^{13}$, all equally good.
+# Higher, by far: convex it is not. Better training would not change that. Every net with a hidden layer
+# has such twins, here $16! \approx 2 \times 10^{13}$, all equally good. In a bowl their average, whose hidden
+# units are all alike, would be at least as good as they.
 #
 # So weights of nets that were trained apart cannot simply be averaged ([lesson
 # 13](13_asynchronous_training.ipynb) averages often enough that they never drift apart).
@@ -777,16 +817,14 @@ plt.show()
 #    is this?
 # 2. $|G_r|^2$ is 0.6 on average with B = 8, $|G|^2$ on 4 ranks 0.15. What is $\sigma^2$?
 # 3. All spreads are 0.0, and the training is still wrong. Name two causes.
-# 4. The replicas start 0.3 apart, with SGD and all else right. Their distance after 1,000 steps?
-# 5. Why does Adam hide a missing division?
+# 4. The replicas start 0.3 apart, with SGD (no weight decay) and all else right. And after 1,000 steps?
 #
 # <details><summary>Answers</summary>
 #
 # 1. Batch 128, learning rate 0.8.
 # 2. 0.45 / (1/8 - 1/32) = 4.8. (And $|\nabla L|^2$ is 0: there is nothing left but noise.)
 # 3. For example: no division; uneven shards without weights; no slices; clipping per rank.
-# 4. 0.3, up to rounding.
-# 5. It divides the gradient by its own running size; a constant factor cancels.
+# 4. Still 0.3, up to rounding.
 #
 # </details>
 #

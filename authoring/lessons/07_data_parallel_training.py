@@ -59,7 +59,7 @@ def lenet():
 # weights in 8 tensors. Predict: how many messages, how many collectives?
 
 # %%
-guess = None  # messages: ... collectives: ...
+messages, collectives = None, None  # of all four ranks
 
 
 def weights_by_send(model, rank, world_size):
@@ -96,22 +96,24 @@ def two_steps(rank, world_size, sync_initial_weights, sync_gradients):
 run = simlib.simulate(two_steps, 4, args=(weights_by_send, gradients_one_by_one))
 print("messages by rank", run.messages, "bytes", run.bytes_sent)
 print(len(run.trace.collectives), "collectives")
+simlib.guess(messages, sum(run.messages))
+simlib.guess(collectives, len(run.trace.collectives))
 print("all ranks equal:", all(torch.equal(run.results[0], other) for other in run.results))
 run
 
 # %% [markdown]
-# (Simulated, one rank per node, computing free: so one sees the communication alone.) Rank 0 sends 24 messages,
-# one after the other: look how long rank 3 waits. 3 ranks x 8 tensors, 3 x 1.7 MB. Then 8
+# (Simulated, one rank per node, computing free.) Rank 0 sends 24 messages,
+# one after the other; ranks 1 to 3 wait 3.24 ms. 3 ranks x 8 tensors, 3 x 1.7 MB. Then 8
 # collectives per step, most of them tiny: the smallest moves ten numbers and pays a full latency.
 #
 # ## Better: one broadcast, one flat buffer
 #
 # In a broadcast everyone helps (lesson 04). And all parameters fit into *one* tensor:
 # `parameters_to_vector` joins them, `vector_to_parameters` cuts it up again.
-# Predict the counts, and the time on 16 nodes with 10 Gbit/s Ethernet.
+# Predict what it gains on 16 nodes with 10 Gbit/s Ethernet.
 
 # %%
-guess = None  # messages: ... collectives: ... how many times faster on 16 nodes?
+faster = None  # how many times as fast on 16 nodes?
 
 
 def sync_initial_weights(model, rank, world_size):
@@ -128,17 +130,17 @@ def sync_gradients(model, rank, world_size):
 
 
 better = simlib.simulate(two_steps, 4, args=(sync_initial_weights, sync_gradients))
-print(better.messages, "messages,", len(better.trace.collectives), "collectives")
+print(sum(better.messages), "messages,", len(better.trace.collectives), "collectives")
 print("the same weights:", torch.allclose(better.results[0], run.results[0], atol=1e-6))
-for ways in itertools.product(
-    (weights_by_send, sync_initial_weights), (gradients_one_by_one, sync_gradients)
-):
-    time_s = simlib.simulate(two_steps, 16, args=ways).time_s
-    print(f"16 nodes, {ways[0].__name__:20} {ways[1].__name__:20} {time_s * 1e3:6.3f} ms")
+first, then = (weights_by_send, sync_initial_weights), (gradients_one_by_one, sync_gradients)
+times = [simlib.simulate(two_steps, 16, args=w).time_s for w in itertools.product(first, then)]
+for name, time_s in zip(("as published", "flat buffer", "broadcast", "both"), times, strict=True):
+    print(f"16 nodes, {name:12} {time_s * 1e3:6.3f} ms: {times[0] / time_s:.1f} times as fast")
+simlib.guess(faster, round(times[0] / times[-1], 1), within=0.2)
 better
 
 # %% [markdown]
-# The same weights, with 3 collectives. On 16 nodes `weights_by_send` sends 15 copies out of one network card; the
+# The same weights, with 3 collectives (messages are point-to-point ones alone). On 16 nodes `weights_by_send` sends 15 copies out of one network card; the
 # broadcast deals the pieces out and lets the ranks gather them from each other, so no card carries more
 # than two copies: 21 ms less. With gradients the bytes stay, and what is saved is latency:
 # 7 all_reduces a step, 1.1 ms. (A flat buffer must wait for the last gradient. Lesson 08 cuts it into buckets.)
@@ -149,7 +151,7 @@ better
 # `DataLoader(shuffle=True)`, then one with a `DistributedSampler`. Which numbers does each rank get?
 
 # %%
-guess = None  # how many of the twelve does a rank get?
+plain, sampled = None, None  # how many of the twelve does a rank get?
 numbers = TensorDataset(torch.arange(12))
 
 
@@ -163,10 +165,11 @@ for shards in (False, True):
     print("with DistributedSampler" if shards else "plain DataLoader(shuffle=True)")
     for rank, batches in enumerate(simlib.run(epoch_of, 3, args=(shards,)).results):
         print(f"  rank {rank}: {batches}")
+    simlib.guess(sampled if shards else plain, len(sum(batches, [])))
 
 # %% [markdown]
 # The plain loader knows nothing of ranks: each rank gets **everything**, here even in the same order,
-# because all began with the same seed. The mean of three equal
+# because simlib gives all ranks one seed (torch gives each process its own). The mean of three equal
 # gradients is that gradient: $B_\text{effective}$ is 2, not 6. No error. The sampler shuffles all twelve with a seed
 # of its own, equal on all ranks, and rank r takes every R-th from place r on.
 #
@@ -179,12 +182,11 @@ for shards in (False, True):
 # the rank's generator. Is the noise of two ranks the same, or not? Should it be?
 
 # %%
-guess = None  # do all ranks hold out the same three? Is the noise the same?
+same_three, same_noise = None, None  # with a common seed: yes or no?
 
 
 def hold_out(rank, world_size, own_generator):
-    if rank == 0:
-        torch.rand(1)
+    torch.rand(1 if rank == 0 else 0)
     generator = torch.Generator().manual_seed(3) if own_generator else torch.default_generator
     return sorted(random_split(range(12), [9, 3], generator)[1].indices)
 
@@ -203,6 +205,8 @@ print("the ranks' common seed:", simlib.run(hold_out, 3, args=(False,)).results)
 print("a generator for this:  ", simlib.run(hold_out, 3, args=(True,)).results)
 print("noise, common seed:    ", simlib.run(augmented, 2, args=((0, 0),)).results)
 print("noise, own seeds:      ", simlib.run(augmented, 2, args=((0, 1),)).results)
+simlib.guess(same_three, "no", of=("yes", "no"))
+simlib.guess(same_noise, "yes", of=("yes", "no"))
 
 # %% [markdown]
 # One number drawn more, and rank 0 trains on what the others hold out: the held-out accuracy becomes a
@@ -212,40 +216,40 @@ print("noise, own seeds:      ", simlib.run(augmented, 2, args=((0, 1),)).result
 #
 # ## Fixed chunks, and the forgotten set_epoch
 #
-# Cut the data once into R chunks that stay with their ranks, or shuffle
-# everything anew in each epoch and deal it out. For the second, `sampler.set_epoch(epoch)` tells the sampler
-# which shuffle it is. How many different examples does rank 0 see in three epochs? **Now you write it:** the line in
-# `before_epoch`.
+# Cut the data once into R chunks that stay with their ranks, or shuffle everything anew in each epoch and deal it
+# out. For the second the sampler must be told which epoch it is: it shuffles with its seed (0) plus that number. How
+# many different examples does rank 0 see in three epochs? **Now you write it:** the line in `before_epoch`.
 
 
 # %%
+in_chunks, anew = None, None  # how many different examples?
+
+
 def before_epoch(sampler, epoch):
     pass  # your line
 
 
-def three_epochs(rank, world_size, way):
-    sampler = DistributedSampler(numbers, world_size, rank)
-    chunk = list(range(12))[4 * rank : 4 * rank + 4]
+def shards_of(rank, world_size):
+    sampler, epochs = DistributedSampler(numbers, world_size, rank), []
     for epoch in range(3):
-        if way == "your line":
-            before_epoch(sampler, epoch)
-        if way == "set_epoch":
-            sampler.set_epoch(epoch)
-        yield chunk if way == "fixed chunks" else list(sampler)
+        before_epoch(sampler, epoch)
+        epochs.append(list(sampler))
+    return epochs
 
 
-def shards_of(rank, world_size, way):
-    return list(three_epochs(rank, world_size, way))
-
-
-for way in ("fixed chunks", "set_epoch", "your line"):
-    epochs = simlib.run(shards_of, 3, args=(way,)).results[0]
+seeds = [torch.Generator().manual_seed(epoch) for epoch in range(3)]
+shuffles = [torch.randperm(12, generator=seed)[::3].tolist() for seed in seeds]  # by hand
+yours = simlib.run(shards_of, 3).results[0]
+for way, epochs in (("fixed chunks", [[0, 1, 2, 3]] * 3), ("anew", shuffles), ("yours", yours)):
     print(f"{way:12} {epochs}, {len(set(sum(epochs, [])))} different")
+simlib.guess(in_chunks, 4)
+simlib.guess(anew, len(set(sum(shuffles, []))))
+print("your line:", "right" if yours == shuffles else "not yet")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `sampler.set_epoch(epoch)`: then the last line is the one above it.
+# `sampler.set_epoch(epoch)`
 #
 # </details>
 #
@@ -321,14 +325,14 @@ for make_optimizer, dtype in itertools.product((sgd, adam), (torch.float32, torc
 # %% [markdown]
 # Equal, up to rounding: sums in another order are rounded differently (lesson 05). In float64 an epoch leaves
 # about 1e-13 or less. In float32 SGD mostly leaves 1e-7 or less; but max-pooling and ReLU *choose*, and where
-# two values nearly tie, a rounding turns the choice. Adam left 1e-3 here (other starts: 1e-5, 1e-4): it divides each
+# two values nearly tie, a rounding turns the choice. Adam leaves up to 2e-2 on some CPUs: it divides each
 # gradient by its own size plus $\varepsilon$ = 1e-8, and a gradient as small as that is in float32 mostly
-# rounding error. Rounding, or a mistake? Go to float64: rounding shrinks by half a billion or
-# more, a mistake stays.
+# rounding error, so a weight may go two ways: after 25 steps $2 \times 25\,\eta$ = 0.05 lies between. Rounding, or a
+# mistake? Go to float64: rounding shrinks some hundred million times or more, a mistake stays.
 #
 # ## Break it: nothing is learned
 #
-# A loop of a kind that circulates, with two mistakes and no error message. Find them:
+# A loop that circulates, with two mistakes and no error message. Find them:
 #
 # ```python
 # for step in range(25):
@@ -340,10 +344,10 @@ for make_optimizer, dtype in itertools.product((sgd, adam), (torch.float32, torc
 #     optimizer.step()
 # ```
 #
-# It runs as it is, with one mistake mended, and with both. What do 25 steps do to the weights?
+# It runs as it is, with one mistake mended, and with both: 25 steps of 30 examples.
 
 # %%
-guess = None  # what has changed after 25 steps? Which mistake hides the other?
+guess = None  # how many examples are seen, the first mistake mended?
 
 
 def careless(rank, world_size, zero_late, one_iterator):
@@ -382,7 +386,7 @@ for mistakes in ((True, False), (False, False), (False, True)):
 # AUC (how often a picture of a 1 gets a higher score for "1" than another picture)? Weights: after one epoch, above.
 
 # %% tags=["nbval-ignore-output"]
-guess = None  # how many digits are counted? Is the mean of four AUCs the AUC of all?
+counted, same_auc = None, None  # how many? Is the mean of four AUCs that of all: yes or no?
 
 
 def summed(*numbers):
@@ -426,6 +430,8 @@ _, alone = simlib.run(evaluate, 1, args=(weights, False)).results[0]
 print("the answers of one process:", torch.allclose(alone, everyone, atol=1e-5))
 mean_of_four = sum(auc(slice(rank, None, 4)) for rank in range(4)) / 4
 print(f"AUC of all {auc(slice(None)):.2%}, mean of the ranks' {mean_of_four:.2%}")
+simlib.guess(counted, 300)
+simlib.guess(same_auc, "no", of=("yes", "no"))
 
 
 # %% [markdown]
@@ -445,6 +451,8 @@ print(f"AUC of all {auc(slice(None)):.2%}, mean of the ranks' {mean_of_four:.2%}
 # - **A progress bar**, also on rank 0 only. `simlib.live_curves(folder)` draws the curves meanwhile.
 # - **A checkpoint** holds *everything* that the next step depends on: weights, optimizer (its momentum!),
 #   schedule, the step (so the epoch, and the place in it), and each rank's random state.
+#
+# (`how`: learning rate, epochs, effective batch, and the factor on the rate.)
 
 
 # %%
@@ -464,15 +472,17 @@ def load(path, forget, rank, noise, parts):
         parts[name].load_state_dict(state[name])
     if forget != "noise":
         noise.set_state(state["noise"][rank])
+    else:  # other noise than at the start
+        noise.manual_seed(1000 * state["step"] + rank)
     return 0 if forget == "step" else state["step"]
 
 
 # %% tags=["nbval-ignore-output"]
-def train(rank, world_size, folder, *how, stop=None, load_args=None, make_optimizer=sgd, log=True):
+def train(rank, world_size, folder, *how, stop=None, load_args=None, log=True, noisy=True, **other):
     lr, epochs, batch, factor = how
     model = lenet()
     sync_initial_weights(model, rank, world_size)
-    optimizer = make_optimizer(model.parameters(), lr=lr)
+    optimizer = other.get("make_optimizer", sgd)(model.parameters(), lr=lr)
     noise = torch.Generator().manual_seed(rank)
     steps = epochs * len(train_set) // batch
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step / steps))
@@ -483,7 +493,7 @@ def train(rank, world_size, folder, *how, stop=None, load_args=None, make_optimi
 
         writer = SummaryWriter(folder, flush_secs=1)
     todo = range(first, stop or steps)
-    done = training(model, optimizer, rank, world_size, todo, batch, noise)
+    done = training(model, optimizer, rank, world_size, todo, batch, noise if noisy else None)
     for step, loss in tqdm(done, "steps", steps, initial=first, disable=rank > 0, leave=False):
         schedule.step()
         values = {"loss": summed(loss)[0] / world_size}
@@ -496,8 +506,7 @@ def train(rank, world_size, folder, *how, stop=None, load_args=None, make_optimi
 
 
 # %% [markdown]
-# Run it and watch: the bar and the curves move. (On the web you see the last
-# picture.) The same files open in TensorBoard: `tensorboard --logdir FOLDER`.
+# Watch the bar and the curves. The same files open in TensorBoard: `tensorboard --logdir FOLDER`.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -513,46 +522,47 @@ print(f"held-out accuracy {run.results[0][0]:.1%}")
 assert run.results[0][0] >= 0.95
 
 # %% [markdown]
-# About 97 of 100 unseen digits are read rightly. (When more ranks pay is the question of lesson 09.)
+# About 97 of 100 unseen digits are read rightly.
 #
 # ## A checkpoint: one saves, all load
 #
 # If all ranks wrote one file, it could be broken. If only rank 0 *loaded* it, the others would
-# go on from other weights. So: one saves, all load. A crash while
+# go on from other weights. A crash while
 # writing must not cost the old file: write beside it, then rename. Nobody may load before it is there: hence the
 # barrier.
 #
 # We train 20 steps in one go, then 7 (in the middle of epoch 1), and the rest from the file: with
-# everything, with one thing forgotten, and on 4 ranks. What is bit for bit the same?
+# everything, with one thing forgotten, and on 4 ranks, with noise and without. What is bit for bit the same?
 
 # %% tags=["nbval-ignore-output"]
-guess = None  # which of the six are as in one go?
-how = 0.02, 4, 300, up_and_down
-in_one_go = simlib.run(train, 2, args=(folder.name, *how), kwargs={"log": False}).results[0][1]
-simlib.run(train, 2, args=(folder.name, *how), kwargs={"stop": 7, "log": False})
-half = f"{folder.name}/half.pt"
-os.replace(f"{folder.name}/last.pt", half)
-resumed = {}
-for n, forget in (
-    (2, ""),
-    (2, "optimizer"),
-    (2, "schedule"),
-    (2, "noise"),
-    (2, "step"),
-    (4, "noise"),
-):
-    more = {"load_args": (half, forget), "log": False}
-    weights = simlib.run(train, n, args=(folder.name, *how), kwargs=more).results[0][1]
-    resumed[n, forget] = torch.equal(weights, in_one_go)
-    apart = (weights - in_one_go).abs().max()
-    print(f"{n} ranks, forgotten: {forget:10} as in one go {resumed[n, forget]}, apart {apart:.0e}")
-assert resumed.pop((2, "")) and not any(resumed.values())
+same = None  # how many of the seven are as in one go?
+how, half, resumed = (0.02, 4, 300, up_and_down), f"{folder.name}/half.pt", []
+cases = [(2, part) for part in ("nothing", "optimizer", "schedule", "noise", "step")]
+
+
+def trained(n, **more):
+    more = {"log": False, **more}
+    return simlib.run(train, n, args=(folder.name, *how), kwargs=more).results[0][1]
+
+
+for noisy, tried in ((True, [*cases, (4, "noise")]), (False, [(4, "noise")])):
+    in_one_go = trained(2, noisy=noisy)
+    trained(2, noisy=noisy, stop=7)
+    os.replace(f"{folder.name}/last.pt", half)
+    for n, forget in tried:
+        weights = trained(n, noisy=noisy, load_args=(half, forget))
+        resumed.append(torch.equal(weights, in_one_go))
+        off = f"{resumed[-1]}, apart {(weights - in_one_go).abs().max():.0e}"
+        print(f"{n} ranks, noise {noisy!s:5}, forgotten {forget:9} as in one go {off}")
+simlib.guess(same, sum(resumed))
+assert resumed[0] and not any(resumed[1:-1])
 folder.cleanup()
 
 # %% [markdown]
 # Bit for bit, but only with everything. On **another world size** weights, optimizer and schedule fit, and the step,
-# too, because it counts batches of all ranks: the examples are the same. But there are two random states
-# for four ranks: that run begins new ones, as good as the old, not the same. (Files cut over ranks: lesson 12.)
+# too, because it counts batches of all ranks: without noise only rounding is left. But there are two random states
+# for four ranks. That run begins new ones, with the step in their seed: by `manual_seed(rank)` ranks 0 and 1 would
+# draw their first noise again. (Files cut over ranks: lesson 12.)
 #
 # ## `parameters()` is not the whole state
 #
@@ -562,7 +572,7 @@ folder.cleanup()
 # And the buffers?
 
 # %%
-guess = None  # parameters equal? Buffers equal?
+parameters, buffers = None, None  # equal: yes or no?
 
 
 def with_batch_norm(rank, world_size, sync_buffers):
@@ -581,6 +591,8 @@ for sync_buffers in (False, True):
     (p0, b0), (p1, b1) = simlib.run(with_batch_norm, 2, args=(sync_buffers,)).results
     print("parameters equal:", all(torch.equal(*pair) for pair in zip(p0, p1, strict=True)))
     print("  buffers equal:", {name: torch.equal(b0[name], b1[name]) for name in b0})
+simlib.guess(parameters, "yes", of=("yes", "no"))
+simlib.guess(buffers, "no", of=("yes", "no"))
 
 # %% [markdown]
 # The parameters are equal, and the replicas are not the same model: rank 0's accuracy says nothing of rank 1. Before
@@ -589,10 +601,10 @@ for sync_buffers in (False, True):
 #
 # ## Batch norm over all ranks, by hand
 #
-# In training each rank normalises with *its own* examples. With B small that is noisy, and R ranks are not equal to
-# one process with the whole batch. **Synchronised** batch norm takes mean and variance over all ranks. Tempting: sum
+# In training each rank normalises with *its own* examples. With B small that is noisy, and not
+# what one process has. **Synchronised** batch norm takes mean and variance over all ranks. Tempting: sum
 # $x$, $x^2$ and the count, and $\sigma^2 = E[x^2] - \mu^2$. Rank 0 has 300 numbers of mean 1000 and deviation 0.05,
-# rank 1 has 200, 0.1 higher: a variance of 0.0025 + 0.0024.
+# rank 1 has 200, 0.1 higher: a variance of 0.0025 + 0.0024. One process says it in float64.
 #
 # **Now you write it:** combine count $n_r$, mean $\mu_r$ and $M_r = \sum (x - \mu_r)^2$ of each rank:
 # $\mu = \sum n_r \mu_r / n$ and $M = \sum (M_r + n_r (\mu_r - \mu)^2)$.
@@ -604,31 +616,31 @@ def from_squares(n, means, m2, squares):
     return mean, squares.sum() / n.sum() - mean**2
 
 
-def combined(n, means, m2, squares):
-    mean = (n * means).sum() / n.sum()
-    return mean, (m2 + n * (means - mean) ** 2).sum() / n.sum()
-
-
 def yours(n, means, m2, squares):
     return means.mean(), m2.mean() / n.mean()  # replace this line
 
 
 def mean_and_variance(rank, world_size, way):
-    draw = torch.Generator().manual_seed(rank)
-    x = 1000 + 0.1 * rank + 0.05 * torch.randn(300 - 100 * rank, generator=draw)
+    x = brought[rank]
     mine = torch.tensor([len(x), x.mean(), x.var(correction=0) * len(x), (x * x).sum()])
     parts = [torch.empty(4) for _ in range(world_size)]
     dist.all_gather(parts, mine)
-    return "mean {:.3f}, variance {:.6f}".format(*way(*torch.stack(parts).T))
+    return [float(one) for one in way(*torch.stack(parts).T)]
 
 
-for way in (from_squares, combined, yours):
-    print(f"{way.__name__:14}", simlib.run(mean_and_variance, 2, args=(way,)).results[0])
+draws = [torch.randn(300 - 100 * r, generator=torch.Generator().manual_seed(r)) for r in (0, 1)]
+brought = [1000 + 0.1 * r + 0.05 * draws[r] for r in (0, 1)]
+variance, mean = torch.var_mean(torch.cat(brought).double(), correction=0)
+print(f"one process: mean {mean:.3f}, variance {variance:.6f}")
+for way in (from_squares, yours):
+    got = simlib.run(mean_and_variance, 2, args=(way,)).results[0]
+    verdict = "right" if abs(got[0] - mean) < 1e-3 > abs(got[1] / variance - 1) else "not yet"
+    print(f"{way.__name__:12}: mean {got[0]:.3f}, variance {got[1]:.6f}", verdict)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Those of `combined`.
+# `mean = (n * means).sum() / n.sum()` and `return mean, (m2 + n * (means - mean) ** 2).sum() / n.sum()`
 #
 # </details>
 #
@@ -687,7 +699,7 @@ for way in (*ways, "divided, reduced each", "divided, reduced once, batch norm")
 # the mean, or take the mean and then clip?
 
 # %%
-guess = None  # the same? If not: which is what one process does?
+same, by_one = None, None  # yes or no? One process: "clip, then mean" or "mean, then clip"?
 
 
 def clip(rank, world_size, when):
@@ -709,9 +721,11 @@ unclipped, before, behind = (
 for name, gradient in (("clip, then mean", before), ("mean, then clip", behind)):
     angle = torch.rad2deg(torch.acos(F.cosine_similarity(gradient, unclipped, dim=0).clamp(max=1)))
     print(f"{name}: length {gradient.norm():.2f}, turned by {angle:.0f} degrees")
+simlib.guess(same, "no", of=("yes", "no"))
+simlib.guess(by_one, "mean, then clip", of=("clip, then mean", "mean, then clip"))
 
 # %% [markdown]
-# The norm of a mean is not the mean of norms. Clipped on each rank, the gradient has another length *and* another
+# Clipped on each rank, the gradient has another length *and* another
 # direction: rank 0's half now counts as much as the odd one. One process clips the gradient of the whole batch, so:
 # **reduce, then clip**.
 #
@@ -720,10 +734,10 @@ for name, gradient in (("clip, then mean", before), ("mean, then clip", behind))
 # Usually B is fixed: twice the ranks, twice the batch, half the steps in an epoch.
 # We go from 10 to 100 examples per step, as 10 ranks with B = 10 would. Four runs of four epochs: the small
 # batch with $\eta$ = 0.004, the large one with the same $\eta$, with $10\eta$, and with $10\eta$ reached
-# gradually during the first epoch. Predict the order of the accuracies.
+# gradually during the first epoch. Which ends lowest?
 
 # %% tags=["nbval-ignore-output"]
-guess = None  # best to worst
+lowest = None  # 1, 2, 3 or 4, in the order of the text
 
 
 def constant(done):
@@ -740,73 +754,36 @@ runs = {
     "B_eff 100, 10 eta": (0.04, 4, 100, constant),
     "B_eff 100, 10 eta, warm-up": (0.04, 4, 100, warm_up),
 }
-scaling = tempfile.TemporaryDirectory()
+scaling, found = tempfile.TemporaryDirectory(), []
 with simlib.live_curves(scaling.name, x="examples"):
     for name, how in runs.items():
         run = simlib.run(train, 2, args=(f"{scaling.name}/{name}", *how))
-        print(f"{name:27} {run.results[0][0]:.1%}")
+        found.append(run.results[0][0])
+        print(f"{name:27} {found[-1]:.1%}")
+simlib.guess(lowest, 1 + found.index(min(found)), of=(1, 2, 3, 4))
 
 # %% [markdown]
 # With the same $\eta$ the large batch makes a tenth of the steps, none of them longer, and stays far
 # behind: 82 % against 96 % when this page was built. With $10\eta$ each step goes ten times as far: the **linear
 # scaling rule**. If the weights hardly change during ten small steps, their gradients add up
 # to one large step of ten times the rate. At the start they do change, and the loss jumps; the warm-up puts
-# the jump off. Is it worth having here? The last two runs differ by few digits of 297: this cannot tell. Goyal et al.
+# the jump off. Few digits of 297 do not tell whether it helps here. Goyal et al.
 # (2017, arXiv 1706.02677) used it for ResNet-50, with batches of up to 8,192 at the small batch's
-# accuracy. *Not* in these curves is time (lesson 09).
+# accuracy.
 #
 # The rule is **SGD's**. Adam divides the gradient by its own size, which is mostly noise, and that falls with
-# $1/\sqrt B$: so its rule is the **square root** (Malladi et al. 2022, arXiv 2205.10287). Both at the bottom of a
-# bowl, where only noise moves the weights: which rate for B = 100 keeps them as far apart as B = 10 did? Then LeNet with
-# Adam, $\eta$ = 0.003 and 0.0002, made 3.2 and 10 times as large.
-
-# %% tags=["nbval-ignore-output"]
-guess = None  # for SGD: 1, 3.2 or 10? For Adam?
-
-
-def spread(make_optimizer, lr, batch):
-    draw, spreads = torch.Generator().manual_seed(0), []
-    weights = torch.zeros(300, requires_grad=True)
-    optimizer = make_optimizer([weights], lr=lr)
-    for _ in range(1500):
-        noise = torch.randn(300, generator=draw) * 10 / batch**0.5
-        weights.grad = weights.detach() + noise
-        optimizer.step()
-        spreads.append(weights.detach().square().mean())
-    return torch.stack(spreads[750:]).mean()
-
-
-for make_optimizer in (torch.optim.SGD, torch.optim.Adam):
-    for batch, times in ((10, 1), (100, 1), (100, 10**0.5), (100, 10)):
-        apart = spread(make_optimizer, 0.01 * times, batch)
-        print(f"{make_optimizer.__name__:4} B = {batch:3}, {times:4.1f} eta: {apart:.4f}")
-for eta, times in itertools.product((0.003, 0.0002), (10**0.5, 10)):
-    how = scaling.name, eta * times, 4, 100, constant
-    run = simlib.run(train, 2, args=how, kwargs={"make_optimizer": adam, "log": False})
-    print(f"LeNet, Adam, eta {eta}, times {times:4.1f}: {run.results[0][0]:.1%}")
-scaling.cleanup()
-
-
-# %% [markdown]
-# In the bowl SGD wants 10, Adam 3.2. LeNet with $10 \times 0.003$ no longer learns, with $3.2 \times 0.003$ it does. But the
-# rule holds where noise rules: with the small rate LeNet is better off with 10. Both rules are first guesses.
+# $1/\sqrt B$: so its rule is the **square root** (Malladi et al. 2022, arXiv 2205.10287). Both are first guesses; the
+# first appendix tries them.
 #
 # ## A transformer, and shards of unequal weight
 #
-# Now a model of another kind: one transformer block that reads letters. Of each
-# letter it guesses the next. Lines differ in length, so shorter ones are filled up with -100, which `cross_entropy`
-# leaves out (its `ignore_index`).
+# Now one transformer block that reads letters, and guesses the next one. Lines differ in length, so shorter ones
+# are filled up with -100, which `cross_entropy` leaves out (its `ignore_index`).
 
 # %%
-ones = "zero one two three four five six seven eight nine".split()
-tens = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-spelt = ones + [f"{ten} {one}" for ten in tens for one in ones[1:]]
-lines = [f"{one}, {other}." for one, other in itertools.pairwise(spelt)]
+letters, codes = simlib.letters.alphabet(), simlib.letters.load()
+lines = simlib.letters.lines()
 print(len(lines), "lines:", *lines[:2], "...", lines[-1])
-letters = sorted(set("".join(lines)))
-codes = torch.full((len(lines), max(map(len, lines))), -100)
-for row, line in zip(codes, lines, strict=True):
-    row[: len(line)] = torch.tensor([letters.index(letter) for letter in line])
 
 
 class Reader(nn.Module):
@@ -831,6 +808,9 @@ class Reader(nn.Module):
 #
 # **Now you write it:** `your_weight` of a shard's mean loss, so that after `sync_gradients` the gradient is that of
 # the mean over all letters. `own`, `total`: letters of the shard, of all; k: shards per rank.
+#
+# Then two ranks train. They learn `total` by an all_reduce *before* the backward. **Perplexity** is $e^\text{loss}$:
+# among so many equally likely letters the model hesitates. What is it at first, and after 60 steps?
 
 
 # %%
@@ -838,39 +818,68 @@ def your_weight(own, total, world_size, k):
     return 1 / k  # replace this line
 
 
-def by_letters(own, total, world_size, k):
-    return world_size * own / total
-
-
-def weighed(rank, world_size, weight):
+def weighed(rank, world_size):
     torch.manual_seed(0)
     model, shards = Reader(), codes[:16].split(8)
     losses, whole = [model(shard) for shard in shards], model(codes[:16])
     want = parameters_to_vector(torch.autograd.grad(whole, list(model.parameters())))
     owns = [(shard[:, 1:] >= 0).sum().item() for shard in shards]
     for mine in range(rank, 2, world_size):
-        factor = weight(owns[mine], sum(owns), world_size, 2 // world_size)
+        factor = your_weight(owns[mine], sum(owns), world_size, 2 // world_size)
         (losses[mine] * factor).backward()
     sync_gradients(model, rank, world_size)
     got = parameters_to_vector(p.grad for p in model.parameters())
-    error, mean = (got - want).norm() / want.norm(), sum(loss.exp() for loss in losses) / 2
-    return f"error {error:.2f}, {owns}, perplexity {whole.exp():.2f}, of shards {mean:.2f}"
+    error, means = (got - want).norm() / want.norm(), torch.stack(losses).detach()
+    told = whole.exp().item(), means.mean().exp().item(), means.exp().mean().item()
+    return error.item(), owns, "perplexity {:.2f}, by means {:.2f}, of shards {:.2f}".format(*told)
 
 
-for weight, n in itertools.product((your_weight, by_letters), (2, 1)):
-    print(f"{weight.__name__:11}", n, simlib.run(weighed, n, args=(weight,)).results[0])
+for n in (2, 1):
+    error, owns, told = simlib.run(weighed, n).results[0]
+    print(
+        f"world of {n}: {'right' if error < 1e-4 else 'not yet'}, error {error:.2f}, {owns}, {told}"
+    )
+
+
+# %% tags=["nbval-ignore-output"]
+at_first, at_last = None, None  # perplexities; there are 19 letters
+
+
+def read(rank, world_size, steps):
+    torch.manual_seed(0)
+    model, draw = Reader(), torch.Generator().manual_seed(1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        batch = codes[torch.randperm(len(codes), generator=draw)[:16]]
+        mine = batch[rank::world_size]
+        own = (mine[:, 1:] >= 0).sum().item()
+        (total,) = summed(own)
+        optimizer.zero_grad()
+        (model(mine) * (world_size * own / total)).backward()
+        sync_gradients(model, rank, world_size)
+        optimizer.step()
+    return model(codes).item()
+
+
+for yours, steps in ((at_first, 0), (at_last, 60)):
+    loss = torch.tensor(simlib.run(read, 2, args=(steps,)).results[0])
+    print(
+        f"{steps:2} steps: loss {loss:.2f}, perplexity {loss.exp():.1f} of {len(letters)} letters"
+    )
+    simlib.guess(yours, round(loss.exp().item(), 1), within=0.2)
 
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `return world_size * own / total` (times `world_size`, as `sync_gradients` divides by it). Error 0.00.
+# `return world_size * own / total` (times `world_size`, as `sync_gradients` divides by it)
 #
 # </details>
 #
 # Letters: a mean of means gives each letter of the short shard 2.1 times the weight, 21 % off, over ranks
-# and over time alike. Real ranks learn `total` by an all_reduce *before* the backward. A mean of
-# perplexities is wrong twice: by weight, and as $e^x$ is no straight line. Average the loss, then take $e^x$.
+# and over time alike. Untrained, the model is worse than a guess among 19; then it spells these lines. A mean of
+# perplexities is wrong twice: by weight (25.48), and as $e^x$ is no straight line (25.49). Average the loss, by letters,
+# then take $e^x$.
 #
 # ## Your turn
 #
@@ -881,22 +890,30 @@ for weight, n in itertools.product((your_weight, by_letters), (2, 1)):
 #
 # 1. A loop runs on 4 ranks with a plain `DataLoader(shuffle=True)`, B = 32, all seeds equal. What is $B_\text{effective}$?
 # 2. The loss of rank 0 falls nicely. Name two ways in which the replicas may still differ.
-# 3. Where does `clip_grad_norm_` stand, and where `zero_grad()`?
-# 4. A run on 8 ranks goes on with 16. What in its checkpoint does not fit?
-# 5. R = 2 and R = 4 differ by 1e-5 after an epoch. How do you find out whether that is a mistake?
+# 3. A run on 8 ranks goes on with 16. What in its checkpoint does not fit?
+# 4. R = 2 and R = 4 differ by 1e-5 after an epoch. How do you find out whether that is a mistake?
 #
 # <details><summary>Answers</summary>
 #
 # 1. 32: all ranks compute the same gradient.
 # 2. Buffers, or the first weights, were not synchronised; ranks clipped or skipped a step by
 #    themselves. Compare the spread (lesson 06) of the whole `state_dict()`.
-# 3. Clip after `sync_gradients`, before `step`. Zero before `backward`, or after `step`.
-# 4. The random states; with B fixed also the batch, so the rate and the meaning of "step".
-# 5. Run both in float64. Rounding all but vanishes; a mistake stays.
+# 3. The random states; with B fixed also the batch, so the rate and the meaning of "step".
+# 4. Run both in float64. Rounding all but vanishes; a mistake stays.
 #
 # </details>
 #
 # **Next:** [lesson 08](08_from_loops_to_ddp.ipynb), which starts to send gradients before the last one is there.
+#
+# ## Appendix: two rules for the rate
+#
+# <details><summary>SGD and Adam in a bowl, then LeNet with Adam</summary>
+#
+# At the bottom of a bowl only noise moves the weights: which rate for B = 100 keeps them as far apart as B = 10?
+# 10 times with SGD, 3.2 times with Adam. Then LeNet with Adam: $10 \times 0.003$ learns nothing, but from 0.0002,
+# where noise does not rule, 10 serves better.
+#
+# </details>
 #
 # ## Appendix: backwards through an all_reduce
 #
@@ -906,11 +923,34 @@ for weight, n in itertools.product((your_weight, by_letters), (2, 1)):
 # (\sum_s L_s)/\partial x_r = \sum_s \partial L_s/\partial\,\text{total}$: the backward is an all_reduce, too. **That
 # holds where each rank adds a loss of its own**, as here. Where all ranks compute the *same* loss from the
 # total, the sum counts it R times; its backward passes the gradient on as it is (lesson 12).
-# `dist.all_reduce` is unknown to autograd; `torch.autograd.Function` is how one tells it a backward. The cell
-# compares forward and backward with one process, without and with it: how far off? Third number: the gradient of
-# a common loss, which is 1 in truth.
+# `dist.all_reduce` is unknown to autograd; `torch.autograd.Function` is how one tells it a backward. Without one,
+# then with it: how far the forward is off (0, 0), the gradient (0.911, 0), and the gradient of a common loss (0, 2).
 #
 # </details>
+
+
+# %% tags=["nbval-ignore-output"]
+def spread(make_optimizer, lr, batch):
+    draw, spreads = torch.Generator().manual_seed(0), []
+    weights = torch.zeros(300, requires_grad=True)
+    optimizer = make_optimizer([weights], lr=lr)
+    for _ in range(1500):
+        noise = torch.randn(300, generator=draw) * 10 / batch**0.5
+        weights.grad = weights.detach() + noise
+        optimizer.step()
+        spreads.append(weights.detach().square().mean())
+    return torch.stack(spreads[750:]).mean()
+
+
+for make_optimizer in (torch.optim.SGD, torch.optim.Adam):
+    for batch, times in ((10, 1), (100, 1), (100, 10**0.5), (100, 10)):
+        apart = spread(make_optimizer, 0.01 * times, batch)
+        print(f"{make_optimizer.__name__:4} B = {batch:3}, {times:4.1f} eta: {apart:.4f}")
+for eta, (batch, times) in itertools.product((0.003, 0.0002), ((10, 1), (100, 10**0.5), (100, 10))):
+    how = scaling.name, eta * times, 4, batch, constant
+    run = simlib.run(train, 2, args=how, kwargs={"make_optimizer": adam, "log": False})
+    print(f"LeNet, Adam, B = {batch:3}, {times:4.1f} x {eta}: {run.results[0][0]:.1%}")
+scaling.cleanup()
 
 
 # %%

@@ -95,7 +95,20 @@ def unit_vector(rank, world_size, gradient, most):
     return mean / length * min(length, most)
 
 
+def never_cut(rank, world_size, gradient, most):
+    """the mean that is never cut"""
+    return average(gradient)
+
+
+def shorter_of_the_two(rank, world_size, gradient, most):
+    """the clip with min in the place of max"""
+    mean = average(gradient)
+    return mean * most / min(most, mean.norm().item())
+
+
 WRONG = {
+    never_cut: "longer than most, and not cut",
+    shorter_of_the_two: "longer than most, and not cut",
     per_rank: "clipped before the mean is taken",
     sum_clipped: "divide before you measure",
     mean_of_lengths: "the length of the mean is smaller",

@@ -125,7 +125,36 @@ def rate_in_v(rank, world_size, theta, rows, targets, steps, lr, momentum):
     return theta, v
 
 
+def no_momentum(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the training by plain SGD"""
+    theta = from_rank_0(theta)
+    for _ in range(steps):
+        v = average(cost_gradient(theta, rows, targets))
+        theta = theta - lr * v
+    return theta, v
+
+
+def theta_first(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the training in which theta takes its step before v is new"""
+    theta = from_rank_0(theta)
+    v = torch.zeros_like(theta)
+    for _ in range(steps):
+        gradient = average(cost_gradient(theta, rows, targets))
+        theta = theta - lr * v
+        v = momentum * v + gradient
+    return theta, v
+
+
+def averaged_at_the_end(rank, world_size, theta, rows, targets, steps, lr, momentum):
+    """the training of each rank alone, averaged at the end"""
+    theta, v = alone(rank, world_size, from_rank_0(theta), rows, targets, steps, lr, momentum)
+    return average(theta), average(v)
+
+
 WRONG = {
+    no_momentum: "the momentum is forgotten",
+    theta_first: "v first, then theta",
+    averaged_at_the_end: "only what they end with is averaged",
     no_broadcast: "every rank began with its own theta",
     alone: "trained alone, from its own theta",
     synchronises_too_late: "trained alone, from the theta of rank 0",

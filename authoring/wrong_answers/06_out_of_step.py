@@ -82,6 +82,11 @@ def weighted_by_places(rank, world_size, theta):
     return unlike_the_first(world_size, (theta.double() * weights).sum().reshape(1))
 
 
+def by_adler32(rank, world_size, theta):
+    """the fingerprint by adler32, a sum weighted by places"""
+    return unlike_the_first(world_size, torch.tensor([zlib.adler32(theta.numpy().tobytes())]))
+
+
 def hash_of_the_numbers(rank, world_size, theta):
     """the fingerprint that takes -0.0 for 0.0"""
     return unlike_the_first(world_size, torch.tensor([hash(tuple(theta.tolist()))]))
@@ -129,6 +134,7 @@ WRONG = {
     only_rank_0_tells: "is there a `return` on its path",
     broadcasts_rank_0: "calls broadcast",
     weighted_by_places: "weighted by places",
+    by_adler32: "weighted by places",
     hash_of_the_numbers: "equal as numbers",
     crc_in_a_float: "a float32 keeps 24 bits",
     salted: "is salted, anew in each program",

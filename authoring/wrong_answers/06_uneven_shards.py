@@ -99,6 +99,14 @@ def counts_as_if_equal(rank, world_size, gradient, num_examples):
     return total / (world_size * num_examples)
 
 
+def unweighed_by_the_count(rank, world_size, gradient, num_examples):
+    """the sum of the mean gradients, divided by the number of all examples"""
+    buffer = torch.cat([gradient, torch.tensor([float(num_examples)])])
+    buffer = buffer if num_examples else torch.zeros_like(buffer)
+    dist.all_reduce(buffer)
+    return buffer[:-1] / buffer[-1]
+
+
 WRONG = {
     plain_mean: "gives every rank the same weight",
     plain_sum: "the sum of the ranks' mean gradients",
@@ -106,6 +114,7 @@ WRONG = {
     weighted_not_divided: "nothing divides by the number of all examples",
     nan_times_nothing: "brought by a rank without examples",
     counts_copied: "by a number of examples that this run does not have",
+    unweighed_by_the_count: "a mean has to become a sum first",
     counts_as_if_equal: "as if all ranks had as many examples as it",
     empty_ranks_stay_away: "which has finished",
     counts_first: "The count can travel with the gradient",

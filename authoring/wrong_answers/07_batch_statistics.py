@@ -81,6 +81,14 @@ def not_divided(rank, world_size, x):
     return own_of(x)[1], own_of(x)[2] if world_size == 1 else n
 
 
+def variance_for_m2(rank, world_size, x):
+    """the variance of each rank sent in the place of M2"""
+    n, means, m2 = parts_of(x, world_size)
+    mean = (n * means).sum(0) / n.sum()
+    variances = m2 / n.clamp(min=1)
+    return mean, (variances + n * (means - mean) ** 2).sum(0) / n.sum()
+
+
 def deviation(rank, world_size, x):
     """the standard deviation in place of the variance"""
     mean, variance = combined(x, world_size)
@@ -181,6 +189,7 @@ def a_row_of_a_table(rank, world_size, x):
 
 
 WRONG = {
+    variance_for_m2: "variances are added up where M2 belongs",
     squares: "float32 keeps seven digits of a million",
     squares_in_float64: "a rank brings 56 bytes",
     mean_of_means: "means and variances are averaged",

@@ -85,6 +85,20 @@ def world_of_four(rank, world_size, right, n):
     return count.item() / n
 
 
+def neighbours(rank, world_size, right, n):
+    """the accuracy that takes a rank's share for a chunk of neighbours"""
+    count = right[rank * len(right) + torch.arange(len(right)) < n].sum()
+    dist.all_reduce(count)
+    return count.item() / n
+
+
+def not_divided(rank, world_size, right, n):
+    """the number of right answers in place of their share"""
+    count = right[rank + world_size * torch.arange(len(right)) < n].sum()
+    dist.all_reduce(count)
+    return count.item()
+
+
 WRONG = {
     padding_counted: "some examples are in there twice",
     padding_among_the_right: "though not in what you divide by",
@@ -96,6 +110,8 @@ WRONG = {
     two_all_reduces: "only one number is not",
     whole_table: "a rank brings 48 bytes",
     world_of_four: "A fixed world_size is written into the answer",
+    neighbours: "A rank is taken to hold neighbours",
+    not_divided: "the number of right answers: divide it",
     as_a_tensor: "has a Tensor where a number is expected",
 }
 

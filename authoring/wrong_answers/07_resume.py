@@ -187,6 +187,136 @@ def no_barrier(rank, world_size, path, x, y):
     return usual(rank, world_size, path, x, y, write=write)
 
 
+def barrier_first(rank, world_size, path, x, y):
+    """the barrier before the writing, behind which all but rank 0 return at once"""
+
+    def write(path, rank, state):
+        dist.barrier()
+        if rank == 0:
+            torch.save(state, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+
+    return usual(rank, world_size, path, x, y, write=write)
+
+
+def barrier_between(rank, world_size, path, x, y):
+    """the barrier between the saving and the move"""
+
+    def write(path, rank, state):
+        if rank == 0:
+            torch.save(state, f"{path}.tmp")
+        dist.barrier()
+        if rank == 0:
+            os.replace(f"{path}.tmp", path)
+
+    return usual(rank, world_size, path, x, y, write=write)
+
+
+def removed_first(rank, world_size, path, x, y):
+    """the old checkpoint removed, then the new one moved to its place"""
+
+    def write(path, rank, state):
+        if rank == 0:
+            torch.save(state, f"{path}.tmp")
+            os.remove(path)
+            os.rename(f"{path}.tmp", path)
+        dist.barrier()
+
+    return usual(rank, world_size, path, x, y, write=write)
+
+
+def moved_aside(rank, world_size, path, x, y):
+    """the old checkpoint moved aside, then the new one saved in its place"""
+
+    def write(path, rank, state):
+        if rank == 0:
+            os.rename(path, f"{path}.old")
+            torch.save(state, path)
+        dist.barrier()
+
+    return usual(rank, world_size, path, x, y, write=write)
+
+
+def model_not_loaded(rank, world_size, path, x, y):
+    """the epoch from the weights of a new layer"""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    state = torch.load(path, weights_only=True)
+    optimizer.load_state_dict(state["optimizer"])
+    weights = epoch_of(model, optimizer, rank, world_size, x, y, state["epoch"])
+    put(path, rank, new_state(model, optimizer, state["epoch"] + 1))
+    return weights
+
+
+def by_hand(rank, world_size, path, x, y, loader=None, zero="before backward"):
+    """The epoch with another loader, or with zero_grad elsewhere."""
+    model, optimizer, state = opened(path)
+    data = TensorDataset(x, y)
+    sampler = DistributedSampler(data, world_size, rank)
+    sampler.set_epoch(state["epoch"])
+    for some_x, some_y in loader(data) if loader else DataLoader(data, 2, sampler=sampler):
+        if zero == "before backward":
+            optimizer.zero_grad()
+        F.mse_loss(model(some_x), some_y).backward()
+        if zero == "before all_reduce":
+            optimizer.zero_grad()
+        mean_of_flat(model, world_size)
+        if zero == "before step":
+            optimizer.zero_grad()
+        optimizer.step()
+    put(path, rank, new_state(model, optimizer, state["epoch"] + 1))
+    return parameters_to_vector(model.parameters()).detach()
+
+
+def zero_grad_missing(rank, world_size, path, x, y):
+    """the epoch without zero_grad"""
+    return by_hand(rank, world_size, path, x, y, zero="nowhere")
+
+
+def zero_grad_late(rank, world_size, path, x, y):
+    """the epoch with zero_grad between the all_reduce and the step"""
+    return by_hand(rank, world_size, path, x, y, zero="before step")
+
+
+def zero_grad_too_early(rank, world_size, path, x, y):
+    """the epoch with zero_grad between backward and the all_reduce"""
+    return by_hand(rank, world_size, path, x, y, zero="before all_reduce")
+
+
+def plain_loader(rank, world_size, path, x, y):
+    """the epoch of a loader without the sampler, in order"""
+    return by_hand(rank, world_size, path, x, y, loader=lambda data: DataLoader(data, 2))
+
+
+def plain_shuffle(rank, world_size, path, x, y):
+    """the epoch of a loader without the sampler, shuffled"""
+    return by_hand(
+        rank, world_size, path, x, y, loader=lambda data: DataLoader(data, 2, shuffle=True)
+    )
+
+
+def sampler_in_order(rank, world_size, path, x, y):
+    """the epoch of a sampler that does not shuffle"""
+
+    def loader(data):
+        sampler = DistributedSampler(data, world_size, rank, shuffle=False)
+        return DataLoader(data, 2, sampler=sampler)
+
+    return by_hand(rank, world_size, path, x, y, loader=loader)
+
+
+def kept_by_an_all_reduce(rank, world_size, path, x, y):
+    """an all_reduce behind the writing, which nobody can leave before rank 0 has come"""
+
+    def write(path, rank, state):
+        if rank == 0:
+            torch.save(state, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+        dist.all_reduce(torch.zeros(1))
+
+    return usual(rank, world_size, path, x, y, write=write)
+
+
 def averaged_by_torch(rank, world_size, path, x, y):
     """the mean by AVG in place of a division"""
 
@@ -228,6 +358,17 @@ WRONG = {
     old_momentum: "has not the momentum after this epoch",
     old_weights: "not those that are returned",
     no_barrier: "a barrier behind the writing does",
+    barrier_first: "return and load the old file while rank 0 still writes",
+    barrier_between: "return and load the old file while rank 0 still writes",
+    removed_first: "for a moment none lay at path",
+    moved_aside: "for a moment none lay at path",
+    model_not_loaded: "steps from a new layer's",
+    zero_grad_missing: "added to those of the steps before",
+    zero_grad_late: "no step has changed them",
+    zero_grad_too_early: "A gradient is None there",
+    plain_loader: "taken in their own order",
+    sampler_in_order: "taken in their own order",
+    plain_shuffle: "a plain loader has shuffled",
 }
 
-ALSO_RIGHT = [averaged_by_torch, moved_by_rename]
+ALSO_RIGHT = [averaged_by_torch, moved_by_rename, kept_by_an_all_reduce]

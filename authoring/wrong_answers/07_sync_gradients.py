@@ -72,6 +72,38 @@ def nobody_else(rank, world_size, gradients):
         gradient /= world_size
 
 
+def mean_of(gradients, op=dist.ReduceOp.SUM, dtype=torch.float32, by=1):
+    flat = torch.cat([gradient.flatten() for gradient in gradients]).to(dtype)
+    dist.all_reduce(flat, op=op)
+    return parts_of(flat.float() / by, gradients)
+
+
+def put_back(gradients, parts):
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part)
+
+
+def each_turned_round(rank, world_size, gradients):
+    """the means with each tensor written back from its end"""
+    parts = mean_of(gradients, by=world_size)
+    put_back(gradients, [part.flatten().flip(0).view_as(part) for part in parts])
+
+
+def rounded(rank, world_size, gradients):
+    """the mean of numbers that were sent in bfloat16"""
+    put_back(gradients, mean_of(gradients, dtype=torch.bfloat16, by=world_size))
+
+
+def divided_twice(rank, world_size, gradients):
+    """the mean by AVG, divided by world_size once more"""
+    put_back(gradients, mean_of(gradients, dist.ReduceOp.AVG, by=world_size))
+
+
+def largest(rank, world_size, gradients):
+    """the largest of the ranks' gradients in place of their mean"""
+    put_back(gradients, mean_of(gradients, dist.ReduceOp.MAX))
+
+
 WRONG = {
     the_sum: "would be world_size times too large",
     one_by_one: "Join the tensors first",
@@ -81,6 +113,10 @@ WRONG = {
     in_a_rectangle: "96 bytes into a collective",
     reduce_to_rank_0: "calls reduce",
     nobody_else: "No rank communicates",
+    each_turned_round: "come back in the opposite order",
+    rounded: "rounded to 16 bits on the way",
+    divided_twice: "has divided already",
+    largest: "The largest of the ranks' numbers",
 }
 
 

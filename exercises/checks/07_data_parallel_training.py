@@ -10,19 +10,29 @@ DISK = tempfile.TemporaryDirectory()  # here lie the checkpoints of task 4
 
 
 # %% 07.1 sync_gradients
-def of_a_small_net(rank, world_size):
-    shapes = (2, 3), (3,), (1, 3), ()
-    return ([torch.full(shape, float(3 * rank + place)) for place, shape in enumerate(shapes)],)
+def of_a_small_net(seed, shapes=((2, 3), (3,), (1, 3), ())):
+    """Inputs: numbers that all differ, with more digits than bfloat16 has."""
+
+    def gradients_of(rank, world_size):
+        draw = torch.Generator().manual_seed(100 * seed + rank)
+        return ([torch.randn(shape, generator=draw) for shape in shapes],)
+
+    return gradients_of
 
 
 def means(by_rank):
     return [[torch.stack(tensors).mean(0) for tensors in zip(*by_rank, strict=True)]] * len(by_rank)
 
 
+def made(of_one, by_rank):
+    """The lists of gradients in which each tensor is of_one(those of all ranks, stacked)."""
+    return [[of_one(torch.stack(ts)) for ts in zip(*by_rank, strict=True)]] * len(by_rank)
+
+
 verdict = check(
     "sync_gradients",
     sync_gradients,
-    of_a_small_net,
+    [of_a_small_net(71), of_a_small_net(72)],
     means,
     only("all_reduce"),
     collectives(lambda by_rank: 1, hint="Join the tensors first, cut the result up after."),
@@ -30,7 +40,26 @@ verdict = check(
     in_place=True,
     mistakes={
         "That is the sum: with mean losses the step would be world_size times too large.": (
-            lambda by_rank: [[g * len(by_rank) for g in mean] for mean in means(by_rank)]
+            lambda by_rank: made(lambda gs: gs.sum(0), by_rank)
+        ),
+        "Divided twice by world_size: ReduceOp.AVG, for one, has divided already.": (
+            lambda by_rank: made(lambda gs: gs.mean(0) / len(gs), by_rank)
+        ),
+        "The means of a tensor come back in the opposite order.": (
+            lambda by_rank: made(lambda gs: gs.mean(0).flatten().flip(0).view_as(gs[0]), by_rank)
+        ),
+        "The largest of the ranks' numbers is taken (MAX), where the mean is asked for.": (
+            lambda by_rank: OneOf(
+                [made(lambda gs, n=n: gs.amax(0) / n, by_rank) for n in {1, len(by_rank)}]
+            )
+        ),
+        "The numbers were rounded to 16 bits on the way: add them up in float32.": (
+            lambda by_rank: OneOf(
+                [
+                    made(lambda gs, kind=kind: gs.to(kind).float().mean(0), by_rank)
+                    for kind in (torch.bfloat16, torch.float16)
+                ]
+            )
         ),
     },
     points=2,
@@ -39,11 +68,29 @@ verdict
 
 
 # %% 07.2 held_out_accuracy
+def dealt_out(answers, rank, world_size, n):
+    return answers[[(rank + i * world_size) % n for i in range(-(-n // world_size))]], n
+
+
 def padded_shares(rank, world_size):
-    n = {2: 12, 5: 2}.get(world_size, 11)  # with 12 no padding, with 2 some ranks have nothing else
-    answers = torch.tensor([1.0, 0, 0, 1, 1, 0, 1, 0, 0, 1, 1, 1])
-    share = [(rank + i * world_size) % n for i in range(-(-n // world_size))]
-    return answers[share], n
+    # with 12 no padding, with 9 three ones in it, with 2 some ranks have nothing else
+    n = {2: 12, 4: 9, 5: 2}.get(world_size, 11)
+    answers = torch.tensor([1.0, 1, 0, 0, 1, 0, 1, 0, 0, 1, 1, 1])
+    return dealt_out(answers, rank, world_size, n)
+
+
+def one_example_too_many(seed):
+    """Inputs: all ranks but rank 0 have padding, of examples that were answered correctly."""
+
+    def shares(rank, world_size):
+        n = world_size * (2 + seed % 6) + 1
+        draw = torch.Generator().manual_seed(100 * seed + world_size)
+        answers = torch.randint(2, (n,), generator=draw).float()
+        if world_size > 1:  # the last rank answers nothing correctly
+            answers[:world_size], answers[world_size - 1 :: world_size] = 1, 0
+        return dealt_out(answers, rank, world_size, n)
+
+    return shares
 
 
 def share_of_right(rights, ns, keep=lambda example, place, n, world_size: example < n):
@@ -75,10 +122,22 @@ def mean_of_means(rights, ns):
     return [torch.stack([r.mean() for r in real]).mean().item()] * world_size
 
 
+def whole_rounds(rights, ns):
+    """What comes out of n // world_size elements of each rank, by n or by their number."""
+    kept = share_of_right(rights, ns, lambda example, place, n, size: place < n // size)
+    whole = ns[0] // len(rights) * len(rights)
+    return OneOf([kept, [share * ns[0] / max(1, whole) for share in kept]])
+
+
+def in_chunks(rights, ns):
+    """What comes out where rank r is taken to hold a chunk of examples in a row."""
+    return [torch.cat(rights)[: ns[0]].sum().item() / ns[0]] * len(rights)
+
+
 verdict = check(
     "held_out_accuracy",
     held_out_accuracy,
-    padded_shares,
+    [padded_shares, one_example_too_many(seed=72)],
     share_of_right,
     only("all_reduce"),
     collectives(lambda rights, ns: 1, hint="n is known everywhere: only one number is not."),
@@ -95,10 +154,13 @@ verdict = check(
             lambda rights, ns: [torch.cat(rights).sum().item() / ns[0]] * len(rights)
         ),
         "Only whole rounds of the sampler are counted: the last examples before n are missing.": (
-            lambda rights, ns: share_of_right(
-                rights, ns, lambda example, place, n, world_size: place < n // world_size
-            )
+            whole_rounds
         ),
+        "That is the number of right answers: divide it by n.": (
+            lambda rights, ns: [share * ns[0] for share in share_of_right(rights, ns)]
+        ),
+        "A rank is taken to hold neighbours (rank * len(right) + i), but the sampler deals out in "
+        "turn: which element is padding then?": in_chunks,
         "Real examples are left out: where world_size divides n, nothing is padded.": (
             lambda rights, ns: share_of_right(
                 rights,
@@ -158,10 +220,22 @@ def about_the_plain_mean(xs):
     return mean, ((torch.cat(xs).double() - mean.double()) ** 2).mean(0).float()
 
 
+def variances_for_m2(xs):
+    """What comes out where a rank sends its variance, by n or by n - 1, in the place of M2."""
+    found = []
+    for correction in (0, 1):
+        own = [x.double().var(0, correction=correction) for x in xs if len(x) > correction]
+        lost = sum(((x.double() - x.double().mean(0)) ** 2).sum(0) for x in xs if len(x))
+        mean, variance = statistics(xs)
+        n = len(torch.cat(xs))
+        found.append([(mean, (variance + (sum(own) - lost) / n).float())] * len(xs))
+    return OneOf(found)
+
+
 verdict = check(
     "batch_statistics",
     batch_statistics,
-    uneven_batches,
+    [uneven_batches, lambda rank, world_size: uneven_batches(rank, world_size, seed=73)],
     lambda xs: [statistics(xs)] * len(xs),
     only("all_gather", "all_reduce"),
     collectives(
@@ -194,6 +268,9 @@ verdict = check(
         ),
         "How far a rank's mean lies off counts once for each of its examples: n times.": (
             lambda xs: combined(xs, lambda n, own, mean: (own - mean) ** 2)
+        ),
+        "The ranks' variances are added up where M2 belongs: M2 is n times the variance.": (
+            variances_for_m2
         ),
         "That is M2 of all: the sum of squares has still to be divided by n.": (
             lambda xs: [(statistics(xs)[0], statistics(xs)[1] * len(torch.cat(xs)))] * len(xs)
@@ -237,22 +314,60 @@ def steps_of(world_size, length=9):
     return math.ceil(math.ceil(length / world_size) / 2)
 
 
-def epoch_from(paths, xs, ys, later=0, epoch=None, momentum=True, own=False, total=False):
+def as_begun():
+    """The layer that a rank begins with, and how a plain loader then shuffles nine examples."""
+    with torch.random.fork_rng():
+        torch.manual_seed(torch.Generator().initial_seed())  # that of every rank of simlib
+        return nn.Linear(2, 1), torch.cat(list(DataLoader(torch.arange(9), 2, shuffle=True)))
+
+
+def in_this_order(paths, xs, ys, order):
+    return epoch_from(paths, xs, ys, shares=[list(order)] * len(paths))
+
+
+def in_order(paths, xs, ys):
+    """What comes out without shuffling, with a sampler and without one."""
+    data, R = TensorDataset(xs[0], ys[0]), len(paths)
+    shares = [list(DistributedSampler(data, R, rank, shuffle=False)) for rank in range(R)]
+    plain = in_this_order(paths, xs, ys, range(9))
+    return OneOf([epoch_from(paths, xs, ys, shares=shares), plain])
+
+
+def of_the_file(paths, xs, ys):
+    model = torch.load(kept(paths[0], "copy"), weights_only=True)["model"]
+    return [torch.cat([one.flatten() for one in model.values()])] * len(paths)
+
+
+def epoch_from(
+    paths,
+    xs,
+    ys,
+    later=0,
+    epoch=None,
+    momentum=True,
+    own=False,
+    total=False,
+    zero=True,
+    loaded=True,
+    shares=None,
+):
     """The weights of every rank after one epoch, by one process that takes the ranks' turns."""
     state = torch.load(kept(paths[0], "copy"), weights_only=True)
     world_size, found, data = len(paths), [], TensorDataset(xs[0], ys[0])
-    shares = [DistributedSampler(data, world_size, rank) for rank in range(world_size)]
-    for share in shares:
-        share.set_epoch(state["epoch"] + later if epoch is None else epoch)
-    shares = [list(share) for share in shares]
+    samplers = [DistributedSampler(data, world_size, rank) for rank in range(world_size)]
+    for sampler in samplers:
+        sampler.set_epoch(state["epoch"] + later if epoch is None else epoch)
+    shares = [list(sampler) for sampler in samplers] if shares is None else shares
     for rank in range(world_size if own else 1):
-        model = nn.Linear(2, 1)
+        model = as_begun()[0]
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        model.load_state_dict(state["model"])
+        if loaded:
+            model.load_state_dict(state["model"])
         if momentum:
             optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         for step in range(steps_of(world_size)):
-            optimizer.zero_grad()
+            if zero or step == 0:
+                optimizer.zero_grad()
             for share in [shares[rank]] if own else shares:
                 some_x, some_y = data[share[2 * step : 2 * step + 2]]
                 loss = F.mse_loss(model(some_x), some_y)
@@ -297,19 +412,70 @@ def file_complaint(run, given):
             return "The weights are right, but the old checkpoint still lies at path."
     before = torch.load(kept(given[0][0], "copy"), weights_only=True)
     said = state_complaint(torch.load(given[0][0], weights_only=True), run.results[0], before)
-    last = [run.trace.of_rank(rank)[-1:] for rank in range(run.world_size)]
-    early = [rank for rank, ops in enumerate(last) if ops and ops[0].kind != "barrier"]
-    if early and run.world_size > 1 and not said:
+    return said or move_complaint(run)
+
+
+def move_complaint(run):
+    """A sentence where path was empty for a while, or others may return before it has the new."""
+    pieces = [piece for piece in run.trace.pieces if piece.rank == 0]
+    if any(piece.name == NOTHING for piece in pieces):
         return (
-            f"Nothing keeps rank {early[-1]} from returning, and loading the old file, before "
-            "rank 0 has written the new one: a barrier behind the writing does."
+            "The new file is there in the end, but for a moment none lay at path: a crash just then "
+            "leaves no checkpoint. os.replace puts the new one in the place of the old in one move."
         )
-    return said
+    last = run.trace.of_rank(0)[-1:]
+    moved = max((piece.start_s for piece in pieces if piece.name == MOVED), default=None)
+    if run.world_size == 1 or not last or moved is None or moved < last[0].post_s:
+        return None
+    if last[0].kind == "barrier":
+        return (
+            f"The barrier stands before the move: rank {run.world_size - 1} can be through it, "
+            "return and load the old file while rank 0 still writes. It belongs behind os.replace."
+        )
+    return (
+        f"Nothing keeps rank {run.world_size - 1} from returning, and loading the old file, before "
+        "rank 0 has written the new one: a barrier behind the writing does."
+    )
+
+
+MOVED, NOTHING = "file at path", "no file at path"
+
+
+def watched(answer):
+    """The answer; its trace has a piece for each move of a file to path, and for each gap there."""
+
+    @functools.wraps(answer)
+    def on_this_rank(rank, world_size, path, *given):
+        usual = {name: getattr(os, name) for name in ("remove", "unlink", "rename", "replace")}
+
+        def watching(name):
+            def call(*places, **options):
+                usual[name](*places, **options)
+                if not os.path.exists(path):
+                    word = NOTHING
+                elif len(places) < 2 or os.path.realpath(places[1]) != os.path.realpath(path):
+                    return
+                else:
+                    word = MOVED
+                with simlib.span(word):
+                    pass
+
+            return call
+
+        for name in usual:
+            setattr(os, name, watching(name))
+        try:
+            return answer(rank, world_size, path, *given)
+        finally:
+            for name, function in usual.items():
+                setattr(os, name, function)
+
+    return on_this_rank
 
 
 verdict = check(
     "resume",
-    resume,
+    watched(resume),
     a_checkpoint,
     epoch_from,
     only("all_reduce", "barrier"),
@@ -335,6 +501,23 @@ verdict = check(
         ),
         "Those are steps with the sum of the gradients, not with their mean.": (
             lambda *given: epoch_from(*given, total=True)
+        ),
+        "The model's weights do not come from the file: those are steps from a new layer's.": (
+            lambda *given: OneOf(
+                [epoch_from(*given, loaded=False, momentum=kept) for kept in (True, False)]
+            )
+        ),
+        "Every gradient is added to those of the steps before: zero_grad, before each backward.": (
+            lambda *given: epoch_from(*given, zero=False)
+        ),
+        "Those are still the file's weights: no step has changed them. Is zero_grad between backward "
+        "and step, or step missing?": of_the_file,
+        "A gradient is None there. Is zero_grad between backward and the all_reduce, or backward "
+        "missing?": "'NoneType' object has no attribute",
+        "The examples are taken in their own order: the sampler has to shuffle, and the loader to "
+        "be given the sampler.": in_order,
+        "Those are batches that a plain loader has shuffled: give it the sampler.": (
+            lambda *given: in_this_order(*given, as_begun()[1].tolist())
         ),
     },
     points=3,
