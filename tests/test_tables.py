@@ -23,6 +23,7 @@ QUESTIONS = [
 ]
 SEVERAL = {
     "best_cut",
+    "break_even_ranks",
     "collect",
     "chain_broadcast",
     "local_rank",
@@ -30,6 +31,8 @@ SEVERAL = {
     "one_batch_fewer",
     "quick_all_reduce",
     "quickest_epoch",
+    "stage_gradient",
+    "stage_ledger",
 }
 """Of these the check alone refuses tables, by values; of others, too, some do by a simulation."""
 
