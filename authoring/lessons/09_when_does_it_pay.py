@@ -533,7 +533,7 @@ for R, (epoch_R_s, _, _) in measured.items():
 # %% [markdown]
 # For one rank the prediction is nearly circular: only calling Gloo is missing. With more it knows nothing of
 # shared caches and other programs, nor that whoever comes first waits for the last. On a
-# busy machine it is much too short. Where ranks outnumber
+# busy machine it may be much too short. Where ranks outnumber
 # cores, a good figure is luck: they teach you programs, not speed. `python -m benchmarks paying` repeats this with
 # medians of many runs.
 #
@@ -566,13 +566,13 @@ labs.break_even_lab(*yours)
 # learns the order of the gradients.) We ask for buckets of one layer, of four, of all 16. Where does overlap save most?
 
 # %%
-guess = None  # T_sync = 0.05, 0.2, 0.6, 2: where does overlap help most?
-WIDTH, LAYERS = 128, 16  # 16 layers of 64 KiB
+guess = None  # T_sync = 0.05, 0.2, 0.6 or 2: where does overlap help most?
+WIDTH, LAYERS, gains = 128, 16, {}  # 16 layers of 64 KiB
+device = simlib.Device(flops_per_s=2 * 32 * WIDTH**2 * LAYERS / 0.1)
 
 
 def ddp_step(rank, world_size, layers_per_bucket):
-    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
-    net = nn.Sequential(*layers)
+    net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=layers_per_bucket / 16)
     for _ in range(2):
         dist.barrier()
@@ -581,16 +581,17 @@ def ddp_step(rank, world_size, layers_per_bucket):
     return time.perf_counter() - start_s
 
 
-flops = 2 * 32 * WIDTH**2 * LAYERS
 for sync_s in (0.05, 0.2, 0.6, 2):
     link = simlib.Link(0.0, 2 * 3 / 4 * 4 * WIDTH**2 * LAYERS / sync_s)
-    cluster = simlib.Cluster(4, 1, link, device=simlib.Device(flops_per_s=flops / 0.1))
+    cluster = simlib.Cluster(4, 1, link, device=device)
     print(f"T_sync {sync_s}: sum {0.3 + sync_s:.2f}, maximum {0.1 + max(0.2, sync_s):.2f};", end="")
     for size in (16, 4, 1):
         run = simlib.simulate(ddp_step, 4, (size,), cluster=cluster, all_reduce="ring")
         said = 0.1 + max(0.2, sync_s) + min(0.2, sync_s) * size / 16
         print(f" {16 // size} buckets {run.results[0]:.4f} ({said:.4f})", end=";")
+    gains[sync_s] = (0.3 + sync_s) / run.results[0]
     print()
+simlib.guess(guess, max(gains, key=gains.get), of=tuple(gains))
 
 # %% [markdown]
 # With k equal buckets DDP takes the maximum, and a k-th of the smaller of $T_\text{backward}$ and $T_\text{sync}$ (in brackets): one
@@ -668,7 +669,7 @@ print("yours:", "right" if max(off) < 0.03 else "not yet")
 #
 # </details>
 #
-# A modelled device that is busy works at its peak, and yet MFU is 2 % below: the fused attention computes its scores
+# A busy modelled device works at its peak, and yet MFU is 98 % on one rank: the fused attention computes its scores
 # a second time in backward. On a real device MFU is lower, even alone.
 #
 # ## "A faster epoch is faster training"
@@ -716,7 +717,7 @@ for name, optimizer, eta in (("SGD", torch.optim.SGD, 0.02), ("Adam", torch.opti
 
 # %% [markdown]
 # A dash means one of three things. SGD, 64 ranks, $\eta$: only *slow*, its loss falls on and on, for one
-# step moves the weights about as far whatever the batch. With $64\,\eta$: 2.3 as if
+# step moves the weights about as far whatever the batch, and steps are fewer. With $64\,\eta$: 2.3 as if
 # guessing, *out of control*. On 16 ranks $R\,\eta$ takes a third to a half more epochs: the **linear rule is SGD's**. Adam
 # divides by the gradient's own size, and noise makes up less of that in a large batch: it needs $\sqrt R\,\eta$ (Malladi
 # et al. 2022, arXiv 2205.10287), and $R\,\eta$ *stalls* it: from epoch 20 to 80 one loss falls a little, one rises. On 64 ranks $\sqrt R\,\eta$ no
