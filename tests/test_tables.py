@@ -25,13 +25,20 @@ QUESTIONS = [
 SEVERAL = {
     "01": ["my_block", "report", "local_rank"],
     "02": ["running_total", "shift_right", "collect"],
-    "03": ["one_batch_fewer", "no_examples"],
+    "03": [
+        "two_by_two",
+        "edges",
+        "one_batch_fewer",
+        "without_a_word",
+        "no_examples",
+        "one_buffer",
+    ],
     "04": ["mean_of_all", "own_broadcast", "ring_all_gather"],
     "05": ["ring_reduce_scatter", "ring_in_order", "chain_broadcast", "quick_all_reduce"],
     "06": ["uneven_shards", "clipped_mean", "kept_in_step", "out_of_step"],
     "07": ["sync_gradients", "held_out_accuracy", "batch_statistics"],
-    "09": ["quickest_epoch"],
-    "10": ["my_layers"],
+    "09": ["break_even_ranks", "quickest_epoch"],
+    "10": ["stage_ledger", "my_layers", "stage_gradient"],
     "11": ["best_cut"],
     "16": ["who_am_i", "clock_offset", "ring_ms"],
     "review": [

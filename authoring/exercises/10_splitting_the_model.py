@@ -85,6 +85,11 @@ def stages(rank, world_size):
     return widths, 3 + rank, ["adam", "sgd", "momentum", "sgd", "adam"][rank]
 
 
+def the_neighbours(rank, world_size):
+    """The same stages, each one rank further: no table by rank is right with both."""
+    return stages((rank - 1) % world_size, world_size)
+
+
 def train_once(rank, world_size, all_widths, batches, optimizers):
     widths, batch = all_widths[rank], batches[rank]
     make = {
@@ -166,7 +171,7 @@ def numbers_only(ledger, widths, batch, optimizer):
 verdict = check(
     "stage_ledger",
     stage_ledger,
-    stages,
+    [stages, the_neighbours],
     measured,
     collectives(lambda *given: 0),
     messages(lambda *given: 0, hint="Each rank can work this out for itself."),
@@ -447,11 +452,15 @@ def stage_gradient(rank, world_size, w, x, batch):
 
 
 # %% role="check" question="stage_gradient" points=3
-def weights_and_examples(rank, world_size):
+def weights_and_examples(rank, world_size, first_seed=0):
     widths = [3, 4, 2, 5, 3, 2]
-    torch.manual_seed(rank)
+    torch.manual_seed(first_seed + rank)
     w = torch.randn(widths[rank], widths[rank + 1])
     return w, torch.randn(6, widths[0]) if rank == 0 else None, 6
+
+
+def other_weights(rank, world_size):
+    return weights_and_examples(rank, world_size, first_seed=10)
 
 
 def each_alone(ws, x):
@@ -466,7 +475,7 @@ def each_alone(ws, x):
 verdict = check(
     "stage_gradient",
     stage_gradient,
-    weights_and_examples,
+    [weights_and_examples, other_weights],
     lambda ws, xs, batches: list(in_one_process(ws, xs[0])),
     only("send", "recv"),
     Rule(left_none, before_values=True),

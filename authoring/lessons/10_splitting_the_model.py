@@ -22,7 +22,7 @@
 # | what travels | gradients of parameters | activations, and their gradients |
 # | the usual reason | time | memory |
 #
-# The left one is used more often, and is easier to keep alive: any rank can do any other's work.
+# The left one is used more often: any rank can do any other's work.
 #
 # ## The network, and a device to hold it
 #
@@ -65,11 +65,10 @@ def cluster_with(**device):
 # of four columns: **parameters**, **gradients**, **optimizer state**, and everything else:
 # **activations and temporaries**. We ask after building, after the forward pass, after the backward
 # pass and after the step, with B examples. For memory any numbers will do as pictures, so these are
-# random. Predict: in which lines does each column change?
+# random. Predict: which column is empty before the backward pass and full after it?
 
 # %%
-guess = None  # which column grows in which line?
-momentum = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+guess = None  # "parameters", "gradients", "optimizer state" or "activations"
 
 
 def ask_four_times(rank, world_size, make_optimizer, B):
@@ -86,13 +85,14 @@ def ask_four_times(rank, world_size, make_optimizer, B):
 
 
 def print_row(name, values):
-    print(f"{name:9}", *(f"{v:15,}" if isinstance(v, int) else f"{v[:15]:>15}" for v in values))
+    print(f"{name:9}", *(f"{value:15,}" for value in values))
 
 
-measured = simlib.simulate(ask_four_times, 1, args=(momentum, 64), cluster=cluster_with())
-print_row("after", measured.results[0]["built"])  # "activations and temporaries" is cut
+measured = simlib.simulate(ask_four_times, 1, args=(torch.optim.Adam, 64), cluster=cluster_with())
+print("after          parameters       gradients optimizer state     activations")
 for line, held in measured.results[0].items():
     print_row(line, held.values())
+simlib.guess(guess, "gradients", of=("parameters", "gradients", "optimizer state", "activations"))
 
 # %% [markdown]
 # The forward pass adds activations, and the backward pass needs them: the gradient of a layer's
@@ -117,10 +117,12 @@ for line, held in measured.results[0].items():
 # the byte, for three optimizers and three batch sizes?
 
 # %%
-guess = None  # the largest difference, in bytes?
+guess = None  # the largest difference of all, in bytes?
+momentum = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 numbers = [p.numel() for p in network().parameters()]
 P = sum(numbers)
 state_bytes = {torch.optim.SGD: 0, momentum: 4 * P, torch.optim.Adam: 8 * P + 4 * len(numbers)}
+largest = 0
 
 for (make_optimizer, state), B in zip(state_bytes.items(), (16, 64, 256), strict=True):
     by_hand = [4 * P, 4 * P, state, 4 * B * (784 + 5 * 512 + 10) + 8 * B + 8]
@@ -129,7 +131,9 @@ for (make_optimizer, state), B in zip(state_bytes.items(), (16, 64, 256), strict
     found = [held["step"][column] for column in held["step"]][:3]
     found.append(held["forward"]["activations and temporaries"])
     difference = max(abs(a - b) for a, b in zip(found, by_hand, strict=True))
+    largest = max(largest, difference)
     print(f"B = {B:3}: by hand {by_hand}, difference {difference} bytes")
+simlib.guess(guess, largest)
 
 # %% [markdown]
 # The same sum at real size. A model of 7 billion parameters, trained with Adam in float32, needs 4 +
@@ -142,9 +146,8 @@ for (make_optimizer, state), B in zip(state_bytes.items(), (16, 64, 256), strict
 #
 # Now memory ends: the device has 12 MB. P is 1.46 million, and the optimizer is Adam. The program
 # below trains data-parallel, as in [lesson 07](07_data_parallel_training.ipynb); on one rank it is
-# plain training. (It keeps the gradients' memory from step to step: `set_to_none=False`. PyTorch's
-# default gives it back, and takes it again in the next backward.) Where is it meant to fail: in
-# building, forward, backward or step?
+# plain training. (`set_to_none=False` keeps the gradients' memory from step to step.) The cell is meant to fail, and Run All
+# goes on after it. Where: in building, forward, backward or step?
 
 # %% tags=["raises-exception"]
 guess = None  # in building, forward, backward or step?
@@ -169,7 +172,8 @@ simlib.simulate(train, 1, args=(1024,), cluster=small)
 
 # %% [markdown]
 # An out-of-memory error: what the device has, what the rank held, how much more was asked for, and
-# at which line. The gradients are still at 0 bytes: it did not get through the first forward pass.
+# at which line: in the first forward pass, with 5.3 MB of the 13.7 MB of activations that the table has for
+# B = 1,024.
 #
 # ## What does not help: more data-parallel ranks
 #
@@ -177,15 +181,17 @@ simlib.simulate(train, 1, args=(1024,), cluster=small)
 # measure on devices without a limit, and draw the limit as a line.
 
 # %%
-guess = None  # does it fit with 2 ranks? With 4?
+guess = None  # does it fit with 4 ranks? "yes" or "no"
 runs = {
     f"data parallel, R = {R}": simlib.simulate(train, R, args=(1024,), cluster=cluster_with())
     for R in (1, 2, 4)
 }
+fits = runs["data parallel, R = 4"].memory[0].peak_bytes < 12_000_000
+simlib.guess(guess, "yes" if fits else "no", of=("yes", "no"))
 draw_memory(runs, limit_bytes=12_000_000)
 
 # %% [markdown]
-# No. Only the top of each bar shrinks: a rank with fewer examples has fewer
+# No. Only the top of each bar shrinks: fewer examples, fewer
 # activations. Parameters, gradients and optimizer state stand on every rank as before, 16 P = 23.3
 # MB, and would with a million ranks. **Where every rank keeps the whole state, more data-parallel
 # ranks do not make it smaller.** Nothing forces them to keep it all: see "Sharding" below, and
@@ -198,14 +204,16 @@ draw_memory(runs, limit_bytes=12_000_000)
 # pieces.
 
 # %%
-guess = None  # which columns shrink with 16 pieces?
+guess = None  # how many of the four columns shrink with 16 pieces?
 whole = {1: runs["data parallel, R = 1"]}
-print_row("pieces", whole[1].memory[0].peak)
+print("pieces         parameters       gradients optimizer state     activations")
 for pieces in (1, 4, 16):
     run = whole.get(pieces) or simlib.simulate(
         train, 1, args=(1024, pieces), cluster=cluster_with()
     )
     print_row(f"{pieces:6}", run.memory[0].peak.values())
+before, after = (one.memory[0].peak.values() for one in (whole[1], run))
+simlib.guess(guess, sum(a < b for a, b in zip(after, before, strict=True)))
 
 # %% [markdown]
 # One column shrinks, the activations. Accumulation saves no parameter memory: it *needs* the
@@ -215,9 +223,11 @@ for pieces in (1, 4, 16):
 # ## What helps one column: recomputation
 #
 # `torch.utils.checkpoint` keeps the *input* of a part of the network, throws away what lies inside, and
-# computes it once more in the backward pass. What does it save, in bytes, and what does it cost, in time,
-# with 1,024 examples? **Now you write it:** the layers' borders of some parts (there are 11 modules,
-# 0 to 10, each second one a ReLU). Six parts of one layer each are the first try.
+# computes it once more in the backward pass, where the **peak** comes. Here are our layers with 1,024 pictures,
+# and six of lesson 07's transformer blocks with 81 lines of 28 letters.
+#
+# **Now you write it:** borders of parts for the layers (11 modules, 0 to 10, each second one a ReLU), with a
+# peak below 12 MB.
 
 
 # %%
@@ -225,38 +235,65 @@ import itertools
 
 from torch.utils.checkpoint import checkpoint
 
-yours = [0, 11]  # one part; say where others begin
+
+def layers(B=1024):
+    return network(), torch.rand(B, 784)
 
 
-def recomputed(rank, world_size, borders):
-    net, h, labels = network(), torch.rand(1024, 784), torch.randint(10, (1024,))
+def blocks(count=6):
+    made = [nn.TransformerEncoderLayer(32, 4, 128, 0.0, batch_first=True) for _ in range(count)]
+    return nn.Sequential(*made), torch.rand(81, 28, 32)
+
+
+def recomputed(rank, world_size, make, borders):
+    net, h = make()
+    h = h if borders else net(h)
     for begin, end in itertools.pairwise(borders):
-        h = checkpoint(net[begin:end], h, use_reentrant=False) if len(borders) > 2 else net(h)
-    loss = F.cross_entropy(h, labels)
+        h = checkpoint(net[begin:end], h, use_reentrant=False)
+    loss = h.square().mean()
     held = simlib.held()["activations and temporaries"]
     loss.backward()
     return held
 
 
-for name, borders in {
-    "nothing recomputed": [0, 11],
-    "six parts": [0, 2, 4, 6, 8, 10, 11],
-    "three parts": [0, 4, 8, 11],
-    "yours": yours,
-}.items():
-    run = simlib.simulate(recomputed, 1, args=(borders,), cluster=cluster_with())
-    print(f"{name:19} {run.results[0]:10,} bytes after forward, {run.time_s * 1e3:6.2f} ms")
+# %%
+yours = [0, 11]  # one part; say where others begin
+
+
+def peak_of(make, borders):
+    run = simlib.simulate(recomputed, 1, args=(make, borders), cluster=cluster_with())
+    peak = run.memory[0].peak["activations and temporaries"]
+    print(f"{make.__name__}, {str(borders or 'no part'):24} {run.results[0] / 1e6:5.1f} MB", end="")
+    print(f" after forward, {peak / 1e6:5.1f} MB at the peak, {run.time_s * 1e3:6.2f} ms")
+    return peak
+
+
+for borders in ([], [0, 2, 4, 6, 8, 10, 11], [0, 6, 11]):
+    peak_of(layers, borders)
+for borders in ([], [0, 1, 2, 3, 4, 5, 6], [0, 2, 4, 6], [0, 6]):
+    peak_of(blocks, borders)
+if yours[:1] == [0] and yours[-1:] == [11] and yours == sorted(set(yours)):
+    print("yours:", "right" if peak_of(layers, yours) < 12e6 else "not yet")
+else:
+    print("yours: not yet, for borders go from 0 to 11, each larger than the one before")
 
 # %% [markdown]
-# Three parts keep some half, for one more forward pass. Six keep as much as none: their inputs *are*
-# the five results of the ReLUs. (Parts of about the root of the number of layers are best; Chen et al.
-# 2016, arXiv 1604.06174.)
+# <details><summary>Answer</summary>
+#
+# `yours = [0, 4, 8, 11]`
+#
+# </details>
+#
+# One part saves nothing: its backward holds all that lies inside again. Six parts of layers keep as much as
+# none: their inputs *are* the five results of the ReLUs. A block keeps much more than its input, so with
+# each block a part the peak is a third. The price is one more forward pass. (Chen et al. 2016, arXiv
+# 1604.06174: in a chain of n like layers, parts of about $\sqrt n$.)
 #
 # ## Sharding: the optimizer state in pieces
 #
 # Ranks that take equal steps need not all take *every* step. Let each keep Adam's state for some
-# layers, and broadcast what it changed. **Now you write it:** which of layers 0 to 5 are rank r's?
-# Which column shrinks?
+# layers, and broadcast what it changed. **Now you write it:** which of layers 0 to 5 are rank r's? The weights
+# must be those of one process, the state in all no more than its.
 
 
 # %%
@@ -264,67 +301,84 @@ def my_share(rank, world_size):
     return range(6)  # yours: the layers whose state this rank keeps
 
 
-def in_turn(rank, world_size):
-    return range(rank, 6, world_size)
-
-
 def sharded(rank, world_size, share):
-    net, x, labels = network(), torch.rand(64, 784), torch.randint(10, (64,))
+    net, x, labels = network(), torch.rand(60, 784), torch.randint(10, (60,))
     mine = [p for k in share(rank, world_size) for p in net[2 * k].parameters()]
     optimizer = torch.optim.Adam(mine)
-    F.cross_entropy(net(x), labels).backward()
+    F.cross_entropy(net(x[rank::world_size]), labels[rank::world_size]).backward()
     for p in net.parameters():
         dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
     optimizer.step()
-    for number, p in enumerate(net.parameters()):
-        dist.broadcast(p.data, src=number // 2 % world_size)
-    return simlib.held()["optimizer state"]
+    for number, p in enumerate(net.parameters()):  # two to a layer
+        keeps = [number // 2 in share(r, world_size) for r in range(world_size)]
+        dist.broadcast(p.data, src=keeps.index(True) if any(keeps) else 0)
+    return simlib.held()["optimizer state"], [p.data for p in net.parameters()]
 
 
-for name, share in {"in turn": in_turn, "yours": my_share}.items():
-    for R in (1, 2, 3):
-        run = simlib.simulate(sharded, R, args=(share,), cluster=cluster_with())
-        print(f"{name:8} R = {R}: state {run.results}, in all {sum(run.results):,}")
+one = simlib.simulate(sharded, 1, args=(lambda *_: range(6),), cluster=cluster_with()).results[0]
+for R in (2, 3):
+    found = simlib.simulate(sharded, R, args=(my_share,), cluster=cluster_with()).results
+    states = [state for state, _ in found]
+    off = max((a - b).abs().max() for _, net in found for a, b in zip(net, one[1], strict=True))
+    print(f"R = {R}: {states}, in all {sum(states):,}; same weights: {bool(off < 1e-4)};", end=" ")
+    print("right" if sum(states) == one[0] and off < 1e-4 else "not yet")
 
 # %% [markdown]
-# In all the ranks hold 8 P and Adam's counts **once**, not R times. (`range(rank, 6, world_size)`.) Cuts
-# of gradients and of parameters follow in lesson 12.
+# <details><summary>Answer</summary>
+#
+# `return range(rank, 6, world_size)`, or any other way to give each layer to one rank.
+#
+# </details>
+#
+# In all the ranks hold 8 P and Adam's counts **once**, not R times. Cuts of gradients and of parameters
+# follow in lesson 12.
 #
 # ## Half the bits: autocast, by dtype
 #
 # `torch.autocast` computes products in bfloat16 and leaves parameters in float32. "That halves the
-# memory." Which rows of the ledger? What autograd keeps is counted by dtype, beside the sum by hand.
+# memory." One step of Adam: parameters, gradients and state, their dtypes, and what autograd
+# keeps, by dtype. Which of the four shrinks at B = 1,024?
 
 # %%
-guess = None  # what halves: parameters, gradients, state, activations?
+guess = None  # "parameters", "gradients", "state" or "activations"
 
 
-def by_dtype(rank, world_size, B, is_mixed):
-    net, x, labels, kept = network(), torch.rand(B, 784), torch.randint(10, (B,)), {}
+def by_dtype(rank, world_size, make, is_mixed):
+    (net, x), kept = make(), {}
+    optimizer = torch.optim.Adam(net.parameters())
     own = {p.untyped_storage().data_ptr() for p in net.parameters()}
 
     def note(tensor):
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = str(tensor.dtype)[6:], storage.nbytes()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = str(tensor.dtype)[6:], storage.nbytes()
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with hooks, torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
-        F.cross_entropy(net(x), labels).backward()
-    rows = [one for place, one in kept.items() if place not in own]
-    sums = {dtype: sum(n for d, n in rows if d == dtype) for dtype in ("float32", "bfloat16")}
-    return sums, {str(p.grad.dtype) for p in net.parameters()}, simlib.held()["gradients"]
+        net(x).float().square().mean().backward()
+    optimizer.step()
+    sums = [sum(n for d, n in kept.values() if d == dtype) for dtype in ("float32", "bfloat16")]
+    lasting = [*net.parameters(), *(p.grad for p in net.parameters())]
+    lasting += [tensor for of_one in optimizer.state.values() for tensor in of_one.values()]
+    return {str(t.dtype)[6:] for t in lasting}, list(simlib.held().values())[:3], sums
 
 
-for B, is_mixed in itertools.product((64, 1024), (False, True)):
-    run = simlib.simulate(by_dtype, 1, args=(B, is_mixed), cluster=cluster_with())
-    print(f"B = {B:4}, {'bfloat16' if is_mixed else 'float32'}:", *run.results[0])
+# %%
+nets = {"B = 64": functools.partial(layers, 64), "B = 1024": layers, "blocks": blocks}
+for (name, make), is_mixed in itertools.product(nets.items(), (False, True)):
+    run = simlib.simulate(by_dtype, 1, args=(make, is_mixed), cluster=cluster_with())
+    dtypes, held, sums = run.results[0]
+    print(f"{name:8}", "autocast" if is_mixed else "without ", *dtypes, held, end="; ")
+    print(f"kept: float32 {sums[0]:,}, bfloat16 {sums[1]:,}")
 print("by hand:", [2 * B * (784 + 5 * 512) + 2 * (4 * 512**2 + 5120) for B in (64, 1024)])
+simlib.guess(guess, "activations", of=("parameters", "gradients", "state", "activations"))
 
 # %% [markdown]
-# Only activations halve. Parameters, gradients and state stay float32: 16 P. And autograd keeps a
-# 16-bit **copy** of five layers' weights (the first layer's is not needed: pictures have no gradient).
-# So with few examples autocast holds *more*.
+# Only activations shrink. Parameters, gradients and state stay float32: 16 P, and the counts. And autograd
+# keeps a 16-bit **copy** of five layers' weights (the first layer's is not needed: pictures have no
+# gradient). So with few examples autocast holds *more*. A block's layer norms work on in float32, so the
+# blocks keep well over half.
 #
 # From here on we take 256 examples at a time. Activations are then small, but 23.3 MB of state do
 # not fit into 12 MB. We have to cut.
@@ -336,15 +390,24 @@ print("by hand:", [2 * B * (784 + 5 * 512) + 2 * (4 * 512**2 + 5120) for B in (6
 # `STAGES[R]` says which layers it gets; 16 bytes per parameter say the rest.
 
 # %%
-guess = None  # with how many stages does the largest fit into 12 MB?
+guess = None  # with how many stages, 1, 2 or 3, does the state of the largest fit into 12 MB?
 STAGES = {1: [(1, 6)], 2: [(1, 2), (3, 6)], 3: [(1, 1), (2, 3), (4, 6)]}
+images, labels = simlib.digits.load()[0][:64]  # for later: 64 real digits
+images = images.flatten(1)
+
+
+def state_mb(first, last):
+    return 16 * sum(p.numel() for p in network(first, last).parameters()) / 1e6
+
 
 for R, stages in STAGES.items():
-    state = [16 * sum(p.numel() for p in network(*stage).parameters()) for stage in stages]
-    print(f"stages: {R};", ", ".join(f"{nbytes / 1e6:.1f} MB" for nbytes in state))
+    print(f"stages: {R};", ", ".join(f"{state_mb(*stage):.1f} MB" for stage in stages))
+largest = [f"{max(state_mb(1, last), state_mb(last + 1, 6)):.1f}" for last in range(1, 6)]
+print("two stages, cut after layer 1, 2, ... 5: the largest has", ", ".join(largest), "MB")
+simlib.guess(guess, min(R for R in STAGES if max(state_mb(*one) for one in STAGES[R]) < 12))
 
 # %% [markdown]
-# Two stages are too few: this is the best cut into two, and one of them has 12.7 MB. Three leave
+# Two stages are too few: cut at its best, the larger has 12.7 MB. Three leave
 # room for activations and work space. Now the stages have to talk. Forward is easy: a rank receives
 # the activations h of its left neighbour, puts them through its layers and sends the result to the
 # right.
@@ -355,9 +418,7 @@ for R, stages in STAGES.items():
 # loss, and calls `backward`, as one does. Will the loss fall?
 
 # %%
-guess = None  # does the loss fall? Which layers learn?
-images, labels = simlib.digits.load()[0][:64]
-images = images.flatten(1)
+guess = None  # on how many of the two ranks do weights get a gradient?
 
 
 def stays_at_home(rank, world_size, steps):
@@ -380,6 +441,7 @@ def stays_at_home(rank, world_size, steps):
 
 run = simlib.simulate(stays_at_home, 2, args=(31,), cluster=cluster_with())
 print(*run.memory, sep="\n")
+simlib.guess(guess, sum(ledger.peak["gradients"] > 0 for ledger in run.memory))
 
 # %% [markdown]
 # The loss falls, nicely, and half of the model never learned anything. Layers 1 and 2 kept their
@@ -407,6 +469,10 @@ print(*run.memory, sep="\n")
 # *send h* is *receive its gradient*. The backward of *receive h* is *send its gradient*. `Send`
 # must return something on which `backward` can be called: a zero, the receipt. Read the program:
 # there is a flaw in it.
+#
+# Then each rank calls `backward` on what its forward pass ended in: the loss on the last rank, the
+# receipt on the others. On three real ranks (it is meant to fail; Run All goes on after it), which of the
+# four messages come about?
 
 
 # %%
@@ -436,11 +502,6 @@ class ReceiveAlone(torch.autograd.Function):
         dist.send(gradient, ctx.src)
         return None, None  # for shape, for src
 
-
-# %% [markdown]
-# Each rank calls `backward` on what its forward pass ended in: the loss on the last rank, the
-# receipt on the others. On three real ranks (it is meant to fail), which of the four messages come
-# about?
 
 # %% tags=["raises-exception"]
 guess = None  # which messages? What happens then?
@@ -508,7 +569,7 @@ print(len(pairs), f"tensors, gradients up to {max(a.abs().max().item() for a, _ 
 # Now two half batches, one after the other, their gradients added up. A rank has a plan: F is the
 # next forward, B (no batch here) the backward of the oldest half that still waits for it. Rank 0
 # does FFBB: "let me send both halves". Rank 1 does FBFB: "first things first". Each is sensible, and
-# the run is meant to fail. What happens?
+# the run is meant to fail (Run All goes on after it). What happens?
 
 # %% tags=["raises-exception"]
 guess = None  # what happens with FFBB and FBFB?
@@ -530,17 +591,20 @@ simlib.run(two_halves, 2, args=(["FFBB", "FBFB"],))
 
 # %% [markdown]
 # Rank 0 sends its second activations. Rank 1 sends the first gradient. Both wait for a receive: the
-# knot of lesson 03, now with one of the sends hidden in `backward`. The calls are hidden; the order
+# knot of lesson 03, now with one of the sends hidden in `backward`. The order
 # still counts, and the ranks must agree on it.
 
 
 # %%
-guess = None  # which of these plans work?
+guess = None  # how many of these two plans work?
+works = 0
 for plans in (["FBFB", "FBFB"], ["FFBB", "FFBB"]):
     split = simlib.run(two_halves, 2, args=(plans,))
     pairs = zip(all_gradients(alone), all_gradients(split), strict=True)
     largest = max((a - b).abs().max().item() for a, b in pairs)
+    works += largest < 1e-6
     print(*plans, "- largest difference to one process below 1e-6:", largest < 1e-6)
+simlib.guess(guess, works)
 
 # %% [markdown]
 # Both. FFBB keeps the activations of two halves, FBFB of one. Plans for many ranks and many
@@ -549,11 +613,12 @@ for plans in (["FBFB", "FBFB"], ["FFBB", "FFBB"]):
 # ## It fits
 #
 # Now train in stages, with Adam and 256 examples at a time, and put the peaks beside the limit of
-# 12 MB. With two stages, only the state of rank 0 is below the line. Predict the tallest bar of
-# each picture.
+# 12 MB. With two stages, only the state of rank 0 is below the line. Predict the tallest bar with three.
+# The second cell runs on devices that have no more than 12 MB, with the state of each rank worked out by
+# hand. Which ranks fail with two stages?
 
 # %%
-guess = None  # the tallest bar with 1, 2 and 3 stages, in MB
+guess = None  # the tallest bar with 3 stages, in MB
 
 
 def train_split(rank, world_size, B=256):
@@ -567,14 +632,8 @@ def train_split(rank, world_size, B=256):
 
 
 stages = {R: simlib.simulate(train_split, R, cluster=cluster_with()) for R in (1, 2, 3)}
+simlib.guess(guess, max(one.peak_bytes for one in stages[3].memory) / 1e6, within=0.1)
 draw_memory({f"stages: {R}": run for R, run in stages.items()}, limit_bytes=12_000_000)
-
-# %% [markdown]
-# With three stages every bar stays below the line. The state is uneven, 6.4, 8.4 and 8.5 MB, but
-# the bars come out nearly level: rank 0 needs the most work space, as it has the largest tensor. It
-# is the tallest bar that decides. Where to cut is a task of the exercises. And now on the devices
-# that have no more than 12 MB, with the state of each rank worked out by hand. Predict: which ranks
-# fail with two stages?
 
 # %%
 try:
@@ -591,18 +650,20 @@ for ledger, stage in zip(run.memory, STAGES[3], strict=True):
     print(f"state by hand {by_hand:,}, difference {found - by_hand}")
 
 # %% [markdown]
-# With two stages both ranks fail. Rank 0's state, 10.6 MB, fits, and yet it fails: Adam's work space
-# does not fit beside it. So 16 P alone are not enough to plan with.
+# With three stages every bar stays below the line: the state is uneven, but rank 0 needs the most work
+# space, as it has the largest tensor. The tallest bar decides; where to cut is a task of the exercises.
+# With two stages both ranks fail. Rank 0's state, 10.6 MB, would fit, but not with Adam's work space
+# beside it. So 16 P alone are not enough to plan with.
 #
 # ## The two pictures, from two runs
 #
-# Data parallelism and model parallelism side by side, not drawn by hand but from two runs. Each rank reports the bytes it holds of
+# Data and model parallelism side by side. Each rank reports the bytes it holds of
 # each of the six layers, and which of six examples went through them. The numbers below the cells
 # count layers, 1 to 6, and examples, 0 to 5. Which cells will be full on the left, which on the
 # right?
 
 # %%
-guess = None  # which cells are full?
+guess = None  # how many of the 18 cells of parameters are full on the right?
 
 
 def report(net, first, examples):
@@ -624,7 +685,9 @@ def model_parallel(rank, world_size):
 
 
 functions = (data_parallel, model_parallel)
-draw_parts({f.__name__.replace("_", " "): simlib.run(f, 3) for f in functions})
+runs_of = {f.__name__.replace("_", " "): simlib.run(f, 3) for f in functions}
+simlib.guess(guess, sum(len(held) for held, _ in runs_of["model parallel"].results))
+draw_parts(runs_of)
 
 # %% [markdown]
 # Left: every parameter on every rank, each example on one. Right: each parameter on one rank, every
@@ -635,7 +698,7 @@ draw_parts({f.__name__.replace("_", " "): simlib.run(f, 3) for f in functions})
 # more than a rank of a ring?
 
 # %%
-guess = None  # which batch size?
+guess = None  # which B? Within a fifth is near enough
 calls = runs["data parallel, R = 2"].trace.collectives
 print("data parallel, brought by a rank in a step:", sum(c.nbytes for c in calls) // 2, "bytes")
 for R in (2, 3):
@@ -644,10 +707,11 @@ for R in (2, 3):
 ring_bytes = 2 * (3 - 1) / 3 * 4 * P  # what a ring all_reduce on 3 ranks sends, lesson 05
 print(f"3 ranks: the ring sends {ring_bytes:,.0f} bytes; rank 1 sends as much", end=" ")
 print(f"at B = {ring_bytes / (2 * 4 * 512):.0f}")
+simlib.guess(guess, ring_bytes / (2 * 4 * 512), within=0.2)
 
 # %% [markdown]
-# For small batches the stages send less, for large ones the data-parallel ranks do. But bytes are
-# not all: a stage has to *wait* for them, as the next section shows.
+# For small batches the stages send less, for large ones the data-parallel ranks do. But a stage has to
+# *wait* for its bytes.
 #
 # ## What the cut costs in time
 #
@@ -666,14 +730,20 @@ message_s = network_link.latency_s + 4 * 64 * 512 / network_link.bandwidth_Bps
 steps = {R: simlib.simulate(gradients, R, args=(receive,), cluster=cluster_with()) for R in STAGES}
 alone_s = steps[1].time_s
 for R, run in steps.items():
-    formula_s = alone_s + 2 * (R - 1) * message_s
-    print(f"devices: {R}; {run.time_s * 1e3:.3f} ms, formula {formula_s * 1e3:.3f} ms;", end=" ")
+    print(f"devices: {R}; {run.time_s * 1e3:.3f} ms,", end=" ")
     print(f"a device is busy for {alone_s / (R * run.time_s):.0%} of the step", end="; ")
-    mine_s = yours_s(alone_s, R, message_s)
-    print("yours:", "not written" if mine_s is None else abs(mine_s - run.time_s) < 1e-9)
+    print(f"yours {(yours_s(alone_s, R, message_s) or 0) * 1e3:.3f} ms")
+off_s = [abs((yours_s(alone_s, R, message_s) or 0) - run.time_s) for R, run in steps.items()]
+print("yours:", "right" if max(off_s) < 1e-9 else "not yet")
 steps[3].timeline()
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# `return alone_s + 2 * (R - 1) * message_s`
+#
+# </details>
+#
 # It takes *longer*. Placing parts on several devices saves no time at all:
 #
 # $$T_R = T_1 + 2 (R - 1) \left( \text{latency} + \frac{4 B \cdot 512}{\text{bandwidth}} \right)$$
@@ -681,7 +751,7 @@ steps[3].timeline()
 # The picture shows why. A stage cannot begin before the stage on its left is done, and in the
 # backward pass not before the one on its right. There is never more than one rank at work; the
 # hatched time is waiting, the pale pieces are messages on their way. You
-# pay for three devices and use one at a time: the price of memory. Slow is better than impossible.
+# pay for three devices and use one at a time: the price of memory.
 #
 # (Parts that work *at the same time* can save time. DistBelief, Dean et al. 2012, cut within layers:
 # a speech network of 42 million parameters became 2.2 times as fast at best, on 8 machines. That is
@@ -691,18 +761,21 @@ steps[3].timeline()
 #
 # "The larger card is faster, it has more memory." Take one device, with 30 MB or with 300, and give
 # it the whole network. How much faster is the second? And what if it uses its memory for larger
-# batches? For comparison, the last line has three devices of 12 MB. (The modelled clock counts
+# batches? The last line has three devices of 12 MB. (The modelled clock counts
 # products of matrices; Adam's step takes none of its time.)
 
 # %%
-guess = None  # examples per second: 30 MB; 300 MB; 300 MB and larger batches
+guess = None  # B = 64: how many times as fast with 300 MB as with 30?
+times_s = []
 for memory_bytes, B in ((30e6, 64), (300e6, 64), (300e6, 1024)):
     device = cluster_with(memory_bytes=memory_bytes)
     run = simlib.simulate(train_split, 1, args=(B,), cluster=device)
+    times_s.append(run.time_s)
     print(f"{memory_bytes / 1e6:3.0f} MB, B = {B:4}: step {run.time_s / 2 * 1e3:6.2f} ms,", end=" ")
     print(f"{2 * B / run.time_s:,.0f} examples/s")
 run = simlib.simulate(train_split, 3, args=(64,), cluster=small)
 print(f"3 x 12 MB, B = 64: step {run.time_s / 2 * 1e3:.2f} ms")
+simlib.guess(guess, times_s[0] / times_s[1])
 
 # %% [markdown]
 # No faster, to the last digit. Capacity says what fits, not how fast it is worked on (lesson 01). What
@@ -713,8 +786,8 @@ print(f"3 x 12 MB, B = 64: step {run.time_s / 2 * 1e3:.2f} ms")
 #
 # Where one machine has several devices, a single process can place parts on them. The lecture
 # (N. S. Detlefsen, *Scaling applications*, DTU course 02476) does it so, by `.to(device)`. The numbers are copied from device to device by `.to`, which autograd does
-# record: within one process no Send and Receive are needed. What is needed is a `.to` at every
-# boundary. The cell uses two GPUs if it finds them, and says what it found.
+# record: within one process no Send and Receive are needed. Each boundary needs a `.to`.
+# The cell uses two GPUs if it can.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -761,24 +834,19 @@ except RuntimeError as error:
 #
 # ## Exit ticket
 #
-# 1. A model has 1 billion parameters in float32. What do its parameters, gradients and state take
-#    with Adam? And with plain SGD?
-# 2. Which of the four columns become smaller when you double the number of data-parallel ranks?
-# 3. Five stages, one batch. How many messages does a step send?
-# 4. A colleague's split model learns, but worse than before. Where in the ledger do you look?
-# 5. Why must `Receive` be given a tensor that needs a gradient?
-# 6. Four stages that are equally fast, and messages that take no time. For which part of a step is
+# 1. Which of the four columns become smaller when you double the number of data-parallel ranks?
+# 2. A colleague's split model learns, but worse than before. Where in the ledger do you look?
+# 3. Why must `Receive` be given a tensor that needs a gradient?
+# 4. Four stages that are equally fast, and messages that take no time. For which part of a step is
 #    each device busy?
 #
 # <details><summary>Answers</summary>
 #
-# 1. 16 GB; 8 GB.
-# 2. Only the activations, if the batch is shared out among more ranks.
-# 3. Eight: four boundaries, one message in each direction.
-# 4. At the gradients and the optimizer state of the first stages: 0 bytes would tell that nothing
+# 1. Only the activations, if the batch is shared out among more ranks.
+# 2. At the gradients and the optimizer state of the first stages: 0 bytes would tell that nothing
 #    comes back.
-# 5. Else autograd does not record the function, and never calls its `backward`.
-# 6. For a quarter.
+# 3. Else autograd does not record the function, and never calls its `backward`.
+# 4. For a quarter.
 #
 # </details>
 #

@@ -188,3 +188,26 @@ WRONG = {
     counts_elements_for_bytes: "N is in bytes, not in numbers",
     a_collective: "Rank 0 calls all_reduce",
 }
+
+
+def from_a_list_of_plans(rank, world_size, gradient, batches, compute_s, latency_s, bandwidth_Bps):
+    nbytes = gradient.numel() * gradient.element_size()
+    plans = [(batches * compute_s, 1, None)]
+    for R in range(2, world_size + 1):
+        steps, rounds = -(-batches // R), (R - 1).bit_length()
+        tree_s = 2 * rounds * (latency_s + nbytes / bandwidth_Bps)
+        ring_s = 2 * (R - 1) * (latency_s + nbytes / bandwidth_Bps / R)
+        plans += [(steps * (compute_s + tree_s), R, tree), (steps * (compute_s + ring_s), R, ring)]
+    _, R, add_up = min(plans, key=lambda plan: plan[:2])
+    total = torch.zeros(gradient.shape)
+    if rank >= R:
+        return total
+    for _ in range(0, batches, R):
+        simlib.compute(compute_s)
+        total.copy_(gradient)
+        if add_up:
+            add_up(rank, R, total)
+    return total
+
+
+ALSO_RIGHT = [from_a_list_of_plans]

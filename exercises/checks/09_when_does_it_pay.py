@@ -20,9 +20,14 @@ CASES = {  # world size: seconds of the slowest rank, bytes, latency, bandwidth
 }
 
 
-def times_and_network(rank, world_size):
-    slowest_s, *network = CASES[world_size]
+def times_and_network(rank, world_size, case=None):
+    slowest_s, *network = CASES[case or world_size]
     return slowest_s * (1 - 0.9 * ((rank + 2) % world_size) / world_size), *network
+
+
+def of_the_world_before(rank, world_size):
+    """Other numbers for the same world: a table of results is right with one of the two only."""
+    return times_and_network(rank, world_size, max(1, world_size - 1))
 
 
 def ring_pays(R, compute_s, nbytes, latency_s, bandwidth_Bps):
@@ -48,7 +53,7 @@ def at_equality(times_s, nbytes, latency_s, bandwidth_Bps):
 verdict = check(
     "break_even_ranks",
     break_even_ranks,
-    times_and_network,
+    [times_and_network, of_the_world_before],
     answers(),
     only("all_reduce"),
     collectives(lambda *given: 1, hint="The slowest rank's time is all you need from the others."),
