@@ -567,7 +567,7 @@ labs.break_even_lab(*yours)
 
 # %%
 guess = None  # T_sync = 0.05, 0.2, 0.6 or 2: where does overlap help most?
-WIDTH, LAYERS, gains = 128, 16, {}  # 16 layers of 64 KiB
+WIDTH, LAYERS = 128, 16  # 16 layers of 64 KiB
 device = simlib.Device(flops_per_s=2 * 32 * WIDTH**2 * LAYERS / 0.1)
 
 
@@ -589,9 +589,7 @@ for sync_s in (0.05, 0.2, 0.6, 2):
         run = simlib.simulate(ddp_step, 4, (size,), cluster=cluster, all_reduce="ring")
         said = 0.1 + max(0.2, sync_s) + min(0.2, sync_s) * size / 16
         print(f" {16 // size} buckets {run.results[0]:.4f} ({said:.4f})", end=";")
-    gains[sync_s] = (0.3 + sync_s) / run.results[0]
     print()
-simlib.guess(guess, max(gains, key=gains.get), of=tuple(gains))
 
 # %% [markdown]
 # With k equal buckets DDP takes the maximum, and a k-th of the smaller of $T_\text{backward}$ and $T_\text{sync}$ (in brackets): one
