@@ -24,8 +24,11 @@ def partners(xs):
 verdict = check(
     "two_by_two",
     two_by_two,
-    # the x of one rank; `xs` holds the x of every rank
-    lambda rank, world_size: (torch.arange(3.0) + 10 * rank,),
+    # the x of one rank, in two draws; `xs` holds the x of every rank
+    [
+        lambda rank, world_size: (torch.arange(3.0) + 10 * rank,),
+        lambda rank, world_size: (torch.arange(3.0) + 10 * rank + 7,),
+    ],
     partners,
     only("send", "recv"),
     messages(lambda xs: len(xs) // 2 * 2, hint="A swap is one message each way."),
@@ -47,7 +50,10 @@ def neighbours(xs):
 verdict = check(
     "edges",
     edges,
-    lambda rank, world_size: (torch.arange(1.0, 4.0 + rank) + 10 * rank,),
+    [  # two draws: every world is tried with both
+        lambda rank, world_size: (torch.arange(1.0, 4.0 + rank) + 10 * rank,),
+        lambda rank, world_size: (torch.arange(3.0, 6.0 + rank) + 10 * rank,),
+    ],
     neighbours,
     only("send", "recv"),
     messages(lambda xs: 2 * (len(xs) - 1), hint="Each neighbour needs one message from you."),
@@ -57,6 +63,23 @@ verdict = check(
             lambda xs: [pair.flip(0) for pair in neighbours(xs)]
         ),
         "That is all zeros: nothing was received.": lambda xs: [torch.zeros(2)] * len(xs),
+        "Each neighbour sent its far end: before x lies the **last** number of the left one, after "
+        "it the **first** of the right one.": (
+            lambda xs: [
+                torch.cat(
+                    [
+                        xs[r - 1][:1] if r > 0 else torch.zeros(1),
+                        xs[r + 1][-1:] if r < len(xs) - 1 else torch.zeros(1),
+                    ]
+                )
+                for r in range(len(xs))
+            ]
+        ),
+        "The row was closed to a ring: beyond its two ends lies 0.": (
+            lambda xs: [
+                torch.cat([xs[r - 1][-1:], xs[(r + 1) % len(xs)][:1]]) for r in range(len(xs))
+            ]
+        ),
     },
     as_given="d56fab30",
     points=1,
@@ -123,26 +146,50 @@ def filled(rank, world_size):
     return ({name: torch.tensor([len(name) + 10.0 * rank, rank]) for name in names},)
 
 
+def filled_again(rank, world_size):
+    """Other numbers, and which name has the largest differs from rank to rank."""
+    names = NAMES[: rank % 3] + NAMES[rank % 3 :][::-1]
+    return ({n: torch.tensor([(NAMES.index(n) + rank) % 3 * 5.0, rank + 1]) for n in names},)
+
+
 def means(dicts):
     return [sum(one[name] for one in dicts) / len(dicts) for name in sorted(NAMES)]
 
 
-def mixed_up(dicts):
-    of_kth_call = [sum(each) / len(dicts) for each in zip(*map(dict.values, dicts), strict=True)]
-    return [[of_kth_call[list(one).index(name)] for name in sorted(NAMES)] for one in dicts]
+def called_by(order):
+    """What comes out where each rank calls in the order of names that `order` gives it."""
+
+    def values(dicts):
+        names = [order(one) for one in dicts]
+        met = [
+            [one[own[k]] for one, own in zip(dicts, names, strict=True)] for k in range(len(NAMES))
+        ]
+        return [[sum(met[own.index(n)]) / len(dicts) for n in sorted(NAMES)] for own in names]
+
+    return values
 
 
 verdict = check(
     "without_a_word",
     without_a_word,
-    filled,
+    [filled, filled_again],  # two draws: every world is tried with both
     lambda dicts: [means(dicts)] * len(dicts),
     only("all_reduce"),
     collectives(lambda dicts: len(NAMES), hint="A name needs one all_reduce."),
     mistakes={
-        "The gradients are mixed up: calls met that are not for the same name.": mixed_up,
+        "The gradients are mixed up: calls met that are not for the same name.": called_by(list),
+        "The gradients are mixed up: each rank calls in an order of its own numbers, and these differ "
+        "from rank to rank.": called_by(
+            lambda one: sorted(one, key=lambda name: one[name][0].item())
+        ),
         "Those are the rank's own gradients: nothing came from the others.": (
             lambda dicts: [[one[name] for name in sorted(NAMES)] for one in dicts]
+        ),
+        "Those are the right means in the order in which each dictionary was filled: return them in "
+        "alphabetical order of the names.": (
+            lambda dicts: [
+                [means(dicts)[sorted(NAMES).index(name)] for name in one] for one in dicts
+            ]
         ),
         "Those are sums over the ranks, not means.": (
             lambda dicts: [[len(dicts) * mean for mean in means(dicts)]] * len(dicts)
@@ -222,7 +269,10 @@ def in_one_piece(run, given):
 verdict = check(
     "one_buffer",
     one_buffer,
-    lambda rank, world_size: ([torch.full((2,), 10.0 * rank + k) for k in range(3)],),
+    [  # two draws: every world is tried with both
+        lambda rank, world_size: ([torch.full((2,), 10.0 * rank + k) for k in range(3)],),
+        lambda rank, world_size: ([torch.full((2,), 10.0 * rank + 4 + k) for k in range(3)],),
+    ],
     lambda lists: [[2 * block for block in lists[rank - 1]] for rank in range(len(lists))],
     only("send", "recv"),
     messages(
@@ -234,6 +284,12 @@ verdict = check(
     mistakes={
         "Those are the blocks of the left rank as they were: they are to be doubled.": (
             lambda lists: [list(lists[rank - 1]) for rank in range(len(lists))]
+        ),
+        "All entries are the same: each block was received into the same tensor, and the last one "
+        "is left. A holder for each.": (
+            lambda lists: [
+                [2 * lists[rank - 1][-1]] * len(lists[rank - 1]) for rank in range(len(lists))
+            ]
         ),
         "Those are the rank's own blocks, doubled: nothing came from the left.": (
             lambda lists: [[2 * block for block in blocks] for blocks in lists]
