@@ -1,6 +1,7 @@
 """Wrong answers to exercise 07.4, each with the words its refusal must hold."""
 
 import os
+import subprocess
 
 import torch
 import torch.distributed as dist
@@ -187,6 +188,17 @@ def no_barrier(rank, world_size, path, x, y):
     return usual(rank, world_size, path, x, y, write=write)
 
 
+def no_barrier_by_the_shell(rank, world_size, path, x, y):
+    """the ranks that do not wait until a shell has moved the file"""
+
+    def write(path, rank, state):
+        if rank == 0:
+            torch.save(state, f"{path}.tmp")
+            subprocess.run(["mv", f"{path}.tmp", path], check=True)
+
+    return usual(rank, world_size, path, x, y, write=write)
+
+
 def barrier_first(rank, world_size, path, x, y):
     """the barrier before the writing, behind which all but rank 0 return at once"""
 
@@ -358,6 +370,7 @@ WRONG = {
     old_momentum: "has not the momentum after this epoch",
     old_weights: "not those that are returned",
     no_barrier: "a barrier behind the writing does",
+    no_barrier_by_the_shell: "a barrier behind the writing does",
     barrier_first: "return and load the old file while rank 0 still writes",
     barrier_between: "return and load the old file while rank 0 still writes",
     removed_first: "for a moment none lay at path",
