@@ -131,6 +131,24 @@ def test_lessons_keep_the_form():
     assert found == {name(path): [] for path in LESSONS}
 
 
+def says(cell, words):
+    """Whether what a code cell has printed holds these words."""
+    return any(words in output.get("text", "") for output in cell.get("outputs", ()))
+
+
+SECOND_EDITION = [path for path in LESSONS if path.stem[:2] <= "10" or path.stem[:2] == "16"]
+
+
+@pytest.mark.parametrize("path", SECOND_EDITION, ids=name)
+def test_a_lesson_has_three_cells_to_write_and_answers_them(path):
+    """As it is stored nothing is written: the check says so."""
+    least = 1 if path.stem == TEASER else 3
+    cells = read(path).cells
+    asked = [cell for cell in cells if re.search(r"(?i)now\s+(?:#\s+)?you\s+write", cell.source)]
+    answered = [cell for cell in cells if says(cell, "not yet")]
+    assert len(asked) >= least and len(answered) >= least
+
+
 def test_exercises_keep_the_form():
     found = {}
     for path in EXERCISES:

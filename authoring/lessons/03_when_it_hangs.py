@@ -3,7 +3,7 @@
 #
 # A wrong distributed program seldom fails with an error. It stands still, and says nothing for half
 # an hour. Or it goes on, with numbers that are wrong on some ranks, and says nothing at all. In
-# this lesson (80 minutes) you will meet six sorts of such programs, as people really write them:
+# this lesson (80 minutes) you will meet six sorts of such programs:
 #
 # 1. both ranks receive first,
 # 2. both ranks send first (and why this may pass elsewhere),

@@ -11,10 +11,9 @@
 # - break it as people do: no shard, no wait, another order, an unused layer, uneven inputs,
 # - send fewer bytes, and gather what a loss needs without losing its gradient.
 #
-# Appendices: DDP's elder cousin `nn.DataParallel`, and the recipe as a script, by four launchers.
+# Appendices: its elder cousin `nn.DataParallel`, and a script under four launchers.
 #
-# R is the number of ranks (`world_size`), B the examples of a rank per step. The model is the LeNet of
-# lesson 07.
+# R is the number of ranks (`world_size`), B the examples of a rank per step. The model: lesson 07's LeNet.
 
 # %%
 import contextlib
