@@ -11,7 +11,7 @@
 # - break it as people do: no shard, no wait, another order, an unused layer, uneven inputs,
 # - send fewer bytes, and gather what a loss needs without losing its gradient.
 #
-# Appendices: its elder cousin `nn.DataParallel`, and a script under four launchers.
+# Appendices: DDP's elder cousin `nn.DataParallel`, and a script under four launchers.
 #
 # R is the number of ranks (`world_size`), B the examples of a rank per step. The model: lesson 07's LeNet.
 
