@@ -33,6 +33,7 @@ SAME_NUMBERS = {
     "barrier_between",
     "by_adler32",
     "moved_aside",
+    "no_barrier_by_the_shell",
     "sampler_in_order",
     "shorter_of_the_two",
 }
