@@ -108,7 +108,7 @@ WRONG = {
     a_mean_on_each_rank: "a rank with few examples has too much weight",
     divided_twice: "DDP divides, too",
     only_the_sum: "gradient of the sum",
-    skips_an_empty_batch: "wait for rank 2, which has finished",
+    skips_an_empty_batch: "an empty share, too, goes through ddp(x)",
     two_numbers: "carry [2, 8] numbers",
     gathers_the_counts: "learns the counts by another collective",
     without_ddp: "has no all_reduce of 8 gradients",
