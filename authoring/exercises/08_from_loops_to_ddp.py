@@ -10,9 +10,7 @@
 # Each task has folded hints.
 
 # %% role="setup"
-import ast
 import contextlib
-import linecache
 import math
 from itertools import pairwise
 
@@ -342,6 +340,10 @@ def accumulate(rank, world_size, micro_batches):
 
 
 # %% role="check" question="accumulate" points=3
+import ast
+import linecache
+
+
 def some_micro_batches(rank, world_size):
     number = 2 + world_size % 3
     numbers = torch.arange(6.0 * number).sin() + rank
