@@ -134,19 +134,82 @@ def reduces_one_flat_tensor_by_hand(rank, world_size, micro_batches):
     return [part.view_as(w) for part, w in zip(parts, ddp.parameters(), strict=True)]
 
 
+def under_no_sync(world_size, micro_batches, reduce):
+    """All under no_sync, and the gradients from one flat tensor that ``reduce`` adds up."""
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    with ddp.no_sync():
+        for x in micro_batches:
+            (ddp(x).mean() / len(micro_batches)).backward()
+    flat = torch.cat([grad.flatten() for grad in gradients(ddp)]) / world_size
+    reduce(flat)
+    parts = flat.split([weight.numel() for weight in ddp.parameters()])
+    return [part.view_as(w) for part, w in zip(parts, ddp.parameters(), strict=True)]
+
+
+def reduces_by_another_name(rank, world_size, micro_batches):
+    """the one all_reduce by hand, under a name of its own"""
+    from torch.distributed import all_reduce as add_up
+
+    return under_no_sync(world_size, micro_batches, lambda flat: add_up(flat))
+
+
+def speaks_of_backward(rank, world_size, micro_batches):
+    """the one all_reduce by hand, on a line that also speaks of backward"""
+
+    def reduce(flat):
+        dist.all_reduce(flat)  # after backward
+
+    return under_no_sync(world_size, micro_batches, reduce)
+
+
+def reduces_with_a_request(rank, world_size, micro_batches):
+    """the one all_reduce by hand, with a request, under a name of its own"""
+    from torch.distributed import all_reduce as add_up
+
+    later = {"async_op": True}
+    return under_no_sync(world_size, micro_batches, lambda flat: add_up(flat, **later).wait())
+
+
+def takes_the_future(rank, world_size, micro_batches):
+    """the one all_reduce by hand, of which the future is taken, as DDP does"""
+    from torch.distributed import all_reduce as add_up
+
+    def reduce(flat):
+        request = add_up(flat, dist.ReduceOp.SUM, None, True)
+        request.get_future().wait()
+
+    return under_no_sync(world_size, micro_batches, reduce)
+
+
+def keeps_all_outputs(rank, world_size, micro_batches):
+    """the outputs of all micro-batches, kept in a list"""
+    ddp, outputs = DistributedDataParallel(tower([3, 2, 1])), []
+    for number, x in enumerate(micro_batches):
+        is_last = number == len(micro_batches) - 1
+        with contextlib.nullcontext() if is_last else ddp.no_sync():
+            outputs.append(ddp(x))
+            (outputs[-1].mean() / len(micro_batches)).backward()
+    return gradients(ddp)
+
+
 WRONG = {
     always_communicates: "carry 32, then 32, then 32, then 32 bytes",
     never_communicates: "DDP never communicated",
     not_divided: "each loss is a mean already",
     zeroed_every_time: "Only the last micro-batch counts",
     reduces_by_hand_as_well: "all_reduce itself, of 6 numbers",
-    one_large_batch: "activations and temporaries 16,",
-    all_graphs_at_once: "activations and temporaries 4,",
+    one_large_batch: "activations and temporaries 32,",
+    all_graphs_at_once: "activations and temporaries 9,",
     divides_by_the_ranks_too: "DDP does that already",
     sums_examples: "the examples of a micro-batch are summed",
     divides_the_last_only: "Only the last loss is divided",
     syncs_with_the_first: "DDP communicated with the first",
-    reduces_one_flat_tensor_by_hand: "all_reduce itself, of 8 numbers",
+    reduces_one_flat_tensor_by_hand: "`dist.all_reduce(flat)`",
+    reduces_by_another_name: "lambda flat: add_up(flat))`",
+    speaks_of_backward: "dist.all_reduce(flat)  # after backward`",
+    reduces_with_a_request: "add_up(flat, **later).wait())`",
+    takes_the_future: "`request = add_up(flat",
+    keeps_all_outputs: "gradients 32, activations and temporaries 5,",
 }
 
 

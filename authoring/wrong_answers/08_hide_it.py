@@ -162,6 +162,23 @@ def copies_before_the_wait(rank, world_size, widths, x):
     return [early.get(weight, weight.grad) for weight in model.parameters()]
 
 
+def in_order_of_backward(rank, world_size, widths, x):
+    """the list of means in the order in which backward gives them"""
+    model, means, requests = tower(widths), [], []
+
+    def start(weight):
+        weight.grad /= world_size
+        means.append(weight.grad)
+        requests.append(dist.all_reduce(weight.grad, async_op=True))
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(start)
+    model(x).sum().backward()
+    for request in requests:
+        request.wait()
+    return means
+
+
 WRONG = {
     waits_in_the_hook: "the last rank is done after",
     never_waits: "was never waited for",
@@ -173,4 +190,5 @@ WRONG = {
     hooks_before_accumulation: "Each rank has its own gradient: what was reduced",
     reduces_what_the_hook_replaced: "Each rank has its own gradient, divided: what was",
     copies_before_the_wait: "copied before their wait() had returned",
+    in_order_of_backward: "in the order in which backward reaches the layers: return",
 }

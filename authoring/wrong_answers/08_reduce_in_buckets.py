@@ -108,7 +108,7 @@ WRONG = {
     not_divided: "sums over the ranks",
     other_order_on_odd_ranks: "brings",
     closes_only_above_the_cap: "carry 40, then 56, then 8 bytes",
-    knows_one_cap: "carry 40, then 32, then 32 bytes where 40, then 24",
+    knows_one_cap: "Here cap_nbytes is 16",
     sends_an_empty_bucket: "carry 40, then 32, then 32, then 0 bytes",
     forgets_the_last_bucket: "nothing was put there",
 }

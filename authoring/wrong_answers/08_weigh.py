@@ -108,7 +108,7 @@ WRONG = {
     a_mean_on_each_rank: "a rank with few examples has too much weight",
     divided_twice: "DDP divides, too",
     only_the_sum: "gradient of the sum",
-    skips_an_empty_batch: "wait for rank 2, which has finished",
+    skips_an_empty_batch: "an empty share, too, goes through ddp(x)",
     two_numbers: "carry [2, 8] numbers",
     gathers_the_counts: "learns the counts by another collective",
     without_ddp: "has no all_reduce of 8 gradients",
@@ -127,4 +127,11 @@ def by_a_factor(rank, world_size, x):
     return gradients(ddp.module)
 
 
-ALSO_RIGHT = [by_a_factor]
+def by_means(rank, world_size, x):
+    """The mean of nothing is nan, but the gradients that it brings are zeros, too."""
+    ddp, total = DistributedDataParallel(tower([3, 2, 1])), total_of(x)
+    (ddp(x).mean() * len(x) * world_size / total).backward()
+    return gradients(ddp)
+
+
+ALSO_RIGHT = [by_a_factor, by_means]

@@ -21,16 +21,25 @@ def means_of(lists, caps):
     return [means] * len(lists)
 
 
+buckets = brought(
+    lambda lists, caps: CARRIED[caps[0]],
+    hint="Last gradient first; a bucket is closed once it holds cap_nbytes or more.",
+)
+
+
+def other_buckets(run, given):
+    """The sentence of `buckets`, and the cap that holds in this world."""
+    said = buckets.broken(run, given)
+    return said and f"{said} Here cap_nbytes is {given[1][0]}."
+
+
 verdict = check(
     "reduce_in_buckets",
     reduce_in_buckets,
     some_gradients,
     means_of,
     only("all_reduce"),
-    brought(
-        lambda lists, caps: CARRIED[caps[0]],
-        hint="Last gradient first; a bucket is closed once it holds cap_nbytes or more.",
-    ),
+    Rule(other_buckets, buckets.tally),
     mistakes={
         "Those are sums over the ranks: divide by their number.": (
             lambda lists, caps: [[m * len(lists) for m in means_of(lists, caps)[0]]] * len(lists)
@@ -127,6 +136,8 @@ verdict = check(
         "Those are sums over the ranks: divide by their number.": (
             lambda widths, xs: [[g * len(xs) for g in mean_gradients(widths, xs)[0]]] * len(xs)
         ),
+        "Those are the right means in the order in which backward reaches the layers: return the "
+        "first layer's first.": lambda widths, xs: [mean_gradients(widths, xs)[0][::-1]] * len(xs),
         "No weight has a gradient yet: does backward() run?": (
             lambda widths, xs: [[None] * (len(widths[0]) - 1)] * len(xs)
         ),
@@ -143,6 +154,10 @@ verdict
 
 
 # %% 08.3 accumulate
+import ast
+import linecache
+
+
 def some_micro_batches(rank, world_size):
     number = 2 + world_size % 3
     numbers = torch.arange(6.0 * number).sin() + rank
@@ -150,7 +165,7 @@ def some_micro_batches(rank, world_size):
 
 
 def many_micro_batches(rank, world_size):
-    return (list(torch.ones(8, 64, 3) * (rank + 1)),)
+    return (list(torch.ones(16, 64, 3) * (rank + 1)),)
 
 
 def room(lists):
@@ -171,15 +186,37 @@ def of_each_rank(lists, *times):
     return [of_the_whole([xs], *times)[0] for xs in lists]
 
 
+def speaks_of_no_backward(site):
+    """Whether a line of code hands something to a call, but names no backward; comments are none."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(site.file)))
+    except SyntaxError:  # a cell with commands of IPython's
+        return False
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    found = [node for node in found if node.lineno <= site.lineno <= node.end_lineno]
+    parts = [part for node in found if not hasattr(node, "body") for part in ast.walk(node)]
+    names = [getattr(part, "attr", getattr(part, "id", "")) for part in parts]
+    given = [part for part in parts if isinstance(part, ast.Call) and (part.args or part.keywords)]
+    return bool(given) and not any("backward" in name for name in names)
+
+
 def by_hand(run, given):
-    """A sentence where an all_reduce is a line of the learner's, and not of DDP's in backward."""
+    """A sentence where an all_reduce of gradients is the learner's call, whatever it is named.
+
+    DDP calls it from C++, in backward, with a request and takes the request's future: nobody waits
+    for the request itself. Only a simulation notes a wait for a future, too. (With unused
+    parameters DDP also sends integers, and waits: `brought` tells.)
+    """
     for op in run.trace:
-        text = op.site.line_text
-        if op.kind == "all_reduce" and "reduce" in text and "backward" not in text:
+        if op.kind != "all_reduce" or op.dtype.startswith("int"):
+            continue
+        waits = not op.async_op or (run.engine != "simulated" and op.wait_s is not None)
+        if waits or "async_op=" in op.site.line_text or speaks_of_no_backward(op.site):
+            line = f": `{op.site.line_text}`" if op.site.line_text else ""
             return (
                 f"Rank {op.rank} calls all_reduce itself, of {sum(map(math.prod, op.shapes))} "
-                f"numbers ({op.site.place}). Here DDP is to do it: let the last micro-batch go "
-                "backward outside of no_sync."
+                f"numbers ({op.site.place}){line}. Here DDP is to do it: let the "
+                "last micro-batch go backward outside of no_sync."
             )
     return None
 
@@ -317,6 +354,8 @@ verdict = check(
         ),
         "Each rank has the gradient of its own examples, so DDP never communicated: call ddp(x), "
         "not ddp.module(x).": own_only,
+        "Every rank has to send as often as the others, without `join`: an empty share, too, goes "
+        "through ddp(x) and backward(), with a sum of nothing.": "which has finished",
     },
     points=3,
 )
