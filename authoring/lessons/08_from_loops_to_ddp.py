@@ -11,7 +11,7 @@
 # - break it as people do: no shard, no wait, another order, an unused layer, uneven inputs,
 # - send fewer bytes, and gather what a loss needs without losing its gradient.
 #
-# Appendices: DDP's elder cousin `nn.DataParallel`, and a script under four launchers.
+# Appendices: DDP's elder cousin `nn.DataParallel`, and four launchers.
 #
 # R is the number of ranks (`world_size`), B the examples of a rank per step. The model: lesson 07's LeNet.
 
@@ -728,38 +728,39 @@ print("in_bf16 is", "right" if is_right else "not yet: a mean gradient, sent as 
 # ## A loss that needs all ranks
 #
 # A contrastive loss holds each image against the texts of **all** ranks. `all_gather` brings them, as
-# constants: nothing flows back through it. Three ways: constants; constants, but the rank's own rows put back;
-# torch's `all_gather` for autograd, which has a backward. Which has the gradient of one process?
-
+# constants: nothing flows back through it. Three ways: constants; the rank's own texts put back; own texts and
+# images put back, and on each rank the loss of *all* images. Which has the gradient of one process?
 
 # %%
-from torch.distributed.nn.functional import all_gather
-
-guess = None  # which: "constants", "own rows put back" or "for autograd"?
+guess = None  # which: "constants", "own texts" or "loss of all"?
 
 
 def contrast(rank, world_size, way):
     torch.manual_seed(0)
     ddp, pairs = DistributedDataParallel(nn.Linear(6, 4, bias=False)), torch.randn(2, 8, 6)
-    mine = torch.arange(8).chunk(world_size)[rank]
-    images, texts = nn.functional.normalize(ddp(pairs[:, mine]), dim=2)
-    all_texts = torch.cat(all_gather(texts if way == "for autograd" else texts.detach()))
-    if way == "own rows put back":
-        all_texts = all_texts.index_copy(0, mine, texts)
-    nn.functional.cross_entropy(images @ all_texts.T / 0.2, mine).backward()
+    rows = torch.arange(8).chunk(world_size)[rank]
+    mine = F.normalize(ddp(pairs[:, rows]), dim=2)  # images, texts
+    parts = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(parts, mine.detach())
+    constants = torch.cat(parts, dim=1)
+    images, texts = constants.index_copy(1, rows, mine)
+    texts = constants[1] if way == "constants" else texts
+    is_all = way == "loss of all"
+    scores = (images if is_all else mine[0]) @ texts.T / 0.2
+    loss = F.cross_entropy(scores, torch.arange(8) if is_all else rows)
+    (loss * (world_size if is_all else 1)).backward()
     return ddp.module.weight.grad
 
 
-whole = simlib.run(contrast, 1, args=("for autograd",)).results[0]
-ways = ("constants", "own rows put back", "for autograd")
-for way in ways:
+whole, ways = simlib.run(contrast, 1, args=("own texts",)).results[0], ("own texts", "loss of all")
+for way in ("constants", *ways):
     found = simlib.run(contrast, 2, args=(way,)).results[0]
-    print(f"{way:18} off by {(found - whole).norm() / whole.norm():.1%}")
-    simlib.guess(guess if found.allclose(whole, atol=1e-5) else None, way, of=ways)
+    print(f"{way:11} off by {(found - whole).norm() / whole.norm():.1%}")
+    simlib.guess(guess if found.allclose(whole, atol=1e-5) else None, way, of=("constants", *ways))
 
 # %% [markdown]
-# Nothing is raised, and the loss is right, in all three. Only a gather whose backward sums what all ranks' losses say of
-# a rank's rows (and DDP's mean over losses of equal size) gives the gradient.
+# Nothing is raised, and the loss is right, in all three. A rank's rows stand in the losses of *all* images, and only the
+# third way asks those; the factor R takes DDP's mean back.
 #
 # ## Your turn
 #
