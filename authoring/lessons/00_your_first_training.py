@@ -15,7 +15,9 @@ from torch import nn
 import simlib
 
 (images, labels), (new_images, new_labels) = (part.tensors for part in simlib.digits.load())
+plt.figure(figsize=(7, 0.9))
 plt.imshow(torch.cat(list(images[:10, 0]), dim=1), cmap="Blues")
+plt.axis("off")
 plt.show()
 
 # %% [markdown]
@@ -95,9 +97,12 @@ def train(rank, world_size, steps=30, net=my_net):
 # %%
 def beside_one_process(run):
     (curve, model), (other, _) = run.results
-    plt.plot(alone, color="#999999", lw=7, alpha=0.6, label="loss of one process")
+    plt.figure(figsize=(7, 3))
+    plt.plot(alone, color="#999999", lw=7, alpha=0.6, label="one process")
     mean = [(one + two) / 2 for one, two in zip(curve, other, strict=True)]
     plt.plot(mean, "--", color="#009E73", label="mean of the ranks")
+    plt.xlabel("step")
+    plt.ylabel("loss")
     plt.legend(frameon=False)
     plt.show()
     pairs = zip(model.parameters(), trained.parameters(), strict=True)
