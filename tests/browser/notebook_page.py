@@ -182,6 +182,11 @@ class NotebookPage:
         """The sliders of ipywidgets below a cell, as Locators."""
         return self.outputs(number).locator(".widget-slider .noUi-target").all()
 
+    def label_of(self, slider):
+        """What stands beside a slider."""
+        label = "e => e.closest('.widget-slider').querySelector('.widget-label').innerText"
+        return slider.evaluate(label)
+
     def slider_share(self, slider):
         """Where a slider's handle is, as a share (0 to 1) of its way."""
         handle, way = slider.locator(".noUi-handle").first.bounding_box(), slider.bounding_box()

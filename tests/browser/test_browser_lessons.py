@@ -47,12 +47,22 @@ def test_every_formula_of_a_lesson_is_set(lesson):
     assert shown >= len(written)
 
 
+ASLEEP = {
+    "stages a rank v": "of schedules that interleave; lesson 11 begins with GPipe",
+    "which stage": "takes longer: none does at first",
+}
+"""Sliders that have nothing to say before another control is moved, and why."""
+
+
 def test_every_slider_of_a_lesson_moves_its_picture(lesson):
+    """From the state in which the lesson shows its lab."""
     for number in [n for n, source in enumerate(lesson.sources()) if "_lab(" in source]:
         # JupyterLab makes the page's cells as they come into sight.
         lesson.ask("panel.content.scrollToItem(argument)", number)
         lesson.outputs(number).locator(".widget-slider").first.wait_for()
         for slider in lesson.sliders(number):
+            if lesson.label_of(slider) in ASLEEP:
+                continue
             before, share = lesson.pictures(number), lesson.slider_share(slider)
             lesson.drag_slider(slider, 0.1 if share > 0.5 else 0.9)
             lesson.wait_for_another_picture(number, before)
