@@ -18,16 +18,17 @@ import torch
 from ...clockwork.simulation import Simulation
 from ...model.cluster import Topology
 from ...record import backend, safe_pickle
+from ..host import own_sandbox
 from ..host.hardening import go_home
 from ..host.isolation import Baseline
 from ..host.process_setup import die_with_the_kernel
 from ..host.request import FRAME, receive, send, send_bytes, serve
+from ..host.transport import stand_in_backend
 from . import per_rank
 from .ddp import share_what_ddp_gathers
 from .memory_hooks import tell_of_shards
 from .one_cpu import share_one_cpu
 from .ranks import Ranks
-from .simulated_transport import stand_in_backend
 from .store import own_stores
 
 STACK_BYTES = 4 << 20
@@ -35,6 +36,7 @@ STACK_BYTES = 4 << 20
 
 def child_main(control, lifeline, stdout, stderr, memory):
     """Serve simulations until the kernel closes the control socket; arguments are descriptors."""
+    own_sandbox.enter()
     die_with_the_kernel(lifeline.detach())
     serve("a simulation")
     go_home()
@@ -53,6 +55,7 @@ def child_main(control, lifeline, stdout, stderr, memory):
     process = Process(per_rank.separate_threads(FramedOutput(output), share_one_cpu()))
     backend.install(process.create_group)
     baseline = Baseline()
+    own_sandbox.close()
     send(sock, ("ready", None))
     while True:
         try:
