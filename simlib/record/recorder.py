@@ -27,7 +27,7 @@ _NOT_LEARNERS = (
     "<string>",
     "<eval_with_key>",
 )
-_REDUCE_NAMES = {
+REDUCE_NAMES = {
     hash(getattr(dist.ReduceOp, name)): name
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 }
@@ -183,5 +183,5 @@ def count_bytes(tensor):
 def _signature_in_words(tensors, reduce_op, splits):
     shapes = tuple(tuple(tensor.shape) for tensor in tensors)
     dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-    name = None if reduce_op is None else _REDUCE_NAMES.get(reduce_op, "custom")
+    name = None if reduce_op is None else REDUCE_NAMES.get(reduce_op, "custom")
     return shapes, dtype, name, splits

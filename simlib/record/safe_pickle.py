@@ -36,9 +36,12 @@ def dumps(value, otherwise=pickle.dumps):
     PicklingError
         It holds what cannot be sent as data.
     """
-    if VARIABLE in os.environ:
-        return pickle.dumps(tree_of(value, {}), protocol=5)
-    return otherwise(value)
+    return dumps_tree(value) if VARIABLE in os.environ else otherwise(value)
+
+
+def dumps_tree(value):
+    """A value as bytes for `loads_tree`."""
+    return pickle.dumps(tree_of(value, {}), protocol=5)
 
 
 def loads(data):

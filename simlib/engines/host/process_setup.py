@@ -14,7 +14,9 @@ import sys
 import threading
 
 STDOUT, STDERR = 1, 2
-_QUIET_THREADS = frozenset({"MainThread", "simlib-lifeline"})
+_QUIET_THREADS = frozenset({"MainThread", "simlib-lifeline", "simlib-broker"})
+_FEWEST = 2
+"""Threads of a rank that has started none."""
 THREADS_WITHOUT_OPS = ("TMonitor", "_DummyThread", "_AsyncWriterThread")
 """Sorts of threads that never make an op: tqdm's, Python's stand-in for others, TensorBoard's."""
 
@@ -22,7 +24,7 @@ THREADS_WITHOUT_OPS = ("TMonitor", "_DummyThread", "_AsyncWriterThread")
 def is_alone():
     """Whether only the main thread can make ops; another one could end a wait of this rank."""
     threads = threading._active.values()
-    return len(threads) <= len(_QUIET_THREADS) or all(
+    return len(threads) <= _FEWEST or all(
         thread.name in _QUIET_THREADS or type(thread).__name__ in THREADS_WITHOUT_OPS
         for thread in list(threads)
     )
@@ -46,9 +48,10 @@ def die_with_the_kernel(lifeline):
 
     def watch():
         os.read(lifeline, 1)
-        if os.getppid() == server_pid:
+        if server_pid and os.getppid() == server_pid:
             os.kill(server_pid, signal.SIGKILL)
         os.killpg(0, signal.SIGKILL)
+        os._exit(1)  # the first process of a sandbox of its own does not die of its own signals
 
     threading.Thread(target=watch, name="simlib-lifeline", daemon=True).start()
 

@@ -301,11 +301,11 @@ def send(sock: socket, message: Any) -> None:
 
 def receive(sock: socket, loads: Callable[[Any], Any] = pickle.loads) -> Any:
     """Receive one message; EOFError when the other side is gone."""
-    (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
-    return loads(_exactly(sock, length))
+    (length,) = _LENGTH.unpack(exactly(sock, _LENGTH.size))
+    return loads(exactly(sock, length))
 
 
-def _exactly(sock: socket, length: int) -> bytearray:
+def exactly(sock: socket, length: int) -> bytearray:
     payload = bytearray(length)
     view = memoryview(payload)
     while view:

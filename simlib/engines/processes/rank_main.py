@@ -16,6 +16,7 @@ from ...record.fingerprints import FingerprintTable
 from ...record.oplog import CAPACITY, OpLogWriter
 from ...record.recorder import Recorder
 from ...record.this_rank import here
+from ..host import own_sandbox
 from ..host.hardening import go_home
 from ..host.isolation import Baseline, fresh_random_state
 from ..host.process_setup import (
@@ -27,6 +28,7 @@ from ..host.process_setup import (
 )
 from ..host.request import Request, receive, send, send_bytes, serve
 from ..host.slow_rank import slowed
+from .brokered_transport import Connection, brokered_member, join_world
 
 
 @dataclass(kw_only=True)
@@ -51,12 +53,14 @@ class RunRequest(Request):
     number: int = 0
 
 
-def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr, log):
+def rank_main(rank, world_size, ties, control, lifeline, stdout, stderr, log):
     """Serve runs until the kernel closes the control socket.
 
-    ``table``, ``control``, ``lifeline``, ``stdout``, ``stderr`` and ``log`` are file descriptors on
-    their way from the kernel; ``store`` is one too, or a path, see `worlds.create_store`.
+    ``control``, ``lifeline``, ``stdout``, ``stderr`` and ``log`` are file descriptors on their way
+    from the kernel; ``ties`` are what joins the rank to the others, see `worlds.Commons`: the store
+    (a descriptor or a path) and the table of fingerprints; or the one descriptor of a `Broker`.
     """
+    own_sandbox.enter()
     die_with_the_kernel(lifeline.detach())
     serve("a run")
     go_home()
@@ -65,15 +69,13 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
     writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY))
     sock = socket.socket(fileno=control.detach())
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     recorder = Recorder(writer, is_alone)
-    fingerprints = FingerprintTable(table.detach(), world_size, rank)
-    backend.install(backend.gloo_member(recorder))
-    rendezvous = dist.FileStore(_store_path(store), world_size)
-    backend.join_world(rendezvous, rank, world_size)
+    join = _join_by_the_broker if len(ties) == 1 else _join_by_gloo
+    rendezvous, fingerprints = join(recorder, rank, world_size, *ties)
     membership = backend.Membership(rendezvous)
     baseline = Baseline()
     own_pid = os.getpid()
+    own_sandbox.close()
     send(sock, ("ready", None))
     while True:
         try:
@@ -92,6 +94,22 @@ def rank_main(rank, world_size, store, table, control, lifeline, stdout, stderr,
             send_bytes(sock, answer)
         else:
             send(sock, ("clean", _clean(baseline, recorder, membership, output)))
+
+
+def _join_by_gloo(recorder, rank, world_size, store, table):
+    """Join the others by Gloo; returns the store, and the rank's `FingerprintTable`."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    backend.install(backend.gloo_member(recorder))
+    rendezvous = dist.FileStore(_store_path(store), world_size)
+    backend.join_world(rendezvous, rank, world_size)
+    return rendezvous, FingerprintTable(table.detach(), world_size, rank)
+
+
+def _join_by_the_broker(recorder, rank, world_size, wire):
+    """Join the others by the grader's broker, who compares ops himself; returns the same."""
+    connection = Connection(socket.socket(fileno=wire.detach()))
+    backend.install(brokered_member(recorder, connection))
+    return join_world(connection, rank, world_size), None
 
 
 def _store_path(store):

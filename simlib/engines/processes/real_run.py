@@ -206,6 +206,9 @@ def _run_in(world, monitor, request, options):
         request.cells = new_cells(world, monitor.cells)
         failure = _watched(monitor, request)
         result = make_run(monitor)
+        if failure is None:
+            forged = world.complaint(result.trace)
+            failure = errors.SimlibError(forged) if forged else None
         if failure is None and options.check:
             result.findings = monitor.detector.findings(monitor.deaths)
             if options.strict and result.findings:

@@ -16,10 +16,12 @@ import tempfile
 import threading
 
 from ...model.interrupts import uninterrupted
+from ...model.trust import VARIABLE
 from ...record import fingerprints, safe_pickle
 from ...record.oplog import CAPACITY, OpLogReader, create_shared_memory
 from ..host.forkserver import RANK_NAME, server_context, travelling
 from ..host.request import receive, send
+from .broker import Broker
 from .rank_main import rank_main
 
 START_LIMIT_S = 60
@@ -48,10 +50,46 @@ def remove_store(store):
         os.close(store)
 
 
+class Commons:
+    """What the ranks of a world that are trusted have in common.
+
+    That is where they find each other, and the table of their fingerprints.
+    """
+
+    def __init__(self, world_size):
+        self._store = create_store()
+        size = fingerprints.size_of_table(world_size)
+        self._table = create_shared_memory("simlib-fingerprints", size)
+        self._fingerprints = mmap.mmap(self._table, size)
+
+    def of_rank(self, rank):
+        """What a rank is sent: descriptors, or a path of the store."""
+        return self._store, self._table
+
+    def began(self):
+        """All ranks have been started."""
+        os.close(self._table)
+        self._table = None
+
+    def begin_run(self):
+        """Forget the fingerprints of the last run."""
+        self._fingerprints[:] = bytes(len(self._fingerprints))
+
+    def complaint(self, trace):
+        """Nothing: nobody else has counted."""
+
+    def close(self):
+        """Give all of it back."""
+        if self._table is not None:
+            self.began()
+        self._fingerprints.close()
+        remove_store(self._store)
+
+
 class RankProcess:
     """The kernel's side of one rank."""
 
-    def __init__(self, context, rank, world_size, store, table):
+    def __init__(self, context, rank, world_size, ties):
         self.rank = rank
         self.control, control = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
@@ -68,8 +106,7 @@ class RankProcess:
                 args=(
                     rank,
                     world_size,
-                    travelling(store),
-                    travelling(table),
+                    tuple(map(travelling, ties)),
                     *map(travelling, theirs),
                 ),
                 name=f"{RANK_NAME} {rank}",
@@ -106,10 +143,8 @@ class World:
 
     def __init__(self, world_size):
         self.world_size = world_size
-        self._store = create_store()
-        size = fingerprints.size_of_table(world_size)
-        table = create_shared_memory("simlib-fingerprints", size)
-        self._fingerprints = mmap.mmap(table, size)
+        # Ranks that are not trusted have nothing in common but who carries what they send.
+        self._ties = Broker(world_size) if VARIABLE in os.environ else Commons(world_size)
         self.read = safe_pickle.reader()
         self.ranks = []
         self.cells_sent = set()
@@ -121,12 +156,12 @@ class World:
         try:
             for rank in range(world_size):
                 with uninterrupted():
-                    self.ranks.append(RankProcess(context, rank, world_size, self._store, table))
+                    ties = self._ties.of_rank(rank)
+                    self.ranks.append(RankProcess(context, rank, world_size, ties))
         except BaseException:
             self.close()
             raise
-        finally:
-            os.close(table)
+        self._ties.began()
         for rank in self.ranks:
             for source, sort in (
                 (rank.control, "answer"),
@@ -177,10 +212,14 @@ class World:
         return True
 
     def begin_run(self):
-        """Another run begins: forget the fingerprints of the last; returns the new one's number."""
-        self._fingerprints[:] = bytes(len(self._fingerprints))
+        """Another run begins, in which nothing of the last is left; returns its number."""
+        self._ties.begin_run()
         self.runs += 1
         return self.runs
+
+    def complaint(self, trace):
+        """A sentence where ranks have not recorded what they sent, else None."""
+        return self._ties.complaint(trace)
 
     def is_alive(self):
         """Whether all processes run; one may have been killed while the world rested."""
@@ -203,8 +242,7 @@ class World:
                 rank.reap()
             self.ranks = []
             self.selector.close()
-            self._fingerprints.close()
-            remove_store(self._store)
+            self._ties.close()
 
 
 class Pool:
