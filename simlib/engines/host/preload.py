@@ -25,7 +25,7 @@ import tqdm.std
 
 from ...model.trust import VARIABLE
 from ...record import backend, returned
-from . import hardening
+from . import hardening, own_sandbox
 
 # A progress bar's lock for all processes would be a semaphore in every rank that shows one, left
 # behind where the rank is killed. Ranks share no terminal: the lock for threads is enough.
@@ -34,6 +34,8 @@ tqdm.std.TqdmDefaultWriteLock.mp_lock = None
 if VARIABLE in os.environ:  # and this is their parent
     hardening.close_to_others()
     hardening.give_up_output()
+    if own_sandbox.is_asked_for():
+        own_sandbox.fork_apart()
 
 gc.collect()
 gc.freeze()

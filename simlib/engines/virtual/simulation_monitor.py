@@ -14,6 +14,7 @@ from ...diagnose import failures
 from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ...model import errors
 from ...record import safe_pickle
+from ..host.own_sandbox import thread_as_seen_here
 from ..host.request import FRAME, receive
 from .one_cpu import OneCpu
 
@@ -60,7 +61,8 @@ class SimulationMonitor(RunMonitor):
 
     def until_the_end(self, request):
         """Simulate and watch; returns the error to raise, or None."""
-        self._cpu = OneCpu(self._process.process.pid, lambda: self._process.running[1])
+        pid = self._process.process.pid
+        self._cpu = OneCpu(pid, lambda: thread_as_seen_here(pid, self._process.running[1]))
         self.logs = self._process.start(request)
         limit = self.options.eager_limit_bytes
         self.detector = DeadlockDetector(self.logs, self.cells, eager_limit_bytes=limit)
@@ -205,6 +207,7 @@ class SimulationMonitor(RunMonitor):
     def _signal_thread(self, thread):
         """Ask one thread of the process for its stack (Linux; elsewhere whichever is running)."""
         pid = self._process.process.pid
+        thread = thread_as_seen_here(pid, thread)
         tgkill = getattr(ctypes.CDLL(None), "tgkill", None) if sys.platform == "linux" else None
         with contextlib.suppress(ProcessLookupError):
             if tgkill is None or tgkill(pid, thread, signal.SIGUSR1):

@@ -13,6 +13,7 @@ from json import dumps, loads  # a student may put others into json
 
 from ...checks import cases
 from ...checks.verdict import RIGHT, Verdict
+from ...engines.host import own_sandbox
 from ...engines.host.hardening import go_home
 from ...engines.host.process_setup import die_with_the_kernel, show_errors_of_commands
 from ...engines.host.request import pack
@@ -52,6 +53,7 @@ def _exactly(sock, length):
 
 def shell_main(control, lifeline, output):
     """Run cells until the examiner closes the socket; arguments are descriptors on their way."""
+    own_sandbox.enter(keeps_home=True)
     die_with_the_kernel(lifeline.detach())
     go_home()
     pipe = output.detach()
@@ -69,6 +71,7 @@ def shell_main(control, lifeline, output):
     cases.instead = check_nothing
     sock = socket.socket(fileno=control.detach())
     shell = new_shell()
+    own_sandbox.close()
     send(sock, {"ready": True})
     while True:
         try:

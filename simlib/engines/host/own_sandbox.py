@@ -1,0 +1,155 @@
+"""A sandbox for each process of a student's, within that of a grading run (Linux).
+
+The kernel that grades and its server have a user namespace of their own, with the rights to make
+further ones. What the server forks is the first process of process ids of its own; it takes leave
+of all other processes (`enter`), and gives its rights away (`close`) before it is told anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import socket
+import struct
+
+from ...model.trust import OWN_SANDBOX, SCRATCH
+from . import system_calls
+
+NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_PIDS, NEW_NETWORK = (
+    0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000,
+)  # fmt: skip
+"""CLONE_NEW* of linux/sched.h."""
+NO_SUID, NO_DEV, NO_EXEC, READ_ONLY, RECURSIVE, PRIVATE = 2, 4, 8, 1, 0x4000, 1 << 18
+"""MS_* of linux/mount.h."""
+CAPABILITY_VERSION_3 = 0x20080522
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+
+HOME, FONTS = "/home/student", "/tmp/matplotlib"
+MB = 1 << 20
+ROOM = {"/tmp": 16 * MB, "/dev/shm": 16 * MB, HOME: 8 * MB, SCRATCH: MB}
+"""Folders of a process's own, and how large they are: no process is charged with what is there."""
+FILES_PER_MB = 64
+KEPT = (FONTS, HOME)
+"""Folders whose files are there in the beginning: a cell of the student's may have written some."""
+PROCESSES = 300
+"""Of the student's in all; the rest of the user's are for the grader."""
+
+
+def is_asked_for():
+    """Whether processes of students make a sandbox of their own here."""
+    return OWN_SANDBOX in os.environ
+
+
+def fork_apart():
+    """From now on whatever this process forks has process ids of its own."""
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    fork = os.fork
+
+    def fork_with_own_ids():
+        _call("unshare", NEW_PIDS)
+        pid = fork()
+        if pid:
+            _call("setns", own, NEW_PIDS)
+        else:
+            os.fork = fork
+            os.close(own)
+        return pid
+
+    os.fork = fork_with_own_ids
+
+
+def enter(keeps_home=False):
+    """Be alone: no file, socket, signal or name leads from here to another process.
+
+    Parameters
+    ----------
+    keeps_home : bool
+        Whether what is written to the home folder is to outlast this process.
+    """
+    if not is_asked_for():
+        return
+    _call("unshare", NEW_MOUNTS | NEW_NAMES | NEW_IPC | NEW_NETWORK)
+    _mount("none", "/", None, RECURSIVE | PRIVATE)
+    folders = {place: size for place, size in ROOM.items() if place != HOME or not keeps_home}
+    before = {place: _files_below(place) for place in KEPT}
+    for place, size in folders.items():
+        options = f"size={size},nr_inodes={size // MB * FILES_PER_MB + 16},mode=0777"
+        _mount("tmpfs", place, "tmpfs", NO_SUID | NO_DEV, options)
+    for place, files in before.items():
+        if place != HOME or not keeps_home:
+            _write_below(place, files)
+    _mount("proc", "/proc", "proc", NO_SUID | NO_DEV | NO_EXEC)
+    _mount("tmpfs", "/proc/sys", "tmpfs", READ_ONLY | NO_SUID | NO_DEV, "size=4k")
+    own_terminals = "newinstance,ptmxmode=0666,mode=620"
+    _mount("devpts", "/dev/pts", "devpts", NO_SUID | NO_EXEC, own_terminals)
+    _begin_loopback()
+
+
+def close():
+    """Give away all rights, and the right to ask Linux for what no student needs."""
+    if not is_asked_for():
+        return
+    resource.setrlimit(resource.RLIMIT_NPROC, (PROCESSES, PROCESSES))
+    header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)
+    _call("capset", header, bytes(24))
+    system_calls.enforce()
+
+
+def thread_as_seen_here(pid, thread):
+    """The id that a thread of a process has for us, where the process has ids of its own."""
+    if os.path.isdir(f"/proc/{pid}/task/{thread}"):
+        return thread
+    with contextlib.suppress(OSError):
+        for one in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{one}/status") as file:
+                ids = next(line for line in file if line.startswith("NSpid:")).split()
+            if int(ids[-1]) == thread:
+                return int(one)
+    return thread
+
+
+def _files_below(place):
+    """``{name: bytes}`` of the files below a folder; links are left out."""
+    found = {}
+    for above, _, names in os.walk(place):
+        for name in names:
+            path = os.path.join(above, name)
+            with contextlib.suppress(OSError):
+                if os.path.isfile(path) and not os.path.islink(path):
+                    with open(path, "rb") as file:
+                        found[os.path.relpath(path, place)] = file.read(ROOM[HOME])
+    return found
+
+
+def _write_below(place, files):
+    os.makedirs(place, exist_ok=True)
+    with contextlib.suppress(OSError):  # they are more than there is room for
+        for name, data in files.items():
+            path = os.path.join(place, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(data)
+
+
+def _begin_loopback():
+    """Gloo wants an interface, even where nobody is at its other end."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        request = struct.pack("16sh14x", b"lo", IFF_UP)
+        fcntl.ioctl(one, SIOCSIFFLAGS, request)
+
+
+def _mount(source, place, kind, flags, options=None):
+    words = (word and word.encode() for word in (source, place, kind))
+    _call("mount", *words, ctypes.c_ulong(flags), options and options.encode())
+
+
+def _call(name, *args):
+    if getattr(_libc, name)(*args):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
