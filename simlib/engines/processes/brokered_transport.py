@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,9 @@ from ...record.safe_pickle import loads_tree
 from ..host.request import exactly
 from ..host.transport import REDUCING, Transport, stand_in_backend
 from .broker import LENGTH, framed
+
+NOBODY_SETS_S = timedelta(seconds=1)
+"""How long a rank may ask its own store for what is not there."""
 
 
 class Connection:
@@ -220,6 +224,7 @@ def join_world(connection, rank, world_size):
 
     c10d._store_based_barrier = meet
     store = dist.HashStore()
+    store.set_timeout(NOBODY_SETS_S)
     world, _ = c10d._new_process_group_helper(
         world_size, rank, [], "gloo", store, group_name="0", timeout=FOREVER
     )
