@@ -5,6 +5,7 @@ It is run again where an answer ends the run, so that each question pays for its
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +17,8 @@ from .session import code_cell, run_notebook
 from .texts import clean
 
 SHORTEST_RUN_S = 5
+CELL_BITS = 52
+"""Of the number that a hidden cell makes its inputs of."""
 MOST_FAILURES = 5
 """Cells of the student's own whose failures are named."""
 BEGIN = """\
@@ -162,8 +165,19 @@ def seeded(cell, seed):
     """A hidden cell's source with the seed of this run; another cell's source."""
     if cell.role != "hidden":
         return cell.source
-    source = re.sub(r"^seed = \d+$", f"seed = {seed}", cell.source, count=1, flags=re.MULTILINE)
+    line = f"seed = {seed_of(cell.id, seed)}"
+    source = re.sub(r"^seed = \d+$", line, cell.source, count=1, flags=re.MULTILINE)
     return f"examiner.begin({cell.id!r}, {cell.question!r})\n{source}"
+
+
+def seed_of(identity, seed):
+    """What a hidden cell has in its line ``seed = ...``: a number of its own of 52 bits.
+
+    A thousand times it, and a rank more, is a seed that torch takes. What ranks find out about it
+    in one question says nothing about another's.
+    """
+    drawn = hashlib.sha256(f"{identity} {seed}".encode()).digest()
+    return int.from_bytes(drawn) % 2**CELL_BITS
 
 
 class GraderFails(Exception):
