@@ -228,6 +228,7 @@ class Runner:
 
     def run(self, merged):
         """The `Runs` of a merged notebook, with all its answers in one run as far as that goes."""
+        whole = merged
         while answered(merged):
             session = self._run(merged)
             if session is None:
@@ -238,10 +239,7 @@ class Runner:
                 self.done.notes += [why] * bool(why)
                 return self.done
             if step.kind == "helper":
-                self.done.notes.append(
-                    f"a cell of the student's own ({beginning(step.source)}) was left out: {why}"
-                )
-                merged = merged.without([step])
+                whole, merged = (self._leave_out(step, why, one) for one in (whole, merged))
                 continue
             question = step.cell.question
             rest = merged.without([question])
@@ -253,7 +251,33 @@ class Runner:
                     self._alone(merged, other)
                 return self.done
             merged = rest
+            own = self._own_culprit(whole)
+            if own is not None:
+                self.done.set_aside.clear()
+                whole = merged = self._leave_out(own, why, whole)
         return self.done
+
+    def _leave_out(self, step, why, merged):
+        """A merged notebook without a cell of the student's own; a note says so."""
+        note = f"a cell of the student's own ({beginning(step.source)}) was left out: {why}"
+        self.done.notes += [note] * (note not in self.done.notes)
+        return merged.without([step])
+
+    def _own_culprit(self, whole):
+        """The cell of the student's own that has ended the runs of several answers, each alone.
+
+        It may do so late, by a process that it leaves behind: then it is answers that seem to end
+        a run. None where it is not one such cell alone, or where no time is left to find it.
+        """
+        own = [step for step in whole.steps if step.kind == "helper"]
+        if len(self.done.set_aside) != 2 or not own or self._ends(whole.without(own)):
+            return None
+        return next((step for step in own if not self._ends(whole.without([step]))), None)
+
+    def _ends(self, part):
+        """Whether some step of a part ends its run; a part that nobody could run counts, too."""
+        session = self._run(part)
+        return session is None or culprit_of(part, session)[0] is not None
 
     def _alone(self, merged, question):
         """Run one answer without the others; whether the run ended by itself."""
