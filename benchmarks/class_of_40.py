@@ -1,7 +1,7 @@
 """A class of 40 of which 5 starve, bomb and flood: is every honest point right, in what time?
 
-``python -m benchmarks.class_of_40 --times 3`` grades it at ``--jobs`` 1, 2 and 4, and the class without
-the five. Linux, with bubblewrap; ``--honest 6 --hostile starves`` takes a smaller class.
+``python -m benchmarks.class_of_40 --times 3`` grades it at ``--jobs`` 1, 2 and 4, and the class
+without the five. Linux, with bubblewrap; ``--honest 6 --hostile starves`` takes a smaller class.
 """
 
 import argparse
