@@ -18,13 +18,16 @@ from simlib.checks.run_answer import changed_in_place, run_answer
 from simlib.grading import known_answers, whole_class
 from simlib.grading.cache import Cache
 from simlib.grading.exercise import read_exercise
+from simlib.grading.grade import CELL_BITS, seed_of, seeded
 from simlib.grading.sandbox import Limits
 from simlib.grading.session import CellResult, Session
 
 EXERCISES = {path.stem: read_exercise(path) for path in sorted(SOURCES.glob("*.py"))}
 COLLECTIVES = EXERCISES["04_collectives"]
-SEEDS = range(1, 100)
-FEW = range(3, 100, 8)
+LARGEST = 2**CELL_BITS - 1
+HUGE = [LARGEST, LARGEST - 1, 2**51 + 7, 10**15 + 3]
+SEEDS = [*range(60), *(seed_of("cell", n) for n in range(40)), *HUGE]
+FEW = [*SEEDS[3:100:8], *HUGE]
 DEAR = {
     "stage_ledger",
     "my_layers",
@@ -127,6 +130,15 @@ def test_hidden_inputs_are_such_as_the_task_promises_under_every_seed(name):
     assert problems == []
 
 
+def test_hidden_cells_get_numbers_of_their_own_from_one_seed_of_64_bits():
+    cells = [cell for name in EXERCISES for cell in EXERCISES[name].cells if cell.role == "hidden"]
+    for seed in (0, 1, 2**64 - 1):
+        lines = {re.search(r"(?m)^seed = (\d+)$", seeded(cell, seed))[1] for cell in cells}
+        assert len(lines) == len({cell.id for cell in cells})
+        assert all(int(line) <= LARGEST for line in lines)
+    torch.Generator().manual_seed(1000 * (LARGEST + 900) + 999)  # the most that a cell makes of it
+
+
 def names_set_by(source):
     """The global names that a cell's source sets."""
     found = set()
@@ -168,8 +180,8 @@ def test_no_two_numbers_of_ranks_are_equally_good_for_the_quickest_epoch():
 @pytest.mark.parametrize(
     "old, new, sentence",
     [
-        ("1 + seed % 6", "seed", "argument 0 is empty on all ranks"),
-        ("1 + seed % 6", "seed", "nan or inf is expected"),
+        ("1 + seed % 6", "seed % 7", "argument 0 is empty on all ranks"),
+        ("1 + seed % 6", "seed % 7", "nan or inf is expected"),
         ("generator=", "dtype=torch.float64, generator=", "is {('', 'torch.float64 of 1"),
         ("seed", "SEED", "only 1 different inputs"),
     ],
@@ -270,7 +282,7 @@ def test_simulated_solutions_give_what_is_expected_and_keep_the_rules(name, seed
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [14, 33, 99])
+@pytest.mark.parametrize("seed", [14, 2**63, 2**64 - 1])
 @pytest.mark.parametrize("name", EXERCISES)
 def test_solutions_are_recorded_under_other_seeds(name, seed, isolated):
     assert known_answers.record(EXERCISES[name], seed, LIMITS).recorded

@@ -444,7 +444,11 @@ print(
         without_a_word,
         lambda rank, world_size: (
             {
-                name: torch.full((2,), float(seed + 10 * rank + len(name)))
+                name: torch.randint(
+                    100,
+                    (2,),
+                    generator=torch.Generator().manual_seed(seed + 10 * rank + len(name)),
+                ).float()
                 for name in NAMES[:: 1 if rank % 2 else -1]
             },
         ),
@@ -543,7 +547,13 @@ seed = 1
 print(
     measure(
         no_examples,
-        lambda rank, world_size: ([seed + rank + 0.5 * k for k in range((2 * rank + 1) % 5)],),
+        lambda rank, world_size: (
+            torch.randint(
+                200, ((2 * rank + 1) % 5,), generator=torch.Generator().manual_seed(seed + rank)
+            )
+            .div(2)
+            .tolist(),
+        ),
     )
 )
 

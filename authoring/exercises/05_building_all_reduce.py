@@ -147,7 +147,9 @@ print(
     measure(
         ring_reduce_scatter,
         lambda rank, world_size: (
-            torch.arange(float(2 + (seed + 8) % 11)) * (rank + 1) + 100.0 * (seed + rank),
+            torch.randint(
+                1000, (2 + seed % 11,), generator=torch.Generator().manual_seed(seed + rank)
+            ).float(),
         ),
     )
 )
@@ -307,7 +309,9 @@ print(
     measure(
         ring_in_order,
         lambda rank, world_size: (
-            torch.arange(float(seed % 5 + 6)) * (rank + 1),
+            torch.randint(
+                1000, (6 + seed % 5,), generator=torch.Generator().manual_seed(seed + rank)
+            ).float(),
             ORDERS[world_size],
         ),
         in_place=True,
@@ -432,7 +436,9 @@ for length, of_six in (
         measure(
             chain_broadcast,
             lambda rank, world_size, length=length, link=of_six.inter: (
-                torch.arange(float(length)) + seed + rank,
+                torch.randint(
+                    1000, (length,), generator=torch.Generator().manual_seed(seed + rank)
+                ).float(),
                 link.latency_s,
                 link.bandwidth_Bps,
             ),
@@ -582,7 +588,9 @@ for length, of_seven in zip(
         measure(
             quick_all_reduce,
             lambda rank, world_size, length=length, link=of_seven.inter: (
-                torch.arange(float(length)) + seed + rank,
+                torch.randint(
+                    1000, (length,), generator=torch.Generator().manual_seed(seed + rank)
+                ).float(),
                 link.latency_s,
                 link.bandwidth_Bps,
             ),

@@ -149,7 +149,9 @@ print(
         reduce_in_buckets,
         lambda rank, world_size: (
             [
-                torch.arange(float(length)) * (rank + 1) + seed + i
+                torch.randint(
+                    1000, (length,), generator=torch.Generator().manual_seed(seed + 10 * rank + i)
+                ).float()
                 for i, length in enumerate(lengths)
             ],
             cap_nbytes,
@@ -310,7 +312,12 @@ seed = 1
 print(
     measure(
         hide_it,
-        lambda rank, world_size: ([2, 3 + seed, 2], torch.ones(2, 2) * (rank + seed)),
+        lambda rank, world_size: (
+            [2, 3 + seed % 97, 2],
+            torch.randint(
+                1, 10, (2, 2), generator=torch.Generator().manual_seed(seed + rank)
+            ).float(),
+        ),
     )
 )
 
@@ -488,7 +495,12 @@ print(
     measure(
         accumulate,
         lambda rank, world_size: (
-            [torch.full((2, 3), float(rank + i + seed)) for i in range(2 + seed % 7)],
+            [
+                torch.randint(
+                    100, (2, 3), generator=torch.Generator().manual_seed(seed + 10 * rank + i)
+                ).float()
+                for i in range(2 + seed % 7)
+            ],
         ),
     )
 )
@@ -628,7 +640,12 @@ print(
         weigh,
         lambda rank, world_size: (
             # rank 0 has some: it may be alone
-            torch.ones((3 * rank + 1 + seed % 4) % 5, 3) * (rank + seed),
+            torch.randint(
+                1,
+                100,
+                ((3 * rank + 1 + seed % 4) % 5, 3),
+                generator=torch.Generator().manual_seed(seed + rank),
+            ).float(),
         ),
     )
 )

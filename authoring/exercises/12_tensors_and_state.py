@@ -362,7 +362,7 @@ print(
     measure(
         sharded_adam,
         lambda rank, world_size: (
-            torch.linspace(-1, seed, (1 + seed % 5) * world_size),
+            torch.linspace(-1, 1 + seed % 97, (1 + seed % 5) * world_size),
             [
                 torch.rand(
                     (1 + seed % 5) * world_size,

@@ -74,7 +74,9 @@ def add_grade(commands):
         metavar="TIME",
         help="as 2026-11-30T18:00: later is late; kept for later calls, 'none' takes it away",
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of hidden tests (drawn)")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="seed of hidden tests: 0 to 2**64 - 1 (drawn)"
+    )
     parser.add_argument(
         "--exercise", action="append", metavar="NN", help="grade these exercises only"
     )

@@ -213,7 +213,7 @@ def check_numbers(options):
         raise ValueError(f"--jobs {options.jobs}: grade at least 1 notebook at a time")
     if options.seed is not None and options.seed not in SEEDS:
         raise ValueError(
-            f"--seed {options.seed}: hidden tests have seeds {SEEDS[0]} to {SEEDS[-1]}"
+            f"--seed {options.seed}: hidden tests have seeds from {SEEDS[0]} to {SEEDS[-1]}"
         )
 
 

@@ -5,6 +5,7 @@ It is run again where an answer ends the run, so that each question pays for its
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +17,8 @@ from .session import code_cell, run_notebook
 from .texts import clean
 
 SHORTEST_RUN_S = 5
+CELL_BITS = 52
+"""Of the number that a hidden cell makes its inputs of."""
 MOST_FAILURES = 5
 """Cells of the student's own whose failures are named."""
 BEGIN = """\
@@ -162,8 +165,19 @@ def seeded(cell, seed):
     """A hidden cell's source with the seed of this run; another cell's source."""
     if cell.role != "hidden":
         return cell.source
-    source = re.sub(r"^seed = \d+$", f"seed = {seed}", cell.source, count=1, flags=re.MULTILINE)
+    line = f"seed = {seed_of(cell.id, seed)}"
+    source = re.sub(r"^seed = \d+$", line, cell.source, count=1, flags=re.MULTILINE)
     return f"examiner.begin({cell.id!r}, {cell.question!r})\n{source}"
+
+
+def seed_of(identity, seed):
+    """What a hidden cell has in its line ``seed = ...``: a number of its own of 52 bits.
+
+    A thousand times it, and a rank more, is a seed that torch takes. What ranks find out about it
+    in one question says nothing about another's.
+    """
+    drawn = hashlib.sha256(f"{identity} {seed}".encode()).digest()
+    return int.from_bytes(drawn) % 2**CELL_BITS
 
 
 class GraderFails(Exception):
@@ -214,6 +228,7 @@ class Runner:
 
     def run(self, merged):
         """The `Runs` of a merged notebook, with all its answers in one run as far as that goes."""
+        whole = merged
         while answered(merged):
             session = self._run(merged)
             if session is None:
@@ -224,10 +239,7 @@ class Runner:
                 self.done.notes += [why] * bool(why)
                 return self.done
             if step.kind == "helper":
-                self.done.notes.append(
-                    f"a cell of the student's own ({beginning(step.source)}) was left out: {why}"
-                )
-                merged = merged.without([step])
+                whole, merged = (self._leave_out(step, why, one) for one in (whole, merged))
                 continue
             question = step.cell.question
             rest = merged.without([question])
@@ -239,7 +251,33 @@ class Runner:
                     self._alone(merged, other)
                 return self.done
             merged = rest
+            own = self._own_culprit(whole)
+            if own is not None:
+                self.done.set_aside.clear()
+                whole = merged = self._leave_out(own, why, whole)
         return self.done
+
+    def _leave_out(self, step, why, merged):
+        """A merged notebook without a cell of the student's own; a note says so."""
+        note = f"a cell of the student's own ({beginning(step.source)}) was left out: {why}"
+        self.done.notes += [note] * (note not in self.done.notes)
+        return merged.without([step])
+
+    def _own_culprit(self, whole):
+        """The cell of the student's own that has ended the runs of several answers, each alone.
+
+        It may do so late, by a process that it leaves behind: then it is answers that seem to end
+        a run. None where it is not one such cell alone, or where no time is left to find it.
+        """
+        own = [step for step in whole.steps if step.kind == "helper"]
+        if len(self.done.set_aside) != 2 or not own or self._ends(whole.without(own)):
+            return None
+        return next((step for step in own if not self._ends(whole.without([step]))), None)
+
+    def _ends(self, part):
+        """Whether some step of a part ends its run; a part that nobody could run counts, too."""
+        session = self._run(part)
+        return session is None or culprit_of(part, session)[0] is not None
 
     def _alone(self, merged, question):
         """Run one answer without the others; whether the run ended by itself."""

@@ -58,7 +58,7 @@ def as_report(graded, roster, exercises, seed, isolated):
     return {
         "version": VERSION,
         "simlib": SIMLIB_VERSION,
-        "seed": seed,
+        "seed": str(seed),
         "isolated": isolated,
         "exercises": [
             {
