@@ -1,10 +1,10 @@
 """Answers that end processes, take all there is, or never stop, and their innocent neighbours.
 
 Those of `CELLS` and `RANKS` end processes of the student's own and share a notebook; those of
-`KERNELS` end the examiner itself, or take long, so each has a notebook of its own.
+`KERNELS` try to end the examiner, take all there is, or take long: each has a notebook of its own.
 """
 
-from ground import HONEST, Case
+from ground import HONEST, Case, right
 
 LIMITS = "broke the limits"
 OWN = "import simlib.grading.sandboxed.shell as own\n"
@@ -20,6 +20,11 @@ def in_the_ranks(body, words="", status="wrong"):
     """A `Case` whose ranks do this before they sum up honestly."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     return Case(HONEST.replace("    total =", f"{lines}    total =", 1), status, words)
+
+
+def harmless_in_the_cell(body):
+    """A `Case` whose cell does this to all processes that it finds, which are its own."""
+    return right(f"{body}\n{HONEST}")
 
 
 CELLS = {
@@ -72,10 +77,11 @@ FORKS = (
 )
 KERNELS = {
     "ranks_that_end_their_server": in_the_ranks(
-        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(0)", status=""
+        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(0)",
+        "exited with code 0",
     ),
-    "kills_all_in_the_cell": in_the_cell("import os, signal\nos.kill(-1, signal.SIGKILL)"),
-    "kills_all_in_the_ranks": in_the_ranks("import os\nos.kill(-1, 9)", "", LIMITS),
+    "kills_all_in_the_cell": harmless_in_the_cell("import os, signal\nos.kill(-1, signal.SIGKILL)"),
+    "kills_all_in_the_ranks": right(in_the_ranks("import os\nos.kill(-1, 9)").source),
     "takes_memory_in_the_cell": in_the_cell(f"import os\n{HOG}", "MB"),
     "takes_memory_in_the_ranks": in_the_ranks(f"import os\n{HOG}", "MB", LIMITS),
     "kills_all_later": Case(
@@ -95,7 +101,7 @@ KERNELS = {
         "",
     ),
     "never_ends_in_the_ranks": in_the_ranks(f"{DEAF}while True: pass", "never returns"),
-    "stops_all": in_the_cell(
+    "stops_all": harmless_in_the_cell(
         "import os, signal\n"
         "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
         "    if int(pid) not in (1, os.getpid()):\n"

@@ -78,16 +78,15 @@ def test_an_answer_that_ends_the_examiner_costs_its_question(name, grade_cases):
 def test_what_examines_imports_nothing_that_a_student_wrote(grade_cases):
     nonsense = Case("def NAME(rank, world_size, x):\n    return x", "wrong", "No rank communicates")
     result = grade_cases({"nonsense": nonsense}, helpers=[WHERE_ERRORS_LOOK])
-    assert any("it broke off the process that examines it" in note for note in result.notes)
+    assert result.runs == 1
 
 
 def test_nobody_takes_the_place_of_the_server_of_ranks(grade_cases):
     result = grade_cases({"innocent": right(HONEST)}, SHORTEST, helpers=[IN_THE_SERVERS_PLACE])
     assert "planted" not in str(result)
-    assert any("(import os, signal, time) was left out" in note for note in result.notes)
+    assert result.runs == 1
 
 
-@pytest.mark.long
-def test_a_cell_of_ones_own_that_ends_the_examiner_is_left_out(grade_cases):
+def test_a_cell_of_ones_own_reaches_no_process_but_its_own(grade_cases):
     result = grade_cases({"innocent": right(HONEST)}, SHORTEST, helpers=[HELPER])
-    assert any("a cell of the student's own" in note for note in result.notes)
+    assert (result.runs, result.notes) == (1, [])

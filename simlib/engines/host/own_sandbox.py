@@ -34,8 +34,11 @@ ROOM = {"/tmp": 16 * MB, "/dev/shm": 16 * MB, HOME: 8 * MB, SCRATCH: MB}
 FILES_PER_MB = 64
 KEPT = (FONTS, HOME)
 """Folders whose files are there in the beginning: a cell of the student's may have written some."""
-PROCESSES = 300
-"""Of the student's in all; the rest of the user's are for the grader."""
+OF_CELLS, OF_RANKS = 1 / 2, 3 / 4
+"""At this share of the processes and threads that the run's user may have, these get no more.
+
+The grader gets all of them; so do simulations, which have a thread for each rank.
+"""
 
 
 def is_asked_for():
@@ -88,11 +91,18 @@ def enter(keeps_home=False):
     _begin_loopback()
 
 
-def close():
-    """Give away all rights, and the right to ask Linux for what no student needs."""
+def close(share=1):
+    """Give away all rights, and the right to ask Linux for what no student needs.
+
+    Parameters
+    ----------
+    share : float
+        Of the processes and threads that the run's user may have: at that, this one gets no more.
+    """
     if not is_asked_for():
         return
-    resource.setrlimit(resource.RLIMIT_NPROC, (PROCESSES, PROCESSES))
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (int(share * most),) * 2)
     header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)
     _call("capset", header, bytes(24))
     system_calls.enforce()

@@ -75,7 +75,7 @@ def rank_main(rank, world_size, ties, control, lifeline, stdout, stderr, log):
     membership = backend.Membership(rendezvous)
     baseline = Baseline()
     own_pid = os.getpid()
-    own_sandbox.close()
+    own_sandbox.close(own_sandbox.OF_RANKS)
     send(sock, ("ready", None))
     while True:
         try:

@@ -71,7 +71,7 @@ def shell_main(control, lifeline, output):
     cases.instead = check_nothing
     sock = socket.socket(fileno=control.detach())
     shell = new_shell()
-    own_sandbox.close()
+    own_sandbox.close(own_sandbox.OF_CELLS)
     send(sock, {"ready": True})
     while True:
         try:
