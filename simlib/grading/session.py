@@ -18,7 +18,8 @@ from pathlib import Path
 import nbformat
 import psutil
 
-from . import sandbox
+from . import cgroup, sandbox
+from .cgroup import Group
 
 FOLDERS = "simlib-grading-"
 POLL_S = 0.25
@@ -123,13 +124,13 @@ def run_notebook(cells, limits, isolate=True):
     begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{os.getpid()}-"))
     try:
-        with sandbox.own_user() as uid:
-            return _run_in(folder, notebook, limits, isolate, uid, begun)
+        with sandbox.own_user() as uid, Group(limits) as group:
+            return _run_in(folder, notebook, limits, isolate, uid, group, begun)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_in(folder, notebook, limits, isolate, uid, begun):
+def _run_in(folder, notebook, limits, isolate, uid, group, begun):
     run, home = folder / "run", folder / "home"
     run.mkdir()
     home.mkdir(mode=0o700)
@@ -167,7 +168,7 @@ def _run_in(folder, notebook, limits, isolate, uid, begun):
     command += ["--nbval", f"--nbval-cell-timeout={limits.cell_s}", f"--rootdir={home}"]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
-            [*command, str(home / "notebook.ipynb")],
+            [*group.words, *command, str(home / "notebook.ipynb")],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -266,7 +267,8 @@ def end_group(process):
 
 
 def clear_after_the_dead():
-    """Remove the folders of graders that were killed: they hold what students wrote."""
+    """Remove what graders that were killed have left: folders, and what runs in their groups."""
+    cgroup.clear_after_the_dead()
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*-*"):
         owner = folder.name.removeprefix(FOLDERS).partition("-")[0]
         if owner.isdecimal() and not psutil.pid_exists(int(owner)):

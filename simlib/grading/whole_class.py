@@ -13,6 +13,7 @@ from importlib.metadata import version
 
 from . import known_answers
 from .cache import digest, digest_of_simlib
+from .company import Company
 from .grade import NotebookResult, grade, without_points
 from .known_answers import Expected, record
 from .score import PARTLY, WRONG
@@ -77,6 +78,7 @@ class ClassGrader:
         self._simlib = digest_of_simlib()
         self._locks = {name: threading.Lock() for name in exercises}
         self._expected = {}
+        self._company = Company()
 
     def run(self, files, jobs, advance, regrade=()):
         """``[GradedFile]`` of files, in their order.
@@ -134,8 +136,7 @@ class ClassGrader:
             if stored and (stored["limits"] == limits or not stored["result"]["cut_short"]):
                 result = NotebookResult.from_dict(stored["result"])
             else:
-                expected = self.expected(exercise)
-                result = grade(content, exercise, expected, self._seed, self._limits, self._isolate)
+                result = self._graded(content, exercise)
                 self._cache.put({"result": result.as_dict(), "limits": limits}, *key)
         except Exception as error:  # ours: this file stays ungraded, the others go on
             return without_points(
@@ -146,6 +147,20 @@ class ClassGrader:
         except Exception as error:  # names are a help, and worth no points
             result.notes.append(f"known wrong answers were not looked at: {error}")
         return result
+
+    def _graded(self, content, exercise):
+        """The result of a submission; where others may have cost it time, of a second look."""
+
+        def look():
+            return grade(content, exercise, expected, self._seed, self._limits, self._isolate)
+
+        with self._company.beside() as had_company:
+            expected = self.expected(exercise)
+            result = look()
+            if not (result.cut_short and had_company()):
+                return result
+        with self._company.alone():
+            return look()
 
     def _name_known_mistakes(self, result, exercise):
         """Say of wrong answers which known one they do the same as."""
