@@ -188,7 +188,7 @@ def warn(no_sandbox):
     """Say loudly what this grading does not hold back."""
     if no_sandbox:
         print("simlib: NO SANDBOX: what students wrote runs with your rights", file=sys.stderr)
-    elif sandbox.seccomp_filter() is None:
+    elif sandbox.filter_for(sandbox.FILTER) is None:
         print(
             f"simlib: no filter of system calls is known for {platform.machine()}: the sandbox "
             "stands, with one wall less",
