@@ -80,8 +80,10 @@ KERNELS = {
         "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(0)",
         "exited with code 0",
     ),
-    "kills_all_in_the_cell": harmless_in_the_cell("import os, signal\nos.kill(-1, signal.SIGKILL)"),
-    "kills_all_in_the_ranks": right(in_the_ranks("import os\nos.kill(-1, 9)").source),
+    "kills_all_in_the_cell": in_the_cell(
+        "import os, signal\nos.kill(-1, signal.SIGKILL)", "No such process", "wrong"
+    ),
+    "kills_all_in_the_ranks": in_the_ranks("import os\nos.kill(-1, 9)", "No such process"),
     "takes_memory_in_the_cell": in_the_cell(f"import os\n{HOG}", "MB"),
     "takes_memory_in_the_ranks": in_the_ranks(f"import os\n{HOG}", "MB", LIMITS),
     "kills_all_later": Case(
@@ -91,7 +93,7 @@ KERNELS = {
         "",
     ),
     "forks_in_the_cell": Case(FORKS + "def NAME(rank, world_size, x):\n    return x", ""),
-    "forks_in_the_ranks": in_the_ranks(FORKS, "", ""),
+    "forks_in_the_ranks": right(in_the_ranks(FORKS).source),
     "writes_rubbish_into_its_log": in_the_ranks(
         "import gc\nfrom simlib.record.oplog import OpLogWriter\n"
         "for one in gc.get_objects():\n    if isinstance(one, OpLogWriter):\n"

@@ -240,16 +240,18 @@ class Shell:
         ShellEnded
             It takes too long, prints too much, or the process is gone.
         """
+        self._control.settimeout(limit_s)  # the last answer has left it with what was left
         with contextlib.suppress(OSError):
             send(self._control, request)
         return self._answer(limit_s)
 
     def _answer(self, limit_s):
         deadline, printed, total = time.monotonic() + limit_s, b"", 0
+        too_long = f"the cell was still running after {limit_s:g} s, and was ended"
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise ShellEnded(f"the cell was still running after {limit_s:g} s, and was ended")
+                raise ShellEnded(too_long)
             ready, _, _ = select.select([self._control, self._output], [], [], left)
             if self._output in ready:
                 piece = os.read(self._output, 1 << 16)
@@ -262,9 +264,10 @@ class Shell:
                 if not piece:
                     raise ShellEnded("the cell ended the process it runs in")
             elif self._control in ready:
-                self._control.settimeout(limit_s)
                 try:
-                    answer = receive(self._control)
+                    answer = receive(self._control, deadline=deadline)
+                except TimeoutError:
+                    raise ShellEnded(too_long) from None
                 except (EOFError, OSError):
                     raise ShellEnded("the cell ended the process it runs in") from None
                 except (ValueError, RecursionError):

@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from json import dumps, loads  # a student may put others into json
 
 from ...checks import cases
@@ -33,17 +34,25 @@ def send(sock, message):
     sock.sendall(LENGTH.pack(len(data)) + data)
 
 
-def receive(sock, most=1 << 28):
-    """Receive one message; EOFError where the other side is gone, or says more than ``most``."""
-    (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
+def receive(sock, most=1 << 28, deadline=None):
+    """Receive one message; EOFError where the other side is gone, or says more than ``most``.
+
+    TimeoutError where it is not there whole at ``deadline``, in seconds of `time.monotonic`.
+    """
+    (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size, deadline))
     if length > most:
         raise EOFError(f"a message of {length:,} bytes")
-    return loads(_exactly(sock, length))
+    return loads(_exactly(sock, length, deadline))
 
 
-def _exactly(sock, length):
+def _exactly(sock, length, deadline):
     data = bytearray()
     while len(data) < length:
+        if deadline is not None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the message is not there in time")
+            sock.settimeout(left_s)
         piece = sock.recv(min(length - len(data), 1 << 20))
         if not piece:
             raise EOFError("the other side is gone")
@@ -71,7 +80,7 @@ def shell_main(control, lifeline, output):
     cases.instead = check_nothing
     sock = socket.socket(fileno=control.detach())
     shell = new_shell()
-    own_sandbox.close(own_sandbox.OF_CELLS)
+    own_sandbox.close(own_sandbox.OF_CELLS, "cells")  # they may start ranks, which need sockets
     send(sock, {"ready": True})
     while True:
         try:
