@@ -302,6 +302,18 @@ IN_THE_CELL = {
 }
 
 ODD_BUT_RIGHT = {
+    "imports_what_a_cell_has_written": right(
+        "open('written_by_a_cell.py', 'w').write('nothing = 0')\n"
+        + HONEST.replace(
+            "return total", "import written_by_a_cell\n    return total + written_by_a_cell.nothing"
+        )
+    ),
+    "runs_ranks_in_its_own_cell": right(
+        "import simlib\ndef main(rank, world_size):\n"
+        "    total = torch.ones(1)\n    dist.all_reduce(total)\n    return float(total)\n"
+        "assert simlib.run(main, 2).results == [2.0, 2.0]\n"
+        "assert simlib.simulate(main, 2).results == [2.0, 2.0]\n" + HONEST
+    ),
     "prints_for_debugging": right(
         "print('hello')\n"
         + HONEST.replace("return", "print('rank', rank, total)\n    return")

@@ -23,6 +23,7 @@ import cloudpickle
 
 from ...model.errors import InvalidCallError
 from ...model.failing import Failures
+from .hardening import go_home
 
 HEAVY_BYTES = 20 << 20
 _serves: list[str] = []
@@ -161,6 +162,7 @@ class Request:
         sys.path[:] = around.path
         sys.argv[:] = around.argv
         linecache.cache.update(self.cells)
+        go_home()
 
     def function_and_args(self, rank: int) -> tuple[Callable[..., Any], Sequence, dict]:
         """``(function, args, kwargs)`` for one rank, made anew from their bytes."""

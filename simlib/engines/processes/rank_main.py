@@ -17,7 +17,6 @@ from ...record.oplog import CAPACITY, OpLogWriter
 from ...record.recorder import Recorder
 from ...record.this_rank import here
 from ..host import own_sandbox
-from ..host.hardening import go_home
 from ..host.isolation import Baseline, fresh_random_state
 from ..host.process_setup import (
     Output,
@@ -63,7 +62,6 @@ def rank_main(rank, world_size, ties, control, lifeline, stdout, stderr, log):
     own_sandbox.enter()
     die_with_the_kernel(lifeline.detach())
     serve("a run")
-    go_home()
     output = Output(stdout.detach(), stderr.detach())
     show_errors_of_commands()
     writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY))

@@ -19,7 +19,6 @@ from ...clockwork.simulation import Simulation
 from ...model.cluster import Topology
 from ...record import backend, safe_pickle
 from ..host import own_sandbox
-from ..host.hardening import go_home
 from ..host.isolation import Baseline
 from ..host.process_setup import die_with_the_kernel
 from ..host.request import FRAME, receive, send, send_bytes, serve
@@ -39,7 +38,6 @@ def child_main(control, lifeline, stdout, stderr, memory):
     own_sandbox.enter()
     die_with_the_kernel(lifeline.detach())
     serve("a simulation")
-    go_home()
     output, native = stdout.detach(), stderr.detach()
     memory = memory.detach()
     for fd in (1, 2):

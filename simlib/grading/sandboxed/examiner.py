@@ -27,6 +27,9 @@ from ...engines.host.hardening import (
     end_without_server,
     keep_one_server,
 )
+from ...engines.host.own_sandbox import HOME
+from ...engines.processes.worlds import pool
+from ...engines.virtual.process import simulators
 from ...model.interrupts import uninterrupted
 from ...model.trust import SCRATCH
 from .shell import receive, send, shell_main
@@ -35,6 +38,8 @@ from .submitted import Submitted
 KEPT_OUTPUT = 4000
 MOST_OUTPUT = 4 << 20
 START_LIMIT_S = 60
+MOST_FILES = 1000
+"""Of a folder, that are looked at."""
 SPOILS = {"ended", "unreadable"}
 """What an answer says of a shell that no other cell can use."""
 
@@ -70,6 +75,7 @@ class Examiner:
         self._spoilt = set()
         self._checked = None
         self._as_checked = {}
+        self._files = files_in(HOME)
         warnings.simplefilter("ignore")  # they would be part of what is compared
         namespace["get_ipython"]().compile._filename_map = self._cells
         do_without_tracker()
@@ -116,6 +122,7 @@ class Examiner:
     def fetch(self, question):
         """Put the function of a question where its check looks, as it is in the shell by now."""
         self._keep()
+        self._renew_ranks()
         self._checked = question
         self._namespace[question] = submitted = None
         answer = {"error": "its cell fails"}
@@ -131,6 +138,14 @@ class Examiner:
                     self._ran = [one for one in self._ran if one[0] != question]
             self._namespace[question] = submitted
         print(json.dumps(answer))
+
+    def _renew_ranks(self):
+        """Let ranks have the files that cells have written: each has its own copy of the folder."""
+        files = files_in(HOME)
+        if files != self._files:
+            self._files = files
+            pool().close()
+            simulators().close()
 
     def _others(self, question):
         """Whether cells that answer other questions have run."""
@@ -208,6 +223,18 @@ class Examiner:
         if self._shell is not None:
             self._shell.close()
         self._shell = None
+
+
+def files_in(folder):
+    """``{path: (bytes, time of change)}`` of the files below a folder of students' cells."""
+    found = {}
+    for above, _, names in os.walk(folder):
+        for name in names[:MOST_FILES]:
+            path = os.path.join(above, name)
+            with contextlib.suppress(OSError):
+                state = os.lstat(path)
+                found[path] = state.st_size, state.st_mtime_ns
+    return found
 
 
 class Shell:
