@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..engines.virtual.simulated_run import simulate
 from ..model.cluster import Cluster
@@ -28,10 +28,15 @@ class Simulated:
         There are as many ranks as it has places.
     inputs : Callable
         ``inputs(rank, world_size)`` gives the tuple of arguments for one rank, as for `check`.
+    at_least_flops : Callable, optional
+        ``at_least_flops(xs, ys, ...)``: floating-point operations that every rank needs, from what
+        the ranks were given. Fewer are refused: what numpy computes, or C by itself, no clock and
+        no ledger sees. Leave room for honest savings: half of the solution's are a good choice.
     """
 
     cluster: Cluster
     inputs: Callable
+    at_least_flops: Callable | None = field(default=None, kw_only=True)
 
     counts_memory = False
 
@@ -39,6 +44,24 @@ class Simulated:
     def world_size(self):
         """Number of ranks."""
         return self.cluster.max_ranks
+
+    def uncounted(self, run, given):
+        """A sentence where a rank computes past the clock and the ledger, else None."""
+        for rank, number in enumerate(run.processes or ()):
+            if number:
+                return (
+                    f"{values_are_right(run)}, but rank {rank} starts another process, whose time "
+                    "and memory nobody counts here: compute in the rank itself."
+                )
+        least = self.at_least_flops(*given) if self.at_least_flops else 0
+        fewest = min(run.flops or [0])
+        if fewest >= least:
+            return None
+        return (
+            f"{values_are_right(run)}, but rank {run.flops.index(fewest)} computes "
+            f"{fewest:,} floating-point operations with torch, and nobody can do with less than "
+            f"{least:,}: what numpy or others compute is not counted, so compute with torch."
+        )
 
     def start(self, timeout_s):
         """What runs a rank function here: called as ``simlib.run`` is."""
@@ -69,7 +92,9 @@ class Timed(Simulated):
         """The bound, as a `Rule` on the simulated run."""
 
         def broken(run, given):
-            most_s = self.bound_s(*given)
+            most_s, uncounted = self.bound_s(*given), self.uncounted(run, given)
+            if uncounted:
+                return uncounted
             if run.time_s <= most_s * (1 + ROUNDING):
                 return None
             return (
@@ -113,6 +138,9 @@ class Fits(Simulated):
 
         def broken(run, given):
             largest, most = largest_of(run), self.bound_bytes(*given)
+            uncounted = self.uncounted(run, given)
+            if uncounted:
+                return uncounted
             if largest.peak_bytes <= most:
                 return None
             held = [f"{name} {nbytes:,}" for name, nbytes in largest.peak.items() if nbytes]

@@ -70,6 +70,7 @@ class Request:
     def wait(self, timeout=None):
         """Block until the op completes; returns True. Raises where it has failed."""
         scheduler = self.simulation.scheduler
+        self.simulation.take_in(self.rank)
         if self.end_s is None:
             limit_s = timeout.total_seconds() if timeout else self.limit_s
             limit = None

@@ -41,6 +41,7 @@ class Simulation:
         self.deaths = {}  # rank -> when survivors see that it has died, where they go on
         self.logs = []
         self.ranks = None
+        self.beside = None  # by rank: what else works on its device, as `WorkBeside`
         self.dispatch_modes = [None] * topology.world_size
         self._paces = {rank: Pace(slow, rank) for rank, slow in options.slow.items()}
         self._calls = [0] * topology.world_size
@@ -51,12 +52,23 @@ class Simulation:
 
     def settle(self, rank):
         """Before an op: let all happen that comes before this rank's clock; returns the clock."""
+        self.take_in(rank)
         if self._measured is None:
             return self.scheduler.settle(rank)
         self.work(rank, max(0.0, time.thread_time() - self._measured[rank]))
         clock = self.scheduler.settle(rank)
         self.begin_to_measure(rank)
         return clock
+
+    def take_in(self, rank):
+        """What other threads of the rank have computed is on its clock from here on."""
+        if self.beside is not None and self.beside[rank].took_part:
+            self.work(rank, self.beside[rank].take())
+
+    def clock(self, rank):
+        """The rank's clock, as the rank itself reads it."""
+        self.take_in(rank)
+        return self.scheduler.clocks[rank]
 
     def begin_to_measure(self, rank):
         """Where computing takes the time it really takes: from here on."""

@@ -277,7 +277,7 @@ class RunMonitor(ABC):
         Whether the others go on when a rank dies.
     kill : Mapping
         The ranks that were to be killed, and when.
-    wire, memory : list or None
+    wire, memory, flops, processes : list or None
         Of a simulation that has ended: see `Run`.
     """
 
@@ -286,6 +286,8 @@ class RunMonitor(ABC):
     kill: Mapping[int, float] = {}
     wire: list | None = None
     memory: list | None = None
+    flops: list | None = None
+    processes: list | None = None
     detector: DeadlockDetector
     logs: list
     native: Any

@@ -57,6 +57,11 @@ class Run:
         With ``simulate(..., expand=True)``: the messages that the collectives were made of.
     memory : list of Ledger or None
         What each simulated rank held, where the cluster has a device.
+    flops : list of int or None
+        Floating-point operations of each simulated rank, of all its threads; 0 where the cluster
+        has no device that takes time for them.
+    processes : list of int or None
+        How many processes each simulated rank started. Nothing that they compute is counted.
     attempts : list of Run
         With ``restarts=``: this run and those before it that failed, in order.
     began_s : float
@@ -82,6 +87,8 @@ class Run:
         self.engine = engine
         self.wire: list[WireMessage] | None = None
         self.memory: list[Ledger] | None = None
+        self.flops: list[int] | None = None
+        self.processes: list[int] | None = None
         self.attempts = [self]
         self.began_s = 0.0
         self.repeats = False
@@ -324,7 +331,7 @@ def make_run(monitor: RunMonitor) -> Run:
         output=[output.text for output in monitor.outputs],
         engine=monitor.engine,
     )
-    run.memory = monitor.memory
+    run.memory, run.flops, run.processes = monitor.memory, monitor.flops, monitor.processes
     if monitor.wire is not None:
         run.wire = [replace(m, group=groups.get(m.group, m.group)) for m in monitor.wire]
     return run

@@ -22,6 +22,8 @@ class DispatchMode(TorchDispatchMode):
     memory : MemoryMeter, optional
         Shown the arguments and results of each op, before ``on_flops`` is called: an op holds its
         results from its beginning.
+    lock : RLock, optional
+        Held while an op runs and is counted: of a thread that a rank has started.
 
     Attributes
     ----------
@@ -29,12 +31,13 @@ class DispatchMode(TorchDispatchMode):
         While True, ops pass unseen: for what the engine does in the rank's thread.
     """
 
-    def __init__(self, on_flops=None, flop_counts=None, memory=None):
+    def __init__(self, on_flops=None, flop_counts=None, memory=None, lock=None):
         super().__init__()
         self.paused = False
         self._on_flops = on_flops
         self._flop_counts = flop_counts
         self._memory = memory
+        self._lock = lock
         self._composite = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -47,6 +50,12 @@ class DispatchMode(TorchDispatchMode):
         if self._is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
+        if self._lock is None:
+            return self._counted(func, args, kwargs)
+        with self._lock:
+            return self._counted(func, args, kwargs)
+
+    def _counted(self, func, args, kwargs):
         out = func(*args, **kwargs)
         if self._memory is not None:
             self._memory.saw(args, out)

@@ -102,6 +102,8 @@ class Ranks:
         self._everyone = {rank: rank for rank in range(size)}
         self._idents = {}
         self._meters = [None] * size
+        self._meter_lock = threading.RLock()
+        self._flops = [0] * size
         self._flop_counts = FlopCounts()
         self._native_ids = [0] * size
         region = request.region
@@ -122,6 +124,7 @@ class Ranks:
         self.store = SimulatedStore(scheduler)
         self._in_turn = per_rank.StateInTurn(size, torch_seed())
         scheduler.on_resume = self._resume
+        simulation.beside = [per_rank.WorkBeside() for _ in range(size)]
         for rank, time_s in simulation.options.kill.items():
             scheduler.unless_over(time_s, functools.partial(self._kill, rank))
 
@@ -147,6 +150,8 @@ class Ranks:
             "failure": self._failure(),
             "foreign_threads": list(per_rank.foreign_threads),
             "memory": [meter and meter.ledger() for meter in self._meters],
+            "flops": self._flops,
+            "processes": [beside.processes for beside in self._simulation.beside],
         }
 
     def _failure(self):
@@ -174,9 +179,10 @@ class Ranks:
         self._native_ids[rank] = threading.get_native_id()
         local.rank = rank
         local.log = self._simulation.logs[rank]
-        local.clock = functools.partial(scheduler.clocks.__getitem__, rank)
+        local.clock = functools.partial(self._simulation.clock, rank)
         local.advance = functools.partial(self._simulation.advance, rank)
         local.sleep = functools.partial(self._simulation.sleep, rank)
+        local.beside = self._simulation.beside[rank]
         local.settle = functools.partial(scheduler.settle, rank)
         local.before_output = functools.partial(self._before_output, rank)
         local.environ = {
@@ -217,23 +223,34 @@ class Ranks:
         simulation, device = self._simulation, self._simulation.topology.cluster.device
         options, flops_per_s = simulation.options, getattr(device, "flops_per_s", math.inf)
         counts_flops = options.compute == "flops" and flops_per_s < math.inf
+        beside, meter = simulation.beside[rank], None
         if not (counts_flops or options.memory):
+            beside.make_mode = contextlib.nullcontext
             return contextlib.nullcontext()
-        work = simulation.work
         if options.memory:
-            limit = getattr(device, "memory_bytes", math.inf)
-            meter = self._meters[rank] = per_rank.local.meter = MemoryMeter(
-                rank,
-                per_rank.local.clock,
-                None if limit == math.inf else limit,
-                lambda: self._site_of(rank),
-            )
-        simulation.dispatch_modes[rank] = DispatchMode(
-            (lambda flops: work(rank, flops / flops_per_s)) if counts_flops else None,
-            self._flop_counts,
-            meter if options.memory else None,
-        )
+            meter = beside.meter = per_rank.local.meter = self._meter(rank, device)
+
+        def counted(work, lock=None):
+            def on_flops(flops):
+                self._flops[rank] += flops
+                work(flops / flops_per_s)
+
+            return DispatchMode(on_flops if counts_flops else None, self._flop_counts, meter, lock)
+
+        beside.make_mode = functools.partial(counted, beside.add, beside.lock)
+        simulation.dispatch_modes[rank] = counted(functools.partial(simulation.work, rank))
         return simulation.dispatch_modes[rank]
+
+    def _meter(self, rank, device):
+        limit = getattr(device, "memory_bytes", math.inf)
+        self._meters[rank] = MemoryMeter(
+            rank,
+            functools.partial(self._simulation.scheduler.clocks.__getitem__, rank),
+            None if limit == math.inf else limit,
+            lambda: self._site_of(rank),
+            self._meter_lock,
+        )
+        return self._meters[rank]
 
     def _site_of(self, rank):
         place = self._recorders[rank].place(sys._getframe(1))

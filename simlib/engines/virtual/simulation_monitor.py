@@ -186,6 +186,7 @@ class SimulationMonitor(RunMonitor):
                 words = f"{type(error).__name__}: {error}"
                 self.answers[rank] = "unpicklable", ("result", words)
         self.report, self.wire, self.memory = report, report["wire"], report["memory"]
+        self.flops, self.processes = report["flops"], report["processes"]
 
     def ask_for_stacks(self, ranks):
         """The learner's frames of ranks that are in no op."""

@@ -22,10 +22,18 @@ from .printing import OutputPerRank, flush, write_to_descriptors
 from .profiler import one_profiler_at_a_time
 from .random_numbers import own_random_numbers
 from .refused import refuse_parts_of_torch
+from .started import WorkBeside, own_threads_and_processes
 from .subprocesses import own_commands
 from .turns import StateInTurn
 
-__all__ = ["StateInTurn", "flush", "local", "separate_threads", "foreign_threads"]
+__all__ = [
+    "StateInTurn",
+    "WorkBeside",
+    "flush",
+    "foreign_threads",
+    "local",
+    "separate_threads",
+]
 
 
 def separate_threads(write_out, all_cpus):
@@ -42,6 +50,7 @@ def separate_threads(write_out, all_cpus):
     c10d._world = WorldPerThread()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     own_commands(write_out, all_cpus)
+    own_threads_and_processes()
     os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)
     sys.stdout = sys.__stdout__ = OutputPerRank(write_out, sys.stdout)
     sys.stderr = sys.__stderr__ = OutputPerRank(write_out, sys.stderr)
