@@ -7,10 +7,13 @@ libraries, all read-only, and nothing else of the machine; there is no network b
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
+import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +96,26 @@ def check_can_isolate(no_sandbox):
             "running as root, and setpriv, which drops root's rights for what students wrote, is "
             "missing: apt install util-linux, or grade as an ordinary user"
         )
+    said = refusal_of_a_trial()
+    if said:
+        raise CannotIsolate(
+            f"a trial of the sandbox failed ({said}): it needs user namespaces (Linux must permit "
+            "them: sysctl user.max_user_namespaces and, on Ubuntu, "
+            "kernel.apparmor_restrict_unprivileged_userns=0) and unshare of util-linux 2.36 or "
+            "later. To grade without a sandbox all the same, say --no-sandbox"
+        )
+
+
+@functools.cache
+def refusal_of_a_trial():
+    """What a sandbox within a sandbox says where it cannot be had; empty where it can."""
+    with tempfile.TemporaryDirectory(prefix="simlib-trial-") as folder:
+        run = Path(folder) / "run"
+        run.mkdir()
+        inner = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "true"]
+        command = sandboxed(inner, run, FIRST_UID, Limits())
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no word"])[-1]
 
 
 @contextlib.contextmanager
