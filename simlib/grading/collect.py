@@ -10,8 +10,8 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from .merge_answers import choose, defines
-from .notebook_file import LARGEST_BYTES, Unreadable, parse, read_bytes
+from .notebook_file import LARGEST_BYTES, Unreadable, read_bytes
+from .reading import Reader
 from .texts import readable
 
 NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.IGNORECASE)
@@ -97,9 +97,10 @@ def collect(place, exercises):
             others.append(identify(path, lambda: b"", when, exercises))
     if not notebooks:
         raise CannotCollect(f"{place} has no notebooks (files that end in .ipynb)")
-    return newest(notebooks, exercises) + without_notebook(
-        others, {one.student for one in notebooks}
-    )
+    with Reader(exercises) as reader:
+        name_by_content(notebooks, reader)
+        kept = newest(notebooks, reader)
+    return kept + without_notebook(others, {one.student for one in notebooks})
 
 
 def without_notebook(others, students):
@@ -152,10 +153,6 @@ def identify(path, reader, when, exercises):
         submitted.content = reader()
     except Unreadable as error:
         submitted.unreadable = str(error)
-    if submitted.exercise is None and submitted.content:
-        submitted.exercise = exercise_by_content(submitted.content, exercises)
-        if submitted.exercise:
-            submitted.notes.append("the file's name is not an exercise's; its cells are")
     return submitted
 
 
@@ -178,58 +175,53 @@ def stem_of(file):
     return COPY.sub("", NOTEBOOK.sub("", file))
 
 
-def exercise_by_content(content, exercises):
-    """The exercise to which most of a notebook's cells belong, or None."""
-    try:
-        submission = parse(content)
-    except Unreadable:
-        return None
-    sources = [one.source for one in submission.cells]
-
-    def likeness(exercise):
-        own = sum(any(defines(name, text) for text in sources) for name in exercise.questions)
-        return own, len(exercise.ids & submission.ids)
-
-    best = max(exercises.values(), key=likeness)
-    return best.name if any(likeness(best)) else None
+def name_by_content(files, reader):
+    """Say of files whose names tell no exercise which one they are, by their cells."""
+    for one in files:
+        if one.exercise is None and one.content:
+            try:
+                one.exercise, _ = reader.about(one.content)
+            except Unreadable:  # grading says why
+                continue
+            if one.exercise:
+                one.notes.append("the file's name is not an exercise's; its cells are")
 
 
-def newest(files, exercises):
+def newest(files, reader):
     """One file of each student and exercise. Those of no known exercise are kept.
 
     Where somebody hands in all that they have, lessons and solutions bear an exercise's name too:
     of several files one with answers counts, of those one outside a folder ``solutions``, of those
     the one changed last.
     """
-    kept = {}
+    alike = {}
     for one in files:
-        key = one.student, one.exercise or one.file
-        other = kept.get(key)
-        if other is None:
-            kept[key] = one
-            continue
-        exercise = exercises.get(one.exercise)
-        earlier, later = sorted((other, one), key=lambda one: weight(one, exercise))
-        later.notes.append(f"handed in more than once; {earlier.file} was left aside")
-        kept[key] = later
-    return [kept[key] for key in sorted(kept)]
+        alike.setdefault((one.student, one.exercise or one.file), []).append(one)
+    kept = []
+    for key in sorted(alike):
+        *others, best = sorted(
+            alike[key], key=lambda one: weight(one, reader) if len(alike[key]) > 1 else ()
+        )
+        best.notes += [f"handed in more than once; {one.file} was left aside" for one in others]
+        kept.append(best)
+    return kept
 
 
-def weight(file, exercise):
+def weight(file, reader):
     """What decides which of two files of one exercise counts; the larger does."""
     is_own = PurePosixPath(file.file).parent.name != "solutions"
-    return has_answers(file, exercise), is_own, *time_and_name(file)
+    return has_answers(file, reader), is_own, *time_and_name(file)
 
 
-def has_answers(file, exercise):
+def has_answers(file, reader):
     """Whether a file has a cell that answers a question of the exercise, right or not."""
-    if exercise is None or not file.content:
+    if file.exercise is None or not file.content:
         return False
     try:
-        submission = parse(file.content)
+        _, found = reader.about(file.content, file.exercise)
     except Unreadable:
         return False
-    return any(choose(exercise, submission, name, []) is not None for name in exercise.questions)
+    return found
 
 
 def time_and_name(file):

@@ -10,8 +10,9 @@ import re
 import time
 from dataclasses import asdict, dataclass, field, replace
 
-from .merge_answers import WrongNotebook, beginning, merge_answers
-from .notebook_file import Unreadable, parse
+from .merge_answers import WrongNotebook, beginning
+from .notebook_file import Unreadable
+from .reading import Reader
 from .score import QuestionResult, because_of, failures_of, fetch_of, is_cut_short, score
 from .session import code_cell, run_notebook
 from .texts import clean
@@ -107,7 +108,8 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
     """
     begun = time.monotonic()
     try:
-        merged = merge_answers(exercise, parse(content))
+        with Reader({exercise.name: exercise}) as reader:
+            merged = reader.merge(content, exercise.name)
     except Unreadable as error:
         return without_points(exercise, "unreadable", str(error))
     except WrongNotebook as error:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 GIVEN, NOT_ATTEMPTED, NOT_FOUND = "given", "not attempted", "not found"
 CHECKS = re.compile(r"^[ \t]*\w+[ \t]*=[ \t]*check(_of)?\(", re.MULTILINE)
-INDENT = "[ \t]*"
+DEF = re.compile(r"^([ \t]*)(?:async[ \t]+)?def[ \t]+(\w+)\b(?![ \t]*\([ \t]*self\b)", re.MULTILINE)
+ASSIGNED = re.compile(r"^(\w+)[ \t]*(?::[^=\n]*)?=(?!=)", re.MULTILINE)
 LONGEST_LINE = 60
 
 
@@ -74,6 +75,7 @@ class MergedNotebook:
         left_out : collection
             Names of questions, and steps.
         """
+        left_out = set(left_out)
         left = [
             step
             for step in self.steps
@@ -90,11 +92,11 @@ def merge_answers(exercise, submission):
     WrongNotebook
         The notebook has cells of this exercise neither by id nor by function name.
     """
-    notes = list(submission.notes)
-    chosen = {name: choose(exercise, submission, name, notes) for name in exercise.questions}
+    notes, cells = list(submission.notes), looked_at(submission)
+    chosen = {name: choose(exercise, cells, name, notes) for name in exercise.questions}
     found = {}
     for name, index in chosen.items():
-        is_given = index is not None and is_edited(submission.cells[index], exercise, name)
+        is_given = index is not None and is_edited(cells[index], exercise, name)
         found[name] = GIVEN if is_given else NOT_FOUND if index is None else NOT_ATTEMPTED
     ids = {cell.id for cell in exercise.cells if cell.question}
     if all(index is None for index in chosen.values()) and not ids & submission.ids:
@@ -102,11 +104,11 @@ def merge_answers(exercise, submission):
             f"the notebook has no cell of exercise {exercise.name}: is it the lesson of that name?"
         )
     notes += changed_cells(exercise, submission)
-    helpers = helpers_by_anchor(exercise, submission, chosen)
+    helpers = helpers_by_anchor(exercise, cells, chosen)
     steps = helpers.pop(None, [])
     for cell in exercise.cells:
         if cell.role == "answer" and found[cell.question] == GIVEN:
-            steps.append(Step("answer", cell, submission.cells[chosen[cell.question]].source))
+            steps.append(Step("answer", cell, cells[chosen[cell.question]].source))
         elif cell.role != "answer" and found.get(cell.question, GIVEN) == GIVEN:
             steps.append(Step("pristine", cell, cell.source))
         steps += helpers.pop(cell.id, [])
@@ -122,7 +124,54 @@ def hidden_last(steps):
     return sorted(steps, key=lambda step: step.cell is not None and step.cell.role == "hidden")
 
 
-def choose(exercise, submission, name, notes):
+@dataclass(frozen=True)
+class LookedAt:
+    """A student's cell with what is asked of it for every question, worked out once.
+
+    Attributes
+    ----------
+    id, role, question : str or None
+    source : str
+    bare : str
+        See `bare`.
+    defined, defined_at_top : frozenset of str
+        Names that it defines, behind an indent, too, and those without one; see `definitions`.
+    has_check : bool
+        Whether it calls a check.
+    """
+
+    id: str | None
+    role: str | None
+    question: str | None
+    source: str
+    bare: str
+    defined: frozenset
+    defined_at_top: frozenset
+    has_check: bool
+
+
+def looked_at(submission):
+    """``[LookedAt]`` of a submission's cells, in time that grows with their length."""
+    return [
+        LookedAt(
+            one.id,
+            one.role,
+            one.question,
+            one.source,
+            bare(one.source),
+            *definitions(one.source),
+            CHECKS.search(one.source) is not None,
+        )
+        for one in submission.cells
+    ]
+
+
+def has_answers(exercise, cells):
+    """Whether some cell answers a question of the exercise, right or not."""
+    return any(choose(exercise, cells, name, []) is not None for name in exercise.questions)
+
+
+def choose(exercise, cells, name, notes):
     """The index of the cell that stands where the exercise has a question's answer, or None.
 
     By metadata, then by cell id, then by the function's ``def``. Of several that one of these ways
@@ -132,18 +181,18 @@ def choose(exercise, submission, name, notes):
     stands, and what the function is when its check comes counts.
     """
     (cell,) = exercise.cells_of(name, "answer")
-    end = place_of_check(exercise, submission, name)
+    end = place_of_check(exercise, cells, name)
     ways = {
         "metadata": lambda one: (one.role, one.question) == ("answer", name),
         "id": lambda one: one.id == cell.id,
-        "def": lambda one: defines(name, one.source) and not CHECKS.search(one.source),
-        "def somewhere": lambda one: defines(name, one.source, INDENT),
+        "def": lambda one: name in one.defined_at_top and not one.has_check,
+        "def somewhere": lambda one: name in one.defined,
     }
     fallback = None
     for way, fits in ways.items():
-        found = [index for index, one in enumerate(submission.cells) if fits(one)]
-        edited = [i for i in found if is_edited(submission.cells[i], exercise, name)]
-        defining = [i for i in edited if defines(name, submission.cells[i].source, INDENT)]
+        found = [index for index, one in enumerate(cells) if fits(one)]
+        edited = [i for i in found if is_edited(cells[i], exercise, name)]
+        defining = [i for i in edited if name in cells[i].defined]
         if len(defining) > 1:
             notes.append(
                 f"{name}: {len(defining)} cells answer it; the last one above its check counts"
@@ -158,7 +207,7 @@ def choose(exercise, submission, name, notes):
     return fallback
 
 
-def place_of_check(exercise, submission, name):
+def place_of_check(exercise, cells, name):
     """The index of the last cell that is a question's check; behind all cells if there is none."""
     pristine = exercise.cells_of(name, "check")
     ids = {one.id for one in pristine}
@@ -166,23 +215,23 @@ def place_of_check(exercise, submission, name):
 
     def is_check(one):
         is_named = one.id in ids or (one.role, one.question) == ("check", name)
-        return bare(one.source) in sources or (is_named and CHECKS.search(one.source))
+        return one.bare in sources or (is_named and one.has_check)
 
-    places = [index for index, one in enumerate(submission.cells) if is_check(one)]
-    return max(places, default=len(submission.cells))
-
-
-def defines(name, source, indent=""):
-    """Whether a cell defines a function of this name, behind an indent; no method is meant."""
-    blank = "[ \t]"
-    by_def = rf"{indent}(async{blank}+)?def{blank}+{name}\b(?!{blank}*\({blank}*self\b)"
-    by_name = rf"{name}{blank}*(:[^=\n]*)?=(?!=)"
-    return re.search(rf"^({by_def}|{by_name})", source, re.MULTILINE)
+    places = [index for index, one in enumerate(cells) if is_check(one)]
+    return max(places, default=len(cells))
 
 
-def is_edited(student_cell, exercise, name):
+def definitions(source):
+    """``(names, names at the top)`` that a cell defines by ``def``, no methods, or by ``=``."""
+    defs = [match.groups() for match in DEF.finditer(source)]
+    by_name = [match[1] for match in ASSIGNED.finditer(source)]
+    at_top = frozenset([*by_name, *(name for indent, name in defs if not indent)])
+    return at_top | {name for _, name in defs}, at_top
+
+
+def is_edited(cell, exercise, name):
     """Whether an answer is more than the stub; spaces and comments do not count."""
-    return bare(student_cell.source) not in ("", bare(exercise.questions[name].stub))
+    return cell.bare not in ("", bare(exercise.questions[name].stub))
 
 
 def bare(source):
@@ -210,7 +259,7 @@ def changed_cells(exercise, submission):
     ]
 
 
-def helpers_by_anchor(exercise, submission, chosen):
+def helpers_by_anchor(exercise, cells, chosen):
     """``{id of a pristine cell: [Step]}`` of the student's own cells that stand below it.
 
     A setup that was changed is such a cell, below the pristine one; so is what stands in a copy of
@@ -229,14 +278,14 @@ def helpers_by_anchor(exercise, submission, chosen):
     answers = {chosen[name]: by_role["answer", name] for name in reversed(exercise.questions)}
     check_of = {by_role["answer", name]: by_role["check", name] for name in exercise.questions}
     helpers, anchor, seen = {}, None, set()
-    for index, one in enumerate(submission.cells):
-        text = bare(one.source)
+    for index, one in enumerate(cells):
+        text = one.bare
         place = one.id if one.id in pristine and one.id not in seen else None
         place = place or by_role.get((one.role, one.question)) or by_source.get(text)
         is_pristine = text in by_source
         if index in answers:
             place = answers[index]
-        elif place and not is_pristine and is_free(pristine[place], one.source):
+        elif place and not is_pristine and is_free(pristine[place], one):
             place = None
         is_late = index in answers and check_of[place] in seen
         if place:
@@ -248,9 +297,9 @@ def helpers_by_anchor(exercise, submission, chosen):
     return helpers
 
 
-def is_free(cell, source):
-    """Whether a text that stands in the place of a pristine cell is something of its own."""
-    return cell.role == "answer" or (cell.role == "check" and not CHECKS.search(source))
+def is_free(cell, one):
+    """Whether what stands in the place of a pristine cell is something of its own."""
+    return cell.role == "answer" or (cell.role == "check" and not one.has_check)
 
 
 def handed_out(exercise, cell):

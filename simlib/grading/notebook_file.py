@@ -6,9 +6,13 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from dataclasses import dataclass
 
 LARGEST_BYTES = 20 << 20
+"""Of a file, pictures in its outputs and all."""
+MOST_CHARS = 2_000_000
+"""Of all its cells' sources and ids together."""
 MOST_CELLS = 5000
 CONFLICT = re.compile(r"^[ \t]*\"?(<{7}|>{7}|={7})( |$|\\n)", re.MULTILINE)
 
@@ -102,6 +106,11 @@ def parse(content):
     if language and not language.startswith(("python", "ipython")):
         raise Unreadable(f"this notebook's language is {language[:40]}, not Python")
     read = [(cell, _student_cell(cell)) for cell in cells]
+    if sum(len(one.source) + len(one.id or "") for _, one in read) > MOST_CHARS:
+        raise Unreadable(
+            f"the cells of the notebook hold more than {MOST_CHARS // 1_000_000} MB of text, "
+            "outputs not counted: take data out of them"
+        )
     ids = [one.id for _, one in read if one.id]
     return Submission(
         [one for cell, one in read if cell.get("cell_type") == "code"],
@@ -171,7 +180,7 @@ def _notes(notebook, ids):
     known = isinstance(minor, int) and major == 4 and minor <= 5
     if not known:
         notes.append(f"nbformat {str(major)[:10]}.{str(minor)[:10]}")
-    twice = sorted({one for one in ids if ids.count(one) > 1}) if len(ids) > len(set(ids)) else []
+    twice = sorted(one for one, count in Counter(ids).items() if count > 1)
     if twice:
         shown = ", ".join(one[:60] for one in twice[:5])
         notes.append(f"cell ids that occur more than once: {shown}")
