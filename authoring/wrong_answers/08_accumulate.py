@@ -1,6 +1,7 @@
 """Wrong answers to exercise 08.3, each with the words its refusal must hold."""
 
 import contextlib
+import threading
 
 import torch
 import torch.distributed as dist
@@ -192,7 +193,24 @@ def keeps_all_outputs(rank, world_size, micro_batches):
     return gradients(ddp)
 
 
+def one_large_batch_in_a_thread(rank, world_size, micro_batches):
+    """the forward pass of all micro-batches at once, in a thread"""
+    ddp = DistributedDataParallel(tower([3, 2, 1]))
+    kept = []
+
+    def forward():
+        kept.extend(torch.cat(micro_batches).clone() for _ in range(50))
+        kept.append(ddp(kept[0]).mean())
+
+    thread = threading.Thread(target=forward)
+    thread.start()
+    thread.join()
+    kept[-1].backward()
+    return gradients(ddp)
+
+
 WRONG = {
+    one_large_batch_in_a_thread: "activations and temporaries 634,",
     always_communicates: "carry 32, then 32, then 32, then 32 bytes",
     never_communicates: "DDP never communicated",
     not_divided: "each loss is a mean already",

@@ -1,5 +1,10 @@
 """Wrong answers to exercise 08.2, each with the words its refusal must hold."""
 
+import os
+import pickle
+import threading
+
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -179,8 +184,62 @@ def in_order_of_backward(rank, world_size, widths, x):
     return means
 
 
+def backward_in_a_thread(rank, world_size, widths, x):
+    """a trial pass and the backward pass in a thread, the all_reduces after it"""
+    model = tower(widths)
+    thread = threading.Thread(target=lambda: (model(x), model(x).sum().backward()))
+    thread.start()
+    thread.join()
+    requests = []
+    for weight in reversed(list(model.parameters())):
+        weight.grad /= world_size
+        requests.append(dist.all_reduce(weight.grad, async_op=True))
+    for request in requests:
+        request.wait()
+    return gradients(model)
+
+
+def backward_in_numpy(rank, world_size, widths, x):
+    """the backward pass by numpy, whose work no clock sees"""
+    model = tower(widths)
+    weights = [weight.detach().numpy() for weight in model.parameters()]
+    inputs = [x.numpy()]
+    for weight in weights[:-1]:
+        inputs.append(inputs[-1] @ weight.T)
+    grad, grads, requests = np.ones((len(x), widths[-1]), np.float32), [], []
+    for weight, value in zip(reversed(weights), reversed(inputs), strict=True):
+        grads.append(torch.from_numpy(grad.T @ value / world_size))
+        requests.append(dist.all_reduce(grads[-1], async_op=True))
+        grad = grad @ weight
+    for request in requests:
+        request.wait()
+    return grads[::-1]
+
+
+def backward_in_a_process(rank, world_size, widths, x):
+    """the backward pass in another process, whose work no clock sees"""
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        with os.fdopen(writing, "wb") as file:
+            model = tower(widths)
+            model(x).sum().backward()
+            pickle.dump([grad.numpy() for grad in gradients(model)], file)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        grads = [torch.from_numpy(grad) / world_size for grad in pickle.load(file)]
+    os.waitpid(child, 0)
+    requests = [dist.all_reduce(grad, async_op=True) for grad in reversed(grads)]
+    for request in requests:
+        request.wait()
+    return grads
+
+
 WRONG = {
-    waits_in_the_hook: "the last rank is done after",
+    backward_in_a_thread: "done after 14.7 ms",
+    backward_in_numpy: "floating-point operations with torch",
+    backward_in_a_process: "starts another process",
+    waits_in_the_hook: "done after 11.5 ms",
     never_waits: "was never waited for",
     one_for_all: "carry 148 bytes",
     first_layer_first: "carry 60, then 40",

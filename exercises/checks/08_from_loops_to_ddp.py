@@ -113,6 +113,11 @@ def budget_s(widths, xs):
     return 6 * 3 * layer_s + 1.5 * bucket_s
 
 
+def half_of_the_flops(widths, xs):
+    """Of a forward and a backward pass: less is computed where no clock sees it."""
+    return sum(3 * len(xs[0]) * a * b for a, b in pairwise(widths[0]))
+
+
 verdict = check(
     "hide_it",
     hide_it,
@@ -129,6 +134,7 @@ verdict = check(
             simlib.clusters.ethernet_10g(4, device=simlib.Device(FLOPS_PER_S)),
             on_the_network,
             budget_s,
+            at_least_flops=half_of_the_flops,
             hint="Start each all_reduce in a hook, and do not wait for it there.",
         )
     ],
@@ -171,6 +177,11 @@ def many_micro_batches(rank, world_size):
 def room(lists):
     """Bytes: twice a micro-batch with its outputs, and 500 for weights and buckets."""
     return 2 * 4 * (3 + 2 + 1) * len(lists[0][0]) + 500
+
+
+def half_of_the_work(lists):
+    """Floating-point operations: half of a forward pass and of the weights' gradients."""
+    return len(lists[0]) * 2 * len(lists[0][0]) * (3 * 2 + 2 * 1)
 
 
 def of_the_whole(lists, first=1, between=1, last=1):
@@ -244,6 +255,7 @@ verdict = check(
             simlib.clusters.ethernet_10g(2, device=simlib.Device(1e9)),
             many_micro_batches,
             room,
+            at_least_flops=half_of_the_work,
             hint="Go forward and backward with one micro-batch, then take the next.",
         )
     ],
