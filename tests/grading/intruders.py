@@ -107,6 +107,16 @@ ALL = {
             "socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
         )
     ),
+    "a_silent_connection_to_the_server_of_ranks": intruder(
+        "import socket\n"
+        "for line in open('/proc/net/unix').read().splitlines()[1:]:\n"
+        "    address = line.split()[-1]\n"
+        "    try:\n"
+        "        one = socket.socket(socket.AF_UNIX)\n"
+        "        one.connect('\\0' + address[1:] if address[0] == '@' else address)\n"
+        "        found.append(address)\n"
+        "    except OSError:\n        pass"
+    ),
     "more_rights": intruder(
         "import os, ctypes, subprocess\nlibc = ctypes.CDLL(None)\n"
         "if os.geteuid() == 0: found.append('root')\n"
