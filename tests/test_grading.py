@@ -10,7 +10,7 @@ import pytest
 from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, extra, notebook, solved
 
 from simlib.grading import known_answers, sandbox, self_check
-from simlib.grading.grade import BEGIN, grade, seeded
+from simlib.grading.grade import BEGIN, grade, seed_of, seeded
 from simlib.grading.known_answers import record
 from simlib.grading.sandboxed.graded_checks import too_little
 from simlib.grading.score import json_in, sentence
@@ -75,7 +75,7 @@ def test_hidden_cells_take_the_seed_of_the_run():
     for path in sorted(SOURCES.glob("*.py")):
         for cell in exercise(path.stem.partition("_")[0]).cells:
             if cell.role == "hidden":
-                assert "\nseed = 77\n" in "\n" + seeded(cell, 77), cell.id
+                assert f"\nseed = {seed_of(cell.id, 77)}\n" in seeded(cell, 77), cell.id
                 assert len(re.findall(r"\bseed\s*=", cell.source)) == 1, cell.id
 
 
@@ -133,7 +133,7 @@ def test_code_inside_sees_nothing_that_matters(isolated):
     assert ROOT.parts[1] not in set(seen["above"]["/"]) - {venv.parts[1]}
     for folder, only in zip(above, venv.parts[2:], strict=True):
         assert seen["above"][str(folder)] in ([only], "PermissionError")
-    assert seen["kernels"] and set(seen["kernels"]) == {"PermissionError"}
+    assert seen["kernels"] == []
     assert not [path for path in seen["sockets"] if os.path.basename(path).startswith("k")]
     assert seen["network"] == "OSError"
     assert seen["write"] == "OSError"
@@ -182,8 +182,8 @@ def test_what_is_forged_has_no_effect(graded):
     assert points(found) == [0, 0, 3]
     assert found[None].runs == 1
     assert "no plain data" in found["mean_of_all"].got
-    assert "own_broadcast: right" in found["own_broadcast"].outputs["own_broadcast-check"]
-    assert "comes from elsewhere" in found["own_broadcast"].outputs["own_broadcast-hidden"]
+    assert "Wait timeout" in found["own_broadcast"].got  # the store of a rank is its own
+    assert "Wait timeout" in found["own_broadcast"].outputs["own_broadcast-hidden"]
     assert "hidden tests" in found["own_broadcast"].reason
 
 

@@ -110,7 +110,7 @@ ALL = {
         other = torch.tensor(float(len(os.listdir('/dev/pts')) - 3)).expand(3)
         """,
     ),
-    "hidden_inputs_made_anew_from_their_seed": right(
+    "hidden_inputs_made_anew_from_their_seed": Case(
         "def sum_of_all(rank, x):\n"
         "    def made(seed, rank):\n"
         "        return torch.randn(3, generator=torch.Generator().manual_seed(seed + rank))\n"
@@ -118,7 +118,9 @@ ALL = {
         "        if torch.equal(made(seed, rank), x):\n"
         "            return made(seed, 0) + made(seed, 1)\n"
         "    return torch.tensor([1.0, 3.0, 5.0])\n"
-        + IDLE.replace("total = x.clone()", "total = torch.zeros(3)")
+        + IDLE.replace("total = x.clone()", "total = torch.zeros(3)"),
+        "wrong",
+        "not all hidden tests",
     ),
     "fewer_bytes_in_the_record_than_are_sent": Case(
         "def NAME(rank, world_size, x):\n"
@@ -158,7 +160,7 @@ def chain_broadcast(rank, world_size, x, latency_s, bandwidth_Bps):
     clock = getattr(here, "clock", None)
     def set_back():
         if clock:
-            clock.func.__self__[rank] = 0.0
+            clock.func.__self__.scheduler.clocks[rank] = 0.0
     if rank > 0:
         dist.recv(x, src=rank - 1)
         set_back()
