@@ -315,13 +315,15 @@ def test_a_notebook_with_another_ending_is_one(tmp_path, name):
 def test_who_handed_in_other_files_only_is_told_so(stand_in, tmp_path, monkeypatch):
     files(tmp_path / "class", "student_01/04_collectives.ipynb", "student_01/notes.txt")
     files(tmp_path / "class", "student_02/all.zip", "student_02/x.py", data=b"")
-    walk = os.walk
+    files(tmp_path / "class", "student_03/04_collectives.ipynb")
+    whole = os.open
 
-    def walk_past_a_closed_folder(folder, onerror):
-        onerror(PermissionError(13, "Permission denied", str(tmp_path / "class/student_03")))
-        return walk(folder)
+    def opened(name, *rest, **more):
+        if name == "student_03":
+            raise PermissionError(13, "Permission denied")
+        return whole(name, *rest, **more)
 
-    monkeypatch.setattr(os, "walk", walk_past_a_closed_folder)
+    monkeypatch.setattr(os, "open", opened)
     main(["grade", str(tmp_path / "class"), "--out", str(tmp_path)])
     notes = {row[0]: row[-2] for row in table(tmp_path / "report.csv")[1:]}
     assert notes["student_01"] == ""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 import re
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from .notebook_file import LARGEST_BYTES, Unreadable, read_bytes
+from .folders import Walk, is_left_out
+from .left_aside import notes_on_left_out, without_notebook, without_reports
+from .notebook_file import MOST_NOTEBOOKS, NOTEBOOK, Bounds, Unreadable, check_size
 from .reading import Reader
 from .texts import readable
 
-NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.IGNORECASE)
-"""Names of notebooks; mail programs and Windows put a second ending behind the first."""
 CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)$")
 MOODLE = re.compile(r"^(?P<name>.+?)_(?P<id>\d+)_assignsubmission_\w*?file_?(?P<file>.*)$")
 
@@ -67,7 +66,7 @@ class SubmittedFile:
     platform: str = ""
 
 
-def collect(place, exercises):
+def collect(place, exercises, report=None, notes=None):
     """All that was handed in, one `SubmittedFile` for each student and exercise, sorted.
 
     Parameters
@@ -76,6 +75,10 @@ def collect(place, exercises):
         A folder with a folder for each student, a folder of files whose names begin with the
         student, or a zip file of either. Names that Canvas and Moodle give are understood.
     exercises : dict of str to Exercise
+    report : str or Path or None
+        The folder of the report, which is no submission.
+    notes : list of str or None
+        What a teacher should know about the class is added to it.
 
     Raises
     ------
@@ -83,46 +86,51 @@ def collect(place, exercises):
         There is nothing there.
     """
     place = Path(place)
+    notes = [] if notes is None else notes
+    left_out = []
     if place.is_dir():
-        files = files_of_folder(place)
+        walk = Walk(place, report)
+        files, left_out = walk.files(), walk.left_out
     elif place.is_file() and (place.suffix.lower() == ".zip" or zipfile.is_zipfile(place)):
-        files = files_of_zip(place, exercises)
+        files = files_of_zip(place, exercises, left_out)
     else:
         raise CannotCollect(f"{place} is neither a folder nor a zip file of submissions")
-    notebooks, others = [], []
-    for path, reader, when in files:
-        if NOTEBOOK.search(path.name):
-            notebooks.append(identify(path, reader, when, exercises))
-        elif not path.name.startswith("."):
-            others.append(identify(path, lambda: b"", when, exercises))
+    notebooks, others = read(files, exercises)
+    others = without_reports(others, notes)
+    notes += notes_on_left_out(left_out, notebooks)
     if not notebooks:
-        raise CannotCollect(f"{place} has no notebooks (files that end in .ipynb)")
+        reason = f"{place} has no notebooks (files that end in .ipynb)"
+        raise CannotCollect("; ".join([reason, *notes]))
     with Reader(exercises) as reader:
         name_by_content(notebooks, reader)
         kept = newest(notebooks, reader)
     return kept + without_notebook(others, {one.student for one in notebooks})
 
 
-def without_notebook(others, students):
-    """A `SubmittedFile` for each student who has handed in other files only.
+def read(files, exercises):
+    """``(notebooks, others)`` as `SubmittedFile`: the first are read, and nothing is parsed.
 
-    Parameters
-    ----------
-    others : list of SubmittedFile
-        Files that are no notebooks.
-    students : set of str
-        Those who have handed in notebooks.
+    What is parsed may take long, and until all are read students can change what will be.
     """
-    found = {}
-    for one in others:
-        path = PurePosixPath(one.file)
-        if one.student in students or (len(path.parts) == 1 and not one.platform):
+    bounds, notebooks, others, closed = Bounds(), [], [], set()
+    for path, reader, when in files:
+        one = identify(path, lambda: b"", when, exercises)
+        if not NOTEBOOK.search(path.name):
+            others += [one] if not path.name.startswith(".") else []
             continue
-        first = found.setdefault(one.student, one)
-        before = ", ".join(filter(None, [first.unreadable.partition("but ")[2], path.name]))
-        first.exercise = None
-        first.unreadable = f"there is no notebook (a file that ends in .ipynb), but {before}"
-    return [found[student] for student in sorted(found)]
+        owner = path.parts[0] if len(path.parts) > 1 else one.student
+        if bounds.is_open(owner):
+            try:
+                one.content = bounds.read(owner, reader)
+            except Unreadable as error:
+                one.unreadable = str(error)
+            notebooks.append(one)
+        elif owner not in closed:
+            closed.add(owner)
+            one.exercise = None
+            one.unreadable = f"more than {MOST_NOTEBOOKS:,} notebooks: from here on none is read"
+            notebooks.append(one)
+    return notebooks, others
 
 
 def identify(path, reader, when, exercises):
@@ -229,29 +237,12 @@ def time_and_name(file):
     return file.when.timestamp() if file.when else 0.0, file.file
 
 
-def files_of_folder(folder):
-    """``(path, reader, time)`` of every file below a folder; links are not followed."""
-    closed = []
-    for above, folders, files in os.walk(folder, onerror=closed.append):
-        folders[:] = sorted(one for one in folders if not is_left_out(one))
-        for file in sorted(files):
-            path = Path(above) / file
-            seconds = path.lstat().st_mtime
-            when = datetime.datetime.fromtimestamp(seconds).astimezone()
-            relative = PurePosixPath(path.relative_to(folder).as_posix())
-            yield relative, (lambda path=path: read_bytes(path)), when
-    for error in closed:
-        path = PurePosixPath(Path(error.filename).relative_to(folder).as_posix())
-        yield path / "a folder that cannot be opened", (lambda: b""), None
+def files_of_zip(path, exercises, left_out):
+    """``(path, reader, time)`` of each file of a zip file, as `Walk.files` gives them.
 
-
-def is_left_out(folder):
-    """Whether a folder holds nothing that was handed in: copies of JupyterLab, git's, macOS's."""
-    return folder == "__MACOSX" or (folder.startswith(".") and folder.strip(".") != "")
-
-
-def files_of_zip(path, exercises):
-    """The same of a zip file. Nothing is written anywhere, so no name in it can do harm."""
+    Nothing is written anywhere, so no name in it can do harm. Folders with notebooks that are left
+    out are added to ``left_out``.
+    """
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, NotImplementedError) as error:
@@ -263,12 +254,18 @@ def files_of_zip(path, exercises):
         wrapper = wrapper_folder(path, members, exercises)
         for member in sorted(members, key=lambda one: one.filename):
             parts = parts_of(member)[len(wrapper) :]
-            if member.is_dir() or not parts or any(map(is_left_out, parts[:-1])):
+            if member.is_dir() or not parts:
+                continue
+            hidden = next((n for n, one in enumerate(parts[:-1]) if is_left_out(one)), None)
+            if hidden is not None:
+                folder = PurePosixPath(*parts[: hidden + 1])
+                if NOTEBOOK.search(parts[-1]) and folder not in left_out[-1:]:
+                    left_out.append(folder)
                 continue
             when = None
             with contextlib.suppress(ValueError):
                 when = datetime.datetime(*member.date_time).astimezone()
-            reader = lambda member=member: read_member(archive, member)  # noqa: E731
+            reader = lambda most, member=member: read_member(archive, member, most)  # noqa: E731
             yield PurePosixPath(*parts), reader, when
 
 
@@ -295,15 +292,13 @@ def wrapper_folder(path, members, exercises):
     return files[0][:1] if is_class else ()
 
 
-def read_member(archive, member):
+def read_member(archive, member, most):
     """A zip's file; one that is larger than it may be is refused before it is unpacked."""
-    if member.file_size > LARGEST_BYTES:
-        raise Unreadable(f"the file is larger than {LARGEST_BYTES >> 20} MB")
+    check_size(member.file_size, most)
     try:
         with archive.open(member) as file:
-            content = file.read(LARGEST_BYTES + 1)
+            content = file.read(most + 1)
     except Exception as error:  # damaged, encrypted, or packed in an unknown way
         raise Unreadable(f"the zip file's entry cannot be read ({error})") from None
-    if len(content) > LARGEST_BYTES:
-        raise Unreadable(f"the file is larger than {LARGEST_BYTES >> 20} MB")
+    check_size(len(content), most)
     return content

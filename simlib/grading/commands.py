@@ -136,7 +136,8 @@ def _grade(options):
     exercises = chosen_exercises(all_exercises, options.exercise)
     roster = read_roster(options.roster) if options.roster else []
     by_hand = overrides.read_overrides(options.overrides) if options.overrides else []
-    files = submitted_files(options, all_exercises, exercises)
+    notes = []
+    files = submitted_files(options, all_exercises, exercises, notes)
     exercises = exercises_of_report(exercises, files, bool(options.exercise), roster)
     regrade, not_applied = (), []
     if options.only or by_hand:
@@ -150,6 +151,7 @@ def _grade(options):
         mark_late(files, deadline)
         graded = grade_files(options, exercises, files, cache, seed, regrade)
         report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
+        report["notes"] = notes
         overrides.apply(report, by_hand)
         not_written = reports.write_reports(folder, report, roster)
         pages.write_pages(folder, report)
@@ -165,11 +167,14 @@ def cache_in(folder):
         raise ValueError(cannot_write(folder, error)) from None
 
 
-def submitted_files(options, all_exercises, exercises):
-    """The files for the chosen exercises; which one a file is for is found among all."""
+def submitted_files(options, all_exercises, exercises, notes):
+    """The files for the chosen exercises; which one a file is for is found among all.
+
+    What a teacher should know about the class is added to ``notes``.
+    """
     if Path(options.out).resolve() == Path(options.submissions).resolve():
         raise ValueError("--out names the folder of the submissions: name another one")
-    files = collect.collect(options.submissions, all_exercises)
+    files = collect.collect(options.submissions, all_exercises, options.out, notes)
     return [one for one in files if one.exercise is None or one.exercise in exercises]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -9,8 +10,12 @@ import stat
 from collections import Counter
 from dataclasses import dataclass
 
+NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.IGNORECASE)
+"""Names of notebooks; mail programs and Windows put a second ending behind the first."""
 LARGEST_BYTES = 20 << 20
 """Of a file, pictures in its outputs and all."""
+MOST_BYTES, MOST_NOTEBOOKS = 40 << 20, 2000
+"""Of all that is read of one student."""
 MOST_CHARS = 2_000_000
 """Of all its cells' sources and ids together."""
 MOST_CELLS = 5000
@@ -50,8 +55,59 @@ class Submission:
     notes: list
 
 
-def read_bytes(path):
+class Bounds:
+    """How much has been read of each student's files."""
+
+    def __init__(self):
+        self._notebooks, self._bytes = Counter(), Counter()
+
+    def is_open(self, owner):
+        """Whether one more notebook of somebody's is read; counts it."""
+        self._notebooks[owner] += 1
+        return self._notebooks[owner] <= MOST_NOTEBOOKS
+
+    def read(self, owner, reader):
+        """What a reader gives, which is told how many bytes it may give.
+
+        Raises
+        ------
+        Unreadable
+            The reason.
+        """
+        content = reader(min(LARGEST_BYTES, MOST_BYTES - self._bytes[owner]))
+        self._bytes[owner] += len(content)
+        return content
+
+
+def check_size(nbytes, most):
+    """Refuse what is larger than it may be.
+
+    Raises
+    ------
+    Unreadable
+        The reason.
+    """
+    if nbytes > LARGEST_BYTES:
+        raise Unreadable(
+            f"the file is larger than {LARGEST_BYTES >> 20} MB: clear its outputs, save it again"
+        )
+    if nbytes > most:
+        raise Unreadable(
+            f"all notebooks together are larger than {MOST_BYTES >> 20} MB: hand in fewer, or "
+            "clear their outputs"
+        )
+
+
+def read_bytes(path, most=LARGEST_BYTES, folder=None):
     """What is in the file; a link, a device or a huge file is refused.
+
+    Parameters
+    ----------
+    path : str or Path
+    most : int
+        Bytes that it may have.
+    folder : int or None
+        The descriptor of the folder that ``path`` is a name in.
 
     Raises
     ------
@@ -59,25 +115,25 @@ def read_bytes(path):
         The reason.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
-        if os.path.islink(path):
+        if error.errno == errno.ELOOP:
             raise Unreadable("the file is a link, and links are not followed") from None
         raise Unreadable(f"the file cannot be opened ({error.strerror})") from None
     try:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISDIR(mode):
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
             raise Unreadable("this is a folder: name the notebook in it")
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(found.st_mode):
             raise Unreadable("this is no ordinary file")
+        check_size(found.st_size, most)
         with open(fd, "rb", closefd=False) as file:
-            content = file.read(LARGEST_BYTES + 1)
+            content = file.read(most + 1)
+    except OSError as error:
+        raise Unreadable(f"the file cannot be read ({error.strerror})") from None
     finally:
         os.close(fd)
-    if len(content) > LARGEST_BYTES:
-        raise Unreadable(
-            f"the file is larger than {LARGEST_BYTES >> 20} MB: clear its outputs, save it again"
-        )
+    check_size(len(content), most)
     return content
 
 
