@@ -5,69 +5,21 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import re
 import zipfile
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from .identity import COPY, NOTEBOOK, claims_apart, identify
 from .notebook_file import LARGEST_BYTES, Unreadable, read_bytes
 from .reading import Reader
-from .texts import readable
-
-NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.IGNORECASE)
-"""Names of notebooks; mail programs and Windows put a second ending behind the first."""
-CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)$")
-MOODLE = re.compile(r"^(?P<name>.+?)_(?P<id>\d+)_assignsubmission_\w*?file_?(?P<file>.*)$")
 
 MOST_FILES = 20_000
-COPY = re.compile(r"(-\d+| ?\(\d+\)| - Copy)+$")
-"""What systems add to the name of a second copy."""
 
 
 class CannotCollect(Exception):
     """A place without submissions; the message is the reason."""
 
 
-@dataclass
-class SubmittedFile:
-    """One file that was handed in.
-
-    Attributes
-    ----------
-    student : str
-        What identifies the student: a folder's name, a number of the platform.
-    name : str
-        The student's name as far as the file tells it.
-    exercise : str or None
-        Which exercise it is; None where nobody can tell.
-    file : str
-        Its name as it was handed in.
-    content : bytes
-        Empty where it could not be read.
-    unreadable : str
-        Why it could not be read.
-    when : datetime.datetime or None
-        When it was last changed.
-    late : bool
-        Whether the platform says that it came late.
-    notes : list of str
-    platform : str
-        ``"canvas"`` or ``"moodle"`` where the file was named by one, and the student by its number.
-    """
-
-    student: str
-    name: str
-    exercise: str | None
-    file: str
-    content: bytes
-    unreadable: str = ""
-    when: datetime.datetime | None = None
-    late: bool = False
-    notes: list = field(default_factory=list)
-    platform: str = ""
-
-
-def collect(place, exercises):
+def collect(place, exercises, roster=()):
     """All that was handed in, one `SubmittedFile` for each student and exercise, sorted.
 
     Parameters
@@ -76,6 +28,8 @@ def collect(place, exercises):
         A folder with a folder for each student, a folder of files whose names begin with the
         student, or a zip file of either. Names that Canvas and Moodle give are understood.
     exercises : dict of str to Exercise
+    roster : list of Person
+        It tells which name is meant where a file's may be read in two ways.
 
     Raises
     ------
@@ -92,15 +46,22 @@ def collect(place, exercises):
     notebooks, others = [], []
     for path, reader, when in files:
         if NOTEBOOK.search(path.name):
-            notebooks.append(identify(path, reader, when, exercises))
+            notebooks.append(identify(path, reader, when, exercises, roster))
         elif not path.name.startswith("."):
-            others.append(identify(path, lambda: b"", when, exercises))
+            others.append(identify(path, lambda: b"", when, exercises, roster))
     if not notebooks:
         raise CannotCollect(f"{place} has no notebooks (files that end in .ipynb)")
+    others = [one for one in others if tells_a_student(one)]
+    claims_apart(notebooks + others, roster)
     with Reader(exercises) as reader:
         name_by_content(notebooks, reader)
         kept = newest(notebooks, reader)
     return kept + without_notebook(others, {one.student for one in notebooks})
+
+
+def tells_a_student(one):
+    """Whether a file that is no notebook is somebody's: a loose one without a platform is not."""
+    return len(PurePosixPath(one.file).parts) > 1 or bool(one.platform)
 
 
 def without_notebook(others, students):
@@ -116,63 +77,13 @@ def without_notebook(others, students):
     found = {}
     for one in others:
         path = PurePosixPath(one.file)
-        if one.student in students or (len(path.parts) == 1 and not one.platform):
+        if one.student in students:
             continue
         first = found.setdefault(one.student, one)
         before = ", ".join(filter(None, [first.unreadable.partition("but ")[2], path.name]))
         first.exercise = None
         first.unreadable = f"there is no notebook (a file that ends in .ipynb), but {before}"
     return [found[student] for student in sorted(found)]
-
-
-def identify(path, reader, when, exercises):
-    """The `SubmittedFile` of one file."""
-    first, file = path.parts[0], path.name
-    canvas = CANVAS.match(file) if len(path.parts) == 1 else None
-    if canvas and named_in(file, exercises) and not named_in(canvas["file"], exercises):
-        canvas = None  # student_07_04_collectives: these are no numbers of Canvas's
-    moodle = MOODLE.match(first)
-    late = False
-    if moodle:
-        student, name = moodle["id"], moodle["name"]
-        file = moodle["file"] or file if len(path.parts) == 1 else file
-    elif canvas:
-        student, name, file = canvas["id"], canvas["name"], canvas["file"]
-        late = bool(canvas["late"])
-    elif len(path.parts) > 1:
-        student = name = first
-    else:
-        student = name = student_in(file, exercises)
-    exercise = named_in(file, exercises)
-    platform = "moodle" if moodle else "canvas" if canvas else ""
-    student, name, shown = map(readable, (student, name, str(path)))
-    submitted = SubmittedFile(
-        student, name, exercise, shown, b"", when=when, late=late, platform=platform
-    )
-    try:
-        submitted.content = reader()
-    except Unreadable as error:
-        submitted.unreadable = str(error)
-    return submitted
-
-
-def named_in(file, exercises):
-    """The exercise whose name is in a file's name, or None."""
-    stem = stem_of(file)
-    return next((name for name in exercises if re.search(rf"(^|\W|_){name}($|\W|_)", stem)), None)
-
-
-def student_in(file, exercises):
-    """What of a file's name is not the exercise's."""
-    stem = stem_of(file)
-    for name in exercises:
-        stem = stem.replace(name, "")
-    return stem.strip("_- .") or NOTEBOOK.sub("", file)
-
-
-def stem_of(file):
-    """A notebook's name without its ending and without what systems add to a second copy."""
-    return COPY.sub("", NOTEBOOK.sub("", file))
 
 
 def name_by_content(files, reader):

@@ -136,7 +136,7 @@ def _grade(options):
     exercises = chosen_exercises(all_exercises, options.exercise)
     roster = read_roster(options.roster) if options.roster else []
     by_hand = overrides.read_overrides(options.overrides) if options.overrides else []
-    files = submitted_files(options, all_exercises, exercises)
+    files = submitted_files(options, all_exercises, exercises, roster)
     exercises = exercises_of_report(exercises, files, bool(options.exercise), roster)
     regrade, not_applied = (), []
     if options.only or by_hand:
@@ -165,11 +165,11 @@ def cache_in(folder):
         raise ValueError(cannot_write(folder, error)) from None
 
 
-def submitted_files(options, all_exercises, exercises):
+def submitted_files(options, all_exercises, exercises, roster):
     """The files for the chosen exercises; which one a file is for is found among all."""
     if Path(options.out).resolve() == Path(options.submissions).resolve():
         raise ValueError("--out names the folder of the submissions: name another one")
-    files = collect.collect(options.submissions, all_exercises)
+    files = collect.collect(options.submissions, all_exercises, roster)
     return [one for one in files if one.exercise is None or one.exercise in exercises]
 
 

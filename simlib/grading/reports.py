@@ -41,14 +41,17 @@ def as_report(graded, roster, exercises, seed, isolated):
     names = names_of(graded, roster)
     students, taken = [], set()
     for student, row in table(graded, roster, exercises).items():
-        others = [one for one in graded if one.student == student and not one.exercise]
+        mine = [one for one in graded if one.student == student]
+        others = [one for one in mine if not one.exercise]
+        notes = [NOT_IN_ROSTER] if people and student not in people else []
+        notes += sorted({one.conflict for one in mine if one.conflict})
         students.append(
             {
                 "student": student,
                 "name": names[student],
                 "page": f"{file_name(student, taken)}.html",
                 "in_roster": student in people,
-                "notes": [NOT_IN_ROSTER] if people and student not in people else [],
+                "notes": notes,
                 "points": round(sum(one.result.points for one in row.values() if one), 2),
                 "of": sum(exercise.points for exercise in exercises.values()),
                 "notebooks": [as_notebook(row[name], exercises[name]) for name in exercises],

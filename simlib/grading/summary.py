@@ -33,6 +33,12 @@ def summary(report, folder, is_chosen, deadline, not_written, not_applied):
     strangers = [label(one) for one in students if NOT_IN_ROSTER in one["notes"]]
     if strangers:
         lines.append(f"{NOT_IN_ROSTER}: {', '.join(strangers)}")
+    lines += [
+        f"{label(one)}: {note}"
+        for one in students
+        for note in one["notes"]
+        if note != NOT_IN_ROSTER
+    ]
     lines += not_applied
     if not_written:
         needs = "; ".join(f"{name} needs {what}" for name, what in not_written.items())

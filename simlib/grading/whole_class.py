@@ -40,6 +40,8 @@ class GradedFile:
     notes : list of str
     platform : str
         ``"canvas"`` or ``"moodle"`` where the student is that platform's number.
+    conflict : str
+        What to say where something else claims to be the same student.
     """
 
     student: str
@@ -51,6 +53,7 @@ class GradedFile:
     result: NotebookResult
     notes: list = field(default_factory=list)
     platform: str = ""
+    conflict: str = ""
 
 
 class ClassGrader:
@@ -124,6 +127,7 @@ class ClassGrader:
             result,
             file.notes,
             file.platform,
+            file.conflict,
         )
 
     def _result(self, content, exercise, regrade):
