@@ -13,7 +13,7 @@ from .texts import readable
 NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.IGNORECASE)
 """Names of notebooks; mail programs and Windows put a second ending behind the first."""
 CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)$")
-MOODLE = re.compile(r"_(?P<id>\d+)_assignsubmission_(?:[a-z]+_)*file(?=_|$)_?")
+MOODLE = re.compile(r"_(?P<id>\d+)_assignsubmission_(?:[a-z]+_)*file(?=_|$)")
 """What Moodle puts between a student's name and the name of a file."""
 COPY = re.compile(r"(-\d+| ?\(\d+\)| - Copy)+$")
 """What systems add to the name of a second copy."""
@@ -105,7 +105,8 @@ def of_moodle_folder(folder):
 
     Moodle's part is at the end, and what stands before it is the name, whatever it looks like.
     """
-    parts = [one for one in MOODLE.finditer(folder) if one.start() and one.end() == len(folder)]
+    end = len(folder.removesuffix("_"))
+    parts = [one for one in MOODLE.finditer(folder) if one.start() and one.end() == end]
     return (folder[: parts[0].start()], parts[0]["id"], "") if parts else None
 
 
@@ -116,7 +117,7 @@ def of_loose_moodle(file, roster):
     of the roster decides, then an id of it; without one the first part is Moodle's.
     """
     ways = [
-        (file[: one.start()], one["id"], file[one.end() :])
+        (file[: one.start()], one["id"], file[one.end() :].removeprefix("_"))
         for one in MOODLE.finditer(file)
         if one.start()
     ]
