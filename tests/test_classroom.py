@@ -4,8 +4,10 @@ import argparse
 import contextvars
 import datetime
 import functools
+import html
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from simlib.grading import (
     sandbox,
     self_check,
     session,
+    texts,
     whole_class,
 )
 from simlib.grading.cache import Cache
@@ -558,6 +561,75 @@ def test_two_graders_do_not_write_one_report(stand_in, submissions, tmp_path, ca
 def test_cells_of_a_table_are_no_formulas():
     tamed = [reports.tame(text) for text in ("=1", " +1", "-1", "@x", "\t=1", "a\x1b[31m\nb", 3)]
     assert tamed == ["'=1", "' +1", "'-1", "'@x", "' =1", "a [31m b", 3]
+
+
+@pytest.mark.parametrize(
+    "text, tamed",
+    [
+        ("a;=1+1;b", "a;'=1+1;b"),
+        ("\uff1d1+1", "'<U+FF1D>1+1"),
+        ("a; =1, -2,\t+3", "a;' =1,' -2,' +3"),
+        ("a\n@x\t=1", "a '@x '=1"),
+        ('b;"=1"', 'b;\'"=1"'),
+        ("a-b, c=d; e@f", "a-b, c=d; e@f"),
+    ],
+)
+def test_no_formula_stands_behind_any_separator(text, tamed):
+    assert reports.tame(text) == tamed
+    assert reports.tame(tamed) == tamed
+
+
+@pytest.mark.parametrize(
+    "name, shown",
+    [
+        ("Ann\u202egnp.exe", "Ann<U+202E>gnp.exe"),
+        ("bob\u200b", "bob<U+200B>"),
+        ("bob\u3164", "bob<U+3164>"),
+        ("bob\ufe0f", "bob<U+FE0F>"),
+        ("\uff22ob", "<U+FF22>ob"),
+        ("\uff1d1+1", "<U+FF1D>1+1"),
+    ],
+)
+def test_names_that_are_not_what_they_look_like_are_shown_by_code_points(
+    stand_in, tmp_path, capsys, name, shown
+):
+    files(tmp_path / "class", f"{name}/04_collectives.ipynb")
+    call = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out")]
+    assert main(call) == 0
+    said = capsys.readouterr()
+    (page,) = (tmp_path / "out/feedback").iterdir()
+    hidden = next(char for char in name if ord(char) > 127)
+    csv_text = (tmp_path / "out/report.csv").read_text("utf-8")
+    pages = [(tmp_path / "out/class.html").read_text("utf-8"), page.read_text("utf-8")]
+    for text in (said.out, said.err, csv_text, *(html.unescape(one) for one in pages)):
+        assert shown in text and hidden not in text
+    assert hidden not in page.name
+    assert "set it right before an import" in csv_text
+    assert main([*call, "--only", shown]) == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["J\u00f6rg M\u00fcller", "\u674e\u96f7\u3001\u300c\u738b\u300d", "\u0939\u093f\u0928"]
+)
+def test_honest_names_of_any_script_are_shown_as_they_are(name):
+    assert texts.one_line(name) == texts.clean(name) == reports.tame(name) == name
+
+
+def test_folders_and_notes_put_no_formula_into_a_table(stand_in, tmp_path):
+    files(tmp_path / "class", "a;=1+1;b/04_collectives.ipynb", "\uff1d1+1/04_collectives.ipynb")
+    files(tmp_path / "class", "bob/04_collectives.ipynb", "bob/=2+2.ipynb", "bob/y;@z.ipynb")
+    files(tmp_path / "class", "eve/+3.zip", data=b"")
+    (tmp_path / "roster.csv").write_text("student,name\na;=1+1;b,=4\n")
+    call = ["grade", str(tmp_path / "class"), "--roster", str(tmp_path / "roster.csv")]
+    main([*call, "--out", str(tmp_path / "out")])
+    for path in (tmp_path / "out").glob("*.csv"):
+        for row in table(path):
+            parts = [part for cell in row for part in re.split("[,;\\s]", cell) if part]
+            assert not [part for part in parts if re.match("[=+@\uff1d]|-\\d", part)]
+    cells = [row[:2] for row in table(tmp_path / "out/report.csv")]
+    assert ["a;'=1+1;b", "'=4"] in cells
+    note = table(tmp_path / "out/report.csv")[1][-2]
+    assert note.startswith("written as a;'=1+1;b and '=4 in all tables")
 
 
 def test_names_of_pages_are_safe_and_each_its_own():
