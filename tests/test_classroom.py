@@ -4,8 +4,10 @@ import argparse
 import contextvars
 import datetime
 import functools
+import html
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from simlib.grading import (
     sandbox,
     self_check,
     session,
+    texts,
     whole_class,
 )
 from simlib.grading.cache import SEEDS, Cache
@@ -34,7 +37,7 @@ from simlib.grading.collect import CannotCollect, collect
 from simlib.grading.grade import NotebookResult
 from simlib.grading.merge_answers import WrongNotebook, merge_answers
 from simlib.grading.notebook_file import Unreadable, parse
-from simlib.grading.roster import BadRoster, read_roster
+from simlib.grading.roster import BadRoster, Person, read_roster
 from simlib.grading.sandboxed import graded_checks, shell
 from simlib.grading.sandboxed.graded_checks import GradedChecks
 from simlib.grading.score import QuestionResult
@@ -87,6 +90,84 @@ def test_a_moodle_file_is_of_who_handed_it_in_whatever_its_name(tmp_path):
     file = "x_1234_assignsubmission_file_04_collectives.ipynb"
     files(tmp_path, f"Student Seven_4711_assignsubmission_file_{file}")
     assert found_in(tmp_path) == [("4711", "04_collectives")]
+
+
+def test_the_end_of_a_moodle_folder_is_moodles_and_the_rest_a_name(tmp_path):
+    eve = "Eve_1234_assignsubmission_file_4711_assignsubmission_file"
+    files(tmp_path, f"{eve}/04_collectives.ipynb")
+    files(tmp_path, "Vera_1234_assignsubmission_file/04_collectives.ipynb")
+    found = {one.student: one for one in collect(tmp_path, EXERCISES)}
+    assert {student: one.name for student, one in found.items()} == {
+        "1234": "Vera",
+        "4711": "Eve_1234_assignsubmission_file",
+    }
+    assert not any(one.notes or one.conflict for one in found.values())
+
+
+@pytest.mark.parametrize(
+    "name, people, student",
+    [
+        ("Eve_4711_assignsubmission_file_x_1234_assignsubmission_file_04", {"Eve"}, "4711"),
+        ("Vera_1234_assignsubmission_file_x_4711_assignsubmission_file_04",
+         {"Vera", "Vera_1234_assignsubmission_file_x"}, "4711"),
+        ("Vera_1234_assignsubmission_file_x_4711_assignsubmission_file_04", {"Vera"}, "1234"),
+    ],
+)  # fmt: skip
+def test_a_loose_moodle_file_is_read_against_the_roster(tmp_path, name, people, student):
+    files(tmp_path, f"{name}_collectives.ipynb")
+    roster = [Person(f"s{n}", one, {}) for n, one in enumerate(sorted(people))]
+    assert [one.student for one in collect(tmp_path, EXERCISES, roster)] == [student]
+
+
+COMPOSED, APART = "Zo\u00eb", "Zoe\u0308"
+
+
+@pytest.mark.parametrize(
+    "first, second, student",
+    [
+        (f"{COMPOSED}/04_collectives.ipynb", f"{APART}/04_collectives.ipynb", COMPOSED),
+        ("bob_04_collectives.ipynb", "04_collectives_-bob.ipynb", "bob"),
+        ("bob/04_collectives.ipynb", "04_collectives_bob.ipynb", "bob"),
+        (
+            "Vera_1234_assignsubmission_file/04_collectives.ipynb",
+            "Eve_1234_assignsubmission_file/04_collectives.ipynb",
+            "1234",
+        ),
+    ],
+)
+def test_two_claims_to_one_student_are_both_graded_and_told(
+    stand_in, tmp_path, capsys, first, second, student
+):
+    files(tmp_path / "class", first)
+    files(tmp_path / "class", second, data=content(solved(COLLECTIVES) | {"x": 1}))
+    (tmp_path / "roster.csv").write_text(f"student,name\n{student},Vera\n", encoding="utf-8")
+    call = ["grade", str(tmp_path / "class"), "--roster", str(tmp_path / "roster.csv")]
+    main([*call, "--out", str(tmp_path / "out")])
+    said, page = capsys.readouterr().out, (tmp_path / "out/class.html").read_text("utf-8")
+    students = json.loads((tmp_path / "out/report.json").read_text("utf-8"))["students"]
+    other = f"{student} (second claim: {unicodedata.normalize('NFC', second)})"
+    assert [(one["student"], one["points"]) for one in students] == [(student, 8), (other, 8)]
+    assert students[1]["name"] == other and not students[1]["notebooks"][0]["platform"]
+    note = f"2 claims to be {student}, all graded: "
+    assert said.count(note) == page.count(note) == 2
+    assert all(note in row[-2] for row in table(tmp_path / "out/report.csv")[1:])
+    assert not any(book["notes"] for one in students for book in one["notebooks"])
+
+
+def test_a_further_claim_is_taken_for_nobody_who_is_called_so(tmp_path):
+    files(tmp_path, "bob_04_collectives.ipynb", "04_collectives_-bob.ipynb")
+    files(tmp_path, "04_collectives_bob.ipynb")
+    files(tmp_path, "bob (second claim: 04_collectives_-bob.ipynb)/04_collectives.ipynb")
+    assert len({one.student for one in collect(tmp_path, EXERCISES)}) == 4
+
+
+@pytest.mark.parametrize("copy", ["-1", " (1)", "-2-1"])
+def test_copies_of_one_student_are_one_claim(tmp_path, copy):
+    for name in ("bob_4711_15_04_collectives", "eve_04_collectives"):
+        files(tmp_path, f"{name}.ipynb", f"{name}{copy}.ipynb")
+    found = collect(tmp_path, EXERCISES)
+    assert [(one.student, len(one.notes)) for one in found] == [("4711", 1), ("eve", 1)]
+    assert not any(one.conflict for one in found)
 
 
 def test_of_two_files_the_newer_counts(tmp_path):
@@ -484,6 +565,75 @@ def test_two_graders_do_not_write_one_report(stand_in, submissions, tmp_path, ca
 def test_cells_of_a_table_are_no_formulas():
     tamed = [reports.tame(text) for text in ("=1", " +1", "-1", "@x", "\t=1", "a\x1b[31m\nb", 3)]
     assert tamed == ["'=1", "' +1", "'-1", "'@x", "' =1", "a [31m b", 3]
+
+
+@pytest.mark.parametrize(
+    "text, tamed",
+    [
+        ("a;=1+1;b", "a;'=1+1;b"),
+        ("\uff1d1+1", "'<U+FF1D>1+1"),
+        ("a; =1, -2,\t+3", "a;' =1,' -2,' +3"),
+        ("a\n@x\t=1", "a '@x '=1"),
+        ('b;"=1"', 'b;\'"=1"'),
+        ("a-b, c=d; e@f", "a-b, c=d; e@f"),
+    ],
+)
+def test_no_formula_stands_behind_any_separator(text, tamed):
+    assert reports.tame(text) == tamed
+    assert reports.tame(tamed) == tamed
+
+
+@pytest.mark.parametrize(
+    "name, shown",
+    [
+        ("Ann\u202egnp.exe", "Ann<U+202E>gnp.exe"),
+        ("bob\u200b", "bob<U+200B>"),
+        ("bob\u3164", "bob<U+3164>"),
+        ("bob\ufe0f", "bob<U+FE0F>"),
+        ("\uff22ob", "<U+FF22>ob"),
+        ("\uff1d1+1", "<U+FF1D>1+1"),
+    ],
+)
+def test_names_that_are_not_what_they_look_like_are_shown_by_code_points(
+    stand_in, tmp_path, capsys, name, shown
+):
+    files(tmp_path / "class", f"{name}/04_collectives.ipynb")
+    call = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out")]
+    assert main(call) == 0
+    said = capsys.readouterr()
+    (page,) = (tmp_path / "out/feedback").iterdir()
+    hidden = next(char for char in name if ord(char) > 127)
+    csv_text = (tmp_path / "out/report.csv").read_text("utf-8")
+    pages = [(tmp_path / "out/class.html").read_text("utf-8"), page.read_text("utf-8")]
+    for text in (said.out, said.err, csv_text, *(html.unescape(one) for one in pages)):
+        assert shown in text and hidden not in text
+    assert hidden not in page.name
+    assert "set it right before an import" in csv_text
+    assert main([*call, "--only", shown]) == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["J\u00f6rg M\u00fcller", "\u674e\u96f7\u3001\u300c\u738b\u300d", "\u0939\u093f\u0928"]
+)
+def test_honest_names_of_any_script_are_shown_as_they_are(name):
+    assert texts.one_line(name) == texts.clean(name) == reports.tame(name) == name
+
+
+def test_folders_and_notes_put_no_formula_into_a_table(stand_in, tmp_path):
+    files(tmp_path / "class", "a;=1+1;b/04_collectives.ipynb", "\uff1d1+1/04_collectives.ipynb")
+    files(tmp_path / "class", "bob/04_collectives.ipynb", "bob/=2+2.ipynb", "bob/y;@z.ipynb")
+    files(tmp_path / "class", "eve/a;=3.zip", data=b"")
+    (tmp_path / "roster.csv").write_text("student,name\na;=1+1;b,=4\n")
+    call = ["grade", str(tmp_path / "class"), "--roster", str(tmp_path / "roster.csv")]
+    main([*call, "--out", str(tmp_path / "out")])
+    for path in (tmp_path / "out").glob("*.csv"):
+        for row in table(path):
+            parts = [part for cell in row for part in re.split(r"[,;]\s*", cell) if part]
+            assert not [part for part in parts if re.match("[=+@\uff1d]|-\\d", part)]
+    cells = [row[:2] for row in table(tmp_path / "out/report.csv")]
+    assert ["a;'=1+1;b", "'=4"] in cells
+    note = table(tmp_path / "out/report.csv")[1][-2]
+    assert note.startswith("written as a;'=1+1;b and '=4 in all tables")
 
 
 def test_names_of_pages_are_safe_and_each_its_own():

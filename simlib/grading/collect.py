@@ -4,69 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import re
 import zipfile
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from .folders import Walk, is_left_out
+from .identity import COPY, claims_apart, identify
 from .left_aside import notes_on_left_out, without_notebook, without_reports
 from .notebook_file import MOST_NOTEBOOKS, NOTEBOOK, Bounds, Unreadable, check_size
 from .reading import Reader
-from .texts import readable
-
-CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)$")
-MOODLE = re.compile(r"^(?P<name>.+?)_(?P<id>\d+)_assignsubmission_\w*?file_?(?P<file>.*)$")
 
 MOST_FILES = 20_000
-COPY = re.compile(r"(-\d+| ?\(\d+\)| - Copy)+$")
-"""What systems add to the name of a second copy."""
 
 
 class CannotCollect(Exception):
     """A place without submissions; the message is the reason."""
 
 
-@dataclass
-class SubmittedFile:
-    """One file that was handed in.
-
-    Attributes
-    ----------
-    student : str
-        What identifies the student: a folder's name, a number of the platform.
-    name : str
-        The student's name as far as the file tells it.
-    exercise : str or None
-        Which exercise it is; None where nobody can tell.
-    file : str
-        Its name as it was handed in.
-    content : bytes
-        Empty where it could not be read.
-    unreadable : str
-        Why it could not be read.
-    when : datetime.datetime or None
-        When it was last changed.
-    late : bool
-        Whether the platform says that it came late.
-    notes : list of str
-    platform : str
-        ``"canvas"`` or ``"moodle"`` where the file was named by one, and the student by its number.
-    """
-
-    student: str
-    name: str
-    exercise: str | None
-    file: str
-    content: bytes
-    unreadable: str = ""
-    when: datetime.datetime | None = None
-    late: bool = False
-    notes: list = field(default_factory=list)
-    platform: str = ""
-
-
-def collect(place, exercises, report=None, notes=None):
+def collect(place, exercises, roster=(), report=None, notes=None):
     """All that was handed in, one `SubmittedFile` for each student and exercise, sorted.
 
     Parameters
@@ -75,6 +29,8 @@ def collect(place, exercises, report=None, notes=None):
         A folder with a folder for each student, a folder of files whose names begin with the
         student, or a zip file of either. Names that Canvas and Moodle give are understood.
     exercises : dict of str to Exercise
+    roster : list of Person
+        It tells which name is meant where a file's may be read in two ways.
     report : str or Path or None
         The folder of the report, which is no submission.
     notes : list of str or None
@@ -95,26 +51,32 @@ def collect(place, exercises, report=None, notes=None):
         files = files_of_zip(place, exercises, left_out)
     else:
         raise CannotCollect(f"{place} is neither a folder nor a zip file of submissions")
-    notebooks, others = read(files, exercises)
-    others = without_reports(others, notes)
+    notebooks, others = read(files, exercises, roster)
+    others = [one for one in without_reports(others, notes) if tells_a_student(one)]
     notes += notes_on_left_out(left_out, notebooks)
     if not notebooks:
         reason = f"{place} has no notebooks (files that end in .ipynb)"
         raise CannotCollect("; ".join([reason, *notes]))
+    claims_apart(notebooks + others, roster)
     with Reader(exercises) as reader:
         name_by_content(notebooks, reader)
         kept = newest(notebooks, reader)
     return kept + without_notebook(others, {one.student for one in notebooks})
 
 
-def read(files, exercises):
+def tells_a_student(one):
+    """Whether a file that is no notebook is somebody's: a loose one without a platform is not."""
+    return len(PurePosixPath(one.file).parts) > 1 or bool(one.platform)
+
+
+def read(files, exercises, roster):
     """``(notebooks, others)`` as `SubmittedFile`: the first are read, and nothing is parsed.
 
     What is parsed may take long, and until all are read students can change what will be.
     """
     bounds, notebooks, others, closed = Bounds(), [], [], set()
     for path, reader, when in files:
-        one = identify(path, lambda: b"", when, exercises)
+        one = identify(path, lambda: b"", when, exercises, roster)
         if not NOTEBOOK.search(path.name):
             others += [one] if not path.name.startswith(".") else []
             continue
@@ -131,56 +93,6 @@ def read(files, exercises):
             one.unreadable = f"more than {MOST_NOTEBOOKS:,} notebooks: from here on none is read"
             notebooks.append(one)
     return notebooks, others
-
-
-def identify(path, reader, when, exercises):
-    """The `SubmittedFile` of one file."""
-    first, file = path.parts[0], path.name
-    canvas = CANVAS.match(file) if len(path.parts) == 1 else None
-    if canvas and named_in(file, exercises) and not named_in(canvas["file"], exercises):
-        canvas = None  # student_07_04_collectives: these are no numbers of Canvas's
-    moodle = MOODLE.match(first)
-    late = False
-    if moodle:
-        student, name = moodle["id"], moodle["name"]
-        file = moodle["file"] or file if len(path.parts) == 1 else file
-    elif canvas:
-        student, name, file = canvas["id"], canvas["name"], canvas["file"]
-        late = bool(canvas["late"])
-    elif len(path.parts) > 1:
-        student = name = first
-    else:
-        student = name = student_in(file, exercises)
-    exercise = named_in(file, exercises)
-    platform = "moodle" if moodle else "canvas" if canvas else ""
-    student, name, shown = map(readable, (student, name, str(path)))
-    submitted = SubmittedFile(
-        student, name, exercise, shown, b"", when=when, late=late, platform=platform
-    )
-    try:
-        submitted.content = reader()
-    except Unreadable as error:
-        submitted.unreadable = str(error)
-    return submitted
-
-
-def named_in(file, exercises):
-    """The exercise whose name is in a file's name, or None."""
-    stem = stem_of(file)
-    return next((name for name in exercises if re.search(rf"(^|\W|_){name}($|\W|_)", stem)), None)
-
-
-def student_in(file, exercises):
-    """What of a file's name is not the exercise's."""
-    stem = stem_of(file)
-    for name in exercises:
-        stem = stem.replace(name, "")
-    return stem.strip("_- .") or NOTEBOOK.sub("", file)
-
-
-def stem_of(file):
-    """A notebook's name without its ending and without what systems add to a second copy."""
-    return COPY.sub("", NOTEBOOK.sub("", file))
 
 
 def name_by_content(files, reader):

@@ -137,7 +137,7 @@ def _grade(options):
     roster = read_roster(options.roster) if options.roster else []
     by_hand = overrides.read_overrides(options.overrides) if options.overrides else []
     notes = []
-    files = submitted_files(options, all_exercises, exercises, notes)
+    files = submitted_files(options, all_exercises, exercises, roster, notes)
     exercises = exercises_of_report(exercises, files, bool(options.exercise), roster)
     regrade, not_applied = (), []
     if options.only or by_hand:
@@ -167,14 +167,14 @@ def cache_in(folder):
         raise ValueError(cannot_write(folder, error)) from None
 
 
-def submitted_files(options, all_exercises, exercises, notes):
+def submitted_files(options, all_exercises, exercises, roster, notes):
     """The files for the chosen exercises; which one a file is for is found among all.
 
     What a teacher should know about the class is added to ``notes``.
     """
     if Path(options.out).resolve() == Path(options.submissions).resolve():
         raise ValueError("--out names the folder of the submissions: name another one")
-    files = collect.collect(options.submissions, all_exercises, options.out, notes)
+    files = collect.collect(options.submissions, all_exercises, roster, options.out, notes)
     return [one for one in files if one.exercise is None or one.exercise in exercises]
 
 

@@ -73,6 +73,13 @@ def names_for_canvas(student, column):
     return bool(name) or any(ids_for_canvas(student, column))
 
 
+def texts_for_platforms(student, name, person):
+    """All texts that tables for platforms hold of a student, of whatever platform."""
+    one = {"student": student, "name": name, "notebooks": []}
+    column = column_of({student: person} if person else {}, one)
+    return [*ids_for_canvas(one, column), column("section"), *names_for_moodle(one, column)]
+
+
 def canvas_rows(report, people):
     """The columns that Canvas's gradebook imports."""
     rows = [[*CANVAS, *(one["exercise"] for one in report["exercises"])]]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import unicodedata
 from pathlib import Path
 
 from ..model.package import VERSION as SIMLIB_VERSION
 from .cache import write
 from .grade import without_points
-from .lms_export import WITHOUT, tables_for_platforms
+from .lms_export import WITHOUT, tables_for_platforms, texts_for_platforms
 from .roster import names_of
-from .texts import one_line
+from .texts import is_disguised, one_line
 
 VERSION = 1
 SCHEMA = Path(__file__).parent / "report.schema.json"
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = re.compile(r'(^|[,;\t\r\n])([\s"]*)(?=[=+\-@＝＋－＠])')
+"""Where a spreadsheet may begin a cell, whatever it takes for a separator, and finds a formula."""
 
 NOT_IN_ROSTER = "not in the roster"
 LONGEST_FILE_NAME = 80
@@ -41,14 +43,18 @@ def as_report(graded, roster, exercises, seed, isolated):
     names = names_of(graded, roster)
     students, taken = [], set()
     for student, row in table(graded, roster, exercises).items():
-        others = [one for one in graded if one.student == student and not one.exercise]
+        mine = [one for one in graded if one.student == student]
+        others = [one for one in mine if not one.exercise]
+        notes = [NOT_IN_ROSTER] if people and student not in people else []
+        notes += sorted({one.conflict for one in mine if one.conflict})
+        notes += changed_in_tables(student, names[student], people.get(student))
         students.append(
             {
                 "student": student,
                 "name": names[student],
                 "page": f"{file_name(student, taken)}.html",
                 "in_roster": student in people,
-                "notes": [NOT_IN_ROSTER] if people and student not in people else [],
+                "notes": notes,
                 "points": round(sum(one.result.points for one in row.values() if one), 2),
                 "of": sum(exercise.points for exercise in exercises.values()),
                 "notebooks": [as_notebook(row[name], exercises[name]) for name in exercises],
@@ -73,6 +79,18 @@ def as_report(graded, roster, exercises, seed, isolated):
         ],
         "students": students,
     }
+
+
+def changed_in_tables(student, name, person):
+    """A note for what tables have otherwise than it is: a platform may not find it, in a list."""
+    texts = dict.fromkeys([student, name, *texts_for_platforms(student, name, person)])
+    changed = [tame(text) for text in texts if tame(text) != text]
+    if not changed:
+        return []
+    return [
+        f"written as {' and '.join(changed)} in all tables, so that no spreadsheet runs or hides "
+        "it: set it right before an import that finds students by it"
+    ]
 
 
 def as_notebook(one, exercise):
@@ -150,11 +168,8 @@ def write_csv(path, rows):
 
 
 def tame(value):
-    """A cell of a table: text in one line that no spreadsheet runs."""
-    if not isinstance(value, str):
-        return value
-    text = one_line(value)
-    return f"'{text}" if text.lstrip().startswith(FORMULA) or value.startswith(FORMULA) else text
+    """A cell of a table: text in one line that no spreadsheet runs, wherever it splits it."""
+    return one_line(FORMULA.sub(r"\1'\2", value)) if isinstance(value, str) else value
 
 
 def file_name(student, taken):
@@ -175,4 +190,4 @@ def file_name(student, taken):
 
 def is_safe(char):
     """Whether a character can stand in a file's name everywhere."""
-    return char in "-_." or unicodedata.category(char)[0] in "LNM"
+    return char in "-_." or (unicodedata.category(char)[0] in "LNM" and not is_disguised(char))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .csv_tables import NAME_COLUMNS, BadTable, read_table
-from .texts import readable
+from .texts import one_line, readable
 
 ID_COLUMNS = (
     "student", "id", "student id", "id number", "idnumber", "sis login id", "email",
@@ -94,7 +94,8 @@ def students_to_regrade(wanted, names, files):
 
 
 def student_of(text, names):
-    """The student whom a text names: by what identifies a student, else by a name of one only.
+    """The student whom a text names: by what identifies a student, as it is or as it is shown,
+    else by a name of one only.
 
     Returns
     -------
@@ -102,7 +103,8 @@ def student_of(text, names):
     """
     if text in names:
         return text
-    students = [student for student, name in names.items() if name == text]
+    students = [student for student in names if one_line(student) == text]
+    students = students or [student for student, name in names.items() if name == text]
     return students[0] if len(students) == 1 else None
 
 

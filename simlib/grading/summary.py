@@ -34,6 +34,8 @@ def summary(report, folder, is_chosen, deadline, not_written, not_applied):
     if strangers:
         lines.append(f"{NOT_IN_ROSTER}: {', '.join(strangers)}")
     lines += report.get("notes", [])
+    others = [(one, note) for one in students for note in one["notes"] if note != NOT_IN_ROSTER]
+    lines += [f"{label(one)}: {note}" for one, note in others]
     lines += not_applied
     if not_written:
         needs = "; ".join(f"{name} needs {what}" for name, what in not_written.items())
@@ -46,8 +48,8 @@ def summary(report, folder, is_chosen, deadline, not_written, not_applied):
 
 
 def label(student):
-    """What identifies a student, and the name where it is another."""
-    key, name = student["student"], student["name"]
+    """What identifies a student, and the name where it is another, in one line."""
+    key, name = one_line(student["student"]), one_line(student["name"])
     return key if key == name else f"{key}  {name}"
 
 

@@ -41,6 +41,8 @@ class GradedFile:
     notes : list of str
     platform : str
         ``"canvas"`` or ``"moodle"`` where the student is that platform's number.
+    conflict : str
+        What to say where something else claims to be the same student.
     """
 
     student: str
@@ -52,6 +54,7 @@ class GradedFile:
     result: NotebookResult
     notes: list = field(default_factory=list)
     platform: str = ""
+    conflict: str = ""
 
 
 class ClassGrader:
@@ -126,6 +129,7 @@ class ClassGrader:
             result,
             file.notes,
             file.platform,
+            file.conflict,
         )
 
     def _result(self, content, exercise, regrade):
