@@ -91,7 +91,7 @@ def test_what_vanishes_or_has_no_name_or_time_ends_nothing(stand_in, tmp_path, a
     hand_in(place, "alice/0.txt", f"alice/{NAME}", f"bob/work/{NAME}", f"dora/{NAME}", data=SOLVED)
     hand_in(place, os.fsdecode(b"no text \xff/04_collectives\xff.ipynb"), data=SOLVED)
     (place / os.fsdecode(b"no text \xff") / os.fsdecode(b"link\xff")).symlink_to("nowhere")
-    (place / "dangling").symlink_to("nowhere")
+    (place / "dora" / "dangling").symlink_to("nowhere")
     os.utime(place / "dora" / NAME, (1e12, 1e12))  # where the file system keeps such a time
 
     def vanish():
