@@ -73,7 +73,8 @@ def check_can_isolate(no_sandbox):
     Raises
     ------
     CannotIsolate
-        There is no bubblewrap and nobody asked to do without; or we are root and would stay so.
+        There is no bubblewrap and nobody asked to do without; we are root and would stay so; or
+        what is to be hidden cannot be.
     """
     if no_sandbox:
         if os.geteuid() == 0:
@@ -83,11 +84,6 @@ def check_can_isolate(no_sandbox):
             )
         return
     reason = why_not()
-    if not reason:
-        try:
-            covers(shown())
-        except CannotHide as error:
-            raise CannotIsolate(str(error)) from None
     if reason:
         raise CannotIsolate(
             f"{reason}. Without it what students wrote could read, change and send anything that "
@@ -98,6 +94,10 @@ def check_can_isolate(no_sandbox):
             "running as root, and setpriv, which drops root's rights for what students wrote, is "
             "missing: apt install util-linux, or grade as an ordinary user"
         )
+    try:
+        covers(shown())
+    except CannotHide as error:
+        raise CannotIsolate(str(error)) from None
 
 
 @contextlib.contextmanager

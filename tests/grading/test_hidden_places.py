@@ -24,11 +24,8 @@ for top in sys.argv[1:]:
         for name in folders + files:
             path = os.path.join(above, name)
             print(path, os.path.isfile(path) and os.path.getsize(path))
-try:
-    open(sys.argv[1] + "/course/new", "w")
-    print("written to")
-except OSError:
-    pass
+if not os.statvfs(sys.argv[1] + "/course").f_flag & os.ST_RDONLY:
+    print("can be written to")
 """
 
 
@@ -76,8 +73,8 @@ def course_below(folder, monkeypatch):
 
 ALL_THAT_IS_SEEN = {
     "class False", "course False", "course/python False", "course/python/lib False",
-    "course/python/lib/module.py 6", "link False", "report False", "roster.csv False", "system False",
-    "system/library 1",
+    "course/python/lib/module.py 6", "link False", "report False", "roster.csv False",
+    "system False", "system/library 1",
 }  # fmt: skip
 
 
