@@ -3,6 +3,7 @@
 import json
 import os
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 from notebooks_made import content, exercise, hand_in, notebook, solved
@@ -41,7 +42,7 @@ def test_a_folder_that_becomes_a_link_does_not_lead_to_the_teachers(
 ):
     hand_in(tmp_path / "class", f"alice/work/deep/{NAME}", "alice/work/deep/x.txt", data=UNTOUCHED)
     for folder in ("work/deep", "deep", "."):
-        hand_in(tmp_path / "solutions", f"{folder}/{NAME}", data=SOLVED)
+        hand_in(tmp_path / "solutions", f"{folder}/{NAME}", f"{folder}/x.txt", data=SOLVED)
     place = tmp_path / "class" / becomes_a_link
 
     def swap():
@@ -87,11 +88,11 @@ def test_all_is_read_before_anything_is_parsed(tmp_path, monkeypatch):
 
 def test_what_vanishes_or_has_no_name_or_time_ends_nothing(stand_in, tmp_path, at_first):
     place = tmp_path / "class"
-    hand_in(place, "alice/a.txt", f"alice/{NAME}", f"bob/work/{NAME}", f"dora/{NAME}", data=SOLVED)
+    hand_in(place, "alice/0.txt", f"alice/{NAME}", f"bob/work/{NAME}", f"dora/{NAME}", data=SOLVED)
     hand_in(place, os.fsdecode(b"no text \xff/04_collectives\xff.ipynb"), data=SOLVED)
     (place / os.fsdecode(b"no text \xff") / os.fsdecode(b"link\xff")).symlink_to("nowhere")
-    (place / "dangling").symlink_to("nowhere")
-    os.utime(place / "dora" / NAME, (1e12, 1e12))
+    (place / "dora" / "dangling").symlink_to("nowhere")
+    os.utime(place / "dora" / NAME, (1e12, 1e12))  # where the file system keeps such a time
 
     def vanish():
         (place / "alice" / NAME).unlink()
@@ -102,6 +103,18 @@ def test_what_vanishes_or_has_no_name_or_time_ends_nothing(stand_in, tmp_path, a
     report = json.loads((tmp_path / "out/report.json").read_text())
     points = {one["student"]: one["points"] for one in report["students"]}
     assert points == {"alice": 0, "bob": 0, "dora": 8, "no text ?": 8}
+
+
+def test_a_time_that_is_none_is_unknown():
+    entry = SimpleNamespace(stat=lambda follow_symlinks: SimpleNamespace(st_mtime=1e12))
+    assert folders.changed(entry) is None
+
+
+def test_the_folder_of_the_report_is_left_out_whatever_is_in_it(tmp_path):
+    hand_in(tmp_path, f"alice/{NAME}", f"report/copy/{NAME}", data=SOLVED)
+    (tmp_path / "link").symlink_to("report")
+    (one,) = collect(tmp_path, EXERCISES, tmp_path / "link")
+    assert one.student == "alice"
 
 
 def pack(place, made):

@@ -19,6 +19,7 @@ from . import progress as own_progress
 from .cache import SEEDS, Cache
 from .course import WRONG_ANSWERS
 from .exercise import is_exercise, read_exercises
+from .hidden_places import hiding
 from .merge_answers import WrongNotebook
 from .notebook_file import Unreadable
 from .roster import BadRoster, names_of, read_roster, students_to_regrade
@@ -117,8 +118,10 @@ def refuse(text):
 
 def grade(options):
     """Grade a class; returns the exit code."""
+    places = options.submissions, options.out, options.exercises, options.roster, options.overrides
     try:
-        return _grade(options)
+        with hiding(*places):
+            return _grade(options)
     except REFUSALS as error:
         return refuse(str(error))
     except OSError as error:

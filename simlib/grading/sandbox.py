@@ -19,9 +19,16 @@ from pathlib import Path
 
 from ..engines.host.system_calls import filter_for
 from ..model.trust import OWN_SANDBOX, SCRATCH, VARIABLE
+from .hidden_places import CannotHide, covers
 
 COURSE = "/course"
 """Where simlib lies inside."""
+SIMLIB = str(Path(__file__).resolve().parent.parent)
+SYSTEM = (
+    "/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/fonts", "/etc/mime.types",
+    "/bin", "/sbin", "/lib", "/lib64", "/lib32",
+)  # fmt: skip
+"""Of the system, as far as it exists."""
 FONTS = "/tmp/matplotlib"
 SHARES = {"/dev/shm": 4, "/tmp": 4, FONTS: 1, "/home/student": 1, SCRATCH: 6}
 """Where files can be written, and how many sixteenths of all room for files are there."""
@@ -76,7 +83,8 @@ def check_can_isolate(no_sandbox):
     Raises
     ------
     CannotIsolate
-        There is no bubblewrap and nobody asked to do without; or we are root and would stay so.
+        There is no bubblewrap and nobody asked to do without; we are root and would stay so; or
+        what is to be hidden cannot be.
     """
     if no_sandbox:
         if os.geteuid() == 0:
@@ -96,6 +104,10 @@ def check_can_isolate(no_sandbox):
             "running as root, and setpriv, which drops root's rights for what students wrote, is "
             "missing: apt install util-linux, or grade as an ordinary user"
         )
+    try:
+        covers(shown())
+    except CannotHide as error:
+        raise CannotIsolate(str(error)) from None
     said = refusal_of_a_trial()
     if said:
         raise CannotIsolate(
@@ -173,14 +185,15 @@ def sandboxed(command, run_folder, uid, limits):
         size = str(limits.scratch_bytes * part // 16)
         words += ["--perms", "1777", "--size", size, "--tmpfs", place]
     words += system_files()
-    simlib = str(Path(__file__).resolve().parent.parent)
     for place in python_folders():
-        words += bound("--ro-bind", place, place)
-    words += bound("--ro-bind", simlib, f"{COURSE}/simlib")
+        words += [] if is_of_system(place) else bound("--ro-bind", place, place)
+    words += bound("--ro-bind", SIMLIB, f"{COURSE}/simlib")
+    covering, closing = covers(shown())
+    words += covering
     words += bound("--bind", str(run_folder), str(run_folder))
     for file in font_lists():
         words += bound("--ro-bind", str(file), f"{FONTS}/{file.name}")
-    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+    words += [*closing, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     for name, value in (environment() | {OWN_SANDBOX: "1"}).items():
         words += ["--setenv", name, value]
     words.append("--")
@@ -220,21 +233,29 @@ def bound(way, source, place):
 def system_files():
     """bwrap's words for libraries and programs of the system."""
     words = []
-    for place in ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/fonts", "/etc/mime.types"):
-        words += ["--ro-bind-try", place, place]
-    for place in ("/bin", "/sbin", "/lib", "/lib64", "/lib32"):
+    for place in SYSTEM:
         if os.path.islink(place):
             words += ["--symlink", os.readlink(place), place]
         else:
-            words += ["--ro-bind-try", place, place]
+            words += bound("--ro-bind-try", place, place)
     return words
 
 
+def is_of_system(place):
+    """Whether a folder is seen inside one of the system's."""
+    return any(one in (place, *map(str, Path(place).parents)) for one in SYSTEM)
+
+
 def python_folders():
-    """The folders of this Python and its packages, where they are not the system's."""
+    """The folders of this Python and its packages."""
     real = Path(sys.executable).resolve().parent.parent
-    found = dict.fromkeys([str(Path(sys.prefix).absolute()), str(real)])
-    return [place for place in found if not place.startswith("/usr")]
+    return list(dict.fromkeys([str(Path(sys.prefix).absolute()), str(real)]))
+
+
+def shown():
+    """``{place inside: folder of the machine}`` of all that is shown, one may lie in another."""
+    places = [one for one in SYSTEM if not os.path.islink(one)] + python_folders()
+    return {place: place for place in places} | {f"{COURSE}/simlib": SIMLIB}
 
 
 def font_lists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import contextvars
 import itertools
 import os
 import sys
@@ -97,10 +98,13 @@ class ClassGrader:
             Students whose notebooks are graded again.
         """
         stop = threading.Event()
-        with concurrent.futures.ThreadPoolExecutor(
-            jobs, initializer=STOP.set, initargs=(stop,)
-        ) as pool:
-            futures = [pool.submit(self._one, one, one.student in regrade) for one in files]
+        context = contextvars.copy_context()
+        context.run(STOP.set, stop)
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            futures = [
+                pool.submit(context.copy().run, self._one, one, one.student in regrade)
+                for one in files
+            ]
             try:
                 for future in concurrent.futures.as_completed(futures):
                     advance(future.result())

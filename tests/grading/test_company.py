@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ from simlib.grading.cache import Cache
 from simlib.grading.cgroup import MOUNTED, Group, pids_in, settings_of
 from simlib.grading.company import Company
 from simlib.grading.grade import NotebookResult
+from simlib.grading.hidden_places import HIDDEN, hiding
 from simlib.grading.sandbox import Limits
 
 
@@ -140,3 +142,13 @@ def test_groups_of_the_second_version_are_set_as_linux_documents_them(tmp_path):
     ]
     (tmp_path / "cgroup.subtree_control").write_text("cpu")
     assert settings_of(tmp_path, 1000, 50) == []
+
+
+def test_what_is_hidden_from_students_is_so_wherever_they_are_graded(tmp_path, monkeypatch):
+    seen = []
+    grader = whole_class.ClassGrader({}, Cache(tmp_path), 1, Limits())
+    monkeypatch.setattr(grader, "_one", lambda file, regrade: seen.append(HIDDEN.get()))
+    files = [SimpleNamespace(student="bob"), SimpleNamespace(student="eve")]
+    with hiding(tmp_path):
+        grader.run(files, 2, lambda one: None)
+    assert seen == [(tmp_path,)] * 2
