@@ -13,6 +13,7 @@
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from .draw.notebook_figures import follow_theme as _follow_theme
@@ -24,15 +25,14 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """A name of the facade, which is imported with the first: a refusal does without torch."""
+        """A submodule, or a name of the facade: imported when it is used, so `simlib check` need
+        not wait for torch to refuse. Submodules first: those below the facade ask for them."""
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if find_spec(f"{__name__}.{name}"):
+            return import_module(f"{__name__}.{name}")
         facade = import_module(f"{__name__}.facade")
-        # While it is being imported it has no __all__ yet; submodules are here as they come.
-        names = getattr(facade, "__all__", ())
-        globals().update({one: getattr(facade, one) for one in names})
-        if names:
-            globals()["__all__"] = names
+        globals().update({one: getattr(facade, one) for one in ("__all__", *facade.__all__)})
         if name not in globals():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return globals()[name]

@@ -55,7 +55,12 @@ space = {}
 exec("from simlib import *", space)
 assert set(simlib.__all__) <= set(space)
 """
-    for first in ("", "import simlib.facade", "from simlib import clusters, run"):
+    for first in (
+        "",
+        "import simlib.facade",
+        "from simlib import clusters, run",
+        "import simlib.checks",
+    ):
         late = program if not first else first + program.replace('assert "torch" not', "#")
         subprocess.run([sys.executable, "-c", late], check=True)
 
