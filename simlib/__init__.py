@@ -12,86 +12,34 @@
     run = simlib.run(main, world_size=4)
 """
 
-from . import clusters, scale
-from .checks.guesses import guess
-from .datasets import digits, letters
-from .diagnose.findings import Finding
-from .draw.curves import draw_curves, live_curves
-from .draw.notebook_figures import follow_theme as _follow_theme
-from .engines.batch import Job, Mpiexec, Slurm, jobs, submit
-from .engines.batch.doctor import doctor
-from .engines.processes import run
-from .engines.virtual import simulate
-from .model.cluster import Cluster, Device, Link
-from .model.errors import (
-    DeadlockError,
-    InvalidCallError,
-    JobError,
-    MismatchError,
-    OutOfMemoryError,
-    RaceError,
-    RankDiedError,
-    RankError,
-    RunInterrupted,
-    SimlibError,
-    StuckError,
-    UnfinishedError,
-)
-from .model.package import VERSION as _VERSION
-from .model.trace import Collective, Group, Message, Op, Site, Trace
-from .record import lightning
-from .record.this_rank import compute, held, hold, span
-from .results.comparison import Comparison, compare
-from .results.load import load
-from .results.run import Run
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Cluster",
-    "Collective",
-    "Comparison",
-    "DeadlockError",
-    "Device",
-    "Finding",
-    "Group",
-    "InvalidCallError",
-    "Job",
-    "JobError",
-    "Link",
-    "Message",
-    "MismatchError",
-    "Mpiexec",
-    "Op",
-    "OutOfMemoryError",
-    "RaceError",
-    "RankDiedError",
-    "RankError",
-    "Run",
-    "RunInterrupted",
-    "SimlibError",
-    "Site",
-    "Slurm",
-    "StuckError",
-    "Trace",
-    "UnfinishedError",
-    "clusters",
-    "compare",
-    "compute",
-    "digits",
-    "doctor",
-    "draw_curves",
-    "guess",
-    "held",
-    "hold",
-    "jobs",
-    "letters",
-    "lightning",
-    "live_curves",
-    "load",
-    "run",
-    "scale",
-    "simulate",
-    "span",
-    "submit",
-]
+from .draw.notebook_figures import follow_theme as _follow_theme
+from .model.package import VERSION as _VERSION
+
+if TYPE_CHECKING:
+    from .facade import *  # noqa: F403
+    from .facade import __all__ as __all__
+else:
+
+    def __getattr__(name):
+        """A submodule, or a name of the facade: imported when it is used, so `simlib check` need
+        not wait for torch to refuse. Submodules first: those below the facade ask for them."""
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if find_spec(f"{__name__}.{name}"):
+            return import_module(f"{__name__}.{name}")
+        facade = import_module(f"{__name__}.facade")
+        globals().update({one: getattr(facade, one) for one in ("__all__", *facade.__all__)})
+        if name not in globals():
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals()[name]
+
+    def __dir__():
+        return sorted({*globals(), *import_module(f"{__name__}.facade").__all__})
+
+
 __version__ = _VERSION
 _follow_theme()

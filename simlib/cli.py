@@ -1,4 +1,7 @@
-"""The command line: ``python -m simlib run -n 4 script.py [args]``, and all other commands."""
+"""The command line: ``python -m simlib run -n 4 script.py [args]``, and all other commands.
+
+A command imports what it needs when it is called: torch takes a second, a wrong call none.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,9 @@ import argparse
 import os
 import sys
 
-from . import clusters
-from .draw.lanes import unit_of
-from .engines.batch.doctor import doctor_command as doctor
-from .engines.processes.real_run import MAX_RANKS, run_script
-from .engines.virtual.simulated_run import MAX_RANKS as LARGEST_SIMULATION
-from .engines.virtual.simulated_run import simulate_script
+from .clusters import __all__ as networks
+from .engines import doctor_command as doctor
+from .engines.launch.limits import MOST_PROCESSES, MOST_SIMULATED
 from .grading import command_line as grading
 from .model.errors import RunInterrupted, SimlibError
 from .model.package import VERSION
@@ -42,7 +42,7 @@ def _parser():
         "whole script, with RANK and WORLD_SIZE in its environment. Prints each line with its "
         "rank; then a table of who sent what to whom.",
     )
-    _add_arguments(run, MAX_RANKS)
+    _add_arguments(run, MOST_PROCESSES)
     run.set_defaults(command=_run)
     simulate = commands.add_parser(
         "simulate",
@@ -50,11 +50,11 @@ def _parser():
         description="Run a script on a modelled cluster. Prints each line with its rank; then a "
         "table of who sent what to whom, and how long it took there.",
     )
-    _add_arguments(simulate, LARGEST_SIMULATION)
+    _add_arguments(simulate, MOST_SIMULATED)
     simulate.add_argument(
         "--network",
         default="ethernet_10g",
-        choices=clusters.__all__,
+        choices=networks,
         help="a preset of simlib.clusters (ethernet_10g)",
     )
     simulate.add_argument(
@@ -86,6 +86,8 @@ def _add_arguments(command, most):
 
 
 def _run(options):
+    from .engines.processes.real_run import run_script
+
     def run():
         return run_script(options.script, options.n, options.args, **_how(options))
 
@@ -93,6 +95,9 @@ def _run(options):
 
 
 def _simulate(options):
+    from . import clusters
+    from .engines.virtual.simulated_run import simulate_script
+
     def run():
         per_node = max(1, options.ranks_per_node)
         nodes = -(-options.n // per_node)
@@ -128,6 +133,8 @@ def _perform(options, run):
         return 2 if error.run is None else 1
     _save(run, options)
     if not options.quiet:
+        from .draw.lanes import unit_of
+
         print(run.table())
         if run.engine == "simulated":
             unit, scale = unit_of(run.time_s)

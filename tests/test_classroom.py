@@ -7,6 +7,7 @@ import functools
 import html
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import zipfile
 import jsonschema
 import nbformat
 import pytest
+import torch
 from notebooks_made import SOURCES, cell_of, content, exercise, hand_in, notebook, solved, table
 
 import simlib
@@ -40,8 +42,11 @@ from simlib.grading.notebook_file import Unreadable, parse
 from simlib.grading.roster import BadRoster, Person, read_roster
 from simlib.grading.sandboxed import graded_checks, shell
 from simlib.grading.sandboxed.graded_checks import GradedChecks
-from simlib.grading.score import QuestionResult
+from simlib.grading.score import QuestionResult, is_cut_short
+from simlib.grading.session import CellResult
 from simlib.model.package import ROOT
+from simlib.model.trace import Trace
+from simlib.results.run import Run
 
 EXERCISES = {one.name: one for one in (exercise("01"), exercise("04"))}
 COLLECTIVES = EXERCISES["04_collectives"]
@@ -493,6 +498,48 @@ def test_hidden_cells_have_the_tolerance_of_their_check(within, reads):
     mine.expect("some", solution.recorded("some"))
     mine.begin("hidden", "some")
     assert mine.measure(answer, no_inputs, worlds=(1,)).startswith(reads)
+
+
+@pytest.mark.parametrize("deaths", [{}, {1: 0.5}])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_rank_that_did_not_answer_is_named_and_graded_again(monkeypatch, deaths, in_place):
+    """A stand-in run in which rank 1 gives no result, as where a run is cut short."""
+
+    def run(function, world_size, args, **options):
+        results = [function(0, world_size, *pickle.loads(args.packed[0])), None]
+        trace = Trace(2, spans=[(0.0, 1.0)] * 2, deaths=deaths)
+        return Run("twice", trace, results, output=["", ""])
+
+    for module in (sys.modules["simlib.checks.check"], graded_checks):
+        monkeypatch.setattr(module, "run_on_processes", run)
+
+    def inputs(rank, world_size):
+        return (torch.ones(1),)
+
+    def answer(rank, world_size, x):
+        return x.mul_(2) if in_place else 2 * x
+
+    graded = GradedChecks()
+    options = {"worlds": (2,), "in_place": in_place}
+    graded.check("twice", answer, inputs, lambda xs: [2 * x for x in xs], **options)
+    said = repr(graded.verdicts["twice"])
+    assert "ank 1 gave no result: " in said and "None" not in said
+    graded.begin("hidden", "twice")
+    graded.expect("twice", recorded_of("hidden", [[torch.ones(1) * 2] * 2]))
+    text = graded.measure(answer, inputs, **options)
+    assert "rank 1 gave no result: " in text and "None" not in text
+    for words in (said, text):
+        outputs = [{"output_type": "stream", "name": "stdout", "text": words}]
+        assert is_cut_short(CellResult("differs", outputs=outputs))
+
+
+def recorded_of(cell, worlds):
+    """What a run of a solution recorded of a hidden cell with one `measure`."""
+    solution = GradedChecks()
+    sent = {"messages": 0, "collectives": 0, "bytes": 0}
+    measured = [{"values": values, "sent": sent} for values in worlds]
+    solution._measured["twice"] = {cell: [measured]}
+    return solution.recorded("twice")
 
 
 @pytest.mark.parametrize("cut_short, times", [(False, 1), (True, 2)])

@@ -31,6 +31,39 @@ if __name__ == "__main__":
     sys.exit(0)
 """
 
+REFUSED = """
+import sys
+from simlib.cli import main
+code = main(["check", sys.argv[1]])
+print(code, sorted({"torch", "IPython", "nbformat"} & set(sys.modules)))
+"""
+
+
+def test_check_of_a_missing_notebook_is_refused_without_torch(tmp_path):
+    command = [sys.executable, "-c", REFUSED, str(tmp_path / "01_nowhere.ipynb")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "2 []\n"
+    assert "01_nowhere.ipynb: the file cannot be opened" in done.stderr
+
+
+def test_names_of_simlib_are_there_though_they_are_imported_late():
+    program = """
+import sys, simlib
+assert "torch" not in sys.modules
+assert set(simlib.__all__) <= set(dir(simlib)) and not hasattr(simlib, "nothing_of_the_kind")
+space = {}
+exec("from simlib import *", space)
+assert set(simlib.__all__) <= set(space)
+"""
+    for first in (
+        "",
+        "import simlib.facade",
+        "from simlib import clusters, run",
+        "import simlib.checks",
+    ):
+        late = program if not first else first + program.replace('assert "torch" not', "#")
+        subprocess.run([sys.executable, "-c", late], check=True)
+
 
 @pytest.fixture
 def script(tmp_path):

@@ -27,7 +27,7 @@ from .compare import (
     likely_cause,
 )
 from .rules import Rule
-from .run_answer import WORLDS, World, changed_in_place, run_answer
+from .run_answer import NO_RESULT, WORLDS, World, changed_in_place, run_answer
 from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict, values_are_right
 
 if TYPE_CHECKING:
@@ -227,6 +227,9 @@ def value_complaint(run, after, given, want, rules, in_place, mistakes, within=E
     changed = None if in_place else input_complaint(run, given, after)
     if not wrong:
         return changed and f"{values_are_right(run)}, but not the input. {changed}", []
+    dead = [rank for rank in wrong if after[rank] is None]
+    if dead:
+        return f"Rank {dead[0]} {NO_RESULT}: it died.", []
     rank, text = next(iter(wrong.items()))
     reason = f"Rank {rank} {text}" + "." * (not text.endswith("?"))
     known = known_mistake(got, given, mistakes)
@@ -288,7 +291,7 @@ def input_complaint(run, given, after):
     """A sentence where a rank changed its inputs, else None."""
     inputs = list(zip(*given, strict=True))
     for rank, (now, before) in enumerate(zip(after, inputs, strict=False)):
-        if not difference(list(now), list(before)):
+        if now is None or not difference(list(now), list(before)):  # None: the rank died
             continue
         others = inputs[:rank] + inputs[rank + 1 :]
         if receives_while_sending(run.trace.of_rank(rank)) and has_come(now, before, others):

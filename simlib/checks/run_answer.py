@@ -16,6 +16,9 @@ from ..record.safe_values import Exchanged
 WORLDS = (1, 2, 3, 4, 5)
 """World sizes in which an answer is tried, by default."""
 
+NO_RESULT = "gave no result"
+"""Of a rank that did not answer: a run that was cut short, or a death that nobody planned."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -31,6 +34,11 @@ def run_answer(answer, by_rank, start):
     """Run an answer, a rank per tuple of inputs: the `Run`, and the inputs as they are after it.
 
     ``start(function, world_size, args)`` runs it. A rank knows its own inputs only.
+
+    Raises
+    ------
+    SimlibError
+        The run failed, or a rank that is alive gave no result.
     """
 
     @functools.wraps(answer)
@@ -45,7 +53,12 @@ def run_answer(answer, by_rank, start):
         if error.run is not None:
             keep_returned(error.run)
         raise
-    return run, keep_returned(run)
+    silent = [rank for rank, result in enumerate(run.results) if result is None]
+    inputs = keep_returned(run)
+    for rank in silent:
+        if rank not in run.deaths:
+            raise SimlibError(f"rank {rank} {NO_RESULT}: the run ended before it returned", run=run)
+    return run, inputs
 
 
 def with_those_at_first(now, at_first):
@@ -61,11 +74,14 @@ def changed_in_place(inputs):
 
     They are what others hold, too, as a model holds its gradients.
     """
-    return getattr(inputs[0], "at_first", inputs[0])
+    return inputs and getattr(inputs[0], "at_first", inputs[0])
 
 
 def keep_returned(run):
-    """Leave in a run what the answer itself returned; give back the inputs, by rank."""
+    """Leave in a run what the answer itself returned; give back the inputs, by rank.
+
+    Both are None for a rank that gave no result.
+    """
     pairs = [result or (None, None) for result in run.results]
     run.results = [returned for returned, _ in pairs]
     return [inputs for _, inputs in pairs]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from .course import EXERCISES
+from .notebook_file import Unreadable, read_bytes
 
 
 def add_commands(commands):
@@ -17,7 +21,7 @@ def add_commands(commands):
     parser.add_argument(
         "notebooks", nargs="+", help="exercises/NN_name.ipynb, or a folder of exercises"
     )
-    parser.set_defaults(command=command("check"))
+    parser.set_defaults(command=check)
     parser = commands.add_parser(
         "progress",
         help="all your exercises in one table: right, wrong, not written yet",
@@ -94,6 +98,18 @@ def add_grade(commands):
         "--no-sandbox", action="store_true", help="run what students wrote with your own rights"
     )
     parser.set_defaults(command=command("grade"))
+
+
+def check(options):
+    """Check notebooks; where none of them exists that is said at once."""
+    if any(os.path.lexists(path) for path in options.notebooks):
+        return command("check")(options)
+    for path in options.notebooks:
+        try:
+            read_bytes(path)
+        except Unreadable as error:
+            print(f"simlib: {path}: {error}", file=sys.stderr)
+    return 2
 
 
 def command(name):

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass, field
 
+from ..checks.run_answer import NO_RESULT
 from .merge_answers import GIVEN, failure
 from .texts import clean, sentence
 
@@ -178,9 +179,13 @@ def because_of(result, failures):
 
 
 def is_cut_short(result):
-    """Whether a limit ended a cell, or what the examiner did for it."""
+    """Whether a limit ended a cell, or what the examiner did for it, or a rank did not answer.
+
+    A rank can print the words of that; all it gets is that other limits grade it again.
+    """
     said = json_in(result)
-    return result.word in ("timeout", "gone") or bool(said and said.get("ended"))
+    ended = result.word in ("timeout", "gone") or bool(said and said.get("ended"))
+    return ended or f" {NO_RESULT}: " in result.text
 
 
 def json_in(result):

@@ -8,6 +8,7 @@ has failed, and to ask it for its stack, whatever the rank itself is busy with.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import linecache
 import os
 import pickle
@@ -193,6 +194,7 @@ def _call(folder, rank, size, recorder):
     log = here.log = recorder.log
 
     def call():
+        importlib.import_module("simlib.facade")  # or the first use of it would, in the program
         function, args, kwargs = pickle.loads(request["payload"])
         log.enter()
         try:

@@ -12,7 +12,7 @@ from multiprocessing.reduction import DupFd
 import torch.multiprocessing
 
 RANK_NAME = "simlib rank"
-PRELOADED = ["simlib.engines.processes.rank_main", "simlib.engines.host.preload"]
+PRELOADED = ["simlib.facade", "simlib.engines.processes.rank_main", "simlib.engines.host.preload"]
 """What the server imports, by name: processes that are forked from it begin with it."""
 _preparation = spawn.get_preparation_data
 

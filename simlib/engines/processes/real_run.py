@@ -30,11 +30,10 @@ from ..host.request import (
     script,
 )
 from ..host.restarts import Restart, check_restarts, left_to_kill, with_restarts
+from ..launch.limits import MOST_PROCESSES
 from .process_monitor import ProcessMonitor
 from .rank_main import RunRequest
 from .worlds import pool
-
-MAX_RANKS = 64
 
 
 def run(
@@ -154,10 +153,10 @@ def run(
 
 def _check_world_size(world_size):
     why = (
-        f"it must be a whole number from 1 to {MAX_RANKS}, the number of processes to start on "
-        "this machine"
+        f"it must be a whole number from 1 to {MOST_PROCESSES}, the number of processes to start "
+        "on this machine"
     )
-    return check_world_size(world_size, MAX_RANKS, why)
+    return check_world_size(world_size, MOST_PROCESSES, why)
 
 
 def run_script(path, world_size, argv, *, timeout_s=120, strict=False, restarts=0, min_ranks=None):

@@ -42,12 +42,11 @@ from ..host.request import (
     script,
 )
 from ..host.restarts import Restart, check_restarts, with_restarts
+from ..launch.limits import MOST_SIMULATED
 from . import reordering
 from .process import simulators
 from .ranks import SimulationRequest
 from .simulation_monitor import SimulationMonitor
-
-MAX_RANKS = 4096
 
 
 def simulate(
@@ -302,10 +301,10 @@ def _take_process(display):
 
 def _check_world_size(world_size):
     why = (
-        f"simulate takes 1 to {MAX_RANKS:,} ranks; for more, simlib.scale has the cost of "
+        f"simulate takes 1 to {MOST_SIMULATED:,} ranks; for more, simlib.scale has the cost of "
         "communication without running anything"
     )
-    return check_world_size(world_size, MAX_RANKS, why)
+    return check_world_size(world_size, MOST_SIMULATED, why)
 
 
 def _check_cluster(cluster, world_size):

@@ -12,7 +12,7 @@ import zlib
 from ...checks.check import TIMEOUT_S, found_by_the_engine, input_complaint, rule_complaint
 from ...checks.check import check as check_answer
 from ...checks.compare import EXACT, describe, difference
-from ...checks.run_answer import WORLDS, changed_in_place, run_answer
+from ...checks.run_answer import NO_RESULT, WORLDS, changed_in_place, run_answer
 from ...checks.verdict import RIGHT
 from ...engines.processes.real_run import run as run_on_processes
 from ...model.errors import SimlibError
@@ -89,7 +89,11 @@ class GradedChecks:
             all_wanted = expected[self._cell][len(in_cell) - 1] if expected else measured
             want = all_wanted[len(measured) - 1]
             within = [self._within.get(question, EXACT)] * len(got)
-            lines.append(f"{world_size}: {'; '.join(map(snapped, got, want['values'], within))}")
+            texts = list(map(snapped, got, want["values"], within))
+            for rank, value in enumerate(want["values"]):
+                if after[rank] is None and value is not None:
+                    texts[rank] = f"rank {rank} {NO_RESULT}: it died"
+            lines.append(f"{world_size}: {'; '.join(texts)}")
             given = list(zip(*by_rank, strict=True))
             changed = None if in_place else input_complaint(run, given, after)
             broken = found_by_the_engine(run) or changed or self._broken(question, run, given, want)

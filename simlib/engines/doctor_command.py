@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ....model.errors import InvalidCallError
-from . import doctor
+from ..model.errors import InvalidCallError
 
 
 def add_command(commands):
@@ -28,6 +27,8 @@ def add_command(commands):
 
 
 def _doctor(options):
+    from .batch.doctor import doctor
+
     hosts = None if options.hosts is None else options.hosts.split(",")
     try:
         report = doctor(hosts, launcher=options.launcher, folder=options.folder)

@@ -1,0 +1,81 @@
+"""The names that `import simlib` gives, and all that is behind them."""
+
+from . import clusters, scale
+from .checks.guesses import guess
+from .datasets import digits, letters
+from .diagnose.findings import Finding
+from .draw.curves import draw_curves, live_curves
+from .engines.batch import Job, Mpiexec, Slurm, jobs, submit
+from .engines.batch.doctor import doctor
+from .engines.processes import run
+from .engines.virtual import simulate
+from .model.cluster import Cluster, Device, Link
+from .model.errors import (
+    DeadlockError,
+    InvalidCallError,
+    JobError,
+    MismatchError,
+    OutOfMemoryError,
+    RaceError,
+    RankDiedError,
+    RankError,
+    RunInterrupted,
+    SimlibError,
+    StuckError,
+    UnfinishedError,
+)
+from .model.trace import Collective, Group, Message, Op, Site, Trace
+from .record import lightning
+from .record.this_rank import compute, held, hold, span
+from .results.comparison import Comparison, compare
+from .results.load import load
+from .results.run import Run
+
+__all__ = [
+    "Cluster",
+    "Collective",
+    "Comparison",
+    "DeadlockError",
+    "Device",
+    "Finding",
+    "Group",
+    "InvalidCallError",
+    "Job",
+    "JobError",
+    "Link",
+    "Message",
+    "MismatchError",
+    "Mpiexec",
+    "Op",
+    "OutOfMemoryError",
+    "RaceError",
+    "RankDiedError",
+    "RankError",
+    "Run",
+    "RunInterrupted",
+    "SimlibError",
+    "Site",
+    "Slurm",
+    "StuckError",
+    "Trace",
+    "UnfinishedError",
+    "clusters",
+    "compare",
+    "compute",
+    "digits",
+    "doctor",
+    "draw_curves",
+    "guess",
+    "held",
+    "hold",
+    "jobs",
+    "letters",
+    "lightning",
+    "live_curves",
+    "load",
+    "run",
+    "scale",
+    "simulate",
+    "span",
+    "submit",
+]
