@@ -14,7 +14,7 @@ import struct
 import threading
 
 from ...record import safe_pickle
-from .exchange import Exchange, first_difference
+from .exchange import Exchange, difference
 
 LENGTH = struct.Struct("<Q")
 LARGEST = 300 << 20
@@ -80,7 +80,7 @@ class Broker:
         """A sentence where the record of a rank is not what was carried for it, else None."""
         with self._lock:
             for rank, carried in enumerate(self._exchange.carried):
-                found = first_difference(carried, trace.of_rank(rank))
+                found = difference(carried, trace.of_rank(rank))
                 if found is not None:
                     return f"rank {rank} has a record that is not its own: {found}"
         return None

@@ -6,7 +6,7 @@ meets whom are those of the simulation (`clockwork`).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import count
 from types import SimpleNamespace
@@ -47,14 +47,14 @@ class Carried:
         The group's members, as ranks of the world.
     peer : int or None
         As a rank of the world: of a message the other side, where it is named; or the root.
-    nbytes : int or None
-        What the rank brought; None where it brought nothing.
+    nbytes : int
+        What the rank brought; of a receive, what it takes.
     """
 
     kind: str
     ranks: tuple
     peer: int | None
-    nbytes: int | None
+    nbytes: int
 
 
 class Asked:
@@ -209,7 +209,7 @@ class Exchange:
             itemsize=brings[0].element_size() if brings else 1,
             request=asked,
         )
-        brought = sum(map(count_bytes, brings)) if brings else None
+        brought = sum(map(count_bytes, brings))
         self.carried[rank].append(Carried(kind, ranks, call.peer, brought))
         meeting = self._meeting(group, position)
         meeting.join(position, call)
@@ -300,26 +300,35 @@ def reduction(name):
     return dist.ReduceOp(found)
 
 
-def first_difference(carried, ops):
+def difference(carried, ops):
     """A sentence where a rank's record is not what was carried for it, else None.
+
+    The order does not count: several threads of a rank may have written it down in another.
 
     Parameters
     ----------
     carried : list of Carried
         Of one rank.
     ops : list of Op
-        The rank's own record, in order.
+        The rank's own record.
     """
-    ops = [op for op in ops if op.kind != "new_group"]
-    for number, (op, one) in enumerate(zip(ops, carried, strict=False)):
-        is_same = (op.kind, tuple(op.group.ranks)) == (one.kind, one.ranks)
-        if op.is_p2p and one.peer is not None:
-            is_same = is_same and op.peer == one.peer
-        if not is_same or one.nbytes not in (None, op.nbytes):
-            return (
-                f"its op {number} is {op.kind} of {op.nbytes:,} bytes in its record, and what was "
-                f"carried is {one.kind} of {one.nbytes or 0:,} bytes"
-            )
-    if len(ops) != len(carried):
-        return f"its record has {len(ops):,} ops, and {len(carried):,} were carried"
+    recorded = Counter(as_carried(op) for op in ops if op.kind != "new_group")
+    carried = Counter(carried)
+    for what, more, less in (
+        ("is in its record, and was not carried", recorded, carried),
+        ("was carried, and is not in its record", carried, recorded),
+    ):
+        for one in more - less:
+            return f"{one.kind} of {one.nbytes:,} bytes {what}"
     return None
+
+
+def as_carried(op):
+    """What must have been carried for an op of a record."""
+    brings_nothing = op.kind in ("broadcast", "scatter") and op.peer != op.rank
+    return Carried(
+        op.kind,
+        tuple(op.group.ranks),
+        None if op.any_source else op.peer,
+        0 if brings_nothing else op.nbytes,
+    )
