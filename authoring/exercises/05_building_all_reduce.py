@@ -6,9 +6,9 @@
 # rank to rank only: `send`, `recv`, `isend`, `irecv` (also in a `batch_isend_irecv`), no collective. A
 # check calls your function on worlds of 1 to 5 real ranks, **one** included, mostly with tensors whose
 # length the number of ranks does not divide. It looks at the value on every rank; in tasks 1 to 3 at
-# the neighbours; in tasks 1 and 2 at the bytes of the **busiest** rank and at the rounds, too. Tasks 3
-# and 4 are then put on a modelled network, and its virtual clock, which shows the same on every
-# machine, must stay within a budget. Where `x` changes in place, what you return does not count.
+# the neighbours; in tasks 1 and 2 at the bytes of the **busiest** rank and at the rounds, too. All
+# are then put on a modelled network, and its virtual clock, which shows the same on every machine,
+# must stay within a budget. Where `x` changes in place, what you return does not count.
 #
 # Each task has folded hints. `swap` and `ring` are those of the lesson, `ring` in fewer lines; task 4 may
 # call them.
@@ -78,6 +78,15 @@ def eight(rank, world_size):
     return (torch.arange(8.0) * (rank + 2) + 3,)
 
 
+QUICK = simlib.clusters.ethernet_10g(nodes=8)
+
+
+def n_rounds_s(xs):
+    # A rank may look into a buffer before it waits; on the virtual network nothing is there yet.
+    round_s = QUICK.inter.latency_s + xs[0].nbytes / len(xs) / QUICK.inter.bandwidth_Bps
+    return (len(xs) - 0.5) * round_s
+
+
 verdict = check(
     "ring_reduce_scatter",
     ring_reduce_scatter,
@@ -94,6 +103,7 @@ verdict = check(
         lambda xs: xs[0].nbytes - 4 * (len(xs[0]) // len(xs)),
         hint="In each round send one chunk, not all of them.",
     ),
+    timed=[Timed(QUICK, eight, n_rounds_s, "All chunks travel at once.")],
     mistakes={
         "That is the rank's own chunk twice: add what came, not what was there already.": (
             lambda xs: [2 * x.tensor_split(len(xs))[r] for r, x in enumerate(xs)]
@@ -186,6 +196,15 @@ def ring_in_order(rank, world_size, x, order):
 
 # %% role="check" question="ring_in_order" points=3
 ORDERS = {1: [0], 2: [0, 1], 3: [0, 2, 1], 4: [3, 1, 0, 2], 5: [2, 0, 3, 1, 4]}
+ORDERS[8] = [5, 2, 7, 0, 3, 6, 1, 4]
+QUICK_RING = simlib.clusters.ethernet_10g(nodes=8)
+
+
+def two_trips_s(xs, orders):
+    # A rank may look into a buffer before it waits; on the virtual network nothing is there yet.
+    chunk_bytes = max(chunk.nbytes for chunk in xs[0].tensor_split(len(xs)))
+    round_s = QUICK_RING.inter.latency_s + chunk_bytes / QUICK_RING.inter.bandwidth_Bps
+    return (2 * (len(xs) - 1) + 0.5) * round_s
 
 
 def seven_or_six(rank, world_size):
@@ -251,6 +270,7 @@ verdict = check(
     ),
     rounds(lambda xs, orders: 2 * (len(xs) - 1), hint="All chunks can travel at the same time."),
     in_place=True,
+    timed=[Timed(QUICK_RING, other_numbers, two_trips_s, "All chunks travel at once.")],
     mistakes={
         "That is x twice: add the buffer that came, not the one that was sent.": (
             lambda xs, orders: [2 * x for x in xs]

@@ -1,5 +1,7 @@
 """Wrong answers to exercise 04.2, each with the words its refusal must hold."""
 
+import time
+
 import torch
 import torch.distributed as dist
 
@@ -23,6 +25,28 @@ def along_a_chain(rank, world_size, x, root):
         dist.recv(x, src=(rank - 1) % world_size)
     if distance < world_size - 1:
         dist.send(x, dst=(rank + 1) % world_size)
+
+
+def chain_by_alias(rank, world_size, x, root):
+    """the chain that passes on what it sees in a buffer before it waits"""
+    distance, request = (rank - root) % world_size, None
+    if distance > 0:
+        seen, before = x.numpy(), x.tolist()
+        request = dist.irecv(x, src=(rank - 1) % world_size)
+        for _ in range(500):
+            if seen.tolist() != before:
+                break
+            time.sleep(0.001)
+        else:
+            request.wait()
+            request = None
+        here = torch.from_numpy(seen.copy())
+    else:
+        here = x
+    if distance < world_size - 1:
+        dist.send(here, dst=(rank + 1) % world_size)
+    if request is not None:
+        request.wait()
 
 
 def always_from_rank_0(rank, world_size, x, root):
@@ -71,6 +95,7 @@ def does_nothing(rank, world_size, x, root):
 WRONG = {
     root_tells_everyone: "take 3 rounds where 2 are enough; the busiest rank sends 3 messages",
     along_a_chain: "take 3 rounds where 2 are enough; the busiest rank sends 1 message",
+    chain_by_alias: "the messages take 7 rounds where 3 are enough",
     always_from_rank_0: "That is the tensor of rank 0",
     returns_a_new_tensor: "the tensor x itself must change",
     told_twice: "Nobody needs to be told twice",
@@ -92,4 +117,19 @@ def halving(rank, world_size, x, root):
         reach = half
 
 
-ALSO_RIGHT = [halving]
+def halving_all_at_once(rank, world_size, x, root):
+    place, reach, sent = (rank - root) % world_size, 1, []
+    while reach < world_size:
+        reach *= 2
+    while reach > 1:
+        half = reach // 2
+        if place % reach == 0 and place + half < world_size:
+            sent.append(dist.isend(x, (root + place + half) % world_size))
+        elif place % reach == half:
+            dist.recv(x, (root + place - half) % world_size)
+        reach = half
+    for request in sent:
+        request.wait()
+
+
+ALSO_RIGHT = [halving, halving_all_at_once]

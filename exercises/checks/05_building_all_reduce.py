@@ -16,6 +16,15 @@ def eight(rank, world_size):
     return (torch.arange(8.0) * (rank + 2) + 3,)
 
 
+QUICK = simlib.clusters.ethernet_10g(nodes=8)
+
+
+def n_rounds_s(xs):
+    # A rank may look into a buffer before it waits; on the virtual network nothing is there yet.
+    round_s = QUICK.inter.latency_s + xs[0].nbytes / len(xs) / QUICK.inter.bandwidth_Bps
+    return (len(xs) - 0.5) * round_s
+
+
 verdict = check(
     "ring_reduce_scatter",
     ring_reduce_scatter,
@@ -32,6 +41,7 @@ verdict = check(
         lambda xs: xs[0].nbytes - 4 * (len(xs[0]) // len(xs)),
         hint="In each round send one chunk, not all of them.",
     ),
+    timed=[Timed(QUICK, eight, n_rounds_s, "All chunks travel at once.")],
     mistakes={
         "That is the rank's own chunk twice: add what came, not what was there already.": (
             lambda xs: [2 * x.tensor_split(len(xs))[r] for r, x in enumerate(xs)]
@@ -63,6 +73,15 @@ verdict
 
 # %% 05.2 ring_in_order
 ORDERS = {1: [0], 2: [0, 1], 3: [0, 2, 1], 4: [3, 1, 0, 2], 5: [2, 0, 3, 1, 4]}
+ORDERS[8] = [5, 2, 7, 0, 3, 6, 1, 4]
+QUICK_RING = simlib.clusters.ethernet_10g(nodes=8)
+
+
+def two_trips_s(xs, orders):
+    # A rank may look into a buffer before it waits; on the virtual network nothing is there yet.
+    chunk_bytes = max(chunk.nbytes for chunk in xs[0].tensor_split(len(xs)))
+    round_s = QUICK_RING.inter.latency_s + chunk_bytes / QUICK_RING.inter.bandwidth_Bps
+    return (2 * (len(xs) - 1) + 0.5) * round_s
 
 
 def seven_or_six(rank, world_size):
@@ -128,6 +147,7 @@ verdict = check(
     ),
     rounds(lambda xs, orders: 2 * (len(xs) - 1), hint="All chunks can travel at the same time."),
     in_place=True,
+    timed=[Timed(QUICK_RING, other_numbers, two_trips_s, "All chunks travel at once.")],
     mistakes={
         "That is x twice: add the buffer that came, not the one that was sent.": (
             lambda xs, orders: [2 * x for x in xs]

@@ -104,6 +104,7 @@ class Ranks:
         self._meters = [None] * size
         self._meter_lock = threading.RLock()
         self._flops = [0] * size
+        self._counting = threading.Lock()  # a rank's threads add to one number
         self._flop_counts = FlopCounts()
         self._native_ids = [0] * size
         region = request.region
@@ -232,7 +233,8 @@ class Ranks:
 
         def counted(work, lock=None):
             def on_flops(flops):
-                self._flops[rank] += flops
+                with self._counting:
+                    self._flops[rank] += flops
                 work(flops / flops_per_s)
 
             return DispatchMode(on_flops if counts_flops else None, self._flop_counts, meter, lock)
