@@ -1,4 +1,4 @@
-"""A receive buffer has no values before `wait`, however one looks: in simulations and in grading."""
+"""A receive buffer has no values before `wait`, however one looks: simulated and graded."""
 
 import os
 import subprocess
