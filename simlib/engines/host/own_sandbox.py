@@ -31,7 +31,7 @@ HOME, FONTS = "/home/student", "/tmp/matplotlib"
 MB = 1 << 20
 ROOM = {"/tmp": 16 * MB, "/dev/shm": 16 * MB, HOME: 8 * MB, SCRATCH: MB}
 """Folders of a process's own, and how large they are: no process is charged with what is there."""
-FILES_PER_MB = 64
+FILES_PER_MB = 256
 KEPT = (FONTS, HOME)
 """Folders whose files are there in the beginning: a cell of the student's may have written some."""
 OF_CELLS, OF_RANKS = 1 / 2, 3 / 4
