@@ -86,7 +86,7 @@ class Reach:
             self._graph = grimp.build_graph(
                 PACKAGE, cache_dir=None, exclude_type_checking_imports=True
             )
-            self._facade = facade(root / PACKAGE / "__init__.py")
+            self._facade = facade(root / PACKAGE / "facade.py")
             self._changed = {one for one in map(self._module_of, self._files) if one}
 
     def of(self, rooms):

@@ -113,7 +113,7 @@ def test_a_time_that_is_none_is_unknown():
 def test_the_folder_of_the_report_is_left_out_whatever_is_in_it(tmp_path):
     hand_in(tmp_path, f"alice/{NAME}", f"report/copy/{NAME}", data=SOLVED)
     (tmp_path / "link").symlink_to("report")
-    (one,) = collect(tmp_path, EXERCISES, tmp_path / "link")
+    (one,) = collect(tmp_path, EXERCISES, report=tmp_path / "link")
     assert one.student == "alice"
 
 

@@ -11,13 +11,11 @@ import torch
 
 from ..engines.host.request import ByRank
 from ..model.errors import SimlibError
+from ..model.trust import NO_RESULT
 from ..record.safe_values import Exchanged
 
 WORLDS = (1, 2, 3, 4, 5)
 """World sizes in which an answer is tried, by default."""
-
-NO_RESULT = "gave no result"
-"""Of a rank that did not answer: a run that was cut short, or a death that nobody planned."""
 
 
 @dataclass(frozen=True)

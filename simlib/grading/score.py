@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass, field
 
-from ..checks.run_answer import NO_RESULT
+from ..model.trust import NO_RESULT
 from .merge_answers import GIVEN, failure
 from .texts import clean, sentence
 

@@ -10,3 +10,6 @@ OWN_SANDBOX = "SIMLIB_OWN_SANDBOX"
 
 SCRATCH = "/scratch"
 """Where such a kernel keeps its files in the sandbox: a student's that fill /tmp are not in it."""
+
+NO_RESULT = "gave no result"
+"""Of a rank that did not answer: a run that was cut short, or a death that nobody planned."""
