@@ -29,7 +29,14 @@ class _Pump:
     def begin(self):
         """The command has the other end."""
         os.close(self.writing)
-        threading.Thread(target=self._until_the_end, daemon=True).start()
+        # The engine's own thread, not the rank's: counting its ops may import, and a rank that
+        # starts a command while it imports waits here with the lock on imports.
+        beside = local.__dict__.pop("beside", None)
+        try:
+            threading.Thread(target=self._until_the_end, daemon=True).start()
+        finally:
+            if beside is not None:
+                local.beside = beside
 
     def _until_the_end(self):
         poll = select.poll()  # descriptors are many here: each rank has one
