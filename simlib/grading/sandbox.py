@@ -17,6 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..engines.host.own_sandbox import FONTS, HOME
 from ..engines.host.system_calls import filter_for
 from ..model.trust import OWN_SANDBOX, SCRATCH, VARIABLE
 from .hidden_places import CannotHide, covers
@@ -29,8 +30,7 @@ SYSTEM = (
     "/bin", "/sbin", "/lib", "/lib64", "/lib32",
 )  # fmt: skip
 """Of the system, as far as it exists."""
-FONTS = "/tmp/matplotlib"
-SHARES = {"/dev/shm": 4, "/tmp": 4, FONTS: 1, "/home/student": 1, SCRATCH: 6}
+SHARES = {"/dev/shm": 4, "/tmp": 4, FONTS: 1, HOME: 1, SCRATCH: 6}
 """Where files can be written, and how many sixteenths of all room for files are there."""
 FIRST_UID, LAST_UID = 64_600, 64_999
 MB = 1 << 20
@@ -268,7 +268,7 @@ def font_lists():
 def environment():
     """The environment inside, of which nothing comes from ours."""
     return {
-        "HOME": "/home/student",
+        "HOME": HOME,
         "USER": "student",
         "LOGNAME": "student",
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
