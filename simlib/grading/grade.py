@@ -23,6 +23,8 @@ CELL_BITS = 52
 MOST_FAILURES = 5
 """Cells of the student's own whose failures are named."""
 BEGIN = """\
+from simlib.grading.sandboxed.first_steps import begin
+begin()
 from simlib.grading.sandboxed.examiner import Examiner
 from simlib.grading.sandboxed.graded_checks import GradedChecks
 examiner = Examiner(globals(), GradedChecks({patience}), {answer_s})

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import multiprocessing.connection
 import os
-import signal
 import threading
-from multiprocessing import forkserver, popen_forkserver, spawn
+from multiprocessing import popen_forkserver, spawn
 from multiprocessing.reduction import DupFd
 
 import torch.multiprocessing
 
+from .server import start_server
+
 RANK_NAME = "simlib rank"
-PRELOADED = ["simlib.facade", "simlib.engines.processes.rank_main", "simlib.engines.host.preload"]
-"""What the server imports, by name: processes that are forked from it begin with it."""
 _preparation = spawn.get_preparation_data
 
 
@@ -56,18 +55,9 @@ popen_forkserver.Popen.poll = _polled_by_one(popen_forkserver.Popen.poll)
 
 
 def server_context():
-    """torch.multiprocessing's forkserver context; its server imports torch once per kernel.
-
-    The server is started deaf to Ctrl-C, from its first moment on: a blocked signal is inherited.
-    """
-    context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
-    return context
+    """torch.multiprocessing's forkserver context, with its server started."""
+    start_server()
+    return torch.multiprocessing.get_context("forkserver")
 
 
 class _Descriptor:

@@ -15,23 +15,18 @@ import os
 import select
 import signal
 import socket
-import tempfile
 import time
 import warnings
 
+from IPython.core.compilerop import code_name
+
 from ...checks.verdict import WRONG, Verdict
 from ...engines.host.forkserver import RANK_NAME, server_context, travelling
-from ...engines.host.hardening import (
-    close_to_others,
-    do_without_tracker,
-    end_without_server,
-    keep_one_server,
-)
+from ...engines.host.hardening import end_without_server
 from ...engines.host.own_sandbox import HOME
 from ...engines.processes.worlds import pool
 from ...engines.virtual.process import simulators
 from ...model.interrupts import uninterrupted
-from ...model.trust import SCRATCH
 from .shell import receive, send, shell_main
 from .submitted import Submitted
 
@@ -62,9 +57,6 @@ class Examiner:
     """
 
     def __init__(self, namespace, graded, cell_limit_s=20):
-        close_to_others()
-        if os.path.isdir(SCRATCH):
-            tempfile.tempdir = SCRATCH
         self._namespace = namespace
         self._cell_limit_s = cell_limit_s
         self._graded = graded
@@ -77,9 +69,7 @@ class Examiner:
         self._as_checked = {}
         self._files = files_in(HOME)
         warnings.simplefilter("ignore")  # they would be part of what is compared
-        namespace["get_ipython"]().compile._filename_map = self._cells
-        do_without_tracker()
-        keep_one_server(server_context)
+        name_cells(namespace["get_ipython"]().compile, self._cells)
 
     def setup(self, source):
         """Run a pristine cell in the student's shell, too; and use our own `check` here."""
@@ -114,7 +104,7 @@ class Examiner:
     def names_of(self, source):
         """Make the names of a check's cell in the student's shell: their cells may use them."""
         question = self._checked
-        verdict = self._graded.verdicts.get(question) or Verdict(question, 0, WRONG)
+        verdict = self._graded.verdicts.get(question) or Verdict(question, {}, WRONG)
         words = {name: value for name, value in vars(verdict).items() if name != "run"}
         request = {"check": source, "verdict": words}
         self._note(None, request, self._run(request))
@@ -313,6 +303,15 @@ class Shell:
         self._control.close()
         for fd in (self._lifeline, self._output):
             os.close(fd)
+
+
+def name_cells(compiler, table):
+    """Let a kernel's compiler note cells in this table, by the names that IPython gives them.
+
+    ipykernel's own name is a hash in plain Python: 0.4 s for a cell that holds what is expected.
+    """
+    compiler._filename_map = table
+    compiler.get_code_name = lambda raw, transformed, number: code_name(transformed, number)
 
 
 class OnlyStudents(dict):

@@ -1,0 +1,26 @@
+"""The server that processes of ranks are forked from: it imports torch once per kernel.
+
+This module does without torch, so that who is in a hurry can start the server before its own
+imports.
+"""
+
+from __future__ import annotations
+
+import signal
+from multiprocessing import forkserver
+
+PRELOADED = ["simlib.facade", "simlib.engines.processes.rank_main", "simlib.engines.host.preload"]
+"""What the server imports, by name: processes that are forked from it begin with it."""
+
+
+def start_server():
+    """Start the server where there is none; it may import for a while after this has returned.
+
+    It is started deaf to Ctrl-C, from its first moment on: a blocked signal is inherited.
+    """
+    forkserver.set_forkserver_preload(PRELOADED)
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
