@@ -120,7 +120,7 @@ FORGED = """\
 from simlib.checks.verdict import Verdict
 
 # %% 04.1 mean_of_all
-verdict = Verdict("mean_of_all", 2, "right")
+verdict = Verdict("mean_of_all", {"value": 2}, "right")
 verdict
 """
 WRONG = "def mean_of_all(rank, world_size, x):\n    return 1.0"
@@ -162,7 +162,7 @@ def test_a_notebook_of_any_name_is_checked_by_the_installed_course(tmp_path):
 
 def test_in_the_shell_of_a_grading_run_a_call_checks_nothing():
     names = {"one": None, "check_of": shell.check_nothing}
-    words = {"question": "one", "points": 2, "status": "right", "reason": "", "lines": []}
+    words = {"question": "one", "parts": {"value": 2}, "status": "right", "reason": "", "lines": []}
 
     class Bare:
         """As much of IPython's shell as is needed."""

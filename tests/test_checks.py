@@ -9,7 +9,7 @@ from synthetic import RunMaker
 import simlib
 from simlib import checks
 from simlib.checks import check
-from simlib.checks.check import fingerprint, rank_line
+from simlib.checks.check import fingerprint
 from simlib.checks.compare import (
     OneOf,
     describe,
@@ -18,6 +18,7 @@ from simlib.checks.compare import (
     known_mistake,
     likely_cause,
 )
+from simlib.checks.complaints import rank_line
 
 
 def inputs(rank, world_size):
@@ -814,3 +815,44 @@ def test_of_long_lists_only_the_first_difference_is_shown():
     )
     shorter = rank_line(0, entries[:-1], entries, is_wrong=True)
     assert shorter.endswith("at index 19: got nothing, expected " + repr(entries[19]))
+
+
+# Parts
+
+
+def two_messages(rank, world_size, x):
+    """The sum of all, with every message sent twice."""
+    total = x.clone()
+    for other in range(world_size):
+        for _ in range(2):
+            if other != rank:
+                dist.send(x, dst=other) if rank < other else dist.recv(x.clone(), src=other)
+    dist.all_reduce(total)
+    return total
+
+
+PARTS = {"value": 2, "traffic": 1, "time": 1}
+
+
+def in_parts(answer, *rules):
+    inputs, summed = lambda rank, n: (torch.ones(2) * rank,), lambda xs: [sum(xs)] * len(xs)
+    return check("parts", answer, inputs, summed, *rules, points=PARTS, worlds=(1, 2, 3))
+
+
+def test_who_breaks_a_rule_of_a_part_loses_that_part_alone():
+    verdict = in_parts(two_messages, checks.messages(lambda xs: 0))
+    assert (verdict.status, verdict.earned, verdict.points) == ("wrong", 3, 4)
+    assert verdict.world_size == 2 and "parts: partly right, 3 of 4 points" in str(verdict)
+    assert str(verdict).endswith("By part: value 2 of 2, traffic 0 of 1, time 1 of 1.")
+
+
+def test_a_wrong_value_in_a_larger_world_loses_all_parts():
+    def wrong_in_three(rank, world_size, x):
+        return two_messages(rank, world_size, x) + (world_size == 3)
+
+    verdict = in_parts(wrong_in_three, checks.messages(lambda xs: 0))
+    assert (verdict.earned, verdict.world_size) == (0, 3) and "wrong value" in verdict.reason
+
+
+def test_a_rule_that_is_no_part_of_a_question_loses_all_of_it():
+    assert in_parts(two_messages, checks.only("all_reduce")).earned == 0

@@ -67,7 +67,7 @@ def test_a_notebook_is_run_again_when_it_or_simlib_changes(folder, monkeypatch):
 
     def checked(path):
         ran.append(path.name)
-        return iter([self_check.CheckResult("mean_of_all", "right", "")]), []
+        return iter([self_check.CheckResult("mean_of_all", "right", "", 2)]), []
 
     monkeypatch.setattr(progress, "check_notebook", checked)
     right_only(path)
@@ -88,7 +88,7 @@ def test_a_notebook_is_run_again_when_its_handout_changes(tmp_path, monkeypatch)
 
     def checked(path):
         ran.append(path.name)
-        return iter([self_check.CheckResult("mean_of_all", "right", "")]), []
+        return iter([self_check.CheckResult("mean_of_all", "right", "", 2)]), []
 
     monkeypatch.setattr(progress, "check_notebook", checked)
     right_only(path)

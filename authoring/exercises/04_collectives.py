@@ -121,10 +121,11 @@ print(
 # `recv` only, with at most `world_size - 1` messages in all. Be quick, too: a rank sends one
 # message at a time, and each takes one round. `ceil(log2(world_size))` rounds are enough, because a
 # rank that has the value can help to tell the others. The virtual clock of a modelled network of 8
-# ranks counts them again.
+# ranks counts them again. The value, the traffic and the time are worth a point each, but without the
+# value there is none.
 
 
-# %% role="answer" question="own_broadcast" points=3
+# %% role="answer" question="own_broadcast" points={"value": 1, "traffic": 1, "time": 1}
 def own_broadcast(rank, world_size, x, root):
     """Make x on every rank equal to x on rank root, in place; return None.
 
@@ -182,7 +183,7 @@ verdict = check(
             lambda xs, roots: [xs[0]] * len(xs)
         ),
     },
-    points=3,
+    points={"value": 1, "traffic": 1, "time": 1},
 )
 verdict
 

@@ -474,10 +474,10 @@ for length, of_six in (
 # Add up `x` over all ranks, in place, on **any** number of ranks, one included. You are told the network's latency
 # and bandwidth. Choose between the ring and recursive doubling: the modelled network gives you 2 %
 # more than the better of the two takes by the lesson's formulas, for any tensor of up to 400 kB on up
-# to 8 ranks. `ring` and `swap` are given above.
+# to 8 ranks. `ring` and `swap` are given above. The sum is worth 2 points, its time 2 more.
 
 
-# %% role="answer" question="quick_all_reduce" points=4
+# %% role="answer" question="quick_all_reduce" points={"value": 2, "time": 2}
 def quick_all_reduce(rank, world_size, x, latency_s, bandwidth_Bps):
     """Add up x over all ranks, in place, by the quicker of ring and recursive doubling."""
     ### BEGIN SOLUTION
@@ -571,7 +571,7 @@ verdict = check(
             lambda xs, *network: [sum(xs[: 1 << (len(xs).bit_length() - 1)])] * len(xs)
         ),
     },
-    points=4,
+    points={"value": 2, "time": 2},
 )
 verdict
 

@@ -513,10 +513,10 @@ print(
 # Rank r has `w`. Write this rank's words; `follow` does them with `together`. No rank may ever hold more
 # than `most` micro-batches between forward and backward, and the step must be as short as that allows.
 # Stages are equal, a backward takes twice as long as a forward, messages are free. Return the gradient with
-# respect to `w`.
+# respect to `w`: it is worth 2 points, and time and memory 1 each beside it.
 
 
-# %% role="answer" question="in_budget" points=4
+# %% role="answer" question="in_budget" points={"value": 2, "time": 1, "memory": 1}
 def in_budget(rank, world_size, w, xs, batch, pieces, most):
     """Return the gradient with respect to w, a tensor of w's shape.
 
@@ -595,7 +595,7 @@ verdict = check(
         )
         for K, most in ((4, 4), (4, 2), (5, 3))
     ],
-    points=4,
+    points={"value": 2, "time": 1, "memory": 1},
 )
 verdict
 

@@ -92,7 +92,7 @@ verdict = check(
             lambda xs, roots: [xs[0]] * len(xs)
         ),
     },
-    points=3,
+    points={"value": 1, "traffic": 1, "time": 1},
 )
 verdict
 

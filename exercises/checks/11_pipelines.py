@@ -388,7 +388,7 @@ verdict = check(
         )
         for K, most in ((4, 4), (4, 2), (5, 3))
     ],
-    points=4,
+    points={"value": 2, "time": 1, "memory": 1},
 )
 verdict
 

@@ -220,7 +220,7 @@ verdict = check(
             what_is_whole,
         )
     ],
-    points=3,
+    points={"value": 1, "traffic": 1, "memory": 1},
 )
 verdict
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ..engines.virtual.simulated_run import simulate
 from ..model.cluster import Cluster
+from ..model.parts import MEMORY, TIME
 from ..model.words import seconds_text
 from .rules import Rule, are_enough
 from .verdict import values_are_right
@@ -106,7 +107,7 @@ class Timed(Simulated):
             took, most = seconds_text(run.time_s), seconds_text(self.bound_s(*given))
             return f"{took} on the modelled network (at most {most})"
 
-        return Rule(broken, tally)
+        return Rule(broken, tally, part=TIME)
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Fits(Simulated):
             held = largest_of(run).peak_bytes
             return f"{held:,} bytes held by the largest rank (at most {self.bound_bytes(*given):,})"
 
-        return Rule(broken, tally)
+        return Rule(broken, tally, part=MEMORY)
 
 
 def largest_of(run):

@@ -11,30 +11,18 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..diagnose.findings import KINDS, UNFINISHED
 from ..engines.processes.real_run import run as run_on_processes
-from ..model.errors import DeadlockError, MismatchError, RankError, SimlibError, StuckError
-from ..record.safe_values import Exchanged
-from .compare import (
-    EXACT,
-    describe,
-    difference,
-    dtype_differs,
-    dtype_name,
-    first_different,
-    first_unseen,
-    known_mistake,
-    likely_cause,
-)
+from ..model.errors import SimlibError
+from ..model.parts import VALUE, parts_of
+from .compare import EXACT, describe
+from .complaints import complaints, failure, parts_lost, worst_of
 from .rules import Rule
-from .run_answer import NO_RESULT, WORLDS, World, changed_in_place, run_answer
-from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict, values_are_right
+from .run_answer import WORLDS, World, changed_in_place, run_answer
+from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict
 
 if TYPE_CHECKING:
     from .bounds import Fits, Timed
 
-LONG = 240
-"""Letters of a rank's lists beyond which a verdict shows only where they first differ."""
 TIMEOUT_S = 5
 """How long a world may make no progress, by default."""
 
@@ -45,7 +33,7 @@ def check(
     inputs: Callable[[int, int], tuple] | Sequence[Callable],
     expected: Callable[..., list],
     *rules: Rule,
-    points: int = 1,
+    points: int | Mapping[str, int] = 1,
     worlds: Sequence[int] = WORLDS,
     in_place: bool = False,
     mistakes: Mapping[str, Callable] | None = None,
@@ -71,8 +59,10 @@ def check(
         the tuple, by rank, of its first inputs, ``ys`` of its second ones, and so on.
     *rules : Rule
         What the answer may send.
-    points : int
-        What a right answer is worth.
+    points : int or dict of str to int
+        What a right answer is worth. Or its parts, such as ``{"value": 2, "traffic": 1}``: who
+        breaks a rule on ``"traffic"``, ``"time"`` (`Timed`) or ``"memory"`` (`Fits`) loses that
+        part, if the question has it, and else all of it.
     worlds : sequence of int
         World sizes to try.
     in_place : bool
@@ -115,6 +105,7 @@ def check(
 
 def verdict_on(question, answer, worlds, expected, points, in_place, mistakes, within=EXACT):
     """The `Verdict` of `check` on an answer, whoever wrote it; ``worlds`` are `World` objects."""
+    parts, lost, partly = parts_of(points), set(), None
     lines_of = {}  # those of the last world of each engine
     for world in worlds:
         world_size = world.world_size
@@ -122,21 +113,29 @@ def verdict_on(question, answer, worlds, expected, points, in_place, mistakes, w
         given = list(zip(*by_rank, strict=True))
         reason = call_complaint(answer, by_rank[0])
         if reason:
-            return Verdict(question, points, WRONG, reason, world_size)
+            return Verdict(question, parts, WRONG, reason, world_size)
         try:
             run, after = run_answer(answer, by_rank, world.start)
         except SimlibError as error:
             status, reason, lines = failure(error)
             reason += mistake_of_an_error(reason, mistakes)
-            return Verdict(question, points, status, reason, world_size, lines, error.run)
+            return Verdict(question, parts, status, reason, world_size, lines, error.run)
         want = expected(*given)
-        reason, lines = complaint(run, after, given, want, world.rules, in_place, mistakes, within)
-        if reason:
-            return Verdict(question, points, WRONG, reason, world_size, lines, run)
+        found = complaints(run, after, given, want, world.rules, in_place, mistakes, within)
+        if found:
+            lost |= parts_lost(found, parts)
+            told = worst_of(found, parts)
+            verdict = Verdict(question, parts, WRONG, told.reason, world_size, told.lines, run)
+            if VALUE in lost:
+                return verdict
+            partly = partly or verdict
         lines_of[world.start] = tally_lines(run, given, world.rules)
+    if partly:
+        partly.lost = sorted(lost)
+        return partly
     real = {str(world.world_size): None for world in worlds if world.start is worlds[0].start}
     reason = f"Every rank has the expected value at world sizes {', '.join(real)}."
-    return Verdict(question, points, RIGHT, reason, world_size, sum(lines_of.values(), []), run)
+    return Verdict(question, parts, RIGHT, reason, world_size, sum(lines_of.values(), []), run)
 
 
 def measure(
@@ -205,177 +204,3 @@ def call_complaint(answer, inputs):
     except ValueError:
         pass  # a builtin whose parameters nobody knows: the call itself will tell
     return None
-
-
-def complaint(run, after, given, want, rules, in_place, mistakes, within=EXACT):
-    """``(sentence, lines)`` about a run that ended; ``(None, [])`` where nothing is wrong."""
-    first = rule_complaint(run, given, [rule for rule in rules if rule.before_values])
-    # What the engine has found explains a wrong value better than a guess, and a right one is luck.
-    first = first or found_by_the_engine(run)
-    if first:
-        return first, []
-    reason, lines = value_complaint(run, after, given, want, rules, in_place, mistakes, within)
-    if reason:
-        return reason, lines
-    return rule_complaint(run, given, [rule for rule in rules if not rule.before_values]), []
-
-
-def value_complaint(run, after, given, want, rules, in_place, mistakes, within=EXACT):
-    """``(sentence, lines)`` about the values of a run; ``(None, [])`` where all are right."""
-    got = [changed_in_place(mine) for mine in after] if in_place else run.results
-    wrong = {r: text for r in range(len(want)) if (text := difference(got[r], want[r], within))}
-    changed = None if in_place else input_complaint(run, given, after)
-    if not wrong:
-        return changed and f"{values_are_right(run)}, but not the input. {changed}", []
-    dead = [rank for rank in wrong if after[rank] is None]
-    if dead:
-        return f"Rank {dead[0]} {NO_RESULT}: it died.", []
-    rank, text = next(iter(wrong.items()))
-    reason = f"Rank {rank} {text}" + "." * (not text.endswith("?"))
-    known = known_mistake(got, given, mistakes)
-    if known:
-        reason += f" {known}"
-    elif in_place and isinstance(after[rank][0], Exchanged):
-        reason += (
-            " The list holds new tensors, and those that stood in it did not change: write into "
-            "them."
-        )
-    elif in_place and not any(map(difference, run.results, want)):
-        what = (
-            "tensors of the list themselves" if isinstance(got[rank], list) else "tensor x itself"
-        )
-        reason += f" The right value is returned, but the {what} must change: write into it."
-    elif text.endswith("wrong value"):
-        reason += f" {changed or cause(run, got, want, given, rules)}"
-    return reason, [rank_line(r, got[r], want[r], r in wrong, within) for r in range(len(want))]
-
-
-def cause(run, got, want, given, rules):
-    """The likeliest cause of wrong values, as a sentence; what to do next where none fits."""
-    has_to_communicate = run.world_size > 1 and any(rule.before_values for rule in rules)
-    if has_to_communicate and not run.trace.ops:
-        return "No rank communicates: a rank knows nothing but what it was given itself."
-    found = likely_cause(got, want, given, bool(run.trace.ops))
-    if found:
-        return found
-    if not run.trace.ops:
-        return "No usual mistake fits: compare what each rank has with what is expected."
-    if run.world_size == 1:
-        return (
-            "No usual mistake fits, and in a world of 1 nothing comes from others: go through the "
-            "formula by hand."
-        )
-    rank = next(rank for rank in range(len(want)) if difference(got[rank], want[rank]))
-    return (
-        f"No usual mistake fits: follow the values that reach rank {rank}. "
-        "Print what it receives, step by step."
-    )
-
-
-def rank_line(rank, got, want, is_wrong, within=EXACT):
-    """One rank's value in a wrong verdict."""
-    if is_wrong and dtype_differs(got, want):
-        return f"rank {rank}: got {describe(got)} of {dtype_name(got)}, expected {dtype_name(want)}"
-    text = describe(got)
-    if is_wrong:
-        lists = isinstance(got, (list, tuple)) and isinstance(want, (list, tuple))
-        expected = describe(want)
-        if lists and len(text) + len(expected) > LONG:
-            index, text, expected = first_different(got, want, within)
-            return f"rank {rank}: first different at index {index}: got {text}, expected {expected}"
-        return f"rank {rank}: got {text}, expected {expected}{first_unseen(got, want)}"
-    return f"rank {rank}: right, {text if len(text) <= LONG else text[: LONG - 4] + ' ...'}"
-
-
-def input_complaint(run, given, after):
-    """A sentence where a rank changed its inputs, else None."""
-    inputs = list(zip(*given, strict=True))
-    for rank, (now, before) in enumerate(zip(after, inputs, strict=False)):
-        if now is None or not difference(list(now), list(before)):  # None: the rank died
-            continue
-        others = inputs[:rank] + inputs[rank + 1 :]
-        if receives_while_sending(run.trace.of_rank(rank)) and has_come(now, before, others):
-            return (
-                f"Rank {rank} changed the tensor it was given. Is x received into while it is "
-                "being sent? Receive into a holder of its own."
-            )
-        return (
-            f"Rank {rank} changed the tensor it was given: "
-            "work on a copy (clone) and leave the input as it is."
-        )
-    return None
-
-
-def has_come(now, before, others):
-    """Whether an input that a rank changed now holds what another rank was given in its place."""
-    changed = [index for index in range(len(now)) if difference(now[index], before[index])]
-    return any(not difference(now[index], other[index]) for index in changed for other in others)
-
-
-def receives_while_sending(ops):
-    """Whether a rank posts a receive before it waits for a send, or the other way round."""
-    return any(
-        one.async_op and one.seq < other.seq and (one.wait_s is None or one.wait_s > other.post_s)
-        for one in ops
-        for other in ops
-        if {one.kind, other.kind} == {"send", "recv"}
-    )
-
-
-def rule_complaint(run, given, rules):
-    """A sentence about the first broken rule, else None."""
-    broken = (rule.broken(run, given) for rule in rules)
-    return next((sentence for sentence in broken if sentence), None)
-
-
-def found_by_the_engine(run):
-    """A sentence about a race, a lost message or an op that nobody waited for, else None."""
-    for kind in reversed(KINDS):
-        lost = lost_message(run) if kind is UNFINISHED else None  # the same in simpler words
-        sentence = lost or finding(run, kind.name)
-        if sentence:
-            return sentence
-    return None
-
-
-def lost_message(run):
-    """A sentence about a message that nobody received, else None."""
-    lost = [message for message in run.trace.messages if message.recv is None]
-    if not lost:
-        return None
-    lost = min(lost, key=lambda message: (message.src, message.send.seq))
-    return f"Rank {lost.src} sends a message to rank {lost.dst} that nobody receives."
-
-
-def finding(run, kind):
-    """The sentence of the first finding of a kind, else None."""
-    found = next((one for one in run.findings if one.kind == kind), None)
-    return found and f"A finding, {found.kind}: {found.message}."
-
-
-def failure(error):
-    """``(status, sentence, lines)`` about a run that raised."""
-    if isinstance(error, RankError):
-        stubs = [rank for rank, text in sorted(error.tracebacks.items()) if is_stub(text)]
-        if stubs:
-            where = f"Rank {stubs[0]} in a world of {error.run.world_size}"
-            return NOT_WRITTEN, f"{where} still reaches NotImplementedError.", []
-    lines = [f"rank {rank}: {site}" for rank, site in sorted(error.sites.items())]
-    if isinstance(error, StuckError):
-        return WRONG, "A rank computes on and on and never returns: look at its loop.", lines
-    said, *details = str(error).splitlines()
-    if "parameter `tensor`" in said and "NoneType" in said:
-        said += (
-            ". A None was sent, or received into. Is it a .grad? It stays None where the tensor "
-            "did not need a gradient (requires_grad_) before the forward pass."
-        )
-    if isinstance(error, DeadlockError):
-        return WRONG, f"The ranks never finish: {said}.", [line.strip() for line in details]
-    if isinstance(error, MismatchError):
-        lines = [line.strip() for line in details]
-    return WRONG, said[:1].upper() + said[1:], lines
-
-
-def is_stub(traceback_text):
-    """Whether a traceback ends in the NotImplementedError of a stub."""
-    return traceback_text.strip().rpartition("\n")[2].startswith("NotImplementedError")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ..draw.table import count
+from ..model.parts import TIME, TRAFFIC, VALUE
 from .verdict import values_are_right
 
 
@@ -28,11 +29,14 @@ class Rule:
         ``tally(run, given)`` gives what was counted and its bound, or None.
     before_values : bool
         True where the rule is looked at before the values are.
+    part : str
+        What of a question is lost where the rule is broken, if the question has such a part.
     """
 
     broken: Callable
     tally: Callable = lambda run, given: None
     before_values: bool = False
+    part: str = VALUE
 
 
 def only(*kinds: str) -> Rule:
@@ -114,7 +118,7 @@ def nbytes_of_a_rank(bound: Callable[..., int], hint: str = "") -> Rule:
         number, _, word = busiest(run)
         return f"the busiest rank {word} {count(number, 'byte')} (at most {bound(*given):,})"
 
-    return Rule(broken, tally)
+    return Rule(broken, tally, part=TRAFFIC)
 
 
 def total(numbers, bound, noun, hint):
@@ -132,7 +136,7 @@ def total(numbers, bound, noun, hint):
     def tally(run, given):
         return f"{count(sum(numbers(run)), noun)} sent (at most {bound(*given):,})"
 
-    return Rule(broken, tally)
+    return Rule(broken, tally, part=TRAFFIC)
 
 
 def rounds(bound: Callable[..., int], hint: str = "") -> Rule:
@@ -155,7 +159,7 @@ def rounds(bound: Callable[..., int], hint: str = "") -> Rule:
     def tally(run, given):
         return f"{count(rounds_of(run.trace), 'round')} of messages (at most {bound(*given)})"
 
-    return Rule(broken, tally)
+    return Rule(broken, tally, part=TIME)
 
 
 def rounds_of(trace):
@@ -197,7 +201,7 @@ def sends_to(
                 return f"{said}, which is not one of its neighbours here. {hint}".rstrip()
         return None
 
-    return Rule(broken)
+    return Rule(broken, part=TRAFFIC)
 
 
 def is_send_of(rank, op):
@@ -222,7 +226,7 @@ def collectives(bound: Callable[..., int], hint: str = "") -> Rule:
     def tally(run, given):
         return f"{count(len(run.trace.collectives), 'collective')} (at most {bound(*given)})"
 
-    return Rule(broken, tally)
+    return Rule(broken, tally, part=TRAFFIC)
 
 
 def collective_nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
@@ -248,7 +252,7 @@ def collective_nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
         brought = count(largest(run), "byte")
         return f"{brought} brought into a collective by a rank (at most {bound(*given)})"
 
-    return Rule(broken, tally)
+    return Rule(broken, tally, part=TRAFFIC)
 
 
 def brought(
@@ -286,7 +290,7 @@ def brought(
     def tally(run, given):
         return f"{what}s of {in_a_row(of_rank(run, 0))} bytes, in this order"
 
-    return Rule(broken, tally)
+    return Rule(broken, tally, part=TRAFFIC)
 
 
 def in_a_row(numbers):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..draw.table import count
+from ..model.parts import VALUE, in_words
 
 NOT_WRITTEN = "not written"
 WRONG = "wrong"
@@ -19,8 +20,9 @@ class Verdict:
     ----------
     question : str
         Name of the question.
-    points : int
-        What a right answer is worth.
+    parts : dict of str to int
+        What a right answer is worth, by part: ``{"value": 2}``, say, or with ``"traffic"``,
+        ``"time"`` and ``"memory"``.
     status : str
         ``"not written"``, ``"wrong"`` or ``"right"``.
     reason : str
@@ -33,21 +35,33 @@ class Verdict:
         The run the verdict speaks of: ``verdict.run`` at the end of a cell draws its timeline.
     is_as_given : bool
         Whether the answer is still the broken program of a task to mend.
+    lost : list of str
+        The parts that a wrong answer does not earn; without the value it earns none.
     """
 
     question: str
-    points: int
+    parts: dict
     status: str
     reason: str = ""
     world_size: int | None = None
     lines: list = field(default_factory=list)
     run: object = None
     is_as_given: bool = False
+    lost: list = field(default_factory=lambda: [VALUE])
+
+    @property
+    def points(self):
+        """What a right answer is worth."""
+        return sum(self.parts.values())
 
     @property
     def earned(self):
-        """Points earned: all of them for a right answer, else 0."""
-        return self.points if self.status == RIGHT else 0
+        """Points earned: of a right answer all, of one with the right values its parts kept."""
+        if self.status == RIGHT:
+            return self.points
+        if self.status == NOT_WRITTEN or VALUE in self.lost:
+            return 0
+        return sum(each for part, each in self.parts.items() if part not in self.lost)
 
     def __repr__(self):
         if self.status == NOT_WRITTEN and not self.is_as_given:
@@ -55,7 +69,8 @@ class Verdict:
                 f"{self.question}: not written yet. {self.reason}\n"
                 "Write your answer in the cell above, run it, then run this cell again."
             )
-        head = f"{self.question}: {self.status}, {self.earned} of {self.points} points."
+        status = "partly right" if 0 < self.earned < self.points else self.status
+        head = f"{self.question}: {status}, {self.earned} of {self.points} points."
         if self.is_as_given:
             head = f"{self.question}: not written yet. This is still the broken program."
         if self.status != RIGHT and self.world_size is not None:
@@ -63,6 +78,8 @@ class Verdict:
         text = [head, self.reason, *("  " + line for line in self.lines)]
         if self.status != RIGHT and self.run is not None and len(self.run.trace):
             text.append("To see who sent what to whom in this run: `verdict.run` in a new cell.")
+        if self.status == WRONG and self.earned:
+            text.append(in_words(self.parts, self.lost))
         return "\n".join(text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from ..model.parts import parts_of
 from .pristine import Cell, Exercise, Question
 from .shown_form import shown_form
 from .source import (
@@ -51,7 +52,7 @@ def read_exercise(path):
             questions[name] = Question(
                 name,
                 title,
-                course_of(cell, "points") or 1,
+                parts_of(course_of(cell, "points") or 1),
                 stub_source(cell.source),
                 solution_source(cell.source),
             )
@@ -73,6 +74,8 @@ def read_exercise(path):
         weights = exercise.weights_of(name)
         if not sum(weight for _, weight in weights):
             raise SourceError(f"{path}: the cells of question {name} weigh nothing")
+        if len(questions[name].parts) > 1 and any(cell.weight is not None for cell, _ in weights):
+            raise SourceError(f"{path}: question {name} has parts, so its cells have no weights")
     return exercise
 
 
@@ -95,8 +98,8 @@ def exercise_of(notebook, name, cases=""):
             continue
         cells.append(Cell(cell["id"], course.get("role"), course.get("question"), source))
         if course.get("role") == "answer":
-            question, points = course["question"], course.get("points", 1)
-            questions[question] = Question(question, question, points, source, "")
+            question, parts = course["question"], parts_of(course.get("points", 1))
+            questions[question] = Question(question, question, parts, source, "")
     ids = frozenset(cell["id"] for cell in notebook["cells"])
     text = "\n".join([*(cell.source for cell in cells), cases])
     digest = hashlib.sha256(text.encode()).hexdigest()

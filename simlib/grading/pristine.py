@@ -36,13 +36,21 @@ class Cell:
 
 @dataclass(frozen=True)
 class Question:
-    """One question: its name is that of the function that answers it."""
+    """One question: its name is that of the function that answers it.
+
+    ``parts`` is ``{part: points}``, of `model.parts`; most questions have the value's only.
+    """
 
     name: str
     title: str
-    points: int
+    parts: dict
     stub: str
     solution: str
+
+    @property
+    def points(self):
+        """What it is worth."""
+        return sum(self.parts.values())
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class NotebookProgress:
     ----------
     exercise : str
     questions : list of tuple
-        ``(question, title, status, points)``: what it is worth.
+        ``(question, title, status, points, of)``: points earned, and what it is worth.
     problem : str
         Why it could not be checked; empty where it was.
     """
@@ -50,17 +50,17 @@ class NotebookProgress:
     @property
     def right(self):
         """How many questions are right."""
-        return sum(status == RIGHT for _, _, status, _ in self.questions)
+        return sum(status == RIGHT for _, _, status, *_ in self.questions)
 
     @property
     def points(self):
-        """Points of right answers."""
-        return sum(points for _, _, status, points in self.questions if status == RIGHT)
+        """Points of right answers, and of parts of others."""
+        return sum(points for *_, points, _ in self.questions)
 
     @property
     def of(self):
         """Points to be had."""
-        return sum(points for *_, points in self.questions)
+        return sum(of for *_, of in self.questions)
 
 
 def progress_of(paths, tell=lambda path: None):
@@ -91,7 +91,7 @@ def progress_of_notebook(path, version, tell):
     except (Unreadable, WrongNotebook) as error:
         return NotebookProgress(path.stem, [], one_line(str(error)))
     questions = [
-        (one.question, asked.title, one.status, asked.points)
+        (one.question, asked.title, one.status, one.points, asked.points)
         for one in results
         for asked in [exercise.questions[one.question]]
     ]
@@ -121,8 +121,8 @@ def table(notebooks):
         if one.problem:
             rows.append((one.exercise, "", "", one.problem))
             continue
-        said = ", ".join(f"{name} {status}" for name, _, status, _ in one.questions)
-        is_new = all(status == NOT_WRITTEN for _, _, status, _ in one.questions)
+        said = ", ".join(f"{name} {status}" for name, _, status, *_ in one.questions)
+        is_new = all(status == NOT_WRITTEN for _, _, status, *_ in one.questions)
         counts = f"{one.right} of {len(one.questions)}", f"{one.points} of {one.of}"
         rows.append((one.exercise, *counts, "not begun" if is_new else said))
     right, asked, points, of = totals(notebooks)

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass, field
 
+from ..model.parts import VALUE, in_words
 from ..model.trust import NO_RESULT
 from .merge_answers import GIVEN, failure
 from .texts import clean, sentence
@@ -13,8 +14,12 @@ from .texts import clean, sentence
 RIGHT, PARTLY, WRONG, LIMITS = "right", "partly right", "wrong", "broke the limits"
 ALLOWED = "sent as allowed"
 """What is printed of a world in which all rules were kept; `known_answers.record` looks for it."""
+LOST = "but "
+"""Begins what is printed of a world whose values are right, before the parts that it costs."""
 MARK = "| "
 """Begins the further lines of an error in the output of a hidden cell."""
+PARTS_LOST = re.compile(rf"\d+: {LOST}(\w+(?:, \w+)*): ")
+BY_PART = re.compile(r"By part: (.+)\.")
 UNKNOWN_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
 
 
@@ -38,6 +43,8 @@ class QuestionResult:
         Of the public check where it was wrong.
     hidden : str
         ``"right"``, ``"wrong"``, or empty where the hidden cells were not reached.
+    lost : list of str
+        The parts that are not earned, of a question that has some; empty for other questions.
     known : str
         Which known wrong answer it does the same as, in words.
     seconds : float
@@ -54,6 +61,7 @@ class QuestionResult:
     expected: str = ""
     got: str = ""
     hidden: str = ""
+    lost: list = field(default_factory=list)
     known: str = ""
     seconds: float = 0.0
     outputs: dict = field(default_factory=dict)
@@ -92,11 +100,43 @@ def score(question, exercise, merged, cells, set_aside, expected):
     else:
         result.status = RIGHT
         result.reason = "Right, in public and in hidden tests." if hidden else "Right."
-    if not any(one.role == "check" for one, _ in failed):
+    if len(question.parts) > 1:
+        earn_parts(result, question.parts, failed, expected)
+    elif not any(one.role == "check" for one, _ in failed):
         result.points = earned(question, exercise, [one for one, _ in failed])
-        if failed and result.points:
-            result.status = PARTLY
+    if failed and result.points:
+        result.status = PARTLY
     return result
+
+
+def earn_parts(result, parts, failed, expected):
+    """Give a question with parts the points of those that its cells have not lost."""
+    lost = {part for cell, got in failed for part in lost_in(cell, got, expected)}
+    result.lost = sorted(parts if VALUE in lost else lost)
+    result.points = sum(points for part, points in parts.items() if part not in result.lost)
+    if failed and result.points:
+        result.reason += f" {in_words(parts, result.lost)}"
+
+
+def lost_in(cell, got, expected):
+    """The parts that a cell's output costs; whatever is not told as a part costs the value.
+
+    A check says it in its last line; a hidden cell in the line on each world's rules, where all
+    other lines have to be as expected.
+    """
+    if got is None or got.word != "different":
+        return {VALUE}
+    said, wanted = got.text.splitlines(), expected.text(cell.id).splitlines()
+    if cell.role == "check":
+        found = BY_PART.fullmatch(said[-1]) if said else None
+        each = re.findall(r"(\w+) 0 of \d+", found[1]) if found else []
+        return set(each) or {VALUE}
+    lost = {VALUE} if len(said) != len(wanted) else set()
+    for line, want in zip(said, wanted, strict=False):
+        if line != want:
+            found = PARTS_LOST.match(line) if want.endswith(f": {ALLOWED}") else None
+            lost |= set(found[1].split(", ")) if found else {VALUE}
+    return lost
 
 
 def runs_at_all(result, exercise, cells):

@@ -44,11 +44,12 @@ RIGHT, WRONG, NOT_WRITTEN = "right", "wrong", "not written yet"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of a check: the question's name, the status, and the text to read."""
+    """The result of a check: the question's name, the status, the text to read, points earned."""
 
     question: str
     status: str
     text: str
+    points: int = 0
 
 
 def exercises_in(path):
@@ -207,7 +208,7 @@ def result_of(name, found, message, reason):
     if message.get("is_cell"):
         text = f"{name}: wrong. Its cell fails: {text}"
     status = {"not written": NOT_WRITTEN}.get(message["status"], message["status"])
-    return CheckResult(name, status, text)
+    return CheckResult(name, status, text, message.get("points", 0))
 
 
 def run_steps(steps, folder, limit_s):

@@ -11,6 +11,8 @@ import re
 import jupytext
 import nbformat
 
+from ..model.parts import complaint_about
+
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 BEGIN_BROKEN, END_BROKEN = "### BEGIN BROKEN", "### END BROKEN"
 PAIRS = {BEGIN: END, BEGIN_BROKEN: END_BROKEN}
@@ -128,6 +130,9 @@ def check_cell(cell, is_exercise, where):
         raise SourceError(f"{where}: a cell with role {role!r} needs question=")
     if question is not None and not re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", str(question)):
         raise SourceError(f"{where}: question {question!r} may have letters, digits, - and _ only")
+    points = course_of(cell, "points")
+    if points is not None and complaint_about(points):
+        raise SourceError(f"{where}: {complaint_about(points)}")
     weight = course_of(cell, "weight")
     if weight is not None and (role not in ("check", "hidden") or not is_weight(weight)):
         raise SourceError(

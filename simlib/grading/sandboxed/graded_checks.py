@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import base64
 import functools
+import lzma
 import math
 import os
 import pickle
-import zlib
 
-from ...checks.check import TIMEOUT_S, found_by_the_engine, input_complaint, rule_complaint
+from ...checks.check import TIMEOUT_S
 from ...checks.check import check as check_answer
 from ...checks.compare import EXACT, describe, difference
+from ...checks.complaints import (
+    Complaint,
+    broken_rules,
+    found_by_the_engine,
+    input_complaint,
+    parts_lost,
+    worst_of,
+)
 from ...checks.run_answer import NO_RESULT, WORLDS, changed_in_place, run_answer
 from ...checks.verdict import RIGHT
 from ...engines.processes.real_run import run as run_on_processes
 from ...model.errors import SimlibError
-from ..score import ALLOWED, MARK
+from ...model.parts import VALUE, parts_of
+from ..score import ALLOWED, LOST, MARK
 from ..texts import clean
 
 FLOOR = 1 / 8
@@ -41,6 +50,7 @@ class GradedChecks:
         self._rules = {}
         self._timed = {}
         self._within = {}
+        self._parts = {}
         self._expected = {}
         self._measured = {}
         self._cell = self._question = ""
@@ -54,6 +64,7 @@ class GradedChecks:
         self._rules[question] = rules
         self._timed[question] = [*options.get("timed", ()), *options.get("memory", ())]
         self._within[question] = options.get("within", EXACT)
+        self._parts[question] = parts_of(options.get("points", 1))
         options["timeout_s"] = SLOWER * self._patience * options.get("timeout_s", TIMEOUT_S)
         try:
             verdict = check_answer(question, answer, inputs, expected, *rules, **options)
@@ -96,17 +107,17 @@ class GradedChecks:
             lines.append(f"{world_size}: {'; '.join(texts)}")
             given = list(zip(*by_rank, strict=True))
             changed = None if in_place else input_complaint(run, given, after)
-            broken = found_by_the_engine(run) or changed or self._broken(question, run, given, want)
-            lines.append(f"{world_size}: {in_one_line(broken) if broken else ALLOWED}")
+            said = found_by_the_engine(run) or changed
+            found = [Complaint(said)] if said else self._broken(question, run, given, want)
+            lines.append(f"{world_size}: {rule_line(found, self._parts.get(question, {}))}")
         return "\n".join(lines)
 
     def _broken(self, question, run, given, want):
         rules = [*self._rules.get(question, ())]
         if run.engine == "simulated":
             rules += [one.rule for one in self._timed.get(question, ())]
-        return rule_complaint(run, given, rules) or too_little(
-            sent(run), want["sent"], run.world_size
-        )
+        too_few = too_little(sent(run), want["sent"], run.world_size)
+        return broken_rules(run, given, rules) + ([Complaint(too_few)] if too_few else [])
 
     def begin(self, cell, question):
         """Say which hidden cell comes: what it measures is compared with that cell's."""
@@ -115,12 +126,12 @@ class GradedChecks:
     def expect(self, question, recorded):
         """Compare with what `recorded` gave in a run of the solution, from its beginning."""
         self._measured.pop(question, None)
-        self._expected[question] = pickle.loads(zlib.decompress(base64.b64decode(recorded)))
+        self._expected[question] = pickle.loads(lzma.decompress(base64.b64decode(recorded)))
 
     def recorded(self, question):
         """All that was measured of a question, as text."""
         data = pickle.dumps(self._measured.get(question, {}))
-        return base64.b64encode(zlib.compress(data)).decode()
+        return base64.b64encode(lzma.compress(data)).decode()
 
 
 def end_where_all_is_taken(error):
@@ -151,6 +162,14 @@ def snapped(got, want, within=EXACT):
     """A value as text; one that is as expected reads as the expected one."""
     wrong = difference(got, want, within)
     return describe(want) if wrong is None else in_one_line(f"{describe(got)} ({wrong})")
+
+
+def rule_line(found, parts):
+    """What is said of a world's complaints: `ALLOWED`, or which parts but the value they cost."""
+    if not found:
+        return ALLOWED
+    lost, said = parts_lost(found, parts), in_one_line(worst_of(found, parts).reason)
+    return said if VALUE in lost else f"{LOST}{', '.join(sorted(lost))}: {said}"
 
 
 def in_one_line(text):
