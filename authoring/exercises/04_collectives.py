@@ -121,8 +121,7 @@ print(
 # `recv` only, with at most `world_size - 1` messages in all. Be quick, too: a rank sends one
 # message at a time, and each takes one round. `ceil(log2(world_size))` rounds are enough, because a
 # rank that has the value can help to tell the others. The virtual clock of a modelled network of 8
-# ranks counts them again. The value, the traffic and the time are worth a point each, but without the
-# value there is none.
+# ranks counts again. Points: value 1, traffic 1, time 1.
 
 
 # %% role="answer" question="own_broadcast" points={"value": 1, "traffic": 1, "time": 1}
@@ -143,7 +142,7 @@ def own_broadcast(rank, world_size, x, root):
     ### END SOLUTION
 
 
-# %% role="check" question="own_broadcast" points=3
+# %% role="check" question="own_broadcast" points={"value": 1, "traffic": 1, "time": 1}
 from simlib.clusters import ethernet_10g
 
 

@@ -474,7 +474,7 @@ for length, of_six in (
 # Add up `x` over all ranks, in place, on **any** number of ranks, one included. You are told the network's latency
 # and bandwidth. Choose between the ring and recursive doubling: the modelled network gives you 2 %
 # more than the better of the two takes by the lesson's formulas, for any tensor of up to 400 kB on up
-# to 8 ranks. `ring` and `swap` are given above. The sum is worth 2 points, its time 2 more.
+# to 8 ranks. `ring` and `swap` are given above. Points: value 2, time 2.
 
 
 # %% role="answer" question="quick_all_reduce" points={"value": 2, "time": 2}
@@ -502,7 +502,7 @@ def quick_all_reduce(rank, world_size, x, latency_s, bandwidth_Bps):
     ### END SOLUTION
 
 
-# %% role="check" question="quick_all_reduce" points=4
+# %% role="check" question="quick_all_reduce" points={"value": 2, "time": 2}
 SIX, EIGHT = (simlib.clusters.ethernet_1g(nodes=n) for n in (6, 8))
 SLOWER = simlib.Link(4 * EIGHT.inter.latency_s, EIGHT.inter.bandwidth_Bps)
 FAR = simlib.clusters.ethernet_1g(nodes=8, inter=SLOWER)

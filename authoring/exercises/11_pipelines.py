@@ -512,8 +512,8 @@ print(
 # A batch comes in `pieces` micro-batches of `batch` examples; on rank 0 `xs` is their list, elsewhere None.
 # Rank r has `w`. Write this rank's words; `follow` does them with `together`. No rank may ever hold more
 # than `most` micro-batches between forward and backward, and the step must be as short as that allows.
-# Stages are equal, a backward takes twice as long as a forward, messages are free. Return the gradient with
-# respect to `w`: it is worth 2 points, and time and memory 1 each beside it.
+# Stages are equal, a backward takes twice as long as a forward, messages are free. Return `w`'s gradient.
+# Points: value 2, time 1, memory 1.
 
 
 # %% role="answer" question="in_budget" points={"value": 2, "time": 1, "memory": 1}
@@ -537,7 +537,7 @@ def in_budget(rank, world_size, w, xs, batch, pieces, most):
     ### END SOLUTION
 
 
-# %% role="check" question="in_budget" points=4
+# %% role="check" question="in_budget" points={"value": 2, "time": 1, "memory": 1}
 def shortest_s(ws, xs, batches, pieces, most):
     """A micro-batch comes 3 products after the one before it, and when there is room on rank 0."""
     K, starts = len(ws), []

@@ -182,8 +182,7 @@ print(
 # step. Take as many steps of Adam with the **mean** gradient of all ranks (`lr=0.1, eps=0.1`, the
 # rest as in torch) and return the new weights, whole. In each step reduce_scatter the gradients
 # and all_gather the new weights. Memory: besides the inputs, which must not change, a rank may
-# hold the new weights once and eight tensors as large as its shard. The weights are worth 1 point;
-# what is sent, and what is held, 1 each beside it.
+# hold the new weights once and its shard eight times. Points: value 1, traffic 1, memory 1.
 
 
 # %% role="answer" question="sharded_adam" points={"value": 1, "traffic": 1, "memory": 1}
@@ -205,7 +204,7 @@ def sharded_adam(rank, world_size, w, gradients):
     ### END SOLUTION
 
 
-# %% role="check" question="sharded_adam" points=3
+# %% role="check" question="sharded_adam" points={"value": 1, "traffic": 1, "memory": 1}
 def in_shards(each, steps):
     """Inputs: `each` weights for every rank, so many steps."""
 

@@ -114,8 +114,9 @@ def earn_parts(result, parts, failed, expected):
     lost = {part for cell, got in failed for part in lost_in(cell, got, expected)}
     result.lost = sorted(parts if VALUE in lost else lost)
     result.points = sum(points for part, points in parts.items() if part not in result.lost)
-    if failed and result.points:
-        result.reason += f" {in_words(parts, result.lost)}"
+    told = in_words(parts, result.lost)
+    if failed and result.points and told not in result.got:
+        result.reason += f" {told}"
 
 
 def lost_in(cell, got, expected):

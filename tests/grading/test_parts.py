@@ -62,7 +62,7 @@ def test_right_values_earn_what_they_did_not_cost(expected, name):
     result = grade(data, FOUR, expected, SEED, LIMITS).questions[1]
     assert (result.points, result.lost) == (points, lost), result
     assert result.status == ("partly right" if points else "wrong")
-    assert not points or "By part: value 1 of 1" in result.reason
+    assert not points or "By part: value 1 of 1" in result.reason + result.got
 
 
 @pytest.mark.parametrize("points", ["{'traffic': 1}", "{'value': 0}", "{'value': 1, 'beauty': 1}"])
