@@ -47,12 +47,13 @@ def main():
     parser.add_argument("--hostile", nargs="*", choices=list(HOSTILE), default=list(HOSTILE))
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--times-without", type=int, default=1, help="the class without the five")
     options = parser.parse_args()
     exercises = [exercise("01"), exercise("04")]
     failed = False
     for jobs in options.jobs:
-        for hostile in ((), options.hostile):
-            for number in range(options.times):
+        for hostile, times in (((), options.times_without), (options.hostile, options.times)):
+            for number in range(times):
                 with tempfile.TemporaryDirectory() as folder:
                     wanted = write_class(Path(folder), exercises, options.honest, hostile)
                     found, seconds = graded(folder, jobs)

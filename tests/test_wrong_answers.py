@@ -122,7 +122,7 @@ def test_another_way_is_right_too(path, answer):
 def test_wrong_answer_is_refused(path, answer, sentence):
     verdict = verdict_on(path, load(path)["QUESTION"], answer)
     assert verdict.status == "wrong"
-    assert verdict.earned == 0
+    assert verdict.earned == load(path).get("EARNS", {}).get(answer, 0)
     assert sentence in verdict.reason
     others = [other for other in load(path)["WRONG"].values() if other != sentence]
     assert not [other for other in others if other in verdict.reason]

@@ -178,11 +178,11 @@ print(
 # %% [markdown]
 # ## 2. Adam in shards (★★★, 30 minutes, 3 points)
 #
-# Every rank is given the same flat weights `w`, and its own list `gradients`, a flat tensor a
-# step. Take as many steps of Adam with the **mean** gradient of all ranks (`lr=0.1, eps=0.1`, the
+# Every rank has the same flat weights `w`, and its own list `gradients`, a flat tensor a
+# step. Take as many steps of Adam with all ranks' **mean** gradient (`lr=0.1, eps=0.1`, the
 # rest as in torch) and return the new weights, whole. In each step reduce_scatter the gradients
 # and all_gather the new weights. Memory: besides the inputs, which must not change, a rank may
-# hold the new weights once and its shard eight times. Points: value 1, traffic 1, memory 1.
+# hold the new weights and its shard eight times. Points: value 1, traffic 1, memory 1.
 
 
 # %% role="answer" question="sharded_adam" points={"value": 1, "traffic": 1, "memory": 1}

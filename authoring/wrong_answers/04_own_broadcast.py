@@ -133,3 +133,11 @@ def halving_all_at_once(rank, world_size, x, root):
 
 
 ALSO_RIGHT = [halving, halving_all_at_once]
+
+EARNS = {
+    root_tells_everyone: 2,
+    along_a_chain: 2,
+    chain_by_alias: 2,
+    told_twice: 1,
+}
+"""Points of parts whose rules they keep, by `points=` of the question."""

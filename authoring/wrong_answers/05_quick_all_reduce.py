@@ -219,3 +219,18 @@ def folds_neighbours(rank, world_size, x, latency_s, bandwidth_Bps):
 
 
 ALSO_RIGHT = [folds_neighbours]
+
+EARNS = {
+    folding_is_free: 2,
+    folding_costs_one: 2,
+    folding_by_the_logarithm: 2,
+    by_the_bandwidth_alone: 2,
+    always_the_ring: 2,
+    always_doubling: 2,
+    counts_elements_for_bytes: 2,
+    crosses_where_latency_is_bandwidth: 2,
+    ring_unless_a_power_of_two: 2,
+    crosses_at_55_kB_on_any_network: 2,
+    at_a_root: 2,
+}
+"""Points of parts whose rules they keep, by `points=` of the question."""

@@ -226,3 +226,13 @@ def collectives_of_lists(rank, world_size, w, gradients):
 
 
 ALSO_RIGHT = (by_hand, collectives_of_lists)
+
+EARNS = {
+    by_way_of_another: 2,
+    whole_state: 2,
+    parts_in_a_list: 2,
+    by_hand_and_whole: 2,
+    state_gathered_too: 2,
+    gathered_at_the_end: 2,
+}
+"""Points of parts whose rules they keep, by `points=` of the question."""

@@ -5,7 +5,7 @@ import json
 import odd_files
 from breakers import CELLS, KERNELS
 from cheats import VALUES
-from known_wrong import mixed
+from known_wrong import earned, mixed
 from notebooks_made import content, notebook, solved
 
 FORMS = (
@@ -65,10 +65,8 @@ def submissions(exercises):
 
 
 def answered(exercise, answers):
-    """A notebook with these answers, and what those are worth that are the solution."""
-    right = [name for name, source in answers.items() if source is True]
-    points = sum(exercise.questions[name].points for name in right)
-    return content(notebook(exercise, answers)), points
+    """A notebook with these answers, and the points that they deserve."""
+    return content(notebook(exercise, answers)), earned(exercise, answers)
 
 
 def write_class(folder, exercises):

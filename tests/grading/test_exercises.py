@@ -5,7 +5,7 @@ And each known wrong answer is told by its name.
 
 import pytest
 from ground import LIMITS, SEED
-from known_wrong import FOLDER, mixed, wrong_sources
+from known_wrong import FOLDER, earned, mixed, wrong_sources
 from notebooks_made import SOURCES, content, notebook, solved
 
 from simlib.grading import known_answers as known
@@ -92,7 +92,7 @@ def test_a_wrong_answer_loses_its_question_only_and_is_named(
         if source is True:
             assert got[question].points == exercise.questions[question].points, got[question]
             continue
-        assert got[question].points == 0, got[question]
+        assert got[question].points == earned(exercise, {question: source}), got[question]
         words = list(known.sources_of(FOLDER, exercise, question))[number]
         if words in RACES:
             continue
