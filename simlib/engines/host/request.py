@@ -13,6 +13,7 @@ import pickle
 import runpy
 import struct
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -307,10 +308,19 @@ def receive(sock: socket, loads: Callable[[Any], Any] = pickle.loads) -> Any:
     return loads(exactly(sock, length))
 
 
-def exactly(sock: socket, length: int) -> bytearray:
+def exactly(sock: socket, length: int, deadline: float | None = None) -> bytearray:
+    """So many bytes from a socket; EOFError when the other side is gone.
+
+    TimeoutError where they are not there at ``deadline``, in seconds of `time.monotonic`.
+    """
     payload = bytearray(length)
     view = memoryview(payload)
     while view:
+        if deadline is not None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the message is not there in time")
+            sock.settimeout(left_s)
         count = sock.recv_into(view)
         if not count:
             raise EOFError("the other side of the channel is gone")

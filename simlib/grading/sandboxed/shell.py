@@ -9,7 +9,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 from json import dumps, loads  # a student may put others into json
 
 from ...checks import cases
@@ -17,7 +16,7 @@ from ...checks.verdict import RIGHT, Verdict
 from ...engines.host import own_sandbox
 from ...engines.host.hardening import go_home
 from ...engines.host.process_setup import die_with_the_kernel, show_errors_of_commands
-from ...engines.host.request import pack
+from ...engines.host.request import exactly, pack
 from .submitted import parameters_of
 
 LENGTH = struct.Struct("<I")
@@ -39,25 +38,10 @@ def receive(sock, most=1 << 28, deadline=None):
 
     TimeoutError where it is not there whole at ``deadline``, in seconds of `time.monotonic`.
     """
-    (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size, deadline))
+    (length,) = LENGTH.unpack(exactly(sock, LENGTH.size, deadline))
     if length > most:
         raise EOFError(f"a message of {length:,} bytes")
-    return loads(_exactly(sock, length, deadline))
-
-
-def _exactly(sock, length, deadline):
-    data = bytearray()
-    while len(data) < length:
-        if deadline is not None:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError("the message is not there in time")
-            sock.settimeout(left_s)
-        piece = sock.recv(min(length - len(data), 1 << 20))
-        if not piece:
-            raise EOFError("the other side is gone")
-        data += piece
-    return bytes(data)
+    return loads(exactly(sock, length, deadline))
 
 
 def shell_main(control, lifeline, output):
