@@ -12,8 +12,8 @@ from hidden_cells import Solved
 from notebooks_made import SOURCES
 
 import simlib
-from simlib.checks.check import rule_complaint
 from simlib.checks.compare import difference
+from simlib.checks.complaints import broken_rules
 from simlib.checks.run_answer import changed_in_place, run_answer
 from simlib.grading import known_answers, whole_class
 from simlib.grading.cache import Cache
@@ -278,7 +278,7 @@ def test_simulated_solutions_give_what_is_expected_and_keep_the_rules(name, seed
             within = [asked.within] * len(got)
             assert not [*filter(None, map(difference, got, wanted, within))], where
             rules = [*asked.rules, *(asked.timed if world.start else ())]
-            assert rule_complaint(run, world.by_argument, rules) is None, where
+            assert broken_rules(run, world.by_argument, rules) == [], where
 
 
 @pytest.mark.long

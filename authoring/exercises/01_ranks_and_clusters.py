@@ -315,11 +315,8 @@ verdict
 
 # %% role="hidden" question="local_rank"
 seed = 1
-print(
-    measure(
-        local_rank,
-        lambda rank, world_size: (
-            torch.randint(3, (), generator=torch.Generator().manual_seed(seed + rank)).item(),
-        ),
-    )
-)
+generator = torch.Generator().manual_seed(seed)
+drawn = torch.randint(3, (5,), generator=generator).tolist()
+apart = torch.randint(2, (), generator=generator).item()
+drawn[1:3] = [(drawn[0] + rank * apart) % 3 for rank in (1, 2)]  # all on one node, or on three
+print(measure(local_rank, lambda rank, world_size: (drawn[rank],)))
