@@ -95,9 +95,20 @@ class Group:
 
     def _remove(self):
         for folder in self._folders:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+            remove(folder)
         self._folders = []
+
+
+def remove(folder):
+    """Remove a group, once those that were killed in it are gone."""
+    deadline = time.monotonic() + CLEAR_S
+    while time.monotonic() < deadline:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.01)
 
 
 def pids_in(folder):
@@ -147,5 +158,4 @@ def clear_after_the_dead(mounted=MOUNTED):
                 for pid in pids_in(folder):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+                remove(folder)

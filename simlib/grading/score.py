@@ -20,6 +20,8 @@ MARK = "| "
 """Begins the further lines of an error in the output of a hidden cell."""
 PARTS_LOST = re.compile(rf"\d+: {LOST}(\w+(?:, \w+)*): ")
 BY_PART = re.compile(r"By part: (.+)\.")
+HIDDEN_FAIL = "It passes the public check, but not all hidden tests, with other inputs."
+VALUE_FAILS = "In hidden tests, with other inputs, its values are not right."
 UNKNOWN_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
 
 
@@ -96,10 +98,12 @@ def score(question, exercise, merged, cells, set_aside, expected):
         result.hidden = RIGHT if all(is_same(got) for _, got in hidden) else WRONG
     failed = [(one, got) for one, got in checks + hidden if not is_same(got)]
     if failed:
-        explain(result, *failed[0], expected)
+        explain(result, *telling(failed, question.parts, expected), expected)
     else:
         result.status = RIGHT
         result.reason = "Right, in public and in hidden tests." if hidden else "Right."
+    if result.reason == HIDDEN_FAIL and failed[0][0].role == "check":
+        result.reason = VALUE_FAILS
     if len(question.parts) > 1:
         earn_parts(result, question.parts, failed, expected)
     elif not any(one.role == "check" for one, _ in failed):
@@ -107,6 +111,15 @@ def score(question, exercise, merged, cells, set_aside, expected):
     if failed and result.points:
         result.status = PARTLY
     return result
+
+
+def telling(failed, parts, expected):
+    """The cell to tell of: the first; of a question with parts, the first that costs the value."""
+    if len(parts) > 1:
+        for cell, got in failed:
+            if VALUE in lost_in(cell, got, expected):
+                return cell, got
+    return failed[0]
 
 
 def earn_parts(result, parts, failed, expected):
@@ -180,7 +193,7 @@ def explain(result, cell, got, expected):
     result.status = WRONG
     text = clean(got.text)
     if cell.role == "hidden":
-        result.reason = "It passes the public check, but not all hidden tests, with other inputs."
+        result.reason = HIDDEN_FAIL
         return
     result.got = text
     result.expected = expected.text(cell.id)

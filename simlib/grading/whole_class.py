@@ -15,8 +15,8 @@ from importlib.metadata import version
 from . import known_answers
 from .cache import digest, digest_of_simlib
 from .company import Company
-from .grade import NotebookResult, grade, without_points
-from .known_answers import Expected, record
+from .grade import GraderFails, NotebookResult, grade, without_points
+from .known_answers import Expected, SolutionFails, record
 from .score import PARTLY, WRONG
 from .session import STOP
 from .texts import one_line
@@ -163,11 +163,16 @@ class ClassGrader:
             return grade(content, exercise, expected, self._seed, self._limits, self._isolate)
 
         with self._company.beside() as had_company:
-            expected = self.expected(exercise)
-            result = look()
-            if not (result.cut_short and had_company()):
-                return result
+            try:
+                expected = self.expected(exercise)
+                result = look()
+                if not (result.cut_short and had_company()):
+                    return result
+            except (GraderFails, SolutionFails):
+                if not had_company():
+                    raise
         with self._company.alone():
+            expected = self.expected(exercise)
             return look()
 
     def _name_known_mistakes(self, result, exercise):
@@ -181,15 +186,18 @@ class ClassGrader:
     def _known_wrong(self, exercise, question):
         """``{words: signature}`` of the known wrong answers to a question; they are run once."""
         sources = known_answers.sources_of(self._wrong_answers, exercise, question)
-        expected = self.expected(exercise)
-        with self._locks[exercise.name]:
-            key = ("known", question, sources, asdict(self._limits), *self._key(exercise))
-            stored = self._cache.get(*key)
-            if stored is None:
-                stored = known_answers.outputs_of(
-                    sources, exercise, question, expected, self._seed, self._limits, self._isolate
-                )
-                self._cache.put(stored, *key)
+        with self._company.beside() as had_company:
+            expected = self.expected(exercise)
+            with self._locks[exercise.name]:
+                key = ("known", question, sources, asdict(self._limits), *self._key(exercise))
+                stored = self._cache.get(*key)
+                if stored is None:
+                    stored = known_answers.outputs_of(
+                        sources, exercise, question, expected,
+                        self._seed, self._limits, self._isolate,
+                    )  # fmt: skip
+                    if len(stored) == len(sources) or not had_company():
+                        self._cache.put(stored, *key)
         return stored
 
     def expected(self, exercise):

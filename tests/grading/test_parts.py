@@ -40,6 +40,7 @@ def own_broadcast(rank, world_size, x, root):
 SAYS = "By part: value 1 of 1, traffic 0 of 1, time 0 of 1."
 RAISES = f"def own_broadcast(rank, world_size, x, root):\n    raise ValueError({SAYS!r})\n"
 PRINTS = CHAIN.replace("dist.send(x", f"print({SAYS!r})\n        dist.send(x + 1")
+SAYS_SO = ("raises",)  # the words are its own
 ANSWERS = {
     "chain": (CHAIN, 2, ["time"]),
     "twice": (TWICE, 1, ["time", "traffic"]),
@@ -62,7 +63,8 @@ def test_right_values_earn_what_they_did_not_cost(expected, name):
     result = grade(data, FOUR, expected, SEED, LIMITS).questions[1]
     assert (result.points, result.lost) == (points, lost), result
     assert result.status == ("partly right" if points else "wrong")
-    assert not points or "By part: value 1 of 1" in result.reason + result.got
+    is_told = "By part: value 1 of 1" in result.reason + result.got
+    assert is_told == bool(points) or name in SAYS_SO
 
 
 @pytest.mark.parametrize("points", ["{'traffic': 1}", "{'value': 0}", "{'value': 1, 'beauty': 1}"])

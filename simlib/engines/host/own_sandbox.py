@@ -13,6 +13,7 @@ import fcntl
 import os
 import resource
 import socket
+import stat
 import struct
 
 from ...model.trust import OWN_SANDBOX, SCRATCH
@@ -32,6 +33,8 @@ MB = 1 << 20
 ROOM = {"/tmp": 16 * MB, "/dev/shm": 16 * MB, HOME: 8 * MB, SCRATCH: MB}
 """Folders of a process's own, and how large they are: no process is charged with what is there."""
 FILES_PER_MB = 256
+MOST_FILES = 2048
+"""That are copied from a folder: it has room for no more."""
 KEPT = (FONTS, HOME)
 """Folders whose files are there in the beginning: a cell of the student's may have written some."""
 OF_CELLS, OF_RANKS = 1 / 2, 3 / 4
@@ -125,15 +128,22 @@ def thread_as_seen_here(pid, thread):
 
 
 def _files_below(place):
-    """``{name: bytes}`` of the files below a folder; links are left out."""
-    found = {}
-    for above, _, names in os.walk(place):
+    """``{name: bytes}`` of the files below a folder; others may change it meanwhile.
+
+    Folders are opened by descriptor, and neither links nor what is no plain file are read.
+    """
+    found, room = {}, ROOM[HOME]
+    for above, _, names, folder in os.fwalk(place):
         for name in names:
-            path = os.path.join(above, name)
+            if room <= 0 or len(found) >= MOST_FILES:
+                return found
             with contextlib.suppress(OSError):
-                if os.path.isfile(path) and not os.path.islink(path):
-                    with open(path, "rb") as file:
-                        found[os.path.relpath(path, place)] = file.read(ROOM[HOME])
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                with open(os.open(name, flags, dir_fd=folder), "rb") as file:
+                    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                        path = os.path.join(above, name)
+                        data = found[os.path.relpath(path, place)] = file.read(room)
+                        room -= len(data)
     return found
 
 

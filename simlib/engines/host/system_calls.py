@@ -69,7 +69,7 @@ accept4 288 242, connect 42 203, getsockname 51 204, getpeername 52 205, getsock
 setsockopt 54 208, shutdown 48 210, sendto 44 206, recvfrom 45 207, sendmsg 46 211,
 recvmsg 47 212, sendmmsg 307 269, recvmmsg 299 243
 """
-OUTER_ONLY = "unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, capset 126 91"
+OUTER_ONLY = "unshare 272 97, setns 308 268, mount 165 40, umount2 166 39"
 ABSENT = """
 clone3 435 435, memfd_create 319 279, memfd_secret 447 447, openat2 437 437, preadv2 327 286,
 pwritev2 328 287, process_madvise 440 440, cachestat 451 451, map_shadow_stack 453 453,

@@ -57,6 +57,9 @@ class Carried:
     nbytes: int
 
 
+GROUP_MADE = Carried("new_group", (), None, 0)
+
+
 class Asked:
     """An op of a rank that waits for its answer: what `Mailbox` and `Meeting` call a request."""
 
@@ -246,9 +249,12 @@ class Exchange:
                 call.request = None
 
     def _meet(self, rank, number, name, how_many):
-        """Ranks wait for each other where a group is made."""
+        """Ranks wait for each other where a group is made: each is in the rank's record, too."""
         if type(name) is not str or type(how_many) is not int:
             raise WrongWords("this is no meeting")
+        if not 1 <= how_many <= self._world_size:
+            raise WrongWords(f"a meeting of {how_many} ranks")
+        self.carried[rank].append(GROUP_MADE)
         here = self._here[name]
         here.append(Asked(self, rank, number))
         if len(here) >= how_many:
@@ -312,7 +318,7 @@ def difference(carried, ops):
     ops : list of Op
         The rank's own record.
     """
-    recorded = Counter(as_carried(op) for op in ops if op.kind != "new_group")
+    recorded = Counter(map(as_carried, ops))
     carried = Counter(carried)
     for what, more, less in (
         ("is in its record, and was not carried", recorded, carried),
@@ -325,6 +331,8 @@ def difference(carried, ops):
 
 def as_carried(op):
     """What must have been carried for an op of a record."""
+    if op.kind == GROUP_MADE.kind:
+        return GROUP_MADE
     brings_nothing = op.kind in ("broadcast", "scatter") and op.peer != op.rank
     return Carried(
         op.kind,

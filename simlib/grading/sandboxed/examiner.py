@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import linecache
 import os
@@ -190,7 +191,7 @@ class Examiner:
             self._end_shell()
             return {"error": str(error), "ended": True, "output": ""}
         name, number = answer.pop("file", None), answer.pop("number", None)
-        if "source" in request and isinstance(name, str) and isinstance(number, int):
+        if "source" in request and is_of_shell(name) and isinstance(number, int):
             text = request["source"]
             linecache.cache[name] = (len(text), None, text.splitlines(True), name)
             self._cells.add(name, number)
@@ -218,12 +219,11 @@ class Examiner:
 def files_in(folder):
     """``{path: (bytes, time of change)}`` of the files below a folder of students' cells."""
     found = {}
-    for above, _, names in os.walk(folder):
-        for name in names[:MOST_FILES]:
-            path = os.path.join(above, name)
-            with contextlib.suppress(OSError):
-                state = os.lstat(path)
-                found[path] = state.st_size, state.st_mtime_ns
+    paths = (os.path.join(above, name) for above, _, names in os.walk(folder) for name in names)
+    for path in itertools.islice(paths, MOST_FILES):
+        with contextlib.suppress(OSError):
+            state = os.lstat(path)
+            found[path] = state.st_size, state.st_mtime_ns
     return found
 
 
@@ -311,7 +311,12 @@ def name_cells(compiler, table):
     ipykernel's own name is a hash in plain Python: 0.4 s for a cell that holds what is expected.
     """
     compiler._filename_map = table
-    compiler.get_code_name = lambda raw, transformed, number: code_name(transformed, number)
+    compiler.get_code_name = lambda raw, code, number: f"examiner: {code_name(code, number)}"
+
+
+def is_of_shell(name):
+    """Whether a cell may be called so that the shell has run: none of ours is."""
+    return isinstance(name, str) and name.startswith("<ipython-input-")
 
 
 class OnlyStudents(dict):

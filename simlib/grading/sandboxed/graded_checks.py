@@ -155,7 +155,8 @@ class GradedVerdict:
         verdict = self._verdict
         if verdict.status == RIGHT:
             return f"{verdict.question}: {verdict.status}"
-        return clean(repr(verdict))
+        text, _, last = repr(verdict).rpartition("\n")
+        return f"{clean(text)}\n{clean(last)}"  # the last line tells parts: what is cut is above it
 
 
 def snapped(got, want, within=EXACT):

@@ -33,7 +33,7 @@ def send(sock, message):
     sock.sendall(LENGTH.pack(len(data)) + data)
 
 
-def receive(sock, most=1 << 28, deadline=None):
+def receive(sock, most=1 << 25, deadline=None):
     """Receive one message; EOFError where the other side is gone, or says more than ``most``.
 
     TimeoutError where it is not there whole at ``deadline``, in seconds of `time.monotonic`.
