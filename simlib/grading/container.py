@@ -94,8 +94,7 @@ def contained(engine, command, run_folder, uid, limits, view):
     words += [f"--volume={source}:{place}:ro" for place, source in binds.items()]
     words.append(f"--volume={run_folder}:{run_folder}:rw")
     if engine == "podman":
-        places = {**binds, **dict.fromkeys(view.shares), str(run_folder): str(run_folder)}
-        make_root(folder / "root", view.links, places)
+        make_root(folder / "root", view.links, binds, view.shares)
         words += ["--rootfs", str(folder / "root")]
     else:
         words.append(image_of_links(tuple(view.links.items())))
@@ -155,18 +154,20 @@ def without_sys(folder):
     return {"/sys": str(folder)}
 
 
-def make_root(root, links, places):
+def make_root(root, links, binds, shares):
     """Make a container's root: links, and empty folders and files to mount on.
 
     The engine would make what is missing, as a user whose files we may not be able to remove.
     """
-    for place in (*EMPTY_FOLDERS, *places):
-        path, source = root / place.lstrip("/"), places.get(place)
-        if source is None or os.path.isdir(source):
+    for place in (*EMPTY_FOLDERS, *binds, *shares):
+        path = root / place.lstrip("/")
+        if os.path.isdir(binds.get(place, "/")):
             path.mkdir(parents=True, exist_ok=True)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
+    for place in shares:  # podman gives them the rights of what they are mounted on
+        (root / place.lstrip("/")).chmod(0o1777)
     for place, target in links.items():
         path = root / place.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
