@@ -118,7 +118,7 @@ def of_user(engine, uid):
         return [f"--user={uid}:{uid}"]
     if engine == "podman":
         return ["--userns=keep-id"]
-    return [f"--user={uid}:{os.getegid()}"]
+    return [f"--user={os.geteuid()}:{os.getegid()}"]
 
 
 def of_limits(limits):
