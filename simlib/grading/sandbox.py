@@ -104,7 +104,8 @@ def why_not():
             "do, too: apt install bubblewrap"
         )
     if shutil.which(PROGRAMS[kind()]) is None:
-        return f"{kind()} (the command {PROGRAMS[kind()]}) is not installed: apt install {kind()}"
+        package = "docker.io" if kind() == "docker" else kind()
+        return f"{kind()} (the command {PROGRAMS[kind()]}) is not installed: apt install {package}"
     return None
 
 
