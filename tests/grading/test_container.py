@@ -121,7 +121,7 @@ def test_a_fork_bomb_stays_within_its_processes_and_costs_nobody_else(engine, gr
 
 
 def test_memory_of_a_container_is_watched(engine):
-    limits = replace(SMALL, memory_bytes=700 << 20)
+    limits = replace(SMALL, memory_bytes=700 << 20, notebook_s=60)
     cell = code_cell("hog", "kept = bytearray(b'x') * (780 << 20)\nimport time\ntime.sleep(1000)")
     assert "took more than 700 MB" in run_notebook([cell], limits).ended
 
@@ -147,12 +147,28 @@ print("networks", os.listdir("/proc/self/net") and open("/proc/self/net/dev").re
     assert lines["networks"] == "1"
 
 
-def run_in(tmp_path, *command):
+def test_no_more_processes_than_permitted_can_be_made_in_a_container(engine, tmp_path):
+    source = """
+import os, time
+made = 0
+try:
+    while made < 1000:
+        if os.fork() == 0:
+            time.sleep(1000)
+        made += 1
+except OSError:
+    print(made, flush=True)
+os._exit(0)
+"""
+    assert 100 < int(run_in(tmp_path, sys.executable, "-c", source, processes=200)) < 200
+
+
+def run_in(tmp_path, *command, **limits):
     """What a command says in the sandbox."""
     run = Path(tempfile.mkdtemp(prefix="seen-", dir=tmp_path)) / "run"
     run.mkdir()
     with sandbox.own_user() as uid:
-        words = sandbox.sandboxed(command, run, uid, sandbox.Limits())
+        words = sandbox.sandboxed(command, run, uid, sandbox.Limits(**limits))
         done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -200,9 +216,9 @@ def test_the_container_of_a_killed_grader_is_ended_by_the_next(engine):
         future = pool.submit(subprocess.run, words, capture_output=True)
         wait_for(lambda: sleepers(number), future)
         session.clear_after_the_dead()
+        assert not sleepers(number) and not folder.exists()
+        assert folder.name not in container.names_of_containers(engine, sandbox.FOLDERS)
         future.result()
-    assert not sleepers(number) and not folder.exists()
-    assert folder.name not in container.names_of_containers(engine, sandbox.FOLDERS)
 
 
 # Without one
