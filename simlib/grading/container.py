@@ -31,7 +31,7 @@ OF_THE_CALLER = (
 ALWAYS = [
     "--rm", "--network=none", "--ipc=private", "--read-only", "--cap-drop=all",
     "--security-opt=no-new-privileges", "--hostname=grading", "--log-driver=none",
-    # Our own filter is stricter, and without these nobody may make a sandbox within.
+    # With these nobody could make a sandbox within; our own filter is loaded inside.
     "--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined",
     # Folders of the machine have labels of their own.
     "--security-opt=label=disable",
