@@ -95,6 +95,11 @@ def add_grade(commands):
     )
     parser.add_argument("--memory", type=int, metavar="MB", help="memory for a notebook (4096)")
     parser.add_argument(
+        "--sandbox",
+        choices=["bubblewrap", "podman", "docker"],
+        help="what to isolate by (the first of these that is installed)",
+    )
+    parser.add_argument(
         "--no-sandbox", action="store_true", help="run what students wrote with your own rights"
     )
     parser.set_defaults(command=command("grade"))

@@ -120,7 +120,7 @@ def grade(options):
     """Grade a class; returns the exit code."""
     places = options.submissions, options.out, options.exercises, options.roster, options.overrides
     try:
-        with hiding(*places):
+        with hiding(*places), sandbox.choosing(options.sandbox):
             return _grade(options)
     except REFUSALS as error:
         return refuse(str(error))

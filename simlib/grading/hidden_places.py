@@ -7,6 +7,7 @@ must be seen in it, as the checkout's own Python, is shown again.
 from __future__ import annotations
 
 import contextlib
+import os
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -40,27 +41,23 @@ def hidden_places():
     return [one.resolve() for one in found if one.exists()]
 
 
-def covers(shown):
-    """``(words, last)`` for bwrap, to cover what is hidden.
+def covered(shown):
+    """``[(place inside, what is there instead)]`` that hide what is hidden, outer ones first.
+
+    Instead is None for an empty folder, ``"/dev/null"`` for a file, and a folder of the machine
+    that must be seen in what is covered.
 
     Parameters
     ----------
     shown : dict of str to str
         Where folders are seen inside: which of the machine's they are.
 
-    Returns
-    -------
-    words : list of str
-        They come after those that show the folders.
-    last : list of str
-        They come after all others.
-
     Raises
     ------
     CannotHide
         A place is itself a folder that must be shown.
     """
-    covered = {}
+    found = {}
     for place in hidden_places():
         for seen, source in shown.items():
             whole = Path(source).resolve()
@@ -70,19 +67,33 @@ def covers(shown):
                     "there: move what you grade, and the report, to a folder of their own"
                 )
             if whole in place.parents:
-                covered[Path(seen) / place.relative_to(whole)] = place
+                instead = None if place.is_dir() else os.devnull
+                found[Path(seen) / place.relative_to(whole)] = instead
     again = {
         Path(seen): source
         for seen, source in shown.items()
-        if any(place in Path(seen).parents for place in covered)
+        if any(place in Path(seen).parents for place in found)
     }
+    return sorted({**found, **again}.items(), key=lambda one: len(one[0].parts))
+
+
+def covers(shown):
+    """``(words, last)`` for bwrap, to cover what is hidden, see `covered`.
+
+    Returns
+    -------
+    words : list of str
+        They come after those that show the folders.
+    last : list of str
+        They come after all others.
+    """
     words, last = [], []
-    for path in sorted({**covered, **again}, key=lambda one: len(one.parts)):
-        if path in again:
-            words += ["--perms", "0755", "--dir", str(path), "--ro-bind", again[path], str(path)]
-        elif covered[path].is_dir():
+    for path, instead in covered(shown):
+        if instead is None:
             words += ["--perms", "0755", "--tmpfs", str(path)]
             last += ["--remount-ro", str(path)]
+        elif instead == os.devnull:
+            words += ["--ro-bind", instead, str(path)]
         else:
-            words += ["--ro-bind", "/dev/null", str(path)]
+            words += ["--perms", "0755", "--dir", str(path), "--ro-bind", instead, str(path)]
     return words, last

@@ -1,4 +1,4 @@
-"""Where a student's code runs: bubblewrap, a user of its own, limits.
+"""Where a student's code runs: bubblewrap or a container, a user of its own, limits.
 
 The command that `sandboxed` makes shows the program inside Python, simlib and the system's
 libraries, all read-only, and nothing else of the machine; there is no network but loopback.
@@ -14,13 +14,21 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..engines.host.own_sandbox import FONTS, HOME
 from ..engines.host.system_calls import filter_for
 from ..model.trust import OWN_SANDBOX, SCRATCH, VARIABLE
-from .hidden_places import CannotHide, covers
+from . import container
+from .hidden_places import CannotHide, covered, covers
+
+BUBBLEWRAP = "bubblewrap"
+PROGRAMS = {BUBBLEWRAP: "bwrap"} | {engine: engine for engine in container.ENGINES}
+"""What can isolate, the first that is found; and its command."""
+CHOSEN = ContextVar("chosen", default=None)
+"""Which of them this grading uses; None for the first that is found."""
 
 COURSE = "/course"
 """Where simlib lies inside."""
@@ -33,6 +41,8 @@ SYSTEM = (
 SHARES = {"/dev/shm": 4, "/tmp": 4, FONTS: 1, HOME: 1, SCRATCH: 6}
 """Where files can be written, and how many sixteenths of all room for files are there."""
 FIRST_UID, LAST_UID = 64_600, 64_999
+FOLDERS = "simlib-grading-"
+"""How the folders of runs begin, and containers; the number of the grader's process follows."""
 MB = 1 << 20
 FILTER = "outer"
 """Which filter of system calls bubblewrap loads, see `system_calls`."""
@@ -68,12 +78,34 @@ class Limits:
         return max(1, self.cell_s / Limits.cell_s)
 
 
+def kind():
+    """What isolates here: a key of `PROGRAMS`; None where there is nothing."""
+    found = (one for one, program in PROGRAMS.items() if shutil.which(program))
+    return CHOSEN.get() or next(found, None)
+
+
+@contextlib.contextmanager
+def choosing(one):
+    """Isolate by this meanwhile, a key of `PROGRAMS`, or by what is found if it is None."""
+    token = CHOSEN.set(one)
+    try:
+        yield
+    finally:
+        CHOSEN.reset(token)
+
+
 def why_not():
     """Why nothing can be isolated here, and what to do; None where it can."""
     if not sys.platform.startswith("linux"):
         return "bubblewrap, which isolates what students wrote, is for Linux only"
-    if shutil.which("bwrap") is None:
-        return "bubblewrap (the command bwrap) is not installed: apt install bubblewrap"
+    if kind() is None:
+        return (
+            "bubblewrap (the command bwrap) is not installed, nor podman or docker, which would "
+            "do, too: apt install bubblewrap"
+        )
+    if shutil.which(PROGRAMS[kind()]) is None:
+        package = "docker.io" if kind() == "docker" else kind()
+        return f"{kind()} (the command {PROGRAMS[kind()]}) is not installed: apt install {package}"
     return None
 
 
@@ -83,8 +115,8 @@ def check_can_isolate(no_sandbox):
     Raises
     ------
     CannotIsolate
-        There is no bubblewrap and nobody asked to do without; we are root and would stay so; or
-        what is to be hidden cannot be.
+        There is nothing that isolates and nobody asked to do without; we are root and would stay
+        so; or what is to be hidden cannot be.
     """
     if no_sandbox:
         if os.geteuid() == 0:
@@ -99,7 +131,7 @@ def check_can_isolate(no_sandbox):
             f"{reason}. Without it what students wrote could read, change and send anything that "
             "you can. To grade like that all the same, say --no-sandbox"
         )
-    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+    if kind() == BUBBLEWRAP and os.geteuid() == 0 and shutil.which("setpriv") is None:
         raise CannotIsolate(
             "running as root, and setpriv, which drops root's rights for what students wrote, is "
             "missing: apt install util-linux, or grade as an ordinary user"
@@ -108,26 +140,32 @@ def check_can_isolate(no_sandbox):
         covers(shown())
     except CannotHide as error:
         raise CannotIsolate(str(error)) from None
-    said = refusal_of_a_trial()
+    said = refusal_of_a_trial(kind())
     if said:
         raise CannotIsolate(
-            f"a trial of the sandbox failed ({said}): it needs user namespaces (Linux must permit "
-            "them: sysctl user.max_user_namespaces and, on Ubuntu, "
+            f"a trial of the sandbox by {kind()} failed ({said}): it needs user namespaces (Linux "
+            "must permit them: sysctl user.max_user_namespaces and, on Ubuntu, "
             "kernel.apparmor_restrict_unprivileged_userns=0) and unshare of util-linux 2.36 or "
             "later. To grade without a sandbox all the same, say --no-sandbox"
         )
 
 
 @functools.cache
-def refusal_of_a_trial():
+def refusal_of_a_trial(kind):
     """What a sandbox within a sandbox says where it cannot be had; empty where it can."""
-    with tempfile.TemporaryDirectory(prefix="simlib-trial-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-") as folder:
         run = Path(folder) / "run"
         run.mkdir()
-        inner = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "true"]
-        command = sandboxed(inner, run, FIRST_UID, Limits())
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no word"])[-1]
+        os.chmod(folder, 0o711)
+        if os.geteuid() == 0:
+            os.chown(run, FIRST_UID, FIRST_UID)
+        inner = 'touch "$0/file" && unshare --mount --pid --fork --mount-proc true'
+        try:
+            command = sandboxed(["sh", "-c", inner, str(run)], run, FIRST_UID, Limits())
+        except OSError as error:
+            return str(error)
+        done = subprocess.run(command, capture_output=True, check=False)
+    return "" if done.returncode == 0 else container.last_line(done.stderr)
 
 
 @contextlib.contextmanager
@@ -165,6 +203,15 @@ def sandboxed(command, run_folder, uid, limits):
         The user to run as, see `own_user`.
     limits : Limits
     """
+    most = [f"--nproc={limits.processes}", f"--nofile={limits.files}", "--core=0", "--"]
+    command = ["prlimit", *most, *OWN_NAMESPACES, *command]
+    if kind() in container.ENGINES:
+        return container.contained(kind(), command, run_folder, uid, limits, view(limits))
+    return bubblewrapped(command, run_folder, uid, limits)
+
+
+def bubblewrapped(command, run_folder, uid, limits):
+    """`sandboxed` by bubblewrap, but for the limits of a process."""
     is_root = os.geteuid() == 0
     words = [
         *with_filter(run_folder.parent),
@@ -181,9 +228,8 @@ def sandboxed(command, run_folder, uid, limits):
     if not is_root:
         words += ["--unshare-user"]
     words += ["--proc", "/proc", "--dev", "/dev"]
-    for place, part in SHARES.items():
-        size = str(limits.scratch_bytes * part // 16)
-        words += ["--perms", "1777", "--size", size, "--tmpfs", place]
+    for place, size in shares(limits).items():
+        words += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
     words += system_files()
     for place in python_folders():
         words += [] if is_of_system(place) else bound("--ro-bind", place, place)
@@ -194,7 +240,7 @@ def sandboxed(command, run_folder, uid, limits):
     for file in font_lists():
         words += bound("--ro-bind", str(file), f"{FONTS}/{file.name}")
     words += [*closing, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
-    for name, value in (environment() | {OWN_SANDBOX: "1"}).items():
+    for name, value in environment_of_sandbox().items():
         words += ["--setenv", name, value]
     words.append("--")
     if is_root:
@@ -202,14 +248,24 @@ def sandboxed(command, run_folder, uid, limits):
         words += ["sh", "-c", 'umount -q /proc/*; exec "$0" "$@"']
         words += ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
         words += ["--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--"]
-    words += [
-        "prlimit",
-        f"--nproc={limits.processes}",
-        f"--nofile={limits.files}",
-        "--core=0",
-        "--",
-    ]
-    return words + OWN_NAMESPACES + list(command)
+    return words + command
+
+
+def view(limits):
+    """What is seen in a container: the same as bubblewrap shows."""
+    links = {place: os.readlink(place) for place in SYSTEM if os.path.islink(place)}
+    seen = {f"{FONTS}/{file.name}": str(file) for file in font_lists()}
+    for place, source in shown().items():
+        if os.path.exists(source) and (place in SYSTEM or not is_of_system(place)):
+            seen[place] = source
+    simlib = f"{COURSE}/simlib"
+    covers = covered(shown())
+    return container.View(links, seen, covers, shares(limits), simlib, environment_of_sandbox())
+
+
+def shares(limits):
+    """``{folder that can be written to: its bytes}``."""
+    return {place: limits.scratch_bytes * part // 16 for place, part in SHARES.items()}
 
 
 def with_filter(folder):
@@ -263,6 +319,11 @@ def font_lists():
     import matplotlib
 
     return sorted(Path(matplotlib.get_cachedir()).glob("fontlist-*.json"))
+
+
+def environment_of_sandbox():
+    """The environment inside, where processes of students make sandboxes of their own."""
+    return environment() | {OWN_SANDBOX: "1"}
 
 
 def environment():

@@ -20,8 +20,9 @@ import psutil
 
 from . import cgroup, sandbox
 from .cgroup import Group
+from .container import Container, names_of_containers, remove
+from .sandbox import FOLDERS
 
-FOLDERS = "simlib-grading-"
 POLL_S = 0.25
 STOP = contextvars.ContextVar("stop")
 """The event at which runs of this thread are to end; whoever has set it wants no result."""
@@ -176,17 +177,28 @@ def _run_in(folder, notebook, limits, isolate, uid, group, begun):
             cwd=home,
             start_new_session=True,
         )
+        is_container = isolate and sandbox.kind() in sandbox.container.ENGINES
+        container = Container(sandbox.kind(), folder) if is_container else None
         try:
-            ended = watch(process, limits)
+            ended = watch(process, limits, container)
         finally:
             end_group(process)
+            if container:
+                container.end()
     results = read_results(home / "results")
     log = (folder / "log").read_text(errors="replace")[-3000:]
     return Session(results, ended, time.monotonic() - begun, log)
 
 
-def watch(process, limits):
+def watch(process, limits, container=None):
     """Wait for a run's end; say where it takes too long or too much, and must be ended.
+
+    Parameters
+    ----------
+    process : subprocess.Popen
+    limits : sandbox.Limits
+    container : container.Container, optional
+        Where its kernel runs, if that is in none of the processes below this one.
 
     Raises
     ------
@@ -205,6 +217,8 @@ def watch(process, limits):
         if time.monotonic() > deadline:
             return f"the notebook took longer than {limits.notebook_s:.0f} s"
         processes = descendants(process.pid)
+        if container and container.first_process():
+            processes += descendants(container.first_process())
         if any(map(is_stopped_kernel, processes)):
             return "the process that examines it was stopped"
         used = memory_of(processes, limits.memory_bytes)
@@ -267,12 +281,20 @@ def end_group(process):
 
 
 def clear_after_the_dead():
-    """Remove what graders that were killed have left: folders, and what runs in their groups."""
+    """Remove what graders that were killed have left: containers, folders, groups of processes."""
     cgroup.clear_after_the_dead()
+    if sandbox.kind() in sandbox.container.ENGINES:
+        names = names_of_containers(sandbox.kind(), FOLDERS)
+        remove(sandbox.kind(), [name for name in names if is_of_a_dead_grader(name)])
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*-*"):
-        owner = folder.name.removeprefix(FOLDERS).partition("-")[0]
-        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+        if is_of_a_dead_grader(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_of_a_dead_grader(name):
+    """Whether a folder or container was made by a grader that is no more."""
+    owner = name.removeprefix(FOLDERS).partition("-")[0]
+    return owner.isdecimal() and not psutil.pid_exists(int(owner))
 
 
 def read_results(path):

@@ -38,8 +38,8 @@ def isolation():
 
 def seen(folder, tmp_path):
     """What a program in the sandbox finds below a folder: relative paths and sizes, as text."""
-    run = tmp_path / "made" / "run"
-    run.mkdir(parents=True)
+    run = Path(tempfile.mkdtemp(prefix="seen-", dir=tmp_path)) / "run"
+    run.mkdir()
     with sandbox.own_user() as uid:
         command = [sys.executable, "-c", SEEN, str(folder)]
         done = subprocess.run(

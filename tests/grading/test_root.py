@@ -43,7 +43,8 @@ def test_the_command_says_so_and_grades_nothing(as_root, tmp_path, capsys):
 
 def test_without_bubblewrap_nobody_grades_unless_asked_to(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    without("bwrap", monkeypatch)
+    for program in sandbox.PROGRAMS.values():
+        without(program, monkeypatch)
     with pytest.raises(sandbox.CannotIsolate, match="(?s)not installed.*--no-sandbox"):
         sandbox.check_can_isolate(no_sandbox=False)
     sandbox.check_can_isolate(no_sandbox=True)

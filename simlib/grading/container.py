@@ -1,0 +1,254 @@
+"""Where a student's code runs without bubblewrap: a container of podman's or of docker's.
+
+It needs no image from anywhere: all that is seen inside are links and folders of this machine. What
+runs in it loads the filter of system calls itself, as podman and docker take none of that form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import os
+import resource
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cgroup import MORE_PROCESSES, ROOM
+
+ENGINES = ("podman", "docker")
+FILTERING = "engines/host/system_calls.py"
+"""Of simlib: run as a program, it loads a filter and becomes another program."""
+OF_THE_CALLER = (
+    "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS",
+    "CONTAINERS_CONF", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG",
+)  # fmt: skip
+"""By these podman and docker find their settings, containers and daemon."""
+ALWAYS = [
+    "--rm", "--network=none", "--ipc=private", "--read-only", "--cap-drop=all",
+    "--security-opt=no-new-privileges", "--hostname=grading", "--log-driver=none",
+    # With these nobody could make a sandbox within; our own filter is loaded inside.
+    "--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined",
+    # Folders of the machine have labels of their own.
+    "--security-opt=label=disable",
+]  # fmt: skip
+OPTIONS = {
+    "podman": [
+        "--security-opt=unmask=ALL", "--read-only-tmpfs=false", "--no-hosts", "--passwd=false",
+    ],
+    "docker": ["--security-opt=systempaths=unconfined"],
+}  # fmt: skip
+"""Linux mounts no new /proc, as sandboxes within need, beside one that is partly covered."""
+EMPTY_FOLDERS = ("/dev", "/etc", "/proc", "/run", "/sys")
+"""What the engines put something into, beside what is shown."""
+MOST_PROCESSES = 32_768
+"""Of the user in a container: bounds within are stricter, but this is as much as podman has."""
+GRACE_S = 60
+"""So long after the time of a notebook a container ends by itself, should its grader be dead."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What is seen in a container.
+
+    Attributes
+    ----------
+    links : dict of str to str
+        Where links lead.
+    shown : dict of str to str
+        Which file or folder of the machine is at a place; for reading only.
+    covers : list of (Path, str or None)
+        As `hidden_places.covered` gives them.
+    shares : dict of str to int
+        Folders to write to, and their bytes.
+    simlib : str
+        Where simlib lies inside.
+    environment : dict of str to str
+    """
+
+    links: dict
+    shown: dict
+    covers: list
+    shares: dict
+    simlib: str
+    environment: dict
+
+
+def contained(engine, command, run_folder, uid, limits, view):
+    """The command that runs ``command`` in a container, see `sandbox.sandboxed`.
+
+    Beside ``run_folder`` folders are made that the container is built of.
+    """
+    folder = run_folder.parent
+    binds = view.shown | laid_over(view.covers, folder / "covers") | without_sys(folder / "sys")
+    words = [*client(engine), "run", f"--name={folder.name}", *ALWAYS, *OPTIONS[engine]]
+    words += of_user(engine, uid) + of_limits(limits)
+    for place, size in view.shares.items():
+        words.append(f"--tmpfs={place}:rw,exec,nosuid,nodev,size={size},mode=1777")
+    # A queue of messages can be made by a file there.
+    words.append("--tmpfs=/dev/mqueue:ro,size=4k")
+    words += [f"--volume={source}:{place}:ro" for place, source in binds.items()]
+    words.append(f"--volume={run_folder}:{run_folder}:rw")
+    if engine == "podman":
+        make_root(folder / "root", view.links, binds, view.shares)
+        words += ["--rootfs", str(folder / "root")]
+    else:
+        words.append(image_of_links(tuple(view.links.items())))
+    words += ["timeout", "--signal=KILL", str(int(limits.notebook_s + GRACE_S)), "env", "-i"]
+    words += [f"{name}={value}" for name, value in view.environment.items()]
+    words += [sys.executable, "-I", "-S", f"{view.simlib}/{FILTERING}"]
+    # In a user namespace of their own, processes are counted without the caller's others.
+    words += ["unshare", "--user", "--map-current-user", "--keep-caps", "--"]
+    return words + list(command)
+
+
+def client(engine):
+    """The words that call an engine as the grader's user would, whatever the environment is."""
+    ours = [f"{name}={os.environ[name]}" for name in OF_THE_CALLER if name in os.environ]
+    return ["env", *ours, engine]
+
+
+def of_user(engine, uid):
+    """Words for who runs it: the run's own user for root, else the caller."""
+    if os.geteuid() == 0:
+        return [f"--user={uid}:{uid}"]
+    if engine == "podman":
+        return ["--userns=keep-id"]
+    return [f"--user={os.geteuid()}:{os.getegid()}"]
+
+
+def of_limits(limits):
+    """Words for the limits of a control group, as `cgroup` sets them, and for what may be open."""
+    memory = int(limits.memory_bytes * ROOM)
+    words = [f"--memory={memory}", f"--memory-swap={memory}", "--cpu-shares=1024"]
+    words.append(f"--pids-limit={limits.processes + MORE_PROCESSES}")
+    # Those that podman sets by itself may be more than it may have.
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    processes = MOST_PROCESSES if most == resource.RLIM_INFINITY else min(most, MOST_PROCESSES)
+    words.append(f"--ulimit=nofile={limits.files}:{limits.files}")
+    return [*words, f"--ulimit=nproc={processes}:{processes}", "--ulimit=core=0:0"]
+
+
+def laid_over(covers, folder):
+    """``{place: source}`` that hides what is covered; empty folders for it are made in a folder."""
+    found = {}
+    for number, (path, source) in enumerate(covers):
+        if source is None:
+            source = folder / str(number)
+            source.mkdir(parents=True)
+        elif os.path.isdir(source):  # shown again in what covers it, where nobody can make it later
+            above = next((one for one in path.parents if str(one) in found), None)
+            if above is not None:
+                (Path(found[str(above)]) / path.relative_to(above)).mkdir(parents=True)
+        found[str(path)] = str(source)
+    return found
+
+
+def without_sys(folder):
+    """``{place: source}`` that leaves of /sys only what the engines mount there themselves."""
+    (folder / "fs/cgroup").mkdir(parents=True)
+    return {"/sys": str(folder)}
+
+
+def make_root(root, links, binds, shares):
+    """Make a container's root: links, and empty folders and files to mount on.
+
+    The engine would make what is missing, as a user whose files we may not be able to remove.
+    """
+    for place in (*EMPTY_FOLDERS, *binds, *shares):
+        path = root / place.lstrip("/")
+        if os.path.isdir(binds.get(place, "/")):
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    for place in shares:  # podman gives them the rights of what they are mounted on
+        (root / place.lstrip("/")).chmod(0o1777)
+    for place, target in links.items():
+        path = root / place.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+
+
+@functools.cache
+def image_of_links(links):
+    """The name of docker's image that holds these links, and nothing else; it is made if missing.
+
+    Raises
+    ------
+    OSError
+        docker does not make it; the message is docker's.
+    """
+    name = f"simlib-grading:{hashlib.sha256(repr(links).encode()).hexdigest()[:16]}"
+    if _ask("docker", "image", "inspect", name).returncode == 0:
+        return name
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for place in EMPTY_FOLDERS:
+            entry = tarfile.TarInfo(place.lstrip("/"))
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(entry)
+        for place, target in links:
+            entry = tarfile.TarInfo(place.lstrip("/"))
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            archive.addfile(entry)
+    done = _ask("docker", "import", "-", name, input=packed.getvalue())
+    if done.returncode != 0:
+        raise OSError(last_line(done.stderr))
+    return name
+
+
+class Container:
+    """The container of one run: who is in it, and its end.
+
+    Its processes are not below those that started it, so neither watching these nor ending them is
+    enough.
+
+    Parameters
+    ----------
+    engine : str
+    folder : Path
+        The run's; the container has its name.
+    """
+
+    def __init__(self, engine, folder):
+        self._engine, self._name = engine, folder.name
+        self._pid = 0
+
+    def first_process(self):
+        """Its first process, as the machine counts them; 0 as long as there is none."""
+        if not self._pid:
+            done = _ask(self._engine, "inspect", "--format={{.State.Pid}}", self._name)
+            with contextlib.suppress(ValueError):
+                self._pid = int(done.stdout)
+        return self._pid
+
+    def end(self):
+        """End all that is in it, and remove it."""
+        remove(self._engine, [self._name])
+
+
+def remove(engine, names):
+    """Remove containers, whether they run or not."""
+    if names:
+        at_once = ["--time=0", "--ignore"] if engine == "podman" else []
+        _ask(engine, "rm", "--force", *at_once, *names)
+
+
+def names_of_containers(engine, beginning):
+    """The names of all containers that begin like this."""
+    said = _ask(engine, "ps", "--all", "--format={{.Names}}", f"--filter=name={beginning}")
+    return [one for one in said.stdout.decode().split() if one.startswith(beginning)]
+
+
+def last_line(said):
+    """The last line of what a program said."""
+    return (said.decode(errors="replace").strip().splitlines() or ["no word"])[-1]
+
+
+def _ask(engine, *words, **given):
+    return subprocess.run([*client(engine), *words], capture_output=True, check=False, **given)
