@@ -605,6 +605,11 @@ def told_apart(run, given):
     return None
 
 
+def half_of_the_products(ws, xs, batches, pieces):
+    """Floating-point operations, by rank: half of a forward pass and of the weights' gradients."""
+    return [2 * pieces[0] * batches[0] * w.numel() for w in ws]
+
+
 def one_piece(ws, xs, batches, pieces):
     """Bytes of nine tensors as large as the widest activations of a piece, and of six weights."""
     widest = max(max(w.shape) for w in ws)
@@ -646,10 +651,11 @@ verdict = check(
     },
     memory=[
         Fits(
-            simlib.clusters.ethernet_10g(3),
+            simlib.clusters.ethernet_10g(3, device=simlib.Device(1e9)),
             cut_up(batch=64, pieces=12, widths=[1, 32, 32, 32]),
             one_piece,
             "Take a piece backward before the next one comes, then its activations are released.",
+            at_least_flops=half_of_the_products,
         )
     ],
     points=3,

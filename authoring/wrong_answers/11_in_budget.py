@@ -3,6 +3,7 @@
 `follow`, `send_first` and `together` are those of the exercise's setup.
 """
 
+import numpy as np
 import torch
 
 QUESTION = "in_budget"
@@ -125,6 +126,35 @@ def in_waves(rank, world_size, w, xs, batch, pieces, most):
     return follow(in_order, rank, world_size, w, xs, batch, together)
 
 
+def products_by_numpy(rank, world_size, w, xs, batch, pieces, most):
+    """the plan of GPipe, computed by numpy, whose work no clock sees"""
+    W, hs, ys = w.detach().numpy(), [], []
+    gradient = 0 * W
+
+    def received(source, width):
+        tensor = torch.empty(batch, width)
+        torch.distributed.recv(tensor, source)
+        return tensor.numpy().copy()
+
+    for micro in range(pieces):
+        h = xs[micro].numpy() if rank == 0 else received(rank - 1, len(W))
+        y = np.tanh(h @ W)
+        hs.append(h)
+        ys.append(y)
+        if rank < world_size - 1:
+            torch.distributed.send(torch.from_numpy(y), rank + 1)
+    for h, y in zip(hs, ys, strict=True):
+        if rank == world_size - 1:
+            g = 2 * y / y.size
+        else:
+            g = received(rank + 1, W.shape[1])
+        d = g * (1 - y * y)
+        gradient = gradient + h.T @ d / pieces
+        if rank > 0:
+            torch.distributed.send(torch.from_numpy(np.ascontiguousarray(d @ W.T)), rank - 1)
+    return torch.from_numpy(gradient)
+
+
 WRONG = {
     gpipe: "at most 4 may be held",
     plain_1f1b: "at most 2 may be held",
@@ -139,10 +169,12 @@ WRONG = {
     one_too_many: "There is no such micro-batch",
     with_a_trial: "Each micro-batch crosses each boundary once each way",
     in_double_precision: "Only activations and their gradients need to cross",
+    products_by_numpy: "what numpy or others compute is not counted",
 }
 ALSO_RIGHT = [in_waves]
 
 EARNS = {
+    products_by_numpy: 2,
     gpipe: 3,
     plain_1f1b: 3,
     fewer_ahead: 3,

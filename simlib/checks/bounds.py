@@ -30,9 +30,10 @@ class Simulated:
     inputs : Callable
         ``inputs(rank, world_size)`` gives the tuple of arguments for one rank, as for `check`.
     at_least_flops : Callable, optional
-        ``at_least_flops(xs, ys, ...)``: floating-point operations that every rank needs, from what
-        the ranks were given. Fewer are refused: what numpy computes, or C by itself, no clock and
-        no ledger sees. Leave room for honest savings: half of the solution's are a good choice.
+        ``at_least_flops(xs, ys, ...)``: floating-point operations that every rank needs, or a list
+        of them by rank, from what the ranks were given. Fewer are refused: what numpy computes, or
+        C by itself, no clock and no ledger sees. They are counted where the cluster has a
+        ``device``. Leave room for honest savings: half of the solution's are a good choice.
     """
 
     cluster: Cluster
@@ -55,14 +56,15 @@ class Simulated:
                     "and memory nobody counts here: compute in the rank itself."
                 )
         least = self.at_least_flops(*given) if self.at_least_flops else 0
-        fewest = min(run.flops or [0])
-        if fewest >= least:
-            return None
-        return (
-            f"{values_are_right(run)}, but rank {run.flops.index(fewest)} computes "
-            f"{fewest:,} floating-point operations with torch, and nobody can do with less than "
-            f"{least:,}: what numpy or others compute is not counted, so compute with torch."
-        )
+        by_rank = least if isinstance(least, list) else [least] * run.world_size
+        for rank, (flops, needed) in enumerate(zip(run.flops or by_rank, by_rank, strict=True)):
+            if flops < needed:
+                return (
+                    f"{values_are_right(run)}, but rank {rank} computes {flops:,} floating-point "
+                    f"operations with torch, and nobody can do with less than {needed:,}: what "
+                    "numpy or others compute is not counted, so compute with torch."
+                )
+        return None
 
     def start(self, timeout_s):
         """What runs a rank function here: called as ``simlib.run`` is."""

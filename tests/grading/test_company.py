@@ -11,9 +11,16 @@ import pytest
 
 from simlib.grading import whole_class
 from simlib.grading.cache import Cache
-from simlib.grading.cgroup import MOUNTED, Group, pids_in, settings_of
+from simlib.grading.cgroup import (
+    MOUNTED,
+    NAME,
+    Group,
+    clear_after_the_dead,
+    pids_in,
+    settings_of,
+)
 from simlib.grading.company import Company
-from simlib.grading.grade import NotebookResult
+from simlib.grading.grade import GraderFails, NotebookResult
 from simlib.grading.hidden_places import HIDDEN, hiding
 from simlib.grading.sandbox import Limits
 
@@ -89,6 +96,31 @@ def test_what_a_limit_cut_short_beside_others_is_graded_again_alone(
     assert found[b"bob"].cut_short is not has_company
 
 
+def test_a_grader_that_fails_beside_others_tries_again_alone(monkeypatch, tmp_path):
+    looks, both = [], threading.Barrier(2)
+
+    def look(content):
+        looks.append(content)
+        if len(looks) <= 2:
+            both.wait()
+        if content == b"bob" and looks.count(content) == 1:
+            raise GraderFails("the examiner did not start")
+        return NotebookResult("e", "graded", "", [])
+
+    grader = grader_of(monkeypatch, tmp_path, look)
+    found = {}
+
+    def grade(name):
+        found[name] = grader._graded(name, None).status
+
+    threads = [threading.Thread(target=grade, args=(name,)) for name in (b"bob", b"eve")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {b"bob": "graded", b"eve": "graded"} and looks.count(b"bob") == 2
+
+
 needs_groups = pytest.mark.skipif(
     os.geteuid() != 0 or not settings_of(MOUNTED, 1, 1), reason="only root makes control groups"
 )
@@ -132,6 +164,18 @@ def test_a_run_gets_no_more_processes_than_its_group():
         number = int(process.stdout.readline())
     process.wait()
     assert number < 120
+
+
+@needs_groups
+def test_a_group_of_a_dead_grader_is_removed_with_who_is_in_it():
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    folder = settings_of(MOUNTED, 1, 1)[0][0] / f"{NAME}-{ended.pid}-1"
+    folder.mkdir()
+    sleeper = subprocess.Popen(["sleep", "98765"])
+    (folder / "cgroup.procs").write_text(str(sleeper.pid))
+    clear_after_the_dead()
+    assert sleeper.wait() == -9 and not folder.exists()
 
 
 def test_groups_of_the_second_version_are_set_as_linux_documents_them(tmp_path):

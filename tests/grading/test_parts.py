@@ -4,9 +4,14 @@ import pytest
 from ground import HEAD, LIMITS, QUESTION, SEED
 from notebooks_made import content, exercise, notebook
 
+from simlib.checks.verdict import Verdict
 from simlib.grading.exercise import read_exercise
 from simlib.grading.grade import grade
-from simlib.grading.known_answers import record
+from simlib.grading.known_answers import Expected, record
+from simlib.grading.pristine import Cell
+from simlib.grading.sandboxed.graded_checks import GradedVerdict
+from simlib.grading.score import lost_in
+from simlib.grading.session import CellResult
 from simlib.grading.source import SourceError
 
 FOUR = exercise("04")
@@ -84,3 +89,16 @@ def written(folder, points, weight=""):
     text = text.replace('role="hidden"', f'role="hidden"{weight}')
     path.write_text(HEAD + text.replace("@", points), encoding="utf-8")
     return path
+
+
+def test_what_parts_are_lost_is_told_however_long_the_verdict_is():
+    parts, lines = {"value": 2, "traffic": 1}, ["x" * 90] * 100
+    verdict = Verdict("one", parts, "wrong", "reason", 2, lines, lost=["traffic"])
+    said = CellResult("different", outputs=[stream(repr(GradedVerdict(verdict)))])
+    assert len(said.text) < 3000
+    cell = Cell("one-check", "check", "one", "")
+    assert lost_in(cell, said, Expected({}, {})) == {"traffic"}
+
+
+def stream(text):
+    return {"output_type": "stream", "name": "stdout", "text": text}

@@ -115,7 +115,11 @@ class GradedChecks:
     def _broken(self, question, run, given, want):
         rules = [*self._rules.get(question, ())]
         if run.engine == "simulated":
-            rules += [one.rule for one in self._timed.get(question, ())]
+            rules += [
+                one.rule
+                for one in self._timed.get(question, ())
+                if one.counts_memory == (run.memory is not None)
+            ]
         too_few = too_little(sent(run), want["sent"], run.world_size)
         return broken_rules(run, given, rules) + ([Complaint(too_few)] if too_few else [])
 

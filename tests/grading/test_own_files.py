@@ -1,0 +1,34 @@
+"""What is copied into a sandbox of a rank's own: plain files, however the folder changes."""
+
+import os
+
+import pytest
+
+from simlib.engines.host import own_sandbox
+from simlib.grading.sandboxed.examiner import is_of_shell
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_links_and_pipes_are_not_copied(tmp_path):
+    (tmp_path / "secret").write_text("of somebody else")
+    home = tmp_path / "home"
+    (home / "deep").mkdir(parents=True)
+    (home / "deep" / "mine.py").write_text("x = 1")
+    (home / "link").symlink_to(tmp_path / "secret")
+    (home / "away").symlink_to(tmp_path)
+    os.mkfifo(home / "pipe")  # to open it would wait for who writes
+    assert own_sandbox._files_below(home) == {"deep/mine.py": b"x = 1"}
+
+
+def test_no_more_is_copied_than_there_is_room_for(tmp_path, monkeypatch):
+    for number in range(5):
+        (tmp_path / str(number)).write_bytes(bytes(100))
+    monkeypatch.setitem(own_sandbox.ROOM, own_sandbox.HOME, 250)
+    assert sum(map(len, own_sandbox._files_below(tmp_path).values())) == 250
+    monkeypatch.setattr(own_sandbox, "MOST_FILES", 2)
+    assert len(own_sandbox._files_below(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("name", ["examiner: <ipython-input-2-0>", "/etc/passwd", "", None, 3])
+def test_a_shell_names_no_cells_but_its_own(name):
+    assert is_of_shell("<ipython-input-2-0123>") and not is_of_shell(name)
