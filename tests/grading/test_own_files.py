@@ -1,11 +1,14 @@
 """What is copied into a sandbox of a rank's own: plain files, however the folder changes."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 from simlib.engines.host import own_sandbox
 from simlib.grading.sandboxed.examiner import is_of_shell
+from simlib.model.trust import OWN_SANDBOX
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
@@ -32,3 +35,32 @@ def test_no_more_is_copied_than_there_is_room_for(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["examiner: <ipython-input-2-0>", "/etc/passwd", "", None, 3])
 def test_a_shell_names_no_cells_but_its_own(name):
     assert is_of_shell("<ipython-input-2-0123>") and not is_of_shell(name)
+
+
+SEES = """
+import os, sys
+from pathlib import Path
+from simlib.engines.host import own_sandbox
+
+place = Path(sys.argv[1])
+own_sandbox.ROOM = {str(place): own_sandbox.MB}
+own_sandbox.KEPT = ()
+own_sandbox.PYTHONS = (str(place / "venv"),)
+own_sandbox.enter()
+print(sorted(path.name for path in place.rglob("*")), (place / "venv" / "x").read_text())
+"""
+
+
+def test_a_python_below_a_folder_of_its_own_is_still_there(isolated, tmp_path):
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "x").write_text("there")
+    (tmp_path / "of_others").write_text("hidden")
+    command = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", SEES, str(tmp_path)],
+        env=os.environ | {OWN_SANDBOX: "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "['venv', 'x'] there\n", done.stderr

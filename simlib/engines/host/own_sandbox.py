@@ -15,6 +15,7 @@ import resource
 import socket
 import stat
 import struct
+import sys
 
 from ...model.trust import OWN_SANDBOX, SCRATCH
 from . import system_calls
@@ -24,6 +25,7 @@ NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_PIDS, NEW_NETWORK = (
 )  # fmt: skip
 """CLONE_NEW* of linux/sched.h."""
 NO_SUID, NO_DEV, NO_EXEC, READ_ONLY, RECURSIVE, PRIVATE = 2, 4, 8, 1, 0x4000, 1 << 18
+BIND = 0x1000
 """MS_* of linux/mount.h."""
 CAPABILITY_VERSION_3 = 0x20080522
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
@@ -35,6 +37,8 @@ ROOM = {"/tmp": 16 * MB, "/dev/shm": 16 * MB, HOME: 8 * MB, SCRATCH: MB}
 FILES_PER_MB = 256
 MOST_FILES = 2048
 """That are copied from a folder: it has room for no more."""
+PYTHONS = (sys.prefix, sys.base_prefix)
+"""Shown again where they are below such a folder: a process may import more, as it goes."""
 KEPT = (FONTS, HOME)
 """Folders whose files are there in the beginning: a cell of the student's may have written some."""
 OF_CELLS, OF_RANKS = 1 / 2, 3 / 4
@@ -81,9 +85,14 @@ def enter(keeps_home=False):
     _mount("none", "/", None, RECURSIVE | PRIVATE)
     folders = {place: size for place, size in ROOM.items() if place != HOME or not keeps_home}
     before = {place: _files_below(place) for place in KEPT}
+    shown = _opened([place for place in PYTHONS if _is_below(place, folders)])
     for place, size in folders.items():
         options = f"size={size},nr_inodes={size // MB * FILES_PER_MB + 16},mode=0777"
         _mount("tmpfs", place, "tmpfs", NO_SUID | NO_DEV, options)
+    for place, folder in shown.items():
+        os.makedirs(place, exist_ok=True)
+        _mount(f"/proc/self/fd/{folder}", place, None, BIND | RECURSIVE)
+        os.close(folder)
     for place, files in before.items():
         if place != HOME or not keeps_home:
             _write_below(place, files)
@@ -125,6 +134,15 @@ def thread_as_seen_here(pid, thread):
             if int(ids[-1]) == thread:
                 return int(one)
     return thread
+
+
+def _is_below(place, folders):
+    return any(os.path.commonpath([place, folder]) == folder for folder in folders)
+
+
+def _opened(places):
+    """``{place: descriptor}`` of folders: they are found by it when another covers them."""
+    return {place: os.open(place, os.O_PATH | os.O_CLOEXEC) for place in dict.fromkeys(places)}
 
 
 def _files_below(place):
