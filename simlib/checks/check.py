@@ -106,6 +106,7 @@ def check(
 def verdict_on(question, answer, worlds, expected, points, in_place, mistakes, within=EXACT):
     """The `Verdict` of `check` on an answer, whoever wrote it; ``worlds`` are `World` objects."""
     parts, lost, partly = parts_of(points), set(), None
+    reasons = {}  # by part that is lost, where it is for the first time
     lines_of = {}  # those of the last world of each engine
     for world in worlds:
         world_size = world.world_size
@@ -129,9 +130,13 @@ def verdict_on(question, answer, worlds, expected, points, in_place, mistakes, w
             if VALUE in lost:
                 return verdict
             partly = partly or verdict
+            for one in found:
+                reasons.setdefault(one.part, one.reason)
         lines_of[world.start] = tally_lines(run, given, world.rules)
     if partly:
         partly.lost = sorted(lost)
+        more = [reason for reason in reasons.values() if reason != partly.reason]
+        partly.lines = [*partly.lines, *(f"Also: {reason}" for reason in more)]
         return partly
     real = {str(world.world_size): None for world in worlds if world.start is worlds[0].start}
     reason = f"Every rank has the expected value at world sizes {', '.join(real)}."

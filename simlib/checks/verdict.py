@@ -63,14 +63,18 @@ class Verdict:
             return 0
         return sum(each for part, each in self.parts.items() if part not in self.lost)
 
+    @property
+    def in_words(self):
+        """Its status, or "partly right"."""
+        return "partly right" if 0 < self.earned < self.points else self.status
+
     def __repr__(self):
         if self.status == NOT_WRITTEN and not self.is_as_given:
             return (
                 f"{self.question}: not written yet. {self.reason}\n"
                 "Write your answer in the cell above, run it, then run this cell again."
             )
-        status = "partly right" if 0 < self.earned < self.points else self.status
-        head = f"{self.question}: {status}, {self.earned} of {self.points} points."
+        head = f"{self.question}: {self.in_words}, {self.earned} of {self.points} points."
         if self.is_as_given:
             head = f"{self.question}: not written yet. This is still the broken program."
         if self.status != RIGHT and self.world_size is not None:

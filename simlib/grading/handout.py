@@ -34,7 +34,8 @@ or, with conda: `conda env create -f environment.yml`, then `conda activate rank
     .venv/bin/jupyter lab
 
 Open an exercise, write each function where it says `# YOUR CODE HERE`, run its cell, then the check
-below it. A check says "not written yet", "wrong" with the smallest world that fails, or "right".
+below it. A check says "not written yet", "wrong" with the smallest world that fails, or "right";
+"partly right" where a task has points by part, and the values are right.
 
 To check a whole notebook as it is on disk:
 

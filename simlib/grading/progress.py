@@ -17,7 +17,6 @@ from .notebook_file import Unreadable, parse, read_bytes
 from .self_check import (
     NOT_WRITTEN,
     RIGHT,
-    WRONG,
     CheckResult,
     check_notebook,
     own_cells,
@@ -109,7 +108,7 @@ def kept_results(path, key, tell):
         return [CheckResult(**one) for one in kept]
     tell(path)
     results = list(check_notebook(path)[0])
-    if cache and not any(one.status == WRONG for one in results):
+    if cache and all(one.status in (RIGHT, NOT_WRITTEN) for one in results):
         cache.put([asdict(one) for one in results], path.name, *key)
     return results
 

@@ -129,7 +129,7 @@ def earn_parts(result, parts, failed, expected):
     result.points = sum(points for part, points in parts.items() if part not in result.lost)
     told = in_words(parts, result.lost)
     if failed and result.points and told not in result.got:
-        result.reason += f" {told}"
+        result.reason += f" With the hidden tests: {told}"
 
 
 def lost_in(cell, got, expected):

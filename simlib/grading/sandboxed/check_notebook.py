@@ -112,7 +112,7 @@ def verdict_in(shell, outcome, question):
     verdict = shell.user_ns.get("verdict")
     if getattr(verdict, "question", None) != question:
         return {"status": "wrong", "text": f"{question}: wrong. Its check gave no verdict."}
-    return {"status": verdict.status, "text": repr(verdict), "points": verdict.earned}
+    return {"status": verdict.in_words, "text": repr(verdict), "points": verdict.earned}
 
 
 if __name__ == "__main__":
