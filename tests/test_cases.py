@@ -19,11 +19,12 @@ from simlib.checks.verdict import Verdict as Made
 # %% 07.1 one
 def is_right(value):
     return value == FIVE
-verdict = Made("one", 1, "right" if is_right(one()) else "wrong", f"{one.__name__} of {FIVE}")
+said = "right" if is_right(one()) else "wrong"
+verdict = Made("one", {"value": 1}, said, f"{one.__name__} of {FIVE}")
 verdict
 
 # %% 07.2 two
-verdict = Made("two", 1, "right" if two() == 2 else "wrong", "", 1)
+verdict = Made("two", {"value": 1}, "right" if two() == 2 else "wrong", "", 1)
 verdict
 """
 FIVE = 5
