@@ -298,12 +298,27 @@ def a_checkpoint(rank, world_size, seed=0):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     state["epoch"] = int(torch.randint(2, 9, (), generator=draw))
     path = Path(DISK.name) / f"{seed}_{world_size}_{rank}" / "last.pt"
-    shutil.rmtree(path.parent, ignore_errors=True)
-    (path.parent / "kept").mkdir(parents=True)
+    path.parent.mkdir(exist_ok=True)
     torch.save(state, path)
-    shutil.copy(path, path.parent / "kept" / "copy")
-    os.link(path, path.parent / "kept" / "link")  # the old file, also when path leads to another
-    return str(path), x, y
+    return laid_out(path.parent, path.read_bytes()), x, y
+
+
+class Checkpoint(str):
+    """The path of a checkpoint, and what lies there: where ranks run, there may be no such file."""
+
+    content = b""
+
+
+def laid_out(folder, content):
+    """The `Checkpoint` in a folder that has its file, a copy of it, and a link to it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    path = Checkpoint(Path(folder) / "last.pt")
+    path.content = content
+    (Path(folder) / "kept").mkdir(parents=True)
+    Path(path).write_bytes(content)
+    shutil.copy(path, kept(path, "copy"))
+    os.link(path, kept(path, "link"))  # the old file, also when path leads to another
+    return path
 
 
 def kept(path, name):
@@ -377,42 +392,56 @@ def epoch_from(
     return found if own else found * world_size
 
 
-def state_complaint(state, weights, before):
-    """A sentence about what stands in the new checkpoint, or None."""
+WORDS = {
+    "into the old file": (
+        "The weights are right, but rank {rank} writes into the old file itself: a crash in the middle "
+        "leaves half a checkpoint and no old one. Save beside it, then os.replace."
+    ),
+    "replaced, too": "Rank {rank} replaces the checkpoint, too: one rank writes, all load.",
+    "not replaced": "The weights are right, but the old checkpoint still lies at path.",
+    "no dict": "The new checkpoint is no dict with model, optimizer and epoch.",
+    "other weights": "The weights in the new checkpoint are not those that are returned.",
+    "old momentum": "The optimizer in the new checkpoint has not the momentum after this epoch.",
+    "another epoch": (
+        "The new checkpoint says epoch {says}, and the next one is {next}: who loads it would see a "
+        "shuffle twice, or miss one."
+    ),
+}
+"""By the word for what a rank finds of its files, when it has returned."""
+
+
+def found_at(path, rank, weights):
+    """``(word, numbers)`` of what is wrong there, or None."""
+    copied, link = kept(path, "copy"), kept(path, "link")
+    if copied.read_bytes() != link.read_bytes():
+        return "into the old file", {}
+    new = not os.path.exists(path) or not os.path.samefile(path, link)
+    if rank:
+        return ("replaced, too", {}) if new else None
+    if not new:
+        return "not replaced", {}
+    state = torch.load(path, weights_only=True) if os.path.exists(path) else None
+    before = torch.load(copied, weights_only=True)
     if not isinstance(state, dict) or not {"model", "optimizer", "epoch"} <= set(state):
-        return "The new checkpoint is no dict with model, optimizer and epoch."
+        return "no dict", {}
     flat = torch.cat([one.flatten() for one in state["model"].values()])
     if not torch.allclose(flat, weights):
-        return "The weights in the new checkpoint are not those that are returned."
+        return "other weights", {}
     velocity = [one.get("momentum_buffer") for one in state["optimizer"].get("state", {}).values()]
     old = [one["momentum_buffer"] for one in before["optimizer"]["state"].values()]
     if len(velocity) < 2 or any(map(torch.equal, velocity, old)):
-        return "The optimizer in the new checkpoint has not the momentum after this epoch."
+        return "old momentum", {}
     if state["epoch"] != before["epoch"] + 1:
-        return (
-            f"The new checkpoint says epoch {state['epoch']}, and the next one is "
-            f"{before['epoch'] + 1}: who loads it would see a shuffle twice, or miss one."
-        )
+        return "another epoch", {"says": state["epoch"], "next": before["epoch"] + 1}
     return None
 
 
 def file_complaint(run, given):
-    for rank, path in enumerate(given[0]):
-        copied, link = kept(path, "copy"), kept(path, "link")
-        if copied.read_bytes() != link.read_bytes():
-            return (
-                f"The weights are right, but rank {rank} writes into the old file itself: a crash "
-                "in the middle leaves half a checkpoint and no old one. Save beside it, then "
-                "os.replace."
-            )
-        new = not os.path.exists(path) or not os.path.samefile(path, link)
-        if rank and new:
-            return f"Rank {rank} replaces the checkpoint, too: one rank writes, all load."
-        if not rank and not new:
-            return "The weights are right, but the old checkpoint still lies at path."
-    before = torch.load(kept(given[0][0], "copy"), weights_only=True)
-    said = state_complaint(torch.load(given[0][0], weights_only=True), run.results[0], before)
-    return said or move_complaint(run)
+    for word, sentence in WORDS.items():
+        for piece in sorted(run.trace.pieces, key=lambda piece: piece.rank):
+            if piece.name == word:
+                return sentence.format(rank=piece.rank, **piece.numbers)
+    return move_complaint(run)
 
 
 def move_complaint(run):
@@ -441,13 +470,26 @@ def move_complaint(run):
 
 
 MOVED, NOTHING = "file at path", "no file at path"
+FOLDER = DISK.name
 
 
 def watched(answer):
-    """The answer; its trace has a piece for each move of a file to path, and for each gap there."""
+    """The answer, on files of the rank's own; its trace has a piece for what becomes of them."""
 
     @functools.wraps(answer)
     def on_this_rank(rank, world_size, path, *given):
+        above = FOLDER if os.path.isdir(FOLDER) else None
+        with tempfile.TemporaryDirectory(dir=above) as folder:
+            path = str(laid_out(Path(folder) / "own", path.content))
+            weights = moves_watched(rank, world_size, path, *given)
+            found = found_at(path, rank, weights)
+            if found:
+                word, numbers = found
+                with simlib.span(word, **numbers):
+                    pass
+        return weights
+
+    def moves_watched(rank, world_size, path, *given):
         usual = {name: getattr(os, name) for name in ("remove", "unlink", "rename", "replace")}
 
         def watching(name):
