@@ -105,7 +105,7 @@ def check(
 
 def verdict_on(question, answer, worlds, expected, points, in_place, mistakes, within=EXACT):
     """The `Verdict` of `check` on an answer, whoever wrote it; ``worlds`` are `World` objects."""
-    parts, lost, partly = parts_of(points), set(), None
+    parts, partly = parts_of(points), None
     reasons = {}  # by part that is lost, where it is for the first time
     lines_of = {}  # those of the last world of each engine
     for world in worlds:
@@ -124,17 +124,16 @@ def verdict_on(question, answer, worlds, expected, points, in_place, mistakes, w
         want = expected(*given)
         found = complaints(run, after, given, want, world.rules, in_place, mistakes, within)
         if found:
-            lost |= parts_lost(found, parts)
             told = worst_of(found, parts)
             verdict = Verdict(question, parts, WRONG, told.reason, world_size, told.lines, run)
-            if VALUE in lost:
+            if VALUE in parts_lost(found, parts):
                 return verdict
             partly = partly or verdict
             for one in found:
                 reasons.setdefault(one.part, one.reason)
         lines_of[world.start] = tally_lines(run, given, world.rules)
     if partly:
-        partly.lost = sorted(lost)
+        partly.lost = sorted(reasons)
         more = [reason for reason in reasons.values() if reason != partly.reason]
         partly.lines = [*partly.lines, *(f"Also: {reason}" for reason in more)]
         return partly
