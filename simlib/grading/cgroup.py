@@ -80,23 +80,28 @@ class Group:
 
     def kill(self):
         """End all that runs in it, whatever session it is in."""
-        deadline = time.monotonic() + CLEAR_S
-        while time.monotonic() < deadline:
-            pids = {pid for folder in self._folders for pid in pids_in(folder)}
-            if not pids:
-                return
-            for folder in self._folders:
-                with contextlib.suppress(OSError):
-                    (folder / "cgroup.kill").write_text("1")
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
+        end_all_in(self._folders)
 
     def _remove(self):
         for folder in self._folders:
             remove(folder)
         self._folders = []
+
+
+def end_all_in(folders):
+    """End all processes of groups."""
+    deadline = time.monotonic() + CLEAR_S
+    while time.monotonic() < deadline:
+        pids = {pid for folder in folders for pid in pids_in(folder)}
+        if not pids:
+            return
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                (folder / "cgroup.kill").write_text("1")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def remove(folder):
@@ -155,7 +160,5 @@ def clear_after_the_dead(mounted=MOUNTED):
         for folder in parent.glob(f"{NAME}-*-*"):
             owner = folder.name.removeprefix(f"{NAME}-").partition("-")[0]
             if owner.isdecimal() and not os.path.isdir(f"/proc/{owner}"):
-                for pid in pids_in(folder):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                end_all_in([folder])
                 remove(folder)
