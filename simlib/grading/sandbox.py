@@ -84,6 +84,12 @@ def kind():
     return CHOSEN.get() or next(found, None)
 
 
+def engine():
+    """The engine of containers that isolates here; None where it is none."""
+    found = kind()
+    return found if found in container.ENGINES else None
+
+
 @contextlib.contextmanager
 def choosing(one):
     """Isolate by this meanwhile, a key of `PROGRAMS`, or by what is found if it is None."""
@@ -205,8 +211,8 @@ def sandboxed(command, run_folder, uid, limits):
     """
     most = [f"--nproc={limits.processes}", f"--nofile={limits.files}", "--core=0", "--"]
     command = ["prlimit", *most, *OWN_NAMESPACES, *command]
-    if kind() in container.ENGINES:
-        return container.contained(kind(), command, run_folder, uid, limits, view(limits))
+    if engine():
+        return container.contained(engine(), command, run_folder, uid, limits, view(limits))
     return bubblewrapped(command, run_folder, uid, limits)
 
 

@@ -177,8 +177,8 @@ def _run_in(folder, notebook, limits, isolate, uid, group, begun):
             cwd=home,
             start_new_session=True,
         )
-        is_container = isolate and sandbox.kind() in sandbox.container.ENGINES
-        container = Container(sandbox.kind(), folder) if is_container else None
+        is_container = isolate and sandbox.engine()
+        container = Container(sandbox.engine(), folder) if is_container else None
         try:
             ended = watch(process, limits, container)
         finally:
@@ -283,9 +283,10 @@ def end_group(process):
 def clear_after_the_dead():
     """Remove what graders that were killed have left: containers, folders, groups of processes."""
     cgroup.clear_after_the_dead()
-    if sandbox.kind() in sandbox.container.ENGINES:
-        names = names_of_containers(sandbox.kind(), FOLDERS)
-        remove(sandbox.kind(), [name for name in names if is_of_a_dead_grader(name)])
+    engine = sandbox.engine()
+    if engine:
+        names = names_of_containers(engine, FOLDERS)
+        remove(engine, [name for name in names if is_of_a_dead_grader(name)])
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*-*"):
         if is_of_a_dead_grader(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
