@@ -2,7 +2,8 @@
 
 from .job import Job, jobs
 from .mpiexec import Mpiexec
+from .remote.ssh import Ssh
 from .slurm import Slurm
 from .submission import submit
 
-__all__ = ["Job", "Mpiexec", "Slurm", "jobs", "submit"]
+__all__ = ["Job", "Mpiexec", "Slurm", "Ssh", "jobs", "submit"]

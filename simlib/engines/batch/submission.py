@@ -24,6 +24,7 @@ from .folder import JOBS, JobFolder
 from .job import Job
 from .mpiexec import Mpiexec
 from .preparation import prepare, prepare_attempts
+from .remote.ssh import Ssh
 from .slurm import Slurm
 from .versions import versions
 
@@ -34,7 +35,7 @@ def submit(
     args: Sequence = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    to: Mpiexec | Slurm | None = None,
+    to: Mpiexec | Slurm | Ssh | None = None,
     slow: Slow | None = None,
     kill: Mapping[int, float] | Failures | None = None,
     on_death: str = "end",
@@ -52,7 +53,7 @@ def submit(
     ----------
     function, world_size, args, kwargs
         As for `run`.
-    to : Mpiexec or Slurm
+    to : Mpiexec, Slurm or Ssh
         Where it runs; `Mpiexec()` is this machine.
     slow, kill : optional
         As for `run`. A rank is killed on its host, by its parent process.
@@ -139,8 +140,9 @@ def submit(
 
 
 def _packed_plan(
-    to: Mpiexec | Slurm, plan: Restarts, kill: Mapping[int, float] | Failures
+    to: Mpiexec | Slurm | Ssh, plan: Restarts, kill: Mapping[int, float] | Failures
 ) -> bytes:
+    to = to.to if isinstance(to, Ssh) else to  # where it begins anew, it is there already
     try:
         return cloudpickle.dumps((to, plan, kill), protocol=5)
     except Exception as error:
