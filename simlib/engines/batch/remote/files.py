@@ -1,6 +1,6 @@
 """The files of a job that is carried out elsewhere: which travel, and in what pieces.
 
-There they are listed (`listing`) and read (`read_pieces`); here a `Mirror` asks for what it has not.
+There they are listed (`listing`) and read (`read_pieces`); here a `Mirror` asks for what is new.
 Logs come when the job is over: their 256 MB are room, of which only the used part travels.
 """
 
@@ -27,6 +27,7 @@ PIECE_BYTES = 8 << 20
 Listing = Mapping[str, list[int]]
 Piece = tuple[str, int, int, int, int]
 """Name, offset, length; size and time of the whole file."""
+Reader = Callable[[list[list]], tuple[list[Piece], bytes]]
 
 
 def listing(folder: Path, is_over: bool) -> dict[str, list[int]]:
@@ -90,7 +91,9 @@ class Mirror:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def fetch(self, there: Listing, read: Callable[[list[list]], tuple[list[Piece], bytes]]) -> None:
+    def fetch(
+        self, there: Listing, read: Callable[[list[list]], tuple[list[Piece], bytes]]
+    ) -> None:
         """Take in all that differs from a listing; ``read`` asks for pieces."""
         done: set[str] = set()
         while wanted := [one for name in there if (one := self._wanted(name, there, done))]:

@@ -35,7 +35,7 @@ ANSWER_S = 20.0
 """So long no byte may come of an answer, or go of a message; then the connection is given up."""
 RETRY_S = 2.0
 CHUNK = 1 << 16
-NO_PYTHON = r"No such file or directory|[Nn]ot found|Permission denied$|cannot execute"
+NO_PYTHON = r"No such file or directory|not found|Permission denied$|cannot execute"
 NO_SIMLIB = r"No module named '?(simlib|torch)|No module named \S*remote|unknown option -P"
 
 
