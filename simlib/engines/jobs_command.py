@@ -119,7 +119,7 @@ def _submit(options):
     wrong = _wrong_call(options)
     if wrong:
         return _refused(wrong)
-    from .batch import submit
+    from .batch.submission import submit
 
     try:
         job = submit(
@@ -154,7 +154,8 @@ def _wrong_call(options):
 
 def _place(options):
     """Where the job is to run: a `Mpiexec` or a `Slurm`."""
-    from .batch import Mpiexec, Slurm
+    from .batch.mpiexec import Mpiexec
+    from .batch.slurm import Slurm
 
     given = {
         "launcher": options.launcher,
@@ -192,7 +193,7 @@ def _jobs(options):
     if not os.path.isdir(options.folder):
         print(f"there are no jobs in {options.folder}")
         return 0
-    from .batch import jobs
+    from .batch.job import jobs
 
     found = jobs(options.folder)
     rows = [(job.name, job.status, f"{job.world_size} ranks", job.place) for job in found]
@@ -263,7 +264,7 @@ def _with_job(options, do):
             f"there is no job {options.job} in {options.folder}: `simlib jobs` lists those there "
             "are, --folder names another place"
         )
-    from .batch import Job
+    from .batch.job import Job
 
     try:
         return do(Job(path))
