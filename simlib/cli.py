@@ -11,6 +11,8 @@ import sys
 
 from .clusters import __all__ as networks
 from .engines import doctor_command as doctor
+from .engines import jobs_command as jobs
+from .engines import run_outputs
 from .engines.launch.limits import MOST_PROCESSES, MOST_SIMULATED
 from .grading import command_line as grading
 from .model.errors import RunInterrupted, SimlibError
@@ -63,6 +65,7 @@ def _parser():
     simulate.set_defaults(command=_simulate)
     practice.add_command(commands)
     doctor.add_command(commands)
+    jobs.add_commands(commands)
     grading.add_commands(commands)
     return parser
 
@@ -78,9 +81,7 @@ def _add_arguments(command, most):
     command.add_argument(
         "--min-ranks", type=int, metavar="N", help="then with those that are left, N at least"
     )
-    command.add_argument("--trace", metavar="FILE", help="save the trace: JSON that Perfetto opens")
-    command.add_argument("--picture", metavar="FILE", help="save the timeline as a picture")
-    command.add_argument("--quiet", action="store_true", help="print no table")
+    run_outputs.add_options(command)
     command.add_argument("script")
     command.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
 
@@ -127,11 +128,11 @@ def _perform(options, run):
         run = run()
     except (SimlibError, RunInterrupted) as error:
         print(f"simlib: {error}", file=sys.stderr)
-        _save(error.run, options)
+        run_outputs.save(error.run, options)
         if isinstance(error, RunInterrupted):
             return 130
         return 2 if error.run is None else 1
-    _save(run, options)
+    run_outputs.save(run, options)
     if not options.quiet:
         from .draw.lanes import unit_of
 
@@ -146,17 +147,4 @@ def _wrong_paths(options):
     """What is wrong with the paths of a call, told before anything runs; or None."""
     if not os.path.isfile(options.script):
         return f"there is no file {options.script}"
-    for path in filter(None, (options.trace, options.picture)):
-        if not os.path.isdir(os.path.dirname(path) or "."):
-            return f"there is no folder for {path}"
-    return None
-
-
-def _save(run, options):
-    """Write what was asked for, also of a run that failed."""
-    if run is None:
-        return
-    if options.trace:
-        run.save(options.trace)
-    if options.picture:
-        run.timeline().savefig(options.picture)
+    return run_outputs.no_folder_for(options)

@@ -201,8 +201,10 @@ def test_an_error_is_told_as_ever(laptop):
     assert error.run.trace.of_rank(0) and error.sites
 
 
-def test_another_account_on_the_login_host(laptop):
+def test_a_script_by_another_account(laptop, tmp_path):
     """Another name and another home; its number is root's, or it could not enter root's Python."""
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys\nprint(os.environ['USER'], os.environ['RANK'], *sys.argv)\n")
     home = laptop.disk / "learner"
     home.mkdir()
     for path, words in (
@@ -212,9 +214,12 @@ def test_another_account_on_the_login_host(laptop):
         on(laptop.cluster, "login", f"cat /etc/{path} - > {laptop.disk}/{path} <<EOF\n{words}EOF\n"
            f"mount -n --bind {laptop.disk}/{path} /etc/{path}")  # fmt: skip
     to = laptop.to(simlib.Mpiexec(time_limit=WAIT_S), "learner@login", folder="~/own jobs")
-    job = laptop.submit(lambda rank, world_size: (os.environ["USER"], os.getcwd()), to)
-    assert job.result(WAIT_S).results == [("learner", f"{laptop.there}/learner")] * 2
-    assert laptop.far_folder(job).parent == home / "own jobs"
+    job = laptop.submit(script, to, argv=["--steps", 3])
+    run = job.result(WAIT_S)
+    far = laptop.far_folder(job)
+    assert far.parent == home / "own jobs"
+    place = laptop.there / far.relative_to(laptop.disk) / "work" / "train.py"
+    assert run.output == [f"learner {rank} {place} --steps 3\n" for rank in (0, 1)]
 
 
 def test_what_is_wrong_is_told_before_anything_runs(laptop, monkeypatch):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -28,6 +29,8 @@ from simlib.practice import PracticeCluster
 from simlib.record.returned import LOST
 
 HOSTS = ["node1", "node2", "node3", "node4"]
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +272,47 @@ def test_slurm_cancelled_in_the_queue_and_running(login, tmp_path, capfd):
     assert "place-1 waits in the queue, for" in "".join(said)
     assert second.result(WAIT_S).results == HOSTS
     assert [job.name for job in simlib.jobs(tmp_path)] == ["sleeping-1", "place-1", "place-2"]
+
+
+SCRIPT = """\
+import os, sys
+told = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")]
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(x)
+store = dist.TCPStore(
+    os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), dist.get_world_size(),
+    is_master=told[0] == "0",
+)
+store.set(told[0], os.uname().nodename)
+dist.barrier()
+print(os.uname().nodename, *told, x.item(), store.get("0").decode(), *sys.argv[1:])
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("where", ["--hosts node1,node2", "--slurm --nodes 2"])
+def test_a_script_is_submitted_followed_and_told_from_the_command_line(login, tmp_path, where):
+    """Its ranks meet by MASTER_ADDR and MASTER_PORT, as those of torchrun may."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def on_login(words):
+        command = [*login, sys.executable, "-m", "simlib", *words.split()]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=ENVIRON)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    submitted, *lines = on_login(f"submit -n 4 {where} --follow train.py -x").splitlines()
+    assert "train-1 is submitted" in submitted
+    assert sorted(lines) == [
+        "[0] node1 0 0 2 0 10 node1 -x",
+        "[1] node1 1 1 2 0 10 node1 -x",
+        "[2] node2 2 0 2 1 10 node1 -x",
+        "[3] node2 3 1 2 1 10 node1 -x",
+    ]
+    assert "train.py on 4 real ranks" in on_login("result train-1")
 
 
 def place(rank, world_size):

@@ -31,9 +31,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-JOBS = "simlib-jobs"
-"""Where the folders of jobs are made, unless another place is named."""
-
 
 class JobFolder:
     """Reads and writes the files of one job; a file is there whole or not at all.

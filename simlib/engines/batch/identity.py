@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ...model.errors import JobError
 from ..launch.addresses import (
     answered_by_all,
+    free_port,
     interface_towards,
     listen,
     own_addresses,
@@ -108,7 +109,10 @@ def check_size(place, world_size):
 
 
 def meet(place, folder):
-    """The store of the job; Gloo is told the interface by which the ranks reach each other."""
+    """The store of the job; Gloo is told the interface by which the ranks reach each other.
+
+    A script finds where its own store can be, as torchrun tells it: a free port of rank 0's host.
+    """
     if place.comm is not None:
         from ..launch.rendezvous import meet as meet_by_mpi
 
@@ -117,7 +121,9 @@ def meet(place, folder):
         store, address = _meet_by_files(place, folder)
     os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(address)
     os.environ["MASTER_ADDR"] = address
-    os.environ.setdefault("MASTER_PORT", "29500")
+    if place.rank == 0:
+        store.set("free port", str(free_port()))
+    os.environ["MASTER_PORT"] = store.get("free port").decode()
     return store
 
 

@@ -17,7 +17,8 @@ from ...model.words import ranks_in_words
 from ...record.oplog import FORMAT
 from ...results.run import Run, make_run
 from ..host.restarts import tell
-from .folder import JOBS, JobFolder
+from ..launch.limits import JOBS
+from .folder import JobFolder
 from .job_in_queue import JobInQueue
 from .job_monitor import JobMonitor
 from .launcher_failures import cause_in, ended_by_queue
@@ -76,6 +77,11 @@ class Job:
     def world_size(self) -> int:
         """Number of ranks."""
         return self._about["world_size"]
+
+    @property
+    def place(self) -> str:
+        """Where its ranks run, in words."""
+        return self._about["to"]
 
     @property
     def status(self) -> str:
@@ -215,7 +221,7 @@ class Job:
             time.sleep(LOOK_S)
 
     def __repr__(self) -> str:
-        words = f"{self.name}: {self.status}, {self.world_size} ranks on {self._about['to']}"
+        words = f"{self.name}: {self.status}, {self.world_size} ranks on {self.place}"
         return "; ".join(filter(None, (words, self._outcome.trouble)))
 
 

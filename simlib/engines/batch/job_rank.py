@@ -27,6 +27,7 @@ from ...record.recorder import Recorder
 from ...record.this_rank import here
 from ..host.isolation import fresh_random_state
 from ..host.process_setup import Output, flush, is_alone, show_errors_of_commands
+from ..host.rank_environ import rank_environ
 from ..host.slow_rank import slowed
 from . import clocks, identity, logs
 from .folder import JobFolder
@@ -138,14 +139,8 @@ def _join(place, folder, memory, environ):
     hosts = _hosts(store, rank, size)
     group = dist.group.WORLD._inner
     offset_s, error_s = clocks.align(group, store, rank, hosts)
-    here = [other for other in range(size) if hosts[other] == hosts[rank]]
-    os.environ.update(
-        environ,
-        RANK=str(rank),
-        WORLD_SIZE=str(size),
-        LOCAL_RANK=str(here.index(rank)),
-        LOCAL_WORLD_SIZE=str(len(here)),
-    )
+    nodes = list(dict.fromkeys(hosts))
+    os.environ.update(environ, **rank_environ(rank, [nodes.index(host) for host in hosts]))
     folder.write_json(
         {
             "host": os.uname().nodename,
@@ -185,7 +180,7 @@ def _connect_output(folder, rank):
 
 
 def _call(folder, rank, size, recorder):
-    """Run the learner's function; returns the answer as bytes."""
+    """Run the learner's function, or script; returns the answer as bytes."""
     request = pickle.loads(folder.read("request.pkl"))
     sys.path[:] = request["path"]
     sys.argv[:] = request["argv"]
@@ -204,4 +199,4 @@ def _call(folder, rank, size, recorder):
             log.leave()
             flush()
 
-    return returned.answer_of(call)
+    return returned.answer_of(call, request["is_script"])

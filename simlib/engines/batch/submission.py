@@ -18,23 +18,26 @@ from ...model.failing import Failures
 from ...model.jitter import Slow
 from ...model.package import ROOT
 from ...record.oplog import FORMAT
-from ..host.request import Surroundings, cell_numbers, check_function, check_timeout, name_of, pack
+from ..host.request import Surroundings, cell_numbers, check_timeout
 from ..host.restarts import Restart, Restarts, check_restarts, left_to_kill
-from .folder import JOBS, JobFolder
+from ..launch.limits import JOBS
+from .folder import JobFolder
 from .job import Job
 from .mpiexec import Mpiexec
 from .preparation import prepare, prepare_attempts
+from .program import program_of
 from .remote.ssh import Ssh
 from .slurm import Slurm
 from .versions import versions
 
 
 def submit(
-    function: Callable,
+    function: Callable | str | os.PathLike,
     world_size: int,
     args: Sequence = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    argv: Sequence | None = None,
     to: Mpiexec | Slurm | Ssh | None = None,
     slow: Slow | None = None,
     kill: Mapping[int, float] | Failures | None = None,
@@ -47,12 +50,15 @@ def submit(
     name: str | None = None,
     folder: str | Path = JOBS,
 ) -> Job:
-    """Submit a rank function as a job of a real cluster.
+    """Submit a rank function, or a whole script, as a job of a real cluster.
 
     Parameters
     ----------
     function, world_size, args, kwargs
-        As for `run`.
+        As for `run`. Or, in the function's place, the path of a script: every rank runs it as
+        ``__main__``, as under torchrun, with the variables that torchrun sets.
+    argv : sequence, optional
+        The words of a script's command line, without its name.
     to : Mpiexec, Slurm or Ssh
         Where it runs; `Mpiexec()` is this machine.
     slow, kill : optional
@@ -71,7 +77,7 @@ def submit(
     check : bool
         As for `run`.
     name : str, optional
-        Of the job; the function's by default.
+        Of the job; the function's or script's by default.
     folder : str
         Where the folders of jobs are made: on a filesystem that all hosts share.
 
@@ -87,7 +93,6 @@ def submit(
     JobError
         There is no launcher, or it refuses the job.
     """
-    check_function(function, "submit")
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise InvalidCallError(f"world_size={world_size!r} must be a whole number from 1")
     to = Mpiexec() if to is None else to
@@ -97,17 +102,24 @@ def submit(
     check_choice("on_death", on_death, ON_DEATH)
     slow = check_slow(slow, world_size)
     plan = check_restarts(restarts, min_ranks, on_restart, world_size)
-    payload = pack(function, args, kwargs, world_size)
+    program = program_of(function, args, kwargs, argv, world_size)
     packed_plan = _packed_plan(to, plan, kill) if plan.most else None
-    where = Surroundings.here()
+    where = Surroundings.here(program.argv)
     command = to.command(world_size, [sys.executable])  # says what is wrong with it, before all
     cells = cell_numbers()
     sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
     request = cloudpickle.dumps(
-        {"payload": payload, "slow": slow, "cells": sources, "path": where.path, "argv": where.argv}
+        {
+            "payload": program.payload,
+            "slow": slow,
+            "cells": sources,
+            "path": where.path,
+            "argv": where.argv,
+            "is_script": where.is_script,
+        }
     )
     about = {
-        "function": name_of(function),
+        "function": program.called,
         "world_size": world_size,
         "to": to.place,
         "hosts": getattr(to, "hosts", None),
@@ -121,11 +133,11 @@ def submit(
         "log_format": FORMAT,
         "cwd": where.cwd,
         "root": str(ROOT),
-        "environ": {},
+        "environ": {"TORCHELASTIC_RESTART_COUNT": "0"},
         "within": None,
         "submitted": time.time(),
     }
-    job = _new_folder(folder, name or name_of(function))
+    job = _new_folder(folder, name or program.name)
     if packed_plan is None:
         prepare(job, about, request, to, command)
     else:

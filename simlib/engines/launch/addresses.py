@@ -38,6 +38,12 @@ def listen():
     return listening
 
 
+def free_port():
+    """The number of a port on which nobody listens just now."""
+    with listen() as listening:
+        return listening.getsockname()[1]
+
+
 def own_addresses():
     """This host's IPv4 addresses, those of real networks first, loopback last."""
     found = [

@@ -25,6 +25,7 @@ from ..host.process_setup import (
     is_alone,
     show_errors_of_commands,
 )
+from ..host.rank_environ import rank_environ
 from ..host.request import Request, receive, send, send_bytes, serve
 from ..host.slow_rank import slowed
 from .brokered_transport import Connection, brokered_member, join_world
@@ -116,13 +117,7 @@ def _store_path(store):
 
 def _run(request, rank, world_size, recorder):
     """Run the learner's function once; returns the answer for the kernel, as bytes."""
-    request.enter_surroundings(
-        os.environ,
-        RANK=str(rank),
-        WORLD_SIZE=str(world_size),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(world_size),
-    )
+    request.enter_surroundings(os.environ, **rank_environ(rank, [0] * world_size))
     fresh_random_state()
     writer = recorder.log
 

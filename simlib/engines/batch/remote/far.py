@@ -136,6 +136,11 @@ def _submit(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
     command = to.command(about["world_size"], [sys.executable])
     request = pickle.loads(parts["request"])
     request["path"] = [*_moved(request["path"], message["here"], work), *sys.path]
+    if request["is_script"]:
+        function, _, kwargs = pickle.loads(request["payload"])
+        there = str(work / message["script"])
+        request["payload"] = pickle.dumps((function, (there,), kwargs))
+        request["argv"][0] = there
     packed = cloudpickle.dumps(request)
     if parts["restarts"] is None:
         prepare(folder, about, packed, to, command)

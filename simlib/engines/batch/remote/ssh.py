@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ....model.errors import InvalidCallError, JobError
-from ..folder import JOBS, JobFolder
+from ...launch.limits import JOBS
+from ..folder import JobFolder
 from ..mpiexec import Mpiexec, words_of
 from ..slurm import Slurm
 from .line import START_S, UnreachableError, line_to
@@ -46,7 +47,7 @@ class Ssh:
         The working folder of the ranks there; else the copy of what `sync` names, else the home.
     sync : sequence of str
         What the ranks need of this working folder: ``["model.py", "package"]``, ``["."]``. Each job
-        gets a copy of its own, on the import path.
+        gets a copy of its own, on the import path. A script that is submitted is there anyway.
     ssh : str or list of str
         The command that stands for ssh: ``"ssh -p 2222"``.
     """
@@ -120,8 +121,11 @@ class Ssh:
         python = [str(word) for word in python or [sys.executable]]
         remote = {"host": self.host, "ssh": ssh, "python": python, "folder": there}
         folder.write_json(remote, "remote.json")
+        request = folder.read("request.pkl") or b""
+        script = self._script_in(request)
         message = {
             "do": "submit",
+            "script": script and script[1],
             "folder": there,
             "cwd": self.cwd,
             "here": os.getcwd(),
@@ -129,9 +133,9 @@ class Ssh:
         }
         parts = {
             "to": pickle.dumps(self.to),
-            "request": folder.read("request.pkl"),
+            "request": request,
             "restarts": folder.read("restarts.pkl"),
-            "work": self._packed() if self.sync else None,
+            "work": self._packed(script),
         }
         body = pickle.dumps(parts)
         deadline = time.monotonic() + PATIENT_S
@@ -147,6 +151,15 @@ class Ssh:
                 time.sleep(0.5)
         folder.mark("submitted")
 
+    def _script_in(self, request: bytes) -> tuple[str, str] | None:
+        """The path of a whole script, and the one it has below the working folder there."""
+        asked = pickle.loads(request)
+        if not asked["is_script"]:
+            return None
+        (path,) = pickle.loads(asked["payload"])[1]
+        within = os.path.relpath(path)
+        return path, os.path.basename(path) if within.startswith(os.pardir) else within
+
     def _place_of(self, path: str) -> str:
         """The same as a path below this working folder."""
         place = os.path.relpath(os.path.abspath(path))
@@ -159,8 +172,10 @@ class Ssh:
             )
         return place
 
-    def _packed(self) -> bytes:
-        """What travels of the working folder, as a tar file."""
+    def _packed(self, script: tuple[str, str] | None) -> bytes | None:
+        """The script and what travels of the working folder, as a tar file; None: nothing does."""
+        if not self.sync and script is None:
+            return None
         content = io.BytesIO()
         taken = 0
 
@@ -177,6 +192,8 @@ class Ssh:
             return entry
 
         with tarfile.open(fileobj=content, mode="w:gz", compresslevel=1) as file:
-            for path in self.sync:
-                file.add(path, self._place_of(path), filter=kept)
+            for path, place in [(path, self._place_of(path)) for path in self.sync]:
+                file.add(path, place, filter=kept)
+            if script is not None:
+                file.add(*script)
         return content.getvalue()

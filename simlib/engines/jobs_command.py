@@ -1,0 +1,279 @@
+"""``simlib submit``, ``jobs``, ``follow``, ``result`` and ``cancel``: scripts as jobs of a cluster.
+
+What is wrong with a call is said before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from ..model.errors import InvalidCallError, JobError, SimlibError
+from . import run_outputs
+from .launch.limits import JOBS
+
+FOLDER = f"where the folders of jobs are ({JOBS})"
+CODES = "Exit code 0 if the job is done, 1 if it has failed or was cancelled, 130 after Ctrl-C."
+
+
+def add_commands(commands):
+    """Add all that is about jobs to the subcommands of a parser."""
+    _add_submit(commands)
+    listed = commands.add_parser(
+        "jobs",
+        help="list your jobs: how each stands, and where it runs",
+        description="List the jobs whose folders are here, by the time of their submission.",
+    )
+    listed.add_argument("--folder", default=JOBS, metavar="F", help=FOLDER)
+    listed.set_defaults(command=_jobs)
+    _add_job_command(
+        commands,
+        "follow",
+        _follow,
+        "show what a job's ranks print, until it ends",
+        "Show what the ranks print, each line with its rank, until the job ends. Ctrl-C ends the "
+        f"looking, not the job. {CODES}",
+    )
+    result = _add_job_command(
+        commands,
+        "result",
+        _result,
+        "wait for a job's end; print who sent what to whom",
+        "Wait for a job's end, and print the table of who sent what to whom; or say why it has "
+        f"failed. {CODES}",
+    )
+    run_outputs.add_options(result)
+    _add_job_command(
+        commands,
+        "cancel",
+        _cancel,
+        "end a job, or take it out of the queue",
+        "End a job on all its hosts, or take it out of the queue. Its folder stays.",
+    )
+
+
+def _add_job_command(commands, name, command, summary, description):
+    parser = commands.add_parser(name, help=summary, description=description)
+    parser.add_argument("job", metavar="JOB", help="its name, as `simlib jobs` says, or its folder")
+    parser.add_argument("--folder", default=JOBS, metavar="F", help=FOLDER)
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _add_submit(commands):
+    parser = commands.add_parser(
+        "submit",
+        help="submit a script as a job: to hosts, by mpiexec, or to a queue",
+        description="Submit a script as a job: every rank runs the whole script, with the "
+        "variables that torchrun sets. Without --hosts, --hostfile or --slurm it runs on this "
+        "machine. Prints the job's name, and does not wait for its end.",
+    )
+    parser.add_argument("-n", type=int, required=True, metavar="N", help="ranks")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--hosts", metavar="A,B", help="hosts, which ssh reaches")
+    where.add_argument("--hostfile", metavar="FILE", help="a file that names them")
+    where.add_argument("--slurm", action="store_true", help="hand it to Slurm's queue")
+    parser.add_argument("--nodes", type=int, metavar="N", help="of a queue (1)")
+    parser.add_argument(
+        "--ranks-per-node", type=int, metavar="K", help="ranks on each (as many as are needed)"
+    )
+    parser.add_argument("--partition", metavar="P", help="of the queue")
+    parser.add_argument("--account", metavar="A", help="of the queue")
+    parser.add_argument(
+        "--extra",
+        action="append",
+        metavar="OPTION",
+        help="one more option for the queue: --extra=--exclusive; may be repeated",
+    )
+    parser.add_argument(
+        "--launcher", metavar="CMD", help="stands for mpiexec; with --slurm: srun or mpiexec"
+    )
+    parser.add_argument(
+        "--login", metavar="CMD", help='words before the queue\'s commands: "ssh login"'
+    )
+    parser.add_argument(
+        "--time-limit", type=float, metavar="S", help="seconds after which it is ended (600)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=120, metavar="S", help="seconds without progress (120)"
+    )
+    parser.add_argument(
+        "--restarts", type=int, default=0, metavar="N", help="start again after a death, N times"
+    )
+    parser.add_argument(
+        "--min-ranks", type=int, metavar="N", help="then with those that are left, N at least"
+    )
+    parser.add_argument("--name", metavar="NAME", help="of the job (the script's)")
+    parser.add_argument("--folder", default=JOBS, metavar="F", help=f"{FOLDER}: all hosts see it")
+    parser.add_argument("--follow", action="store_true", help="go on as `simlib follow` does")
+    parser.add_argument("script")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    parser.set_defaults(command=_submit)
+
+
+ONLY_IN_A_QUEUE = ("nodes", "partition", "account", "extra", "login")
+
+
+def _submit(options):
+    wrong = _wrong_call(options)
+    if wrong:
+        return _refused(wrong)
+    from .batch.submission import submit
+
+    try:
+        job = submit(
+            options.script,
+            options.n,
+            argv=options.args,
+            to=_place(options),
+            timeout_s=options.timeout,
+            restarts=options.restarts,
+            min_ranks=options.min_ranks,
+            name=options.name,
+            folder=options.folder,
+        )
+    except SimlibError as error:
+        return _refused(error)
+    shown = os.path.relpath(job.path)
+    print(f"{job.name} is submitted; simlib follow, result and cancel take {shown}", flush=True)
+    return _looked_at(job) if options.follow else 0
+
+
+def _wrong_call(options):
+    """What is wrong with a call, as far as it can be told without torch; or None."""
+    if not os.path.isfile(options.script):
+        return f"there is no file {options.script}"
+    if options.n < 1:
+        return f"-n {options.n} must be a whole number from 1"
+    given = [name for name in ONLY_IN_A_QUEUE if getattr(options, name) is not None]
+    if given and not options.slurm:
+        return f"--{given[0].replace('_', '-')} is for a queue: say --slurm, too"
+    return None
+
+
+def _place(options):
+    """Where the job is to run: a `Mpiexec` or a `Slurm`."""
+    from .batch.mpiexec import Mpiexec
+    from .batch.slurm import Slurm
+
+    given = {
+        "launcher": options.launcher,
+        "time_limit": options.time_limit,
+    }
+    if options.slurm:
+        nodes = options.nodes or _over(options.n, options.ranks_per_node or options.n)
+        given |= {
+            "nodes": nodes,
+            "ranks_per_node": options.ranks_per_node or _over(options.n, nodes),
+            "partition": options.partition,
+            "account": options.account,
+            "extra": options.extra,
+            "login": options.login,
+        }
+        return Slurm(**_without_none(given))
+    hosts = None if options.hosts is None else options.hosts.split(",")
+    per_node = options.ranks_per_node
+    if per_node is None and hosts is not None:
+        per_node = _over(options.n, len(hosts))
+    given |= {"hosts": hosts, "hostfile": options.hostfile, "ranks_per_node": per_node}
+    return Mpiexec(**_without_none(given))
+
+
+def _without_none(given):
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _over(count, by):
+    """So many per one of ``by`` that all find room."""
+    return -(-count // max(1, by))
+
+
+def _jobs(options):
+    if not os.path.isdir(options.folder):
+        print(f"there are no jobs in {options.folder}")
+        return 0
+    from .batch.job import jobs
+
+    found = jobs(options.folder)
+    rows = [(job.name, job.status, f"{job.world_size} ranks", job.place) for job in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+    if not rows:
+        print(f"there are no jobs in {options.folder}")
+    return 0
+
+
+def _follow(options):
+    return _with_job(options, _looked_at)
+
+
+def _looked_at(job):
+    job.follow()
+    status = job.status
+    if status in ("queued", "active"):
+        return 130
+    if status == "done":
+        return 0
+    shown = os.path.relpath(job.path)
+    print(f"simlib: {job.name} is {status}: `simlib result {shown}` says why", file=sys.stderr)
+    return 1
+
+
+def _result(options):
+    wrong = run_outputs.no_folder_for(options)
+    if wrong:
+        return _refused(wrong)
+
+    def result(job):
+        try:
+            run = job.result()
+        except SimlibError as error:
+            print(f"simlib: {error}", file=sys.stderr)
+            run_outputs.save(error.run, options)
+            return 1
+        run_outputs.save(run, options)
+        if not options.quiet:
+            print(run.table())
+        return 0
+
+    return _with_job(options, result)
+
+
+def _cancel(options):
+    def cancel(job):
+        try:
+            job.cancel()
+        except JobError as error:
+            print(f"simlib: {error}", file=sys.stderr)
+            return 1
+        print(f"{job.name} is {job.status}")
+        return 0
+
+    return _with_job(options, cancel)
+
+
+def _with_job(options, do):
+    """Call ``do(job)`` for the job that a call names; returns the exit code."""
+    places = (options.job, os.path.join(options.folder, options.job))
+    path = next((one for one in places if os.path.isfile(os.path.join(one, "job.json"))), None)
+    if path is None:
+        return _refused(
+            f"there is no job {options.job} in {options.folder}: `simlib jobs` lists those there "
+            "are, --folder names another place"
+        )
+    from .batch.job import Job
+
+    try:
+        return do(Job(path))
+    except InvalidCallError as error:
+        return _refused(error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _refused(words):
+    print(f"simlib: {words}", file=sys.stderr)
+    return 2
