@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from ...model.errors import InvalidCallError, JobError
+from ...record.oplog import COMMITTED, HEADER
 from ..launch.launchers import MPIS, Launcher, Placement, mpi_of_version
-from . import launcher_process
+from . import launcher_process, staging
 from .folder import JobFolder
 
 VERSION_LIMIT_S = 20
 LAUNCH = str(Path(launcher_process.__file__).resolve())
+STAGING = str(Path(staging.__file__).resolve())
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class Mpiexec:
         The command that stands for mpiexec; else the one beside this Python, then that of the PATH.
     time_limit : float
         Seconds after which the job is ended, whatever it does.
+    stage : bool
+        For hosts that share no filesystem: each gets a copy of the job's folder, at the same path,
+        and what its ranks write is brought back. The environment must be at one path everywhere.
     """
 
     hosts: Sequence[str] | None = None
@@ -45,6 +51,7 @@ class Mpiexec:
     hostfile: str | None = None
     launcher: str | Sequence[str | Path] | None = None
     time_limit: float = 600
+    stage: bool = False
 
     uses_mpi: ClassVar[bool] = True
 
@@ -53,6 +60,8 @@ class Mpiexec:
             raise InvalidCallError(f"hosts={self.hosts!r} must be a list: hosts=[{self.hosts!r}]")
         if self.hosts is not None and self.hostfile is not None:
             raise InvalidCallError("name the hosts by hosts or by hostfile, not by both")
+        if self.stage and self.hosts is None:
+            raise InvalidCallError("stage=True copies the job to hosts: name them by hosts=[...]")
         _check_count("ranks_per_node", self.ranks_per_node)
         check_time_limit(self.time_limit)
 
@@ -91,7 +100,12 @@ class Mpiexec:
         """The whole command that runs ``program`` on every rank."""
         words = self.words()
         at = Placement(world_size, self.ranks_per_node, self.hosts, self.hostfile)
-        return [*words, "-n", str(world_size), *mpi_of(words).place(at), *program]
+        command = [*words, "-n", str(world_size), *mpi_of(words).place(at), *program]
+        return self._staged(command) if self.stage else command
+
+    def _staged(self, command: list[str]) -> list[str]:
+        plan = {"hosts": self.hosts, "python": sys.executable, "log": [HEADER, COMMITTED]}
+        return [sys.executable, "-I", STAGING, json.dumps(plan), *command]
 
     def environ(self) -> dict[str, str]:
         """Variables for mpiexec and the ranks, of whichever MPI: the others' are not read."""
