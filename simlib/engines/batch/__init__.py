@@ -2,7 +2,8 @@
 
 from .job import Job, jobs
 from .mpiexec import Mpiexec
+from .pbs import Pbs
 from .slurm import Slurm
 from .submission import submit
 
-__all__ = ["Job", "Mpiexec", "Slurm", "jobs", "submit"]
+__all__ = ["Job", "Mpiexec", "Pbs", "Slurm", "jobs", "submit"]
