@@ -276,7 +276,7 @@ def test_a_working_folder_that_a_host_does_not_see(hosts, monkeypatch):
     monkeypatch.setattr(hosts, "folder", hosts.folder.parent / "other jobs")
     began_s = time.time()
     job = hosts.submit(hello, hosts.mpiexec("node1", HOST["no folder"]))
-    words = f"{HOST['no folder']} does not see the folder {folder}, from which .*: submit it from"
+    words = f"{HOST['no folder']} does not see the folder {folder}, in which .*: submit it from"
     hosts.failed("working folder not shared", job, began_s, simlib.JobError, words)
 
 

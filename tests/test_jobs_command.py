@@ -176,7 +176,9 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
     for words, code, said in (
         ("submit -n 2 nowhere.py", 2, "simlib: there is no file nowhere.py"),
         ("submit -n 0 train.py", 2, "simlib: -n 0 must be a whole number from 1"),
-        ("submit -n 2 --partition p train.py", 2, "--partition is for a queue: say --slurm, too"),
+        ("submit -n 2 --partition p train.py", 2, "--partition is for a queue: say --slurm"),
+        ("submit -n 2 --pbs --mpi pmix train.py", 2, "--mpi pmix is srun's, which PBS has not"),
+        ("submit -n 2 --env A train.py", 2, "--env A has no value: --env A=..."),
         ("follow train-7", 2, "simlib: there is no job train-7 in simlib-jobs"),
         ("result train-7 --trace no/x.json", 2, "simlib: there is no folder for no/x.json"),
         ("cancel train-7 --folder elsewhere", 2, "there is no job train-7 in elsewhere"),
@@ -204,6 +206,24 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
         (
             "-n 1 --slurm --launcher mpiexec --login ssh",
             simlib.Slurm(nodes=1, launcher="mpiexec", login="ssh"),
+        ),
+        (
+            "-n 2 --slurm --mpi pmix --cpus-per-rank 4 --gpus-per-rank 1 --memory 2G",
+            simlib.Slurm(
+                nodes=1,
+                ranks_per_node=2,
+                mpi="pmix",
+                cpus_per_rank=4,
+                gpus_per_rank=1,
+                memory="2G",
+            ),
+        ),
+        ("-n 2 --pbs --memory 2G", simlib.Pbs(nodes=1, ranks_per_node=2, memory="2G")),
+        (
+            "-n 1 --setup A=1 --setup B=2 --env C=3=4 --container podman --working-dir /x",
+            simlib.Mpiexec(
+                setup=["A=1", "B=2"], env={"C": "3=4"}, container="podman", working_dir="/x"
+            ),
         ),
     ],
 )

@@ -64,6 +64,17 @@ def test_command_of_slurm():
     command = simlib.Slurm(nodes=2, ranks_per_node=2).command(4, ["python"])
     assert command[0] == "srun"
     assert "--ntasks-per-node=2" in command and command[-1] == "python"
+    assert "--mpi=none" in command and not any("cpus" in word for word in command)
+    to = simlib.Slurm(nodes=2, mpi="pmix", cpus_per_rank=4)
+    assert to.uses_mpi and {"--mpi=pmix", "--cpus-per-task=4"} < set(to.command(2, ["python"]))
+    with pytest.raises(simlib.InvalidCallError, match="mpi='pmix' is an option of srun"):
+        simlib.Slurm(nodes=2, mpi="pmix", launcher="mpiexec")
+
+
+def test_what_srun_says_of_a_plugin_that_it_does_not_have():
+    for words in ("Couldn't find the specified", "Couldn't load specified"):
+        sentence, _ = cause_in(f"srun: error: {words} plugin name for mpi/pmix: it failed")
+        assert sentence.startswith("srun cannot serve MPI by pmix here: srun --mpi=list says")
 
 
 @pytest.mark.parametrize(

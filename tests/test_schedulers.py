@@ -81,6 +81,14 @@ def test_what_sbatch_is_asked(slurm, folder):
     assert folder.read_json("native.json") == native
 
 
+def test_what_sbatch_is_asked_for_what_ranks_need(slurm, folder):
+    """Memory and GPUs are a node's: each rank sees all GPUs, and takes number LOCAL_RANK."""
+    needs = {"cpus_per_rank": 4, "gpus_per_rank": 1, "memory": "3G"}
+    simlib.Slurm(nodes=2, ranks_per_node=2, login=slurm.login, **needs).start(folder)
+    (words,) = slurm.asked("sbatch")
+    assert words[-4:-1] == ["--cpus-per-task=4", "--gpus-per-node=2", "--mem=6G"]
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -178,6 +186,7 @@ def test_a_job_that_no_queue_has(folder):
     assert (queued.state(), queued.words(), queued.reason()) == (None, "", "")
 
 
-def test_a_scheduler_that_nobody_knows():
-    with pytest.raises(simlib.InvalidCallError, match="scheduler='pbs' must be 'slurm'"):
-        simlib.Slurm(nodes=1, scheduler="pbs")
+def test_a_job_of_a_scheduler_that_nobody_knows(folder):
+    folder.write_json({"scheduler": "lsf", "id": "7", "login": []}, "native.json")
+    with pytest.raises(simlib.InvalidCallError, match="is a job of the scheduler 'lsf', which"):
+        JobInQueue(folder)

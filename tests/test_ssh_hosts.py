@@ -231,7 +231,6 @@ def test_what_is_wrong_is_told_before_anything_runs(laptop, monkeypatch):
             laptop.to(mpiexec, python=["/usr/bin/env", "python3"]),
             "login has no simlib like this one for /usr/bin/env python3 .*by python=",
         ),
-        (laptop.to(mpiexec, cwd="/no/folder"), "login has no folder /no/folder: make it, or omit"),
         (laptop.to(simlib.Slurm(nodes=9)), "the queue has refused the job: more was asked for"),
     ):
         with pytest.raises(simlib.JobError, match=words):

@@ -191,13 +191,16 @@ def test_ddp_that_waits_for_ever(submit):
     wait_until(lambda: not processes_of(job))
 
 
-@pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
-def test_slurm(login, tmp_path, launcher):
-    to = simlib.Slurm(nodes=2, time_limit=WAIT_S, launcher=launcher, login=login)
+@pytest.mark.parametrize(
+    "how", [{"launcher": "srun"}, {"launcher": "mpiexec"}, {"mpi": "pmi2"}], ids=str
+)
+def test_slurm(login, tmp_path, how):
+    to = simlib.Slurm(nodes=2, time_limit=WAIT_S, login=login, **how)
     job = simlib.submit(around, 2, to=to, folder=tmp_path)
     again = simlib.Job(job.path)
     is_as_on_one_machine(again.result(WAIT_S), hosts_of(again), 2)
     assert job.status == again.status == "done"
+    assert (job.path / "meeting.json").exists() == ("mpi" not in how and to.launcher == "srun")
 
 
 LAUNCHERS = pytest.mark.parametrize(
@@ -313,6 +316,37 @@ def test_a_script_is_submitted_followed_and_told_from_the_command_line(login, tm
         "[3] node2 3 1 2 1 10 node1 -x",
     ]
     assert "train.py on 4 real ranks" in on_login("result train-1")
+
+
+def needy(rank, world_size):
+    print(os.environ["LINE"], os.getcwd(), os.environ["SLURM_CPUS_PER_TASK"])
+    return os.environ["TOLD"], os.environ["BY_LINE"], torch.get_num_threads()
+
+
+def test_ranks_of_slurm_have_what_they_need(login, tmp_path):
+    needs = {
+        "setup": ["module() { export LINE=$1; }", "module loaded", "BY_LINE=$(uname -n)"],
+        "env": {"TOLD": "this, and that", "BY_LINE": ""},
+        "cpus_per_rank": 2,
+        "memory": "100M",
+        "working_dir": "/usr",
+    }
+    to = simlib.Slurm(nodes=2, time_limit=WAIT_S, login=login, **needs)
+    job = simlib.submit(needy, 2, to=to, folder=tmp_path)
+    run = job.result(WAIT_S)
+    assert run.results == [("this, and that", host, 2) for host in hosts_of(job)]
+    assert run.output == ["loaded /usr 2\n"] * 2
+
+
+def test_a_line_that_fails_on_one_host(login, tmp_path):
+    launcher = [*login, Path(sys.executable).with_name("mpiexec")]
+    line = "test $(uname -n) = node1 || { echo no module gcc; false; }"
+    to = simlib.Mpiexec(hosts=HOSTS[:2], launcher=launcher, time_limit=WAIT_S, setup=[line])
+    job = simlib.submit(place, 2, to=to, folder=tmp_path)
+    error = str(failure(job))
+    assert "node2 could not carry out the line" in error
+    assert error.endswith("of setup (exit code 1): no module gcc")
+    wait_until(lambda: not processes_of(job))
 
 
 def place(rank, world_size):

@@ -66,14 +66,15 @@ def _add_submit(commands):
         "submit",
         help="submit a script as a job: to hosts, by mpiexec, or to a queue",
         description="Submit a script as a job: every rank runs the whole script, with the "
-        "variables that torchrun sets. Without --hosts, --hostfile or --slurm it runs on this "
-        "machine. Prints the job's name, and does not wait for its end.",
+        "variables that torchrun sets. Without --hosts, --hostfile, --slurm or --pbs it runs on "
+        "this machine. Prints the job's name, and does not wait for its end.",
     )
     parser.add_argument("-n", type=int, required=True, metavar="N", help="ranks")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--hosts", metavar="A,B", help="hosts, which ssh reaches")
     where.add_argument("--hostfile", metavar="FILE", help="a file that names them")
     where.add_argument("--slurm", action="store_true", help="hand it to Slurm's queue")
+    where.add_argument("--pbs", action="store_true", help="hand it to PBS's queue")
     parser.add_argument("--nodes", type=int, metavar="N", help="of a queue (1)")
     parser.add_argument(
         "--ranks-per-node", type=int, metavar="K", help="ranks on each (as many as are needed)"
@@ -89,6 +90,7 @@ def _add_submit(commands):
     parser.add_argument(
         "--launcher", metavar="CMD", help="stands for mpiexec; with --slurm: srun or mpiexec"
     )
+    parser.add_argument("--mpi", metavar="TYPE", help="of srun, for ranks that use MPI: pmix, pmi2")
     parser.add_argument(
         "--login", metavar="CMD", help='words before the queue\'s commands: "ssh login"'
     )
@@ -104,6 +106,7 @@ def _add_submit(commands):
     parser.add_argument(
         "--min-ranks", type=int, metavar="N", help="then with those that are left, N at least"
     )
+    _add_needs(parser)
     parser.add_argument("--name", metavar="NAME", help="of the job (the script's)")
     parser.add_argument("--folder", default=JOBS, metavar="F", help=f"{FOLDER}: all hosts see it")
     parser.add_argument("--follow", action="store_true", help="go on as `simlib follow` does")
@@ -112,7 +115,27 @@ def _add_submit(commands):
     parser.set_defaults(command=_submit)
 
 
-ONLY_IN_A_QUEUE = ("nodes", "partition", "account", "extra", "login")
+def _add_needs(parser):
+    """Add what is said of every host; see `Needs`."""
+    parser.add_argument(
+        "--setup",
+        action="append",
+        metavar="LINE",
+        help='a line of bash before Python: "module load gcc"; may be repeated',
+    )
+    parser.add_argument(
+        "--env", action="append", metavar="NAME=VALUE", help="a variable; may be repeated"
+    )
+    parser.add_argument("--cpus-per-rank", type=int, metavar="N", help="cores, and torch's threads")
+    parser.add_argument("--gpus-per-rank", type=int, metavar="N", help="GPUs for each rank")
+    parser.add_argument("--memory", metavar="4G", help="of each rank: K, M, G or T; of a queue")
+    parser.add_argument(
+        "--container", metavar="CMD", help='goes before Python: "apptainer exec image.sif"'
+    )
+    parser.add_argument("--working-dir", metavar="F", help="where the ranks run (this folder)")
+
+
+ONLY_IN_A_QUEUE = ("nodes", "partition", "account", "extra", "mpi", "login")
 
 
 def _submit(options):
@@ -147,21 +170,34 @@ def _wrong_call(options):
     if options.n < 1:
         return f"-n {options.n} must be a whole number from 1"
     given = [name for name in ONLY_IN_A_QUEUE if getattr(options, name) is not None]
-    if given and not options.slurm:
-        return f"--{given[0].replace('_', '-')} is for a queue: say --slurm, too"
+    if given and not (options.slurm or options.pbs):
+        return f"--{given[0].replace('_', '-')} is for a queue: say --slurm or --pbs, too"
+    if options.mpi is not None and options.pbs:
+        return f"--mpi {options.mpi} is srun's, which PBS has not"
+    unnamed = [text for text in options.env or () if "=" not in text]
+    if unnamed:
+        return f"--env {unnamed[0]} has no value: --env {unnamed[0]}=..."
     return None
 
 
 def _place(options):
-    """Where the job is to run: a `Mpiexec` or a `Slurm`."""
+    """Where the job is to run: a `Mpiexec`, a `Slurm` or a `Pbs`."""
     from .batch.mpiexec import Mpiexec
+    from .batch.pbs import Pbs
     from .batch.slurm import Slurm
 
     given = {
         "launcher": options.launcher,
         "time_limit": options.time_limit,
+        "setup": options.setup,
+        "env": dict(text.split("=", 1) for text in options.env or ()),
+        "cpus_per_rank": options.cpus_per_rank,
+        "gpus_per_rank": options.gpus_per_rank,
+        "memory": options.memory,
+        "container": options.container,
+        "working_dir": options.working_dir,
     }
-    if options.slurm:
+    if options.slurm or options.pbs:
         nodes = options.nodes or _over(options.n, options.ranks_per_node or options.n)
         given |= {
             "nodes": nodes,
@@ -169,9 +205,10 @@ def _place(options):
             "partition": options.partition,
             "account": options.account,
             "extra": options.extra,
+            "mpi": options.mpi,
             "login": options.login,
         }
-        return Slurm(**_without_none(given))
+        return (Pbs if options.pbs else Slurm)(**_without_none(given))
     hosts = None if options.hosts is None else options.hosts.split(",")
     per_node = options.ranks_per_node
     if per_node is None and hosts is not None:

@@ -91,7 +91,7 @@ def _attempt(
         "submitted": time.time(),
     }
     about = {**about, **own}
-    prepare(folder, about, request, to, to.command(world_size, [sys.executable]))
+    prepare(folder, about, request, to, to.command(world_size, to.program()))
     launcher_process.main(str(folder.path))
     run, failure = JobOutcome(folder, about, job.path.name).run_and_error()
     if failure is None:

@@ -28,6 +28,9 @@ class BatchJob:
     partition, account : str, optional
     extra : sequence of str
         Further options of the command that submits.
+    cpus_per_rank, gpus_per_rank : int, optional
+    memory : str, optional
+        For each rank; see `Needs`.
     """
 
     name: str
@@ -38,6 +41,9 @@ class BatchJob:
     partition: str | None = None
     account: str | None = None
     extra: Sequence[str] = ()
+    cpus_per_rank: int | None = None
+    gpus_per_rank: int | None = None
+    memory: str | None = None
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,11 @@ def check_python(wanted):
 def enter(folder):
     """The launcher has started this in "/": some say nothing where they cannot enter a folder."""
     try:
-        os.chdir(folder)
+        os.chdir(os.path.expanduser(folder))
     except OSError:
         refuse(
-            "does not see the folder %s, from which the job was submitted: submit it from a folder "
-            "on a filesystem that all hosts share" % folder
+            "does not see the folder %s, in which the job is to run: submit it from a folder on a "
+            "filesystem that all hosts share, or name one by working_dir=..." % folder
         )
 
 

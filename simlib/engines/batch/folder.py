@@ -5,6 +5,7 @@
 ``state.json``          queued, active, ended (`launcher_process` says how)
 ``request.pkl``         the function, its arguments, the cells of the notebook
 ``start.py``            what the launcher runs for each rank: a copy of `bootstrap`
+``rank.sh``             what runs that, where a shell has to do something before; see `needs`
 ``launch.json``         what `launcher_process` runs, and for how long at most
 ``native.json``         its number in a queue, and whose queue; ``batch.*``: what the batch job said
 ``meeting.json``        where rank 0 listens, for ranks that have no MPI to tell them
@@ -30,6 +31,8 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+
+from ..launch.limits import JOBS as JOBS
 
 
 class JobFolder:

@@ -17,8 +17,7 @@ from ...model.words import ranks_in_words
 from ...record.oplog import FORMAT
 from ...results.run import Run, make_run
 from ..host.restarts import tell
-from ..launch.limits import JOBS
-from .folder import JobFolder
+from .folder import JOBS, JobFolder
 from .job_in_queue import JobInQueue
 from .job_monitor import JobMonitor
 from .launcher_failures import cause_in, ended_by_queue

@@ -94,7 +94,8 @@ def _be_rank(folder, job, writer):
     memory = logs.create(folder.file("log", rank))
     words = f"{rank} {SERVE}" if rank == 0 and place.comm is None else rank
     os.write(writer, f"{words}\n".encode())
-    recorder = _join(place, folder, memory, job["environ"])
+    recorder = _join(place, folder, memory, job)
+    _check_gpus(job["gpus_per_rank"])
     recorder.survives = survives
     _connect_output(folder, rank)
     answer = _call(folder, rank, size, recorder)
@@ -125,13 +126,23 @@ def code_of(answer):
     return FOLLOWED if is_broken else 1
 
 
-def _join(place, folder, memory, environ):
+def _check_gpus(each):
+    """Refuse a host with fewer GPUs than its ranks were promised."""
+    ranks, found = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    if each is not None and found < each * ranks:
+        raise JobError(
+            f"torch sees {found} GPUs on {os.uname().nodename}, and {ranks} ranks there need "
+            f"{each * ranks} (gpus_per_rank={each}): put fewer ranks there, or take other hosts"
+        )
+
+
+def _join(place, folder, memory, job):
     """Make the default group; tell the folder where this rank is, and how its clock goes.
 
-    The rank finds ``environ`` in its environment, too.
+    The rank finds the job's ``environ`` in its environment, too.
     """
     rank, size = place.rank, place.size
-    torch.set_num_threads(1)
+    torch.set_num_threads(job["threads"])
     store = identity.meet(place, folder)
     recorder = Recorder(OpLogWriter(memory), is_alone)
     backend.install(backend.gloo_member(recorder))
@@ -140,7 +151,7 @@ def _join(place, folder, memory, environ):
     group = dist.group.WORLD._inner
     offset_s, error_s = clocks.align(group, store, rank, hosts)
     nodes = list(dict.fromkeys(hosts))
-    os.environ.update(environ, **rank_environ(rank, [nodes.index(host) for host in hosts]))
+    os.environ.update(job["environ"], **rank_environ(rank, [nodes.index(host) for host in hosts]))
     folder.write_json(
         {
             "host": os.uname().nodename,

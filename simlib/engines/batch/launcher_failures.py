@@ -43,7 +43,7 @@ SSH = (
 SHELL = (
     (r"(?P<host>\S+): (command )?not found", NO_PYTHON),
     (
-        r"can't open file '?(?P<host>[^']*start\.py)",
+        r"can't open file '?(?P<host>[^']*start\.py)|(?P<host2>[^:\s]*rank\.sh): No such file",
         "a host does not see the job's folder, with its {host}{which}: it must be on a "
         "filesystem that all hosts share, name one by folder=...",
     ),
@@ -60,7 +60,7 @@ CAUSES = (
     *(failure for scheduler in SCHEDULERS.values() for failure in scheduler.failures),
 )
 SHELL_HOPELESS = (
-    r"start\.py': \[Errno 2\]",
+    r"start\.py': \[Errno 2\]|rank\.sh: No such file",
     "command not found",
     "error while loading shared libraries",
     "^Fatal Python error",

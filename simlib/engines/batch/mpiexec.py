@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -18,6 +18,7 @@ from ...record.oplog import COMMITTED, HEADER
 from ..launch.launchers import MPIS, Launcher, Placement, mpi_of_version
 from . import launcher_process, staging
 from .folder import JobFolder
+from .needs import Needs, check_count, words_of
 
 VERSION_LIMIT_S = 20
 LAUNCH = str(Path(launcher_process.__file__).resolve())
@@ -25,7 +26,7 @@ STAGING = str(Path(staging.__file__).resolve())
 
 
 @dataclass(frozen=True)
-class Mpiexec:
+class Mpiexec(Needs):
     """Where a job runs: processes started by mpiexec.
 
     Attributes
@@ -44,6 +45,8 @@ class Mpiexec:
     stage : bool
         For hosts that share no filesystem: each gets a copy of the job's folder, at the same path,
         and what its ranks write is brought back. The environment must be at one path everywhere.
+    setup, env, container, working_dir, cpus_per_rank, gpus_per_rank
+        See `Needs`. mpiexec gives no rank cores or GPUs: it is said where there are too few GPUs.
     """
 
     hosts: Sequence[str] | None = None
@@ -56,13 +59,19 @@ class Mpiexec:
     uses_mpi: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory is not None:
+            raise InvalidCallError(
+                f"memory={self.memory!r}: mpiexec knows no limit of memory, only a queue does "
+                "(simlib.Slurm, simlib.Pbs)"
+            )
         if isinstance(self.hosts, str):
             raise InvalidCallError(f"hosts={self.hosts!r} must be a list: hosts=[{self.hosts!r}]")
         if self.hosts is not None and self.hostfile is not None:
             raise InvalidCallError("name the hosts by hosts or by hostfile, not by both")
         if self.stage and self.hosts is None:
             raise InvalidCallError("stage=True copies the job to hosts: name them by hosts=[...]")
-        _check_count("ranks_per_node", self.ranks_per_node)
+        check_count("ranks_per_node", self.ranks_per_node)
         check_time_limit(self.time_limit)
 
     @property
@@ -120,12 +129,6 @@ class Mpiexec:
         subprocess.run(program, stdin=subprocess.DEVNULL, check=True)
 
 
-def words_of(command: str | Iterable[str | Path]) -> list[str]:
-    """The words of a command, given as one text or as words; it may be run from any folder."""
-    words = shlex.split(command) if isinstance(command, str) else list(map(str, command))
-    return [os.path.abspath(words[0]), *words[1:]] if words and os.sep in words[0] else words
-
-
 def mpi_of(words: list[str]) -> Launcher:
     """Which MPI an mpiexec belongs to."""
     shown = shlex.join(words)
@@ -151,11 +154,6 @@ def mpi_of(words: list[str]) -> Launcher:
             f"{shown} --version answers {first!r}: it is no mpiexec of {', '.join(names)} or {last}"
         )
     return mpi
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidCallError(f"{name}={value!r} must be a whole number from 1")
 
 
 def check_time_limit(value: object) -> None:

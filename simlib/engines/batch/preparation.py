@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from .folder import JobFolder
@@ -34,10 +33,9 @@ def prepare(
         For its ``request.pkl``.
     to : Mpiexec or Slurm
     words : list of str
-        The launcher's command, up to Python.
+        The launcher's command, up to what `Needs.write_start` writes.
     """
-    folder.write(Path(__file__).with_name("bootstrap.py").read_bytes(), "start.py")
-    command = [*words, str(folder.file("start.py"))]
+    command = [*words, str(to.write_start(folder))]
     _write(folder, about, request, to, command, to.environ(), HOPELESS, OBEY_S)
 
 

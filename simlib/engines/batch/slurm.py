@@ -1,4 +1,4 @@
-"""`Slurm`: a job that a scheduler carries, when it is its turn."""
+"""`Slurm`: a job that a scheduler carries, when it is its turn; `Queued`: any scheduler."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from ...model.errors import InvalidCallError, JobError
 from ..launch.launchers import SRUN, Placement
 from .batch_scheduler import BatchJob, NoSchedulerError, QueueError
 from .folder import JobFolder
 from .launcher_failures import cause_in
-from .mpiexec import LAUNCH, Mpiexec, check_time_limit, mpi_of, words_of
+from .mpiexec import LAUNCH, Mpiexec, check_time_limit, mpi_of
+from .needs import Needs, check_count, words_of
 from .schedulers import SCHEDULERS
 
 
 @dataclass(frozen=True)
-class Slurm:
-    """Where a job runs: nodes that Slurm gives it, when it is its turn.
+class Queued(Needs):
+    """Where a job runs: nodes that a scheduler gives it, when it is its turn.
 
     Attributes
     ----------
@@ -28,15 +30,15 @@ class Slurm:
     ranks_per_node : int
     partition, account : str, optional
     time_limit : float
-        Seconds; Slurm counts whole minutes, so it is rounded up.
+        Seconds; the queue's limit is a minute more, in whole minutes.
     extra : sequence of str
-        Further options of sbatch, each a word: ``("--exclusive",)``.
+        Further options of the command that submits, each a word.
     launcher : str
-        ``srun``, which needs no MPI, or ``mpiexec``.
-    scheduler : str
-        ``slurm``: there is no other yet.
+        What starts the ranks on the nodes.
     login : str or sequence of str
-        Words to put before sbatch, squeue and scancel where this machine has none: ``"ssh login"``.
+        Words to put before the scheduler's commands where this machine has none: ``"ssh login"``.
+    setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
+        See `Needs`.
     """
 
     nodes: int
@@ -45,24 +47,27 @@ class Slurm:
     time_limit: float = 600
     account: str | None = None
     extra: Sequence[str] = ()
-    launcher: str = "srun"
-    scheduler: str = "slurm"
+    launcher: str = "mpiexec"
     login: str | Sequence[str | Path] = ()
 
+    scheduler: ClassVar[str]
+    """Its name in `SCHEDULERS`."""
+    launchers: ClassVar[tuple[str, ...]]
+    """What can start ranks there."""
+
     def __post_init__(self) -> None:
-        if self.launcher not in ("srun", "mpiexec"):
-            raise InvalidCallError(f"launcher={self.launcher!r} must be 'srun' or 'mpiexec'")
-        if self.scheduler not in SCHEDULERS:
-            names = " or ".join(map(repr, SCHEDULERS))
-            raise InvalidCallError(
-                f"scheduler={self.scheduler!r} must be {names}: jobs can be handed to no other"
-            )
+        super().__post_init__()
+        if self.launcher not in self.launchers:
+            names = " or ".join(map(repr, self.launchers))
+            raise InvalidCallError(f"launcher={self.launcher!r} must be {names}")
+        for name in ("nodes", "ranks_per_node"):
+            check_count(name, getattr(self, name))
         check_time_limit(self.time_limit)
 
     @property
     def uses_mpi(self) -> bool:
-        """Whether ranks ask MPI who they are; srun's ranks ask the environment."""
-        return self.launcher == "mpiexec"
+        """Whether ranks ask MPI who they are."""
+        return True
 
     @property
     def place(self) -> str:
@@ -79,10 +84,14 @@ class Slurm:
 
     def command(self, world_size: int, program: list[str]) -> list[str]:
         """What starts the ranks, once the scheduler has given the nodes."""
-        words = Mpiexec().words() if self.uses_mpi else ["srun"]
-        launcher = mpi_of(words) if self.uses_mpi else SRUN
-        options = launcher.place(Placement(world_size, self.ranks_per_node, in_allocation=True))
+        words = Mpiexec().words()
+        options = mpi_of(words).place(self._placement(world_size))
         return [*words, "-n", str(world_size), *options, *program]
+
+    def _placement(self, world_size: int) -> Placement:
+        return Placement(
+            world_size, self.ranks_per_node, in_allocation=True, cpus_per_rank=self.cpus_per_rank
+        )
 
     def environ(self) -> dict[str, str]:
         """No variables are needed."""
@@ -105,6 +114,7 @@ class Slurm:
         job = BatchJob(
             folder.path.name, script, self.nodes, self.ranks_per_node, minutes,
             self.partition, self.account, self.extra,
+            self.cpus_per_rank, self.gpus_per_rank, self.memory,
         )  # fmt: skip
         try:
             number = SCHEDULERS[self.scheduler](login).submit(job)
@@ -115,3 +125,44 @@ class Slurm:
             raise JobError(f"the queue has refused the job: {sentence or line}") from None
         native = {"scheduler": self.scheduler, "id": number, "login": login}
         folder.write_json(native, "native.json")
+
+
+@dataclass(frozen=True)
+class Slurm(Queued):
+    """Where a job runs: nodes that Slurm gives it, when it is its turn.
+
+    Attributes
+    ----------
+    launcher : {"srun", "mpiexec"}
+        srun needs no MPI.
+    mpi : str, optional
+        How srun serves MPI, as its ``--mpi`` says: ``"pmix"``, ``"pmi2"``. Then ranks ask MPI who
+        they are, and may use it; without, srun's ranks ask the environment.
+    nodes, ranks_per_node, partition, time_limit, account, extra, login
+        See `Queued`; ``extra`` are sbatch's.
+    setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
+        See `Needs`.
+    """
+
+    launcher: str = "srun"
+    mpi: str | None = None
+
+    scheduler: ClassVar[str] = "slurm"
+    launchers: ClassVar[tuple[str, ...]] = ("srun", "mpiexec")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mpi is not None and self.launcher != "srun":
+            raise InvalidCallError(f"mpi={self.mpi!r} is an option of srun: launcher='srun'")
+
+    @property
+    def uses_mpi(self) -> bool:
+        """Whether ranks ask MPI who they are; without ``mpi`` srun's ranks ask the environment."""
+        return self.launcher == "mpiexec" or self.mpi is not None
+
+    def command(self, world_size: int, program: list[str]) -> list[str]:
+        """What starts the ranks, once the scheduler has given the nodes."""
+        if self.launcher == "mpiexec":
+            return super().command(world_size, program)
+        options = SRUN.place(replace(self._placement(world_size), mpi=self.mpi))
+        return ["srun", "-n", str(world_size), *options, *program]

@@ -6,6 +6,7 @@ import re
 
 from ..launch.causes import OUT_OF_TIME, TOO_MUCH
 from .batch_scheduler import BatchJob, NoSchedulerError, QueueError, Scheduler, Standing
+from .needs import times
 
 STATES = {
     "queued": "PD CF RD RF RH RV",
@@ -61,6 +62,7 @@ class SlurmScheduler(Scheduler):
         ]  # fmt: skip
         options += [f"--partition={job.partition}"] if job.partition else []
         options += [f"--account={job.account}"] if job.account else []
+        options += self._needs(job)
         try:
             answer = self.run("sbatch", *options, *job.extra, str(job.script), timeout=None)
         except QueueError as error:
@@ -72,6 +74,20 @@ class SlurmScheduler(Scheduler):
         if not answer.split():
             raise QueueError("sbatch has told no number of the job")
         return answer.split()[-1].partition(";")[0]  # NUMBER or NUMBER;CLUSTER
+
+    def _needs(self, job: BatchJob) -> list[str]:
+        """Its options for what ranks need.
+
+        GPUs for the node: with ``--gpus-per-task`` each rank would see its own only, as number 0,
+        and a script that takes number LOCAL_RANK, as torchrun's do, would fail.
+        """
+        options = [f"--cpus-per-task={job.cpus_per_rank}"] if job.cpus_per_rank else []
+        if job.gpus_per_rank:
+            options.append(f"--gpus-per-node={job.gpus_per_rank * job.ranks_per_node}")
+        if job.memory:
+            number, unit = times(job.memory, job.ranks_per_node)
+            options.append(f"--mem={number}{unit}")
+        return options
 
     def ask(self, number: str) -> Standing:
         # Words with a space would not pass through an ssh of `login`.

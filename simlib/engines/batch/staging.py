@@ -1,4 +1,4 @@
-"""Carries a job's files between hosts that share none: ``staging.py PLAN MPIEXEC ... start.py``.
+"""Carries a job's files between hosts that share none: ``staging.py PLAN MPIEXEC ... START``.
 
 A program of the standard library that stands before mpiexec. It starts itself on every host by one
 ssh, has each make a copy of the job's folder at the same path, runs mpiexec, and carries until that
@@ -24,7 +24,7 @@ import time
 LOOK_S = 0.1
 LAST_S = 20.0
 """How long the last files may take when the ranks have ended."""
-TAKEN = ("job.json", "request.pkl", "start.py")
+TAKEN = ("job.json", "request.pkl", "start.py", "rank.sh")
 WORK = "work"
 """A folder of what the learner has sent along, see `remote.ssh`."""
 MARK = ".staged"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +19,7 @@ from ...model.package import ROOT
 from ...record.oplog import FORMAT
 from ..host.request import Surroundings, cell_numbers, check_timeout
 from ..host.restarts import Restart, Restarts, check_restarts, left_to_kill
-from ..launch.limits import JOBS
-from .folder import JobFolder
+from .folder import JOBS, JobFolder
 from .job import Job
 from .mpiexec import Mpiexec
 from .preparation import prepare, prepare_attempts
@@ -105,7 +103,7 @@ def submit(
     program = program_of(function, args, kwargs, argv, world_size)
     packed_plan = _packed_plan(to, plan, kill) if plan.most else None
     where = Surroundings.here(program.argv)
-    command = to.command(world_size, [sys.executable])  # says what is wrong with it, before all
+    command = to.command(world_size, to.program())  # says what is wrong with it, before all
     cells = cell_numbers()
     sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
     request = cloudpickle.dumps(
@@ -131,7 +129,9 @@ def submit(
         "cells": cells,
         "versions": versions(),
         "log_format": FORMAT,
-        "cwd": where.cwd,
+        "cwd": to.cwd(where.cwd),
+        "threads": to.threads(),
+        "gpus_per_rank": to.gpus_per_rank,
         "root": str(ROOT),
         "environ": {"TORCHELASTIC_RESTART_COUNT": "0"},
         "within": None,

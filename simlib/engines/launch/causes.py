@@ -14,8 +14,15 @@ NO_PYTHON = (
     "a host cannot run the Python of this notebook, {host}{which}: install the same environment "
     "there, at the same path"
 )
+NO_PLUGIN = (
+    "srun cannot serve MPI by {host} here: srun --mpi=list says by what it can, mpi=... names it"
+)
 TOO_MUCH = "more was asked for than there is: take fewer ranks or nodes"
 OUT_OF_TIME = (
     "the queue's time limit was over before its ranks were done: give it more by time_limit=..., "
     "as far as the partition allows"
+)
+OUT_OF_MEMORY = (
+    "the job took more memory than it had in the queue: ask for more by memory=..., or take fewer "
+    "ranks per node"
 )

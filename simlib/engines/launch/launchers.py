@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import ucx
-from .causes import NO_MPI, NO_PYTHON, OTHER_MPI, OUT_OF_TIME, TOO_MUCH
+from .causes import NO_MPI, NO_PLUGIN, NO_PYTHON, OTHER_MPI, OUT_OF_TIME, TOO_MUCH
 
 FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 """Variables that Open MPI is told to take along; the other MPIs take all."""
@@ -25,6 +25,10 @@ class Placement:
     hostfile : str, optional
     in_allocation : bool
         Whether a scheduler has given the hosts, which the launcher asks for them.
+    cpus_per_rank : int, optional
+        Cores that the scheduler has given each rank.
+    mpi : str, optional
+        The plugin by which srun is to serve MPI.
     """
 
     world_size: int
@@ -32,6 +36,8 @@ class Placement:
     hosts: Sequence[str] | None = None
     hostfile: str | None = None
     in_allocation: bool = False
+    cpus_per_rank: int | None = None
+    mpi: str | None = None
 
 
 def _no_environ(time_limit: float) -> dict[str, str]:
@@ -118,7 +124,10 @@ def _place_open_mpi(at: Placement) -> list[str]:
 
 
 def _place_srun(at: Placement) -> list[str]:
-    return ["--mpi=none", "--kill-on-bad-exit=1", f"--ntasks-per-node={at.ranks_per_node}"]
+    options = ["--kill-on-bad-exit=1", f"--ntasks-per-node={at.ranks_per_node}"]
+    # sbatch's own number does not reach srun, since Slurm 22.05.
+    cpus = [f"--cpus-per-task={at.cpus_per_rank}"] if at.cpus_per_rank else []
+    return [f"--mpi={at.mpi or 'none'}", *options, *cpus]
 
 
 def _environ_mpiexec(time_limit: float) -> dict[str, str]:
@@ -183,6 +192,7 @@ SRUN = Launcher(
     name="srun",
     place=_place_srun,
     identity=(("PMIX_RANK", "SLURM_NTASKS"), ("SLURM_PROCID", "SLURM_NTASKS")),
+    failures=((r"plugin name for mpi/(?P<host>\w+)", NO_PLUGIN),),
 )
 
 MPIS = (MPICH, INTEL_MPI, OPEN_MPI)

@@ -122,18 +122,13 @@ def _submit(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
     if parts["work"] is not None:
         with tarfile.open(fileobj=io.BytesIO(parts["work"])) as file:
             file.extractall(work, filter="data")
-    here = Path.home() / Path(message["cwd"] or work).expanduser()
-    if not here.is_dir():
-        if message["cwd"]:
-            raise JobError(f"{os.uname().nodename} has no folder {here}: make it, or omit cwd=...")
-        here = Path.home()
     about |= {
-        "cwd": str(here),
+        "cwd": to.cwd(str(work if work.is_dir() else Path.home())),
         "root": str(ROOT),
         "versions": versions(),
         "submitted": time.time(),
     }
-    command = to.command(about["world_size"], [sys.executable])
+    command = to.command(about["world_size"], to.program())
     request = pickle.loads(parts["request"])
     request["path"] = [*_moved(request["path"], message["here"], work), *sys.path]
     if request["is_script"]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from .. import logs
 
 OWN = {
-    "job.json", "request.pkl", "start.py", "launch.json", "batch.sh", "restarts.pkl",
+    "job.json", "request.pkl", "start.py", "rank.sh", "launch.json", "batch.sh", "restarts.pkl",
     "native.json", "state.json", "remote.json", "submitted",
 }  # fmt: skip
 """Each side has its own of these: they depend on the place."""

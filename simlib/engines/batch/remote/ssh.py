@@ -16,8 +16,9 @@ from pathlib import Path
 from ....model.errors import InvalidCallError, JobError
 from ...launch.limits import JOBS
 from ..folder import JobFolder
-from ..mpiexec import Mpiexec, words_of
-from ..slurm import Slurm
+from ..mpiexec import Mpiexec
+from ..needs import words_of
+from ..slurm import Queued
 from .line import START_S, UnreachableError, line_to
 
 LEFT_OUT = {".git", ".venv", ".jupyter", "__pycache__", ".ipynb_checkpoints", JOBS}
@@ -36,34 +37,32 @@ class Ssh:
     host : str
         As ``ssh HOST`` takes it, without a password: ``"login"``, ``"user@login"``; your
         ``~/.ssh/config`` holds.
-    to : Mpiexec or Slurm
+    to : Mpiexec, Slurm or Pbs
         What that host is to do with the job; the hosts' names, and ``launcher``, are as there.
     python : str or list of str, optional
         The Python of the course's environment there; else the path of this one. As a list: a
         command, ``["env", "X=1", "~/course/.venv/bin/python"]``.
     folder : str
         Where job folders are made there, on a filesystem that its hosts share.
-    cwd : str, optional
-        The working folder of the ranks there; else the copy of what `sync` names, else the home.
     sync : sequence of str
         What the ranks need of this working folder: ``["model.py", "package"]``, ``["."]``. Each job
         gets a copy of its own, on the import path. A script that is submitted is there anyway.
+        Ranks run in the copy, else in the home; ``working_dir`` of `to` names another folder there.
     ssh : str or list of str
         The command that stands for ssh: ``"ssh -p 2222"``.
     """
 
     host: str
-    to: Mpiexec | Slurm = field(default_factory=Mpiexec)
+    to: Mpiexec | Queued = field(default_factory=Mpiexec)
     python: str | Sequence[str | Path] | None = None
     folder: str = f"~/{JOBS}"
-    cwd: str | None = None
     sync: Sequence[str] = ()
     ssh: str | Sequence[str | Path] = "ssh"
 
     def __post_init__(self) -> None:
         if not self.host or self.host.startswith("-") or set(self.host) & set(" ,"):
             raise InvalidCallError(f"{self.host!r} is no host that ssh could reach")
-        if not isinstance(self.to, Mpiexec | Slurm):
+        if not isinstance(self.to, Mpiexec | Queued):
             raise InvalidCallError(
                 f"to={self.to!r} must say what {self.host} does with the job: "
                 'simlib.Ssh("login", simlib.Slurm(nodes=2))'
@@ -92,6 +91,19 @@ class Ssh:
         """In seconds, for the ranks."""
         return self.to.time_limit
 
+    @property
+    def gpus_per_rank(self) -> int | None:
+        """See `Needs`."""
+        return self.to.gpus_per_rank
+
+    def threads(self) -> int:
+        """See `Needs.threads`."""
+        return self.to.threads()
+
+    def cwd(self, here: str) -> str:
+        """This one: that of the ranks, the far side finds."""
+        return here
+
     def check(self, world_size: int) -> None:
         """Refuse more ranks than there is room for."""
         self.to.check(world_size)
@@ -101,6 +113,14 @@ class Ssh:
     def command(self, world_size: int, program: list[str]) -> list[str]:
         """Nothing: which launcher there is, the far side knows."""
         return []
+
+    def program(self) -> list[str]:
+        """Nothing, for the same reason."""
+        return []
+
+    def write_start(self, folder: JobFolder) -> Path:
+        """Nothing is written: the far side does."""
+        return folder.file("start.py")
 
     def environ(self) -> dict[str, str]:
         """Nothing, for the same reason."""
@@ -127,7 +147,6 @@ class Ssh:
             "do": "submit",
             "script": script and script[1],
             "folder": there,
-            "cwd": self.cwd,
             "here": os.getcwd(),
             "about": folder.read_json("job.json"),
         }
