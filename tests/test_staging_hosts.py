@@ -44,9 +44,9 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def hosts(needs_practice_cluster, tmp_path_factory):
-    needs_practice_cluster()
+    needs_practice_cluster(slurm=True)
     folder, here = tmp_path_factory.mktemp("jobs"), tmp_path_factory.mktemp("here")
-    with PracticeCluster(2) as cluster:
+    with PracticeCluster(2, slurm=True) as cluster:
         for node in NODES:
             hide(cluster, node, folder, here)
         yield Shared(cluster, folder, here)
@@ -105,6 +105,31 @@ def test_a_job_is_cancelled(hosts):
     job.cancel()
     assert job.status == "cancelled"
     wait_until(lambda: [hosts.left_on(node) for node in NODES] == [[], []])
+
+
+def test_slurm_on_nodes_that_share_nothing(hosts):
+    """A second job waits for its turn, and is cancelled there."""
+
+    def main(rank, world_size):
+        x = torch.tensor([rank + 1])
+        dist.all_reduce(x)
+        return x.item(), os.uname().nodename
+
+    login = hosts.cluster.launcher("login")
+    to = simlib.Slurm(2, stage=True, time_limit=WAIT_S, login=login, extra=["--exclusive"])
+    first, second = (simlib.submit(main, 2, to=to, folder=hosts.folder) for _ in range(2))
+    assert second.status == "queued"
+    second.cancel()
+    assert second.status == "cancelled"
+    run = first.result(WAIT_S)
+    assert run.results == [(3, node) for node in NODES]
+    assert [op.kind for op in run.trace.of_rank(1)] == ["all_reduce"]
+    assert [hosts.left_on(node) for node in NODES] == [[], []]
+    with pytest.raises(simlib.JobError, match="the queue has refused the job: more was asked for"):
+        to = simlib.Slurm(9, stage=True, login=login)
+        simlib.submit(main, 2, to=to, folder=hosts.folder)
+    with pytest.raises(simlib.InvalidCallError, match="copies the job by srun: launcher='srun'"):
+        simlib.Slurm(2, stage=True, launcher="mpiexec")
 
 
 def test_what_keeps_a_host_from_a_copy(hosts):

@@ -110,11 +110,7 @@ class Mpiexec(Needs):
         words = self.words()
         at = Placement(world_size, self.ranks_per_node, self.hosts, self.hostfile)
         command = [*words, "-n", str(world_size), *mpi_of(words).place(at), *program]
-        return self._staged(command) if self.stage else command
-
-    def _staged(self, command: list[str]) -> list[str]:
-        plan = {"hosts": self.hosts, "python": sys.executable, "log": [HEADER, COMMITTED]}
-        return [sys.executable, "-I", STAGING, json.dumps(plan), *command]
+        return staged(command, self.hosts) if self.stage else command
 
     def environ(self) -> dict[str, str]:
         """Variables for mpiexec and the ranks, of whichever MPI: the others' are not read."""
@@ -127,6 +123,12 @@ class Mpiexec(Needs):
         """Start the launcher in a session of its own: it goes on when the notebook ends."""
         program = [sys.executable, "-I", LAUNCH, "--detached", str(folder.path)]
         subprocess.run(program, stdin=subprocess.DEVNULL, check=True)
+
+
+def staged(command: list[str], hosts: Sequence[str] | None = None) -> list[str]:
+    """A launcher's command behind `staging`; the hosts are those of a Slurm job by default."""
+    plan = {"hosts": hosts, "python": sys.executable, "log": [HEADER, COMMITTED]}
+    return [sys.executable, "-I", STAGING, json.dumps(plan), *command]
 
 
 def mpi_of(words: list[str]) -> Launcher:

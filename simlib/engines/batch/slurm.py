@@ -8,14 +8,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...model.errors import InvalidCallError, JobError
 from ..launch.launchers import SRUN, Placement
 from .batch_scheduler import BatchJob, NoSchedulerError, QueueError
 from .folder import JobFolder
 from .launcher_failures import cause_in
-from .mpiexec import LAUNCH, Mpiexec, check_time_limit, mpi_of
+from .mpiexec import LAUNCH, Mpiexec, check_time_limit, mpi_of, staged
 from .needs import Needs, check_count, words_of
 from .schedulers import SCHEDULERS
 
@@ -117,7 +117,7 @@ class Queued(Needs):
             self.cpus_per_rank, self.gpus_per_rank, self.memory,
         )  # fmt: skip
         try:
-            number = SCHEDULERS[self.scheduler](login).submit(job)
+            number = self._hand_over(SCHEDULERS[self.scheduler](login), job)
         except NoSchedulerError as error:
             raise JobError(str(error)) from None
         except QueueError as error:
@@ -125,6 +125,9 @@ class Queued(Needs):
             raise JobError(f"the queue has refused the job: {sentence or line}") from None
         native = {"scheduler": self.scheduler, "id": number, "login": login}
         folder.write_json(native, "native.json")
+
+    def _hand_over(self, scheduler: Any, job: BatchJob) -> str:
+        return scheduler.submit(job)
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,9 @@ class Slurm(Queued):
     mpi : str, optional
         How srun serves MPI, as its ``--mpi`` says: ``"pmix"``, ``"pmi2"``. Then ranks ask MPI who
         they are, and may use it; without, srun's ranks ask the environment.
+    stage : bool
+        For nodes that do not see this machine's files, nor each other's: as `Mpiexec.stage`, with
+        srun. The job is then looked after by this machine, not by the first node: it ends with it.
     nodes, ranks_per_node, partition, time_limit, account, extra, login
         See `Queued`; ``extra`` are sbatch's.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
@@ -146,6 +152,7 @@ class Slurm(Queued):
 
     launcher: str = "srun"
     mpi: str | None = None
+    stage: bool = False
 
     scheduler: ClassVar[str] = "slurm"
     launchers: ClassVar[tuple[str, ...]] = ("srun", "mpiexec")
@@ -154,6 +161,8 @@ class Slurm(Queued):
         super().__post_init__()
         if self.mpi is not None and self.launcher != "srun":
             raise InvalidCallError(f"mpi={self.mpi!r} is an option of srun: launcher='srun'")
+        if self.stage and self.launcher != "srun":
+            raise InvalidCallError("stage=True copies the job by srun: launcher='srun'")
 
     @property
     def uses_mpi(self) -> bool:
@@ -165,4 +174,8 @@ class Slurm(Queued):
         if self.launcher == "mpiexec":
             return super().command(world_size, program)
         options = SRUN.place(replace(self._placement(world_size), mpi=self.mpi))
-        return ["srun", "-n", str(world_size), *options, *program]
+        command = ["srun", "-n", str(world_size), *options, *program]
+        return staged(command) if self.stage else command
+
+    def _hand_over(self, scheduler: Any, job: BatchJob) -> str:
+        return scheduler.hold(job) if self.stage else scheduler.submit(job)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import threading
+import time
 
 from ..launch.causes import OUT_OF_TIME, TOO_MUCH
 from .batch_scheduler import BatchJob, NoSchedulerError, QueueError, Scheduler, Standing
@@ -25,6 +28,8 @@ USUAL = {
 }
 """Why jobs wait that will start; Slurm's other reasons may last for ever."""
 
+NO_SLURM = "this machine has no sbatch: submit from a host of the cluster that has Slurm"
+LOOK_S = 0.05
 NO_SBATCH = r"No such file or directory: 'sbatch'|sbatch\W*: (No such file|(command )?not found)"
 
 
@@ -55,25 +60,52 @@ class SlurmScheduler(Scheduler):
     def submit(self, job: BatchJob) -> str:
         folder = job.script.parent
         options = [
-            "--parsable", f"--job-name={job.name}", f"--chdir={folder}", "--export=ALL",
+            "--parsable", f"--chdir={folder}", "--export=ALL",
             f"--output={folder / 'batch.out'}", f"--error={folder / 'batch.err'}",
-            f"--nodes={job.nodes}", f"--ntasks={job.nodes * job.ranks_per_node}",
-            f"--ntasks-per-node={job.ranks_per_node}", f"--time={job.minutes}",
+            *self._options(job),
         ]  # fmt: skip
-        options += [f"--partition={job.partition}"] if job.partition else []
-        options += [f"--account={job.account}"] if job.account else []
-        options += self._needs(job)
         try:
-            answer = self.run("sbatch", *options, *job.extra, str(job.script), timeout=None)
+            answer = self.run("sbatch", *options, str(job.script), timeout=None)
         except QueueError as error:
             if re.search(NO_SBATCH, str(error)):
-                raise NoSchedulerError(
-                    "this machine has no sbatch: submit from a host of the cluster that has Slurm"
-                ) from None
+                raise NoSchedulerError(NO_SLURM) from None
             raise
         if not answer.split():
             raise QueueError("sbatch has told no number of the job")
         return answer.split()[-1].partition(";")[0]  # NUMBER or NUMBER;CLUSTER
+
+    def hold(self, job: BatchJob) -> str:
+        """The same as `submit`, but the script runs here, when it is the job's turn (salloc)."""
+        folder = job.script.parent
+        words = ["salloc", "--kill-command=TERM", *self._options(job), "sh", str(job.script)]
+        with open(folder / "batch.out", "wb") as out, open(folder / "batch.err", "wb") as err:
+            try:
+                salloc = subprocess.Popen(
+                    [*self.login, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                    start_new_session=True,
+                )  # fmt: skip
+            except FileNotFoundError:
+                raise NoSchedulerError(NO_SLURM) from None
+        threading.Thread(target=salloc.wait, daemon=True).start()
+        while True:
+            has_ended = salloc.poll() is not None
+            said = (folder / "batch.err").read_text()
+            number = re.search(r"(Pending|Granted) job allocation (\d+)", said)
+            if number:
+                return number[2]
+            if has_ended:
+                raise QueueError(said)
+            time.sleep(LOOK_S)
+
+    def _options(self, job: BatchJob) -> list[str]:
+        options = [
+            f"--job-name={job.name}", f"--nodes={job.nodes}",
+            f"--ntasks={job.nodes * job.ranks_per_node}",
+            f"--ntasks-per-node={job.ranks_per_node}", f"--time={job.minutes}",
+        ]  # fmt: skip
+        options += [f"--partition={job.partition}"] if job.partition else []
+        options += [f"--account={job.account}"] if job.account else []
+        return [*options, *self._needs(job), *job.extra]
 
     def _needs(self, job: BatchJob) -> list[str]:
         """Its options for what ranks need.

@@ -34,6 +34,7 @@ RANKS = re.compile(r"rank-(\d+)\.(\w+|stack-wanted)")
 TO_JUDGE = ("json", "log", "err")
 PIECE = 4 << 20
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5")
+SRUN = ("srun", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1", "--unbuffered", "--nodelist")
 
 
 class Files:
@@ -247,7 +248,9 @@ class Hub:
     def stage(self):
         """Make the copies; returns whether every host has one, or sees this folder."""
         open(os.path.join(self._files.folder, self._mark), "w").close()
-        processes = {host: _start(host, self._plan["python"]) for host in self._plan["hosts"]}
+        hosts = self._plan["hosts"]
+        words, hosts = (SSH, hosts) if hosts else (SRUN, _nodes())
+        processes = {host: _start([*words, host], self._plan["python"]) for host in hosts}
         self._started = list(processes.values())
         for host, process in processes.items():  # one by one: some may share one copy
             pipe = Pipe(process.stdout.fileno(), process.stdin.fileno())
@@ -367,10 +370,18 @@ class Hub:
         self._files.apply({"name": "refused"}, words.encode())
 
 
-def _start(host, python):
-    command = shlex.join([python, "-I", os.path.abspath(__file__), "--spoke"])
+def _nodes():
+    """Those that Slurm has given."""
+    words = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    return subprocess.run(words, stdout=subprocess.PIPE, text=True).stdout.split()
+
+
+def _start(words, python):
+    """Start a spoke; ssh gives its words to a shell."""
+    command = [python, "-I", os.path.abspath(__file__), "--spoke"]
+    command = [shlex.join(command)] if words[0] == "ssh" else command
     return subprocess.Popen(
-        [*SSH, host, command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        [*words, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
     )
 
 
