@@ -19,8 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from ....model.errors import JobError, SimlibError
 from ....model.package import ROOT
 from ..folder import JobFolder
@@ -136,7 +134,7 @@ def _submit(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
         there = str(work / message["script"])
         request["payload"] = pickle.dumps((function, (there,), kwargs))
         request["argv"][0] = there
-    packed = cloudpickle.dumps(request)
+    packed = pickle.dumps(request, protocol=5)
     if parts["restarts"] is None:
         prepare(folder, about, packed, to, command)
     else:
