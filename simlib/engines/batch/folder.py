@@ -6,6 +6,7 @@
 ``request.pkl``         the function, its arguments, the cells of the notebook
 ``start.py``            what the launcher runs for each rank: a copy of `bootstrap`
 ``launch.json``         what `launcher_process` runs, and for how long at most
+``launch.err``          what that one said: nothing, as long as it does not fail
 ``native.json``         its number in a queue, and whose queue; ``batch.*``: what the batch job said
 ``meeting.json``        where rank 0 listens, for ranks that have no MPI to tell them
 ``launcher.out, .err``  what mpiexec or srun said
