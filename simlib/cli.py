@@ -9,7 +9,6 @@ import argparse
 import os
 import sys
 
-from .clusters import __all__ as networks
 from .engines import doctor_command as doctor
 from .engines.launch.limits import MOST_PROCESSES, MOST_SIMULATED
 from .grading import command_line as grading
@@ -54,7 +53,8 @@ def _parser():
     simulate.add_argument(
         "--network",
         default="ethernet_10g",
-        choices=networks,
+        choices=_Networks(),
+        metavar="NAME",
         help="a preset of simlib.clusters (ethernet_10g)",
     )
     simulate.add_argument(
@@ -65,6 +65,15 @@ def _parser():
     doctor.add_command(commands)
     grading.add_commands(commands)
     return parser
+
+
+class _Networks:
+    """The names of the presets of `simlib.clusters`; it needs numpy, so only a use imports it."""
+
+    def __iter__(self):
+        from .clusters import __all__ as names
+
+        return iter(names)
 
 
 def _add_arguments(command, most):
