@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +17,13 @@ from ...model.failing import Failures
 from ...model.jitter import Slow
 from ...model.package import ROOT
 from ...record.oplog import FORMAT
+from ...record.safe_pickle import dumps_tree
 from ..host.request import Surroundings, cell_numbers, check_function, check_timeout, name_of, pack
 from ..host.restarts import Restart, Restarts, check_restarts, left_to_kill
-from .folder import JOBS, JobFolder
+from .folder import JOBS
 from .job import Job
 from .mpiexec import Mpiexec
+from .new_folder import new_folder
 from .preparation import prepare, prepare_attempts
 from .slurm import Slurm
 from .versions import versions
@@ -84,7 +85,7 @@ def submit(
     InvalidCallError
         An argument that can never be right.
     JobError
-        There is no launcher, or it refuses the job.
+        There is no launcher, or it refuses the job; or there is no room for the job's folder.
     """
     check_function(function, "submit")
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
@@ -102,8 +103,14 @@ def submit(
     command = to.command(world_size, [sys.executable])  # says what is wrong with it, before all
     cells = cell_numbers()
     sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
-    request = cloudpickle.dumps(
-        {"payload": payload, "slow": slow, "cells": sources, "path": where.path, "argv": where.argv}
+    request = dumps_tree(
+        {
+            "payload": payload,
+            "slow": cloudpickle.dumps(slow, protocol=5),
+            "cells": sources,
+            "path": list(map(str, where.path)),
+            "argv": where.argv,
+        }
     )
     about = {
         "function": name_of(function),
@@ -124,17 +131,17 @@ def submit(
         "within": None,
         "submitted": time.time(),
     }
-    job = _new_folder(folder, name or name_of(function))
-    if packed_plan is None:
-        prepare(job, about, request, to, command)
-    else:
-        prepare_attempts(job, about, request, to, packed_plan)
-    try:
-        to.start(job)
-    except JobError as error:
-        job.write(str(error).encode(), "refused")
-        job.write_json({"state": "ended", "code": None, "why": "refused"}, "state.json")
-        raise
+    with new_folder(folder, name or name_of(function)) as job:
+        if packed_plan is None:
+            prepare(job, about, request, to, command)
+        else:
+            prepare_attempts(job, about, request, to, packed_plan)
+        try:
+            to.start(job)
+        except JobError as error:
+            job.write(str(error).encode(), "refused")
+            job.write_json({"state": "ended", "code": None, "why": "refused"}, "state.json")
+            raise
     return Job(job.path)
 
 
@@ -148,18 +155,3 @@ def _packed_plan(
             "on_restart cannot be sent to where the job begins anew, in another process "
             f"({type(error).__name__}: {error})"
         ) from None
-
-
-def _new_folder(folder: str | Path, name: str) -> JobFolder:
-    """A new folder NAME-NUMBER, readable by this account only: it holds the learner's data."""
-    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
-    parent = Path(folder).absolute()
-    parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        path = parent / f"{safe}-{number}"
-        try:
-            os.mkdir(path, 0o700)
-            return JobFolder(path)
-        except FileExistsError:
-            number += 1
