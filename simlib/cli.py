@@ -9,7 +9,6 @@ import argparse
 import os
 import sys
 
-from .clusters import __all__ as networks
 from .engines import doctor_command as doctor
 from .engines import jobs_command as jobs
 from .engines import run_outputs
@@ -56,7 +55,8 @@ def _parser():
     simulate.add_argument(
         "--network",
         default="ethernet_10g",
-        choices=networks,
+        choices=_Networks(),
+        metavar="NAME",
         help="a preset of simlib.clusters (ethernet_10g)",
     )
     simulate.add_argument(
@@ -68,6 +68,15 @@ def _parser():
     jobs.add_commands(commands)
     grading.add_commands(commands)
     return parser
+
+
+class _Networks:
+    """The names of the presets of `simlib.clusters`; it needs numpy, so only a use imports it."""
+
+    def __iter__(self):
+        from .clusters import __all__ as names
+
+        return iter(names)
 
 
 def _add_arguments(command, most):

@@ -26,7 +26,7 @@ import time
 from ..model.trace import Group, Op, Piece, Site, describe_call, source_line
 from . import safe_pickle
 
-FORMAT = 2
+FORMAT = 3
 """Which layout this is: grows with every change of it, since logs of jobs outlive the simlib that
 wrote them."""
 
@@ -101,10 +101,13 @@ class OpLogWriter:
         The log's own piece of shared memory.
     clock : callable
         The rank's time, in seconds; never negative.
+    dumps : callable
+        Makes bytes of a definition.
     """
 
-    def __init__(self, memory, clock=time.perf_counter):
+    def __init__(self, memory, clock=time.perf_counter, dumps=safe_pickle.dumps):
         self._memory = memory
+        self._dumps = dumps
         self._capacity = len(memory)
         self._clock = clock
         self._lock = threading.Lock()
@@ -148,7 +151,7 @@ class OpLogWriter:
         return number
 
     def _define(self, number, table, value):
-        payload = safe_pickle.dumps((number, table, value))
+        payload = self._dumps((number, table, value))
         payload += bytes(-len(payload) % 8)  # pickle ignores what follows its end
         start, end = self._end, self._end + _DEFINITION.size + len(payload)
         if end > self._capacity:
@@ -290,10 +293,10 @@ class Shared:
 class OpLogReader:
     """The kernel's side: reads a rank's log while the rank runs, and after."""
 
-    def __init__(self, memory, rank, shared=None):
+    def __init__(self, memory, rank, shared=None, loads=None):
         self.rank = rank
         self._memory = memory
-        self._loads = safe_pickle.reader()
+        self._loads = loads or safe_pickle.reader()
         self.restart(shared)
 
     def restart(self, shared=None):

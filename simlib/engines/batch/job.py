@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import linecache
-import pickle
 import shutil
 import time
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,10 @@ from ...draw.display import open_display, show_and_raise
 from ...model.errors import InvalidCallError, JobError
 from ...model.words import ranks_in_words
 from ...record.oplog import FORMAT
+from ...record.safe_pickle import loads_tree
 from ...results.run import Run, make_run
 from ..host.restarts import tell
+from . import verdict_file
 from .folder import JOBS, JobFolder
 from .job_in_queue import JobInQueue
 from .job_monitor import JobMonitor
@@ -42,23 +43,15 @@ class Job:
     Raises
     ------
     InvalidCallError
-        There is no job, or it cannot be read.
+        There is no job, it cannot be read, or another account can have written what is there.
 
     Notes
     -----
-    Results are pickles: to fetch those of somebody else's job runs what that account has put there.
+    A *recorded* job, as the course has some, may be anybody's: it is read as plain data.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._folder = JobFolder(Path(path).absolute())
-        try:
-            self._about = self._folder.read_json("job.json")
-        except PermissionError:
-            raise InvalidCallError(
-                f"{path} cannot be read by this account: a job belongs to who has submitted it"
-            ) from None
-        if self._about is None:
-            raise InvalidCallError(f"{path} is not the folder of a job")
+        self._folder, self._about = _opened(Path(path).absolute())
         self._outcome = JobOutcome(self._folder, self._about, self.name)
 
     @property
@@ -297,7 +290,7 @@ class JobOutcome:
 
     def _know_cells(self) -> None:
         """Lines of the notebook's cells, for a kernel that has not run them."""
-        cells = pickle.loads(self._folder.read("request.pkl") or b"")["cells"]
+        cells = loads_tree(self._folder.read("request.pkl") or b"")["cells"]
         for cell, entry in cells.items():
             linecache.cache.setdefault(cell, entry)
 
@@ -322,7 +315,7 @@ class JobOutcome:
 
     def _verdict_in(self, pickled: bytes) -> Exception:
         try:
-            return pickle.loads(pickled)
+            return verdict_file.loads(pickled)
         except Exception as error:  # its classes stand elsewhere by now
             return JobError(
                 f"what ended {self._name} cannot be read by this simlib, only by the one that ran "
@@ -373,10 +366,44 @@ class JobOutcome:
         return JobError(f"{words}\nAll it said is in {self._folder.file('launcher.err')}")
 
 
+def _opened(path: Path) -> tuple[JobFolder, dict[str, Any]]:
+    """The folder of a job, and what its ``job.json`` says."""
+    folder, recorded = JobFolder(path), JobFolder(path, is_recorded=True)
+    try:
+        try:
+            about = folder.read_json("job.json")
+        except InvalidCallError:
+            about = recorded.read_json("job.json")
+            if not _is_recorded(about):
+                raise
+    except PermissionError:
+        raise InvalidCallError(
+            f"{path} cannot be read by this account: a job belongs to who has submitted it"
+        ) from None
+    if about is None:
+        raise InvalidCallError(f"{path} is not the folder of a job")
+    return (recorded if _is_recorded(about) else folder), about
+
+
+def _is_recorded(about: Any) -> bool:
+    return isinstance(about, dict) and about.get("is_recorded") is True
+
+
 def jobs(folder: str | Path = JOBS) -> list[Job]:
-    """All jobs of this account whose folders are in ``folder``, by the time of their submission."""
-    found = []
-    for path in Path(folder).glob("*/job.json"):
-        with contextlib.suppress(InvalidCallError):  # another account's, or taken away just now
-            found.append(Job(path.parent))
+    """All jobs of this account whose folders are in ``folder``, by the time of their submission.
+
+    Those that another account can have written are left out, and named by a warning.
+    """
+    found, left_out = [], []
+    for path in sorted(Path(folder).glob("*/job.json")):
+        try:
+            if JobFolder(path.parent).read("job.json") is not None:  # recorded ones: only one's own
+                found.append(Job(path.parent))
+        except PermissionError:
+            pass
+        except InvalidCallError as error:
+            left_out.append(str(error))
+    if left_out:
+        more = f" (and {len(left_out) - 1} more such jobs)" if len(left_out) > 1 else ""
+        warnings.warn(f"left out of jobs(): {left_out[0]}{more}", stacklevel=2)
     return sorted(found, key=lambda job: job._about["submitted"])

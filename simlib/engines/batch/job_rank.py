@@ -22,14 +22,14 @@ import torch.distributed as dist
 
 from ...model.errors import JobError, SimlibError
 from ...record import backend, returned
-from ...record.oplog import OpLogWriter
 from ...record.recorder import Recorder
+from ...record.safe_pickle import loads_tree
 from ...record.this_rank import here
 from ..host.isolation import fresh_random_state
 from ..host.process_setup import Output, flush, is_alone, show_errors_of_commands
 from ..host.rank_environ import rank_environ
 from ..host.slow_rank import slowed
-from . import clocks, identity, logs
+from . import answers, clocks, identity, logs
 from .folder import JobFolder
 from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, die_with_the_supervisor, supervise
 from .versions import check_versions
@@ -117,7 +117,7 @@ def _be_rank(folder, job, writer):
 def code_of(answer):
     """The exit code for an answer; 0 also for one that cannot be rebuilt here."""
     try:
-        word, content = pickle.loads(answer)
+        word, content = answers.loads(answer, may_call=True)
     except Exception:
         return 0
     if word == "result":
@@ -144,7 +144,7 @@ def _join(place, folder, memory, job):
     rank, size = place.rank, place.size
     torch.set_num_threads(job["threads"])
     store = identity.meet(place, folder)
-    recorder = Recorder(OpLogWriter(memory), is_alone)
+    recorder = Recorder(logs.writer(memory), is_alone)
     backend.install(backend.gloo_member(recorder))
     backend.join_world(dist.PrefixStore("world/", store), rank, size)
     hosts = _hosts(store, rank, size)
@@ -192,7 +192,7 @@ def _connect_output(folder, rank):
 
 def _call(folder, rank, size, recorder):
     """Run the learner's function, or script; returns the answer as bytes."""
-    request = pickle.loads(folder.read("request.pkl"))
+    request = loads_tree(folder.read("request.pkl"))
     sys.path[:] = request["path"]
     sys.argv[:] = request["argv"]
     linecache.cache.update(request["cells"])
@@ -201,13 +201,14 @@ def _call(folder, rank, size, recorder):
 
     def call():
         importlib.import_module("simlib.facade")  # or the first use of it would, in the program
+        slow = pickle.loads(request["slow"])
         function, args, kwargs = pickle.loads(request["payload"])
         log.enter()
         try:
-            with slowed(request["slow"], rank, recorder):
+            with slowed(slow, rank, recorder):
                 return function(rank, size, *args, **kwargs)
         finally:
             log.leave()
             flush()
 
-    return returned.answer_of(call, request["is_script"])
+    return returned.answer_of(call, request["is_script"], dumps=answers.dumps)

@@ -110,9 +110,16 @@ class Mpiexec(Needs):
         return found
 
     def start(self, folder: JobFolder) -> None:
-        """Start the launcher in a session of its own: it goes on when the notebook ends."""
+        """Start the launcher in a session of its own: it goes on when the notebook ends.
+
+        It has none of the caller's files: who reads this program's output by a pipe would wait
+        for the end of the job.
+        """
         program = [sys.executable, "-I", LAUNCH, "--detached", str(folder.path)]
-        subprocess.run(program, stdin=subprocess.DEVNULL, check=True)
+        with open(folder.file("launch.err"), "wb") as said:
+            subprocess.run(
+                program, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=True
+            )  # fmt: skip
 
 
 def mpi_of(words: list[str]) -> Launcher:

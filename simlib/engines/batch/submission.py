@@ -17,11 +17,13 @@ from ...model.failing import Failures
 from ...model.jitter import Slow
 from ...model.package import ROOT
 from ...record.oplog import FORMAT
+from ...record.safe_pickle import dumps_tree
 from ..host.request import Surroundings, cell_numbers, check_timeout
 from ..host.restarts import Restart, Restarts, check_restarts, left_to_kill
-from .folder import JOBS, JobFolder
+from .folder import JOBS
 from .job import Job
 from .mpiexec import Mpiexec
+from .new_folder import new_folder
 from .preparation import prepare, prepare_attempts
 from .program import program_of
 from .slurm import Slurm
@@ -88,7 +90,7 @@ def submit(
     InvalidCallError
         An argument that can never be right.
     JobError
-        There is no launcher, or it refuses the job.
+        There is no launcher, or it refuses the job; or there is no room for the job's folder.
     """
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise InvalidCallError(f"world_size={world_size!r} must be a whole number from 1")
@@ -105,12 +107,12 @@ def submit(
     command = to.command(world_size, to.program())  # says what is wrong with it, before all
     cells = cell_numbers()
     sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
-    request = cloudpickle.dumps(
+    request = dumps_tree(
         {
             "payload": program.payload,
-            "slow": slow,
+            "slow": cloudpickle.dumps(slow, protocol=5),
             "cells": sources,
-            "path": where.path,
+            "path": list(map(str, where.path)),
             "argv": where.argv,
             "is_script": where.is_script,
         }
@@ -136,17 +138,17 @@ def submit(
         "within": None,
         "submitted": time.time(),
     }
-    job = _new_folder(folder, name or program.name)
-    if packed_plan is None:
-        prepare(job, about, request, to, command)
-    else:
-        prepare_attempts(job, about, request, to, packed_plan)
-    try:
-        to.start(job)
-    except JobError as error:
-        job.write(str(error).encode(), "refused")
-        job.write_json({"state": "ended", "code": None, "why": "refused"}, "state.json")
-        raise
+    with new_folder(folder, name or program.name) as job:
+        if packed_plan is None:
+            prepare(job, about, request, to, command)
+        else:
+            prepare_attempts(job, about, request, to, packed_plan)
+        try:
+            to.start(job)
+        except JobError as error:
+            job.write(str(error).encode(), "refused")
+            job.write_json({"state": "ended", "code": None, "why": "refused"}, "state.json")
+            raise
     return Job(job.path)
 
 
@@ -160,18 +162,3 @@ def _packed_plan(
             "on_restart cannot be sent to where the job begins anew, in another process "
             f"({type(error).__name__}: {error})"
         ) from None
-
-
-def _new_folder(folder: str | Path, name: str) -> JobFolder:
-    """A new folder NAME-NUMBER, readable by this account only: it holds the learner's data."""
-    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
-    parent = Path(folder).absolute()
-    parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        path = parent / f"{safe}-{number}"
-        try:
-            os.mkdir(path, 0o700)
-            return JobFolder(path)
-        except FileExistsError:
-            number += 1

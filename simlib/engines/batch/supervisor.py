@@ -10,13 +10,11 @@ import signal
 import sys
 import time
 
-import cloudpickle
-
 from ...diagnose.failures import how_it_ended
 from ...diagnose.monitor import Watchdog
 from ...draw.display import SilentDisplay
 from ..host import sleep_count
-from . import logs
+from . import logs, verdict_file
 from .identity import serve_store
 from .job_monitor import JobMonitor
 
@@ -300,5 +298,5 @@ class JobJudge:
 
     def _say(self, found):
         if not self._folder.has("cancel"):
-            self._folder.write(cloudpickle.dumps(found), "verdict.pkl")
+            self._folder.write(verdict_file.dumps(found), "verdict.pkl")
         self._folder.mark("end")
