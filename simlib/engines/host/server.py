@@ -13,12 +13,14 @@ PRELOADED = ["simlib.facade", "simlib.engines.processes.rank_main", "simlib.engi
 """What the server imports, by name: processes that are forked from it begin with it."""
 
 
-def start_server():
+def start_server(also=()):
     """Start the server where there is none; it may import for a while after this has returned.
+
+    ``also`` are names of modules that it imports beside the others.
 
     It is started deaf to Ctrl-C, from its first moment on: a blocked signal is inherited.
     """
-    forkserver.set_forkserver_preload(PRELOADED)
+    forkserver.set_forkserver_preload([*PRELOADED, *also])
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
