@@ -31,6 +31,7 @@ HELP = (
     'engine="simulate" simulates them, seeds=range(20) in so many orders; options are those of '
     "simlib.run or simlib.simulate (timeout_s=, strict=False, ...)"
 )
+_STARTED = pytest.StashKey[bool]()
 _PARAMETERS = ("world_size", SEED, "rank")
 
 
@@ -75,6 +76,7 @@ def pytest_collection_finish(session):
         from ..engines.host.server import start_server
 
         start_server(also=("simlib.testing.on_rank",))
+        session.config.stash[_STARTED] = True
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -127,7 +129,11 @@ def ranks(pytestconfig):
 
 
 def pytest_sessionfinish(session):
-    """Leave no rank running."""
-    module = sys.modules.get("simlib.testing.ranks")
-    if module is not None:
-        module.close()
+    """Leave no rank running, and no server."""
+    used = sys.modules.get("simlib.testing.ranks")
+    if used is not None:
+        used.close()
+    if session.config.stash.get(_STARTED, False):
+        from ..engines.host.server import stop_server
+
+        stop_server()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 
+from ..clockwork.simulation_options import ALGORITHMS
 from ..engines import processes, virtual
 from ..engines.processes.worlds import pool
 from ..engines.virtual.process import simulators
@@ -87,7 +90,6 @@ def run_test(item: Any, asked: Asked, world_size: int, seed: int | None) -> None
     fixtures = {name: item.funcargs[name] for name in names if name not in FILLED_IN}
     for name, value in fixtures.items():
         _check_can_travel(item.name, name, value)
-    cloudpickle.register_pickle_by_value(item.module)
     filled_in = [name for name in FILLED_IN if name in names]
     test = OnRank(item.obj, Settings(item.config), filled_in)
     options = asked.options if seed is None else {**asked.options, "seed": seed}
@@ -102,22 +104,47 @@ def close() -> None:
 
 def _run(config, engine, function, world_size, args, kwargs, options):
     __tracebackhide__ = True
-    for module in _rewritten():
-        cloudpickle.register_pickle_by_value(module)
     run = processes.run if engine == "run" else virtual.simulate
+    _check_names(options, run)
     try:
-        return run(function, world_size, args, kwargs, **{"strict": True, **options})
+        with _tests_by_value():
+            return run(function, world_size, args, kwargs, **{"strict": True, **options})
     except SimlibError as error:
         raise_told(error, str(config.invocation_params.dir))
 
 
-def _rewritten():
-    """Modules of the learner's whose assertions pytest has rewritten: by name, ranks would import
-    them as they are in their files."""
-    for module in list(sys.modules.values()):
-        file, loader = getattr(module, "__file__", None), getattr(module, "__loader__", None)
-        if file and hasattr(loader, "mark_rewrite") and is_learners(file):
-            yield module
+def _check_names(options, run):
+    known = set(inspect.signature(run).parameters)
+    if run is virtual.simulate:
+        known |= set(ALGORITHMS)
+    for name in options.keys() - known:
+        raise InvalidCallError(f"simlib.{run.__name__} has no option {name!r}")
+
+
+@contextlib.contextmanager
+def _tests_by_value():
+    """Functions and classes of tests are sent as they are here, with rewritten assertions.
+
+    By name, ranks would import a module of tests as it is in its file. A module that another one
+    has imported whole (``import helpers``) can only go by name.
+    """
+    rewritten = [module for module in list(sys.modules.values()) if _is_rewritten(module)]
+    whole = {id(one) for module in rewritten for one in vars(module).values()}
+    known = cloudpickle.list_registry_pickle_by_value()
+    sent = [m for m in rewritten if id(m) not in whole and m.__name__ not in known]
+    for module in sent:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in sent:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_rewritten(module):
+    """Whether pytest has rewritten the assertions of this module, and it is the learner's."""
+    file, loader = getattr(module, "__file__", None), getattr(module, "__loader__", None)
+    return bool(file) and hasattr(loader, "mark_rewrite") and is_learners(file)
 
 
 def _check_can_travel(test, name, value):

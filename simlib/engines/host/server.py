@@ -6,11 +6,20 @@ imports.
 
 from __future__ import annotations
 
+import os
 import signal
 from multiprocessing import forkserver
 
 PRELOADED = ["simlib.facade", "simlib.engines.processes.rank_main", "simlib.engines.host.preload"]
 """What the server imports, by name: processes that are forked from it begin with it."""
+
+
+def stop_server():
+    """End the server, though it may still import; whoever needs it again starts another one."""
+    server = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+    server._stop()
 
 
 def start_server(also=()):
