@@ -109,6 +109,12 @@ GROUPS = (
         reached=1 / 3,
     ),
     Group(
+        "pytest plugin",
+        ("tests/test_testing.py",),
+        ("simlib/testing", "simlib/engines/processes", "simlib/engines/host"),
+        untouched=4,
+    ),
+    Group(
         "wrong answers",
         ("tests/test_wrong_answers.py::test_wrong_answer_is_refused",),
         ("simlib/checks", "authoring/exercises", "authoring/wrong_answers"),

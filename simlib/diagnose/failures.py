@@ -119,7 +119,8 @@ def _raised(monitor, told):
     if all(failure.is_exit for failure in told.values()):
         codes = {rank: _exit_code(failure.report.exit_code) for rank, failure in told.items()}
         return errors.RankDiedError(message, sites, exitcodes=codes)
-    return errors.RankError(message, sites, tracebacks=tracebacks)
+    reports = {rank: failure.report for rank, failure in told.items()}
+    return errors.RankError(message, sites, tracebacks=tracebacks, reports=reports)
 
 
 def _out_of_memory(told, sites):

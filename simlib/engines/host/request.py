@@ -6,6 +6,7 @@ The same for every engine.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import linecache
 import numbers
 import os
@@ -216,6 +217,7 @@ def _parts(function: Any, args: Sequence, kwargs: Mapping | None) -> list[tuple[
     """What the function takes along, each with its name in words."""
     parts = [(f"argument {number}", value) for number, value in enumerate(args)]
     parts += [(f"argument {name!r}", value) for name, value in (kwargs or {}).items()]
+    function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     if code is not None:
         for name in _global_names(code):
