@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 
 import psutil
 
@@ -58,16 +57,14 @@ def long_run(ops, world_size, every_s):
 
     os.environ["WATCHED_BY"] = str(os.getpid())
     heading(f"Watched: {ops:,} ops on {world_size} ranks")
-    began = time.perf_counter()
     run = simlib.run(
         many, world_size, args=(ops // world_size, 20), watch=every_s, timeout_s=600, fresh=True
     )
-    seconds = time.perf_counter() - began
     first, last = ([of_rank[at] for of_rank in run.results] for at in (1, -1))
     for name, column in (("a rank", 2), ("the kernel", 3)):
         tenth, end = (max(one[column] for one in ranks) for ranks in (first, last))
         line(
-            f"resident memory of {name}, at a tenth and at the end, MB",
+            f"memory of {name}, at a tenth and at the end, MB",
             f"{tenth / 1e6:,.1f} and {end / 1e6:,.1f}",
             "+ 20 at most",
             end - tenth < 20e6,
@@ -79,10 +76,10 @@ def long_run(ops, world_size, every_s):
     ]
     line("an op of a rank, wall, us, by twentieths", spread(rate, digits=1))
     line("ops of each rank, seconds", f"{done:,}, {spent:,.0f}")
-    line("seconds until the run was there, after the ranks", f"{seconds - spent:,.1f}")
     line("the kernel with the run it made, MB", f"{psutil.Process().memory_info().rss / 1e6:,.1f}")
     heading("and its table")
-    print("\n".join(str(run).splitlines()[:8]), "...", str(run).splitlines()[-1], sep="\n")
+    table = str(run).splitlines()
+    print(*table[:8], "...", table[-1], sep="\n")
 
 
 def cost(rounds):
@@ -92,9 +89,8 @@ def cost(rounds):
     control = []
     for _ in range(rounds):
         for watch in found:
-            seconds = simlib.run(blocks, 2, args=(4, 300, 5, "perf_counter"), watch=watch).results[
-                0
-            ]
+            args = 4, 300, 5, "perf_counter"
+            seconds = simlib.run(blocks, 2, args=args, watch=watch).results[0]
             middle = {name: statistics.median(values) for name, values in seconds.items()}
             found[watch].append(middle["recorded"] / middle["plain A"])
             control.append(middle["plain B"] / middle["plain A"])

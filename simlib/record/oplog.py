@@ -25,6 +25,7 @@ import struct
 import tempfile
 import threading
 import time
+from array import array
 
 from ..model.trace import Group, Op, Piece, Site, describe_call, source_line
 from . import safe_pickle
@@ -422,8 +423,8 @@ class OpLogReader:
     def restart(self, shared=None):
         """Begin again at the first record (the rank has cleared its log)."""
         self._position = HEADER
-        self._offsets = []
-        self._pieces = []
+        self._offsets = array("q")
+        self._pieces = array("q")
         self._definitions = {"site": {}, "group": {}, "signature": {}, "race": {}, "piece": {}}
         self._calls = {}  # what an op says of itself in the log -> the same as fields of `Op`
         self._shared = Shared() if shared is None else shared
