@@ -30,6 +30,7 @@ def main():
     from .scale import cost_model
     from .simulating import simulating
     from .starting import memory, starting
+    from .watching import watching
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("--rounds", type=int, default=5)
@@ -55,6 +56,7 @@ def main():
         "labs": redrawing,
         "grading": lambda: grading(options.rounds),
         "browsing": lambda: browsing(options.rounds),
+        "watching": lambda: watching(options.rounds),
     }
     unknown = set(options.names) - set(tables)
     if unknown:

@@ -44,6 +44,15 @@ def _parser():
         "rank; then a table of who sent what to whom.",
     )
     _add_arguments(run, MOST_PROCESSES)
+    run.add_argument(
+        "--watch",
+        action="store_true",
+        help="for runs of hours: memory is bounded, the last ops are kept, and a line every so "
+        "often says how many there were and who waits",
+    )
+    run.add_argument(
+        "--every", type=float, default=60, metavar="S", help="seconds between these lines (60)"
+    )
     run.set_defaults(command=_run)
     simulate = commands.add_parser(
         "simulate",
@@ -99,7 +108,8 @@ def _run(options):
     from .engines.processes.real_run import run_script
 
     def run():
-        return run_script(options.script, options.n, options.args, **_how(options))
+        watch = options.watch and options.every
+        return run_script(options.script, options.n, options.args, watch=watch, **_how(options))
 
     return _perform(options, run)
 

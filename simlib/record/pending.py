@@ -103,7 +103,7 @@ class Pending:
 
     def _report(self, how, start, other):
         place = self._recorder.place(sys._getframe(2))
-        self._recorder.log.define(("race", start, other), "race", (how, start, other, place))
+        self._recorder.log.tell_race(how, start, other, place)
 
 
 class Place(NamedTuple):

@@ -6,13 +6,22 @@ import mmap
 import pickle
 import struct
 
-from ...record.oplog import CAPACITY, COMMITTED, ENTERED, FUTURES, HEADER, OpLogReader, OpLogWriter
+from ...record.oplog import (
+    CAPACITY,
+    COMMITTED,
+    ENTERED,
+    FUTURES,
+    HEADER,
+    READERS,
+    OpLogReader,
+    OpLogWriter,
+)
 from ...record.safe_pickle import dumps_tree, loads_tree
 
-SLEEPS = HEADER - 8
-"""The header's last field, which `oplog` leaves free. The rank's supervisor writes it: above, how
-many times it has looked; below, how often the rank's main thread had gone to sleep by then, plus 1,
-or 0 where it was awake. It is for waits inside C++, see `DeadlockDetector`."""
+SLEEPS = READERS
+"""The readers' field of the header, as no log of a job rolls over. The rank's supervisor writes it:
+above, how many times it has looked; below, how often the rank's main thread had gone to sleep by
+then, plus 1, or 0 where it was awake. It is for waits inside C++, see `DeadlockDetector`."""
 _NUMBER = struct.Struct("q")
 _MOMENT = struct.Struct("d")
 

@@ -43,6 +43,8 @@ class RunRequest(Request):
         Whether the others go on when a rank dies.
     slow : dict
         By rank, a number or a `Jitter`.
+    segment : int
+        Where the run is watched, so that the log rolls over, bytes of a segment; else 0.
     number : int
         How many runs this world has had with this one: groups of different runs never meet.
     """
@@ -50,6 +52,7 @@ class RunRequest(Request):
     check: bool
     survives: bool
     slow: dict
+    segment: int = 0
     number: int = 0
 
 
@@ -85,6 +88,8 @@ def rank_main(rank, world_size, ties, control, lifeline, stdout, stderr, log):
             membership.begin(request.number)
             recorder.begin(fingerprints if request.check else None)
             recorder.survives = request.survives
+            if request.segment:
+                writer.roll_over(request.segment)
             own = receive(sock)
             request.per_rank_args = None if own is None else {rank: own}
             answer = _run(request, rank, world_size, recorder)

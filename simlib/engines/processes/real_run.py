@@ -22,6 +22,7 @@ from ..host.request import (
     cell_numbers,
     check_function,
     check_timeout,
+    check_watch,
     check_world_size,
     name_of,
     new_cells,
@@ -52,6 +53,7 @@ def run(
     strict: bool = False,
     check: bool = True,
     fresh: bool = False,
+    watch: bool | float = False,
 ) -> Run:
     """Run a rank function on real processes of this machine.
 
@@ -96,6 +98,10 @@ def run(
         False to record only: nothing is diagnosed but errors, deaths and ``timeout_s``. For timing.
     fresh : bool
         True for processes that have served no run before.
+    watch : bool or float
+        For runs of hours: True, or seconds from one line to the next, to hear every minute how many
+        ops there were and who waits. Memory is bounded: the last ops are kept, some 900,000 of all
+        ranks; sums and findings are of the whole run. Ranks may print without end.
 
     Returns
     -------
@@ -132,6 +138,7 @@ def run(
         check,
         kill=check_kill(kill, size),
         on_death=check_choice("on_death", on_death, ON_DEATH),
+        watch_s=check_watch(watch),
     )
     slow = check_slow(slow, size)
     plan = check_restarts(restarts, min_ranks, on_restart, size)
@@ -159,11 +166,21 @@ def _check_world_size(world_size):
     return check_world_size(world_size, MOST_PROCESSES, why)
 
 
-def run_script(path, world_size, argv, *, timeout_s=120, strict=False, restarts=0, min_ranks=None):
+def run_script(
+    path,
+    world_size,
+    argv,
+    *,
+    timeout_s=120,
+    strict=False,
+    restarts=0,
+    min_ranks=None,
+    watch=False,
+):
     """Run a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
     size = _check_world_size(world_size)
     payload = pack(script, (os.path.abspath(path),), None, size)
-    options = Options(os.path.basename(path), timeout_s, strict)
+    options = Options(os.path.basename(path), timeout_s, strict, watch_s=check_watch(watch))
 
     def attempt(size, begin_s, environ):
         return _run_payload(payload, size, options, False, [path, *argv], environ)
@@ -202,6 +219,7 @@ def _run_in(world, monitor, request, options):
     clean = False
     try:
         request.number = world.begin_run()
+        request.segment = monitor.segment
         request.cells = new_cells(world, monitor.cells)
         failure = _watched(monitor, request)
         result = make_run(monitor)
@@ -212,7 +230,8 @@ def _run_in(world, monitor, request, options):
             result.findings = monitor.detector.findings(monitor.deaths)
             if options.strict and result.findings:
                 failure = as_error(result.findings[0])
-        clean = failure is None and not monitor.deaths and left_nothing_over(result.trace)
+        is_as_new = not monitor.deaths and not monitor.segment
+        clean = failure is None and is_as_new and left_nothing_over(result.trace)
     finally:
         pool().give_back(world, clean)
     return result, failure

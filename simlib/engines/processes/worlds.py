@@ -19,6 +19,7 @@ from ...model.interrupts import uninterrupted
 from ...model.trust import VARIABLE
 from ...record import fingerprints, safe_pickle
 from ...record.oplog import CAPACITY, OpLogReader, create_shared_memory
+from ...record.rolling import RollingReader
 from ..host.forkserver import RANK_NAME, server_context, travelling
 from ..host.request import receive, send
 from .broker import Broker
@@ -118,6 +119,10 @@ class RankProcess:
         finally:
             for fd in theirs:
                 os.close(fd)
+
+    def watch(self, cells, segment, forgotten):
+        """Read a log that rolls over, see `RollingReader`; this process serves no other run."""
+        self.log = RollingReader(self.log.memory, self.rank, segment, cells, forgotten)
 
     def kill(self):
         """End the process and everything it started; safe to call again."""
