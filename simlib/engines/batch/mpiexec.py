@@ -8,11 +8,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from ...model.errors import InvalidCallError, JobError
+from ..launch.hostfile import check_name, hosts_in
 from ..launch.launchers import MPIS, Launcher, Placement, mpi_of_version
 from . import launcher_process
 from .folder import JobFolder
@@ -33,8 +34,9 @@ class Mpiexec(Needs):
     ranks_per_node : int
         Ranks on each host.
     hostfile : str, optional
-        In place of ``hosts``: a file for mpiexec. It may say how many ranks each host takes;
-        ``ranks_per_node`` of 2 and more would overrule that.
+        In place of ``hosts``: a file with a host on each line, in the form of any MPI. It may say
+        how many ranks each host takes; ``ranks_per_node`` of 2 and more would overrule that. It is
+        read at once.
     launcher : str or list of str, optional
         The command that stands for mpiexec; else the one beside this Python, then that of the PATH.
     time_limit : float
@@ -48,6 +50,7 @@ class Mpiexec(Needs):
     hostfile: str | None = None
     launcher: str | Sequence[str | Path] | None = None
     time_limit: float = 600
+    slots: tuple[tuple[str, int], ...] | None = field(init=False, repr=False, compare=False)
 
     uses_mpi: ClassVar[bool] = True
 
@@ -64,6 +67,21 @@ class Mpiexec(Needs):
             raise InvalidCallError("name the hosts by hosts or by hostfile, not by both")
         check_count("ranks_per_node", self.ranks_per_node)
         check_time_limit(self.time_limit)
+        object.__setattr__(self, "slots", self._slots())
+
+    def _slots(self) -> tuple[tuple[str, int], ...] | None:
+        """The hosts, and how many ranks each takes; None: this machine."""
+        if self.hostfile is not None:
+            overruled = self.ranks_per_node > 1
+            return tuple(
+                (host, self.ranks_per_node if overruled or count is None else count)
+                for host, count in hosts_in(self.hostfile)
+            )
+        if self.hosts is None:
+            return None
+        for number, host in enumerate(self.hosts):
+            check_name(host, f"hosts[{number}]")
+        return tuple((host, self.ranks_per_node) for host in self.hosts)
 
     @property
     def place(self) -> str:
@@ -74,14 +92,16 @@ class Mpiexec(Needs):
 
     def check(self, world_size: int) -> None:
         """Refuse more ranks than there is room for."""
-        if self.hosts is None:
+        if self.slots is None or world_size <= sum(count for _, count in self.slots):
             return
-        room = len(self.hosts) * self.ranks_per_node
-        if not self.hosts or world_size > room:
-            raise InvalidCallError(
-                f"world_size={world_size} does not fit on {len(self.hosts)} hosts with "
-                f"ranks_per_node={self.ranks_per_node}: name more hosts, or more ranks per node"
-            )
+        where = f"{len(self.slots)} hosts with ranks_per_node={self.ranks_per_node}"
+        if self.hostfile is not None:
+            counts = ", ".join(f"{host}:{count}" for host, count in self.slots)
+            where = f"the hosts in {self.hostfile} ({counts})"
+        raise InvalidCallError(
+            f"world_size={world_size} does not fit on {where}: name more hosts, or more ranks per "
+            "node"
+        )
 
     def words(self) -> list[str]:
         """The command that stands for mpiexec."""
@@ -99,7 +119,7 @@ class Mpiexec(Needs):
     def command(self, world_size: int, program: list[str]) -> list[str]:
         """The whole command that runs ``program`` on every rank."""
         words = self.words()
-        at = Placement(world_size, self.ranks_per_node, self.hosts, self.hostfile)
+        at = Placement(world_size, self.ranks_per_node, self.slots)
         return [*words, "-n", str(world_size), *mpi_of(words).place(at), *program]
 
     def environ(self) -> dict[str, str]:

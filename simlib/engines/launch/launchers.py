@@ -16,13 +16,13 @@ FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREF
 
 @dataclass(frozen=True)
 class Placement:
-    """Where ranks are to run: on hosts, on those of a file, on what a scheduler has given, or here.
+    """Where ranks are to run: on hosts, on what a scheduler has given, or here.
 
     Attributes
     ----------
     world_size, ranks_per_node : int
-    hosts : sequence of str, optional
-    hostfile : str, optional
+    slots : sequence of (str, int), optional
+        The hosts, and how many ranks each takes.
     in_allocation : bool
         Whether a scheduler has given the hosts, which the launcher asks for them.
     cpus_per_rank : int, optional
@@ -33,8 +33,7 @@ class Placement:
 
     world_size: int
     ranks_per_node: int = 1
-    hosts: Sequence[str] | None = None
-    hostfile: str | None = None
+    slots: Sequence[tuple[str, int]] | None = None
     in_allocation: bool = False
     cpus_per_rank: int | None = None
     mpi: str | None = None
@@ -98,14 +97,18 @@ def _is_root() -> bool:
 
 
 def _place_hydra(at: Placement) -> list[str]:
-    per_node = ["-ppn", str(at.ranks_per_node)]
     if at.in_allocation:
-        return per_node
-    if at.hosts is not None:
-        return [*per_node, "-hosts", ",".join(at.hosts)]
-    if at.hostfile is not None:  # -ppn would overrule the counts in the file
-        return [*(per_node if at.ranks_per_node > 1 else []), "-f", os.path.abspath(at.hostfile)]
-    return []
+        return ["-ppn", str(at.ranks_per_node)]
+    if at.slots is None:
+        return []
+    names, counts = zip(*at.slots, strict=True)
+    if len(set(counts)) == 1:
+        return ["-ppn", str(counts[0]), "-hosts", ",".join(names)]
+    return ["-hosts", _with_counts(at.slots)]
+
+
+def _with_counts(slots: Sequence[tuple[str, int]]) -> str:
+    return ",".join(f"{host}:{count}" for host, count in slots)
 
 
 def _place_open_mpi(at: Placement) -> list[str]:
@@ -116,11 +119,7 @@ def _place_open_mpi(at: Placement) -> list[str]:
             options += ["-x", name]
     if at.in_allocation:
         return [*options, "--map-by", f"ppr:{at.ranks_per_node}:node"]
-    if at.hostfile is not None:
-        return [*options, "--hostfile", os.path.abspath(at.hostfile)]
-    if at.hosts is None:
-        return [*options, "--host", f"localhost:{at.world_size}"]
-    return [*options, "--host", ",".join(f"{host}:{at.ranks_per_node}" for host in at.hosts)]
+    return [*options, "--host", _with_counts(at.slots or [("localhost", at.world_size)])]
 
 
 def _place_srun(at: Placement) -> list[str]:
