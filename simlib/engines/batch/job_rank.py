@@ -28,6 +28,7 @@ from ...record.this_rank import here
 from ..host.isolation import fresh_random_state
 from ..host.process_setup import Output, flush, is_alone, show_errors_of_commands
 from ..host.slow_rank import slowed
+from ..launch.addresses import own_address_towards
 from . import clocks, identity, logs
 from .folder import JobFolder
 from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, die_with_the_supervisor, supervise
@@ -42,6 +43,7 @@ def main(path):
     folder = JobFolder(path)
     job = folder.read_json("job.json")
     reader, writer = os.pipe()
+    starter = os.getppid()
     pid = os.fork()
     if pid:
         os.close(writer)
@@ -50,7 +52,7 @@ def main(path):
     die_with_the_supervisor()
     try:
         check_versions(job["versions"])
-        code = _be_rank(folder, job, writer)
+        code = _be_rank(folder, job, writer, starter)
     except SimlibError as error:
         code = _refuse(folder, str(error))
     except BaseException as error:  # before the learner's function, or after it
@@ -84,7 +86,7 @@ def _refuse(folder, words):
     return REFUSED
 
 
-def _be_rank(folder, job, writer):
+def _be_rank(folder, job, writer, starter):
     """Join the others, run the function, leave with them; returns the exit code."""
     survives = job["on_death"] == "continue"
     place = identity.find_place(job["uses_mpi"], job["versions"]["mpi4py"], survives)
@@ -93,7 +95,7 @@ def _be_rank(folder, job, writer):
     memory = logs.create(folder.file("log", rank))
     words = f"{rank} {SERVE}" if rank == 0 and place.comm is None else rank
     os.write(writer, f"{words}\n".encode())
-    recorder = _join(place, folder, memory, job["environ"])
+    recorder = _join(place, folder, memory, job["environ"], starter)
     recorder.survives = survives
     _connect_output(folder, rank)
     answer = _call(folder, rank, size, recorder)
@@ -124,10 +126,10 @@ def code_of(answer):
     return FOLLOWED if is_broken else 1
 
 
-def _join(place, folder, memory, environ):
+def _join(place, folder, memory, environ, starter):
     """Make the default group; tell the folder where this rank is, and how its clock goes.
 
-    The rank finds ``environ`` in its environment, too.
+    The rank finds ``environ`` in its environment, too. ``starter`` is the process of ``start.py``.
     """
     rank, size = place.rank, place.size
     torch.set_num_threads(1)
@@ -149,7 +151,9 @@ def _join(place, folder, memory, environ):
     folder.write_json(
         {
             "host": os.uname().nodename,
+            "address": own_address_towards(os.environ["MASTER_ADDR"]),
             "pid": os.getpid(),
+            "starter": starter,
             "interface": os.environ["GLOO_SOCKET_IFNAME"],
             "offset_s": offset_s,
             "error_s": error_s,

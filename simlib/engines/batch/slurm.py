@@ -77,6 +77,10 @@ class Slurm:
                 f"ranks_per_node={self.ranks_per_node}: take more of either"
             )
 
+    def before_launcher(self) -> list[str]:
+        """None: the launcher runs where the batch job does."""
+        return []
+
     def command(self, world_size: int, program: list[str]) -> list[str]:
         """What starts the ranks, once the scheduler has given the nodes."""
         words = Mpiexec().words() if self.uses_mpi else ["srun"]
