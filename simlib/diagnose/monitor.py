@@ -285,6 +285,8 @@ class RunMonitor(ABC):
         rank -> exit code of a process that ended by itself.
     died_s : dict of int to float
         rank -> when it died, on the ranks' clock; of those of whom that is known.
+    death_words : dict of int to str
+        rank -> how its death is told, of those of whom more is known than how their process ended.
     outputs : list of RankOutput
         By rank.
     native : list or dict of bytes
@@ -327,6 +329,7 @@ class RunMonitor(ABC):
         self.answers: dict[int, tuple] = {}
         self.deaths: dict[int, int] = {}
         self.died_s: dict[int, float] = {}
+        self.death_words: dict[int, str] = {}
         self.outputs = [RankOutput() for _ in range(world_size)]
         self._moved = -1, 0
         self._still_since_s = 0.0

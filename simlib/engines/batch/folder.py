@@ -16,9 +16,13 @@
 ``rank-0.out, .err``    what it printed; what native code wrote to stderr
 ``rank-0.answer``       what its function returned or raised (`answers`)
 ``rank-0.exit``         how its process ended, and when, where it died
+``rank-0.ended``        its process was ended, as all are when the job ends; it had not failed
 ``verdict.pkl``         the error by which the job was ended: ranks that wait for ever
 ``refused``             why ranks could not begin or end: the first reason that one of them gave
 ``rank-0.stack-wanted`` somebody wants to know where rank 0 is; its supervisor takes it away
+``beat``                touched by rank 0's supervisor once a second
+``gone.json``           where the supervisor of a rank was ended from outside, as ``start.py`` saw
+``reach.json``          which hosts answered at the start; ``lost.json``: which do no more
 ``end``                 somebody has failed: all ranks end soon. ``cancel``: the learner says so
 ``attempt-1``...        of a job with ``restarts=``: each attempt, a folder like this one
 ``restarts.pkl``        of such a job: how often it may begin anew, where, and who is to die
@@ -107,9 +111,9 @@ class JobFolder:
         """A file as text; empty where there is none."""
         return (self.read(name, rank) or b"").decode("utf-8", "replace")
 
-    def mark(self, name: str) -> None:
+    def mark(self, name: str, rank: int | None = None) -> None:
         """Leave a word: ``end`` or ``cancel``."""
-        self.file(name).touch()
+        self.file(name, rank).touch()
 
     def has(self, name: str, rank: int | None = None) -> bool:
         """Whether there is such a file."""

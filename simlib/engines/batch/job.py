@@ -19,6 +19,7 @@ from ...results.run import Run, make_run
 from ..host.restarts import tell
 from . import verdict_file
 from .folder import JOBS, JobFolder
+from .gone import DIED, gone_ranks, lost_hosts
 from .job_in_queue import JobInQueue
 from .job_monitor import JobMonitor
 from .launcher_failures import cause_in, ended_by_queue
@@ -270,12 +271,26 @@ class JobOutcome:
         monitor = JobMonitor(self._folder)
         monitor.take_in()
         clock_error_s = monitor.read_to_the_end()
+        self._blame(monitor)
         run = make_run(monitor)
         run.trace.clock_error_s = clock_error_s
         failure = self._failure(monitor)
         if failure is None and monitor.check:
             run.findings = monitor.detector.findings(monitor.deaths)
         return run, failure
+
+    def _blame(self, monitor: JobMonitor) -> None:
+        """Count a rank as dead that is gone with its supervisor, where it has ended the job.
+
+        Not where another one failed by itself, or the end was wanted.
+        """
+        if self._folder.has("verdict.pkl") or self._refused() or self._ended_from_outside():
+            return
+        if self.status == "failed" and not monitor.failed_by_itself():
+            said = self._launcher_said()
+            gone = gone_ranks(self._folder, monitor.places, monitor.running(), said)
+            monitor.deaths |= dict.fromkeys(gone, DIED)
+            monitor.death_words |= gone
 
     def _check_log_format(self) -> None:
         """Refuse logs that would be read wrongly."""
@@ -295,7 +310,10 @@ class JobOutcome:
             linecache.cache.setdefault(cell, entry)
 
     def _failure(self, monitor: JobMonitor) -> Exception | None:
-        """The error to raise, or None: the judge's, the ranks', or the launcher's."""
+        """The error to raise, or None: the network's, the judge's, the ranks', the launcher's."""
+        hosts = lost_hosts(self._folder, monitor.places) if self.status == "failed" else None
+        if hosts is not None:
+            return self._lost(hosts, monitor)
         verdict = self._folder.read("verdict.pkl")
         if verdict is not None:
             return self._verdict_in(verdict)
@@ -312,6 +330,13 @@ class JobOutcome:
         if failure is not None or is_whole:
             return failure
         return self._launcher_failed(monitor.running(), state)
+
+    def _lost(self, hosts: str, monitor: JobMonitor) -> JobError:
+        """The error of a job that has lost hosts; what came of it else is told below."""
+        verdict = self._folder.read("verdict.pkl")
+        other = monitor.failure() if verdict is None else self._verdict_in(verdict)
+        how = "" if other is None else f"\nSo it came to this: {other}"
+        return JobError(f"{self._name} could not be carried out: {hosts}{how}")
 
     def _verdict_in(self, pickled: bytes) -> Exception:
         try:

