@@ -43,6 +43,9 @@ def _parser():
         "rank; then a table of who sent what to whom.",
     )
     _add_arguments(run, MOST_PROCESSES)
+    run.add_argument(
+        "--backend", default="gloo", metavar="NAME", help="what moves the data: gloo or nccl (gloo)"
+    )
     run.set_defaults(command=_run)
     simulate = commands.add_parser(
         "simulate",
@@ -89,7 +92,9 @@ def _run(options):
     from .engines.processes.real_run import run_script
 
     def run():
-        return run_script(options.script, options.n, options.args, **_how(options))
+        return run_script(
+            options.script, options.n, options.args, backend=options.backend, **_how(options)
+        )
 
     return _perform(options, run)
 

@@ -246,10 +246,11 @@ class OpLogWriter:
             _TIME.pack_into(self._memory, start + _OP_END, self._clock())
         _U64.pack_into(self._memory, WAITING, 0)
 
-    def ended(self, start):
-        """The op completed, seen without waiting for it."""
+    def ended(self, start, end_s=None):
+        """The op completed, seen without waiting for it: now, or at ``end_s``."""
         if start and _TIME.unpack_from(self._memory, start + _OP_END)[0] == NEVER:
-            _TIME.pack_into(self._memory, start + _OP_END, self._clock())
+            moment = self._clock() if end_s is None else end_s
+            _TIME.pack_into(self._memory, start + _OP_END, moment)
 
     def found_peer(self, start, peer):
         """An any-source recv has learnt whom its message came from."""

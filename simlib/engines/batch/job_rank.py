@@ -25,6 +25,7 @@ from ...record import backend, returned
 from ...record.oplog import OpLogWriter
 from ...record.recorder import Recorder
 from ...record.this_rank import here
+from ...record.transports.backends import BACKENDS, check_for_host
 from ..host.isolation import fresh_random_state
 from ..host.process_setup import Output, flush, is_alone, show_errors_of_commands
 from ..host.slow_rank import slowed
@@ -93,7 +94,7 @@ def _be_rank(folder, job, writer):
     memory = logs.create(folder.file("log", rank))
     words = f"{rank} {SERVE}" if rank == 0 and place.comm is None else rank
     os.write(writer, f"{words}\n".encode())
-    recorder = _join(place, folder, memory, job["environ"])
+    recorder = _join(place, folder, memory, job)
     recorder.survives = survives
     _connect_output(folder, rank)
     answer = _call(folder, rank, size, recorder)
@@ -124,23 +125,26 @@ def code_of(answer):
     return FOLLOWED if is_broken else 1
 
 
-def _join(place, folder, memory, environ):
+def _join(place, folder, memory, job):
     """Make the default group; tell the folder where this rank is, and how its clock goes.
 
-    The rank finds ``environ`` in its environment, too.
+    The rank finds the job's ``environ`` in its environment, too.
     """
     rank, size = place.rank, place.size
+    spoken = BACKENDS[job["backend"]]
     torch.set_num_threads(1)
     store = identity.meet(place, folder)
-    recorder = Recorder(OpLogWriter(memory), is_alone)
-    backend.install(backend.gloo_member(recorder))
-    backend.join_world(dist.PrefixStore("world/", store), rank, size)
     hosts = _hosts(store, rank, size)
+    here = [other for other in range(size) if hosts[other] == hosts[rank]]
+    check_for_host(spoken, len(here))
+    spoken.take_device(here.index(rank))
+    recorder = Recorder(OpLogWriter(memory), is_alone)
+    backend.install(backend.member(recorder, spoken), spoken)
+    backend.join_world(dist.PrefixStore("world/", store), rank, size)
     group = dist.group.WORLD._inner
     offset_s, error_s = clocks.align(group, store, rank, hosts)
-    here = [other for other in range(size) if hosts[other] == hosts[rank]]
     os.environ.update(
-        environ,
+        job["environ"],
         RANK=str(rank),
         WORLD_SIZE=str(size),
         LOCAL_RANK=str(here.index(rank)),
@@ -201,6 +205,7 @@ def _call(folder, rank, size, recorder):
             with slowed(request["slow"], rank, recorder):
                 return function(rank, size, *args, **kwargs)
         finally:
+            recorder.stream_ends.last_look()
             log.leave()
             flush()
 
