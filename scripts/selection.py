@@ -49,6 +49,7 @@ GROUPS = (
         (
             "simlib/practice",
             "simlib/mpi",
+            "simlib/record/transports",
             "simlib/engines/launch",
             BATCH,
             "scripts/every_mpi.py",

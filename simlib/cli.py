@@ -53,6 +53,9 @@ def _parser():
     run.add_argument(
         "--every", type=float, default=60, metavar="S", help="seconds between these lines (60)"
     )
+    run.add_argument(
+        "--backend", default="gloo", metavar="NAME", help="what moves the data: gloo or nccl (gloo)"
+    )
     run.set_defaults(command=_run)
     simulate = commands.add_parser(
         "simulate",
@@ -108,8 +111,8 @@ def _run(options):
     from .engines.processes.real_run import run_script
 
     def run():
-        watch = options.watch and options.every
-        return run_script(options.script, options.n, options.args, watch=watch, **_how(options))
+        how = {"watch": options.watch and options.every, "backend": options.backend}
+        return run_script(options.script, options.n, options.args, **how, **_how(options))
 
     return _perform(options, run)
 

@@ -366,9 +366,9 @@ class OpLogWriter:
         self._change(start, _fail_if_open, self._clock())
         _U64.pack_into(self._memory, WAITING, 0)
 
-    def ended(self, start):
-        """The op completed, seen without waiting for it."""
-        self._change(start, _end_if_open, self._clock())
+    def ended(self, start, end_s=None):
+        """The op completed, seen without waiting for it: now, or at ``end_s``."""
+        self._change(start, _end_if_open, self._clock() if end_s is None else end_s)
 
     def found_peer(self, start, peer):
         """An any-source recv has learnt whom its message came from."""

@@ -25,6 +25,7 @@ from ...record import backend, returned
 from ...record.recorder import Recorder
 from ...record.safe_pickle import loads_tree
 from ...record.this_rank import here
+from ...record.transports.backends import BACKENDS, check_for_host
 from ..host.isolation import fresh_random_state
 from ..host.process_setup import Output, flush, is_alone, show_errors_of_commands
 from ..host.rank_environ import rank_environ
@@ -145,12 +146,16 @@ def _join(place, folder, memory, job, starter):
     ``start.py``.
     """
     rank, size = place.rank, place.size
+    spoken = BACKENDS[job["backend"]]
     torch.set_num_threads(job["threads"])
     store = identity.meet(place, folder)
-    recorder = Recorder(logs.writer(memory), is_alone)
-    backend.install(backend.gloo_member(recorder))
-    backend.join_world(dist.PrefixStore("world/", store), rank, size)
     hosts = _hosts(store, rank, size)
+    here = [other for other in range(size) if hosts[other] == hosts[rank]]
+    check_for_host(spoken, len(here))
+    spoken.take_device(here.index(rank))
+    recorder = Recorder(logs.writer(memory), is_alone)
+    backend.install(backend.member(recorder, spoken), spoken)
+    backend.join_world(dist.PrefixStore("world/", store), rank, size)
     group = dist.group.WORLD._inner
     offset_s, error_s = clocks.align(group, store, rank, hosts)
     nodes = list(dict.fromkeys(hosts))
@@ -213,6 +218,7 @@ def _call(folder, rank, size, recorder):
             with slowed(slow, rank, recorder):
                 return function(rank, size, *args, **kwargs)
         finally:
+            recorder.stream_ends.last_look()
             log.leave()
             flush()
 

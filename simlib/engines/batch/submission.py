@@ -18,6 +18,7 @@ from ...model.jitter import Slow
 from ...model.package import ROOT
 from ...record.oplog import FORMAT
 from ...record.safe_pickle import dumps_tree
+from ...record.transports.backends import check_for_job
 from ..host.request import Surroundings, cell_numbers, check_timeout
 from ..host.restarts import Restart, Restarts, check_restarts, left_to_kill
 from .folder import JOBS
@@ -46,6 +47,7 @@ def submit(
     on_restart: Callable[[Restart], Any] | None = None,
     timeout_s: float | None = 120,
     check: bool = True,
+    backend: str = "gloo",
     name: str | None = None,
     folder: str | Path = JOBS,
 ) -> Job:
@@ -75,6 +77,8 @@ def submit(
         As for `run`: seconds without progress.
     check : bool
         As for `run`.
+    backend : {"gloo", "nccl", "mpi4py"}
+        As for `run`. ``mpi4py`` is the MPI whose mpiexec starts the ranks.
     name : str, optional
         Of the job; the function's or script's by default.
     folder : str
@@ -99,6 +103,7 @@ def submit(
     check_timeout(timeout_s)
     kill = check_kill(kill, world_size)
     check_choice("on_death", on_death, ON_DEATH)
+    check_for_job(backend, to.uses_mpi, on_death)
     slow = check_slow(slow, world_size)
     plan = check_restarts(restarts, min_ranks, on_restart, world_size)
     program = program_of(function, args, kwargs, argv, world_size)
@@ -127,6 +132,7 @@ def submit(
         "on_death": on_death,
         "timeout_s": timeout_s,
         "check": check,
+        "backend": backend,
         "cells": cells,
         "versions": versions(),
         "log_format": FORMAT,
