@@ -5,7 +5,7 @@ from .checks.guesses import guess
 from .datasets import digits, letters
 from .diagnose.findings import Finding
 from .draw.curves import draw_curves, live_curves
-from .engines.batch import Job, Mpiexec, Pbs, Slurm, jobs, submit
+from .engines.batch import Job, Mpiexec, Pbs, Slurm, Ssh, jobs, submit
 from .engines.batch.doctor import doctor
 from .engines.processes import run
 from .engines.virtual import simulate
@@ -57,6 +57,7 @@ __all__ = [
     "SimlibError",
     "Site",
     "Slurm",
+    "Ssh",
     "StuckError",
     "Trace",
     "UnfinishedError",

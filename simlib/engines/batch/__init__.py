@@ -3,7 +3,8 @@
 from .job import Job, jobs
 from .mpiexec import Mpiexec
 from .pbs import Pbs
+from .remote.ssh import Ssh
 from .slurm import Slurm
 from .submission import submit
 
-__all__ = ["Job", "Mpiexec", "Pbs", "Slurm", "jobs", "submit"]
+__all__ = ["Job", "Mpiexec", "Pbs", "Slurm", "Ssh", "jobs", "submit"]

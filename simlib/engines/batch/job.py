@@ -23,6 +23,7 @@ from .gone import DIED, gone_ranks, lost_hosts
 from .job_in_queue import JobInQueue
 from .job_monitor import JobMonitor
 from .launcher_failures import cause_in, ended_by_queue
+from .remote.remote_state import RemoteQueue, RemoteState
 from .state import JobState
 
 LOOK_S = 0.1
@@ -132,6 +133,8 @@ class Job:
             display.close(monitor.outputs)
 
     def _in_words(self, status: str) -> str:
+        if self._outcome.trouble:
+            return f"{self.name} goes on there: {self._outcome.trouble}"
         if status == "queued":
             waited_s = time.time() - self._about["submitted"]
             words = f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
@@ -173,9 +176,11 @@ class Job:
             waited_s = time.monotonic() - began
             if timeout is not None and waited_s > timeout:
                 why = self._outcome.queue.reason() if status == "queued" else ""
+                why = self._outcome.trouble or why
                 words = f"{self.name} is {status} after {timeout:g} s, and goes on"
                 raise TimeoutError(": ".join(filter(None, (words, why))))
-            words = self._in_words(status) if status == "queued" and waited_s > PATIENT_S else ""
+            is_told = status == "queued" or self._outcome.trouble
+            words = self._in_words(status) if is_told and waited_s > PATIENT_S else ""
             if words != said:
                 display.status(words)
                 said = words
@@ -209,7 +214,8 @@ class Job:
             time.sleep(LOOK_S)
 
     def __repr__(self) -> str:
-        return f"{self.name}: {self.status}, {self.world_size} ranks on {self.place}"
+        words = f"{self.name}: {self.status}, {self.world_size} ranks on {self.place}"
+        return "; ".join(filter(None, (words, self._outcome.trouble)))
 
 
 class JobOutcome:
@@ -228,12 +234,18 @@ class JobOutcome:
         self._folder = folder
         self._about = about
         self._name = name
-        self._state = JobState(folder, about["submitted"])
+        is_remote = folder.has("remote.json")
+        self._state = RemoteState(folder) if is_remote else JobState(folder, about["submitted"])
 
     @property
-    def queue(self) -> JobInQueue:
+    def queue(self) -> JobInQueue | RemoteQueue:
         """What the scheduler says."""
         return self._state.queue
+
+    @property
+    def trouble(self) -> str:
+        """See `JobState.trouble`."""
+        return self._state.trouble
 
     @property
     def state(self) -> dict[str, Any]:

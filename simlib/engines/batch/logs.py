@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import pickle
 import struct
 
@@ -66,9 +67,16 @@ def write_sleeps(memory, look, count):
 
 def trim(path):
     """Give back the room that a finished log has not used."""
-    with open(path, "r+b") as file:
-        committed = _NUMBER.unpack_from(file.read(HEADER), COMMITTED)[0]
-        file.truncate(max(HEADER, committed))
+    os.truncate(path, used_bytes(path))
+
+
+def used_bytes(path):
+    """How many bytes of a log's file are in use."""
+    with open(path, "rb") as file:
+        header = file.read(HEADER)
+    if len(header) < HEADER:
+        return len(header)
+    return max(HEADER, _NUMBER.unpack_from(header, COMMITTED)[0])
 
 
 class LogFile(OpLogReader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -14,14 +15,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from ...model.errors import InvalidCallError, JobError
+from ...record.oplog import COMMITTED, HEADER
 from ..launch.hostfile import check_name, hosts_in
 from ..launch.launchers import MPIS, Launcher, Placement, mpi_of_version
-from . import launcher_process
+from . import launcher_process, staging
 from .folder import JobFolder
 from .needs import Needs, check_count, words_of
 
 VERSION_LIMIT_S = 20
 LAUNCH = str(Path(launcher_process.__file__).resolve())
+STAGING = str(Path(staging.__file__).resolve())
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,9 @@ class Mpiexec(Needs):
         Seconds after which the job is ended, whatever it does.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank
         See `Needs`. mpiexec gives no rank cores or GPUs: it is said where there are too few GPUs.
+    stage : bool
+        For hosts that share no filesystem: each gets a copy of the job's folder, at the same path,
+        and what its ranks write is brought back. The environment must be at one path everywhere.
     """
 
     hosts: Sequence[str] | None = None
@@ -51,6 +57,7 @@ class Mpiexec(Needs):
     hostfile: str | None = None
     launcher: str | Sequence[str | Path] | None = None
     time_limit: float = 600
+    stage: bool = False
     slots: tuple[tuple[str, int], ...] | None = field(init=False, repr=False, compare=False)
 
     uses_mpi: ClassVar[bool] = True
@@ -69,6 +76,8 @@ class Mpiexec(Needs):
         check_count("ranks_per_node", self.ranks_per_node)
         check_time_limit(self.time_limit)
         object.__setattr__(self, "slots", self._slots())
+        if self.stage and self.slots is None:
+            raise InvalidCallError("stage=True copies the job to hosts: name them by hosts=[...]")
 
     def _slots(self) -> tuple[tuple[str, int], ...] | None:
         """The hosts, and how many ranks each takes; None: this machine."""
@@ -128,7 +137,13 @@ class Mpiexec(Needs):
         """The whole command that runs ``program`` on every rank."""
         words = self.words()
         at = Placement(world_size, self.ranks_per_node, self.slots)
-        return [*words, "-n", str(world_size), *mpi_of(words).place(at), *program]
+        command = [*words, "-n", str(world_size), *mpi_of(words).place(at), *program]
+        return self._staged(command) if self.stage else command
+
+    def _staged(self, command: list[str]) -> list[str]:
+        hosts = [host for host, _ in self.slots or ()]
+        plan = {"hosts": hosts, "python": sys.executable, "log": [HEADER, COMMITTED]}
+        return [sys.executable, "-I", STAGING, json.dumps(plan), *command]
 
     def environ(self) -> dict[str, str]:
         """Variables for mpiexec and the ranks, of whichever MPI: the others' are not read."""

@@ -27,6 +27,9 @@ class JobState:
         When it was submitted, in seconds since 1970.
     """
 
+    trouble = ""
+    """Why it is not known how the job stands now; of jobs that another host looks after."""
+
     def __init__(self, folder: JobFolder, submitted: float) -> None:
         self.queue = JobInQueue(folder)
         self._folder = folder

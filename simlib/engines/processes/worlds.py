@@ -19,8 +19,8 @@ from ...model.interrupts import uninterrupted
 from ...model.trust import VARIABLE
 from ...record import fingerprints, safe_pickle
 from ...record.oplog import CAPACITY, OpLogReader, create_shared_memory
-from ...record.transports.backends import BACKENDS
 from ...record.rolling import RollingReader
+from ...record.transports.backends import BACKENDS
 from ..host.forkserver import RANK_NAME, server_context, travelling
 from ..host.request import receive, send
 from .broker import Broker

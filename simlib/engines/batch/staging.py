@@ -1,0 +1,392 @@
+"""Carries a job's files between hosts that share none: ``staging.py PLAN MPIEXEC ... start.py``.
+
+A program of the standard library that stands before mpiexec. It starts itself on every host by one
+ssh, has each make a copy of the job's folder at the same path, runs mpiexec, and carries until that
+has ended. Its own folder is the *hub*: all that ranks write comes up to it, within `LOOK_S`; down
+go the words that end a job, where ranks meet, and, to the host of rank 0, what its judge looks at.
+A host that sees the folder anyway needs no copy.
+"""
+
+import json
+import os
+import queue
+import re
+import secrets
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+LOOK_S = 0.1
+LAST_S = 20.0
+"""How long the last files may take when the ranks have ended."""
+TAKEN = ("job.json", "request.pkl", "start.py")
+WORK = "work"
+"""A folder of what the learner has sent along, see `remote.ssh`."""
+MARK = ".staged"
+TO_ALL = ("end", "cancel", "meeting.json")
+FIRST_COUNTS = ("refused", "died_early")
+RANKS = re.compile(r"rank-(\d+)\.(\w+|stack-wanted)")
+TO_JUDGE = ("json", "log", "err")
+PIECE = 4 << 20
+SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5")
+
+
+class Files:
+    """One side's folder: what has changed in it, for somebody who was told the rest.
+
+    Parameters
+    ----------
+    folder : str
+    log : list of int
+        Of an op log: the length of its header, and where in it stands how much of it is written.
+    """
+
+    def __init__(self, folder, log):
+        self.folder = folder
+        self.header, self.committed = log
+
+    def names(self):
+        """Of all files but drafts and marks."""
+        return [one.name for one in os.scandir(self.folder) if one.name[0] != "." and one.is_file()]
+
+    def given(self):
+        """What a copy begins with."""
+        found = [name for name in TAKEN if os.path.exists(os.path.join(self.folder, name))]
+        for place, _, names in os.walk(os.path.join(self.folder, WORK)):
+            found += [os.path.relpath(os.path.join(place, name), self.folder) for name in names]
+        return found
+
+    def changes(self, name, told):
+        """Messages that bring a file up to date; ``told`` is what was said of it before, or None.
+
+        Returns
+        -------
+        messages : list of (dict, bytes)
+        told : object
+            For the next time.
+        """
+        path = os.path.join(self.folder, name)
+        try:
+            with open(path, "rb") as file:
+                stat = os.fstat(file.fileno())
+                if name.endswith(".log"):
+                    return self._of_log(name, file, told)
+                if name.endswith((".out", ".err")):
+                    return self._of_growing(name, file, stat.st_size, told)
+                now = [stat.st_size, stat.st_mtime_ns]
+                if now == told:
+                    return [], told
+                return [({"name": name}, file.read())], now
+        except FileNotFoundError:  # a wish that was granted, say
+            return [], told
+
+    def _of_growing(self, name, file, size, told):
+        start = told or 0
+        if told is not None and size <= start:
+            return [], told
+        file.seek(start)
+        content = file.read(PIECE)
+        return [({"name": name, "at": start}, content)], start + len(content)
+
+    def _of_log(self, name, file, told):
+        """The body before the header, which says that it is there."""
+        header = file.read(self.header)
+        start, before = told or (self.header, b"")
+        if len(header) < self.header or header == before:
+            return [], told
+        end = int.from_bytes(header[self.committed : self.committed + 8], sys.byteorder)
+        file.seek(start)
+        body = file.read(max(0, min(end - start, PIECE)))
+        messages = [({"name": name, "at": start}, body)] if body else []
+        start += len(body)
+        if start < end:
+            return messages, (start, before)
+        return [*messages, ({"name": name, "at": 0}, header)], (start, header)
+
+    def apply(self, message, content):
+        """Take in what the other side has said."""
+        path = os.path.join(self.folder, message["name"])
+        if "at" in message:
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.seek(message["at"])
+                file.write(content)
+        elif message["name"] not in FIRST_COUNTS or not os.path.exists(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            draft = f"{path}.{os.getpid()}.draft"
+            with open(draft, "wb") as file:
+                file.write(content)
+            os.replace(draft, path)
+
+
+class Pipe:
+    """Messages over two files: a line of JSON that says how many bytes follow."""
+
+    def __init__(self, reads, writes):
+        self.reads, self.writes = reads, writes
+        self._buffer = bytearray()
+
+    def send(self, message, content=b""):
+        """Send one message."""
+        head = json.dumps({**message, "nbytes": len(content)}).encode()
+        left = memoryview(head + b"\n" + content)
+        while left:
+            left = left[os.write(self.writes, left) :]
+
+    def receive(self):
+        """The next message; EOFError where the other side is gone."""
+        while (end := self._buffer.find(b"\n")) < 0:
+            self._read_on()
+        message = json.loads(self._buffer[:end])
+        length = end + 1 + message["nbytes"]
+        while len(self._buffer) < length:
+            self._read_on()
+        content = bytes(self._buffer[end + 1 : length])
+        del self._buffer[:length]
+        return message, content
+
+    def has_more(self):
+        """Whether a part of a message is here already."""
+        return bool(self._buffer)
+
+    def _read_on(self):
+        content = os.read(self.reads, 1 << 20)
+        if not content:
+            raise EOFError
+        self._buffer += content
+
+
+class Spoke:
+    """On another host: the copy, and what changes in it."""
+
+    def __init__(self, pipe):
+        self._pipe = pipe
+        self._came = set(TAKEN)
+        self._told = {}
+        self._is_last = threading.Event()
+        self._said = queue.SimpleQueue()
+
+    def serve(self):
+        """Carry until the hub says that it is over, or is gone."""
+        message, _ = self._pipe.receive()
+        folder = message["folder"]
+        if os.path.exists(os.path.join(folder, message["mark"])):
+            return self._pipe.send({"is": "shared"})
+        try:
+            self._make(folder, message["mark"])
+        except OSError as error:
+            return self._pipe.send({"is": "refused", "why": str(error)})
+        self._files = Files(folder, message["log"])
+        self._pipe.send({"is": "there"})
+        threading.Thread(target=self._listen, daemon=True).start()
+        try:
+            while not self._is_last.wait(LOOK_S):
+                self._tell()
+            while self._tell():
+                pass
+            self._pipe.send({"is": "last"})
+        except BrokenPipeError:
+            pass
+        if self._said.get() == "over":
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            open(os.path.join(folder, "end"), "a").close()
+
+    def _make(self, folder, mark):
+        if os.path.exists(os.path.join(folder, MARK)):  # a copy of a job that is no more
+            shutil.rmtree(folder)
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        os.mkdir(folder, 0o700)
+        for name in (MARK, mark):
+            open(os.path.join(folder, name), "w").close()
+
+    def _listen(self):
+        """Take in what the hub says. A thread of its own: both sides may send much at once."""
+        try:
+            while True:
+                message, content = self._pipe.receive()
+                if "name" in message:
+                    self._came.add(message["name"])
+                    self._files.apply(message, content)
+                else:
+                    self._is_last.set()
+                    if message["is"] == "over":
+                        return self._said.put("over")
+        except (EOFError, OSError):
+            self._said.put("gone")
+            self._is_last.set()
+
+    def _tell(self):
+        """Send what has changed here; returns whether there was any."""
+        sent = False
+        for name in self._files.names():
+            if name in self._came:
+                continue
+            messages, self._told[name] = self._files.changes(name, self._told.get(name))
+            for message, content in messages:
+                self._pipe.send(message, content)
+                sent = True
+        return sent
+
+
+class Hub:
+    """Where the job was submitted: the folder that all files come to."""
+
+    def __init__(self, folder, plan):
+        self._files = Files(folder, plan["log"])
+        self._plan = plan
+        self._mark = f".staged-{secrets.token_hex(4)}"
+        self._spokes = {}
+        self._told = {}
+        self._owner = {}
+
+    def stage(self):
+        """Make the copies; returns whether every host has one, or sees this folder."""
+        open(os.path.join(self._files.folder, self._mark), "w").close()
+        processes = {host: _start(host, self._plan["python"]) for host in self._plan["hosts"]}
+        self._started = list(processes.values())
+        for host, process in processes.items():  # one by one: some may share one copy
+            pipe = Pipe(process.stdout.fileno(), process.stdin.fileno())
+            place = {"folder": self._files.folder, "mark": self._mark, "log": self._plan["log"]}
+            try:
+                pipe.send(place)
+                answer, _ = pipe.receive()
+            except (EOFError, BrokenPipeError):  # ssh has said why
+                return False
+            if answer["is"] == "refused":
+                self._refuse(f"{host} cannot have a copy of the job's folder: {answer['why']}")
+                return False
+            if answer["is"] == "there":
+                self._spokes[host] = pipe
+                for name in self._files.given():
+                    self._send(host, name)
+        return True
+
+    def carry_while(self, process):
+        """Carry until the process has ended and all is here."""
+        while process.poll() is None:
+            self._listen(LOOK_S)
+            self._hand_on()
+        self._hand_on()
+        waiting = set(self._spokes)
+        for host in list(waiting):
+            self._say(host, {"is": "last"})
+        deadline = time.monotonic() + LAST_S
+        while waiting & set(self._spokes) and time.monotonic() < deadline:
+            waiting -= self._listen(LOOK_S)
+        for host in list(self._spokes):
+            self._say(host, {"is": "over"})
+        for ssh in self._started:
+            ssh.wait(LAST_S)
+
+    def _listen(self, wait_s):
+        """Take in what has come; returns the hosts that have said their last."""
+        last = set()
+        while self._spokes:
+            reads = {pipe.reads: host for host, pipe in self._spokes.items()}
+            ready = [pipe.reads for pipe in self._spokes.values() if pipe.has_more()]
+            ready = ready or select.select(list(reads), [], [], wait_s)[0]
+            if not ready:
+                return last
+            wait_s = 0
+            for host in (reads[number] for number in ready):
+                try:
+                    message, content = self._spokes[host].receive()
+                except EOFError:
+                    self._lose(host)
+                    continue
+                if "name" in message:
+                    self._take(host, message, content)
+                else:
+                    last.add(host)
+        time.sleep(wait_s)
+        return last
+
+    def _take(self, host, message, content):
+        name = message["name"]
+        if os.path.basename(name) != name:
+            return
+        self._files.apply(message, content)
+        self._owner[name] = host
+        rank = RANKS.fullmatch(name)
+        if rank and rank[2] != "stack-wanted":
+            self._owner[rank[1]] = host
+
+    def _hand_on(self):
+        for name in self._files.names():
+            for host in list(self._spokes):
+                if self._owner.get(name) != host and self._concerns(host, name):
+                    self._send(host, name)
+
+    def _concerns(self, host, name):
+        """Whether a host has to have a file."""
+        if name in TO_ALL:
+            return True
+        rank = RANKS.fullmatch(name)
+        if not rank:
+            return False
+        if rank[2] == "stack-wanted":
+            return self._owner.get(rank[1]) == host
+        return rank[2] in ("answer", "exit") or (rank[2] in TO_JUDGE and self._is_judge(host))
+
+    def _is_judge(self, host):
+        return self._owner.get("0") == host
+
+    def _send(self, host, name):
+        told = self._told.get((host, name))
+        if name.endswith(".answer") and not self._is_judge(host):  # that it is there is enough
+            messages, now = ([], told) if told else ([({"name": name}, b"")], [True])
+        else:
+            messages, now = self._files.changes(name, told)
+        self._told[host, name] = now
+        for message, content in messages:
+            self._say(host, message, content)
+
+    def _say(self, host, message, content=b""):
+        try:
+            self._spokes[host].send(message, content)
+        except KeyError:
+            pass
+        except BrokenPipeError:
+            self._lose(host)
+
+    def _lose(self, host):
+        """A host is gone, or its ssh: the ranks there are not heard of any more."""
+        del self._spokes[host]
+        self._refuse(
+            f"the connection to {host} broke while its ranks ran: is it switched on, and in this "
+            "network?"
+        )
+        open(os.path.join(self._files.folder, "end"), "a").close()
+
+    def _refuse(self, words):
+        self._files.apply({"name": "refused"}, words.encode())
+
+
+def _start(host, python):
+    command = shlex.join([python, "-I", os.path.abspath(__file__), "--spoke"])
+    return subprocess.Popen(
+        [*SSH, host, command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
+
+
+def main(plan, command):
+    """Stage, run the command, carry; returns its exit code."""
+    hub = Hub(os.path.dirname(command[-1]), plan)
+    if not hub.stage():
+        return 1
+    process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    hub.carry_while(process)
+    return process.returncode if process.returncode >= 0 else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--spoke":
+        Spoke(Pipe(0, 1)).serve()
+    else:
+        sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))
