@@ -30,6 +30,8 @@ def main():
     from .scale import cost_model
     from .simulating import simulating
     from .starting import memory, starting
+    from .testing import testing
+    from .watching import watching
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("--rounds", type=int, default=5)
@@ -54,7 +56,9 @@ def main():
         "scale": lambda: cost_model(options.rounds),
         "labs": redrawing,
         "grading": lambda: grading(options.rounds),
+        "testing": lambda: testing(options.rounds),
         "browsing": lambda: browsing(options.rounds),
+        "watching": lambda: watching(options.rounds),
     }
     unknown = set(options.names) - set(tables)
     if unknown:

@@ -10,7 +10,6 @@ and Intel MPI's ranks find are recorded anew where their ``mpiexec`` is named, a
 import argparse
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -22,8 +21,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "authoring")]
 
 from build import execute, isolate_kernels, with_neutral_places  # noqa: E402
 
+from simlib.engines.batch import answers  # noqa: E402
 from simlib.grading.source import read_source  # noqa: E402
 from simlib.practice import PracticeCluster  # noqa: E402
+from simlib.record.safe_pickle import dumps_tree, loads_tree  # noqa: E402
 
 RECORDED = ROOT / "notebooks" / "recorded"
 LESSON = ROOT / "authoring" / "lessons" / "16_the_real_cluster.py"
@@ -155,13 +156,17 @@ def reduce_job(folder, target):
     for pattern in TAKEN_ALONG:
         for path in folder.glob(pattern):
             shutil.copy(path, target)
-    about = with_neutral_places((folder / "job.json").read_text())
-    (target / "job.json").write_text(about)
+    about = json.loads(with_neutral_places((folder / "job.json").read_text()))
+    about["is_recorded"] = True
+    (target / "job.json").write_text(json.dumps(about, indent=1))
     for path in folder.glob("rank-*.log"):
         if path.stat().st_size <= LOG_NBYTES:
             shutil.copy(path, target)
-    request = pickle.loads((folder / "request.pkl").read_bytes())
-    (target / "request.pkl").write_bytes(pickle.dumps({"cells": request["cells"]}))
+    for path in target.glob("rank-*.answer"):
+        answer = answers.loads(path.read_bytes(), may_call=True)
+        path.write_bytes(answers.PLAIN + dumps_tree(answer))
+    cells = loads_tree((folder / "request.pkl").read_bytes())["cells"]
+    (target / "request.pkl").write_bytes(dumps_tree({"cells": cells}))
     said = with_neutral_places((folder / "launcher.err").read_text()) if needs_words(folder) else ""
     (target / "launcher.err").write_text(said)
 

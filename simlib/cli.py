@@ -9,7 +9,6 @@ import argparse
 import os
 import sys
 
-from .clusters import __all__ as networks
 from .engines import doctor_command as doctor
 from .engines import jobs_command as jobs
 from .engines import run_outputs
@@ -45,6 +44,18 @@ def _parser():
         "rank; then a table of who sent what to whom.",
     )
     _add_arguments(run, MOST_PROCESSES)
+    run.add_argument(
+        "--watch",
+        action="store_true",
+        help="for runs of hours: memory is bounded, the last ops are kept, and a line every so "
+        "often says how many there were and who waits",
+    )
+    run.add_argument(
+        "--every", type=float, default=60, metavar="S", help="seconds between these lines (60)"
+    )
+    run.add_argument(
+        "--backend", default="gloo", metavar="NAME", help="what moves the data: gloo or nccl (gloo)"
+    )
     run.set_defaults(command=_run)
     simulate = commands.add_parser(
         "simulate",
@@ -56,7 +67,8 @@ def _parser():
     simulate.add_argument(
         "--network",
         default="ethernet_10g",
-        choices=networks,
+        choices=_Networks(),
+        metavar="NAME",
         help="a preset of simlib.clusters (ethernet_10g)",
     )
     simulate.add_argument(
@@ -68,6 +80,15 @@ def _parser():
     jobs.add_commands(commands)
     grading.add_commands(commands)
     return parser
+
+
+class _Networks:
+    """The names of the presets of `simlib.clusters`; it needs numpy, so only a use imports it."""
+
+    def __iter__(self):
+        from .clusters import __all__ as names
+
+        return iter(names)
 
 
 def _add_arguments(command, most):
@@ -90,7 +111,8 @@ def _run(options):
     from .engines.processes.real_run import run_script
 
     def run():
-        return run_script(options.script, options.n, options.args, **_how(options))
+        how = {"watch": options.watch and options.every, "backend": options.backend}
+        return run_script(options.script, options.n, options.args, **how, **_how(options))
 
     return _perform(options, run)
 

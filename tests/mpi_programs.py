@@ -209,8 +209,8 @@ def sparse_tensors_are_added_up(rank, world_size):
 
 def no_copy_is_made_where_memory_lies_in_one_piece(rank, world_size):
     """What MPI gets is the tensor's own memory; a copy would be at another address."""
-    import simlib.mpi.mpi_group as group
-    from simlib.mpi.mpi_buffers import receive_buffer
+    import simlib.record.transports.mpi_group as group
+    from simlib.record.transports.mpi_buffers import receive_buffer
 
     for dtype in set(DTYPES) - set(group.HALVES):
         x, after = brought(rank, dtype), []

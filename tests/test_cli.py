@@ -46,6 +46,25 @@ def test_check_of_a_missing_notebook_is_refused_without_torch(tmp_path):
     assert "01_nowhere.ipynb: the file cannot be opened" in done.stderr
 
 
+STATUS = """
+import sys
+from simlib.cli import main
+main(["practice", "status"])
+print(sorted({"torch", "numpy", "matplotlib", "IPython", "nbformat"} & set(sys.modules)))
+"""
+
+
+def test_the_practice_cluster_is_asked_without_what_takes_long_to_import():
+    done = subprocess.run([sys.executable, "-c", STATUS], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+
+
+def test_a_network_that_is_none_of_the_presets(script):
+    done = simlib("simulate", "-n", 3, "--network", "pigeons", script)
+    assert done.returncode == 2
+    assert "'pigeons' (choose from" in done.stderr and "ethernet_1g" in done.stderr
+
+
 def test_names_of_simlib_are_there_though_they_are_imported_late():
     program = """
 import sys, simlib

@@ -172,14 +172,14 @@ def test_jobs_of_others_are_not_listed(folder, monkeypatch):
     theirs = folder.path.with_name("main-2")
     theirs.mkdir()
     (theirs / "job.json").touch()
-    read = folders.Path.read_bytes
+    truly_open = os.open
 
-    def refuse(path):
-        if path.parent == theirs:
+    def refuse(path, *more, **named):
+        if path == theirs:
             raise PermissionError
-        return read(path)
+        return truly_open(path, *more, **named)
 
-    monkeypatch.setattr(folders.Path, "read_bytes", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(simlib.InvalidCallError, match="cannot be read by this account"):
         simlib.Job(theirs)
     assert [job.name for job in simlib.jobs(folder.path.parent)] == ["main-1"]
@@ -190,10 +190,12 @@ def test_a_file_that_another_host_has_made_is_seen(folder, monkeypatch):
     known, there = set(), folders.Path.exists
     truly_open = os.open
 
-    def open_anew(path, *more):
+    def open_anew(path, *more, **named):
         if os.path.isdir(path):
             known.update(os.listdir(path))
-        return truly_open(path, *more)
+        elif named.get("dir_fd") is not None and path not in known:
+            raise FileNotFoundError(path)
+        return truly_open(path, *more, **named)
 
     monkeypatch.setattr(folders.Path, "exists", lambda path: path.name in known and there(path))
     monkeypatch.setattr(folders.os, "open", open_anew)

@@ -10,7 +10,7 @@ import torch
 
 from simlib.engines.batch import clocks, logs
 from simlib.engines.batch.job_monitor import _slept_on
-from simlib.record.oplog import HEADER, KIND_ID, NOBODY, OpLogWriter
+from simlib.record.oplog import HEADER, KIND_ID, NOBODY
 
 
 class Clock:
@@ -35,7 +35,7 @@ def post(writer):
 @pytest.fixture
 def written(tmp_path):
     path = tmp_path / "rank-0.log"
-    return path, OpLogWriter(logs.create(path), Clock())
+    return path, logs.writer(logs.create(path), Clock())
 
 
 def test_a_log_is_read_while_it_is_written(written):

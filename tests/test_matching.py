@@ -536,3 +536,50 @@ def test_a_mesh_of_groups_is_compared_in_linear_time(monkeypatch):
     matcher, _ = posted(ranks(*([new_group(row) for row in rows] for _ in range(64))))
     assert not matcher.mismatches
     assert len(compared) < 2 * 64 * len(rows)
+
+
+def held_by(matcher):
+    """How many things the matcher holds, of whatever sort."""
+    boxes = matcher._mailboxes.values()
+    sides = [side for box in boxes for side in (box.sends, box.recvs, box.received, box.taken)]
+    return (
+        len(matcher._number)
+        + len(matcher._new_groups)
+        + sum(len(ops) for side in sides for ops in side.values())
+        + sum(len(meetings.under_way) for meetings in matcher._meetings.values())
+    )
+
+
+def test_what_has_met_is_forgotten():
+    matcher, everyone, seqs = Matcher(3), world(3), [0, 0, 0]
+
+    def post(rank, call, peer=None, source=None):
+        op = make_op(rank, seqs[rank], replace(call, group=everyone))
+        seqs[rank] += 1
+        matcher.post(op)
+        if source is not None:
+            matcher.resolve(replace(op, peer=source))
+
+    most = 0
+    for step in range(50):
+        post(2, later(send(0)))  # one is always under way
+        if step:
+            post(0, recv(2))
+        post(1, send(0))
+        post(0, recv(), source=1)
+        for rank in range(3):
+            post(rank, collective("all_reduce"))
+        most = max(most, held_by(matcher))
+    assert most <= 4 and not matcher.mismatches and not matcher.absent()
+    assert [(op.rank, op.kind) for op in matcher.unfinished()] == [(2, "send")]
+
+
+def test_mailboxes_of_old_tags_are_forgotten(monkeypatch):
+    monkeypatch.setattr(matching, "MOST_QUIET", 8)
+    matcher, everyone = Matcher(2), world(2)
+    for step in range(100):
+        matcher.post(make_op(0, step, replace(send(1), group=everyone, tag=step)))
+        if step != 50:
+            matcher.post(make_op(1, step, replace(recv(0), group=everyone, tag=step)))
+    assert len(matcher._mailboxes) <= 20
+    assert [op.tag for op in matcher.unfinished()] == [50]

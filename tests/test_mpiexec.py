@@ -1,6 +1,5 @@
 """The commands of every MPI's mpiexec and of srun, and what launchers' words mean."""
 
-import os
 import re
 import sys
 
@@ -44,9 +43,24 @@ def test_command_of_mpich_and_intel(tmp_path, name):
     assert command == [*words, *"-n 4 -ppn 2 -hosts a,b python x.py".split()]
     here = simlib.Mpiexec(launcher=words).command(3, ["python"])
     assert here == [*words, "-n", "3", "python"]
-    from_file = simlib.Mpiexec(hostfile="hosts", launcher=words).command(1, ["python"])
-    # Without -ppn: it would overrule the counts in the file.
-    assert from_file == [*words, "-n", "1", "-f", os.path.abspath("hosts"), "python"]
+
+
+@pytest.mark.parametrize(
+    ("name", "even", "uneven"),
+    [
+        ("MPICH", "-ppn 2 -hosts a,b", "-hosts a:2,b:1"),
+        ("Intel MPI", "-ppn 2 -hosts a,b", "-hosts a:2,b:1"),
+        ("Open MPI", "--host a:2,b:2", "--host a:2,b:1"),
+    ],
+)
+def test_a_hostfile_is_told_in_the_form_of_the_launcher(tmp_path, name, even, uneven):
+    words = launcher(tmp_path, VERSIONS[name])
+    for text, options in (("a:2\nb slots=2\n", even), ("a slots=2\r\nb", uneven)):
+        (tmp_path / "hosts").write_text(text)
+        to = simlib.Mpiexec(hostfile=str(tmp_path / "hosts"), launcher=words)
+        command = to.command(3, ["python"])
+        assert command[: len(words) + 2] == [*words, "-n", "3"]
+        assert command[-len(options.split()) - 1 :] == [*options.split(), "python"]
 
 
 def test_command_of_open_mpi(tmp_path, monkeypatch):

@@ -139,13 +139,13 @@ def waiting_for(go):
 
 def test_the_connection_breaks_and_comes_back(laptop, monkeypatch):
     """The job goes on meanwhile, also by Slurm; a new kernel finds it."""
-    monkeypatch.setattr(line, "ANSWER_S", 1.0)
-    monkeypatch.setattr(remote_state, "PATIENT_S", 1.0)
     to = laptop.to(simlib.Slurm(nodes=2, time_limit=WAIT_S))
     job = laptop.submit(waiting_for(laptop.there / "go"), to, name="long")
     wait_until(lambda: job.status == "active" and said(job, "waits"))
     laptop.link("down")
     try:
+        monkeypatch.setattr(line, "ANSWER_S", 1.0)
+        monkeypatch.setattr(remote_state, "PATIENT_S", 1.0)
         wait_until(lambda: "login cannot be reached at the moment" in repr(job))
         assert repr(job).startswith("long-1: active, 2 ranks on 2 nodes of slurm, by login; login")
         with pytest.raises(TimeoutError, match="is active after 0 s, and goes on: login cannot"):
@@ -160,6 +160,7 @@ def test_the_connection_breaks_and_comes_back(laptop, monkeypatch):
         assert not said(job, "has gone on")
     finally:
         laptop.link("up")
+        monkeypatch.undo()
     run = again.result(WAIT_S)
     assert run.results == [2000.0, 2000.0]
     assert run.output == [f"rank {rank} waits\nrank {rank} has gone on\n" for rank in (0, 1)]

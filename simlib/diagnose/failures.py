@@ -119,7 +119,8 @@ def _raised(monitor, told):
     if all(failure.is_exit for failure in told.values()):
         codes = {rank: _exit_code(failure.report.exit_code) for rank, failure in told.items()}
         return errors.RankDiedError(message, sites, exitcodes=codes)
-    return errors.RankError(message, sites, tracebacks=tracebacks)
+    reports = {rank: failure.report for rank, failure in told.items()}
+    return errors.RankError(message, sites, tracebacks=tracebacks, reports=reports)
 
 
 def _out_of_memory(told, sites):
@@ -154,7 +155,8 @@ def _rank_died(monitor, ranks):
         site = _last_known_site(monitor, rank)
         sites[rank] = site
         where = f" ({site.place}, {site.op})" if site.lineno else ""
-        parts.append(f"the process of rank {rank} {how_it_ended(code)}{where}")
+        words = monitor.death_words.get(rank) or f"the process of rank {rank} {how_it_ended(code)}"
+        parts.append(f"{words}{where}")
     message = "; ".join(parts)
     if len(monitor.deaths) < monitor.world_size:
         message += ". The other ranks were ended too."

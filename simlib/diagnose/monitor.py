@@ -13,6 +13,7 @@ from typing import Any
 
 from ..model.errors import DeadlockError, SimlibError
 from ..model.failure_report import FailureReport
+from ..model.forgotten import Forgotten
 from ..model.matching import Matcher
 from ..model.trace import Op
 from . import failures, verdicts
@@ -203,10 +204,20 @@ class DeadlockDetector:
         )
         return found_in(evidence) if any(evidence) else []
 
+    def keep_up(self) -> bool:
+        """Take in what logs that roll over have, so that ranks may go on in their oldest segments.
+
+        Returns whether ops disagree, which nothing that follows can mend.
+        """
+        self._take_in()
+        for log in self._logs:
+            log.let_go()
+        return bool(self._matcher.mismatches)
+
     def _is_for_want(self, op: Op, dead: Container[int]) -> bool:
         """Whether an op was left over by a rank that died, or for want of one, or raised."""
-        log = self._logs[op.rank]
-        has_failed = log.op_at(log.offset_of(op.seq), op.seq, 0, self._cells).failed_s is not None
+        now = self._now(op)
+        has_failed = now is not None and now.failed_s is not None
         return op.rank in dead or op.peer in dead or (has_failed and bool(dead))
 
     def _take_in(self) -> None:
@@ -223,20 +234,25 @@ class DeadlockDetector:
                 self._taken[rank] = op.seq + 1
         self._resolve_any()
 
-    def _is_done(self, op: Op) -> bool:
+    def _now(self, op: Op) -> Op | None:
+        """The op as the log has it now; None where it ended so long ago that it is forgotten."""
         log = self._logs[op.rank]
-        return log.op_at(log.offset_of(op.seq), op.seq, 0, self._cells).done
+        offset = log.offset_of(op.seq)
+        return None if offset is None else log.op_at(offset, op.seq, 0, self._cells)
+
+    def _is_done(self, op: Op) -> bool:
+        now = self._now(op)
+        return now is None or now.done
 
     def _resolve_any(self) -> None:
         """Tell the matcher the senders that recvs of any source have found by now."""
         still_open = []
         for op in self._open_any:
-            log = self._logs[op.rank]
-            now = log.op_at(log.offset_of(op.seq), op.seq, 0, self._cells)
-            if now.peer is None:
-                still_open.append(op)
-            else:
+            now = self._now(op)
+            if now is not None and now.peer is not None:
                 self._matcher.resolve(now)
+            else:
+                still_open.append(op)
         self._open_any = still_open
 
 
@@ -269,12 +285,16 @@ class RunMonitor(ABC):
         rank -> exit code of a process that ended by itself.
     died_s : dict of int to float
         rank -> when it died, on the ranks' clock; of those of whom that is known.
+    death_words : dict of int to str
+        rank -> how its death is told, of those of whom more is known than how their process ended.
     outputs : list of RankOutput
         By rank.
     native : list or dict of bytes
         What native code wrote to stderr, by rank: crash stacks, and stacks asked for.
     survives : bool
         Whether the others go on when a rank dies.
+    forgotten : Forgotten or None
+        Of a run that is watched, whose logs roll over: sums of what they hold no more.
     kill : Mapping
         The ranks that were to be killed, and when.
     wire, memory, flops, processes : list or None
@@ -284,6 +304,7 @@ class RunMonitor(ABC):
     engine: str = "real"
     survives: bool = False
     kill: Mapping[int, float] = {}
+    forgotten: Forgotten | None = None
     wire: list | None = None
     memory: list | None = None
     flops: list | None = None
@@ -308,6 +329,7 @@ class RunMonitor(ABC):
         self.answers: dict[int, tuple] = {}
         self.deaths: dict[int, int] = {}
         self.died_s: dict[int, float] = {}
+        self.death_words: dict[int, str] = {}
         self.outputs = [RankOutput() for _ in range(world_size)]
         self._moved = -1, 0
         self._still_since_s = 0.0
@@ -340,12 +362,13 @@ class RunMonitor(ABC):
         first = [one for one in failed if not isinstance(one, FailureReport) or not one.from_wait]
         return bool(first) or self._ended_by_death()
 
-    def stuck(self) -> SimlibError | None:
+    def stuck(self, disagree: bool = False) -> SimlibError | None:
         """The error for ranks that wait for ever, or for ops that disagree; None while unknown.
 
-        Only for ranks that stand still since the last call is there a verdict.
+        Only for ranks that stand still since the last call is there a verdict, or where it is known
+        that ops ``disagree``.
         """
-        if self.check and self.detector.look(self.running()):
+        if self.check and (self.detector.look(self.running()) or disagree):
             return self.verdict()
         return None
 
@@ -404,13 +427,14 @@ class Watchdog:
     def ending(self, posted: int) -> SimlibError | None:
         """The error that ends the run now, or None; ``posted`` changes with every op of a rank."""
         flooding = [rank for rank, out in enumerate(self._monitor.outputs) if out.is_flood]
-        if flooding:
+        is_watched = self._monitor.forgotten is not None  # by somebody who sees what is printed
+        if flooding and not is_watched:
             return failures.endless_output(self._monitor, flooding[0])
         silence_s = self._silence_s(posted)
         limit_s = self._monitor.timeout_s
         if limit_s is not None and silence_s > limit_s:
             return failures.out_of_time(self._monitor)
-        if silence_s > QUIET_S and not self._said_quiet:
+        if silence_s > QUIET_S and not self._said_quiet and not is_watched:
             self._display.status(failures.where_ranks_are(self._monitor))
             self._said_quiet = True
         self._display.refresh()

@@ -34,17 +34,26 @@ def run_table(run):
     parts.append(_shown(moves, "messages", max(MOST_ROWS // 2, MOST_ROWS - len(joint))))
     parts.append(_shown(joint, "collectives", max(MOST_ROWS // 2, MOST_ROWS - len(moves))))
     parts.append([f"finding: {' '.join(str(found).split())}" for found in run.findings])
+    if trace.forgotten is not None:
+        words = trace.forgotten.in_words(trace.ops)
+        parts.append([f"{words}: rows, trace and pictures show these; sums are of the whole run"])
     if trace.dropped:
-        parts.append([f"{count(trace.dropped, 'further op')} ran and were not recorded"])
+        advice = "simlib run --watch goes on recording"
+        parts.append([f"{count(trace.dropped, 'further op')} ran and were not recorded ({advice})"])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
 def _header(run, messages, collectives):
-    nbytes = sum(message.nbytes for message in messages)
+    number, nbytes = len(messages), sum(message.nbytes for message in messages)
+    joint, forgotten = len(collectives), run.trace.forgotten
+    if forgotten is not None:
+        number += sum(messages for messages, _ in forgotten.sent.values())
+        nbytes += sum(nbytes for _, nbytes in forgotten.sent.values())
+        joint += forgotten.collectives
     return [
         f"{run.name} on {count(run.world_size, f'{run.engine} rank')}: "
-        f"{count(len(messages), 'message')}, {count(nbytes, 'byte')}; "
-        f"{count(len(collectives), 'collective')}"
+        f"{count(number, 'message')}, {count(nbytes, 'byte')}; "
+        f"{count(joint, 'collective')}"
     ]
 
 
@@ -57,6 +66,8 @@ def _rank_rows(run, messages):
     joined = [0] * run.world_size
     for op in run.trace:
         joined[op.rank] += not op.is_p2p
+    if run.trace.forgotten is not None:
+        _add_forgotten(run.trace.forgotten, sent, received, joined)
     times = _time_columns(run)
     rows = [("rank", "result", "sent", "received", "collectives", *times)]
     for rank in range(min(run.world_size, MOST_ROWS)):
@@ -77,6 +88,14 @@ def _rank_rows(run, messages):
     return lines
 
 
+def _add_forgotten(forgotten, sent, received, joined):
+    for (src, _), (messages, nbytes) in forgotten.sent.items():
+        _add(sent[src], nbytes, messages)
+    for rank, (messages, nbytes) in enumerate(forgotten.received):
+        _add(received[rank], nbytes, messages)
+        joined[rank] += forgotten.joined[rank]
+
+
 def _time_columns(run):
     """``{"computed": seconds by rank, ...}``; nothing where a repeat would take other times."""
     if not run.repeats:
@@ -89,8 +108,8 @@ def _time_columns(run):
     }
 
 
-def _add(total, nbytes):
-    total[0] += 1
+def _add(total, nbytes, messages=1):
+    total[0] += messages
     total[1] += nbytes
 
 

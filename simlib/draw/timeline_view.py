@@ -69,6 +69,8 @@ class View:
             self.notes.append("zoom: timeline(between=(t0, t1))")
         if self.crowded:
             self.notes.insert(0, "each pixel of a lane shows what its rank did most")
+        if self.trace.forgotten is not None:
+            self.notes.append(self.trace.forgotten.in_words(self.trace.ops))
         if self.trace.dropped:
             self.notes.append(f"{self.trace.dropped:,} further ops were not recorded")
 

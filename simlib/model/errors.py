@@ -17,6 +17,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .failure_report import FailureReport
     from .trace import Site
 
 
@@ -57,7 +58,10 @@ class InvalidCallError(SimlibError):
 
 
 class RankError(SimlibError):
-    """A rank raised an exception; ``.tracebacks`` maps each such rank to its text."""
+    """A rank raised an exception; ``.tracebacks`` maps each such rank to its text.
+
+    ``.reports`` maps it to its `FailureReport`: the exception's class, words and frames.
+    """
 
     kind = "rank_error"
 
@@ -67,9 +71,11 @@ class RankError(SimlibError):
         sites: Mapping[int, Site] | None = None,
         run: Any = None,
         tracebacks: Mapping[int, str] | None = None,
+        reports: Mapping[int, FailureReport] | None = None,
     ) -> None:
         super().__init__(message, sites, run)
         self.tracebacks = dict(tracebacks or {})
+        self.reports = dict(reports or {})
 
 
 class RankDiedError(SimlibError):

@@ -19,6 +19,8 @@ from itertools import islice
 from math import inf, prod
 
 ROOTED = frozenset({"broadcast", "scatter", "gather", "reduce"})
+MOST_QUIET = 1000
+"""Mailboxes after which those in which nothing is under way are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class Matcher:
     -----
     The ops of one rank must come in that rank's order; ranks may be interleaved in any way.
 
+    What has met on all sides is forgotten, so the memory is that of what is under way.
+
     **Cost** O(1) for each op posted; O(open recvs of any source and messages that
     wait for them) to ask after a p2p op.
     """
@@ -81,11 +85,12 @@ class Matcher:
         self.world_size = world_size
         self.eager_limit_bytes = eager_limit_bytes
         self.mismatches = []
-        self._meetings = defaultdict(list)  # group and sort -> [{rank: op} of its k-th collective]
+        self._meetings = defaultdict(_Meetings)  # group and sort -> collectives under way
         self._counts = defaultdict(int)  # (group and sort, rank) -> collectives so far
         self._new_groups = defaultdict(dict)  # (channel, number) -> {list of ranks: first op}
-        self._number = {}  # (rank, seq) -> number of the op on its channel
+        self._number = {}  # (rank, seq) -> number of the op on its channel; until it has met
         self._mailboxes = defaultdict(_Mailbox)  # (group, dst, tag) -> messages to there
+        self._most_mailboxes = MOST_QUIET
 
     def post(self, op):
         """Take one op in; a disagreement it reveals is added to `mismatches`."""
@@ -96,8 +101,11 @@ class Matcher:
         if op.any_source:
             mailbox.open_any.append(op)
             return
-        side, peer = (mailbox.sends, op.rank) if op.kind == "send" else (mailbox.recvs, op.peer)
-        self._number[op.rank, op.seq] = len(side[peer])
+        if op.kind == "send":
+            side, peer, met = mailbox.sends, op.rank, mailbox.met
+        else:
+            side, peer, met = mailbox.recvs, op.peer, mailbox.met_named
+        self._number[op.rank, op.seq] = met[peer] + len(side[peer])
         side[peer].append(op)
         if op.kind == "recv":
             mailbox.received[peer].append(op)
@@ -119,9 +127,11 @@ class Matcher:
 
     def wait_of(self, op, is_done=lambda op: False):
         """The `Wait` of a rank that waits for this op; its ``needs`` are empty when it returns."""
+        number = self._number.get((op.rank, op.seq))
+        if number is None and not op.any_source:
+            return Wait(op.rank, op, ())  # it has met
         if not op.is_p2p:
-            number = self._number[op.rank, op.seq]
-            arrived = self._meetings[_channel(op)][number]
+            arrived = self._meetings[_channel(op)].at(number)
             return Wait(op.rank, op, tuple(rank for rank in _company(op) if rank not in arrived))
         mailbox = self._mailbox(op)
         if op.kind == "send":
@@ -131,8 +141,8 @@ class Matcher:
         if op.any_source:
             others = tuple(rank for rank in op.group.ranks if rank != op.rank)
             return Wait(op.rank, op, () if mailbox.has_message_for_any(op) else others, any_of=True)
-        number = self._number[op.rank, op.seq] + len(mailbox.taken[op.peer])
-        return Wait(op.rank, op, () if number < len(mailbox.sends[op.peer]) else (op.peer,))
+        place = number - mailbox.met_named[op.peer] + len(mailbox.taken[op.peer])
+        return Wait(op.rank, op, () if place < len(mailbox.sends[op.peer]) else (op.peer,))
 
     def _is_received(self, op, mailbox, is_done):
         """Whether a send may complete.
@@ -140,7 +150,8 @@ class Matcher:
         An open recv of any source counts for every send that could go there, but for those taken
         up by sends that came before it from the same rank, or are known to be received.
         """
-        place = self._number[op.rank, op.seq] - len(mailbox.received[op.rank])
+        number = self._number[op.rank, op.seq] - mailbox.met[op.rank]
+        place = number - len(mailbox.received[op.rank])
         if op.nbytes <= self.eager_limit_bytes or place < 0:
             return True
         if not mailbox.open_any:
@@ -218,7 +229,7 @@ class Matcher:
         """Collectives some member never called: a list of ({rank: Op}, missing ranks)."""
         found = []
         for meetings in self._meetings.values():
-            for arrived in meetings:
+            for arrived in meetings.under_way:
                 op = next(iter(arrived.values()))
                 missing = tuple(rank for rank in op.group.ranks if rank not in arrived)
                 if missing:
@@ -226,6 +237,11 @@ class Matcher:
         return found
 
     def _mailbox(self, op):
+        if len(self._mailboxes) > self._most_mailboxes:
+            self._mailboxes = defaultdict(
+                _Mailbox, {key: box for key, box in self._mailboxes.items() if not box.is_quiet}
+            )
+            self._most_mailboxes = max(MOST_QUIET, 2 * len(self._mailboxes))
         return self._mailboxes[op.group, op.peer if op.kind == "send" else op.rank, op.tag]
 
     def _post_collective(self, op):
@@ -234,9 +250,7 @@ class Matcher:
         self._counts[channel, op.rank] = number + 1
         self._number[op.rank, op.seq] = number
         meetings = self._meetings[channel]
-        if number == len(meetings):
-            meetings.append({})
-        arrived = meetings[number]
+        arrived = meetings.at(number)
         others = self._to_compare(arrived, op)
         if op.kind == "new_group":
             others += self._other_lists(channel, number, op)
@@ -245,6 +259,15 @@ class Matcher:
         if rule and not any(mismatch.ops is arrived for mismatch in self.mismatches):
             self.mismatches.append(Mismatch(rule, arrived))
         arrived[op.rank] = op
+        if len(arrived) == len(op.group):
+            meetings.forget_first()
+            self._new_groups.pop((channel, number), None)
+            self._forget(arrived.values())
+
+    def _forget(self, ops):
+        """Ops have met on all sides: no wait for them is asked after but those that return."""
+        for op in ops:
+            self._number.pop((op.rank, op.seq), None)
 
     @staticmethod
     def _to_compare(arrived, op):
@@ -274,17 +297,23 @@ class Matcher:
         served first: nothing is compared.
         """
         if mailbox.is_unsure:
+            if mailbox.has_all_met:
+                for one in list(mailbox.sends):
+                    self._forget(mailbox.forget_first(one, len(mailbox.sends[one])))
+                mailbox.is_unsure = False
             return
         sends, received = mailbox.sends[src], mailbox.received[src]
         first_open = min(op.seq for op in mailbox.open_any) if mailbox.open_any else inf
-        for number in range(mailbox.compared[src], min(len(sends), len(received))):
-            send, recv = sends[number], received[number]
+        compared = 0
+        for send, recv in zip(sends, received, strict=False):
             if recv.seq > first_open:
                 break
             rule = _message_disagreement(send, recv)
             if rule:
                 self.mismatches.append(Mismatch(rule, {op.rank: op for op in (send, recv)}))
-            mailbox.compared[src] = number + 1
+            compared += 1
+        if compared:
+            self._forget(mailbox.forget_first(src, compared))
 
 
 def _message_disagreement(send, recv):
@@ -293,17 +322,73 @@ def _message_disagreement(send, recv):
     return "shape" if send.nbytes != recv.nbytes else None
 
 
+class _Meetings:
+    """The collectives of a group: those under way, and how many are complete, which come first.
+
+    ``under_way`` is a list of ``{rank: op}``.
+    """
+
+    def __init__(self):
+        self.under_way = []
+        self._complete = 0
+
+    def at(self, number):
+        """Who has come to the collective with this number; a new one where it is the next."""
+        place = number - self._complete
+        if place == len(self.under_way):
+            self.under_way.append({})
+        return self.under_way[place]
+
+    def forget_first(self):
+        """All have come to the first one, and so to none behind it before."""
+        del self.under_way[0]
+        self._complete += 1
+
+
 class _Mailbox:
-    """The messages of one group to one rank with one tag, by their source."""
+    """The messages of one group to one rank with one tag, by their source; without those that met.
+
+    ``met`` counts these, ``met_named`` those of them whose recv named its source.
+    """
 
     def __init__(self):
         self.sends = defaultdict(list)
         self.recvs = defaultdict(list)
         self.taken = defaultdict(list)  # recvs of any source that have got theirs
         self.received = defaultdict(list)  # both sorts of recv, by seq
-        self.compared = defaultdict(int)
+        self.met = defaultdict(int)
+        self.met_named = defaultdict(int)
         self.open_any = []
         self.is_unsure = False  # a named recv was posted while one of any source was open
+
+    @property
+    def is_quiet(self):
+        """Whether nothing is under way here."""
+        return not (self.open_any or any(self.sends.values()) or any(self.received.values()))
+
+    @property
+    def has_all_met(self):
+        """Whether every message has its recv, and every recv its message."""
+        if self.open_any:
+            return False
+        sources = self.sends.keys() | self.received.keys()
+        return all(len(self.sends[src]) == len(self.received[src]) for src in sources)
+
+    def forget_first(self, src, count):
+        """Forget the first messages of a source, which have met; returns their sends and recvs."""
+        recvs = self.received[src][:count]
+        sends = self.sends[src][:count]
+        named = sum(1 for recv in recvs if not recv.any_source)
+        self.met[src] += count
+        self.met_named[src] += named
+        for side, some in (
+            (self.sends, count),
+            (self.received, count),
+            (self.recvs, named),
+            (self.taken, count - named),
+        ):
+            del side[src][:some]
+        return sends + recvs
 
     def has_message_for_any(self, op):
         """Whether a send is there for a recv of any source, after recvs posted before it."""

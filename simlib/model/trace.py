@@ -9,6 +9,10 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .forgotten import Forgotten
 
 P2P_KINDS = frozenset({"send", "recv"})
 
@@ -315,6 +319,8 @@ class Trace:
         What ranks have named of their work, ordered by ``start_s``, then rank.
     deaths : dict of int to float
         Rank -> when it died.
+    forgotten : Forgotten or None
+        Of a run that was watched for long: sums of what came before ``ops``, where that is not all.
     """
 
     world_size: int
@@ -324,6 +330,7 @@ class Trace:
     clock_error_s: float = 0.0
     pieces: list = field(default_factory=list)
     deaths: dict = field(default_factory=dict)
+    forgotten: Forgotten | None = None
 
     def __len__(self) -> int:
         return len(self.ops)

@@ -18,9 +18,9 @@ os.environ.update(ucx.settings())  # before mpi4py is imported: that is MPI_Init
 
 from ..engines.launch.addresses import interface_towards  # noqa: E402
 from ..engines.launch.rendezvous import meet  # noqa: E402
+from ..record.transports.mpi_group import MpiGroup  # noqa: E402
+from ..record.transports.mpi_request import MpiWork  # noqa: E402
 from .mpi_backend import install  # noqa: E402
-from .mpi_group import MpiGroup  # noqa: E402
-from .mpi_request import MpiWork  # noqa: E402
 
 __all__ = ["MpiGroup", "MpiWork", "interface_towards", "meet"]
 

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from ..engines.launch.launchers import MPIS
 from ..engines.launch.rendezvous import meet
 from ..model.errors import InvalidCallError, JobError
-from .mpi_group import MpiGroup
+from ..record.transports.mpi_group import MpiGroup
 
 BACKEND = "mpi4py"
 KNOWN_TO_MPI = ("backend", "init_method", "store", "rank", "world_size")

@@ -1,7 +1,8 @@
 """What no call may ask for: rules that a call breaks whatever the other ranks do.
 
-They are Gloo's own, and a few that Gloo leaves out and then hands back memory nobody has written.
-Both engines ask here before a call is written down, so that both refuse it in the same sentence.
+They are the backend's own (`transports.abilities`), and a few that Gloo leaves out and then hands
+back memory nobody has written. Both engines ask here before a call is written down, so that both
+refuse it in the same sentence.
 What ranks must agree on among themselves is judged elsewhere (`simlib.model.matching`).
 
 A check of a collective takes the call's arguments (without its options), and the rank and the size
@@ -16,30 +17,7 @@ from itertools import chain
 import torch
 
 from ..model.errors import InvalidCallError
-
-LARGEST_TAG = 2**31 - 1
-"""torch passes a tag on as a C int."""
-
-_REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-_BITWISE_OPS = ("BAND", "BOR", "BXOR")
-_GLOO_DTYPES = frozenset(
-    {
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    }
-)
-"""What Gloo's collectives can carry (ProcessGroupGloo.cpp, torch 2.13); messages carry any dtype.
-
-Complex numbers come here too: torch takes them for pairs of real ones, here or further down.
-"""
-
+from .transports.abilities import BITS, OPS
 
 # Messages
 
@@ -57,36 +35,72 @@ def check_peer(rank, size, peer, role):
         )
 
 
-def check_message(tensor, tag, role):
-    """Refuse a tag, or a tensor, that Gloo cannot send or receive; ``role`` is its side."""
+def check_message(method, tensor, tag, abilities):
+    """Refuse a tag, or a tensor, that the backend cannot send or receive."""
+    able = _ability_for(method, tensor, abilities)
+    refuse_what_is_lacking(method, able)
     try:
         number = operator.index(tag)
     except TypeError:
         raise InvalidCallError(f"tag={tag!r} must be a whole number, 0 or more") from None
-    if not 0 <= number <= LARGEST_TAG:
-        raise InvalidCallError(f"tag={tag} must be from 0 to {LARGEST_TAG}")
-    verb, advice = _OF_ROLE[role]
+    if not 0 <= number <= able.largest_tag:
+        raise InvalidCallError(_about_tag(tag, able))
+    verb, advice = _OF_MESSAGE[method]
+    if able.sends is not None and tensor.dtype not in able.sends:
+        raise InvalidCallError(
+            f"{able.name} cannot {method} {_name(tensor)}: convert the tensor first, for example "
+            "with x.float()"
+        )
     if tensor.layout is not torch.strided:
         raise InvalidCallError(
             f"a sparse tensor cannot be {verb}: {verb} must be a dense one, as x.to_dense() gives"
         )
-    if not tensor.is_contiguous():
+    if able.moves_memory and not tensor.is_contiguous():
         raise InvalidCallError(
             f"the tensor that is {verb} must be contiguous, its elements one after the other in "
             f"memory, which a transposed tensor, a column or a slice with steps is not: {advice}"
         )
 
 
-_OF_ROLE = {
-    "dst": ("sent", "send x.contiguous()"),
-    "src": ("received into", "receive into a new tensor and copy from it"),
-}
+_INTO = "received into", "receive into a new tensor and copy from it"
+_OF_MESSAGE = {"send": ("sent", "send x.contiguous()"), "recv": _INTO, "recv_anysource": _INTO}
+
+
+def _about_tag(tag, able):
+    if able.largest_tag:
+        return f"tag={tag} must be from 0 to {able.largest_tag}"
+    return (
+        f"tag={tag} is not possible: {able.name} has no tags. Leave it out: messages from one rank "
+        "to another come in the order in which they are sent"
+    )
+
+
+# Backends
+
+
+def _ability_for(what, tensor, abilities):
+    """What the backend can do with a tensor; refused where it carries none from its device."""
+    able = abilities.get(tensor.device.type)
+    if able is not None:
+        return able
+    first = next(iter(abilities.values()))
+    raise InvalidCallError(
+        f"{what} with {first.name} takes tensors on {' or '.join(abilities)}, and this one is on "
+        f"{tensor.device}: move it there first, for example by x.cpu(), or run with another backend"
+    )
+
+
+def refuse_what_is_lacking(method, able):
+    """Refuse a method of `dist.ProcessGroup` that a backend does not have."""
+    instead = able.lacks.get(method)
+    if instead is not None:
+        raise InvalidCallError(f"{able.name} has no {OPS[method]}: {instead}")
 
 
 # Collectives
 
 
-def check_collective(kind, method, rank, size, opts, root, args):
+def check_collective(kind, method, rank, size, opts, root, args, abilities):
     """Refuse what no rank's answer could make right.
 
     Parameters
@@ -103,6 +117,8 @@ def check_collective(kind, method, rank, size, opts, root, args):
         Where the collective has one.
     args : tuple
         The call's arguments: the tensors first.
+    abilities : dict of str to Ability
+        The backend's, by type of device.
     """
     if root is not None and not 0 <= root < size:
         raise InvalidCallError(
@@ -112,13 +128,23 @@ def check_collective(kind, method, rank, size, opts, root, args):
     if check is not None:
         check(args, size, rank == root)
     tensors = list(_tensors_of(args))
+    if not tensors:
+        return
+    able = _ability_for(kind, tensors[0], abilities)
+    refuse_what_is_lacking(method, able)
     for tensor in tensors:
-        _check_tensor(kind, tensor)
+        _check_tensor(kind, method, tensor, able)
+    if len(tensors) > 1:
+        _check_devices(kind, tensors)
     moved = _MOVED_AS_IT_LIES.get(method)
     if moved is not None and not all(map(_is_in_order, tensors)):
-        _check_memory(kind, list(_tensors_of(args[:moved])), tensors)
-    if kind in _REDUCING and tensors:
-        _check_reduce_op(opts.reduceOp if opts is not None else None, tensors[0])
+        moved = list(_tensors_of(args[:moved]))
+        if able.moves_memory:
+            _check_memory(kind, moved, tensors, able)
+        else:
+            _refuse_expanded(f"what {kind} takes", moved)
+    if kind in _REDUCING:
+        _check_reduce_op(opts.reduceOp if opts is not None else None, tensors[0], able)
 
 
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
@@ -132,13 +158,27 @@ def _tensors_of(args):
             yield from _tensors_of(arg)
 
 
-def _check_tensor(kind, tensor):
-    if tensor.dtype not in _GLOO_DTYPES and not tensor.is_complex():
+def _check_devices(kind, tensors):
+    if len({tensor.device.type for tensor in tensors}) > 1:
+        devices = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
         raise InvalidCallError(
-            f"{kind} cannot carry {_name(tensor)} with Gloo: convert the tensor first, "
+            f"the tensors of one {kind} must be on one sort of device, and these are on {devices}: "
+            "move them together, for example by x.cpu()"
+        )
+
+
+def _check_tensor(kind, method, tensor, able):
+    if method in able.not_complex and tensor.is_complex():
+        raise InvalidCallError(
+            f"{kind} cannot carry {_name(tensor)} with {able.name}: pass torch.view_as_real(x)"
+        )
+    carries = able.reduces if kind in _REDUCING else able.carries
+    if carries is not None and tensor.dtype not in carries:
+        raise InvalidCallError(
+            f"{kind} cannot carry {_name(tensor)} with {able.name}: convert the tensor first, "
             "for example with x.float()"
         )
-    is_sparse_sum = tensor.layout is torch.sparse_coo and kind == "all_reduce"
+    is_sparse_sum = tensor.layout is torch.sparse_coo and kind == "all_reduce" and able.adds_sparse
     if tensor.layout is not torch.strided and not is_sparse_sum:
         raise InvalidCallError(
             f"{kind} takes dense tensors only, and this one is {_words(tensor.layout)}: "
@@ -147,7 +187,7 @@ def _check_tensor(kind, tensor):
 
 
 _MOVED_AS_IT_LIES = {"broadcast": 1, "allreduce": 1, "reduce": 1, "scatter": 2, "reduce_scatter": 1}
-"""Of how many of a method's arguments Gloo moves the memory, from the first byte on.
+"""Of how many of a method's arguments Gloo and NCCL move the memory, from the first byte on.
 
 It takes as many elements as the tensor has, whatever their strides (pytorch issue 192920): of a
 slice with steps the neighbours, of what expand() gives the memory behind it. Other methods copy.
@@ -158,22 +198,22 @@ def _is_in_order(tensor):
     return tensor.layout is not torch.strided or tensor.is_contiguous()
 
 
-def _check_memory(kind, moved, tensors):
-    """Refuse tensors of which Gloo would take other memory than theirs, or in another order."""
+def _check_memory(kind, moved, tensors, able):
+    """Refuse tensors whose memory the backend would leave, or take in another order."""
     for tensor in moved:
         if not _fills_its_memory(tensor):
             raise InvalidCallError(
-                f"{kind} with Gloo reads and writes memory without steps, and the elements of this "
-                "tensor do not fill theirs, like a slice with steps, a column or what expand() "
-                "gives: memory beside them would be overwritten. Pass y = x.contiguous(), and copy "
-                "y back afterwards"
+                f"{kind} with {able.name} reads and writes memory without steps, and the elements "
+                "of this tensor do not fill theirs, like a slice with steps, a column or what "
+                "expand() gives: memory beside them would be overwritten. Pass y = x.contiguous(), "
+                "and copy y back afterwards"
             )
     # The inputs of a reduce_scatter are copied before, in the order of the first.
     alike = {"scatter": tensors, "reduce_scatter": tensors[:2]}.get(kind, ())
     if len({*map(_order, alike)}) > 1:
         raise InvalidCallError(
-            f"all tensors of a {kind} must lie in memory in the same order with Gloo, and one is "
-            "transposed where another is not: pass x.contiguous() for each"
+            f"all tensors of a {kind} must lie in memory in the same order with {able.name}, and "
+            "one is transposed where another is not: pass x.contiguous() for each"
         )
 
 
@@ -187,17 +227,17 @@ def _order(tensor):
     return () if in_order else tensor.stride()
 
 
-def _check_reduce_op(reduce_op, tensor):
-    """Refuse what Gloo refuses, in its words."""
+def _check_reduce_op(reduce_op, tensor, able):
+    """Refuse what Gloo refuses, in its words, and what another backend lacks beside that."""
     if reduce_op is None:
         return
     name = getattr(reduce_op, "op", reduce_op).name
     is_whole = not (tensor.is_floating_point() or tensor.is_complex())
-    if name not in _REDUCE_OPS:
+    if name not in able.reduce_ops:
         raise InvalidCallError(
-            f"Cannot use ReduceOp.{name} with Gloo: take one of {', '.join(_REDUCE_OPS)}"
+            f"Cannot use ReduceOp.{name} with {able.name}: take one of {', '.join(able.reduce_ops)}"
         )
-    if name in _BITWISE_OPS and not is_whole:
+    if name in BITS and not is_whole:
         raise InvalidCallError(
             f"Cannot use ReduceOp.{name} with non-integral dtype: it combines bits, and "
             f"{_name(tensor)} is no whole number"
@@ -220,7 +260,6 @@ def _check_gather(args, size, is_root):
         _check_length("gather's list", outputs[0], size)
         _check_shapes("gather's list", outputs[0], tensor.shape, "brings")
         _refuse_expanded("gather's list", outputs[0])
-    _refuse_complex("gather", tensor)
 
 
 def _check_scatter(args, size, is_root):
@@ -235,7 +274,6 @@ def _check_all_gather(args, size, _):
         _check_length("all_gather's list", tensors, size)
         _check_shapes("all_gather's list", tensors, tensor.shape, "brings")
         _refuse_expanded("all_gather's list", tensors)
-        _refuse_complex("all_gather", tensor)
 
 
 def _check_all_gather_coalesced(args, size, _):
@@ -361,13 +399,6 @@ def _check_dtypes(output, tensor):
     if output.dtype != tensor.dtype:
         raise InvalidCallError(
             f"the output is {_name(output)} and the input {_name(tensor)}: make both the same dtype"
-        )
-
-
-def _refuse_complex(kind, tensor):
-    if tensor.is_complex():
-        raise InvalidCallError(
-            f"{kind} cannot carry {_name(tensor)} with Gloo: pass torch.view_as_real(x)"
         )
 
 

@@ -1,51 +1,47 @@
-"""Where torch takes a backend's name, "gloo" and "mpi" mean the recording group.
+"""Where torch takes a backend's name, that of the run means the recording group.
 
 `install` wraps torch's one constructor of groups, so that groups made by `new_group`, device meshes
-or FSDP2 record too, while `dist.get_backend()` still says ``gloo``. Here and in `group` are all
-places where the insides of torch are touched on real ranks.
+or FSDP2 record too, while `dist.get_backend()` still says ``gloo``, or what the run names. Here and
+in `group` are all places where the insides of torch are touched on real ranks.
 """
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..model.errors import InvalidCallError
-from .arguments import check_peer
-from .group import GLOO, RecordingGroup
+from .arguments import check_peer, refuse_what_is_lacking
+from .group import RecordingGroup
 from .pipelines import name_pieces
 from .requests import FOREVER
+from .transports.backends import BACKENDS
 
 BACKEND = "simlib"
-ACCEPTED_BACKENDS = ("gloo", "mpi")
 _torch_new_group = c10d._new_process_group_helper
 _torch_new_group_call = c10d._new_group_with_tag
 _torch_init = c10d.init_process_group
 _torch_destroy = c10d.destroy_process_group
+_torch_monitored_barrier = c10d.monitored_barrier
 
 
-def gloo_member(recorder):
-    """How a real rank becomes a member of a group, for `install`: Gloo is its transport."""
+def member(recorder, backend):
+    """How a real rank becomes a member of a group, for `install`: a `Backend` carries its calls."""
 
     def create(options, ranks, name):
-        store, rank, size = options.store, options.group_rank, options.group_size
-        gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
-        gloo._set_sequence_number_for_group()
-        # ProcessGroupGloo lacks the newer method names; a C++ ProcessGroup around it has them all.
-        inner = dist.ProcessGroup(store, rank, size)
-        inner._set_default_backend(GLOO)
-        inner._register_backend(torch.device("cpu"), GLOO, gloo)
-        return RecordingGroup(recorder, gloo, inner, rank, size, name, ranks)
+        carrier = backend.open(options, ranks)
+        rank, size = options.group_rank, options.group_size
+        return RecordingGroup(recorder, carrier, rank, size, name, ranks)
 
     return create
 
 
-def install(create):
-    """Make "gloo" (and "mpi") mean the recording group in this process.
+def install(create, backend=BACKENDS["gloo"]):  # noqa: B008 (an entry of a table)
+    """Make the names of a `Backend` mean the recording group in this process.
 
     ``create(options, ranks, name)`` makes the calling rank's `RecordingGroup`.
     """
+    spoken, devices = backend, list(backend.abilities)
 
     def create_from_options(options, _):
         ranks = tuple(options.global_ranks_in_group)
@@ -53,13 +49,13 @@ def install(create):
         return create(options, ranks or tuple(range(options.group_size)), name)
 
     def new_recording_group(size, rank, ranks, backend, store, *args, **kwargs):
-        if not _is_ours(backend):
+        if not _is_ours(backend, spoken):
             return _torch_new_group(size, rank, ranks, backend, store, *args, **kwargs)
         backend = dist.Backend(BACKEND)
         group, store = _torch_new_group(size, rank, ranks, backend, store, *args, **kwargs)
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
-            c10d._world.pg_map[group] = "gloo", store
-            c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(dist.Backend("gloo")))
+            c10d._world.pg_map[group] = group.carrier.name, store
+            c10d._world.pg_backend_config[group] = group.carrier.config
         return group, store
 
     def new_group_call(ranks=None, *args, **kwargs):
@@ -78,14 +74,15 @@ def install(create):
             group.set_timeout(timeout)
         return group
 
-    dist.Backend.register_backend(BACKEND, create_from_options, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(BACKEND, create_from_options, extended_api=True, devices=devices)
     c10d._new_process_group_helper = new_recording_group
     c10d._new_group_with_tag = new_group_call
     c10d._check_not_self_rank = _check_not_self
     name_pieces()
     for module in (dist, c10d):
-        module.init_process_group = _check_init_process_group
+        module.init_process_group = _checking_init_process_group(spoken)
         module.destroy_process_group = _destroy_process_group
+        module.monitored_barrier = _monitored_barrier
 
 
 def _check_not_self(group, rank, role):
@@ -94,25 +91,29 @@ def _check_not_self(group, rank, role):
         check_peer(rank, group.size(), rank, "dst" if role == "destination" else "src")
 
 
-def _is_ours(backend):
-    """Whether a backend's name, as torch writes them, means Gloo, MPI or torch's own choice."""
+def _is_ours(backend, spoken):
+    """Whether a backend's name, as torch writes them, means that of the run, or torch's choice."""
     name = str(backend or "undefined").lower()
     cpu = [part.partition(":")[2] for part in name.split(",") if part.startswith("cpu:")]
-    return (cpu[0] if cpu else name) in (*ACCEPTED_BACKENDS, BACKEND, "undefined")
+    return (cpu[0] if cpu else name) in (*spoken.names, BACKEND, "undefined")
 
 
 def join_world(store, rank, world_size):
     """Make the default group of this rank; the learner's own call will find it there."""
-    _torch_init("gloo", store=store, rank=rank, world_size=world_size, timeout=FOREVER)
+    _torch_init(BACKEND, store=store, rank=rank, world_size=world_size, timeout=FOREVER)
 
 
-def _check_init_process_group(backend=None, init_method=None, timeout=None, *args, **kwargs):
+def _checking_init_process_group(spoken):
     """`init_process_group` as the learner finds it: the world is there, so it only checks."""
-    world = dist.group.WORLD
-    told = dict(zip(("world_size", "rank"), args, strict=False)) | kwargs
-    _check_init(backend, told, {"world_size": world.size(), "rank": world.rank()})
-    if timeout is not None:
-        world.set_timeout(timeout)
+
+    def init_process_group(backend=None, init_method=None, timeout=None, *args, **kwargs):
+        world = dist.group.WORLD
+        told = dict(zip(("world_size", "rank"), args, strict=False)) | kwargs
+        _check_init(spoken, backend, told, {"world_size": world.size(), "rank": world.rank()})
+        if timeout is not None:
+            world.set_timeout(timeout)
+
+    return init_process_group
 
 
 def _destroy_process_group(group=None):
@@ -121,12 +122,21 @@ def _destroy_process_group(group=None):
         _torch_destroy(group)
 
 
-def _check_init(backend, told, true):
+def _monitored_barrier(group=dist.GroupMember.WORLD, *args, **kwargs):
+    """`monitored_barrier`, which torch itself refuses without a word of what to do instead."""
+    ours = group if group is not None else dist.group.WORLD
+    if isinstance(ours, RecordingGroup):
+        refuse_what_is_lacking("monitored_barrier", ours.carrier.default_ability)
+    return _torch_monitored_barrier(group, *args, **kwargs)
+
+
+def _check_init(spoken, backend, told, true):
     """Refuse an `init_process_group` that contradicts the run."""
-    if backend is not None and not _is_ours(backend):
+    if backend is not None and not _is_ours(backend, spoken):
+        first, *others = spoken.names
         raise InvalidCallError(
-            f"init_process_group asks for the backend {str(backend)!r}; "
-            "the ranks of this run speak 'gloo': name that, or 'mpi', or none"
+            f"init_process_group asks for the backend {str(backend)!r}; the ranks of this run "
+            f"speak {first!r}: name that, or {', or '.join(map(repr, others))}, or none"
         )
     for name, truth in true.items():
         value = told.get(name, -1)
@@ -149,7 +159,8 @@ class Membership:
         ``run_number`` must be the same on all ranks.
         """
         store = dist.PrefixStore(f"run {run_number}/", self._store)
-        c10d._world.pg_map[dist.group.WORLD] = "gloo", store
+        world = dist.group.WORLD
+        c10d._world.pg_map[world] = world.carrier.name, store
         c10d._world.group_count = 1
 
     def end(self):

@@ -1,8 +1,9 @@
-"""The recording process group: torch's calls -> ops of the log -> Gloo.
+"""The recording process group: torch's calls -> ops of the log -> Gloo, NCCL or MPI.
 
 torch hands every call of a rank, from Python or from C++ (DDP's reducer, FSDP2, functional
 collectives), to the methods of a `dist.ProcessGroup`; `RecordingGroup` writes each down and passes
-it to a Gloo group of the same ranks. `backend` puts it in Gloo's place.
+it to what moves the data of the same ranks (`transports`). `backend` puts it in
+the place of torch's own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from .pending import Buffer, buffers_of
 from .recorder import count_bytes, is_learners
 from .requests import FOREVER, BlockingCall, RecordedMessage, RecordedWork
 
-GLOO = dist.ProcessGroup.BackendType.GLOO
 ONCE, PARTS = "once", "parts"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _C10D_FILE = c10d.__file__
@@ -55,11 +55,9 @@ class RecordingGroup(dist.ProcessGroup):
     Parameters
     ----------
     recorder : Recorder
-    backend : dist.Backend
-        The C++ backend that torch's own C++ code asks for names and options.
-    inner : object
-        The transport: it has the methods of `dist.ProcessGroup`. A `SimulatedTransport` puts
-        results in place at the wait, and says so (``copies_results``).
+    carrier : Carrier
+        What the calls are passed on to. One that does not copy results into their tensors by torch
+        says so (``copies_results`` of its ``inner``), as a `SimulatedTransport` does.
     rank, size : int
     name : str
         torch's name of the group; empty for the default group.
@@ -67,25 +65,28 @@ class RecordingGroup(dist.ProcessGroup):
         Its members as ranks of the world.
     """
 
-    def __init__(self, recorder, backend, inner, rank, size, name, ranks):
+    def __init__(self, recorder, carrier, rank, size, name, ranks):
         super().__init__(rank, size)
         self._recorder = recorder
         self._log = recorder.log
-        self._backend = backend
-        self._inner = inner
-        self._copies_results = getattr(inner, "copies_results", True)
+        self.carrier = carrier
+        self._inner = carrier.inner
+        self._abilities = carrier.abilities
+        self._message = RecordedMessage if carrier.name == "gloo" else RecordedWork
+        self._copies_results = getattr(self._inner, "copies_results", True)
         self._ranks = ranks
         self._definition = Definition(name, ranks)
         self._limit = None  # of messages: Gloo's own is fixed when the group is made
         self._torch_name = self._description = ""
         self._number = None, None  # the numbers of a log, and what this group is among them
         self._rank = rank
-        self._register_backend(torch.device("cpu"), GLOO, backend)
-        self._set_default_backend(GLOO)
+        for device, sort, backend in carrier.registered:
+            self._register_backend(device, sort, backend)
+            self._set_default_backend(sort)
 
     def set_timeout(self, timeout):
         """How long an op of this group may take, as ``timeout=`` told torch."""
-        self._backend._set_default_timeout(timeout)
+        self.carrier.set_timeout(timeout)
         if self._recorder.survives and timeout < default_pg_timeout:  # torch's own, untold
             self._recorder.waits_are_limited = True
             if hasattr(self._inner, "limit_s"):
@@ -95,14 +96,14 @@ class RecordingGroup(dist.ProcessGroup):
 
     def forget_timeout(self):
         """No op of this group is given up any more."""
-        self._backend._set_default_timeout(FOREVER)
+        self.carrier.set_timeout(FOREVER)
         self._limit = None
 
     def __repr__(self):
         return f"the group of ranks {list(self._ranks)}"
 
     def getBackendName(self):  # noqa: N802 (torch's name)
-        return "gloo"
+        return self.carrier.name
 
     # torch keeps these in the C++ backend, which all groups of a simulation share.
 
@@ -141,6 +142,8 @@ class RecordingGroup(dist.ProcessGroup):
         recorder = self._recorder
         if recorder.before_op is not None:
             recorder.before_op()
+        if recorder.stream_ends:
+            recorder.stream_ends.look()
         signature, nbytes = recorder.signature(tensors, reduce_op, splits)
         return self._log.post(
             KIND_ID[kind],
@@ -199,38 +202,40 @@ class RecordingGroup(dist.ProcessGroup):
 
     def send(self, tensors, dst, tag=0):
         check_peer(self._rank, len(self._ranks), dst, "dst")
-        check_message(tensors[0], tag, "dst")
+        check_message("send", tensors[0], tag, self._abilities)
         flags, frame = self._caller()
         start = self._post("send", tensors, frame=frame, peer=dst, tag=tag, flags=flags)
         if self._recorder.fingerprints is not None:
             self._check_message_fingerprint(start, self._rank, dst, tag, tensors[0])
-        make = RecordedMessage if flags & ASYNC else BlockingCall
+        make = self._message if flags & ASYNC else BlockingCall
         buffers = [Buffer.of(tensors[0], False)] if self._is_watched(flags) else None
         work = make(self._pass_on(start, "send", tensors, dst, tag), self._recorder, start)
         work.limit = self._limit
+        work.device = _gpu_of(tensors)
         return self._keep(work, flags, buffers)
 
     def recv(self, tensors, src, tag=0):
         check_peer(self._rank, len(self._ranks), src, "src")
-        check_message(tensors[0], tag, "src")
+        check_message("recv", tensors[0], tag, self._abilities)
         flags, frame = self._caller()
         start = self._post("recv", tensors, frame=frame, peer=src, tag=tag, flags=flags)
         if self._recorder.fingerprints is not None:
             self._check_message_fingerprint(start, src, self._rank, tag, tensors[0])
-        make = RecordedMessage if flags & ASYNC else BlockingCall
+        make = self._message if flags & ASYNC else BlockingCall
         buffers = [Buffer.of(tensors[0], True)] if self._is_watched(flags) else None
         work = make(self._pass_on(start, "recv", tensors, src, tag), self._recorder, start)
         work.limit = self._limit
+        work.device = _gpu_of(tensors)
         return self._keep(work, flags, buffers)
 
     def recv_anysource(self, tensors, tag=0):
-        check_message(tensors[0], tag, "src")
+        check_message("recv_anysource", tensors[0], tag, self._abilities)
         flags, frame = self._caller()
         flags |= ANY_SOURCE
         start = self._post("recv", tensors, frame=frame, tag=tag, flags=flags)
         buffers = [Buffer.of(tensors[0], True)] if self._is_watched(flags) else None
         work = self._pass_on(start, "recv_anysource", tensors, tag)
-        make = RecordedMessage if flags & ASYNC else BlockingCall
+        make = self._message if flags & ASYNC else BlockingCall
         work = make(work, self._recorder, start, source=self._ranks)
         work.limit = self._limit
         return self._keep(work, flags, buffers)
@@ -276,10 +281,21 @@ class RecordingGroup(dist.ProcessGroup):
         self._log.wait_end(start)
 
     def _set_sequence_number_for_group(self):
-        self._backend._set_sequence_number_for_group()
+        self._counts._set_sequence_number_for_group()
 
     def _get_sequence_number_for_group(self):
-        return self._backend._get_sequence_number_for_group()
+        return self._counts._get_sequence_number_for_group()
+
+    @property
+    def _counts(self):
+        """Who counts the collectives of this group, for torch."""
+        inner = self._inner
+        return inner if isinstance(inner, dist.ProcessGroup) else self.carrier.registered[-1][2]
+
+
+def _gpu_of(tensors):
+    """The GPU that the tensors of an op are on; None: the op ends when it has been waited for."""
+    return tensors[0].device if len(tensors) and tensors[0].is_cuda else None
 
 
 def _async_flag(opts):
@@ -315,7 +331,9 @@ def _collective(
         opts = args[-1] if args and not isinstance(args[-1], (list, torch.Tensor)) else None
         flags = _async_flag(opts)
         root = opts.rootRank if rooted else None
-        check_collective(kind, method, self._rank, len(self._ranks), opts, root, args)
+        check_collective(
+            kind, method, self._rank, len(self._ranks), opts, root, args, self._abilities
+        )
         tensors = payload(self, *args)
         reduce_op = hash(opts.reduceOp) if reduces and opts is not None else None
         start = self._post(
@@ -344,6 +362,7 @@ def _collective(
                 *buffers_of(args[1:], False),  # what the rank brings, where that is not the same
             ]
         work = make(self._pass_on(start, method, *args), self._recorder, start)
+        work.device = _gpu_of(tensors)
         if not is_blocking:
             work.is_number = size == 1
         return self._keep(work, flags, buffers)

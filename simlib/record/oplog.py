@@ -9,6 +9,9 @@ of computing that the learner has named (of fixed size; times are filled in plac
 definition (site, group, signature or name of a piece, pickled once and referred to by number). All
 fields are aligned, so that each is read and written in one go.
 
+A log that is full counts the further ops only; one that rolls over (`rolling`) goes on in its
+oldest segment. There an offset keeps growing, so it means one record for good.
+
 Times are seconds of the rank's own clock: the machine's monotonic one on real ranks, the virtual
 one on simulated ranks; `NEVER` stands for a moment that has not come.
 """
@@ -22,11 +25,12 @@ import struct
 import tempfile
 import threading
 import time
+from array import array
 
 from ..model.trace import Group, Op, Piece, Site, describe_call, source_line
 from . import safe_pickle
 
-FORMAT = 2
+FORMAT = 3
 """Which layout this is: grows with every change of it, since logs of jobs outlive the simlib that
 wrote them."""
 
@@ -59,11 +63,11 @@ for it before `backward` returns; it raised, at the moment that stands for its e
 NOBODY = -1
 
 HEADER = 64
-COMMITTED, PROGRESS, WAITING, ENTERED, LEFT, DROPPED, FUTURES = range(0, 56, 8)
+COMMITTED, PROGRESS, WAITING, ENTERED, LEFT, DROPPED, FUTURES, READERS = range(0, 64, 8)
 """Offsets of the header's 64-bit fields: end of the valid records; ops posted and ended so far;
 offset of the op the rank waits for (0: none); when the rank function was entered and left; ops
-that found the log full; 1 once C++ code has taken the future of an op. Neighbours are written
-together."""
+that found the log full; 1 once C++ code has taken the future of an op; what the reader writes: of a
+log that rolls over, the offset up to which there is room. Neighbours are written together."""
 
 NEVER = -1.0
 _U64 = struct.Struct("q")
@@ -78,7 +82,58 @@ _WAIT = struct.Struct("dq")
 _FLAGS, _OP_FLAGS = struct.Struct("H"), 2
 _DEFINITION = struct.Struct("BxxxI")  # type, length of the pickle that follows, filled up to 8
 _PIECE, _PIECE_END = struct.Struct("BxxxIdd"), 16  # type, number of its name, start, end
-_IS_OP, _IS_DEFINITION, _IS_PIECE = 1, 2, 3
+OP_SIZE, PIECE_SIZE = _OP.size, _PIECE.size
+_IS_OP, _IS_DEFINITION, _IS_PIECE, IS_LATE, IS_TURN = 1, 2, 3, 4, 5
+LATE = struct.Struct("BBxxxxxxqdq")
+"""Type, number of the change, offset of the record that changes, and what the change takes."""
+TURN = 8
+"""Bytes that end a segment: their first says that the log goes on in the next one."""
+SEGMENTS = 8
+"""Of a log that rolls over."""
+ROOM_LOOK_S = 0.0005
+"""How often a rank that has filled all segments looks if the kernel has read the oldest one."""
+
+
+def _begin_wait(memory, at, moment, posted):
+    _WAIT.pack_into(memory, at + _OP_WAIT, moment, posted)
+
+
+def _end(memory, at, moment, _):
+    _TIME.pack_into(memory, at + _OP_END, moment)
+
+
+def _end_if_open(memory, at, moment, _):
+    if _TIME.unpack_from(memory, at + _OP_END)[0] == NEVER:
+        _TIME.pack_into(memory, at + _OP_END, moment)
+
+
+def _fail_if_open(memory, at, moment, _):
+    if _TIME.unpack_from(memory, at + _OP_END)[0] == NEVER:
+        _add_flag(memory, at, FAILED)
+        _TIME.pack_into(memory, at + _OP_END, moment)
+
+
+def _add_flag(memory, at, flag):
+    flags = _FLAGS.unpack_from(memory, at + _OP_FLAGS)[0]
+    _FLAGS.pack_into(memory, at + _OP_FLAGS, flags | flag)
+
+
+def _take_future(memory, at, _, __):
+    _add_flag(memory, at, FUTURE_TAKEN)
+
+
+def _find_peer(memory, at, _, peer):
+    _U64.pack_into(memory, at + _OP_PEER, peer)
+
+
+def _end_piece(memory, at, moment, _):
+    _TIME.pack_into(memory, at + _PIECE_END, moment)
+
+
+CHANGES = (
+    _begin_wait, _end, _end_if_open, _fail_if_open, _take_future, _find_peer, _end_piece,
+)  # fmt: skip
+"""What may come to be known of a record after it was written; the number is that of `LATE`."""
 
 
 def create_shared_memory(name, size):
@@ -101,10 +156,13 @@ class OpLogWriter:
         The log's own piece of shared memory.
     clock : callable
         The rank's time, in seconds; never negative.
+    dumps : callable
+        Makes bytes of a definition.
     """
 
-    def __init__(self, memory, clock=time.perf_counter):
+    def __init__(self, memory, clock=time.perf_counter, dumps=safe_pickle.dumps):
         self._memory = memory
+        self._dumps = dumps
         self._capacity = len(memory)
         self._clock = clock
         self._lock = threading.Lock()
@@ -120,11 +178,51 @@ class OpLogWriter:
         self._progress = 0
         self.posted = 0  # ops in the log
         self._dropped = 0
+        self._races = 0
         self._full = False
+        # The segment that is written, of a log that rolls over; else the whole log is one.
+        self._segment = 0
+        self._first = 0
+        self._limit = self._capacity
+        self._shift = 0  # offset of a record - its place in memory
         self.last = 0  # offset of the op posted last
         _U64.pack_into(self._memory, COMMITTED, HEADER)
         for field in (ENTERED, LEFT):
             _TIME.pack_into(self._memory, field, NEVER)
+
+    def roll_over(self, segment):
+        """From now on, and until the log is cleared, go on in the oldest segment when all are full.
+
+        Parameters
+        ----------
+        segment : int
+            Bytes of one of the `SEGMENTS`; a multiple of 8.
+        """
+        self._segment = segment
+        _U64.pack_into(self._memory, READERS, HEADER + SEGMENTS * segment)
+        self._begin_segment(HEADER)
+
+    def _begin_segment(self, first):
+        self._end = self._first = first
+        self._limit = first + self._segment - TURN
+        self._shift = first - place_in(first, self._segment)
+        _U64.pack_into(self._memory, COMMITTED, first)
+
+    def _turn(self):
+        """Go on in the next segment, as soon as the kernel has read what was in there."""
+        following = self._first + self._segment
+        while _U64.unpack_from(self._memory, READERS)[0] < following + self._segment:
+            time.sleep(ROOM_LOOK_S)
+        self._memory[self._end - self._shift] = IS_TURN
+        self._begin_segment(following)
+
+    def _reserve(self, size):
+        """The offset of so many bytes at the end of the log; 0 where it is full."""
+        if self._end + size > self._limit and self._segment >= size + TURN:
+            self._turn()
+        # A full log stays so: a later op may refer to what was left out.
+        self._full = self._full or self._end + size > self._limit
+        return 0 if self._full else self._end
 
     def enter(self):
         """The rank enters its function."""
@@ -148,15 +246,24 @@ class OpLogWriter:
         return number
 
     def _define(self, number, table, value):
-        payload = safe_pickle.dumps((number, table, value))
+        payload = self._dumps((number, table, value))
         payload += bytes(-len(payload) % 8)  # pickle ignores what follows its end
-        start, end = self._end, self._end + _DEFINITION.size + len(payload)
-        if end > self._capacity:
-            self._full = True
-            return
-        _DEFINITION.pack_into(self._memory, start, _IS_DEFINITION, len(payload))
-        self._memory[start + _DEFINITION.size : end] = payload
-        self._commit(end)
+        size = _DEFINITION.size + len(payload)
+        start = self._reserve(size)
+        if start:
+            at = start - self._shift
+            _DEFINITION.pack_into(self._memory, at, _IS_DEFINITION, len(payload))
+            self._memory[at + _DEFINITION.size : at + size] = payload
+            self._commit(start + size)
+
+    def tell_race(self, how, start, other, place):
+        """Buffers of the op at ``start`` were touched, at ``place``, or by the op at ``other``.
+
+        ``how`` is a word of the findings'.
+        """
+        with self._lock:
+            self._races += 1
+            self._define(self._races, "race", (how, start, other, place))
 
     def _commit(self, end):
         self._end = end
@@ -168,15 +275,13 @@ class OpLogWriter:
         Past the capacity the op is counted only, and 0 is returned.
         """
         with self._lock:
-            start = self._end
-            self._full = self._full or start + _OP.size > self._capacity
-            if self._full:  # and stays so: a later op may refer to what was left out
+            start = self._reserve(_OP.size)
+            if not start:
                 self._dropped += 1
                 _U64.pack_into(self._memory, DROPPED, self._dropped)
-                start = 0
             else:
                 _OP.pack_into(
-                    self._memory, start, _IS_OP, kind, flags, site, group, signature,
+                    self._memory, start - self._shift, _IS_OP, kind, flags, site, group, signature,
                     peer, tag, nbytes, self._clock(), NEVER, NEVER, 0,
                 )  # fmt: skip
                 self._end = start + _OP.size
@@ -196,18 +301,39 @@ class OpLogWriter:
         if number is None:
             number = self.define(key, "piece", (name, numbers))
         with self._lock:
-            start = self._end
-            self._full = self._full or start + _PIECE.size > self._capacity
-            if self._full:
-                return 0
-            _PIECE.pack_into(self._memory, start, _IS_PIECE, number, self._clock(), NEVER)
-            self._commit(start + _PIECE.size)
+            start = self._reserve(_PIECE.size)
+            if start:
+                at = start - self._shift
+                _PIECE.pack_into(self._memory, at, _IS_PIECE, number, self._clock(), NEVER)
+                self._commit(start + _PIECE.size)
         return start
+
+    def _change(self, start, change, moment=0.0, number=0):
+        """Fill in what has come to be known of the record at an offset; none at 0.
+
+        The segment that is being written is this side's, older ones are the reader's: what changes
+        there is told it by a record more.
+        """
+        if not start:
+            return
+        if not self._segment:
+            change(self._memory, start, moment, number)
+            return
+        with self._lock:
+            if start >= self._first:
+                change(self._memory, start - self._shift, moment, number)
+                return
+            at = self._reserve(LATE.size)
+            if at:
+                number_of_change = CHANGES.index(change)
+                LATE.pack_into(
+                    self._memory, at - self._shift, IS_LATE, number_of_change, start, moment, number
+                )
+                self._commit(at + LATE.size)
 
     def end_piece(self, start):
         """The piece that `begin_piece` returned is over."""
-        if start:
-            _TIME.pack_into(self._memory, start + _PIECE_END, self._clock())
+        self._change(start, _end_piece, self._clock())
 
     def wait_begin(self, start, alone=True):
         """The rank begins to wait for this op.
@@ -215,7 +341,7 @@ class OpLogWriter:
         Where other threads of the rank may make ops (not ``alone``) it does not count as waiting.
         """
         if start:
-            _WAIT.pack_into(self._memory, start + _OP_WAIT, self._clock(), self.posted)
+            self._change(start, _begin_wait, self._clock(), self.posted)
             if alone:
                 _U64.pack_into(self._memory, WAITING, start)
 
@@ -225,36 +351,33 @@ class OpLogWriter:
 
     def wait_end(self, start, end_s=None):
         """The op the rank waited for is complete: now, or since ``end_s``."""
-        if start:
-            moment = self._clock() if end_s is None else end_s
-            _TIME.pack_into(self._memory, start + _OP_END, moment)
+        self._change(start, _end, self._clock() if end_s is None else end_s)
         self._progress += 1
         _TWO.pack_into(self._memory, PROGRESS, self._progress, 0)
 
     def future_taken(self, start):
         """C++ code will wait for this op by its future."""
         if start:
-            flags = _FLAGS.unpack_from(self._memory, start + _OP_FLAGS)[0]
-            _FLAGS.pack_into(self._memory, start + _OP_FLAGS, flags | FUTURE_TAKEN)
+            self._change(start, _take_future)
             _U64.pack_into(self._memory, FUTURES, 1)
 
     def wait_failed(self, start=0):
         """The wait ended by an error; for good, where the op at ``start`` is named."""
-        if start and _TIME.unpack_from(self._memory, start + _OP_END)[0] == NEVER:
-            flags = _FLAGS.unpack_from(self._memory, start + _OP_FLAGS)[0]
-            _FLAGS.pack_into(self._memory, start + _OP_FLAGS, flags | FAILED)
-            _TIME.pack_into(self._memory, start + _OP_END, self._clock())
+        self._change(start, _fail_if_open, self._clock())
         _U64.pack_into(self._memory, WAITING, 0)
 
-    def ended(self, start):
-        """The op completed, seen without waiting for it."""
-        if start and _TIME.unpack_from(self._memory, start + _OP_END)[0] == NEVER:
-            _TIME.pack_into(self._memory, start + _OP_END, self._clock())
+    def ended(self, start, end_s=None):
+        """The op completed, seen without waiting for it: now, or at ``end_s``."""
+        self._change(start, _end_if_open, self._clock() if end_s is None else end_s)
 
     def found_peer(self, start, peer):
         """An any-source recv has learnt whom its message came from."""
-        if start:
-            _U64.pack_into(self._memory, start + _OP_PEER, peer)
+        self._change(start, _find_peer, number=peer)
+
+
+def place_in(offset, segment):
+    """Where in memory the record at an offset is; ``segment`` is 0 where the log never rolls."""
+    return HEADER + (offset - HEADER) % (SEGMENTS * segment) if segment else offset
 
 
 class Shared:
@@ -286,24 +409,33 @@ class Shared:
             self._sites[key] = Site(call, file, lineno, function, cell, self._lines[place])
         return self._sites[key]
 
+    def forget_sites(self):
+        """Make them anew, as lines of programs that call with ever new numbers are many."""
+        self._sites.clear()
+
 
 class OpLogReader:
     """The kernel's side: reads a rank's log while the rank runs, and after."""
 
-    def __init__(self, memory, rank, shared=None):
+    def __init__(self, memory, rank, shared=None, loads=None):
         self.rank = rank
         self._memory = memory
-        self._loads = safe_pickle.reader()
+        self._loads = loads or safe_pickle.reader()
         self.restart(shared)
 
     def restart(self, shared=None):
         """Begin again at the first record (the rank has cleared its log)."""
         self._position = HEADER
-        self._offsets = []
-        self._pieces = []
+        self._offsets = array("q")
+        self._pieces = array("q")
         self._definitions = {"site": {}, "group": {}, "signature": {}, "race": {}, "piece": {}}
         self._calls = {}  # what an op says of itself in the log -> the same as fields of `Op`
         self._shared = Shared() if shared is None else shared
+
+    @property
+    def memory(self):
+        """The log's piece of shared memory."""
+        return self._memory
 
     def close(self):
         """Give the memory back."""
@@ -345,18 +477,37 @@ class OpLogReader:
         """Take in the records written since the last call."""
         committed = self._field(COMMITTED)
         while self._position < committed:
-            if self._memory[self._position] == _IS_OP:
-                self._offsets.append(self._position)
-                self._position += _OP.size
-            elif self._memory[self._position] == _IS_PIECE:
-                self._pieces.append(self._position)
-                self._position += _PIECE.size
-            else:
-                length = _DEFINITION.unpack_from(self._memory, self._position)[1]
-                start = self._position + _DEFINITION.size
-                number, table, value = self._loads(self._memory[start : start + length])
-                self._definitions[table][number] = value
-                self._position = start + length
+            self._position = self._read_record(self._position)
+
+    def _read_record(self, offset):
+        """Take in the record at an offset; returns that of the next."""
+        memory, at = self._where(offset)
+        if memory[at] == _IS_OP:
+            self._offsets.append(offset)
+            return offset + _OP.size
+        if memory[at] == _IS_PIECE:
+            self._pieces.append(offset)
+            return offset + _PIECE.size
+        length = _DEFINITION.unpack_from(memory, at)[1]
+        start = at + _DEFINITION.size
+        number, table, value = self._loads(memory[start : start + length])
+        self._define(number, table, value)
+        return offset + _DEFINITION.size + length
+
+    def _define(self, number, table, value):
+        self._definitions[table][number] = value
+
+    def _where(self, offset):
+        """The memory in which the record at an offset is, and its place there."""
+        return self._memory, offset
+
+    def _known(self):
+        """(number, offset) of all ops that are known, in order."""
+        return enumerate(self._offsets)
+
+    def _flags_and_times(self, offset):
+        _, _, flags, *_, end, wait, _ = _OP.unpack_from(*self._where(offset))
+        return flags, end, wait
 
     @property
     def waiting_offset(self):
@@ -398,13 +549,13 @@ class OpLogReader:
     def pieces(self, origin_s):
         """The pieces of computing that were named so far; ``origin_s`` is as for `ops`."""
         self._read_on()
-        found = []
-        for offset in self._pieces:
-            _, number, start, end = _PIECE.unpack_from(self._memory, offset)
-            name, numbers = self._definitions["piece"][number]
-            end_s = None if end == NEVER else end - origin_s
-            found.append(Piece(self.rank, name, dict(numbers), start - origin_s, end_s))
-        return found
+        return [self._piece_at(offset, origin_s) for offset in self._pieces]
+
+    def _piece_at(self, offset, origin_s):
+        _, number, start, end = _PIECE.unpack_from(*self._where(offset))
+        name, numbers = self._definitions["piece"][number]
+        end_s = None if end == NEVER else end - origin_s
+        return Piece(self.rank, name, dict(numbers), start - origin_s, end_s)
 
     def races(self, cells):
         """Requests whose buffers were touched: (how, op, other op or None, Site of the finding)."""
@@ -422,14 +573,14 @@ class OpLogReader:
         return bisect.bisect_left(self._offsets, offset)
 
     def offset_of(self, seq):
-        """Where in the log the op with this number is."""
+        """Where in the log the op with this number is; None where it is forgotten."""
         return self._offsets[seq]
 
     def requests_never_waited(self):
         """Numbers of the ops whose request the learner got, and neither waited for nor saw done."""
         found = []
-        for seq, offset in enumerate(self._offsets):
-            _, _, flags, *_, end, wait, _ = _OP.unpack_from(self._memory, offset)
+        for seq, offset in self._known():
+            flags, end, wait = self._flags_and_times(offset)
             if flags & REQUEST and wait == end == NEVER:
                 found.append(seq)
         return found
@@ -443,22 +594,23 @@ class OpLogReader:
         """Offsets of the ops that C++ code waits for and that have not ended, in order."""
         self._read_on()
         found = []
-        for offset in self._offsets:
-            _, _, flags, *_, end, _, _ = _OP.unpack_from(self._memory, offset)
+        for _, offset in self._known():
+            flags, end, _ = self._flags_and_times(offset)
             if flags & FUTURE_TAKEN and end == NEVER:
                 found.append(offset)
         return found
 
     def op_at(self, offset, seq, origin_s, cells):
         """The `Op` at an offset of the log."""
-        memory, times = self._memory, offset + _OP_TIMES
-        words = memory[offset:times]
+        memory, at = self._where(offset)
+        times = at + _OP_TIMES
+        words = bytes(memory[at:times])
         fields = self._calls.get(words)
         if fields is None:
             fields = self._calls[words] = self._fields_of(words, cells)
         post, end, wait, posted = _TIMES.unpack_from(memory, times)
         end = None if end == NEVER else end - origin_s
-        has_failed = end is not None and _FLAGS.unpack_from(memory, offset + _OP_FLAGS)[0] & FAILED
+        has_failed = end is not None and _FLAGS.unpack_from(memory, at + _OP_FLAGS)[0] & FAILED
         return Op(
             self.rank,
             seq,

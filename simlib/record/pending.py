@@ -103,7 +103,7 @@ class Pending:
 
     def _report(self, how, start, other):
         place = self._recorder.place(sys._getframe(2))
-        self._recorder.log.define(("race", start, other), "race", (how, start, other, place))
+        self._recorder.log.tell_race(how, start, other, place)
 
 
 class Place(NamedTuple):
@@ -234,5 +234,9 @@ def _storage(tensor):
 
 
 def _version(tensor):
-    """What grows with every write through torch; None where that says nothing."""
-    return tensor._version if tensor._base is None and not tensor.is_inference() else None
+    """What grows with every write through torch; None where that says nothing.
+
+    Of a tensor on a GPU it says nothing: how often a backend writes it by torch is not known.
+    """
+    counts = tensor._base is None and not tensor.is_inference() and not tensor.is_cuda
+    return tensor._version if counts else None

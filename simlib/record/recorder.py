@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ..model.package import FOLDER
 from .fingerprints import word_for
 from .pending import Pending
+from .stream_ends import StreamEnds
 
 _NOT_LEARNERS = (
     os.path.dirname(torch.__file__) + os.sep,
@@ -59,6 +60,8 @@ class Recorder:
     ----------
     before_wait : callable or None
         The same before it waits for a request.
+    stream_ends : StreamEnds
+        Ops that end on a GPU.
     survives : bool
         Whether the run goes on when another rank dies.
     waits_are_limited : bool
@@ -71,6 +74,7 @@ class Recorder:
         self.before_op = before_op
         self.before_wait = None
         self.pending = Pending(self)
+        self.stream_ends = StreamEnds(log)
         self.requests = {}  # under way, by their place in the log
         self.last_number = None
         self.fingerprints = None
@@ -128,6 +132,7 @@ class Recorder:
         """The run has ended: forget it."""
         self.log.clear()
         self.pending.clear()
+        self.stream_ends.clear()
         self.requests.clear()
         self.last_number = None
         self.fingerprints = None

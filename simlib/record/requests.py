@@ -29,6 +29,7 @@ class _Request:
         self.start = start
         self.pending = None
         self.limit = None
+        self.device = None  # the GPU on whose stream the op ends
 
     def wait(self, timeout=timedelta(0)):  # noqa: B008 (torch's own signature; immutable)
         if self._result is not None:
@@ -44,7 +45,11 @@ class _Request:
         except BaseException:
             log.wait_failed(0 if timeout else self.start)
             raise
-        log.wait_end(self.start)
+        if self.device is None:
+            log.wait_end(self.start)
+        else:
+            log.wait_end(0)  # the rank waits no more; its stream does
+            recorder.stream_ends.mark(self.start, self.device)
         if self.pending is not None:
             self.pending.waited(self)
         if self._source is not None:
@@ -60,7 +65,7 @@ class _Request:
 class BlockingCall(_Request):
     """What a blocking call gets, which does nothing with it but wait: lighter than a `Work`."""
 
-    __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending", "limit")
+    __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending", "limit", "device")
 
     def __init__(self, work, recorder, start, source=None):
         self._begin(work, recorder, start, source)
@@ -99,6 +104,8 @@ class RecordedWork(_Request, dist.Work):
             self._recorder.log.ended(self.start)
             if self.pending is not None:
                 self.pending.waited(self)
+            if self._source is not None:
+                self._recorder.log.found_peer(self.start, self._source[self.source_rank()])
         return done
 
     def get_future(self):
@@ -109,7 +116,10 @@ class RecordedWork(_Request, dist.Work):
         return future
 
     def _ended(self):
-        self._recorder.log.ended(self.start)
+        if self.device is None:
+            self._recorder.log.ended(self.start)
+        else:
+            self._recorder.stream_ends.mark(self.start, self.device)
         self._let_go()
 
     def is_success(self):

@@ -24,34 +24,33 @@ LOST = re.compile("connection (closed|reset) by peer|broken pipe|socket closed",
 """What Gloo says where the other rank's process is gone, be it when a call begins."""
 
 
-def answer_of(call, is_script=False):
+def answer_of(call, is_script=False, dumps=safe_pickle.dumps):
     """Call ``call()`` and put what comes of it into bytes: ``(word, content)``, pickled.
 
-    The word is ``result``, ``unpicklable``, ``exit`` or ``error``.
+    The word is ``result``, ``unpicklable``, ``exit`` or ``error``. ``dumps`` is as
+    `safe_pickle.dumps`.
     """
     try:
-        return _result_as_bytes(call())
+        return _result_as_bytes(call(), dumps)
     except SystemExit as error:
-        return _exit_as_bytes(error, is_script)
+        return _exit_as_bytes(error, is_script, dumps)
     except BaseException as error:  # whatever it is belongs to the learner
-        return safe_pickle.dumps(("error", describe(error)))
+        return dumps(("error", describe(error)))
 
 
-def _result_as_bytes(result):
+def _result_as_bytes(result, dumps):
     try:
-        return safe_pickle.dumps(
-            ("result", result), functools.partial(cloudpickle.dumps, protocol=5)
-        )
+        return dumps(("result", result), functools.partial(cloudpickle.dumps, protocol=5))
     except Exception as error:
-        return safe_pickle.dumps(("unpicklable", (type(result).__qualname__, short(error))))
+        return dumps(("unpicklable", (type(result).__qualname__, short(error))))
 
 
-def _exit_as_bytes(error, is_script):
+def _exit_as_bytes(error, is_script, dumps):
     """A script may end itself with ``sys.exit(0)``; in a function `sys.exit` is an early end."""
     code = error.code if isinstance(error.code, int | str) or error.code is None else 1
     if is_script and not code:
-        return safe_pickle.dumps(("result", None))
-    return safe_pickle.dumps(("exit", replace(describe(error), exit_code=code)))
+        return dumps(("result", None))
+    return dumps(("exit", replace(describe(error), exit_code=code)))
 
 
 def _clipped(text):

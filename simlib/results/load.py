@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..model.forgotten import Forgotten
 from ..model.trace import Group, Op, Piece, Site, Trace, WireMessage
 from .chrome import KEY, PLAIN, VERSION
 from .run import Run
@@ -59,6 +60,8 @@ def run_of(record: dict[str, Any]) -> Run:
     pieces = [Piece(**piece) for piece in record.get("pieces", ())]
     deaths = dict(map(tuple, record.get("deaths", ())))
     trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s, pieces, deaths)
+    if record.get("forgotten"):
+        trace.forgotten = Forgotten.of_record(record["forgotten"])
     nothing = [None] * trace.world_size
     run = Run(record["name"], trace, nothing, record["output"], engine=record["engine"])
     run.repeats = record.get("repeats", False)

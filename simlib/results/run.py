@@ -343,6 +343,9 @@ def make_trace(monitor: RunMonitor) -> tuple[Trace, dict[Group, Group]]:
     origin_s = min((log.entered_s for log in logs if log.entered_s is not None), default=0.0)
     ops = [op for log in logs for op in log.ops(origin_s, monitor.cells) if op.kind != "new_group"]
     ops.sort(key=lambda op: (op.post_s, op.rank))
+    forgotten = monitor.forgotten if monitor.forgotten else None
+    if forgotten is not None:
+        ops = forgotten.without_halves(ops)
     groups = name_groups(ops)
     trace = Trace(
         world_size=monitor.world_size,
@@ -354,6 +357,7 @@ def make_trace(monitor: RunMonitor) -> tuple[Trace, dict[Group, Group]]:
             (piece for log in logs for piece in log.pieces(origin_s)),
             key=lambda piece: (piece.start_s, piece.rank),
         ),
+        forgotten=forgotten,
     )
     return trace, groups
 
@@ -368,6 +372,7 @@ def left_nothing_over(trace: Trace) -> bool:
     messages = trace.messages
     return (
         not trace.dropped
+        and trace.forgotten is None
         and all(op.done for op in trace)
         and len(messages) == received
         and all(message.recv is not None for message in messages)

@@ -83,6 +83,8 @@ def notes_of(run, asked, shown, events, total):
         notes.append(
             f"{len(shown)} of {len(asked):,} ranks are shown; play(ranks=[...]) chooses others"
         )
+    if run.trace.forgotten is not None:
+        notes.append(run.trace.forgotten.in_words(run.trace.ops))
     if run.trace.dropped:
         notes.append(f"{run.trace.dropped:,} further ops were not recorded")
     return notes

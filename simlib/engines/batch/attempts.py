@@ -19,6 +19,7 @@ from typing import Any
 
 from ...model.failing import Failures
 from ...record import returned
+from ...record.safe_pickle import loads_tree
 from ...results.run import Run
 from ..host.restarts import Restart, left_to_kill, with_restarts
 from . import launcher_process
@@ -35,11 +36,11 @@ def main(path: str) -> int:
     """Carry the attempts of the job in this folder out; returns an exit code."""
     folder = JobFolder(path)
     about = folder.read_json("job.json")
-    request = folder.read("request.pkl")
-    sys.path[:] = pickle.loads(request)["path"]
-    with contextlib.suppress(OSError):
-        os.chdir(about["cwd"])
     try:
+        request = folder.read("request.pkl")
+        sys.path[:] = loads_tree(request)["path"]
+        with contextlib.suppress(OSError):
+            os.chdir(about["cwd"])
         to, plan, kill = pickle.loads(folder.read("restarts.pkl"))
         attempt = partial(_attempt, folder, about, request, to, kill)
         if plan.on_restart is not None:

@@ -7,17 +7,22 @@
 ``start.py``            what the launcher runs for each rank: a copy of `bootstrap`
 ``rank.sh``             what runs that, where a shell has to do something before; see `needs`
 ``launch.json``         what `launcher_process` runs, and for how long at most
+``launch.err``          what that one said: nothing, as long as it does not fail
 ``native.json``         its number in a queue, and whose queue; ``batch.*``: what the batch job said
 ``meeting.json``        where rank 0 listens, for ranks that have no MPI to tell them
 ``launcher.out, .err``  what mpiexec or srun said
 ``rank-0.json``         where rank 0 is: host, process, clock
 ``rank-0.log``          its op log
 ``rank-0.out, .err``    what it printed; what native code wrote to stderr
-``rank-0.answer``       what its function returned or raised
+``rank-0.answer``       what its function returned or raised (`answers`)
 ``rank-0.exit``         how its process ended, and when, where it died
+``rank-0.ended``        its process was ended, as all are when the job ends; it had not failed
 ``verdict.pkl``         the error by which the job was ended: ranks that wait for ever
 ``refused``             why ranks could not begin or end: the first reason that one of them gave
 ``rank-0.stack-wanted`` somebody wants to know where rank 0 is; its supervisor takes it away
+``beat``                touched by rank 0's supervisor once a second
+``gone.json``           where the supervisor of a rank was ended from outside, as ``start.py`` saw
+``reach.json``          which hosts answered at the start; ``lost.json``: which do no more
 ``end``                 somebody has failed: all ranks end soon. ``cancel``: the learner says so
 ``attempt-1``...        of a job with ``restarts=``: each attempt, a folder like this one
 ``restarts.pkl``        of such a job: how often it may begin anew, where, and who is to die
@@ -29,22 +34,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..launch.limits import JOBS as JOBS
+from . import own_folder
 
 
 class JobFolder:
     """Reads and writes the files of one job; a file is there whole or not at all.
 
+    Nothing is read that another account can have written (`own_folder`), unless the job is a
+    *recorded* one. Of that everything is read as plain data, so it may be anybody's.
+
     Parameters
     ----------
     path : str or Path
+    is_recorded : bool
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, is_recorded: bool = False) -> None:
         self.path = Path(path)
+        self.is_recorded = is_recorded
         self._ended = 0
 
     def file(self, name: str, rank: int | None = None) -> Path:
@@ -72,14 +84,19 @@ class JobFolder:
                 raise
 
     def read(self, name: str, rank: int | None = None) -> bytes | None:
-        """The bytes of a file; None where there is none (yet)."""
-        path = self.file(name, rank)
-        if not _is_there(path):
-            return None
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:  # taken away meanwhile
-            return None
+        """The bytes of a file; None where there is none (yet).
+
+        Raises
+        ------
+        InvalidCallError
+            Another account can have written it.
+        """
+        with self.open(name, rank) as file:
+            return None if file is None else file.read()
+
+    def open(self, name: str, rank: int | None = None) -> AbstractContextManager[BinaryIO | None]:
+        """The same, opened to be read."""
+        return own_folder.opened(self.file(name, rank), self.is_recorded)
 
     def write_json(self, value: object, name: str, rank: int | None = None) -> None:
         """Write plain data in one piece."""
@@ -94,9 +111,9 @@ class JobFolder:
         """A file as text; empty where there is none."""
         return (self.read(name, rank) or b"").decode("utf-8", "replace")
 
-    def mark(self, name: str) -> None:
+    def mark(self, name: str, rank: int | None = None) -> None:
         """Leave a word: ``end`` or ``cancel``."""
-        self.file(name).touch()
+        self.file(name, rank).touch()
 
     def has(self, name: str, rank: int | None = None) -> bool:
         """Whether there is such a file."""
@@ -104,7 +121,7 @@ class JobFolder:
 
     def attempt(self, number: int) -> JobFolder:
         """The folder of an attempt, which need not be there; they count from 1."""
-        return JobFolder(self.path / f"attempt-{number}")
+        return JobFolder(self.path / f"attempt-{number}", self.is_recorded)
 
     def attempts(self) -> list[JobFolder]:
         """The folders of the attempts so far; none but for a job that begins anew when it fails."""

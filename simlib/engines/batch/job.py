@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import linecache
-import pickle
 import shutil
 import time
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,12 @@ from ...draw.display import open_display, show_and_raise
 from ...model.errors import InvalidCallError, JobError
 from ...model.words import ranks_in_words
 from ...record.oplog import FORMAT
+from ...record.safe_pickle import loads_tree
 from ...results.run import Run, make_run
 from ..host.restarts import tell
+from . import verdict_file
 from .folder import JOBS, JobFolder
+from .gone import DIED, gone_ranks, lost_hosts
 from .job_in_queue import JobInQueue
 from .job_monitor import JobMonitor
 from .launcher_failures import cause_in, ended_by_queue
@@ -43,23 +45,15 @@ class Job:
     Raises
     ------
     InvalidCallError
-        There is no job, or it cannot be read.
+        There is no job, it cannot be read, or another account can have written what is there.
 
     Notes
     -----
-    Results are pickles: to fetch those of somebody else's job runs what that account has put there.
+    A *recorded* job, as the course has some, may be anybody's: it is read as plain data.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._folder = JobFolder(Path(path).absolute())
-        try:
-            self._about = self._folder.read_json("job.json")
-        except PermissionError:
-            raise InvalidCallError(
-                f"{path} cannot be read by this account: a job belongs to who has submitted it"
-            ) from None
-        if self._about is None:
-            raise InvalidCallError(f"{path} is not the folder of a job")
+        self._folder, self._about = _opened(Path(path).absolute())
         self._outcome = JobOutcome(self._folder, self._about, self.name)
 
     @property
@@ -289,12 +283,26 @@ class JobOutcome:
         monitor = JobMonitor(self._folder)
         monitor.take_in()
         clock_error_s = monitor.read_to_the_end()
+        self._blame(monitor)
         run = make_run(monitor)
         run.trace.clock_error_s = clock_error_s
         failure = self._failure(monitor)
         if failure is None and monitor.check:
             run.findings = monitor.detector.findings(monitor.deaths)
         return run, failure
+
+    def _blame(self, monitor: JobMonitor) -> None:
+        """Count a rank as dead that is gone with its supervisor, where it has ended the job.
+
+        Not where another one failed by itself, or the end was wanted.
+        """
+        if self._folder.has("verdict.pkl") or self._refused() or self._ended_from_outside():
+            return
+        if self.status == "failed" and not monitor.failed_by_itself():
+            said = self._launcher_said()
+            gone = gone_ranks(self._folder, monitor.places, monitor.running(), said)
+            monitor.deaths |= dict.fromkeys(gone, DIED)
+            monitor.death_words |= gone
 
     def _check_log_format(self) -> None:
         """Refuse logs that would be read wrongly."""
@@ -309,12 +317,15 @@ class JobOutcome:
 
     def _know_cells(self) -> None:
         """Lines of the notebook's cells, for a kernel that has not run them."""
-        cells = pickle.loads(self._folder.read("request.pkl") or b"")["cells"]
+        cells = loads_tree(self._folder.read("request.pkl") or b"")["cells"]
         for cell, entry in cells.items():
             linecache.cache.setdefault(cell, entry)
 
     def _failure(self, monitor: JobMonitor) -> Exception | None:
-        """The error to raise, or None: the judge's, the ranks', or the launcher's."""
+        """The error to raise, or None: the network's, the judge's, the ranks', the launcher's."""
+        hosts = lost_hosts(self._folder, monitor.places) if self.status == "failed" else None
+        if hosts is not None:
+            return self._lost(hosts, monitor)
         verdict = self._folder.read("verdict.pkl")
         if verdict is not None:
             return self._verdict_in(verdict)
@@ -332,9 +343,16 @@ class JobOutcome:
             return failure
         return self._launcher_failed(monitor.running(), state)
 
+    def _lost(self, hosts: str, monitor: JobMonitor) -> JobError:
+        """The error of a job that has lost hosts; what came of it else is told below."""
+        verdict = self._folder.read("verdict.pkl")
+        other = monitor.failure() if verdict is None else self._verdict_in(verdict)
+        how = "" if other is None else f"\nSo it came to this: {other}"
+        return JobError(f"{self._name} could not be carried out: {hosts}{how}")
+
     def _verdict_in(self, pickled: bytes) -> Exception:
         try:
-            return pickle.loads(pickled)
+            return verdict_file.loads(pickled)
         except Exception as error:  # its classes stand elsewhere by now
             return JobError(
                 f"what ended {self._name} cannot be read by this simlib, only by the one that ran "
@@ -385,10 +403,44 @@ class JobOutcome:
         return JobError(f"{words}\nAll it said is in {self._folder.file('launcher.err')}")
 
 
+def _opened(path: Path) -> tuple[JobFolder, dict[str, Any]]:
+    """The folder of a job, and what its ``job.json`` says."""
+    folder, recorded = JobFolder(path), JobFolder(path, is_recorded=True)
+    try:
+        try:
+            about = folder.read_json("job.json")
+        except InvalidCallError:
+            about = recorded.read_json("job.json")
+            if not _is_recorded(about):
+                raise
+    except PermissionError:
+        raise InvalidCallError(
+            f"{path} cannot be read by this account: a job belongs to who has submitted it"
+        ) from None
+    if about is None:
+        raise InvalidCallError(f"{path} is not the folder of a job")
+    return (recorded if _is_recorded(about) else folder), about
+
+
+def _is_recorded(about: Any) -> bool:
+    return isinstance(about, dict) and about.get("is_recorded") is True
+
+
 def jobs(folder: str | Path = JOBS) -> list[Job]:
-    """All jobs of this account whose folders are in ``folder``, by the time of their submission."""
-    found = []
-    for path in Path(folder).glob("*/job.json"):
-        with contextlib.suppress(InvalidCallError):  # another account's, or taken away just now
-            found.append(Job(path.parent))
+    """All jobs of this account whose folders are in ``folder``, by the time of their submission.
+
+    Those that another account can have written are left out, and named by a warning.
+    """
+    found, left_out = [], []
+    for path in sorted(Path(folder).glob("*/job.json")):
+        try:
+            if JobFolder(path.parent).read("job.json") is not None:  # recorded ones: only one's own
+                found.append(Job(path.parent))
+        except PermissionError:
+            pass
+        except InvalidCallError as error:
+            left_out.append(str(error))
+    if left_out:
+        more = f" (and {len(left_out) - 1} more such jobs)" if len(left_out) > 1 else ""
+        warnings.warn(f"left out of jobs(): {left_out[0]}{more}", stacklevel=2)
     return sorted(found, key=lambda job: job._about["submitted"])

@@ -29,7 +29,8 @@ class JobInQueue:
         self._is_over = False
         self._failures = 0
         self._next_s = 0.0
-        native = folder.read_json("native.json")
+        # It holds commands: those of a job that may be anybody's are not run.
+        native = None if folder.is_recorded else folder.read_json("native.json")
         if native is not None:
             if native["scheduler"] not in SCHEDULERS:
                 raise InvalidCallError(

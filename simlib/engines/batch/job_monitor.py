@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 
 from ...diagnose import failures
 from ...diagnose.monitor import DeadlockDetector, RunMonitor
 from ...model.failure_report import FailureReport
+from . import answers
 from .logs import LogFile
 
 STACK_LIMIT_S = 1.0
@@ -68,7 +68,7 @@ class JobMonitor(RunMonitor):
         death = self._folder.read_json("exit", rank)
         if answer is not None:
             try:
-                word, content = pickle.loads(answer)
+                word, content = answers.loads(answer, may_call=not self._folder.is_recorded)
                 if word in ("error", "exit") and isinstance(content, dict):  # an older simlib's
                     content = FailureReport(**content)
                 self.answers[rank] = word, content
@@ -85,14 +85,13 @@ class JobMonitor(RunMonitor):
     def _read_output(self, rank):
         """The lines that a rank has completed since the last look, as bytes."""
         lines = []
-        try:
-            with open(self._folder.file("out", rank), "rb") as file:
-                file.seek(self._read[rank])
-                while chunk := file.read(CHUNK):
-                    self._read[rank] += len(chunk)
-                    lines += self.outputs[rank].add(chunk)
-        except FileNotFoundError:
-            pass
+        with self._folder.open("out", rank) as file:
+            if file is None:
+                return lines
+            file.seek(self._read[rank])
+            while chunk := file.read(CHUNK):
+                self._read[rank] += len(chunk)
+                lines += self.outputs[rank].add(chunk)
         return lines
 
     def ask_for_stacks(self, ranks):

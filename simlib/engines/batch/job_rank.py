@@ -22,14 +22,16 @@ import torch.distributed as dist
 
 from ...model.errors import JobError, SimlibError
 from ...record import backend, returned
-from ...record.oplog import OpLogWriter
 from ...record.recorder import Recorder
+from ...record.safe_pickle import loads_tree
 from ...record.this_rank import here
+from ...record.transports.backends import BACKENDS, check_for_host
 from ..host.isolation import fresh_random_state
 from ..host.process_setup import Output, flush, is_alone, show_errors_of_commands
 from ..host.rank_environ import rank_environ
 from ..host.slow_rank import slowed
-from . import clocks, identity, logs
+from ..launch.addresses import own_address_towards
+from . import answers, clocks, identity, logs
 from .folder import JobFolder
 from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, die_with_the_supervisor, supervise
 from .versions import check_versions
@@ -43,6 +45,7 @@ def main(path):
     folder = JobFolder(path)
     job = folder.read_json("job.json")
     reader, writer = os.pipe()
+    starter = os.getppid()
     pid = os.fork()
     if pid:
         os.close(writer)
@@ -51,7 +54,7 @@ def main(path):
     die_with_the_supervisor()
     try:
         check_versions(job["versions"])
-        code = _be_rank(folder, job, writer)
+        code = _be_rank(folder, job, writer, starter)
     except SimlibError as error:
         code = _refuse(folder, str(error))
     except BaseException as error:  # before the learner's function, or after it
@@ -85,7 +88,7 @@ def _refuse(folder, words):
     return REFUSED
 
 
-def _be_rank(folder, job, writer):
+def _be_rank(folder, job, writer, starter):
     """Join the others, run the function, leave with them; returns the exit code."""
     survives = job["on_death"] == "continue"
     place = identity.find_place(job["uses_mpi"], job["versions"]["mpi4py"], survives)
@@ -94,7 +97,7 @@ def _be_rank(folder, job, writer):
     memory = logs.create(folder.file("log", rank))
     words = f"{rank} {SERVE}" if rank == 0 and place.comm is None else rank
     os.write(writer, f"{words}\n".encode())
-    recorder = _join(place, folder, memory, job)
+    recorder = _join(place, folder, memory, job, starter)
     _check_gpus(job["gpus_per_rank"])
     recorder.survives = survives
     _connect_output(folder, rank)
@@ -117,7 +120,7 @@ def _be_rank(folder, job, writer):
 def code_of(answer):
     """The exit code for an answer; 0 also for one that cannot be rebuilt here."""
     try:
-        word, content = pickle.loads(answer)
+        word, content = answers.loads(answer, may_call=True)
     except Exception:
         return 0
     if word == "result":
@@ -136,18 +139,23 @@ def _check_gpus(each):
         )
 
 
-def _join(place, folder, memory, job):
+def _join(place, folder, memory, job, starter):
     """Make the default group; tell the folder where this rank is, and how its clock goes.
 
-    The rank finds the job's ``environ`` in its environment, too.
+    The rank finds the job's ``environ`` in its environment, too. ``starter`` is the process of
+    ``start.py``.
     """
     rank, size = place.rank, place.size
+    spoken = BACKENDS[job["backend"]]
     torch.set_num_threads(job["threads"])
     store = identity.meet(place, folder)
-    recorder = Recorder(OpLogWriter(memory), is_alone)
-    backend.install(backend.gloo_member(recorder))
-    backend.join_world(dist.PrefixStore("world/", store), rank, size)
     hosts = _hosts(store, rank, size)
+    here = [other for other in range(size) if hosts[other] == hosts[rank]]
+    check_for_host(spoken, len(here))
+    spoken.take_device(here.index(rank))
+    recorder = Recorder(logs.writer(memory), is_alone)
+    backend.install(backend.member(recorder, spoken), spoken)
+    backend.join_world(dist.PrefixStore("world/", store), rank, size)
     group = dist.group.WORLD._inner
     offset_s, error_s = clocks.align(group, store, rank, hosts)
     nodes = list(dict.fromkeys(hosts))
@@ -155,7 +163,9 @@ def _join(place, folder, memory, job):
     folder.write_json(
         {
             "host": os.uname().nodename,
+            "address": own_address_towards(os.environ["MASTER_ADDR"]),
             "pid": os.getpid(),
+            "starter": starter,
             "interface": os.environ["GLOO_SOCKET_IFNAME"],
             "offset_s": offset_s,
             "error_s": error_s,
@@ -192,7 +202,7 @@ def _connect_output(folder, rank):
 
 def _call(folder, rank, size, recorder):
     """Run the learner's function, or script; returns the answer as bytes."""
-    request = pickle.loads(folder.read("request.pkl"))
+    request = loads_tree(folder.read("request.pkl"))
     sys.path[:] = request["path"]
     sys.argv[:] = request["argv"]
     linecache.cache.update(request["cells"])
@@ -201,13 +211,15 @@ def _call(folder, rank, size, recorder):
 
     def call():
         importlib.import_module("simlib.facade")  # or the first use of it would, in the program
+        slow = pickle.loads(request["slow"])
         function, args, kwargs = pickle.loads(request["payload"])
         log.enter()
         try:
-            with slowed(request["slow"], rank, recorder):
+            with slowed(slow, rank, recorder):
                 return function(rank, size, *args, **kwargs)
         finally:
+            recorder.stream_ends.last_look()
             log.leave()
             flush()
 
-    return returned.answer_of(call, request["is_script"])
+    return returned.answer_of(call, request["is_script"], dumps=answers.dumps)

@@ -70,6 +70,8 @@ HOPELESS = "|".join(
     dict.fromkeys([*SHELL_HOPELESS, *(words for each in LAUNCHERS for words in each.hopeless)])
 )
 """What is said where a rank cannot even be started."""
+NOISE = re.compile(r"\[W.* The hostname of the client socket cannot be retrieved")
+"""torch, where DNS does not answer: nothing is wrong for it."""
 BY_QUEUE = re.compile("|".join(each.ended_by_queue for each in SCHEDULERS.values()))
 
 
@@ -86,6 +88,7 @@ def cause_in(text: str, hosts: Sequence[str] | None = None) -> tuple[str | None,
     """
     which = f" (`simlib doctor --hosts {','.join(hosts)}` says which)" if hosts else ""
     lines = [line.strip() for line in text.splitlines() if line.strip(" =\t")]
+    lines = [line for line in lines if not NOISE.match(line)]
     for line in lines:
         for pattern, sentence in CAUSES:
             found = re.search(pattern, line)

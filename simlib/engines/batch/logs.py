@@ -7,12 +7,22 @@ import os
 import pickle
 import struct
 
-from ...record.oplog import CAPACITY, COMMITTED, ENTERED, FUTURES, HEADER, OpLogReader, OpLogWriter
+from ...record.oplog import (
+    CAPACITY,
+    COMMITTED,
+    ENTERED,
+    FUTURES,
+    HEADER,
+    READERS,
+    OpLogReader,
+    OpLogWriter,
+)
+from ...record.safe_pickle import dumps_tree, loads_tree
 
-SLEEPS = HEADER - 8
-"""The header's last field, which `oplog` leaves free. The rank's supervisor writes it: above, how
-many times it has looked; below, how often the rank's main thread had gone to sleep by then, plus 1,
-or 0 where it was awake. It is for waits inside C++, see `DeadlockDetector`."""
+SLEEPS = READERS
+"""The readers' field of the header, as no log of a job rolls over. The rank's supervisor writes it:
+above, how many times it has looked; below, how often the rank's main thread had gone to sleep by
+then, plus 1, or 0 where it was awake. It is for waits inside C++, see `DeadlockDetector`."""
 _NUMBER = struct.Struct("q")
 _MOMENT = struct.Struct("d")
 
@@ -25,6 +35,11 @@ def create(path):
     with open(path, "w+b") as file:
         file.truncate(CAPACITY)
         return mmap.mmap(file.fileno(), CAPACITY)
+
+
+def writer(memory, *more):
+    """What writes a log, as `LogFile` reads it: its definitions are plain data, whoever reads."""
+    return OpLogWriter(memory, *more, dumps=dumps_tree)
 
 
 def open_memory(path):
@@ -93,7 +108,7 @@ class LogFile(OpLogReader):
         self._is_torn = False
         empty = bytearray(HEADER)
         OpLogWriter(empty)
-        super().__init__(bytes(empty), rank)
+        super().__init__(bytes(empty), rank, loads=loads_tree)
 
     def refresh(self, anew=False):
         """Take in what is in the file now; ``anew``: also where the header has not changed."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from ...model.errors import InvalidCallError, JobError
 from ...record.oplog import COMMITTED, HEADER
+from ..launch.hostfile import check_name, hosts_in
 from ..launch.launchers import MPIS, Launcher, Placement, mpi_of_version
 from . import launcher_process, staging
 from .folder import JobFolder
@@ -36,17 +38,18 @@ class Mpiexec(Needs):
     ranks_per_node : int
         Ranks on each host.
     hostfile : str, optional
-        In place of ``hosts``: a file for mpiexec. It may say how many ranks each host takes;
-        ``ranks_per_node`` of 2 and more would overrule that.
+        In place of ``hosts``: a file with a host on each line, in the form of any MPI. It may say
+        how many ranks each host takes; ``ranks_per_node`` of 2 and more would overrule that. It is
+        read at once.
     launcher : str or list of str, optional
         The command that stands for mpiexec; else the one beside this Python, then that of the PATH.
     time_limit : float
         Seconds after which the job is ended, whatever it does.
+    setup, env, container, working_dir, cpus_per_rank, gpus_per_rank
+        See `Needs`. mpiexec gives no rank cores or GPUs: it is said where there are too few GPUs.
     stage : bool
         For hosts that share no filesystem: each gets a copy of the job's folder, at the same path,
         and what its ranks write is brought back. The environment must be at one path everywhere.
-    setup, env, container, working_dir, cpus_per_rank, gpus_per_rank
-        See `Needs`. mpiexec gives no rank cores or GPUs: it is said where there are too few GPUs.
     """
 
     hosts: Sequence[str] | None = None
@@ -55,6 +58,7 @@ class Mpiexec(Needs):
     launcher: str | Sequence[str | Path] | None = None
     time_limit: float = 600
     stage: bool = False
+    slots: tuple[tuple[str, int], ...] | None = field(init=False, repr=False, compare=False)
 
     uses_mpi: ClassVar[bool] = True
 
@@ -69,10 +73,25 @@ class Mpiexec(Needs):
             raise InvalidCallError(f"hosts={self.hosts!r} must be a list: hosts=[{self.hosts!r}]")
         if self.hosts is not None and self.hostfile is not None:
             raise InvalidCallError("name the hosts by hosts or by hostfile, not by both")
-        if self.stage and self.hosts is None:
-            raise InvalidCallError("stage=True copies the job to hosts: name them by hosts=[...]")
         check_count("ranks_per_node", self.ranks_per_node)
         check_time_limit(self.time_limit)
+        object.__setattr__(self, "slots", self._slots())
+        if self.stage and self.slots is None:
+            raise InvalidCallError("stage=True copies the job to hosts: name them by hosts=[...]")
+
+    def _slots(self) -> tuple[tuple[str, int], ...] | None:
+        """The hosts, and how many ranks each takes; None: this machine."""
+        if self.hostfile is not None:
+            overruled = self.ranks_per_node > 1
+            return tuple(
+                (host, self.ranks_per_node if overruled or count is None else count)
+                for host, count in hosts_in(self.hostfile)
+            )
+        if self.hosts is None:
+            return None
+        for number, host in enumerate(self.hosts):
+            check_name(host, f"hosts[{number}]")
+        return tuple((host, self.ranks_per_node) for host in self.hosts)
 
     @property
     def place(self) -> str:
@@ -83,14 +102,16 @@ class Mpiexec(Needs):
 
     def check(self, world_size: int) -> None:
         """Refuse more ranks than there is room for."""
-        if self.hosts is None:
+        if self.slots is None or world_size <= sum(count for _, count in self.slots):
             return
-        room = len(self.hosts) * self.ranks_per_node
-        if not self.hosts or world_size > room:
-            raise InvalidCallError(
-                f"world_size={world_size} does not fit on {len(self.hosts)} hosts with "
-                f"ranks_per_node={self.ranks_per_node}: name more hosts, or more ranks per node"
-            )
+        where = f"{len(self.slots)} hosts with ranks_per_node={self.ranks_per_node}"
+        if self.hostfile is not None:
+            counts = ", ".join(f"{host}:{count}" for host, count in self.slots)
+            where = f"the hosts in {self.hostfile} ({counts})"
+        raise InvalidCallError(
+            f"world_size={world_size} does not fit on {where}: name more hosts, or more ranks per "
+            "node"
+        )
 
     def words(self) -> list[str]:
         """The command that stands for mpiexec."""
@@ -105,12 +126,19 @@ class Mpiexec(Needs):
             )
         return [found]
 
+    def before_launcher(self) -> list[str]:
+        """The words that run a program where mpiexec runs: those before it."""
+        words = self.words()
+        names = [os.path.basename(word) for word in words]
+        first = next((at for at, name in enumerate(names) if re.match("mpi(exec|run)", name)), 0)
+        return words[:first]
+
     def command(self, world_size: int, program: list[str]) -> list[str]:
         """The whole command that runs ``program`` on every rank."""
         words = self.words()
-        at = Placement(world_size, self.ranks_per_node, self.hosts, self.hostfile)
+        at = Placement(world_size, self.ranks_per_node, self.slots)
         command = [*words, "-n", str(world_size), *mpi_of(words).place(at), *program]
-        return staged(command, self.hosts) if self.stage else command
+        return staged(command, [host for host, _ in self.slots]) if self.stage else command
 
     def environ(self) -> dict[str, str]:
         """Variables for mpiexec and the ranks, of whichever MPI: the others' are not read."""
@@ -120,9 +148,16 @@ class Mpiexec(Needs):
         return found
 
     def start(self, folder: JobFolder) -> None:
-        """Start the launcher in a session of its own: it goes on when the notebook ends."""
+        """Start the launcher in a session of its own: it goes on when the notebook ends.
+
+        It has none of the caller's files: who reads this program's output by a pipe would wait
+        for the end of the job.
+        """
         program = [sys.executable, "-I", LAUNCH, "--detached", str(folder.path)]
-        subprocess.run(program, stdin=subprocess.DEVNULL, check=True)
+        with open(folder.file("launch.err"), "wb") as said:
+            subprocess.run(
+                program, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=True
+            )  # fmt: skip
 
 
 def staged(command: list[str], hosts: Sequence[str] | None = None) -> list[str]:

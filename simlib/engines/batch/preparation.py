@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
+from ...record.oplog import COMMITTED, HEADER
+from . import reach
 from .folder import JobFolder
 from .launcher_failures import HOPELESS
 from .launcher_process import OBEY_S
@@ -36,7 +39,8 @@ def prepare(
         The launcher's command, up to what `Needs.write_start` writes.
     """
     command = [*words, str(to.write_start(folder))]
-    _write(folder, about, request, to, command, to.environ(), HOPELESS, OBEY_S)
+    look = [*to.before_launcher(), sys.executable, "-I", str(Path(reach.__file__).resolve())]
+    _write(folder, about, request, to, command, to.environ(), HOPELESS, OBEY_S, look)
 
 
 def prepare_attempts(
@@ -45,10 +49,10 @@ def prepare_attempts(
     """The same of a job that may begin anew; ``plan`` is for its ``restarts.pkl``."""
     folder.write(plan, "restarts.pkl")
     command = [sys.executable, "-I", "-c", START, about["root"], str(folder.path)]
-    _write(folder, about, request, to, command, {}, NO_WORDS, ATTEMPTS_OBEY_S)
+    _write(folder, about, request, to, command, {}, NO_WORDS, ATTEMPTS_OBEY_S, [])
 
 
-def _write(folder, about, request, to, command, environ, hopeless, obey_s):
+def _write(folder, about, request, to, command, environ, hopeless, obey_s, look):
     folder.write(request, "request.pkl")
     within = [folder.file("cancel"), *([about["within"]] if about["within"] else [])]
     plan = {
@@ -58,6 +62,10 @@ def _write(folder, about, request, to, command, environ, hopeless, obey_s):
         "hopeless": hopeless,
         "obey_s": obey_s,
         "cancelled_by": [str(path) for path in within],
+        "reach": look,
+        "world_size": about["world_size"],
+        "timeout_s": about["timeout_s"],
+        "log": [HEADER, COMMITTED],
     }
     folder.write_json(plan, "launch.json")
     folder.write_json({"state": "queued"}, "state.json")

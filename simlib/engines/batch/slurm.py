@@ -82,6 +82,10 @@ class Queued(Needs):
                 f"ranks_per_node={self.ranks_per_node}: take more of either"
             )
 
+    def before_launcher(self) -> list[str]:
+        """None: the launcher runs where the batch job does."""
+        return []
+
     def command(self, world_size: int, program: list[str]) -> list[str]:
         """What starts the ranks, once the scheduler has given the nodes."""
         words = Mpiexec().words()

@@ -118,7 +118,8 @@ class Files:
                 file.write(content)
         elif message["name"] not in FIRST_COUNTS or not os.path.exists(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            draft = f"{path}.{os.getpid()}.draft"
+            place, name = os.path.split(path)
+            draft = os.path.join(place, f".{name}.{os.getpid()}")
             with open(draft, "wb") as file:
                 file.write(content)
             os.replace(draft, path)

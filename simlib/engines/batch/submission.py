@@ -17,11 +17,14 @@ from ...model.failing import Failures
 from ...model.jitter import Slow
 from ...model.package import ROOT
 from ...record.oplog import FORMAT
+from ...record.safe_pickle import dumps_tree
+from ...record.transports.backends import check_for_job
 from ..host.request import Surroundings, cell_numbers, check_timeout
 from ..host.restarts import Restart, Restarts, check_restarts, left_to_kill
-from .folder import JOBS, JobFolder
+from .folder import JOBS
 from .job import Job
 from .mpiexec import Mpiexec
+from .new_folder import new_folder
 from .preparation import prepare, prepare_attempts
 from .program import program_of
 from .remote.ssh import Ssh
@@ -45,6 +48,7 @@ def submit(
     on_restart: Callable[[Restart], Any] | None = None,
     timeout_s: float | None = 120,
     check: bool = True,
+    backend: str = "gloo",
     name: str | None = None,
     folder: str | Path = JOBS,
 ) -> Job:
@@ -74,6 +78,8 @@ def submit(
         As for `run`: seconds without progress.
     check : bool
         As for `run`.
+    backend : {"gloo", "nccl", "mpi4py"}
+        As for `run`. ``mpi4py`` is the MPI whose mpiexec starts the ranks.
     name : str, optional
         Of the job; the function's or script's by default.
     folder : str
@@ -89,7 +95,7 @@ def submit(
     InvalidCallError
         An argument that can never be right.
     JobError
-        There is no launcher, or it refuses the job.
+        There is no launcher, or it refuses the job; or there is no room for the job's folder.
     """
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise InvalidCallError(f"world_size={world_size!r} must be a whole number from 1")
@@ -98,6 +104,7 @@ def submit(
     check_timeout(timeout_s)
     kill = check_kill(kill, world_size)
     check_choice("on_death", on_death, ON_DEATH)
+    check_for_job(backend, to.uses_mpi, on_death)
     slow = check_slow(slow, world_size)
     plan = check_restarts(restarts, min_ranks, on_restart, world_size)
     program = program_of(function, args, kwargs, argv, world_size)
@@ -106,12 +113,12 @@ def submit(
     command = to.command(world_size, to.program())  # says what is wrong with it, before all
     cells = cell_numbers()
     sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
-    request = cloudpickle.dumps(
+    request = dumps_tree(
         {
             "payload": program.payload,
-            "slow": slow,
+            "slow": cloudpickle.dumps(slow, protocol=5),
             "cells": sources,
-            "path": where.path,
+            "path": list(map(str, where.path)),
             "argv": where.argv,
             "is_script": where.is_script,
         }
@@ -126,6 +133,7 @@ def submit(
         "on_death": on_death,
         "timeout_s": timeout_s,
         "check": check,
+        "backend": backend,
         "cells": cells,
         "versions": versions(),
         "log_format": FORMAT,
@@ -137,17 +145,17 @@ def submit(
         "within": None,
         "submitted": time.time(),
     }
-    job = _new_folder(folder, name or program.name)
-    if packed_plan is None:
-        prepare(job, about, request, to, command)
-    else:
-        prepare_attempts(job, about, request, to, packed_plan)
-    try:
-        to.start(job)
-    except JobError as error:
-        job.write(str(error).encode(), "refused")
-        job.write_json({"state": "ended", "code": None, "why": "refused"}, "state.json")
-        raise
+    with new_folder(folder, name or program.name) as job:
+        if packed_plan is None:
+            prepare(job, about, request, to, command)
+        else:
+            prepare_attempts(job, about, request, to, packed_plan)
+        try:
+            to.start(job)
+        except JobError as error:
+            job.write(str(error).encode(), "refused")
+            job.write_json({"state": "ended", "code": None, "why": "refused"}, "state.json")
+            raise
     return Job(job.path)
 
 
@@ -162,18 +170,3 @@ def _packed_plan(
             "on_restart cannot be sent to where the job begins anew, in another process "
             f"({type(error).__name__}: {error})"
         ) from None
-
-
-def _new_folder(folder: str | Path, name: str) -> JobFolder:
-    """A new folder NAME-NUMBER, readable by this account only: it holds the learner's data."""
-    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
-    parent = Path(folder).absolute()
-    parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        path = parent / f"{safe}-{number}"
-        try:
-            os.mkdir(path, 0o700)
-            return JobFolder(path)
-        except FileExistsError:
-            number += 1

@@ -8,21 +8,21 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
-
-import cloudpickle
 
 from ...diagnose.failures import how_it_ended
 from ...diagnose.monitor import Watchdog
 from ...draw.display import SilentDisplay
 from ..host import sleep_count
-from . import logs
+from . import logs, verdict_file
 from .identity import serve_store
 from .job_monitor import JobMonitor
 
 LOOK_S = 0.1
 SEND_S = 1.0
-"""How often what a rank has written down is sent to the server of the folder."""
+"""How often what a rank has written down is sent to the server of the folder; and how often rank
+0's supervisor shows that it is there."""
 SETTLE_S = 0.6
 """How long the other ranks may take to fail on their own, so that the error names all who do."""
 REFUSED = 77
@@ -46,6 +46,14 @@ def die_with_the_supervisor():
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def show_presence(folder):
+    """Touch ``beat`` again and again: a judge who is lost with his host ends no job."""
+    while True:
+        with contextlib.suppress(OSError):
+            folder.mark("beat")
+        time.sleep(SEND_S)
 
 
 def supervise(folder, pid, pipe):
@@ -90,6 +98,7 @@ class Supervisor:
             if self._is_over():
                 self._kill()
                 os.waitpid(self._pid, 0)
+                self._say_it_was_ended()
                 self._clean_up()
                 return 1
             self._look()
@@ -160,7 +169,9 @@ class Supervisor:
         self._rank = rank
         self._log = logs.open_memory(self._folder.file("log", rank))
         self._kill_s = self._job["kill"].get(str(rank))
-        self._judge = JobJudge(self._folder, self._forward_stack_request) if rank == 0 else None
+        if rank == 0:
+            self._judge = JobJudge(self._folder, self._forward_stack_request)
+            threading.Thread(target=show_presence, args=(self._folder,), daemon=True).start()
 
     def _is_over(self):
         """Whether the rank has to end: the job has failed or is cancelled, or its launcher gone."""
@@ -174,6 +185,12 @@ class Supervisor:
     def _kill(self):
         self._kill_its_commands()
         os.kill(self._pid, signal.SIGKILL)  # it may have no group of its own yet
+
+    def _say_it_was_ended(self):
+        """Its rank has not ended the job: the job has ended it."""
+        if self._rank is not None and self._end_at is not None:
+            with contextlib.suppress(OSError):
+                self._folder.mark("ended", self._rank)
 
     def _kill_its_commands(self):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -300,5 +317,5 @@ class JobJudge:
 
     def _say(self, found):
         if not self._folder.has("cancel"):
-            self._folder.write(cloudpickle.dumps(found), "verdict.pkl")
+            self._folder.write(verdict_file.dumps(found), "verdict.pkl")
         self._folder.mark("end")

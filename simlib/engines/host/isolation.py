@@ -112,6 +112,32 @@ def _has_children():
     return True
 
 
+KEPT = {}
+"""Modules of the learner's by name, with the times of their files: `keep_own_modules`."""
+
+
+def keep_own_modules():
+    """Let a rank that has imported modules of the learner's serve again while their files stay.
+
+    For a session of tests, in which a module is imported once and keeps what it holds.
+    """
+    for name, module in list(sys.modules.items()):
+        if _is_own(module):
+            KEPT.setdefault(name, _changed_at(module))
+
+
+def _is_own(module):
+    file = getattr(module, "__file__", None)
+    return bool(file) and not file.startswith(_INSTALLED)
+
+
+def _changed_at(module):
+    try:
+        return os.stat(module.__file__).st_mtime_ns
+    except OSError:
+        return None
+
+
 class Baseline:
     """A rank's state before its first run, and the way back to it."""
 
@@ -139,8 +165,8 @@ class Baseline:
             if thread not in self._threads and not (is_made_up or is_tqdm):
                 return f"thread {thread.name} still runs"
         for name in set(sys.modules) - self._modules:
-            file = getattr(sys.modules[name], "__file__", None)
-            if file and not file.startswith(_INSTALLED):
+            module = sys.modules[name]
+            if _is_own(module) and KEPT.get(name, 0) != _changed_at(module):
                 return f"module {name} is the learner's own and may change"
         for module, before in self._functions.items():
             now = vars(module)

@@ -6,6 +6,7 @@ The same for every engine.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import linecache
 import numbers
 import os
@@ -27,6 +28,8 @@ from ...model.failing import Failures
 from .hardening import go_home
 
 HEAVY_BYTES = 20 << 20
+WATCH_S = 60.0
+"""From one line on a run that is watched to the next."""
 _serves: list[str] = []
 _LENGTH = struct.Struct("<Q")
 FRAME = struct.Struct("=ii")
@@ -43,6 +46,20 @@ class Options:
     check: bool = True
     kill: Mapping[int, float] | Failures = field(default_factory=dict)
     on_death: str = "end"
+    watch_s: float | None = None
+
+
+def check_watch(watch: Any) -> float | None:
+    """Seconds from one line to the next of a run that is watched, None of one that is not."""
+    if watch is False or watch is None:
+        return None
+    if watch is True:
+        return WATCH_S
+    if isinstance(watch, numbers.Real) and 0 < float(watch) < float("inf"):
+        return float(watch)
+    raise InvalidCallError(
+        f"watch={watch!r} must be True, or a positive number of seconds from one line to the next"
+    )
 
 
 def check_function(function: object, caller: str) -> None:
@@ -216,6 +233,7 @@ def _parts(function: Any, args: Sequence, kwargs: Mapping | None) -> list[tuple[
     """What the function takes along, each with its name in words."""
     parts = [(f"argument {number}", value) for number, value in enumerate(args)]
     parts += [(f"argument {name!r}", value) for name, value in (kwargs or {}).items()]
+    function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     if code is not None:
         for name in _global_names(code):

@@ -6,6 +6,7 @@ imports.
 
 from __future__ import annotations
 
+import os
 import signal
 from multiprocessing import forkserver
 
@@ -13,12 +14,22 @@ PRELOADED = ["simlib.facade", "simlib.engines.processes.rank_main", "simlib.engi
 """What the server imports, by name: processes that are forked from it begin with it."""
 
 
-def start_server():
+def stop_server():
+    """End the server, though it may still import; whoever needs it again starts another one."""
+    server = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+    server._stop()
+
+
+def start_server(also=()):
     """Start the server where there is none; it may import for a while after this has returned.
+
+    ``also`` are names of modules that it imports beside the others.
 
     It is started deaf to Ctrl-C, from its first moment on: a blocked signal is inherited.
     """
-    forkserver.set_forkserver_preload(PRELOADED)
+    forkserver.set_forkserver_preload([*PRELOADED, *also])
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()

@@ -21,13 +21,18 @@ def interface_towards(address):
     ``GLOO_SOCKET_IFNAME``.
     """
     family = _family(address)
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # of a datagram: it chooses a route and sends nothing
-        own = probe.getsockname()[0]
+    own = own_address_towards(address)
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.family == family and entry.address.split("%")[0] == own for entry in entries):
             return name
     raise InvalidCallError(f"no network interface of this host has the address {own}")
+
+
+def own_address_towards(address):
+    """This host's address from which another one is reached."""
+    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # of a datagram: it chooses a route and sends nothing
+        return probe.getsockname()[0]
 
 
 def listen():

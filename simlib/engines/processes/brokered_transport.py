@@ -14,6 +14,7 @@ from ...record.group import RecordingGroup
 from ...record.recorder import REDUCE_NAMES, count_bytes
 from ...record.requests import FOREVER
 from ...record.safe_pickle import loads_tree
+from ...record.transports.carriers import on_gloo
 from ..host.request import exactly
 from ..host.transport import REDUCING, Transport, stand_in_backend
 from .broker import LENGTH, framed
@@ -207,8 +208,8 @@ def brokered_member(recorder, connection):
 
     def create(options, ranks, name):
         rank, size = options.group_rank, options.group_size
-        inner = BrokeredTransport(connection, name, ranks, rank)
-        return RecordingGroup(recorder, backend, inner, rank, size, name, ranks)
+        carrier = on_gloo(BrokeredTransport(connection, name, ranks, rank), backend)
+        return RecordingGroup(recorder, carrier, rank, size, name, ranks)
 
     return create
 

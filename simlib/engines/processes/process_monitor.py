@@ -8,8 +8,13 @@ import pickle
 import signal
 import time
 
+import psutil
+
 from ...diagnose import failures
 from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
+from ...diagnose.watching import Watcher
+from ...model.forgotten import Forgotten
+from ...record.rolling import segment_of
 from ..host import sleep_count
 from ..host.request import receive, send, send_bytes
 
@@ -26,9 +31,18 @@ CHUNK = 1 << 16
 class ProcessMonitor(RunMonitor):
     """Takes in what the processes of a world say, print and die of, until all is told."""
 
+    segment = 0
+
     def __init__(self, world, display, cells, options):
         super().__init__(options.name, world.world_size, cells, options.timeout_s, options.check)
         self.world = world
+        self._watcher = None
+        if options.watch_s is not None:
+            self.forgotten = Forgotten(world.world_size)
+            self.segment = segment_of(world.world_size)
+            for rank in world.ranks:
+                rank.watch(cells, self.segment, self.forgotten)
+            self._watcher = Watcher(self, display, options.watch_s)
         self.native = [bytearray() for _ in world.ranks]
         self.detector = DeadlockDetector(self.logs, cells, self._sleep_count)
         self._display = display
@@ -60,8 +74,9 @@ class ProcessMonitor(RunMonitor):
             if self.failed():
                 self._let_others_settle()
                 return self.failure()
+            disagree = self._keep_watch()
             progress = sum(log.progress for log in self.logs)
-            found = self.stuck() if self.may_judge(progress) else None
+            found = self.stuck(disagree) if self.may_judge(progress) else None
             if found is not None:
                 return self._settled(found)
             found = self._watchdog.ending(progress)
@@ -69,6 +84,22 @@ class ProcessMonitor(RunMonitor):
                 return found
         self._take_in(0)
         return self.failure()
+
+    def _keep_watch(self):
+        """Of a run that is watched, keep up with the logs; returns whether ops disagree."""
+        if self._watcher is None:
+            return False
+        disagree = self.detector.keep_up()
+        self._watcher.look()
+        return disagree
+
+    def memory_bytes(self):
+        """Bytes of memory that each rank that runs holds, and this process."""
+        ranks = []
+        for rank in self.running():
+            with contextlib.suppress(psutil.Error):
+                ranks.append(psutil.Process(self.world.ranks[rank].process.pid).memory_info().rss)
+        return ranks, psutil.Process().memory_info().rss
 
     def _kill_as_asked(self):
         """Kill the ranks whose time has come."""

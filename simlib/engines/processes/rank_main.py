@@ -16,6 +16,7 @@ from ...record.fingerprints import FingerprintTable
 from ...record.oplog import CAPACITY, OpLogWriter
 from ...record.recorder import Recorder
 from ...record.this_rank import here
+from ...record.transports.backends import BACKENDS
 from ..host import own_sandbox
 from ..host.isolation import Baseline, fresh_random_state
 from ..host.process_setup import (
@@ -43,6 +44,8 @@ class RunRequest(Request):
         Whether the others go on when a rank dies.
     slow : dict
         By rank, a number or a `Jitter`.
+    segment : int
+        Where the run is watched, so that the log rolls over, bytes of a segment; else 0.
     number : int
         How many runs this world has had with this one: groups of different runs never meet.
     """
@@ -50,10 +53,11 @@ class RunRequest(Request):
     check: bool
     survives: bool
     slow: dict
+    segment: int = 0
     number: int = 0
 
 
-def rank_main(rank, world_size, ties, control, lifeline, stdout, stderr, log):
+def rank_main(rank, world_size, backend_name, ties, control, lifeline, stdout, stderr, log):
     """Serve runs until the kernel closes the control socket.
 
     ``control``, ``lifeline``, ``stdout``, ``stderr`` and ``log`` are file descriptors on their way
@@ -69,8 +73,11 @@ def rank_main(rank, world_size, ties, control, lifeline, stdout, stderr, log):
     sock = socket.socket(fileno=control.detach())
     torch.set_num_threads(1)
     recorder = Recorder(writer, is_alone)
-    join = _join_by_the_broker if len(ties) == 1 else _join_by_gloo
-    rendezvous, fingerprints = join(recorder, rank, world_size, *ties)
+    if len(ties) == 1:
+        rendezvous, fingerprints = _join_by_the_broker(recorder, rank, world_size, *ties)
+    else:
+        spoken = BACKENDS[backend_name]
+        rendezvous, fingerprints = _join(spoken, recorder, rank, world_size, *ties)
     membership = backend.Membership(rendezvous)
     baseline = Baseline()
     own_pid = os.getpid()
@@ -85,6 +92,8 @@ def rank_main(rank, world_size, ties, control, lifeline, stdout, stderr, log):
             membership.begin(request.number)
             recorder.begin(fingerprints if request.check else None)
             recorder.survives = request.survives
+            if request.segment:
+                writer.roll_over(request.segment)
             own = receive(sock)
             request.per_rank_args = None if own is None else {rank: own}
             answer = _run(request, rank, world_size, recorder)
@@ -95,10 +104,11 @@ def rank_main(rank, world_size, ties, control, lifeline, stdout, stderr, log):
             send(sock, ("clean", _clean(baseline, recorder, membership, output)))
 
 
-def _join_by_gloo(recorder, rank, world_size, store, table):
-    """Join the others by Gloo; returns the store, and the rank's `FingerprintTable`."""
+def _join(spoken, recorder, rank, world_size, store, table):
+    """Join the others by a `Backend`; returns the store, and the rank's `FingerprintTable`."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    backend.install(backend.gloo_member(recorder))
+    spoken.take_device(rank)
+    backend.install(backend.member(recorder, spoken), spoken)
     rendezvous = dist.FileStore(_store_path(store), world_size)
     backend.join_world(rendezvous, rank, world_size)
     return rendezvous, FingerprintTable(table.detach(), world_size, rank)
@@ -129,6 +139,7 @@ def _run(request, rank, world_size, recorder):
             with slowed(request.slow, rank, recorder):
                 return function(rank, world_size, *args, **kwargs)
         finally:
+            recorder.stream_ends.last_look()
             writer.leave()
             flush()
 

@@ -14,6 +14,7 @@ from ...draw.display import open_display, show_and_raise
 from ...model import errors
 from ...model.failing import Failures
 from ...model.jitter import Slow
+from ...record.transports.backends import BACKENDS, check_for_processes
 from ...results.run import Run, left_nothing_over, make_run
 from ..host.request import (
     ByRank,
@@ -22,6 +23,7 @@ from ..host.request import (
     cell_numbers,
     check_function,
     check_timeout,
+    check_watch,
     check_world_size,
     name_of,
     new_cells,
@@ -52,6 +54,8 @@ def run(
     strict: bool = False,
     check: bool = True,
     fresh: bool = False,
+    watch: bool | float = False,
+    backend: str = "gloo",
 ) -> Run:
     """Run a rank function on real processes of this machine.
 
@@ -96,6 +100,13 @@ def run(
         False to record only: nothing is diagnosed but errors, deaths and ``timeout_s``. For timing.
     fresh : bool
         True for processes that have served no run before.
+    watch : bool or float
+        For runs of hours: True, or seconds from one line to the next, to hear every minute how many
+        ops there were and who waits. Memory is bounded: the last ops are kept, some 900,000 of all
+        ranks; sums and findings are of the whole run. Ranks may print without end.
+    backend : {"gloo", "nccl"}
+        What moves the data. ``nccl`` wants a GPU for each rank, which is then its current one;
+        tensors on the CPU still go by Gloo. (``mpi4py`` is for `submit`.)
 
     Returns
     -------
@@ -123,6 +134,7 @@ def run(
     """
     check_function(function, "run")
     size = _check_world_size(world_size)
+    spoken = check_for_processes(backend, size)
     per_rank_args = args.packed if isinstance(args, ByRank) else None
     payload = pack(function, () if per_rank_args else args, kwargs, size)
     options = Options(
@@ -132,6 +144,7 @@ def run(
         check,
         kill=check_kill(kill, size),
         on_death=check_choice("on_death", on_death, ON_DEATH),
+        watch_s=check_watch(watch),
     )
     slow = check_slow(slow, size)
     plan = check_restarts(restarts, min_ranks, on_restart, size)
@@ -146,6 +159,7 @@ def run(
             environ=environ,
             per_rank_args=per_rank_args,
             slow=slow,
+            backend=spoken,
         )
 
     return with_restarts(attempt, size, plan)
@@ -159,20 +173,40 @@ def _check_world_size(world_size):
     return check_world_size(world_size, MOST_PROCESSES, why)
 
 
-def run_script(path, world_size, argv, *, timeout_s=120, strict=False, restarts=0, min_ranks=None):
+def run_script(
+    path,
+    world_size,
+    argv,
+    *,
+    timeout_s=120,
+    strict=False,
+    restarts=0,
+    min_ranks=None,
+    watch=False,
+    backend="gloo",
+):
     """Run a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
     size = _check_world_size(world_size)
+    spoken = check_for_processes(backend, size)
     payload = pack(script, (os.path.abspath(path),), None, size)
-    options = Options(os.path.basename(path), timeout_s, strict)
+    options = Options(os.path.basename(path), timeout_s, strict, watch_s=check_watch(watch))
 
     def attempt(size, begin_s, environ):
-        return _run_payload(payload, size, options, False, [path, *argv], environ)
+        return _run_payload(payload, size, options, False, [path, *argv], environ, backend=spoken)
 
     return with_restarts(attempt, size, check_restarts(restarts, min_ranks, None, size))
 
 
 def _run_payload(
-    payload, world_size, options, fresh, argv, environ=None, per_rank_args=None, slow=None
+    payload,
+    world_size,
+    options,
+    fresh,
+    argv,
+    environ=None,
+    per_rank_args=None,
+    slow=None,
+    backend=BACKENDS["gloo"],  # noqa: B008 (an entry of a table)
 ):
     refuse_within_ranks("a run")
     check_timeout(options.timeout_s)
@@ -188,7 +222,7 @@ def _run_payload(
     display = open_display()
     outputs = ()
     try:
-        world = _take_world(world_size, fresh, display)
+        world = _take_world(world_size, fresh, backend, display)
         monitor = ProcessMonitor(world, display, cells, options)
         outputs = monitor.outputs
         result, failure = _run_in(world, monitor, request, options)
@@ -202,6 +236,7 @@ def _run_in(world, monitor, request, options):
     clean = False
     try:
         request.number = world.begin_run()
+        request.segment = monitor.segment
         request.cells = new_cells(world, monitor.cells)
         failure = _watched(monitor, request)
         result = make_run(monitor)
@@ -212,7 +247,8 @@ def _run_in(world, monitor, request, options):
             result.findings = monitor.detector.findings(monitor.deaths)
             if options.strict and result.findings:
                 failure = as_error(result.findings[0])
-        clean = failure is None and not monitor.deaths and left_nothing_over(result.trace)
+        is_as_new = not monitor.deaths and not monitor.segment
+        clean = failure is None and is_as_new and left_nothing_over(result.trace)
     finally:
         pool().give_back(world, clean)
     return result, failure
@@ -225,14 +261,14 @@ def _watched(monitor, request):
         return failures.interrupted(monitor)
 
 
-def _take_world(world_size, fresh, display):
+def _take_world(world_size, fresh, backend, display):
     worlds = pool()
     if not worlds.has_server:
         display.status(
             "starting the rank server: it imports torch, once per kernel (some 3 seconds) ..."
         )
     try:
-        return worlds.take(world_size, fresh)
+        return worlds.take(world_size, fresh, backend)
     except (OSError, EOFError) as error:
         raise errors.SimlibError(
             f"the {world_size} processes of this run could not be started: {error}. "

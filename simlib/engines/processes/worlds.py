@@ -19,11 +19,15 @@ from ...model.interrupts import uninterrupted
 from ...model.trust import VARIABLE
 from ...record import fingerprints, safe_pickle
 from ...record.oplog import CAPACITY, OpLogReader, create_shared_memory
+from ...record.rolling import RollingReader
+from ...record.transports.backends import BACKENDS
 from ..host.forkserver import RANK_NAME, server_context, travelling
 from ..host.request import receive, send
 from .broker import Broker
 from .rank_main import rank_main
 
+GLOO = BACKENDS["gloo"]
+"""Ranks that speak it serve again. Those of another backend hold a GPU, and serve once."""
 START_LIMIT_S = 60
 MAX_RESTING_RANKS = 24
 MAX_SPARE_RANKS = 16
@@ -89,7 +93,7 @@ class Commons:
 class RankProcess:
     """The kernel's side of one rank."""
 
-    def __init__(self, context, rank, world_size, ties):
+    def __init__(self, context, rank, world_size, backend_name, ties):
         self.rank = rank
         self.control, control = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
@@ -106,6 +110,7 @@ class RankProcess:
                 args=(
                     rank,
                     world_size,
+                    backend_name,
                     tuple(map(travelling, ties)),
                     *map(travelling, theirs),
                 ),
@@ -118,6 +123,10 @@ class RankProcess:
         finally:
             for fd in theirs:
                 os.close(fd)
+
+    def watch(self, cells, segment, forgotten):
+        """Read a log that rolls over, see `RollingReader`; this process serves no other run."""
+        self.log = RollingReader(self.log.memory, self.rank, segment, cells, forgotten)
 
     def kill(self):
         """End the process and everything it started; safe to call again."""
@@ -141,8 +150,9 @@ class RankProcess:
 class World:
     """n ranks that wait for a function, joined in one default process group."""
 
-    def __init__(self, world_size):
+    def __init__(self, world_size, backend=GLOO):
         self.world_size = world_size
+        self.backend = backend
         # Ranks that are not trusted have nothing in common but who carries what they send.
         self._ties = Broker(world_size) if VARIABLE in os.environ else Commons(world_size)
         self.read = safe_pickle.reader()
@@ -157,7 +167,7 @@ class World:
             for rank in range(world_size):
                 with uninterrupted():
                     ties = self._ties.of_rank(rank)
-                    self.ranks.append(RankProcess(context, rank, world_size, ties))
+                    self.ranks.append(RankProcess(context, rank, world_size, backend.name, ties))
         except BaseException:
             self.close()
             raise
@@ -261,13 +271,13 @@ class Pool:
         self._in_use = set()
         self.has_server = False
 
-    def take(self, world_size, fresh=False):
-        """A world of this size, ready to run: a rested one, the spare, or a new one."""
+    def take(self, world_size, fresh=False, backend=GLOO):
+        """A world of this size and `Backend`, ready to run: a rested, the spare, or a new one."""
         with self._lock:
             self._stop_timer()
         while True:
-            found = self._find(world_size, fresh)
-            world = found or World(world_size)
+            found = self._find(world_size, fresh) if backend is GLOO else None
+            world = found or World(world_size, backend)
             self._in_use.add(world)
             try:
                 ready = world.wait_until_ready()
@@ -299,8 +309,8 @@ class Pool:
         return None
 
     def give_back(self, world, clean):
-        """Return a world after its run; one that is not clean is ended."""
-        if not (clean and world.start_cleaning()):
+        """Return a world after its run; one that is not clean is ended, or not of Gloo."""
+        if not (clean and world.backend is GLOO and world.start_cleaning()):
             self._end(world)
             clean = False
         with self._lock:

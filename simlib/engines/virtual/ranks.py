@@ -24,6 +24,7 @@ from ...record import group, returned
 from ...record.oplog import OpLogWriter, make_site
 from ...record.recorder import Recorder, is_learners
 from ...record.requests import FOREVER
+from ...record.transports.carriers import on_gloo
 from ..host.isolation import torch_seed
 from ..host.request import Request
 from . import per_rank
@@ -278,7 +279,8 @@ class Ranks:
         if name:
             channel.gather(per_rank.local.rank)
         member = SimulatedTransport(simulation, channel, rank, recorder.log)
-        return group.RecordingGroup(recorder, self._backend, member, rank, size, name, ranks)
+        carrier = on_gloo(member, self._backend)
+        return group.RecordingGroup(recorder, carrier, rank, size, name, ranks)
 
     def _resume(self, rank):
         """This rank's thread goes on."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from ....model.errors import JobError, SimlibError
 from ....model.package import ROOT
+from ....record.safe_pickle import dumps_tree, loads_tree
 from ..folder import JobFolder
 from ..job import Job
 from ..preparation import prepare, prepare_attempts
@@ -127,14 +128,14 @@ def _submit(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
         "submitted": time.time(),
     }
     command = to.command(about["world_size"], to.program())
-    request = pickle.loads(parts["request"])
+    request = loads_tree(parts["request"])
     request["path"] = [*_moved(request["path"], message["here"], work), *sys.path]
     if request["is_script"]:
         function, _, kwargs = pickle.loads(request["payload"])
         there = str(work / message["script"])
         request["payload"] = pickle.dumps((function, (there,), kwargs))
         request["argv"][0] = there
-    packed = pickle.dumps(request, protocol=5)
+    packed = dumps_tree(request)
     if parts["restarts"] is None:
         prepare(folder, about, packed, to, command)
     else:

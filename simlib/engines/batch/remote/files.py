@@ -15,7 +15,7 @@ from .. import logs
 
 OWN = {
     "job.json", "request.pkl", "start.py", "rank.sh", "launch.json", "batch.sh", "restarts.pkl",
-    "native.json", "state.json", "remote.json", "submitted",
+    "native.json", "state.json", "remote.json", "submitted", "beat",
 }  # fmt: skip
 """Each side has its own of these: they depend on the place."""
 GROWING = (".out", ".err", ".log")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ....model.errors import InvalidCallError, JobError
+from ....record.safe_pickle import loads_tree
 from ...launch.limits import JOBS
 from ..folder import JobFolder
 from ..mpiexec import Mpiexec
@@ -114,6 +115,10 @@ class Ssh:
         """Nothing: which launcher there is, the far side knows."""
         return []
 
+    def before_launcher(self) -> list[str]:
+        """Nothing, for the same reason."""
+        return []
+
     def program(self) -> list[str]:
         """Nothing, for the same reason."""
         return []
@@ -172,7 +177,7 @@ class Ssh:
 
     def _script_in(self, request: bytes) -> tuple[str, str] | None:
         """The path of a whole script, and the one it has below the working folder there."""
-        asked = pickle.loads(request)
+        asked = loads_tree(request)
         if not asked["is_script"]:
             return None
         (path,) = pickle.loads(asked["payload"])[1]

@@ -62,14 +62,17 @@ class MpiGroup(dist.ProcessGroup):
         Its ranks are the group's. The group owns it from now on.
     timeout : datetime.timedelta, optional
         How long a wait may last. MPI's own waits have no limit: where there is one, the group asks
-        again and again instead, which costs some latency.
+        again and again instead, which costs some latency. `set_timeout` says another one.
     """
+
+    copies_results = False
+    """No result counts as a write of the program's own: see `mpi_buffers`."""
 
     def __init__(self, comm, timeout=None):
         super().__init__(comm.rank, comm.size)
         # What torch's own C++ code asks for names and options; no call of a rank goes there.
-        backend = FakeProcessGroup._create_internal(comm.rank, comm.size)
-        self._register_backend(torch.device("cpu"), CUSTOM, backend)
+        self.stand_in = FakeProcessGroup._create_internal(comm.rank, comm.size)
+        self._register_backend(torch.device("cpu"), CUSTOM, self.stand_in)
         self._set_default_backend(CUSTOM)
         self._comm = comm
         self._timeout = timeout
@@ -78,6 +81,10 @@ class MpiGroup(dist.ProcessGroup):
 
     def getBackendName(self):  # noqa: N802 (torch's name)
         return "mpi4py"
+
+    def set_timeout(self, timeout):
+        """How long a wait may last from now on, a timedelta."""
+        self._timeout = timeout
 
     def __repr__(self):
         return f"the MPI group of {self.size()} ranks, here rank {self.rank()}"
@@ -247,11 +254,11 @@ class MpiGroup(dist.ProcessGroup):
             )
         if op in BITWISE and (tensor.is_floating_point() or tensor.is_complex()):
             raise ValueError(f"a bitwise reduction needs whole numbers, not {tensor.dtype}")
-        buffer = tensor.detach()
+        buffer = tensor.data
         if tensor.dtype in HALVES or not tensor.is_contiguous():
             buffer = buffer.to(torch.float32 if tensor.dtype in HALVES else tensor.dtype, copy=True)
             buffer = buffer.contiguous()
-            after.append(lambda: tensor.detach().copy_(buffer))
+            after.append(lambda: tensor.data.copy_(buffer))
         if reduce_op == dist.ReduceOp.AVG:
             after.insert(0, lambda: buffer.div_(self.size()))
         numbers = buffer.reshape(-1)

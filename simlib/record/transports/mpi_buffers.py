@@ -1,4 +1,8 @@
-"""Tensors as the memory that MPI reads and writes."""
+"""Tensors as the memory that MPI reads and writes.
+
+What is copied into a tensor afterwards goes by its ``data``: a version of the tensor counts writes
+of the program's own, and not what a collective brings.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +40,8 @@ def receive_buffer(tensor, after):
     """Where MPI may write what belongs into a tensor: the tensor's own memory if it can be."""
     if tensor.is_contiguous():
         return as_bytes(tensor)
-    buffer = tensor.detach().contiguous()
-    after.append(lambda: tensor.detach().copy_(buffer))
+    buffer = tensor.data.contiguous()
+    after.append(lambda: tensor.data.copy_(buffer))
     return as_bytes(buffer)
 
 
@@ -49,7 +53,7 @@ def receive_buffers(tensors, after):
 
     def hand_out():
         for tensor, part in zip(tensors, parts, strict=True):
-            tensor.detach().copy_(part.view_as(tensor))
+            tensor.data.copy_(part.view_as(tensor))
 
     after.append(hand_out)
     return as_bytes(buffer)

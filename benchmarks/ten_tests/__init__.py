@@ -1,0 +1,1 @@
+"""The same ten tests in the words of three tools: run by `benchmarks.testing`."""

@@ -1,0 +1,204 @@
+"""The reader of a log that rolls over, for runs that are watched for hours.
+
+The log's memory is a ring of segments. The kernel reads all that is written, soon after; so a rank
+that goes on in the oldest segment overwrites nothing that nobody has seen. (It waits there, should
+the kernel be a whole ring behind.) What the kernel keeps of it is bounded: the ops that are in the
+ring still, those that have not ended yet, and sums of the others.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+from .oplog import (
+    CHANGES,
+    FAILED,
+    HEADER,
+    IS_LATE,
+    IS_TURN,
+    LATE,
+    NEVER,
+    OP_SIZE,
+    PIECE_SIZE,
+    READERS,
+    SEGMENTS,
+    OpLogReader,
+    make_site,
+    place_in,
+)
+
+KEPT_BYTES = 64 << 20
+"""Of all logs of a watched run together: room for 900,000 ops, three quarters of which are always
+there. The kernel makes objects of them in the end."""
+LEAST_SEGMENT = 1 << 10
+MOST_RACES = 1000
+"""Touched buffers that are kept, of one rank."""
+MOST_CALLS = 10_000
+"""Calls that differ, after which what is known of them is read anew."""
+
+
+def segment_of(world_size):
+    """Bytes of a segment of each rank's log."""
+    return max(KEPT_BYTES // world_size // SEGMENTS, LEAST_SEGMENT) // 8 * 8
+
+
+class RollingReader(OpLogReader):
+    """The kernel's side of a log that rolls over.
+
+    Parameters
+    ----------
+    memory : mmap.mmap
+    rank : int
+    segment : int
+        Bytes of a segment, see `OpLogWriter.roll_over`.
+    cells : dict
+        File name of a notebook cell -> its execution count.
+    forgotten : Forgotten
+        One for all ranks; it sums up what the log no longer holds.
+    """
+
+    def __init__(self, memory, rank, segment, cells, forgotten):
+        super().__init__(memory, rank)
+        self._segment = segment
+        self._cells = cells
+        self._sums = forgotten
+        self._oldest = HEADER  # what is before this offset may be overwritten
+        self._first = 0  # number of the first op in `_offsets`
+        self._held = {}  # offset -> a copy of a record that had not ended when it was forgotten
+        self._held_seqs = {}  # offset -> number of the op; in order
+        self._ended = [], []  # held records that have ended, before and after the last `let_go`
+        self._races = []
+
+    def let_go(self):
+        """Give back the segments that the rank needs next; all ops have been taken in."""
+        for offset in self._ended[0]:
+            self._drop(offset)
+        self._ended = self._ended[1], []
+        written = (self._position - HEADER) // self._segment
+        oldest = HEADER + max(0, written + 2 - SEGMENTS) * self._segment
+        if oldest > self._oldest:
+            self._forget_until(oldest)
+            self._oldest = oldest
+            self._set_room(oldest + SEGMENTS * self._segment)
+        if len(self._calls) > MOST_CALLS:
+            self._calls.clear()
+            self._shared.forget_sites()
+
+    def _set_room(self, until):
+        self._memory[READERS : READERS + 8] = until.to_bytes(8, "little")
+
+    def _forget_until(self, oldest):
+        count = bisect.bisect_left(self._offsets, oldest)
+        for seq, offset in enumerate(self._offsets[:count], self._first):
+            op = self.op_at(offset, seq, 0, self._cells)
+            is_open = op.end_s is None  # one that failed has an end of another name
+            self._sums.add(op, is_open)
+            if is_open:
+                self._hold(offset, OP_SIZE)
+                self._held_seqs[offset] = seq
+        del self._offsets[:count]
+        self._first += count
+        pieces = bisect.bisect_left(self._pieces, oldest)
+        for offset in self._pieces[:pieces]:
+            if self._piece_at(offset, 0).end_s is None:
+                self._hold(offset, PIECE_SIZE)
+        del self._pieces[:pieces]
+
+    def _hold(self, offset, size):
+        memory, at = self._where(offset)
+        self._held[offset] = bytearray(memory[at : at + size])
+
+    def _drop(self, offset):
+        """A held record has ended; the rest of what the rank had to say of it has been read."""
+        if offset in self._held_seqs:
+            self._sums.end(self.op_at(offset, self._held_seqs.pop(offset), 0, self._cells))
+        del self._held[offset]
+
+    def _read_record(self, offset):
+        memory, at = self._where(offset)
+        if memory[at] == IS_TURN:
+            return HEADER + ((offset - HEADER) // self._segment + 1) * self._segment
+        if memory[at] == IS_LATE:
+            _, change, start, moment, number = LATE.unpack_from(memory, at)
+            self._change_late(start, change, moment, number)
+            return offset + LATE.size
+        return super()._read_record(offset)
+
+    def _change_late(self, start, change, moment, number):
+        """A record of a segment that is the reader's has changed."""
+        if start < self._oldest and start not in self._held:
+            return  # it had ended, and is forgotten
+        memory, at = self._where(start)
+        CHANGES[change](memory, at, moment, number)
+        if start not in self._held or start in self._ended[0] or start in self._ended[1]:
+            return
+        if start in self._held_seqs:
+            flags, end, _ = self._flags_and_times(start)
+            has_ended = end != NEVER and not flags & FAILED
+        else:
+            has_ended = self._piece_at(start, 0).end_s is not None
+        if has_ended:
+            self._ended[1].append(start)
+
+    def _define(self, number, table, value):
+        if table != "race":
+            super()._define(number, table, value)
+        elif len(self._races) < MOST_RACES:
+            how, start, other, place = value
+            ops = [self._op_if_known(offset) for offset in (start, other)]
+            if ops[0] is not None and (ops[1] is not None or not other):
+                self._races.append((how, *ops, make_site(how, place, self._cells)))
+
+    def _op_if_known(self, offset):
+        if offset >= self._oldest or offset in self._held:
+            return self.op_at(offset, self.seq_at(offset), 0, self._cells)
+        return None
+
+    def _where(self, offset):
+        held = self._held.get(offset)
+        return (self._memory, place_in(offset, self._segment)) if held is None else (held, 0)
+
+    def _known(self):
+        yield from ((seq, offset) for offset, seq in self._held_seqs.items())
+        yield from enumerate(self._offsets, self._first)
+
+    def ops(self, origin_s, cells, first=0):
+        """The same as `OpLogReader.ops`, of the ops that are kept."""
+        self._read_on()
+        first = max(first, self._first)
+        return [
+            self.op_at(offset, seq, origin_s, cells)
+            for seq, offset in enumerate(self._offsets[first - self._first :], first)
+        ]
+
+    def pieces(self, origin_s):
+        """The same as `OpLogReader.pieces`, of those that are kept, or have not ended."""
+        open_ones = [offset for offset in self._held if offset not in self._held_seqs]
+        return [self._piece_at(offset, origin_s) for offset in open_ones] + super().pieces(origin_s)
+
+    def races(self, cells):
+        """The same as `OpLogReader.races`, `MOST_RACES` of them."""
+        self._read_on()
+        return list(self._races)
+
+    def seq_at(self, offset):
+        """The number of the op at an offset, among the ops read so far."""
+        if offset in self._held_seqs:
+            return self._held_seqs[offset]
+        return self._first + super().seq_at(offset)
+
+    def offset_of(self, seq):
+        """Where in the log the op with this number is; None where it is forgotten."""
+        if seq >= self._first:
+            return self._offsets[seq - self._first]
+        return next((offset for offset, number in self._held_seqs.items() if number == seq), None)
+
+    @property
+    def count(self):
+        """How many ops there have been, of those that were read."""
+        return self._first + len(self._offsets)
+
+    @property
+    def sizes(self):
+        """How many records are kept, and how many are held beside them."""
+        return len(self._offsets) + len(self._pieces), len(self._held)

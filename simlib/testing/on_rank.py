@@ -1,0 +1,93 @@
+"""A test on its rank: it is called by the names of its arguments, and its assertions explain.
+
+Ranks are other processes. The code of a test module comes to them as pytest has rewritten it; where
+two values differ is told by a hook of pytest's, which is set here as pytest sets it in its own
+process.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import _pytest.assertion
+from _pytest.assertion import truncate, util
+
+from ..engines.host.isolation import keep_own_modules
+
+INI = ("assertion_text_diff_style", "truncation_limit_lines", "truncation_limit_chars")
+
+
+class Settings:
+    """Of pytest's configuration what its explanations look at: as plain data, it can be sent.
+
+    Parameters
+    ----------
+    config : pytest.Config
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._verbosity = config.get_verbosity(config.VERBOSITY_ASSERTIONS)
+        self._ini = {}
+        for name in INI:
+            try:
+                self._ini[name] = config.getini(name)
+            except (KeyError, ValueError):  # another pytest, which does not look at it either
+                continue
+
+    @property
+    def pluginmanager(self) -> Settings:
+        """Who knows of plugins: see `has_plugin`."""
+        return self
+
+    def get_verbosity(self, kind: str | None = None) -> int:
+        """How much is told."""
+        return self._verbosity
+
+    def getini(self, name: str) -> Any:
+        """What the file of settings says."""
+        return self._ini[name]
+
+    def has_plugin(self, name: str) -> bool:
+        """None: explanations are plain text."""
+        return False
+
+    def explain(self, op: str, left: Any, right: Any) -> str | None:
+        """Where two values differ, as `_pytest.assertion.rewrite` takes it; None: not known."""
+        try:
+            lines = _pytest.assertion.pytest_assertrepr_compare(self, op, left, right)
+            lines = truncate.materialize_with_truncation(lines or [], self)
+        except Exception:  # a pytest that asks for more: the values are still told
+            return None
+        return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%") or None
+
+
+class OnRank:
+    """A function as ranks call it.
+
+    Parameters
+    ----------
+    function : callable
+    settings : Settings
+    asks_for : sequence of str or None
+        Of a test: which of ``rank`` and ``world_size`` it names. None: it is called as `run` does.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], settings: Settings, asks_for: Any = None
+    ) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._settings = settings
+        self._asks_for = asks_for
+
+    def __call__(self, rank: int, world_size: int, *args: Any, **kwargs: Any) -> Any:
+        util._reprcompare = self._settings.explain
+        try:
+            if self._asks_for is None:
+                return self.__wrapped__(rank, world_size, *args, **kwargs)
+            known = {"rank": rank, "world_size": world_size}
+            self.__wrapped__(**{name: known[name] for name in self._asks_for}, **kwargs)
+            return None
+        finally:
+            keep_own_modules()

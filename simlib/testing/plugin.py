@@ -1,0 +1,139 @@
+"""The pytest plugin: ``@pytest.mark.ranks(1, 2, 4)``, and the fixture ``ranks``.
+
+::
+
+    @pytest.mark.ranks(1, 2, 4)
+    def test_sum(rank, world_size):
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x)
+        assert x.item() == sum(range(world_size))
+
+    def test_traffic(ranks):
+        run = ranks(my_all_reduce, 4)
+        assert max(run.bytes_sent) <= 6_000
+
+pytest loads this module in every project of who has installed simlib: it costs nothing until a test
+asks for ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ..model.errors import InvalidCallError, SimlibError
+from .asked import SEED, asked_by
+
+MARK = "ranks"
+HELP = (
+    'ranks(n, ..., engine="run", seeds=(), **options): run the test on n ranks, once for each n; '
+    'engine="simulate" simulates them, seeds=range(20) in so many orders; options are those of '
+    "simlib.run or simlib.simulate (timeout_s=, strict=False, ...)"
+)
+_STARTED = pytest.StashKey[bool]()
+_PARAMETERS = ("world_size", SEED, "rank")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", HELP)
+
+
+def pytest_generate_tests(metafunc):
+    """One case for each size, and order, that the mark names."""
+    mark = metafunc.definition.get_closest_marker(MARK)
+    if mark is None:
+        return
+    if hasattr(metafunc.function, "hypothesis"):
+        pytest.fail(
+            f"{metafunc.function.__name__}: each rank would draw its own examples: let a test "
+            "that is not marked ranks draw, and give what it has drawn to the fixture ranks",
+            pytrace=False,
+        )
+    try:
+        cases = asked_by(mark).cases()
+    except InvalidCallError as error:
+        pytest.fail(f"{metafunc.function.__name__}: {error}", pytrace=False)
+    # Ranks fill in the arguments themselves, whichever of them the test names.
+    metafunc.fixturenames.extend(n for n in _PARAMETERS if n not in metafunc.fixturenames)
+    metafunc.parametrize(
+        _PARAMETERS, [(*case, None) for case, _ in cases], ids=[name for _, name in cases]
+    )
+
+
+def pytest_collection_finish(session):
+    """Start the server of ranks where a test needs one; refuse a debugger where it cannot stop."""
+    marked = [item for item in session.items if item.get_closest_marker(MARK)]
+    debugs = session.config.getoption("usepdb") or session.config.getoption("trace")
+    if marked and debugs:
+        raise pytest.UsageError(
+            "a debugger cannot stop in a rank, which is a process without a keyboard: call pytest "
+            "without --pdb and --trace (a report has the lines and values of each rank), or with "
+            f'-m "not ranks", which leaves out {marked[0].name} and all that are marked ranks'
+        )
+    given = any(MARK in getattr(item, "fixturenames", ()) for item in session.items)
+    if (marked or given) and not session.config.getoption("collectonly"):
+        from ..engines.host.server import start_server
+
+        start_server(also=("simlib.testing.on_rank",))
+        session.config.stash[_STARTED] = True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A marked test runs on ranks."""
+    __tracebackhide__ = True
+    mark = pyfuncitem.get_closest_marker(MARK)
+    if mark is None:
+        return None
+    from .ranks import run_test
+
+    case = pyfuncitem.callspec.params
+    run_test(pyfuncitem, asked_by(mark), case["world_size"], case[SEED])
+    return True
+
+
+def pytest_runtest_setup(item):
+    """Refuse a mark where pytest makes no cases of it: the test would run on no rank."""
+    case = getattr(item, "callspec", None)
+    if item.get_closest_marker(MARK) and (case is None or SEED not in case.params):
+        pytest.fail(
+            f"{item.name} is marked ranks and is no test function of pytest's: write it as a "
+            "function, or a method of a plain class, with the arguments rank and world_size",
+            pytrace=False,
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Of a test that ran on ranks the report has their words: its frames here are simlib's."""
+    report = yield
+    if (
+        call.when == "call"
+        and report.failed
+        and item.get_closest_marker(MARK)
+        and isinstance(call.excinfo.value, SimlibError)
+    ):
+        report.longrepr = call.excinfo.getrepr(style="value")
+        if report.longrepr.reprcrash is not None:  # the line of the summary
+            report.longrepr.reprcrash.message = str(call.excinfo.value)
+    return report
+
+
+@pytest.fixture(scope="session")
+def ranks(pytestconfig):
+    """``ranks(function, 4)``: run a function on ranks, and get the `simlib.Run` to look at."""
+    from .ranks import Ranks
+
+    return Ranks(pytestconfig)
+
+
+def pytest_sessionfinish(session):
+    """Leave no rank running, and no server."""
+    used = sys.modules.get("simlib.testing.ranks")
+    if used is not None:
+        used.close()
+    if session.config.stash.get(_STARTED, False):
+        from ..engines.host.server import stop_server
+
+        stop_server()

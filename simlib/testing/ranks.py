@@ -1,0 +1,157 @@
+"""Run a test, or a function of a test's, on ranks: one server of ranks for all of a session."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+
+from ..clockwork.simulation_options import ALGORITHMS
+from ..engines import processes, virtual
+from ..engines.processes.worlds import pool
+from ..engines.virtual.process import simulators
+from ..model.errors import InvalidCallError, SimlibError
+from ..record.recorder import is_learners
+from ..results.run import Run
+from .asked import FILLED_IN, Asked, check_engine
+from .on_rank import OnRank, Settings
+from .told import raise_told
+
+OF_THIS_PROCESS = ("_pytest", "simlib.testing")
+"""Packages whose objects are this process's own: a rank could do nothing with a copy."""
+
+
+class Ranks:
+    """What the fixture ``ranks`` gives: ``ranks(function, 4)`` runs it and returns the `Run`.
+
+    Parameters
+    ----------
+    config : pytest.Config
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        world_size: int,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        engine: str = "run",
+        **options: Any,
+    ) -> Run:
+        """Run ``function(rank, world_size, *args, **kwargs)`` on ranks, for a test to look at.
+
+        Parameters
+        ----------
+        function, world_size, args, kwargs
+            As for `simlib.run`.
+        engine : {"run", "simulate"}
+            Real processes, or simulated ranks.
+        **options
+            Those of `simlib.run` or `simlib.simulate`. ``strict`` is True unless it is given.
+
+        Returns
+        -------
+        Run
+
+        Raises
+        ------
+        SimlibError
+            As the engine does.
+        """
+        __tracebackhide__ = True
+        check_engine(engine)
+        if not callable(function):
+            raise InvalidCallError(f"ranks needs a function to call on ranks, not {function!r}")
+        whole = OnRank(function, Settings(self._config))
+        return _run(self._config, engine, whole, world_size, args, kwargs, options)
+
+
+def run_test(item: Any, asked: Asked, world_size: int, seed: int | None) -> None:
+    """Run a marked test on ranks; its fixtures are sent to them by value.
+
+    Parameters
+    ----------
+    item : pytest.Function
+    asked : Asked
+    world_size : int
+    seed : int or None
+        Of the order, in a sweep.
+    """
+    __tracebackhide__ = True
+    names = item._fixtureinfo.argnames
+    fixtures = {name: item.funcargs[name] for name in names if name not in FILLED_IN}
+    for name, value in fixtures.items():
+        _check_can_travel(item.name, name, value)
+    filled_in = [name for name in FILLED_IN if name in names]
+    test = OnRank(item.obj, Settings(item.config), filled_in)
+    options = asked.options if seed is None else {**asked.options, "seed": seed}
+    _run(item.config, asked.engine, test, world_size, (), fixtures, options)
+
+
+def close() -> None:
+    """End all ranks of this process."""
+    pool().close()
+    simulators().close()
+
+
+def _run(config, engine, function, world_size, args, kwargs, options):
+    __tracebackhide__ = True
+    run = processes.run if engine == "run" else virtual.simulate
+    _check_names(options, run)
+    try:
+        with _tests_by_value():
+            return run(function, world_size, args, kwargs, **{"strict": True, **options})
+    except SimlibError as error:
+        raise_told(error, str(config.invocation_params.dir))
+
+
+def _check_names(options, run):
+    known = set(inspect.signature(run).parameters)
+    if run is virtual.simulate:
+        known |= set(ALGORITHMS)
+    for name in options.keys() - known:
+        raise InvalidCallError(f"simlib.{run.__name__} has no option {name!r}")
+
+
+@contextlib.contextmanager
+def _tests_by_value():
+    """Functions and classes of tests are sent as they are here, with rewritten assertions.
+
+    By name, ranks would import a module of tests as it is in its file. A module that another one
+    has imported whole (``import helpers``) can only go by name.
+    """
+    rewritten = [module for module in list(sys.modules.values()) if _is_rewritten(module)]
+    whole = {id(one) for module in rewritten for one in vars(module).values()}
+    known = cloudpickle.list_registry_pickle_by_value()
+    sent = [m for m in rewritten if id(m) not in whole and m.__name__ not in known]
+    for module in sent:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in sent:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_rewritten(module):
+    """Whether pytest has rewritten the assertions of this module, and it is the learner's."""
+    file, loader = getattr(module, "__file__", None), getattr(module, "__loader__", None)
+    return bool(file) and hasattr(loader, "mark_rewrite") and is_learners(file)
+
+
+def _check_can_travel(test, name, value):
+    package = type(value).__module__
+    if package.startswith(OF_THIS_PROCESS):
+        raise InvalidCallError(
+            f"the fixture {name} of {test} belongs to this process and cannot be sent to the "
+            "ranks: leave it out of a test that is marked ranks, or let a test without the mark "
+            "take it and the fixture ranks: ranks(function, 4)"
+        )
