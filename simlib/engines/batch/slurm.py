@@ -13,7 +13,7 @@ from ...model.errors import InvalidCallError, JobError
 from ..launch.launchers import SRUN, Placement
 from .batch_scheduler import BatchJob, NoSchedulerError, QueueError
 from .folder import JobFolder
-from .launcher_failures import cause_in
+from .launcher_failures import refused
 from .mpiexec import LAUNCH, Mpiexec, check_time_limit, mpi_of, words_of
 from .schedulers import SCHEDULERS
 
@@ -29,8 +29,8 @@ class Slurm:
     partition, account : str, optional
     time_limit : float
         Seconds; Slurm counts whole minutes, so it is rounded up.
-    extra : sequence of str
-        Further options of sbatch, each a word: ``("--exclusive",)``.
+    extra : str or sequence of str
+        A further option of sbatch, or several, each a word: ``("--exclusive", "--gres=gpu:2")``.
     launcher : str
         ``srun``, which needs no MPI, or ``mpiexec``.
     scheduler : str
@@ -44,7 +44,7 @@ class Slurm:
     partition: str | None = None
     time_limit: float = 600
     account: str | None = None
-    extra: Sequence[str] = ()
+    extra: str | Sequence[str] = ()
     launcher: str = "srun"
     scheduler: str = "slurm"
     login: str | Sequence[str | Path] = ()
@@ -58,6 +58,8 @@ class Slurm:
                 f"scheduler={self.scheduler!r} must be {names}: jobs can be handed to no other"
             )
         check_time_limit(self.time_limit)
+        extra = [self.extra] if isinstance(self.extra, str) else self.extra
+        object.__setattr__(self, "extra", tuple(extra))
 
     @property
     def uses_mpi(self) -> bool:
@@ -106,12 +108,16 @@ class Slurm:
             folder.path.name, script, self.nodes, self.ranks_per_node, minutes,
             self.partition, self.account, self.extra,
         )  # fmt: skip
+        scheduler = SCHEDULERS[self.scheduler](login)
         try:
-            number = SCHEDULERS[self.scheduler](login).submit(job)
+            number = scheduler.submit(job)
         except NoSchedulerError as error:
             raise JobError(str(error)) from None
         except QueueError as error:
-            sentence, line = cause_in(str(error))
-            raise JobError(f"the queue has refused the job: {sentence or line}") from None
+            raise JobError(refused("the queue has refused the job", str(error))) from None
         native = {"scheduler": self.scheduler, "id": number, "login": login}
-        folder.write_json(native, "native.json")
+        try:
+            folder.write_json(native, "native.json")
+        except OSError:  # nobody would know its number
+            scheduler.cancel(number)
+            raise

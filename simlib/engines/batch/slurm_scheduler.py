@@ -37,6 +37,24 @@ class SlurmScheduler(Scheduler):
             r"|Requested time limit is invalid",
             TOO_MUCH,
         ),
+        (
+            r"[Uu]nable to contact slurm controller|(sbatch|squeue|scancel) has not answered",
+            "Slurm's controller does not answer: try again later, or ask who runs the cluster "
+            "whether slurmctld is up",
+        ),
+        (
+            r"nvalid generic resource|nvalid GRES|nvalid feature specification",
+            "no node has what was asked for by --gres or --constraint: `sinfo --format='%N %G %f'` "
+            "lists what there is",
+        ),
+        (
+            r"sbatch: (unrecognized option|invalid option|option .*(ambiguous|requires))",
+            "sbatch has no such option: give each one in extra as a word of its own, as `sbatch "
+            "--help` lists them",
+        ),
+        (r"sbatch: error: (Invalid -|.* is not a valid)", "an option's value is none of its sort"),
+        (r"nvalid node name", "there is no such node: sinfo lists those there are"),
+        (r"nvalid qos", "there is no such QOS for this account: sacctmgr show qos lists them"),
         (r"nvalid partition", "there is no such partition: sinfo lists those there are"),
         (
             r"nvalid account",
@@ -66,7 +84,8 @@ class SlurmScheduler(Scheduler):
         except QueueError as error:
             if re.search(NO_SBATCH, str(error)):
                 raise NoSchedulerError(
-                    "this machine has no sbatch: submit from a host of the cluster that has Slurm"
+                    "this machine has no sbatch: submit from a host of the cluster that has Slurm, "
+                    f'or name one by login="ssh HOST"\n    {str(error).strip()}'
                 ) from None
             raise
         if not answer.split():
