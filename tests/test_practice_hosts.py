@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from test_practice import in_a_run_of_its_own
 
 from simlib.cli import main
 from simlib.model.errors import InvalidCallError
@@ -341,6 +342,17 @@ def await_end(pidfd):
 
 
 # Sentences
+
+
+UP_AND_DOWN = """
+from simlib.cli import main
+assert main(["practice", "up", "1"]) == 0
+assert main(["practice", "down"]) == 0
+"""
+
+
+def test_nothing_is_left_in_run_after_down(practice):
+    assert in_a_run_of_its_own(UP_AND_DOWN).splitlines()[-1] == ""
 
 
 @pytest.mark.parametrize("nodes", [0, 64, 1.5])
