@@ -281,7 +281,7 @@ def test_what_slurm_refuses(login, tmp_path):
         ({"nodes": 2, "partition": "gpu"}, "there is no such partition"),
         (
             {"nodes": 2, "extra": "--gres=gpu:1"},
-            "no node has what .*\n    sbatch: error: Invalid gen",
+            "no node has what .*\n    sbatch: error: Invalid",
         ),
         ({"nodes": 2, "extra": "--frobnicate"}, "no such option: .*\n    sbatch: unrecognized opt"),
     ):
