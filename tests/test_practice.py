@@ -134,6 +134,40 @@ def test_nothing_is_left_after_an_error_on_the_way_up(practice, monkeypatch, cal
     assert not namespaces()
 
 
+EMPTY_RUN = """
+import subprocess, sys
+subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
+{program}
+import os
+print(*(name for name in os.listdir("/run") if name in ("netns", "simlib")))  # a mount would stay
+"""
+NETWORKS = """
+from simlib.practice import PracticeNetwork
+with PracticeNetwork(1):
+    with PracticeNetwork(1) as net:
+        pass
+    net = subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+    print(len(net.split()))
+"""
+
+
+def in_a_run_of_its_own(program):
+    """What a program prints in whose `/run` there is nothing, and then what is there of ours."""
+    words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c"]
+    done = subprocess.run([*words, EMPTY_RUN.format(program=program)], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def test_the_mount_of_names_goes_with_the_last_of_them(practice):
+    assert in_a_run_of_its_own(NETWORKS) == "2\n\n"
+
+
+def test_names_of_others_stay(practice):
+    others = f"subprocess.run(['ip', 'netns', 'add', 'others'], check=True)\n{NETWORKS}"
+    assert in_a_run_of_its_own(others) == "3\nnetns\n"
+
+
 def test_leftovers_of_a_killed_process_are_removed_and_no_others(practice):
     program = """
         import os, signal

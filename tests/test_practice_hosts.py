@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from test_practice import in_a_run_of_its_own
 
 from simlib.cli import main
 from simlib.model.errors import InvalidCallError
@@ -306,6 +307,12 @@ def test_a_cluster_stays_up_until_down(place, capfd, tmp_path):
     assert sorted(done.stdout.split()) == ["node1", "node2"], done.stderr
     assert main(["practice", "status"]) == 0
     assert capfd.readouterr().out.count(" answers\n") == 3
+    pid = int((place / "init" / "node2").read_text().split()[0])
+    with os.fdopen(os.pidfd_open(pid)) as end:
+        os.kill(pid, signal.SIGKILL)
+        await_end(os.dup(end.fileno()))
+    assert main(["practice", "status"]) == 1
+    assert "node2    10.77.0.3    does not answer\n" in capfd.readouterr().out
     assert main(["practice", "up", "1"]) == 2
     assert "a practice cluster is already up" in capfd.readouterr().err
     assert main(["practice", "down"]) == 0
@@ -341,6 +348,17 @@ def await_end(pidfd):
 
 
 # Sentences
+
+
+UP_AND_DOWN = """
+from simlib.cli import main
+assert main(["practice", "up", "1"]) == 0
+assert main(["practice", "down"]) == 0
+"""
+
+
+def test_nothing_is_left_in_run_after_down(practice):
+    assert in_a_run_of_its_own(UP_AND_DOWN).splitlines()[-1] == ""
 
 
 @pytest.mark.parametrize("nodes", [0, 64, 1.5])

@@ -8,9 +8,11 @@ import pytest
 
 import simlib
 from simlib.engines.batch import job_in_queue
+from simlib.engines.batch.batch_scheduler import QueueError
 from simlib.engines.batch.folder import JobFolder
 from simlib.engines.batch.job_in_queue import JobInQueue
 from simlib.engines.batch.mpiexec import LAUNCH
+from simlib.engines.batch.slurm_scheduler import SlurmScheduler
 
 FAKE = """\
 import json, pathlib, sys
@@ -92,17 +94,55 @@ def test_what_sbatch_is_asked_for_what_ranks_need(slurm, folder):
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("!sbatch: error: invalid partition specified: gpu", "there is no such partition"),
+        ("sbatch: error: invalid partition specified: gpu", "there is no such partition"),
+        ("sbatch: error: it is monday", "it says why"),
+        ("sbatch: error: Invalid generic resource (gres) specification", "no node has what"),
+        ("sbatch: error: Batch job failed: Invalid feature specification", "no node has what"),
+        ("sbatch: unrecognized option '--frobnicate'\nTry ...", "sbatch has no such option"),
+        ("sbatch: invalid option -- 'Z'\nTry ...", "sbatch has no such option"),
+        ("sbatch: option '--exc=1' is ambiguous; possibilities: ...", "sbatch has no such option"),
+        ("sbatch: error: Invalid --time specification", "an option's value is none of its sort"),
+        ('sbatch: error: "a" is not a valid node count', "an option's value is none of its sort"),
+        ("sbatch: error: Invalid node name specified", "there is no such node"),
         (
-            "!sbatch: error: it is monday",
-            "the queue has refused the job: !sbatch: error: it is mon",
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller "
+            "(connect failure)",
+            "Slurm's controller does not answer",
         ),
+        ("ssh: connect to host login port 22: Connection refused", "no ssh server runs there"),
     ],
 )
 def test_what_sbatch_refuses(slurm, folder, said, words):
-    slurm.answers(sbatch=said)
-    with pytest.raises(simlib.JobError, match=words):
+    """Our sentence, and its own first line below."""
+    slurm.answers(sbatch=f"!{said}")
+    with pytest.raises(simlib.JobError) as caught:
         simlib.Slurm(nodes=1, login=slurm.login).start(folder)
+    sentence, line = str(caught.value).splitlines()
+    assert sentence.startswith("the queue has refused the job: ") and words in sentence
+    assert line == f"    !{said.splitlines()[0]}"
+
+
+@pytest.mark.parametrize("extra", ["--exclusive", ("--exclusive",), ["--exclusive"]])
+def test_one_option_may_be_given_as_a_text(slurm, folder, extra):
+    simlib.Slurm(nodes=1, extra=extra, login=slurm.login).start(folder)
+    (words,) = slurm.asked("sbatch")
+    assert words[-2:] == ["--exclusive", str(folder.file("batch.sh"))]
+
+
+def test_a_job_whose_number_there_is_no_room_to_keep_is_taken_back(slurm, folder, monkeypatch):
+    def no_room(self, value, name):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(JobFolder, "write_json", no_room)
+    with pytest.raises(OSError, match="No space left"):
+        simlib.Slurm(nodes=1, login=slurm.login).start(folder)
+    assert slurm.asked("scancel") == [["--quiet", "7"]]
+
+
+def test_a_command_that_does_not_answer(slurm):
+    program = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(QueueError, match="squeue has not answered for 0.1 s"):
+        SlurmScheduler(program).run("squeue", timeout=0.1)
 
 
 NO_SBATCH = "this machine has no sbatch: submit from a host of the cluster that has Slurm"
@@ -176,7 +216,7 @@ def test_cancel(slurm, queued):
     queued.cancel()
     assert slurm.asked("scancel") == [["--quiet", "7"]]
     slurm.answers(scancel="!Access/permission denied")
-    with pytest.raises(simlib.JobError, match="has not cancelled main-1: .*permission denied"):
+    with pytest.raises(simlib.JobError, match="has not cancelled main-1: .*\n.*permission denied"):
         queued.cancel()
 
 

@@ -357,6 +357,11 @@ def test_what_slurm_refuses(login, tmp_path):
     for options, words in (
         ({"nodes": 9}, "the queue has refused the job: more was asked for than there is"),
         ({"nodes": 2, "partition": "gpu"}, "there is no such partition"),
+        (
+            {"nodes": 2, "extra": "--gres=gpu:1"},
+            "no node has what .*\n    sbatch: error: Invalid",
+        ),
+        ({"nodes": 2, "extra": "--frobnicate"}, "no such option: .*\n    sbatch: unrecognized opt"),
     ):
         to = simlib.Slurm(login=login, **options)
         with pytest.raises(simlib.JobError, match=words):

@@ -124,10 +124,31 @@ def launcher(host):
     return [*launcher_of(system.RUNNING), host, "--"]
 
 
-def host_answers(host):
-    """Whether a program can be run on a host, by ssh from the login host."""
-    argv = [*launcher("login"), "ssh", host, "true"]
-    return subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
+ASK = """
+import socket, sys, threading
+def ask(host):
+    try:
+        with socket.create_connection((host, 22), timeout=5) as peer:
+            if peer.recv(4) == b"SSH-":
+                sys.stdout.write(host + chr(10))
+    except OSError:
+        pass
+asking = [threading.Thread(target=ask, args=[host]) for host in sys.argv[1:]]
+for thread in asking:
+    thread.start()
+for thread in asking:
+    thread.join()
+"""
+
+
+def hosts_that_answer(hosts):
+    """Those of the hosts whose ssh server answers the login host: a set.
+
+    They are asked all at once, and no further than their greeting: a login takes each 0.2 s of CPU.
+    """
+    argv = [*launcher("login"), sys.executable, "-I", "-S", "-c", ASK, *hosts]
+    done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return set(done.stdout.split())
 
 
 def bring_down():

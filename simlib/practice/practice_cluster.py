@@ -44,6 +44,7 @@ for name in {namespaces}; do
   while pids=$(ip netns pids $name) && [ "$pids" ]; do kill -KILL $pids; done
   ip netns del $name
 done
+flock {place_parent} sh -c '[ "$(ls -A {place})" ] || {{ umount {place}; rmdir {place}; }}'
 [ "$(readlink {running})" = {folder} ] && rm -f {running}
 rm -rf {folder}
 rmdir {clusters}
@@ -197,7 +198,7 @@ class PracticeCluster:
     def _start_reaper(self):
         program = REAPER.format(
             namespaces=" ".join(self._network.namespaces), folder=self.folder, clusters=CLUSTERS,
-            running=system.RUNNING,
+            running=system.RUNNING, place=system.PLACE, place_parent=system.PLACE.parent,
         )  # fmt: skip
         self._reaper = subprocess.Popen(
             ["sh", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from ..model.errors import InvalidCallError
@@ -135,11 +134,10 @@ def _status(options):
         print("no practice cluster is up")
         return 1
     print(_description(state))
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(daemon.host_answers, state["addresses"]))
-    for (host, address), answer in zip(state["addresses"].items(), answers, strict=True):
-        print(f"{host:8} {address:12} {'answers' if answer else 'does not answer'}")
-    return 0 if all(answers) else 1
+    answering = daemon.hosts_that_answer(state["addresses"])
+    for host, address in state["addresses"].items():
+        print(f"{host:8} {address:12} {'answers' if host in answering else 'does not answer'}")
+    return 0 if answering == set(state["addresses"]) else 1
 
 
 def _down(options):

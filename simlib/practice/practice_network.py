@@ -18,7 +18,16 @@ import sys
 from pathlib import Path
 
 from ..model.errors import InvalidCallError, check_count, check_number
-from .system import end_processes, new_name, remove_namespace, shape, tool, why_not
+from .system import (
+    add_namespace,
+    end_processes,
+    new_name,
+    remove_namespace,
+    remove_place,
+    shape,
+    tool,
+    why_not,
+)
 
 MAX_NODES = 64
 # What a node sends at one go: smaller than the 64 KB that Linux hands to a virtual link at once, so
@@ -111,6 +120,7 @@ class PracticeNetwork:
     def _remove(self):
         for name in self.namespaces:  # the switch first: it notices missing ports
             remove_namespace(name)
+        remove_place()
         for process in self._started:
             process.wait()
         self._started.clear()
@@ -156,7 +166,7 @@ class PracticeNetwork:
         return process
 
     def _set_up(self):
-        tool("ip", "netns", "add", self._switch)
+        add_namespace(self._switch)
         for node, name in enumerate(self._names):
             self._add_node(node, name)
         ports = [f"port{node}" for node in range(self.nodes)]
@@ -168,7 +178,7 @@ class PracticeNetwork:
     def _add_node(self, node, name):
         port = f"port{node}"
         inside, outside = ("ip", "-n", name), ("ip", "-n", self._switch)
-        tool("ip", "netns", "add", name)
+        add_namespace(name)
         tool(*outside, *f"link add name {port} type veth peer name eth0 netns {name}".split())
         tool(*outside, "link", "set", port, "gso_max_size", GSO_BYTES, "up")
         tool(*inside, "link", "set", "lo", "up")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
 import signal
 import subprocess
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..model.errors import InvalidCallError
@@ -68,7 +69,7 @@ def _why_no_namespace():
     """Try a namespace with a shaped link: containers and a small Linux may have neither."""
     name = new_name("try")
     try:
-        tool("ip", "netns", "add", name)
+        add_namespace(name)
         tool("ip", "-n", name, "link", "add", "name", "a0", "type", "veth", "peer", "name", "a1")
         tool("ip", "-n", name, "link", "add", "name", "switch", "type", "bridge")
         tool("tc", "-n", name, "qdisc", "replace", "dev", "a0", "root", *shape(1e6))
@@ -77,6 +78,7 @@ def _why_no_namespace():
     finally:
         with suppress(InvalidCallError):
             tool("ip", "netns", "del", name)
+        remove_place()
     return None
 
 
@@ -100,6 +102,35 @@ def new_name(part, token=None):
     """The name of a namespace. It says whose it is: process id and the time it started."""
     token = token or secrets.token_hex(3)
     return f"{PREFIX}-{os.getpid()}-{start_of(os.getpid())}-{token}-{part}"
+
+
+def add_namespace(name):
+    """Make a namespace of this name."""
+    with _place_held(fcntl.LOCK_SH):
+        tool("ip", "netns", "add", name)
+
+
+def remove_place():
+    """Remove the folder for names where none is in it; `ip netns add` makes it, and mounts it.
+
+    It would do so again. Whoever adds a name meanwhile waits, also the reaper of a cluster.
+    """
+    with _place_held(fcntl.LOCK_EX), suppress(OSError):
+        if not any(PLACE.iterdir()):
+            with suppress(InvalidCallError):  # it is no mount
+                tool("umount", str(PLACE))
+            PLACE.rmdir()
+
+
+@contextmanager
+def _place_held(how):
+    """Within it, nobody else of us removes the folder for names, or makes it."""
+    folder = os.open(PLACE.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, how)
+        yield
+    finally:
+        os.close(folder)
 
 
 def remove_namespace(name):
@@ -135,6 +166,7 @@ def remove_leftovers():
     left = [name for name in _ours(PLACE) if not owner_lives(name)]
     for name in left:
         remove_namespace(name)
+    remove_place()
     _remove_folders()
     return left
 

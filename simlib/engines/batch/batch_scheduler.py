@@ -122,7 +122,9 @@ class Scheduler(ABC):
                 [*self.login, *words], capture_output=True, text=True, timeout=timeout,
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired:
+            raise QueueError(f"{words[0]} has not answered for {timeout:g} s") from None
+        except OSError as error:
             raise QueueError(str(error)) from None
         if done.returncode:
             said = "\n".join(filter(None, (done.stdout, done.stderr)))

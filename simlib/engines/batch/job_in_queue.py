@@ -7,6 +7,7 @@ import time
 from ...model.errors import InvalidCallError, JobError
 from .batch_scheduler import OVER, QueueError, Scheduler, Standing
 from .folder import JobFolder
+from .launcher_failures import refused
 from .schedulers import SCHEDULERS
 
 POLL_S = 1.0
@@ -70,7 +71,7 @@ class JobInQueue:
             self._scheduler.cancel(self._number)
         except QueueError as error:
             name = self._folder.path.name
-            raise JobError(f"the queue has not cancelled {name}: {error}") from None
+            raise JobError(refused(f"the queue has not cancelled {name}", str(error))) from None
 
     def _ask(self, scheduler: Scheduler) -> Standing:
         if not self._is_over and time.monotonic() > self._next_s:

@@ -97,3 +97,9 @@ def cause_in(text: str, hosts: Sequence[str] | None = None) -> tuple[str | None,
                 host = names[0].rpartition("@")[2].strip("'\"") if names else "a host"
                 return sentence.format(host=host, which=which), line
     return None, lines[0] if lines else ""
+
+
+def refused(begin: str, said: str) -> str:
+    """A sentence on what a scheduler refuses; below it, its own words."""
+    sentence, line = cause_in(said)
+    return f"{begin}: {sentence or 'it says why'}\n    {line}"

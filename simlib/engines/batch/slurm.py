@@ -14,7 +14,7 @@ from ...model.errors import InvalidCallError, JobError
 from ..launch.launchers import SRUN, Placement
 from .batch_scheduler import BatchJob, NoSchedulerError, QueueError
 from .folder import JobFolder
-from .launcher_failures import cause_in
+from .launcher_failures import refused
 from .mpiexec import LAUNCH, Mpiexec, check_time_limit, mpi_of, staged
 from .needs import Needs, check_count, words_of
 from .schedulers import SCHEDULERS
@@ -31,8 +31,9 @@ class Queued(Needs):
     partition, account : str, optional
     time_limit : float
         Seconds; the queue's limit is a minute more, in whole minutes.
-    extra : sequence of str
-        Further options of the command that submits, each a word.
+    extra : str or sequence of str
+        A further option of the command that submits, or several, each a word:
+        ``("--exclusive", "--gres=gpu:2")``.
     launcher : str
         What starts the ranks on the nodes.
     login : str or sequence of str
@@ -46,7 +47,7 @@ class Queued(Needs):
     partition: str | None = None
     time_limit: float = 600
     account: str | None = None
-    extra: Sequence[str] = ()
+    extra: str | Sequence[str] = ()
     launcher: str = "mpiexec"
     login: str | Sequence[str | Path] = ()
 
@@ -63,6 +64,8 @@ class Queued(Needs):
         for name in ("nodes", "ranks_per_node"):
             check_count(name, getattr(self, name))
         check_time_limit(self.time_limit)
+        extra = [self.extra] if isinstance(self.extra, str) else self.extra
+        object.__setattr__(self, "extra", tuple(extra))
 
     @property
     def uses_mpi(self) -> bool:
@@ -120,15 +123,19 @@ class Queued(Needs):
             self.partition, self.account, self.extra,
             self.cpus_per_rank, self.gpus_per_rank, self.memory,
         )  # fmt: skip
+        scheduler = SCHEDULERS[self.scheduler](login)
         try:
-            number = self._hand_over(SCHEDULERS[self.scheduler](login), job)
+            number = self._hand_over(scheduler, job)
         except NoSchedulerError as error:
             raise JobError(str(error)) from None
         except QueueError as error:
-            sentence, line = cause_in(str(error))
-            raise JobError(f"the queue has refused the job: {sentence or line}") from None
+            raise JobError(refused("the queue has refused the job", str(error))) from None
         native = {"scheduler": self.scheduler, "id": number, "login": login}
-        folder.write_json(native, "native.json")
+        try:
+            folder.write_json(native, "native.json")
+        except OSError:  # nobody would know its number
+            scheduler.cancel(number)
+            raise
 
     def _hand_over(self, scheduler: Any, job: BatchJob) -> str:
         return scheduler.submit(job)

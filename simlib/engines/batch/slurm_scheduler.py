@@ -28,7 +28,10 @@ USUAL = {
 }
 """Why jobs wait that will start; Slurm's other reasons may last for ever."""
 
-NO_SLURM = "this machine has no sbatch: submit from a host of the cluster that has Slurm"
+NO_SLURM = (
+    "this machine has no sbatch: submit from a host of the cluster that has Slurm, or name one by "
+    'login="ssh HOST"'
+)
 LOOK_S = 0.05
 NO_SBATCH = r"No such file or directory: 'sbatch'|sbatch\W*: (No such file|(command )?not found)"
 
@@ -43,6 +46,24 @@ class SlurmScheduler(Scheduler):
             r"|Requested time limit is invalid",
             TOO_MUCH,
         ),
+        (
+            r"[Uu]nable to contact slurm controller|(sbatch|squeue|scancel) has not answered",
+            "Slurm's controller does not answer: try again later, or ask who runs the cluster "
+            "whether slurmctld is up",
+        ),
+        (
+            r"nvalid generic resource|nvalid GRES|nvalid feature specification",
+            "no node has what was asked for by --gres or --constraint: `sinfo --format='%N %G %f'` "
+            "lists what there is",
+        ),
+        (
+            r"sbatch: (unrecognized option|invalid option|option .*(ambiguous|requires))",
+            "sbatch has no such option: give each one in extra as a word of its own, as `sbatch "
+            "--help` lists them",
+        ),
+        (r"sbatch: error: (Invalid -|.* is not a valid)", "an option's value is none of its sort"),
+        (r"nvalid node name", "there is no such node: sinfo lists those there are"),
+        (r"nvalid qos", "there is no such QOS for this account: sacctmgr show qos lists them"),
         (r"nvalid partition", "there is no such partition: sinfo lists those there are"),
         (
             r"nvalid account",
@@ -68,7 +89,7 @@ class SlurmScheduler(Scheduler):
             answer = self.run("sbatch", *options, str(job.script), timeout=None)
         except QueueError as error:
             if re.search(NO_SBATCH, str(error)):
-                raise NoSchedulerError(NO_SLURM) from None
+                raise NoSchedulerError(f"{NO_SLURM}\n    {str(error).strip()}") from None
             raise
         if not answer.split():
             raise QueueError("sbatch has told no number of the job")
@@ -84,8 +105,8 @@ class SlurmScheduler(Scheduler):
                     [*self.login, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                     start_new_session=True,
                 )  # fmt: skip
-            except FileNotFoundError:
-                raise NoSchedulerError(NO_SLURM) from None
+            except FileNotFoundError as error:
+                raise NoSchedulerError(f"{NO_SLURM}\n    {error}") from None
         threading.Thread(target=salloc.wait, daemon=True).start()
         while True:
             has_ended = salloc.poll() is not None
