@@ -503,3 +503,19 @@ def test_the_entry_point_is_no_second_plugin(tmp_path):
     by_itself = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "", "PYTHONPATH": path}
     code, text = pytest_in(tmp_path, *words, **by_itself)
     assert code == 0 and "2 tests collected" in text, text
+
+
+def test_the_page_for_users_says_what_pytest_says(tmp_path):
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("using-simlib*.md")]
+    (section,) = [page.partition("## Your tests\n")[2] for page in pages if "## Your tests" in page]
+    program = re.search("```python\n# test_averages.py\n(.*?)```", section, re.DOTALL)
+    told = re.search("```text\n(.*?)```", section[program.end() :], re.DOTALL)[1]
+    (tmp_path / "test_averages.py").write_text("# test_averages.py\n" + program[1])
+    code, text = pytest_in(tmp_path, COLUMNS="200")
+    assert code == 1, text
+    missing = [line for line in told.splitlines() if line not in text]
+    assert not missing, text
+    for failed in ("test_any_order[4ranks-seed", "test_wrong", "test_both_receive_first"):
+        assert f"FAILED test_averages.py::{failed}" in text, text
+    for passed in ("test_average[", "test_traffic"):
+        assert f"FAILED test_averages.py::{passed}" not in text, text

@@ -11,9 +11,10 @@ from typing import Any
 import cloudpickle
 
 from ..clockwork.simulation_options import ALGORITHMS
-from ..engines import processes, virtual
+from ..engines.processes.real_run import run
 from ..engines.processes.worlds import pool
 from ..engines.virtual.process import simulators
+from ..engines.virtual.simulated_run import simulate
 from ..model.errors import InvalidCallError, SimlibError
 from ..record.recorder import is_learners
 from ..results.run import Run
@@ -104,21 +105,21 @@ def close() -> None:
 
 def _run(config, engine, function, world_size, args, kwargs, options):
     __tracebackhide__ = True
-    run = processes.run if engine == "run" else virtual.simulate
-    _check_names(options, run)
+    call = run if engine == "run" else simulate
+    _check_names(options, call)
     try:
         with _tests_by_value():
-            return run(function, world_size, args, kwargs, **{"strict": True, **options})
+            return call(function, world_size, args, kwargs, **{"strict": True, **options})
     except SimlibError as error:
         raise_told(error, str(config.invocation_params.dir))
 
 
-def _check_names(options, run):
-    known = set(inspect.signature(run).parameters)
-    if run is virtual.simulate:
+def _check_names(options, call):
+    known = set(inspect.signature(call).parameters)
+    if call is simulate:
         known |= set(ALGORITHMS)
     for name in options.keys() - known:
-        raise InvalidCallError(f"simlib.{run.__name__} has no option {name!r}")
+        raise InvalidCallError(f"simlib.{call.__name__} has no option {name!r}")
 
 
 @contextlib.contextmanager
