@@ -24,7 +24,10 @@ RIGHT = {
     "t5_fsdp": (),
     "parameter_server": (),
     "pipeline": ("--schedule", "1f1b"),
+    "with_lightning": ("--devices", "3"),
+    "with_accelerate": (),
 }
+LIBRARIES = {"with_lightning": "lightning", "with_accelerate": "accelerate"}
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +36,8 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def path_of(name):
+    if name in LIBRARIES:
+        pytest.importorskip(LIBRARIES[name])
     return str(SCRIPTS / f"{name}.py")
 
 
@@ -41,13 +46,17 @@ def test_a_script_runs_as_it_is(name, capfd):
     run = run_script(path_of(name), 3, RIGHT[name])
     assert not run.findings and all(op.done for op in run.trace)
     assert "loss" in capfd.readouterr().out
+    for output in run.output[1:]:
+        assert name not in LIBRARIES or "loss" not in output
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_script_is_simulated_as_it_is(name, capfd):
-    run = simulate_script(path_of(name), 3, RIGHT[name], cluster=ethernet_10g(nodes=3))
+    cluster = ethernet_10g(nodes=3)
+    run = simulate_script(path_of(name), 3, RIGHT[name], cluster=cluster)
     assert not run.findings and all(op.done for op in run.trace)
     assert "loss" in capfd.readouterr().out
+    assert name != "with_lightning" or "loss" not in "".join(run.output[1:])
 
 
 @pytest.mark.parametrize("more", [("--workers", "1"), ("--compile", "aot_eager")], ids=" ".join)

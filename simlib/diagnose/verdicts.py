@@ -20,7 +20,7 @@ RULES = {
 """The rule that a mismatch breaks, by `Mismatch.rule`."""
 
 AHEAD_OF_BACKWARD = (
-    "they are at different lines: has a rank fewer batches (then `with model.join():`), or is a call "
+    "they are at different lines: has a rank fewer batches (`with model.join():`), or is a call "
     "inside an `if`?"
 )
 
