@@ -116,6 +116,29 @@ GROUPS = (
         untouched=4,
     ),
     Group(
+        "whole scripts",
+        ("tests/test_microscope.py",),
+        (
+            "simlib/engines/processes",
+            "simlib/record",
+            "simlib/diagnose",
+            "tests/microscope",
+        ),
+        untouched=1 / 4,
+        reached=1 / 3,
+    ),
+    Group(
+        "watched runs",
+        ("tests/test_watching.py",),
+        (
+            "simlib/engines/processes",
+            "simlib/record",
+            "simlib/diagnose",
+            "simlib/model/matching.py",
+        ),
+        untouched=1 / 3,
+    ),
+    Group(
         "wrong answers",
         ("tests/test_wrong_answers.py::test_wrong_answer_is_refused",),
         ("simlib/checks", "authoring/exercises", "authoring/wrong_answers"),

@@ -19,6 +19,11 @@ RULES = {
 }
 """The rule that a mismatch breaks, by `Mismatch.rule`."""
 
+AHEAD_OF_BACKWARD = (
+    "they are at different lines: has a rank fewer batches (`with model.join():`), or is a call "
+    "inside an `if`?"
+)
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WaitGraph:
@@ -178,8 +183,12 @@ def _all_of(ops):
     return "both" if len(ops) == 2 else "all of them"
 
 
+def _are_in_backward(ops):
+    return any(".backward()" in op.site.line_text for op in ops)
+
+
 def _hint_for_collectives(blocked, ops, kinds):
-    if any(".backward()" in op.site.line_text for op in ops):
+    if _are_in_backward(ops):
         return (
             "has one rank fewer batches? `with model.join():` lets it go along with the "
             "others; and every rank must use every parameter"
@@ -205,6 +214,9 @@ def mismatch(found):
         text = f"   {op.site.line_text}" if op.site.line_text else ""
         lines.append(f"  {ranks_in_words(ranks)}: {words}{_group_in_words(op)} ({place}){text}")
     message = "\n".join([f"{_contrast(found)}: {RULES[found.rule]}", *lines])
+    ops = found.ops.values()
+    if _are_in_backward(ops) and len({op.site.place for op in ops}) > 1:
+        message += f"\nHint: {AHEAD_OF_BACKWARD}"
     sites = {rank: op.site for rank, op in sorted(found.ops.items())}
     return errors.MismatchError(message, sites, rule=found.rule)
 

@@ -176,6 +176,8 @@ class Request:
         environ.update(own)
         environ.setdefault("MASTER_ADDR", "127.0.0.1")
         environ.setdefault("MASTER_PORT", "29500")
+        if around.is_script:  # so Lightning asks these variables, as under torchrun
+            environ.setdefault("TORCHELASTIC_RUN_ID", "simlib")
         os.chdir(around.cwd)
         sys.path[:] = around.path
         sys.argv[:] = around.argv
