@@ -38,7 +38,7 @@ def main(path: str) -> int:
     request = folder.read("request.pkl")
     sys.path[:] = pickle.loads(request)["path"]
     with contextlib.suppress(OSError):
-        os.chdir(about["cwd"])
+        os.chdir(os.path.expanduser(about["cwd"]))
     try:
         to, plan, kill = pickle.loads(folder.read("restarts.pkl"))
         attempt = partial(_attempt, folder, about, request, to, kill)

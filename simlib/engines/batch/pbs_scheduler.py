@@ -25,13 +25,13 @@ class PbsScheduler(Scheduler):
 
     failures = (
         (r"violates (queue|server)|exceeds? .*(queue|server).* limit", TOO_MUCH),
-        (r"[Uu]nknown queue", "there is no such queue: qstat -q lists those there are"),
+        (r"(?i)unknown queue", "there is no such queue: qstat -q lists those there are"),
         (
-            r"[Ii]nvalid (account|project)|[Uu]nauthorized [Rr]equest",
+            r"(?i)invalid (account|project)|unauthorized request",
             "this account may not submit there: is account=... right?",
         ),
         (
-            r"[Uu]nknown resource|Resource invalid",
+            r"(?i)unknown resource|resource invalid",
             "this PBS has no such resource: what extra=..., gpus_per_rank or memory asks for",
         ),
         (r"PBS: job killed: walltime", OUT_OF_TIME),

@@ -110,7 +110,7 @@ def submit(
             "payload": program.payload,
             "slow": slow,
             "cells": sources,
-            "path": where.path,
+            "path": [entry or where.cwd for entry in where.path],
             "argv": where.argv,
             "is_script": where.is_script,
         }
