@@ -6,7 +6,6 @@ import re
 
 from ..launch.causes import OUT_OF_MEMORY, OUT_OF_TIME, TOO_MUCH
 from .batch_scheduler import BatchJob, NoSchedulerError, QueueError, Scheduler, Standing
-from .needs import times
 
 STATES = {"queued": "Q H T W M", "active": "R E S U B", "over": "F X"}
 """The letters of qstat's manual."""
@@ -98,8 +97,9 @@ def _selection(job: BatchJob) -> str:
     parts.append(f"mpiprocs={ranks}")
     if job.gpus_per_rank:
         parts.append(f"ngpus={ranks * job.gpus_per_rank}")
-    if job.memory:
-        number, unit = times(job.memory, ranks)
+    memory = job.memory_of_node()
+    if memory is not None:
+        number, unit = memory
         parts.append(f"mem={number}{unit.lower()}b")
     return ":".join(parts)
 
