@@ -109,9 +109,11 @@ def test_a_script_that_fails(tmp_path, monkeypatch, capfd):
     assert main(["submit", "-n", "2", "--follow", "my run.py"]) == 1
     said = capfd.readouterr()
     assert said.out.startswith("my_run-1 is submitted")
-    assert "my_run-1 is failed: `simlib result simlib-jobs/my_run-1` says why" in said.err
-    assert main(["result", "my_run-1"]) == 1
-    assert "rank 1 left by sys.exit(3) (my run.py, line 4)" in capfd.readouterr().err
+    assert "rank 1 left by sys.exit(3) (my run.py, line 4)" in said.err
+    assert main(["result", "--trace", "trace.json", "my_run-1"]) == 1
+    again = capfd.readouterr()
+    assert "rank 1 left by sys.exit(3) (my run.py, line 4)" in again.err and not again.out
+    assert (tmp_path / "trace.json").exists()
 
 
 def test_a_script_whose_ranks_wait_for_each_other_is_told_by_its_line(tmp_path):

@@ -320,6 +320,7 @@ def test_a_script_is_submitted_followed_and_told_from_the_command_line(login, tm
 
 def needy(rank, world_size):
     print(os.environ["LINE"], os.getcwd(), os.environ["SLURM_CPUS_PER_TASK"])
+    assert os.getppid() == 1  # of the container
     return os.environ["TOLD"], os.environ["BY_LINE"], torch.get_num_threads()
 
 
@@ -329,6 +330,7 @@ def test_ranks_of_slurm_have_what_they_need(login, tmp_path):
         "env": {"TOLD": "this, and that", "BY_LINE": ""},
         "cpus_per_rank": 2,
         "memory": "100M",
+        "container": "unshare --mount --pid --fork --kill-child --mount-proc",
         "working_dir": "/usr",
     }
     to = simlib.Slurm(nodes=2, time_limit=WAIT_S, login=login, **needs)

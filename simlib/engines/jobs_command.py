@@ -32,8 +32,8 @@ def add_commands(commands):
         "follow",
         _follow,
         "show what a job's ranks print, until it ends",
-        "Show what the ranks print, each line with its rank, until the job ends. Ctrl-C ends the "
-        f"looking, not the job. {CODES}",
+        "Show what the ranks print, each line with its rank, until the job ends; then say why, if "
+        f"it has failed. Ctrl-C ends the looking, not the job. {CODES}",
     )
     result = _add_job_command(
         commands,
@@ -249,14 +249,18 @@ def _follow(options):
 
 def _looked_at(job):
     job.follow()
-    status = job.status
-    if status in ("queued", "active"):
+    if job.status in ("queued", "active"):
         return 130
-    if status == "done":
-        return 0
-    shown = os.path.relpath(job.path)
-    print(f"simlib: {job.name} is {status}: `simlib result {shown}` says why", file=sys.stderr)
-    return 1
+    return _ended(job)[0]
+
+
+def _ended(job):
+    """Wait for a job's end; returns the exit code, and its `Run`, if it has one."""
+    try:
+        return 0, job.result()
+    except SimlibError as error:
+        print(f"simlib: {error}", file=sys.stderr)
+        return 1, error.run
 
 
 def _result(options):
@@ -265,16 +269,11 @@ def _result(options):
         return _refused(wrong)
 
     def result(job):
-        try:
-            run = job.result()
-        except SimlibError as error:
-            print(f"simlib: {error}", file=sys.stderr)
-            run_outputs.save(error.run, options)
-            return 1
+        code, run = _ended(job)
         run_outputs.save(run, options)
-        if not options.quiet:
+        if code == 0 and not options.quiet:
             print(run.table())
-        return 0
+        return code
 
     return _with_job(options, result)
 

@@ -40,7 +40,7 @@ def main(path: str) -> int:
         request = folder.read("request.pkl")
         sys.path[:] = loads_tree(request)["path"]
         with contextlib.suppress(OSError):
-            os.chdir(about["cwd"])
+            os.chdir(os.path.expanduser(about["cwd"]))
         to, plan, kill = pickle.loads(folder.read("restarts.pkl"))
         attempt = partial(_attempt, folder, about, request, to, kill)
         if plan.on_restart is not None:

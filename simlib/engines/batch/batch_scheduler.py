@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import ClassVar
 
 ANSWER_S = 10.0
 OVER = ("done", "failed", "cancelled")
+MEMORY = re.compile(r"([1-9]\d*)([KMGT])")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,13 @@ class BatchJob:
     cpus_per_rank: int | None = None
     gpus_per_rank: int | None = None
     memory: str | None = None
+
+    def memory_of_node(self) -> tuple[int, str] | None:
+        """``(number, unit)`` of the memory of all ranks of one node; None where nobody asks."""
+        if self.memory is None:
+            return None
+        number, unit = MEMORY.fullmatch(self.memory).groups()
+        return int(number) * self.ranks_per_node, unit
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...model.errors import InvalidCallError
+from .batch_scheduler import MEMORY
 from .folder import JobFolder
 
 START = "start.py"
 RANK = "rank.sh"
-UNITS = "KMGT"
-MEMORY = re.compile(rf"([1-9]\d*)([{UNITS}])")
 NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -166,12 +165,6 @@ def check_count(name: str, value: object) -> None:
     """Refuse what is no whole number from 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidCallError(f"{name}={value!r} must be a whole number from 1")
-
-
-def times(memory: str, count: int) -> tuple[int, str]:
-    """``(number, unit)`` of a memory so many times."""
-    number, unit = MEMORY.fullmatch(memory).groups()
-    return int(number) * count, unit
 
 
 def _check_setup(setup):

@@ -6,7 +6,6 @@ import re
 
 from ..launch.causes import OUT_OF_MEMORY, OUT_OF_TIME, TOO_MUCH
 from .batch_scheduler import BatchJob, NoSchedulerError, QueueError, Scheduler, Standing
-from .needs import times
 
 STATES = {"queued": "Q H T W M", "active": "R E S U B", "over": "F X"}
 """The letters of qstat's manual."""
@@ -25,13 +24,13 @@ class PbsScheduler(Scheduler):
 
     failures = (
         (r"violates (queue|server)|exceeds? .*(queue|server).* limit", TOO_MUCH),
-        (r"[Uu]nknown queue", "there is no such queue: qstat -q lists those there are"),
+        (r"(?i)unknown queue", "there is no such queue: qstat -q lists those there are"),
         (
-            r"[Ii]nvalid (account|project)|[Uu]nauthorized [Rr]equest",
+            r"(?i)invalid (account|project)|unauthorized request",
             "this account may not submit there: is account=... right?",
         ),
         (
-            r"[Uu]nknown resource|Resource invalid",
+            r"(?i)unknown resource|resource invalid",
             "this PBS has no such resource: what extra=..., gpus_per_rank or memory asks for",
         ),
         (r"PBS: job killed: walltime", OUT_OF_TIME),
@@ -98,8 +97,9 @@ def _selection(job: BatchJob) -> str:
     parts.append(f"mpiprocs={ranks}")
     if job.gpus_per_rank:
         parts.append(f"ngpus={ranks * job.gpus_per_rank}")
-    if job.memory:
-        number, unit = times(job.memory, ranks)
+    memory = job.memory_of_node()
+    if memory is not None:
+        number, unit = memory
         parts.append(f"mem={number}{unit.lower()}b")
     return ":".join(parts)
 

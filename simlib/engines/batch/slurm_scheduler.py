@@ -9,7 +9,6 @@ import time
 
 from ..launch.causes import OUT_OF_TIME, TOO_MUCH
 from .batch_scheduler import BatchJob, NoSchedulerError, QueueError, Scheduler, Standing
-from .needs import times
 
 STATES = {
     "queued": "PD CF RD RF RH RV",
@@ -137,9 +136,9 @@ class SlurmScheduler(Scheduler):
         options = [f"--cpus-per-task={job.cpus_per_rank}"] if job.cpus_per_rank else []
         if job.gpus_per_rank:
             options.append(f"--gpus-per-node={job.gpus_per_rank * job.ranks_per_node}")
-        if job.memory:
-            number, unit = times(job.memory, job.ranks_per_node)
-            options.append(f"--mem={number}{unit}")
+        memory = job.memory_of_node()
+        if memory is not None:
+            options.append("--mem={}{}".format(*memory))
         return options
 
     def ask(self, number: str) -> Standing:

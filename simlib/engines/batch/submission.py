@@ -118,7 +118,7 @@ def submit(
             "payload": program.payload,
             "slow": cloudpickle.dumps(slow, protocol=5),
             "cells": sources,
-            "path": list(map(str, where.path)),
+            "path": [str(entry) or where.cwd for entry in where.path],
             "argv": where.argv,
             "is_script": where.is_script,
         }
