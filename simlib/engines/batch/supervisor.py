@@ -232,8 +232,8 @@ class Supervisor:
         died_s = time.perf_counter()
         if self._rank is None:
             self._died_early(
-                f"{how_it_ended(code)}{self._why(code)} before it could join the others: mend what `python -c 'from "
-                "mpi4py import MPI'` says there"
+                f"{how_it_ended(code)}{self._why(code)} before it could join the others: mend what "
+                "`python -c 'from mpi4py import MPI'` says there"
             )
             return code or 1
         self._log.flush()
