@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from simlib.engines.batch import folder as folders
 from simlib.engines.batch import job as jobs
 from simlib.engines.batch import state
 from simlib.engines.batch.folder import JobFolder
+from simlib.model.failure_report import FailureReport
 
 RANKS = 2
 
@@ -166,6 +168,45 @@ def test_a_file_for_which_there_is_no_room_takes_none(folder, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         folder.write(b"x", "answer", 0)
     assert sorted(folder.path.iterdir()) == before
+
+
+@pytest.fixture
+def broken_off(folder):
+    """A job whose rank 0 has seen a connection break, and whose rank 1 has left no word."""
+    for rank in range(RANKS):
+        place = {"host": f"node{rank + 1}", "offset_s": 0.0, "error_s": 0.0}
+        folder.write_json(place, "json", rank)
+    report = FailureReport("RuntimeError", "Connection reset", [], "", False, from_wait=True)
+    folder.write(pickle.dumps(("error", report)), "answer", 0)
+    folder.write_json({"state": "ended", "code": 255, "why": "code"}, "state.json")
+    return folder
+
+
+def test_a_rank_that_has_left_no_word_is_to_blame(broken_off):
+    with pytest.raises(simlib.RankDiedError, match="^rank 1 on node2 is gone: ") as caught:
+        simlib.Job(broken_off.path).result(0)
+    assert caught.value.exitcodes == {1: -signal.SIGKILL}
+    assert "Connection" not in str(caught.value)
+
+
+def test_a_rank_that_has_failed_by_itself_is_to_blame_first(broken_off):
+    report = FailureReport("KeyError", "'no data'", [], "", False, from_wait=False)
+    broken_off.write(pickle.dumps(("error", report)), "answer", 0)
+    with pytest.raises(simlib.RankError, match="rank 0 raised KeyError"):
+        simlib.Job(broken_off.path).result(0)
+
+
+def test_a_rank_that_has_refused_is_not_gone(broken_off):
+    broken_off.write(b"rank 1 cannot write what it came to", "refused")
+    assert "rank 1 cannot write" in failure(simlib.Job(broken_off.path))
+
+
+def test_a_host_that_no_longer_answers_is_named_before_all(broken_off):
+    broken_off.write_json({"node2": "silent"}, "lost.json")
+    broken_off.write(pickle.dumps(simlib.DeadlockError("no op for 9 s")), "verdict.pkl")
+    said = failure(simlib.Job(broken_off.path)).splitlines()
+    assert said[0].startswith("main-1 could not be carried out: node2, where rank 1 runs, no long")
+    assert said[1] == "So it came to this: no op for 9 s"
 
 
 def test_jobs_of_others_are_not_listed(folder, monkeypatch):

@@ -141,3 +141,9 @@ def test_first_line_is_the_cause(said, words):
 
 def test_words_of_a_launcher_that_nobody_knows():
     assert cause_in("\nsomething new\nmore\n") == (None, "something new")
+    noise = (
+        "[W1125 22:28:07.640625799 socket.cpp:207] [c10d] The hostname of the client socket cannot "
+        "be retrieved. err=-3\n"
+    )
+    assert cause_in(f"{noise}\n{noise}something new\n") == (None, "something new")
+    assert cause_in(noise) == (None, "")

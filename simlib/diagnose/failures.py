@@ -155,8 +155,7 @@ def _rank_died(monitor, ranks):
         site = _last_known_site(monitor, rank)
         sites[rank] = site
         where = f" ({site.place}, {site.op})" if site.lineno else ""
-        words = monitor.death_words.get(rank) or f"the process of rank {rank} {how_it_ended(code)}"
-        parts.append(f"{words}{where}")
+        parts.append(f"{monitor.death_words.get(rank) or death_of(rank, code)}{where}")
     message = "; ".join(parts)
     if len(monitor.deaths) < monitor.world_size:
         message += ". The other ranks were ended too."
@@ -164,6 +163,11 @@ def _rank_died(monitor, ranks):
     if first.line_text:
         message += f"\n    {first.line_text}"
     return errors.RankDiedError(message, sites, exitcodes=dict(monitor.deaths))
+
+
+def death_of(rank, code, why=""):
+    """How a rank's process ended, in words; ``why`` goes on from them."""
+    return f"the process of rank {rank} {how_it_ended(code)}{why}"
 
 
 def how_it_ended(code):

@@ -286,7 +286,7 @@ class RunMonitor(ABC):
     died_s : dict of int to float
         rank -> when it died, on the ranks' clock; of those of whom that is known.
     death_words : dict of int to str
-        rank -> how its death is told, of those of whom more is known than how their process ended.
+        rank -> how its death is told, of those of whom more than an exit code may be known.
     outputs : list of RankOutput
         By rank.
     native : list or dict of bytes

@@ -56,15 +56,16 @@ def gone_ranks(
     said : str
         What the launcher has said.
     """
-    known = [rank for rank in running if rank in places and not folder.has("ended", rank)]
+    known = [rank for rank in running if rank in places]
     told = folder.read_json("gone.json")
     found = [(told, told["words"])] if told else [(words, "") for words in _named_in(said)]
     for where, words in found:
         ranks = [rank for rank in known if _is_at(rank, places[rank], where)]
         if len(ranks) == 1:
             return {ranks[0]: _in_words(ranks[0], places, words)}
-    if len(known) == 1:  # the others have told how they ended
-        return {known[0]: _in_words(known[0], places)}
+    silent = [rank for rank in known if not folder.has("ended", rank)]
+    if len(silent) == 1:  # of the others it is known how they ended
+        return {silent[0]: _in_words(silent[0], places)}
     return {}
 
 

@@ -78,6 +78,7 @@ class JobMonitor(RunMonitor):
         elif death is not None:
             death = {"code": death} if isinstance(death, int) else death  # an older simlib's
             self.deaths[rank] = death["code"]
+            self.death_words[rank] = failures.death_of(rank, death["code"], death.get("why", ""))
             if death.get("time_s") is not None:
                 self.died_s[rank] = death["time_s"] - self.logs[rank].offset_s
             self.native[rank] = self._folder.read("err", rank) or b""

@@ -14,7 +14,7 @@ import time
 from ...diagnose.failures import how_it_ended
 from ...diagnose.monitor import Watchdog
 from ...draw.display import SilentDisplay
-from ..host import sleep_count
+from ..host import memory_kills, sleep_count
 from . import logs, verdict_file
 from .identity import serve_store
 from .job_monitor import JobMonitor
@@ -85,6 +85,7 @@ class Supervisor:
         self._store = None
         self._kill_s = None
         self._begun = time.monotonic()
+        self._memory_kills = memory_kills.kill_count()
         self._end_at = None
         self._sent_at = 0.0
         self._looks = 0
@@ -187,8 +188,8 @@ class Supervisor:
         os.kill(self._pid, signal.SIGKILL)  # it may have no group of its own yet
 
     def _say_it_was_ended(self):
-        """Its rank has not ended the job: the job has ended it."""
-        if self._rank is not None and self._end_at is not None:
+        """Its rank has not ended the job: the job has ended it, and not the loss of its parent."""
+        if self._rank is not None and os.getppid() == self._parent:
             with contextlib.suppress(OSError):
                 self._folder.mark("ended", self._rank)
 
@@ -229,20 +230,25 @@ class Supervisor:
         died_s = time.perf_counter()
         if self._rank is None:
             self._died_early(
-                f"{how_it_ended(code)} before it could join the others: mend what `python -c 'from "
-                "mpi4py import MPI'` says there"
+                f"{how_it_ended(code)}{self._why(code)} before it could join the others: mend what "
+                "`python -c 'from mpi4py import MPI'` says there"
             )
             return code or 1
         self._log.flush()
         has_entered = logs.entered_s(self._log) is not None
-        death = {"code": code, "time_s": died_s if has_entered else None}
+        death = {"code": code, "time_s": died_s if has_entered else None, "why": self._why(code)}
         self._folder.write_json(death, "exit", self._rank)
         if self._job["on_death"] == "end":
             return code or 1
         if not has_entered:
-            self._died_early(f"{how_it_ended(code)} before it came to its function")
+            self._died_early(f"{how_it_ended(code)}{death['why']} before it came to its function")
             return code or 1
         return self._outlive()
+
+    def _why(self, code):
+        """What is known of why, in words."""
+        is_asked_for = str(self._rank) in self._job["kill"]
+        return "" if is_asked_for else memory_kills.why_killed(code, self._memory_kills, self._pid)
 
     def _died_early(self, words):
         """Nobody may know its rank, so its host says it."""

@@ -15,7 +15,7 @@ from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Wat
 from ...diagnose.watching import Watcher
 from ...model.forgotten import Forgotten
 from ...record.rolling import segment_of
-from ..host import sleep_count
+from ..host import memory_kills, sleep_count
 from ..host.request import receive, send, send_bytes
 
 POLL_S = 0.02
@@ -49,6 +49,7 @@ class ProcessMonitor(RunMonitor):
         self._watchdog = Watchdog(self, display)
         self.kill, self._to_kill = options.kill, dict(options.kill)
         self.survives = options.on_death == "continue"
+        self._memory_kills = memory_kills.kill_count()
 
     def _sleep_count(self, rank):
         return sleep_count.sleep_count(self.world.ranks[rank].process.pid)
@@ -203,7 +204,10 @@ class ProcessMonitor(RunMonitor):
             pass
         self._forget(rank.process.sentinel)
         rank.process.join()
-        self.deaths[rank.rank] = rank.process.exitcode
+        code = self.deaths[rank.rank] = rank.process.exitcode
+        if rank.rank not in self.kill:
+            why = memory_kills.why_killed(code, self._memory_kills, rank.process.pid)
+            self.death_words[rank.rank] = failures.death_of(rank.rank, code, why)
         self.died_s[rank.rank] = time.perf_counter()
 
     def ask_for_stacks(self, ranks):
