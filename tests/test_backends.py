@@ -288,6 +288,7 @@ class Ends:
 def test_an_op_ends_when_the_gpu_has_come_to_its_event():
     gpu, log = Gpu(), Ends()
     ends = StreamEnds(log, gpu.record, gpu.clock)
+    ends.begin("cuda:0")
     ends.mark(1, "cuda:0")  # the stream has nothing to do
     gpu.work(2.0)
     ends.mark(2, "cuda:0")
@@ -307,6 +308,7 @@ def test_a_first_event_that_came_late_is_found_out_by_a_later_one():
     gpu, log = Gpu(), Ends()
     ends = StreamEnds(log, gpu.record, gpu.clock)
     gpu.work(5.0)
+    ends.begin("cuda:0")
     ends.mark(1, "cuda:0")
     gpu.now_s = 106.0
     ends.mark(2, "cuda:0")
@@ -320,6 +322,7 @@ def test_a_first_event_that_came_late_is_found_out_by_a_later_one():
 def test_the_last_look_does_not_wait_for_a_gpu_that_hangs():
     gpu, log = Gpu(), Ends()
     ends = StreamEnds(log, gpu.record, gpu.clock)
+    ends.begin("cuda:0")
     gpu.work(0.5)
     ends.mark(1, "cuda:0")
     gpu.work(1e6)
