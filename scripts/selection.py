@@ -139,6 +139,12 @@ GROUPS = (
         untouched=1 / 3,
     ),
     Group(
+        "programs by every backend",
+        ("tests/test_backends.py::test_*programs_*",),
+        ("simlib/record", "simlib/engines/batch/job_rank.py"),
+        untouched=1 / 5,
+    ),
+    Group(
         "wrong answers",
         ("tests/test_wrong_answers.py::test_wrong_answer_is_refused",),
         ("simlib/checks", "authoring/exercises", "authoring/wrong_answers"),

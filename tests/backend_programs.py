@@ -1,5 +1,7 @@
 """Programs that every backend carries out alike, and calls that are tried on what carries them."""
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -93,6 +95,24 @@ def requests(rank, size):
     return y.tolist(), z.tolist()
 
 
+def asynchronous(rank, size):
+    """What is copied into tensors at the end is no write of the program's own."""
+    x, half = torch.full((2,), 1.0 + rank), torch.full((2,), 1.0 + rank, dtype=torch.float16)
+    parts, whole = [torch.zeros(2) for _ in range(size)], torch.zeros(size, 2)
+    own, other = torch.zeros(1), torch.zeros(1)
+    requests = [
+        dist.all_gather(parts, torch.full((2,), float(rank)), async_op=True),
+        dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True),
+        dist.all_reduce(half, op=dist.ReduceOp.AVG, async_op=True),
+        dist.all_gather_into_tensor(whole, torch.ones(1, 2), async_op=True),
+        dist.reduce_scatter_tensor(own, torch.ones(size), op=dist.ReduceOp.AVG, async_op=True),
+        dist.reduce_scatter(other, list(torch.ones(size, 1)), async_op=True),
+    ]
+    for request in requests:
+        request.wait()
+    return [t.tolist() for t in (*parts, x, half, whole, own, other)]
+
+
 def subgroups(rank, size):
     both, own = dist.new_group([0, 1]), None
     for one in range(size):
@@ -119,14 +139,23 @@ def training(rank, size):
 
 
 RIGHT = (
-    sums, roots, everybodys, exchanges, messages, from_anybody, requests, subgroups, objects,
-    training,
+    sums, roots, everybodys, exchanges, messages, from_anybody, requests, asynchronous, subgroups,
+    objects, training,
 )  # fmt: skip
 
 
 def all_right(rank, size):
     """What each of them gives, by its name."""
     return {program.__name__: program(rank, size) for program in RIGHT}
+
+
+def careless(rank, size):
+    """A buffer is written too early, and a message is never received."""
+    x = torch.ones(4)
+    request = dist.all_reduce(x, async_op=True)
+    x.add_(1)
+    request.wait()
+    dist.isend(torch.ones(3), 1 - rank, tag=9)
 
 
 # Programs that are wrong
@@ -149,7 +178,19 @@ def other_size(rank, size):
     dist.all_reduce(torch.zeros(2 + rank))
 
 
-WRONG = (deadlock, left_out, other_root, other_size)
+def raises(rank, size):
+    if rank == 1:
+        raise KeyError("no data")
+    dist.recv(torch.zeros(1), src=1)
+
+
+def dies(rank, size):
+    if rank == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+WRONG = (deadlock, left_out, other_root, other_size, raises, dies)
 
 
 # Calls as they reach what carries them: nothing of simlib's is asked before.

@@ -209,9 +209,9 @@ class RecordingGroup(dist.ProcessGroup):
             self._check_message_fingerprint(start, self._rank, dst, tag, tensors[0])
         make = self._message if flags & ASYNC else BlockingCall
         buffers = [Buffer.of(tensors[0], False)] if self._is_watched(flags) else None
+        gpu = self._recorder.gpu_of(tensors)
         work = make(self._pass_on(start, "send", tensors, dst, tag), self._recorder, start)
-        work.limit = self._limit
-        work.device = _gpu_of(tensors)
+        work.limit, work.gpu = self._limit, gpu
         return self._keep(work, flags, buffers)
 
     def recv(self, tensors, src, tag=0):
@@ -223,9 +223,9 @@ class RecordingGroup(dist.ProcessGroup):
             self._check_message_fingerprint(start, src, self._rank, tag, tensors[0])
         make = self._message if flags & ASYNC else BlockingCall
         buffers = [Buffer.of(tensors[0], True)] if self._is_watched(flags) else None
+        gpu = self._recorder.gpu_of(tensors)
         work = make(self._pass_on(start, "recv", tensors, src, tag), self._recorder, start)
-        work.limit = self._limit
-        work.device = _gpu_of(tensors)
+        work.limit, work.gpu = self._limit, gpu
         return self._keep(work, flags, buffers)
 
     def recv_anysource(self, tensors, tag=0):
@@ -293,11 +293,6 @@ class RecordingGroup(dist.ProcessGroup):
         return inner if isinstance(inner, dist.ProcessGroup) else self.carrier.registered[-1][2]
 
 
-def _gpu_of(tensors):
-    """The GPU that the tensors of an op are on; None: the op ends when it has been waited for."""
-    return tensors[0].device if len(tensors) and tensors[0].is_cuda else None
-
-
 def _async_flag(opts):
     """ASYNC for a call that returned a request, REQUEST too where the learner has it."""
     is_async = opts is not None and opts.asyncOp
@@ -361,8 +356,9 @@ def _collective(
                 *buffers_of(args[:1], not is_source, own_writes),
                 *buffers_of(args[1:], False),  # what the rank brings, where that is not the same
             ]
+        gpu = self._recorder.gpu_of(tensors)
         work = make(self._pass_on(start, method, *args), self._recorder, start)
-        work.device = _gpu_of(tensors)
+        work.gpu = gpu
         if not is_blocking:
             work.is_number = size == 1
         return self._keep(work, flags, buffers)

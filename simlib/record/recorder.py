@@ -160,6 +160,14 @@ class Recorder:
             time.sleep(HELD_BACK_S)
             self.log.wait_failed()
 
+    def gpu_of(self, tensors):
+        """The GPU on which an op of these tensors ends; None: it ends when it was waited for."""
+        if not len(tensors) or not tensors[0].is_cuda:
+            return None
+        device = tensors[0].device
+        self.stream_ends.begin(device)
+        return device
+
     def group(self, definition):
         """The number of a group, defined as (name within torch, ranks)."""
         number = self.log.numbers.get(definition)

@@ -29,7 +29,7 @@ class _Request:
         self.start = start
         self.pending = None
         self.limit = None
-        self.device = None  # the GPU on whose stream the op ends
+        self.gpu = None  # the GPU on whose stream the op ends
 
     def wait(self, timeout=timedelta(0)):  # noqa: B008 (torch's own signature; immutable)
         if self._result is not None:
@@ -45,11 +45,11 @@ class _Request:
         except BaseException:
             log.wait_failed(0 if timeout else self.start)
             raise
-        if self.device is None:
+        if self.gpu is None:
             log.wait_end(self.start)
         else:
             log.wait_end(0)  # the rank waits no more; its stream does
-            recorder.stream_ends.mark(self.start, self.device)
+            recorder.stream_ends.mark(self.start, self.gpu)
         if self.pending is not None:
             self.pending.waited(self)
         if self._source is not None:
@@ -65,7 +65,7 @@ class _Request:
 class BlockingCall(_Request):
     """What a blocking call gets, which does nothing with it but wait: lighter than a `Work`."""
 
-    __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending", "limit", "device")
+    __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending", "limit", "gpu")
 
     def __init__(self, work, recorder, start, source=None):
         self._begin(work, recorder, start, source)
@@ -116,10 +116,10 @@ class RecordedWork(_Request, dist.Work):
         return future
 
     def _ended(self):
-        if self.device is None:
+        if self.gpu is None:
             self._recorder.log.ended(self.start)
         else:
-            self._recorder.stream_ends.mark(self.start, self.device)
+            self._recorder.stream_ends.mark(self.start, self.gpu)
         self._let_go()
 
     def is_success(self):

@@ -36,9 +36,10 @@ class StreamEnds:
 
     Notes
     -----
-    Events tell milliseconds since another event. When the first one was passed, by the rank's own
-    clock, is known by a bound: no event is passed before it is recorded. The best bound so far is
-    taken; it is exact once a stream had nothing left to do when an event was recorded.
+    Events tell how long after another one they were passed. When the one before was, by the rank's
+    own clock, is known or estimated; and no event is passed before it is recorded. So an estimate
+    is at worst too early, by what a stream had to do when the first event was put into it, and is
+    exact from the first event on that is recorded where the stream has nothing left to do.
     """
 
     def __init__(self, log, record=record_event, clock=time.perf_counter):
@@ -46,7 +47,7 @@ class StreamEnds:
         self._record = record
         self._clock = clock
         self._open = {}  # device -> deque of (op, event, when it was recorded)
-        self._origins = {}  # device -> [its first event, when that was passed, at the earliest]
+        self._passed = {}  # device -> (the last event that was passed, when)
 
     def __bool__(self):
         return any(self._open.values())
@@ -55,26 +56,30 @@ class StreamEnds:
         """Forget the ops of a run."""
         self._open.clear()
 
+    def begin(self, device):
+        """An op is about to be posted on this device: there is an event before it."""
+        if device not in self._passed:
+            recorded_s = self._clock()
+            self._passed[device] = self._record(device), recorded_s
+
     def mark(self, start, device):
-        """The op ends when the device's stream has come to here."""
+        """The op ends when the device's stream has come to here; `begin` was called before it."""
         recorded_s = self._clock()
         event = self._record(device)
-        self._origins.setdefault(device, [event, recorded_s])
         self._open.setdefault(device, deque()).append((start, event, recorded_s))
 
     def look(self):
         """Write down the ends of ops that GPUs have passed."""
         for device, ops in self._open.items():
             while ops and ops[0][1].query():
+                before, before_s = self._passed[device]
+                if not before.query():  # of another stream, which has not come so far
+                    break
                 start, event, recorded_s = ops.popleft()
-                self._log.ended(start, self._when(device, event, recorded_s))
-
-    def _when(self, device, event, recorded_s):
-        origin = self._origins[device]
-        first, first_s = origin
-        since_s = first.elapsed_time(event) / 1000 if event is not first else 0.0
-        origin[1] = max(first_s, recorded_s - since_s)
-        return min(origin[1] + since_s, self._clock())
+                end_s = before_s + before.elapsed_time(event) / 1000
+                end_s = min(max(end_s, recorded_s), self._clock())
+                self._passed[device] = event, end_s
+                self._log.ended(start, end_s)
 
     def last_look(self, sleep=time.sleep):
         """Look until all ends are known; a GPU that does not come to them is not waited for."""
