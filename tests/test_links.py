@@ -59,7 +59,7 @@ def broken_links(path, text=None):
 
 def unknown_names(text):
     """Dotted names of simlib in a text that simlib does not have."""
-    for dotted in sorted(set(re.findall(r"\bsimlib(?:\.[A-Za-z_]\w*)+", text))):
+    for dotted in sorted(set(re.findall(r"(?<![-\w])simlib(?:\.[A-Za-z_]\w*)+", text))):
         if not exists(dotted):
             yield dotted
 
