@@ -57,6 +57,12 @@ GROUPS = (
         ),
     ),
     Group(
+        "scripts and needs of jobs",
+        ("tests/test_jobs_command.py", "tests/test_needs.py", "tests/test_pbs_scheduler.py"),
+        (BATCH, "simlib/engines/launch", "simlib/engines/jobs_command.py"),
+        untouched=1 / 3,
+    ),
+    Group(
         "doctor",
         ("tests/test_doctor.py", "tests/test_doctor_probe.py"),
         (
