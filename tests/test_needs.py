@@ -133,8 +133,8 @@ def test_without_needs_there_is_no_shell(tmp_path):
         ({"env": ["A=1"]}, r"env=\['A=1'\] must be a dict"),
         ({"env": {"A B": "1"}}, "env has the name 'A B'"),
         ({"env": {"A": 1}}, r"env\['A'\]=1 must be a str: '1'"),
-        ({"cpus_per_rank": 0}, "cpus_per_rank=0 must be a whole number from 1"),
-        ({"gpus_per_rank": "1"}, "gpus_per_rank='1' must be a whole number from 1"),
+        ({"cpus_per_rank": 0}, "cpus_per_rank is 0: give a whole number of at least 1"),
+        ({"gpus_per_rank": "1"}, "gpus_per_rank is '1': give a whole number of at least 1"),
         ({"memory": "4 gigs"}, "memory='4 gigs' must be a whole number and K, M, G or T"),
     ],
 )

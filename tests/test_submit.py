@@ -536,7 +536,7 @@ def test_a_node_with_another_torch():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"world_size": 0}, "world_size=0 must be a whole number from 1"),
+        ({"world_size": 0}, "world_size is 0: give a whole number of at least 1"),
         ({"function": 3}, "submit needs a function"),
         ({"to": simlib.Mpiexec(hosts=["a"])}, "world_size=2 does not fit on 1 hosts"),
         ({"to": simlib.Slurm(nodes=1)}, "world_size=2 does not fit on nodes=1"),

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from ...model.errors import InvalidCallError, JobError
+from ...model.errors import InvalidCallError, JobError, check_count
 from ...record.oplog import COMMITTED, HEADER
 from ..launch.hostfile import check_name, hosts_in
 from ..launch.launchers import MPIS, Launcher, Placement, mpi_of_version
 from . import launcher_process, staging
 from .folder import JobFolder
-from .needs import Needs, check_count, words_of
+from .needs import Needs, words_of
 
 VERSION_LIMIT_S = 20
 LAUNCH = str(Path(launcher_process.__file__).resolve())

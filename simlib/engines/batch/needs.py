@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...model.errors import InvalidCallError
+from ...model.errors import InvalidCallError, check_count
 from .batch_scheduler import MEMORY
 from .folder import JobFolder
 
@@ -159,12 +159,6 @@ def words_of(command: str | Sequence[str | Path]) -> list[str]:
     """The words of a command, given as one text or as words; it may be run from any folder."""
     words = shlex.split(command) if isinstance(command, str) else list(map(str, command))
     return [os.path.abspath(words[0]), *words[1:]] if words and os.sep in words[0] else words
-
-
-def check_count(name: str, value: object) -> None:
-    """Refuse what is no whole number from 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidCallError(f"{name}={value!r} must be a whole number from 1")
 
 
 def _check_setup(setup):

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...model.errors import InvalidCallError, JobError
+from ...model.errors import InvalidCallError, JobError, check_count
 from ..launch.launchers import SRUN, Placement
 from .batch_scheduler import BatchJob, NoSchedulerError, QueueError
 from .folder import JobFolder
 from .launcher_failures import refused
 from .mpiexec import LAUNCH, Mpiexec, check_time_limit, mpi_of, staged
-from .needs import Needs, check_count, words_of
+from .needs import Needs, words_of
 from .schedulers import SCHEDULERS
 
 

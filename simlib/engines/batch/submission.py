@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 
 from ...clockwork.simulation_options import ON_DEATH, check_choice, check_kill, check_slow
-from ...model.errors import InvalidCallError, JobError
+from ...model.errors import InvalidCallError, JobError, check_count
 from ...model.failing import Failures
 from ...model.jitter import Slow
 from ...model.package import ROOT
@@ -97,8 +97,7 @@ def submit(
     JobError
         There is no launcher, or it refuses the job; or there is no room for the job's folder.
     """
-    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-        raise InvalidCallError(f"world_size={world_size!r} must be a whole number from 1")
+    check_count("world_size", world_size)
     to = Mpiexec() if to is None else to
     to.check(world_size)
     check_timeout(timeout_s)
