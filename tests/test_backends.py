@@ -15,7 +15,8 @@ from simlib.cli import main as command
 from simlib.record.arguments import check_collective, check_message
 from simlib.record.fingerprints import FingerprintTable, size_of_table
 from simlib.record.group import RecordingGroup
-from simlib.record.oplog import OpLogReader, OpLogWriter, create_shared_memory
+from simlib.record.oplog import OpLogWriter, create_shared_memory
+from simlib.record.oplog_reader import OpLogReader
 from simlib.record.recorder import Recorder
 from simlib.record.stream_ends import StreamEnds
 from simlib.record.transports.abilities import GLOO, MPI, NCCL, OPS

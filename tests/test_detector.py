@@ -6,7 +6,8 @@ import pytest
 
 from simlib.diagnose.monitor import DeadlockDetector
 from simlib.model.errors import DeadlockError
-from simlib.record.oplog import ASYNC, FUTURE_TAKEN, HEADER, KIND_ID, OpLogReader, OpLogWriter
+from simlib.record.oplog import ASYNC, FUTURE_TAKEN, HEADER, KIND_ID, OpLogWriter
+from simlib.record.oplog_reader import OpLogReader
 
 NOBODY = -1
 

@@ -74,7 +74,7 @@ def test_logs_of_another_simlib_are_refused(tmp_path, written, age):
 
 
 def test_the_layout_of_logs_has_not_changed_without_its_number():
-    sizes = oplog._OP.size, oplog._PIECE.size, oplog._DEFINITION.size, oplog.HEADER
+    sizes = oplog.OP.size, oplog.PIECE.size, oplog.DEFINITION.size, oplog.HEADER
     assert (oplog.FORMAT, sizes) == (3, (72, 24, 8, 64))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..model import errors
 from ..model.failure_report import FailureReport
 from ..model.words import ranks_in_words, shortened
-from ..record.oplog import make_site
+from ..record.oplog_reader import make_site
 from ..record.recorder import is_learners
 
 MOST_PLACES = 8

@@ -22,10 +22,9 @@ from .oplog import (
     PIECE_SIZE,
     READERS,
     SEGMENTS,
-    OpLogReader,
-    make_site,
     place_in,
 )
+from .oplog_reader import OpLogReader, make_site
 
 KEPT_BYTES = 64 << 20
 """Of all logs of a watched run together: room for 900,000 ops, three quarters of which are always

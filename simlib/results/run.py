@@ -16,7 +16,7 @@ from ..model.cluster import Cluster
 from ..model.errors import InvalidCallError
 from ..model.ledger import Ledger
 from ..model.trace import Group, Op, Trace, WireMessage
-from ..record.oplog import name_groups
+from ..record.oplog_reader import name_groups
 from .bubble import Bubble, bubble_in
 from .states import States, states_in
 from .transfers import Transfers, by_arrival, has_collectives

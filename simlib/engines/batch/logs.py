@@ -7,16 +7,8 @@ import os
 import pickle
 import struct
 
-from ...record.oplog import (
-    CAPACITY,
-    COMMITTED,
-    ENTERED,
-    FUTURES,
-    HEADER,
-    READERS,
-    OpLogReader,
-    OpLogWriter,
-)
+from ...record.oplog import CAPACITY, COMMITTED, ENTERED, FUTURES, HEADER, READERS, OpLogWriter
+from ...record.oplog_reader import OpLogReader
 from ...record.safe_pickle import dumps_tree, loads_tree
 
 SLEEPS = READERS

@@ -18,7 +18,8 @@ import threading
 from ...model.interrupts import uninterrupted
 from ...model.trust import VARIABLE
 from ...record import fingerprints, safe_pickle
-from ...record.oplog import CAPACITY, OpLogReader, create_shared_memory
+from ...record.oplog import CAPACITY, create_shared_memory
+from ...record.oplog_reader import OpLogReader
 from ...record.rolling import RollingReader
 from ...record.transports.backends import BACKENDS
 from ..host.forkserver import RANK_NAME, server_context, travelling

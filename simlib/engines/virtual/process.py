@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from ...model.interrupts import uninterrupted
 from ...record import safe_pickle
-from ...record.oplog import NOBODY, OpLogReader, Shared, create_shared_memory
+from ...record.oplog import NOBODY, create_shared_memory
+from ...record.oplog_reader import OpLogReader, Shared
 from ..host.forkserver import RANK_NAME, server_context, travelling
 from ..host.request import receive, send
 from .child import child_main

@@ -21,7 +21,8 @@ import torch.distributed as dist
 from ...model.cluster import Cluster
 from ...model.package import FOLDER
 from ...record import group, returned
-from ...record.oplog import OpLogWriter, make_site
+from ...record.oplog import OpLogWriter
+from ...record.oplog_reader import make_site
 from ...record.recorder import Recorder, is_learners
 from ...record.requests import FOREVER
 from ...record.transports.carriers import on_gloo

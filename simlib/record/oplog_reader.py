@@ -1,0 +1,321 @@
+"""The kernel's side of an op log, see `oplog`."""
+
+from __future__ import annotations
+
+import bisect
+from array import array
+
+from ..model.trace import Group, Op, Piece, Site, describe_call, source_line
+from . import safe_pickle
+from .oplog import (
+    ANY_SOURCE,
+    ASYNC,
+    CALL,
+    COMMITTED,
+    DEFINITION,
+    DROPPED,
+    ENTERED,
+    FAILED,
+    FLAGS,
+    FUTURE_TAKEN,
+    FUTURES,
+    HEADER,
+    IS_OP,
+    IS_PIECE,
+    KINDS,
+    LEFT,
+    NEVER,
+    NOBODY,
+    OP,
+    OP_FLAGS,
+    OP_TIMES,
+    PIECE,
+    PROGRESS,
+    REQUEST,
+    TIME,
+    TIMES,
+    U64,
+    WAITING,
+)
+
+
+class Shared:
+    """What the readers of a run have in common: equal groups, and equal sites, are one object.
+
+    So thousands of ranks at one line read it once, and their groups compare in no time.
+    """
+
+    def __init__(self):
+        self._groups = {}
+        self._sites = {}
+        self._lines = {}
+
+    def group(self, name, ranks):
+        """The `Group` of a definition, whose ranks are a tuple or a range."""
+        key = name, ranks
+        if key not in self._groups:
+            self._groups[key] = Group(name, tuple(ranks))
+        return self._groups[key]
+
+    def site(self, call, place, cells):
+        """The same as `make_site`."""
+        key = call, place
+        if key not in self._sites:
+            file, lineno, function = place
+            if place not in self._lines:
+                self._lines[place] = source_line(file, lineno)
+            cell = cells.get(file)
+            self._sites[key] = Site(call, file, lineno, function, cell, self._lines[place])
+        return self._sites[key]
+
+    def forget_sites(self):
+        """Make them anew, as lines of programs that call with ever new numbers are many."""
+        self._sites.clear()
+
+
+class OpLogReader:
+    """The kernel's side: reads a rank's log while the rank runs, and after."""
+
+    def __init__(self, memory, rank, shared=None, loads=None):
+        self.rank = rank
+        self._memory = memory
+        self._loads = loads or safe_pickle.reader()
+        self.restart(shared)
+
+    def restart(self, shared=None):
+        """Begin again at the first record (the rank has cleared its log)."""
+        self._position = HEADER
+        self._offsets = array("q")
+        self._pieces = array("q")
+        self._definitions = {"site": {}, "group": {}, "signature": {}, "race": {}, "piece": {}}
+        self._calls = {}  # what an op says of itself in the log -> the same as fields of `Op`
+        self._shared = Shared() if shared is None else shared
+
+    @property
+    def memory(self):
+        """The log's piece of shared memory."""
+        return self._memory
+
+    def close(self):
+        """Give the memory back."""
+        self._memory.close()
+
+    def _field(self, offset):
+        return U64.unpack_from(self._memory, offset)[0]
+
+    def _moment(self, offset):
+        time_s = TIME.unpack_from(self._memory, offset)[0]
+        return None if time_s == NEVER else time_s
+
+    @property
+    def progress(self):
+        """A number that grows with every op posted or ended."""
+        return self._field(PROGRESS)
+
+    @property
+    def waiting(self):
+        """Whether the rank waits for an op at this moment."""
+        return bool(self._field(WAITING))
+
+    @property
+    def dropped(self):
+        """Ops that found the log full."""
+        return self._field(DROPPED)
+
+    @property
+    def entered_s(self):
+        """When the rank entered its function, on its clock; None: not yet."""
+        return self._moment(ENTERED)
+
+    @property
+    def left_s(self):
+        """When the rank left its function; None: not yet."""
+        return self._moment(LEFT)
+
+    def _read_on(self):
+        """Take in the records written since the last call."""
+        committed = self._field(COMMITTED)
+        while self._position < committed:
+            self._position = self._read_record(self._position)
+
+    def _read_record(self, offset):
+        """Take in the record at an offset; returns that of the next."""
+        memory, at = self._where(offset)
+        if memory[at] == IS_OP:
+            self._offsets.append(offset)
+            return offset + OP.size
+        if memory[at] == IS_PIECE:
+            self._pieces.append(offset)
+            return offset + PIECE.size
+        length = DEFINITION.unpack_from(memory, at)[1]
+        start = at + DEFINITION.size
+        number, table, value = self._loads(memory[start : start + length])
+        self._define(number, table, value)
+        return offset + DEFINITION.size + length
+
+    def _define(self, number, table, value):
+        self._definitions[table][number] = value
+
+    def _where(self, offset):
+        """The memory in which the record at an offset is, and its place there."""
+        return self._memory, offset
+
+    def _known(self):
+        """(number, offset) of all ops that are known, in order."""
+        return enumerate(self._offsets)
+
+    def _flags_and_times(self, offset):
+        _, _, flags, *_, end, wait, _ = OP.unpack_from(*self._where(offset))
+        return flags, end, wait
+
+    @property
+    def waiting_offset(self):
+        """Where in the log the op is that the rank waits for; 0: it waits for nothing."""
+        return self._field(WAITING)
+
+    @property
+    def state(self):
+        """What changes with every step of the rank: its progress, and what it waits for."""
+        return self.progress, self.waiting_offset
+
+    def waiting_site(self, cells):
+        """The `Site` of the op the rank waits for; None where it waits for nothing.
+
+        ``cells`` maps the file names of notebook cells to their execution counts.
+        """
+        offset = self._field(WAITING)
+        if not offset:
+            return None
+        self._read_on()
+        return self.op_at(offset, 0, 0, cells).site
+
+    def ops(self, origin_s, cells, first=0):
+        """The ops recorded so far from number ``first`` on; `name_groups` has yet to name groups.
+
+        Parameters
+        ----------
+        origin_s : float
+            The moment of the rank's clock that becomes 0.0 s.
+        cells : dict
+            File name of a notebook cell -> its execution count.
+        """
+        self._read_on()
+        return [
+            self.op_at(offset, seq, origin_s, cells)
+            for seq, offset in enumerate(self._offsets[first:], first)
+        ]
+
+    def pieces(self, origin_s):
+        """The pieces of computing that were named so far; ``origin_s`` is as for `ops`."""
+        self._read_on()
+        return [self._piece_at(offset, origin_s) for offset in self._pieces]
+
+    def _piece_at(self, offset, origin_s):
+        _, number, start, end = PIECE.unpack_from(*self._where(offset))
+        name, numbers = self._definitions["piece"][number]
+        end_s = None if end == NEVER else end - origin_s
+        return Piece(self.rank, name, dict(numbers), start - origin_s, end_s)
+
+    def races(self, cells):
+        """Requests whose buffers were touched: (how, op, other op or None, Site of the finding)."""
+        self._read_on()
+        numbers = {offset: seq for seq, offset in enumerate(self._offsets)}
+        found = []
+        for how, offset, other, place in self._definitions["race"].values():
+            op = self.op_at(offset, numbers[offset], 0, cells)
+            other = self.op_at(other, numbers[other], 0, cells) if other else None
+            found.append((how, op, other, make_site(how, place, cells)))
+        return found
+
+    def seq_at(self, offset):
+        """The number of the op at an offset, among the ops read so far."""
+        return bisect.bisect_left(self._offsets, offset)
+
+    def offset_of(self, seq):
+        """Where in the log the op with this number is; None where it is forgotten."""
+        return self._offsets[seq]
+
+    def requests_never_waited(self):
+        """Numbers of the ops whose request the learner got, and neither waited for nor saw done."""
+        found = []
+        for seq, offset in self._known():
+            flags, end, wait = self._flags_and_times(offset)
+            if flags & REQUEST and wait == end == NEVER:
+                found.append(seq)
+        return found
+
+    @property
+    def has_futures_taken(self):
+        """Whether C++ code has taken the future of an op."""
+        return bool(self._field(FUTURES))
+
+    def futures_taken(self):
+        """Offsets of the ops that C++ code waits for and that have not ended, in order."""
+        self._read_on()
+        found = []
+        for _, offset in self._known():
+            flags, end, _ = self._flags_and_times(offset)
+            if flags & FUTURE_TAKEN and end == NEVER:
+                found.append(offset)
+        return found
+
+    def op_at(self, offset, seq, origin_s, cells):
+        """The `Op` at an offset of the log."""
+        memory, at = self._where(offset)
+        times = at + OP_TIMES
+        words = bytes(memory[at:times])
+        fields = self._calls.get(words)
+        if fields is None:
+            fields = self._calls[words] = self._fields_of(words, cells)
+        post, end, wait, posted = TIMES.unpack_from(memory, times)
+        end = None if end == NEVER else end - origin_s
+        has_failed = end is not None and FLAGS.unpack_from(memory, at + OP_FLAGS)[0] & FAILED
+        return Op(
+            self.rank,
+            seq,
+            *fields,
+            post - origin_s,
+            None if wait == NEVER else wait - origin_s,
+            None if has_failed else end,
+            None if wait == NEVER else posted,
+            end if has_failed else None,
+        )
+
+    def _fields_of(self, words, cells):
+        """The fields of an `Op` from its kind to its site."""
+        _, kind, flags, site, group, signature, peer, tag, nbytes = CALL.unpack(words)
+        shapes, dtype, reduce_op, splits = self._definitions["signature"][signature]
+        kind = KINDS[kind]
+        peer = None if peer == NOBODY else peer
+        tag = None if tag == NOBODY else tag
+        is_async, any_source = bool(flags & ASYNC), bool(flags & ANY_SOURCE)
+        call = describe_call(kind, peer, tag, reduce_op, is_async, any_source)
+        group = self._shared.group(*self._definitions["group"][group])
+        site = self._shared.site(call, self._definitions["site"][site], cells)
+        return (
+            kind, group, peer, tag, nbytes, shapes, dtype, reduce_op, splits,
+            is_async, any_source, site,
+        )  # fmt: skip
+
+
+def make_site(call, place, cells):
+    """A `Site` from ``(file, lineno, function)`` as a rank recorded it."""
+    file, lineno, function = place
+    return Site(call, file, lineno, function, cells.get(file), source_line(file, lineno))
+
+
+def name_groups(ops):
+    """Give the groups of a run their names: ``world``, then ``group 1``... by appearance.
+
+    ``ops`` is ordered; until here a group is called what torch calls it, the world "". Returns the
+    new `Group` of each old one.
+    """
+    names = {}
+    for op in ops:
+        named = names.get(op.group)
+        if named is None:
+            number = sum(1 for group in names if group.name) + 1
+            name = f"group {number}" if op.group.name else "world"
+            named = names[op.group] = Group(name, op.group.ranks)
+        op.group = named
+    return names
