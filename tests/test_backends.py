@@ -1,5 +1,6 @@
 """What ranks talk by: the table of backends, the same programs by each, ops that end on a GPU."""
 
+import gc
 import mmap
 import tempfile
 from pathlib import Path
@@ -339,6 +340,58 @@ def test_the_last_look_does_not_wait_for_a_gpu_that_hangs():
 
     ends.last_look(sleep)
     assert set(log.found) == {1} and gpu.now_s < 102
+
+
+class Failed:
+    """An event of a GPU on which a kernel has failed: torch raises at whatever is asked."""
+
+    def query(self):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def fails_with_its_gpu(rank, world_size):
+    (ends,) = (one for one in gc.get_objects() if type(one) is StreamEnds)
+    ends._record = lambda device: Failed()
+    ends.begin("cuda:0")
+    ends.mark(1, "cuda:0")
+    print("the last words", end="")
+    raise ValueError("the learner's own")
+
+
+def in_processes():
+    return simlib.run(fails_with_its_gpu, 1)
+
+
+def in_a_job():
+    with tempfile.TemporaryDirectory() as folder:
+        to = simlib.Mpiexec(time_limit=WAIT_S)
+        return simlib.submit(fails_with_its_gpu, 1, to=to, folder=folder).result(WAIT_S)
+
+
+@pytest.mark.parametrize("run", [in_processes, in_a_job])
+def test_a_gpu_that_fails_takes_neither_output_nor_error_with_it(run):
+    with pytest.raises(simlib.RankError, match="ValueError: the learner's own") as caught:
+        run()
+    assert "CUDA" not in str(caught.value)
+    assert "the last words" in caught.value.run.output[0]
+
+
+def test_a_device_may_be_added_while_another_thread_looks():
+    gpu, log = Gpu(), Ends()
+    ends = StreamEnds(log, gpu.record, gpu.clock)
+
+    class Slow(Event):
+        def query(self):
+            ends.begin("cuda:1")
+            ends.mark(2, "cuda:1")
+            return super().query()
+
+    ends.begin("cuda:0")
+    ends._record = lambda device: Slow(gpu, 100.0)
+    ends.mark(1, "cuda:0")
+    ends._record = gpu.record
+    ends.look()
+    assert 1 in log.found
 
 
 class Inner:

@@ -7,6 +7,7 @@ ends some time later. So an event is put into the stream behind it, and whenever
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 
@@ -70,7 +71,7 @@ class StreamEnds:
 
     def look(self):
         """Write down the ends of ops that GPUs have passed."""
-        for device, ops in self._open.items():
+        for device, ops in list(self._open.items()):  # other threads may `mark`
             while ops and ops[0][1].query():
                 before, before_s = self._passed[device]
                 if not before.query():  # of another stream, which has not come so far
@@ -82,9 +83,13 @@ class StreamEnds:
                 self._log.ended(start, end_s)
 
     def last_look(self, sleep=time.sleep):
-        """Look until all ends are known; a GPU that does not come to them is not waited for."""
+        """Look until all ends are known; a GPU that does not come to them is not waited for.
+
+        Of one that has failed (by a device-side assert, say) no end is ever told.
+        """
         until_s = self._clock() + LAST_S
-        self.look()
-        while self and self._clock() < until_s:
-            sleep(LOOK_S)
+        with contextlib.suppress(RuntimeError):
             self.look()
+            while self and self._clock() < until_s:
+                sleep(LOOK_S)
+                self.look()

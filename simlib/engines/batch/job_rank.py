@@ -218,8 +218,8 @@ def _call(folder, rank, size, recorder):
             with slowed(slow, rank, recorder):
                 return function(rank, size, *args, **kwargs)
         finally:
-            recorder.stream_ends.last_look()
             log.leave()
             flush()
+            recorder.stream_ends.last_look()
 
     return returned.answer_of(call, request["is_script"], dumps=answers.dumps)

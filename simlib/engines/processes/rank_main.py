@@ -139,9 +139,9 @@ def _run(request, rank, world_size, recorder):
             with slowed(request.slow, rank, recorder):
                 return function(rank, world_size, *args, **kwargs)
         finally:
-            recorder.stream_ends.last_look()
             writer.leave()
             flush()
+            recorder.stream_ends.last_look()
 
     return returned.answer_of(call, request.surroundings.is_script)
 
