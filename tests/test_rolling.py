@@ -198,6 +198,54 @@ def test_a_piece_of_work_that_lasts_is_known_while_it_is_open(two):
     assert "epoch" not in [piece.name for piece in rank.reader.pieces(0)]
 
 
+def test_names_of_steps_are_forgotten_with_them(two):
+    """Each step has another number; an epoch that lasts keeps its name."""
+    (rank, _) = two.ranks
+    rank.log.begin_piece("epoch", (("number", 7),))
+    most = 0
+    for step in range(3000):
+        rank.log.end_piece(rank.log.begin_piece("step", (("number", step),)))
+        rank.call("all_reduce")
+        two.detector.keep_up()
+        names = rank.reader._definitions["piece"]
+        most = max(most, len(rank.log.numbers) + len(rank.log._pieces) + len(names))
+    assert most < 100
+    epoch, *steps = rank.reader.pieces(0)
+    assert (epoch.name, epoch.numbers) == ("epoch", {"number": 7})
+    last = [step.numbers["number"] for step in steps]
+    assert last == list(range(last[0], 3000)) and len(last) > 10
+
+
+def test_a_definition_longer_than_the_ring_loses_no_op(two):
+    first, second = two.ranks
+    shapes = tuple((number, 1) for number in range(2 * RING // 4))
+    done = threading.Event()
+
+    def post():
+        for rank in two.ranks:
+            rank.call("all_reduce")
+            rank.log.begin_piece("step", (("number", 1 << 8 * SEGMENT),))
+            number = rank.log.define("long", "signature", (shapes, "float32", "SUM", None))
+            rank.log.post(KIND_ID["all_reduce"], 0, 0, 1, number, NOBODY, 0, 8)
+            rank.call("all_reduce")
+        done.set()
+
+    thread = threading.Thread(target=post, daemon=True)
+    thread.start()
+    while not done.is_set():
+        two.detector.keep_up()
+        done.wait(0.001)
+    two.detector.keep_up()
+    for rank in two.ranks:
+        *_, long, after = rank.reader.ops(0, {})
+        assert (long.shapes, after.shapes) == (shapes, ((1,),))
+        assert rank.reader.dropped == 0
+        assert rank.reader.pieces(0)[0].numbers["number"] == 1 << 8 * SEGMENT
+    second.call("barrier")
+    first.call("all_reduce")
+    assert two.detector.keep_up()
+
+
 def test_touched_buffers_are_told_however_long_ago(two):
     (rank, _) = two.ranks
     request = rank.post("send", 1, flags=ASYNC | REQUEST)

@@ -80,7 +80,8 @@ FLAGS, OP_FLAGS = struct.Struct("H"), 2
 DEFINITION = struct.Struct("BxxxI")  # type, length of the pickle that follows, filled up to 8
 PIECE, _PIECE_END = struct.Struct("BxxxIdd"), 16  # type, number of its name, start, end
 OP_SIZE, PIECE_SIZE = OP.size, PIECE.size
-IS_OP, IS_DEFINITION, IS_PIECE, IS_LATE, IS_TURN = 1, 2, 3, 4, 5
+IS_OP, IS_DEFINITION, IS_PIECE, IS_LATE, IS_TURN, IS_PART = 1, 2, 3, 4, 5, 6
+"""`IS_PART` begins a definition that is longer than a segment: what follows it goes on there."""
 LATE = struct.Struct("BBxxxxxxqdq")
 """Type, number of the change, offset of the record that changes, and what the change takes."""
 TURN = 8
@@ -171,6 +172,8 @@ class OpLogWriter:
             self._memory.madvise(mmap.MADV_REMOVE)
         self._memory[:HEADER] = bytes(HEADER)
         self.numbers = {}
+        self._pieces = {}  # the same of pieces, of a log that rolls over: those of this segment
+        self._defined = 0
         self._end = HEADER
         self._progress = 0
         self.posted = 0  # ops in the log
@@ -212,10 +215,11 @@ class OpLogWriter:
             time.sleep(ROOM_LOOK_S)
         self._memory[self._end - self._shift] = IS_TURN
         self._begin_segment(following)
+        self._pieces.clear()  # numbered steps are ever new, and the kernel forgets them as well
 
     def _reserve(self, size):
         """The offset of so many bytes at the end of the log; 0 where it is full."""
-        if self._end + size > self._limit and self._segment >= size + TURN:
+        if self._end + size > self._limit and self._segment:
             self._turn()
         # A full log stays so: a later op may refer to what was left out.
         self._full = self._full or self._end + size > self._limit
@@ -238,18 +242,30 @@ class OpLogWriter:
         with self._lock:
             number = self.numbers.get(key)
             if number is None:
-                number = self.numbers[key] = len(self.numbers)
-                self._define(number, table, value)
+                number = self.numbers[key] = self._define_next(table, value)
+        return number
+
+    def _define_next(self, table, value):
+        number = self._defined
+        self._defined += 1
+        self._define(number, table, value)
         return number
 
     def _define(self, number, table, value):
         payload = self._dumps((number, table, value))
         payload += bytes(-len(payload) % 8)  # pickle ignores what follows its end
+        most = self._segment - TURN - DEFINITION.size
+        while self._segment and len(payload) > most:
+            self._write_definition(IS_PART, payload[:most])
+            payload = payload[most:]
+        self._write_definition(IS_DEFINITION, payload)
+
+    def _write_definition(self, sort, payload):
         size = DEFINITION.size + len(payload)
         start = self._reserve(size)
         if start:
             at = start - self._shift
-            DEFINITION.pack_into(self._memory, at, IS_DEFINITION, len(payload))
+            DEFINITION.pack_into(self._memory, at, sort, len(payload))
             self._memory[at + DEFINITION.size : at + size] = payload
             self._commit(start + size)
 
@@ -293,11 +309,12 @@ class OpLogWriter:
 
         ``numbers`` are pairs of a word and a number.
         """
-        key = "piece", name, numbers
-        number = self.numbers.get(key)
-        if number is None:
-            number = self.define(key, "piece", (name, numbers))
-        with self._lock:
+        key = name, numbers
+        with self._lock:  # a name's definition is never more than a turn before its pieces
+            number = self._pieces.get(key)
+            if number is None:
+                number = self._define_next("piece", key)
+                self._pieces[key] = number
             start = self._reserve(PIECE.size)
             if start:
                 at = start - self._shift

@@ -149,11 +149,12 @@ class OpLogReader:
             return offset + PIECE.size
         length = DEFINITION.unpack_from(memory, at)[1]
         start = at + DEFINITION.size
-        number, table, value = self._loads(memory[start : start + length])
-        self._define(number, table, value)
+        self._define(offset, memory[start : start + length])
         return offset + DEFINITION.size + length
 
-    def _define(self, number, table, value):
+    def _define(self, offset, payload):
+        """Take in the definition at an offset."""
+        number, table, value = self._loads(payload)
         self._definitions[table][number] = value
 
     def _where(self, offset):

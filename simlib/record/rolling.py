@@ -9,16 +9,20 @@ ring still, those that have not ended yet, and sums of the others.
 from __future__ import annotations
 
 import bisect
+from collections import deque
 
 from .oplog import (
     CHANGES,
+    DEFINITION,
     FAILED,
     HEADER,
     IS_LATE,
+    IS_PART,
     IS_TURN,
     LATE,
     NEVER,
     OP_SIZE,
+    PIECE,
     PIECE_SIZE,
     READERS,
     SEGMENTS,
@@ -67,6 +71,9 @@ class RollingReader(OpLogReader):
         self._held_seqs = {}  # offset -> number of the op; in order
         self._ended = [], []  # held records that have ended, before and after the last `let_go`
         self._races = []
+        self._parts = b""  # of a definition that is longer than a segment
+        self._named = deque()  # (offset, number) of the definitions of pieces
+        self._old_names = set()  # numbers of those that only held pieces may have
 
     def let_go(self):
         """Give back the segments that the rank needs next; all ops have been taken in."""
@@ -102,6 +109,19 @@ class RollingReader(OpLogReader):
             if self._piece_at(offset, 0).end_s is None:
                 self._hold(offset, PIECE_SIZE)
         del self._pieces[:pieces]
+        self._forget_names(oldest - self._segment)  # a piece comes at most a turn after its name
+
+    def _forget_names(self, until):
+        """Forget the definitions of pieces before an offset, but those of pieces that are held."""
+        while self._named and self._named[0][0] < until:
+            self._old_names.add(self._named.popleft()[1])
+        held = {PIECE.unpack_from(self._held[offset])[1] for offset in self._held_pieces()}
+        for number in self._old_names - held:
+            self._definitions["piece"].pop(number, None)
+        self._old_names &= held
+
+    def _held_pieces(self):
+        return [offset for offset in self._held if offset not in self._held_seqs]
 
     def _hold(self, offset, size):
         memory, at = self._where(offset)
@@ -121,6 +141,10 @@ class RollingReader(OpLogReader):
             _, change, start, moment, number = LATE.unpack_from(memory, at)
             self._change_late(start, change, moment, number)
             return offset + LATE.size
+        if memory[at] == IS_PART:
+            start, length = at + DEFINITION.size, DEFINITION.unpack_from(memory, at)[1]
+            self._parts += memory[start : start + length]
+            return offset + DEFINITION.size + length
         return super()._read_record(offset)
 
     def _change_late(self, start, change, moment, number):
@@ -139,9 +163,13 @@ class RollingReader(OpLogReader):
         if has_ended:
             self._ended[1].append(start)
 
-    def _define(self, number, table, value):
+    def _define(self, offset, payload):
+        number, table, value = self._loads(self._parts + payload)
+        self._parts = b""
         if table != "race":
-            super()._define(number, table, value)
+            self._definitions[table][number] = value
+            if table == "piece":
+                self._named.append((offset, number))
         elif len(self._races) < MOST_RACES:
             how, start, other, place = value
             ops = [self._op_if_known(offset) for offset in (start, other)]
@@ -172,8 +200,8 @@ class RollingReader(OpLogReader):
 
     def pieces(self, origin_s):
         """The same as `OpLogReader.pieces`, of those that are kept, or have not ended."""
-        open_ones = [offset for offset in self._held if offset not in self._held_seqs]
-        return [self._piece_at(offset, origin_s) for offset in open_ones] + super().pieces(origin_s)
+        held = [self._piece_at(offset, origin_s) for offset in self._held_pieces()]
+        return held + super().pieces(origin_s)
 
     def races(self, cells):
         """The same as `OpLogReader.races`, `MOST_RACES` of them."""
