@@ -141,7 +141,7 @@ def test_an_op_that_is_open_for_many_rounds_is_known_and_ends(two):
     assert first.reader.waiting_site({}).op == "irecv(src=1)"
     first.now = 7777.0
     first.log.wait_end(request)
-    first.reader._read_on()
+    first.reader.read_on()
     assert first.reader.op_at(request, 0, 0, {}).end_s == 7777.0
     second.log.wait_end(any_source)
     first.post("send", 1)
@@ -276,6 +276,28 @@ def test_a_rank_waits_for_the_kernel_rather_than_lose_ops(two):
     two.detector.keep_up()
     assert rank.reader.count == 500 and rank.reader.dropped == 0
     assert [op.seq for op in rank.reader.ops(0, {})][-1] == 499
+
+
+def test_a_kernel_that_lags_takes_in_a_few_ops_at_a_time_and_loses_none(two):
+    two.detector._at_once = 3
+    done = threading.Event()
+
+    def post():
+        for _ in range(200):
+            for rank in two.ranks:
+                rank.call("barrier")
+        done.set()
+
+    thread = threading.Thread(target=post, daemon=True)
+    thread.start()
+    taken = [0, 0]
+    while not done.is_set() or taken != [200, 200]:
+        assert not two.detector.keep_up()
+        before, taken = taken, list(two.detector._taken)
+        for rank, first, now in zip(two.ranks, before, taken, strict=True):
+            assert now - first <= 3 and rank.reader._first <= now
+    thread.join()
+    assert not two.detector.findings()
 
 
 def test_a_flag_set_late_is_seen(two):

@@ -27,6 +27,9 @@ STACK_LIMIT_S = 2.0
 """How long to wait for the stack of a rank that was asked where it is: the machine may be busy."""
 TOLD_S = 1.5
 """How long Gloo may take, after a death, to tell those who wait for the dead rank."""
+MOST_TAKEN, LEAST_TAKEN = 8192, 64
+"""Ops of all logs together, and of one, that the matcher is given before the next log's: so what
+has met is forgotten before further objects are made."""
 QUIET_S = 10.0
 """Silence after which the display says where the ranks are."""
 
@@ -104,6 +107,7 @@ class DeadlockDetector:
         self._sleep_count = sleep_count
         self._matcher = Matcher(len(logs), eager_limit_bytes)
         self._taken = [0] * len(logs)
+        self._at_once = max(MOST_TAKEN // len(logs), LEAST_TAKEN)
         self._open_any: list[Op] = []
         self._states: dict[int, tuple[int, int]] = {}
         self._asleep: dict[int, int | None] = {}
@@ -207,11 +211,13 @@ class DeadlockDetector:
     def keep_up(self) -> bool:
         """Take in what logs that roll over have, so that ranks may go on in their oldest segments.
 
-        Returns whether ops disagree, which nothing that follows can mend.
+        Not all of it at once: ranks that are far ahead wait. Returns whether ops disagree, which
+        nothing that follows can mend.
         """
-        self._take_in()
-        for log in self._logs:
-            log.let_go()
+        self._take_some(self._counts())
+        self._resolve_any()
+        for log, taken in zip(self._logs, self._taken, strict=True):
+            log.let_go(taken)
         return bool(self._matcher.mismatches)
 
     def _is_for_want(self, op: Op, dead: Container[int]) -> bool:
@@ -222,17 +228,36 @@ class DeadlockDetector:
 
     def _take_in(self) -> None:
         """Give the matcher what has been posted since the last time."""
-        for rank, log in enumerate(self._logs):
-            for op in log.ops(0, self._cells, first=self._taken[rank]):
-                was_open = op.any_source
-                if was_open:
-                    op.peer, peer = None, op.peer
-                self._matcher.post(op)
-                if was_open:
-                    op.peer = peer
-                    self._open_any.append(op)
-                self._taken[rank] = op.seq + 1
+        counts = self._counts()
+        while self._take_some(counts):
+            pass
         self._resolve_any()
+
+    def _counts(self) -> list[int]:
+        """How many ops each rank has posted by now."""
+        for log in self._logs:
+            log.read_on()
+        return [log.count for log in self._logs]
+
+    def _take_some(self, counts: list[int]) -> bool:
+        """Give the matcher some ops of each log, up to these counts; returns whether any came."""
+        before = list(self._taken)
+        for rank, log in enumerate(self._logs):
+            first = self._taken[rank]
+            until = min(counts[rank], first + self._at_once)
+            for op in log.ops(0, self._cells, first, until) if first < until else ():
+                self._post(op)
+                self._taken[rank] = op.seq + 1
+        return self._taken != before
+
+    def _post(self, op: Op) -> None:
+        peer = op.peer
+        if op.any_source:
+            op.peer = None
+        self._matcher.post(op)
+        if op.any_source:
+            op.peer = peer
+            self._open_any.append(op)
 
     def _now(self, op: Op) -> Op | None:
         """The op as the log has it now; None where it ended so long ago that it is forgotten."""

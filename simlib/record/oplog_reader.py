@@ -132,7 +132,7 @@ class OpLogReader:
         """When the rank left its function; None: not yet."""
         return self._moment(LEFT)
 
-    def _read_on(self):
+    def read_on(self):
         """Take in the records written since the last call."""
         committed = self._field(COMMITTED)
         while self._position < committed:
@@ -187,10 +187,15 @@ class OpLogReader:
         offset = self._field(WAITING)
         if not offset:
             return None
-        self._read_on()
+        self.read_on()
         return self.op_at(offset, 0, 0, cells).site
 
-    def ops(self, origin_s, cells, first=0):
+    @property
+    def count(self):
+        """How many ops there have been, of those that were read."""
+        return len(self._offsets)
+
+    def ops(self, origin_s, cells, first=0, until=None):
         """The ops recorded so far from number ``first`` on; `name_groups` has yet to name groups.
 
         Parameters
@@ -199,16 +204,18 @@ class OpLogReader:
             The moment of the rank's clock that becomes 0.0 s.
         cells : dict
             File name of a notebook cell -> its execution count.
+        until : int, optional
+            The number of the first op that is left out.
         """
-        self._read_on()
+        self.read_on()
         return [
             self.op_at(offset, seq, origin_s, cells)
-            for seq, offset in enumerate(self._offsets[first:], first)
+            for seq, offset in enumerate(self._offsets[first:until], first)
         ]
 
     def pieces(self, origin_s):
         """The pieces of computing that were named so far; ``origin_s`` is as for `ops`."""
-        self._read_on()
+        self.read_on()
         return [self._piece_at(offset, origin_s) for offset in self._pieces]
 
     def _piece_at(self, offset, origin_s):
@@ -219,7 +226,7 @@ class OpLogReader:
 
     def races(self, cells):
         """Requests whose buffers were touched: (how, op, other op or None, Site of the finding)."""
-        self._read_on()
+        self.read_on()
         numbers = {offset: seq for seq, offset in enumerate(self._offsets)}
         found = []
         for how, offset, other, place in self._definitions["race"].values():
@@ -252,7 +259,7 @@ class OpLogReader:
 
     def futures_taken(self):
         """Offsets of the ops that C++ code waits for and that have not ended, in order."""
-        self._read_on()
+        self.read_on()
         found = []
         for _, offset in self._known():
             flags, end, _ = self._flags_and_times(offset)

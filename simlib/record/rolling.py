@@ -75,12 +75,14 @@ class RollingReader(OpLogReader):
         self._named = deque()  # (offset, number) of the definitions of pieces
         self._old_names = set()  # numbers of those that only held pieces may have
 
-    def let_go(self):
-        """Give back the segments that the rank needs next; all ops have been taken in."""
+    def let_go(self, taken):
+        """Give back the segments that the rank needs next; so many ops have been taken in."""
         for offset in self._ended[0]:
             self._drop(offset)
         self._ended = self._ended[1], []
-        written = (self._position - HEADER) // self._segment
+        written = self._segment_at(self._position)
+        if taken < self.count:
+            written = min(written, self._segment_at(self.offset_of(taken)) + SEGMENTS - 2)
         oldest = HEADER + max(0, written + 2 - SEGMENTS) * self._segment
         if oldest > self._oldest:
             self._forget_until(oldest)
@@ -89,6 +91,9 @@ class RollingReader(OpLogReader):
         if len(self._calls) > MOST_CALLS:
             self._calls.clear()
             self._shared.forget_sites()
+
+    def _segment_at(self, offset):
+        return (offset - HEADER) // self._segment
 
     def _set_room(self, until):
         self._memory[READERS : READERS + 8] = until.to_bytes(8, "little")
@@ -136,7 +141,7 @@ class RollingReader(OpLogReader):
     def _read_record(self, offset):
         memory, at = self._where(offset)
         if memory[at] == IS_TURN:
-            return HEADER + ((offset - HEADER) // self._segment + 1) * self._segment
+            return HEADER + (self._segment_at(offset) + 1) * self._segment
         if memory[at] == IS_LATE:
             _, change, start, moment, number = LATE.unpack_from(memory, at)
             self._change_late(start, change, moment, number)
@@ -189,13 +194,14 @@ class RollingReader(OpLogReader):
         yield from ((seq, offset) for offset, seq in self._held_seqs.items())
         yield from enumerate(self._offsets, self._first)
 
-    def ops(self, origin_s, cells, first=0):
+    def ops(self, origin_s, cells, first=0, until=None):
         """The same as `OpLogReader.ops`, of the ops that are kept."""
-        self._read_on()
+        self.read_on()
         first = max(first, self._first)
+        until = None if until is None else max(until, first) - self._first
         return [
             self.op_at(offset, seq, origin_s, cells)
-            for seq, offset in enumerate(self._offsets[first - self._first :], first)
+            for seq, offset in enumerate(self._offsets[first - self._first : until], first)
         ]
 
     def pieces(self, origin_s):
@@ -205,7 +211,7 @@ class RollingReader(OpLogReader):
 
     def races(self, cells):
         """The same as `OpLogReader.races`, `MOST_RACES` of them."""
-        self._read_on()
+        self.read_on()
         return list(self._races)
 
     def seq_at(self, offset):
@@ -222,7 +228,7 @@ class RollingReader(OpLogReader):
 
     @property
     def count(self):
-        """How many ops there have been, of those that were read."""
+        """The same as `OpLogReader.count`."""
         return self._first + len(self._offsets)
 
     @property

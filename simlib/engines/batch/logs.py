@@ -139,8 +139,9 @@ class LogFile(OpLogReader):
         """The same as `OpLogReader.op_at`, on rank 0's clock."""
         return super().op_at(offset, seq, origin_s + self.offset_s, cells)
 
-    def _read_on(self):
+    def read_on(self):
+        """The same as `OpLogReader.read_on`, as far as it can be read."""
         try:
-            super()._read_on()
+            super().read_on()
         except (EOFError, struct.error, pickle.UnpicklingError):
             self._is_torn = True  # NFS hands pages on in any order: the next look has it
