@@ -115,13 +115,18 @@ class Needs:
 
 REFUSE = """\
 host=$(uname -n)
-refuse() {  # say why there can be no rank here, and have the others end
-    printf '%s %s' "$host" "$1" > "$folder/.refused.$host.$$"
-    mv "$folder/.refused.$host.$$" "$folder/refused"
+refuse() {  # say why there can be no rank here, and have the others end, if they do not already
+    [ -e "$folder/end" ] && exit 1
+    draft=$folder/.refused.$host.$$
+    if printf '%s %s' "$host" "$1" > "$draft"; then
+        ln "$draft" "$folder/refused" 2> /dev/null || [ -e "$folder/refused" ] ||
+            mv "$draft" "$folder/refused"  # a filesystem without links
+    fi
+    rm -f "$draft"
     : > "$folder/end"
     exit 1
 }"""
-"""As `bootstrap` does it."""
+"""As `bootstrap` does it: the first reason stays, since `ln` makes no name that there is already."""
 
 SETUP = """\
 said=$(mktemp)
@@ -143,11 +148,17 @@ failed() {
     words=${words:-it said nothing}
     refuse "could not carry out the line '$line' of setup (exit code $code): $words"
 }
-trap failed EXIT"""
-"""The trap, since a line may end the shell itself."""
+left() {  # somebody ends this from outside: it is no reason of its own
+    trap - EXIT
+    rm -f "$said"
+    exit 1
+}
+trap failed EXIT
+trap left HUP INT TERM"""
+"""The first trap, since a line may end the shell itself."""
 
 SET_UP = """\
-trap - EXIT
+trap - EXIT HUP INT TERM
 rm -f "$said\""""
 
 CONTAINER = """\
