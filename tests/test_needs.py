@@ -192,12 +192,21 @@ def test_without_needs_there_is_no_shell(tmp_path):
         ({"env": {"A": 1}}, r"env\['A'\]=1 must be a str: '1'"),
         ({"cpus_per_rank": 0}, "cpus_per_rank is 0: give a whole number of at least 1"),
         ({"gpus_per_rank": "1"}, "gpus_per_rank is '1': give a whole number of at least 1"),
+        ({"container": "apptainer exec 'x"}, r"container=.* must be a command.*No closing quot"),
+        ({"login": 3}, "login=3 must be a command, one text as a shell takes it or a list of"),
+        ({"extra": 3}, r"extra=3 must be an option, or a list of options: extra=\['--exclusive"),
+        ({"extra": ["--nice", 3]}, r"extra=\['--nice', 3\] must be an option, or a list of"),
         ({"memory": "4 gigs"}, "memory='4 gigs' must be a whole number and K, M, G or T"),
     ],
 )
 def test_needs_that_can_never_be_right(needs, words):
     with pytest.raises(simlib.InvalidCallError, match=words):
         simlib.Slurm(nodes=1, **needs)
+
+
+def test_a_launcher_that_is_no_command():
+    with pytest.raises(simlib.InvalidCallError, match="launcher=.* must be a command, one text"):
+        simlib.Mpiexec(launcher="mpiexec 'x")
 
 
 def test_mpiexec_has_no_limit_of_memory():
