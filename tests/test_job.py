@@ -12,7 +12,7 @@ import pytest
 import simlib
 from simlib.engines.batch import folder as folders
 from simlib.engines.batch import job as jobs
-from simlib.engines.batch import state
+from simlib.engines.batch import state, verdict_file
 from simlib.engines.batch.folder import JobFolder
 from simlib.model.failure_report import FailureReport
 
@@ -201,12 +201,21 @@ def test_a_rank_that_has_refused_is_not_gone(broken_off):
     assert "rank 1 cannot write" in failure(simlib.Job(broken_off.path))
 
 
-def test_a_host_that_no_longer_answers_is_named_before_all(broken_off):
+def test_a_host_that_no_longer_answers_is_named_before_what_follows_from_it(broken_off):
     broken_off.write_json({"node2": "silent"}, "lost.json")
-    broken_off.write(pickle.dumps(simlib.DeadlockError("no op for 9 s")), "verdict.pkl")
+    broken_off.write(verdict_file.dumps(simlib.DeadlockError("no op for 9 s")), "verdict.pkl")
     said = failure(simlib.Job(broken_off.path)).splitlines()
     assert said[0].startswith("main-1 could not be carried out: node2, where rank 1 runs, no long")
     assert said[1] == "So it came to this: no op for 9 s"
+
+
+def test_what_a_rank_raised_by_itself_comes_before_a_host_that_seems_lost(broken_off):
+    """A firewall that limits connections, say, drops the second look at a host that is well."""
+    broken_off.write_json({"node2": "silent"}, "lost.json")
+    report = FailureReport("ZeroDivisionError", "division by zero", [], "", False, from_wait=False)
+    broken_off.write(pickle.dumps(("error", report)), "answer", 1)
+    with pytest.raises(simlib.RankError, match="rank 1 raised ZeroDivisionError"):
+        simlib.Job(broken_off.path).result(0)
 
 
 def test_jobs_of_others_are_not_listed(folder, monkeypatch):

@@ -26,7 +26,8 @@ def main(options):
     model = DistributedDataParallel(torch.nn.Linear(4, 2))
     loss = model(torch.full((3, 4), SCALE * local_rank)).pow(2).mean()
     loss.backward()
-    print(json.dumps([__name__, sys.argv[1:], options.lr, told]))
+    launched = dist.is_torchelastic_launched()
+    print(json.dumps([__name__, sys.argv[1:], options.lr, launched, told]))
     dist.destroy_process_group()
 
 if __name__ == "__main__":
@@ -38,7 +39,7 @@ if __name__ == "__main__":
 """A script for torchrun, which keeps what it found in its environment before its other imports."""
 NAMES = (
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR "
-    "MASTER_PORT TORCHELASTIC_RESTART_COUNT"
+    "MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID"
 )
 
 
@@ -76,10 +77,10 @@ def test_a_script_for_torchrun_is_submitted_followed_and_told(script, capfd, tmp
     lines = sorted(capfd.readouterr().out.splitlines())
     assert [line[:4] for line in lines] == ["[0] ", "[1] "]
     told = [json.loads(line[4:]) for line in lines]
-    for rank, (name, words, rate, found) in enumerate(told):
-        assert (name, words, rate) == ("__main__", ["--lr", "0.5"], 0.5)
+    for rank, (name, words, rate, is_launched, found) in enumerate(told):
+        assert (name, words, rate, is_launched) == ("__main__", ["--lr", "0.5"], 0.5, True)
         assert found == {
-            **told[0][3],
+            **told[0][4],
             "RANK": str(rank),
             "WORLD_SIZE": "2",
             "LOCAL_RANK": str(rank),
@@ -198,7 +199,6 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
         ("-n 4", simlib.Mpiexec()),
         ("-n 3 --hosts a,b", simlib.Mpiexec(hosts=["a", "b"], ranks_per_node=2)),
         ("-n 4 --hosts a --ranks-per-node 8", simlib.Mpiexec(hosts=["a"], ranks_per_node=8)),
-        ("-n 4 --hostfile h --time-limit 9", simlib.Mpiexec(hostfile="h", time_limit=9)),
         ("-n 4 --slurm", simlib.Slurm(nodes=1, ranks_per_node=4)),
         ("-n 4 --slurm --nodes 2", simlib.Slurm(nodes=2, ranks_per_node=2)),
         (
@@ -232,3 +232,11 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
 def test_where_the_options_say_that_it_runs(words, place):
     options = _parser().parse_args(["submit", *words.split(), "train.py"])
     assert _place(options) == place
+
+
+def test_a_hostfile_is_read_where_the_options_name_one(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("node1\nnode2\n")
+    words = ["submit", "-n", "4", "--hostfile", str(path), "--time-limit", "9", "train.py"]
+    wanted = simlib.Mpiexec(hostfile=str(path), time_limit=9)
+    assert _place(_parser().parse_args(words)) == wanted

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -125,7 +126,22 @@ def test_the_room_of_logs_is_given_back_whose_supervisors_were_killed(folder):
     assert (folder / "rank-1.log").stat().st_size == 0
 
 
-def test_what_is_started_is_found_and_ended(folder):
-    pid = os.getpid()
-    assert pid in launcher_process.started_by(launcher_process.stat_of(pid)[1])
-    assert launcher_process.stat_of(2**22 + 1) is None
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+def test_what_is_started_is_found_and_ended(sleeper):
+    start = launcher_process.started_by(os.getpid())[sleeper.pid]
+    launcher_process.end_left({sleeper.pid: start})
+    assert sleeper.wait() == -signal.SIGKILL
+    assert launcher_process.stat_of(sleeper.pid) is None
+
+
+def test_another_process_that_has_got_the_number_is_spared(sleeper):
+    start = launcher_process.started_by(os.getpid())[sleeper.pid]
+    launcher_process.end_left({sleeper.pid: start + 1})
+    sleeper.terminate()  # a SIGKILL before this one would be what ended it
+    assert sleeper.wait() == -signal.SIGTERM

@@ -1,7 +1,9 @@
 """What ranks need before they begin: the lines of a shell, variables, cores, a container."""
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -109,13 +111,68 @@ def test_values_of_variables_are_in_no_command_line(tmp_path):
     assert done.stdout == "secret\n"
 
 
-def run_by_hand(tmp_path, needs, program):
+def started_by_hand(tmp_path, needs, program, **files):
     """What a launcher would start, with another program in the place of ``start.py``."""
     path = tmp_path / "main-1"
     path.mkdir(0o700)
     script = needs.write_start(JobFolder(path))
-    (path / "start.py").write_text(program)
-    return subprocess.run([*needs.program(), script], capture_output=True, text=True)
+    for name, content in {"start.py": program, **files}.items():
+        (path / name).write_text(content)
+    return subprocess.Popen(
+        [*needs.program(), script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def run_by_hand(*what, **files):
+    """The same, run to its end."""
+    process = started_by_hand(*what, **files)
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def refused_in(tmp_path):
+    """Why there can be no rank; None where nobody has said so. No draft of it is left."""
+    assert not list((tmp_path / "main-1").glob(".refused*"))
+    return JobFolder(tmp_path / "main-1").text("refused") or None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_line_that_somebody_ends_from_outside_gives_no_reason(tmp_path, number):
+    """As a launcher does when another host has failed: that one's reason counts."""
+    needs = Needs(setup=[f"touch {tmp_path}/begun; sleep 1000"])
+    process = started_by_hand(tmp_path, needs, "")
+    wait_until((tmp_path / "begun").exists)
+    os.killpg(process.pid, number)
+    process.communicate()
+    assert process.returncode == 1
+    assert refused_in(tmp_path) is None and not (tmp_path / "main-1" / "end").exists()
+
+
+def test_the_first_reason_stays(tmp_path):
+    needs = Needs(setup=["false"])
+    assert run_by_hand(tmp_path, needs, "", refused="node1 was first").returncode == 1
+    assert refused_in(tmp_path) == "node1 was first"
+    assert (tmp_path / "main-1" / "end").exists()
+
+
+def test_a_line_that_fails_when_the_job_ends_anyhow_gives_no_reason(tmp_path):
+    assert run_by_hand(tmp_path, Needs(setup=["false"]), "", end="").returncode == 1
+    assert refused_in(tmp_path) is None
+
+
+@pytest.mark.parametrize("first", ["", "node1 was first"])
+def test_start_py_keeps_the_first_reason(tmp_path, first):
+    about = {"versions": {"Python": "2.7.0"}}
+    files = {"refused": first} if first else {}
+    folder = tmp_path / "main-1"
+    folder.mkdir(0o700)
+    start = Needs().write_start(JobFolder(folder))
+    for name, content in {"job.json": json.dumps(about), **files}.items():
+        (folder / name).write_text(content)
+    assert subprocess.run([sys.executable, start]).returncode == 1
+    assert (refused_in(tmp_path) == first) == bool(first)
+    assert first or "the notebook 2.7.0" in refused_in(tmp_path)
 
 
 def test_without_needs_there_is_no_shell(tmp_path):
@@ -135,12 +192,21 @@ def test_without_needs_there_is_no_shell(tmp_path):
         ({"env": {"A": 1}}, r"env\['A'\]=1 must be a str: '1'"),
         ({"cpus_per_rank": 0}, "cpus_per_rank is 0: give a whole number of at least 1"),
         ({"gpus_per_rank": "1"}, "gpus_per_rank is '1': give a whole number of at least 1"),
+        ({"container": "apptainer exec 'x"}, r"container=.* must be a command.*No closing quot"),
+        ({"login": 3}, "login=3 must be a command, one text as a shell takes it or a list of"),
+        ({"extra": 3}, r"extra=3 must be an option, or a list of options: extra=\['--exclusive"),
+        ({"extra": ["--nice", 3]}, r"extra=\['--nice', 3\] must be an option, or a list of"),
         ({"memory": "4 gigs"}, "memory='4 gigs' must be a whole number and K, M, G or T"),
     ],
 )
 def test_needs_that_can_never_be_right(needs, words):
     with pytest.raises(simlib.InvalidCallError, match=words):
         simlib.Slurm(nodes=1, **needs)
+
+
+def test_a_launcher_that_is_no_command():
+    with pytest.raises(simlib.InvalidCallError, match="launcher=.* must be a command, one text"):
+        simlib.Mpiexec(launcher="mpiexec 'x")
 
 
 def test_mpiexec_has_no_limit_of_memory():

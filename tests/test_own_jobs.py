@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import pytest
 from test_submit import WAIT_S, fake_launcher
 
 import simlib
+from simlib.cli import main
 from simlib.engines.batch import answers, attempts, own_folder, verdict_file
 from simlib.engines.batch.folder import JobFolder
 from simlib.engines.batch.logs import writer
@@ -149,10 +151,39 @@ def test_the_mode_of_a_job_decides(tmp_path, folder_mode, file_mode, refused):
         assert simlib.jobs(tmp_path) == []
 
 
-def test_a_pipe_in_place_of_a_file_holds_nobody_up(tmp_path):
-    (tmp_path / "main-1").mkdir(0o700)
-    os.mkfifo(tmp_path / "main-1" / "refused")
-    assert JobFolder(tmp_path / "main-1").text("refused") == ""
+def make_socket(path):
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as own:
+        own.bind(path.name)  # a whole path may be too long
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, make_socket])
+def test_what_is_no_file_is_refused_and_holds_nobody_up(tmp_path, make):
+    plant(tmp_path, tmp_path / "evil")
+    (tmp_path / "x-1").mkdir(0o700)
+    make(tmp_path / "x-1" / "job.json")
+    open_before = os.listdir("/proc/self/fd")
+    with pytest.raises(simlib.InvalidCallError, match="job.json cannot be read, as a job's file: "):
+        JobFolder(tmp_path / "x-1").read("job.json")
+    assert os.listdir("/proc/self/fd") == open_before
+    with pytest.warns(UserWarning, match=r"left out of jobs\(\): .*x-1/job.json cannot be read"):
+        assert [job.name for job in simlib.jobs(tmp_path)] == ["planted-1"]
+
+
+@needs_root
+def test_whose_it_is_is_told_first(shared):
+    as_nobody(lambda: (shared / "x-1" / "job.json").mkdir(parents=True))
+    with pytest.warns(UserWarning, match="x-1 belongs to nobody"):
+        assert simlib.jobs(shared) == []
+
+
+def test_the_command_line_tells_what_is_left_out_in_its_own_words(tmp_path, capsys):
+    (tmp_path / "x-1" / "job.json").mkdir(parents=True)
+    (tmp_path / "x-1").chmod(0o700)
+    assert main(["jobs", "--folder", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"there are no jobs in {tmp_path}\n"
+    words = f"simlib: left out of jobs(): {tmp_path}/x-1/job.json cannot be read, as a job's file: "
+    assert said.err == f"{words}it is not a regular file\n"
 
 
 def test_many_jobs_that_are_left_out_are_told_in_one_sentence(tmp_path):

@@ -171,8 +171,14 @@ def test_what_qsub_refuses(pbs, tmp_path):
 def test_a_machine_without_pbs(tmp_path, monkeypatch):
     folder = JobFolder(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(simlib.JobError, match="this machine has no qsub"):
+    with pytest.raises(simlib.JobError) as caught:
         simlib.Pbs(nodes=1).start(folder)
+    first, said = str(caught.value).splitlines()
+    assert first == (
+        "this machine has no qsub: submit from a host of the cluster that has PBS, or name one by "
+        'login="ssh HOST"'
+    )
+    assert said.strip() == "[Errno 2] No such file or directory: 'qsub'"
 
 
 def test_a_launcher_that_needs_slurm():

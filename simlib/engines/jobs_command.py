@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 
 from ..model.errors import InvalidCallError, JobError, SimlibError
 from . import run_outputs
@@ -232,7 +233,10 @@ def _jobs(options):
         return 0
     from .batch.job import jobs
 
-    found = jobs(options.folder)
+    with warnings.catch_warnings(record=True, action="always") as left_out:
+        found = jobs(options.folder)
+    for warning in left_out:
+        print(f"simlib: {warning.message}", file=sys.stderr)
     rows = [(job.name, job.status, f"{job.world_size} ranks", job.place) for job in found]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -79,6 +79,13 @@ class NoSchedulerError(QueueError):
     """This machine has no such scheduler; its text says what to do."""
 
 
+def has_no(command: str, said: str) -> bool:
+    """Whether these words, of this machine or of a shell on another one, say that it has none."""
+    name = re.escape(command)
+    pattern = rf"No such file or directory: '{name}'|{name}\W*: (No such file|(command )?not found)"
+    return re.search(pattern, said) is not None
+
+
 class Scheduler(ABC):
     """Hands jobs to a batch system, by its commands.
 
@@ -92,6 +99,8 @@ class Scheduler(ABC):
     """Patterns of its words on failing, and what they mean; as a `Launcher` has them."""
     ended_by_queue: ClassVar[str]
     """A pattern of its words on ending a job for a reason of its own."""
+    called: ClassVar[str]
+    """What people call it: ``"Slurm"``."""
 
     def __init__(self, login: Sequence[str] = ()) -> None:
         self.login = list(login)
@@ -117,6 +126,31 @@ class Scheduler(ABC):
     @abstractmethod
     def in_words(self, reason: str) -> str:
         """What a reason means to who waits; empty where it says nothing."""
+
+    def hand_over(self, *words: str) -> str:
+        """Run the command that submits, however long it takes; returns the last word that it says.
+
+        Raises
+        ------
+        QueueError
+            As `submit`.
+        """
+        try:
+            said = self.run(*words, timeout=None).split()
+        except QueueError as error:
+            if has_no(words[0], str(error)):
+                raise self.none(words[0], error) from None
+            raise
+        if not said:
+            raise QueueError(f"{words[0]} has told no number of the job")
+        return said[-1]
+
+    def none(self, command: str, error: Exception) -> NoSchedulerError:
+        """The error where there is no such command; it ends with what was said."""
+        return NoSchedulerError(
+            f"this machine has no {command}: submit from a host of the cluster that has "
+            f'{self.called}, or name one by login="ssh HOST"\n    {str(error).strip()}'
+        )
 
     def run(self, *words: str, timeout: float | None = ANSWER_S) -> str:
         """Run a command behind ``login``; returns what it printed.

@@ -16,11 +16,22 @@ LOOK_S = 0.05
 
 
 def refuse(words):
-    """Say in the job's folder why there can be no rank here, and have the others end."""
+    """Say in the job's folder why there can be no rank here, and have the others end.
+
+    The first reason stays: `link` makes no name that there is already.
+    """
+    target = os.path.join(FOLDER, "refused")
     draft = os.path.join(FOLDER, ".refused.%s.%d" % (os.uname()[1], os.getpid()))
     with open(draft, "w") as file:
         file.write(os.uname()[1] + " " + words)
-    os.rename(draft, os.path.join(FOLDER, "refused"))
+    try:
+        os.link(draft, target)
+    except FileExistsError:
+        pass
+    except OSError:  # a filesystem without links
+        os.replace(draft, target)
+    if os.path.exists(draft):
+        os.unlink(draft)
     open(os.path.join(FOLDER, "end"), "a").close()
     os._exit(1)
 

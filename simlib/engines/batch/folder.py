@@ -31,9 +31,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -65,23 +65,20 @@ class JobFolder:
 
     def write(self, content: bytes, name: str, rank: int | None = None) -> None:
         """Write bytes in one piece: whoever reads sees all of them, or what was there before."""
-        path = self.file(name, rank)
+        self._write(content, self.file(name, rank), os.replace)
+
+    def write_once(self, content: bytes, name: str) -> None:
+        """The same, unless there is such a file already: the first who says something counts."""
+        self._write(content, self.file(name), _name_once)
+
+    def _write(self, content: bytes, path: Path, put: Callable[[Path, Path], None]) -> None:
         draft = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
         try:
             draft.write_bytes(content)
-            os.replace(draft, path)
+            put(draft, path)
         except OSError:  # no room, say: what is left of it can go to those who tell of it
             draft.unlink(missing_ok=True)
             raise
-
-    def write_once(self, content: bytes, name: str) -> None:
-        """Write bytes unless there is such a file already: the first who says something counts."""
-        with contextlib.suppress(FileExistsError), open(self.file(name), "xb", 0) as file:
-            try:
-                file.write(content)
-            except OSError:
-                self.file(name).unlink()
-                raise
 
     def read(self, name: str, rank: int | None = None) -> bytes | None:
         """The bytes of a file; None where there is none (yet).
@@ -137,6 +134,18 @@ class JobFolder:
                 return False
             self._ended += 1
         return True
+
+
+def _name_once(draft: Path, path: Path) -> None:
+    """Give a file its name, unless there is one of that name."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a filesystem without links
+        os.replace(draft, path)
+        return
+    draft.unlink()
 
 
 def _is_there(path: Path) -> bool:

@@ -28,7 +28,7 @@ from ...record.this_rank import here
 from ...record.transports.backends import BACKENDS, check_for_host
 from ..host.isolation import fresh_random_state
 from ..host.process_setup import Output, flush, is_alone, show_errors_of_commands
-from ..host.rank_environ import rank_environ
+from ..host.rank_environ import rank_environ, script_environ
 from ..host.slow_rank import slowed
 from ..launch.addresses import own_address_towards
 from . import answers, clocks, identity, logs
@@ -205,6 +205,7 @@ def _call(folder, rank, size, recorder):
     request = loads_tree(folder.read("request.pkl"))
     sys.path[:] = request["path"]
     sys.argv[:] = request["argv"]
+    os.environ.update(script_environ(request["is_script"]) | os.environ)
     linecache.cache.update(request["cells"])
     fresh_random_state()
     log = here.log = recorder.log

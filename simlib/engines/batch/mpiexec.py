@@ -75,6 +75,7 @@ class Mpiexec(Needs):
             raise InvalidCallError("name the hosts by hosts or by hostfile, not by both")
         check_count("ranks_per_node", self.ranks_per_node)
         check_time_limit(self.time_limit)
+        words_of(self.launcher or (), "launcher")
         object.__setattr__(self, "slots", self._slots())
         if self.stage and self.slots is None:
             raise InvalidCallError("stage=True copies the job to hosts: name them by hosts=[...]")

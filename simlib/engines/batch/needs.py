@@ -57,6 +57,7 @@ class Needs:
     def __post_init__(self) -> None:
         _check_setup(self.setup)
         _check_env(self.env)
+        words_of(self.container, "container")
         for name in ("cpus_per_rank", "gpus_per_rank"):
             value = getattr(self, name)
             if value is not None:
@@ -115,13 +116,18 @@ class Needs:
 
 REFUSE = """\
 host=$(uname -n)
-refuse() {  # say why there can be no rank here, and have the others end
-    printf '%s %s' "$host" "$1" > "$folder/.refused.$host.$$"
-    mv "$folder/.refused.$host.$$" "$folder/refused"
+refuse() {  # say why there can be no rank here, and have the others end, if they do not already
+    [ -e "$folder/end" ] && exit 1
+    draft=$folder/.refused.$host.$$
+    if printf '%s %s' "$host" "$1" > "$draft"; then
+        ln "$draft" "$folder/refused" 2> /dev/null || [ -e "$folder/refused" ] ||
+            mv "$draft" "$folder/refused"  # a filesystem without links
+    fi
+    rm -f "$draft"
     : > "$folder/end"
     exit 1
 }"""
-"""As `bootstrap` does it."""
+"""As `bootstrap` does it: the first reason stays, since `ln` replaces nothing."""
 
 SETUP = """\
 said=$(mktemp)
@@ -143,11 +149,17 @@ failed() {
     words=${words:-it said nothing}
     refuse "could not carry out the line '$line' of setup (exit code $code): $words"
 }
-trap failed EXIT"""
-"""The trap, since a line may end the shell itself."""
+left() {  # somebody ends this from outside: it is no reason of its own
+    trap - EXIT
+    rm -f "$said"
+    exit 1
+}
+trap failed EXIT
+trap left HUP INT TERM"""
+"""The first trap, since a line may end the shell itself."""
 
 SET_UP = """\
-trap - EXIT
+trap - EXIT HUP INT TERM
 rm -f "$said\""""
 
 CONTAINER = """\
@@ -155,9 +167,21 @@ command -v {program} > /dev/null || refuse "has no command "{program}", which co
 """
 
 
-def words_of(command: str | Sequence[str | Path]) -> list[str]:
-    """The words of a command, given as one text or as words; it may be run from any folder."""
-    words = shlex.split(command) if isinstance(command, str) else list(map(str, command))
+def words_of(command: str | Sequence[str | Path], name: str = "command") -> list[str]:
+    """The words of a command, given as one text or as words; it may be run from any folder.
+
+    Raises
+    ------
+    InvalidCallError
+        It is neither; ``name`` says what it was given as.
+    """
+    try:
+        words = shlex.split(command) if isinstance(command, str) else list(map(str, command))
+    except (TypeError, ValueError) as error:
+        raise InvalidCallError(
+            f"{name}={command!r} must be a command, one text as a shell takes it or a list of its "
+            f"words ({error})"
+        ) from None
     return [os.path.abspath(words[0]), *words[1:]] if words and os.sep in words[0] else words
 
 

@@ -37,30 +37,42 @@ def opened(path: Path, is_anybodys: bool = False):
     Raises
     ------
     InvalidCallError
-        Another account can have written it.
+        Another account can have written it, or it is no regular file.
     """
-    folder = _open(path.parent, os.O_DIRECTORY)
-    if folder is None:
-        yield None
-        return
-    try:
-        file = _open(path.name, os.O_NONBLOCK, folder)  # a pipe would wait for who writes
-        if file is None:
+    with _held(path.parent, os.O_DIRECTORY) as folder:
+        if folder is None:
             yield None
             return
-        with open(file, "rb") as content:
+        with _held(path, os.O_NONBLOCK, folder) as file:  # a pipe would wait for who writes
+            if file is None:
+                yield None
+                return
             if not is_anybodys:
                 _compare(path, os.fstat(folder), os.fstat(file))
-            yield content
-    finally:
-        os.close(folder)
+            _check_kind(path, os.fstat(file))
+            with open(file, "rb", closefd=False) as content:
+                yield content
 
 
-def _open(path: str | Path, how: int, within: int | None = None) -> int | None:
+@contextmanager
+def _held(path: Path, how: int, within: int | None = None):
+    """A descriptor of what is there, closed in the end; None where there is nothing."""
+    name = path if within is None else path.name
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | how, dir_fd=within)
+        held = os.open(name, os.O_RDONLY | os.O_CLOEXEC | how, dir_fd=within)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        yield None
+        return
+    except PermissionError:
+        raise
+    except OSError as error:  # of a socket, say
+        raise InvalidCallError(
+            f"{path} cannot be read, as a job's file: {error.strerror}"
+        ) from None
+    try:
+        yield held
+    finally:
+        os.close(held)
 
 
 def _compare(path: Path, folder: os.stat_result, file: os.stat_result) -> None:
@@ -73,6 +85,11 @@ def _compare(path: Path, folder: os.stat_result, file: os.stat_result) -> None:
     _check_owner(path, file)
     if folder.st_mode & ENTERED:
         _check_mode(path, file)
+
+
+def _check_kind(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidCallError(f"{path} cannot be read, as a job's file: it is not a regular file")
 
 
 def _check_owner(path: Path, found: os.stat_result) -> None:

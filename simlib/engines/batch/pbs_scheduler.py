@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..launch.causes import OUT_OF_MEMORY, OUT_OF_TIME, TOO_MUCH
-from .batch_scheduler import BatchJob, NoSchedulerError, QueueError, Scheduler, Standing
+from .batch_scheduler import BatchJob, QueueError, Scheduler, Standing
 
 STATES = {"queued": "Q H T W M", "active": "R E S U B", "over": "F X"}
 """The letters of qstat's manual."""
@@ -16,12 +16,12 @@ NAME_LENGTH = 15
 """Older ones take no longer name of a job."""
 FORGOTTEN = r"Unknown Job Id|has finished|history"
 NEVER = "Can Never Run"
-NO_QSUB = r"No such file or directory: 'qsub'|qsub\W*: (No such file|(command )?not found)"
 
 
 class PbsScheduler(Scheduler):
     """PBS, by the commands that each of its hosts has."""
 
+    called = "PBS"
     failures = (
         (r"violates (queue|server)|exceeds? .*(queue|server).* limit", TOO_MUCH),
         (r"(?i)unknown queue", "there is no such queue: qstat -q lists those there are"),
@@ -48,17 +48,7 @@ class PbsScheduler(Scheduler):
         ]  # fmt: skip
         options += ["-q", job.partition] if job.partition else []
         options += ["-A", job.account] if job.account else []
-        try:
-            answer = self.run("qsub", *options, *job.extra, str(job.script), timeout=None)
-        except QueueError as error:
-            if re.search(NO_QSUB, str(error)):
-                raise NoSchedulerError(
-                    "this machine has no qsub: submit from a host of the cluster that has PBS"
-                ) from None
-            raise
-        if not answer.split():
-            raise QueueError("qsub has told no number of the job")
-        return answer.split()[-1]
+        return self.hand_over("qsub", *options, *job.extra, str(job.script))
 
     def ask(self, number: str) -> Standing:
         try:

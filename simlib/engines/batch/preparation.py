@@ -34,7 +34,7 @@ def prepare(
         For its ``job.json``.
     request : bytes
         For its ``request.pkl``.
-    to : Mpiexec or Slurm
+    to : Mpiexec, Slurm or Pbs
     words : list of str
         The launcher's command, up to what `Needs.write_start` writes.
     """

@@ -64,7 +64,13 @@ class Queued(Needs):
         for name in ("nodes", "ranks_per_node"):
             check_count(name, getattr(self, name))
         check_time_limit(self.time_limit)
+        words_of(self.login, "login")
         extra = [self.extra] if isinstance(self.extra, str) else self.extra
+        if not isinstance(extra, Sequence) or not all(isinstance(word, str) for word in extra):
+            raise InvalidCallError(
+                f"extra={self.extra!r} must be an option, or a list of options: "
+                "extra=['--exclusive']"
+            )
         object.__setattr__(self, "extra", tuple(extra))
 
     @property

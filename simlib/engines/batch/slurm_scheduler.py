@@ -8,7 +8,7 @@ import threading
 import time
 
 from ..launch.causes import OUT_OF_TIME, TOO_MUCH
-from .batch_scheduler import BatchJob, NoSchedulerError, QueueError, Scheduler, Standing
+from .batch_scheduler import BatchJob, QueueError, Scheduler, Standing
 
 STATES = {
     "queued": "PD CF RD RF RH RV",
@@ -27,17 +27,13 @@ USUAL = {
 }
 """Why jobs wait that will start; Slurm's other reasons may last for ever."""
 
-NO_SLURM = (
-    "this machine has no sbatch: submit from a host of the cluster that has Slurm, or name one by "
-    'login="ssh HOST"'
-)
 LOOK_S = 0.05
-NO_SBATCH = r"No such file or directory: 'sbatch'|sbatch\W*: (No such file|(command )?not found)"
 
 
 class SlurmScheduler(Scheduler):
     """Slurm, by the commands that each of its hosts has."""
 
+    called = "Slurm"
     failures = (
         (
             r"More processors requested than permitted|Node count specification invalid"
@@ -84,15 +80,8 @@ class SlurmScheduler(Scheduler):
             f"--output={folder / 'batch.out'}", f"--error={folder / 'batch.err'}",
             *self._options(job),
         ]  # fmt: skip
-        try:
-            answer = self.run("sbatch", *options, str(job.script), timeout=None)
-        except QueueError as error:
-            if re.search(NO_SBATCH, str(error)):
-                raise NoSchedulerError(f"{NO_SLURM}\n    {str(error).strip()}") from None
-            raise
-        if not answer.split():
-            raise QueueError("sbatch has told no number of the job")
-        return answer.split()[-1].partition(";")[0]  # NUMBER or NUMBER;CLUSTER
+        answer = self.hand_over("sbatch", *options, str(job.script))
+        return answer.partition(";")[0]  # NUMBER or NUMBER;CLUSTER
 
     def hold(self, job: BatchJob) -> str:
         """The same as `submit`, but the script runs here, when it is the job's turn (salloc)."""
@@ -105,7 +94,7 @@ class SlurmScheduler(Scheduler):
                     start_new_session=True,
                 )  # fmt: skip
             except FileNotFoundError as error:
-                raise NoSchedulerError(f"{NO_SLURM}\n    {error}") from None
+                raise self.none("salloc", error) from None
         threading.Thread(target=salloc.wait, daemon=True).start()
         while True:
             has_ended = salloc.poll() is not None

@@ -28,7 +28,7 @@ from .new_folder import new_folder
 from .preparation import prepare, prepare_attempts
 from .program import program_of
 from .remote.ssh import Ssh
-from .slurm import Slurm
+from .slurm import Queued
 from .versions import versions
 
 
@@ -39,7 +39,7 @@ def submit(
     kwargs: Mapping[str, Any] | None = None,
     *,
     argv: Sequence | None = None,
-    to: Mpiexec | Slurm | Ssh | None = None,
+    to: Mpiexec | Queued | Ssh | None = None,
     slow: Slow | None = None,
     kill: Mapping[int, float] | Failures | None = None,
     on_death: str = "end",
@@ -61,7 +61,7 @@ def submit(
         ``__main__``, as under torchrun, with the variables that torchrun sets.
     argv : sequence, optional
         The words of a script's command line, without its name.
-    to : Mpiexec, Slurm or Ssh
+    to : Mpiexec, Slurm, Pbs or Ssh, optional
         Where it runs; `Mpiexec()` is this machine.
     slow, kill : optional
         As for `run`. A rank is killed on its host, by its parent process.
@@ -159,7 +159,7 @@ def submit(
 
 
 def _packed_plan(
-    to: Mpiexec | Slurm | Ssh, plan: Restarts, kill: Mapping[int, float] | Failures
+    to: Mpiexec | Queued | Ssh, plan: Restarts, kill: Mapping[int, float] | Failures
 ) -> bytes:
     to = to.to if isinstance(to, Ssh) else to  # where it begins anew, it is there already
     try:

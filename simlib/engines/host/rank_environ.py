@@ -28,3 +28,8 @@ def rank_environ(rank: int, node_of: Sequence[int]) -> dict[str, str]:
         "ROLE_NAME": "default",
     }
     return {name: str(value) for name, value in values.items()}
+
+
+def script_environ(is_script: bool) -> dict[str, str]:
+    """What the ranks of a whole script find besides, so that Lightning, say, asks the others."""
+    return {"TORCHELASTIC_RUN_ID": "simlib"} if is_script else {}

@@ -26,6 +26,7 @@ import cloudpickle
 from ...model.errors import InvalidCallError
 from ...model.failing import Failures
 from .hardening import go_home
+from .rank_environ import script_environ
 
 HEAVY_BYTES = 20 << 20
 WATCH_S = 60.0
@@ -172,12 +173,10 @@ class Request:
         """
         around = self.surroundings
         environ.clear()
-        environ.update(around.environ)
+        environ.update(script_environ(around.is_script) | around.environ)
         environ.update(own)
         environ.setdefault("MASTER_ADDR", "127.0.0.1")
         environ.setdefault("MASTER_PORT", "29500")
-        if around.is_script:  # so Lightning asks these variables, as under torchrun
-            environ.setdefault("TORCHELASTIC_RUN_ID", "simlib")
         os.chdir(around.cwd)
         sys.path[:] = around.path
         sys.argv[:] = around.argv
