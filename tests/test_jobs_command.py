@@ -198,7 +198,6 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
         ("-n 4", simlib.Mpiexec()),
         ("-n 3 --hosts a,b", simlib.Mpiexec(hosts=["a", "b"], ranks_per_node=2)),
         ("-n 4 --hosts a --ranks-per-node 8", simlib.Mpiexec(hosts=["a"], ranks_per_node=8)),
-        ("-n 4 --hostfile h --time-limit 9", simlib.Mpiexec(hostfile="h", time_limit=9)),
         ("-n 4 --slurm", simlib.Slurm(nodes=1, ranks_per_node=4)),
         ("-n 4 --slurm --nodes 2", simlib.Slurm(nodes=2, ranks_per_node=2)),
         (
@@ -232,3 +231,9 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
 def test_where_the_options_say_that_it_runs(words, place):
     options = _parser().parse_args(["submit", *words.split(), "train.py"])
     assert _place(options) == place
+
+
+def test_a_hostfile_is_where_it_runs(tmp_path):
+    hosts = str(written(tmp_path, "a\nb\n", "hosts"))
+    words = ["submit", "-n", "2", "--hostfile", hosts, "--time-limit", "9", "train.py"]
+    assert _place(_parser().parse_args(words)) == simlib.Mpiexec(hostfile=hosts, time_limit=9)
