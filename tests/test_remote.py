@@ -79,8 +79,13 @@ def test_a_file_that_is_replaced_meanwhile_is_whole_at_the_next_look(sides, monk
 
 def test_the_far_side_names_no_files_elsewhere(sides):
     there, here, mirror = sides
-    names = ["../evil", "/tmp/evil", ".ssh", "a/b", "attempt-1/../../evil"]
+    names = ["../evil", "/tmp/evil", ".ssh", "a/b", "attempt-1/../../evil", *files.OWN]
+    names += ["attempt-1/remote.json", "attempt-1/native.json"]
     mirror.fetch(dict.fromkeys(names, [1, 1]), lambda wanted: pytest.fail(f"asked for {wanted}"))
+    assert os.listdir(here) == []
+    there = {"remote.json": [1, 1], "good": [1, 1]}
+    with pytest.raises(JobError, match="sends 'remote.json', and was not asked for it"):
+        mirror.fetch(there, lambda wanted: ([("remote.json", 0, 1, 1, 1)], b"x"))
     assert os.listdir(here) == []
 
 
