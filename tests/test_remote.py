@@ -365,3 +365,16 @@ def test_a_folder_there_that_is_anybodys_is_refused(cable, tmp_path):
     with pytest.raises(JobError, match="any account can put other folders into .*there"):
         handed_over(tmp_path)
     assert not os.listdir(there) and not Nothing.started
+
+
+def test_a_full_disk_here_is_told(cable, tmp_path, monkeypatch):
+    job = handed_over(tmp_path)
+    (Nothing.started[0] / "rank-0.out").write_text("x")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "_write", full)
+    monkeypatch.setattr(remote_state, "PATIENT_S", 0.0)
+    assert job.status == "queued"
+    assert "print-1 cannot be filled (No space left on device): make room" in repr(job)

@@ -62,6 +62,9 @@ class RemoteState:
             self._note(f"{self._line.host} cannot be reached at the moment ({error})")
         except JobError as error:
             self._note(str(error))
+        except OSError as error:  # this disk is full
+            words = error.strerror or error
+            self._note(f"{self.folder.path} cannot be filled ({words}): make room there")
         self._next_s = time.monotonic() + LOOK_S
         return self.written()
 
