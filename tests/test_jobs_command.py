@@ -3,13 +3,17 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from test_submit import WAIT_S, failure, processes_of, wait_until
 
 import simlib
 from simlib.cli import _parser, main
+from simlib.engines.batch import submission
 from simlib.engines.jobs_command import _place
+from simlib.engines.launch.limits import BACKENDS
+from simlib.record.transports import backends
 
 TRAIN = """\
 import os
@@ -180,6 +184,11 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
         ("submit -n 2 nowhere.py", 2, "simlib: there is no file nowhere.py"),
         ("submit -n 0 train.py", 2, "simlib: -n 0 must be a whole number from 1"),
         ("submit -n 2 --partition p train.py", 2, "--partition is for a queue: say --slurm"),
+        ("submit -n 2 --backend mpi train.py", 2, "--backend mpi must be gloo, nccl or mpi4py"),
+        ("submit -n 2 --stage train.py", 2, "--stage copies the job to hosts: say --hosts, --ho"),
+        ("submit -n 2 --stage --pbs train.py", 2, "--stage copies the job to hosts"),
+        ("submit -n 2 --ssh-python p train.py", 2, "--ssh-python is for a cluster that ssh alone"),
+        ("submit -n 2 --sync . train.py", 2, "--sync is for a cluster that ssh alone reaches: say"),
         ("submit -n 2 --pbs --mpi pmix train.py", 2, "--mpi pmix is srun's, which PBS has not"),
         ("submit -n 2 --env A train.py", 2, "--env A has no value: --env A=..."),
         ("follow train-7", 2, "simlib: there is no job train-7 in simlib-jobs"),
@@ -220,6 +229,13 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
                 memory="2G",
             ),
         ),
+        ("-n 2 --slurm --stage", simlib.Slurm(nodes=1, ranks_per_node=2, stage=True)),
+        ("-n 2 --hosts a,b --stage", simlib.Mpiexec(hosts=["a", "b"], stage=True)),
+        ("-n 1 --ssh me@login", simlib.Ssh("me@login")),
+        (
+            "-n 2 --ssh login --ssh-python ~/p --sync a.py --sync b --slurm --nodes 2",
+            simlib.Ssh("login", simlib.Slurm(nodes=2), python="~/p", sync=["a.py", "b"]),
+        ),
         ("-n 2 --pbs --memory 2G", simlib.Pbs(nodes=1, ranks_per_node=2, memory="2G")),
         (
             "-n 1 --setup A=1 --setup B=2 --env C=3=4 --container podman --working-dir /x",
@@ -234,9 +250,19 @@ def test_where_the_options_say_that_it_runs(words, place):
     assert _place(options) == place
 
 
-def test_a_hostfile_is_read_where_the_options_name_one(tmp_path):
-    path = tmp_path / "hosts"
-    path.write_text("node1\nnode2\n")
-    words = ["submit", "-n", "4", "--hostfile", str(path), "--time-limit", "9", "train.py"]
-    wanted = simlib.Mpiexec(hostfile=str(path), time_limit=9)
-    assert _place(_parser().parse_args(words)) == wanted
+def test_the_backend_is_passed_on(script, monkeypatch, capfd):
+    told = {}
+    monkeypatch.setattr(submission, "submit", lambda *_, **options: told.update(options) or job)
+    job = SimpleNamespace(name="train-1", path="simlib-jobs/train-1")
+    assert main(["submit", "-n", "2", "--backend", "mpi4py", str(script)]) == 0
+    assert told["backend"] == "mpi4py"
+
+
+def test_all_backends_are_known_without_torch():
+    assert tuple(backends.BACKENDS) == BACKENDS
+
+
+def test_a_hostfile_is_where_it_runs(tmp_path):
+    hosts = str(written(tmp_path, "a\nb\n", "hosts"))
+    words = ["submit", "-n", "2", "--hostfile", hosts, "--time-limit", "9", "train.py"]
+    assert _place(_parser().parse_args(words)) == simlib.Mpiexec(hostfile=hosts, time_limit=9)

@@ -12,7 +12,7 @@ import warnings
 
 from ..model.errors import InvalidCallError, JobError, SimlibError
 from . import run_outputs
-from .launch.limits import JOBS
+from .launch.limits import BACKENDS, JOBS
 
 FOLDER = f"where the folders of jobs are ({JOBS})"
 CODES = "Exit code 0 if the job is done, 1 if it has failed or was cancelled, 130 after Ctrl-C."
@@ -76,6 +76,16 @@ def _add_submit(commands):
     where.add_argument("--hostfile", metavar="FILE", help="a file that names them")
     where.add_argument("--slurm", action="store_true", help="hand it to Slurm's queue")
     where.add_argument("--pbs", action="store_true", help="hand it to PBS's queue")
+    parser.add_argument("--ssh", metavar="HOST", help="submit it there, where ssh alone reaches")
+    parser.add_argument(
+        "--ssh-python", metavar="PATH", help="the course's Python there (this path)"
+    )
+    parser.add_argument(
+        "--sync",
+        action="append",
+        metavar="PATH",
+        help="what the script imports from this folder goes there, too; may be repeated",
+    )
     parser.add_argument("--nodes", type=int, metavar="N", help="of a queue (1)")
     parser.add_argument(
         "--ranks-per-node", type=int, metavar="K", help="ranks on each (as many as are needed)"
@@ -107,6 +117,15 @@ def _add_submit(commands):
     parser.add_argument(
         "--min-ranks", type=int, metavar="N", help="then with those that are left, N at least"
     )
+    parser.add_argument(
+        "--backend",
+        default="gloo",
+        metavar="NAME",
+        help=f"what moves the data: {', '.join(BACKENDS)} (gloo)",
+    )
+    parser.add_argument(
+        "--stage", action="store_true", help="copy the job to hosts that share no filesystem"
+    )
     _add_needs(parser)
     parser.add_argument("--name", metavar="NAME", help="of the job (the script's)")
     parser.add_argument("--folder", default=JOBS, metavar="F", help=f"{FOLDER}: all hosts see it")
@@ -137,6 +156,7 @@ def _add_needs(parser):
 
 
 ONLY_IN_A_QUEUE = ("nodes", "partition", "account", "extra", "mpi", "login")
+ONLY_BY_SSH = ("ssh_python", "sync")
 
 
 def _submit(options):
@@ -154,6 +174,7 @@ def _submit(options):
             timeout_s=options.timeout,
             restarts=options.restarts,
             min_ranks=options.min_ranks,
+            backend=options.backend,
             name=options.name,
             folder=options.folder,
         )
@@ -170,9 +191,15 @@ def _wrong_call(options):
         return f"there is no file {options.script}"
     if options.n < 1:
         return f"-n {options.n} must be a whole number from 1"
-    given = [name for name in ONLY_IN_A_QUEUE if getattr(options, name) is not None]
-    if given and not (options.slurm or options.pbs):
-        return f"--{given[0].replace('_', '-')} is for a queue: say --slurm or --pbs, too"
+    if options.backend not in BACKENDS:
+        *names, last = BACKENDS
+        return f"--backend {options.backend} must be {', '.join(names)} or {last}"
+    if not (options.slurm or options.pbs) and (given := _given(options, ONLY_IN_A_QUEUE)):
+        return f"{given} is for a queue: say --slurm or --pbs, too"
+    if options.ssh is None and (given := _given(options, ONLY_BY_SSH)):
+        return f"{given} is for a cluster that ssh alone reaches: say --ssh HOST, too"
+    if options.stage and not (options.hosts or options.hostfile or options.slurm):
+        return "--stage copies the job to hosts: say --hosts, --hostfile or --slurm, too"
     if options.mpi is not None and options.pbs:
         return f"--mpi {options.mpi} is srun's, which PBS has not"
     unnamed = [text for text in options.env or () if "=" not in text]
@@ -181,8 +208,24 @@ def _wrong_call(options):
     return None
 
 
+def _given(options, names):
+    """The first of these options that a call has, as it is written; or None."""
+    found = [name for name in names if getattr(options, name) is not None]
+    return f"--{found[0].replace('_', '-')}" if found else None
+
+
 def _place(options):
-    """Where the job is to run: a `Mpiexec`, a `Slurm` or a `Pbs`."""
+    """Where the job is to run: one of `_place_there`, or a `Ssh` around it."""
+    to = _place_there(options)
+    if options.ssh is None:
+        return to
+    from .batch.remote.ssh import Ssh
+
+    return Ssh(options.ssh, to, python=options.ssh_python, sync=options.sync or ())
+
+
+def _place_there(options):
+    """A `Mpiexec`, a `Slurm` or a `Pbs`."""
     from .batch.mpiexec import Mpiexec
     from .batch.pbs import Pbs
     from .batch.slurm import Slurm
@@ -197,6 +240,7 @@ def _place(options):
         "memory": options.memory,
         "container": options.container,
         "working_dir": options.working_dir,
+        "stage": options.stage or None,
     }
     if options.slurm or options.pbs:
         nodes = options.nodes or _over(options.n, options.ranks_per_node or options.n)

@@ -13,17 +13,21 @@ from . import own_folder
 from .folder import JobFolder
 
 
+class TakenError(JobError):
+    """There is already something of this very name."""
+
+
 @contextmanager
-def new_folder(within: str | Path, name: str) -> Iterator[JobFolder]:
+def new_folder(within: str | Path, name: str, is_exact: bool = False) -> Iterator[JobFolder]:
     """A new folder NAME-NUMBER, which this account alone may read: it holds the learner's data.
 
-    Where it cannot be made, or what is done with it fails for want of room or the like, it is taken
-    away again, also the one that it is in, if that is new.
+    With ``is_exact`` it is called NAME. Where it cannot be made, or what is done with it fails for
+    want of room or the like, it is taken away again, also the one that it is in, if that is new.
 
     Raises
     ------
     JobError
-        It cannot be made or filled.
+        It cannot be made or filled; a `TakenError` where there is one of the exact name.
     InvalidCallError
         Other accounts could put something else into its place.
     """
@@ -33,7 +37,7 @@ def new_folder(within: str | Path, name: str) -> Iterator[JobFolder]:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         own_folder.check_place(parent)
-        path = _make(parent, name)
+        path = _make_exact(parent, name) if is_exact else _make(parent, name)
         own_folder.check_folder(path)
         yield JobFolder(path)
     except BaseException as error:
@@ -50,6 +54,15 @@ def new_folder(within: str | Path, name: str) -> Iterator[JobFolder]:
                 f"({error.strerror or error}): make room there, or name another by folder=..."
             ) from None
         raise
+
+
+def _make_exact(parent: Path, name: str) -> Path:
+    path = parent / name
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        raise TakenError(f"{path} is there already") from None
+    return path
 
 
 def _make(parent: Path, name: str) -> Path:

@@ -13,17 +13,20 @@ import pickle
 import select
 import sys
 import tarfile
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ....model.errors import JobError, SimlibError
 from ....model.package import ROOT
 from ....record.safe_pickle import dumps_tree, loads_tree
 from ..folder import JobFolder
 from ..job import Job
+from ..new_folder import TakenError, new_folder
 from ..preparation import prepare, prepare_attempts
 from ..state import JobState
 from ..versions import check_versions, versions
@@ -34,6 +37,8 @@ IDLE_S = 600.0
 """When nobody has asked anything for so long, whoever asks next starts another one."""
 TWIN_S = 60.0
 """How long another far side may take with the same job: the connection broke meanwhile."""
+BEAT_S = 5.0
+"""So often an empty line says that an answer is being worked on."""
 WORK = "work"
 
 Answer = tuple[dict, bytes]
@@ -50,31 +55,32 @@ class Far:
         return {}, b""
 
     def submit(self, message: dict, body: bytes) -> Answer:
-        """Make a job's folder here and start it; a job that is there already is left alone."""
+        """Make a job's folder here and start it; a job that is there already is left alone.
+
+        ``is_known`` is False where another far side is still about to start it.
+        """
         check_versions(message["about"]["versions"])
         path = _path(message["folder"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = JobFolder(path)
-        try:
-            path.mkdir(0o700)
-        except FileExistsError:
-            _await_twin(folder)
-        else:
+        while True:
             try:
-                _submit(folder, message, pickle.loads(body))
-            except SimlibError as error:
-                folder.write(str(error).encode(), "refused")
-                raise
-            folder.mark("submitted")
-        return {}, b""
+                with new_folder(path.parent, path.name, is_exact=True) as folder:
+                    _submit_or_refuse(folder, message, pickle.loads(body))
+                with suppress(OSError):  # there is no room, and the job has begun
+                    folder.mark("submitted")
+                return {"is_known": True}, b""
+            except TakenError:
+                is_known = _await_twin(JobFolder(path))
+            if is_known is not None:
+                return {"is_known": is_known}, b""
 
     def look(self, message: dict, body: bytes) -> Answer:
         """How a job stands, and which files it has."""
         path = _path(message["folder"])
         if path not in self._states:
             about = JobFolder(path).read_json("job.json")
-            if about is None:
-                return {"state": None}, b""
+            if about is None:  # not there yet, or refused before it had one
+                state = JobFolder(path).read_json("state.json")
+                return {"state": state, "files": listing(path, True) if state else {}}, b""
             self._states[path] = JobState(JobFolder(path), about["submitted"])
         known = self._states[path]
         state = known.now()
@@ -94,8 +100,16 @@ class Far:
         return {"pieces": pieces}, content
 
     def cancel(self, message: dict, body: bytes) -> Answer:
-        """End a job."""
-        Job(_path(message["folder"])).cancel()
+        """End a job; one that may still be on its way here (not ``is_known``) will not begin."""
+        path = _path(message["folder"])
+        folder = JobFolder(path)
+        if message["is_known"] or folder.has("job.json"):
+            Job(path).cancel()
+            return {}, b""
+        with suppress(TakenError), new_folder(path.parent, path.name, is_exact=True):
+            pass
+        folder.mark("cancel")
+        folder.write_json(_ended("cancel"), "state.json")
         return {}, b""
 
 
@@ -104,14 +118,38 @@ def _path(name: str) -> Path:
     return Path.home() / Path(name).expanduser()
 
 
-def _await_twin(folder: JobFolder) -> None:
+def _await_twin(folder: JobFolder) -> bool | None:
+    """Whether another far side has handed the job in by now; None: it has taken it all back."""
     deadline = time.monotonic() + TWIN_S
     while not folder.has("submitted"):
         if folder.has("refused"):
             raise JobError(folder.text("refused"))
+        _check_is_wanted(folder)
+        if not folder.path.exists():
+            return None
         if time.monotonic() > deadline:
-            raise JobError(f"{folder.path} on {os.uname().nodename} was begun and not finished")
+            return False
         time.sleep(0.1)
+    return True
+
+
+def _check_is_wanted(folder: JobFolder) -> None:
+    if folder.has("cancel"):
+        raise JobError(f"{folder.path.name} was cancelled")
+
+
+def _submit_or_refuse(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
+    try:
+        _submit(folder, message, parts)
+    except JobError as error:
+        folder.write(str(error).encode(), "refused")
+        folder.write_json(_ended("cancel" if folder.has("cancel") else "refused"), "state.json")
+        raise
+
+
+def _ended(why: str) -> dict[str, Any]:
+    """What `JobState.now` says of a job that was never handed in."""
+    return {"state": "ended", "code": None, "why": why}
 
 
 def _submit(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
@@ -140,6 +178,7 @@ def _submit(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
         prepare(folder, about, packed, to, command)
     else:
         prepare_attempts(folder, about, packed, to, parts["restarts"])
+    _check_is_wanted(folder)
     to.start(folder)
 
 
@@ -161,20 +200,44 @@ def main() -> None:
     sys.stderr = os.fdopen(os.dup(2), "w")
     for number in (1, 2):  # jobs inherit them, and would hold the connection
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    far = Far()
+    serve(Far(), sys.stdin.buffer, out)
+
+
+def serve(far: Any, asked: BinaryIO, out: BinaryIO) -> None:
+    """Answer messages, each by the method of its name, until there are no more."""
     out.write(b"\n" + HELLO + b"\n")
     out.flush()
-    while select.select([0], [], [], IDLE_S)[0]:
-        head = sys.stdin.buffer.readline()
+    while select.select([asked], [], [], IDLE_S)[0]:
+        head = asked.readline()
         if not head.endswith(b"\n"):
             return
         message = json.loads(head)
-        body = sys.stdin.buffer.read(message["nbytes"])
+        body = asked.read(message["nbytes"])
         if len(body) < message["nbytes"]:
             return
-        answer, content = _answer(getattr(far, message["do"]), message, body)
+        with beating(out):
+            answer, content = _answer(getattr(far, message["do"]), message, body)
         out.write(json.dumps({**answer, "nbytes": len(content)}).encode() + b"\n" + content)
         out.flush()
+
+
+@contextmanager
+def beating(out: BinaryIO) -> Iterator[None]:
+    """Write an empty line now and then, so that nobody takes a long silence for a broken line."""
+    is_done = threading.Event()
+
+    def beat() -> None:
+        with suppress(OSError):  # it is broken
+            while not is_done.wait(BEAT_S):
+                os.write(out.fileno(), b"\n")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
 
 
 def _answer(method: Callable[[dict, bytes], Answer], message: dict, body: bytes) -> Answer:

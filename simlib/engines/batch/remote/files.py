@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from ....model.errors import JobError
 from .. import logs
 
 OWN = {
@@ -18,6 +19,8 @@ OWN = {
     "native.json", "state.json", "remote.json", "submitted", "beat",
 }  # fmt: skip
 """Each side has its own of these: they depend on the place."""
+STARTING = {"native.json", "remote.json"}
+"""Words that are started here stand in them: of an attempt neither is written."""
 GROWING = (".out", ".err", ".log")
 """Files of these kinds are only added to, so what is here already stays."""
 NAME = re.compile(r"(attempt-\d+/)?\w[\w.-]*", re.ASCII)
@@ -98,15 +101,18 @@ class Mirror:
         done: set[str] = set()
         while wanted := [one for name in there if (one := self._wanted(name, there, done))]:
             pieces, body = read(wanted)
+            asked = {one[0] for one in wanted}
             start = 0
             for piece in pieces:
+                if piece[0] not in asked:
+                    raise JobError(f"the far side sends {piece[0]!r}, and was not asked for it")
                 self._take(piece, body[start : start + piece[2]], there, done)
                 start += piece[2]
 
     def _wanted(self, name: str, there: Listing, done: set[str]) -> list | None:
         """``[name, offset, end]`` of what is still to come of a file, or None."""
         size, changed_ns = there[name]
-        if name in done or not NAME.fullmatch(name):
+        if name in done or not _is_brought(name):
             return None
         here = _stat(self._folder / name)
         if name.endswith(GROWING):
@@ -139,6 +145,12 @@ class Mirror:
     def _draft(self, name: str) -> Path:
         path = self._folder / name
         return path.with_name(f".{path.name}.part")
+
+
+def _is_brought(name: str) -> bool:
+    """Whether a file that the far side names may be written here."""
+    attempt, _, own = name.rpartition("/")
+    return bool(NAME.fullmatch(name)) and own not in (STARTING if attempt else OWN)
 
 
 def _write(path: Path, offset: int, content: bytes) -> None:

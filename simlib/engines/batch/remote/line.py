@@ -1,7 +1,8 @@
 """`Line`: the connection to the far side: one ssh, kept as long as it holds, and made anew.
 
-A message is a line of JSON, which says how many bytes follow it; so is an answer. What the far
-side's start files print before the first word of `far` is passed over.
+A message is a line of JSON, which says how many bytes follow it; so is an answer. Before it the far
+side sends empty lines, as long as it is at work. What the far side's start files print before the
+first word of `far` is passed over.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ NO_SIMLIB = r"No module named '?(simlib|torch)|No module named \S*remote|unknown
 
 class UnreachableError(JobError):
     """The far side cannot be reached; the text says why."""
+
+    was_sent = False
+    """Whether all of the message had been sent: then it may have been done."""
 
 
 class Line:
@@ -82,7 +86,8 @@ class Line:
         Raises
         ------
         UnreachableError
-            There is no connection, or it has broken: the message may have arrived.
+            There is no connection, or it has broken: ``was_sent`` says whether the message may
+            have arrived.
         JobError
             The far side refuses.
         """
@@ -91,8 +96,7 @@ class Line:
             try:
                 head = json.dumps({**message, "nbytes": len(body)}).encode() + b"\n"
                 self._send(head + body)
-                answer = json.loads(self._until_newline(ANSWER_S))
-                content = self._exactly(answer["nbytes"])
+                answer, content = self._answer()
             except BaseException:
                 self._drop()
                 raise
@@ -155,6 +159,16 @@ class Line:
                 left = left[os.write(pipe, left[:CHUNK]) :]
             except BrokenPipeError:
                 raise self._lost() from None
+
+    def _answer(self) -> tuple[dict, bytes]:
+        try:
+            while not (head := self._until_newline(ANSWER_S)):  # it is at work
+                pass
+            answer = json.loads(head)
+            return answer, self._exactly(answer["nbytes"])
+        except UnreachableError as error:
+            error.was_sent = True
+            raise
 
     def _until_newline(self, wait_s: float) -> bytes:
         while b"\n" not in self._buffer:

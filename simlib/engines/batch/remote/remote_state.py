@@ -14,6 +14,7 @@ LOOK_S = 0.5
 PATIENT_S = 15.0
 """So long nobody is told that the far side cannot be reached: most of it passes."""
 CANCEL_S = 40.0
+"""How long to wait for a connection; the answer comes when the far job has ended."""
 
 
 class RemoteState:
@@ -40,8 +41,12 @@ class RemoteState:
 
     @property
     def trouble(self) -> str:
-        """A sentence where the far side has not been reached for some time; else empty."""
-        if self._since_s is None or time.monotonic() < self._since_s + PATIENT_S:
+        """A sentence where the far side has not been reached for some time; else empty.
+
+        At once where it has never said that it has the job.
+        """
+        patient_s = PATIENT_S if self.folder.has("submitted") else 0.0
+        if self._since_s is None or time.monotonic() < self._since_s + patient_s:
             return ""
         return self._why
 
@@ -57,6 +62,9 @@ class RemoteState:
             self._note(f"{self._line.host} cannot be reached at the moment ({error})")
         except JobError as error:
             self._note(str(error))
+        except OSError as error:  # this disk is full
+            words = error.strerror or error
+            self._note(f"{self.folder.path} cannot be filled ({words}): make room there")
         self._next_s = time.monotonic() + LOOK_S
         return self.written()
 
@@ -73,8 +81,10 @@ class RemoteState:
         if found["state"] is None:
             words = f"{self._line.host} has no folder {self._there}"
             if not self.folder.has("submitted"):
-                raise JobError(f"{words} yet")
+                raise JobError(f"{words} yet: it may not have arrived there")
             found["state"] = {"state": "ended", "code": None, "why": "lost", "words": words}
+        elif not self.folder.has("submitted"):  # so it has arrived
+            self.folder.mark("submitted")
         self._mirror.fetch(found.get("files", {}), self._read)
         state = {**found["state"], "queue": found.get("queue")}
         if state != self.written():  # last of all: a job has ended when all of it is here
@@ -118,10 +128,15 @@ class RemoteQueue:
         JobError
             It cannot be reached, or refuses.
         """
+        folder = self._state.folder
         try:
-            self._state.ask("cancel", CANCEL_S)
+            self._state.ask("cancel", CANCEL_S, is_known=folder.has("submitted"))
         except JobError as error:
-            folder = self._state.folder
+            if isinstance(error, UnreachableError) and error.was_sent:
+                raise JobError(
+                    f"it is not known yet whether {folder.path.name} is cancelled ({error}): ask "
+                    "for its status later"
+                ) from None
             for name in ("cancel", "end"):  # nobody has heard of it
                 folder.file(name).unlink(missing_ok=True)
             raise JobError(f"{folder.path.name} is not cancelled: {error}") from None

@@ -9,6 +9,7 @@ import secrets
 import sys
 import tarfile
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..folder import JobFolder
 from ..mpiexec import Mpiexec
 from ..needs import words_of
 from ..slurm import Queued
-from .line import START_S, UnreachableError, line_to
+from .line import START_S, Line, UnreachableError, line_to
 
 LEFT_OUT = {".git", ".venv", ".jupyter", "__pycache__", ".ipynb_checkpoints", JOBS}
 """Folders that `sync` does not take along."""
@@ -162,18 +163,33 @@ class Ssh:
             "work": self._packed(script),
         }
         body = pickle.dumps(parts)
-        deadline = time.monotonic() + PATIENT_S
         line = line_to(self.host, tuple(ssh), tuple(python))
         line.ask({"do": "hello"}, wait_s=START_S)  # what is wrong from the start is told at once
+        why = self._hand_over(line, message, body)
+        if why is None:
+            folder.mark("submitted")
+        else:
+            warnings.warn(
+                f"it is not known yet whether {self.host} has taken {folder.path.name} ({why}): "
+                "ask for its status later",
+                stacklevel=3,
+            )
+
+    def _hand_over(self, line: Line, message: dict, body: bytes) -> str | None:
+        """Send a job; None, or why it is not known whether it has arrived."""
+        deadline = time.monotonic() + PATIENT_S
+        was_sent = False
         while True:
             try:
-                line.ask(message, body)
-                break
-            except UnreachableError:  # the same name twice is one job
+                answer, _ = line.ask(message, body)
+                return None if answer["is_known"] else "it is still at it"
+            except UnreachableError as error:  # the same name twice is one job
+                was_sent = was_sent or error.was_sent
                 if time.monotonic() > deadline:
+                    if was_sent:
+                        return str(error)
                     raise
                 time.sleep(0.5)
-        folder.mark("submitted")
 
     def _script_in(self, request: bytes) -> tuple[str, str] | None:
         """The path of a whole script, and the one it has below the working folder there."""
