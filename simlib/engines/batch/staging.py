@@ -33,6 +33,8 @@ FIRST_COUNTS = ("refused", "died_early")
 RANKS = re.compile(r"rank-(\d+)\.(\w+|stack-wanted)")
 TO_JUDGE = ("json", "log", "err")
 PIECE = 4 << 20
+BLOCK = 16 << 10
+"""Of a log, see `Files.changes`."""
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5")
 SRUN = ("srun", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1", "--unbuffered", "--nodelist")
 
@@ -62,8 +64,10 @@ class Files:
             found += [os.path.relpath(os.path.join(place, name), self.folder) for name in names]
         return found
 
-    def changes(self, name, told):
+    def changes(self, name, told, is_last=False):
         """Messages that bring a file up to date; ``told`` is what was said of it before, or None.
+
+        ``is_last``: whatever is in a log counts, also where its header has not changed.
 
         Returns
         -------
@@ -76,7 +80,7 @@ class Files:
             with open(path, "rb") as file:
                 stat = os.fstat(file.fileno())
                 if name.endswith(".log"):
-                    return self._of_log(name, file, told)
+                    return self._of_log(name, file, told, is_last)
                 if name.endswith((".out", ".err")):
                     return self._of_growing(name, file, stat.st_size, told)
                 now = [stat.st_size, stat.st_mtime_ns]
@@ -94,20 +98,26 @@ class Files:
         content = file.read(PIECE)
         return [({"name": name, "at": start}, content)], start + len(content)
 
-    def _of_log(self, name, file, told):
-        """The body before the header, which says that it is there."""
+    def _of_log(self, name, file, told, is_last):
+        """Its blocks that differ from those that were sent, as ops are filled in in place when they
+        end; then the header, which says that all of this is there."""
         header = file.read(self.header)
-        start, before = told or (self.header, b"")
-        if len(header) < self.header or header == before:
+        before, known = told or (b"", {})
+        if len(header) < self.header or (header == before and not is_last):
             return [], told
+        messages, room = [], PIECE
         end = int.from_bytes(header[self.committed : self.committed + 8], sys.byteorder)
-        file.seek(start)
-        body = file.read(max(0, min(end - start, PIECE)))
-        messages = [({"name": name, "at": start}, body)] if body else []
-        start += len(body)
-        if start < end:
-            return messages, (start, before)
-        return [*messages, ({"name": name, "at": 0}, header)], (start, header)
+        for start in range(self.header, end, BLOCK):
+            if room <= 0:  # the rest, and the header, at the next look
+                return messages, (before, known)
+            block = file.read(min(BLOCK, end - start))
+            if known.get(start) != hash(block):
+                known[start] = hash(block)
+                messages.append(({"name": name, "at": start}, block))
+                room -= len(block)
+        if header != before:
+            messages.append(({"name": name, "at": 0}, header))
+        return messages, (header, known)
 
     def apply(self, message, content):
         """Take in what the other side has said."""
