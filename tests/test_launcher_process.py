@@ -82,6 +82,14 @@ def test_a_launcher_that_does_not_end_when_the_ranks_do(folder):
     wait_until(lambda: has_ended(left))
 
 
+def test_a_plan_says_how_long_its_launcher_may_take(folder, monkeypatch):
+    for name in ("LINGER_S", "LEAVE_S"):
+        monkeypatch.setattr(launcher_process, name, 1000)
+    (folder / "end").touch()
+    state = carry(folder, DEAF, linger_s=0.2, leave_s=0.2)
+    assert (state["code"], state["why"]) == (-signal.SIGKILL, "late")
+
+
 def test_nobody_has_heard_of_rank_0_for_long(folder):
     (folder / "beat").touch()
     state = carry(folder, "import time; time.sleep(1000)", timeout_s=0.1)

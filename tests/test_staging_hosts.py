@@ -20,6 +20,7 @@ from simlib.practice import PracticeCluster
 from simlib.practice.enter import MARK
 
 NODES = ["node1", "node2"]
+OP_S = 0.6
 
 
 class Shared:
@@ -55,6 +56,7 @@ def hosts(needs_practice_cluster, tmp_path_factory):
 def test_what_hosts_that_share_nothing_bring_back(hosts, capfd):
     def main(rank, world_size):
         x = torch.tensor([rank + 1])
+        time.sleep(OP_S * rank)  # rank 0's op is seen under way
         dist.all_reduce(x)
         print("rank", rank, "is on", os.uname().nodename)
         return x.item(), os.uname().nodename, torch.full((3_000_000,), float(rank))
@@ -67,7 +69,9 @@ def test_what_hosts_that_share_nothing_bring_back(hosts, capfd):
     run = job.result(WAIT_S)
     assert [result[:2] for result in run.results] == [(3, node) for node in NODES]
     assert all(result[2].eq(rank).all() for rank, result in enumerate(run.results))
-    assert [op.kind for rank in (0, 1) for op in run.trace.of_rank(rank)] == ["all_reduce"] * 2
+    ops = [op for rank in (0, 1) for op in run.trace.of_rank(rank)]
+    assert [(op.kind, op.done) for op in ops] == [("all_reduce", True)] * 2
+    assert ops[0].end_s - ops[0].post_s > OP_S / 2
     assert [hosts.left_on(node) for node in NODES] == [[], []]
 
 
@@ -137,10 +141,12 @@ def test_what_keeps_a_host_from_a_copy(hosts):
         simlib.Mpiexec(stage=True)
     job = hosts.submit(lambda rank, world_size: rank, hosts=["node1", "node99"])
     assert "could not be carried out: the host node99 is unknown" in str(failure(job))
+    assert hosts.left_on("node1") == []
     on(hosts.cluster, "node2", f"mount -n -o remount,ro {hosts.folder}")
     try:
         job = hosts.submit(lambda rank, world_size: rank)
         words = r"node2 cannot have a copy of the job's folder: \[Errno 30\] Read-only file system"
         assert re.search(words, str(failure(job)))
+        assert hosts.left_on("node1") == []
     finally:
         on(hosts.cluster, "node2", f"mount -n -o remount,rw {hosts.folder}")

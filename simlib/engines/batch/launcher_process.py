@@ -22,7 +22,7 @@ LINGER_S = 5.0
 """How long a launcher may take to end of itself once the ranks end; one that waits for a host which
 no longer answers never would."""
 LEAVE_S = 2.0
-"""How long such a launcher may take to end when it is told to."""
+"""How long such a launcher may take to end when it is told to. A plan may give more of both."""
 SILENCE_S = 10.0
 """Rank 0's supervisor shows once a second that it is there; so late may a busy machine be."""
 REACH_S = 8.0
@@ -73,6 +73,8 @@ class Watch:
         self._plan = plan
         self._hosts = hosts
         self._limit = time.monotonic() + plan["time_limit"]
+        self._linger_s = plan.get("linger_s", LINGER_S)
+        self._leave_s = plan.get("leave_s", LEAVE_S)
         self._hopeless = re.compile(plan["hopeless"].encode(), re.MULTILINE)
         self._ends_since = None
         self._beat = None, time.monotonic()
@@ -96,7 +98,7 @@ class Watch:
                     self._hosts.look_again()
                     self.started = started_by(self._launcher.pid)
                     self._launcher.terminate()
-                    obey_s = LEAVE_S if why in ("silent", "late") else obey_s
+                    obey_s = self._leave_s if why in ("silent", "late") else obey_s
                     deadline = now + obey_s
             elif now > deadline:
                 os.killpg(self._launcher.pid, signal.SIGKILL)
@@ -115,7 +117,7 @@ class Watch:
             self._ends_since = now
             self._hosts.look_again()
         if self._ends_since is not None:
-            return "late" if now > self._ends_since + LINGER_S else "code"
+            return "late" if now > self._ends_since + self._linger_s else "code"
         self._hosts.look_first()
         return "silent" if self._is_silent(now) else "code"
 

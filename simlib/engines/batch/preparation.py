@@ -10,7 +10,8 @@ from ...record.oplog import COMMITTED, HEADER
 from . import reach
 from .folder import JobFolder
 from .launcher_failures import HOPELESS
-from .launcher_process import OBEY_S
+from .launcher_process import LINGER_S, OBEY_S
+from .staging import LAST_S
 
 START = (
     "import sys; sys.path[:0] = sys.argv[1:2]; "
@@ -18,6 +19,8 @@ START = (
 )
 NO_WORDS = "(?!)"
 """A pattern of nothing."""
+STAGED = {"obey_s": OBEY_S + LAST_S, "linger_s": LINGER_S + LAST_S, "leave_s": 600}
+"""How long `staging` may take: what is last has to come from hosts. It gives up by itself."""
 ATTEMPTS_OBEY_S = 2 * OBEY_S
 """How long attempts may take to end: each has a launcher, which may take `OBEY_S`."""
 
@@ -40,7 +43,8 @@ def prepare(
     """
     command = [*words, str(to.write_start(folder))]
     look = [*to.before_launcher(), sys.executable, "-I", str(Path(reach.__file__).resolve())]
-    _write(folder, about, request, to, command, to.environ(), HOPELESS, OBEY_S, look)
+    times = STAGED if getattr(to, "stage", False) else {"obey_s": OBEY_S}
+    _write(folder, about, request, to, command, to.environ(), HOPELESS, times, look)
 
 
 def prepare_attempts(
@@ -49,10 +53,11 @@ def prepare_attempts(
     """The same of a job that may begin anew; ``plan`` is for its ``restarts.pkl``."""
     folder.write(plan, "restarts.pkl")
     command = [sys.executable, "-I", "-c", START, about["root"], str(folder.path)]
-    _write(folder, about, request, to, command, {}, NO_WORDS, ATTEMPTS_OBEY_S, [])
+    times = {"obey_s": ATTEMPTS_OBEY_S}
+    _write(folder, about, request, to, command, {}, NO_WORDS, times, [])
 
 
-def _write(folder, about, request, to, command, environ, hopeless, obey_s, look):
+def _write(folder, about, request, to, command, environ, hopeless, times, look):
     folder.write(request, "request.pkl")
     within = [folder.file("cancel"), *([about["within"]] if about["within"] else [])]
     plan = {
@@ -60,7 +65,7 @@ def _write(folder, about, request, to, command, environ, hopeless, obey_s, look)
         "environ": environ,
         "time_limit": to.time_limit,
         "hopeless": hopeless,
-        "obey_s": obey_s,
+        **times,
         "cancelled_by": [str(path) for path in within],
         "reach": look,
         "world_size": about["world_size"],

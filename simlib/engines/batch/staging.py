@@ -4,9 +4,12 @@ A program of the standard library that stands before mpiexec. It starts itself o
 ssh, has each make a copy of the job's folder at the same path, runs mpiexec, and carries until that
 has ended. Its own folder is the *hub*: all that ranks write comes up to it, within `LOOK_S`; down
 go the words that end a job, where ranks meet, and, to the host of rank 0, what its judge looks at.
-A host that sees the folder anyway needs no copy.
+A host that sees the folder anyway needs no copy. It is one file, long as it is, since it is one
+program that is started by itself on hosts, below whatever Python is there.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import queue
@@ -23,16 +26,23 @@ import time
 
 LOOK_S = 0.1
 LAST_S = 20.0
-"""How long the last files may take when the ranks have ended."""
+"""How long a host may say nothing that has not said its last, when the ranks have ended; and how
+long all may take to remove their copies."""
+OBEY_S = 5.0
+"""How long mpiexec may take to end when it is told to."""
+LEAVE_S = 10.0
+"""How long ranks may take to end before their copy is removed."""
 TAKEN = ("job.json", "request.pkl", "start.py", "rank.sh")
 WORK = "work"
 """A folder of what the learner has sent along, see `remote.ssh`."""
 MARK = ".staged"
 TO_ALL = ("end", "cancel", "meeting.json")
-FIRST_COUNTS = ("refused", "died_early")
+FIRST_COUNTS = ("refused", "died_early", "gone.json")
 RANKS = re.compile(r"rank-(\d+)\.(\w+|stack-wanted)")
 TO_JUDGE = ("json", "log", "err")
 PIECE = 4 << 20
+BLOCK = 16 << 10
+"""Of a log, see `Files.changes`."""
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5")
 SRUN = ("srun", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1", "--unbuffered", "--nodelist")
 
@@ -62,8 +72,10 @@ class Files:
             found += [os.path.relpath(os.path.join(place, name), self.folder) for name in names]
         return found
 
-    def changes(self, name, told):
+    def changes(self, name, told, is_last=False):
         """Messages that bring a file up to date; ``told`` is what was said of it before, or None.
+
+        ``is_last``: whatever is in a log counts, also where its header has not changed.
 
         Returns
         -------
@@ -76,7 +88,7 @@ class Files:
             with open(path, "rb") as file:
                 stat = os.fstat(file.fileno())
                 if name.endswith(".log"):
-                    return self._of_log(name, file, told)
+                    return self._of_log(name, file, told, is_last)
                 if name.endswith((".out", ".err")):
                     return self._of_growing(name, file, stat.st_size, told)
                 now = [stat.st_size, stat.st_mtime_ns]
@@ -94,20 +106,26 @@ class Files:
         content = file.read(PIECE)
         return [({"name": name, "at": start}, content)], start + len(content)
 
-    def _of_log(self, name, file, told):
-        """The body before the header, which says that it is there."""
+    def _of_log(self, name, file, told, is_last):
+        """Its blocks that differ from those that were sent, as ops are filled in in place when they
+        end; then the header, which says that all of this is there."""
         header = file.read(self.header)
-        start, before = told or (self.header, b"")
-        if len(header) < self.header or header == before:
+        before, known = told or (b"", {})
+        if len(header) < self.header or (header == before and not is_last):
             return [], told
+        messages, room = [], PIECE
         end = int.from_bytes(header[self.committed : self.committed + 8], sys.byteorder)
-        file.seek(start)
-        body = file.read(max(0, min(end - start, PIECE)))
-        messages = [({"name": name, "at": start}, body)] if body else []
-        start += len(body)
-        if start < end:
-            return messages, (start, before)
-        return [*messages, ({"name": name, "at": 0}, header)], (start, header)
+        for start in range(self.header, end, BLOCK):
+            if room <= 0:  # the rest, and the header, at the next look
+                return messages, (before, known)
+            block = file.read(min(BLOCK, end - start))
+            if known.get(start) != hash(block):
+                known[start] = hash(block)
+                messages.append(({"name": name, "at": start}, block))
+                room -= len(block)
+        if header != before:
+            messages.append(({"name": name, "at": 0}, header))
+        return messages, (header, known)
 
     def apply(self, message, content):
         """Take in what the other side has said."""
@@ -116,13 +134,27 @@ class Files:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
                 file.seek(message["at"])
                 file.write(content)
-        elif message["name"] not in FIRST_COUNTS or not os.path.exists(path):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            place, name = os.path.split(path)
-            draft = os.path.join(place, f".{name}.{os.getpid()}")
-            with open(draft, "wb") as file:
-                file.write(content)
+            return
+        place, name = os.path.split(path)
+        os.makedirs(place, exist_ok=True)
+        draft = os.path.join(place, f".{name}.{os.getpid()}")
+        with open(draft, "wb") as file:
+            file.write(content)
+        if name in FIRST_COUNTS:
+            self._name_first(draft, path)
+        else:
             os.replace(draft, path)
+
+    def _name_first(self, draft, path):
+        """The first who says something counts: a link takes no name that there is already."""
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a filesystem without links
+            os.replace(draft, path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
 
 
 class Pipe:
@@ -169,12 +201,16 @@ class Spoke:
         self._pipe = pipe
         self._came = set(TAKEN)
         self._told = {}
+        self._locked = []
         self._is_last = threading.Event()
         self._said = queue.SimpleQueue()
 
     def serve(self):
-        """Carry until the hub says that it is over, or is gone."""
-        message, _ = self._pipe.receive()
+        """Carry until the hub says that it is over, or is gone; the copy goes with it."""
+        try:
+            message, _ = self._pipe.receive()
+        except EOFError:  # another host was refused
+            return
         folder = message["folder"]
         if os.path.exists(os.path.join(folder, message["mark"])):
             return self._pipe.send({"is": "shared"})
@@ -183,28 +219,45 @@ class Spoke:
         except OSError as error:
             return self._pipe.send({"is": "refused", "why": str(error)})
         self._files = Files(folder, message["log"])
-        self._pipe.send({"is": "there"})
         threading.Thread(target=self._listen, daemon=True).start()
-        try:
-            while not self._is_last.wait(LOOK_S):
-                self._tell()
-            while self._tell():
-                pass
-            self._pipe.send({"is": "last"})
-        except BrokenPipeError:
-            pass
-        if self._said.get() == "over":
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
+        with contextlib.suppress(BrokenPipeError):
+            self._carry()
+        if self._said.get() == "gone":
             open(os.path.join(folder, "end"), "a").close()
+        await_ranks(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _make(self, folder, mark):
-        if os.path.exists(os.path.join(folder, MARK)):  # a copy of a job that is no more
-            shutil.rmtree(folder)
+        """Make the copy; as long as its mark is locked, it is in use."""
+        staged = os.path.join(folder, MARK)
+        if os.path.exists(staged):
+            self._lock(staged, "r+")
+            shutil.rmtree(folder)  # a copy of a job that is no more
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         os.mkdir(folder, 0o700)
-        for name in (MARK, mark):
-            open(os.path.join(folder, name), "w").close()
+        draft = f"{staged}.{os.getpid()}"
+        self._lock(draft, "w")
+        os.rename(draft, staged)
+        open(os.path.join(folder, mark), "w").close()
+
+    def _lock(self, path, mode):
+        file = open(path, mode)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(
+                f"{os.path.dirname(path)} is there already, of a job that still runs (two hosts "
+                "that submit both count from 1): name another folder by folder=..."
+            ) from None
+        self._locked.append(file)  # until this process ends
+
+    def _carry(self):
+        self._pipe.send({"is": "there"})
+        while not self._is_last.wait(LOOK_S):
+            self._tell()
+        while self._tell(is_last=True):
+            pass
+        self._pipe.send({"is": "last"})
 
     def _listen(self):
         """Take in what the hub says. A thread of its own: both sides may send much at once."""
@@ -222,13 +275,14 @@ class Spoke:
             self._said.put("gone")
             self._is_last.set()
 
-    def _tell(self):
+    def _tell(self, is_last=False):
         """Send what has changed here; returns whether there was any."""
         sent = False
         for name in self._files.names():
             if name in self._came:
                 continue
-            messages, self._told[name] = self._files.changes(name, self._told.get(name))
+            told = self._told.get(name)
+            messages, self._told[name] = self._files.changes(name, told, is_last)
             for message, content in messages:
                 self._pipe.send(message, content)
                 sent = True
@@ -245,15 +299,18 @@ class Hub:
         self._spokes = {}
         self._told = {}
         self._owner = {}
+        self._started = {}
+        self._heard = time.monotonic()
+        self.is_to_end = False
 
     def stage(self):
         """Make the copies; returns whether every host has one, or sees this folder."""
         open(os.path.join(self._files.folder, self._mark), "w").close()
         hosts = self._plan["hosts"]
         words, hosts = (SSH, hosts) if hosts else (SRUN, _nodes())
-        processes = {host: _start([*words, host], self._plan["python"]) for host in hosts}
-        self._started = list(processes.values())
-        for host, process in processes.items():  # one by one: some may share one copy
+        for host in hosts:
+            self._started[host] = _start([*words, host], self._plan["python"])
+        for host, process in self._started.items():  # one by one: some may share one copy
             pipe = Pipe(process.stdout.fileno(), process.stdin.fileno())
             place = {"folder": self._files.folder, "mark": self._mark, "log": self._plan["log"]}
             try:
@@ -271,21 +328,41 @@ class Hub:
         return True
 
     def carry_while(self, process):
-        """Carry until the process has ended and all is here."""
+        """Carry until the process has ended, which it is told to once this ``is_to_end``."""
+        kill_at = None
         while process.poll() is None:
+            if self.is_to_end and kill_at is None:
+                process.terminate()
+                kill_at = time.monotonic() + OBEY_S
+            elif kill_at is not None and time.monotonic() > kill_at:
+                process.kill()
             self._listen(LOOK_S)
             self._hand_on()
         self._hand_on()
+
+    def carry_the_last(self):
+        """Take in what is still on its way; a host that says nothing for `LAST_S` is left."""
         waiting = set(self._spokes)
         for host in list(waiting):
             self._say(host, {"is": "last"})
-        deadline = time.monotonic() + LAST_S
-        while waiting & set(self._spokes) and time.monotonic() < deadline:
+        self._heard = time.monotonic()
+        while waiting & set(self._spokes) and time.monotonic() < self._heard + LAST_S:
             waiting -= self._listen(LOOK_S)
-        for host in list(self._spokes):
-            self._say(host, {"is": "over"})
-        for ssh in self._started:
-            ssh.wait(LAST_S)
+
+    def leave(self):
+        """Have the copies removed; a host that does not hear it sees that this is gone."""
+        for pipe in self._spokes.values():
+            with contextlib.suppress(OSError):
+                pipe.send({"is": "over"})
+        for process in self._started.values():
+            process.stdin.close()
+        deadline = time.monotonic() + LAST_S
+        for process in self._started.values():
+            try:
+                process.wait(max(0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def _listen(self, wait_s):
         """Take in what has come; returns the hosts that have said their last."""
@@ -303,6 +380,7 @@ class Hub:
                 except EOFError:
                     self._lose(host)
                     continue
+                self._heard = time.monotonic()
                 if "name" in message:
                     self._take(host, message, content)
                 else:
@@ -386,19 +464,46 @@ def _start(words, python):
     )
 
 
+def await_ranks(folder):
+    """Wait, for `LEAVE_S` at most, until no process runs that was started by a file there."""
+    deadline = time.monotonic() + LEAVE_S
+    while time.monotonic() < deadline and is_run(folder):
+        time.sleep(LOOK_S)
+
+
+def is_run(folder):
+    """Whether a process has a file of the folder in its command; False where no /proc tells."""
+    start = os.fsencode(os.path.join(folder, ""))
+    for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            if any(word.startswith(start) for word in file.read().split(b"\0")):
+                return True
+    return False
+
+
 def main(plan, command):
     """Stage, run the command, carry; returns its exit code."""
     hub = Hub(os.path.dirname(command[-1]), plan)
-    if not hub.stage():
-        return 1
-    process = subprocess.Popen(command)
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    hub.carry_while(process)
-    return process.returncode if process.returncode >= 0 else 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        if not hub.stage():
+            return 1
+        signal.signal(signal.SIGTERM, lambda *_: setattr(hub, "is_to_end", True))
+        process = subprocess.Popen(command)
+        try:
+            hub.carry_while(process)
+        finally:
+            process.terminate()  # where this could not go on
+        hub.carry_the_last()
+        return process.returncode if process.returncode >= 0 else 1
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hub.leave()
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--spoke":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a queue's: the hub has got it, too
         Spoke(Pipe(0, 1)).serve()
     else:
         sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))
