@@ -99,6 +99,11 @@ def submit(
     """
     check_count("world_size", world_size)
     to = Mpiexec() if to is None else to
+    if not isinstance(to, Mpiexec | Queued | Ssh):
+        raise InvalidCallError(
+            f"to={to!r} is no place to run: it must be simlib.Mpiexec(...), simlib.Slurm(...), "
+            "simlib.Pbs(...) or simlib.Ssh(...)"
+        )
     to.check(world_size)
     check_timeout(timeout_s)
     kill = check_kill(kill, world_size)

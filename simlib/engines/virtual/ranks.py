@@ -27,6 +27,7 @@ from ...record.recorder import Recorder, is_learners
 from ...record.requests import FOREVER
 from ...record.transports.carriers import on_gloo
 from ..host.isolation import torch_seed
+from ..host.rank_environ import environ_on_equal_nodes
 from ..host.request import Request
 from . import per_rank
 from .dispatch_mode import DispatchMode
@@ -188,15 +189,9 @@ class Ranks:
         local.beside = self._simulation.beside[rank]
         local.settle = functools.partial(scheduler.settle, rank)
         local.before_output = functools.partial(self._before_output, rank)
-        local.environ = {
-            name: str(value)
-            for name, value in (
-                ("RANK", rank),
-                ("WORLD_SIZE", self._size),
-                ("LOCAL_RANK", rank % self._request.cluster.ranks_per_node),
-                ("LOCAL_WORLD_SIZE", min(self._size, self._request.cluster.ranks_per_node)),
-            )
-        }
+        local.environ = environ_on_equal_nodes(
+            rank, self._size, self._request.cluster.ranks_per_node
+        )
         scheduler.begin(rank)
         is_script = self._request.surroundings.is_script
         self.answers[rank] = returned.answer_of(functools.partial(self._call, rank), is_script)
