@@ -144,7 +144,7 @@ def carried(source, target, name, told=None):
     return told
 
 
-def test_staging_carries_what_is_new_and_a_logs_body_before_its_header(tmp_path, monkeypatch):
+def test_staging_carries_what_is_new(tmp_path):
     sides = [tmp_path / name for name in ("spoke", "hub")]
     for side in sides:
         side.mkdir()
@@ -156,16 +156,6 @@ def test_staging_carries_what_is_new_and_a_logs_body_before_its_header(tmp_path,
     assert [message["at"] for message, _ in spoke.changes("rank-0.out", told)[0]] == [4]
     carried(spoke, hub, "rank-0.out", told)
     assert (sides[1] / "rank-0.out").read_text() == "one\ntwo\n"
-    (sides[0] / "rank-0.log").write_bytes(log(HEADER + 9))
-    monkeypatch.setattr(staging, "PIECE", 6)
-    first, told = spoke.changes("rank-0.log", None)
-    assert [(message["at"], len(content)) for message, content in first] == [(HEADER, 6)]
-    second, told = spoke.changes("rank-0.log", told)
-    assert [(m["at"], len(c)) for m, c in second] == [(HEADER + 6, 3), (0, HEADER)]
-    for message, content in first + second:
-        hub.apply(message, content)
-    assert (sides[1] / "rank-0.log").read_bytes() == log(HEADER + 9, room=HEADER + 9)
-    assert spoke.changes("rank-0.log", told)[0] == []
 
 
 def test_the_first_who_refuses_counts_at_the_hub(tmp_path):
