@@ -383,9 +383,13 @@ class RunMonitor(ABC):
 
     def failed_by_itself(self) -> bool:
         """The same, but for ranks in a wait that somebody else broke."""
+        return self.raised_by_itself() or self._ended_by_death()
+
+    def raised_by_itself(self) -> bool:
+        """The same, but for ranks whose process has ended: their host may have done it."""
         failed = [content for word, content in self.answers.values() if word != "result"]
         first = [one for one in failed if not isinstance(one, FailureReport) or not one.from_wait]
-        return bool(first) or self._ended_by_death()
+        return bool(first)
 
     def stuck(self, disagree: bool = False) -> SimlibError | None:
         """The error for ranks that wait for ever, or for ops that disagree; None while unknown.

@@ -327,10 +327,10 @@ class JobOutcome:
         """The error to raise, or None: the network's, the judge's, the ranks', the launcher's.
 
         A look at the hosts may fail where they are well, behind a firewall that counts connections:
-        so a rank that has failed by itself comes before it.
+        so what a rank has raised by itself comes before it.
         """
         hosts = lost_hosts(self._folder, monitor.places) if self.status == "failed" else None
-        if hosts is not None and not monitor.failed_by_itself():
+        if hosts is not None and not monitor.raised_by_itself():
             return self._lost(hosts, monitor)
         verdict = self._folder.read("verdict.pkl")
         if verdict is not None:
