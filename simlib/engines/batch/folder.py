@@ -40,6 +40,7 @@ from typing import Any, BinaryIO
 
 from ..launch.limits import JOBS as JOBS
 from . import own_folder
+from .staging import name_once
 
 
 class JobFolder:
@@ -69,7 +70,7 @@ class JobFolder:
 
     def write_once(self, content: bytes, name: str) -> None:
         """The same, unless there is such a file already: the first who says something counts."""
-        self._write(content, self.file(name), _name_once)
+        self._write(content, self.file(name), name_once)
 
     def _write(self, content: bytes, path: Path, put: Callable[[Path, Path], None]) -> None:
         draft = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
@@ -134,18 +135,6 @@ class JobFolder:
                 return False
             self._ended += 1
         return True
-
-
-def _name_once(draft: Path, path: Path) -> None:
-    """Give a file its name, unless there is one of that name."""
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    except OSError:  # a filesystem without links
-        os.replace(draft, path)
-        return
-    draft.unlink()
 
 
 def _is_there(path: Path) -> bool:

@@ -140,21 +140,19 @@ class Files:
         draft = os.path.join(place, f".{name}.{os.getpid()}")
         with open(draft, "wb") as file:
             file.write(content)
-        if name in FIRST_COUNTS:
-            self._name_first(draft, path)
-        else:
-            os.replace(draft, path)
+        (name_once if name in FIRST_COUNTS else os.replace)(draft, path)
 
-    def _name_first(self, draft, path):
-        """The first who says something counts: a link takes no name that there is already."""
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            pass
-        except OSError:  # a filesystem without links
-            os.replace(draft, path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)
+
+def name_once(draft, path):
+    """Give a draft its name, unless there is such a file: the first who says something counts."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a filesystem without links
+        os.replace(draft, path)
+        return
+    os.unlink(draft)
 
 
 class Pipe:
