@@ -93,15 +93,7 @@ class _Networks:
 
 def _add_arguments(command, most):
     command.add_argument("-n", type=int, required=True, metavar="N", help=f"ranks, 1 to {most}")
-    command.add_argument(
-        "--timeout", type=float, default=120, metavar="S", help="seconds without progress (120)"
-    )
-    command.add_argument(
-        "--restarts", type=int, default=0, metavar="N", help="run again after a death, N times (0)"
-    )
-    command.add_argument(
-        "--min-ranks", type=int, metavar="N", help="then with those that are left, N at least"
-    )
+    run_outputs.add_limits(command)
     run_outputs.add_options(command)
     command.add_argument("script")
     command.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")

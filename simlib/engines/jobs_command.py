@@ -108,15 +108,7 @@ def _add_submit(commands):
     parser.add_argument(
         "--time-limit", type=float, metavar="S", help="seconds after which it is ended (600)"
     )
-    parser.add_argument(
-        "--timeout", type=float, default=120, metavar="S", help="seconds without progress (120)"
-    )
-    parser.add_argument(
-        "--restarts", type=int, default=0, metavar="N", help="start again after a death, N times"
-    )
-    parser.add_argument(
-        "--min-ranks", type=int, metavar="N", help="then with those that are left, N at least"
-    )
+    run_outputs.add_limits(parser)
     parser.add_argument(
         "--backend",
         default="gloo",

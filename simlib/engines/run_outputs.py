@@ -1,8 +1,21 @@
-"""Options of commands that end with a `Run`: the files that it is saved in, and its table."""
+"""Options of commands that run a script: its limits, the files that its `Run` is saved in."""
 
 from __future__ import annotations
 
 import os
+
+
+def add_limits(command):
+    """Add ``--timeout``, ``--restarts`` and ``--min-ranks`` to a parser."""
+    command.add_argument(
+        "--timeout", type=float, default=120, metavar="S", help="seconds without progress (120)"
+    )
+    command.add_argument(
+        "--restarts", type=int, default=0, metavar="N", help="run again after a death, N times (0)"
+    )
+    command.add_argument(
+        "--min-ranks", type=int, metavar="N", help="then with those that are left, N at least"
+    )
 
 
 def add_options(command):
