@@ -131,8 +131,10 @@ def code_of(answer):
 
 def _check_gpus(each):
     """Refuse a host with fewer GPUs than its ranks were promised."""
+    if each is None:
+        return
     ranks, found = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
-    if each is not None and found < each * ranks:
+    if found < each * ranks:
         raise JobError(
             f"torch sees {found} GPUs on {os.uname().nodename}, and {ranks} ranks there need "
             f"{each * ranks} (gpus_per_rank={each}): put fewer ranks there, or take other hosts"
