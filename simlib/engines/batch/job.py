@@ -135,9 +135,9 @@ class Job:
     def _in_words(self, status: str) -> str:
         if self._outcome.trouble:
             return f"{self.name} goes on there: {self._outcome.trouble}"
-        if status == "queued" and self._outcome.queue.state() is None:
-            return f"{self.name} is about to start"
         if status == "queued":
+            if self._outcome.queue.state() is None:
+                return f"{self.name} is about to start"
             waited_s = time.time() - self._about["submitted"]
             words = f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
             return ": ".join(filter(None, (words, self._outcome.queue.reason())))

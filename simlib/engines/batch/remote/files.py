@@ -94,9 +94,7 @@ class Mirror:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def fetch(
-        self, there: Listing, read: Callable[[list[list]], tuple[list[Piece], bytes]]
-    ) -> None:
+    def fetch(self, there: Listing, read: Reader) -> None:
         """Take in all that differs from a listing; ``read`` asks for pieces."""
         done: set[str] = set()
         while wanted := [one for name in there if (one := self._wanted(name, there, done))]:
