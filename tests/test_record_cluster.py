@@ -113,3 +113,16 @@ def test_the_lesson_passes_on_a_cluster(needs_practice_cluster, tmp_path, slurm)
             text=True,
         )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["around-1", "ring-1", "trained-1", "both_receive-1"])
+def test_in_a_recorded_job_nothing_comes_before_its_cause(name):
+    try:
+        run = simlib.Job(RECORDED / name).result()
+    except simlib.DeadlockError as error:
+        run = error.run
+    assert run.trace.ops
+    for op in run.trace.ops:
+        assert op.post_s <= op.wait_s <= (op.end_s or op.wait_s)
+    for message in run.trace.messages:
+        assert message.send.post_s < message.recv.end_s
