@@ -33,7 +33,7 @@ class Shared:
         self.ssh = [*cluster.launcher("login"), "env", "-u", MARK, "ssh"]
 
     def submit(self, function, world_size=2, hosts=NODES, **options):
-        mpiexec = simlib.Mpiexec(hosts=hosts, time_limit=WAIT_S, stage=True, launcher=MPIEXEC)
+        mpiexec = simlib.Mpiexec(hosts=hosts, time_limit=WAIT_S, stage=True, launcher=[MPIEXEC])
         python = ["env", f"PYTHONPATH={ROOT}", sys.executable]
         to = simlib.Ssh("login", mpiexec, python=python, folder=str(self.folder), ssh=self.ssh)
         return simlib.submit(function, world_size, to=to, folder=self.here, **options)
