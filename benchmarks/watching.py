@@ -1,6 +1,7 @@
 """A long run that is watched: what it costs, and whether its memory stays as it is.
 
-``python -m benchmarks.watching --ops 1e7`` is the long one, of hours on a small machine.
+``python -m benchmarks.watching --ops 1e7 --minutes 60`` is the long one: ranks rest between
+batches of messages, as training computes, so that it takes an hour on a fast machine, too.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ BATCH = 50
 """Messages that a rank has under way: so a machine of few cores changes processes less often."""
 
 
-def many(rank, world_size, ops, looks):
+def many(rank, world_size, ops, looks, at_least_s):
     """So many ops on each rank: messages around the ring, and an all_reduce after each batch.
 
-    Returns, at each of the ``looks``: ops so far, seconds, the rank's own resident bytes, and those
-    of the process that watches.
+    Returns, at each of the ``looks``: ops so far, seconds without rests, the rank's own resident
+    bytes, those of the process that watches, and seconds with rests.
     """
     import os
     import time
@@ -37,7 +38,7 @@ def many(rank, world_size, ops, looks):
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     x, total = torch.zeros(1), torch.zeros(1)
     buffers = [torch.zeros(1) for _ in range(BATCH)]
-    found, done, start = [], 0, time.perf_counter()
+    found, done, rested, start = [], 0, 0.0, time.perf_counter()
     for look in range(1, looks + 1):
         while done < ops * look / looks:
             requests = [dist.irecv(buffer, left) for buffer in buffers]
@@ -46,20 +47,24 @@ def many(rank, world_size, ops, looks):
                 request.wait()
             dist.all_reduce(total)
             done += 2 * BATCH + 1
+            early = start + done / ops * at_least_s - time.perf_counter()
+            if early > 0:
+                time.sleep(early)
+                rested += early
         seconds = time.perf_counter() - start
-        found.append((done, seconds, mine.memory_info().rss, kernel.memory_info().rss))
+        memory = mine.memory_info().rss, kernel.memory_info().rss
+        found.append((done, seconds - rested, *memory, seconds))
     return found
 
 
-def long_run(ops, world_size, every_s):
+def long_run(ops, world_size, every_s, at_least_s):
     """Run `many` and print its memory and speed, at a tenth of it and at the end."""
     import os
 
     os.environ["WATCHED_BY"] = str(os.getpid())
     heading(f"Watched: {ops:,} ops on {world_size} ranks")
-    run = simlib.run(
-        many, world_size, args=(ops // world_size, 20), watch=every_s, timeout_s=600, fresh=True
-    )
+    args = ops // world_size, 20, at_least_s
+    run = simlib.run(many, world_size, args=args, watch=every_s, timeout_s=600, fresh=True)
     first, last = ([of_rank[at] for of_rank in run.results] for at in (1, -1))
     for name, column in (("a rank", 2), ("the kernel", 3)):
         tenth, end = (max(one[column] for one in ranks) for ranks in (first, last))
@@ -69,13 +74,13 @@ def long_run(ops, world_size, every_s):
             "+ 20 at most",
             end - tenth < 20e6,
         )
-    done, spent = last[0][0], last[0][1]
     rate = [
         (b[1] - a[1]) / (b[0] - a[0]) * 1e6
         for a, b in zip([(0, 0.0)] + run.results[0], run.results[0], strict=False)
     ]
-    line("an op of a rank, wall, us, by twentieths", spread(rate, digits=1))
-    line("ops of each rank, seconds", f"{done:,}, {spent:,.0f}")
+    line("an op of a rank, wall without rests, us, by twentieths", spread(rate, digits=1))
+    line("the first and the last twentieth of these, us", f"{rate[0]:.1f} and {rate[-1]:.1f}")
+    line("ops of each rank, seconds", f"{last[0][0]:,}, {last[0][4]:,.0f}")
     line("the kernel with the run it made, MB", f"{psutil.Process().memory_info().rss / 1e6:,.1f}")
     heading("and its table")
     table = str(run).splitlines()
@@ -99,10 +104,10 @@ def cost(rounds):
     line("control: plain / plain", spread(control, digits=2))
 
 
-def watching(rounds, ops=40_000, world_size=2, every_s=60.0):
+def watching(rounds, ops=40_000, world_size=2, every_s=60.0, at_least_s=0.0):
     """Print both tables."""
     cost(rounds)
-    long_run(ops, world_size, every_s)
+    long_run(ops, world_size, every_s, at_least_s)
 
 
 if __name__ == "__main__":
@@ -111,5 +116,6 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-n", type=int, default=2, metavar="N", help="ranks (2)")
     parser.add_argument("--every", type=float, default=60, metavar="S")
+    parser.add_argument("--minutes", type=float, default=0, help="the run takes at least so long")
     options = parser.parse_args()
-    watching(options.rounds, int(options.ops), options.n, options.every)
+    watching(options.rounds, int(options.ops), options.n, options.every, options.minutes * 60)
