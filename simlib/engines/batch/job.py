@@ -296,11 +296,13 @@ class JobOutcome:
     def _blame(self, monitor: JobMonitor) -> None:
         """Count a rank as dead that is gone with its supervisor, where it has ended the job.
 
-        Not where another one failed by itself, or the end was wanted.
+        Not where another one failed by itself, or the end was wanted, or the ranks were ended as
+        nobody was left who looked after their launcher.
         """
         if self._folder.has("verdict.pkl") or self._refused() or self._ended_from_outside():
             return
-        if self.status == "failed" and not monitor.failed_by_itself():
+        is_lost = self.state["why"] == "lost"
+        if self.status == "failed" and not is_lost and not monitor.failed_by_itself():
             said = self._launcher_said()
             gone = gone_ranks(self._folder, monitor.places, monitor.running(), said)
             monitor.deaths |= dict.fromkeys(gone, DIED)
