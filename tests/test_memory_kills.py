@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_submit import wait_until
 
 from simlib.engines.host import memory_kills
 from simlib.engines.host.memory_kills import BY_KERNEL, PERHAPS, kill_count, why_killed
@@ -96,6 +97,7 @@ def group():
             path.rmdir()
         pytest.skip(f"no group of processes with a limit can be made here: {error}")
     yield path
+    wait_until(lambda: not (path / "cgroup.procs").read_text())  # a killed process takes a moment
     path.rmdir()
 
 
