@@ -32,10 +32,21 @@ def main(argv=None):
         return 1
 
 
+class _Command(argparse.ArgumentParser):
+    """A command that refuses unknown options itself, with its own usage."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        """As argparse has it, but nothing is left over."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, []
+
+
 def _parser():
     parser = argparse.ArgumentParser(prog="simlib", description="One program on many ranks.")
     parser.add_argument("--version", action="version", version=f"simlib {VERSION}")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    commands = parser.add_subparsers(required=True, metavar="command", parser_class=_Command)
     run = commands.add_parser(
         "run",
         help="run a script on real ranks: processes of this machine",
@@ -50,9 +61,7 @@ def _parser():
         help="for runs of hours: memory is bounded, the last ops are kept, and a line every so "
         "often says how many there were and who waits",
     )
-    run.add_argument(
-        "--every", type=float, default=60, metavar="S", help="seconds between these lines (60)"
-    )
+    run.add_argument("--every", type=float, metavar="S", help="seconds between these lines (60)")
     run.add_argument(
         "--backend", default="gloo", metavar="NAME", help="what moves the data: gloo or nccl (gloo)"
     )
@@ -102,8 +111,13 @@ def _add_arguments(command, most):
 def _run(options):
     from .engines.processes.real_run import run_script
 
+    if options.every is not None and not options.watch:
+        print(f"simlib: --every {options.every:g} goes with --watch", file=sys.stderr)
+        return 2
+
     def run():
-        how = {"watch": options.watch and options.every, "backend": options.backend}
+        every_s = 60.0 if options.every is None else options.every
+        how = {"watch": options.watch and every_s, "backend": options.backend}
         return run_script(options.script, options.n, options.args, **how, **_how(options))
 
     return _perform(options, run)

@@ -149,7 +149,9 @@ def test_a_script_that_exits_with_a_code_is_a_failure(tmp_path):
     path.write_text("import sys\nsys.exit(4)\n")
     done = simlib("run", "-n", 2, path)
     assert done.returncode == 1
-    assert "ranks 0 and 1 left by sys.exit(4)" in done.stderr
+    assert done.stderr.endswith(
+        "ranks 0 and 1 left by sys.exit(4) (exits.py, line 2)\n    sys.exit(4)\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,6 +160,12 @@ def test_a_script_that_exits_with_a_code_is_a_failure(tmp_path):
         (("run", "-n", 2, "no_such.py"), 2, "there is no file no_such.py"),
         (("run", "-n", "two", "x.py"), 2, "invalid int value: 'two'"),
         (("fly",), 2, "invalid choice"),
+        (
+            ("submit", "-n", 2, "--fly", "x.py"),
+            2,
+            "simlib submit: error: unrecognized arguments: --fly",
+        ),
+        (("run", "-n", 2, "--every", 5, __file__), 2, "--every 5 goes with --watch"),
     ],
 )
 def test_wrong_calls(args, code, words):

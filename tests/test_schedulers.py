@@ -109,6 +109,7 @@ def test_what_sbatch_is_asked_for_what_ranks_need(slurm, folder):
             "(connect failure)",
             "Slurm's controller does not answer",
         ),
+        ("sbatch: error: resolve_ctls_from_dns_srv: ...", "belongs to no Slurm cluster"),
         ("ssh: connect to host login port 22: Connection refused", "no ssh server runs there"),
     ],
 )

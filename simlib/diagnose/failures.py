@@ -61,7 +61,9 @@ def _failure(word, content):
     if word == "exit":
         code = content.exit_code
         sentence = f"left by sys.exit({'' if code is None else repr(code)})"
-        return _Failure(content, sentence, "Let the function return instead.", is_exit=True)
+        is_script = bool(content.frames) and content.frames[0][2] == "<module>"
+        advice = "" if is_script else "Let the function return instead."
+        return _Failure(content, sentence, advice, is_exit=True)
     words = " ".join(content.message.split())
     if content.ledger is not None:
         return _Failure(content, content.message)

@@ -50,10 +50,13 @@ def pytest_generate_tests(metafunc):
             "that is not marked ranks draw, and give what it has drawn to the fixture ranks",
             pytrace=False,
         )
+    cases, wrong = [], None
     try:
         cases = asked_by(mark).cases()
     except InvalidCallError as error:
-        pytest.fail(f"{metafunc.function.__name__}: {error}", pytrace=False)
+        wrong = error
+    if wrong is not None:
+        pytest.fail(f"{metafunc.function.__name__}: {wrong}", pytrace=False)
     # Ranks fill in the arguments themselves, whichever of them the test names.
     metafunc.fixturenames.extend(n for n in _PARAMETERS if n not in metafunc.fixturenames)
     metafunc.parametrize(

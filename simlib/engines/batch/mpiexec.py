@@ -70,7 +70,9 @@ class Mpiexec(Needs):
                 "(simlib.Slurm, simlib.Pbs)"
             )
         if isinstance(self.hosts, str):
-            raise InvalidCallError(f"hosts={self.hosts!r} must be a list: hosts=[{self.hosts!r}]")
+            raise InvalidCallError(
+                f"hosts={self.hosts!r} must be a list: hosts={self.hosts.split(',')!r}"
+            )
         if self.hosts is not None and self.hostfile is not None:
             raise InvalidCallError("name the hosts by hosts or by hostfile, not by both")
         check_count("ranks_per_node", self.ranks_per_node)

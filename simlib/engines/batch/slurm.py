@@ -81,7 +81,8 @@ class Queued(Needs):
     @property
     def place(self) -> str:
         """Where the ranks run, in words."""
-        return f"{self.nodes} nodes of {self.scheduler}"
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return f"{nodes} of {self.scheduler}"
 
     def check(self, world_size: int) -> None:
         """Refuse more ranks than there is room for."""

@@ -47,6 +47,11 @@ class SlurmScheduler(Scheduler):
             "whether slurmctld is up",
         ),
         (
+            r"resolve_ctls_from_dns_srv|Could not establish a configuration source",
+            "this machine belongs to no Slurm cluster: submit on one of its hosts, or name one by "
+            "login=['ssh', HOST]",
+        ),
+        (
             r"nvalid generic resource|nvalid GRES|nvalid feature specification",
             "no node has what was asked for by --gres or --constraint: `sinfo --format='%N %G %f'` "
             "lists what there is",

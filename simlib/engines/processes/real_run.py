@@ -264,9 +264,7 @@ def _watched(monitor, request):
 def _take_world(world_size, fresh, backend, display):
     worlds = pool()
     if not worlds.has_server:
-        display.status(
-            "starting the rank server: it imports torch, once per kernel (some 3 seconds) ..."
-        )
+        display.status("starting the rank server, which imports torch (some 3 seconds) ...")
     try:
         return worlds.take(world_size, fresh, backend)
     except (OSError, EOFError) as error:

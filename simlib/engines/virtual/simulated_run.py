@@ -286,9 +286,7 @@ def _watched(process, monitor, request):
 
 def _take_process(display):
     if not simulators().has_served:
-        display.status(
-            "starting the simulator: it imports torch, once per kernel (some 3 seconds) ..."
-        )
+        display.status("starting the simulator, which imports torch (some 3 seconds) ...")
     try:
         return simulators().take()
     except (OSError, EOFError) as error:

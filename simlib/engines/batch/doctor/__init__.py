@@ -71,7 +71,7 @@ def _checked_hosts(hosts: Sequence[str] | None) -> list[str]:
     if hosts is None:
         return []
     if isinstance(hosts, str):
-        raise InvalidCallError(f"hosts={hosts!r} must be a list: hosts=[{hosts!r}]")
+        raise InvalidCallError(f"hosts={hosts!r} must be a list: hosts={hosts.split(',')!r}")
     hosts = list(hosts)
     for host in hosts:
         if not isinstance(host, str) or not host or host.startswith("-") or set(host) & set(" ,"):
