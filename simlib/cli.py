@@ -175,4 +175,4 @@ def _wrong_paths(options):
     """What is wrong with the paths of a call, told before anything runs; or None."""
     if not os.path.isfile(options.script):
         return f"there is no file {options.script}"
-    return run_outputs.no_folder_for(options)
+    return run_outputs.wrong_files(options)

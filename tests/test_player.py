@@ -248,7 +248,7 @@ def test_many_ranks_are_cut_with_a_note():
     run = all_reduces(70, 2)
     scene = scene_of(run)
     assert len(scene["lanes"]) == MOST_LANES
-    assert scene["notes"] == ["64 of 70 ranks are shown; play(ranks=[...]) chooses others"]
+    assert scene["notes"] == ["64 of 70 ranks are shown; ranks=[...] chooses others"]
     chosen = scene_of(run, ranks=[69, 3])
     assert [lane["rank"] for lane in chosen["lanes"]] == [69, 3]
     assert chosen["notes"] == []
@@ -340,7 +340,7 @@ def test_the_script_is_one_module_that_loads_nothing():
 
 
 def test_every_script_is_used():
-    assert sorted(SCRIPTS) == sorted(path.stem for path in FOLDER.glob("*.js"))
+    assert sorted([*SCRIPTS, "page"]) == sorted(path.stem for path in FOLDER.glob("*.js"))
 
 
 def test_the_wheel_has_script_and_style(tmp_path):

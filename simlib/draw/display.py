@@ -199,7 +199,7 @@ def show_and_raise(display, run, failure):
     if failure is None:
         display.findings(run.findings)
         return run
-    failure.run = run
+    run.ended_in(failure)
     if getattr(failure, "graph", None) is not None:
         display.picture(failure.graph)
     raise failure

@@ -304,7 +304,7 @@ def _ended(job):
 
 
 def _result(options):
-    wrong = run_outputs.no_folder_for(options)
+    wrong = run_outputs.wrong_files(options)
     if wrong:
         return _refused(wrong)
 

@@ -19,17 +19,22 @@ def add_limits(command):
 
 
 def add_options(command):
-    """Add ``--trace``, ``--picture`` and ``--quiet`` to a parser."""
+    """Add ``--trace``, ``--picture``, ``--html`` and ``--quiet`` to a parser."""
     command.add_argument("--trace", metavar="FILE", help="save the trace: JSON that Perfetto opens")
     command.add_argument("--picture", metavar="FILE", help="save the timeline as a picture")
+    command.add_argument(
+        "--html", metavar="FILE", help="save the run as a page: it plays in any browser"
+    )
     command.add_argument("--quiet", action="store_true", help="print no table")
 
 
-def no_folder_for(options):
+def wrong_files(options):
     """What is wrong with the files of a call, told before anything runs; or None."""
-    for path in filter(None, (options.trace, options.picture)):
+    for path in filter(None, (options.trace, options.picture, options.html)):
         if not os.path.isdir(os.path.dirname(path) or "."):
             return f"there is no folder for {path}"
+    if options.html and not options.html.lower().endswith((".html", ".htm")):
+        return f"--html {options.html} is no page: name a file that ends in .html"
     return None
 
 
@@ -41,3 +46,5 @@ def save(run, options):
         run.save(options.trace)
     if options.picture:
         run.timeline().savefig(options.picture)
+    if options.html:
+        run.to_html(options.html)

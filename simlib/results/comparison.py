@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..model.errors import InvalidCallError
@@ -59,10 +60,12 @@ class Comparison:
         The runs.
     ops : list of ComparedOp
         Those common to all first, then in order of the runs in which they come first.
+    runs : tuple of Run
     """
 
     names: tuple[str, ...]
     ops: list[ComparedOp]
+    runs: tuple[Run, ...]
 
     @property
     def common(self) -> list[ComparedOp]:
@@ -96,19 +99,37 @@ class Comparison:
         rows = [(op.label, op.counts, op.is_common) for op in self.ops]
         return draw_comparison(self.names, rows)
 
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        ranks: Iterable[int] | None = None,
+        between: tuple[float, float] | None = None,
+    ) -> Path:
+        """Write the runs as one HTML file: their players on one time axis, and what differs.
+
+        The players go together: what one plays, zooms or steps to, all show. Needs no kernel and
+        no network; see `Run.to_html`.
+        """
+        from ..draw.player.page import differences_of, save_page
+
+        title = f"{' and '.join(self.names)}, compared"
+        return save_page(path, title, self.runs, self.names, ranks, between, differences_of(self))
+
     def _repr_png_(self) -> bytes:
         from ..draw import png_of
 
         return png_of(self.picture())
 
 
-def compare(runs: Mapping[str, Run] | Iterable[Run]) -> Comparison:
+def compare(*runs: Mapping[str, Run] | Iterable[Run] | Run) -> Comparison:
     """Lay what several runs sent side by side: which ops, how many, and from which lines.
 
     Parameters
     ----------
-    runs : dict of str to Run, or sequence of Run
-        By name; without one a run has its function's.
+    *runs : Run
+        Two or more; or, as one argument, a sequence of them, or a dict by their names. Without
+        one a run has its function's.
 
     Returns
     -------
@@ -126,12 +147,14 @@ def compare(runs: Mapping[str, Run] | Iterable[Run]) -> Comparison:
         both = simlib.compare({"by hand": run, "DDP": run_of_ddp})
         both              # the picture
         print(both)       # as text, with the lines
+        both.to_html("compared.html")  # both playing on one time axis
 
     **Cost** O(n) for n ops.
     """
-    named = runs if isinstance(runs, Mapping) else _by_name(list(runs))
+    given = runs[0] if len(runs) == 1 and not isinstance(runs[0], Run) else runs
+    named = given if isinstance(given, Mapping) else _by_name(list(given))
     if len(named) < 2:
-        raise InvalidCallError("simlib.compare needs two runs or more: compare([one, another])")
+        raise InvalidCallError("simlib.compare needs two runs or more: compare(one, another)")
     for name, run in named.items():
         if not isinstance(run, Run):
             raise InvalidCallError(f"simlib.compare: {name!r} is {type(run).__name__}, and no run")
@@ -150,7 +173,8 @@ def compare(runs: Mapping[str, Run] | Iterable[Run]) -> Comparison:
         )
         for key in keys
     ]
-    return Comparison(tuple(named), sorted(ops, key=lambda op: not op.is_common))
+    in_order = sorted(ops, key=lambda op: not op.is_common)
+    return Comparison(tuple(named), in_order, tuple(named.values()))
 
 
 def _by_name(runs):

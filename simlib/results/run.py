@@ -16,6 +16,7 @@ from ..model.cluster import Cluster
 from ..model.errors import InvalidCallError
 from ..model.ledger import Ledger
 from ..model.trace import Group, Op, Trace, WireMessage
+from ..model.words import ranks_text
 from ..record.oplog_reader import name_groups
 from .bubble import Bubble, bubble_in
 from .states import States, states_in
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # matplotlib and widgets are loaded where something is drawn
     from matplotlib.figure import Figure
 
     from ..clockwork.simulation_options import Options
+    from ..diagnose.verdicts import WaitGraph
     from ..draw.player import Player
 
 PICTURES = frozenset({".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp"})
@@ -50,6 +52,10 @@ class Run:
         Rank -> when it died, in seconds since the first rank entered.
     findings : list
         What looked wrong without stopping the run.
+    failure : str or None
+        The words of the error that the run ended in.
+    graph : WaitGraph or None
+        Who waited for whom, where ranks waited for ever.
     engine : str
         ``"real"``: processes of this machine, wall clock; ``"simulated"``: a modelled cluster,
         virtual clock; ``"replayed"``: a recorded run on another cluster.
@@ -89,6 +95,8 @@ class Run:
         self.memory: list[Ledger] | None = None
         self.flops: list[int] | None = None
         self.processes: list[int] | None = None
+        self.failure: str | None = None
+        self.graph: WaitGraph | None = None
         self.attempts = [self]
         self.began_s = 0.0
         self.repeats = False
@@ -300,6 +308,48 @@ class Run:
                 f'write that by run.timeline().savefig("{path.name}")'
             )
         return write_chrome_trace(self, path)
+
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        ranks: Iterable[int] | None = None,
+        between: tuple[float, float] | None = None,
+    ) -> Path:
+        """Write the run as one HTML file: the player with its data, for any browser.
+
+        The file needs no kernel and no network, and opens from a folder. Below the player are the
+        table and what the ranks printed; above it, of a run that failed, the verdict and who waits
+        for whom. An address that ends in ``#dark`` or ``#light`` names the theme, else it is that
+        of the system.
+
+        Parameters
+        ----------
+        path : str or Path
+            A file that ends in .html; one that is there is written anew.
+        ranks : iterable of int, optional
+            The ranks to show, from top to bottom (all; of many, the first 64).
+        between : (float, float), optional
+            First and last second to show (the whole run).
+
+        Returns
+        -------
+        Path
+
+        Raises
+        ------
+        InvalidCallError
+            The path is that of no page, or its folder is not there.
+        """
+        from ..draw.player.page import parts_of, save_page
+
+        title = f"{self.name} on {ranks_text(self)}"
+        return save_page(path, title, [self], None, ranks, between, parts_of(self))
+
+    def ended_in(self, failure: Any) -> None:
+        """Say which error the run ended in, and let the error know the run."""
+        self.failure, self.graph = str(failure), getattr(failure, "graph", None)
+        failure.run = self
 
     def table(self) -> str:
         """The run as plain text: the same for every repeat of the same program."""

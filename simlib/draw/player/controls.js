@@ -61,7 +61,10 @@ function legendOf(scene) {
   };
   const key = element("div", { class: "rbr-key", "aria-hidden": "true" });
   for (const [name, [shown, inner]] of Object.entries(signs)) {
-    if (shown) key.append(element("span", { html: `${box(inner)}${name}` }));
+    if (!shown) continue;
+    const sign = element("span", { html: box(inner) });
+    sign.append(name);  // a learner may have named a piece: as text
+    key.append(sign);
   }
   return key;
 }
@@ -85,7 +88,7 @@ function makePage(scene) {
     next: button("next", "Next call (N)"),
     slider: element("input", { type: "range", min: "0", max: "1000", step: "any",
                                "aria-label": "Moment of the run" }),
-    time: element("span", { class: "rbr-time", style: `width: ${momentText(scene, scene.end).length}ch` }),
+    time: element("span", { class: "rbr-time" }),
     speed: element("select", { "aria-label": "Speed", title: "Speed" }),
     out: button("out", "Zoom out (-)"),
     in: button("in", "Zoom in (+)"),
@@ -93,6 +96,7 @@ function makePage(scene) {
     now: element("div", { class: "rbr-now" }),
     spoken: element("div", { class: "rbr-hidden", "aria-live": "polite" }),
   };
+  page.time.style.width = `${momentText(scene, scene.end).length}ch`;
   for (const speed of SPEEDS) {
     page.speed.append(element("option", { value: speed, ...(speed === 1 && { selected: "" }) }, `${speed} ×`));
   }

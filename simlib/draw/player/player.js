@@ -15,6 +15,7 @@ class Player {
     this.focus = null;  // the event under the mouse or with the focus
     this.cursor = 0;  // the event that Tab leads to
     this.back = document.createElement("canvas");
+    this.moved = () => {};  // called whenever another moment or another part is shown
     this.quiet = matchMedia("(prefers-reduced-motion: reduce)");
     host.append(this.page.root);
     listen(this);  // which also draws, as soon as there is a size
@@ -67,6 +68,7 @@ class Player {
     this.showPan();
     this.showCursor();
     paint(this);
+    this.moved();
   }
 
   showPan() {
@@ -109,8 +111,9 @@ class Player {
     const told = tellMoment(scene, this.t).join("; ");
     if (told !== page.now.textContent) page.now.textContent = told;
     if (speak) page.spoken.textContent = `${timeText(scene, this.t)}: ${told}`;
-    if (this.follow()) this.redraw();
-    else paint(this);
+    if (this.follow()) return this.redraw();
+    paint(this);
+    this.moved();
   }
 
   /** Keep the moment in sight; returns whether what is shown had to move. */

@@ -77,12 +77,10 @@ def notes_of(run, asked, shown, events, total):
     if events < total:
         notes.append(
             f"{events:,} of {total:,} events are shown, evenly over the run; "
-            "play(between=(t0, t1)) shows a part of the time, with more of its events"
+            "between=(t0, t1) shows a part of the time, with more of its events"
         )
     if len(shown) < len(asked):
-        notes.append(
-            f"{len(shown)} of {len(asked):,} ranks are shown; play(ranks=[...]) chooses others"
-        )
+        notes.append(f"{len(shown)} of {len(asked):,} ranks are shown; ranks=[...] chooses others")
     if run.trace.forgotten is not None:
         notes.append(run.trace.forgotten.in_words(run.trace.ops))
     if run.trace.dropped:

@@ -16,6 +16,7 @@ from .scene import scene_of
 FOLDER = Path(__file__).parent
 SCRIPTS = ("scene", "labels", "draw", "controls", "paint", "hands", "player")
 """Joined in this order they are one ES module: no build step, nothing to download."""
+STYLE = (FOLDER / "player.css").read_text(encoding="utf-8")
 
 
 class Player(anywidget.AnyWidget):
@@ -26,7 +27,7 @@ class Player(anywidget.AnyWidget):
     """
 
     _esm = "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
-    _css = (FOLDER / "player.css").read_text(encoding="utf-8")
+    _css = STYLE
     scene = traitlets.Dict().tag(sync=True)
 
     def __init__(self, run, ranks=None, between=None):

@@ -97,5 +97,5 @@ def _attempt(
     run, failure = JobOutcome(folder, about, job.path.name).run_and_error()
     if failure is None:
         return run
-    failure.run = run  # type: ignore[attr-defined]
+    run.ended_in(failure)
     raise failure
