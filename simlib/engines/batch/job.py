@@ -341,7 +341,8 @@ class JobOutcome:
         if outside is not None:
             return outside
         failure = monitor.failure()
-        if not monitor.failed_by_itself():
+        died_early = self._folder.has("died_early") and not monitor.raised_by_itself()
+        if died_early or not monitor.failed_by_itself():
             refused = self._refused()
             if refused is not None:
                 return refused
