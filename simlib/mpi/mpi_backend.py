@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from ..engines.launch.launchers import MPIS
 from ..engines.launch.rendezvous import meet
 from ..model.errors import InvalidCallError, JobError
+from ..record.torch_inside import constructor_of_groups, use_constructor_of_groups
 from ..record.transports.mpi_group import MpiGroup
 
 BACKEND = "mpi4py"
@@ -21,7 +22,7 @@ KNOWN_TO_MPI = ("backend", "init_method", "store", "rank", "world_size")
 SIZES = tuple(dict.fromkeys(size for each in MPIS for _, size in each.identity))
 """Where the mpiexec of each MPI says how many processes it has started."""
 _torch_init = c10d.init_process_group
-_torch_new_group = c10d._new_process_group_helper
+_torch_new_group = constructor_of_groups()
 
 
 def install():
@@ -32,7 +33,7 @@ def install():
     if BACKEND in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
-    c10d._new_process_group_helper = _new_group
+    use_constructor_of_groups(_new_group)
     for module in (dist, c10d):
         module.init_process_group = init_process_group
         module.is_mpi_available = lambda: True

@@ -1,8 +1,8 @@
 """Where torch takes a backend's name, that of the run means the recording group.
 
 `install` wraps torch's one constructor of groups, so that groups made by `new_group`, device meshes
-or FSDP2 record too, while `dist.get_backend()` still says ``gloo``, or what the run names. Here and
-in `group` are all places where the insides of torch are touched on real ranks.
+or FSDP2 record too, while `dist.get_backend()` still says ``gloo``, or what the run names. What
+that touches of torch's inside is in `torch_inside`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..model.errors import InvalidCallError
+from . import torch_inside
 from .arguments import check_peer, refuse_what_is_lacking
 from .group import RecordingGroup
 from .pipelines import name_pieces
@@ -18,8 +19,8 @@ from .requests import FOREVER
 from .transports.backends import BACKENDS
 
 BACKEND = "simlib"
-_torch_new_group = c10d._new_process_group_helper
-_torch_new_group_call = c10d._new_group_with_tag
+_torch_new_group = torch_inside.constructor_of_groups()
+_torch_new_group_call = torch_inside.new_group_call()
 _torch_init = c10d.init_process_group
 _torch_destroy = c10d.destroy_process_group
 _torch_monitored_barrier = c10d.monitored_barrier
@@ -54,8 +55,7 @@ def install(create, backend=BACKENDS["gloo"]):  # noqa: B008 (an entry of a tabl
         backend = dist.Backend(BACKEND)
         group, store = _torch_new_group(size, rank, ranks, backend, store, *args, **kwargs)
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
-            c10d._world.pg_map[group] = group.carrier.name, store
-            c10d._world.pg_backend_config[group] = group.carrier.config
+            torch_inside.name_backend(group, group.carrier.name, group.carrier.config, store)
         return group, store
 
     def new_group_call(ranks=None, *args, **kwargs):
@@ -75,9 +75,9 @@ def install(create, backend=BACKENDS["gloo"]):  # noqa: B008 (an entry of a tabl
         return group
 
     dist.Backend.register_backend(BACKEND, create_from_options, extended_api=True, devices=devices)
-    c10d._new_process_group_helper = new_recording_group
-    c10d._new_group_with_tag = new_group_call
-    c10d._check_not_self_rank = _check_not_self
+    torch_inside.use_constructor_of_groups(new_recording_group)
+    torch_inside.use_new_group_call(new_group_call)
+    torch_inside.use_check_not_self(_check_not_self)
     name_pieces()
     for module in (dist, c10d):
         module.init_process_group = _checking_init_process_group(spoken)
@@ -160,13 +160,12 @@ class Membership:
         """
         store = dist.PrefixStore(f"run {run_number}/", self._store)
         world = dist.group.WORLD
-        c10d._world.pg_map[world] = world.carrier.name, store
-        c10d._world.group_count = 1
+        torch_inside.count_groups_anew(world, world.carrier.name, store)
 
     def end(self):
         """Take down every group but the default one, which gets its own timeout back."""
         default = dist.group.WORLD
         default.forget_timeout()
-        for group in list(c10d._world.pg_map):
+        for group in torch_inside.groups_here():
             if group is not default:
                 _torch_destroy(group)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 import torch.utils._device
-from torch._C._dynamo import eval_frame
 from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import default_pg_timeout
@@ -25,6 +24,7 @@ from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
 from .pending import Buffer, buffers_of
 from .recorder import count_bytes, is_learners
 from .requests import FOREVER, BlockingCall, RecordedMessage, RecordedWork
+from .torch_inside import GroupOfItsOwn, leave_uncompiled
 
 ONCE, PARTS = "once", "parts"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -33,10 +33,6 @@ _API_FILES = frozenset(
     module.__file__ for module in (c10d, c10d_logger, torch.overrides, torch.utils._device)
 )
 """torch's files between a call of the learner's and this one."""
-_RUN_AS_IT_IS = eval_frame._FrameExecStrategy(
-    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
-)
-"""For torch.compile: of a model that sends, the recording is no part; nor is what it calls."""
 
 
 class Definition(NamedTuple):
@@ -49,7 +45,7 @@ class Definition(NamedTuple):
         return hash(self.name)  # looked up at every op: not of thousands of ranks
 
 
-class RecordingGroup(dist.ProcessGroup):
+class RecordingGroup(GroupOfItsOwn):
     """A process group that records each call of its rank and passes it on to a transport.
 
     Parameters
@@ -364,7 +360,8 @@ def _collective(
         return self._keep(work, flags, buffers)
 
     record_and_pass_on.__name__ = method
-    eval_frame.set_code_exec_strategy(record_and_pass_on.__code__, _RUN_AS_IT_IS)
+    # Of a model that sends, the recording is no part.
+    leave_uncompiled(record_and_pass_on)
     setattr(RecordingGroup, method, record_and_pass_on)
 
 

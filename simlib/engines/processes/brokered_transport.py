@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
 from ...clockwork.tensors import put
 from ...record.group import RecordingGroup
 from ...record.recorder import REDUCE_NAMES, count_bytes
 from ...record.requests import FOREVER
 from ...record.safe_pickle import loads_tree
+from ...record.torch_inside import make_default_group, use_meeting
 from ...record.transports.carriers import on_gloo
 from ..host.request import exactly
 from ..host.transport import REDUCING, Transport, stand_in_backend
@@ -223,13 +223,8 @@ def join_world(connection, rank, world_size):
     def meet(rank, store, group_name, how_many, *args, **kwargs):
         connection.ask(("meet", group_name, how_many)).wait()
 
-    c10d._store_based_barrier = meet
+    use_meeting(meet)
     store = dist.HashStore()
     store.set_timeout(NOBODY_SETS_S)
-    world, _ = c10d._new_process_group_helper(
-        world_size, rank, [], "gloo", store, group_name="0", timeout=FOREVER
-    )
-    c10d._update_default_pg(world)
-    c10d._world.pg_group_ranks[world] = {one: one for one in range(world_size)}
-    c10d._world.group_count = 1
+    make_default_group(rank, {one: one for one in range(world_size)}, store, FOREVER)
     return store

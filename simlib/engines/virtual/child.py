@@ -18,6 +18,7 @@ import torch
 from ...clockwork.simulation import Simulation
 from ...model.cluster import Topology
 from ...record import backend, safe_pickle
+from ...record.torch_inside import wrap_backward
 from ..host import own_sandbox
 from ..host.isolation import Baseline
 from ..host.process_setup import die_with_the_kernel
@@ -153,24 +154,25 @@ def _leave_only_the_rank(process):
 
 def _wait_where_backward_returns(process):
     """DDP waits for its futures at the end of `backward`, in C++; here is where time passes."""
-    run_backward = torch.autograd.graph._engine_run_backward
 
-    def run_and_wait(*args, **kwargs):
-        local = per_rank.local
-        if not hasattr(local, "rank"):
-            return run_backward(*args, **kwargs)
-        local.backward_depth = getattr(local, "backward_depth", 0) + 1
-        try:
-            result = run_backward(*args, **kwargs)
-        except BaseException:
-            if local.backward_depth == 1:
-                process.simulation.forget_futures(local.rank)
-            raise
-        finally:
-            local.backward_depth -= 1
-        if not local.backward_depth:  # checkpoints run backward within backward
-            process.simulation.wait_for_futures(local.rank)
-        return result
+    def waiting(run_backward):
+        def run_and_wait(*args, **kwargs):
+            local = per_rank.local
+            if not hasattr(local, "rank"):
+                return run_backward(*args, **kwargs)
+            local.backward_depth = getattr(local, "backward_depth", 0) + 1
+            try:
+                result = run_backward(*args, **kwargs)
+            except BaseException:
+                if local.backward_depth == 1:
+                    process.simulation.forget_futures(local.rank)
+                raise
+            finally:
+                local.backward_depth -= 1
+            if not local.backward_depth:  # checkpoints run backward within backward
+                process.simulation.wait_for_futures(local.rank)
+            return result
 
-    torch.autograd.graph._engine_run_backward = run_and_wait
-    torch.autograd._engine_run_backward = run_and_wait
+        return run_and_wait
+
+    wrap_backward(waiting)

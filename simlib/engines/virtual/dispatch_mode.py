@@ -6,6 +6,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...record.torch_inside import is_composite
+
 
 class DispatchMode(TorchDispatchMode):
     """A mode that sees every op of torch that its rank runs, forward and backward.
@@ -38,7 +40,6 @@ class DispatchMode(TorchDispatchMode):
         self._flop_counts = flop_counts
         self._memory = memory
         self._lock = lock
-        self._composite = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -47,7 +48,7 @@ class DispatchMode(TorchDispatchMode):
         if types and any(map(_dispatches, types)):
             # A DTensor, say: what it does to its local tensors is what the rank does.
             return NotImplemented
-        if self._is_composite(func):
+        if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         if self._lock is None:
@@ -64,15 +65,6 @@ class DispatchMode(TorchDispatchMode):
             if flops:
                 self._on_flops(flops)
         return out
-
-    def _is_composite(self, func):
-        """Whether an op consists of others. In inference mode torch shows such ops whole."""
-        try:
-            return self._composite[func]
-        except KeyError:
-            has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-            known = self._composite[func] = has_kernel(func.name(), "CompositeImplicitAutograd")
-            return known
 
 
 def _dispatches(kind):

@@ -25,6 +25,7 @@ from ...record.oplog import OpLogWriter
 from ...record.oplog_reader import make_site
 from ...record.recorder import Recorder, is_learners
 from ...record.requests import FOREVER
+from ...record.torch_inside import make_default_group
 from ...record.transports.carriers import on_gloo
 from ..host.isolation import torch_seed
 from ..host.rank_environ import environ_on_equal_nodes
@@ -257,14 +258,8 @@ class Ranks:
 
     def _join(self, rank):
         """The default group, as `init_process_group` makes it, without its n entries a rank."""
-        c10d = dist.distributed_c10d
         store = dist.PrefixStore("world", self.store)
-        world, _ = c10d._new_process_group_helper(
-            self._size, rank, [], "gloo", store, group_name="0", timeout=FOREVER
-        )
-        c10d._update_default_pg(world)
-        c10d._world.pg_group_ranks[world] = self._everyone
-        c10d._world.group_count = 1
+        make_default_group(rank, self._everyone, store, FOREVER)
 
     def create_group(self, options, ranks, name):
         """The calling rank's side of a group; beyond the world, its members wait for each other."""

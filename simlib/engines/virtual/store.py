@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
 from ...record.requests import FOREVER
+from ...record.torch_inside import MODULES_OF_STORES
 from . import per_rank
 
 
@@ -131,7 +130,7 @@ def own_stores(store):
     ):
         ours = type(original.__name__, (_OwnStore,), {})
         ours.original, ours.parameters, ours.store = original, parameters, staticmethod(store)
-        for module in (dist, c10d, torch._C._distributed_c10d):
+        for module in MODULES_OF_STORES:
             if hasattr(module, original.__name__):
                 setattr(module, original.__name__, ours)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
-from torch._C._distributed_c10d import FakeProcessGroup
 
+from ..torch_inside import FakeProcessGroup
 from .mpi_buffers import (
     as_bytes,
     joined,

@@ -10,10 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
-import torch
-from torch.distributed import distributed_c10d as c10d
-
 from ....record.this_rank import here as local
+from ....record.torch_inside import use_world
 from .clock import end_virtual_time, own_clock
 from .environment import EnvironmentPerRank
 from .groups import WorldPerThread, foreign_threads
@@ -47,8 +45,7 @@ def separate_threads(write_out, all_cpus):
     one_profiler_at_a_time()
     refuse_parts_of_torch()
     own_state_of_libraries()
-    c10d._world = WorldPerThread()
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    use_world(WorldPerThread())
     own_commands(write_out, all_cpus)
     own_threads_and_processes()
     os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)

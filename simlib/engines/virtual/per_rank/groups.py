@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from torch.distributed import distributed_c10d as c10d
-
 from ....model.errors import InvalidCallError
 from ....record.this_rank import here as local
+from ....record.torch_inside import configurations, fields_of_world
 
 foreign_threads = []
 """Names of threads that called torch.distributed without being a rank."""
@@ -16,21 +15,15 @@ foreign_threads = []
 class WorldPerThread(threading.local):
     """torch.distributed's table of groups, one for each rank."""
 
-    pg_config_info = c10d._World.pg_config_info
+    pg_config_info = configurations()
+    fields = fields_of_world()
 
     def __init__(self):
         # Called in each thread that asks for a field for the first time.
-        if hasattr(local, "rank") or threading.current_thread() is threading.main_thread():
-            self.default_pg = None
-        self.pg_map = {}
-        self.pg_names = {}
-        self.pg_group_ranks = {}
-        self.pg_backend_config = {}
-        self.group_count = 0
-        self.tags_to_pg = {}
-        self.pg_to_tag = {}
-        self.pg_coalesce_state = {}
-        self.comms = []
+        may_ask = hasattr(local, "rank") or threading.current_thread() is threading.main_thread()
+        for name, make in self.fields.items():
+            if may_ask or name != "default_pg":
+                setattr(self, name, make())
 
     def __getattr__(self, name):
         if name != "default_pg":

@@ -1,0 +1,159 @@
+"""The inside of torch: what no documentation promises, and a new version may change.
+
+All of it that simlib touches to stand in the place of torch's own groups is here, so that a version
+that differs is met in one file, by one function for each difference:
+
+==========================  ========  ==============================================================
+what differs                since     where
+==========================  ========  ==============================================================
+the tables of a world       2.13 (*)  `fields_of_world` asks torch which there are
+a group's rank and size     2.15      `GroupOfItsOwn`: torch asks the C++ backend for them
+==========================  ========  ==============================================================
+
+(*) ``comms``, at the latest; in 2.15 ``pg_flight_recorder_hooks``.
+
+Which versions have been tried is in `torch_versions`. Patches of single modules of torch (FSDP2's
+parameters, pipeline stages) stand where they are used, by `at_import.when_imported`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as compiled
+from torch._C._dynamo import eval_frame
+from torch.distributed import distributed_c10d as c10d
+
+MODULES_OF_STORES = (dist, c10d, compiled)
+"""Where torch looks for ``TCPStore`` and ``FileStore``."""
+
+FakeProcessGroup = compiled.FakeProcessGroup
+"""A C++ backend of any rank and size that moves nothing."""
+
+_RUN_AS_IT_IS = eval_frame._FrameExecStrategy(
+    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+)
+
+
+class GroupOfItsOwn(dist.ProcessGroup):
+    """A group that knows its rank and size itself.
+
+    torch 2.15 asks the C++ backend for both. Groups of a simulation have a stand-in of one rank
+    there, so FSDP2 would train in a world of one, and nobody would say so.
+    """
+
+    def __init__(self, rank, size):
+        super().__init__(rank, size)
+        self._place = rank, size
+
+    def rank(self):
+        return self._place[0]
+
+    def size(self):
+        return self._place[1]
+
+    getRank, getSize = rank, size  # noqa: N815 (as torch's C++ asks for them)
+
+
+def fields_of_world():
+    """Name -> a callable that makes the first value, of each table that torch keeps of a world."""
+    fresh = c10d._World()
+    names = [name for name, one in vars(c10d._World).items() if isinstance(one, property)]
+    values = {name: getattr(fresh, name) for name in names if name != "pg_config_info"}
+    return {name: _maker(value) for name, value in values.items()}
+
+
+def _maker(value):
+    return (lambda: None) if value is None else type(value)
+
+
+def use_world(world):
+    """Put another table of groups in the place of torch's; threads share no names of groups."""
+    c10d._world = world
+    compiled._set_thread_isolation_mode(True)
+
+
+def configurations():
+    """torch's own property of a world that tells the configuration of its groups."""
+    return c10d._World.pg_config_info
+
+
+def make_default_group(rank, ranks, store, timeout):
+    """Make the default group, as `init_process_group` does, but without meeting anybody.
+
+    ``ranks`` is torch's table ``{rank: rank}`` of the world. It is not copied.
+    """
+    world, _ = c10d._new_process_group_helper(
+        len(ranks), rank, [], "gloo", store, group_name="0", timeout=timeout
+    )
+    c10d._update_default_pg(world)
+    c10d._world.pg_group_ranks[world] = ranks
+    c10d._world.group_count = 1
+
+
+def constructor_of_groups():
+    """The one function of torch that makes groups, as it is now."""
+    return c10d._new_process_group_helper
+
+
+def use_constructor_of_groups(make):
+    """Let every group of this process be made by ``make``."""
+    c10d._new_process_group_helper = make
+
+
+def new_group_call():
+    """What `new_group` and device meshes call, as it is now."""
+    return c10d._new_group_with_tag
+
+
+def use_new_group_call(make):
+    """Let `new_group` and device meshes call ``make``."""
+    c10d._new_group_with_tag = make
+
+
+def use_check_not_self(check):
+    """Let ``check(group, rank, role)`` refuse messages of a rank to itself."""
+    c10d._check_not_self_rank = check
+
+
+def use_meeting(meet):
+    """Let ``meet(rank, store, name, how_many, ...)`` be where members of a new group wait."""
+    c10d._store_based_barrier = meet
+
+
+def name_backend(group, name, config, store):
+    """Let torch's tables say that a group has the backend ``name``, and ``config`` by device."""
+    c10d._world.pg_map[group] = name, store
+    c10d._world.pg_backend_config[group] = config
+
+
+def count_groups_anew(world, name, store):
+    """Begin again with the names of groups, in a ``store`` where none has been."""
+    c10d._world.pg_map[world] = name, store
+    c10d._world.group_count = 1
+
+
+def groups_here():
+    """All groups that this rank is in, the default one among them."""
+    return list(c10d._world.pg_map)
+
+
+def leave_uncompiled(function):
+    """Let torch.compile neither look into a function nor into what it calls."""
+    eval_frame.set_code_exec_strategy(function.__code__, _RUN_AS_IT_IS)
+
+
+@functools.cache
+def is_composite(op):
+    """Whether an op (OpOverload) consists of others. In inference mode torch shows it whole."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(op.name(), "CompositeImplicitAutograd")
+
+
+def wrap_backward(wrap):
+    """Put ``wrap(run)`` in the place of what runs a backward pass, for `backward` and `grad`."""
+    run = wrap(torch.autograd.graph._engine_run_backward)
+    torch.autograd.graph._engine_run_backward = run
+    torch.autograd._engine_run_backward = run
