@@ -1,0 +1,62 @@
+"""Run the canary: prints what fails, then ``20 programs, both engines: none failed``, or how many.
+
+python -m simlib.engines.canary [name ...]      exit code 1 where a program fails
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from ..host.torch_versions import IN_CANARY
+
+TIMEOUT_S = 60
+
+
+def main(names):
+    """Run all programs, or those of these names, by both engines; returns the exit code."""
+    os.environ[IN_CANARY] = "1"
+    from ..processes import run
+    from ..virtual import simulate
+    from . import messages, training  # noqa: F401 (they fill the list)
+    from .program import PROGRAMS
+
+    chosen = [one for one in PROGRAMS if not names or one.name in names]
+    failed = [
+        f"{program.name} on {engine.__name__}: {why}"
+        for program in chosen
+        for engine in (run, simulate)
+        if (why := _complaint(program, engine))
+    ]
+    print(*failed, sep="\n", end="\n" if failed else "")
+    print(f"{len(chosen)} programs, both engines: {len(failed) or 'none'} failed")
+    return int(bool(failed) or not chosen)
+
+
+def _complaint(program, engine):
+    """Why a program does not give what one process gives, in one line; None where it does."""
+    try:
+        found = engine(program.function, program.ranks, timeout_s=TIMEOUT_S).results
+        right = [program.alone(rank, program.ranks) for rank in range(program.ranks)]
+        for rank, (mine, one) in enumerate(zip(found, right, strict=True)):
+            _compare(mine, one, f"rank {rank}")
+    except Exception as error:  # whatever a version of torch comes up with
+        return " ".join(str(error).split())[:300] or type(error).__name__
+    return None
+
+
+def _compare(found, right, where):
+    if isinstance(right, torch.Tensor):
+        torch.testing.assert_close(found, right, msg=lambda text: f"{where}: {text}")
+    elif isinstance(right, list):
+        assert len(found) == len(right), f"{where} gives {len(found)} results, not {len(right)}"
+        for mine, one in zip(found, right, strict=True):
+            _compare(mine, one, where)
+    else:
+        assert found == right, f"{where} gives {found!r}, not {right!r}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,154 @@
+"""The canary's programs of single calls: collectives, messages, groups."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from .program import brought, canary, check_world, summed
+
+
+def _everybodys(n):
+    return torch.stack([brought(rank) for rank in range(n)])
+
+
+@canary(lambda rank, n: summed(n))
+def all_reduce(rank, n):
+    check_world(rank, n)
+    x = brought(rank)
+    dist.all_reduce(x)
+    return x
+
+
+@canary(lambda rank, n: brought(1))
+def broadcast(rank, n):
+    check_world(rank, n)
+    x = brought(rank)
+    dist.broadcast(x, src=1)
+    return x
+
+
+@canary(lambda rank, n: summed(n) if rank == 2 else None)
+def reduce(rank, n):
+    check_world(rank, n)
+    x = brought(rank)
+    dist.reduce(x, dst=2)
+    return x if rank == 2 else None
+
+
+@canary(lambda rank, n: brought(rank) + n)
+def gather_and_scatter(rank, n):
+    check_world(rank, n)
+    parts = [torch.empty(4) for _ in range(n)] if rank == 0 else None
+    dist.gather(brought(rank), parts, dst=0)
+    back = [part + len(parts) for part in parts] if rank == 0 else None
+    mine = torch.empty(4)
+    dist.scatter(mine, back, src=0)
+    return mine
+
+
+@canary(lambda rank, n: _everybodys(n))
+def all_gather(rank, n):
+    check_world(rank, n)
+    parts = [torch.empty(4) for _ in range(n)]
+    dist.all_gather(parts, brought(rank))
+    return torch.stack(parts)
+
+
+@canary(lambda rank, n: summed(n))
+def reduce_scatter_and_all_gather(rank, n):
+    check_world(rank, n)
+    mine, whole = torch.empty(1), torch.empty(4)
+    dist.reduce_scatter_tensor(mine, brought(rank))
+    dist.all_gather_into_tensor(whole, mine)
+    return whole
+
+
+@canary(lambda rank, n: torch.cat([torch.full((rank + 1,), float(other)) for other in range(n)]))
+def all_to_all(rank, n):
+    check_world(rank, n)
+    takes = torch.empty((rank + 1) * n)
+    sizes = [other + 1 for other in range(n)]
+    brings = torch.full((sum(sizes),), float(rank))
+    dist.all_to_all_single(takes, brings, [rank + 1] * n, sizes)
+    return takes
+
+
+@canary(lambda rank, n: [["from", other] for other in range(n)] + ["all"])
+def objects(rank, n):
+    check_world(rank, n)
+    found = [None] * n
+    dist.all_gather_object(found, ["from", rank])
+    said = ["all" if rank == 0 else None]
+    dist.broadcast_object_list(said, src=0)
+    return found + said
+
+
+@canary(lambda rank, n: summed(n))
+def ring(rank, n):
+    check_world(rank, n)
+    total = moving = brought(rank)
+    for _ in range(n - 1):
+        request = dist.isend(moving, (rank + 1) % n)
+        arrived = torch.empty(4)
+        dist.recv(arrived, (rank - 1) % n)
+        request.wait()
+        total, moving = total + arrived, arrived
+    return total
+
+
+@canary(lambda rank, n: brought((rank - 1) % n))
+def batched(rank, n):
+    check_world(rank, n)
+    arrived = torch.empty(4)
+    to = dist.P2POp(dist.isend, brought(rank), (rank + 1) % n)
+    by = dist.P2POp(dist.irecv, arrived, (rank - 1) % n)
+    for request in dist.batch_isend_irecv([to, by]):
+        request.wait()
+    return arrived
+
+
+@canary(lambda rank, n: [0, 1, 2, 3] if rank == 0 else None)
+def any_source(rank, n):
+    check_world(rank, n)
+    if rank > 0:
+        dist.send(brought(rank), 0)
+        return None
+    arrived = torch.empty(4)
+    senders = [dist.recv(arrived) for _ in range(n - 1)]
+    return [0, *sorted(senders)]
+
+
+@canary(lambda rank, n: [summed(n) * factor for factor in (1, 2, 3)])
+def requests(rank, n):
+    check_world(rank, n)
+    tensors = [brought(rank) * factor for factor in (1, 2, 3)]
+    for request in reversed([dist.all_reduce(x, async_op=True) for x in tensors]):
+        request.wait()
+    return tensors
+
+
+def _of_rows_and_columns(rank, n):
+    row, column = rank // 2 * 2, rank % 2
+    return [brought(row) + brought(row + 1), brought(column) + brought(column + 2), 2, 2]
+
+
+@canary(_of_rows_and_columns)
+def groups(rank, n):
+    check_world(rank, n)
+    rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    mine = rows[rank // 2], columns[rank % 2]
+    x, y = brought(rank), brought(rank)
+    dist.all_reduce(x, group=mine[0])
+    dist.all_reduce(y, group=mine[1])
+    return [x, y, *(dist.get_world_size(group) for group in mine)]
+
+
+@canary(lambda rank, n: [summed(n), brought(1)])
+def functional_collectives(rank, n):
+    check_world(rank, n)
+    x = functional.all_reduce(brought(rank), "sum", dist.group.WORLD)
+    y = functional.broadcast(brought(rank), 1, dist.group.WORLD)
+    return [x + 0, y + 0]

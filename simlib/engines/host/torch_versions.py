@@ -1,0 +1,91 @@
+"""Which versions of torch have been tried, and what the engines say to one that has not."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+from ...model.errors import SimlibError
+from ...model.package import ROOT, VERSION
+
+OLDEST, NEWEST = (2, 10), (2, 15)
+"""The range that tests have passed on; docs/install.md has each version with its date."""
+IN_CANARY = "SIMLIB_CANARY"
+"""Set in the environment of the canary itself."""
+
+
+def is_untested(version=None):
+    """Whether a version of torch (by default the one here) is newer than all that were tried."""
+    major, minor = (version or torch.__version__).split(".")[:2]
+    return (int(major), int(minor)) > NEWEST
+
+
+@functools.cache
+def warn_of_untested_torch():
+    """Warn, once in a process, that nobody has tried `run` with this torch."""
+    if is_untested() and IN_CANARY not in os.environ:
+        warnings.warn(f"{_what_is_here()}: if a run surprises you, {_what_to_do()}", stacklevel=3)
+
+
+@functools.cache
+def refuse_untested_torch():
+    """Let `simulate` go on where the canary passes; it runs once for a version, for a minute.
+
+    Raises
+    ------
+    SimlibError
+        The canary does not pass.
+    """
+    if is_untested() and IN_CANARY not in os.environ:
+        found = _outcome()
+        if not found.endswith("none failed"):
+            raise SimlibError(
+                f"{_what_is_here()}, and simulations go wrong with it: {_what_to_do()}\n\n{found}"
+            )
+
+
+def _what_is_here():
+    first, last = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
+    return f"torch {torch.__version__} is newer than those simlib was tested with ({first} to {last})"
+
+
+def _what_to_do():
+    return f"install an older one: pip install 'torch<{NEWEST[0]}.{NEWEST[1] + 1}'"
+
+
+def _outcome():
+    """What the canary has said of this torch, now or in an earlier process."""
+    file = _folder() / f"canary-{VERSION}-torch-{torch.__version__}-{platform.python_version()}"
+    with contextlib.suppress(OSError):
+        return file.read_text()
+    print("this torch is new to simlib: trying it for a minute ...", file=sys.stderr, flush=True)
+    found = _run_canary()
+    with contextlib.suppress(OSError):  # then the next process tries anew
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(found)
+    return found
+
+
+def _folder():
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "simlib"
+
+
+def _run_canary():
+    """The last lines that the canary prints, in a process of its own: it may crash."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "simlib.engines.canary"],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    return (done.stdout.strip() or done.stderr.strip())[-3000:]
