@@ -1,6 +1,6 @@
 # `make` alone lists the commands. Every path is relative: the folder's name may contain spaces.
 .DEFAULT_GOAL := help
-.PHONY: help lab install dev frameworks test test-all test-mpi build build-check bench lint constraints clean
+.PHONY: help lab install dev frameworks test test-all test-mpi test-versions build build-check bench lint constraints clean
 
 PY := .venv/bin/python
 export PYTHON PORT SEED BASE
@@ -33,6 +33,9 @@ test-all: dev frameworks ## everything, with repeats: long
 test-mpi: dev ## the tests of MPI under MPICH, Intel MPI, Open MPI: 300 MB more in .venv-mpi
 	@$(PY) scripts/every_mpi.py $(NAMES)
 
+test-versions: dev ## every torch and Python, each in an environment of its own: 6 GB at a time, long
+	@$(PY) scripts/every_torch.py $(NAMES)
+
 build: install   ## build the notebooks from authoring/
 	@$(PY) authoring/build.py $(NAMES)
 
@@ -53,5 +56,5 @@ constraints:     ## resolve every version anew and write constraints.txt
 	@sh scripts/install.sh --write-constraints
 
 clean:           ## remove .venv, JupyterLab's settings and caches; notebooks stay
-	@rm -rf .venv .venv-mpi .jupyter .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis build dist *.egg-info
+	@rm -rf .venv .venv-mpi .venv-torch .jupyter .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

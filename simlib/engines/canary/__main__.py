@@ -5,6 +5,8 @@ python -m simlib.engines.canary [name ...]      exit code 1 where a program fail
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 
@@ -38,7 +40,8 @@ def main(names):
 def _complaint(program, engine):
     """Why a program does not give what one process gives, in one line; None where it does."""
     try:
-        found = engine(program.function, program.ranks, timeout_s=TIMEOUT_S).results
+        with contextlib.redirect_stdout(io.StringIO()):  # torch's warnings, from every rank
+            found = engine(program.function, program.ranks, timeout_s=TIMEOUT_S).results
         right = [program.alone(rank, program.ranks) for rank in range(program.ranks)]
         for rank, (mine, one) in enumerate(zip(found, right, strict=True)):
             _compare(mine, one, f"rank {rank}")

@@ -32,7 +32,7 @@ def is_untested(version=None):
 def warn_of_untested_torch():
     """Warn, once in a process, that nobody has tried `run` with this torch."""
     if is_untested() and IN_CANARY not in os.environ:
-        warnings.warn(f"{_what_is_here()}: if a run surprises you, {_what_to_do()}", stacklevel=3)
+        warnings.warn(f"{_what_is_here()}: if a run surprises you, {_what_to_do()}", stacklevel=2)
 
 
 @functools.cache
@@ -54,7 +54,9 @@ def refuse_untested_torch():
 
 def _what_is_here():
     first, last = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
-    return f"torch {torch.__version__} is newer than those simlib was tested with ({first} to {last})"
+    return (
+        f"torch {torch.__version__} is newer than those simlib was tested with ({first} to {last})"
+    )
 
 
 def _what_to_do():

@@ -32,6 +32,7 @@ from ..host.request import (
     script,
 )
 from ..host.restarts import Restart, check_restarts, left_to_kill, with_restarts
+from ..host.torch_versions import warn_of_untested_torch
 from ..launch.limits import MOST_PROCESSES
 from .process_monitor import ProcessMonitor
 from .rank_main import RunRequest
@@ -209,6 +210,7 @@ def _run_payload(
     backend=BACKENDS["gloo"],  # noqa: B008 (an entry of a table)
 ):
     refuse_within_ranks("a run")
+    warn_of_untested_torch()
     check_timeout(options.timeout_s)
     request = RunRequest(
         payload=payload,

@@ -42,6 +42,7 @@ from ..host.request import (
     script,
 )
 from ..host.restarts import Restart, check_restarts, with_restarts
+from ..host.torch_versions import refuse_untested_torch
 from ..launch.limits import MOST_SIMULATED
 from . import reordering
 from .process import simulators
@@ -221,6 +222,7 @@ def _attempts(plan, size, options, placement, argv=None, **asked):
 
 def _simulate(request):
     refuse_within_ranks("a simulation")
+    refuse_untested_torch()
     options = request.options
     display = open_display()
     outputs = ()
