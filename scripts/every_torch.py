@@ -4,7 +4,8 @@
 
 One environment is made at a time, in `.venv-torch`, and removed: on Linux pip's usual torch takes
 6 GB. All else has the versions of constraints.txt. What cannot be had here (no such Python, no such
-torch for it) is said to be untried. Exit code 1 where something failed.
+torch for it) is said to be untried. Where pip's settings allow older ones only, say
+``PIP_CONFIG_FILE=/dev/null make test-versions``. Exit code 1 where something failed.
 """
 
 import re
@@ -18,8 +19,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv-torch"
 TRIED = (
-    "3.11/2.10.0",
-    "3.11/2.11.0",
     "3.12/2.12.1",
     "3.11/2.13.0",
     "3.13/2.13.0",
@@ -62,7 +61,7 @@ def tried(python, torch):
     try:
         ours = made(interpreter, torch)
         if ours is None:
-            return f"untried: pip found no torch {torch} for it", ""
+            return f"untried: pip could not install torch {torch}", ""
         canary = last_line([ours, "-m", "simlib.engines.canary"])
         tests = last_line([ours, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS])
         return canary, tests
@@ -83,7 +82,7 @@ def found(python):
 
 
 def made(interpreter, torch):
-    """The Python of a new environment, or None where there is no such torch for it."""
+    """The Python of a new environment, or None where pip could not fill it."""
     subprocess.run([interpreter, "-m", "venv", "--clear", FOLDER], check=True)
     python = FOLDER / "bin" / "python"
     pins = [
@@ -94,22 +93,9 @@ def made(interpreter, torch):
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(pins))
         file.flush()
-        # Isolated: a machine's own settings may allow older versions of torch only.
-        pip = [
-            python,
-            "-m",
-            "pip",
-            "--isolated",
-            "install",
-            "-q",
-            "--no-cache-dir",
-            "-c",
-            file.name,
-        ]
-        if subprocess.run([*pip, f"torch=={torch}"]).returncode:
-            return None
-        subprocess.run([*pip, "-e", f"{ROOT}[dev]", f"torch=={torch}"], check=True)
-    return python
+        pip = [python, "-m", "pip", "install", "-q", "--no-cache-dir", "-c", file.name]
+        done = subprocess.run([*pip, "-e", f"{ROOT}[dev]", f"torch=={torch}"])
+    return None if done.returncode else python
 
 
 def last_line(command):

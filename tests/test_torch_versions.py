@@ -52,14 +52,18 @@ def forget():
 def test_the_range_is_that_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (wanted,) = (text for text in project["dependencies"] if text.startswith("torch"))
-    major, minor = torch_versions.NEWEST
-    oldest = ".".join(map(str, torch_versions.OLDEST))
-    assert wanted == f"torch>={oldest},<{major}.{minor + 1}"
+    assert wanted == torch_versions.requirement()
 
 
 @pytest.mark.parametrize(
     "version, is_untested",
-    [("2.13.0+cpu", False), ("2.15.9", False), ("2.16.0.dev2", True), ("3.0.0", True)],
+    [
+        ("2.13.0+cpu", False),
+        ("2.15.9", False),
+        ("2.16.0.dev2", True),
+        ("3.0.0", True),
+        ("2.9.1", True),
+    ],
 )
 def test_a_version_counts_by_its_first_two_numbers(version, is_untested):
     assert torch_versions.is_untested(version) is is_untested
@@ -67,7 +71,7 @@ def test_a_version_counts_by_its_first_two_numbers(version, is_untested):
 
 def test_run_warns_once_of_an_untested_torch(newer):
     newer("")
-    with pytest.warns(UserWarning, match=r"torch 9\.9\.1\+cpu is newer .* pip install 'torch<"):
+    with pytest.warns(UserWarning, match=r"torch 9\.9\.1\+cpu is none .* pip install 'torch>"):
         simlib.run(rank_and_size, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -77,7 +81,7 @@ def test_run_warns_once_of_an_untested_torch(newer):
 def test_simulate_refuses_where_the_canary_fails_and_asks_it_once(newer):
     asked = newer("fsdp2 on simulate: a world of 1\n20 programs, both engines: 1 failed")
     for _ in range(2):
-        with pytest.raises(simlib.SimlibError, match=r"pip install 'torch<[^']*'\s+fsdp2 on sim"):
+        with pytest.raises(simlib.SimlibError, match=r"pip install 'torch>[^']*'\s+fsdp2 on sim"):
             simlib.simulate(rank_and_size, 2)
         forget()
     assert len(asked) == 1

@@ -16,16 +16,16 @@ import torch
 from ...model.errors import SimlibError
 from ...model.package import ROOT, VERSION
 
-OLDEST, NEWEST = (2, 10), (2, 15)
+OLDEST, NEWEST = (2, 12), (2, 15)
 """The range that tests have passed on; docs/install.md has each version with its date."""
 IN_CANARY = "SIMLIB_CANARY"
 """Set in the environment of the canary itself."""
 
 
 def is_untested(version=None):
-    """Whether a version of torch (by default the one here) is newer than all that were tried."""
+    """Whether a version of torch, by default the one here, is beyond what tests have passed on."""
     major, minor = (version or torch.__version__).split(".")[:2]
-    return (int(major), int(minor)) > NEWEST
+    return not OLDEST <= (int(major), int(minor)) <= NEWEST
 
 
 @functools.cache
@@ -54,13 +54,16 @@ def refuse_untested_torch():
 
 def _what_is_here():
     first, last = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
-    return (
-        f"torch {torch.__version__} is newer than those simlib was tested with ({first} to {last})"
-    )
+    return f"torch {torch.__version__} is none of those simlib was tested with ({first} to {last})"
 
 
 def _what_to_do():
-    return f"install an older one: pip install 'torch<{NEWEST[0]}.{NEWEST[1] + 1}'"
+    return f"pip install '{requirement()}'"
+
+
+def requirement():
+    """The range, as pip takes it."""
+    return f"torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
 
 
 def _outcome():
