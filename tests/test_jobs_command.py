@@ -180,6 +180,8 @@ print(code, [name for name in ("torch", "psutil") if name in sys.modules])
 def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path, "", "train.py")
+    for name in ("nap-1", "doze-1", "doze-2"):
+        tmp_path.joinpath("known", name).mkdir(parents=True)
     for words, code, said in (
         ("submit -n 2 nowhere.py", 2, "simlib: there is no file nowhere.py"),
         ("submit -n 0 train.py", 2, "simlib: -n 0 must be a whole number from 1"),
@@ -192,6 +194,8 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
         ("submit -n 2 --pbs --mpi pmix train.py", 2, "--mpi pmix is srun's, which PBS has not"),
         ("submit -n 2 --env A train.py", 2, "--env A has no value: --env A=..."),
         ("follow train-7", 2, "simlib: there is no job train-7 in simlib-jobs"),
+        ("follow nap --folder known", 2, "there is no job nap in known: is it nap-1?"),
+        ("cancel doze --folder known", 2, "no job doze in known: there are doze-1, doze-2"),
         ("result train-7 --trace no/x.json", 2, "simlib: there is no folder for no/x.json"),
         ("cancel train-7 --folder elsewhere", 2, "there is no job train-7 in elsewhere"),
         ("jobs", 0, ""),

@@ -6,6 +6,7 @@ What is wrong with a call is said before torch is loaded.
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import sys
 import warnings
@@ -119,7 +120,9 @@ def _add_submit(commands):
         "--stage", action="store_true", help="copy the job to hosts that share no filesystem"
     )
     _add_needs(parser)
-    parser.add_argument("--name", metavar="NAME", help="of the job (the script's)")
+    parser.add_argument(
+        "--name", metavar="NAME", help="of the job (the script's); a number is added"
+    )
     parser.add_argument("--folder", default=JOBS, metavar="F", help=f"{FOLDER}: all hosts see it")
     parser.add_argument("--follow", action="store_true", help="go on as `simlib follow` does")
     parser.add_argument("script")
@@ -336,10 +339,7 @@ def _with_job(options, do):
     places = (options.job, os.path.join(options.folder, options.job))
     path = next((one for one in places if os.path.isfile(os.path.join(one, "job.json"))), None)
     if path is None:
-        return _refused(
-            f"there is no job {options.job} in {options.folder}: `simlib jobs` lists those there "
-            "are, --folder names another place"
-        )
+        return _refused(_no_such_job(options))
     from .batch.job import Job
 
     try:
@@ -348,6 +348,17 @@ def _with_job(options, do):
         return _refused(error)
     except KeyboardInterrupt:
         return 130
+
+
+def _no_such_job(options):
+    """That there is no such job; those of that name with a number, if there are."""
+    numbered = glob.glob(os.path.join(glob.escape(options.folder), f"{glob.escape(options.job)}-*"))
+    names = sorted(os.path.basename(one) for one in numbered if os.path.isdir(one))
+    if not names:
+        known = "`simlib jobs` lists those there are, --folder names another place"
+    else:
+        known = f"is it {names[0]}?" if len(names) == 1 else f"there are {', '.join(names[:5])}"
+    return f"there is no job {options.job} in {options.folder}: {known}"
 
 
 def _refused(words):

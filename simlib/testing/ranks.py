@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -119,7 +120,9 @@ def _check_names(options, call):
     if call is simulate:
         known |= set(ALGORITHMS)
     for name in options.keys() - known:
-        raise InvalidCallError(f"simlib.{call.__name__} has no option {name!r}")
+        like = difflib.get_close_matches(name, known, 1)
+        meant = f": {like[0]!r} is one" if like else ""
+        raise InvalidCallError(f"simlib.{call.__name__} has no option {name!r}{meant}")
 
 
 @contextlib.contextmanager
