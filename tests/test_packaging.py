@@ -136,3 +136,11 @@ def test_pinned_packages_work_with_every_python_that_the_project_allows():
         if wanted and not SpecifierSet(wanted).contains(f"{oldest.version}.0"):
             refusing[name] = wanted
     assert not refusing
+
+
+def test_the_version_is_the_same_wherever_it_is_written():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == version
+    newest = re.search(r"^## (\S+?),? ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest[1] == version
