@@ -173,6 +173,13 @@ def test_compared_runs_have_one_axis_and_their_differences(tmp_path):
     )
 
 
+def test_a_comparison_without_its_runs_has_no_page(tmp_path):
+    one = simlib.simulate(pass_on, 2)
+    chosen = simlib.Comparison(("a", "b"), simlib.compare(one, one).ops)
+    with pytest.raises(simlib.InvalidCallError, match="no runs to show"):
+        chosen.to_html(tmp_path / "both.html")
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("run.json", "is no page: name a file"), ("nowhere/run.html", "there is no folder")],

@@ -61,11 +61,12 @@ class Comparison:
     ops : list of ComparedOp
         Those common to all first, then in order of the runs in which they come first.
     runs : tuple of Run
+        For `to_html`; a comparison of chosen ops needs none.
     """
 
     names: tuple[str, ...]
     ops: list[ComparedOp]
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...] = ()
 
     @property
     def common(self) -> list[ComparedOp]:
@@ -110,7 +111,14 @@ class Comparison:
 
         The players go together: what one plays, zooms or steps to, all show. Needs no kernel and
         no network; see `Run.to_html`.
+
+        Raises
+        ------
+        InvalidCallError
+            As `Run.to_html`; or the comparison was made without its runs.
         """
+        if not self.runs:
+            raise InvalidCallError("this comparison has no runs to show: take that of compare()")
         from ..draw.player.page import differences_of, save_page
 
         title = f"{' and '.join(self.names)}, compared"
