@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from ...model.errors import InvalidCallError, JobError, check_count
 from ...record.oplog import COMMITTED, HEADER
-from ..launch.hostfile import check_name, hosts_in
+from ..launch.hostfile import check_name, hosts_in, refuse_text
 from ..launch.launchers import MPIS, Launcher, Placement, mpi_of_version
 from . import launcher_process, staging
 from .folder import JobFolder
@@ -69,10 +69,7 @@ class Mpiexec(Needs):
                 f"memory={self.memory!r}: mpiexec knows no limit of memory, only a queue does "
                 "(simlib.Slurm, simlib.Pbs)"
             )
-        if isinstance(self.hosts, str):
-            raise InvalidCallError(
-                f"hosts={self.hosts!r} must be a list: hosts={self.hosts.split(',')!r}"
-            )
+        refuse_text(self.hosts)
         if self.hosts is not None and self.hostfile is not None:
             raise InvalidCallError("name the hosts by hosts or by hostfile, not by both")
         check_count("ranks_per_node", self.ranks_per_node)

@@ -53,6 +53,12 @@ def hosts_in(path: str | os.PathLike[str]) -> list[tuple[str, int | None]]:
     return _added_up(found)
 
 
+def refuse_text(hosts: object) -> None:
+    """Refuse hosts that are one text in place of a list."""
+    if isinstance(hosts, str):
+        raise InvalidCallError(f"hosts={hosts!r} must be a list: hosts={hosts.split(',')!r}")
+
+
 def check_name(name: object, where: str) -> None:
     """Refuse what can be no host's name; ``where`` it stands."""
     if not isinstance(name, str) or not HOST.fullmatch(name) or ":" in name or name[0] == "-":

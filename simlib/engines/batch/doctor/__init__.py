@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ....model.errors import InvalidCallError
+from ...launch.hostfile import refuse_text
 from .examine import examine, hosts_for_hello
 from .facts import gather
 from .report import Report, pairs_of
@@ -70,8 +71,7 @@ def _checked_hosts(hosts: Sequence[str] | None) -> list[str]:
     """The hosts as a list of different names."""
     if hosts is None:
         return []
-    if isinstance(hosts, str):
-        raise InvalidCallError(f"hosts={hosts!r} must be a list: hosts={hosts.split(',')!r}")
+    refuse_text(hosts)
     hosts = list(hosts)
     for host in hosts:
         if not isinstance(host, str) or not host or host.startswith("-") or set(host) & set(" ,"):
