@@ -166,11 +166,11 @@ def by_pair(messages):
     pairs = defaultdict(list)
     for src, dst, *times in messages:
         pairs[int(src), int(dst)].append(times)
-    return {pair: np.sort(np.array(times), axis=0) for pair, times in pairs.items()}
+    return sorted_(pairs)
 
 
 def sorted_(times):
-    """The times of each pair's messages, each sorted, as `by_pair` gives them."""
+    """The times of each pair's messages, each sorted."""
     return {pair: np.sort(np.array(of_pair), axis=0) for pair, of_pair in times.items()}
 
 

@@ -50,7 +50,7 @@ def save_page(path, title, runs, names=None, ranks=None, between=None, more=()):
         raise InvalidCallError(f"{path.name} is no page: name a file that ends in .html")
     if not path.parent.is_dir():
         raise InvalidCallError(f"there is no folder {path.parent} for {path.name}")
-    text = _page(title, _scenes(runs, names, ranks, between), [*map(_verdict, runs), *more])
+    text = _page(title, _scenes(runs, names, ranks, between), map(_verdict, runs), more)
     path.write_bytes(text.encode("utf-8", "replace"))
     return path
 
@@ -77,7 +77,7 @@ def differences_of(comparison):
     )
     rows = [*comparison.differences, *comparison.common]
     lines = [
-        (name, op.label, line, count)
+        (name, op.label, line, str(count))
         for op in comparison.differences
         for name, by_line in zip(comparison.names, op.lines, strict=True)
         for line, count in by_line.items()
@@ -87,7 +87,7 @@ def differences_of(comparison):
     told = (
         f"{sorts} more often in one run than in another."
         if many
-        else ("All sorts of ops came equally often in all runs.")
+        else "All sorts of ops came equally often in all runs."
     )
     parts = [
         f"<h2>Differences</h2><p>{escape(times)}{'. ' if times else ''}{escape(told)}</p>",
@@ -98,8 +98,7 @@ def differences_of(comparison):
         ),
     ]
     if lines:
-        cells = [(name, label, line, str(count)) for name, label, line, count in lines]
-        parts.append(_table(("run", "op", "line", "times"), cells, [False] * len(cells)))
+        parts.append(_table(("run", "op", "line", "times"), lines, [False] * len(lines)))
     return parts
 
 
@@ -130,7 +129,7 @@ def _verdict(run):
     return f'{words}<div class="graph">{images}</div>'
 
 
-def _page(title, scenes, parts):
+def _page(title, scenes, verdicts, more):
     style = STYLE + (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join(
         (FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in (*SCRIPTS, "page")
@@ -141,7 +140,6 @@ def _page(title, scenes, parts):
     )
     # In a script's text "<" could end it or open another one, whatever stands in the strings.
     data = json.dumps(_rounded(scenes), separators=(",", ":")).replace("<", "\\u003c")
-    verdicts, rest = parts[: len(scenes)], parts[len(scenes) :]
     return "\n".join(
         [
             "<!doctype html>",
@@ -157,7 +155,7 @@ def _page(title, scenes, parts):
             *filter(None, verdicts),
             *(f'<section class="run" id="run-{index}"></section>' for index in range(len(scenes))),
             "<noscript><p>The run plays where JavaScript is permitted.</p></noscript>",
-            *rest,
+            *more,
             "</main>",
             f'<script type="application/json" id="scenes">{data}</script>',
             f'<script type="module">{script}</script>',

@@ -301,8 +301,9 @@ class JobOutcome:
         """
         if self._folder.has("verdict.pkl") or self._refused() or self._ended_from_outside():
             return
-        is_lost = self.state["why"] == "lost"
-        if self.status == "failed" and not is_lost and not monitor.failed_by_itself():
+        if self.status != "failed" or self.state["why"] == "lost":
+            return
+        if not monitor.failed_by_itself():
             said = self._launcher_said()
             gone = gone_ranks(self._folder, monitor.places, monitor.running(), said)
             monitor.deaths |= dict.fromkeys(gone, DIED)
