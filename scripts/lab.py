@@ -15,7 +15,8 @@ SETTINGS = Path(__file__).resolve().parent / "lab_settings"
 EXTENSIONS = Path(__file__).resolve().parent / "lab_extensions"
 START_PAGE = "START.md"
 NOT_SHOWN = (
-    *("README.md", "DESIGN.md", "CONTRIBUTING.md", "LICENSE", "Makefile"),
+    *("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff"),
+    *("LICENSE", "Makefile"),
     *("constraints.txt", "environment.yml", "pyproject.toml", "conftest.py", "*.egg-info"),
     *("authoring", "benchmarks", "docs", "scripts", "simlib", "solutions", "tests"),
     *("checks", "recorded", "recorded_*"),  # in exercises and notebooks
