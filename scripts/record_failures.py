@@ -138,7 +138,8 @@ def requeue(folder):
     write_scripts(folder)
     folder.chmod(0o755)
     script = folder / "job.sh"
-    script.write_text(BATCH.format(folder=folder, python=sys.executable))
+    python = sys.executable.replace(" ", r"\ ")  # within quotes
+    script.write_text(BATCH.format(folder=folder, python=python))
     lines = [script.read_text().rstrip(), ""]
     with PracticeCluster(4, slurm=True) as cluster:
 
