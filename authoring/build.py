@@ -27,6 +27,7 @@ from pathlib import Path
 
 import minutes
 import nbformat
+import playable
 from kernels import AsyncFileKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
@@ -66,7 +67,7 @@ class BuildError(Exception):
     """A notebook that does not run; the message names file, cell and error."""
 
 
-def execute(notebook, folder, name, may_fail=()):
+def execute(notebook, folder, name, may_fail=(), startup=()):
     """Run a notebook in a fresh kernel, in place.
 
     Parameters
@@ -78,6 +79,8 @@ def execute(notebook, folder, name, may_fail=()):
         The notebook's name in an error.
     may_fail : collection of str
         Ids of cells that may raise or not.
+    startup : sequence of Path
+        Files that run in the kernel before the first cell.
 
     Raises
     ------
@@ -92,7 +95,10 @@ def execute(notebook, folder, name, may_fail=()):
         kernel_manager_class=AsyncFileKernelManager,
         allow_errors=True,
         record_timing=False,
-        extra_arguments=["--IPKernelApp.log_level=ERROR"],
+        extra_arguments=[
+            "--IPKernelApp.log_level=ERROR",
+            f"--IPKernelApp.exec_files={[str(path) for path in startup]}",
+        ],
         resources={"metadata": {"path": str(folder)}},
     )
     try:
@@ -167,10 +173,10 @@ def merge_streams(outputs):
 
 
 def build_lesson(path, run=True):
-    """``{target: notebook}`` of a lesson source.
+    """``{target: notebook or bytes}`` of a lesson source: the notebook, and what plays of it.
 
     Below its title stands a link to the glossary; its first cell promises the minutes counted.
-    Without ``run`` no cell is executed, and none has outputs.
+    Without ``run`` no cell is executed, none has outputs, and nothing plays.
     """
     notebook = read_source(path, is_exercise=False)
     heading, rest = notebook.cells[0].source.partition("\n")[::2]
@@ -178,10 +184,15 @@ def build_lesson(path, run=True):
     if promises != 1:
         raise SourceError(f"{path}: the first cell says {promises} times '... minutes', not once")
     notebook.cells[0].source = f"{heading}\n\n{GLOSSARY_LINE}\n{rest}"
+    made = {f"notebooks/{path.stem}.ipynb": notebook}
     if run:
-        execute(notebook, path.parents[2] / "notebooks", path.name)
+        startup = [playable.KERNEL_FILE]
+        execute(notebook, path.parents[2] / "notebooks", path.name, startup=startup)
     normalise(notebook, keep_png=True)
-    return {f"notebooks/{path.stem}.ipynb": notebook}
+    if run:
+        pages = playable.packed(playable.take_pages(notebook), with_neutral_places)
+        made[f"{playable.FOLDER}/{path.stem}.zip"] = pages
+    return made
 
 
 def build_exercise(path, run=True):
@@ -398,6 +409,7 @@ def orphans(root):
         path
         for folder, kind, ending in (
             ("notebooks", "lessons", ".ipynb"),
+            (playable.FOLDER, "lessons", ".zip"),
             ("exercises", "exercises", ".ipynb"),
             ("solutions", "exercises", ".ipynb"),
             (CASES, "exercises", ".py"),
@@ -421,6 +433,18 @@ def settle(root, name, text, check, outputs=True):
     target.write_text(text, encoding="utf-8")
     print(f"wrote {name}")
     return True
+
+
+def settle_pages(root, name, pages, check, renewed):
+    """As `settle`, for what plays of a notebook: written anew where the notebook is."""
+    target = root / name
+    found = playable.difference(target, pages)
+    if check and found:
+        print(found)
+    elif not check and (found or renewed):
+        target.write_bytes(pages)
+        print(f"wrote {name}")
+    return not (check and found)
 
 
 def label(path):
@@ -477,7 +501,7 @@ def build(root, names=(), check=False, run=None, kind=None, text=False):
     unknown = set(names) - {path.stem for path in chosen}
     if unknown:
         raise SourceError(f"authoring/ has no source named {', '.join(sorted(unknown))}")
-    for folder in ("notebooks", "exercises", CASES, "solutions"):
+    for folder in ("notebooks", playable.FOLDER, "exercises", CASES, "solutions"):
         (root / folder).mkdir(exist_ok=True)
     fine = True
     for path in chosen:
@@ -489,9 +513,16 @@ def build(root, names=(), check=False, run=None, kind=None, text=False):
             print(f"{path.relative_to(root)}: not only prose has changed: build it without --text")
             fine = False
             continue
-        for name, built in made.items():
-            written = built if isinstance(built, str) else notebook_text(built)
+        texts = {
+            name: built if isinstance(built, str) else notebook_text(built)
+            for name, built in made.items()
+            if not isinstance(built, bytes)
+        }
+        renewed = any(difference(root / name, text, is_run) for name, text in texts.items())
+        for name, written in texts.items():
             fine &= settle(root, name, written, check, outputs=is_run)
+        for name in made.keys() - texts:
+            fine &= settle_pages(root, name, made[name], check, renewed)
         seconds = time.monotonic() - begun
         if is_run:
             print(f"{seconds:4.0f} s  {path.relative_to(root)}", flush=True)

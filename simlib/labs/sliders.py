@@ -16,7 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from ..draw.dark_canvas import DarkCanvas
-from ..draw.figures import own_style
+from ..draw.figures import DPI, own_style
+from ..draw.twins import png_of_both
 from ..model.errors import InvalidCallError, check_number
 from ..model.words import short_bytes
 from .theme import Theme
@@ -65,6 +66,53 @@ class Lab(widgets.VBox):
         for _, value in self.controls[name].options:
             self._picture(self._theme.dark, **self._state() | {name: value})
 
+    def strips(self, most=7):
+        """What each control shows along its way, the others as they stand: a lab without a kernel.
+
+        Parameters
+        ----------
+        most : int
+            Positions of one control: of more, so many are taken, its ends and where it stands
+            among them.
+
+        Returns
+        -------
+        list of dict
+            A dict for each control that changes the picture, in their order: ``name``;
+            ``positions``, a list of texts; ``start``, the index of where it stands; ``pictures``,
+            PNG bytes with their dark twins, one for each position.
+        """
+        strips = [self._strip(name, most) for name in self.controls]
+        return [strip for strip in strips if len(set(strip["pictures"])) > 1]
+
+    def _strip(self, name, most):
+        control, before = self.controls[name], self._state()
+        stops = _stops(control)
+        values = [value for _, value in stops]
+        start = values.index(control.value)
+        taken = _spread(len(stops), start, most)
+        pictures = []
+        try:
+            for index in taken:
+                control.value = values[index]
+                pictures.append(self._in_both_themes())
+        finally:
+            for other, value in before.items():  # a control may have moved the ends of another
+                self.controls[other].value = value
+        return {
+            "name": control.description,
+            "positions": [stops[index][0] for index in taken],
+            "start": taken.index(start),
+            "pictures": pictures,
+        }
+
+    def _in_both_themes(self):
+        light, dark = (
+            np.asarray(Image.open(io.BytesIO(self._draw(dark, **self._state()))))
+            for dark in (False, True)
+        )
+        return png_of_both(light, dark, DPI)
+
     def _state(self):
         return {name: control.value for name, control in self.controls.items()}
 
@@ -98,6 +146,24 @@ class Lab(widgets.VBox):
     def __repr__(self):
         # What is stored as text, and shown where there are no widgets.
         return FALLBACK
+
+
+def _stops(control):
+    """All ``(text, value)`` at which a control can stand."""
+    if hasattr(control, "options"):
+        return list(control.options)
+    return [(str(value), value) for value in range(control.min, control.max + 1)]
+
+
+def _spread(count, start, most):
+    """At most so many of ``range(count)``, evenly: both ends, and ``start`` for its neighbour."""
+    if count <= most:
+        return list(range(count))
+    taken = {round(place) for place in np.linspace(0, count - 1, most)}
+    inner = taken - {0, count - 1, start}
+    if start not in taken:
+        taken -= {min(inner, key=lambda place: abs(place - start))}
+    return sorted(taken | {start})
 
 
 def _png(canvas):

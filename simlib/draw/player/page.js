@@ -49,7 +49,15 @@ function wearTheme() {
   look();
 }
 
+/** Within another page: tell it how high this one is, now and whenever that changes. */
+function tellHeight() {
+  if (window.top === window) return;
+  const tell = () => parent.postMessage({ rbrHeight: document.body.offsetHeight }, "*");
+  new ResizeObserver(tell).observe(document.body);
+}
+
 wearTheme();
+tellHeight();
 const scenes = unpacked(JSON.parse(document.getElementById("scenes").textContent));
 const players = scenes.map((scene, index) => new Player(scene, document.getElementById(`run-${index}`)));
 together(players);

@@ -50,9 +50,22 @@ def save_page(path, title, runs, names=None, ranks=None, between=None, more=()):
         raise InvalidCallError(f"{path.name} is no page: name a file that ends in .html")
     if not path.parent.is_dir():
         raise InvalidCallError(f"there is no folder {path.parent} for {path.name}")
-    text = _page(title, _scenes(runs, names, ranks, between), map(_verdict, runs), more)
-    path.write_bytes(text.encode("utf-8", "replace"))
+    page = page_of(title, runs, names, ranks, between, more)
+    path.write_bytes(html_of(page).encode("utf-8", "replace"))
     return path
+
+
+def page_of(title, runs, names=None, ranks=None, between=None, more=()):
+    """What a page holds, as JSON can keep it for `html_of`; arguments as for `save_page`.
+
+    Returns
+    -------
+    dict
+        ``title``; ``scenes``, a list of one scene a run; ``verdicts`` and ``more``, lists of HTML.
+    """
+    scenes = _rounded(_scenes(runs, names, ranks, between))
+    verdicts = [words for words in map(_verdict, runs) if words]
+    return {"title": title, "scenes": scenes, "verdicts": verdicts, "more": list(more)}
 
 
 def parts_of(run):
@@ -129,7 +142,9 @@ def _verdict(run):
     return f'{words}<div class="graph">{images}</div>'
 
 
-def _page(title, scenes, verdicts, more):
+def html_of(page):
+    """The page of what `page_of` gave, as HTML."""
+    title, scenes = page["title"], page["scenes"]
     style = STYLE + (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join(
         (FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in (*SCRIPTS, "page")
@@ -139,7 +154,7 @@ def _page(title, scenes, verdicts, more):
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     # In a script's text "<" could end it or open another one, whatever stands in the strings.
-    data = json.dumps(_rounded(scenes), separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(scenes, separators=(",", ":")).replace("<", "\\u003c")
     return "\n".join(
         [
             "<!doctype html>",
@@ -152,10 +167,10 @@ def _page(title, scenes, verdicts, more):
             f"<body{' class=one' if len(scenes) == 1 else ''}><header>",
             f"<h1>{escape(title)}</h1>",
             '<button id="theme" type="button">Dark</button></header><main>',
-            *filter(None, verdicts),
+            *page["verdicts"],
             *(f'<section class="run" id="run-{index}"></section>' for index in range(len(scenes))),
             "<noscript><p>The run plays where JavaScript is permitted.</p></noscript>",
-            *more,
+            *page["more"],
             "</main>",
             f'<script type="application/json" id="scenes">{data}</script>',
             f'<script type="module">{script}</script>',
