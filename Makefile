@@ -1,6 +1,6 @@
 # `make` alone lists the commands. Every path is relative: the folder's name may contain spaces.
 .DEFAULT_GOAL := help
-.PHONY: help lab install dev frameworks test test-all test-mpi test-versions build build-check bench lint constraints clean
+.PHONY: help lab install dev frameworks book book-tools test test-all test-mpi test-versions build build-check bench lint constraints clean
 
 PY := .venv/bin/python
 export PYTHON PORT SEED BASE
@@ -24,10 +24,16 @@ dev: install     ## what tests and make lint need besides: 300 MB more
 frameworks: install ## Lightning and accelerate, for lesson 15: 60 MB more
 	@sh scripts/install.sh --frameworks
 
-test: dev frameworks ## what has changed, and a sample of the rest: some 12 minutes
+book-tools: install
+	@sh scripts/install.sh --book
+
+book: book-tools ## build the book: all lessons with runs that play, in build/book/html
+	@$(PY) authoring/build_book.py
+
+test: dev frameworks book-tools ## what has changed, and a sample of the rest: some 12 minutes
 	@$(PY) scripts/run_tests.py
 
-test-all: dev frameworks ## everything, with repeats: long
+test-all: dev frameworks book-tools ## everything, with repeats: long
 	@$(PY) scripts/run_tests.py --all
 
 test-mpi: dev ## the tests of MPI under MPICH, Intel MPI, Open MPI: 300 MB more in .venv-mpi

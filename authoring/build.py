@@ -46,7 +46,7 @@ from simlib.grading.source import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-CELL_TIMEOUT_S = 120
+CELL_TIMEOUT_S = 600
 KINDS = ("lessons", "exercises")
 RAISES, IGNORED = "raises-exception", "nbval-ignore-output"
 PLACES = ((str(ROOT), "~/course"), (sys.prefix, "~/course/.venv"))

@@ -7,6 +7,7 @@ starts with a fresh `.venv`.
     install.py                       what learners need, in the versions of constraints.txt
     install.py --dev                 besides, the tools for tests: linters, playwright
     install.py --frameworks          besides, what lesson 15 looks at: Lightning and accelerate
+    install.py --book                besides, what builds the book: Sphinx
     install.py --write-constraints   resolve anew in a temporary folder and write constraints.txt
 """
 
@@ -35,6 +36,7 @@ STILL_AT_WORK_S = 60
 EXTRAS = {
     "dev": "Installing the tools for tests into .venv: about 300 MB.",
     "frameworks": "Installing Lightning and accelerate into .venv: about 60 MB.",
+    "book": "Installing Sphinx into .venv: about 100 MB.",
 }
 """Extras of pyproject.toml, and what is said where one is installed."""
 
@@ -207,7 +209,7 @@ def write_constraints():
         say("Installing the newest versions into a temporary folder.")
         make_venv(venv)
         python = python_of(venv)
-        pip_install(python, "-e", ".[dev,frameworks]")
+        pip_install(python, "-e", ".[dev,frameworks,book]")
         listing = [python, "-m", "pip", "list", "--format", "json", "--exclude-editable"]
         packages = json.loads(subprocess.check_output(listing, cwd=ROOT))
     CONSTRAINTS.write_text(constraints_text(packages))
@@ -217,7 +219,7 @@ def write_constraints():
 def constraints_text(packages):
     """The text of constraints.txt for a list of ``{"name": ..., "version": ...}``."""
     lines = [
-        "# Exact versions of what `make dev frameworks` brings. Written by `make constraints`."
+        "# Exact versions of what `make dev frameworks book` brings. Written by `make constraints`."
     ]
     for package in sorted(packages, key=lambda package: package["name"].lower()):
         name, version = package["name"], package["version"].partition("+")[0]

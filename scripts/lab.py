@@ -18,7 +18,7 @@ NOT_SHOWN = (
     *("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff"),
     *("LICENSE", "Makefile"),
     *("constraints.txt", "environment.yml", "pyproject.toml", "conftest.py", "*.egg-info"),
-    *("authoring", "benchmarks", "docs", "scripts", "simlib", "solutions", "tests"),
+    *("authoring", "benchmarks", "docs", "scripts", "simlib", "solutions", "tests", "build"),
     *("checks", "recorded", "recorded_*"),  # in exercises and notebooks
     *("__pycache__", "*.pyc", "*~", ".DS_Store"),
 )

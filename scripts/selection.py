@@ -86,6 +86,16 @@ GROUPS = (
         ),
     ),
     Group(
+        "book",
+        ("tests/browser/test_browser_book.py",),
+        (
+            *("authoring/book", "authoring/build_book.py", "authoring/playable"),
+            *("notebooks", "exercises", "docs", "START.md", "DESIGN.md", "CONTRIBUTING.md"),
+            "simlib/draw/player",
+        ),
+        untouched=0,
+    ),
+    Group(
         "installer",
         ("tests/test_install.py",),
         ("scripts/install.py", "scripts/install.sh", "Makefile", "pyproject.toml"),

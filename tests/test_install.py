@@ -212,7 +212,7 @@ def test_the_second_time_nothing_is_installed(machine):
 
 @pytest.mark.parametrize(
     "extra, told",
-    [("dev", "Installing the tools for tests"), ("frameworks", "Installing Lightning")],
+    [("dev", "Installing the tools for tests"), ("frameworks", "Installing Lightning"), ("book", "Installing Sphinx")],
 )
 def test_an_extra_is_added_once_and_anew_when_the_lists_change(machine, extra, told):
     folder = machine()().folder
@@ -303,7 +303,7 @@ def test_a_pip_that_takes_long_is_told_to_be_at_work(tmp_path, monkeypatch, capf
 
 def test_an_extra_that_is_not_there_is_said(capsys):
     assert install.main(["--help"]) == 1
-    assert capsys.readouterr().err == "help is no extra: there are dev, frameworks.\n"
+    assert capsys.readouterr().err == "help is no extra: there are dev, frameworks, book.\n"
 
 
 def test_each_extra_can_be_asked_for_by_make():

@@ -63,7 +63,7 @@ def test_conda_and_pip_have_the_same_list():
 
 
 def test_everything_installed_is_pinned_to_its_version():
-    wanted, found = pins(), installed("dev", "frameworks")
+    wanted, found = pins(), installed("dev", "frameworks", "book")
     assert found["torch"] == "2.13.0"
     assert {
         name: (version, wanted.get(name))

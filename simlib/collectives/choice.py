@@ -23,6 +23,7 @@ from . import (
 )
 
 DEFAULT_POLICY = "mpich"
+"""Whose choice of algorithms a simulation follows where none is named."""
 
 
 def _named(*functions):
@@ -67,6 +68,7 @@ ALGORITHMS = {
     kind: own | two_level.ALGORITHMS.get(kind, {}) | gloo.ALGORITHMS.get(kind, {})
     for kind, own in OWN.items()
 }
+"""``{kind: {name: function}}``: the algorithms of each collective, by name."""
 
 
 def schedule(

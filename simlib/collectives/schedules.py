@@ -24,6 +24,7 @@ KINDS = (
     "all_to_all",
     "barrier",
 )
+"""The collectives that are known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,115 @@
+"""The sources of the book, staged for Sphinx: the repository's texts, and notebooks with runs."""
+
+import json
+import sys
+from pathlib import Path
+
+import nbformat
+import playable
+
+from book import links, reference
+from book.outputs import Assets, book_outputs, picture_html, run_html
+from simlib.grading.source import course_of
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+TEXTS = (
+    *("START.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "notebooks/glossary.md"),
+    *("docs/*.md", "docs/design/*.md"),
+)
+NOTEBOOKS = ("notebooks/*.ipynb", "notebooks/*/*.ipynb", "exercises/*.ipynb")
+FOLDED = {"check": "hide-cell", "setup": "hide-input"}
+"""By a cell's role in an exercise: what the book does with it."""
+SOLUTION = "solutions/"
+LANDING = "landing"
+
+
+def staged_paths(root):
+    """The texts and notebooks of the book: paths from the repository's root."""
+    found = [path for pattern in (*TEXTS, *NOTEBOOKS) for path in sorted(root.glob(pattern))]
+    return [path.relative_to(root).as_posix() for path in found]
+
+
+class Stage:
+    """Writes the sources of a book into a folder.
+
+    Parameters
+    ----------
+    root : Path
+        The checkout.
+    folder : Path
+        Empty: gets ``source/``, and ``extra/``, which goes to the book's root as it is.
+    """
+
+    def __init__(self, root, folder):
+        self.root, self.source = Path(root), Path(folder) / "source"
+        self.assets = Assets(Path(folder) / "extra")
+        self.paths = staged_paths(self.root)
+        self.repository = links.repository(self.root)
+
+    def all(self):
+        """Stage everything."""
+        for place in self.paths:
+            text = (self.root / place).read_text(encoding="utf-8")
+            stage = self.notebook if place.endswith(".ipynb") else self.text
+            self.write(place, stage(place, text))
+        for name, text in reference.pages().items():
+            self.write(f"reference/{name}", text)
+        self.write("index.md", self.landing())
+
+    def write(self, place, text):
+        """Write a staged source."""
+        path = self.source / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def text(self, place, text):
+        """A Markdown text as the book has it."""
+        up = "../" * place.count("/")
+
+        def change(words, path, anchor):
+            after = f"#{anchor}" if anchor else ""
+            if path in self.paths:
+                return f"[{words}]({up or './'}{path}{after})"
+            if path == "README.md":
+                return f"[{words}]({up or './'}index.md)"
+            if self.repository is None or path.startswith(SOLUTION):
+                return words
+            address, branch = self.repository
+            return f"[{words}]({address}/blob/{branch}/{path}{after})"
+
+        def image(alt, path):
+            return picture_html(self.assets, up, (self.root / path).read_bytes(), alt)
+
+        return links.within(text, place, change, image)
+
+    def notebook(self, place, text):
+        """A notebook as the book has it: runs that play, exercises with their checks folded."""
+        notebook = nbformat.reads(text, as_version=4)
+        pages = playable.read_pages(self.root / playable.FOLDER / f"{Path(place).stem}.zip")
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = self.text(place, cell.source)
+            elif cell.cell_type == "code":
+                cell.outputs = book_outputs(cell, pages, self.assets, "../" * place.count("/"))
+                cell.metadata = {"tags": _tags(cell)}
+        return nbformat.writes(notebook)
+
+    def landing(self):
+        """The first page: one program and its run, playing."""
+        sys.path.insert(0, str(HERE))
+        import first_program
+
+        run = first_program.simulated()
+        page = json.loads(json.dumps(first_program.page_of_run(run)))
+        text = (HERE / "index.md").read_text(encoding="utf-8")
+        text = text.replace("<!-- program -->", first_program.SOURCE)
+        return text.replace("<!-- run -->", run_html(self.assets, "", LANDING, page))
+
+
+def _tags(cell):
+    tags = [*cell.metadata.get("tags", [])]
+    if cell.metadata.get("jupyter", {}).get("source_hidden"):
+        tags.append("hide-cell")
+    fold = FOLDED.get(course_of(cell, "role"))
+    return [*tags, fold] if fold else tags

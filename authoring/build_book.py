@@ -1,0 +1,40 @@
+"""Build the book: ``python authoring/build_book.py``, or ``make book``.
+
+The lessons as they are stored, nothing is run; the runs in them play. The book needs no kernel and
+no network, and opens from its folder: `build/book/html/index.html`.
+
+"""
+
+import os
+import shutil
+import sys
+
+from book.stage import HERE, ROOT, Stage
+
+FOLDER = ROOT / "build" / "book"
+
+
+def build(folder=FOLDER, root=ROOT):
+    """Build the book into a folder, anew; returns the path of its first page.
+
+    Raises
+    ------
+    SystemExit
+        Sphinx is not installed, or has warned.
+    """
+    try:
+        from sphinx.cmd.build import build_main
+    except ImportError:
+        sys.exit("The book needs Sphinx: make book installs it.")
+    shutil.rmtree(folder, ignore_errors=True)
+    Stage(root, folder).all()
+    os.environ["BOOK_EXTRA"] = str(folder / "extra")
+    html = folder / "html"
+    words = ["-c", str(HERE), "-b", "html", "-q", "--keep-going", "-d", str(folder / "trees")]
+    if build_main([*words, str(folder / "source"), str(html)]):
+        sys.exit("The book was not built: see above.")
+    return html / "index.html"
+
+
+if __name__ == "__main__":
+    print(f"Open {build()}")

@@ -1,0 +1,170 @@
+"""The book as `make book` builds it: crawled, and read in a browser that has no network."""
+
+from html.parser import HTMLParser
+from urllib.parse import unquote, urlsplit
+
+import build_book
+import pytest
+
+PAGES = ("index", "notebooks/03_when_it_hangs", "notebooks/09_when_does_it_pay")
+EXERCISE = "exercises/02_send_and_recv"
+LAB = "notebooks/02_send_and_recv"
+PARTS = ("src", "href", "data-src")
+WIDTHS = {"wide": 1400, "tablet": 800, "phone": 400}
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory):
+    """The folder of the built book."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REPOSITORY", "https://github.com/owner/name@dev")
+        return build_book.build(tmp_path_factory.mktemp("book")).parent
+
+
+class Page(HTMLParser):
+    """The links and the anchors of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.anchors = [], {""}
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.anchors |= {attributes.get("id"), attributes.get("name")}
+        self.links += [(tag, attributes[part]) for part in PARTS if attributes.get(part)]
+
+
+def test_no_link_of_the_book_is_dead(book):
+    pages = {path.resolve(): Page(path) for path in book.rglob("*.html")}
+    dead = []
+    for path, page in pages.items():
+        for _, link in page.links:
+            address = urlsplit(link)
+            if address.scheme or link.startswith("//"):
+                continue
+            target = (path.parent / unquote(address.path)).resolve() if address.path else path
+            anchors = pages[target].anchors if target in pages else {address.fragment}
+            if not target.is_file() or unquote(address.fragment) not in anchors:
+                dead.append(f"{path.relative_to(book.resolve())}: {link}")
+    assert len(pages) > 200 and dead == []
+
+
+def test_nothing_that_a_page_loads_is_elsewhere(book):
+    loaded = {
+        link
+        for path in book.rglob("*.html")
+        for tag, link in Page(path).links
+        if tag in ("script", "img", "iframe", "link") and urlsplit(link).scheme not in ("", "data")
+    }
+    assert loaded == set()
+
+
+@pytest.fixture
+def read(chromium, book):
+    """``read(name, width, theme)``: a page in a browser without a network, and what went wrong."""
+    contexts, said, asked = [], [], []
+
+    def open_page(name, width="wide", theme="light"):
+        context = chromium.new_context(
+            offline=True, viewport={"width": WIDTHS[width], "height": 900}, color_scheme=theme
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda one: said.append(one.text) if one.type == "error" else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda one: asked.append(one.url))
+        page.goto((book / f"{name}.html").as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert {urlsplit(url).scheme for url in asked} <= {"file", "data", "blob"}
+
+
+def test_every_page_opens_without_an_error(read, book):
+    page = read("index")
+    for path in sorted(book.rglob("*.html")):
+        page.goto(path.as_uri(), wait_until="load")
+    assert page.title()
+
+
+@pytest.mark.parametrize("name", [*PAGES, EXERCISE, LAB])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_page_is_no_wider_than_its_window(read, name, width):
+    page = read(name, width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= WIDTHS[width]
+
+
+def test_the_run_of_the_first_page_plays(read):
+    page = read("index")
+    page.locator(".rbr-run iframe").scroll_into_view_if_needed()
+    frame = page.frame_locator(".rbr-run iframe").first
+    player = frame.locator(".rbr-player")
+    player.wait_for()
+    frame.locator(".rbr-stage").focus()
+    page.keyboard.press("Home")
+    assert float(player.get_attribute("data-time")) == 0
+    page.keyboard.press("ArrowRight")
+    assert float(player.get_attribute("data-time")) > 0
+
+
+def test_runs_are_as_high_as_they_say_and_wear_the_theme(read):
+    page = read("notebooks/03_when_it_hangs", theme="dark")
+    frame = page.locator(".rbr-run iframe").first
+    frame.scroll_into_view_if_needed()
+    inner = page.frame_locator(".rbr-run iframe").first.locator("body")
+    inner.wait_for()
+    page.wait_for_function(
+        "document.querySelector('.rbr-run iframe').height != 190 + 46 * 2", timeout=10_000
+    )
+    high = inner.evaluate("body => body.offsetHeight")
+    assert abs(int(frame.get_attribute("height")) - high) <= 1
+    assert inner.evaluate("() => document.documentElement.dataset.theme") == "dark"
+    page.evaluate("document.documentElement.dataset.theme = 'light'")
+    inner.locator("xpath=/html[@data-theme='light']").wait_for()
+
+
+def test_a_lab_moves_without_a_kernel_one_slider_at_a_time(read):
+    page = read(LAB)
+    image, sliders = page.locator(".rbr-lab img"), page.locator(".rbr-lab input")
+    first, start = image.get_attribute("src"), sliders.nth(0).input_value()
+    sliders.nth(0).focus()
+    page.keyboard.press("ArrowLeft")
+    moved = image.get_attribute("src")
+    assert moved != first and "latency" in image.get_attribute("alt")
+    sliders.nth(1).focus()
+    page.keyboard.press("ArrowLeft")
+    assert image.get_attribute("src") not in (first, moved)
+    assert sliders.nth(0).input_value() == start
+    assert page.evaluate("document.querySelector('.rbr-lab img').naturalWidth") > 300
+
+
+def test_formulas_are_set(read):
+    page = read("notebooks/06_synchronous_sgd")
+    page.locator("mjx-container").first.wait_for()
+    assert page.locator("mjx-merror").count() == 0
+
+
+def test_words_are_found(read):
+    page = read("index")
+    page.goto(page.url.replace("index.html", "search.html?q=staleness"))
+    page.locator("#search-results li").first.wait_for()
+    assert "Asynchronous training" in page.locator("#search-results").inner_text()
+
+
+def test_checks_of_an_exercise_are_folded(read):
+    page = read(EXERCISE)
+    checks = page.locator("details", has=page.locator("text=check_of"))
+    assert checks.count() >= 3
+    assert not any(one.get_attribute("open") is not None for one in checks.all())
+
+
+def test_a_lesson_can_be_opened_in_binder_and_colab(book):
+    addresses = [link for _, link in Page(book / f"{LAB}.html").links]
+    (binder,) = [link for link in addresses if "mybinder" in link]
+    assert "/gh/owner/name/dev" in binder and "notebooks/02_send_and_recv.ipynb" in binder
+    (colab,) = [link for link in addresses if "colab" in link]
+    assert colab.endswith("/github/owner/name/blob/dev/notebooks/02_send_and_recv.ipynb")

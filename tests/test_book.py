@@ -1,0 +1,187 @@
+"""The parts of the book: links, outputs, the reference. The built book: see tests/browser."""
+
+import base64
+import importlib
+import zipfile
+from pathlib import Path
+
+import nbformat
+import playable
+import pytest
+import torch
+import torch.distributed as dist
+from book import links, reference
+from book.outputs import Assets, book_outputs
+from book.stage import Stage, staged_paths
+from playable import packed
+
+import simlib
+from build import settle_pages
+from simlib import facade
+from simlib.draw.player.page import page_of
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main(rank, world_size):
+    simlib.compute(1e-3)
+
+
+def circle(rank, world_size):
+    dist.recv(torch.empty(1), 1 - rank)
+
+
+# Links
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    """A stage of this checkout, in a repository whose address is known."""
+
+    def make(repository="https://example.org/owner/name@dev"):
+        monkeypatch.setenv("REPOSITORY", repository)
+        return Stage(ROOT, tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "text, made",
+    [
+        ("[a](../notebooks/glossary.md#units)", "[a](../notebooks/glossary.md#units)"),
+        ("[the `x`](install.md)", "[the `x`](../docs/install.md)"),
+        ("[home](../README.md)", "[home](../index.md)"),
+        (
+            "[code](../simlib/cli.py)",
+            "[code](https://example.org/owner/name/blob/dev/simlib/cli.py)",
+        ),
+        ("[answers](../solutions/review.ipynb)", "answers"),
+        ("[web](https://example.org/)", "[web](https://example.org/)"),
+        ("[here](#units)", "[here](#units)"),
+        (
+            "`[not](a.md)` and\n```\n[not](b.md)\n```\n",
+            "`[not](a.md)` and\n```\n[not](b.md)\n```\n",
+        ),
+    ],
+)
+def test_links_lead_within_the_book_or_to_the_repository(stage, text, made):
+    assert stage().text("docs/cluster.md", text) == made
+
+
+def test_without_a_repository_links_out_of_the_book_are_words(stage):
+    assert stage("").text("docs/cluster.md", "[code](../simlib/cli.py)") == "code"
+
+
+def test_the_repository_is_the_origin_where_that_is_of_the_web(tmp_path, monkeypatch):
+    monkeypatch.delenv("REPOSITORY", raising=False)
+    monkeypatch.setattr(links.subprocess, "run", lambda *_, **__: Said("https://a.org/b/c.git\n"))
+    assert links.repository(tmp_path) == ("https://a.org/b/c", "main")
+    monkeypatch.setattr(links.subprocess, "run", lambda *_, **__: Said("/a/folder\n"))
+    assert links.repository(tmp_path) is None
+
+
+class Said:
+    def __init__(self, stdout):
+        self.stdout = stdout
+
+
+# Outputs
+
+
+def code_cell(*outputs):
+    return nbformat.v4.new_code_cell("run", outputs=list(outputs), id="lesson-code-1")
+
+
+def shown(**data):
+    return nbformat.v4.new_output("display_data", {k.replace("_", "/"): v for k, v in data.items()})
+
+
+def html_of_cell(cell, pages, folder):
+    (output,) = book_outputs(cell, pages, Assets(folder), "../")
+    return output["data"]["text/html"]
+
+
+def test_a_run_is_the_playable_one_and_its_picture_is_for_paper(tmp_path):
+    run = simlib.simulate(main, 2)
+    picture = base64.b64encode(run._repr_png_()).decode()
+    cell = code_cell(shown(image_png=picture, text_plain=repr(run)))
+    pages = {"lesson-code-1-0.json": {"run": page_of("<b>", [run])}}
+    html = html_of_cell(cell, pages, tmp_path)
+    assert 'data-src="../runs/lesson-code-1-0.html"' in html and "&lt;b&gt;" in html
+    assert html.index("rbr-run") < html.index("rbr-printed") < html.index("../pictures/")
+    assert 'class="rbr-picture only-dark"' in html
+    assert "main" in (tmp_path / "runs" / "lesson-code-1-0.html").read_text()
+
+
+def test_of_a_hang_the_picture_stays_above_the_run(tmp_path):
+    with pytest.raises(simlib.DeadlockError) as caught:
+        simlib.simulate(circle, 2)
+    run = caught.value.run
+    picture = base64.b64encode(run.graph._repr_png_()).decode()
+    cell = code_cell(shown(image_png=picture, text_plain=str(run.graph)))
+    html = html_of_cell(cell, {"lesson-code-1-0.json": {"run": page_of("", [run])}}, tmp_path)
+    assert html.index("rbr-picture") < html.index("rbr-run")
+    assert "DEADLOCK" not in (tmp_path / "runs" / "lesson-code-1-0.html").read_text().upper()
+
+
+def test_empty_outputs_go_and_texts_stay(tmp_path):
+    text = nbformat.v4.new_output("stream", text="said")
+    cell = code_cell(shown(text_plain=""), text)
+    assert book_outputs(cell, {}, Assets(tmp_path), "../") == [text]
+
+
+# What plays
+
+
+def test_pages_that_lack_one_of_the_notebook_are_told(tmp_path, capsys):
+    (tmp_path / "authoring").mkdir()
+    kept = packed({"a-0.json": {}}, str)
+    assert settle_pages(tmp_path, "authoring/a.zip", kept, False, False)
+    assert settle_pages(tmp_path, "authoring/a.zip", kept, True, False)
+    assert not settle_pages(tmp_path, "authoring/a.zip", packed({"b-0.json": {}}, str), True, False)
+    assert "has not the pages of its notebook: a-0.json, b-0.json" in capsys.readouterr().out
+
+
+def test_every_picture_of_a_run_in_a_lesson_plays():
+    """In stored lessons: what is a run, a timeline, a player or a wait-for graph by its text."""
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        pages = playable.read_pages(ROOT / playable.FOLDER / f"{path.stem}.zip")
+        cells = {cell.id: cell for cell in nbformat.read(path, 4).cells}
+        for name in pages:
+            cell, _, place = name.removesuffix(".json").rpartition("-")
+            assert cells[cell].outputs[int(place)].data, name
+        for cell in cells.values():
+            for place, output in enumerate(cell.get("outputs", [])):
+                text = output.get("data", {}).get("text/plain", "")
+                is_run = text.startswith(("  rank ", "player of")) or " ranks: " in text[:80]
+                if is_run and "image/png" in output.data:
+                    assert f"{cell.id}-{place}.json" in pages, f"{path.name}: {cell.id}"
+
+
+def test_pages_hold_nothing_of_the_machine_that_built_them():
+    for path in sorted((ROOT / playable.FOLDER).glob("*.zip")):
+        with zipfile.ZipFile(path) as file:
+            for name in file.namelist():
+                assert b"/work/" not in file.read(name) and b"/root" not in file.read(name), name
+
+
+# The reference
+
+
+def test_the_reference_has_every_public_name():
+    assert set(reference.names_of("simlib")) == {
+        name
+        for name in facade.__all__
+        if not hasattr(getattr(facade, name), "__path__")
+        and type(getattr(facade, name)).__name__ != "module"
+    }
+    for module in reference.GROUPS:
+        found = importlib.import_module(module)
+        assert all(getattr(found, name).__doc__ for name in reference.names_of(module)), module
+
+
+def test_the_book_has_all_lessons_exercises_and_guides():
+    paths = staged_paths(ROOT)
+    for pattern in ("notebooks/*.ipynb", "exercises/*.ipynb", "docs/*.md"):
+        assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)} <= set(paths)
+    assert not [path for path in paths if path.startswith("solutions")]
