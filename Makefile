@@ -1,6 +1,6 @@
 # `make` alone lists the commands. Every path is relative: the folder's name may contain spaces.
 .DEFAULT_GOAL := help
-.PHONY: help lab install dev frameworks book book-tools test test-all test-mpi test-versions build build-check bench lint constraints clean
+.PHONY: help lab install dev frameworks book book-tools test test-all test-mpi test-versions build build-check bench release lint constraints clean
 
 PY := .venv/bin/python
 export PYTHON PORT SEED BASE
@@ -50,6 +50,9 @@ build-check: install ## fail where a notebook is not what authoring/ gives
 
 bench: dev       ## measure simlib on this machine
 	@$(PY) -m benchmarks
+
+release: dev frameworks book-tools ## wheel, book and handout, built and checked, into dist/
+	@$(PY) scripts/release.py
 
 lint: dev        ## ruff, codespell, the layers of imports, types
 	@$(PY) -m ruff check .
