@@ -100,7 +100,12 @@ def _waits_told(run, ops, begin_s, end_s):
         )
         is_open = bool(parts) and not op.done
         if waited_s > SHORT * (end_s - begin_s) or is_open:
-            group = op.kind, op.site.place, awaited.get((op.rank, op.seq), ()), is_open
+            group = (
+                op.call.partition("(")[0],
+                op.site.place,
+                awaited.get((op.rank, op.seq), ()),
+                is_open,
+            )
             found[group][op.rank] += waited_s
     if not found:
         return ["No rank waits for long."]
@@ -110,11 +115,11 @@ def _waits_told(run, ops, begin_s, end_s):
     return [*told, f"And {left:,} more."] if left > 0 else told
 
 
-def _wait_told(kind, place, others, is_open, waits):
+def _wait_told(call, place, others, is_open, waits):
     """One sentence: ``Ranks 1 to 3 wait for rank 0 in recv (main, line 7), rank 3 longest: ...``"""
     who, is_one = ranks_in_words(waits).capitalize(), len(waits) == 1
     for_whom = f" for {ranks_in_words(others)}" if others else ""
-    where = f"{for_whom} in {kind} ({place})"
+    where = f"{for_whom} in {call} ({place})"
     if is_open:
         verb, end = ("waits", "goes") if is_one else ("wait", "go")
         return f"{who} {verb}{where} and never {end} on."
