@@ -44,6 +44,7 @@ from simlib.grading.source import (
     without_hidden,
     without_markers,
 )
+from simlib.model.pictured import alt_metadata
 
 ROOT = Path(__file__).resolve().parent.parent
 CELL_TIMEOUT_S = 600
@@ -145,12 +146,24 @@ def normalise_output(output, count, keep_png):
     if output.output_type == "stream":
         output.text = with_neutral_places(output.text)
     if "data" in output:
-        output.metadata = {}
+        words = alt_text(output)
+        output.metadata = alt_metadata(with_neutral_places(words)) if words and keep_png else {}
         output.data.pop("application/vnd.jupyter.widget-view+json", None)
         for kind in {"text/plain", "text/html"} & set(output.data):
             output.data[kind] = with_neutral_places(output.data[kind])
         if not keep_png:
             output.data.pop("image/png", None)
+
+
+def alt_text(output):
+    """What is said of an output's picture to whoever does not see it; empty where nothing is."""
+    return output.get("metadata", {}).get("image/png", {}).get("alt", "")
+
+
+def told_pictures(name, text):
+    """Of how many pictures of a file something is said."""
+    cells = nbformat.reads(text, as_version=4).cells if name.endswith(".ipynb") else []
+    return sum(bool(alt_text(output)) for cell in cells for output in cell.get("outputs", ()))
 
 
 def with_neutral_places(text):
@@ -276,7 +289,8 @@ def notebook_text(notebook):
 
 
 def comparable(text, outputs=True):
-    """A stored notebook's text without what may differ: pictures, and outputs tagged as ignored.
+    """A stored notebook's text without what may differ: pictures with their words, and outputs
+    tagged as ignored.
 
     Without ``outputs`` all of them are taken out.
     """
@@ -288,6 +302,8 @@ def comparable(text, outputs=True):
             cell.outputs = []
         for output in cell.outputs:
             output.get("data", {}).pop("image/png", None)
+            if "metadata" in output:
+                output.metadata = {}
     return notebook_text(notebook)
 
 
@@ -420,9 +436,15 @@ def orphans(root):
 
 
 def settle(root, name, text, check, outputs=True):
-    """Write a target, or only compare it; returns whether all is well."""
+    """Write a target, or only compare it; returns whether all is well.
+
+    Pictures are not compared, but those without an alt text are written anew where they get one.
+    """
     target = root / name
     found = difference(target, text, outputs)
+    if not found and not check:
+        stored = target.read_text(encoding="utf-8")
+        found = told_pictures(name, text) > told_pictures(name, stored)
     if not found:
         return True
     if check:

@@ -402,6 +402,23 @@ def test_a_picture_or_an_ignored_output_alone_is_no_change(checkout):
     assert cells[-1].metadata.tags == ["nbval-ignore-output"]
 
 
+def test_a_picture_keeps_its_alt_text_and_one_that_lacks_it_gets_it(checkout):
+    told = """display({"image/png": noise, "text/plain": ""}, raw=True, metadata=
+        {"image/png": {"alt": f"rank 0 waits: {noise}", "width": 3}, "more": 1})"""
+    root = checkout(lesson=re.sub(r"display.{50,}raw=True[)]", told, PICTURE))
+    path = root / "notebooks/00_lesson.ipynb"
+    assert builder.build(root)
+    before = snapshot(root)
+    metadata = read(path).cells[-2].outputs[0].metadata
+    assert list(metadata) == ["image/png"] and list(metadata["image/png"]) == ["alt"]
+    assert metadata["image/png"]["alt"].startswith("rank 0 waits")
+    assert builder.build(root) and builder.build(root, check=True)
+    assert snapshot(root) == before
+    path.write_text(re.sub(r'"alt": ".*"', '"alt": ""', path.read_text()))
+    assert builder.build(root, check=True) and builder.build(root)
+    assert read(path).cells[-2].outputs[0].metadata["image/png"]["alt"]
+
+
 def test_a_cell_may_be_folded_when_it_is_opened(checkout):
     folded = '\n# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}\nprint(1)\n'
     root = checkout(lesson=LESSON + folded)

@@ -97,7 +97,8 @@ def book_outputs(cell, pages, assets, root):
     for place, output in enumerate(cell.outputs):
         name = f"{cell.id}-{place}"
         data = output.get("data", {})
-        html = _html(name, data, pages.get(f"{name}.json", {}), assets, root)
+        said = output.get("metadata", {}).get(PNG, {}).get("alt", "")
+        html = _html(name, data, said, pages.get(f"{name}.json", {}), assets, root)
         if html:
             output.data, output.metadata = {"text/html": html}, {}
         if "data" not in output or any(map(bool, output.data.values())):
@@ -105,13 +106,13 @@ def book_outputs(cell, pages, assets, root):
     return shown
 
 
-def _html(name, data, page, assets, root):
+def _html(name, data, said, page, assets, root):
     """An output as HTML; None where it stays as it is."""
     if "lab" in page:
         return lab_html(assets, root, page["lab"])
     png = base64.b64decode(data[PNG]) if PNG in data else None
     text = "".join(data.get("text/plain", ""))
-    picture = picture_html(assets, root, png, text) if png else ""
+    picture = picture_html(assets, root, png, said or text) if png else ""
     if "run" not in page:
         return picture or None
     run = page["run"]

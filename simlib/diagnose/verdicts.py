@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..model import errors
+from ..model.pictured import Pictured
 from ..model.words import MOST_NAMES, ranks_in_words, shortened
 
 RULES = {
@@ -26,7 +27,7 @@ AHEAD_OF_BACKWARD = (
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class WaitGraph:
+class WaitGraph(Pictured):
     """Who waits for whom. ``waits`` is ``{rank: Wait}``, ``gone`` ``{rank: "has finished"...}``."""
 
     waits: dict
@@ -49,6 +50,12 @@ class WaitGraph:
         from ..draw import draw_wait_graph
 
         return draw_wait_graph(self)
+
+    def in_words(self):
+        """What the picture shows, in a sentence: for whoever does not see it."""
+        from ..draw.in_words import graph_in_words
+
+        return graph_in_words(self)
 
     def _repr_png_(self):
         from ..draw import png_of

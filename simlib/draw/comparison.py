@@ -6,6 +6,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.patches import FancyBboxPatch
 
 from .figures import DPI, GREY, INK, PAPER, TEXT_PT, Picture, own_style
+from .in_words import comparison_in_words
 from .palette import OKABE_ITO, mix
 from .table import clip
 
@@ -54,6 +55,7 @@ def draw_comparison(names, rows):
         for column, count in enumerate(counts):
             color = COMMON if is_common else SHARED if counts.count(count) > 1 else OWN
             _draw_count(axes, _middle(label_in, column), y, count, color)
+    figure.words = comparison_in_words(names, rows)
     if more:
         y = 0.62 + ROW_IN * len(shown)
         axes.text(label_in - 0.15, y, f"and {more} more", ha="right", va="center", color=GREY)

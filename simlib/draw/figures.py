@@ -10,7 +10,9 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ..model.pictured import Pictured
 from .dark_canvas import DarkCanvas
+from .in_words import figure_in_words
 from .looks import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
 from .twins import png_of_both
 
@@ -30,8 +32,17 @@ __all__ = [
 ]
 
 
-class Picture(Figure):
-    """A Figure that shows itself in a notebook even where pyplot was never imported."""
+class Picture(Figure, Pictured):
+    """A Figure that shows itself in a notebook even where pyplot was never imported.
+
+    ``words`` are what it shows, in sentences, where whoever drew it knows.
+    """
+
+    words = ""
+
+    def in_words(self):
+        """What the picture shows, in sentences; else what its axes are called."""
+        return self.words or figure_in_words(self)
 
     def _repr_png_(self):
         return png_of(self)

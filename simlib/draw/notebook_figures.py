@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 
+from ..model.pictured import alt_metadata
 from .display import in_notebook
 
 
@@ -19,7 +20,7 @@ def follow_theme():
 
 
 def _prepare(figure):
-    """See to it that the figure about to be shown comes with its twin; adds nothing itself.
+    """See to it that the figure about to be shown comes with its twin; adds its alt text.
 
     pyplot sets how figures are shown when it is first used, and again with every change of its
     settings, so this cannot be done once and for all.
@@ -28,13 +29,15 @@ def _prepare(figure):
     from matplotlib.figure import Figure
 
     from .figures import Picture, png_of
+    from .in_words import figure_in_words
 
     pngs = get_ipython().display_formatter.formatters["image/png"]
     pngs.for_type(Picture, png_of)
     printer = pngs.type_printers.get(Figure)
     if printer and not isinstance(printer, WithTwin):
         pngs.for_type(Figure, WithTwin(printer))
-    return {}
+    words = figure.in_words() if isinstance(figure, Picture) else figure_in_words(figure)
+    return {}, alt_metadata(words)
 
 
 class WithTwin:

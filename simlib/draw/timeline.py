@@ -11,6 +11,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 
 from .collective_bands import draw_collectives
 from .figures import INK, PAPER, own_style
+from .in_words import run_in_words
 from .labels import MOST_ARROWS
 from .lanes import STATES, blocked, in_flight, mostly, never_finished, states_of
 from .message_arrows import draw_messages
@@ -47,6 +48,7 @@ def draw_timeline(run, *, width=None, ranks=None, between=None):
     label_pieces(view)
     _draw_calls(view)
     draw_frame(view)
+    view.figure.words = run_in_words(run, view.ranks, (view.begin_s, view.end_s))
     return view.figure
 
 

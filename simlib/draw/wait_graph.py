@@ -7,6 +7,7 @@ from math import cos, pi, sin
 from matplotlib.patches import Circle, FancyArrowPatch
 
 from .figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, Picture, own_style
+from .in_words import graph_in_words
 from .palette import mix, rank_color
 
 MOST_RANKS = 12
@@ -39,6 +40,7 @@ def draw_wait_graph(graph):
     if left_out:
         note = f"{left_out} more ranks wait or are gone"
         axes.text(0, -height / 2 + 0.08, note, ha="center", fontsize=SMALL_PT, color=GREY)
+    figure.words = graph_in_words(graph)
     return figure
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..model.errors import InvalidCallError
+from ..model.pictured import Pictured
 from ..model.words import aligned, short_bytes
 from .run import Run
 
@@ -51,7 +52,7 @@ class ComparedOp:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Comparison:
+class Comparison(Pictured):
     """What several runs sent, see `compare`.
 
     Attributes
@@ -97,8 +98,16 @@ class Comparison:
         """Draw it: a row for each sort of op, a column for each run."""
         from ..draw import draw_comparison
 
-        rows = [(op.label, op.counts, op.is_common) for op in self.ops]
-        return draw_comparison(self.names, rows)
+        return draw_comparison(self.names, self._rows())
+
+    def in_words(self) -> str:
+        """What the picture shows, in sentences: for whoever does not see it."""
+        from ..draw.in_words import comparison_in_words
+
+        return comparison_in_words(self.names, self._rows())
+
+    def _rows(self):
+        return [(op.label, op.counts, op.is_common) for op in self.ops]
 
     def to_html(
         self,

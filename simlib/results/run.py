@@ -15,6 +15,7 @@ from ..diagnose.monitor import RunMonitor
 from ..model.cluster import Cluster
 from ..model.errors import InvalidCallError
 from ..model.ledger import Ledger
+from ..model.pictured import Pictured
 from ..model.trace import Group, Op, Trace, WireMessage
 from ..model.words import ranks_text
 from ..record.oplog_reader import name_groups
@@ -32,7 +33,7 @@ if TYPE_CHECKING:  # matplotlib and widgets are loaded where something is drawn
 PICTURES = frozenset({".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp"})
 
 
-class Run:
+class Run(Pictured):
     """One finished (or failed) run of a rank function.
 
     Attributes
@@ -356,6 +357,15 @@ class Run:
         from ..draw.table import run_table
 
         return run_table(self)
+
+    def in_words(self) -> str:
+        """What the picture of the run shows, in sentences: for whoever does not see it.
+
+        Who waits for whom, how long and at which line, what was sent; of a run that failed, why.
+        """
+        from ..draw.in_words import run_in_words
+
+        return run_in_words(self)
 
     def __repr__(self) -> str:
         return self.table()

@@ -8,13 +8,14 @@ from numbers import Real
 import numpy as np
 
 from ..model.errors import InvalidCallError, check_count, check_number, whole
+from ..model.pictured import Pictured
 from ..model.words import aligned, seconds_text, short_bytes
 from .buckets import BUCKET_BYTES, bucket_sizes
 from .collective import ends_of, time_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Step:
+class Step(Pictured):
     """One training step: forward, backward, and the all_reduces of the gradients.
 
     Attributes
@@ -83,6 +84,10 @@ class Step:
         from .pictures import draw_step
 
         return draw_step(self)
+
+    def in_words(self):
+        """What the picture's axes are called: for whoever does not see it."""
+        return self.draw().in_words()
 
     def _repr_png_(self):
         return self.draw()._repr_png_()

@@ -129,3 +129,112 @@ def test_the_theme_is_that_of_the_system_the_address_or_the_button(page):
 def test_a_page_fits_a_phone(page):
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+# What a screen reader is told, and how the keys work for it
+
+
+@pytest.fixture(scope="module")
+def told_run():
+    return simlib.simulate(around, 4)
+
+
+@pytest.fixture
+def open_page(chromium, told_run, tmp_path):
+    """``open_page(**options of the browser's context)``: the page of a run."""
+    path, contexts = told_run.to_html(tmp_path / "run.html"), []
+
+    def open_it(**options):
+        contexts.append(chromium.new_context(offline=True, **options))
+        page = contexts[-1].new_page()
+        page.goto(path.as_uri())
+        page.wait_for_selector(".rbr-player[data-time]")
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+def spoken(page):
+    """What a screen reader has been told without being asked, last."""
+    return page.locator("[aria-live=polite]").text_content()
+
+
+def test_the_player_is_a_figure_with_the_text_of_its_run_and_named_controls(open_page, told_run):
+    page = open_page()
+    tree = page.locator("main").aria_snapshot()
+    names = ("Play (Space)", "Previous call (P)", "Next call (N)", "Zoom in (+)", "Zoom out (-)")
+    for line in (*(f'- button "{name}"' for name in names), '- slider "Moment of the run"'):
+        assert line in tree
+    assert '- combobox "Speed"' in tree and 'application "Moment of the run: Space plays' in tree
+    assert 'button "Call 1 of ' in tree  # an image would have no parts
+    figure = page.get_by_role("figure", name=f"Player: {told_run.in_words()}", exact=True)
+    assert figure.count() == 1 and "wait for rank" in told_run.in_words()
+    assert tree.count("- button") == tree.count('- button "') and "- img" not in tree
+
+
+def test_a_step_is_spoken_and_playing_is_not(open_page):
+    page = open_page()
+    page.locator(".rbr-stage").focus()
+    page.keyboard.press("Home")
+    first = spoken(page)
+    assert first.startswith("0") and "rank" in first
+    page.keyboard.press("n")
+    assert spoken(page) != first
+    page.keyboard.press("Home")
+    page.get_by_label("Speed").select_option("4")
+    page.locator(".rbr-stage").focus()
+    page.evaluate("""() => {
+        window.said = [];
+        const live = document.querySelector("[aria-live=polite]");
+        new MutationObserver(() => window.said.push(live.textContent)).observe(
+            live, { childList: true, characterData: true, subtree: true });
+    }""")
+    page.keyboard.press("Space")
+    page.locator(".rbr-player[data-state=paused]").wait_for()
+    assert len(page.evaluate("window.said")) == 1 and "have returned" in spoken(page)
+
+
+def test_where_motion_is_to_be_reduced_it_goes_from_call_to_call(open_page):
+    page = open_page(reduced_motion="reduce")
+    page.get_by_label("Speed").select_option("4")
+    page.locator(".rbr-stage").focus()
+    page.keyboard.press("Home")
+    page.evaluate("""() => {
+        window.times = new Set();
+        const root = document.querySelector(".rbr-player");
+        new MutationObserver(() => window.times.add(Number(root.dataset.time))).observe(
+            root, { attributes: true, attributeFilter: ["data-time"] });
+    }""")
+    page.keyboard.press("Space")
+    page.locator(".rbr-player[data-state=paused]").wait_for()
+    seen = set(page.evaluate("[...window.times]"))
+    calls = {0.0, moments(page)[0]}
+    page.keyboard.press("Home")
+    while moments(page)[0] < max(seen):
+        page.keyboard.press("n")
+        calls.add(moments(page)[0])
+    assert len(seen) > 2 and seen <= calls
+
+
+def test_the_focus_is_seen_on_every_control(open_page):
+    page = open_page()
+    for _ in range(10):
+        page.keyboard.press("Tab")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none", page.evaluate("document.activeElement.outerHTML")
+    assert page.locator(".rbr-player :focus").count() == 1
+
+
+def test_ranks_are_told_apart_without_their_colours(open_page):
+    """Each event names its rank, and what ranks do stands below in words."""
+    page = open_page()
+    page.locator(".rbr-stage").focus()
+    page.keyboard.press("Tab")
+    for rank in range(4):
+        assert f"rank {rank}: " in page.locator(".rbr-event").get_attribute("aria-label")
+        page.keyboard.press("ArrowDown")
+    page.locator(".rbr-stage").focus()
+    page.keyboard.press("Home")
+    assert "rank" in page.locator(".rbr-now").inner_text()

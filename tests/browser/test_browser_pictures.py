@@ -9,7 +9,9 @@ from lab_server import write_notebook
 from notebook_page import PICTURE_LIMIT_S, NotebookPage, use_theme
 
 import simlib
+from simlib.model.pictured import alt_metadata
 
+STORED_WORDS = 'Rank 0 waits for "rank 1" <b>'
 DRAWN = """\
 import simlib
 import matplotlib.pyplot as plt
@@ -17,11 +19,21 @@ from simlib import labs
 
 labs.draw_rounds("ring", 3, 2)
 """
+RUN = """\
+import torch, torch.distributed as dist
+
+def late(rank, world_size):
+    simlib.compute(0.01 * (rank == 2))
+    dist.barrier()
+
+simlib.simulate(late, world_size=3)
+"""
 CELLS = {
     "stored, nothing run": "# never run",
     "of simlib": DRAWN,
     "the learner's own": "plt.plot([1, 3, 2])\nplt.show()",
     "a lab": 'labs.rounds_lab("ring", 3)',
+    "a run": RUN,
 }
 PAPER = {"Dark": 0x11, "Light": 0xFF}
 PIXELS = """async (image) => {
@@ -43,7 +55,8 @@ def with_stored_picture(path):
     """Give the first cell of a notebook a picture, as a built notebook holds it."""
     notebook = nbformat.read(path, as_version=4)
     png = base64.b64encode(simlib.simulate(compute, world_size=4)._repr_png_()).decode()
-    output = nbformat.v4.new_output("display_data", {"image/png": png, "text/plain": "a run"})
+    data, metadata = {"image/png": png, "text/plain": "a run"}, alt_metadata(STORED_WORDS)
+    output = nbformat.v4.new_output("display_data", data, metadata=metadata)
     notebook.cells[0].outputs = [output]
     nbformat.write(notebook, path)
 
@@ -98,6 +111,16 @@ def test_a_lab_moves_in_a_dark_theme(page):
     page.drag_slider(page.sliders(number)[-1], 0.9)
     page.wait_for_another_picture(number, before)
     waits_for_paper(page, number, "Dark")
+
+
+@pytest.mark.parametrize(
+    "number, told",
+    [(0, STORED_WORDS), (1, "A figure."), (len(CELLS) - 1, "Ranks 0 and 1 wait for rank 2 in ")],
+)
+def test_a_picture_is_told_to_a_screen_reader(number, told, page):
+    page.cell(number).scroll_into_view_if_needed()
+    alt = page.outputs(number).locator("img").first.get_attribute("alt")
+    assert alt and told in alt
 
 
 def test_what_is_saved_is_the_light_picture_with_its_twin(page):

@@ -17,6 +17,9 @@ const KEYS = [
   ["Tab", "to the calls, then arrow keys walk them"],
 ];
 
+const TIMELINE = "Moment of the run: Space plays or stops, arrow keys step, P and N go to the calls, "
+  + "Tab leads to them one by one.";
+
 const svgIcon = (name) => `<svg viewBox="0 0 16 16" aria-hidden="true"><path d="${ICONS[name]}"/></svg>`;
 
 function element(tag, attributes = {}, ...children) {
@@ -71,14 +74,11 @@ function legendOf(scene) {
 
 /** All elements of a player, by name. */
 function makePage(scene) {
-  const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
-  const about = `${scene.title}: ${count(scene.lanes.length, "lane")}, `
-    + `${count(scene.events.length, "call")}, ${count(scene.arrows.length, "message")}, `
-    + `${count(scene.bands.length, "collective")}, ${timeText(scene, scene.end - scene.begin)}.`;
   const page = {
-    root: element("div", { class: "rbr-player", role: "group", "aria-label": `Player: ${scene.title}` }),
-    stage: element("div", { class: "rbr-stage", tabindex: "0", role: "img",
-                            "aria-label": `${about} Space plays, arrow keys step.` }),
+    root: element("div", { class: "rbr-player", role: "figure", "aria-label": `Player: ${scene.words}` }),
+    // Not an image, whose parts nobody would be told of; its keys go to it, not to the reader.
+    stage: element("div", { class: "rbr-stage", tabindex: "0", role: "application",
+                            "aria-roledescription": "timeline", "aria-label": TIMELINE }),
     canvas: element("canvas", { "aria-hidden": "true" }),
     event: element("button", { class: "rbr-event", type: "button" }),
     tip: element("div", { class: "rbr-tip", role: "tooltip", hidden: "" }),

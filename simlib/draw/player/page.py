@@ -135,7 +135,7 @@ def _verdict(run):
     light = png_of(run.graph.picture())
     pictures = {"light": light, "dark": dark_twin(light) or light}
     images = "".join(
-        f'<img class="{theme}" alt="Who waits for whom:\n{escape(str(run.graph))}" '
+        f'<img class="{theme}" alt="{escape(run.graph.in_words())}" '
         f'src="data:image/png;base64,{base64.b64encode(png).decode()}">'
         for theme, png in pictures.items()
     )
@@ -169,7 +169,9 @@ def html_of(page):
             '<button id="theme" type="button">Dark</button></header><main>',
             *page["verdicts"],
             *(f'<section class="run" id="run-{index}"></section>' for index in range(len(scenes))),
-            "<noscript><p>The run plays where JavaScript is permitted.</p></noscript>",
+            "<noscript><p>The run plays where JavaScript is permitted.</p>",
+            *(f"<p>{escape(scene['words'])}</p>" for scene in scenes),
+            "</noscript>",
             *page["more"],
             "</main>",
             f'<script type="application/json" id="scenes">{data}</script>',

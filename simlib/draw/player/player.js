@@ -156,16 +156,23 @@ class Player {
     cancelAnimationFrame(this.frame);
     if (!play) return this.seek(this.t, true);
     if (this.t >= scene.end) this.t = scene.begin;
-    let last = null;
+    let last = null, t = this.t;
     const step = (now) => {
       if (!page.root.isConnected) return this.toggle(false);
       const passed = last === null ? 0 : (now - last) / 1000;
       last = now;
-      this.seek(this.t + passed * this.rate);
+      t = Math.min(t + passed * this.rate, scene.end);
+      this.seek(this.quiet.matches ? this.stillAt(t) : t);
       if (this.t >= scene.end) this.toggle(false);
       else this.frame = requestAnimationFrame(step);
     };
     this.frame = requestAnimationFrame(step);
+  }
+
+  /** Where nothing is to move: of the moments at which a rank calls something the last before t. */
+  stillAt(t) {
+    const { moments, begin, end } = this.scene;
+    return t >= end ? end : moments.findLast((moment) => moment <= t) ?? begin;
   }
 
   /** Go to the next (1) or previous (-1) moment at which a rank calls something. */

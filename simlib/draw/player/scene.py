@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...model.trace import Collective, Message, WireMessage
 from ...model.words import collective_text, ranks_text, short_bytes
+from ..in_words import run_in_words
 from ..lanes import (
     STATES,
     blocked_parts,
@@ -57,6 +58,7 @@ def scene_of(run, ranks=None, between=None):
     unit, scale = unit_of(end_s - begin_s)
     scene = {
         "title": f"{run.name} on {ranks_text(run)}",
+        "words": run_in_words(run, shown, (begin_s, end_s)),
         "clock": "time" if run.engine == "real" else "virtual time",
         "unit": unit,
         "scale": scale,

@@ -7,6 +7,7 @@ from pathlib import Path
 import anywidget
 import traitlets
 
+from ...model.pictured import alt_metadata
 from ...model.words import ranks_text
 from ..figures import png_of
 from ..lanes import chosen
@@ -41,7 +42,7 @@ class Player(anywidget.AnyWidget):
         picture = self._picture()
         # Widgets live as long as the kernel; the run, with all its results, need not.
         self._picture = lambda: picture
-        return data | {"image/png": picture}, metadata
+        return data | {"image/png": picture}, metadata | alt_metadata(self.scene["words"])
 
     def __repr__(self):
         return self._text

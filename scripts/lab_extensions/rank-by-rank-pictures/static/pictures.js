@@ -1,5 +1,6 @@
 // Pictures follow JupyterLab's theme: a PNG that holds a dark twin (simlib/draw/twins.py) shows it
-// where the theme is dark. JupyterLab loads this file as it is; there is no build step.
+// where the theme is dark. And they get the alt text that stands in their output's metadata
+// (simlib/model/pictured.py). JupyterLab loads this file as it is; there is no build step.
 
 const SIGNATURE = 8, FRAME = 12;  // bytes: of a PNG, and around the data of each of its chunks
 
@@ -55,19 +56,43 @@ function followAll(changes) {
   }
 }
 
-const plugin = {
+/** Let whatever shows PNGs say what is on them: JupyterLab's own way leaves `alt` out. */
+function tellPictures(rendermime) {
+  const factory = rendermime.getFactory("image/png");
+  const create = factory.createRenderer;
+  factory.createRenderer = (options) => {
+    const shown = create(options), render = shown.renderModel;
+    shown.renderModel = async (model) => {
+      await render.call(shown, model);
+      const image = shown.node.querySelector("img"), alt = model.metadata["image/png"]?.alt;
+      if (image && alt) image.alt = alt;
+    };
+    return shown;
+  };
+}
+
+const plugin = (rendermime) => ({
   id: "rank-by-rank-pictures:plugin",
   autoStart: true,
-  activate() {
+  requires: [rendermime.IRenderMimeRegistry],
+  activate(app, registry) {
+    tellPictures(registry);
     new MutationObserver(followAll).observe(document.body, {
       subtree: true, childList: true, attributes: true, attributeFilter: ["src", "data-jp-theme-light"],
     });
     document.querySelectorAll("img").forEach(follow);
   },
-};
+});
 
-// What JupyterLab's loader asks of a container of extensions.
+// What JupyterLab's loader asks of a container of extensions; `shared` are its own modules.
+let shared;
 (window._JUPYTERLAB ??= {})["rank-by-rank-pictures"] = {
-  init() {},
-  get: () => Promise.resolve(() => ({ __esModule: true, default: plugin })),
+  init(scope) {
+    shared = scope;
+  },
+  async get() {
+    const [rendermime] = Object.values(shared["@jupyterlab/rendermime"]);
+    const load = await rendermime.get();
+    return () => ({ __esModule: true, default: plugin(load()) });
+  },
 };

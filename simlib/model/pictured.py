@@ -1,0 +1,25 @@
+"""What shows itself as a picture also says what is to be seen, for whoever does not see it."""
+
+from __future__ import annotations
+
+
+class Pictured:
+    """Mixed into what has a ``_repr_png_``: a notebook keeps `in_words` as the picture's alt text.
+
+    It stands in the metadata of the output, where nbconvert looks for it; JupyterLab learns it from
+    the course's extension (`scripts/lab_extensions`).
+    """
+
+    __slots__ = ()
+
+    def in_words(self) -> str:
+        """What the picture shows, in sentences."""
+        raise NotImplementedError
+
+    def _repr_mimebundle_(self, **kwargs):
+        return {}, alt_metadata(self.in_words())
+
+
+def alt_metadata(words: str) -> dict:
+    """The metadata of an output that has a PNG, with its alt text."""
+    return {"image/png": {"alt": words}}
