@@ -24,7 +24,9 @@ def test_what_is_there_is_not_complained_of():
 
 def test_what_is_missing_is_named_with_the_extra_that_brings_it(without):
     without("sklearn")
-    with pytest.raises(MissingExtra, match=r'sklearn, which .* pip install "simlib\[course\]"$'):
+    with pytest.raises(
+        MissingExtra, match=r'sklearn, missing here: pip install "simlib\[course\]"$'
+    ):
         digits.load()
 
 
@@ -33,7 +35,7 @@ def test_the_classroom_of_a_teacher_says_what_it_needs(without, capsys, words):
     without("jupytext", "nbval")
     assert cli.main(words) == 2
     said = capsys.readouterr().err
-    assert "jupytext and nbval" in said and said.endswith('pip install "simlib[grading]"\n')
+    assert "jupytext, nbval" in said and said.endswith('pip install "simlib[grading]"\n')
 
 
 def test_a_notebook_is_checked_without_the_extra_for_teachers():

@@ -29,6 +29,5 @@ def need(extra: str, *modules: str, what: str) -> None:
     gone = [name for name in modules if find_spec(name) is None]
     if gone:
         raise MissingExtra(
-            f"{what} needs {' and '.join(gone)}, which is not installed here: "
-            f'pip install "simlib[{extra}]"'
+            f'{what} needs {", ".join(gone)}, missing here: pip install "simlib[{extra}]"'
         )
