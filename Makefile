@@ -1,6 +1,6 @@
 # `make` alone lists the commands. Every path is relative: the folder's name may contain spaces.
 .DEFAULT_GOAL := help
-.PHONY: help lab install dev frameworks book book-tools test test-all test-mpi test-versions build build-check bench release lint constraints clean
+.PHONY: help lab install dev frameworks book book-tools test test-all test-mpi test-versions test-wheel build build-check bench release lint constraints clean
 
 PY := .venv/bin/python
 export PYTHON PORT SEED BASE
@@ -41,6 +41,9 @@ test-mpi: dev ## the tests of MPI under MPICH, Intel MPI, Open MPI: 300 MB more 
 
 test-versions: dev ## every torch and Python, each in an environment of its own: 6 GB at a time, long
 	@$(PY) scripts/every_torch.py $(NAMES)
+
+test-wheel: dev  ## the wheel alone in a new environment: 1 GB in build/wheel
+	@$(PY) scripts/try_wheel.py
 
 build: install   ## build the notebooks from authoring/
 	@$(PY) authoring/build.py $(NAMES)

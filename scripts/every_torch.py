@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from install import FOR_LEARNERS
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv-torch"
 TRIED = (
@@ -94,7 +96,8 @@ def made(interpreter, torch):
         file.write("\n".join(pins))
         file.flush()
         pip = [python, "-m", "pip", "install", "-q", "--no-cache-dir", "-c", file.name]
-        done = subprocess.run([*pip, "-e", f"{ROOT}[dev]", f"torch=={torch}"])
+        ours = f"{ROOT}[{','.join((*FOR_LEARNERS, 'dev'))}]"
+        done = subprocess.run([*pip, "-e", ours, f"torch=={torch}"])
     return None if done.returncode else python
 
 

@@ -33,12 +33,14 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 STILL_AT_WORK_S = 60
 """Each time so many seconds have passed, the reader is told that work goes on."""
 
+FOR_LEARNERS = ("course", "grading", "cluster")
+"""Extras of pyproject.toml that everybody gets."""
 EXTRAS = {
     "dev": "Installing the tools for tests into .venv: about 300 MB.",
     "frameworks": "Installing Lightning and accelerate into .venv: about 60 MB.",
     "book": "Installing Sphinx into .venv: about 100 MB.",
 }
-"""Extras of pyproject.toml, and what is said where one is installed."""
+"""Those that are asked for, and what is said where one is installed."""
 
 SENTENCES = [
     (
@@ -131,6 +133,11 @@ def make_venv(venv):
         raise InstallError(explain(done.stdout + done.stderr))
 
 
+def with_extras(extras):
+    """What pip calls this checkout with some extras: ``.[course,grading]``."""
+    return f".[{','.join(extras)}]"
+
+
 def pip_install(python, *arguments):
     """Run ``pip install``; InstallError with one sentence for what it complained of."""
     # A pip set to install for the user would refuse to work in a virtual environment.
@@ -170,7 +177,7 @@ def install():
             say("The last install was not finished: starting again.")
         say("Installing the course into .venv, once: about 1.6 GB. Your network sets the pace.")
         make_venv(VENV)
-    pip_install(python, "-e", ".", "-c", "constraints.txt")
+    pip_install(python, "-e", with_extras(FOR_LEARNERS), "-c", "constraints.txt")
     STAMP.write_text(stamp)
     say("Installed.")
 
@@ -181,7 +188,7 @@ def install_extra(extra):
     if file.is_file() and file.read_text() == stamp:
         return
     say(EXTRAS[extra])
-    pip_install(python_of(VENV), "-e", f".[{extra}]", "-c", "constraints.txt")
+    pip_install(python_of(VENV), "-e", with_extras([extra]), "-c", "constraints.txt")
     file.write_text(stamp)
 
 
@@ -209,7 +216,7 @@ def write_constraints():
         say("Installing the newest versions into a temporary folder.")
         make_venv(venv)
         python = python_of(venv)
-        pip_install(python, "-e", ".[dev,frameworks,book]")
+        pip_install(python, "-e", with_extras([*FOR_LEARNERS, *EXTRAS]))
         listing = [python, "-m", "pip", "list", "--format", "json", "--exclude-editable"]
         packages = json.loads(subprocess.check_output(listing, cwd=ROOT))
     CONSTRAINTS.write_text(constraints_text(packages))

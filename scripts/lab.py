@@ -17,8 +17,9 @@ START_PAGE = "START.md"
 NOT_SHOWN = (
     *("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff"),
     *("LICENSE", "Makefile"),
-    *("constraints.txt", "environment.yml", "pyproject.toml", "conftest.py", "*.egg-info"),
-    *("authoring", "benchmarks", "docs", "scripts", "simlib", "solutions", "tests", "build"),
+    *("constraints.txt", "environment.yml", "pyproject.toml", "setup.py", "MANIFEST.in"),
+    *("conftest.py", "*.egg-info", "build", "dist"),
+    *("authoring", "benchmarks", "docs", "scripts", "simlib", "solutions", "tests"),
     *("checks", "recorded", "recorded_*"),  # in exercises and notebooks
     *("__pycache__", "*.pyc", "*~", ".DS_Store"),
 )

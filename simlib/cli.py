@@ -15,6 +15,7 @@ from .engines import run_outputs
 from .engines.launch.limits import MOST_PROCESSES, MOST_SIMULATED
 from .grading import command_line as grading
 from .model.errors import RunInterrupted, SimlibError
+from .model.extras import MissingExtra
 from .model.package import VERSION
 from .practice import practice_command as practice
 
@@ -27,6 +28,9 @@ def main(argv=None):
     options = _parser().parse_args(argv)
     try:
         return options.command(options)
+    except MissingExtra as error:
+        print(f"simlib: {error}", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # whoever read our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

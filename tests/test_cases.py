@@ -92,6 +92,17 @@ def test_cases_are_found_from_where_notebooks_are_opened(tmp_path, monkeypatch, 
     assert check_of("07.2", lambda: 2).status == "right"
 
 
+def test_in_a_wheel_the_cases_lie_in_simlib_and_those_of_a_clone_come_first(beside, monkeypatch):
+    (beside / "given").mkdir()
+    (beside / "given" / "07_some.py").write_text(CASES)
+    (beside / "given" / "08_more.py").write_text(CASES.replace("07.", "08."))
+    (beside / "checks" / "07_some.py").write_text(CASES.replace("== 2", "== 3"))
+    monkeypatch.setattr(module, "GIVEN", beside / "given")
+    monkeypatch.setattr(module, "ROOT", beside / "site-packages")
+    assert check_of("08.2", lambda: 2).status == "right"
+    assert check_of("07.2", lambda: 3).status == "right"
+
+
 @pytest.mark.parametrize(
     "test, is_error",
     [

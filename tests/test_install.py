@@ -13,6 +13,8 @@ import install
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+FOR_LEARNERS = ".[course,grading,cluster]"
+"""What `make install` asks pip for."""
 
 
 def test_constraints_leave_out_the_project_and_what_belongs_to_one_platform():
@@ -207,7 +209,7 @@ def test_the_second_time_nothing_is_installed(machine):
     assert "Installed." in first.stdout
     second = run()
     assert second.returncode == 0 and second.stdout.count("Install") == 0
-    assert asked_of_pip(first.folder) == ["."]
+    assert asked_of_pip(first.folder) == [FOR_LEARNERS]
 
 
 @pytest.mark.parametrize(
@@ -224,11 +226,11 @@ def test_an_extra_is_added_once_and_anew_when_the_lists_change(machine, extra, t
 
     assert told in add().stdout
     assert "Installing" not in add().stdout
-    assert asked_of_pip(folder) == [".", f".[{extra}]"]
+    assert asked_of_pip(folder) == [FOR_LEARNERS, f".[{extra}]"]
     with open(folder / "constraints.txt", "a") as constraints:
         constraints.write("# changed\n")
     assert told in add().stdout
-    assert asked_of_pip(folder) == [".", f".[{extra}]"] * 2
+    assert asked_of_pip(folder) == [FOR_LEARNERS, f".[{extra}]"] * 2
 
 
 def test_a_change_of_the_lists_installs_again(machine):
@@ -237,7 +239,7 @@ def test_a_change_of_the_lists_installs_again(machine):
     with open(folder / "constraints.txt", "a") as constraints:
         constraints.write("# changed\n")
     assert "installing what is new" in run().stdout
-    assert asked_of_pip(folder) == [".", "."]
+    assert asked_of_pip(folder) == [FOR_LEARNERS, FOR_LEARNERS]
 
 
 def test_a_checkout_that_was_moved_installs_again(machine):
@@ -279,7 +281,7 @@ def test_two_installs_at_once_follow_each_other(machine):
     os.close(lock)
     out, _ = second.communicate(timeout=60)
     assert second.returncode == 0 and out == ""
-    assert asked_of_pip(folder) == ["."]
+    assert asked_of_pip(folder) == [FOR_LEARNERS]
 
 
 def test_a_venv_whose_python_is_gone_is_made_again(machine):
@@ -306,10 +308,11 @@ def test_an_extra_that_is_not_there_is_said(capsys):
     assert capsys.readouterr().err == "help is no extra: there are dev, frameworks, book.\n"
 
 
-def test_each_extra_can_be_asked_for_by_make():
+def test_each_extra_is_everybodys_or_can_be_asked_for_by_make():
     rules = (ROOT / "Makefile").read_text()
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(install.EXTRAS) == set(extras["optional-dependencies"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {*install.FOR_LEARNERS, *install.EXTRAS}
+    assert extras == set(project["optional-dependencies"])
     for extra in install.EXTRAS:
         assert f"\n{extra}: install " in rules and f"install.sh --{extra}\n" in rules
 

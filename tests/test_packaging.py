@@ -18,6 +18,13 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 CONDA_NAMES = {"torch": "pytorch"}
 FOR_TESTS_ONLY = {"ruff", "codespell", "import-linter", "mypy", "playwright", "hypothesis"}
+OPTIONAL = {
+    "simlib/grading": "grading",
+    "simlib/testing": "grading",
+    "simlib/mpi": "cluster",
+    "simlib/record/transports": "cluster",
+}
+"""Folders of simlib that may import more than all others: what an extra brings."""
 RUN_BY_LEARNERS = ("simlib", "authoring/lessons", "authoring/exercises", "scripts/lab.py")
 
 
@@ -58,12 +65,13 @@ def test_conda_and_pip_have_the_same_list():
         listed = [re.sub(rf"^{conda_name}\b", name, entry) for entry in listed]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     python = "python" + project["requires-python"]
-    assert sorted(listed) == sorted([python, "pip", *declared()])
+    wanted = {python, "pip", *declared(*install.FOR_LEARNERS)}
+    assert sorted(listed) == sorted(wanted)
     assert environment["dependencies"][-1] == {"pip": ["-e ."]}
 
 
 def test_everything_installed_is_pinned_to_its_version():
-    wanted, found = pins(), installed("dev", "frameworks", "book")
+    wanted, found = pins(), installed(*install.FOR_LEARNERS, *install.EXTRAS)
     assert found["torch"] == "2.13.0"
     assert {
         name: (version, wanted.get(name))
@@ -74,13 +82,15 @@ def test_everything_installed_is_pinned_to_its_version():
 
 def test_learners_install_no_tools_for_tests():
     assert FOR_TESTS_ONLY <= set(installed("dev"))
-    assert FOR_TESTS_ONLY & set(installed()) == set()
+    assert FOR_TESTS_ONLY & set(installed(*install.FOR_LEARNERS)) == set()
 
 
-def imported(files):
-    """The names at the top that Python files import, anywhere in them."""
+def imported(files, at_once=False):
+    """The names at the top that Python files import: anywhere, or when they are imported."""
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if at_once and getattr(node, "col_offset", 0):
+                continue
             if isinstance(node, ast.Import):
                 yield from (alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -92,14 +102,28 @@ def test_what_learners_run_imports_only_what_they_install():
     files = [
         file for place in places for file in (place.rglob("*.py") if place.is_dir() else [place])
     ]
+    assert missing(set(imported(files)), *install.FOR_LEARNERS, "frameworks") == {}
+
+
+def missing(names, *extras):
+    """``{name: packages}`` of imported names that these extras and the rest do not bring in."""
     packages = importlib.metadata.packages_distributions()
-    there = {canonicalize_name(name) for name in installed("frameworks")}
-    missing = {
+    there = {canonicalize_name(name) for name in installed(*extras)}
+    return {
         name: packages[name]
-        for name in set(imported(files)) & set(packages) - {"simlib"}
+        for name in names & set(packages) - {"simlib"}
         if not there & {canonicalize_name(one) for one in packages[name]}
     }
-    assert missing == {}
+
+
+def test_what_a_notebook_imports_is_there_without_any_extra():
+    by_extra = {}
+    for file in (ROOT / "simlib").rglob("*.py"):
+        extras = tuple(OPTIONAL[one] for one in OPTIONAL if ROOT / one in file.parents)
+        by_extra.setdefault(extras, set()).update(imported([file], at_once=True))
+    assert {extras: missing(by_extra[extras], *extras) for extras in by_extra} == {
+        extras: {} for extras in by_extra
+    }
 
 
 def test_mpiexec_beside_this_python_belongs_to_the_mpi_of_mpi4py():

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..model.errors import InvalidCallError
-from ..model.package import ROOT
+from ..model.package import GIVEN, ROOT
 from .verdict import RIGHT, Verdict
 
 FOLDER = "checks"
@@ -116,8 +116,9 @@ def cases_of(task):
     """The `Cases` of a task's exercise: beside the notebook, or else of the course installed."""
     number = str(task).partition(".")[0]
     here = Path.cwd()
-    for folder in (here, here.parent / "exercises", here / "exercises", ROOT / "exercises"):
-        for path in sorted((folder / FOLDER).glob("*.py")):
+    around = (here, here.parent / "exercises", here / "exercises", ROOT / "exercises")
+    for folder in (*(one / FOLDER for one in around), GIVEN):
+        for path in sorted(folder.glob("*.py")):
             if path.stem.partition("_")[0] == number:
                 return Cases(path.read_text(encoding="utf-8"), str(path))
     raise InvalidCallError(

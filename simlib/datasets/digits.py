@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from ..model.extras import need
+
 TRAINING_IMAGES = 1500
 """Images to train on; the other 297 of scikit-learn's 1,797 are held out."""
 SIZE = 28
@@ -41,7 +43,13 @@ def load(seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
     train, test : torch.utils.data.TensorDataset
         Of 1,500 and 297 examples: images, float32 of shape (1, 28, 28) in 0 to 1, and labels,
         int64 in 0 to 9. Their ``.tensors`` are all images and all labels at once.
+
+    Raises
+    ------
+    ImportError
+        Where scikit-learn is not installed (``pip install "simlib[course]"``).
     """
+    need("course", "sklearn", what="simlib.digits.load()")
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

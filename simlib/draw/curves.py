@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..model.extras import need
 from .display import in_notebook
 
 if TYPE_CHECKING:  # matplotlib is loaded where a picture is drawn
@@ -128,6 +129,7 @@ class Reader:
 
     def read(self):
         """``{name: {run: [(step, value), ...]}}`` of everything logged until now."""
+        need("course", "tensorboard", what="the picture of curves")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         for file in sorted(self._folder.rglob("events.out.tfevents.*")):

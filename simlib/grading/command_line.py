@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from ..model.extras import need
 from .course import EXERCISES
 from .notebook_file import Unreadable, read_bytes
 
@@ -36,7 +37,7 @@ def add_commands(commands):
         "--certificate", metavar="FILE", help="write the table as an HTML page, too"
     )
     parser.add_argument("--name", default="", help="a name to stand on that page")
-    parser.set_defaults(command=command("progress"))
+    parser.set_defaults(command=own("progress"))
     parser = commands.add_parser(
         "handout",
         help="make the folder or zip that students get",
@@ -108,7 +109,7 @@ def add_grade(commands):
 def check(options):
     """Check notebooks; where none of them exists that is said at once."""
     if any(os.path.lexists(path) for path in options.notebooks):
-        return command("check")(options)
+        return own("check")(options)
     for path in options.notebooks:
         try:
             read_bytes(path)
@@ -117,10 +118,22 @@ def check(options):
     return 2
 
 
-def command(name):
-    """What `commands` has by a name; it is imported when the command is called."""
+def own(name):
+    """What `own_commands` has by a name; it is imported when the command is called."""
 
     def call(options):
+        from . import own_commands
+
+        return getattr(own_commands, name)(options)
+
+    return call
+
+
+def command(name):
+    """What `commands` has by a name: for teachers, where there is what reads and runs notebooks."""
+
+    def call(options):
+        need("grading", "jupytext", "nbformat", "nbval", what="the classroom of a teacher")
         from . import commands
 
         return getattr(commands, name)(options)

@@ -25,7 +25,7 @@ in. You need Python 3.11 or newer on Linux or macOS; on Windows, work inside WSL
 In this folder, once:
 
     python3 -m venv .venv
-    .venv/bin/python -m pip install -c constraints.txt .
+    .venv/bin/python -m pip install -c constraints.txt ".[course,cluster]"
 
 or, with conda: `conda env create -f environment.yml`, then `conda activate rank-by-rank`.
 

@@ -11,7 +11,7 @@ import os
 from contextvars import ContextVar
 from pathlib import Path
 
-from ..model.package import ROOT
+from ..model.package import GIVEN, ROOT
 
 HIDDEN = ContextVar("hidden", default=())
 """Of this grading: submissions, report, sources of exercises, tables."""
@@ -35,7 +35,7 @@ def hiding(*places):
 
 def hidden_places():
     """What is to be hidden and exists, with links resolved."""
-    found = list(HIDDEN.get())
+    found = [*HIDDEN.get(), GIVEN]
     if any((ROOT / one).is_dir() for one in MATERIAL):
         found.append(ROOT)
     return [one.resolve() for one in found if one.exists()]

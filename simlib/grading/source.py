@@ -8,9 +8,7 @@ program, the lines that are wrong stand beside the solution, between markers of 
 import copy
 import re
 
-import jupytext
-import nbformat
-
+from ..model.extras import need
 from ..model.parts import complaint_about
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -52,10 +50,16 @@ def read_source(path, is_exercise):
     ------
     SourceError
         Unpaired or misspelt markers, unknown roles, text before the first cell.
+    MissingExtra
+        Where jupytext is not installed, which only those have who write or grade exercises.
     """
+    need("grading", "jupytext", "nbformat", what="a source of notebooks")
     text = path.read_text(encoding="utf-8")
     headers = [n for n, line in enumerate(text.splitlines(), 1) if line.startswith(CELL_HEADER)]
     check_markers(text, path)
+    import jupytext
+    import nbformat
+
     notebook = jupytext.reads(text, fmt="py:percent")
     if len(notebook.cells) != len(headers):
         raise SourceError(f"{path}, line 1: text before the first {CELL_HEADER!r}")
@@ -101,6 +105,8 @@ def check_markers(text, path):
 
 def cell_metadata(written):
     """What of a cell header's metadata is kept, in its built form."""
+    import nbformat
+
     kept = {}
     course = {key: written[key] for key in COURSE_KEYS if key in written}
     if course:

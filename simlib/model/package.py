@@ -9,3 +9,5 @@ FOLDER = Path(__file__).parent.parent
 """The folder ``simlib``, by the path it was imported by: frames name their files so."""
 ROOT = FOLDER.resolve().parent
 """What stands on the import path: the repository, or site-packages."""
+GIVEN = FOLDER / "checks" / "given"
+"""What checks of exercises expect, in a wheel only: a clone has it in `exercises/checks`."""

@@ -13,7 +13,9 @@ Published scripts that say ``backend="mpi"`` run unchanged::
 import os
 
 from ..engines.launch import ucx
+from ..model.extras import need
 
+need("cluster", "mpi4py", what="simlib.mpi")
 os.environ.update(ucx.settings())  # before mpi4py is imported: that is MPI_Init
 
 from ..engines.launch.addresses import interface_towards  # noqa: E402

@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..model.errors import InvalidCallError
+from ..model.extras import need
 
 
 def environment() -> Any:
@@ -30,7 +31,7 @@ def environment() -> Any:
     InvalidCallError
         Outside of ranks; and in the Trainer, where it is for another number of ranks.
     ImportError
-        Where Lightning is not installed (``pip install -e .[frameworks]``).
+        Where Lightning is not installed (``pip install "simlib[frameworks]"``).
     """
     if not dist.is_initialized():
         raise InvalidCallError(
@@ -42,6 +43,7 @@ def environment() -> Any:
 
 def _environment_class() -> Any:
     """Made here, as Lightning takes a second to import and may be missing."""
+    need("frameworks", "lightning", what="simlib.lightning.environment()")
     from lightning.fabric.plugins.environments import ClusterEnvironment
 
     class RanksOfSimlib(ClusterEnvironment):

@@ -107,6 +107,12 @@ def test_a_class_in_the_folder_of_simlib_is_covered_where_simlib_is_seen(monkeyp
     assert f"{sandbox.COURSE}/simlib/grading" in words
 
 
+def test_what_checks_expect_is_covered_where_simlib_is_of_a_wheel(monkeypatch):
+    monkeypatch.setattr(hidden_places, "GIVEN", Path(sandbox.SIMLIB) / "grading")
+    words, _ = hidden_places.covers(sandbox.shown())
+    assert f"{sandbox.COURSE}/simlib/grading" in words
+
+
 @pytest.mark.parametrize("place", ["/usr", sys.prefix])
 def test_what_cannot_be_covered_is_refused(tmp_path, capsys, place):
     (tmp_path / "class").mkdir()

@@ -121,8 +121,8 @@ class Mpiexec(Needs):
         found = beside if os.path.exists(beside) else shutil.which("mpiexec")
         if found is None:
             raise JobError(
-                "there is no mpiexec on this machine: pip install mpich, or name yours by "
-                "simlib.Mpiexec(launcher=...)"
+                'there is no mpiexec on this machine: pip install "simlib[cluster]" brings one, '
+                "or name yours by simlib.Mpiexec(launcher=...)"
             )
         return [found]
 

@@ -12,6 +12,7 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 import gc
+from contextlib import suppress
 
 import cloudpickle
 import numpy
@@ -21,7 +22,6 @@ import torch.distributed
 import torch.distributed.pipelining
 import torch.nn.parallel
 import torch.optim
-import tqdm.std
 
 from ...model.trust import VARIABLE
 from ...record import backend, returned
@@ -29,7 +29,10 @@ from . import hardening, own_sandbox
 
 # A progress bar's lock for all processes would be a semaphore in every rank that shows one, left
 # behind where the rank is killed. Ranks share no terminal: the lock for threads is enough.
-tqdm.std.TqdmDefaultWriteLock.mp_lock = None
+with suppress(ModuleNotFoundError):
+    import tqdm.std
+
+    tqdm.std.TqdmDefaultWriteLock.mp_lock = None
 
 if VARIABLE in os.environ:  # and this is their parent
     hardening.close_to_others()

@@ -1,0 +1,176 @@
+"""Build the wheel, install it alone into a new environment, and try there what a notebook needs.
+
+    try_wheel.py [folder]     the folder is made anew; build/wheel by default
+
+Nothing but `pip install simlib-*.whl`, in the versions of constraints.txt: no extra, no clone.
+Tried are `tried_wheel.py`, `simlib check`, `simlib doctor`, and lesson 02 in a plain kernel, whose
+ipykernel is there already where notebooks are opened. Prints sizes and times of imports. Exit code
+1 where something failed, 3 where pip could not install.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build" / "wheel"
+LESSON = ROOT / "notebooks" / "02_send_and_recv.ipynb"
+EXERCISE = ROOT / "exercises" / "02_send_and_recv.ipynb"
+IMPORTS = (
+    "import torch",
+    "import simlib",
+    "import simlib; simlib.run",
+    "import simlib; simlib.simulate",
+)
+UNTRIED = 3
+"""The exit code where pip could not install."""
+ROUNDS = 5
+NOT_FOR_STUDENTS = ("BEGIN SOLUTION", "BEGIN BROKEN")
+"""What only the sources of exercises have, which hold solutions and hidden cells."""
+
+
+class Failed(Exception):
+    """A step that went wrong; the message says which."""
+
+
+def main(arguments):
+    """Build, install, try; the exit code."""
+    folder = Path(arguments[0]).absolute() if arguments else FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    work = folder / "work"
+    work.mkdir(parents=True)
+    try:
+        wheel = built(folder)
+        no_solutions_in(wheel)
+        python = installed(folder / "venv", wheel)
+        if python is None:
+            print("untried: pip could not install it")
+            return UNTRIED
+        print_sizes(python, wheel)
+        shutil.copy(Path(__file__).with_name("tried_wheel.py"), work / "program.py")
+        shutil.copy(EXERCISE, work)
+        step("run, simulate, play, check", [python, "program.py"], work)
+        step("simlib check", [python, "-m", "simlib", "check", EXERCISE.name], work, code=1)
+        step("simlib doctor", [python, "-m", "simlib", "doctor"], work, code=1)
+        print_times(python, work)
+        pip(python, "ipykernel")
+        run_lesson(python, folder, work)
+    except Failed as error:
+        print(f"FAILED: {error}")
+        return 1
+    return 0
+
+
+def built(folder):
+    """The wheel, built from the source distribution as a release is."""
+    command = [sys.executable, "-m", "build", "--outdir", folder / "dist", ROOT]
+    step("build", command, ROOT, shown=False)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return wheel
+
+
+def no_solutions_in(wheel):
+    """Refuse a wheel with a file that students must not see."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            text = archive.read(name).decode("utf-8", "replace")
+            if name.endswith("grading/source.py"):  # which knows the markers
+                continue
+            if any(f"### {word}\n" in text for word in NOT_FOR_STUDENTS):
+                raise Failed(f"{name} of the wheel holds a solution")
+
+
+def installed(venv, wheel):
+    """The Python of a new environment with the wheel alone; None where pip could not fill it."""
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    python = venv / "bin" / "python"
+    return python if pip(python, wheel) == 0 else None
+
+
+def pip(python, *what):
+    """Install something; the exit code."""
+    options = ["-q", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
+    return subprocess.run([python, "-m", "pip", "install", *options, *what]).returncode
+
+
+def environment():
+    """This process's, without what would bring the clone along."""
+    left_out = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    return {name: value for name, value in os.environ.items() if name not in left_out}
+
+
+def step(name, command, folder, code=0, shown=True):
+    """Run a command and say how long it took; Failed where its exit code is another."""
+    begun = time.monotonic()
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=500
+    )
+    if shown or done.returncode != code:
+        print(done.stdout + done.stderr)
+    if done.returncode != code:
+        raise Failed(f"{name}: exit code {done.returncode}")
+    print(f"== {name}: {time.monotonic() - begun:.0f} s\n", flush=True)
+
+
+def print_sizes(python, wheel):
+    """Print the bytes of the wheel, of simlib, and of all that came with it."""
+    asks = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = Path(subprocess.check_output([python, "-c", asks], text=True).strip())
+    tools = {packages / name for name in ("pip", "setuptools")}
+    files = [file for file in packages.rglob("*") if file.is_file() and not file.is_symlink()]
+    sizes = {file: file.stat().st_size for file in files if not tools & set(file.parents)}
+    for name in ("", "torch", "simlib"):
+        size = sum(sizes[file] for file in sizes if not name or packages / name in file.parents)
+        print(f"{size / 1e6:8.1f} MB {name or 'installed'}")
+    print(f"{wheel.stat().st_size / 1e6:8.1f} MB {wheel.name}\n", flush=True)
+
+
+def print_times(python, folder):
+    """Print the median seconds of each import, tried in turn: in all, and of the processor."""
+    seconds = {line: [] for line in IMPORTS}
+    for line in IMPORTS * ROUNDS:
+        wall, before = time.monotonic(), os.times()
+        subprocess.run([python, "-c", line], check=True, cwd=folder, env=environment())
+        after = os.times()
+        cpu = sum(after[2:4]) - sum(before[2:4])
+        seconds[line].append((time.monotonic() - wall, cpu))
+    for line in IMPORTS:
+        wall, cpu = (statistics.median(column) for column in zip(*seconds[line], strict=True))
+        print(f"{wall:6.2f} s, {cpu:6.2f} s of the processor: {line}")
+    print(flush=True)
+
+
+def run_lesson(python, folder, work):
+    """Run lesson 02 in a kernel of the new environment; Failed with the error of a cell."""
+    place = folder / "kernels" / "wheel"
+    place.mkdir(parents=True)
+    argv = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": argv, "display_name": "wheel", "language": "python"}
+    (place / "kernel.json").write_text(json.dumps(spec))
+    manager = AsyncKernelManager(
+        kernel_name="wheel", kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(place.parent)])
+    )
+    notebook, begun = nbformat.read(LESSON, as_version=4), time.monotonic()
+    where = {"metadata": {"path": str(work)}}
+    try:
+        NotebookClient(notebook, manager, timeout=300, resources=where).execute(env=environment())
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        raise Failed(f"{LESSON.name}: {error}") from None
+    cells = sum(cell.cell_type == "code" for cell in notebook.cells)
+    print(f"== {LESSON.name}, {cells} cells: {time.monotonic() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
