@@ -30,7 +30,7 @@ def build(folder=FOLDER, root=ROOT):
     Stage(root, folder).all()
     os.environ["BOOK_EXTRA"] = str(folder / "extra")
     html = folder / "html"
-    words = ["-c", str(HERE), "-b", "html", "-q", "--keep-going", "-d", str(folder / "trees")]
+    words = ["-c", str(HERE), "-b", "html", "-q", "-W", "--keep-going", "-d", str(folder / "trees")]
     if build_main([*words, str(folder / "source"), str(html)]):
         sys.exit("The book was not built: see above.")
     return html / "index.html"

@@ -52,6 +52,7 @@ html_extra_path = [os.environ["BOOK_EXTRA"]]
 html_context = {"default_mode": "auto"}
 html_show_sourcelink = False
 html_copy_source = False
+html_show_search_summary = False  # it would fetch the pages, which a folder refuses
 html_theme_options = {
     "show_toc_level": 2,
     "home_page_in_toc": True,
@@ -78,10 +79,11 @@ MATHJAX = ("static/mathjax/tex-chtml.js", "static/mathjax/output/chtml/fonts/wof
 """Of MathJax, what pages ask for."""
 
 
-def copy_mathjax(app, error):
-    """Put MathJax into the book, so that its formulas need no network."""
+def finish(app, error):
+    """Put MathJax into the book, so that its formulas need no network; take out what is no page."""
     if error:
         return
+    Path(app.outdir, "_static", "webpack-macros.html").unlink(missing_ok=True)  # of the theme's own
     for file in files("sphinx-mathjax-offline"):
         name = file.as_posix().removeprefix("sphinx-mathjax-offline/")
         if name.startswith(MATHJAX):
@@ -92,4 +94,4 @@ def copy_mathjax(app, error):
 
 def setup(app):
     """What Sphinx calls."""
-    app.connect("build-finished", copy_mathjax)
+    app.connect("build-finished", finish)

@@ -71,6 +71,7 @@ def read(chromium, book):
         )
         contexts.append(context)
         page = context.new_page()
+        page.set_default_timeout(120_000)
         page.on("console", lambda one: said.append(one.text) if one.type == "error" else None)
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda one: asked.append(one.url))
@@ -117,14 +118,12 @@ def test_runs_are_as_high_as_they_say_and_wear_the_theme(read):
     frame.scroll_into_view_if_needed()
     inner = page.frame_locator(".rbr-run iframe").first.locator("body")
     inner.wait_for()
-    page.wait_for_function(
-        "document.querySelector('.rbr-run iframe').height != 190 + 46 * 2", timeout=10_000
-    )
+    page.wait_for_function("document.querySelector('.rbr-run iframe').height != 190 + 46 * 2")
     high = inner.evaluate("body => body.offsetHeight")
     assert abs(int(frame.get_attribute("height")) - high) <= 1
     assert inner.evaluate("() => document.documentElement.dataset.theme") == "dark"
     page.evaluate("document.documentElement.dataset.theme = 'light'")
-    inner.locator("xpath=/html[@data-theme='light']").wait_for()
+    page.frame_locator(".rbr-run iframe").first.locator("html[data-theme=light]").wait_for()
 
 
 def test_a_lab_moves_without_a_kernel_one_slider_at_a_time(read):
@@ -163,8 +162,8 @@ def test_checks_of_an_exercise_are_folded(read):
 
 
 def test_a_lesson_can_be_opened_in_binder_and_colab(book):
-    addresses = [link for _, link in Page(book / f"{LAB}.html").links]
-    (binder,) = [link for link in addresses if "mybinder" in link]
+    addresses = {link for _, link in Page(book / f"{LAB}.html").links}
+    (binder,) = {link for link in addresses if "mybinder" in link}
     assert "/gh/owner/name/dev" in binder and "notebooks/02_send_and_recv.ipynb" in binder
-    (colab,) = [link for link in addresses if "colab" in link]
+    (colab,) = {link for link in addresses if "colab" in link}
     assert colab.endswith("/github/owner/name/blob/dev/notebooks/02_send_and_recv.ipynb")
