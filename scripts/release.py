@@ -86,7 +86,9 @@ def check_zip(path, wanted):
         damaged, names = file.testzip(), file.namelist()
     missing = [one for one in wanted if not any(f"/{name}".endswith(f"/{one}") for name in names)]
     if damaged or missing:
-        raise Refused(f"{path.name}: {damaged or missing[0]} is {'damaged' if damaged else 'missing'}")
+        raise Refused(
+            f"{path.name}: {damaged or missing[0]} is {'damaged' if damaged else 'missing'}"
+        )
 
 
 def write_sums():

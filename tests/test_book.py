@@ -13,10 +13,10 @@ import torch.distributed as dist
 from book import links, reference
 from book.outputs import Assets, book_outputs
 from book.stage import Stage, staged_paths
+from build import settle_pages
 from playable import packed
 
 import simlib
-from build import settle_pages
 from simlib import facade
 from simlib.draw.player.page import page_of
 

@@ -214,7 +214,11 @@ def test_the_second_time_nothing_is_installed(machine):
 
 @pytest.mark.parametrize(
     "extra, told",
-    [("dev", "Installing the tools for tests"), ("frameworks", "Installing Lightning"), ("book", "Installing Sphinx")],
+    [
+        ("dev", "Installing the tools for tests"),
+        ("frameworks", "Installing Lightning"),
+        ("book", "Installing Sphinx"),
+    ],
 )
 def test_an_extra_is_added_once_and_anew_when_the_lists_change(machine, extra, told):
     folder = machine()().folder
