@@ -59,7 +59,7 @@ START_SOURCE, START_PAGE = "authoring/start_page.md", "START.md"
 LESSON_LINES, README = "authoring/lessons.toml", "README.md"
 TABLE_BEGIN = "<!-- lessons: `make build` writes this table, see authoring/lessons.toml -->"
 TABLE_END = "<!-- end of lessons -->"
-MINUTES = re.compile(r"(?:\d+\s+to\s+)?\b\d+(?=\s+[Mm]inut\w+)")
+MINUTES = re.compile(r"(?:\d+\s+to\s+)?\b\d+(?=\s+(?:minutes|Minuten)\b)")
 """What the first cell of a lesson promises; the builder puts in what `minutes` counts."""
 GLOSSARY_LINE = "*Words, units and symbols: the [glossary](glossary.md).*"
 SHOWN_DIFF_LINES = 40
