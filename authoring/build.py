@@ -11,7 +11,8 @@
 A lesson gives `notebooks/NN_name.ipynb`, an exercise `exercises/NN_name.ipynb` and
 `solutions/NN_name.ipynb`, executed, and both are listed in the start page and in the README; what
 the checks of an exercise expect is in `exercises/checks/NN_name.py`. One exercise has no number: it
-is called `review`. Nobody edits a built file. A second build changes nothing.
+is called `review`. A lesson in a second language gives `notebooks/de/NN_name.ipynb`, see
+`translations.py`. Nobody edits a built file. A second build changes nothing.
 """
 
 import argparse
@@ -31,6 +32,7 @@ import playable
 from kernels import AsyncFileKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from translations import languages_of, original_of, translated, translations
 
 from simlib.grading.shown_form import shown_form
 from simlib.grading.source import (
@@ -58,7 +60,7 @@ START_SOURCE, START_PAGE = "authoring/start_page.md", "START.md"
 LESSON_LINES, README = "authoring/lessons.toml", "README.md"
 TABLE_BEGIN = "<!-- lessons: `make build` writes this table, see authoring/lessons.toml -->"
 TABLE_END = "<!-- end of lessons -->"
-MINUTES = re.compile(r"(?:\d+\s+to\s+)?\b\d+(?=\s+minutes\b)")
+MINUTES = re.compile(r"(?:\d+\s+to\s+)?\b\d+(?=\s+(?:minutes|Minuten)\b)")
 """What the first cell of a lesson promises; the builder puts in what `minutes` counts."""
 GLOSSARY_LINE = "*Words, units and symbols: the [glossary](glossary.md).*"
 SHOWN_DIFF_LINES = 40
@@ -188,23 +190,55 @@ def merge_streams(outputs):
 def build_lesson(path, run=True):
     """``{target: notebook or bytes}`` of a lesson source: the notebook, and what plays of it.
 
-    Below its title stands a link to the glossary; its first cell promises the minutes counted.
-    Without ``run`` no cell is executed, none has outputs, and nothing plays.
+    Below its title stands a link to the glossary, and to the lesson in other languages; its first
+    cell promises the minutes counted. Without ``run`` no cell is executed, none has outputs, and
+    nothing plays.
     """
-    notebook = read_source(path, is_exercise=False)
+    root, notebook = path.parents[2], read_source(path, is_exercise=False)
+    promise_minutes(notebook, minutes.of_lesson(notebook.cells), path)
     heading, rest = notebook.cells[0].source.partition("\n")[::2]
-    rest, promises = MINUTES.subn(str(minutes.of_lesson(notebook.cells)), rest)
+    lines = [GLOSSARY_LINE, *links_to_languages(root, path.stem, "")]
+    notebook.cells[0].source = "\n".join([heading, "", " ".join(lines), rest])
+    return completed(notebook, root, f"notebooks/{path.stem}.ipynb", path.name, run)
+
+
+def build_translation(path, run=True):
+    """``{target: notebook}`` of a lesson in another language, with the minutes of the original."""
+    root, notebook = path.parents[3], translated(path)
+    original = read_source(original_of(path), is_exercise=False)
+    promise_minutes(notebook, minutes.of_lesson(original.cells), path)
+    target = f"notebooks/{path.parent.name}/{path.stem}.ipynb"
+    (root / target).parent.mkdir(exist_ok=True)
+    return completed(notebook, root, target, f"{path.parent.name}/{path.name}", run)
+
+
+def promise_minutes(notebook, count, path):
+    """Put the minutes counted into a lesson's first cell, in place."""
+    first = notebook.cells[0]
+    heading, end, rest = first.source.partition("\n")
+    rest, promises = MINUTES.subn(str(count), rest)
     if promises != 1:
         raise SourceError(f"{path}: the first cell says {promises} times '... minutes', not once")
-    notebook.cells[0].source = f"{heading}\n\n{GLOSSARY_LINE}\n{rest}"
-    made = {f"notebooks/{path.stem}.ipynb": notebook}
+    first.source = heading + end + rest
+
+
+def links_to_languages(root, name, folder):
+    """Links to a lesson in other languages, seen from a page to which ``folder`` leads."""
+    return [
+        f"*[{own_name}]({folder}{language}/{name}.ipynb)*"
+        for language, own_name in languages_of(root, name).items()
+    ]
+
+
+def completed(notebook, root, target, name, run):
+    """``{target: notebook or bytes}`` of a lesson that is run in its folder, or has no outputs."""
     if run:
-        startup = [playable.KERNEL_FILE]
-        execute(notebook, path.parents[2] / "notebooks", path.name, startup=startup)
+        execute(notebook, (root / target).parent, name, startup=[playable.KERNEL_FILE])
     normalise(notebook, keep_png=True)
+    made = {target: notebook}
     if run:
         pages = playable.packed(playable.take_pages(notebook), with_neutral_places)
-        made[f"{playable.FOLDER}/{path.stem}.zip"] = pages
+        made[playable.beside(target)] = pages
     return made
 
 
@@ -365,7 +399,11 @@ def start_page(root):
             number = "two weeks later:" if path.stem == REVIEW else number
             link = f"[{title(path)}]({folder}/{path.stem}.ipynb), {needed} minutes"
             solution = f" ([solution](solutions/{path.stem}.ipynb))" if kind == "exercises" else ""
-            rows.append(f"- {number} {link}{solution}")
+            other = (
+                links_to_languages(root, path.stem, f"{folder}/") if folder == "notebooks" else []
+            )
+            languages = f" ({', '.join(other)})" if other else ""
+            rows.append(f"- {number} {link}{solution}{languages}")
             total += needed
         text = text.replace(f"<!-- {kind} -->", "\n".join(rows) or "None yet.")
         text = text.replace(f"<!-- hours of {kind} -->", str(round(total / 60)))
@@ -432,6 +470,10 @@ def orphans(root):
         )
         for path in exercise_files(root / folder, ending)
         if re.fullmatch(r"\d\d_\w+|" + REVIEW, path.stem) and (kind, path.stem) not in known
+    ] + [
+        path
+        for path in sorted((root / "notebooks").glob("[a-z][a-z]/[0-9][0-9]_*.ipynb"))
+        if not (root / "authoring/lessons" / path.parent.name / f"{path.stem}.md").exists()
     ]
 
 
@@ -464,13 +506,14 @@ def settle_pages(root, name, pages, check, renewed):
     if check and found:
         print(found)
     elif not check and (found or renewed):
+        target.parent.mkdir(exist_ok=True)
         target.write_bytes(pages)
         print(f"wrote {name}")
     return not (check and found)
 
 
 def label(path):
-    """``lessons/NN_name`` or ``exercises/NN_name`` of a source."""
+    """``lessons/NN_name`` or ``exercises/NN_name`` of a source; ``de/NN_name`` of a translation."""
     return f"{path.parent.name}/{path.stem}"
 
 
@@ -492,6 +535,10 @@ def isolate_kernels(folder):
         path = Path(folder) / name.lower()
         path.mkdir()
         os.environ[name] = str(path)
+
+
+MAKERS = {"lessons": build_lesson, "exercises": build_exercise}
+"""What makes notebooks of the sources in these folders; other folders hold translations."""
 
 
 def build(root, names=(), check=False, run=None, kind=None, text=False):
@@ -518,8 +565,9 @@ def build(root, names=(), check=False, run=None, kind=None, text=False):
     SourceError, BuildError
         A source cannot be read; a notebook does not run.
     """
-    chosen = [path for path in sources(root) if not names or path.stem in names]
-    chosen = [path for path in chosen if kind in (None, path.parent.name)]
+    chosen = [path for path in sources(root) if kind in (None, path.parent.name)]
+    chosen += translations(root) if kind in (None, "lessons") else []
+    chosen = [path for path in chosen if not names or path.stem in names]
     unknown = set(names) - {path.stem for path in chosen}
     if unknown:
         raise SourceError(f"authoring/ has no source named {', '.join(sorted(unknown))}")
@@ -528,7 +576,7 @@ def build(root, names=(), check=False, run=None, kind=None, text=False):
     fine = True
     for path in chosen:
         begun = time.monotonic()
-        make = build_lesson if path.parent.name == "lessons" else build_exercise
+        make = MAKERS.get(path.parent.name, build_translation)
         is_run = not text and (run is None or label(path) in run)
         made = make(path, is_run)
         if text and not keep_outputs(root, made):

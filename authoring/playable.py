@@ -15,6 +15,11 @@ KERNEL_FILE = Path(__file__).with_name("playable_kernel.py")
 MIME = "application/vnd.simlib.page+json"
 
 
+def beside(notebook):
+    """The path of the file that goes with a notebook's, both from the repository's root."""
+    return f"{FOLDER}/{notebook.removeprefix('notebooks/').removesuffix('.ipynb')}.zip"
+
+
 def take_pages(notebook):
     """Take out, in place, what plays; returns ``{name: page}``."""
     return {

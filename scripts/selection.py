@@ -103,7 +103,12 @@ GROUPS = (
     Group(
         "builder",
         ("tests/test_build.py",),
-        ("authoring/build.py", "authoring/kernels.py", "simlib/grading/source.py"),
+        (
+            "authoring/build.py",
+            "authoring/kernels.py",
+            "authoring/translations.py",
+            "simlib/grading/source.py",
+        ),
         untouched=8,
     ),
     Group(

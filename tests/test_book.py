@@ -144,8 +144,9 @@ def test_pages_that_lack_one_of_the_notebook_are_told(tmp_path, capsys):
 
 def test_every_picture_of_a_run_in_a_lesson_plays():
     """In stored lessons: what is a run, a timeline, a player or a wait-for graph by its text."""
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        pages = playable.read_pages(ROOT / playable.FOLDER / f"{path.stem}.zip")
+    for path in sorted((ROOT / "notebooks").rglob("*.ipynb")):
+        place = path.relative_to(ROOT).as_posix()
+        pages = playable.read_pages(ROOT / playable.beside(place))
         cells = {cell.id: cell for cell in nbformat.read(path, 4).cells}
         for name in pages:
             cell, _, place = name.removesuffix(".json").rpartition("-")
@@ -159,7 +160,7 @@ def test_every_picture_of_a_run_in_a_lesson_plays():
 
 
 def test_pages_hold_nothing_of_the_machine_that_built_them():
-    for path in sorted((ROOT / playable.FOLDER).glob("*.zip")):
+    for path in sorted((ROOT / playable.FOLDER).rglob("*.zip")):
         with zipfile.ZipFile(path) as file:
             for name in file.namelist():
                 assert b"/work/" not in file.read(name) and b"/root" not in file.read(name), name

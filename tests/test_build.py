@@ -7,6 +7,7 @@ import build as builder
 import minutes
 import nbformat
 import pytest
+from translations import fingerprint
 
 from simlib.grading import source
 from simlib.grading.shown_form import shown_form
@@ -400,6 +401,80 @@ def test_a_picture_or_an_ignored_output_alone_is_no_change(checkout):
     cells = read(root / "notebooks/00_lesson.ipynb").cells
     assert "image/png" in cells[-2].outputs[0].data
     assert cells[-1].metadata.tags == ["nbval-ignore-output"]
+
+
+@pytest.fixture
+def in_two_languages(checkout):
+    """``in_two_languages()``: a checkout with a lesson and its translation; its root."""
+
+    def make():
+        root = checkout(lesson=LESSON)
+        cells = source.read_source(root / "authoring/lessons/00_lesson.py", is_exercise=False).cells
+        first, second = (cell for cell in cells if cell.cell_type == "markdown")
+        text = (
+            f"<!-- {first.id} of {fingerprint(first.source)} -->\n# 00 · Eine Lektion\n"
+            f"Für 5 Minuten.\n\n<!-- {second.id} of {fingerprint(second.source)} -->\nMehr.\n"
+        )
+        path = root / "authoring/lessons/de/00_lesson.md"
+        path.parent.mkdir()
+        path.write_text(text)
+        return root
+
+    return make
+
+
+def test_a_lesson_in_a_second_language_has_its_own_prose_and_the_same_code(in_two_languages):
+    root = in_two_languages()
+    assert builder.build(root)
+    first, other = (read(root / f"notebooks/{name}00_lesson.ipynb") for name in ("", "de/"))
+    nbformat.validate(other)
+    assert list(by_id(other)) == list(by_id(first))
+    code = [cell for cell in other.cells if cell.cell_type == "code"]
+    assert [c.source for c in code] == [c.source for c in first.cells if c.cell_type == "code"]
+    assert texts(code[0]) == ["one\ntwo\n"] and code[2].outputs[0].data == {"text/plain": "42"}
+    prose = [cell.source for cell in other.cells if cell.cell_type == "markdown"]
+    assert prose == ["# 00 · Eine Lektion\nFür 5 Minuten.", "Mehr."]
+    assert "*[Deutsch](de/00_lesson.ipynb)*" in first.cells[0].source
+    start = (root / "START.md").read_text()
+    assert "(notebooks/00_lesson.ipynb), 5 minutes (*[Deutsch](notebooks/de/00_lesson" in start
+    before = snapshot(root)
+    assert builder.build(root) and builder.build(root, check=True) and snapshot(root) == before
+
+
+def test_a_translation_that_is_not_of_the_lesson_stops_the_build(in_two_languages):
+    root = in_two_languages()
+    path, lesson = (
+        root / f"authoring/lessons/{name}" for name in ("de/00_lesson.md", "00_lesson.py")
+    )
+    good, original = path.read_text(), lesson.read_text()
+    mark = re.findall("<!-- .* -->", good)[1]
+
+    def refused(pattern):
+        with pytest.raises(source.SourceError, match=pattern):
+            builder.build(root, check=True)
+
+    path.write_text(good.replace(mark, ""))
+    refused(f"00_lesson.md: no translation of `{mark}`")
+    path.write_text(good + mark)
+    refused("00_lesson.md: 00_lesson-text-002 stands there twice")
+    path.write_text(good + mark.replace("002", "009"))
+    refused("00_lesson.md: 00_lesson.py has no text cell 00_lesson-text-009")
+    path.write_text("Text\n" + good)
+    refused("00_lesson.md, line 1: text before the first")
+    path.write_text(good)
+    lesson.write_text(original.replace("More prose.", "Other prose."))
+    refused("the original of 00_lesson-text-002 has changed since it was translated")
+    lesson.write_text(original)
+    path.parent.rename(path.parent.with_name("xx"))
+    refused("name the language 'xx' in LANGUAGES first")
+
+
+def test_a_notebook_of_a_translation_that_is_gone_is_told(in_two_languages, capsys):
+    root = in_two_languages()
+    assert builder.build(root)
+    (root / "authoring/lessons/de/00_lesson.md").unlink()
+    assert not builder.build(root)
+    assert "notebooks/de/00_lesson.ipynb has no source" in capsys.readouterr().out
 
 
 def test_a_picture_keeps_its_alt_text_and_one_that_lacks_it_gets_it(checkout):

@@ -8,6 +8,7 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted([*ROOT.glob("[nes]*s/[0-9][0-9]_*.ipynb"), *ROOT.glob("*s/review.ipynb")])
+NOTEBOOKS += sorted(ROOT.glob("notebooks/[a-z][a-z]/*.ipynb"))
 LESSONS = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]
 GLOSSARY = ROOT / "notebooks" / "glossary.md"
 PAGES = [ROOT / f"{name}.md" for name in ("README", "START", "CONTRIBUTING", "DESIGN")]

@@ -15,6 +15,8 @@ from simlib.grading.source import REVIEW, exercise_files
 
 ROOT = Path(__file__).resolve().parent.parent
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+TRANSLATIONS = sorted((ROOT / "notebooks").glob("[a-z][a-z]/[0-9][0-9]_*.ipynb"))
+"""In a second language; `test_a_source_gives_its_notebook` builds them with their original."""
 EXERCISES = exercise_files(ROOT / "exercises", ".ipynb")
 SOLUTIONS = exercise_files(ROOT / "solutions", ".ipynb")
 
@@ -124,16 +126,39 @@ def check_problems(cell):
 
 def test_lessons_keep_the_form():
     found = {}
-    for path in LESSONS:
+    for path in LESSONS + TRANSLATIONS:
         least = MIN_WORDS_OF_THE_FIRST if path.stem.startswith("00") else MIN_WORDS
         least = MIN_WORDS_OF_THE_TEASER if path.stem == TEASER else least
         found[name(path)] = list(lesson_problems(read(path).cells, least))
-    assert found == {name(path): [] for path in LESSONS}
+    assert found == {name(path): [] for path in LESSONS + TRANSLATIONS}
 
 
 def says(cell, words):
     """Whether what a code cell has printed holds these words."""
     return any(words in output.get("text", "") for output in cell.get("outputs", ()))
+
+
+def test_a_lesson_in_a_second_language_has_the_cells_and_the_code_of_the_first():
+    assert [name(path) for path in TRANSLATIONS] == ["de/00_start_here"]
+    for path in TRANSLATIONS:
+        own, original = read(path).cells, read(ROOT / "notebooks" / path.name).cells
+        assert [cell.id for cell in own] == [cell.id for cell in original]
+        for cell, first in zip(own, original, strict=True):
+            assert (cell.source == first.source) == (cell.cell_type == "code"), cell.id
+        assert f"](../{path.name})" in own[0].source and "](../glossary.md)" in own[0].source
+        assert f"]({name(path)}.ipynb)" in original[0].source
+        assert f"](notebooks/{name(path)}.ipynb)" in (ROOT / "START.md").read_text()
+
+
+def test_pictures_of_the_first_lesson_are_told():
+    """Others get their alt text when they are built next."""
+    paths = [path for path in LESSONS + TRANSLATIONS if path.stem == "00_start_here"]
+    assert len(paths) == 2
+    for path in paths:
+        outputs = [output for cell in read(path).cells for output in cell.get("outputs", ())]
+        pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+        told = [output.metadata.get("image/png", {}).get("alt", "") for output in pictures]
+        assert len(told) >= 4 and all(told) and "wait for rank" in told[0], path
 
 
 SECOND_EDITION = [path for path in LESSONS if path.stem[:2] <= "10" or path.stem[:2] == "16"]
@@ -164,7 +189,7 @@ def test_exercises_have_solutions_with_the_same_cells():
 
 
 def test_notebooks_are_valid():
-    for path in LESSONS + EXERCISES + SOLUTIONS:
+    for path in LESSONS + TRANSLATIONS + EXERCISES + SOLUTIONS:
         try:
             nbformat.validate(read(path))
         except nbformat.ValidationError as error:

@@ -86,7 +86,7 @@ class Stage:
     def notebook(self, place, text):
         """A notebook as the book has it: runs that play, exercises with their checks folded."""
         notebook = nbformat.reads(text, as_version=4)
-        pages = playable.read_pages(self.root / playable.FOLDER / f"{Path(place).stem}.zip")
+        pages = playable.read_pages(self.root / playable.beside(place))
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = self.text(place, cell.source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture
-from .palette import rank_color
+from .palette import rank_color, visible
 
 PANEL_IN = (3.6, 2.4)
 RUNS_BESIDE = 2
@@ -24,7 +24,7 @@ def picture_of(curves, order, x="step"):
     for panel, (name, runs) in zip(panels, sorted(curves.items()), strict=True):
         for number, run in enumerate(order):
             if run in runs:
-                _draw_run(panel, run, runs[run], rank_color(number), longest[run])
+                _draw_run(panel, run, runs[run], visible(rank_color(number)), longest[run])
         _dress_panel(panel, name, x)
     _name_runs(figure, panels, order)
     return figure

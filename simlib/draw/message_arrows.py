@@ -8,7 +8,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from ..model.words import short_bytes
 from .figures import DPI, PAPER
 from .labels import MOST_ARROWS
-from .palette import mix, rank_color
+from .palette import rank_color, visible
 
 
 def draw_messages(view):
@@ -25,7 +25,7 @@ def _draw_arrows(view, messages):
     if not messages:
         return
     tails, heads = (np.array(p) for p in zip(*(_ends_of(view, m) for m in messages), strict=True))
-    colors = [mix(rank_color(m.src), "#000000", 0.3) for m in messages]
+    colors = [visible(rank_color(m.src), 0.3) for m in messages]
     x0, y0 = view.px(tails[:, 0], tails[:, 1])
     x1, y1 = view.px(heads[:, 0], heads[:, 1])
     length = np.maximum(np.hypot(x1 - x0, y1 - y0), 1e-9)
@@ -103,7 +103,7 @@ def _draw_not_received(view, messages):
         src, way = view.row[message.src], np.sign(view.row[message.dst] - view.row[message.src])
         x, y = message.send.post_s * view.scale, src + way * view.half
         lines.append([(x, y), (min(x + reach, view.axes.get_xlim()[1]), src + way * 0.5)])
-    colors = [mix(rank_color(m.src), "#000000", 0.3) for m in messages]
+    colors = [visible(rank_color(m.src), 0.3) for m in messages]
     dashed = LineCollection(
         lines, colors=colors, linewidths=1.4, linestyles=[(0, (2.5, 1.5))], zorder=6
     )

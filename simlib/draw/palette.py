@@ -60,6 +60,34 @@ def mix(color, other, share):
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 
+MARK_CONTRAST = 3.0
+"""What lines and outlines have at least against white paper (WCAG 2.1, 1.4.11)."""
+
+
+def visible(color, share=0.0):
+    """A colour with this share of black, or with what it needs to be seen on white paper.
+
+    On dark paper such a mixture is one with white, and seen as well, see `on_dark`.
+    """
+    found = mix(color, "#000000", share)
+    while contrast(found, "#ffffff") < MARK_CONTRAST:
+        share += 0.02
+        found = mix(color, "#000000", share)
+    return found
+
+
+def contrast(one, other):
+    """Of two colours, from 1 to 21, as the Web Content Accessibility Guidelines have it."""
+    low, high = sorted(_luminance(color) for color in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(color):
+    levels = [channel / 255 for channel in _channels(color)]
+    light = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in levels]
+    return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
+
+
 def _channels(color):
     return [int(color[i : i + 2], 16) for i in (1, 3, 5)]
 

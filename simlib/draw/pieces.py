@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from matplotlib.collections import PolyCollection
 
 from .lanes import mostly
 from .looks import SMALL_PT
-from .palette import INK_THAT_STAYS, PAPER_THAT_STAYS, is_bright, rank_color, shaded
+from .palette import INK_THAT_STAYS, PAPER_THAT_STAYS, contrast, on_dark, rank_color, shaded
 
 MOST_LABELS = 600
 LABELS = 8  # above the arrows of messages, which may cross a narrow piece
@@ -57,16 +59,24 @@ def label_pieces(view):
                 break
 
 
+@cache
+def ink_on(fill):
+    """The colour of type that is read best on a fill, also where both lie on dark paper."""
+    # A rank's own colour is the same on dark paper, its shades are not: nor is type on them.
+    inks = (INK_THAT_STAYS, PAPER_THAT_STAYS, "#000000", "#ffffff")
+    return max(
+        inks, key=lambda ink: min(contrast(ink, fill), contrast(on_dark(ink), on_dark(fill)))
+    )
+
+
 def _write(view, piece, text, x, y):
     color, share = rank_color(piece.rank), view.shades[piece.name]
     fill = shaded(color, share)
-    # A rank's own colour is the same on dark paper, its shades are not: nor is type on them.
-    dark, light = (INK_THAT_STAYS, PAPER_THAT_STAYS) if not share else ("#000000", "#ffffff")
     view.axes.text(
         *view.axes.transData.inverted().transform((x, y)),
         text,
         fontsize=SMALL_PT,
-        color=dark if is_bright(fill) else light,
+        color=ink_on(fill),
         ha="center",
         va="center_baseline",
         zorder=LABELS,

@@ -15,7 +15,7 @@ from .in_words import run_in_words
 from .labels import MOST_ARROWS
 from .lanes import STATES, blocked, in_flight, mostly, never_finished, states_of
 from .message_arrows import draw_messages
-from .palette import mix, rank_color
+from .palette import mix, rank_color, visible
 from .pieces import draw_pieces, label_pieces
 from .timeline_frame import HATCH, draw_frame
 from .timeline_view import View
@@ -106,8 +106,8 @@ def _box_colors(name, plain):
     fill_share = shares.get(name, 0.72)
     return (
         lambda rank: mix(rank_color(rank), PAPER, fill_share),
-        lambda rank: mix(rank_color(rank), "#000000", 0.25),
-        lambda rank: mix(rank_color(rank), PAPER, 0.35),
+        lambda rank: visible(rank_color(rank), 0.25),
+        lambda rank: visible(rank_color(rank)),
     )
 
 
@@ -117,7 +117,7 @@ def _draw_ticks(view):
         [(op.post_s * view.scale, view.row[op.rank] + side) for side in (-view.half, view.half)]
         for op in view.ops
     ]
-    colors = [mix(rank_color(op.rank), "#000000", 0.25) for op in view.ops]
+    colors = [visible(rank_color(op.rank), 0.25) for op in view.ops]
     ticks = LineCollection(lines, colors=colors, linewidths=1.0, zorder=4)
     view.axes.add_collection(ticks, autolim=False)
 

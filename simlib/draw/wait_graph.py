@@ -8,7 +8,7 @@ from matplotlib.patches import Circle, FancyArrowPatch
 
 from .figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, Picture, own_style
 from .in_words import graph_in_words
-from .palette import mix, rank_color
+from .palette import mix, rank_color, visible
 
 MOST_RANKS = 12
 NODE_IN = 0.26
@@ -33,7 +33,7 @@ def draw_wait_graph(graph):
         if rank in graph.waits:
             for needed in graph.waits[rank].needs:
                 if needed in places:
-                    _arrow(axes, places[rank], places[needed], rank_color(rank))
+                    _arrow(axes, places[rank], places[needed], visible(rank_color(rank)))
     for rank in shown:
         _node(axes, graph, rank, places[rank])
     left_out = len(graph.waits) + len(graph.gone) - len(shown)
@@ -72,8 +72,8 @@ def _node(axes, graph, rank, place):
     """A rank: its circle, and beside it what it waits in, or why it is gone."""
     x, y = place
     waits = rank in graph.waits
-    color = rank_color(rank) if waits else GREY
-    face = mix(color, PAPER, 0.75) if waits else PAPER
+    color = visible(rank_color(rank)) if waits else GREY
+    face = mix(rank_color(rank), PAPER, 0.75) if waits else PAPER
     axes.add_patch(Circle(place, NODE_IN, facecolor=face, edgecolor=color, linewidth=1.6))
     axes.text(x, y, str(rank), ha="center", va="center", fontsize=TEXT_PT + 2, color=INK)
     side = -1 if x < -0.01 else 1

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture
-from ..draw.palette import OKABE_ITO, mix
+from ..draw.palette import OKABE_ITO, mix, visible
 from ..model.cluster import Cluster, Link
 from ..model.errors import check_count
 from ..model.words import seconds_text, short_bytes
@@ -21,7 +21,7 @@ ITEMSIZE = 4
 LEFT, WIDTH = 0.082, 0.718  # of the figure: the axes, with the strip above and the legend beside
 SIZES = np.geomspace(1e3, 1e9, 241)
 LOOKS = {  # algorithm: its name in the picture, colour, dashes
-    "naive": ("naive", OKABE_ITO[1], (0, (1, 1))),
+    "naive": ("naive", visible(OKABE_ITO[1]), (0, (1, 1))),
     "binomial": ("tree (binomial)", OKABE_ITO[3], (0, (4, 1.5, 1, 1.5))),
     "recursive_doubling": ("recursive doubling", OKABE_ITO[5], (0, (5, 2))),
     "rabenseifner": ("Rabenseifner", OKABE_ITO[2], (0, (7, 1.5, 1, 1.5, 1, 1.5))),

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ..draw.figures import DPI, GREY, INK, PAPER, TEXT_PT, TITLE_PT, Picture
-from ..draw.palette import OKABE_ITO
+from ..draw.palette import OKABE_ITO, visible
 from ..model.errors import InvalidCallError, check_count, check_number
 from ..model.words import number
 from .boxes import add_boxes, add_words, boxes_at
@@ -28,7 +28,7 @@ HIGHEST = 3.0  # loss at the upper end of its axis
 STEPS = (1, 1.2, 1.5, 2, 3, 4, 6, 8, 10)  # of a decade: where the axis of time may end
 OLDEST, SHARES, MOST_BARS = (10, 20, 40, 80, 160, 320), (25, 50, 100), 40
 X_PARTS, BESIDE = 5, 0.02
-APART, TOGETHER, OTHERS = OKABE_ITO[5], OKABE_ITO[4], OKABE_ITO[1]
+APART, TOGETHER, OTHERS = (visible(OKABE_ITO[hue]) for hue in (5, 4, 1))
 
 
 def draw_staleness(workers=4, slow=1, n_fetch=1, rate=0.2, message=0.03, seed=0):

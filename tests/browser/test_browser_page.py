@@ -5,6 +5,8 @@ import torch
 import torch.distributed as dist
 
 import simlib
+from simlib.draw.palette import DARK_PAPER, on_dark, rank_color
+from simlib.draw.player.widget import FOLDER
 
 
 def around(rank, world_size, steps=2):
@@ -238,3 +240,15 @@ def test_ranks_are_told_apart_without_their_colours(open_page):
     page.locator(".rbr-stage").focus()
     page.keyboard.press("Home")
     assert "rank" in page.locator(".rbr-now").inner_text()
+
+
+def test_outlines_and_hatches_are_seen_on_the_paper_of_both_themes(open_page):
+    script = (FOLDER / "draw.js").read_text(encoding="utf-8")
+    fills = [[color, "#ffffff"] for color in map(rank_color, range(24))]
+    fills += [[on_dark(color), DARK_PAPER] for color, _ in fills]
+    ratios = open_page().evaluate(
+        f"(fills) => {{ {script}; return fills.map(([fill, paper]) => Math.min(...[0, 0.25, 0.3]"
+        ".map((share) => contrast(visible(fill, paper, share), paper)))); }",
+        fills,
+    )
+    assert len(ratios) == 48 and min(ratios) >= 3

@@ -13,6 +13,22 @@ function mix(color, other, share) {
   return `rgb(${rgb(color).map((x, i) => Math.round(x + (b[i] - x) * share)).join(",")})`;
 }
 
+/** How far two colours are apart, from 1 to 21: WCAG 2.1. */
+function contrast(one, other) {
+  const light = (color) => rgb(color).map((x) => x / 255)
+    .map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
+  const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+}
+
+/** A colour with this share of black or white, or with what it needs to be seen on the paper. */
+function visible(color, paper, share = 0) {
+  const end = brightness(paper) < 128 ? "#ffffff" : "#000000";
+  while (share < 1 && contrast(mix(color, end, share), paper) < 3) share += 0.02;
+  return mix(color, end, share);
+}
+
 const brightness = (color) => rgb(color).reduce((sum, x, i) => sum + x * [0.3, 0.59, 0.11][i], 0);
 
 /** The colours of the page's theme, and each rank's colours on it. */
@@ -32,9 +48,9 @@ function readTheme(root, scene) {
       light: mix(fill, paper, 0.55),
       pale: mix(fill, paper, 0.72),
       palest: mix(fill, paper, 0.85),
-      edge: mix(fill, dark ? "#ffffff" : "#000000", 0.25),
-      hatch: mix(fill, paper, 0.35),
-      line: mix(fill, dark ? "#ffffff" : "#000000", 0.3),
+      edge: visible(fill, paper, 0.25),
+      hatch: visible(fill, paper),
+      line: visible(fill, paper, 0.3),
     };
   });
   return { paper, ink, grey: read("--rbr-grey"), grid: read("--rbr-grid"), dark, ranks,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .examine import NOT_ASKED, OK, WRONG, Line
 
-COLOURS = {OK: "#1b7837", WRONG: "#b2182b", NOT_ASKED: "#777777"}
+COLOURS = {OK: "#1b7837", WRONG: "#b2182b", NOT_ASKED: "#767676"}
 UNITS = "latency is one way, of one byte; bandwidth of large messages, over MPI"
 
 
