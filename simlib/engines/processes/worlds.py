@@ -345,7 +345,7 @@ class Pool:
 
     def _prepare_spare(self, world_size):
         with self._lock:
-            if world_size > MAX_SPARE_RANKS or self._in_use:
+            if world_size > MAX_SPARE_RANKS or self._in_use or self._spare_timer is None:
                 return
             if self._spare is not None and self._spare.world_size == world_size:
                 return
@@ -359,6 +359,11 @@ class Pool:
     def _end(self, world):
         world.close()
         self._in_use.discard(world)
+
+    def sleep(self):
+        """End all worlds, and know that the server goes, too: the next run is as a first one."""
+        self.close()
+        self.has_server = False
 
     def close(self):
         """End all worlds, those of runs under way too."""

@@ -167,6 +167,11 @@ class Simulators:
         while len(self._resting) > 2:
             self._resting.pop(0).close()
 
+    def sleep(self):
+        """End all processes, and know that the server goes, too."""
+        self.close()
+        self.has_served = False
+
     def close(self):
         """End all processes."""
         while self._resting:
