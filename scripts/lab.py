@@ -18,7 +18,8 @@ NOT_SHOWN = (
     *("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff"),
     *("LICENSE", "Makefile"),
     *("constraints.txt", "environment.yml", "pyproject.toml", "conftest.py", "*.egg-info"),
-    *("authoring", "benchmarks", "docs", "scripts", "simlib", "solutions", "tests"),
+    *("authoring", "benchmarks", "binder", "docs", "hub"),
+    *("scripts", "simlib", "solutions", "tests"),
     *("checks", "recorded", "recorded_*"),  # in exercises and notebooks
     *("__pycache__", "*.pyc", "*~", ".DS_Store"),
 )
