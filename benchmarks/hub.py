@@ -294,6 +294,10 @@ def main():
         "--idle-minutes", type=float, default=0, help="wait for what rests to go, after so long"
     )
     asked = parser.parse_args()
+    if 0 < asked.idle_minutes * 60 <= asked.reads:
+        parser.error(
+            "what is warm would go while students read: more --idle-minutes, or less --reads"
+        )
     environ = {"SIMLIB_IDLE_MINUTES": str(asked.idle_minutes)}
     with tempfile.TemporaryDirectory() as folder:
         hub = Hub(Path(folder), environ)
