@@ -19,14 +19,14 @@ NOT_SHOWN = ("checks", "recorded", "recorded_*", "__pycache__", "*.pyc", "*~")
 c = get_config()  # noqa: F821 (JupyterHub gives it to this file)
 
 c.JupyterHub.bind_url = os.environ.get("HUB_URL", "http://127.0.0.1:8000")
-c.JupyterHub.concurrent_spawn_limit = 10
+c.JupyterHub.concurrent_spawn_limit = 40  # a whole class that logs in at the same moment
 c.JupyterHub.cleanup_servers = True
 
 # A student's server: files that are missing are copied first, as the student.
 c.Spawner.cmd = [sys.executable, str(HUB / "start_server.py"), str(HANDOUT)]
 c.Spawner.notebook_dir = "~/rank-by-rank"
 c.Spawner.default_url = "/lab/tree/notebooks/00_start_here.ipynb"
-c.Spawner.start_timeout = c.Spawner.http_timeout = 180
+c.Spawner.start_timeout = c.Spawner.http_timeout = 600
 c.Spawner.environment = {
     "JUPYTER_PATH": str(HUB / "jupyter"),  # its kernel imports torch while the student reads
     "JUPYTER_PREFER_ENV_PATH": "1",
@@ -34,6 +34,7 @@ c.Spawner.environment = {
 }
 c.Spawner.args = [
     *(f"--ContentsManager.hide_globs={name}" for name in NOT_SHOWN),
+    "--MappingKernelManager.kernel_info_timeout=300",
     # A kernel that nobody has used for three hours ends, and a server without a kernel.
     "--MappingKernelManager.cull_idle_timeout=10800",
     "--ServerApp.shutdown_no_activity_timeout=3600",

@@ -29,7 +29,8 @@ from .rank_main import rank_main
 
 GLOO = BACKENDS["gloo"]
 """Ranks that speak it serve again. Those of another backend hold a GPU, and serve once."""
-START_LIMIT_S = 60
+START_LIMIT_S = 300
+"""A class that begins at the same moment waits for torch, thirty times, on few processors."""
 MAX_RESTING_RANKS = 24
 MAX_SPARE_RANKS = 16
 SPARE_AFTER_S = 0.3
