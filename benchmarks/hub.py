@@ -159,7 +159,7 @@ class Student:
     def __init__(self, hub, name):
         self.name = name
         self._hub = hub
-        self._socket = None
+        self._channels = self._socket = None
 
     def start_server(self):
         """Start the server and wait until it is there."""
@@ -175,12 +175,17 @@ class Student:
         """Start a kernel, and wait until it has answered."""
         kernels = f"/user/{self.name}/api/kernels"
         number = self._hub.ask("POST", kernels, json={"name": "python3"}).json()["id"]
+        self._channels = f"{self._hub.url}{kernels}/{number}/channels".replace("http", "ws", 1)
+        self.connect()
+        self.run("pass")
+
+    def connect(self):
+        """Speak to the kernel; the server ends a connection on which nobody answers it."""
         self._socket = websocket.create_connection(
-            f"{self._hub.url}{kernels}/{number}/channels".replace("http", "ws", 1),
+            self._channels,
             header={"Authorization": f"token {self._hub.token}"},
             timeout=PATIENCE_S,
         )
-        self.run("pass")
 
     def run(self, code):
         """Run a cell that must not fail."""
@@ -198,22 +203,14 @@ class Student:
             if told["msg_type"] == "status" and told["content"]["execution_state"] == "idle":
                 return
 
-    def read(self, seconds):
-        """Run nothing; the server is answered, which ends a connection that says nothing."""
-        end = time.monotonic() + seconds
-        self._socket.settimeout(1)
-        while time.monotonic() < end:
-            with contextlib.suppress(websocket.WebSocketTimeoutException):
-                self._socket.recv()
-        self._socket.settimeout(PATIENCE_S)
-
     def lesson(self, reads_s):
         """Begin, read, run the cells; returns the seconds of each step by its name."""
         seconds = {
             "the server starts": timed(self.start_server),
             "the kernel starts": timed(self.start_kernel),
         }
-        self.read(reads_s)
+        time.sleep(reads_s)
+        self.connect()
         return seconds | {what: timed(self.run, code) for what, code in CELLS.items()}
 
 
@@ -252,8 +249,13 @@ def tell_memory(what, hub, users):
 
 def come_back(students):
     """Seconds of each student's next run, all at the same time."""
+
+    def next_run_s(student):
+        student.connect()
+        return timed(student.run, RUN)
+
     with ThreadPoolExecutor(len(students)) as threads:
-        return list(threads.map(lambda one: timed(one.run, RUN), students))
+        return list(threads.map(next_run_s, students))
 
 
 def wait_for_rest(hub, count):

@@ -1,10 +1,10 @@
 """Collect what students have written: a copy of each one's exercises, by student.
 
-    collect.py [--homes /home] [--out submissions] [STUDENT ...]
+    collect.py [--homes /home] [--out submissions] [--handout FOLDER] [STUDENT ...]
 
 It may run as root: of a student's folders only plain files are read, and no link is followed, so
 that a link to somebody else's work or to a file of the system collects nothing. Files keep their
-times, which `simlib grade --deadline` looks at. Collecting again replaces what was collected.
+times, which `simlib grade --deadline` looks at. What is still as it was handed out is left out.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 EXERCISES = ("rank-by-rank", "exercises")
+HANDOUT = Path("/srv/rank-by-rank/handout")
 LARGEST = 40 << 20
 """Bytes of a notebook: more than `simlib grade` reads of a student."""
 PLAIN = os.O_RDONLY | os.O_NONBLOCK
@@ -48,17 +49,25 @@ def notebooks_of(home):
     return found
 
 
-def collect(home, out):
-    """Copy a student's notebooks into ``out``, a folder; returns how many there are, or None."""
+def is_untouched(original, data):
+    """Whether a notebook is as it was handed out."""
+    return original.is_file() and original.read_bytes() == data
+
+
+def collect(home, handout, out):
+    """Copy what a student has written into ``out``, a folder; returns how many notebooks."""
     try:
         found = notebooks_of(home)
     except OSError:  # never began, or put something else in the folder's place
-        return None
-    out.mkdir(parents=True, exist_ok=True)
+        return 0
+    count = 0
     for name, (data, time_ns) in found.items():
-        (out / name).write_bytes(data)
-        os.utime(out / name, ns=(time_ns, time_ns))
-    return len(found)
+        if not is_untouched(handout / "exercises" / name, data):
+            out.mkdir(parents=True, exist_ok=True)
+            (out / name).write_bytes(data)
+            os.utime(out / name, ns=(time_ns, time_ns))
+            count += 1
+    return count
 
 
 def main(arguments=None):
@@ -67,14 +76,16 @@ def main(arguments=None):
     parser.add_argument("students", nargs="*", help="all who have a home, where none is named")
     parser.add_argument("--homes", type=Path, default=Path("/home"))
     parser.add_argument("--out", type=Path, default=Path("submissions"))
+    parser.add_argument("--handout", type=Path, default=HANDOUT, help="what was handed out")
     asked = parser.parse_args(arguments)
     students = asked.students or sorted(home.name for home in asked.homes.iterdir())
     asked.out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    missing = []
-    for student in students:
-        if collect(asked.homes / student, asked.out / student) is None:
-            missing.append(student)
-    print(f"collected from {len(students) - len(missing)} students into {asked.out}/")
+    missing = [
+        student
+        for student in students
+        if not collect(asked.homes / student, asked.handout, asked.out / student)
+    ]
+    print(f"collected from {len(students) - len(missing)} of {len(students)} into {asked.out}/")
     if missing:
         print("nothing of " + ", ".join(missing))
     return 0

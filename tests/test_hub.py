@@ -186,8 +186,17 @@ def test_notebooks_are_collected_with_their_times(collect, homes, tmp_path, caps
     assert collected(out) == {"ada/04_collectives.ipynb"}
     assert (out / "ada/04_collectives.ipynb").stat().st_mtime == 1_000_000_000
     said = capsys.readouterr().out
-    assert "from 2 students" in said and "nothing of carl" in said
+    assert "from 1 of 3" in said and "nothing of bob, carl" in said
     assert out.stat().st_mode & 0o77 == 0
+
+
+def test_what_nobody_has_touched_is_not_collected(collect, homes, handout, tmp_path):
+    exercises = homes / "ada/rank-by-rank/exercises"
+    shutil.copy(handout / "exercises/01.ipynb", exercises / "01.ipynb")
+    shutil.copy(handout / "exercises/01.ipynb", exercises / "02.ipynb")
+    out = tmp_path / "submissions"
+    collect(["--homes", str(homes), "--out", str(out), "--handout", str(handout)])
+    assert collected(out) == {"ada/04_collectives.ipynb", "ada/02.ipynb"}
 
 
 def test_only_those_who_are_named_are_collected(collect, homes, tmp_path):
