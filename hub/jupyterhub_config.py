@@ -55,7 +55,7 @@ else:
     c.PAMAuthenticator.allowed_groups = {"students"}
     c.PAMAuthenticator.admin_groups = {"teachers"}
     if os.path.isdir("/run/systemd/system"):
-        # What one student may take at most. At rest it is 0.3 GB, in a lesson 0.7 GB.
+        # What one student may take at most. At rest it is 0.3 GB, in a lesson 0.75 GB.
         c.JupyterHub.spawner_class = "systemd"
         c.SystemdSpawner.mem_limit = "3G"
         c.SystemdSpawner.cpu_limit = 4.0
