@@ -19,7 +19,8 @@ NOT_SHOWN = (
     *("LICENSE", "Makefile"),
     *("constraints.txt", "environment.yml", "pyproject.toml", "setup.py", "MANIFEST.in"),
     *("conftest.py", "*.egg-info", "build", "dist"),
-    *("authoring", "benchmarks", "docs", "scripts", "simlib", "solutions", "tests"),
+    *("authoring", "benchmarks", "binder", "docs", "hub"),
+    *("scripts", "simlib", "solutions", "tests"),
     *("checks", "recorded", "recorded_*"),  # in exercises and notebooks
     *("__pycache__", "*.pyc", "*~", ".DS_Store"),
 )

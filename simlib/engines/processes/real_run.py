@@ -16,6 +16,7 @@ from ...model.failing import Failures
 from ...model.jitter import Slow
 from ...record.transports.backends import BACKENDS, check_for_processes
 from ...results.run import Run, left_nothing_over, make_run
+from ..host.idleness import idleness
 from ..host.request import (
     ByRank,
     Options,
@@ -224,10 +225,11 @@ def _run_payload(
     display = open_display()
     outputs = ()
     try:
-        world = _take_world(world_size, fresh, backend, display)
-        monitor = ProcessMonitor(world, display, cells, options)
-        outputs = monitor.outputs
-        result, failure = _run_in(world, monitor, request, options)
+        with idleness().at_work(pool()):
+            world = _take_world(world_size, fresh, backend, display)
+            monitor = ProcessMonitor(world, display, cells, options)
+            outputs = monitor.outputs
+            result, failure = _run_in(world, monitor, request, options)
     finally:
         display.close(outputs)
     return show_and_raise(display, result, failure)

@@ -29,7 +29,8 @@ from .rank_main import rank_main
 
 GLOO = BACKENDS["gloo"]
 """Ranks that speak it serve again. Those of another backend hold a GPU, and serve once."""
-START_LIMIT_S = 60
+START_LIMIT_S = 300
+"""A class that begins at the same moment waits for torch, thirty times, on few processors."""
 MAX_RESTING_RANKS = 24
 MAX_SPARE_RANKS = 16
 SPARE_AFTER_S = 0.3
@@ -345,7 +346,7 @@ class Pool:
 
     def _prepare_spare(self, world_size):
         with self._lock:
-            if world_size > MAX_SPARE_RANKS or self._in_use:
+            if world_size > MAX_SPARE_RANKS or self._in_use or self._spare_timer is None:
                 return
             if self._spare is not None and self._spare.world_size == world_size:
                 return
@@ -359,6 +360,11 @@ class Pool:
     def _end(self, world):
         world.close()
         self._in_use.discard(world)
+
+    def sleep(self):
+        """End all worlds, and know that the server goes, too: the next run is as a first one."""
+        self.close()
+        self.has_server = False
 
     def close(self):
         """End all worlds, those of runs under way too."""

@@ -23,7 +23,8 @@ from .ranks import PAGE, RUNNING
 MEMORY = 1 << 36
 """Address space for the logs of all ranks, in bytes; memory is taken as it is used."""
 LARGEST_LOG = 256 << 20
-START_LIMIT_S = 60
+START_LIMIT_S = 300
+"""As for a world: thirty of a class may begin at the same moment."""
 
 
 class SimulatorProcess:
@@ -166,6 +167,11 @@ class Simulators:
             self._keep_a_spare()
         while len(self._resting) > 2:
             self._resting.pop(0).close()
+
+    def sleep(self):
+        """End all processes, and know that the server goes, too."""
+        self.close()
+        self.has_served = False
 
     def close(self):
         """End all processes."""

@@ -28,6 +28,7 @@ from ...model.cluster import Cluster, Topology
 from ...model.failing import Failures, deaths_after
 from ...model.jitter import Slow
 from ...results.run import Run, make_run
+from ..host.idleness import idleness
 from ..host.request import (
     ByRank,
     Surroundings,
@@ -258,9 +259,10 @@ def _other_order(request, result, answers):
 
 def _once(request, options, display):
     """One simulation: the `Run`, the error to raise, the ranks' answers, what they printed."""
-    process = _take_process(display)
-    monitor = SimulationMonitor(process, request.world_size, display, cell_numbers(), options)
-    result, failure = _watched(process, monitor, replace(request, options=options))
+    with idleness().at_work(simulators()):
+        process = _take_process(display)
+        monitor = SimulationMonitor(process, request.world_size, display, cell_numbers(), options)
+        result, failure = _watched(process, monitor, replace(request, options=options))
     return result, failure, monitor.report["answers"] if monitor.report else {}, monitor.outputs
 
 
