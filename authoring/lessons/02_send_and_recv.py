@@ -122,7 +122,10 @@ for how in ("run", "simulate"):
 # %%
 mpiexec = Path(sys.executable).with_name("mpiexec")
 line = [mpiexec, "-n", "2", sys.executable, "-m", "simlib.mpi", script]
-print(subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout)
+if mpiexec.exists():
+    print(subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout)
+else:
+    print('no MPI is installed here: pip install "simlib[cluster]"')
 
 # %% [markdown]
 # `mpiexec` logs in to the nodes with ssh. So the numbers travel through ssh, one would think. Here
