@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config.loader import PyFileConfigLoader
 
 from simlib.engines.host import warm_kernel
@@ -114,12 +115,15 @@ def test_every_setting_is_one_that_jupyterhub_has(load, systemd):
             assert not set(section) - set(known[name].class_trait_names()), name
 
 
-def test_a_kernel_is_warmed_without_waiting(monkeypatch):
+def test_a_kernel_is_warmed_without_waiting_and_again_with_any_cell(monkeypatch):
     done, imported = [], threading.Event()
     monkeypatch.setattr(warm_kernel, "warm_up", lambda: done.append(True))
     monkeypatch.setattr("importlib.import_module", lambda name: name == "torch" and imported.set())
-    warm_kernel.load_ipython_extension(None)
-    assert done and imported.wait(60)
+    shell = InteractiveShell()
+    warm_kernel.load_ipython_extension(shell)
+    assert len(done) == 1 and imported.wait(60)
+    shell.run_cell("1 + 1")
+    assert len(done) == 2
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """An IPython extension for the kernels of a class: what the first run needs is there before it.
 
-torch is imported while the student still reads, in the kernel and in the server of ranks.
+torch is imported while the student still reads, in the kernel and in the server of ranks; and again
+in a new server where the student comes back after a rest, with any cell.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from .idleness import warm_up
 def load_ipython_extension(shell):
     """Begin to import torch, and return at once."""
     warm_up()
+    shell.events.register("pre_run_cell", lambda cell: warm_up())
     # torch alone: another thread that wants a part of it waits for the whole, so no circle of
     # imports is met half way.
     threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
