@@ -7,7 +7,8 @@ from synthetic import RunMaker
 from test_kernel import Kernel
 
 import simlib
-from simlib.draw.in_words import MOST_WAITS, comparison_in_words, figure_in_words
+from simlib.draw.figures import Picture, figure_in_words
+from simlib.draw.in_words import MOST_WAITS, comparison_in_words
 from simlib.draw.player.scene import scene_of
 
 
@@ -129,7 +130,7 @@ def test_other_figures_say_what_their_axes_are_called(run):
     assert run.heat_map().in_words() == (
         "A figure. src (rank) over dst (rank). sent point-to-point (B)."
     )
-    assert figure_in_words(simlib.draw.figures.Picture()) == "A figure."
+    assert figure_in_words(Picture()) == "A figure."
 
 
 def test_player_and_picture_say_the_same(run):

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from ..model.pictured import Pictured
 from .dark_canvas import DarkCanvas
-from .in_words import figure_in_words
 from .looks import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
 from .twins import png_of_both
 
@@ -25,6 +24,7 @@ __all__ = [
     "TEXT_PT",
     "TITLE_PT",
     "Picture",
+    "figure_in_words",
     "on_canvas",
     "own_style",
     "pixels_of",
@@ -51,6 +51,21 @@ class Picture(Figure, Pictured):
         """As matplotlib's; with ``dark=True`` the picture for a dark theme."""
         with on_canvas(self, DarkCanvas) if dark else nullcontext():
             super().savefig(*args, **options)
+
+
+def figure_in_words(figure):
+    """What a figure says of itself: its titles, axes and legends."""
+    told = []
+    for axes in figure.axes:
+        title, x, y = (
+            axes.get_title() or axes.get_title("left"), axes.get_xlabel(), axes.get_ylabel()
+        )  # fmt: skip
+        legend = axes.get_legend()
+        lines = [text.get_text() for text in legend.get_texts()] if legend else []
+        parts = [title, f"{y} over {x}" if x and y else x or y, ", ".join(lines)]
+        told.append("; ".join(" ".join(part.split()) for part in parts if part))
+    words = ". ".join(dict.fromkeys(filter(None, told)))
+    return f"A figure. {words}." if words else "A figure."
 
 
 def png_of(figure):

@@ -63,21 +63,6 @@ def comparison_in_words(names, rows):
     return " ".join(told)
 
 
-def figure_in_words(figure):
-    """What a figure says of itself: its titles, axes and legends."""
-    told = []
-    for axes in figure.axes:
-        title, x, y = (
-            axes.get_title() or axes.get_title("left"), axes.get_xlabel(), axes.get_ylabel()
-        )  # fmt: skip
-        legend = axes.get_legend()
-        lines = [text.get_text() for text in legend.get_texts()] if legend else []
-        parts = [title, f"{y} over {x}" if x and y else x or y, ", ".join(lines)]
-        told.append("; ".join(" ".join(part.split()) for part in parts if part))
-    words = ". ".join(dict.fromkeys(filter(None, told)))
-    return f"A figure. {words}." if words else "A figure."
-
-
 def _first_line(text):
     return text.partition("\n")[0].strip().rstrip(".:")
 

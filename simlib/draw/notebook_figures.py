@@ -28,8 +28,7 @@ def _prepare(figure):
     from IPython import get_ipython
     from matplotlib.figure import Figure
 
-    from .figures import Picture, png_of
-    from .in_words import figure_in_words
+    from .figures import Picture, figure_in_words, png_of
 
     pngs = get_ipython().display_formatter.formatters["image/png"]
     pngs.for_type(Picture, png_of)
