@@ -18,7 +18,7 @@ BINDER = ROOT / "binder"
 def test_its_requirements_are_the_course_in_its_own_versions():
     lines = (BINDER / "requirements.txt").read_text().splitlines()
     asked = [line for line in lines if not line.startswith("#")]
-    assert asked == ["-c ../constraints.txt", "-e ."]
+    assert asked == ["-c ../constraints.txt", "-e .[course,grading,cluster]"]
     assert (BINDER / "../constraints.txt").is_file()
 
 
