@@ -499,6 +499,11 @@ def settle(root, name, text, check, outputs=True):
     return True
 
 
+def bytes_of(path):
+    """The bytes of a file; none where there is no file."""
+    return path.read_bytes() if path.exists() else b""
+
+
 def settle_pages(root, name, pages, check, renewed):
     """As `settle`, for what plays of a notebook: written anew where the notebook is."""
     target = root / name
@@ -588,9 +593,10 @@ def build(root, names=(), check=False, run=None, kind=None, text=False):
             for name, built in made.items()
             if not isinstance(built, bytes)
         }
-        renewed = any(difference(root / name, text, is_run) for name, text in texts.items())
+        before = [bytes_of(root / name) for name in texts]
         for name, written in texts.items():
             fine &= settle(root, name, written, check, outputs=is_run)
+        renewed = before != [bytes_of(root / name) for name in texts]
         for name in made.keys() - texts:
             fine &= settle_pages(root, name, made[name], check, renewed)
         seconds = time.monotonic() - begun

@@ -35,7 +35,7 @@ def packed(pages, neutral):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
         for name, page in pages.items():
-            text = neutral(json.dumps(page, separators=(",", ":")))
+            text = neutral(json.dumps(page, separators=(",", ":"), ensure_ascii=False))
             file.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 

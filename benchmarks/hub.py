@@ -16,7 +16,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,8 @@ from pathlib import Path
 import psutil
 import requests
 import websocket
+
+from simlib.engines.launch.addresses import free_port
 
 from .table import heading, line, spread
 
@@ -146,13 +147,6 @@ def command_of(process):
         return ""
 
 
-def free_port():
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Student:
     """One student: a server, a kernel, and cells that run one after the other."""
 
@@ -259,8 +253,9 @@ def come_back(students):
 
 
 def wait_for_rest(hub, count):
-    """Wait until no more than ``count`` processes of students are left."""
-    while len(hub.processes()) > count:
+    """Wait until no more than ``count`` processes of students are left, and not for ever."""
+    until = time.monotonic() + PATIENCE_S
+    while len(hub.processes()) > count and time.monotonic() < until:
         time.sleep(1)
 
 

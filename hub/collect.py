@@ -10,6 +10,7 @@ times, which `simlib grade --deadline` looks at. What is still as it was handed 
 import argparse
 import contextlib
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -33,20 +34,43 @@ def opened(place, flags, below=None):
 
 
 def notebooks_of(home):
-    """``{name: (bytes, time of its last change)}`` of the notebooks of a student."""
-    found = {}
+    """The notebooks of a student, and the names of those that were refused.
+
+    Returns
+    -------
+    found : dict
+        ``{name: (bytes, time of its last change)}``.
+    refused : list of str
+
+    Raises
+    ------
+    OSError
+        The student has no folder of exercises, or it may not be read.
+    """
+    found, refused = {}, []
     with contextlib.ExitStack() as stack:
         folder = None
         for place in (home, *EXERCISES):
             folder = stack.enter_context(opened(place, os.O_RDONLY | os.O_DIRECTORY, folder))
         for name in sorted(os.listdir(folder)):
             if name.endswith(".ipynb"):
-                with contextlib.suppress(OSError), opened(name, PLAIN, folder) as fd:
-                    about = os.fstat(fd)
-                    if stat.S_ISREG(about.st_mode) and about.st_size <= LARGEST:
-                        with open(fd, "rb", closefd=False) as file:
-                            found[name] = file.read(LARGEST), about.st_mtime_ns
-    return found
+                try:
+                    with opened(name, PLAIN, folder) as fd:
+                        found[name] = read(fd)
+                except OSError as error:
+                    refused.append(f"{name} ({error.strerror or error})")
+    return found, refused
+
+
+def read(fd):
+    """The bytes of a plain file and the time of its last change."""
+    about = os.fstat(fd)
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError("no plain file")
+    if about.st_size > LARGEST:
+        raise OSError(f"larger than {LARGEST >> 20} MB")
+    with open(fd, "rb", closefd=False) as file:
+        return file.read(LARGEST), about.st_mtime_ns
 
 
 def is_untouched(original, data):
@@ -55,11 +79,22 @@ def is_untouched(original, data):
 
 
 def collect(home, handout, out):
-    """Copy what a student has written into ``out``, a folder; returns how many notebooks."""
+    """Copy what a student has written into ``out``, a folder that is made anew.
+
+    Returns
+    -------
+    count : int
+        Of the notebooks.
+    refused : list of str
+        What was left out, and why.
+    """
+    shutil.rmtree(out, ignore_errors=True)
     try:
-        found = notebooks_of(home)
-    except OSError:  # never began, or put something else in the folder's place
-        return 0
+        found, refused = notebooks_of(home)
+    except FileNotFoundError:  # who has never begun
+        return 0, []
+    except OSError as error:
+        return 0, [f"the folder of exercises ({error.strerror})"]
     count = 0
     for name, (data, time_ns) in found.items():
         if not is_untouched(handout / "exercises" / name, data):
@@ -67,28 +102,36 @@ def collect(home, handout, out):
             (out / name).write_bytes(data)
             os.utime(out / name, ns=(time_ns, time_ns))
             count += 1
-    return count
+    return count, refused
 
 
 def main(arguments=None):
-    """Collect, and say of whom there is nothing."""
+    """Collect, and say of whom there is nothing; 1 where something was refused."""
     parser = argparse.ArgumentParser(description="Collect students' exercises.")
     parser.add_argument("students", nargs="*", help="all who have a home, where none is named")
     parser.add_argument("--homes", type=Path, default=Path("/home"))
     parser.add_argument("--out", type=Path, default=Path("submissions"))
     parser.add_argument("--handout", type=Path, default=HANDOUT, help="what was handed out")
     asked = parser.parse_args(arguments)
+    if not (asked.handout / "exercises").is_dir():
+        parser.error(f"there are no exercises in {asked.handout}: name what was handed out")
+    unknown = [name for name in asked.students if not (asked.homes / name).is_dir()]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: no such folder in {asked.homes}")
     students = asked.students or sorted(home.name for home in asked.homes.iterdir())
     asked.out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    missing = [
-        student
+    told = {
+        student: collect(asked.homes / student, asked.handout, asked.out / student)
         for student in students
-        if not collect(asked.homes / student, asked.handout, asked.out / student)
-    ]
+    }
+    missing = [student for student, (count, _) in told.items() if not count]
     print(f"collected from {len(students) - len(missing)} of {len(students)} into {asked.out}/")
     if missing:
         print("nothing of " + ", ".join(missing))
-    return 0
+    refused = {student: names for student, (_, names) in told.items() if names}
+    for student, names in refused.items():
+        print(f"refused of {student}: {', '.join(names)}")
+    return 1 if refused else 0
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ c.Spawner.args = [
     "--MappingKernelManager.kernel_info_timeout=300",
     # A kernel that nobody has used for three hours ends, and a server without a kernel.
     "--MappingKernelManager.cull_idle_timeout=10800",
+    "--MappingKernelManager.cull_connected=True",  # also where a tab of the browser is still open
     "--ServerApp.shutdown_no_activity_timeout=3600",
     "--LabApp.extension_manager=readonly",
 ]
@@ -52,7 +53,7 @@ if TRIAL:
 else:
     # Accounts of this machine; those of the group may log in.
     c.JupyterHub.authenticator_class = "pam"
-    c.PAMAuthenticator.allowed_groups = {"students"}
+    c.PAMAuthenticator.allowed_groups = {"students", "teachers"}
     c.PAMAuthenticator.admin_groups = {"teachers"}
     if os.path.isdir("/run/systemd/system"):
         # What one student may take at most. At rest it is 0.3 GB, in a lesson 0.75 GB.
@@ -62,7 +63,8 @@ else:
         c.SystemdSpawner.isolate_tmp = True
         c.SystemdSpawner.isolate_devices = True
         c.SystemdSpawner.disable_user_sudo = True
-        c.SystemdSpawner.unit_extra_properties = {"TasksMax": "1000"}
+        # Threads count, and a simulation of 4,096 ranks has as many.
+        c.SystemdSpawner.unit_extra_properties = {"TasksMax": "6000"}
     else:
         # Nothing limits a student here: one who takes all memory takes it from everybody.
         c.JupyterHub.spawner_class = "localprocess"

@@ -59,15 +59,24 @@ def refuse_changes(root=ROOT):
 
 def make_wheel():
     """The wheel and the source distribution, tried."""
-    if try_wheel.main([]):
+    code = try_wheel.main([])
+    if code == try_wheel.UNTRIED:
+        raise Refused("the wheel could not be tried, as the network does not answer")
+    if code:
         raise Refused("the wheel does not do what it should: see above")
     for path in (try_wheel.FOLDER / "dist").iterdir():
         shutil.copy(path, DIST)
 
 
+def call(what, *words):
+    """Run this Python with some words; refuse where that fails."""
+    if subprocess.run([sys.executable, *words]).returncode:
+        raise Refused(f"{what} could not be made: see above")
+
+
 def make_book(version):
     """The book as a zip."""
-    subprocess.run([sys.executable, ROOT / "authoring" / "build_book.py"], check=True)
+    call("the book", ROOT / "authoring" / "build_book.py")
     html = ROOT / "build" / "book" / "html"
     name = DIST / f"rank-by-rank-book-{version}"
     check_zip(Path(shutil.make_archive(str(name), "zip", html)), BOOK)
@@ -76,7 +85,7 @@ def make_book(version):
 def make_handout(version):
     """What a class is given, as a zip."""
     path = DIST / f"rank-by-rank-handout-{version}.zip"
-    subprocess.run([sys.executable, "-m", "simlib", "handout", "--out", path], check=True)
+    call("the handout", "-m", "simlib", "handout", "--out", path)
     check_zip(path, HANDOUT)
 
 

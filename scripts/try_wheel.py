@@ -10,6 +10,7 @@ ipykernel is there already where notebooks are opened. Prints sizes and times of
 
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -37,8 +38,15 @@ IMPORTS = (
 UNTRIED = 3
 """The exit code where pip could not install."""
 ROUNDS = 5
+NO_NETWORK = re.compile(
+    r"NewConnectionError|NameResolutionError|Temporary failure in name resolution"
+)
 NOT_FOR_STUDENTS = ("BEGIN SOLUTION", "BEGIN BROKEN")
 """What only the sources of exercises have, which hold solutions and hidden cells."""
+
+
+class Unreachable(Exception):
+    """The network did not answer, or has not what is needed."""
 
 
 class Failed(Exception):
@@ -62,11 +70,14 @@ def main(arguments):
         shutil.copy(Path(__file__).with_name("tried_wheel.py"), work / "program.py")
         shutil.copy(EXERCISE, work)
         step("run, simulate, play, check", [python, "program.py"], work)
-        step("simlib check", [python, "-m", "simlib", "check", EXERCISE.name], work, code=1)
-        step("simlib doctor", [python, "-m", "simlib", "doctor"], work, code=1)
+        step("simlib check", [python, "-m", "simlib", "check", EXERCISE.name], work, 1, "0 of 3")
+        step("simlib doctor", [python, "-m", "simlib", "doctor"], work, 1, "simlib[cluster]")
         print_times(python, work)
         pip(python, "ipykernel")
         run_lesson(python, folder, work)
+    except Unreachable:
+        print("untried: the network did not answer")
+        return UNTRIED
     except Failed as error:
         print(f"FAILED: {error}")
         return 1
@@ -111,16 +122,19 @@ def environment():
     return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
-def step(name, command, folder, code=0, shown=True):
-    """Run a command and say how long it took; Failed where its exit code is another."""
+def step(name, command, folder, code=0, says="", shown=True):
+    """Run a command and say how long it took; Failed where its exit code or words are others."""
     begun = time.monotonic()
     done = subprocess.run(
         command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=500
     )
+    said = done.stdout + done.stderr
     if shown or done.returncode != code:
-        print(done.stdout + done.stderr)
-    if done.returncode != code:
-        raise Failed(f"{name}: exit code {done.returncode}")
+        print(said)
+    if done.returncode != code and NO_NETWORK.search(said):
+        raise Unreachable
+    if done.returncode != code or says not in said:
+        raise Failed(f"{name}: exit code {done.returncode}, and {says!r} is wanted in its words")
     print(f"== {name}: {time.monotonic() - begun:.0f} s\n", flush=True)
 
 

@@ -72,6 +72,20 @@ def test_without_a_repository_links_out_of_the_book_are_words(stage):
     assert stage("").text("docs/cluster.md", "[code](../simlib/cli.py)") == "code"
 
 
+@pytest.mark.parametrize(
+    "text", ["![badge](https://example.org/a.svg)", "- a\n\n  ```\n  [b](c)\n  ```"]
+)
+def test_what_is_no_file_of_the_repository_stays(stage, text):
+    assert stage().text("docs/cluster.md", text) == text
+
+
+def test_a_name_and_a_password_of_the_origin_are_kept_out(tmp_path, monkeypatch):
+    monkeypatch.delenv("REPOSITORY", raising=False)
+    told = Said("https://user:secret@a.org/b/c.git\n")
+    monkeypatch.setattr(links.subprocess, "run", lambda *_, **__: told)
+    assert links.repository(tmp_path) == ("https://a.org/b/c", "main")
+
+
 def test_the_repository_is_the_origin_where_that_is_of_the_web(tmp_path, monkeypatch):
     monkeypatch.delenv("REPOSITORY", raising=False)
     monkeypatch.setattr(links.subprocess, "run", lambda *_, **__: Said("https://a.org/b/c.git\n"))
@@ -111,6 +125,16 @@ def test_a_run_is_the_playable_one_and_its_picture_is_for_paper(tmp_path):
     assert html.index("rbr-run") < html.index("rbr-printed") < html.index("../pictures/")
     assert 'class="rbr-picture only-dark"' in html
     assert "main" in (tmp_path / "runs" / "lesson-code-1-0.html").read_text()
+
+
+def test_a_translation_s_run_has_a_page_of_its_own(tmp_path):
+    run = simlib.simulate(main, 2)
+    pages = {"lesson-code-1-0.json": {"run": page_of("", [run])}}
+    for language in ("", "de"):
+        cell = code_cell(shown(text_plain=repr(run)))
+        book_outputs(cell, pages, Assets(tmp_path), "../", language)
+    names = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert names == {"lesson-code-1-0.html", "de-lesson-code-1-0.html"}
 
 
 def test_of_a_hang_the_picture_stays_above_the_run(tmp_path):
@@ -160,10 +184,12 @@ def test_every_picture_of_a_run_in_a_lesson_plays():
 
 
 def test_pages_hold_nothing_of_the_machine_that_built_them():
+    places = [str(ROOT), str(Path.home()) + "/", "/home/"]
     for path in sorted((ROOT / playable.FOLDER).rglob("*.zip")):
         with zipfile.ZipFile(path) as file:
             for name in file.namelist():
-                assert b"/work/" not in file.read(name) and b"/root" not in file.read(name), name
+                text = file.read(name).decode()
+                assert not [place for place in places if place in text], name
 
 
 # The reference
@@ -182,7 +208,15 @@ def test_the_reference_has_every_public_name():
 
 
 def test_the_book_has_all_lessons_exercises_and_guides():
-    paths = staged_paths(ROOT)
-    for pattern in ("notebooks/*.ipynb", "exercises/*.ipynb", "docs/*.md"):
-        assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)} <= set(paths)
+    """By the sources of the notebooks, and by the lists that the first page has of its chapters."""
+    sources = {
+        f"{built}/{path.stem}.ipynb"
+        for kind, built in (("lessons", "notebooks"), ("exercises", "exercises"))
+        for path in (ROOT / "authoring" / kind).glob("*.py")
+    }
+    paths = set(staged_paths(ROOT))
+    assert sources <= paths
+    chapters = (ROOT / "authoring/book/index.md").read_text()
+    guides = {path for path in paths if path.startswith("docs/") and "/design/" not in path}
+    assert [path for path in guides if path.removesuffix(".md") not in chapters.split()] == []
     assert not [path for path in paths if path.startswith("solutions")]

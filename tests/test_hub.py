@@ -14,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config.loader import PyFileConfigLoader
 
 from simlib.engines.host import warm_kernel
+from simlib.engines.launch.limits import MOST_SIMULATED
 
 ROOT = Path(__file__).resolve().parent.parent
 HUB = ROOT / "hub"
@@ -68,13 +69,15 @@ def test_with_systemd_each_student_has_a_limit(load):
     config = load(systemd=True)
     assert config.JupyterHub.spawner_class == "systemd"
     assert config.SystemdSpawner.mem_limit and config.SystemdSpawner.cpu_limit
+    # A simulated rank is a thread, and each thread counts.
+    assert int(config.SystemdSpawner.unit_extra_properties["TasksMax"]) > MOST_SIMULATED + 1000
 
 
 def test_without_systemd_accounts_log_in_and_nobody_is_limited(load):
     config = load()
     assert config.JupyterHub.spawner_class == "localprocess"
     assert config.JupyterHub.authenticator_class == "pam"
-    assert config.PAMAuthenticator.allowed_groups == {"students"}
+    assert config.PAMAuthenticator.allowed_groups == {"students", "teachers"}
 
 
 def test_a_trial_needs_a_password(load, tmp_path):
@@ -163,8 +166,14 @@ def test_a_server_without_a_handout_says_what_to_do(start_server, tmp_path):
 
 
 @pytest.fixture
-def collect():
-    return runpy.run_path(str(HUB / "collect.py"))["main"]
+def collect(handout):
+    """``collect(homes, out, *students)``: what the command says by its exit code."""
+    main = runpy.run_path(str(HUB / "collect.py"))["main"]
+
+    def call(homes, out, *students):
+        return main([f"--homes={homes}", f"--out={out}", f"--handout={handout}", *students])
+
+    return call
 
 
 @pytest.fixture
@@ -186,7 +195,7 @@ def test_notebooks_are_collected_with_their_times(collect, homes, tmp_path, caps
     (homes / "carl").mkdir()
     out = tmp_path / "submissions"
     for _ in range(2):
-        assert collect(["--homes", str(homes), "--out", str(out)]) == 0
+        assert collect(homes, out) == 0
     assert collected(out) == {"ada/04_collectives.ipynb"}
     assert (out / "ada/04_collectives.ipynb").stat().st_mtime == 1_000_000_000
     said = capsys.readouterr().out
@@ -199,15 +208,38 @@ def test_what_nobody_has_touched_is_not_collected(collect, homes, handout, tmp_p
     shutil.copy(handout / "exercises/01.ipynb", exercises / "01.ipynb")
     shutil.copy(handout / "exercises/01.ipynb", exercises / "02.ipynb")
     out = tmp_path / "submissions"
-    collect(["--homes", str(homes), "--out", str(out), "--handout", str(handout)])
+    collect(homes, out)
     assert collected(out) == {"ada/04_collectives.ipynb", "ada/02.ipynb"}
 
 
 def test_only_those_who_are_named_are_collected(collect, homes, tmp_path):
     shutil.copytree(homes / "ada", homes / "eve")
     out = tmp_path / "submissions"
-    collect(["--homes", str(homes), "--out", str(out), "eve"])
+    collect(homes, out, "eve")
     assert collected(out) == {"eve/04_collectives.ipynb"}
+
+
+def test_what_a_student_took_back_is_not_kept(collect, homes, tmp_path):
+    out = tmp_path / "submissions"
+    collect(homes, out)
+    (homes / "ada/rank-by-rank/exercises/04_collectives.ipynb").unlink()
+    collect(homes, out)
+    assert collected(out) == set()
+
+
+def test_what_is_refused_is_told_by_student_and_file(collect, homes, tmp_path, capsys):
+    os.truncate(homes / "ada/rank-by-rank/exercises/04_collectives.ipynb", 41 << 20)
+    assert collect(homes, tmp_path / "submissions") == 1
+    said = capsys.readouterr().out
+    assert "refused of ada: 04_collectives.ipynb (larger than 40 MB)" in said
+
+
+def test_a_student_or_a_handout_that_is_not_there_is_refused(collect, homes, handout, tmp_path):
+    with pytest.raises(SystemExit):
+        collect(homes, tmp_path / "submissions", "adda")
+    shutil.rmtree(handout / "exercises")
+    with pytest.raises(SystemExit):
+        collect(homes, tmp_path / "submissions")
 
 
 def test_no_link_and_no_pipe_is_collected(collect, homes, tmp_path):
@@ -220,7 +252,7 @@ def test_no_link_and_no_pipe_is_collected(collect, homes, tmp_path):
     (homes / "eve/rank-by-rank").symlink_to(homes / "ada/rank-by-rank")
     (homes / "mallory").symlink_to(homes / "ada")
     out = tmp_path / "submissions"
-    collect(["--homes", str(homes), "--out", str(out)])
+    assert collect(homes, out) == 1
     assert collected(out) == {"ada/04_collectives.ipynb"}
 
 

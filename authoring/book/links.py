@@ -4,12 +4,12 @@ import os
 import re
 import subprocess
 from pathlib import PurePosixPath
+from urllib.parse import urlsplit
 
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
-CODE = re.compile(r"(^```.*?^```$|`[^`\n]*\]\([^`\n]*`)", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"(^\s*```.*?^\s*```$|`[^`\n]*\]\([^`\n]*`)", re.MULTILINE | re.DOTALL)
 """Blocks of code, and what looks like a link in a piece of code."""
-OWNER = re.compile(r"[/:]([\w.-]+/[\w.-]+?)(?:\.git)?/?$")
 
 
 def repository(root):
@@ -19,13 +19,17 @@ def repository(root):
     the clone, where it is an address of the web.
     """
     said = os.environ.get("REPOSITORY")
-    if said is None:
-        asked = subprocess.run(
-            ["git", "-C", str(root), "remote", "get-url", "origin"], capture_output=True, text=True
-        )
-        said = asked.stdout.strip() if asked.stdout.startswith("https://") else ""
-    address, _, branch = said.partition("@")
-    return (address.removesuffix(".git"), branch or "main") if address else None
+    if said is not None:
+        address, _, branch = said.partition("@")
+        return (address, branch or "main") if address else None
+    asked = subprocess.run(
+        ["git", "-C", str(root), "remote", "get-url", "origin"], capture_output=True, text=True
+    )
+    origin = urlsplit(asked.stdout.strip())
+    if origin.scheme != "https":
+        return None
+    host = origin.netloc.rpartition("@")[2]  # without a name and a password
+    return f"https://{host}{origin.path.removesuffix('.git')}", "main"
 
 
 def within(text, place, change, image):
@@ -54,6 +58,8 @@ def within(text, place, change, image):
 
     def picture(found):
         alt, target = found.groups()
+        if re.match(r"\w+:", target):
+            return found.group()
         return image(" ".join(alt.split()), resolved(target))
 
     pieces = CODE.split(text)

@@ -80,7 +80,7 @@ def lab_html(assets, root, strips):
     )
 
 
-def book_outputs(cell, pages, assets, root):
+def book_outputs(cell, pages, assets, root, language=""):
     """The outputs of a cell, as the book shows them.
 
     Parameters
@@ -92,13 +92,16 @@ def book_outputs(cell, pages, assets, root):
     assets : Assets
     root : str
         The way from the page to the root of the book.
+    language : str
+        Of a translation, whose cells have the names of the original's.
     """
     shown = []
     for place, output in enumerate(cell.outputs):
         name = f"{cell.id}-{place}"
         data = output.get("data", {})
         said = output.get("metadata", {}).get(PNG, {}).get("alt", "")
-        html = _html(name, data, said, pages.get(f"{name}.json", {}), assets, root)
+        unique = f"{language}-{name}" if language else name
+        html = _html(unique, data, said, pages.get(f"{name}.json", {}), assets, root)
         if html:
             output.data, output.metadata = {"text/html": html}, {}
         if "data" not in output or any(map(bool, output.data.values())):
@@ -112,7 +115,8 @@ def _html(name, data, said, page, assets, root):
         return lab_html(assets, root, page["lab"])
     png = base64.b64decode(data[PNG]) if PNG in data else None
     text = "".join(data.get("text/plain", ""))
-    picture = picture_html(assets, root, png, said or text) if png else ""
+    spoken = said or ("A figure." if text.startswith("<") else text)
+    picture = picture_html(assets, root, png, spoken) if png else ""
     if "run" not in page:
         return picture or None
     run = page["run"]

@@ -91,7 +91,8 @@ class Stage:
             if cell.cell_type == "markdown":
                 cell.source = self.text(place, cell.source)
             elif cell.cell_type == "code":
-                cell.outputs = book_outputs(cell, pages, self.assets, "../" * place.count("/"))
+                up, language = "../" * place.count("/"), "-".join(Path(place).parent.parts[1:])
+                cell.outputs = book_outputs(cell, pages, self.assets, up, language)
                 cell.metadata = {"tags": _tags(cell)}
         return nbformat.writes(notebook)
 

@@ -38,7 +38,13 @@ def run_in_words(run, ranks=None, between=None):
     told += _waits_told(run, ops, begin_s, end_s)
     told += _messages_told(run.trace, shown, begin_s, end_s)
     told += _collectives_told(run.trace, ops)
-    names = Counter(piece.name for piece in run.trace.pieces if piece.rank in shown)
+    names = Counter(
+        piece.name
+        for piece in run.trace.pieces
+        if piece.rank in shown
+        and piece.start_s <= end_s
+        and (piece.end_s is None or piece.end_s >= begin_s)
+    )
     if names:
         told.append(f"Pieces of work: {', '.join(f'{n} x {name}' for name, n in names.items())}.")
     told += [f"Found: {_first_line(str(finding))}." for finding in run.findings]
@@ -135,7 +141,7 @@ def _messages_told(trace, shown, begin_s, end_s):
     seen = [
         message
         for message in trace.messages
-        if {message.src, message.dst} & shown
+        if {message.src, message.dst} <= shown
         and message.send.post_s <= end_s
         and (message.recv is None or message.recv.ends_by(end_s) >= begin_s)
     ]

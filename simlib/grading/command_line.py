@@ -133,7 +133,7 @@ def command(name):
     """What `commands` has by a name: for teachers, where there is what reads and runs notebooks."""
 
     def call(options):
-        need("grading", "jupytext", "nbformat", "nbval", what="the classroom of a teacher")
+        need("grading", "jupytext", "nbformat", "nbval", what="the teacher's part of simlib")
         from . import commands
 
         return getattr(commands, name)(options)

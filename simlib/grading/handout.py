@@ -12,7 +12,7 @@ from .source import exercise_files
 FILES = ("LICENSE", "constraints.txt", "pyproject.toml")
 FOLDERS = ("exercises", "notebooks", "simlib")
 LEFT_OUT = shutil.ignore_patterns(
-    "__pycache__", ".ipynb_checkpoints", ".*", "*.egg-info", "*.orig", "*.rej"
+    "__pycache__", ".ipynb_checkpoints", ".*", "*.egg-info", "*.orig", "*.rej", "simlib-jobs"
 )
 README = """\
 # Rank by Rank: exercises

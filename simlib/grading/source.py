@@ -53,7 +53,7 @@ def read_source(path, is_exercise):
     MissingExtra
         Where jupytext is not installed, which only those have who write or grade exercises.
     """
-    need("grading", "jupytext", "nbformat", what="a source of notebooks")
+    need("grading", "jupytext", "nbformat", what="reading the source of an exercise")
     text = path.read_text(encoding="utf-8")
     headers = [n for n, line in enumerate(text.splitlines(), 1) if line.startswith(CELL_HEADER)]
     check_markers(text, path)

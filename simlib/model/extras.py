@@ -1,4 +1,4 @@
-"""What `pip install simlib` leaves out, and how whoever meets that is told."""
+"""What the wheel of simlib leaves out, and how whoever meets that is told."""
 
 from __future__ import annotations
 

@@ -20,6 +20,19 @@ class Pictured:
         return {}, alt_metadata(self.in_words())
 
 
+class Drawn(Pictured):
+    """Mixed into what has ``draw()``, a figure by which it is shown."""
+
+    __slots__ = ()
+
+    def in_words(self) -> str:
+        """What the figure's axes are called: for whoever does not see it."""
+        return self.draw().in_words()
+
+    def _repr_png_(self):
+        return self.draw()._repr_png_()
+
+
 def alt_metadata(words: str) -> dict:
     """The metadata of an output that has a PNG, with its alt text."""
     return {"image/png": {"alt": words}}

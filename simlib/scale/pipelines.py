@@ -8,7 +8,7 @@ import numpy as np
 
 from ..model.cluster import Topology
 from ..model.errors import InvalidCallError, check_count, check_number, whole
-from ..model.pictured import Pictured
+from ..model.pictured import Drawn
 from ..model.words import aligned, seconds_text, short_bytes
 from .pipeline_orders import most_held, order_of
 from .programs import Machine
@@ -18,7 +18,7 @@ MOST_UNITS = 200_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PipelineStep(Pictured):
+class PipelineStep(Drawn):
     """One training step of a pipeline.
 
     Attributes
@@ -103,13 +103,6 @@ class PipelineStep(Pictured):
         from .pictures import draw_pipeline
 
         return draw_pipeline(self)
-
-    def in_words(self):
-        """What the picture's axes are called: for whoever does not see it."""
-        return self.draw().in_words()
-
-    def _repr_png_(self):
-        return self.draw()._repr_png_()
 
 
 def pipeline_time(

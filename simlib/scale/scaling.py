@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..model.errors import InvalidCallError, check_number, whole
-from ..model.pictured import Pictured
+from ..model.pictured import Drawn
 from ..model.words import aligned, seconds_text, short_bytes
 from .training import step_time
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Scaling(Pictured):
+class Scaling(Drawn):
     """Times of the same training on different numbers of ranks.
 
     Attributes
@@ -83,13 +83,6 @@ class Scaling(Pictured):
         from .pictures import draw_scaling
 
         return draw_scaling(self)
-
-    def in_words(self):
-        """What the picture's axes are called: for whoever does not see it."""
-        return self.draw().in_words()
-
-    def _repr_png_(self):
-        return self.draw()._repr_png_()
 
 
 def strong_scaling(ranks, model_bytes, cluster, *, forward_s, backward_s, **options):

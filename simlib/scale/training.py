@@ -8,14 +8,14 @@ from numbers import Real
 import numpy as np
 
 from ..model.errors import InvalidCallError, check_count, check_number, whole
-from ..model.pictured import Pictured
+from ..model.pictured import Drawn
 from ..model.words import aligned, seconds_text, short_bytes
 from .buckets import BUCKET_BYTES, bucket_sizes
 from .collective import ends_of, time_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Step(Pictured):
+class Step(Drawn):
     """One training step: forward, backward, and the all_reduces of the gradients.
 
     Attributes
@@ -84,13 +84,6 @@ class Step(Pictured):
         from .pictures import draw_step
 
         return draw_step(self)
-
-    def in_words(self):
-        """What the picture's axes are called: for whoever does not see it."""
-        return self.draw().in_words()
-
-    def _repr_png_(self):
-        return self.draw()._repr_png_()
 
 
 def _overlap_text(overlap):
