@@ -11,7 +11,7 @@ from test_kernel import Kernel
 import simlib
 from simlib.diagnose.monitor import RankOutput
 from simlib.draw.display import _bar
-from simlib.draw.palette import OKABE_ITO
+from simlib.draw.palette import OKABE_ITO, visible
 
 SETUP = """
 import os, sys, tempfile, threading
@@ -158,7 +158,7 @@ def test_a_run_has_one_colour_in_all_panels_and_keeps_it_while_others_come(tmp_p
         for name in names:
             log_with(tmp_path / run, [(1, 2.0), (2, 1.5)], name)
         seen.append(colors_of(picture_of(reader.read(), reader.runs)))
-    first, second, last = OKABE_ITO[:3]
+    first, second, last = map(visible, OKABE_ITO[:3])
     assert seen[0] == {"loss": {"m": first}, "accuracy": {"m": first}}
     assert seen[1] == {"loss": {"m": first, "z": second}, "accuracy": {"m": first}}
     assert seen[2] == {

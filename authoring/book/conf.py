@@ -1,6 +1,7 @@
 """Sphinx reads this: how the staged sources become the book."""
 
 import os
+import re
 import shutil
 import sys
 import tomllib
@@ -27,12 +28,14 @@ extensions = [
     "sphinx.ext.mathjax",
 ]
 root_doc = "index"
-source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".rst": "restructuredtext"}
+# The first is that of the pages which autosummary writes.
+source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-nb"}
 templates_path = [str(HERE / "templates")]
 suppress_warnings = ["myst.header", "mystnb.unknown_mime_type"]
 
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_render_error_lexer = "none"
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 4
 mathjax_path = "mathjax/tex-chtml.js"
@@ -42,6 +45,8 @@ autosummary_generate = True
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
+napoleon_custom_sections = ["Cost", "Source"]
+napoleon_use_ivar = True  # an attribute is no target: many classes have "ranks"
 
 html_theme = "sphinx_book_theme"
 html_title = project
@@ -79,6 +84,21 @@ MATHJAX = ("static/mathjax/tex-chtml.js", "static/mathjax/output/chtml/fonts/wof
 """Of MathJax, what pages ask for."""
 
 
+SECTION = re.compile(r"\*\*(Cost|Source)\*\* ?")
+"""How our docstrings begin what an algorithm costs, and where it is from."""
+
+
+def make_sections(app, what, name, obj, options, lines):
+    """Give them headings, in place: below parameters they would be taken for one."""
+    made = []
+    for line in lines:
+        found = SECTION.match(line)
+        if found:
+            made += ["", found[1], "-" * len(found[1])]
+        made.append(line[found.end() :] if found else line)
+    lines[:] = made
+
+
 def finish(app, error):
     """Put MathJax into the book, so that its formulas need no network; take out what is no page."""
     if error:
@@ -94,4 +114,5 @@ def finish(app, error):
 
 def setup(app):
     """What Sphinx calls."""
+    app.connect("autodoc-process-docstring", make_sections, priority=400)  # before napoleon
     app.connect("build-finished", finish)

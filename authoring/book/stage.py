@@ -1,6 +1,7 @@
 """The sources of the book, staged for Sphinx: the repository's texts, and notebooks with runs."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -18,9 +19,22 @@ TEXTS = (
     *("docs/*.md", "docs/design/*.md"),
 )
 NOTEBOOKS = ("notebooks/*.ipynb", "notebooks/*/*.ipynb", "exercises/*.ipynb")
-FOLDED = {"check": "hide-cell", "setup": "hide-input"}
-"""By a cell's role in an exercise: what the book does with it."""
+FOLDED = {"check": ("hide-cell", "the check"), "setup": ("hide-input", "the imports")}
+"""By a cell's role in an exercise: what the book folds of it, and how that is called."""
+GUESS = re.compile(r"^\w+ = None\b", re.MULTILINE)
+"""In the code of a cell whose outcome is to be guessed first."""
+READING = {
+    "notebooks": "You are reading: what cells gave is stored, and their runs play. To run them "
+    "yourself, [install](../docs/install.md) the course.",
+    "exercises": "You are reading. To write answers and have them checked, "
+    "[install](../docs/install.md) the course.",
+    "de": "Hier liest du nur: Was die Zellen ergaben, ist gespeichert, und ihre Läufe spielen. Um "
+    "sie selbst auszuführen, [installiere](../../docs/install.md) den Kurs.",
+}
+"""By the folder of a notebook, what stands below its title."""
 SOLUTION = "solutions/"
+SOLUTION_LINK = re.compile(r" \(\[solution\]\([^)]*\)\)")
+START_TITLE = "All lessons and exercises"
 LANDING = "landing"
 
 
@@ -65,6 +79,8 @@ class Stage:
 
     def text(self, place, text):
         """A Markdown text as the book has it."""
+        if place == "START.md":
+            text = SOLUTION_LINK.sub("", text.replace("# Rank by Rank", f"# {START_TITLE}", 1))
         up = "../" * place.count("/")
 
         def change(words, path, anchor):
@@ -87,13 +103,17 @@ class Stage:
         """A notebook as the book has it: runs that play, exercises with their checks folded."""
         notebook = nbformat.reads(text, as_version=4)
         pages = playable.read_pages(self.root / playable.beside(place))
+        heading, _, rest = notebook.cells[0].source.partition("\n")
+        told = READING[Path(place).parent.name]
+        told = f"<div class=rbr-reading>\n\n{told}\n\n</div>"
+        notebook.cells[0].source = f"{heading}\n\n{told}\n{rest}"
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = self.text(place, cell.source)
             elif cell.cell_type == "code":
                 up, language = "../" * place.count("/"), "-".join(Path(place).parent.parts[1:])
                 cell.outputs = book_outputs(cell, pages, self.assets, up, language)
-                cell.metadata = {"tags": _tags(cell)}
+                cell.metadata = _metadata(cell)
         return nbformat.writes(notebook)
 
     def landing(self):
@@ -108,9 +128,14 @@ class Stage:
         return text.replace("<!-- run -->", run_html(self.assets, "", LANDING, page))
 
 
-def _tags(cell):
-    tags = [*cell.metadata.get("tags", [])]
+def _metadata(cell):
+    """What myst-nb reads of a cell: what of it is folded, and what the fold is called."""
+    fold, name = FOLDED.get(course_of(cell, "role"), (None, None))
     if cell.metadata.get("jupyter", {}).get("source_hidden"):
-        tags.append("hide-cell")
-    fold = FOLDED.get(course_of(cell, "role"))
-    return [*tags, fold] if fold else tags
+        fold, name = "hide-cell", "this cell"
+    elif fold is None and GUESS.search(cell.source) and cell.outputs:
+        fold, name = "hide-output", "what happens"
+    if fold is None:
+        return {}
+    prompts = {f"code_prompt_{verb.lower()}": f"{verb} {name}" for verb in ("Show", "Hide")}
+    return {"tags": [fold], "mystnb": prompts}

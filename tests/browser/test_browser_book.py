@@ -1,6 +1,7 @@
 """The book as `make book` builds it: crawled, and read in a browser that has no network."""
 
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import build_book
@@ -76,6 +77,9 @@ def read(chromium, book):
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda one: asked.append(one.url))
         page.goto((book / f"{name}.html").as_uri())
+        page.evaluate(
+            "for (const one of document.querySelectorAll('.bd-content details')) one.open = true"
+        )
         return page
 
     yield open_page
@@ -141,6 +145,27 @@ def test_a_lab_moves_without_a_kernel_one_slider_at_a_time(read):
     assert page.evaluate("document.querySelector('.rbr-lab img').naturalWidth") > 300
 
 
+def test_in_the_dark_what_is_shown_stands_on_the_page(read):
+    page = read(LAB, theme="dark")
+    paper = "one => getComputedStyle(one.closest('.text_html')).backgroundColor"
+    assert page.locator(".rbr-run").first.evaluate(paper) == "rgba(0, 0, 0, 0)"
+    assert page.locator(".rbr-lab").first.evaluate(paper) == "rgba(0, 0, 0, 0)"
+
+
+@pytest.mark.parametrize("width", ["tablet", "phone"])
+def test_the_chapters_can_be_reached_on_a_narrow_page(read, width):
+    page = read(LAB, width)
+    page.locator(".primary-toggle:visible").first.click()
+    page.locator("dialog[open] >> text=When it hangs").first.wait_for()
+
+
+def test_the_reference_has_signatures_and_parameters(book):
+    text = (book / "reference/names/simlib.run.html").read_text(encoding="utf-8")
+    assert "world_size" in text and "Parameters" in text and "autofunction" not in text
+    ring = Path(book / "reference/names/simlib.collectives.all_reduce.ring.html").read_text()
+    assert ">Cost<" in ring and ">Source<" in ring and "Patarasuk" in ring
+
+
 def test_formulas_are_set(read):
     page = read("notebooks/06_synchronous_sgd")
     page.locator("mjx-container").first.wait_for()
@@ -156,9 +181,8 @@ def test_words_are_found(read):
 
 def test_checks_of_an_exercise_are_folded(read):
     page = read(EXERCISE)
-    checks = page.locator("details", has=page.locator("text=check_of"))
-    assert checks.count() >= 3
-    assert not any(one.get_attribute("open") is not None for one in checks.all())
+    assert page.locator("details", has=page.locator("text=check_of")).count() >= 3
+    assert page.locator("details >> text=Show the check").count() >= 3
 
 
 def test_a_lesson_can_be_opened_in_binder_and_colab(book):

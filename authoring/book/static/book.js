@@ -54,7 +54,16 @@ function lab(element) {
   return look;
 }
 
+/** The theme's script listens to the first of two buttons only, and shows the second. */
+function mendToggles() {
+  for (const kind of [".primary-toggle", ".secondary-toggle"]) {
+    const [first, ...others] = document.querySelectorAll(kind);
+    for (const other of others) other.addEventListener("click", () => first.click());
+  }
+}
+
 document.addEventListener("DOMContentLoaded", () => {
+  mendToggles();
   const followers = [frameRuns(), ...[...document.querySelectorAll(".rbr-lab")].map(lab)];
   const follow = () => followers.forEach((one) => one());
   new MutationObserver(follow).observe(document.documentElement, { attributeFilter: ["data-theme"] });

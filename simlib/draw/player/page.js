@@ -52,7 +52,8 @@ function wearTheme() {
 /** Within another page: tell it how high this one is, now and whenever that changes. */
 function tellHeight() {
   if (window.top === window) return;
-  const tell = () => parent.postMessage({ rbrHeight: document.body.offsetHeight }, "*");
+  const root = document.documentElement;
+  const tell = () => parent.postMessage({ rbrHeight: root.getBoundingClientRect().height }, "*");
   new ResizeObserver(tell).observe(document.body);
 }
 
