@@ -72,6 +72,8 @@ def no_server(monkeypatch):
     """The server of this process stays; the list says how often it was to be stopped."""
     stopped = []
     monkeypatch.setattr(tested, "stop_server", lambda: stopped.append(True))
+    # Worlds of earlier tests may be there still.
+    monkeypatch.setattr(tested, "_has_other_children", lambda: False)
     return stopped
 
 

@@ -157,7 +157,7 @@ def names_in(folder):
 
 
 @pytest.mark.parametrize(
-    "folder, shown", [("", SHOWN), ("notebooks", {"glossary.md"}), ("exercises", set())]
+    "folder, shown", [("", SHOWN), ("notebooks", {"glossary.md", "de"}), ("exercises", set())]
 )
 def test_of_the_course_only_lessons_exercises_and_the_start_page_are_listed(folder, shown):
     names = names_in(folder)
