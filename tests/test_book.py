@@ -123,7 +123,7 @@ def test_a_run_is_the_playable_one_and_its_picture_is_for_paper(tmp_path):
     html = html_of_cell(cell, pages, tmp_path)
     assert 'data-src="../runs/lesson-code-1-0.html"' in html and "&lt;b&gt;" in html
     assert html.index("rbr-run") < html.index("rbr-printed") < html.index("../pictures/")
-    assert 'class="rbr-picture only-dark"' in html
+    assert 'class="rbr-picture dark-light only-dark"' in html
     assert "main" in (tmp_path / "runs" / "lesson-code-1-0.html").read_text()
 
 

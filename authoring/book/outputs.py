@@ -46,7 +46,7 @@ def picture_html(assets, root, png, alt=""):
     dark = dark_twin(png)
     shown = [("only-light", png), ("only-dark", dark)] if dark else [("", png)]
     return "".join(
-        f'<img class="rbr-picture {theme}" loading="lazy" alt="{escape(alt)}" '
+        f'<img class="rbr-picture dark-light {theme}" loading="lazy" alt="{escape(alt)}" '
         f'src="{root}{assets.picture(data)}">'
         for theme, data in shown
     )
@@ -75,7 +75,7 @@ def lab_html(assets, root, strips):
     data = json.dumps([{key: strip[key] for key in kept} for strip in strips])
     first = strips[0]["light"][strips[0]["start"]]
     return (
-        f'<div class="rbr-lab" data-strips="{escape(data)}"><img class="rbr-picture" '
+        f'<div class="rbr-lab" data-strips="{escape(data)}"><img class="rbr-picture dark-light" '
         f'src="{first}" alt="The picture that these sliders move"></div>'
     )
 
