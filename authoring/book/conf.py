@@ -103,7 +103,8 @@ def finish(app, error):
     """Put MathJax into the book, so that its formulas need no network; take out what is no page."""
     if error:
         return
-    Path(app.outdir, "_static", "webpack-macros.html").unlink(missing_ok=True)  # of the theme's own
+    for macros in Path(app.outdir, "_static").glob("*webpack-macros.html"):
+        macros.unlink()  # templates of the themes
     for file in files("sphinx-mathjax-offline"):
         name = file.as_posix().removeprefix("sphinx-mathjax-offline/")
         if name.startswith(MATHJAX):
