@@ -1,8 +1,6 @@
 """The sources of the book, staged for Sphinx: the repository's texts, and notebooks with runs."""
 
-import json
 import re
-import sys
 from pathlib import Path
 
 import nbformat
@@ -118,11 +116,9 @@ class Stage:
 
     def landing(self):
         """The first page: one program and its run, playing."""
-        sys.path.insert(0, str(HERE))
-        import first_program
+        from book import first_program  # which imports torch
 
-        run = first_program.simulated()
-        page = json.loads(json.dumps(first_program.page_of_run(run)))
+        page = first_program.page_of_run(first_program.simulated())
         text = (HERE / "index.md").read_text(encoding="utf-8")
         text = text.replace("<!-- program -->", first_program.SOURCE)
         return text.replace("<!-- run -->", run_html(self.assets, "", LANDING, page))
