@@ -40,17 +40,19 @@ const button = (name, label, icon = name) =>
 function legendOf(scene) {
   const has = (name) => scene.lanes.some((lane) => lane.states[name].length);
   const box = (inner) => `<svg viewBox="0 0 20 12" aria-hidden="true">${inner}</svg>`;
-  const rect = (fill) => `<rect width="20" height="12" fill="${fill}" stroke="currentColor" stroke-width=".8"/>`;
+  const rect = (fill, share = 1) =>
+    `<rect width="20" height="12" fill="${fill}" fill-opacity="${share}" stroke="currentColor" stroke-width=".8"/>`;
   const lines = "M0 8L5 0M2 12L10 0M7 12L15 0M12 12L20 0M17 12L20 7.5";
   const shades = Object.entries(scene.shades);
   const shade = (share) => `color-mix(in srgb, currentColor, var(--rbr-ink) ${100 * share}%)`;
   const computing = shades.length ? "outside of pieces" : "computing";
-  const pale = `<g opacity=".25">${rect("currentColor")}</g>`;
+  const pale = rect("currentColor", 0.15);
   const signs = {
     [computing]: [has("computing"), shades.length ? pale : rect("currentColor")],
     ...Object.fromEntries(shades.map(([name, share]) => [name, [true, rect(shade(share))]])),
     waiting: [has("waiting"), `${rect("none")}<path d="${lines}" stroke="currentColor"/>`],
-    "in a call": [has("in a call"), `<g opacity=".35">${rect("currentColor")}</g>`],
+    transferring: [has("transferring"), rect("currentColor", 0.45)],
+    "in a call": [has("in a call"), pale],
     "async op in flight": [has("async op in flight"),
       `${rect("currentColor")}<rect y="8" width="20" height="4" fill="var(--rbr-paper)" opacity=".7"/>`],
     message: [scene.arrows.some((a) => a.end !== null),
@@ -89,7 +91,7 @@ function makePage(scene) {
     slider: element("input", { type: "range", min: "0", max: "1000", step: "any",
                                "aria-label": "Moment of the run" }),
     time: element("span", { class: "rbr-time" }),
-    speed: element("select", { "aria-label": "Speed", title: "Speed" }),
+    speed: element("select", { "aria-label": "Speed", title: `Speed: at 1 × all of it takes ${PLAY_S} s` }),
     out: button("out", "Zoom out (-)"),
     in: button("in", "Zoom in (+)"),
     all: button("all", "Show all (0)"),
