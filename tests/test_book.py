@@ -166,21 +166,9 @@ def test_pages_that_lack_one_of_the_notebook_are_told(tmp_path, capsys):
     assert "has not the pages of its notebook: a-0.json, b-0.json" in capsys.readouterr().out
 
 
-KEPT_AS_PICTURES = (
-    *("08_from_loops_to_ddp", "09_when_does_it_pay", "10_splitting_the_model"),
-    *("12_tensors_and_state", "13_asynchronous_training", "14_stragglers_and_failures"),
-    *("15_frameworks", "16_the_real_cluster"),
-)
-"""Lessons that were built before what plays was kept: the next build of each takes it off here."""
-
-
 def test_every_picture_of_a_run_in_a_lesson_plays():
     """In stored lessons: what is a run, a timeline, a player or a wait-for graph by its text."""
-    kept = {path.stem for path in (ROOT / playable.FOLDER).glob("*.zip")}
-    assert not kept & set(KEPT_AS_PICTURES)
     for path in sorted((ROOT / "notebooks").rglob("*.ipynb")):
-        if path.stem in KEPT_AS_PICTURES:
-            continue
         place = path.relative_to(ROOT).as_posix()
         pages = playable.read_pages(ROOT / playable.beside(place))
         cells = {cell.id: cell for cell in nbformat.read(path, 4).cells}

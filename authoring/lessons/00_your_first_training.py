@@ -184,7 +184,7 @@ simlib.guess(who_notices, "somebody" if run.findings else "nobody", of=("somebod
 #
 # Measured, for three nets: yours; a *wide* one, whose 407,050 weights are each used once a picture; and a
 # *narrow* one, with little work of any sort. The patterns of `my_net` are used at hundreds of places: much work, few
-# gradients. The wide net shares 407,050 gradients in every step, and gains little or nothing. The narrow
+# gradients. The wide net shares 407,050 gradients in every step, and gains less, or nothing. The narrow
 # one has so little to do that talking costs more than the second rank saves: it becomes *slower*.
 #
 # </details>

@@ -671,7 +671,7 @@ for name in ("elastic", "requeue"):
     print("\nrecorded:", Path("recorded", "failures", f"{name}.txt").read_text())
 
 # %% [markdown]
-# "Connection closed by peer" is from the first attempt: the death that was meant. In the second the store of the whole
+# "Connection closed by peer", where it stands, is from the first attempt: the death that was meant. In the second the store of the whole
 # job still has addresses *of ranks that are dead*: "Connection refused", or a time-out. It looks like a network
 # problem, and is a stale rendezvous. With a place for each attempt the job ends well, with the weights of the run
 # without deaths, to the rounding of another order of sums (1e-6). (Now and then the plain job is lucky, where who
