@@ -1,12 +1,12 @@
 # `make` alone lists the commands. Every path is relative: the folder's name may contain spaces.
 .DEFAULT_GOAL := help
-.PHONY: help lab install dev frameworks book book-tools test test-all test-mpi test-versions test-wheel build build-check bench release lint constraints clean
+.PHONY: help lab install dev frameworks book-tools book test test-all test-mpi test-versions test-wheel build build-check bench release lint constraints clean
 
 PY := .venv/bin/python
 export PYTHON PORT SEED BASE
 
 help:            ## this list
-	@sed -n 's/^\([a-z-]*\):[a-z ]*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):[a-z -]*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
 	@echo
 	@echo "  PYTHON=python3.12 chooses the Python, PORT=9000 the port of make lab,"
 	@echo "  SEED=7 the samples of make test, BASE=main~5 the commit that it compares with,"
@@ -24,7 +24,7 @@ dev: install     ## what tests and make lint need besides: 300 MB more
 frameworks: install ## Lightning and accelerate, for lesson 15: 60 MB more
 	@sh scripts/install.sh --frameworks
 
-book-tools: install
+book-tools: install ## what builds the book: 100 MB more
 	@sh scripts/install.sh --book
 
 book: book-tools ## build the book: all lessons with runs that play, in build/book/html
