@@ -12,6 +12,7 @@
     run = simlib.run(main, world_size=4)
 """
 
+import gc
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -31,14 +32,24 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if find_spec(f"{__name__}.{name}"):
             return import_module(f"{__name__}.{name}")
-        facade = import_module(f"{__name__}.facade")
-        globals().update({one: getattr(facade, one) for one in ("__all__", *facade.__all__)})
-        if name not in globals():
+        facade = _facade()
+        if name != "__all__" and name not in facade.__all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = getattr(facade, name)
         return globals()[name]
 
+    def _facade():
+        """Import it without garbage collection: each would look through all that torch has made."""
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            return import_module(f"{__name__}.facade")
+        finally:
+            if was_on:
+                gc.enable()
+
     def __dir__():
-        return sorted({*globals(), *import_module(f"{__name__}.facade").__all__})
+        return sorted({*globals(), *_facade().__all__})
 
 
 __version__ = _VERSION

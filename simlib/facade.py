@@ -1,12 +1,13 @@
 """The names that `import simlib` gives, and all that is behind them."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from . import clusters, scale
 from .checks.guesses import guess
 from .datasets import digits, letters
 from .diagnose.findings import Finding
 from .draw.curves import draw_curves, live_curves
-from .engines.batch import Job, Mpiexec, Pbs, Slurm, Ssh, jobs, submit
-from .engines.batch.doctor import doctor
 from .engines.processes import run
 from .engines.virtual import simulate
 from .model.cluster import Cluster, Device, Link
@@ -30,6 +31,10 @@ from .record.this_rank import compute, held, hold, span
 from .results.comparison import Comparison, compare
 from .results.load import load
 from .results.run import Run
+
+if TYPE_CHECKING:
+    from .engines.batch import Job, Mpiexec, Pbs, Slurm, Ssh, jobs, submit
+    from .engines.batch.doctor import doctor
 
 __all__ = [
     "Cluster",
@@ -81,3 +86,14 @@ __all__ = [
     "span",
     "submit",
 ]
+
+_OF_JOBS = ("Job", "Mpiexec", "Pbs", "Slurm", "Ssh", "jobs", "submit")
+
+
+def __getattr__(name):
+    """What belongs to jobs is imported when it is used: most programs have none."""
+    if name in _OF_JOBS:
+        return getattr(import_module(".engines.batch", __package__), name)
+    if name == "doctor":
+        return import_module(".engines.batch.doctor", __package__).doctor
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
