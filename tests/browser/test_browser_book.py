@@ -150,6 +150,8 @@ def test_in_the_dark_what_is_shown_stands_on_the_page(read):
     paper = "one => getComputedStyle(one.closest('.text_html')).backgroundColor"
     assert page.locator(".rbr-run").first.evaluate(paper) == "rgba(0, 0, 0, 0)"
     assert page.locator(".rbr-lab").first.evaluate(paper) == "rgba(0, 0, 0, 0)"
+    frame = "one => getComputedStyle(one).padding"
+    assert page.locator("img.rbr-picture.only-dark").first.evaluate(frame) == "0px"
 
 
 @pytest.mark.parametrize("width", ["tablet", "phone"])
