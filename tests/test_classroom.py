@@ -777,7 +777,7 @@ def test_check_uses_the_pristine_checks_of_a_checkout(tmp_path, place):
     else:
         assert said[0].text == "mean_of_all: wrong. Its check gave no verdict."
         assert notes == [
-            "the file's name is no exercise's (was it renamed?), so its own check cells were used"
+            "no exercise of this name lies here (was it renamed?), so its own check cells were used"
         ]
 
 

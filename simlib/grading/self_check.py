@@ -131,7 +131,7 @@ def check_notebook(path, limit_s=600):
     if not is_pristine:  # its own cells are all there is, and nobody knows the stubs
         merged = own_cells(exercise)
         merged.notes.append(
-            "the file's name is no exercise's (was it renamed?), so its own check cells were used"
+            "no exercise of this name lies here (was it renamed?), so its own check cells were used"
         )
     steps = [
         {
