@@ -22,7 +22,7 @@ DIST = ROOT / "dist"
 HEADING = re.compile(r"^## (?P<version>\S+), (?P<when>.+)$", re.MULTILINE)
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 BOOK = ("index.html", "notebooks/00_start_here.html", "_static/book.js")
-HANDOUT = ("exercises/02_send_and_recv.ipynb", "notebooks/00_start_here.ipynb", "Makefile")
+HANDOUT = ("exercises/02_send_and_recv.ipynb", "notebooks/00_start_here.ipynb", "pyproject.toml")
 
 
 class Refused(Exception):

@@ -6,6 +6,8 @@ import zipfile
 import pytest
 import release
 
+from simlib.grading.handout import handout
+
 
 @pytest.fixture
 def checkout(tmp_path):
@@ -57,3 +59,9 @@ def test_a_zip_without_a_file_that_belongs_there_is_refused(tmp_path):
     release.check_zip(path, ["index.html"])
     with pytest.raises(release.Refused, match=r"book.zip: start.html is missing"):
         release.check_zip(path, ["start.html"])
+
+
+def test_a_handout_has_what_a_release_looks_for(tmp_path):
+    path = tmp_path / "handout.zip"
+    handout(release.ROOT, path)
+    release.check_zip(path, release.HANDOUT)
