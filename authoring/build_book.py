@@ -26,6 +26,7 @@ def build(folder=FOLDER, root=ROOT):
         from sphinx.cmd.build import build_main
     except ImportError:
         sys.exit("The book needs Sphinx: make book installs it.")
+    print("building the book, which takes two minutes ...", file=sys.stderr)
     shutil.rmtree(folder, ignore_errors=True)
     Stage(root, folder).all()
     os.environ["BOOK_EXTRA"] = str(folder / "extra")

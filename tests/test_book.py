@@ -207,6 +207,16 @@ def test_the_reference_has_every_public_name():
         assert all(getattr(found, name).__doc__ for name in reference.names_of(module)), module
 
 
+def test_a_notebook_that_nobody_builds_is_not_in_the_book(tmp_path):
+    names = ("notebooks/02_x.ipynb", "notebooks/de/02_x.ipynb", "exercises/02_x.ipynb")
+    sources = ("lessons/02_x.py", "lessons/de/02_x.md", "exercises/02_x.py")
+    copies = ("notebooks/.ipynb_checkpoints/02_x-checkpoint.ipynb", "exercises/02_x-Copy1.ipynb")
+    for name in (*names, *copies, *(f"authoring/{source}" for source in sources)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert staged_paths(tmp_path) == list(names)
+
+
 def test_the_book_has_all_lessons_exercises_and_guides():
     """By the sources of the notebooks, and by the lists that the first page has of its chapters."""
     sources = {

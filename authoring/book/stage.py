@@ -17,6 +17,8 @@ TEXTS = (
     *("docs/*.md", "docs/design/*.md"),
 )
 NOTEBOOKS = ("notebooks/*.ipynb", "notebooks/*/*.ipynb", "exercises/*.ipynb")
+BUILT_FROM = {"notebooks": "lessons", "exercises": "exercises"}
+"""By the folder of a notebook, where in `authoring/` its source lies."""
 FOLDED = {"check": ("hide-cell", "the check"), "setup": ("hide-input", "the imports")}
 """By a cell's role in an exercise: what the book folds of it, and how that is called."""
 GUESS = re.compile(r"^\w+ = None\b", re.MULTILINE)
@@ -37,9 +39,21 @@ LANDING = "landing"
 
 
 def staged_paths(root):
-    """The texts and notebooks of the book: paths from the repository's root."""
-    found = [path for pattern in (*TEXTS, *NOTEBOOKS) for path in sorted(root.glob(pattern))]
-    return [path.relative_to(root).as_posix() for path in found]
+    """The texts and notebooks of the book: paths from the repository's root.
+
+    Notebooks are those that are built: others, and their copies, belong to who works here.
+    """
+    found = [path.relative_to(root) for pattern in TEXTS for path in sorted(root.glob(pattern))]
+    for pattern in NOTEBOOKS:
+        notebooks = [path.relative_to(root) for path in sorted(root.glob(pattern))]
+        found += [one for one in notebooks if _has_source(root, one)]
+    return [path.as_posix() for path in found]
+
+
+def _has_source(root, notebook):
+    folder, *rest = notebook.parts
+    source = root.joinpath("authoring", BUILT_FROM[folder], *rest)
+    return any(source.with_suffix(ending).exists() for ending in (".py", ".md"))
 
 
 class Stage:
