@@ -254,6 +254,8 @@ def build_exercise(path, run=True):
     if run:
         execute(solved, root / "solutions", f"{path.name} (solved)")
     solution = as_stored(solved, shown)
+    heading, *rest = solution.cells[0].source.split("\n")
+    solution.cells[0].source = "\n".join([f"{heading} (solution)", *rest])
     exercise = with_stubs(without_hidden(source))
     checks = {cell.id for cell in exercise.cells if course_of(cell, "role") == "check"}
     if run:
