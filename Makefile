@@ -3,13 +3,15 @@
 .PHONY: help lab install dev frameworks book-tools book test test-all test-mpi test-versions test-wheel build build-check bench release lint constraints clean
 
 PY := .venv/bin/python
-export PYTHON PORT SEED BASE
+# Each file on one of two processes, which starts what the file needs only once.
+PYTEST := $(PY) -m pytest -q -n 2 --dist loadfile --nbval --nbval-cell-timeout=120
+export PYTHON PORT SEED
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[a-z -]*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
 	@echo
 	@echo "  PYTHON=python3.12 chooses the Python, PORT=9000 the port of make lab,"
-	@echo "  SEED=7 the samples of make test, BASE=main~5 the commit that it compares with,"
+	@echo "  SEED=7 repeats the random numbers of an earlier make test,"
 	@echo "  NAMES=\"02_send_and_recv\" what make build builds."
 
 lab: install     ## install what is missing and open the course in JupyterLab
@@ -30,11 +32,17 @@ book-tools: install ## what builds the book: 100 MB more
 book: book-tools ## build the book: all lessons with runs that play, in build/book/html
 	@$(PY) authoring/build_book.py
 
-test: dev frameworks book-tools ## what has changed, and a sample of the rest: some 12 minutes
-	@$(PY) scripts/run_tests.py
+test: dev frameworks book-tools ## every test that needs no hosts of its own: some 25 minutes
+	@.venv/bin/lint-imports
+	@$(PY) -m mypy
+	@$(PYTEST) -m "not slow and not hosts" tests notebooks solutions
 
-test-all: dev frameworks book-tools ## everything, with repeats: long
-	@$(PY) scripts/run_tests.py --all
+test-all: dev frameworks book-tools ## all tests, those on practice hosts too, every MPI; hours
+	@.venv/bin/lint-imports
+	@$(PY) -m mypy
+	@TEST_ALL=1 $(PYTEST) tests notebooks solutions
+	@$(PY) scripts/every_mpi.py
+	@$(PY) authoring/build.py --check
 
 test-mpi: dev ## the tests of MPI under MPICH, Intel MPI, Open MPI: 300 MB more in .venv-mpi
 	@$(PY) scripts/every_mpi.py $(NAMES)

@@ -1,4 +1,3 @@
-"""What all of pytest runs with here: nbval's kernels talk through files (authoring/kernels.py), and
-what goes on is written down for `make test` (scripts/progress.py)."""
+"""What all of pytest runs with here: nbval's kernels talk through files (authoring/kernels.py)."""
 
-pytest_plugins = ["kernels", "progress"]
+pytest_plugins = ["kernels"]

@@ -8,12 +8,12 @@ from setuptools.command.build_py import build_py
 
 
 class BuildWithCases(build_py):
-    """Copies `exercises/checks` to `simlib/checks/given`, where simlib finds it without a clone."""
+    """Copies `exercises/checks` to `classroom/checks/given`, where simlib needs no clone."""
 
     def run(self):
         super().run()
         if not self.editable_mode:  # which is a clone
-            given = Path(self.build_lib) / "simlib" / "checks" / "given"
+            given = Path(self.build_lib) / "simlib" / "classroom" / "checks" / "given"
             shutil.copytree("exercises/checks", given, dirs_exist_ok=True)
 
 

@@ -14,10 +14,10 @@ def give_pages():
     from IPython.core.formatters import JSONFormatter
     from traitlets import ObjectName, Unicode
 
-    from simlib.draw.player import Player
-    from simlib.draw.player.page import page_of, parts_of
-    from simlib.model.words import ranks_text
-    from simlib.results.run import Run
+    from simlib.core.draw.player import Player
+    from simlib.core.draw.player.page import page_of, parts_of
+    from simlib.core.model.words import ranks_text
+    from simlib.core.results.run import Run
 
     class PageFormatter(JSONFormatter):
         format_type = Unicode("application/vnd.simlib.page+json")
@@ -62,7 +62,7 @@ def give_pages():
     for kind in (Player, "simlib.draw.figures.Picture"):
         pages.for_type(kind, lambda picture: shown[picture]() if picture in shown else None)
     pages.for_type(
-        "simlib.diagnose.verdicts.WaitGraph",
+        "simlib.core.diagnose.verdicts.WaitGraph",
         lambda graph: page(failed[id(graph)]) if id(graph) in failed else None,
     )
     pages.for_type("simlib.labs.sliders.Lab", of_lab)

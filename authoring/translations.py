@@ -12,7 +12,7 @@ stops and names the cell, so that no translation tells what the lesson does not 
 import hashlib
 import re
 
-from simlib.grading.source import SourceError, read_source
+from simlib.classroom.grading.source import SourceError, read_source
 
 LANGUAGES = {"de": "Deutsch"}
 """Of each language the name that it gives itself."""

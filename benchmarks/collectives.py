@@ -9,11 +9,11 @@ from math import inf
 import numpy as np
 
 from simlib import scale
-from simlib.clockwork.network import Network
-from simlib.clusters import ethernet_10g
-from simlib.collectives import schedule
-from simlib.collectives.timing import time_of
-from simlib.model.cluster import Link, Topology
+from simlib.core.clockwork.network import Network
+from simlib.core.clusters import ethernet_10g
+from simlib.core.collectives import schedule
+from simlib.core.collectives.timing import time_of
+from simlib.core.model.cluster import Link, Topology
 
 from .table import heading, line, spread
 

@@ -23,9 +23,9 @@ import host_wide  # noqa: E402
 import intruders  # noqa: E402
 from ground import HONEST, SEED, Ground  # noqa: E402
 
-from simlib.grading.grade import GraderFails, grade  # noqa: E402
-from simlib.grading.known_answers import record  # noqa: E402
-from simlib.grading.sandbox import FIRST_UID, LAST_UID, Limits  # noqa: E402
+from simlib.classroom.grading.grade import GraderFails, grade  # noqa: E402
+from simlib.classroom.grading.known_answers import record  # noqa: E402
+from simlib.classroom.grading.sandbox import FIRST_UID, LAST_UID, Limits  # noqa: E402
 
 LIMITS = Limits(answer_s=10, cell_s=60, notebook_s=150, memory_bytes=2000 << 20)
 CASES = {

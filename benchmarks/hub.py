@@ -29,7 +29,7 @@ import psutil
 import requests
 import websocket
 
-from simlib.engines.launch.addresses import free_port
+from simlib.cluster.launch.addresses import free_port
 
 from .table import heading, line, spread
 

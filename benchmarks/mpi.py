@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.collectives import gloo
-from simlib.engines.launch import ucx
-from simlib.practice import PracticeCluster
-from simlib.practice.practice_cluster import why_not_cluster
+from simlib.cluster.launch import ucx
+from simlib.cluster.practice import PracticeCluster
+from simlib.cluster.practice.practice_cluster import why_not_cluster
+from simlib.core.collectives import gloo
 
 from .network import fit
 from .rank_over_mpi import SIZES, WAYS
@@ -31,7 +31,7 @@ from .table import heading, line
 RATES = (100_000_000, 1_000_000_000)
 WORLDS = (2, 4)
 SETTINGS = {"as simlib has it": {}, "UCX as it is": {ucx.SCHEME: "auto"}}
-"""Variables of the jobs that are compared; `simlib.engines.launch.ucx` sets the first one's."""
+"""Variables of the jobs that are compared; `simlib.cluster.launch.ucx` sets the first one's."""
 POLICY = {"Gloo": "gloo", "mpi4py": "mpich"}
 
 

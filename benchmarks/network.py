@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from simlib.collectives import gloo
-from simlib.collectives.timing import time_of
-from simlib.model.cluster import Cluster, Link, Topology
-from simlib.practice import PracticeNetwork
-from simlib.practice.run_on_nodes import run_on_nodes
-from simlib.practice.system import why_not
+from simlib.cluster.practice import PracticeNetwork
+from simlib.cluster.practice.run_on_nodes import run_on_nodes
+from simlib.cluster.practice.system import why_not
+from simlib.core.collectives import gloo
+from simlib.core.collectives.timing import time_of
+from simlib.core.model.cluster import Cluster, Link, Topology
 
 from .rank_on_network import SIZES, SMALL
 from .table import heading, line

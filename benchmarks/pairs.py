@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 
 import simlib
-from simlib.collectives import gloo
-from simlib.practice import PracticeNetwork
-from simlib.practice.run_on_nodes import run_on_nodes
-from simlib.practice.system import why_not
+from simlib.cluster.practice import PracticeNetwork
+from simlib.cluster.practice.run_on_nodes import run_on_nodes
+from simlib.cluster.practice.system import why_not
+from simlib.core.collectives import gloo
 
 from . import pair_programs
 from .table import heading, line

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from simlib.practice import PracticeCluster
-from simlib.practice.practice_cluster import why_not_cluster
+from simlib.cluster.practice import PracticeCluster
+from simlib.cluster.practice.practice_cluster import why_not_cluster
 
 from .table import heading, line, spread
 

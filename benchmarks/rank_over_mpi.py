@@ -9,10 +9,9 @@ import os
 import sys
 import time
 
+import simlib.mpi  # noqa: F401
 import torch
 import torch.distributed as dist
-
-import simlib.mpi  # noqa: F401
 
 WAYS = ("Gloo", "mpi4py", "Gloo again")  # the last is the control
 SIZES = (4, 1_000_000, 10_000_000)

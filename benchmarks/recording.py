@@ -20,7 +20,7 @@ def blocks(rank, world_size, nbytes, calls, rounds, clock_name):
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    from simlib.record import backend
+    from simlib.core.record import backend
 
     clock = getattr(time, clock_name)
     wrapped = c10d._new_process_group_helper

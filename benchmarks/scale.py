@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from simlib import scale
-from simlib.clusters import ethernet_10g, nvlink_nodes
+from simlib.core.clusters import ethernet_10g, nvlink_nodes
 
 from .table import heading, line, spread
 

@@ -10,9 +10,9 @@ import time
 import cloudpickle
 
 import simlib
-from simlib.clockwork.network import Network
-from simlib.clockwork.scheduler import Scheduler
-from simlib.model.cluster import Topology
+from simlib.core.clockwork.network import Network
+from simlib.core.clockwork.scheduler import Scheduler
+from simlib.core.model.cluster import Topology
 
 from . import simulated, smpi
 from .simulated import ddp_step, nothing, ping_pong, ring_all_reduce, ring_step, ring_steps

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from simlib.model.cluster import Cluster, Link
+from simlib.core.model.cluster import Cluster, Link
 
 LINK = Link(latency_s=30e-6, bandwidth_Bps=1.25e9)
 ENVELOPE_BYTES = 16

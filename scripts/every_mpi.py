@@ -16,13 +16,13 @@ import sys
 import time
 from pathlib import Path
 
-from simlib.engines.launch.launchers import MPIS
+from simlib.cluster.launch.launchers import MPIS
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv-mpi"
 ENVIRONMENTS = {mpi.name.lower().replace(" ", "-"): mpi for mpi in MPIS}
 """By the names of folders; an MPI without a wheel is that of `.venv`."""
-TESTS = ["tests/test_every_mpi_hosts.py", "tests/test_mpi.py"]
+TESTS = ["tests/cluster/test_every_mpi_hosts.py", "tests/cluster/test_mpi.py"]
 
 
 def main(names):

@@ -29,10 +29,10 @@ TRIED = (
     "3.14/2.15.0",
 )
 TESTS = [
-    "tests/test_torch_inside.py",
-    "tests/test_torchs_parts.py",
-    "tests/test_ddp.py",
-    "tests/test_simulate_programs.py",
+    "tests/core/test_torch_inside.py",
+    "tests/course/test_torchs_parts.py",
+    "tests/core/test_ddp.py",
+    "tests/core/test_simulate_programs.py",
 ]
 
 

@@ -21,10 +21,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "authoring")]
 
 from build import execute, isolate_kernels, with_neutral_places  # noqa: E402
 
-from simlib.engines.batch import answers  # noqa: E402
-from simlib.grading.source import read_source  # noqa: E402
-from simlib.practice import PracticeCluster  # noqa: E402
-from simlib.record.safe_pickle import dumps_tree, loads_tree  # noqa: E402
+from simlib.classroom.grading.source import read_source  # noqa: E402
+from simlib.cluster.batch import answers  # noqa: E402
+from simlib.cluster.practice import PracticeCluster  # noqa: E402
+from simlib.core.record.safe_pickle import dumps_tree, loads_tree  # noqa: E402
 
 RECORDED = ROOT / "notebooks" / "recorded"
 LESSON = ROOT / "authoring" / "lessons" / "16_the_real_cluster.py"

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "authoring")]
 import torch  # noqa: E402
 from build import with_neutral_places  # noqa: E402
 
-from simlib.grading.source import read_source  # noqa: E402
+from simlib.classroom.grading.source import read_source  # noqa: E402
 
 LESSON = ROOT / "authoring" / "lessons" / "14_stragglers_and_failures.py"
 RECORDED = ROOT / "notebooks" / "recorded" / "failures"
@@ -133,7 +133,7 @@ def end_with_children(pid):
 
 def requeue(folder):
     """A job of Slurm's, one node of which is switched off: the lines to show."""
-    from simlib.practice import PracticeCluster
+    from simlib.cluster.practice import PracticeCluster
 
     write_scripts(folder)
     folder.chmod(0o755)

@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "authoring")]
 
 from build import execute, isolate_kernels, with_neutral_places  # noqa: E402
 
-from simlib.grading.source import read_source  # noqa: E402
+from simlib.classroom.grading.source import read_source  # noqa: E402
 
 RECORDED = ROOT / "notebooks" / "recorded_frameworks"
 LESSON = ROOT / "authoring" / "lessons" / "15_frameworks.py"

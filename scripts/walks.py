@@ -95,7 +95,7 @@ def simulated_all_reduce(folder):
 
 def check(folder):
     """A check of an answer that is right."""
-    from simlib.checks import check, only
+    from simlib.classroom.checks import check, only
 
     def inputs(rank, world_size):
         return ()
@@ -115,14 +115,14 @@ def check(folder):
 
 def graded_notebook(folder):
     """The solution of the first exercise, graded in the sandbox; a sentence where there is none."""
-    from simlib.grading import sandbox
-    from simlib.grading.exercise import read_exercise
-    from simlib.grading.grade import grade
+    from simlib.classroom.grading import sandbox
+    from simlib.classroom.grading.exercise import read_exercise
+    from simlib.classroom.grading.grade import grade
 
     try:
-        from simlib.grading.known_answers import record
+        from simlib.classroom.grading.known_answers import record
     except ModuleNotFoundError:  # a simlib of before its rooms
-        from simlib.grading.expected import record
+        from simlib.classroom.grading.expected import record
     if sandbox.why_not():
         return sandbox.why_not()
     source = min((folder.parent / "authoring" / "exercises").glob("[0-9]*.py"))

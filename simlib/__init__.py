@@ -17,8 +17,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from .draw.notebook_figures import follow_theme as _follow_theme
-from .model.package import VERSION as _VERSION
+from ._names import install as _find_public_names
+from .core.draw.notebook_figures import follow_theme as _follow_theme
+from .core.model.package import VERSION as _VERSION
+
+_find_public_names()
 
 if TYPE_CHECKING:
     from .facade import *  # noqa: F403

@@ -9,15 +9,12 @@ import argparse
 import os
 import sys
 
-from .engines import doctor_command as doctor
-from .engines import jobs_command as jobs
-from .engines import run_outputs
-from .engines.launch.limits import MOST_PROCESSES, MOST_SIMULATED
-from .grading import command_line as grading
-from .model.errors import RunInterrupted, SimlibError
-from .model.extras import MissingExtra
-from .model.package import VERSION
-from .practice import practice_command as practice
+from . import classroom, cluster, course
+from .core.engines import run_outputs
+from .core.engines.limits import MOST_PROCESSES, MOST_SIMULATED
+from .core.model.errors import RunInterrupted, SimlibError
+from .core.model.extras import MissingExtra
+from .core.model.package import VERSION
 
 
 def main(argv=None):
@@ -88,10 +85,8 @@ def _parser():
         "--ranks-per-node", type=int, default=1, metavar="K", help="ranks on each node (1)"
     )
     simulate.set_defaults(command=_simulate)
-    practice.add_command(commands)
-    doctor.add_command(commands)
-    jobs.add_commands(commands)
-    grading.add_commands(commands)
+    for part in (cluster, classroom, course):
+        part.add_commands(commands)
     return parser
 
 
@@ -99,7 +94,7 @@ class _Networks:
     """The names of the presets of `simlib.clusters`; it needs numpy, so only a use imports it."""
 
     def __iter__(self):
-        from .clusters import __all__ as names
+        from .core.clusters import __all__ as names
 
         return iter(names)
 
@@ -113,7 +108,7 @@ def _add_arguments(command, most):
 
 
 def _run(options):
-    from .engines.processes.real_run import run_script
+    from .core.engines.processes.real_run import run_script
 
     if options.every is not None and not options.watch:
         print(f"simlib: --every {options.every:g} goes with --watch", file=sys.stderr)
@@ -128,8 +123,8 @@ def _run(options):
 
 
 def _simulate(options):
-    from . import clusters
-    from .engines.virtual.simulated_run import simulate_script
+    from .core import clusters
+    from .core.engines.virtual.simulated_run import simulate_script
 
     def run():
         per_node = max(1, options.ranks_per_node)
@@ -166,7 +161,7 @@ def _perform(options, run):
         return 2 if error.run is None else 1
     run_outputs.save(run, options)
     if not options.quiet:
-        from .draw.lanes import unit_of
+        from .core.draw.lanes import unit_of
 
         print(run.table())
         if run.engine == "simulated":

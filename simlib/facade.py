@@ -1,17 +1,20 @@
-"""The names that `import simlib` gives, and all that is behind them."""
+"""The names that `import simlib` gives, and all that is behind them.
+
+Those of the core are here. `PARTS` are packages that add to them, each by its table ``PUBLIC``;
+what they add is imported when it is used.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from . import clusters, scale
-from .checks.guesses import guess
-from .datasets import digits, letters
-from .diagnose.findings import Finding
-from .draw.curves import draw_curves, live_curves
-from .engines.processes import run
-from .engines.virtual import simulate
-from .model.cluster import Cluster, Device, Link
-from .model.errors import (
+from . import classroom, cluster, course
+from .core import clusters, scale
+from .core.diagnose.findings import Finding
+from .core.draw.curves import draw_curves, live_curves
+from .core.engines.processes import run
+from .core.engines.virtual import simulate
+from .core.model.cluster import Cluster, Device, Link
+from .core.model.errors import (
     DeadlockError,
     InvalidCallError,
     JobError,
@@ -25,16 +28,20 @@ from .model.errors import (
     StuckError,
     UnfinishedError,
 )
-from .model.trace import Collective, Group, Message, Op, Site, Trace
-from .record import lightning
-from .record.this_rank import compute, held, hold, span
-from .results.comparison import Comparison, compare
-from .results.load import load
-from .results.run import Run
+from .core.model.trace import Collective, Group, Message, Op, Site, Trace
+from .core.record import lightning
+from .core.record.this_rank import compute, held, hold, span
+from .core.results.comparison import Comparison, compare
+from .core.results.load import load
+from .core.results.run import Run
 
 if TYPE_CHECKING:
-    from .engines.batch import Job, Mpiexec, Pbs, Slurm, Ssh, jobs, submit
-    from .engines.batch.doctor import doctor
+    from .classroom.checks.guesses import guess
+    from .cluster.batch import Job, Mpiexec, Pbs, Slurm, Ssh, jobs, submit
+    from .cluster.batch.doctor import doctor
+    from .course.datasets import digits, letters
+
+PARTS = (cluster, classroom, course)
 
 __all__ = [
     "Cluster",
@@ -87,13 +94,14 @@ __all__ = [
     "submit",
 ]
 
-_OF_JOBS = ("Job", "Mpiexec", "Pbs", "Slurm", "Ssh", "jobs", "submit")
+for _part in PARTS:
+    _part.register()
 
 
 def __getattr__(name):
-    """What belongs to jobs is imported when it is used: most programs have none."""
-    if name in _OF_JOBS:
-        return getattr(import_module(".engines.batch", __package__), name)
-    if name == "doctor":
-        return import_module(".engines.batch.doctor", __package__).doctor
+    """What a part adds: imported with the first use of it, as most programs have none."""
+    for part in PARTS:
+        if name in part.PUBLIC:
+            module = import_module(f"{part.__name__}.{part.PUBLIC[name]}")
+            return module if module.__name__.endswith(f".{name}") else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,11 +2,11 @@
 
 from notebooks_made import exercise
 
-from simlib.grading.grade import NotebookResult, without_points
-from simlib.grading.reports import as_report
-from simlib.grading.roster import Person
-from simlib.grading.score import QuestionResult
-from simlib.grading.whole_class import GradedFile
+from simlib.classroom.grading.grade import NotebookResult, without_points
+from simlib.classroom.grading.reports import as_report
+from simlib.classroom.grading.roster import Person
+from simlib.classroom.grading.score import QuestionResult
+from simlib.classroom.grading.whole_class import GradedFile
 
 FOUR, FIVE = exercise("04"), exercise("05")
 EXERCISES = {one.name: one for one in (FOUR, FIVE)}

@@ -7,7 +7,7 @@ from math import ceil, log2
 
 import numpy as np
 
-from simlib.model.cluster import Link
+from simlib.core.model.cluster import Link
 
 NETWORKS = {
     "1 Gbit/s": Link(50e-6, 125e6),

@@ -1,8 +1,8 @@
 """A second network, in fractions: water rises in all transfers at once until a link is full.
 
-Slow and exact, written from docs/design/simulation.md; shares no code with `simlib.clockwork`,
+Slow and exact, written from docs/design/simulation.md; shares no code with `simlib.core.clockwork`,
 `simlib.collectives.sharing` or `Topology`. And drivers that put messages and a schedule through
-`simlib.clockwork.network`, message by message.
+`simlib.core.clockwork.network`, message by message.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import inf
 
-from simlib.clockwork.network import Network
+from simlib.core.clockwork.network import Network
 
 
 @dataclass(eq=False)

@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass, field
 
-from simlib.checks.compare import EXACT
-from simlib.checks.run_answer import WORLDS
+from simlib.classroom.checks.compare import EXACT
+from simlib.classroom.checks.run_answer import WORLDS
 
 
 @dataclass(frozen=True)

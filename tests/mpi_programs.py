@@ -1,14 +1,14 @@
-"""Programs for `tests/test_mpi.py`, each run by mpiexec: ``python -m mpi_programs NAME``."""
+"""Programs for `cluster/test_mpi.py`, each run by mpiexec: ``python -m mpi_programs NAME``."""
 
 import sys
 import weakref
 
 import numpy as np
+import simlib.mpi
 import torch
 import torch.distributed as dist
 
-import simlib.mpi
-from simlib.engines.launch import ucx
+from simlib.cluster.launch import ucx
 
 DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -209,8 +209,8 @@ def sparse_tensors_are_added_up(rank, world_size):
 
 def no_copy_is_made_where_memory_lies_in_one_piece(rank, world_size):
     """What MPI gets is the tensor's own memory; a copy would be at another address."""
-    import simlib.record.transports.mpi_group as group
-    from simlib.record.transports.mpi_buffers import receive_buffer
+    import simlib.cluster.transports.mpi_group as group
+    from simlib.cluster.transports.mpi_buffers import receive_buffer
 
     for dtype in set(DTYPES) - set(group.HALVES):
         x, after = brought(rank, dtype), []
@@ -263,7 +263,7 @@ def another_rank_than_mpis_is_told(rank, world_size):
     dist.destroy_process_group()
     try:
         dist.init_process_group("mpi4py", rank=(rank + 1) % world_size, world_size=world_size)
-    except simlib.model.errors.InvalidCallError as error:
+    except simlib.core.model.errors.InvalidCallError as error:
         assert f"with rank {rank}: leave it out" in str(error)
     else:
         raise AssertionError("a wrong rank was taken")

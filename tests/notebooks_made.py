@@ -4,7 +4,7 @@ import csv
 import json
 from pathlib import Path
 
-from simlib.grading.exercise import read_exercise
+from simlib.classroom.grading.exercise import read_exercise
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "authoring" / "exercises"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from hypothesis import strategies as st
 from oracle import ITEM_SIZE, Oracle
 
-from simlib.model.matching import Matcher
-from simlib.model.trace import Group, Op, Site, describe_call
+from simlib.core.model.matching import Matcher
+from simlib.core.model.trace import Group, Op, Site, describe_call
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("broadcast", "scatter", "gather", "reduce")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from simlib.model.trace import Group, Op, Site, Trace
-from simlib.results.run import Run
+from simlib.core.model.trace import Group, Op, Site, Trace
+from simlib.core.results.run import Run
 
 
 class RunMaker:

@@ -11,10 +11,7 @@ import simlib
 
 def each(table):
     """The programs of a table, as parameters of a test; of each kind one is drawn at least."""
-    return [
-        pytest.param(program, id=name, marks=pytest.mark.stratum(program.kind or ""))
-        for name, program in table.items()
-    ]
+    return [pytest.param(program, id=name) for name, program in table.items()]
 
 
 def on_processes(program, **options):

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.draw.player.page import page_of, parts_of
+from simlib.core.draw.player.page import page_of, parts_of
 
 
 def main(rank, world_size):

@@ -6,8 +6,8 @@ import json
 from html import escape
 from pathlib import Path
 
-from simlib.draw.player.page import html_of
-from simlib.draw.twins import dark_twin
+from simlib.core.draw.player.page import html_of
+from simlib.core.draw.twins import dark_twin
 
 PNG = "image/png"
 LANE_PX, AROUND_LANES_PX = 46, 190

@@ -19,9 +19,9 @@ GROUPS = {
     **{f"simlib.collectives.{kind}": "algorithms, with cost and source" for kind in KINDS},
     "simlib.labs": "Pictures with sliders",
     "simlib.checks": "Checks of exercises",
-    "simlib.datasets.digits": "Images of digits",
-    "simlib.datasets.letters": "Text for small language models",
-    "simlib.record.lightning": "Lightning on recorded ranks",
+    "simlib.course.datasets.digits": "Images of digits",
+    "simlib.course.datasets.letters": "Text for small language models",
+    "simlib.core.record.lightning": "Lightning on recorded ranks",
 }
 """Modules of the reference, and what each is about."""
 

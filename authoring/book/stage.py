@@ -8,7 +8,7 @@ import playable
 
 from book import links, reference
 from book.outputs import Assets, book_outputs, picture_html, run_html
-from simlib.grading.source import course_of
+from simlib.classroom.grading.source import course_of
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent

@@ -11,7 +11,6 @@
 # %% role="setup"
 import torch
 import torch.distributed as dist
-
 from simlib.checks import (
     check,
     collective_nbytes,

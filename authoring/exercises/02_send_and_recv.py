@@ -12,7 +12,6 @@
 # %% role="setup"
 import torch
 import torch.distributed as dist
-
 from simlib.checks import check, measure, messages, nbytes, only, somebody_sends
 
 # %% [markdown]

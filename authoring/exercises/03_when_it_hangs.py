@@ -14,7 +14,6 @@
 # %% role="setup"
 import torch
 import torch.distributed as dist
-
 from simlib.checks import (
     OneOf,
     Rule,

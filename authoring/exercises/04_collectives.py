@@ -13,7 +13,6 @@ import math
 
 import torch
 import torch.distributed as dist
-
 from simlib.checks import (
     Timed,
     check,

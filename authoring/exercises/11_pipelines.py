@@ -14,8 +14,6 @@ import itertools
 
 import torch
 import torch.distributed as dist
-
-import simlib
 from simlib.checks import (
     Fits,
     OneOf,
@@ -29,6 +27,8 @@ from simlib.checks import (
     nbytes,
     only,
 )
+
+import simlib
 
 # %% [markdown]
 # The two exchanges of the lesson. Each message is `(tensor, peer)` or None; `together` makes both at the

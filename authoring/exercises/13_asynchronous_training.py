@@ -13,8 +13,6 @@ import itertools
 
 import torch
 import torch.distributed as dist
-
-import simlib
 from simlib.checks import (
     OneOf,
     Rule,
@@ -26,6 +24,8 @@ from simlib.checks import (
     nbytes,
     only,
 )
+
+import simlib
 
 
 def cost_gradient(theta, rows, targets):

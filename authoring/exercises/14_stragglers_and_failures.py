@@ -11,8 +11,6 @@ import math
 
 import torch
 import torch.distributed as dist
-
-import simlib
 from simlib.checks import (
     Rule,
     Timed,
@@ -23,6 +21,8 @@ from simlib.checks import (
     messages,
     only,
 )
+
+import simlib
 
 
 def int_first(run, given):

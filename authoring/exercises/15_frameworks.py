@@ -14,8 +14,6 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
-
 from simlib.checks import (
     OneOf,
     brought,
@@ -26,6 +24,7 @@ from simlib.checks import (
     messages,
     only,
 )
+from torch import nn
 
 RATE, BATCH = 0.5, 60
 

@@ -9,7 +9,6 @@
 # %% role="setup"
 import torch
 import torch.distributed as dist
-
 from simlib.checks import (
     check,
     collective_nbytes,

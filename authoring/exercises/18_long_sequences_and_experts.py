@@ -10,7 +10,6 @@
 # %% role="setup"
 import torch
 import torch.distributed as dist
-
 from simlib.checks import Rule, check, collectives, measure, messages, nbytes, only
 
 

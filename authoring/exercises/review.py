@@ -14,7 +14,6 @@ import math
 
 import torch
 import torch.distributed as dist
-
 from simlib.checks import (
     OneOf,
     Rule,

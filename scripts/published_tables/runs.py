@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from simlib import Cluster, Device, Link, labs, scale
-from simlib.labs.plan_model import plan_of
+from simlib.course.labs.plan_model import plan_of
 
 from .rows import Row, Table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ..model.errors import InvalidCallError, check_count
+from ..core.model.errors import InvalidCallError, check_count
 
 ENGINES = ("run", "simulate")
 FILLED_IN = ("rank", "world_size")

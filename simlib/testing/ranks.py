@@ -11,14 +11,14 @@ from typing import Any
 
 import cloudpickle
 
-from ..clockwork.simulation_options import ALGORITHMS
-from ..engines.processes.real_run import run
-from ..engines.processes.worlds import pool
-from ..engines.virtual.process import simulators
-from ..engines.virtual.simulated_run import simulate
-from ..model.errors import InvalidCallError, SimlibError
-from ..record.recorder import is_learners
-from ..results.run import Run
+from ..core.clockwork.simulation_options import ALGORITHMS
+from ..core.engines.processes.real_run import run
+from ..core.engines.processes.worlds import pool
+from ..core.engines.virtual.process import simulators
+from ..core.engines.virtual.simulated_run import simulate
+from ..core.model.errors import InvalidCallError, SimlibError
+from ..core.record.recorder import is_learners
+from ..core.results.run import Run
 from .asked import FILLED_IN, Asked, check_engine
 from .on_rank import OnRank, Settings
 from .told import raise_told

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import pytest
 
-from ..model.errors import RankError, SimlibError
-from ..model.words import ranks_in_words
+from ..core.model.errors import RankError, SimlibError
+from ..core.model.words import ranks_in_words
 
 MOST_ALIKE = 4
 """So many sorts of failures are told whole."""

@@ -7,8 +7,8 @@ import pytest
 from class_made import SCRIPT, made_class
 from lab_server import ROOT
 
+from simlib.classroom.grading.pages import write_pages
 from simlib.cli import main
-from simlib.grading.pages import write_pages
 
 NAME = "04_collectives.ipynb"
 PHONE = {"width": 390, "height": 800}

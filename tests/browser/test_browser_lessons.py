@@ -16,7 +16,7 @@ def lessons():
     with_lab = [path.stem for path in paths if "_lab(" in path.read_text(encoding="utf-8")]
     drawn = random.Random(os.environ["SEED"]).choice([name for name in with_lab if name != FIRST])
     return [
-        pytest.param(path.stem, marks=() if path.stem in (FIRST, drawn) else pytest.mark.long)
+        pytest.param(path.stem, marks=() if path.stem in (FIRST, drawn) else pytest.mark.slow)
         for path in paths
     ]
 

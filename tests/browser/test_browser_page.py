@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.draw.palette import DARK_PAPER, on_dark, rank_color
-from simlib.draw.player.widget import FOLDER
+from simlib.core.draw.palette import DARK_PAPER, on_dark, rank_color
+from simlib.core.draw.player.widget import FOLDER
 
 
 def around(rank, world_size, steps=2):

@@ -139,9 +139,8 @@ def _run_method(name, world, folder):
 
 
 if __name__ == "__main__":
-    import torch.distributed as dist
-
     import simlib.mpi  # noqa: F401
+    import torch.distributed as dist
 
     ours = dist.init_process_group
 

@@ -1,6 +1,6 @@
-// Pictures follow JupyterLab's theme: a PNG that holds a dark twin (simlib/draw/twins.py) shows it
+// Pictures follow JupyterLab's theme: a PNG that holds a dark twin (simlib/core/draw/twins.py) shows it
 // where the theme is dark. And they get the alt text that stands in their output's metadata
-// (simlib/model/pictured.py). JupyterLab loads this file as it is; there is no build step.
+// (simlib/core/model/pictured.py). JupyterLab loads this file as it is; there is no build step.
 
 const SIGNATURE = 8, FRAME = 12;  // bytes: of a PNG, and around the data of each of its chunks
 

@@ -1,0 +1,80 @@
+"""Public modules by the names that programs import them by, wherever they lie in this package.
+
+``from simlib.checks import check`` is what exercises say; the module is
+`simlib.classroom.checks`. Both names give the same module, and so do those of what is below it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+
+PUBLIC = {
+    "checks": "classroom.checks",
+    "clusters": "core.clusters",
+    "collectives": "core.collectives",
+    "datasets": "course.datasets",
+    "draw": "core.draw",
+    "engines": "core.engines",
+    "errors": "core.model.errors",
+    "grading": "classroom.grading",
+    "labs": "course.labs",
+    "mpi": "cluster.mpi",
+    "practice": "cluster.practice",
+    "scale": "core.scale",
+}
+"""The name below `simlib` -> where the module lies below `simlib`."""
+
+
+def real_name(name: str) -> str | None:
+    """The full name of the module that a public name means; None for any other name."""
+    package, _, rest = name.partition(".")
+    first, dot, below = rest.partition(".")
+    if package != __package__ or first not in PUBLIC:
+        return None
+    return f"{package}.{PUBLIC[first]}{dot}{below}"
+
+
+class PublicNames(MetaPathFinder):
+    """Finds the modules of `PUBLIC`, for ``sys.meta_path``."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        real = real_name(name)
+        found = importlib.util.find_spec(real) if real is not None else None
+        if found is None:
+            return None
+        is_package = found.submodule_search_locations is not None
+        return ModuleSpec(name, TheSame(found), origin=found.origin, is_package=is_package)
+
+
+class TheSame(InspectLoader):
+    """Loads what another name loads already."""
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        self._spec = spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return import_module(self._spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # the import system has just replaced it
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """For ``python -m``."""
+        return self._spec.loader.get_code(self._spec.name)
+
+    def get_source(self, fullname: str) -> str | None:
+        return self._spec.loader.get_source(self._spec.name)
+
+
+def install() -> None:
+    """Find public names from now on."""
+    if not any(isinstance(one, PublicNames) for one in sys.meta_path):
+        sys.meta_path.insert(0, PublicNames())  # before those that would load it a second time

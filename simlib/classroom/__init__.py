@@ -1,0 +1,19 @@
+"""Exercises of a class: checks of answers, grading in a sandbox, how graded ranks are confined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PUBLIC = {"guess": "checks.guesses"}
+"""What this package adds to the names of `simlib`, and the modules that have it."""
+
+
+def register() -> None:
+    """Nothing: the environment of a grading run names what confines its ranks."""
+
+
+def add_commands(commands: Any) -> None:
+    """Add this package's commands to the command line's parsers."""
+    from .grading import command_line
+
+    command_line.add_commands(commands)

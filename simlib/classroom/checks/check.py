@@ -1,0 +1,210 @@
+"""`check`: call an answer on worlds of several sizes and say what is wrong, or that it is right.
+
+`measure` calls it likewise, and says what it gives.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ...core.engines.processes.real_run import run as run_on_processes
+from ...core.model.errors import SimlibError
+from ..parts import VALUE, parts_of
+from .compare import EXACT, describe
+from .complaints import complaints, failure, parts_lost, worst_of
+from .rules import Rule
+from .run_answer import WORLDS, World, changed_in_place, run_answer
+from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict
+
+if TYPE_CHECKING:
+    from .bounds import Fits, Timed
+
+TIMEOUT_S = 5
+"""How long a world may make no progress, by default."""
+
+
+def check(
+    question: str,
+    answer: Callable,
+    inputs: Callable[[int, int], tuple] | Sequence[Callable],
+    expected: Callable[..., list],
+    *rules: Rule,
+    points: int | Mapping[str, int] = 1,
+    worlds: Sequence[int] = WORLDS,
+    in_place: bool = False,
+    mistakes: Mapping[str, Callable] | None = None,
+    as_given: str | None = None,
+    timed: Sequence[Timed] = (),
+    memory: Sequence[Fits] = (),
+    within: float = EXACT,
+    timeout_s: float = TIMEOUT_S,
+) -> Verdict:
+    """Try an answer on several worlds, smallest first, and give a `Verdict`.
+
+    Parameters
+    ----------
+    question : str
+        Name of the question.
+    answer : callable
+        Called on every rank as ``answer(rank, world_size, *inputs(rank, world_size))``.
+    inputs : callable or sequence of callable
+        ``inputs(rank, world_size)`` gives the tuple of arguments for one rank. Of several, every
+        world is tried with each: what holds for one draw only is refused.
+    expected : callable
+        ``expected(xs, ys, ...)`` gives the list, by rank, of what the answer must return; ``xs`` is
+        the tuple, by rank, of its first inputs, ``ys`` of its second ones, and so on.
+    *rules : Rule
+        What the answer may send.
+    points : int or dict of str to int
+        What a right answer is worth. Or its parts, such as ``{"value": 2, "traffic": 1}``: who
+        breaks a rule on ``"traffic"``, ``"time"`` (`Timed`) or ``"memory"`` (`Fits`) loses that
+        part, if the question has it, and else all of it.
+    worlds : sequence of int
+        World sizes to try.
+    in_place : bool
+        True: the answer changes its first input, and that tensor is looked at. False: the value it
+        returns is looked at, and its inputs must be left as they were.
+    mistakes : dict of str to callable, optional
+        A sentence about a known mistake, and the values it would give, as `expected` does. Or
+        words instead: of the error in which the mistake ends.
+    as_given : str, optional
+        `fingerprint` of the broken program of a task to mend: as long as the answer has it, the
+        verdict is "not written yet", with what that program does wrong.
+    timed : sequence of Timed
+        Simulations that an answer which is right in all worlds has to pass in time. The rules hold
+        there, too.
+    memory : sequence of Fits
+        Simulations that such an answer has to pass without holding too much; likewise.
+    within : float
+        Share by which floats that are not in tensors may differ from what is expected.
+    timeout_s : float
+        A world without progress for so long is ended.
+
+    Returns
+    -------
+    Verdict
+    """
+    real = functools.partial(run_on_processes, timeout_s=timeout_s)
+    draws = [inputs] if callable(inputs) else inputs
+    to_pass = [World(size, draw, real, rules) for size in worlds for draw in draws]
+    to_pass += [
+        World(one.world_size, one.inputs, one.start(timeout_s), (*rules, one.rule))
+        for one in (*timed, *memory)
+    ]
+    verdict = verdict_on(
+        question, answer, to_pass, expected, points, in_place, mistakes or {}, within
+    )
+    if verdict.status == WRONG and as_given and fingerprint(answer) == as_given:
+        verdict.status, verdict.is_as_given = NOT_WRITTEN, True
+    return verdict
+
+
+def verdict_on(question, answer, worlds, expected, points, in_place, mistakes, within=EXACT):
+    """The `Verdict` of `check` on an answer, whoever wrote it; ``worlds`` are `World` objects."""
+    parts, partly = parts_of(points), None
+    reasons = {}  # by part that is lost, where it is for the first time
+    lines_of = {}  # those of the last world of each engine
+    for world in worlds:
+        world_size = world.world_size
+        by_rank = [world.inputs(rank, world_size) for rank in range(world_size)]
+        given = list(zip(*by_rank, strict=True))
+        reason = call_complaint(answer, by_rank[0])
+        if reason:
+            return Verdict(question, parts, WRONG, reason, world_size)
+        try:
+            run, after = run_answer(answer, by_rank, world.start)
+        except SimlibError as error:
+            status, reason, lines = failure(error)
+            reason += mistake_of_an_error(reason, mistakes)
+            return Verdict(question, parts, status, reason, world_size, lines, error.run)
+        want = expected(*given)
+        found = complaints(run, after, given, want, world.rules, in_place, mistakes, within)
+        if found:
+            told = worst_of(found, parts)
+            verdict = Verdict(question, parts, WRONG, told.reason, world_size, told.lines, run)
+            if VALUE in parts_lost(found, parts):
+                return verdict
+            partly = partly or verdict
+            for one in found:
+                reasons.setdefault(one.part, one.reason)
+        lines_of[world.start] = tally_lines(run, given, world.rules)
+    if partly:
+        partly.lost = sorted(reasons)
+        more = [reason for reason in reasons.values() if reason != partly.reason]
+        partly.lines = [*partly.lines, *(f"Also: {reason}" for reason in more)]
+        return partly
+    real = {str(world.world_size): None for world in worlds if world.start is worlds[0].start}
+    reason = f"Every rank has the expected value at world sizes {', '.join(real)}."
+    return Verdict(question, parts, RIGHT, reason, world_size, sum(lines_of.values(), []), run)
+
+
+def measure(
+    answer: Callable,
+    inputs: Callable[[int, int], tuple],
+    worlds: Sequence[int] = WORLDS,
+    in_place: bool = False,
+    timeout_s: float = 20,
+    start: Callable | None = None,
+) -> str:
+    """What an answer gives, as plain lines of text: values, messages and bytes of every world.
+
+    No verdict is given: hidden checks print this, and the grader compares it elsewhere. With
+    ``start=Timed(...).start(timeout_s)`` it is simulated, and its virtual time is printed, too.
+    """
+    start = start or functools.partial(run_on_processes, timeout_s=timeout_s)
+    lines = []
+    for world_size in worlds:
+        by_rank = [inputs(rank, world_size) for rank in range(world_size)]
+        run, after = run_answer(answer, by_rank, start)
+        got = [changed_in_place(mine) for mine in after] if in_place else run.results
+        lines.append(f"{world_size}: {'; '.join(describe(value) for value in got)}")
+        lines.append(f"{world_size}: messages {run.messages}, bytes {run.bytes_sent}")
+        if run.engine == "simulated":
+            lines.append(f"{world_size}: virtual time {run.time_s:.9f} s")
+    return "\n".join(lines)
+
+
+def tally_lines(run, given, rules):
+    """What the rules counted in a run, a line for each; in a simulation, what only it can tell."""
+    if run.engine == "simulated":
+        return [f"at world size {run.world_size}: {rules[-1].tally(run, given)}"]
+    tallies = [rule.tally(run, given) for rule in rules]
+    return [f"at world size {run.world_size}: {text}" for text in tallies if text]
+
+
+def fingerprint(function):
+    """Eight letters that stay the same while the text of a function does; spaces do not count."""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):  # typed in by hand; no function
+        return ""
+    return f"{zlib.crc32(''.join(text.split()).encode()):08x}"
+
+
+def mistake_of_an_error(reason, mistakes):
+    """What to add to what is said of an error: the sentence of a mistake known by words in it."""
+    words = {text: seen for text, seen in mistakes.items() if isinstance(seen, str)}
+    known = next((text for text, seen in words.items() if seen in reason), None)
+    return f"{'.' * (not reason.endswith('.'))} {known}" if known else ""
+
+
+def call_complaint(answer, inputs):
+    """A sentence where the answer cannot be called with these inputs, else None."""
+    try:
+        inspect.signature(answer).bind(0, 1, *inputs)
+    except TypeError as error:
+        if not callable(answer):
+            return "The answer is not callable: it must be a function."
+        names = ", ".join(["rank", "world_size", "x", "..."][: 2 + min(2, len(inputs))])
+        name = getattr(answer, "__name__", "it")
+        return (
+            f"TypeError: {error}. simlib calls it as {name}({names}), with "
+            f"{2 + len(inputs)} arguments: leave the first line as it is in the stub."
+        )
+    except ValueError:
+        pass  # a builtin whose parameters nobody knows: the call itself will tell
+    return None

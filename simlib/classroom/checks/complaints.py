@@ -1,0 +1,231 @@
+"""What is wrong with an answer in one run: a sentence, and which part of the question it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...core.diagnose.findings import KINDS, UNFINISHED
+from ...core.model.errors import DeadlockError, MismatchError, RankError, StuckError
+from ...core.record.safe_values import Exchanged
+from ..parts import VALUE
+from .compare import (
+    EXACT,
+    describe,
+    difference,
+    dtype_differs,
+    dtype_name,
+    first_different,
+    first_unseen,
+    known_mistake,
+    likely_cause,
+)
+from .run_answer import NO_RESULT, changed_in_place
+from .verdict import NOT_WRITTEN, WRONG, values_are_right
+
+LONG = 240
+"""Letters of a rank's lists beyond which a verdict shows only where they first differ."""
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """One thing that is wrong in a run.
+
+    Attributes
+    ----------
+    reason : str
+        One or two sentences.
+    lines : list of str
+        Details, a line per rank.
+    part : str
+        Which part of the question is lost by it: the value, and with it everything, or another.
+    """
+
+    reason: str
+    lines: list = field(default_factory=list)
+    part: str = VALUE
+
+
+def complaints(run, after, given, want, rules, in_place, mistakes, within=EXACT):
+    """The `Complaint` objects about a run that ended; beside one about its values there is none."""
+    first = broken_rules(run, given, [rule for rule in rules if rule.before_values])
+    if first:
+        return first
+    # What the engine has found explains a wrong value better than a guess, and a right one is luck.
+    found = found_by_the_engine(run)
+    if found:
+        return [Complaint(found)]
+    reason, lines = value_complaint(run, after, given, want, rules, in_place, mistakes, within)
+    if reason:
+        return [Complaint(reason, lines)]
+    return broken_rules(run, given, [rule for rule in rules if not rule.before_values])
+
+
+def parts_lost(found, parts):
+    """The parts that complaints cost; what a question has no part for costs its value."""
+    return {one.part if one.part in parts else VALUE for one in found}
+
+
+def worst_of(found, parts):
+    """The complaint to tell: the first that costs the value, else the first."""
+    return next((one for one in found if VALUE in parts_lost([one], parts)), found[0])
+
+
+def value_complaint(run, after, given, want, rules, in_place, mistakes, within=EXACT):
+    """``(sentence, lines)`` about the values of a run; ``(None, [])`` where all are right."""
+    got = [changed_in_place(mine) for mine in after] if in_place else run.results
+    wrong = {r: text for r in range(len(want)) if (text := difference(got[r], want[r], within))}
+    changed = None if in_place else input_complaint(run, given, after)
+    if not wrong:
+        return changed and f"{values_are_right(run)}, but not the input. {changed}", []
+    dead = [rank for rank in wrong if after[rank] is None]
+    if dead:
+        return f"Rank {dead[0]} {NO_RESULT}: it died.", []
+    rank, text = next(iter(wrong.items()))
+    reason = f"Rank {rank} {text}" + "." * (not text.endswith("?"))
+    known = known_mistake(got, given, mistakes)
+    if known:
+        reason += f" {known}"
+    elif in_place and isinstance(after[rank][0], Exchanged):
+        reason += (
+            " The list holds new tensors, and those that stood in it did not change: write into "
+            "them."
+        )
+    elif in_place and not any(map(difference, run.results, want)):
+        what = (
+            "tensors of the list themselves" if isinstance(got[rank], list) else "tensor x itself"
+        )
+        reason += f" The right value is returned, but the {what} must change: write into it."
+    elif text.endswith("wrong value"):
+        reason += f" {changed or cause(run, got, want, given, rules)}"
+    return reason, [rank_line(r, got[r], want[r], r in wrong, within) for r in range(len(want))]
+
+
+def cause(run, got, want, given, rules):
+    """The likeliest cause of wrong values, as a sentence; what to do next where none fits."""
+    has_to_communicate = run.world_size > 1 and any(rule.before_values for rule in rules)
+    if has_to_communicate and not run.trace.ops:
+        return "No rank communicates: a rank knows nothing but what it was given itself."
+    found = likely_cause(got, want, given, bool(run.trace.ops))
+    if found:
+        return found
+    if not run.trace.ops:
+        return "No usual mistake fits: compare what each rank has with what is expected."
+    if run.world_size == 1:
+        return (
+            "No usual mistake fits, and in a world of 1 nothing comes from others: go through the "
+            "formula by hand."
+        )
+    rank = next(rank for rank in range(len(want)) if difference(got[rank], want[rank]))
+    return (
+        f"No usual mistake fits: follow the values that reach rank {rank}. "
+        "Print what it receives, step by step."
+    )
+
+
+def rank_line(rank, got, want, is_wrong, within=EXACT):
+    """One rank's value in a wrong verdict."""
+    if is_wrong and dtype_differs(got, want):
+        return f"rank {rank}: got {describe(got)} of {dtype_name(got)}, expected {dtype_name(want)}"
+    text = describe(got)
+    if is_wrong:
+        lists = isinstance(got, (list, tuple)) and isinstance(want, (list, tuple))
+        expected = describe(want)
+        if lists and len(text) + len(expected) > LONG:
+            index, text, expected = first_different(got, want, within)
+            return f"rank {rank}: first different at index {index}: got {text}, expected {expected}"
+        return f"rank {rank}: got {text}, expected {expected}{first_unseen(got, want)}"
+    return f"rank {rank}: right, {text if len(text) <= LONG else text[: LONG - 4] + ' ...'}"
+
+
+def input_complaint(run, given, after):
+    """A sentence where a rank changed its inputs, else None."""
+    inputs = list(zip(*given, strict=True))
+    for rank, (now, before) in enumerate(zip(after, inputs, strict=False)):
+        if now is None or not difference(list(now), list(before)):  # None: the rank died
+            continue
+        others = inputs[:rank] + inputs[rank + 1 :]
+        if receives_while_sending(run.trace.of_rank(rank)) and has_come(now, before, others):
+            return (
+                f"Rank {rank} changed the tensor it was given. Is x received into while it is "
+                "being sent? Receive into a holder of its own."
+            )
+        return (
+            f"Rank {rank} changed the tensor it was given: "
+            "work on a copy (clone) and leave the input as it is."
+        )
+    return None
+
+
+def has_come(now, before, others):
+    """Whether an input that a rank changed now holds what another rank was given in its place."""
+    changed = [index for index in range(len(now)) if difference(now[index], before[index])]
+    return any(not difference(now[index], other[index]) for index in changed for other in others)
+
+
+def receives_while_sending(ops):
+    """Whether a rank posts a receive before it waits for a send, or the other way round."""
+    return any(
+        one.async_op and one.seq < other.seq and (one.wait_s is None or one.wait_s > other.post_s)
+        for one in ops
+        for other in ops
+        if {one.kind, other.kind} == {"send", "recv"}
+    )
+
+
+def broken_rules(run, given, rules):
+    """A `Complaint` for each broken rule, in the rules' order."""
+    said = [(rule.broken(run, given), rule.part) for rule in rules]
+    return [Complaint(sentence, part=part) for sentence, part in said if sentence]
+
+
+def found_by_the_engine(run):
+    """A sentence about a race, a lost message or an op that nobody waited for, else None."""
+    for kind in reversed(KINDS):
+        lost = lost_message(run) if kind is UNFINISHED else None  # the same in simpler words
+        sentence = lost or finding(run, kind.name)
+        if sentence:
+            return sentence
+    return None
+
+
+def lost_message(run):
+    """A sentence about a message that nobody received, else None."""
+    lost = [message for message in run.trace.messages if message.recv is None]
+    if not lost:
+        return None
+    lost = min(lost, key=lambda message: (message.src, message.send.seq))
+    return f"Rank {lost.src} sends a message to rank {lost.dst} that nobody receives."
+
+
+def finding(run, kind):
+    """The sentence of the first finding of a kind, else None."""
+    found = next((one for one in run.findings if one.kind == kind), None)
+    return found and f"A finding, {found.kind}: {found.message}."
+
+
+def failure(error):
+    """``(status, sentence, lines)`` about a run that raised."""
+    if isinstance(error, RankError):
+        stubs = [rank for rank, text in sorted(error.tracebacks.items()) if is_stub(text)]
+        if stubs:
+            where = f"Rank {stubs[0]} in a world of {error.run.world_size}"
+            return NOT_WRITTEN, f"{where} still reaches NotImplementedError.", []
+    lines = [f"rank {rank}: {site}" for rank, site in sorted(error.sites.items())]
+    if isinstance(error, StuckError):
+        return WRONG, "A rank computes on and on and never returns: look at its loop.", lines
+    said, *details = str(error).splitlines()
+    if "parameter `tensor`" in said and "NoneType" in said:
+        said += (
+            ". A None was sent, or received into. Is it a .grad? It stays None where the tensor "
+            "did not need a gradient (requires_grad_) before the forward pass."
+        )
+    if isinstance(error, DeadlockError):
+        return WRONG, f"The ranks never finish: {said}.", [line.strip() for line in details]
+    if isinstance(error, MismatchError):
+        lines = [line.strip() for line in details]
+    return WRONG, said[:1].upper() + said[1:], lines
+
+
+def is_stub(traceback_text):
+    """Whether a traceback ends in the NotImplementedError of a stub."""
+    return traceback_text.strip().rpartition("\n")[2].startswith("NotImplementedError")

@@ -1,0 +1,298 @@
+"""Rules on what an answer may send: each looks at the trace of a run and names who broke it.
+
+A bound is a function of what the ranks were given: each of its arguments is the tuple, by rank, of
+one argument of the answer. For an answer ``f(rank, world_size, x)`` a bound is ``bound(xs)``, and
+``len(xs)`` is the world size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+
+from ...core.draw.table import count
+from ..parts import TIME, TRAFFIC, VALUE
+from .verdict import values_are_right
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule.
+
+    Attributes
+    ----------
+    broken : callable
+        ``broken(run, given)`` gives a sentence, or None where the rule holds.
+    tally : callable
+        ``tally(run, given)`` gives what was counted and its bound, or None.
+    before_values : bool
+        True where the rule is looked at before the values are.
+    part : str
+        What of a question is lost where the rule is broken, if the question has such a part.
+    """
+
+    broken: Callable
+    tally: Callable = lambda run, given: None
+    before_values: bool = False
+    part: str = VALUE
+
+
+def only(*kinds: str) -> Rule:
+    """Only these ops may be called: ``only("send", "recv")`` (isend and irecv are included)."""
+    allowed = ", ".join([*kinds, *("i" + kind for kind in kinds if kind in ("send", "recv"))])
+
+    def broken(run, given):
+        other = next((op for op in by_rank(run.trace) if op.kind not in kinds), None)
+        if other is None:
+            return None
+        place = f" ({other.site.place}{remark(other)})" if other.site.lineno else ""
+        return f"Rank {other.rank} calls {other.kind}{place}: this question allows only {allowed}."
+
+    return Rule(broken, before_values=True)
+
+
+def remark(op):
+    """What somebody who called one object collective has to know about it; else empty."""
+    of_objects = not op.is_p2p and "_object" in op.site.line_text
+    return "; ..._object is made of two collectives" if of_objects else ""
+
+
+def are_enough(most):
+    """A bound as the end of a clause: "1 is enough", "1,200 are enough"."""
+    return f"{most:,} {'is' if most == 1 else 'are'} enough"
+
+
+def by_rank(trace):
+    """The ops of rank 0, then of rank 1, ...: who comes first in time differs from run to run."""
+    return sorted(trace, key=lambda op: (op.rank, op.seq))
+
+
+def somebody_sends() -> Rule:
+    """In a world of more than one some rank communicates: else right values are out of a table.
+
+    It belongs to every question whose values need what other ranks were given.
+    """
+
+    def broken(run, given):
+        if run.world_size == 1 or run.trace.ops:
+            return None
+        return (
+            f"{values_are_right(run)}, but no rank communicates: what a rank returns of the "
+            "others' is out of a table, and with other inputs it would be wrong."
+        )
+
+    return Rule(broken)
+
+
+def messages(bound: Callable[..., int], hint: str = "") -> Rule:
+    """The whole world sends at most `bound` point-to-point messages."""
+    return total(lambda run: run.messages, bound, "message", hint)
+
+
+def nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
+    """The whole world sends at most `bound` bytes point-to-point."""
+    return total(lambda run: run.bytes_sent, bound, "byte", hint)
+
+
+def nbytes_of_a_rank(bound: Callable[..., int], hint: str = "") -> Rule:
+    """No rank sends, and none receives, more than `bound` bytes point-to-point: no bottleneck."""
+
+    def busiest(run):
+        """The largest number, who has it, and what it does."""
+        sent, received = run.traffic.sum(axis=1).tolist(), run.traffic.sum(axis=0).tolist()
+        word, each = ("sends", sent) if max(sent) >= max(received) else ("receives", received)
+        return max(each), each.index(max(each)), word
+
+    def broken(run, given):
+        (number, rank, word), most = busiest(run), bound(*given)
+        if number <= most:
+            return None
+        return (
+            f"{values_are_right(run)}, but rank {rank} {word} {count(number, 'byte')} where "
+            f"{are_enough(most)} for any rank. {hint}"
+        ).rstrip()
+
+    def tally(run, given):
+        number, _, word = busiest(run)
+        return f"the busiest rank {word} {count(number, 'byte')} (at most {bound(*given):,})"
+
+    return Rule(broken, tally, part=TRAFFIC)
+
+
+def total(numbers, bound, noun, hint):
+    """A rule on a number that is summed over the ranks."""
+
+    def broken(run, given):
+        sent, most = numbers(run), bound(*given)
+        if sum(sent) <= most:
+            return None
+        return (
+            f"{values_are_right(run)}, but the ranks send {count(sum(sent), noun)} where "
+            f"{are_enough(most)} (by rank: {', '.join(map(str, sent))}). {hint}"
+        ).rstrip()
+
+    def tally(run, given):
+        return f"{count(sum(numbers(run)), noun)} sent (at most {bound(*given):,})"
+
+    return Rule(broken, tally, part=TRAFFIC)
+
+
+def rounds(bound: Callable[..., int], hint: str = "") -> Rule:
+    """The last message ends in round `bound` at the latest.
+
+    A message takes one round, and a rank sends one message at a time. A message can start when its
+    sender has finished the messages it sent before, and has received what it received before.
+    """
+
+    def broken(run, given):
+        number, most = rounds_of(run.trace), bound(*given)
+        if number <= most:
+            return None
+        busiest = max(run.messages)
+        return (
+            f"{values_are_right(run)}, but the messages take {count(number, 'round')} where "
+            f"{are_enough(most)}; the busiest rank sends {count(busiest, 'message')}. {hint}"
+        ).rstrip()
+
+    def tally(run, given):
+        return f"{count(rounds_of(run.trace), 'round')} of messages (at most {bound(*given)})"
+
+    return Rule(broken, tally, part=TIME)
+
+
+def rounds_of(trace):
+    """Number of rounds the messages of a trace take; see `rounds`.
+
+    **Cost** O(m^2) for m messages.
+    """
+    done = []  # (message, the round it ends in), in order of posting
+    for message in trace.messages:
+        rank, start = message.src, message.send.post_s
+        before = [
+            number
+            for other, number in done
+            if other.src == rank or (other.dst == rank and received_by(other, start))
+        ]
+        done.append((message, 1 + max(before, default=0)))
+    return max((number for _, number in done), default=0)
+
+
+def received_by(message, time_s):
+    """Whether a message's receive had ended at a time."""
+    return message.recv is not None and message.recv.done and message.recv.end_s <= time_s
+
+
+def sends_to(
+    allowed: Callable[[int, int], Collection[int]], hint: str = "", turned: str = ""
+) -> Rule:
+    """A rank may send only to the ranks in ``allowed(rank, world_size)``.
+
+    ``turned`` is said in place of ``hint`` where a rank sends to one other, and to none of these.
+    """
+
+    def broken(run, given):
+        for op in by_rank(run.trace):
+            if op.kind == "send" and op.peer not in allowed(op.rank, run.world_size):
+                said = f"{values_are_right(run)}, but rank {op.rank} sends to rank {op.peer}"
+                if turned and {a.peer for a in run.trace if is_send_of(op.rank, a)} == {op.peer}:
+                    return f"{said}. {turned}"
+                return f"{said}, which is not one of its neighbours here. {hint}".rstrip()
+        return None
+
+    return Rule(broken, part=TRAFFIC)
+
+
+def is_send_of(rank, op):
+    """Whether an op is a send of this rank."""
+    return op.rank == rank and op.kind == "send"
+
+
+def collectives(bound: Callable[..., int], hint: str = "") -> Rule:
+    """At most `bound` collectives take place."""
+
+    def broken(run, given):
+        number, most = len(run.trace.collectives), bound(*given)
+        if number <= most:
+            return None
+        take = "takes" if number == 1 else "take"
+        why = next(filter(None, map(remark, run.trace)), "")
+        return (
+            f"{values_are_right(run)}, but {count(number, 'collective')} {take} place where "
+            f"{most} will do{why}. {hint}"
+        ).rstrip()
+
+    def tally(run, given):
+        return f"{count(len(run.trace.collectives), 'collective')} (at most {bound(*given)})"
+
+    return Rule(broken, tally, part=TRAFFIC)
+
+
+def collective_nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
+    """No rank brings more than `bound` bytes into a collective."""
+
+    def largest(run):
+        return max((c.nbytes for c in run.trace.collectives), default=0)
+
+    def broken(run, given):
+        found, most = largest(run), bound(*given)
+        if found <= most:
+            return None
+        is_wide = any(op.nbytes == found and op.dtype == "float64" for op in run.trace)
+        passed = {one.dtype for values in given for one in values if isinstance(one, torch.Tensor)}
+        is_wide = is_wide and torch.float32 in passed  # nobody asked for float64
+        why = "A float64 has 8 bytes, a float32 has 4: make it float32." if is_wide else hint
+        return (
+            f"{values_are_right(run)}, but a rank brings {count(found, 'byte')} into a "
+            f"collective where {are_enough(most)}. {why if found <= 2 * most else hint}"
+        ).rstrip()
+
+    def tally(run, given):
+        brought = count(largest(run), "byte")
+        return f"{brought} brought into a collective by a rank (at most {bound(*given)})"
+
+    return Rule(broken, tally, part=TRAFFIC)
+
+
+def brought(
+    bound: Callable[..., list[int] | None], kind: str | None = None, hint: str = ""
+) -> Rule:
+    """Every rank brings exactly these bytes into its collectives, one after the other.
+
+    Parameters
+    ----------
+    bound : callable
+        Gives the list of bytes, in the order of the calls; None where anything will do.
+    kind : str, optional
+        The collectives to look at (all).
+    hint : str
+        What is said where it is otherwise.
+    """
+
+    def of_rank(run, rank):
+        ops = run.trace.of_rank(rank)
+        return [op.nbytes for op in ops if not op.is_p2p and kind in (None, op.kind)]
+
+    what = kind or "collective"
+
+    def broken(run, given):
+        wanted = bound(*given)
+        for rank in range(run.world_size):
+            found = of_rank(run, rank)
+            if wanted is not None and found != wanted:
+                return (
+                    f"{values_are_right(run)}, but the {what}s of rank {rank} carry "
+                    f"{in_a_row(found)} bytes where {in_a_row(wanted)} are expected. {hint}"
+                ).rstrip()
+        return None
+
+    def tally(run, given):
+        return f"{what}s of {in_a_row(of_rank(run, 0))} bytes, in this order"
+
+    return Rule(broken, tally, part=TRAFFIC)
+
+
+def in_a_row(numbers):
+    """Numbers as words: ``"40, then 20, then 32"``."""
+    return ", then ".join(f"{number:,}" for number in numbers) or "no"

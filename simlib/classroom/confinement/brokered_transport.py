@@ -1,0 +1,230 @@
+"""A rank's side of the broker: the transport of the groups of a graded rank."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ...core.clockwork.tensors import put
+from ...core.engines.host.request import exactly
+from ...core.engines.host.transport import REDUCING, Transport, stand_in_backend
+from ...core.record.group import RecordingGroup
+from ...core.record.recorder import REDUCE_NAMES, count_bytes
+from ...core.record.requests import FOREVER
+from ...core.record.safe_pickle import loads_tree
+from ...core.record.torch_inside import make_default_group, use_meeting
+from ...core.record.transports.carriers import on_gloo
+from .broker import LENGTH, framed
+
+NOBODY_SETS_S = timedelta(seconds=1)
+"""How long a rank may ask its own store for what is not there."""
+
+
+class Connection:
+    """The one connection of a rank to all others.
+
+    A thread takes in what the broker answers. What has come is put into the learner's tensors when
+    the rank waits for it, and not before.
+    """
+
+    def __init__(self, sock):
+        self._sock = sock
+        self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._asked = {}
+        self._numbers = 0
+        self._is_closed = False
+        threading.Thread(target=self._listen, name="simlib-broker", daemon=True).start()
+
+    def ask(self, words, takes=(), result=()):
+        """Begin an op; returns its `BrokeredRequest`."""
+        with self._lock:
+            number = self._numbers = self._numbers + 1
+            request = self._asked[number] = BrokeredRequest(takes, result)
+        try:
+            data = framed((number, words))
+            with self._sending:
+                self._sock.sendall(data)
+        except OSError:
+            self._close()
+        if self._is_closed:
+            request.answered("Connection closed by peer: the broker is gone.", (), None)
+        return request
+
+    def _listen(self):
+        try:
+            while True:
+                (length,) = LENGTH.unpack(exactly(self._sock, LENGTH.size))
+                number, failure, tensors, source = loads_tree(exactly(self._sock, length))
+                self._asked.pop(number).answered(failure, tensors, source)
+        except (OSError, EOFError):
+            self._close()
+
+    def _close(self):
+        self._is_closed = True
+        for request in list(self._asked.values()):
+            request.answered("Connection closed by peer: the broker is gone.", (), None)
+
+
+class BrokeredRequest:
+    """One op under way, or complete: what a recorded request passes its calls on to."""
+
+    def __init__(self, takes, result):
+        self._takes = takes
+        self._result = result
+        self._has_come = threading.Event()
+        self._lock = threading.Lock()
+        self._failure = None
+        self._tensors = ()
+        self._source = None
+        self._future = None
+
+    def answered(self, failure, tensors, source):
+        """The broker has said what became of it."""
+        with self._lock:
+            if self._has_come.is_set():
+                return
+            self._failure, self._tensors, self._source = failure, tensors, source
+            self._has_come.set()
+            if self._future is not None:
+                self._complete_future()
+
+    def wait(self, timeout=None):
+        """Block until the op completes; returns True. Raises where it has failed."""
+        limit_s = timeout.total_seconds() if timeout else None
+        if not self._has_come.wait(limit_s):
+            raise RuntimeError(
+                f"Timed out waiting {1000 * limit_s:.0f}ms for an operation to complete"
+            )
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
+        with self._lock:
+            self._take()
+        return True
+
+    def _take(self):
+        tensors, self._tensors = self._tensors, ()
+        if len(tensors):
+            put(tensors, self._takes)
+
+    def is_completed(self):
+        """Whether the op is complete now."""
+        if self._has_come.is_set() and self._failure is None:
+            self.wait()
+        return self._has_come.is_set()
+
+    def is_success(self):
+        """Whether the op is complete, and has not failed."""
+        return self.is_completed() and self._failure is None
+
+    def get_future(self):
+        """A future, which C++ code may wait for: it has the data when they come."""
+        with self._lock:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                if self._has_come.is_set():
+                    self._complete_future()
+        return self._future
+
+    def _complete_future(self):
+        if self._failure is not None:
+            self._future.set_exception(RuntimeError(self._failure))
+        else:
+            self._take()
+            self._future.set_result(self._result)
+
+    def exception(self):
+        """What the op has failed of, or None."""
+        return None if self._failure is None else RuntimeError(self._failure)
+
+    def result(self):
+        """The tensors of the op."""
+        return self._result
+
+    def synchronize(self):
+        """The same as `wait`."""
+        self.wait()
+
+    def _source_rank(self):
+        return self._source
+
+
+class BrokeredTransport(Transport):
+    """The transport of one group.
+
+    Parameters
+    ----------
+    connection : Connection
+    name : str
+        torch's name of the group.
+    ranks : tuple of int
+        Its members as ranks of the world.
+    position : int
+        This rank's place in it.
+    """
+
+    def __init__(self, connection, name, ranks, position):
+        self._connection = connection
+        self._name = name
+        self._group = ranks
+        self._position = position
+
+    def send(self, tensors, dst, tag=0):
+        (tensor,) = tensors
+        words = "send", self._name, self._group, dst, tag, tensor.detach().contiguous()
+        return self._connection.ask(words)
+
+    def recv(self, tensors, src, tag=0):
+        (tensor,) = tensors
+        sort = tensor.dtype, tensor.numel()
+        words = "recv", self._name, self._group, src, tag, sort
+        return self._connection.ask(words, tensors, tensors)
+
+    def _collective(self, kind, brings, takes, opts, payload, splits=None):
+        root = getattr(opts, "rootRank", None)
+        reduce_op = REDUCE_NAMES[hash(opts.reduceOp)] if kind in REDUCING else None
+        if kind == "broadcast":
+            brings, takes = (brings, ()) if root == self._position else ((), takes)
+        if kind in ("reduce", "gather") and root != self._position:
+            takes = ()
+        sort = (
+            payload[0].dtype if payload else None,
+            tuple(tuple(tensor.shape) for tensor in payload),
+            splits,
+        )
+        nbytes = sum(map(count_bytes, payload))
+        plain = [tensor.detach() for tensor in brings]
+        words = (
+            kind, self._name, self._group, root, reduce_op, plain, sort, bool(len(takes)), nbytes,
+        )  # fmt: skip
+        return self._connection.ask(words, takes, list(takes) or list(payload))
+
+
+def brokered_member(recorder, connection):
+    """How a graded rank becomes a member of a group, for `backend.install`."""
+    backend = stand_in_backend()
+
+    def create(options, ranks, name):
+        rank, size = options.group_rank, options.group_size
+        carrier = on_gloo(BrokeredTransport(connection, name, ranks, rank), backend)
+        return RecordingGroup(recorder, carrier, rank, size, name, ranks)
+
+    return create
+
+
+def join_world(connection, rank, world_size):
+    """Make the default group; returns its store, which is this rank's own.
+
+    Where groups are made, members meet at the broker.
+    """
+
+    def meet(rank, store, group_name, how_many, *args, **kwargs):
+        connection.ask(("meet", group_name, how_many)).wait()
+
+    use_meeting(meet)
+    store = dist.HashStore()
+    store.set_timeout(NOBODY_SETS_S)
+    make_default_group(rank, {one: one for one in range(world_size)}, store, FOREVER)
+    return store

@@ -1,0 +1,342 @@
+"""What carries tensors between the ranks of a graded world: who meets whom, and what was carried.
+
+No time passes here: an op is answered as soon as all that it needs has come. The rules of who
+meets whom are those of the simulation (`clockwork`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from itertools import count
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+from ...core.clockwork.deaths import closed_by
+from ...core.clockwork.group_collectives import Call, Meeting
+from ...core.clockwork.mailbox import Mailbox, Post
+from ...core.clockwork.tensors import SharedOutputs
+from ...core.engines.host.transport import REDUCING
+from ...core.model.trace import Group
+from ...core.record.recorder import count_bytes
+
+COLLECTIVES = frozenset(
+    "broadcast scatter gather all_gather reduce all_reduce reduce_scatter all_to_all "
+    "barrier".split()
+)
+LARGEST_BYTES = 256 << 20
+"""Of one op."""
+MOST_WAITING = 100_000
+"""Ops of one rank that have not been answered."""
+
+
+class WrongWords(ValueError):
+    """A rank has said what no rank says that uses torch.distributed."""
+
+
+@dataclass(frozen=True)
+class Carried:
+    """One op as it was carried.
+
+    Attributes
+    ----------
+    kind : str
+    ranks : tuple of int
+        The group's members, as ranks of the world.
+    peer : int or None
+        As a rank of the world: of a message the other side, where it is named; or the root.
+    nbytes : int
+        What the rank brought; of a receive, what it takes.
+    """
+
+    kind: str
+    ranks: tuple
+    peer: int | None
+    nbytes: int
+
+
+GROUP_MADE = Carried("new_group", (), None, 0)
+
+
+class Asked:
+    """An op of a rank that waits for its answer: what `Mailbox` and `Meeting` call a request."""
+
+    limit_s = None
+
+    def __init__(self, exchange, rank, number, takes=None):
+        self.rank = rank
+        self.deliver = None
+        self.source = None
+        self._exchange = exchange
+        self._number = number
+        self._takes = takes
+
+    def finish(self, end_s):
+        """The op is complete."""
+        self._exchange.tell(self.rank, self._number, None, self._taken(), self.source)
+
+    def fail(self, words, time_s):
+        """It will never be."""
+        self._exchange.tell(self.rank, self._number, words, [], None)
+
+    def _taken(self):
+        if self.deliver is not None:
+            self.deliver()
+        if isinstance(self._takes, SharedOutputs):
+            return list(self._takes.tensors)
+        return self._takes or []
+
+
+class Exchange:
+    """The ops of all ranks of one run.
+
+    Parameters
+    ----------
+    world_size : int
+    answer : callable
+        ``answer(rank, number, failure, tensors, source)``: the rank's op of this number is
+        complete, or has failed (a sentence); what it takes; where a message came from.
+
+    Attributes
+    ----------
+    carried : list of list of Carried
+        By rank, in the order in which the rank asked.
+    """
+
+    def __init__(self, world_size, answer):
+        self.carried = [[] for _ in range(world_size)]
+        self.dead = set()
+        self._world_size = world_size
+        self._answer = answer
+        self._waiting = [0] * world_size
+        self._order = count()
+        self._mailboxes = {}
+        self._meetings = {}
+        self._posted = defaultdict(int)
+        self._here = defaultdict(list)
+        # What a mailbox asks of a simulation.
+        self.scheduler = SimpleNamespace(random=None, now_s=0.0, clocks=defaultdict(float))
+        self.transfers = SimpleNamespace(send=self._send)
+        self.deaths = {}
+
+    @staticmethod
+    def _send(now_s, src, dst, nbytes, on_end):
+        on_end(SimpleNamespace(end_s=now_s))
+
+    @staticmethod
+    def when_seen(dead, time_s, action):
+        """A death is seen at once."""
+        action(time_s)
+
+    def tell(self, rank, *words):
+        """Answer an op of a rank."""
+        self._waiting[rank] -= 1
+        self._answer(rank, *words)
+
+    def post(self, rank, number, words):
+        """A rank begins an op.
+
+        Raises
+        ------
+        WrongWords
+            It is none.
+        """
+        self._waiting[rank] += 1
+        if self._waiting[rank] > MOST_WAITING:
+            raise WrongWords(f"more than {MOST_WAITING:,} ops that wait")
+        kind, *words = words
+        if kind in ("send", "recv"):
+            self._message(rank, number, kind, *words)
+        elif kind == "meet":
+            self._meet(rank, number, *words)
+        elif kind in COLLECTIVES:
+            self._collective(rank, number, kind, *words)
+        else:
+            raise WrongWords(f"there is no op {kind!r}")
+
+    def _group(self, rank, name, ranks):
+        members = type(ranks) is tuple and all(type(one) is int for one in ranks)
+        if type(name) is not str or not members or len(set(ranks)) != len(ranks):
+            raise WrongWords("this names no group")
+        if rank not in ranks or min(ranks) < 0 or max(ranks) >= self._world_size:
+            raise WrongWords(f"rank {rank} is in no such group")
+        return Group(name, ranks)
+
+    def _message(self, rank, number, kind, name, ranks, peer, tag, content):
+        """``content`` is what is sent; of a receive a dtype and the number of elements."""
+        group = self._group(rank, name, ranks)
+        is_named = type(peer) is int and 0 <= peer < len(ranks) and ranks[peer] != rank
+        if not is_named and not (kind == "recv" and peer is None) or type(tag) is not int:
+            raise WrongWords("this is no message")
+        own, takes = ranks.index(rank), None
+        if kind == "recv":
+            content = empty(*content)
+            takes = [content]
+        nbytes = count_bytes(bounded(content))
+        asked = Asked(self, rank, number, takes)
+        src, dst = (own, peer) if kind == "send" else (peer, own)
+        post = Post(src, dst, content.dtype, nbytes, asked, content, float(next(self._order)))
+        key = group, dst, tag
+        if key not in self._mailboxes:
+            self._mailboxes[key] = Mailbox(self, ranks, dst)
+        named = None if peer is None else ranks[peer]
+        self.carried[rank].append(Carried(kind, ranks, named, nbytes))
+        getattr(self._mailboxes[key], "send" if kind == "send" else "receive")(post)
+
+    def _collective(self, rank, number, kind, name, ranks, root, op, brings, sort, takes, nbytes):
+        """``sort`` is what must agree: dtype, shapes and splits."""
+        group = self._group(rank, name, ranks)
+        position = ranks.index(rank)
+        if root is not None and (type(root) is not int or not 0 <= root < len(ranks)):
+            raise WrongWords("there is no such root")
+        dtype, shapes, splits = sort
+        brings = [bounded(tensor) for tensor in brings]
+        results = SharedOutputs(max(1, len(ranks))) if takes else []
+        asked = Asked(self, rank, number, results)
+        options = SimpleNamespace(rootRank=root, reduceOp=reduction(op), asyncOp=False)
+        call = Call(
+            kind=kind,
+            rank=rank,
+            group=group,
+            peer=None if root is None else ranks[root],
+            reduce_op=op if kind in REDUCING else None,
+            dtype=dtype,
+            shapes=shapes,
+            splits=splits,
+            brings=brings,
+            takes=results,
+            opts=options,
+            nbytes=nbytes,
+            itemsize=brings[0].element_size() if brings else 1,
+            request=asked,
+        )
+        brought = sum(map(count_bytes, brings))
+        self.carried[rank].append(Carried(kind, ranks, call.peer, brought))
+        meeting = self._meeting(group, position)
+        meeting.join(position, call)
+        self._go_on(meeting)
+        if any(one in self.dead for one in ranks):
+            self._fail(meeting)
+
+    def _meeting(self, group, position):
+        number = self._posted[group, position]
+        self._posted[group, position] += 1
+        key = group, number
+        if key not in self._meetings:
+            self._meetings[key] = Meeting(len(group.ranks))
+        meeting = self._meetings[key]
+        if len(meeting.come) == len(group.ranks) - 1:
+            del self._meetings[key]  # this member is the last
+        return meeting
+
+    def _go_on(self, meeting):
+        """Answer all members whose data have come."""
+        for position, call in enumerate(meeting.calls):
+            if call is None or call.request is None or meeting.is_held:
+                continue
+            if meeting.has_data_for(position):
+                call.request.finish(0.0)
+                call.request = None
+
+    def _fail(self, meeting):
+        """A member is dead: who waits for it waits no more."""
+        for call in meeting.calls:
+            if call is not None and call.request is not None:
+                dead = next(rank for rank in call.group.ranks if rank in self.dead)
+                call.request.fail(closed_by(dead), 0.0)
+                call.request = None
+
+    def _meet(self, rank, number, name, how_many):
+        """Ranks wait for each other where a group is made: each is in the rank's record, too."""
+        if type(name) is not str or type(how_many) is not int:
+            raise WrongWords("this is no meeting")
+        if not 1 <= how_many <= self._world_size:
+            raise WrongWords(f"a meeting of {how_many} ranks")
+        self.carried[rank].append(GROUP_MADE)
+        here = self._here[name]
+        here.append(Asked(self, rank, number))
+        if len(here) >= how_many:
+            for asked in here:
+                asked.finish(0.0)
+            del self._here[name]
+
+    def died(self, rank):
+        """A rank is gone."""
+        self.dead.add(rank)
+        self.deaths[rank] = 0.0
+        for mailbox in list(self._mailboxes.values()):
+            if rank in mailbox.members:
+                mailbox.member_died(mailbox.members.index(rank), 0.0)
+        for (group, _), meeting in list(self._meetings.items()):
+            if rank in group.ranks:
+                self._fail(meeting)
+
+
+def empty(kind, elements):
+    """The tensor in which a message is received.
+
+    Parameters
+    ----------
+    kind : torch.dtype
+    elements : int
+    """
+    if type(kind) is not torch.dtype or type(elements) is not int or elements < 0:
+        raise WrongWords("this receives nothing")
+    if elements * kind.itemsize > LARGEST_BYTES:
+        raise WrongWords(f"an op of more than {LARGEST_BYTES >> 20} MB")
+    return torch.empty(elements, dtype=kind)
+
+
+def bounded(tensor):
+    """The tensor, if it is one, and not too large."""
+    if not isinstance(tensor, torch.Tensor) or count_bytes(tensor) > LARGEST_BYTES:
+        raise WrongWords(f"no tensor, or one of more than {LARGEST_BYTES >> 20} MB")
+    return tensor.detach()
+
+
+def reduction(name):
+    """torch's reduction of this name; None for none."""
+    if name is None:
+        return None
+    found = getattr(dist.ReduceOp, name, None) if type(name) is str else None
+    if not isinstance(found, dist.ReduceOp.RedOpType):
+        raise WrongWords(f"there is no reduction {name!r}")
+    return dist.ReduceOp(found)
+
+
+def difference(carried, ops):
+    """A sentence where a rank's record is not what was carried for it, else None.
+
+    The order does not count: several threads of a rank may have written it down in another.
+
+    Parameters
+    ----------
+    carried : list of Carried
+        Of one rank.
+    ops : list of Op
+        The rank's own record.
+    """
+    recorded = Counter(map(as_carried, ops))
+    carried = Counter(carried)
+    for what, more, less in (
+        ("is in its record, and was not carried", recorded, carried),
+        ("was carried, and is not in its record", carried, recorded),
+    ):
+        for one in more - less:
+            return f"{one.kind} of {one.nbytes:,} bytes {what}"
+    return None
+
+
+def as_carried(op):
+    """What must have been carried for an op of a record."""
+    if op.kind == GROUP_MADE.kind:
+        return GROUP_MADE
+    brings_nothing = op.kind in ("broadcast", "scatter") and op.peer != op.rank
+    return Carried(
+        op.kind,
+        tuple(op.group.ranks),
+        None if op.any_source else op.peer,
+        0 if brings_nothing else op.nbytes,
+    )

@@ -1,0 +1,238 @@
+"""What ``simlib grade`` and ``handout`` do.
+
+Apart from their parsers, as the imports of this module take a second.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from ...core.model.package import ROOT
+from . import collect, handout, overrides, pages, reports, sandbox, session, whole_class
+from .cache import SEEDS, Cache
+from .course import WRONG_ANSWERS
+from .exercise import is_exercise, read_exercises
+from .hidden_places import hiding
+from .own_commands import refuse
+from .roster import BadRoster, names_of, read_roster, students_to_regrade
+from .source import SourceError
+from .summary import summary
+
+LEAST_TIME_S, LEAST_MEMORY_MB = 10, 1024
+"""What an empty notebook needs already, on a machine that has other things to do."""
+
+
+def hand_out(options):
+    """Write what students get; returns the exit code."""
+    try:
+        files = handout.handout(ROOT, options.out)
+    except handout.CannotHandOut as error:
+        return refuse(str(error))
+    except OSError as error:
+        return refuse(cannot_write(Path(options.out), error, "a folder or a .zip"))
+    books = [file for file in files if Path(file).match("exercises/*.ipynb")]
+    print(f"{options.out}: {len(books)} exercises, {len(files)} files in all")
+    return 0
+
+
+REFUSALS = (
+    SourceError,
+    sandbox.CannotIsolate,
+    collect.CannotCollect,
+    BadRoster,
+    overrides.BadOverrides,
+    ValueError,
+)
+
+
+def grade(options):
+    """Grade a class; returns the exit code."""
+    places = options.submissions, options.out, options.exercises, options.roster, options.overrides
+    try:
+        with hiding(*places), sandbox.choosing(options.sandbox):
+            return _grade(options)
+    except REFUSALS as error:
+        return refuse(str(error))
+    except OSError as error:
+        return refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except KeyboardInterrupt:
+        print("simlib: stopped; what was graded is kept, so call it again", file=sys.stderr)
+        return 130
+
+
+def _grade(options):
+    sandbox.check_can_isolate(options.no_sandbox)
+    check_numbers(options)
+    folder, deadline = Path(options.out), deadline_of(options.deadline)
+    all_exercises = read_exercises(options.exercises)
+    exercises = chosen_exercises(all_exercises, options.exercise)
+    roster = read_roster(options.roster) if options.roster else []
+    by_hand = overrides.read_overrides(options.overrides) if options.overrides else []
+    notes = []
+    files = submitted_files(options, all_exercises, exercises, roster, notes)
+    exercises = exercises_of_report(exercises, files, bool(options.exercise), roster)
+    regrade, not_applied = (), []
+    if options.only or by_hand:
+        names = names_of(files, roster)
+        regrade = students_to_regrade(options.only or (), names, files)
+        by_hand, not_applied = overrides.check(by_hand, names, exercises, all_exercises)
+    cache = cache_in(folder)
+    warn(options.no_sandbox)
+    with cache.locked():
+        seed, deadline = cache.seed(options.seed), cache.deadline(deadline)
+        mark_late(files, deadline)
+        graded = grade_files(options, exercises, files, cache, seed, regrade)
+        report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
+        report["notes"] = notes
+        overrides.apply(report, by_hand)
+        not_written = reports.write_reports(folder, report, roster)
+        pages.write_pages(folder, report)
+    print(summary(report, folder, bool(options.exercise), deadline, not_written, not_applied))
+    return 0 if all(one.result.status == "graded" for one in graded) else 1
+
+
+def cache_in(folder):
+    """What was kept in a report's folder, which is made where there is none."""
+    try:
+        return Cache(folder / ".cache")
+    except OSError as error:
+        raise ValueError(cannot_write(folder, error)) from None
+
+
+def submitted_files(options, all_exercises, exercises, roster, notes):
+    """The files for the chosen exercises; which one a file is for is found among all.
+
+    What a teacher should know about the class is added to ``notes``.
+    """
+    if Path(options.out).resolve() == Path(options.submissions).resolve():
+        raise ValueError("--out names the folder of the submissions: name another one")
+    files = collect.collect(options.submissions, all_exercises, roster, options.out, notes)
+    return [one for one in files if one.exercise is None or one.exercise in exercises]
+
+
+def grade_files(options, exercises, files, cache, seed, regrade):
+    """``[GradedFile]`` of files; it shows meanwhile how far it is."""
+    wrong = WRONG_ANSWERS if WRONG_ANSWERS.is_dir() else None
+    isolate = not options.no_sandbox
+    with whole_class.progress(len(files)) as advance:
+        limits = limits_of(options)
+        grader = whole_class.ClassGrader(exercises, cache, seed, limits, isolate, wrong)
+        session.clear_after_the_dead()
+        return grader.run(files, options.jobs, advance, regrade)
+
+
+def warn(no_sandbox):
+    """Say loudly what this grading does not hold back."""
+    if no_sandbox:
+        print("simlib: NO SANDBOX: what students wrote runs with your rights", file=sys.stderr)
+    elif sandbox.filter_for(sandbox.FILTER) is None:
+        print(
+            f"simlib: no filter of system calls is known for {platform.machine()}: the sandbox "
+            "stands, with one wall less",
+            file=sys.stderr,
+        )
+
+
+def check_numbers(options):
+    """Refuse numbers with which nothing could be graded.
+
+    Raises
+    ------
+    ValueError
+        One of them is too small, or a seed that hidden tests are not made for.
+    """
+    time_s, memory_mb = options.time, options.memory
+    if time_s is not None and not (math.isfinite(time_s) and time_s >= LEAST_TIME_S):
+        raise ValueError(f"--time {time_s:g}: a notebook needs at least {LEAST_TIME_S} seconds")
+    if memory_mb is not None and memory_mb < LEAST_MEMORY_MB:
+        raise ValueError(f"--memory {memory_mb}: a notebook needs at least {LEAST_MEMORY_MB} MB")
+    if options.jobs < 1:
+        raise ValueError(f"--jobs {options.jobs}: grade at least 1 notebook at a time")
+    if options.seed is not None and options.seed not in SEEDS:
+        raise ValueError(
+            f"--seed {options.seed}: hidden tests have seeds from {SEEDS[0]} to {SEEDS[-1]}"
+        )
+
+
+def limits_of(options):
+    """The limits, with those of the call; more time for a notebook is more for a cell."""
+    limits = sandbox.Limits()
+    if options.time:
+        factor = max(1, options.time / limits.notebook_s)
+        cell_s, answer_s = limits.cell_s * factor, limits.answer_s * factor
+        limits = replace(limits, notebook_s=options.time, cell_s=cell_s, answer_s=answer_s)
+    if options.memory:
+        limits = replace(limits, memory_bytes=options.memory << 20)
+    return limits
+
+
+def chosen_exercises(exercises, numbers):
+    """The exercises that are named: by number, or by name.
+
+    Raises
+    ------
+    ValueError
+        One of them does not exist.
+    """
+    if not numbers:
+        return exercises
+    unknown = [one for one in numbers if not any(is_exercise(one, name) for name in exercises)]
+    if unknown:
+        raise ValueError(f"there is no exercise {', '.join(unknown)}: {', '.join(exercises)}")
+    return {
+        name: one for name, one in exercises.items() if any(is_exercise(n, name) for n in numbers)
+    }
+
+
+def exercises_of_report(exercises, files, is_chosen, roster):
+    """The exercises of a report: those named in the call, or those that somebody handed in.
+
+    Raises
+    ------
+    ValueError
+        Nobody handed in any of these, and no roster says who is missing: there is no report.
+    """
+    found = {one.exercise for one in files}
+    if not is_chosen:
+        return {name: one for name, one in exercises.items() if name in found}
+    if not roster and not found & set(exercises):
+        raise ValueError(f"nobody handed in {', '.join(exercises)}: nothing was written")
+    return exercises
+
+
+def deadline_of(text):
+    """A deadline in ISO 8601, in the time of this machine where it names none; None for none given.
+
+    Raises
+    ------
+    ValueError
+        It is no time.
+    """
+    if text is None or text.lower() == "none":
+        return text and "none"
+    try:
+        return datetime.datetime.fromisoformat(text).astimezone().isoformat()
+    except ValueError:
+        raise ValueError(f"--deadline {text}: write it as 2026-11-30T18:00") from None
+
+
+def mark_late(files, deadline):
+    """Note which files came after a deadline in ISO 8601; an empty one is none."""
+    last = datetime.datetime.fromisoformat(deadline) if deadline else None
+    for one in files:
+        one.late = one.late or bool(last and one.when and one.when > last)
+
+
+def cannot_write(place, error, wanted="a folder"):
+    """One sentence on why nothing can be written to a place that was named by --out."""
+    above = [place, *place.parents]
+    file = next((one for one in above if os.path.isfile(one)), None)
+    if file is not None:
+        return f"--out {place}: {file} is a file; name {wanted}"
+    return f"--out {place}: nothing can be written there ({error.strerror or error})"

@@ -1,0 +1,336 @@
+"""One submission: merge its answers into the exercise, run them, and score each question.
+
+It is run again where an answer ends the run, so that each question pays for itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from dataclasses import asdict, dataclass, field, replace
+
+from .merge_answers import WrongNotebook, beginning
+from .notebook_file import Unreadable
+from .reading import Reader
+from .score import QuestionResult, because_of, failures_of, fetch_of, is_cut_short, score
+from .session import code_cell, run_notebook
+from .texts import clean
+
+SHORTEST_RUN_S = 5
+CELL_BITS = 52
+"""Of the number that a hidden cell makes its inputs of."""
+MOST_FAILURES = 5
+"""Cells of the student's own whose failures are named."""
+BEGIN = """\
+from simlib.classroom.grading.sandboxed.first_steps import begin
+begin()
+from simlib.classroom.grading.sandboxed.examiner import Examiner
+from simlib.classroom.grading.sandboxed.graded_checks import GradedChecks
+examiner = Examiner(globals(), GradedChecks({patience}), {answer_s})
+"""
+
+
+@dataclass
+class NotebookResult:
+    """The result of one notebook.
+
+    Attributes
+    ----------
+    exercise : str
+    status : str
+        ``"graded"``, ``"unreadable"``, ``"wrong notebook"`` or ``"missing"``.
+    reason : str
+        Why it was not graded.
+    questions : list of QuestionResult
+    notes : list of str
+        What was odd, for the teacher.
+    runs : int
+        How often it was run.
+    seconds : float
+    cut_short : bool
+        Whether a limit ended any part of it: under other limits the result may be another one.
+    """
+
+    exercise: str
+    status: str
+    reason: str
+    questions: list
+    notes: list = field(default_factory=list)
+    runs: int = 0
+    seconds: float = 0.0
+    cut_short: bool = False
+
+    @property
+    def points(self):
+        """Points earned."""
+        return round(sum(one.points for one in self.questions), 2)
+
+    @property
+    def of(self):
+        """Points to be had."""
+        return sum(one.of for one in self.questions)
+
+    def as_dict(self):
+        """As plain data."""
+        return asdict(self) | {"points": self.points, "of": self.of}
+
+    @classmethod
+    def from_dict(cls, data):
+        """The result that `as_dict` was made from."""
+        kept = {key: value for key, value in data.items() if key not in ("points", "of")}
+        kept["questions"] = [QuestionResult(**one) for one in kept["questions"]]
+        return cls(**kept)
+
+
+def without_points(exercise, status, reason, notes=()):
+    """The result of a notebook that cannot be graded; its questions have its status and reason."""
+    questions = [
+        QuestionResult(one.name, one.title, 0, one.points, status, reason)
+        for one in exercise.questions.values()
+    ]
+    return NotebookResult(exercise.name, status, reason, questions, list(notes))
+
+
+def grade(content, exercise, expected, seed, limits, isolate=True):
+    """The `NotebookResult` of a submission.
+
+    Parameters
+    ----------
+    content : bytes
+        The file.
+    exercise : Exercise
+    expected : Expected
+        What the solution gave under this seed, see `record`.
+    seed : int
+        The seed of hidden cells.
+    limits : sandbox.Limits
+    isolate : bool
+        False without a sandbox.
+    """
+    begun = time.monotonic()
+    try:
+        with Reader({exercise.name: exercise}) as reader:
+            merged = reader.merge(content, exercise.name)
+    except Unreadable as error:
+        return without_points(exercise, "unreadable", str(error))
+    except WrongNotebook as error:
+        return without_points(exercise, "wrong notebook", str(error))
+    result = NotebookResult(exercise.name, "graded", "", [], list(merged.notes))
+    runner = Runner(lambda part: cells_of(part, exercise, expected, seed, limits), limits, isolate)
+    runs = runner.run(merged)
+    result.runs = runs.number
+    cut = map(is_cut_short, runs.cells.values())
+    result.cut_short = runs.number > 1 or bool(runs.set_aside) or any(cut)
+    failures = failures_of(merged, runs.cells)
+    notes = [*runs.notes, *list(failures.values())[:MOST_FAILURES]]
+    if len(failures) > MOST_FAILURES:
+        notes.append(f"and {len(failures) - MOST_FAILURES} more cells of the student's own fail")
+    result.notes += map(clean, notes)
+    for question in exercise.questions.values():
+        one = score(question, exercise, merged, runs.cells, runs.set_aside, expected)
+        one.reason += because_of(one, failures)
+        result.questions.append(one)
+    result.seconds = round(time.monotonic() - begun, 2)
+    return result
+
+
+def cells_of(merged, exercise, expected, seed, limits):
+    """The cells of the notebook to run."""
+    begin = BEGIN.format(answer_s=limits.answer_s, patience=limits.patience)
+    cells = [code_cell("examiner", begin)]
+    fetched = set()
+    for step in merged.steps:
+        if step.kind == "helper":
+            cells.append(code_cell(step.identity, f"examiner.helper({step.source!a})"))
+        elif step.kind == "answer":
+            call = f"examiner.answer({step.cell.question!r}, {step.source!a})"
+            recorded = expected.recorded.get(step.cell.question)
+            if recorded:  # before anything of the student's can break it off
+                call = f"examiner.expect({step.cell.question!r}, {recorded!r})\n{call}"
+            cells.append(code_cell(step.cell.id, call))
+        elif step.cell.role in ("check", "hidden"):
+            if step.cell.question not in fetched:
+                fetched.add(step.cell.question)
+                call = f"examiner.fetch({step.cell.question!r})"
+                cells.append(code_cell(fetch_of(step.cell.question), call))
+            outputs = expected.outputs.get(step.cell.id, [])
+            cells.append(code_cell(step.cell.id, seeded(step.cell, seed), outputs, compare=True))
+            if step.cell.role == "check":
+                names = f"examiner.names_of({step.cell.shown!a})"
+                cells.append(code_cell(f"{step.cell.id}-names", names))
+        else:
+            setup = f"{step.source}\nexaminer.setup({step.cell.shown!a})"
+            cells.append(code_cell(step.cell.id, setup))
+    return cells
+
+
+def seeded(cell, seed):
+    """A hidden cell's source with the seed of this run; another cell's source."""
+    if cell.role != "hidden":
+        return cell.source
+    line = f"seed = {seed_of(cell.id, seed)}"
+    source = re.sub(r"^seed = \d+$", line, cell.source, count=1, flags=re.MULTILINE)
+    return f"examiner.begin({cell.id!r}, {cell.question!r})\n{source}"
+
+
+def seed_of(identity, seed):
+    """What a hidden cell has in its line ``seed = ...``: a number of its own of 52 bits.
+
+    A thousand times it, and a rank more, is a seed that torch takes. What ranks find out about it
+    in one question says nothing about another's.
+    """
+    drawn = hashlib.sha256(f"{identity} {seed}".encode()).digest()
+    return int.from_bytes(drawn) % 2**CELL_BITS
+
+
+class GraderFails(Exception):
+    """A run that failed before anything of a student's was in it; the message is the reason."""
+
+
+@dataclass
+class Runs:
+    """The outcome of all runs of one submission.
+
+    Attributes
+    ----------
+    cells : dict of str to CellResult
+        By cell id, from the run in which the cell's question was not disturbed.
+    set_aside : dict of str to str
+        Questions whose answers ended a run, and how.
+    notes : list of str
+    number : int
+        How often it was run.
+    """
+
+    cells: dict = field(default_factory=dict)
+    set_aside: dict = field(default_factory=dict)
+    notes: list = field(default_factory=list)
+    number: int = 0
+
+
+class Runner:
+    """Runs parts of a merged notebook within the time of its limits.
+
+    The first run may take the time of a notebook; all further ones, which an answer has made
+    necessary that ended a run, may take as much together.
+
+    Parameters
+    ----------
+    cells_of : callable
+        ``cells_of(merged)`` gives the cells to run.
+    limits : sandbox.Limits
+    isolate : bool
+    """
+
+    def __init__(self, cells_of, limits, isolate):
+        self._cells_of = cells_of
+        self._limits = limits
+        self._isolate = isolate
+        self._left_s = 2 * limits.notebook_s
+        self.done = Runs()
+
+    def run(self, merged):
+        """The `Runs` of a merged notebook, with all its answers in one run as far as that goes."""
+        whole = merged
+        while answered(merged):
+            session = self._run(merged)
+            if session is None:
+                return self._give_up(merged)
+            step, why = culprit_of(merged, session)
+            if step is None:
+                self.done.cells |= session.cells
+                self.done.notes += [why] * bool(why)
+                return self.done
+            if step.kind == "helper":
+                whole, merged = (self._leave_out(step, why, one) for one in (whole, merged))
+                continue
+            question = step.cell.question
+            rest = merged.without([question])
+            if answered(merged)[0] == question:
+                self.done.set_aside[question] = why
+            elif self._alone(merged, question):
+                # It was another answer that ended the run, by something it had left behind.
+                for other in answered(rest):
+                    self._alone(merged, other)
+                return self.done
+            merged = rest
+            own = self._own_culprit(whole)
+            if own is not None:
+                self.done.set_aside.clear()
+                whole = merged = self._leave_out(own, why, whole)
+        return self.done
+
+    def _leave_out(self, step, why, merged):
+        """A merged notebook without a cell of the student's own; a note says so."""
+        note = f"a cell of the student's own ({beginning(step.source)}) was left out: {why}"
+        self.done.notes += [note] * (note not in self.done.notes)
+        return merged.without([step])
+
+    def _own_culprit(self, whole):
+        """The cell of the student's own that has ended the runs of several answers, each alone.
+
+        It may do so late, by a process that it leaves behind: then it is answers that seem to end
+        a run. None where it is not one such cell alone, or where no time is left to find it.
+        """
+        own = [step for step in whole.steps if step.kind == "helper"]
+        if len(self.done.set_aside) != 2 or not own or self._ends(whole.without(own)):
+            return None
+        return next((step for step in own if not self._ends(whole.without([step]))), None)
+
+    def _ends(self, part):
+        """Whether some step of a part ends its run; a part that nobody could run counts, too."""
+        session = self._run(part)
+        return session is None or culprit_of(part, session)[0] is not None
+
+    def _alone(self, merged, question):
+        """Run one answer without the others; whether the run ended by itself."""
+        part = merged.without([name for name in answered(merged) if name != question])
+        session = self._run(part)
+        if session is None:
+            self._give_up(part)
+            return False
+        step, why = culprit_of(part, session)
+        if step is not None:
+            self.done.set_aside[question] = why
+            return False
+        self.done.cells |= session.cells
+        return True
+
+    def _run(self, merged):
+        """A session, or None where no time is left."""
+        if self._left_s < SHORTEST_RUN_S:
+            return None
+        limits = replace(self._limits, notebook_s=min(self._limits.notebook_s, self._left_s))
+        begun = time.monotonic()
+        session = run_notebook(self._cells_of(merged), limits, self._isolate)
+        self._left_s -= time.monotonic() - begun
+        self.done.number += 1
+        started = session.cells.get("examiner")
+        if started is None or started.word != "same":
+            said = started.error if started else session.ended or session.log
+            raise GraderFails(f"the examiner did not start: {said.strip()[-500:]}")
+        return session
+
+    def _give_up(self, merged):
+        why = "other answers of this notebook ended so many runs that no time was left for it"
+        self.done.set_aside |= dict.fromkeys(answered(merged), why)
+        return self.done
+
+
+def answered(merged):
+    """The questions with an answer in the steps of a merged notebook, in order."""
+    return [step.cell.question for step in merged.steps if step.kind == "answer"]
+
+
+def culprit_of(merged, session):
+    """``(step, why)`` of the step that ended a run; ``(None, why)`` where none of them did."""
+    for step in merged.steps:
+        if step.kind == "pristine" and not step.cell.question:
+            continue
+        result = session.cells.get(step.identity)
+        if result is None or "Kernel dead" in result.error:
+            return step, session.ended or "its code ended the process that examines it"
+        if result.word == "gone":
+            return step, session.ended or result.error
+    return None, session.ended

@@ -1,0 +1,172 @@
+"""`simlib progress`: what is right, wrong, not written yet in all exercises, for the learner alone.
+
+Nothing is sent anywhere. What a notebook's checks said is kept beside it, in ``.progress``, as long
+as neither the notebook nor simlib changes; wrong answers are tried again each time.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ...core.model.words import aligned
+from .cache import Cache, digest, digest_of_simlib, write
+from .merge_answers import GIVEN, WrongNotebook, merge_answers
+from .notebook_file import Unreadable, parse, read_bytes
+from .self_check import (
+    NOT_WRITTEN,
+    RIGHT,
+    CheckResult,
+    check_notebook,
+    own_cells,
+    pristine_of,
+    result_of,
+)
+from .texts import one_line
+
+KEPT = ".progress"
+"""The folder in which results are kept, beside the notebooks."""
+
+
+@dataclass(frozen=True)
+class NotebookProgress:
+    """One exercise notebook.
+
+    Attributes
+    ----------
+    exercise : str
+    questions : list of tuple
+        ``(question, title, status, points, of)``: points earned, and what it is worth.
+    problem : str
+        Why it could not be checked; empty where it was.
+    """
+
+    exercise: str
+    questions: list
+    problem: str = ""
+
+    @property
+    def right(self):
+        """How many questions are right."""
+        return sum(status == RIGHT for _, _, status, *_ in self.questions)
+
+    @property
+    def points(self):
+        """Points of right answers, and of parts of others."""
+        return sum(points for *_, points, _ in self.questions)
+
+    @property
+    def of(self):
+        """Points to be had."""
+        return sum(of for *_, of in self.questions)
+
+
+def progress_of(paths, tell=lambda path: None):
+    """A `NotebookProgress` of each notebook.
+
+    Parameters
+    ----------
+    paths : iterable of Path
+    tell : callable
+        Called with the path before its checks are run.
+    """
+    version = digest_of_simlib()
+    return [progress_of_notebook(Path(path), version, tell) for path in paths]
+
+
+def progress_of_notebook(path, version, tell):
+    """The same of one notebook; its checks are run where somebody has written something new."""
+    try:
+        exercise, is_pristine = pristine_of(path)
+        content = read_bytes(path)
+        merged = merge_answers(exercise, parse(content))
+        if not is_pristine:  # a copy of the folder alone: its own checks say what is written
+            merged = own_cells(exercise)
+        if any(found == GIVEN for found in merged.found.values()):
+            results = kept_results(path, (digest(content), exercise.digest, version), tell)
+        else:
+            results = [result_of(name, merged.found[name], None, "") for name in merged.found]
+    except (Unreadable, WrongNotebook) as error:
+        return NotebookProgress(path.stem, [], one_line(str(error)))
+    questions = [
+        (one.question, asked.title, one.status, one.points, asked.points)
+        for one in results
+        for asked in [exercise.questions[one.question]]
+    ]
+    return NotebookProgress(exercise.name, questions)
+
+
+def kept_results(path, key, tell):
+    """What the checks of a notebook said: as it was kept, or by running them."""
+    try:
+        cache = Cache(path.parent / KEPT)
+    except OSError:  # a folder that nobody can write to
+        cache = None
+    kept = cache and cache.get(path.name, *key)
+    if kept:
+        return [CheckResult(**one) for one in kept]
+    tell(path)
+    results = list(check_notebook(path)[0])
+    if cache and all(one.status in (RIGHT, NOT_WRITTEN) for one in results):
+        cache.put([asdict(one) for one in results], path.name, *key)
+    return results
+
+
+def table(notebooks):
+    """All exercises as plain text: right answers and points, and each question's status."""
+    rows = [("exercise", "right", "points", "")]
+    for one in notebooks:
+        if one.problem:
+            rows.append((one.exercise, "", "", one.problem))
+            continue
+        said = ", ".join(f"{name} {status}" for name, _, status, *_ in one.questions)
+        is_new = all(status == NOT_WRITTEN for _, _, status, *_ in one.questions)
+        counts = f"{one.right} of {len(one.questions)}", f"{one.points} of {one.of}"
+        rows.append((one.exercise, *counts, "not begun" if is_new else said))
+    right, asked, points, of = totals(notebooks)
+    rows.append(("together", f"{right} of {asked}", f"{points} of {of}", ""))
+    names = [row[0] for row in rows]
+    width = max(map(len, names))
+    numbers = aligned([row[1:3] for row in rows])
+    lines = [
+        f"{name.ljust(width)}  {counts}  {row[3]}".rstrip()
+        for name, counts, row in zip(names, numbers, rows, strict=True)
+    ]
+    return "\n".join(lines)
+
+
+def totals(notebooks):
+    """Right answers, questions, points, points to be had."""
+    return (
+        sum(one.right for one in notebooks),
+        sum(len(one.questions) for one in notebooks),
+        sum(one.points for one in notebooks),
+        sum(one.of for one in notebooks),
+    )
+
+
+def write_certificate(path, notebooks, name=""):
+    """Write the table as one HTML page, which runs and fetches nothing.
+
+    Parameters
+    ----------
+    path : Path
+    notebooks : list of NotebookProgress
+    name : str
+        Whose it is; it may be empty.
+    """
+    from .pages import environment  # jinja2 takes a moment, and few ask for a page
+
+    right, asked, points, of = totals(notebooks)
+    page = environment().get_template("certificate.html")
+    text = page.render(
+        notebooks=notebooks,
+        name=name,
+        right=right,
+        asked=asked,
+        points=points,
+        of=of,
+        day=datetime.date.today().isoformat(),
+    )
+    write(Path(path), text)

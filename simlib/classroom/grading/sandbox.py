@@ -1,0 +1,353 @@
+"""Where a student's code runs: bubblewrap or a container, a user of its own, limits.
+
+The command that `sandboxed` makes shows the program inside Python, simlib and the system's
+libraries, all read-only, and nothing else of the machine; there is no network but loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.model.trust import VARIABLE
+from .. import confinement
+from ..confinement.process_sandbox import FONTS, HOME, OWN_SANDBOX, SCRATCH
+from ..confinement.system_calls import filter_for
+from . import container
+from .hidden_places import CannotHide, covered, covers
+
+BUBBLEWRAP = "bubblewrap"
+PROGRAMS = {BUBBLEWRAP: "bwrap"} | {engine: engine for engine in container.ENGINES}
+"""What can isolate, the first that is found; and its command."""
+CHOSEN = ContextVar("chosen", default=None)
+"""Which of them this grading uses; None for the first that is found."""
+
+COURSE = "/course"
+"""Where simlib lies inside."""
+SIMLIB = str(Path(__file__).resolve().parent.parent)
+SYSTEM = (
+    "/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/fonts", "/etc/mime.types",
+    "/bin", "/sbin", "/lib", "/lib64", "/lib32",
+)  # fmt: skip
+"""Of the system, as far as it exists."""
+SHARES = {"/dev/shm": 4, "/tmp": 4, FONTS: 1, HOME: 1, SCRATCH: 6}
+"""Where files can be written, and how many sixteenths of all room for files are there."""
+FIRST_UID, LAST_UID = 64_600, 64_999
+FOLDERS = "simlib-grading-"
+"""How the folders of runs begin, and containers; the number of the grader's process follows."""
+MB = 1 << 20
+FILTER = "outer"
+"""Which filter of system calls bubblewrap loads, see `system_calls`."""
+
+
+OWN_NAMESPACES = [
+    "unshare", "--user", "--map-current-user", "--keep-caps", "--pid", "--fork", "--kill-child",
+    "--mount-proc", "--",
+]  # fmt: skip
+"""Inside, the kernel may make sandboxes for processes of students, see `process_sandbox`."""
+
+
+class CannotIsolate(Exception):
+    """Student code must not run like this; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the code of one notebook may take."""
+
+    answer_s: float = 20
+    cell_s: float = 60
+    notebook_s: float = 240
+    memory_bytes: int = 4096 * MB
+    processes: int = 400
+    files: int = 1024
+    scratch_bytes: int = 256 * MB
+    output_chars: int = 1_000_000
+
+    @property
+    def patience(self):
+        """How many times as long as by default its cells, and the ranks of its checks, have."""
+        return max(1, self.cell_s / Limits.cell_s)
+
+
+def kind():
+    """What isolates here: a key of `PROGRAMS`; None where there is nothing."""
+    found = (one for one, program in PROGRAMS.items() if shutil.which(program))
+    return CHOSEN.get() or next(found, None)
+
+
+def engine():
+    """The engine of containers that isolates here; None where it is none."""
+    found = kind()
+    return found if found in container.ENGINES else None
+
+
+@contextlib.contextmanager
+def choosing(one):
+    """Isolate by this meanwhile, a key of `PROGRAMS`, or by what is found if it is None."""
+    token = CHOSEN.set(one)
+    try:
+        yield
+    finally:
+        CHOSEN.reset(token)
+
+
+def why_not():
+    """Why nothing can be isolated here, and what to do; None where it can."""
+    if not sys.platform.startswith("linux"):
+        return "bubblewrap, which isolates what students wrote, is for Linux only"
+    if kind() is None:
+        return (
+            "bubblewrap (the command bwrap) is not installed, nor podman or docker, which would "
+            "do, too: apt install bubblewrap"
+        )
+    if shutil.which(PROGRAMS[kind()]) is None:
+        package = "docker.io" if kind() == "docker" else kind()
+        return f"{kind()} (the command {PROGRAMS[kind()]}) is not installed: apt install {package}"
+    return None
+
+
+def check_can_isolate(no_sandbox):
+    """Refuse to run what students wrote where that would be unsafe without a word.
+
+    Raises
+    ------
+    CannotIsolate
+        There is nothing that isolates and nobody asked to do without; we are root and would stay
+        so; or what is to be hidden cannot be.
+    """
+    if no_sandbox:
+        if os.geteuid() == 0:
+            raise CannotIsolate(
+                "as root, submissions are graded in the sandbox only, where they lose root's "
+                "rights: leave out --no-sandbox, or grade as an ordinary user"
+            )
+        return
+    reason = why_not()
+    if reason:
+        raise CannotIsolate(
+            f"{reason}. Without it what students wrote could read, change and send anything that "
+            "you can. To grade like that all the same, say --no-sandbox"
+        )
+    if kind() == BUBBLEWRAP and os.geteuid() == 0 and shutil.which("setpriv") is None:
+        raise CannotIsolate(
+            "running as root, and setpriv, which drops root's rights for what students wrote, is "
+            "missing: apt install util-linux, or grade as an ordinary user"
+        )
+    try:
+        covers(shown())
+    except CannotHide as error:
+        raise CannotIsolate(str(error)) from None
+    said = refusal_of_a_trial(kind())
+    if said:
+        raise CannotIsolate(
+            f"a trial of the sandbox by {kind()} failed ({said}): it needs user namespaces (Linux "
+            "must permit them: sysctl user.max_user_namespaces and, on Ubuntu, "
+            "kernel.apparmor_restrict_unprivileged_userns=0) and unshare of util-linux 2.36 or "
+            "later. To grade without a sandbox all the same, say --no-sandbox"
+        )
+
+
+@functools.cache
+def refusal_of_a_trial(kind):
+    """What a sandbox within a sandbox says where it cannot be had; empty where it can."""
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-") as folder:
+        run = Path(folder) / "run"
+        run.mkdir()
+        os.chmod(folder, 0o711)
+        if os.geteuid() == 0:
+            os.chown(run, FIRST_UID, FIRST_UID)
+        inner = 'touch "$0/file" && unshare --mount --pid --fork --mount-proc true'
+        try:
+            command = sandboxed(["sh", "-c", inner, str(run)], run, FIRST_UID, Limits())
+        except OSError as error:
+            return str(error)
+        done = subprocess.run(command, capture_output=True, check=False)
+    return "" if done.returncode == 0 else container.last_line(done.stderr)
+
+
+@contextlib.contextmanager
+def own_user():
+    """A user id that nobody else uses, for one run; our own where we are not root.
+
+    Limits on processes count by user. An id is taken by binding a name, which Linux gives back
+    whatever becomes of us.
+    """
+    if os.geteuid() != 0:
+        yield os.geteuid()
+        return
+    for uid in range(FIRST_UID, LAST_UID + 1):
+        lock = socket.socket(socket.AF_UNIX)
+        try:
+            lock.bind(f"\0simlib-grading-{uid}")
+        except OSError:
+            lock.close()
+            continue
+        with lock:
+            yield uid
+        return
+    raise CannotIsolate("too many grading runs at once: no user id is free")
+
+
+def sandboxed(command, run_folder, uid, limits):
+    """The command that runs ``command`` shut in.
+
+    Parameters
+    ----------
+    command : list of str
+    run_folder : Path
+        The only folder of the machine that can be written to from inside, until it is removed.
+    uid : int
+        The user to run as, see `own_user`.
+    limits : Limits
+    """
+    most = [f"--nproc={limits.processes}", f"--nofile={limits.files}", "--core=0", "--"]
+    command = ["prlimit", *most, *OWN_NAMESPACES, *command]
+    if engine():
+        return container.contained(engine(), command, run_folder, uid, limits, view(limits))
+    return bubblewrapped(command, run_folder, uid, limits)
+
+
+def bubblewrapped(command, run_folder, uid, limits):
+    """`sandboxed` by bubblewrap, but for the limits of a process."""
+    is_root = os.geteuid() == 0
+    words = [
+        *with_filter(run_folder.parent),
+        "bwrap",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+    ]
+    words += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
+    words += ["--hostname", "grading"]
+    if filter_for(FILTER):
+        words += ["--seccomp", "9"]
+    if not is_root:
+        words += ["--unshare-user"]
+    words += ["--proc", "/proc", "--dev", "/dev"]
+    for place, size in shares(limits).items():
+        words += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
+    words += system_files()
+    for place in python_folders():
+        words += [] if is_of_system(place) else bound("--ro-bind", place, place)
+    words += bound("--ro-bind", SIMLIB, f"{COURSE}/simlib")
+    covering, closing = covers(shown())
+    words += covering
+    words += bound("--bind", str(run_folder), str(run_folder))
+    for file in font_lists():
+        words += bound("--ro-bind", str(file), f"{FONTS}/{file.name}")
+    words += [*closing, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+    for name, value in environment_of_sandbox().items():
+        words += ["--setenv", name, value]
+    words.append("--")
+    if is_root:
+        # bwrap covers what only root could use, and Linux lets nobody open what is half covered.
+        words += ["sh", "-c", 'umount -q /proc/*; exec "$0" "$@"']
+        words += ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+        words += ["--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--"]
+    return words + command
+
+
+def view(limits):
+    """What is seen in a container: the same as bubblewrap shows."""
+    links = {place: os.readlink(place) for place in SYSTEM if os.path.islink(place)}
+    seen = {f"{FONTS}/{file.name}": str(file) for file in font_lists()}
+    for place, source in shown().items():
+        if os.path.exists(source) and (place in SYSTEM or not is_of_system(place)):
+            seen[place] = source
+    simlib = f"{COURSE}/simlib"
+    covers = covered(shown())
+    return container.View(links, seen, covers, shares(limits), simlib, environment_of_sandbox())
+
+
+def shares(limits):
+    """``{folder that can be written to: its bytes}``."""
+    return {place: limits.scratch_bytes * part // 16 for place, part in SHARES.items()}
+
+
+def with_filter(folder):
+    """Words before bwrap's that open the filter of system calls as descriptor 9."""
+    found = filter_for(FILTER)
+    if found is None:
+        return []
+    file = folder / "syscalls"
+    file.write_bytes(found)
+    return ["sh", "-c", 'exec "$@" 9<"$0"', str(file)]
+
+
+def bound(way, source, place):
+    """bwrap's words to show a folder; those above it are made open, as bwrap does not."""
+    above = [str(folder) for folder in reversed(Path(place).parents)][1:]
+    above = [folder for folder in above if folder not in ("/tmp", FONTS)]
+    words = [word for folder in above for word in ("--perms", "0755", "--dir", folder)]
+    return [*words, way, source, place]
+
+
+def system_files():
+    """bwrap's words for libraries and programs of the system."""
+    words = []
+    for place in SYSTEM:
+        if os.path.islink(place):
+            words += ["--symlink", os.readlink(place), place]
+        else:
+            words += bound("--ro-bind-try", place, place)
+    return words
+
+
+def is_of_system(place):
+    """Whether a folder is seen inside one of the system's."""
+    return any(one in (place, *map(str, Path(place).parents)) for one in SYSTEM)
+
+
+def python_folders():
+    """The folders of this Python and its packages."""
+    real = Path(sys.executable).resolve().parent.parent
+    return list(dict.fromkeys([str(Path(sys.prefix).absolute()), str(real)]))
+
+
+def shown():
+    """``{place inside: folder of the machine}`` of all that is shown, one may lie in another."""
+    places = [one for one in SYSTEM if not os.path.islink(one)] + python_folders()
+    return {place: place for place in places} | {f"{COURSE}/simlib": SIMLIB}
+
+
+def font_lists():
+    """matplotlib's lists of fonts, which take it seconds to make anew."""
+    import matplotlib
+
+    return sorted(Path(matplotlib.get_cachedir()).glob("fontlist-*.json"))
+
+
+def environment_of_sandbox():
+    """The environment inside, where processes of students make sandboxes of their own."""
+    return environment() | {OWN_SANDBOX: "1"}
+
+
+def environment():
+    """The environment inside, of which nothing comes from ours."""
+    return {
+        "HOME": HOME,
+        "USER": "student",
+        "LOGNAME": "student",
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": COURSE,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+        "IPYTHONDIR": "/tmp/ipython",
+        "MPLCONFIGDIR": FONTS,
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "TQDM_DISABLE": "1",
+        VARIABLE: confinement.__name__,
+    }

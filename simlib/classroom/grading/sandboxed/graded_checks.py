@@ -1,0 +1,214 @@
+"""`check` and `measure` as a grading run has them, in the place of those that a notebook calls."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import lzma
+import math
+import os
+import pickle
+
+from ....core.engines.processes.real_run import run as run_on_processes
+from ....core.model.errors import SimlibError
+from ...checks.check import TIMEOUT_S
+from ...checks.check import check as check_answer
+from ...checks.compare import EXACT, describe, difference
+from ...checks.complaints import (
+    Complaint,
+    broken_rules,
+    found_by_the_engine,
+    input_complaint,
+    parts_lost,
+    worst_of,
+)
+from ...checks.run_answer import NO_RESULT, WORLDS, changed_in_place, run_answer
+from ...checks.verdict import RIGHT
+from ...parts import VALUE, parts_of
+from ..score import ALLOWED, LOST, MARK
+from ..texts import clean
+
+FLOOR = 1 / 8
+"""Of the bytes that the solution sends: uint8 in the place of int64 is honest."""
+
+SLOWER = 2
+"""A check waits so many times as long for its ranks as at a student's: others share the machine."""
+
+
+class GradedChecks:
+    """What checks and hidden cells of one run have seen, by question.
+
+    Parameters
+    ----------
+    patience : float
+        How many times as long as by default ranks may make no progress.
+    """
+
+    def __init__(self, patience=1):
+        self._patience = patience
+        self.verdicts = {}
+        self._rules = {}
+        self._timed = {}
+        self._within = {}
+        self._parts = {}
+        self._expected = {}
+        self._measured = {}
+        self._cell = self._question = ""
+
+    def names(self):
+        """What stands in for `simlib.checks` in the namespace of the cells."""
+        return {"check": self.check, "measure": self.measure}
+
+    def check(self, question, answer, inputs, expected, *rules, **options):
+        """`simlib.checks.check`; its rules are kept for `measure`."""
+        self._rules[question] = rules
+        self._timed[question] = [*options.get("timed", ()), *options.get("memory", ())]
+        self._within[question] = options.get("within", EXACT)
+        self._parts[question] = parts_of(options.get("points", 1))
+        options["timeout_s"] = SLOWER * self._patience * options.get("timeout_s", TIMEOUT_S)
+        try:
+            verdict = check_answer(question, answer, inputs, expected, *rules, **options)
+        except Exception as error:
+            end_where_all_is_taken(error)
+            raise
+        self.verdicts[question] = verdict
+        return GradedVerdict(verdict)
+
+    def measure(self, answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20, start=None):
+        """What an answer gives and whether it kept the rules of its check, in lines of text.
+
+        Values that are as expected, to the precision of a check, are printed as expected, so that
+        a sum in another order is no difference. What `start` says of its time does not count:
+        ``timeout_s`` does.
+        """
+        question = self._question  # an answer that a cell has wrapped does not say
+        measured = []
+        in_cell = self._measured.setdefault(question, {}).setdefault(self._cell, [])
+        in_cell.append(measured)
+        expected = self._expected.get(question)
+        start = functools.partial(start or run_on_processes, timeout_s=timeout_s * self._patience)
+        lines = []
+        for world_size in worlds:
+            by_rank = [inputs(rank, world_size) for rank in range(world_size)]
+            try:
+                run, after = run_answer(answer, by_rank, start)
+            except Exception as error:  # the ranks' own words: any may be wrong
+                end_where_all_is_taken(error)
+                return "\n".join([*lines, f"{world_size}: {in_their_words(error)}"])
+            got = [changed_in_place(mine) for mine in after] if in_place else run.results
+            measured.append({"values": got, "sent": sent(run)})
+            all_wanted = expected[self._cell][len(in_cell) - 1] if expected else measured
+            want = all_wanted[len(measured) - 1]
+            within = [self._within.get(question, EXACT)] * len(got)
+            texts = list(map(snapped, got, want["values"], within))
+            for rank, value in enumerate(want["values"]):
+                if after[rank] is None and value is not None:
+                    texts[rank] = f"rank {rank} {NO_RESULT}: it died"
+            lines.append(f"{world_size}: {'; '.join(texts)}")
+            given = list(zip(*by_rank, strict=True))
+            changed = None if in_place else input_complaint(run, given, after)
+            said = found_by_the_engine(run) or changed
+            found = [Complaint(said)] if said else self._broken(question, run, given, want)
+            lines.append(f"{world_size}: {rule_line(found, self._parts.get(question, {}))}")
+        return "\n".join(lines)
+
+    def _broken(self, question, run, given, want):
+        rules = [*self._rules.get(question, ())]
+        if run.engine == "simulated":
+            rules += [
+                one.rule
+                for one in self._timed.get(question, ())
+                if one.counts_memory == (run.memory is not None)
+            ]
+        too_few = too_little(sent(run), want["sent"], run.world_size)
+        return broken_rules(run, given, rules) + ([Complaint(too_few)] if too_few else [])
+
+    def begin(self, cell, question):
+        """Say which hidden cell comes: what it measures is compared with that cell's."""
+        self._cell, self._question = cell, question
+
+    def expect(self, question, recorded):
+        """Compare with what `recorded` gave in a run of the solution, from its beginning."""
+        self._measured.pop(question, None)
+        self._expected[question] = pickle.loads(lzma.decompress(base64.b64decode(recorded)))
+
+    def recorded(self, question):
+        """All that was measured of a question, as text."""
+        data = pickle.dumps(self._measured.get(question, {}))
+        return base64.b64encode(lzma.compress(data)).decode()
+
+
+def end_where_all_is_taken(error):
+    """End this process where it gets no thread, process or memory any more.
+
+    An answer has taken them, perhaps one of another question: the grader finds out which.
+    """
+    is_ours = not isinstance(error, SimlibError)
+    words = "can't start new thread"
+    if is_ours and (isinstance(error, (OSError, MemoryError)) or words in str(error)):
+        os._exit(1)
+
+
+class GradedVerdict:
+    """A verdict in a form that is the same for every right answer."""
+
+    def __init__(self, verdict):
+        self._verdict = verdict
+
+    def __repr__(self):
+        verdict = self._verdict
+        if verdict.status == RIGHT:
+            return f"{verdict.question}: {verdict.status}"
+        text, _, last = repr(verdict).rpartition("\n")
+        return f"{clean(text)}\n{clean(last)}"  # the last line tells parts: what is cut is above it
+
+
+def snapped(got, want, within=EXACT):
+    """A value as text; one that is as expected reads as the expected one."""
+    wrong = difference(got, want, within)
+    return describe(want) if wrong is None else in_one_line(f"{describe(got)} ({wrong})")
+
+
+def rule_line(found, parts):
+    """What is said of a world's complaints: `ALLOWED`, or which parts but the value they cost."""
+    if not found:
+        return ALLOWED
+    lost, said = parts_lost(found, parts), in_one_line(worst_of(found, parts).reason)
+    return said if VALUE in lost else f"{LOST}{', '.join(sorted(lost))}: {said}"
+
+
+def in_one_line(text):
+    """A text that may hold a student's words, so that it cannot pass for other lines."""
+    return " ".join(clean(text).split("\n"))
+
+
+def in_their_words(error):
+    """An error that may hold a student's words; its lines begin so that no other ones do."""
+    return clean(f"{type(error).__name__}: {error}").replace("\n", f"\n{MARK}")
+
+
+def sent(run):
+    """What the ranks of a run have sent, in all."""
+    collectives = run.trace.collectives
+    return {
+        "messages": sum(run.messages),
+        "collectives": len(collectives),
+        "bytes": sum(run.bytes_sent) + sum(one.nbytes for one in collectives),
+    }
+
+
+def too_little(found, solution, world_size):
+    """A sentence where ranks sent less than an answer can do with, else None.
+
+    Ranks that talk past torch.distributed, by files or sockets, are found by it. A rank that is
+    alone has nobody to talk to.
+    """
+    calls, needed_calls = (one["messages"] + one["collectives"] for one in (found, solution))
+    needed = math.ceil(FLOOR * solution["bytes"])
+    if world_size == 1 or (found["bytes"] >= needed and calls >= min(1, needed_calls)):
+        return None
+    return (
+        f"the ranks send {found['bytes']:,} bytes in {calls} calls through torch.distributed, and "
+        f"nobody can do with less than {needed:,} bytes in {min(1, needed_calls)}: what they know "
+        "of each other comes from elsewhere"
+    )

@@ -1,0 +1,194 @@
+"""The process in which a student's cells run: an IPython shell that answers in plain JSON."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import signal
+import socket
+import struct
+import sys
+from json import dumps, loads  # a student may put others into json
+
+from ....core.engines.host.process_setup import die_with_the_kernel, show_errors_of_commands
+from ....core.engines.host.request import exactly, pack
+from ...checks import cases
+from ...checks.verdict import RIGHT, Verdict
+from ...confinement import process_sandbox
+from ...confinement.hardening import go_home
+from .submitted import parameters_of
+
+LENGTH = struct.Struct("<I")
+CELL = re.compile(r"<ipython-input-[^>]*>, ")
+CHECKS = ("check", "check_of")
+"""What a check cell calls."""
+LONGEST = 2000
+"""Characters of an error's text that are kept."""
+
+
+def send(sock, message):
+    """Send one message: what JSON can hold."""
+    data = dumps(message).encode()
+    sock.sendall(LENGTH.pack(len(data)) + data)
+
+
+def receive(sock, most=1 << 25, deadline=None):
+    """Receive one message; EOFError where the other side is gone, or says more than ``most``.
+
+    TimeoutError where it is not there whole at ``deadline``, in seconds of `time.monotonic`.
+    """
+    (length,) = LENGTH.unpack(exactly(sock, LENGTH.size, deadline))
+    if length > most:
+        raise EOFError(f"a message of {length:,} bytes")
+    return loads(exactly(sock, length, deadline))
+
+
+def shell_main(control, lifeline, output):
+    """Run cells until the examiner closes the socket; arguments are descriptors on their way."""
+    process_sandbox.enter(keeps_home=True)
+    die_with_the_kernel(lifeline.detach())
+    go_home()
+    pipe = output.detach()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for fd, source in ((0, nothing), (1, pipe), (2, pipe)):
+        os.dup2(source, fd)
+    for fd in (nothing, pipe):
+        os.close(fd)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
+    sys.stdout = sys.stderr = open(  # noqa: SIM115
+        1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    show_errors_of_commands()
+    cases.instead = check_nothing
+    sock = socket.socket(fileno=control.detach())
+    shell = new_shell()
+    # Cells may start ranks, which need sockets.
+    process_sandbox.close(process_sandbox.OF_CELLS, "cells")
+    send(sock, {"ready": True})
+    while True:
+        try:
+            request = receive(sock)
+        except (EOFError, OSError):
+            os._exit(0)
+        if "check" in request:
+            answer = run_check(shell, request["check"], request["verdict"])
+        elif "source" in request:
+            answer = run_cell(shell, request["source"])
+        else:
+            answer = fetch(shell, request["function"])
+        sys.stdout.flush()
+        send(sock, answer)
+
+
+def new_shell():
+    """An IPython shell that keeps no history and writes no files."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    class NotebookShell(InteractiveShell):
+        """A shell with what cells of notebooks ask of JupyterLab; here nobody looks at it."""
+
+        def enable_gui(self, gui=None):
+            """Open no windows."""
+
+        def run_line_magic(self, magic_name, line, _stack_depth=1):
+            """Run a line such as ``%matplotlib inline``; one that fails costs no other line."""
+            try:
+                return super().run_line_magic(magic_name, line, _stack_depth + 1)
+            except Exception as error:
+                print(in_words(error))
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    shell = NotebookShell.instance(config=config)
+    shell.user_ns["display"] = print
+    return shell
+
+
+def in_words(error):
+    """An error in words; of where it is in a cell the line, not IPython's name for the cell."""
+    return CELL.sub("", f"{type(error).__name__}: {error}"[:LONGEST])
+
+
+def run_cell(shell, source):
+    """Run one cell; its error as text, or None, and the name its source goes by in tracebacks."""
+    number = shell.execution_count
+    try:
+        result = shell.run_cell(source, store_history=True)
+        error = result.error_before_exec or result.error_in_exec
+        text = None if error is None else in_words(error)
+    except BaseException as error:  # a hook of the student's, SystemExit
+        text = in_words(error)
+    names = [name for name, at in shell.compile._filename_map.items() if at == number]
+    return {"error": text, "file": names[-1] if names else None, "number": number}
+
+
+def check_nothing(task, answer):
+    """Stands for `check_of` in cells of the student's own, which may go on where it says right."""
+    return Verdict(str(task), {}, RIGHT, run=Silent())
+
+
+class Silent:
+    """Stands for a run where the student's cells ask for it: whatever they ask of it is nothing."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args, **options):
+        return self
+
+    def __getitem__(self, key):
+        return self
+
+    def __iter__(self):
+        return iter(())
+
+    def __len__(self):
+        return 0
+
+    def __repr__(self):
+        return ""
+
+
+def run_check(shell, source, verdict):
+    """Run a check's cell for the names that it makes; what it checks is checked elsewhere.
+
+    Parameters
+    ----------
+    verdict : dict
+        What the check said, without its run.
+    """
+    names = shell.user_ns
+    before = {name: names[name] for name in CHECKS if name in names}
+    names |= dict.fromkeys(CHECKS, lambda *args, **options: Verdict(**verdict, run=Silent()))
+    try:
+        return run_cell(shell, source)
+    finally:
+        for name in CHECKS:
+            names.pop(name, None)
+        names |= before
+
+
+def fetch(shell, name):
+    """The function that answers a question, as bytes and words; or the error."""
+    function = shell.user_ns.get(name)
+    if function is None:
+        return {"error": f"When its check comes there is no function {name}."}
+    if not callable(function):
+        return {"error": f"{name} is not a function, but a {type(function).__name__[:100]}."}
+    try:
+        pack(function, (), None, 1)  # says which part cannot travel
+        import cloudpickle
+
+        payload = cloudpickle.dumps(function, protocol=5)
+    except BaseException as error:
+        return {"error": str(error)[:LONGEST] or in_words(error)}
+    return {
+        "payload": base64.b64encode(payload).decode(),
+        "parameters": parameters_of(function),
+    }

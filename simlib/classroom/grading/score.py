@@ -1,0 +1,250 @@
+"""One question of a run: its points, and a reason in words for the student."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+
+from ..parts import NO_RESULT, VALUE, in_words
+from .merge_answers import GIVEN, failure
+from .texts import clean, sentence
+
+RIGHT, PARTLY, WRONG, LIMITS = "right", "partly right", "wrong", "broke the limits"
+ALLOWED = "sent as allowed"
+"""What is printed of a world in which all rules were kept; `known_answers.record` looks for it."""
+LOST = "but "
+"""Begins what is printed of a world whose values are right, before the parts that it costs."""
+MARK = "| "
+"""Begins the further lines of an error in the output of a hidden cell."""
+PARTS_LOST = re.compile(rf"\d+: {LOST}(\w+(?:, \w+)*): ")
+BY_PART = re.compile(r"By part: (.+)\.")
+HIDDEN_FAIL = "It passes the public check, but not all hidden tests, with other inputs."
+VALUE_FAILS = "In hidden tests, with other inputs, its values are not right."
+UNKNOWN_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
+
+
+@dataclass
+class QuestionResult:
+    """The result of one question.
+
+    Attributes
+    ----------
+    question, title : str
+    points : float
+        Earned.
+    of : int
+        What it is worth.
+    status : str
+        ``"right"``, ``"partly right"``, ``"wrong"``, ``"not attempted"``, ``"not found"``,
+        ``"broke the limits"``; its notebook's where that is not graded.
+    reason : str
+        Why, in words for the student; it may hold text that the student's code printed.
+    expected, got : str
+        Of the public check where it was wrong.
+    hidden : str
+        ``"right"``, ``"wrong"``, or empty where the hidden cells were not reached.
+    lost : list of str
+        The parts that are not earned, of a question that has some; empty for other questions.
+    known : str
+        Which known wrong answer it does the same as, in words.
+    seconds : float
+    outputs : dict of str to str
+        What check and hidden cells gave, by cell id; for the teacher only.
+    """
+
+    question: str
+    title: str
+    points: float
+    of: int
+    status: str
+    reason: str = ""
+    expected: str = ""
+    got: str = ""
+    hidden: str = ""
+    lost: list = field(default_factory=list)
+    known: str = ""
+    seconds: float = 0.0
+    outputs: dict = field(default_factory=dict)
+
+
+def fetch_of(question):
+    """The id of the cell that fetches a question's function, which stands before its check."""
+    return f"{question}-fetch"
+
+
+def score(question, exercise, merged, cells, set_aside, expected):
+    """The `QuestionResult` of one question."""
+    result = QuestionResult(question.name, question.title, 0, question.points, "")
+    if merged.found[question.name] != GIVEN:
+        result.status = merged.found[question.name]
+        result.reason = (
+            "The function is as it was handed out."
+            if result.status == "not attempted"
+            else f"There is no cell that defines {question.name}."
+        )
+        return result
+    if question.name in set_aside:
+        result.status, result.reason = LIMITS, sentence(set_aside[question.name])
+        return result
+    if not runs_at_all(result, exercise, cells):
+        return result
+    checks = [(one, cells.get(one.id)) for one in exercise.cells_of(question.name, "check")]
+    hidden = [(one, cells.get(one.id)) for one in exercise.cells_of(question.name, "hidden")]
+    result.outputs = {one.id: clean(got.text) for one, got in checks + hidden if got}
+    result.seconds = round(sum(got.seconds for _, got in checks + hidden if got), 2)
+    if hidden:
+        result.hidden = RIGHT if all(is_same(got) for _, got in hidden) else WRONG
+    failed = [(one, got) for one, got in checks + hidden if not is_same(got)]
+    if failed:
+        explain(result, *telling(failed, question.parts, expected), expected)
+    else:
+        result.status = RIGHT
+        result.reason = "Right, in public and in hidden tests." if hidden else "Right."
+    if result.reason == HIDDEN_FAIL and failed[0][0].role == "check":
+        result.reason = VALUE_FAILS
+    if len(question.parts) > 1:
+        earn_parts(result, question.parts, failed, expected)
+    elif not any(one.role == "check" for one, _ in failed):
+        result.points = earned(question, exercise, [one for one, _ in failed])
+    if failed and result.points:
+        result.status = PARTLY
+    return result
+
+
+def telling(failed, parts, expected):
+    """The cell to tell of: the first; of a question with parts, the first that costs the value."""
+    if len(parts) > 1:
+        for cell, got in failed:
+            if VALUE in lost_in(cell, got, expected):
+                return cell, got
+    return failed[0]
+
+
+def earn_parts(result, parts, failed, expected):
+    """Give a question with parts the points of those that its cells have not lost."""
+    lost = {part for cell, got in failed for part in lost_in(cell, got, expected)}
+    result.lost = sorted(parts if VALUE in lost else lost)
+    result.points = sum(points for part, points in parts.items() if part not in result.lost)
+    told = in_words(parts, result.lost)
+    if failed and result.points and told not in result.got:
+        result.reason += f" With the hidden tests: {told}"
+
+
+def lost_in(cell, got, expected):
+    """The parts that a cell's output costs; whatever is not told as a part costs the value.
+
+    A check says it in its last line; a hidden cell in the line on each world's rules, where all
+    other lines have to be as expected.
+    """
+    if got is None or got.word != "different":
+        return {VALUE}
+    said, wanted = got.text.splitlines(), expected.text(cell.id).splitlines()
+    if cell.role == "check":
+        found = BY_PART.fullmatch(said[-1]) if said else None
+        each = re.findall(r"(\w+) 0 of \d+", found[1]) if found else []
+        return set(each) or {VALUE}
+    lost = {VALUE} if len(said) != len(wanted) else set()
+    for line, want in zip(said, wanted, strict=False):
+        if line != want:
+            found = PARTS_LOST.match(line) if want.endswith(f": {ALLOWED}") else None
+            lost |= set(found[1].split(", ")) if found else {VALUE}
+    return lost
+
+
+def runs_at_all(result, exercise, cells):
+    """Whether the answer's cell and its function can be used; if not, the result says why."""
+    (cell,) = exercise.cells_of(result.question, "answer")
+    for identity, what in (
+        (cell.id, "The answer's cell fails"),
+        (fetch_of(result.question), "The function cannot be used"),
+    ):
+        ran = cells.get(identity)
+        said = json_in(ran)
+        if said is None or said.get("error"):
+            error = said["error"] if said else (ran.error if ran else "it was not reached")
+            result.status = LIMITS if said is None or said.get("ended") else WRONG
+            result.reason = f"{what}: {sentence(error)}"
+            result.got = clean(said.get("output", "")) if said else ""
+            return False
+    return True
+
+
+def earned(question, exercise, failed):
+    """The points of a question whose public check passes, by the weights of what passes."""
+    weights = exercise.weights_of(question.name)
+    passed = sum(weight for cell, weight in weights if cell not in failed)
+    points = round(question.points * passed / sum(weight for _, weight in weights), 2)
+    return int(points) if points == int(points) else points
+
+
+def is_same(got):
+    """Whether a cell was run and nbval found what was expected."""
+    return got is not None and got.word == "same"
+
+
+def explain(result, cell, got, expected):
+    """Say in a result which cell was not as expected, and how."""
+    if got is None or got.word in ("timeout", "gone"):
+        result.status = LIMITS
+        result.reason = "It was still running when its time was over."
+        return
+    result.status = WRONG
+    text = clean(got.text)
+    if cell.role == "hidden":
+        result.reason = HIDDEN_FAIL
+        return
+    result.got = text
+    result.expected = expected.text(cell.id)
+    if text.startswith(f"{result.question}: not written yet. Rank"):
+        result.status = "not attempted"
+    # What ranks printed stands before what the check says.
+    lines = text.splitlines()
+    said = [n for n, line in enumerate(lines) if line.startswith(f"{result.question}: ")]
+    after = lines[said[-1] + 1 :] if said else []
+    result.reason = after[0] if after else text
+
+
+def failures_of(merged, cells):
+    """``{source: sentence}`` of the student's own cells that fail."""
+    ran = {s.source: cells.get(s.identity) for s in merged.steps if s.kind == "helper"}
+    errors = {source: error_of(result) for source, result in ran.items() if result}
+    return {source: failure(source, clean(error)) for source, error in errors.items() if error}
+
+
+def error_of(result):
+    """What went wrong in a cell of the student's own; None where nothing did."""
+    said = json_in(result)
+    if said is None and result.word == "timeout":
+        return "it was still running when its time was over"
+    return said.get("error") if said else "it broke off the process that examines it"
+
+
+def because_of(result, failures):
+    """What is added to the reason of an answer that lacks a name of a cell that fails."""
+    missing = UNKNOWN_NAME.search(f"{result.reason}\n{result.got}")
+    if missing is None:
+        return ""
+    for source, sentence_of_it in failures.items():
+        if re.search(rf"\b{missing[1]}\b", source):
+            return f" Of your own cells {sentence_of_it}"
+    return ""
+
+
+def is_cut_short(result):
+    """Whether a limit ended a cell, or what the examiner did for it, or a rank did not answer.
+
+    A rank can print the words of that; all it gets is that other limits grade it again.
+    """
+    said = json_in(result)
+    ended = result.word in ("timeout", "gone") or bool(said and said.get("ended"))
+    return ended or f" {NO_RESULT}: " in result.text
+
+
+def json_in(result):
+    """What the examiner said about a student's cell; None where it said nothing."""
+    try:
+        said = json.loads(result.text.strip().splitlines()[-1])
+    except (AttributeError, IndexError, ValueError):
+        return None
+    return said if isinstance(said, dict) else None

@@ -1,0 +1,287 @@
+"""`simlib check`: run the public checks of a notebook, for the student who writes it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..checks.cases import FOLDER
+from .course import SOURCES
+from .exercise import exercise_of, read_exercise
+from .merge_answers import (
+    GIVEN,
+    NOT_ATTEMPTED,
+    MergedNotebook,
+    Step,
+    beginning,
+    failure,
+    merge_answers,
+)
+from .notebook_file import Unreadable, parse, read_bytes
+from .source import exercise_files
+
+PRISTINE = ".pristine"
+"""Folder of a handout in which the exercises lie as they were."""
+COMMAND = [sys.executable, "-m", "simlib.classroom.grading.sandboxed.check_notebook"]
+"""What runs a notebook's steps."""
+POLL_S = 0.25
+"""Seconds between two looks at whether it still runs."""
+END_S = 5
+"""Seconds that it has to end by itself after its last line."""
+TIDY_S = 1
+"""Seconds that what it started has to end when asked to, before it is killed."""
+RIGHT, WRONG, NOT_WRITTEN = "right", "wrong", "not written yet"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of a check: the question's name, the status, the text to read, points earned."""
+
+    question: str
+    status: str
+    text: str
+    points: int = 0
+
+
+def exercises_in(path):
+    """The notebooks to check of a path: itself, or what a folder has by the name of an exercise."""
+    path = Path(path)
+    return exercise_files(path, ".ipynb") or [path] if path.is_dir() else [path]
+
+
+def pristine_of(path):
+    """``(Exercise, whether it is pristine)`` of a notebook that somebody works in.
+
+    The pristine copy lies in a folder of the handout, in a checkout it is made from the source;
+    where there is neither, the notebook's own check cells are used.
+
+    Raises
+    ------
+    Unreadable
+        The notebook cannot be read.
+    """
+    path = Path(path).resolve()
+    if path.exists() and path.suffix != ".ipynb":
+        raise Unreadable(
+            "there is no exercise in this folder"
+            if path.is_dir()
+            else "this is no notebook: its name does not end in .ipynb"
+        )
+    for folder in (path.parent.parent, path.parent):
+        copy = named_like(path, folder / PRISTINE, ".ipynb")
+        if copy:
+            notebook = json.loads(copy.read_text(encoding="utf-8"))
+            return exercise_of(notebook, copy.stem, cases_beside(copy)), True
+        source = named_like(path, folder / SOURCES, ".py")
+        if source:
+            return read_exercise(source).as_shown(), True
+    parse(read_bytes(path))  # its reason is better than ours, where it cannot be read
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8-sig"))
+        return exercise_of(notebook, path.stem, cases_beside(path)), False
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise Unreadable(
+            "its name is no exercise's, and it has no check cells of its own: work in the notebook "
+            "that was handed out, under the name that it had"
+        ) from None
+
+
+def cases_beside(notebook):
+    """What the checks of a pristine notebook expect; empty where the handout has no such file."""
+    path = notebook.parent / FOLDER / f"{notebook.stem}.py"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def named_like(path, folder, ending):
+    """The file of a folder whose name a notebook's begins with, such as 04_x for 04_x-Copy1."""
+    names = (one for one in exercise_files(folder, ending) if path.stem.startswith(one.stem))
+    return max(names, key=lambda one: len(one.stem), default=None)
+
+
+def check_notebook(path, limit_s=600):
+    """The result of each question of a notebook, and notes: ``(iterator, list)``.
+
+    Each question's `CheckResult` comes as soon as its check has run; the list of notes is whole
+    when the iterator is at its end.
+
+    Parameters
+    ----------
+    path : str or Path
+    limit_s : float
+        Seconds for the whole notebook.
+
+    Raises
+    ------
+    Unreadable, WrongNotebook
+        It cannot be checked; the message is the reason.
+    """
+    exercise, is_pristine = pristine_of(path)
+    if not exercise.questions:
+        raise Unreadable("this notebook has no questions: is it an exercise?")
+    merged = merge_answers(exercise, parse(read_bytes(path)))
+    if not is_pristine:  # its own cells are all there is, and nobody knows the stubs
+        merged = own_cells(exercise)
+        merged.notes.append(
+            "no exercise of this name lies here (was it renamed?), so its own check cells were used"
+        )
+    steps = [
+        {
+            "kind": step.cell.role if step.cell else "helper",
+            "question": step.cell.question if step.cell else None,
+            "source": step.source,
+        }
+        for step in merged.steps
+    ]
+    if exercise.cases:  # not those beside the notebook, which may have been changed
+        steps.insert(0, {"kind": "cases", "question": None, "source": exercise.cases})
+    notes = list(merged.notes)
+    messages = run_steps(steps, Path(path).resolve().parent, limit_s)
+    return in_order(exercise.questions, merged.found, messages, notes), notes
+
+
+def in_order(questions, found, messages, notes):
+    """Yield the `CheckResult` of each question, in the notebook's order, as soon as it is known."""
+    by_question, reason = {}, ""
+    for name in questions:
+        while found.get(name) == GIVEN and name not in by_question:
+            one = next(messages, None)
+            if one is None:
+                break
+            reason = why_not_reached(one) or reason
+            take(one, by_question, notes)
+        yield result_of(name, found.get(name), by_question.get(name), reason)
+    for one in messages:
+        take(one, by_question, notes)
+
+
+def why_not_reached(one):
+    """Why nothing comes after this message, if nothing does; None: as before it."""
+    if "begins" in one:
+        return f"the cell that begins with '{beginning(one['begins'])}' never ends, or ends Python"
+    if "not started" in one:
+        return f"Python did not start: {one['not started']}"
+    return None
+
+
+def take(one, by_question, notes):
+    """Sort one message: a question's verdict, or a cell of the student's that fails."""
+    if one.get("is_cell") and not one["question"]:
+        notes.append(failure(one["source"], one["text"]))
+    for file in one.get("beside", ()):
+        notes.append(
+            f"{file} lies beside the notebook and is not handed in with it: copy what you use of "
+            "it into a cell"
+        )
+    if one.get("question"):
+        by_question.setdefault(one["question"], one)
+
+
+def own_cells(exercise):
+    """A notebook's own cells as the steps to run."""
+    steps = [
+        Step("answer" if cell.role == "answer" else "pristine", cell, cell.source)
+        for cell in exercise.cells
+    ]
+    return MergedNotebook(steps, dict.fromkeys(exercise.questions, GIVEN), [])
+
+
+def result_of(name, found, message, reason):
+    """The `CheckResult` of one question; ``reason`` says why there is no message of it."""
+    if found == NOT_ATTEMPTED:
+        return CheckResult(
+            name, NOT_WRITTEN, f"{name}: not written yet. It is as it was handed out."
+        )
+    if found != GIVEN:
+        return CheckResult(name, WRONG, f"{name}: there is no cell that defines {name}.")
+    if message is None:
+        return CheckResult(name, WRONG, f"{name}: not reached: {reason}")
+    text = message["text"]
+    if message.get("is_cell"):
+        text = f"{name}: wrong. Its cell fails: {text}"
+    status = {"not written": NOT_WRITTEN}.get(message["status"], message["status"])
+    return CheckResult(name, status, text, message.get("points", 0))
+
+
+def run_steps(steps, folder, limit_s):
+    """Run steps in a process of their own, in the notebook's folder; yields its messages."""
+    with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as errors:
+        request.write(json.dumps(steps).encode())
+        request.seek(0)
+        with subprocess.Popen(
+            COMMAND,
+            stdin=request,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=folder,
+            start_new_session=True,
+        ) as process:
+            try:
+                yield from messages_of(process, errors, time.monotonic() + limit_s)
+            finally:
+                end_group(process)
+
+
+def messages_of(process, errors, until):
+    """Yield the messages of a process; after its last line it has a while to end by itself."""
+    has_begun = False
+    for line in lines_of(process, until):
+        if not line.startswith(b"{"):
+            continue
+        one = json.loads(line)
+        has_begun = True
+        yield one
+        if "beside" in one:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            return
+    if not has_begun:
+        yield {"not started": last_line(errors)}
+
+
+def lines_of(process, until):
+    """Yield the lines that a process writes until it has ended; end it when its time is over.
+
+    The end of the pipe is not waited for: what the process forked may hold it for longer.
+    """
+    pipe, rest = process.stdout.fileno(), b""
+    while True:
+        if time.monotonic() > until:
+            end_group(process)
+        has_ended = process.poll() is not None
+        is_ready, _, _ = select.select([pipe], [], [], 0 if has_ended else POLL_S)
+        data = os.read(pipe, 1 << 16) if is_ready else b""
+        if not data and (is_ready or has_ended):
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+
+
+def last_line(errors):
+    """The last line of what a process wrote about its errors."""
+    errors.seek(0)
+    lines = errors.read().decode("utf-8", "replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "it gave no reason")
+
+
+def end_group(process):
+    """End a process and what it started; safe to call again."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        # multiprocessing's tracker does not heed it, and frees what the others shared.
+        os.killpg(process.pid, signal.SIGTERM)
+        until = time.monotonic() + TIDY_S
+        while time.monotonic() < until:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()

@@ -1,0 +1,231 @@
+"""Read a lesson or exercise source: py:percent text in, notebooks without outputs out.
+
+An exercise source holds solution, stub and checks in one file. From it come three notebooks with
+the same cells and ids: solved with hidden checks, solution, exercise. Where a task is to mend a
+program, the lines that are wrong stand beside the solution, between markers of their own.
+"""
+
+import copy
+import re
+
+from ...core.model.extras import need
+from ..parts import complaint_about
+
+BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+BEGIN_BROKEN, END_BROKEN = "### BEGIN BROKEN", "### END BROKEN"
+PAIRS = {BEGIN: END, BEGIN_BROKEN: END_BROKEN}
+NEAR_MISS = re.compile(r"^\s*#+\s*(BEGIN|END)\b|^\s*#.*\b(begin|end)[ _-]?solution", re.IGNORECASE)
+STUB = ["# YOUR CODE HERE", "raise NotImplementedError()"]
+ROLES = ("setup", "answer", "check", "hidden")
+COURSE_KEYS = ("role", "question", "points", "weight")
+CELL_HEADER = "# %%"
+REVIEW = "review"
+"""The one exercise that belongs to no lesson: it mixes them."""
+
+
+class SourceError(Exception):
+    """A source that cannot be built; the message begins with file and line."""
+
+
+def exercise_files(folder, ending):
+    """The files of a folder with the name of an exercise: ``NN_name`` in order, then the review."""
+    return [*sorted(folder.glob(f"[0-9][0-9]_*{ending}")), *folder.glob(f"{REVIEW}{ending}")]
+
+
+def number_of(name):
+    """What an exercise's tasks are numbered by: ``"04"`` of ``"04_name"``, ``"review"`` of that."""
+    return name.partition("_")[0]
+
+
+def read_source(path, is_exercise):
+    """The solved notebook of a source file, all cells, without outputs.
+
+    Parameters
+    ----------
+    path : Path
+    is_exercise : bool
+        Whether cells may have roles and solution markers.
+
+    Raises
+    ------
+    SourceError
+        Unpaired or misspelt markers, unknown roles, text before the first cell.
+    MissingExtra
+        Where jupytext is not installed, which only those have who write or grade exercises.
+    """
+    need("grading", "jupytext", "nbformat", what="reading the source of an exercise")
+    text = path.read_text(encoding="utf-8")
+    headers = [n for n, line in enumerate(text.splitlines(), 1) if line.startswith(CELL_HEADER)]
+    check_markers(text, path)
+    import jupytext
+    import nbformat
+
+    notebook = jupytext.reads(text, fmt="py:percent")
+    if len(notebook.cells) != len(headers):
+        raise SourceError(f"{path}, line 1: text before the first {CELL_HEADER!r}")
+    for cell, line in zip(notebook.cells, headers, strict=True):
+        cell.metadata = cell_metadata(cell.metadata)
+        check_cell(cell, is_exercise, f"{path}, line {line}")
+    set_ids(notebook.cells, path.stem)
+    notebook.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {
+                "display_name": "Python 3 (ipykernel)",
+                "language": "python",
+                "name": "python3",
+            },
+            "language_info": {"name": "python"},
+        }
+    )
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    return notebook
+
+
+def check_markers(text, path):
+    """Refuse markers that are not a pair within one cell, or nearly markers."""
+    begun, opened = None, 0
+    begin_of = {end: begin for begin, end in PAIRS.items()}
+    for number, line in enumerate(text.splitlines(), 1):
+        word, where = line.strip(), f"{path}, line {number}"
+        if word in PAIRS:
+            if begun:
+                raise SourceError(f"{where}: {begun!r} of line {opened} is still open")
+            begun, opened = word, number
+        elif word in begin_of:
+            if begun != begin_of[word]:
+                raise SourceError(f"{where}: {word!r} without {begin_of[word]!r}")
+            begun = None
+        elif line.startswith(CELL_HEADER) and begun:
+            raise SourceError(f"{path}, line {opened}: {begun!r} is not closed within its cell")
+        elif NEAR_MISS.search(line):
+            raise SourceError(f"{where}: is this to be {BEGIN!r} or {END!r}? {word!r}")
+    if begun:
+        raise SourceError(f"{path}, line {opened}: {begun!r} is not closed within its cell")
+
+
+def cell_metadata(written):
+    """What of a cell header's metadata is kept, in its built form."""
+    import nbformat
+
+    kept = {}
+    course = {key: written[key] for key in COURSE_KEYS if key in written}
+    if course:
+        kept["course"] = course
+    if written.get("jupyter"):
+        kept["jupyter"] = written["jupyter"]  # source_hidden, outputs_hidden: folded when opened
+    if written.get("tags"):
+        # nbval knows its tags in this spelling only.
+        kept["tags"] = [
+            "nbval-" + tag[6:].lower().replace("_", "-") if tag.startswith("NBVAL_") else tag
+            for tag in written["tags"]
+        ]
+    return nbformat.from_dict(kept)
+
+
+def check_cell(cell, is_exercise, where):
+    """Refuse a role that does not fit: ``where`` begins the message."""
+    role, question = course_of(cell, "role"), course_of(cell, "question")
+    has_solution = BEGIN in cell.source
+    if BEGIN_BROKEN in cell.source and not has_solution:
+        raise SourceError(f"{where}: a broken program without its solution")
+    if not is_exercise and (role or has_solution):
+        raise SourceError(f"{where}: a lesson has neither roles nor solutions")
+    if role is not None and role not in ROLES:
+        raise SourceError(f"{where}: role {role!r} is none of {', '.join(ROLES)}")
+    if role in ("answer", "check", "hidden") and not question:
+        raise SourceError(f"{where}: a cell with role {role!r} needs question=")
+    if question is not None and not re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", str(question)):
+        raise SourceError(f"{where}: question {question!r} may have letters, digits, - and _ only")
+    points = course_of(cell, "points")
+    if points is not None and complaint_about(points):
+        raise SourceError(f"{where}: {complaint_about(points)}")
+    weight = course_of(cell, "weight")
+    if weight is not None and (role not in ("check", "hidden") or not is_weight(weight)):
+        raise SourceError(
+            f"{where}: weight={weight!r} is for check and hidden cells, a number >= 0"
+        )
+    if has_solution != (role == "answer"):
+        raise SourceError(f"{where}: role 'answer' and solution markers go together")
+
+
+def is_weight(value):
+    """Whether a value can be the weight of a cell."""
+    return type(value) in (int, float) and 0 <= value < float("inf")
+
+
+def course_of(cell, key):
+    """One entry of a cell's course metadata, or None."""
+    return cell.metadata.get("course", {}).get(key)
+
+
+def set_ids(cells, slug):
+    """Give every cell an id that stays the same while its question or its place does."""
+    counts = {}
+    for cell in cells:
+        question, role = course_of(cell, "question"), course_of(cell, "role")
+        kind = "text" if cell.cell_type == "markdown" else "code"
+        base = f"{question}-{role or kind}" if question else f"{slug[:50]}-{kind}"
+        counts[base] = number = counts.get(base, 0) + 1
+        if question:
+            cell.id = base if number == 1 else f"{base}-{number}"
+        else:
+            cell.id = f"{base}-{number:03d}"
+
+
+def without_hidden(notebook):
+    """A copy without the cells that only the grader has."""
+    visible = copy.deepcopy(notebook)
+    visible.cells = [cell for cell in visible.cells if course_of(cell, "role") != "hidden"]
+    return visible
+
+
+def with_stubs(notebook):
+    """A copy in which every solution is replaced by the stub."""
+    stubbed = copy.deepcopy(notebook)
+    for cell in stubbed.cells:
+        if course_of(cell, "role") == "answer":
+            cell.source = stub_source(cell.source)
+    return stubbed
+
+
+def without_markers(notebook):
+    """A copy whose answer cells show the solution alone, without the marker lines."""
+    clean = copy.deepcopy(notebook)
+    for cell in clean.cells:
+        if cell.cell_type == "code":
+            cell.source = solution_source(cell.source)
+    return clean
+
+
+def solution_source(source):
+    """A cell's source as it is solved: without broken lines and without markers."""
+    kept, begun = [], None
+    for line in source.splitlines():
+        word = line.strip()
+        if word in PAIRS:
+            begun = word
+        elif word in PAIRS.values():
+            begun = None
+        elif begun != BEGIN_BROKEN:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def stub_source(source):
+    """An answer cell's source with each solution replaced by the stub at the same indent.
+
+    Where the cell has broken lines they are the stub, for the learner to mend.
+    """
+    kept, begun = [], None
+    for line in source.splitlines():
+        word = line.strip()
+        if word == BEGIN and BEGIN_BROKEN not in source:
+            indent = line[: len(line) - len(line.lstrip())]
+            kept += [indent + text for text in STUB]
+        if word in PAIRS:
+            begun = word
+        elif word in PAIRS.values():
+            begun = None
+        elif begun != BEGIN:
+            kept.append(line)
+    return "\n".join(kept)

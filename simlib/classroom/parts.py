@@ -1,0 +1,33 @@
+"""What checks and grading both speak of: the parts of a question's points. Pure Python."""
+
+NO_RESULT = "gave no result"
+"""Of a rank that did not answer: a run that was cut short, or a death that nobody planned."""
+
+VALUE, TRAFFIC, TIME, MEMORY = PARTS = ("value", "traffic", "time", "memory")
+"""Without the value no other part is earned."""
+
+
+def parts_of(points):
+    """``{part: points}`` of what a question says it is worth: a number is all for the value."""
+    return dict(points) if isinstance(points, dict) else {VALUE: points}
+
+
+def complaint_about(points):
+    """A sentence where points are neither a whole number nor parts with one each, else None."""
+    if is_whole(points):
+        return None
+    if not isinstance(points, dict) or VALUE not in points or not set(points) <= set(PARTS):
+        return f"points={points!r}: a whole number, or {{'value': 2, ...}} of {', '.join(PARTS)}"
+    wrong = [part for part, each in points.items() if not is_whole(each)]
+    return f"points={points!r}: {wrong[0]} needs a whole number above 0" if wrong else None
+
+
+def is_whole(number):
+    """Whether a value is a whole number above 0."""
+    return type(number) is int and number > 0
+
+
+def in_words(parts, lost):
+    """Which parts are earned, as a line: ``"By part: value 2 of 2, traffic 0 of 1."``."""
+    each = [f"{part} {0 if part in lost else of} of {of}" for part, of in parts.items()]
+    return f"By part: {', '.join(each)}."

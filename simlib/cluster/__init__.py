@@ -1,0 +1,32 @@
+"""Ranks on other hosts: jobs by mpiexec, Slurm, PBS and ssh, the doctor, MPI, practice hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PUBLIC = {
+    "Job": "batch",
+    "Mpiexec": "batch",
+    "Pbs": "batch",
+    "Slurm": "batch",
+    "Ssh": "batch",
+    "doctor": "batch.doctor",
+    "jobs": "batch",
+    "submit": "batch",
+}
+"""What this package adds to the names of `simlib`, and the modules that have it."""
+
+
+def register() -> None:
+    """Add the backend "mpi4py" to those that runs know."""
+    from .transports import backends  # noqa: F401
+
+
+def add_commands(commands: Any) -> None:
+    """Add this package's commands to the command line's parsers."""
+    from . import doctor_command, jobs_command
+    from .practice import practice_command
+
+    practice_command.add_command(commands)
+    doctor_command.add_command(commands)
+    jobs_command.add_commands(commands)

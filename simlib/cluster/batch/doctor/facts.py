@@ -1,0 +1,198 @@
+"""`gather`: everything that the checks judge, asked of all hosts at the same time."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ....core.model.errors import InvalidCallError, JobError
+from ....core.model.package import ROOT
+from ...launch.launchers import mpi_named
+from ..mpiexec import Mpiexec, mpi_of
+from .dialog import Dialog, NoAnswer
+from .together import run_together
+
+CLOCK_ROUNDS = 5  # the quickest answer tells most
+FILE_S = 3  # a network filesystem may show a new file late
+
+
+@dataclass
+class Facts:
+    """What was found out.
+
+    Attributes
+    ----------
+    hosts : list of str
+        Those that were named; empty for this machine alone.
+    here : dict
+        The probe's facts of this machine.
+    of : dict of str to dict
+        The probe's facts of each host that gave an answer.
+    refused : dict of str to str
+        What ssh, or the host, said instead.
+    clocks : dict of str to tuple
+        How far a host's clock is ahead of this one, and how exact that is, in seconds.
+    written : set of str
+        The hosts whose file was seen here.
+    unreached : dict of str to dict
+        Host -> the hosts that it could not connect to, with the system's words.
+    mpiexec, mpi : str or None
+        The path of mpiexec, and which MPI it says it is.
+    mpi_wrong : str or None
+        Why there is no usable mpiexec.
+    together : dict or None
+        How a program under mpiexec went (see `together`), with the hosts that it ran on.
+    """
+
+    hosts: list
+    folder: str = ""
+    here: dict = field(default_factory=dict)
+    of: dict = field(default_factory=dict)
+    refused: dict = field(default_factory=dict)
+    clocks: dict = field(default_factory=dict)
+    written: set = field(default_factory=set)
+    unreached: dict = field(default_factory=dict)
+    mpiexec: str | None = None
+    mpi: str | None = None
+    mpi_wrong: str | None = None
+    together: dict | None = None
+
+    def on(self, host):
+        """The facts of a host; of this machine where no hosts were named."""
+        return self.of[host] if self.hosts else self.here
+
+
+def gather(hosts, launcher, folder, can_run):
+    """Ask everything.
+
+    Parameters
+    ----------
+    hosts : list of str
+        None of them: this machine alone.
+    launcher : str, list of str or None
+        As for `simlib.Mpiexec`.
+    folder : str
+        Where the hosts should share files.
+    can_run : callable
+        Facts -> the hosts on which a program under mpiexec is worth a try, or None.
+
+    Returns
+    -------
+    Facts
+    """
+    facts = Facts(hosts, os.path.abspath(folder))
+    _find_mpiexec(facts, launcher)
+    place = tempfile.mkdtemp(prefix=".simlib-doctor-", dir=facts.folder)
+    os.chmod(place, 0o1777)  # another account is a finding of its own
+    token = secrets.token_hex(8)
+    Path(place, "question").write_text(token)
+    question = {
+        "root": str(ROOT),
+        "mpiexec": facts.mpiexec,
+        "proxy": mpi_named(facts.mpi).proxy if facts.mpi else None,
+        "folder": place,
+        "token": token,
+        "names": hosts,
+    }
+    dialogs = {}
+    try:
+        with ThreadPoolExecutor(len(hosts) + 1) as pool:
+            list(pool.map(lambda host: _ask(facts, dialogs, host, question), [None, *hosts]))
+            _ask_connections(facts, dialogs, pool)
+    finally:
+        for dialog in dialogs.values():
+            dialog.close()
+        _look_for_files(facts, Path(place), token)
+        shutil.rmtree(place, ignore_errors=True)
+    run_on = can_run(facts)
+    if run_on is not None:
+        on_one = 2 if len(run_on) == 1 else 1
+        to = Mpiexec(hosts=run_on or None, ranks_per_node=on_one, launcher=launcher)
+        facts.together = run_together(to, run_on)
+    return facts
+
+
+def _find_mpiexec(facts, launcher):
+    try:
+        words = Mpiexec(launcher=launcher).words()
+        facts.mpiexec = shutil.which(words[0])
+        facts.mpi = mpi_of(words).name
+    except (JobError, OSError) as error:
+        facts.mpi_wrong = str(error)
+
+
+def _ask(facts, dialogs, host, question):
+    """Ask one host, or with None this machine, for its facts and its clock."""
+    question = {**question, "reply": f"answer-{facts.hosts.index(host) if host else 'here'}"}
+    try:
+        dialog = dialogs[host] = Dialog(host)
+        if host is None:
+            facts.here = dialog.ask("facts", **question)
+            return
+        facts.of[host] = dialog.ask("facts", **question)
+        facts.clocks[host] = min((_clock(dialog) for _ in range(CLOCK_ROUNDS)), key=lambda c: c[1])
+    except NoAnswer as error:
+        if host is None:
+            raise InvalidCallError(f"this machine did not answer itself: {error}") from None
+        facts.of.pop(host, None)
+        facts.refused[host] = str(error)
+
+
+def _clock(dialog):
+    """``(offset, error)`` of a host's clock by one question, as NTP does it."""
+    sent_s, begin_s = time.time(), time.monotonic()
+    theirs_s = dialog.ask("clock")
+    trip_s = time.monotonic() - begin_s
+    return theirs_s - (sent_s + trip_s / 2), trip_s / 2
+
+
+def _ask_connections(facts, dialogs, pool):
+    """Have every host, and this machine, try a free port of each other."""
+    there = {host: dialog for host, dialog in dialogs.items() if host is None or host in facts.of}
+    if len(there) < 2:
+        return
+    try:
+        ports = {host: dialog.ask("listen") for host, dialog in there.items()}
+    except NoAnswer:
+        return
+
+    def attempt(host):
+        places = []
+        for other in there:
+            address = address_of(facts, other, seen_by=host)
+            if other != host and address:
+                places.append([other or "", address, ports[other]])
+        try:
+            answers = there[host].ask("connect", places=places)
+        except NoAnswer:
+            return
+        facts.unreached[host] = {name: words for name, words in answers.items() if words}
+
+    list(pool.map(attempt, there))
+
+
+def address_of(facts, host, seen_by):
+    """The address by which one host (None: this machine) is reached by another."""
+    if host is None:
+        return facts.of[seen_by]["address"][2] if seen_by in facts.of else None
+    return facts.of[host]["address"][0]
+
+
+def _look_for_files(facts, place, token):
+    """See which hosts' files are here, with some patience for those that should be."""
+    wanted = {host for host, answers in facts.of.items() if answers["file"] == [True, None]}
+    until_s = time.monotonic() + FILE_S
+    while True:
+        for host in wanted - facts.written:
+            path = place / f"answer-{facts.hosts.index(host)}"
+            if path.exists() and path.read_text() == token:
+                facts.written.add(host)
+        if facts.written == wanted or time.monotonic() > until_s:
+            return
+        time.sleep(0.05)

@@ -1,0 +1,252 @@
+"""What is asked on a host: a program of the standard library alone, sent there as text.
+
+It runs in whatever Python the host has. It reads one question per line, JSON, and prints one answer
+per line; it ends with its input, and by itself after `LONGEST_S`.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+MARK = "simlib-doctor: "  # before an answer: what a login script prints is none
+LONGEST_S = 90
+COMMAND_S = 10
+NAME_S = 3
+TRY_S = 3
+
+
+def clock():
+    """This host's clock, in seconds."""
+    return time.time()
+
+
+def facts(root, mpiexec, folder, token, reply, names, proxy=None):
+    """All that can be said of this host alone."""
+    sys.path.insert(0, root)
+    return {
+        "name": socket.gethostname(),
+        "account": account(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "packages": {name: version_of(name) for name in ("torch", "mpi4py")},
+        "simlib": simlib(),
+        "mpi": mpi(mpiexec, proxy),
+        "library": printed(
+            [sys.executable, "-c", "from mpi4py import rc; rc.initialize = False\n"
+             "from mpi4py import MPI; print(MPI.Get_library_version())"]
+        ),
+        "file": exchange(folder, token, reply),
+        "names": {name: addresses_of(name) for name in [*names, socket.gethostname()]},
+        "address": own_address(),
+    }  # fmt: skip
+
+
+def account():
+    """Name and number of the account, ``[None, None]`` where the system has none."""
+    try:
+        import pwd
+
+        uid = os.getuid()
+    except (ImportError, AttributeError):
+        return [None, None]
+    try:
+        return [pwd.getpwuid(uid).pw_name, uid]
+    except KeyError:
+        return [None, uid]
+
+
+def version_of(package):
+    """Version of an installed package, without importing it; None where it is not there."""
+    try:
+        from importlib import metadata
+
+        return metadata.version(package)
+    except Exception:
+        return None
+
+
+def simlib():
+    """``[version, path, digest of the sources]`` of simlib; None where it is not there.
+
+    Where it cannot be read: ``[None, path, what went wrong]``.
+    """
+    import importlib.util
+
+    found = importlib.util.find_spec("simlib")
+    if found is None or not found.origin:
+        return None
+    folder = os.path.dirname(found.origin)
+    try:
+        return [version_in(folder), folder, digest_of(folder)]
+    except OSError as error:
+        return [None, folder, error.strerror]
+
+
+def version_in(folder):
+    """The version that the simlib in a folder states."""
+    place = os.path.join(folder, "core", "model", "package.py")
+    if not os.path.exists(place):  # an older one
+        place = os.path.join(folder, "__init__.py")
+    with open(place, encoding="utf-8") as file:
+        version = re.search(r'^(?:VERSION|__version__) = "(.*?)"', file.read(), re.MULTILINE)
+    return version and version.group(1)
+
+
+def digest_of(folder):
+    """A number that stands for all sources in a folder."""
+    digest = hashlib.sha256()
+    for place, inside, files in os.walk(folder):
+        inside.sort()
+        for name in sorted(files):
+            if name.endswith(".py"):
+                with open(os.path.join(place, name), "rb") as file:
+                    digest.update(file.read())
+    return digest.hexdigest()
+
+
+def mpi(mpiexec, proxy):
+    """What the MPI at a path says of itself, and where else there is one."""
+    if mpiexec is None:
+        return None
+    beside = os.path.join(os.path.dirname(mpiexec), proxy or "")
+    return {
+        "version": printed([mpiexec, "--version"]) if is_program(mpiexec) else None,
+        "proxy": is_program(beside),
+        "other": shutil.which("mpiexec"),
+    }
+
+
+def is_program(path):
+    """Whether this account can run what is at a path."""
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def printed(argv):
+    """``[exit code, what a program printed]``."""
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=COMMAND_S,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        return [-1, str(error)]
+    return [done.returncode, done.stdout.decode("utf-8", "replace")]
+
+
+def exchange(folder, token, reply):
+    """Read a file in the common folder, and leave one: ``[was it right, what went wrong]``."""
+    try:
+        with open(os.path.join(folder, "question")) as file:
+            seen = file.read() == token
+        with open(os.path.join(folder, reply), "x") as file:  # any account could leave a link there
+            file.write(token)
+    except OSError as error:
+        return [False, error.strerror]
+    return [seen, None]
+
+
+def addresses_of(name):
+    """The IPv4 addresses that a name means on this host; None where it is not known in time."""
+    found = []
+
+    def look_up():
+        try:
+            entries = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+            found.append(sorted({entry[4][0] for entry in entries}))
+        except OSError:
+            pass
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(NAME_S)
+    return found[0] if found else None
+
+
+def own_address():
+    """Address and interface by which ssh came in, and the address it came from."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    if len(words) < 4:
+        return [None, None, None]
+    return [words[2], interface_of(words[2]), words[0]]
+
+
+def interface_of(address):
+    """The name of the interface with an IPv4 address; None where the system does not tell."""
+    try:
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+            for _, name in socket.if_nameindex():
+                try:
+                    request = struct.pack("256s", name.encode()[:15])
+                    answer = fcntl.ioctl(own.fileno(), 0x8915, request)  # SIOCGIFADDR
+                except OSError:  # an interface without an address
+                    continue
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    except (ImportError, OSError):
+        pass
+    return None
+
+
+def listen(kept):
+    """Listen on a free port of every address until the end; returns the port."""
+    kept.append(socket.socket())
+    kept[-1].bind(("", 0))
+    kept[-1].listen(64)
+    return kept[-1].getsockname()[1]
+
+
+def connect(places):
+    """Try ports of other hosts, all at once: name -> what went wrong, or None."""
+    wrong = {}
+
+    def attempt(name, address, port):
+        try:
+            socket.create_connection((address, port), TRY_S).close()
+            wrong[name] = None
+        except TimeoutError:
+            wrong[name] = "no answer"
+        except OSError as error:
+            wrong[name] = error.strerror or str(error)
+
+    threads = [threading.Thread(target=attempt, args=place) for place in places]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wrong
+
+
+def main():
+    """Answer questions until there are no more."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(LONGEST_S)
+    kept = []
+    questions = {
+        "clock": clock,
+        "facts": facts,
+        "listen": lambda: listen(kept),
+        "connect": connect,
+    }
+    while True:
+        line = sys.stdin.buffer.readline()
+        if not line:
+            return
+        question, values = json.loads(line.decode())
+        sys.stdout.write(MARK + json.dumps(questions[question](**values)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,456 @@
+"""`Job`: a submitted job, as its folder knows it; what came of it; and `jobs`, all of them."""
+
+from __future__ import annotations
+
+import linecache
+import shutil
+import time
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ...core.draw.display import open_display, show_and_raise
+from ...core.engines.host.restarts import tell
+from ...core.model.errors import InvalidCallError, JobError
+from ...core.model.words import ranks_in_words
+from ...core.record.oplog import FORMAT
+from ...core.record.safe_pickle import loads_tree
+from ...core.results.run import Run, make_run
+from . import verdict_file
+from .folder import JOBS, JobFolder
+from .gone import DIED, gone_ranks, lost_hosts
+from .job_in_queue import JobInQueue
+from .job_monitor import JobMonitor
+from .launcher_failures import cause_in, ended_by_queue
+from .remote.remote_state import RemoteQueue, RemoteState
+from .state import JobState
+
+LOOK_S = 0.1
+CANCEL_S = 15.0
+FULL_BYTES = 1 << 20
+"""With less room than that, a filesystem is full: a rank's files no longer fit."""
+PATIENT_S = 5.0
+"""How long `result` waits without saying what for."""
+
+
+class Job:
+    """A job of `submit`: it runs whether or not anybody looks.
+
+    Parameters
+    ----------
+    path : str or Path
+        Its folder. A new kernel finds a job again by `jobs`, or by ``simlib.Job(path)``.
+
+    Raises
+    ------
+    InvalidCallError
+        There is no job, it cannot be read, or another account can have written what is there.
+
+    Notes
+    -----
+    A *recorded* job, as the course has some, may be anybody's: it is read as plain data.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._folder, self._about = _opened(Path(path).absolute())
+        self._outcome = JobOutcome(self._folder, self._about, self.name)
+
+    @property
+    def name(self) -> str:
+        """NAME-NUMBER, as its folder is called."""
+        return self._folder.path.name
+
+    @property
+    def path(self) -> Path:
+        """The job's folder."""
+        return self._folder.path
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._about["world_size"]
+
+    @property
+    def place(self) -> str:
+        """Where its ranks run, in words."""
+        return self._about["to"]
+
+    @property
+    def status(self) -> str:
+        """``queued``, ``active``, ``done``, ``failed`` or ``cancelled``."""
+        return self._outcome.status
+
+    @property
+    def clocks(self) -> list[dict[str, Any] | None]:
+        """By rank: its ``host``; ``offset_s``, how far its clock is ahead of rank 0's, which the
+        trace takes off; ``error_s``, by how much that may be wrong. Measured at the start.
+
+        None for a rank that has not joined. With ``restarts=``, of the last attempt.
+        """
+        keys = ("host", "offset_s", "error_s")
+        folder, ranks = self._at_work, self._ranks_at_work
+        places = [folder.read_json("json", rank) for rank in ranks]
+        return [place and {key: place[key] for key in keys} for place in places]
+
+    @property
+    def _ranks_at_work(self) -> range:
+        return range(self._at_work.read_json("job.json")["world_size"])
+
+    @property
+    def _at_work(self) -> JobFolder:
+        """The folder of its last attempt; its own, where it is the only one."""
+        return (self._folder.attempts() or [self._folder])[-1]
+
+    def follow(self) -> None:
+        """Show what the ranks print, as they print it, until the job ends.
+
+        Stop (or Ctrl-C) ends the looking, not the job.
+        """
+        display = open_display()
+        folder = self._at_work
+        monitor = JobMonitor(folder)
+        said = ""
+        try:
+            while True:
+                status = self.status
+                if self._at_work.path != folder.path:
+                    folder = self._at_work
+                    monitor = JobMonitor(folder)
+                words = self._in_words(status)
+                if words != said:
+                    display.status(words)
+                    said = words
+                monitor.take_in(display.lines)
+                display.refresh()
+                if status not in ("queued", "active"):
+                    break
+                time.sleep(LOOK_S)
+        except KeyboardInterrupt:
+            print(f"{self.name} goes on; job.cancel() would end it")
+        finally:
+            display.status("")
+            display.close(monitor.outputs)
+
+    def _in_words(self, status: str) -> str:
+        if self._outcome.trouble:
+            return f"{self.name} goes on there: {self._outcome.trouble}"
+        if status == "queued":
+            if self._outcome.queue.state() is None:
+                return f"{self.name} is about to start"
+            waited_s = time.time() - self._about["submitted"]
+            words = f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
+            return ": ".join(filter(None, (words, self._outcome.queue.reason())))
+        folder, ranks = self._at_work, self._ranks_at_work
+        joined = sum(folder.has("json", rank) for rank in ranks)
+        if status == "active" and joined < len(ranks):
+            return f"{self.name} starts: {joined} of {len(ranks)} ranks are there"
+        return ""
+
+    def result(self, timeout: float | None = None) -> Run:
+        """Wait for the job's end and give its `Run` back; raises what `run` would raise.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait.
+
+        Raises
+        ------
+        TimeoutError
+            It has not ended by then; it goes on.
+        JobError
+            It could not be carried out, was cancelled, its time limit was over, or it was run by
+            a simlib whose logs this one cannot read.
+        """
+        display = open_display()
+        try:
+            self._await_end(timeout, display)
+            return show_and_raise(display, *self._outcome.run_and_error())
+        finally:
+            display.close(())
+
+    def _await_end(self, timeout: float | None, display: Any) -> None:
+        """Wait for the job's end, and meanwhile say why it waits in the queue, if it does."""
+        began = time.monotonic()
+        said = ""
+        while (status := self.status) in ("queued", "active"):
+            waited_s = time.monotonic() - began
+            if timeout is not None and waited_s > timeout:
+                why = self._outcome.queue.reason() if status == "queued" else ""
+                why = self._outcome.trouble or why
+                words = f"{self.name} is {status} after {timeout:g} s, and goes on"
+                raise TimeoutError(": ".join(filter(None, (words, why))))
+            is_told = status == "queued" or self._outcome.trouble
+            words = self._in_words(status) if is_told and waited_s > PATIENT_S else ""
+            if words != said:
+                display.status(words)
+                said = words
+            time.sleep(LOOK_S)
+
+    def cancel(self) -> None:
+        """End the job; returns when its launcher has ended. Its folder stays.
+
+        Ranks on other hosts end within a second.
+
+        Raises
+        ------
+        JobError
+            It has not ended in 15 s.
+        """
+        state = self._outcome.state
+        for folder in self._folder.attempts():  # nobody may be left to hand the word on
+            folder.mark("end")
+        if state["state"] == "ended" and state["why"] != "lost":
+            return
+        self._folder.mark("cancel")
+        self._folder.mark("end")
+        self._outcome.queue.cancel()
+        deadline = time.monotonic() + CANCEL_S
+        while self.status in ("queued", "active"):
+            if time.monotonic() > deadline:
+                raise JobError(
+                    f"{self.name} is still {self.status} {CANCEL_S:g} s after it was cancelled: do "
+                    f"its hosts see {self.path}?"
+                )
+            time.sleep(LOOK_S)
+
+    def __repr__(self) -> str:
+        words = f"{self.name}: {self.status}, {self.world_size} ranks on {self.place}"
+        return "; ".join(filter(None, (words, self._outcome.trouble)))
+
+
+class JobOutcome:
+    """What came of a job, or of one attempt of a job that begins anew when it fails.
+
+    Parameters
+    ----------
+    folder : JobFolder
+    about : dict
+        What its ``job.json`` says.
+    name : str
+        Of the job.
+    """
+
+    def __init__(self, folder: JobFolder, about: dict[str, Any], name: str) -> None:
+        self._folder = folder
+        self._about = about
+        self._name = name
+        is_remote = folder.has("remote.json")
+        self._state = RemoteState(folder) if is_remote else JobState(folder, about["submitted"])
+
+    @property
+    def queue(self) -> JobInQueue | RemoteQueue:
+        """What the scheduler says."""
+        return self._state.queue
+
+    @property
+    def trouble(self) -> str:
+        """See `JobState.trouble`."""
+        return self._state.trouble
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """See `JobState.now`."""
+        return self._state.now()
+
+    @property
+    def status(self) -> str:
+        """See `Job.status`."""
+        state = self.state
+        if state["state"] != "ended":
+            return state["state"]
+        why, code = state["why"], state["code"]
+        if why == "code" and code == 0:
+            return "done"
+        is_wanted = why == "cancel" or (why in ("code", "lost") and self._folder.has("cancel"))
+        is_wanted = is_wanted and not ended_by_queue(self._launcher_said())
+        return "cancelled" if is_wanted else "failed"
+
+    def run_and_error(self) -> tuple[Run, Exception | None]:
+        """The `Run` of a job that has ended, and the error to raise, or None."""
+        attempts = self._folder.attempts()
+        if not attempts:
+            return self._of_ranks()
+        runs: list[Run] = []
+        for folder in attempts:
+            about = folder.read_json("job.json")
+            run, failure = JobOutcome(folder, about, self._name).run_and_error()
+            tell(run, runs, about["began_s"])
+        return run, self._ended_from_outside() or self._refused() or failure
+
+    def _of_ranks(self) -> tuple[Run, Exception | None]:
+        self._check_log_format()
+        self._know_cells()
+        monitor = JobMonitor(self._folder)
+        monitor.take_in()
+        clock_error_s = monitor.read_to_the_end()
+        self._blame(monitor)
+        run = make_run(monitor)
+        run.trace.clock_error_s = clock_error_s
+        failure = self._failure(monitor)
+        if failure is None and monitor.check:
+            run.findings = monitor.detector.findings(monitor.deaths)
+        return run, failure
+
+    def _blame(self, monitor: JobMonitor) -> None:
+        """Count a rank as dead that is gone with its supervisor, where it has ended the job.
+
+        Not where another one failed by itself, or the end was wanted, or the ranks were ended as
+        nobody was left who looked after their launcher.
+        """
+        if self._folder.has("verdict.pkl") or self._refused() or self._ended_from_outside():
+            return
+        if self.status != "failed" or self.state["why"] == "lost":
+            return
+        if not monitor.failed_by_itself():
+            said = self._launcher_said()
+            gone = gone_ranks(self._folder, monitor.places, monitor.running(), said)
+            monitor.deaths |= dict.fromkeys(gone, DIED)
+            monitor.death_words |= gone
+
+    def _check_log_format(self) -> None:
+        """Refuse logs that would be read wrongly."""
+        found = self._about.get("log_format", 1)
+        ranks = range(self._about["world_size"])
+        if found != FORMAT and any(self._folder.has("log", rank) for rank in ranks):
+            age = "an older" if found < FORMAT else "a newer"
+            raise JobError(
+                f"the logs of {self._name} were written by {age} simlib (format {found}, this one "
+                f"reads {FORMAT}): read it with the simlib that ran it, or submit it again"
+            )
+
+    def _know_cells(self) -> None:
+        """Lines of the notebook's cells, for a kernel that has not run them."""
+        cells = loads_tree(self._folder.read("request.pkl") or b"")["cells"]
+        for cell, entry in cells.items():
+            linecache.cache.setdefault(cell, entry)
+
+    def _failure(self, monitor: JobMonitor) -> Exception | None:
+        """The error to raise, or None: the network's, the judge's, the ranks', the launcher's.
+
+        A look at the hosts may fail where they are well, behind a firewall that counts connections:
+        so what a rank has raised by itself comes before it.
+        """
+        hosts = lost_hosts(self._folder, monitor.places) if self.status == "failed" else None
+        if hosts is not None and not monitor.raised_by_itself():
+            return self._lost(hosts, monitor)
+        verdict = self._folder.read("verdict.pkl")
+        if verdict is not None:
+            return self._verdict_in(verdict)
+        outside = self._ended_from_outside(monitor.running())
+        if outside is not None:
+            return outside
+        failure = monitor.failure()
+        died_early = self._folder.has("died_early") and not monitor.raised_by_itself()
+        if died_early or not monitor.failed_by_itself():
+            refused = self._refused()
+            if refused is not None:
+                return refused
+        state = self.state
+        is_whole = not monitor.running() and (self.status == "done" or state["why"] == "lost")
+        if failure is not None or is_whole:
+            return failure
+        return self._launcher_failed(monitor.running(), state)
+
+    def _lost(self, hosts: str, monitor: JobMonitor) -> JobError:
+        """The error of a job that has lost hosts; what came of it else is told below."""
+        verdict = self._folder.read("verdict.pkl")
+        other = monitor.failure() if verdict is None else self._verdict_in(verdict)
+        how = "" if other is None else f"\nSo it came to this: {other}"
+        return JobError(f"{self._name} could not be carried out: {hosts}{how}")
+
+    def _verdict_in(self, pickled: bytes) -> Exception:
+        try:
+            return verdict_file.loads(pickled)
+        except Exception as error:  # its classes stand elsewhere by now
+            return JobError(
+                f"what ended {self._name} cannot be read by this simlib, only by the one that ran "
+                f"it ({type(error).__name__}: {error})"
+            )
+
+    def _ended_from_outside(self, missing: Iterable[int] = ()) -> JobError | None:
+        """The error of a job that the queue, the learner or its time limit has ended."""
+        if ended_by_queue(self._launcher_said()):
+            return self._launcher_failed(missing, {})
+        if self.status == "cancelled":
+            return JobError(f"{self._name} was cancelled")
+        return self._out_of_limit() if self.state["why"] == "limit" else None
+
+    def _out_of_limit(self) -> JobError:
+        limit = self._folder.read_json("launch.json")["time_limit"]
+        return JobError(
+            f"the time limit of {self._name}, {limit:g} s, was over before its ranks were done: "
+            "give it more by time_limit=..."
+        )
+
+    def _refused(self) -> JobError | None:
+        """The error of ranks that could not begin or end, or of a further attempt."""
+        refused = self._folder.read("refused")
+        if refused is None and cause_in(self._launcher_said())[0] is None:
+            refused = self._folder.read("died_early")  # the launcher does not know why
+        if refused is None:
+            return None
+        return JobError(f"{self._name} could not be carried out: {refused.decode()}")
+
+    def _launcher_said(self) -> str:
+        return "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
+
+    def _launcher_failed(self, missing: Iterable[int], state: dict[str, Any]) -> JobError:
+        sentence, line = cause_in(
+            self._launcher_said() + self.queue.words(), self._about.get("hosts", ())
+        )
+        if shutil.disk_usage(self._folder.path).free < FULL_BYTES:
+            sentence = "the filesystem of its folder is full: make room, or name another by folder="
+        sentence = sentence or state.get("words")
+        if sentence is None:
+            who = ranks_in_words(missing) if missing else "the ranks"
+            code = f" (exit code {state['code']})" if state.get("code") is not None else ""
+            sentence = f"no answer came from {who}; the launcher has ended{code}"
+        words = f"{self._name} could not be carried out: {sentence}"
+        if line:
+            words += f"\n    {line}"
+        return JobError(f"{words}\nAll it said is in {self._folder.file('launcher.err')}")
+
+
+def _opened(path: Path) -> tuple[JobFolder, dict[str, Any]]:
+    """The folder of a job, and what its ``job.json`` says."""
+    folder, recorded = JobFolder(path), JobFolder(path, is_recorded=True)
+    try:
+        try:
+            about = folder.read_json("job.json")
+        except InvalidCallError:
+            about = recorded.read_json("job.json")
+            if not _is_recorded(about):
+                raise
+    except PermissionError:
+        raise InvalidCallError(
+            f"{path} cannot be read by this account: a job belongs to who has submitted it"
+        ) from None
+    if about is None:
+        raise InvalidCallError(f"{path} is not the folder of a job")
+    return (recorded if _is_recorded(about) else folder), about
+
+
+def _is_recorded(about: Any) -> bool:
+    return isinstance(about, dict) and about.get("is_recorded") is True
+
+
+def jobs(folder: str | Path = JOBS) -> list[Job]:
+    """All jobs of this account whose folders are in ``folder``, by the time of their submission.
+
+    Those that another account can have written are left out, and named by a warning.
+    """
+    found, left_out = [], []
+    for path in sorted(Path(folder).glob("*/job.json")):
+        try:
+            if JobFolder(path.parent).read("job.json") is not None:  # recorded ones: only one's own
+                found.append(Job(path.parent))
+        except PermissionError:
+            pass
+        except InvalidCallError as error:
+            left_out.append(str(error))
+    if left_out:
+        more = f" (and {len(left_out) - 1} more such jobs)" if len(left_out) > 1 else ""
+        warnings.warn(f"left out of jobs(): {left_out[0]}{more}", stacklevel=2)
+    return sorted(found, key=lambda job: job._about["submitted"])

@@ -1,0 +1,229 @@
+"""One rank of a job: what ``start.py`` runs on a node, once per rank.
+
+The process that the launcher has started stays its *supervisor*: it forks before any MPI is there,
+and the child is the rank. So somebody is left to say how a rank died, to end it when another one
+has failed, and to ask it for its stack, whatever the rank itself is busy with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import linecache
+import os
+import pickle
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ...core.engines.host.isolation import fresh_random_state
+from ...core.engines.host.process_setup import Output, flush, is_alone, show_errors_of_commands
+from ...core.engines.host.rank_environ import rank_environ, script_environ
+from ...core.engines.host.slow_rank import slowed
+from ...core.model.errors import JobError, SimlibError
+from ...core.record import backend, returned
+from ...core.record.recorder import Recorder
+from ...core.record.safe_pickle import loads_tree
+from ...core.record.this_rank import here
+from ...core.record.transports.backends import BACKENDS
+from ..launch.addresses import own_address_towards
+from ..transports.backends import check_for_host
+from . import answers, clocks, identity, logs
+from .folder import JobFolder
+from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, die_with_the_supervisor, supervise
+from .versions import check_versions
+
+LEAVE_S = 5
+"""How long exit handlers may take."""
+
+
+def main(path):
+    """Be a rank of the job in this folder."""
+    folder = JobFolder(path)
+    job = folder.read_json("job.json")
+    reader, writer = os.pipe()
+    starter = os.getppid()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        os._exit(supervise(folder, pid, reader))
+    os.close(reader)
+    die_with_the_supervisor()
+    try:
+        check_versions(job["versions"])
+        code = _be_rank(folder, job, writer, starter)
+    except SimlibError as error:
+        code = _refuse(folder, str(error))
+    except BaseException as error:  # before the learner's function, or after it
+        traceback.print_exc(file=sys.__stderr__)
+        words = f"a rank on {os.uname().nodename} could not join or leave the others"
+        code = _refuse(folder, f"{words}: {returned.short(error)}")
+    if code == 0 and job["uses_mpi"]:
+        _leave_mpiexec(writer)
+    os._exit(code)
+
+
+def _leave_mpiexec(writer):
+    """End this process by the C library: MPICH takes its leave of mpiexec in an exit handler.
+
+    mpiexec takes an end without it for a crash, and kills the other ranks' supervisors. Handlers of
+    other libraries run as well: whatever they do, the rank has told its supervisor that it is done.
+    """
+    os.write(writer, f"{LEFT}\n".encode())
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LEAVE_S)
+    ctypes.CDLL(None).exit(0)
+
+
+def _refuse(folder, words):
+    """Say why this rank cannot go on; returns its exit code."""
+    try:
+        folder.write_once(words.encode(), "refused")  # what others say later follows from it
+    except OSError as error:
+        print(f"{words}\n{folder.path} takes no files: {error}", file=sys.__stderr__)
+    sys.__stderr__.flush()
+    return REFUSED
+
+
+def _be_rank(folder, job, writer, starter):
+    """Join the others, run the function, leave with them; returns the exit code."""
+    survives = job["on_death"] == "continue"
+    place = identity.find_place(job["uses_mpi"], job["versions"]["mpi4py"], survives)
+    identity.check_size(place, job["world_size"])
+    rank, size = place.rank, place.size
+    memory = logs.create(folder.file("log", rank))
+    words = f"{rank} {SERVE}" if rank == 0 and place.comm is None else rank
+    os.write(writer, f"{words}\n".encode())
+    recorder = _join(place, folder, memory, job, starter)
+    _check_gpus(job["gpus_per_rank"])
+    recorder.survives = survives
+    _connect_output(folder, rank)
+    answer = _call(folder, rank, size, recorder)
+    memory.flush()  # whoever sees the answer sees all that was done for it
+    try:
+        folder.write(answer, "answer", rank)
+    except OSError as error:
+        raise JobError(
+            f"rank {rank} on {os.uname().nodename} cannot write what it came to, {len(answer):,} "
+            f"bytes, into {folder.path}: {error.strerror}"
+        ) from None
+    code = code_of(answer)
+    if code:
+        return code
+    identity.leave_together(place, folder)
+    return 0
+
+
+def code_of(answer):
+    """The exit code for an answer; 0 also for one that cannot be rebuilt here."""
+    try:
+        word, content = answers.loads(answer, may_call=True)
+    except Exception:
+        return 0
+    if word == "result":
+        return 0
+    is_broken = getattr(content, "from_wait", False) and returned.LOST.search(content.message)
+    return FOLLOWED if is_broken else 1
+
+
+def _check_gpus(each):
+    """Refuse a host with fewer GPUs than its ranks were promised."""
+    if each is None:
+        return
+    ranks, found = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    if found < each * ranks:
+        raise JobError(
+            f"torch sees {found} GPUs on {os.uname().nodename}, and {ranks} ranks there need "
+            f"{each * ranks} (gpus_per_rank={each}): put fewer ranks there, or take other hosts"
+        )
+
+
+def _join(place, folder, memory, job, starter):
+    """Make the default group; tell the folder where this rank is, and how its clock goes.
+
+    The rank finds the job's ``environ`` in its environment, too. ``starter`` is the process of
+    ``start.py``.
+    """
+    rank, size = place.rank, place.size
+    spoken = BACKENDS[job["backend"]]
+    torch.set_num_threads(job["threads"])
+    store = identity.meet(place, folder)
+    hosts = _hosts(store, rank, size)
+    here = [other for other in range(size) if hosts[other] == hosts[rank]]
+    check_for_host(spoken, len(here))
+    spoken.take_device(here.index(rank))
+    recorder = Recorder(logs.writer(memory), is_alone)
+    backend.install(backend.member(recorder, spoken), spoken)
+    backend.join_world(dist.PrefixStore("world/", store), rank, size)
+    group = dist.group.WORLD._inner
+    offset_s, error_s = clocks.align(group, store, rank, hosts)
+    nodes = list(dict.fromkeys(hosts))
+    os.environ.update(job["environ"], **rank_environ(rank, [nodes.index(host) for host in hosts]))
+    folder.write_json(
+        {
+            "host": os.uname().nodename,
+            "address": own_address_towards(os.environ["MASTER_ADDR"]),
+            "pid": os.getpid(),
+            "starter": starter,
+            "interface": os.environ["GLOO_SOCKET_IFNAME"],
+            "offset_s": offset_s,
+            "error_s": error_s,
+            "is_alone": len(set(hosts)) == 1,
+        },
+        "json",
+        rank,
+    )
+    return recorder
+
+
+def _this_host():
+    """A name that no other host has: two machines may be called alike (Linux)."""
+    try:
+        start = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        start = ""
+    return f"{os.uname().nodename} {start}"
+
+
+def _hosts(store, rank, size):
+    """Which host each rank is on."""
+    store.set(f"host/{rank}", _this_host())
+    return [store.get(f"host/{other}").decode() for other in range(size)]
+
+
+def _connect_output(folder, rank):
+    """What this rank prints goes into its own files from here on."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    files = [os.open(folder.file(name, rank), flags, 0o600) for name in ("out", "err")]
+    Output(*files)
+    show_errors_of_commands()
+
+
+def _call(folder, rank, size, recorder):
+    """Run the learner's function, or script; returns the answer as bytes."""
+    request = loads_tree(folder.read("request.pkl"))
+    sys.path[:] = request["path"]
+    sys.argv[:] = request["argv"]
+    os.environ.update(script_environ(request["is_script"]) | os.environ)
+    linecache.cache.update(request["cells"])
+    fresh_random_state()
+    log = here.log = recorder.log
+
+    def call():
+        importlib.import_module("simlib.facade")  # or the first use of it would, in the program
+        slow = pickle.loads(request["slow"])
+        function, args, kwargs = pickle.loads(request["payload"])
+        log.enter()
+        try:
+            with slowed(slow, rank, recorder):
+                return function(rank, size, *args, **kwargs)
+        finally:
+            log.leave()
+            flush()
+            recorder.stream_ends.last_look()
+
+    return returned.answer_of(call, request["is_script"], dumps=answers.dumps)

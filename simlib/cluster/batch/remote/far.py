@@ -1,0 +1,255 @@
+"""What answers on the far side: ``python -m simlib.cluster.batch.remote.far``, started by ssh.
+
+It submits jobs as `submit` would here, rewrites what depends on the place, and reads out the
+folders of jobs. It holds nothing: jobs go on without it, and another one knows as much.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import select
+import sys
+import tarfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ....core.model.errors import JobError, SimlibError
+from ....core.model.package import ROOT
+from ....core.record.safe_pickle import dumps_tree, loads_tree
+from ..folder import JobFolder
+from ..job import Job
+from ..new_folder import TakenError, new_folder
+from ..preparation import prepare, prepare_attempts
+from ..state import JobState
+from ..versions import check_versions, versions
+from .files import listing, read_pieces
+from .line import HELLO
+
+IDLE_S = 600.0
+"""When nobody has asked anything for so long, whoever asks next starts another one."""
+TWIN_S = 60.0
+"""How long another far side may take with the same job: the connection broke meanwhile."""
+BEAT_S = 5.0
+"""So often an empty line says that an answer is being worked on."""
+WORK = "work"
+
+Answer = tuple[dict, bytes]
+
+
+class Far:
+    """Answers messages, each by the method of its name."""
+
+    def __init__(self) -> None:
+        self._states: dict[Path, JobState] = {}
+
+    def hello(self, message: dict, body: bytes) -> Answer:
+        """Whether anybody is there."""
+        return {}, b""
+
+    def submit(self, message: dict, body: bytes) -> Answer:
+        """Make a job's folder here and start it; a job that is there already is left alone.
+
+        ``is_known`` is False where another far side is still about to start it.
+        """
+        check_versions(message["about"]["versions"])
+        path = _path(message["folder"])
+        while True:
+            try:
+                with new_folder(path.parent, path.name, is_exact=True) as folder:
+                    _submit_or_refuse(folder, message, pickle.loads(body))
+                with suppress(OSError):  # there is no room, and the job has begun
+                    folder.mark("submitted")
+                return {"is_known": True}, b""
+            except TakenError:
+                is_known = _await_twin(JobFolder(path))
+            if is_known is not None:
+                return {"is_known": is_known}, b""
+
+    def look(self, message: dict, body: bytes) -> Answer:
+        """How a job stands, and which files it has."""
+        path = _path(message["folder"])
+        if path not in self._states:
+            about = JobFolder(path).read_json("job.json")
+            if about is None:  # not there yet, or refused before it had one
+                state = JobFolder(path).read_json("state.json")
+                return {"state": state, "files": listing(path, True) if state else {}}, b""
+            self._states[path] = JobState(JobFolder(path), about["submitted"])
+        known = self._states[path]
+        state = known.now()
+        queue = {
+            "state": known.queue.state(), "words": known.queue.words(),
+            "reason": known.queue.reason(),
+        }  # fmt: skip
+        return {
+            "state": state,
+            "queue": queue if queue["state"] else None,
+            "files": listing(path, state["state"] == "ended"),
+        }, b""
+
+    def read(self, message: dict, body: bytes) -> Answer:
+        """Pieces of a job's files."""
+        pieces, content = read_pieces(_path(message["folder"]), message["wanted"])
+        return {"pieces": pieces}, content
+
+    def cancel(self, message: dict, body: bytes) -> Answer:
+        """End a job; one that may still be on its way here (not ``is_known``) will not begin."""
+        path = _path(message["folder"])
+        folder = JobFolder(path)
+        if message["is_known"] or folder.has("job.json"):
+            Job(path).cancel()
+            return {}, b""
+        with suppress(TakenError), new_folder(path.parent, path.name, is_exact=True):
+            pass
+        folder.mark("cancel")
+        folder.write_json(_ended("cancel"), "state.json")
+        return {}, b""
+
+
+def _path(name: str) -> Path:
+    """A folder of this account, below its home unless it is named from the root."""
+    return Path.home() / Path(name).expanduser()
+
+
+def _await_twin(folder: JobFolder) -> bool | None:
+    """Whether another far side has handed the job in by now; None: it has taken it all back."""
+    deadline = time.monotonic() + TWIN_S
+    while not folder.has("submitted"):
+        if folder.has("refused"):
+            raise JobError(folder.text("refused"))
+        _check_is_wanted(folder)
+        if not folder.path.exists():
+            return None
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _check_is_wanted(folder: JobFolder) -> None:
+    if folder.has("cancel"):
+        raise JobError(f"{folder.path.name} was cancelled")
+
+
+def _submit_or_refuse(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
+    try:
+        _submit(folder, message, parts)
+    except JobError as error:
+        folder.write(str(error).encode(), "refused")
+        folder.write_json(_ended("cancel" if folder.has("cancel") else "refused"), "state.json")
+        raise
+
+
+def _ended(why: str) -> dict[str, Any]:
+    """What `JobState.now` says of a job that was never handed in."""
+    return {"state": "ended", "code": None, "why": why}
+
+
+def _submit(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
+    to = pickle.loads(parts["to"])
+    about = message["about"]
+    work = folder.path / WORK
+    if parts["work"] is not None:
+        with tarfile.open(fileobj=io.BytesIO(parts["work"])) as file:
+            file.extractall(work, filter="data")
+    about |= {
+        "cwd": to.cwd(str(work if work.is_dir() else Path.home())),
+        "root": str(ROOT),
+        "versions": versions(),
+        "submitted": time.time(),
+    }
+    command = to.command(about["world_size"], to.program())
+    request = loads_tree(parts["request"])
+    request["path"] = [*_moved(request["path"], message["here"], work), *sys.path]
+    if request["is_script"]:
+        function, _, kwargs = pickle.loads(request["payload"])
+        there = str(work / message["script"])
+        request["payload"] = pickle.dumps((function, (there,), kwargs))
+        request["argv"][0] = there
+    packed = dumps_tree(request)
+    if parts["restarts"] is None:
+        prepare(folder, about, packed, to, command)
+    else:
+        prepare_attempts(folder, about, packed, to, parts["restarts"])
+    _check_is_wanted(folder)
+    to.start(folder)
+
+
+def _moved(places: list[str], before: str, after: Path) -> list[str]:
+    """Those of the import path that lie in the working folder, where its copy is now."""
+    if not after.is_dir():
+        return []
+    found = [str(after)]
+    for place in places:
+        within = os.path.relpath(place or before, before)
+        if not within.startswith(os.pardir):
+            found.append(os.path.normpath(after / within))
+    return list(dict.fromkeys(found))
+
+
+def main() -> None:
+    """Answer until nobody asks any more."""
+    out = os.fdopen(os.dup(1), "wb")
+    sys.stderr = os.fdopen(os.dup(2), "w")
+    for number in (1, 2):  # jobs inherit them, and would hold the connection
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    serve(Far(), sys.stdin.buffer, out)
+
+
+def serve(far: Any, asked: BinaryIO, out: BinaryIO) -> None:
+    """Answer messages, each by the method of its name, until there are no more."""
+    out.write(b"\n" + HELLO + b"\n")
+    out.flush()
+    while select.select([asked], [], [], IDLE_S)[0]:
+        head = asked.readline()
+        if not head.endswith(b"\n"):
+            return
+        message = json.loads(head)
+        body = asked.read(message["nbytes"])
+        if len(body) < message["nbytes"]:
+            return
+        with beating(out):
+            answer, content = _answer(getattr(far, message["do"]), message, body)
+        out.write(json.dumps({**answer, "nbytes": len(content)}).encode() + b"\n" + content)
+        out.flush()
+
+
+@contextmanager
+def beating(out: BinaryIO) -> Iterator[None]:
+    """Write an empty line now and then, so that nobody takes a long silence for a broken line."""
+    is_done = threading.Event()
+
+    def beat() -> None:
+        with suppress(OSError):  # it is broken
+            while not is_done.wait(BEAT_S):
+                os.write(out.fileno(), b"\n")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
+
+
+def _answer(method: Callable[[dict, bytes], Answer], message: dict, body: bytes) -> Answer:
+    try:
+        return method(message, body)
+    except SimlibError as error:
+        return {"error": str(error)}, b""
+    except Exception as error:
+        traceback.print_exc()
+        where = os.uname().nodename
+        return {"error": f"{where} could not do it ({type(error).__name__}: {error})"}, b""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,327 @@
+"""The supervisor of a rank: the parent of its process, on the same node."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+import time
+
+from ...core.diagnose.failures import how_it_ended
+from ...core.diagnose.monitor import Watchdog
+from ...core.draw.display import SilentDisplay
+from ...core.engines.host import memory_kills, sleep_count
+from . import logs, verdict_file
+from .identity import serve_store
+from .job_monitor import JobMonitor
+
+LOOK_S = 0.1
+SEND_S = 1.0
+"""How often what a rank has written down is sent to the server of the folder; and how often rank
+0's supervisor shows that it is there."""
+SETTLE_S = 0.6
+"""How long the other ranks may take to fail on their own, so that the error names all who do."""
+REFUSED = 77
+"""Exit code of a rank that never came to the learner's function, and has said why."""
+FOLLOWED = 78
+"""Exit code of a rank that has failed in a wait which the end of another one broke."""
+CAUSE_S = 3.0
+"""How long it may take until it is known who did; on a busy machine others may be told before."""
+LEFT = "left"
+"""What a rank tells its supervisor when all is done, but for the end of its process."""
+SERVE = "serve"
+"""What rank 0 tells it where the ranks have no MPI, and need a store to meet in."""
+EXIT_S = 0.01
+"""How long a process may take that has closed its files, and is about to end."""
+JOIN_S = 60.0
+"""How long the ranks of a job may take to find each other."""
+
+
+def die_with_the_supervisor():
+    """End this process when its supervisor is gone, whatever it is busy with (Linux)."""
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def show_presence(folder):
+    """Touch ``beat`` again and again: a judge who is lost with his host ends no job."""
+    while True:
+        with contextlib.suppress(OSError):
+            folder.mark("beat")
+        time.sleep(SEND_S)
+
+
+def supervise(folder, pid, pipe):
+    """Wait for the rank with this process id; returns the exit code for the launcher.
+
+    ``pipe`` is one on which the rank says its number, `SERVE` and `LEFT`.
+    """
+    return Supervisor(folder, pid, pipe).until_the_end()
+
+
+class Supervisor:
+    """Looks after one rank: notes its death, ends it when the job ends, fetches its stack; kills it
+    where it was asked to.
+
+    That of rank 0 looks at all ranks' logs, too, and ends the job when some wait for ever.
+    """
+
+    def __init__(self, folder, pid, pipe):
+        self._folder = folder
+        self._job = folder.read_json("job.json")
+        self._pid = pid
+        self._pipe = pipe
+        os.set_blocking(pipe, False)  # a command of the rank may have the other end
+        self._rank = None
+        self._has_left = False
+        self._parent = os.getppid()
+        self._log = None
+        self._judge = None
+        self._store = None
+        self._kill_s = None
+        self._begun = time.monotonic()
+        self._memory_kills = memory_kills.kill_count()
+        self._end_at = None
+        self._sent_at = 0.0
+        self._looks = 0
+
+    def until_the_end(self):
+        """Look until the rank's process has ended."""
+        while True:
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            if ended:
+                return self._ended(os.waitstatus_to_exitcode(status))
+            if self._is_over():
+                self._kill()
+                os.waitpid(self._pid, 0)
+                self._say_it_was_ended()
+                self._clean_up()
+                return 1
+            self._look()
+
+    def _look(self):
+        wait_s = min(LOOK_S, self._kill_as_asked())
+        ready = select.select([self._pipe], [], [], wait_s)[0] if self._pipe is not None else ()
+        if ready:
+            self._listen()
+        elif self._pipe is None:
+            time.sleep(wait_s)
+        if self._rank is None:
+            return
+        self._looks += 1
+        if logs.has_futures_taken(self._log):
+            logs.write_sleeps(self._log, self._looks, sleep_count.sleep_count(self._pid))
+        self._send_on()
+        self._forward_stack_request()
+        if self._judge is not None:
+            self._judge.look()
+
+    def _kill_as_asked(self):
+        """Kill the rank once its time has come; returns in how many seconds it will have come."""
+        entered_s = None if self._kill_s is None else logs.entered_s(self._log)
+        if entered_s is None:
+            return LOOK_S
+        left_s = entered_s + self._kill_s - time.perf_counter()
+        if left_s <= 0:
+            self._kill_s = None
+            if not self._folder.has("answer", self._rank):
+                os.kill(self._pid, signal.SIGKILL)
+        return max(0.0, left_s)
+
+    def _send_on(self):
+        """A log is mapped memory: without this, other hosts might see it at its end only."""
+        now = time.monotonic()
+        if now > self._sent_at + SEND_S:
+            self._sent_at = now
+            place = self._folder.read_json("json", self._rank)
+            if place is not None and not place["is_alone"]:
+                self._log.flush()
+
+    def _forward_stack_request(self):
+        """Ask the rank for its stack, if somebody wants to see it."""
+        if self._folder.has("stack-wanted", self._rank):
+            self._folder.file("stack-wanted", self._rank).unlink(missing_ok=True)
+            os.kill(self._pid, signal.SIGUSR1)
+
+    def _listen(self):
+        """Take in what the rank says."""
+        try:
+            words = os.read(self._pipe, 64).decode().split()
+        except BlockingIOError:
+            return
+        for word in words:
+            if word == LEFT:
+                self._has_left = True
+            elif word == SERVE:
+                self._store = serve_store(self._folder)
+            else:
+                self._learn_rank(int(word))
+        if not words:
+            os.close(self._pipe)
+            self._pipe = None
+            time.sleep(EXIT_S)
+
+    def _learn_rank(self, rank):
+        self._rank = rank
+        self._log = logs.open_memory(self._folder.file("log", rank))
+        self._kill_s = self._job["kill"].get(str(rank))
+        if rank == 0:
+            self._judge = JobJudge(self._folder, self._forward_stack_request)
+            threading.Thread(target=show_presence, args=(self._folder,), daemon=True).start()
+
+    def _is_over(self):
+        """Whether the rank has to end: the job has failed or is cancelled, or its launcher gone."""
+        now = time.monotonic()
+        if self._end_at is None and self._folder.has("end"):
+            self._end_at = now + SETTLE_S
+        if self._rank is None and now > self._begun + JOIN_S:
+            return True
+        return os.getppid() != self._parent or (self._end_at is not None and now > self._end_at)
+
+    def _kill(self):
+        self._kill_its_commands()
+        os.kill(self._pid, signal.SIGKILL)  # it may have no group of its own yet
+
+    def _say_it_was_ended(self):
+        """Its rank has not ended the job: the job has ended it, and not the loss of its parent."""
+        if self._rank is not None and os.getppid() == self._parent:
+            with contextlib.suppress(OSError):
+                self._folder.mark("ended", self._rank)
+
+    def _kill_its_commands(self):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+
+    def _ended(self, code):
+        """The rank's process has ended by itself."""
+        if self._pipe is not None:
+            self._listen()
+        if self._has_left:
+            code = 0
+        has_answered = self._rank is not None and self._folder.has("answer", self._rank)
+        if not has_answered and code != REFUSED:
+            code = self._died(code)
+        if code == 0 and self._judge is not None:
+            code = self._judge.last_look()
+        if code == FOLLOWED and self._job["on_death"] == "end":
+            self._await_the_cause()
+        if code:
+            self._folder.mark("end")
+            time.sleep(SETTLE_S)
+        self._kill_its_commands()
+        self._clean_up()
+        return 1 if code else 0
+
+    def _await_the_cause(self):
+        """Let the supervisor of a rank that has died write it down before the job ends."""
+        deadline = time.monotonic() + CAUSE_S
+        while time.monotonic() < deadline and not (
+            self._folder.has("end") or self._folder.have_all_ended(self._job["world_size"])
+        ):
+            time.sleep(LOOK_S)
+
+    def _died(self, code):
+        """The rank has died: write it down; returns the exit code for the launcher."""
+        died_s = time.perf_counter()
+        if self._rank is None:
+            self._died_early(
+                f"{how_it_ended(code)}{self._why(code)} before it could join the others: mend what "
+                "`python -c 'from mpi4py import MPI'` says there"
+            )
+            return code or 1
+        self._log.flush()
+        has_entered = logs.entered_s(self._log) is not None
+        death = {"code": code, "time_s": died_s if has_entered else None, "why": self._why(code)}
+        self._folder.write_json(death, "exit", self._rank)
+        if self._job["on_death"] == "end":
+            return code or 1
+        if not has_entered:
+            self._died_early(f"{how_it_ended(code)}{death['why']} before it came to its function")
+            return code or 1
+        return self._outlive()
+
+    def _why(self, code):
+        """What is known of why, in words."""
+        is_asked_for = str(self._rank) in self._job["kill"]
+        return "" if is_asked_for else memory_kills.why_killed(code, self._memory_kills, self._pid)
+
+    def _died_early(self, words):
+        """Nobody may know its rank, so its host says it."""
+        if not self._folder.has("end"):
+            words = f"a rank on {os.uname().nodename} {words}"
+            self._folder.write_once(words.encode(), "died_early")
+
+    def _outlive(self):
+        """Stay while others go on: launchers end a job one of whose processes is gone."""
+        self._kill_its_commands()
+        while not self._folder.have_all_ended(self._job["world_size"]):
+            if self._is_over():
+                return 1
+            time.sleep(LOOK_S)
+            if self._judge is not None:
+                self._judge.look()
+        return 0
+
+    def _clean_up(self):
+        if self._rank is not None:
+            self._log.close()
+            logs.trim(self._folder.file("log", self._rank))
+
+
+class JobJudge:
+    """The eye on all ranks, at rank 0: finds those that wait for ever and writes it down."""
+
+    def __init__(self, folder, while_waiting):
+        self._folder = folder
+        self._monitor = JobMonitor(folder, while_waiting)
+        self._watchdog = Watchdog(self._monitor, SilentDisplay())
+        self._found = None
+        self._settled_at = None
+        self._next = 0.0
+
+    def look(self):
+        """Look at the logs; not so often that reading them is all that is done."""
+        now = time.monotonic()
+        if now < self._next or self._folder.has("end"):
+            return
+        monitor = self._monitor
+        monitor.take_in()
+        if not monitor.failed():
+            progress = sum(log.progress for log in monitor.logs)
+            if monitor.may_judge(progress):
+                self._found = monitor.stuck() or self._found
+            if self._found is not None:
+                self._say_when_settled(now)
+            else:
+                late = self._watchdog.ending(progress)
+                if late is not None:
+                    self._say(late)
+        self._next = time.monotonic() + 10 * (time.monotonic() - now)
+
+    def last_look(self):
+        """All ranks have returned: whether ops disagreed all the same; returns an exit code."""
+        self._monitor.take_in()
+        found = self._monitor.failure()
+        if found is not None and not self._monitor.failed():
+            self._say(found)
+        return 1 if found is not None else 0
+
+    def _say_when_settled(self, now):
+        """Wait until all other ranks rest too, so that the error names the same always.
+
+        Ranks that compute are not waited for longer than `SETTLE_S`: the verdict stands already.
+        """
+        if self._settled_at is None:
+            self._settled_at = now + SETTLE_S
+        if self._monitor.detector.all_wait or now > self._settled_at:
+            self._say(self._found)
+
+    def _say(self, found):
+        if not self._folder.has("cancel"):
+            self._folder.write(verdict_file.dumps(found), "verdict.pkl")
+        self._folder.mark("end")

@@ -1,0 +1,179 @@
+"""The practice cluster that stays: started by one command, found and ended by others.
+
+The process that owns it turns into ``sleep infinity``: small, and Linux knows it as the parent
+of the hosts. A link at a fixed place leads to the cluster's folder, whose name tells the owner.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+from ...core.model.errors import InvalidCallError, SimlibError
+from . import system
+from .practice_cluster import PracticeCluster, launcher_of
+from .system import CLUSTERS, owner_lives, owner_of, remove_leftovers, why_not_here
+
+REMOVED_S = 20  # the reaper takes a fraction of a second
+
+
+def bring_up(nodes, rate_bps=None, delay_s=0.0, slurm=False):
+    """Start a practice cluster that outlives this process; returns its state (see `state`).
+
+    Parameters
+    ----------
+    nodes, rate_bps, delay_s, slurm
+        As for `PracticeCluster`.
+
+    Raises
+    ------
+    InvalidCallError
+        When one is up already, and where none can be made.
+    """
+    remove_leftovers()
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    owner = os.fork()
+    if not owner:
+        _become_owner(writer, nodes, rate_bps, delay_s, slurm)
+    os.close(writer)
+    try:
+        with open(reader) as pipe:
+            refused = pipe.read()
+    except BaseException:  # Ctrl-C
+        _end(owner)
+        raise
+    if refused:
+        os.waitpid(owner, 0)
+        remove_leftovers()
+        raise InvalidCallError(refused)
+    found = state()
+    if found is None:
+        raise InvalidCallError("the practice cluster ended while it came up")
+    return found
+
+
+def _become_owner(writer, *cluster):
+    """In the child: make the cluster, and stay. Does not return; a sentence is for the parent."""
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):  # whoever waits for the command's output need not wait for us
+            os.dup2(nothing, descriptor)
+        cluster = PracticeCluster(*cluster)
+        _claim_link(cluster)
+        with cluster:
+            cluster.leave_to_successor()
+            os.chdir("/")
+            os.execvp("sleep", ["sleep", "infinity"])
+    except SimlibError as error:
+        os.write(writer, str(error).encode())
+    except BaseException as error:
+        os.write(writer, f"the practice cluster cannot be made: {error!r}".encode())
+    finally:
+        os._exit(1)
+
+
+def _claim_link(cluster):
+    """Make the link: two that come up at once cannot both have it."""
+    try:
+        CLUSTERS.mkdir(exist_ok=True)
+        system.RUNNING.symlink_to(cluster.folder)
+    except FileExistsError:
+        raise InvalidCallError(
+            "a practice cluster is already up (`simlib practice status`); "
+            "`simlib practice down` ends it"
+        ) from None
+
+
+def state():
+    """The cluster that is up, or None.
+
+    Returns
+    -------
+    dict
+        ``owner`` (process id), ``addresses`` (of each host), ``rate_bps``, ``delay_s``, ``slurm``.
+    """
+    if not _owner():
+        return None
+    try:
+        return json.loads((system.RUNNING / "state.json").read_text())
+    except OSError:  # it is on its way down
+        return None
+
+
+def _owner():
+    """The process id of the owner, or None."""
+    with suppress(OSError):
+        name = os.path.basename(os.readlink(system.RUNNING))
+        return owner_of(name) if owner_lives(name) else None
+    return None
+
+
+def launcher(host):
+    """The words to put before a program's, so that it runs on a host of the cluster that is up.
+
+    As `PracticeCluster.launcher`, and the same as ``simlib practice exec HOST --``, but without
+    the time that importing simlib takes: a list of str.
+    """
+    return [*launcher_of(system.RUNNING), host, "--"]
+
+
+ASK = """
+import socket, sys, threading
+def ask(host):
+    try:
+        with socket.create_connection((host, 22), timeout=5) as peer:
+            if peer.recv(4) == b"SSH-":
+                sys.stdout.write(host + chr(10))
+    except OSError:
+        pass
+asking = [threading.Thread(target=ask, args=[host]) for host in sys.argv[1:]]
+for thread in asking:
+    thread.start()
+for thread in asking:
+    thread.join()
+"""
+
+
+def hosts_that_answer(hosts):
+    """Those of the hosts whose ssh server answers the login host: a set.
+
+    They are asked all at once, and no further than their greeting: a login takes each 0.2 s of CPU.
+    """
+    argv = [*launcher("login"), sys.executable, "-I", "-S", "-c", ASK, *hosts]
+    done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return set(done.stdout.split())
+
+
+def bring_down():
+    """End the cluster that is up, and remove what killed processes have left.
+
+    Returns
+    -------
+    tuple
+        Whether a cluster was up, and the names of other namespaces removed.
+    """
+    refuse = why_not_here()
+    if refuse:
+        raise InvalidCallError(refuse)
+    owner = _owner()
+    if owner:
+        _end(owner)
+    return bool(owner), remove_leftovers()
+
+
+def _end(owner):
+    """End the process that owns a cluster, and wait until its reaper has removed everything."""
+    with suppress(ProcessLookupError):
+        os.kill(owner, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(owner, 0)
+    deadline_s = time.monotonic() + REMOVED_S
+    while any(CLUSTERS.glob(f"*-{owner}-*")) and time.monotonic() < deadline_s:
+        time.sleep(0.01)

@@ -1,0 +1,259 @@
+"""`PracticeCluster`: hosts of namespaces, with ssh between them, and Slurm where it is wanted.
+
+::
+
+    login --+
+    node1 --+-- switch        each host: its own network, processes, name, shared memory, sshd
+    node2 --+                 all hosts: the files of this machine
+
+A host is a set of Linux namespaces. Everything ends with the process that made it: Linux kills
+the hosts when that process is gone, and a *reaper*, a small shell program that sees it by a closed
+pipe, removes what has a name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ...core.model.errors import InvalidCallError, check_count
+from . import slurm_daemons, system
+from .enter import start_of
+from .hosts import find, start_argv, write_files
+from .practice_network import MAX_NODES, PracticeNetwork
+from .system import CLUSTERS, new_name, why_not_here
+
+MOST_NODES = MAX_NODES - 1  # the login host takes a place, too
+HOST_STARTS_S, SLURM_STARTS_S = 20, 60
+PROGRAMS = {
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "setpriv": "util-linux",
+    "unshare": "util-linux",
+}
+
+REAPER = """\
+cat > /dev/null
+for name in {namespaces}; do
+  while pids=$(ip netns pids $name) && [ "$pids" ]; do kill -KILL $pids; done
+  ip netns del $name
+done
+flock {place_parent} sh -c '[ "$(ls -A {place})" ] || {{ umount {place}; rmdir {place}; }}'
+[ "$(readlink {running})" = {folder} ] && rm -f {running}
+rm -rf {folder}
+rmdir {clusters}
+"""
+
+
+def why_not_cluster(slurm=False):
+    """One sentence that says why there can be no practice cluster here, or None."""
+    refuse = why_not_here()
+    if refuse:
+        return refuse
+    for program, package in {**PROGRAMS, **(slurm_daemons.PROGRAMS if slurm else {})}.items():
+        if not find(program):
+            what = "Slurm on a practice cluster" if slurm else "a practice cluster"
+            return f"{what} needs {program}: install the system package {package}"
+    words = "unshare --mount --uts --ipc --pid --fork --kill-child=KILL mount -n -t proc proc /proc"
+    tried = subprocess.run(words.split(), capture_output=True, text=True)
+    if tried.returncode:
+        return (
+            "a practice cluster cannot be made here, the system does not permit what it takes: "
+            f"`{words}` said {tried.stderr.strip()!r}"
+        )
+    return None
+
+
+class PracticeCluster:
+    """A cluster of Linux namespaces on this machine: a context manager.
+
+    It needs Linux, root and the system packages iproute2 and openssh-server; with ``slurm``, also
+    slurm-wlm and munge. Every host reaches every other by ``ssh NAME``. All see the files of this
+    machine, except ``/dev/shm``, which each has to itself, and the user's ``~/.ssh`` and start
+    files of the shell, which none has. On the way out, also by an error, Ctrl-C or SIGKILL,
+    everything ends and is removed.
+
+    Parameters
+    ----------
+    nodes : int
+        Number of nodes, 1 to 63, beside the host ``login``.
+    rate_bps : float, optional
+        Bits per second of each host's link, in each direction; None for no limit.
+    delay_s : float
+        Seconds that everything takes longer from one host to another.
+    slurm : bool
+        Whether Slurm runs on it: its controller on ``login``, 4 CPUs on each node.
+
+    Attributes
+    ----------
+    hosts : list of str
+        The nodes: ``["node1", ...]``.
+    addresses : dict of str to str
+        The address of each host, ``login`` too.
+
+    Notes
+    -----
+    Linux ends the hosts with the *thread* that entered the context.
+
+    Examples
+    --------
+    >>> with PracticeCluster(2) as cluster:                             # doctest: +SKIP
+    ...     cluster.run("login", ["ssh", "node2", "hostname"])
+    """
+
+    def __init__(self, nodes, rate_bps=None, delay_s=0.0, slurm=False):
+        check_count("nodes", nodes)
+        if nodes > MOST_NODES:
+            raise InvalidCallError(f"nodes is {nodes}: a practice cluster has at most {MOST_NODES}")
+        self._network = PracticeNetwork(nodes + 1, rate_bps, delay_s)
+        self.hosts = [f"node{number + 1}" for number in range(nodes)]
+        names = ["login", *self.hosts]
+        self.addresses = dict(zip(names, self._network.addresses, strict=True))
+        self.slurm = slurm
+        self.folder = CLUSTERS / new_name("cluster", secrets.token_hex(3))
+        self._reaper = None
+        self._started = []
+
+    def __enter__(self):
+        refuse = why_not_cluster(self.slurm)
+        if refuse:
+            raise InvalidCallError(refuse)
+        try:
+            self._set_up()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc_info):
+        if self._reaper:
+            self._reaper.stdin.close()
+            self._reaper.wait()
+        self._network.__exit__()
+        for process in self._started:
+            process.wait()
+        self._started.clear()
+
+    def launcher(self, host):
+        """The words to put before a program's, so that it runs on a host: a list of str.
+
+        The program gets the caller's working folder, environment and files; its exit code comes
+        back. When the launcher is ended by SIGTERM or SIGINT, what it has started ends too.
+        """
+        return [*launcher_of(self.folder), host, "--"]
+
+    def popen(self, host, argv, **options):
+        """Start a program on a host; returns a `subprocess.Popen`.
+
+        Parameters
+        ----------
+        host : str
+            ``"login"`` or one of `hosts`.
+        argv : list of str
+            The program and its arguments.
+        **options
+            As for `subprocess.Popen`.
+        """
+        process = subprocess.Popen(self._words(host, argv), **options)
+        self._started.append(process)
+        return process
+
+    def run(self, host, argv, **options):
+        """Run a program on a host to its end; returns a `subprocess.CompletedProcess`.
+
+        Parameters are those of `popen`; the options are those of `subprocess.run`.
+        """
+        return subprocess.run(self._words(host, argv), **options)
+
+    def leave_to_successor(self):
+        """Have the cluster outlive this Python, in whose place another program is about to run."""
+        os.set_inheritable(self._reaper.stdin.fileno(), True)
+
+    def _words(self, host, argv):
+        if host not in self.addresses:
+            known = ", ".join(self.addresses)
+            raise InvalidCallError(f"there is no host {host}: the practice cluster has {known}")
+        return [*self.launcher(host), *map(str, argv)]
+
+    def _set_up(self):
+        self._start_reaper()
+        self.folder.mkdir(parents=True, mode=0o755)
+        write_files(self.folder, self.addresses, self.slurm)
+        self._network.__enter__()
+        # The login host first: with Slurm, the nodes find its munged running.
+        self._await_sshd("login", self._start_host("login"))
+        processes = {host: self._start_host(host) for host in self.hosts}
+        for host, process in processes.items():
+            self._await_sshd(host, process)
+        if self.slurm:
+            self._await_slurm()
+        self._write_state()
+
+    def _start_reaper(self):
+        program = REAPER.format(
+            namespaces=" ".join(self._network.namespaces), folder=self.folder, clusters=CLUSTERS,
+            running=system.RUNNING, place=system.PLACE, place_parent=system.PLACE.parent,
+        )  # fmt: skip
+        self._reaper = subprocess.Popen(
+            ["sh", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
+        )  # fmt: skip
+
+    def _start_host(self, host):
+        with open(self.folder / "log" / host, "wb") as log:
+            return self._network.popen(
+                list(self.addresses).index(host), start_argv(self.folder, host), cwd="/",
+                env={"PATH": os.environ.get("PATH", os.defpath)}, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def _await_sshd(self, host, process):
+        log = self.folder / "log" / host
+        deadline_s = time.monotonic() + HOST_STARTS_S
+        while "Server listening" not in (text := log.read_text(errors="replace")):
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                last = (text.strip().splitlines() or ["nothing"])[-1]
+                raise InvalidCallError(
+                    f"the practice cluster cannot be made: {host} did not start, it said {last!r}"
+                )
+            time.sleep(0.005)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        init = int(children.split()[0])
+        (self.folder / "init" / host).write_text(f"{init} {start_of(init)}\n")
+
+    def _await_slurm(self):
+        deadline_s = time.monotonic() + SLURM_STARTS_S
+        words = ["sinfo", "--noheader", "--Node", "--format=%T"]
+        while (states := self._printed(words)) != ["idle"] * len(self.hosts):
+            if time.monotonic() > deadline_s:
+                last = " ".join(states) or "nothing"
+                raise InvalidCallError(
+                    f"the practice cluster cannot be made: Slurm's nodes are not idle, but {last}"
+                )
+            time.sleep(0.02)
+
+    def _printed(self, words):
+        done = self.run("login", words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        return done.stdout.split()
+
+    def _write_state(self):
+        state = {
+            "owner": os.getpid(),
+            "addresses": self.addresses,
+            "rate_bps": self._network.rate_bps,
+            "delay_s": self._network.delay_s,
+            "slurm": self.slurm,
+        }
+        (self.folder / "state.json").write_text(json.dumps(state))
+
+
+def launcher_of(folder):
+    """The words that, before a host and a program, run it on a cluster with this folder."""
+    program = Path(__file__).with_name("enter.py")
+    return [sys.executable, "-I", "-S", str(program), str(folder)]

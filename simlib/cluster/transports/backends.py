@@ -1,0 +1,98 @@
+"""The backend "mpi4py", added to those of the core, and which backends a job may take."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...core.model.errors import InvalidCallError, JobError
+from ...core.record.transports.abilities import COMPLEX, FLOATS, WHOLES, Ability
+from ...core.record.transports.backends import BACKENDS, Backend, backend_named
+from ...core.record.transports.carriers import CPU, Carrier
+
+MPIS_TAGS = 2**15 - 1
+"""What every MPI takes; a rank asks its own for how many more."""
+MPI = Ability(
+    "mpi4py",
+    carries=None,
+    reduces=frozenset(FLOATS | WHOLES | COMPLEX | {torch.int16}),
+    lacks={"monitored_barrier": "call barrier()"},
+    moves_memory=False,
+    largest_tag=MPIS_TAGS,
+)
+
+
+def over_mpi(options: Any, ranks: tuple) -> Carrier:
+    """mpi4py's MPI, whose world is that of the ranks."""
+    from mpi4py import MPI as library  # it starts MPI: only here, and not where nobody asks for it
+
+    from .mpi_group import CUSTOM, MpiGroup
+
+    world = library.COMM_WORLD
+    is_world = len(ranks) == world.size
+    comm = world.Dup() if is_world else world.Create_group(world.group.Incl(ranks))
+    group = MpiGroup(comm, options.timeout)
+    return Carrier(
+        "mpi4py",
+        "cpu:mpi4py",
+        group,
+        ((CPU, CUSTOM, group.stand_in),),
+        {"cpu": replace(MPI, largest_tag=world.Get_attr(library.TAG_UB))},
+        group.set_timeout,
+    )
+
+
+def _missing_for_mpi(world_size: int) -> str | None:
+    if importlib.util.find_spec("mpi4py") is None:
+        return "there is no mpi4py: pip install mpi4py, built for the MPI of your mpiexec"
+    return None
+
+
+MPI4PY = Backend(
+    "mpi4py",
+    ("mpi4py", "mpi", "gloo"),
+    {"cpu": MPI},
+    over_mpi,
+    _missing_for_mpi,
+    needs_mpi=True,
+)
+
+
+def register() -> None:
+    """Let ``backend="mpi4py"`` be known, in this process."""
+    BACKENDS.setdefault(MPI4PY.name, MPI4PY)
+
+
+register()
+
+
+def check_for_job(name: object, has_mpi: bool, on_death: str) -> Backend:
+    """The backend of this name, for a job whose ranks are started elsewhere.
+
+    What a host has is seen there, by `check_for_host`.
+    """
+    backend = backend_named(name)
+    if backend.needs_mpi and not has_mpi:
+        raise InvalidCallError(
+            f"backend={name!r} needs ranks that an mpiexec has started, and srun asks no MPI: take "
+            "to=simlib.Slurm(..., launcher='mpiexec'), or to=simlib.Mpiexec()"
+        )
+    if backend.needs_mpi and on_death == "continue":
+        raise InvalidCallError(
+            f"backend={name!r} cannot go on without a rank: MPI ends all of them. Take "
+            "on_death='end', or backend='gloo'"
+        )
+    return backend
+
+
+def check_for_host(backend: Backend, ranks: int) -> None:
+    """Refuse a host on which so many ranks cannot talk by this backend."""
+    missing = backend.missing(ranks)
+    if missing:
+        raise JobError(
+            f"backend={backend.name!r} is not possible on {os.uname().nodename}: {missing}"
+        )

@@ -1,0 +1,299 @@
+"""`MpiGroup`: the calls of torch.distributed, over an mpi4py communicator.
+
+pip's torch has no MPI backend. What moves is handed to MPI where it lies, as bytes; what is
+reduced, under MPI's type for its dtype. Two sorts of tensors are copied: those that are not
+contiguous, and halves, which MPI cannot add and which are therefore reduced as float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+from ...core.record.torch_inside import FakeProcessGroup
+from ...core.record.transports.sparse import add_up
+from .mpi_buffers import (
+    as_bytes,
+    joined,
+    nbytes_of,
+    receive_buffer,
+    receive_buffers,
+    with_type,
+    without_overlap,
+)
+from .mpi_request import MpiWork
+
+CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
+MPI_TYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.complex64: MPI.C_FLOAT_COMPLEX,
+    torch.complex128: MPI.C_DOUBLE_COMPLEX,
+    torch.uint8: MPI.UINT8_T,
+    torch.int8: MPI.INT8_T,
+    torch.int16: MPI.INT16_T,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+    torch.bool: MPI.UINT8_T,
+}
+MPI_OPS = {
+    dist.ReduceOp.SUM: MPI.SUM,
+    dist.ReduceOp.AVG: MPI.SUM,
+    dist.ReduceOp.PRODUCT: MPI.PROD,
+    dist.ReduceOp.MIN: MPI.MIN,
+    dist.ReduceOp.MAX: MPI.MAX,
+    dist.ReduceOp.BAND: MPI.BAND,
+    dist.ReduceOp.BOR: MPI.BOR,
+    dist.ReduceOp.BXOR: MPI.BXOR,
+}
+BOOL_OPS = {dist.ReduceOp.SUM: MPI.MAX, dist.ReduceOp.PRODUCT: MPI.MIN}
+"""A sum of truth values is true where one of them is, a product where all are."""
+BITWISE = (MPI.BAND, MPI.BOR, MPI.BXOR)
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class MpiGroup(dist.ProcessGroup):
+    """A process group whose ranks are the processes of an MPI communicator.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        Its ranks are the group's. The group owns it from now on.
+    timeout : datetime.timedelta, optional
+        How long a wait may last. MPI's own waits have no limit: where there is one, the group asks
+        again and again instead, which costs some latency. `set_timeout` says another one.
+    """
+
+    copies_results = False
+    """No result counts as a write of the program's own: see `mpi_buffers`."""
+
+    def __init__(self, comm, timeout=None):
+        super().__init__(comm.rank, comm.size)
+        # What torch's own C++ code asks for names and options; no call of a rank goes there.
+        self.stand_in = FakeProcessGroup._create_internal(comm.rank, comm.size)
+        self._register_backend(torch.device("cpu"), CUSTOM, self.stand_in)
+        self._set_default_backend(CUSTOM)
+        self._comm = comm
+        self._timeout = timeout
+        self._open = []
+        self._sequence = 0
+
+    def getBackendName(self):  # noqa: N802 (torch's name)
+        return "mpi4py"
+
+    def set_timeout(self, timeout):
+        """How long a wait may last from now on, a timedelta."""
+        self._timeout = timeout
+
+    def __repr__(self):
+        return f"the MPI group of {self.size()} ranks, here rank {self.rank()}"
+
+    # Messages
+
+    def send(self, tensors, dst, tag=0):
+        (tensor,) = tensors
+        request = self._comm.Isend(as_bytes(tensor.contiguous()), dst, tag)
+        return self._keep([request], tensors)
+
+    def recv(self, tensors, src, tag=0):
+        (tensor,) = tensors
+        after = []
+        request = self._comm.Irecv(receive_buffer(tensor, after), src, tag)
+        return self._keep([request], tensors, after)
+
+    def recv_anysource(self, tensors, tag=0):
+        return self.recv(tensors, MPI.ANY_SOURCE, tag)
+
+    # Collectives that move
+
+    def broadcast(self, tensors, opts=None):
+        opts = opts or dist.BroadcastOptions()
+        after, calls = [], []
+        for tensor in tensors:
+            calls.append(("Bcast", receive_buffer(tensor, after), opts.rootRank))
+        return self._perform(calls, tensors, after)
+
+    def allgather(self, outputs, inputs, opts=None):
+        after, calls = [], []
+        for parts, tensor in zip(outputs, inputs, strict=True):
+            calls.append(
+                ("Allgather", as_bytes(tensor.contiguous()), receive_buffers(parts, after))
+            )
+        return self._perform(calls, outputs, after)
+
+    def allgather_coalesced(self, outputs, inputs, opts=None):
+        # torch hands out one list per rank here, and one tensor in it per input.
+        columns = [list(column) for column in zip(*outputs, strict=True)]
+        return self.allgather(columns, inputs, opts)
+
+    def all_gather_single(self, output, tensor, opts=None):
+        return self.allgather_into_tensor_coalesced([output], [tensor], opts)
+
+    _allgather_base = all_gather_single
+
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+        after, calls = [], []
+        for output, tensor in zip(outputs, inputs, strict=True):
+            whole = as_bytes(without_overlap(tensor, output))
+            calls.append(("Allgather", whole, receive_buffer(output, after)))
+        return self._perform(calls, outputs, after)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def gather(self, outputs, inputs, opts=None):
+        opts = opts or dist.GatherOptions()
+        (tensor,), after = inputs, []
+        rooms = receive_buffers(outputs[0], after) if self.rank() == opts.rootRank else None
+        call = ("Gather", as_bytes(tensor.contiguous()), rooms, opts.rootRank)
+        return self._perform([call], outputs, after)
+
+    def scatter(self, outputs, inputs, opts=None):
+        opts = opts or dist.ScatterOptions()
+        (output,), after = outputs, []
+        whole = joined(inputs[0]) if self.rank() == opts.rootRank else None
+        call = ("Scatter", whole, receive_buffer(output, after), opts.rootRank)
+        return self._perform([call], outputs, after)
+
+    def alltoall(self, outputs, inputs, opts=None):
+        after = []
+        sent = (joined(inputs), nbytes_of(inputs))
+        call = (
+            "Alltoallv",
+            with_type(*sent),
+            with_type(receive_buffers(outputs, after), nbytes_of(outputs)),
+        )
+        return self._perform([call], outputs, after)
+
+    def alltoall_base(self, output, tensor, output_rows=(), input_rows=(), opts=None):
+        after = []
+        sent = with_type(as_bytes(without_overlap(tensor, output)), self._parts(tensor, input_rows))
+        got = with_type(receive_buffer(output, after), self._parts(output, output_rows))
+        return self._perform([("Alltoallv", sent, got)], [output], after)
+
+    all_to_all_single = alltoall_base
+
+    def _parts(self, tensor, rows):
+        """Bytes of a tensor that belong to each rank; torch's empty list means even parts."""
+        nbytes = tensor.numel() * tensor.element_size()
+        if not rows:
+            if nbytes % self.size():
+                raise ValueError(
+                    f"a tensor of shape {tuple(tensor.shape)} has no even parts for "
+                    f"{self.size()} ranks: name the split sizes"
+                )
+            return [nbytes // self.size()] * self.size()
+        row = nbytes // max(1, tensor.shape[0])
+        return [count * row for count in rows]
+
+    # Collectives that reduce
+
+    def allreduce(self, tensors, opts=None):
+        opts = opts or dist.AllreduceOptions()
+        if any(tensor.layout == torch.sparse_coo for tensor in tensors):
+            return self._allreduce_sparse(tensors, opts)
+        after, calls = [], []
+        for tensor in tensors:
+            calls.append(("Allreduce", MPI.IN_PLACE, *self._reduced(tensor, opts, after)))
+        return self._perform(calls, tensors, after)
+
+    allreduce_coalesced = allreduce
+
+    def _allreduce_sparse(self, tensors, opts):
+        if opts.reduceOp != dist.ReduceOp.SUM:
+            raise ValueError(f"sparse tensors are added up only: no {opts.reduceOp} of them")
+        for tensor in tensors:
+            add_up(self, tensor)
+        return MpiWork([], tensors)
+
+    def reduce(self, tensors, opts=None):
+        opts = opts or dist.ReduceOptions()
+        (tensor,), after = tensors, []
+        if self.rank() == opts.rootRank:
+            buffer, op = self._reduced(tensor, opts, after)
+            call = ("Reduce", MPI.IN_PLACE, buffer, op, opts.rootRank)
+        else:
+            buffer, op = self._reduced(tensor, opts, [])  # this rank's tensor stays as it is
+            call = ("Reduce", buffer, None, op, opts.rootRank)
+        return self._perform([call], tensors, after)
+
+    def reduce_scatter(self, outputs, inputs, opts=None):
+        wholes = [torch.cat([part.reshape(-1) for part in parts]) for parts in inputs]
+        return self.reduce_scatter_tensor_coalesced(outputs, wholes, opts)
+
+    def reduce_scatter_single(self, output, tensor, opts=None):
+        return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
+        opts = opts or dist.ReduceScatterOptions()
+        after, calls = [], []
+        for output, tensor in zip(outputs, inputs, strict=True):
+            sent, op = self._reduced(without_overlap(tensor, output), opts, [])
+            got, _ = self._reduced(output, opts, after)
+            calls.append(("Reduce_scatter_block", sent, got, op))
+        return self._perform(calls, outputs, after)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def _reduced(self, tensor, opts, after):
+        """``(buffer, op)`` of MPI for a tensor; ``after`` gets what is to do once all is there."""
+        reduce_op = opts.reduceOp
+        ops = MPI_OPS | BOOL_OPS if tensor.dtype == torch.bool else MPI_OPS
+        op = next((op for name, op in ops.items() if reduce_op == name), None)
+        if op is None:
+            raise ValueError(
+                f"MPI has no {reduce_op}: use SUM, AVG, PRODUCT, MIN, MAX or a bitwise"
+            )
+        if tensor.layout != torch.strided:
+            raise ValueError("MPI cannot reduce a sparse tensor so: call to_dense() first")
+        if tensor.dtype not in MPI_TYPES and tensor.dtype not in HALVES:
+            raise ValueError(
+                f"MPI cannot reduce {tensor.dtype}: convert the tensor before the call"
+            )
+        if op in BITWISE and (tensor.is_floating_point() or tensor.is_complex()):
+            raise ValueError(f"a bitwise reduction needs whole numbers, not {tensor.dtype}")
+        buffer = tensor.data
+        if tensor.dtype in HALVES or not tensor.is_contiguous():
+            buffer = buffer.to(torch.float32 if tensor.dtype in HALVES else tensor.dtype, copy=True)
+            buffer = buffer.contiguous()
+            after.append(lambda: tensor.data.copy_(buffer))
+        if reduce_op == dist.ReduceOp.AVG:
+            after.insert(0, lambda: buffer.div_(self.size()))
+        numbers = buffer.reshape(-1)
+        numbers = numbers.view(torch.uint8) if buffer.dtype == torch.bool else numbers
+        return [numbers.numpy(), MPI_TYPES[buffer.dtype]], op
+
+    # The rest
+
+    def barrier(self, opts=None):
+        return self._perform([("Barrier",)], [], [])
+
+    def _perform(self, calls, outputs, after):
+        """Call MPI by its non-blocking names, also where torch waits at once.
+
+        A blocking collective of MPI never meets a non-blocking one, and in torch one rank may well
+        wait for what another asked for with ``async_op=True``: DDP's `join` does.
+        """
+        self._sequence += 1
+        requests = [
+            getattr(self._comm, f"I{name.lower()}")(*arguments) for name, *arguments in calls
+        ]
+        return self._keep(requests, outputs, after, calls)
+
+    def _keep(self, requests, outputs, after=(), calls=()):
+        """Keep requests until they are done, also if nobody waits for them: MPI uses the memory.
+
+        mpi4py 4.1 keeps the memory of its requests itself, but for calls that reduce.
+        """
+        work = MpiWork(requests, outputs, after, self._timeout, calls)
+        self._open = [other for other in self._open if not other.is_completed()]
+        self._open.append(work)
+        return work
+
+    def _set_sequence_number_for_group(self):
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self):
+        return self._sequence

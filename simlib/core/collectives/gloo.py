@@ -1,0 +1,310 @@
+"""What Gloo sends, message by message: the Gloo inside torch 2.13.
+
+**Source** pytorch/gloo, read at commit 70dc360 (April 2026): the file of the collective,
+``gloo/allreduce.cc`` and so on, and ``gloo/transport/tcp/pair.cc`` for the messages; which call of
+torch uses which file: ``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp`` of pytorch/pytorch. The
+bytes of every pair of ranks were compared with torch's Gloo on real sockets (`tests/core/test_gloo`).
+
+Each transfer is three messages, each with an envelope of 48 bytes: the receiver says that its
+buffer is ready; the sender says that it has something; then come the data. The sender waits for the
+first, never for the second. So a transfer that both sides begin at the same time costs two
+latencies, and one where the receiver was early costs one. In a schedule the two notices are
+messages of no bytes: give the cluster ``envelope_bytes=ENVELOPE_BYTES`` to count what the wire
+carries.
+
+The messages of a pair of ranks share one connection, in order. A notice waits behind data that go
+the same way: this matters for two ranks only, see `all_gather`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .schedules import Schedule, parts_of, split
+from .steps import Moves
+
+ENVELOPE_BYTES = 48  # six numbers of 8 bytes (`preamble` in gloo/transport/tcp/pair.h)
+MAX_SEGMENT_BYTES = 1 << 20  # `kMaxSegmentSize` in gloo/allreduce.h and gloo/reduce.h
+
+
+def _join(*parts):
+    """Messages that go in one round, of several `Moves`."""
+    wide = [
+        [np.broadcast_to(value, np.shape(part.src)).ravel() for value in part[:5]] for part in parts
+    ]
+    return Moves(*map(np.concatenate, zip(*wide, strict=True)))
+
+
+def _notice(src, dst):
+    """A message without data."""
+    return Moves(src, dst, 0, np.zeros(np.shape(src), dtype=np.int64))
+
+
+def _sent(src, dst, first, count=1, adds=False):
+    """The sender's part of a transfer: its notice, and the data."""
+    return _join(_notice(src, dst), Moves(src, dst, first, count, adds))
+
+
+def _transfers(src, dst, first, count=1, adds=False):
+    """Transfers that begin together: the receivers' notices, then what the senders send."""
+    yield _notice(dst, src)
+    yield _sent(src, dst, first, count, adds)
+
+
+def _round_up(value, unit):
+    return -(-value // unit) * unit
+
+
+def _lengths(nbytes, num_segments, segment_bytes):
+    """Bytes of each segment: all alike, but what is beyond the end of the vector is cut off."""
+    return np.clip(nbytes - np.arange(num_segments) * segment_bytes, 0, segment_bytes)
+
+
+def _ring_step(lengths, n, shift, per_rank, adds):
+    """One step of a ring: each rank hands the block ``rank + shift`` to the rank before it.
+
+    A block is ``per_rank`` segments. Gloo has two under way at any time and begins the next when
+    one is done; here all of a step are under way, which draws the same bandwidth.
+    """
+    src = np.repeat(np.arange(n), per_rank)
+    block = (np.arange(n) + shift) % n
+    segments = len(lengths) // n
+    first = (block[:, None] * segments + np.arange(per_rank)).ravel()
+    full = lengths[first] > 0  # a segment beyond the end is not sent
+    src, first = src[full], first[full]
+    yield from _transfers(src, (src - 1) % n, first, adds=adds)
+
+
+def all_reduce(n, nbytes, *, itemsize=1):
+    """Ring: reduce-scatter, then all_gather, in segments of at most 1 MiB, downwards.
+
+    The vector is cut into segments of one size: at least two for each rank, and as many for each. A
+    block is the segments of one rank. First the blocks go round and are added up, until rank r has
+    the sum of block r; then the sums go round.
+
+    **Cost** 4(n-1) rounds. Each rank sends 2(n-1)/n of the bytes, in 2(n-1) blocks.
+    **Source** gloo/allreduce.cc, ``ring``.
+    """
+    (nbytes,) = split(nbytes, 1, itemsize).tolist()
+    most = itemsize * max(1, MAX_SEGMENT_BYTES // itemsize)
+    num_segments = _round_up(max(-(-nbytes // most), 2 * n), n)
+    segment_bytes = _round_up(-(-nbytes // num_segments), itemsize)
+    lengths = _lengths(nbytes, num_segments, segment_bytes)
+    return Schedule.of("all_reduce", "gloo_ring", n, lengths, _all_reduce_moves(n, lengths))
+
+
+def _all_reduce_moves(n, lengths):
+    per_rank = len(lengths) // n
+    for step in range(n - 1):  # rank r hands on what it has added up of block r + 1 + step
+        yield from _ring_step(lengths, n, step + 1, per_rank, adds=True)
+    for step in range(n - 1):  # rank r hands on the sum of block r + step
+        yield from _ring_step(lengths, n, step, per_rank, adds=False)
+
+
+def reduce(n, nbytes, *, itemsize=1, root=0):
+    """The first half of the ring of `all_reduce`, then all blocks go to the root.
+
+    Gloo counts two segments a rank where there are more: with more than two, each rank sends the
+    first segments of its finished block once more, for nothing. That is in the schedule, too.
+
+    **Cost** 2n rounds, or 2n + 2. Each rank but the root sends all of the bytes.
+    **Source** gloo/reduce.cc.
+    """
+    (nbytes,) = split(nbytes, 1, itemsize).tolist()
+    most = itemsize * max(1, MAX_SEGMENT_BYTES // itemsize)
+    segment_bytes = max(_round_up(min(-(-nbytes // (2 * n)), most), itemsize), itemsize)
+    num_segments = _round_up(max(-(-nbytes // segment_bytes), 2 * n), n)
+    lengths = _lengths(nbytes, num_segments, segment_bytes)
+    moves = _reduce_moves(n, lengths, root)
+    return Schedule.of("reduce", "gloo_ring", n, lengths, moves, root)
+
+
+def _reduce_moves(n, lengths, root):
+    per_rank = len(lengths) // n
+    for step in range(n - 1):
+        yield from _ring_step(lengths, n, step + 1, per_rank, adds=True)
+    if n > 1:  # what is sent for nothing
+        yield from _ring_step(lengths, n, n, per_rank - 2, adds=True)
+    rank = np.arange(n)
+    src = rank[(rank != root) & (lengths[::per_rank] > 0)]
+    yield from _transfers(src, np.full(len(src), root), src * per_rank, per_rank)
+
+
+def broadcast(n, nbytes, *, itemsize=1, root=0):
+    """Binomial tree in which a rank sends to all its children at once.
+
+    Counted from the root, rank v gets the data from v without its highest bit. It then posts the
+    sends to all its children without waiting for any, so they share its link: of four ranks, the
+    root sends to 1 and 2 at the same time, and 1 to 3 afterwards.
+
+    **Cost** 1 + floor(log2 n) rounds, or one more; n - 1 transfers.
+    **Source** gloo/broadcast.cc.
+    """
+    whole = split(nbytes, 1, itemsize)
+    return Schedule.of("broadcast", "gloo_binomial", n, whole, _broadcast_moves(n, root), root)
+
+
+def _broadcast_moves(n, root):
+    child = np.arange(1, n)
+    parent = np.array([v - (1 << (int(v).bit_length() - 1)) for v in child], dtype=np.int64)
+    depth = np.array([int(v).bit_count() for v in child], dtype=np.int64)
+    src, dst = (parent + root) % n, (child + root) % n
+    yield _notice(dst, src)  # everybody but the root posts its receive at the beginning
+    for level in range(1, depth.max(initial=0) + 1):
+        here = depth == level
+        yield _sent(src[here], dst[here], 0)
+
+
+def all_gather(n, nbytes, *, itemsize=1):
+    """Ring: what each rank brings goes round upwards, in two halves.
+
+    Two ranks do not use both directions at once. Each posts its send before its receive, and the
+    one that comes later finds the other's notice: its data go at once and its own notice waits
+    behind them. So the earlier rank (here: position 1) is always half a part behind, and the whole
+    takes three halves, not two. In longer rings data and notices go different ways.
+
+    **Cost** 2(n-1) rounds, 4 for two ranks. Each rank sends n-1 parts.
+    **Source** gloo/allgather.cc; the order of notices and data: ``sendAsyncMode`` in
+    gloo/transport/tcp/pair.cc.
+    """
+    parts = parts_of(nbytes, n, itemsize)
+    halves = np.column_stack((parts // 2, parts - parts // 2)).ravel()
+    moves = _all_gather_of_two() if n == 2 else _all_gather_moves(n)
+    return Schedule.of("all_gather", "gloo_ring", n, halves, moves)
+
+
+def _all_gather_moves(n):
+    src = np.repeat(np.arange(n), 2)
+    for step in range(n - 1):
+        first = (src - step) % n * 2 + np.tile((0, 1), n)
+        yield from _transfers(src, (src + 1) % n, first)
+
+
+def _all_gather_of_two():
+    early, late = np.array([1]), np.array([0])
+    ready = _notice(late, early)
+    yield _notice(early.repeat(2), late.repeat(2))
+    yield _join(_sent(late, early, 0), ready)
+    yield _join(_sent(late, early, 1), ready, _sent(early, late, 2))
+    yield _sent(early, late, 3)
+
+
+def scatter(n, nbytes, *, itemsize=1, root=0):
+    """The root sends to all others at once.
+
+    **Cost** 2 rounds, n-1 transfers. **Source** gloo/scatter.cc.
+    """
+    dst = np.delete(np.arange(n), root)
+    moves = _transfers(np.full(n - 1, root), dst, dst)
+    return Schedule.of("scatter", "gloo_flat", n, parts_of(nbytes, n, itemsize), moves, root)
+
+
+def gather(n, nbytes, *, itemsize=1, root=0):
+    """All others send to the root at once.
+
+    **Cost** 2 rounds, n-1 transfers. **Source** gloo/gather.cc.
+    """
+    src = np.delete(np.arange(n), root)
+    moves = _transfers(src, np.full(n - 1, root), src)
+    return Schedule.of("gather", "gloo_flat", n, parts_of(nbytes, n, itemsize), moves, root)
+
+
+def reduce_scatter(n, nbytes, *, itemsize=1):
+    """An `all_reduce` of the whole, of which each rank keeps its part.
+
+    So it is for ``dist.reduce_scatter_tensor``. ``dist.reduce_scatter``, which takes a list, makes
+    an all_reduce of each tensor of the list: `reduce_scatter_of_list`.
+
+    **Cost** that of `all_reduce`.
+    **Source** ProcessGroupGloo.cpp, ``reduce_scatter_tensor_coalesced``.
+    """
+    whole = all_reduce(n, int(parts_of(nbytes, n, itemsize).sum()), itemsize=itemsize)
+    return Schedule("reduce_scatter", "gloo_all_reduce", n, whole.chunk_nbytes, whole.rounds)
+
+
+def reduce_scatter_of_list(n, nbytes, *, itemsize=1):
+    """An `all_reduce` of each rank's part, of which each rank keeps one. See `reduce_scatter`.
+
+    **Cost** n times that of `all_reduce` of a part.
+    **Source** seen on the wire (tests/core/test_gloo.py).
+    """
+    parts = parts_of(nbytes, n, itemsize)
+    chunks = [all_reduce(n, int(part), itemsize=itemsize).chunk_nbytes for part in parts]
+    starts = np.cumsum([0, *map(len, chunks)])
+    moves = (
+        move._replace(first=move.first + start)
+        for start, lengths in zip(starts, chunks, strict=False)
+        for move in _all_reduce_moves(n, lengths)
+    )
+    return Schedule.of("reduce_scatter", "gloo_all_reduces", n, np.concatenate(chunks), moves)
+
+
+def all_to_all(n, nbytes, *, itemsize=1):
+    """Everybody sends to everybody at once.
+
+    Two ranks send one after the other, for the reason given for `all_gather`.
+
+    **Cost** 2 rounds, 3 for two ranks; n(n-1) transfers. **Source** gloo/alltoall.cc.
+    """
+    sizes = parts_of(nbytes, n if np.ndim(nbytes) == 0 else n * n, itemsize)
+    chunks = np.tile(sizes, n) if np.ndim(nbytes) == 0 else sizes
+    moves = _all_to_all_of_two() if n == 2 else _all_to_all_moves(n)
+    return Schedule.of("all_to_all", "gloo_flat", n, chunks, moves)
+
+
+def _all_to_all_moves(n):
+    src, dst = np.nonzero(~np.eye(n, dtype=bool))
+    yield from _transfers(src, dst, src * n + dst)
+
+
+def _all_to_all_of_two():
+    early, late = np.array([1]), np.array([0])
+    yield _notice(early, late)
+    yield _join(_sent(late, early, 1), _notice(late, early))
+    yield _sent(early, late, 2)
+
+
+def barrier(n, nbytes=0, *, itemsize=1):
+    """Dissemination: in round d, rank r tells rank r + 2**d.
+
+    **Cost** 2 ceil(log2 n) rounds, n transfers of nothing every second round.
+    **Source** gloo/barrier.cc.
+    """
+    return Schedule.of("barrier", "gloo_dissemination", n, [0], _barrier_moves(n))
+
+
+def _barrier_moves(n):
+    rank, distance = np.arange(n), 1
+    while distance < n:
+        yield from _transfers(rank, (rank + distance) % n, 0)
+        distance *= 2
+
+
+def send(nbytes):
+    """One send and its recv: position 0 sends to position 1. It is no collective.
+
+    **Cost** 2 rounds, one transfer. **Source** gloo/transport/tcp/pair.cc, ``send`` and ``recv``.
+    """
+    moves = _transfers(np.array([0]), np.array([1]), 0)
+    return Schedule.of("send", "gloo_send", 2, [nbytes], moves)
+
+
+ALGORITHMS = {
+    "broadcast": {"gloo_binomial": broadcast},
+    "scatter": {"gloo_flat": scatter},
+    "gather": {"gloo_flat": gather},
+    "reduce": {"gloo_ring": reduce},
+    "all_reduce": {"gloo_ring": all_reduce},
+    "all_gather": {"gloo_ring": all_gather},
+    "reduce_scatter": {
+        "gloo_all_reduce": reduce_scatter,
+        "gloo_all_reduces": reduce_scatter_of_list,
+    },
+    "all_to_all": {"gloo_flat": all_to_all},
+    "barrier": {"gloo_dissemination": barrier},
+}
+
+
+def choose(kind, n, nbytes):
+    """The name of the algorithm that Gloo uses: it has one for each kind, whatever the size."""
+    return next(iter(ALGORITHMS[kind]))

@@ -1,0 +1,38 @@
+"""What the server of ranks imports once, so that every rank is forked with it in place.
+
+`torch._dynamo` belongs here: the first optimizer of each rank would import it otherwise.
+"""
+
+# ruff: noqa: E402, F401
+import signal
+
+# The Stop button reaches the whole process group. The server was started with the signal blocked.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+import gc
+from contextlib import suppress
+
+import cloudpickle
+import numpy
+import torch
+import torch._dynamo
+import torch.distributed
+import torch.distributed.pipelining
+import torch.nn.parallel
+import torch.optim
+
+from ...record import backend, returned
+from ..confinement import confinement
+
+# A progress bar's lock for all processes would be a semaphore in every rank that shows one, left
+# behind where the rank is killed. Ranks share no terminal: the lock for threads is enough.
+with suppress(ModuleNotFoundError):
+    import tqdm.std
+
+    tqdm.std.TqdmDefaultWriteLock.mp_lock = None
+
+confinement().server_begins()
+
+gc.collect()
+gc.freeze()

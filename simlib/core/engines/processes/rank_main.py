@@ -1,0 +1,149 @@
+"""One rank: the process that runs the learner's function, again and again while it stays clean."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import socket
+import sys
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ...record import backend, returned
+from ...record.fingerprints import FingerprintTable
+from ...record.oplog import CAPACITY, OpLogWriter
+from ...record.recorder import Recorder
+from ...record.this_rank import here
+from ...record.transports.backends import BACKENDS
+from ..confinement import confinement
+from ..host.isolation import Baseline, fresh_random_state
+from ..host.process_setup import (
+    Output,
+    die_with_the_kernel,
+    flush,
+    is_alone,
+    show_errors_of_commands,
+)
+from ..host.rank_environ import rank_environ
+from ..host.request import Request, receive, send, send_bytes, serve
+from ..host.slow_rank import slowed
+
+
+@dataclass(kw_only=True)
+class RunRequest(Request):
+    """One run on a world of processes.
+
+    Attributes
+    ----------
+    check : bool
+        Whether ops are compared before they begin.
+    survives : bool
+        Whether the others go on when a rank dies.
+    slow : dict
+        By rank, a number or a `Jitter`.
+    segment : int
+        Where the run is watched, so that the log rolls over, bytes of a segment; else 0.
+    number : int
+        How many runs this world has had with this one: groups of different runs never meet.
+    """
+
+    check: bool
+    survives: bool
+    slow: dict
+    segment: int = 0
+    number: int = 0
+
+
+def rank_main(rank, world_size, backend_name, ties, control, lifeline, stdout, stderr, log):
+    """Serve runs until the kernel closes the control socket.
+
+    ``control``, ``lifeline``, ``stdout``, ``stderr`` and ``log`` are file descriptors on their way
+    from the kernel; ``ties`` are what joins the rank to the others, see `worlds.Commons`: the store
+    (a descriptor or a path) and the table of fingerprints; or the one descriptor of a `Broker`.
+    """
+    confined = confinement()
+    confined.process_begins()
+    die_with_the_kernel(lifeline.detach())
+    serve("a run")
+    output = Output(stdout.detach(), stderr.detach())
+    show_errors_of_commands()
+    writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY))
+    sock = socket.socket(fileno=control.detach())
+    torch.set_num_threads(1)
+    recorder = Recorder(writer, is_alone)
+    plain = functools.partial(_join, BACKENDS[backend_name])
+    rendezvous, fingerprints = confined.join(recorder, rank, world_size, ties, plain)
+    membership = backend.Membership(rendezvous)
+    baseline = Baseline()
+    own_pid = os.getpid()
+    confined.code_begins(of_one_rank=True)
+    send(sock, ("ready", None))
+    while True:
+        try:
+            word, request = receive(sock)
+        except (EOFError, ConnectionError):
+            os._exit(0)
+        if word == "run":
+            membership.begin(request.number)
+            recorder.begin(fingerprints if request.check else None)
+            recorder.survives = request.survives
+            if request.segment:
+                writer.roll_over(request.segment)
+            own = receive(sock)
+            request.per_rank_args = None if own is None else {rank: own}
+            answer = _run(request, rank, world_size, recorder)
+            if os.getpid() != own_pid:
+                os._exit(0)  # a child that the learner forked has come back from the function
+            send_bytes(sock, answer)
+        else:
+            send(sock, ("clean", _clean(baseline, recorder, membership, output)))
+
+
+def _join(spoken, recorder, rank, world_size, store, table):
+    """Join the others by a `Backend`; returns the store, and the rank's `FingerprintTable`."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    spoken.take_device(rank)
+    backend.install(backend.member(recorder, spoken), spoken)
+    rendezvous = dist.FileStore(_store_path(store), world_size)
+    backend.join_world(rendezvous, rank, world_size)
+    return rendezvous, FingerprintTable(table.detach(), world_size, rank)
+
+
+def _store_path(store):
+    return store if isinstance(store, str) else f"/proc/self/fd/{store.detach()}"
+
+
+def _run(request, rank, world_size, recorder):
+    """Run the learner's function once; returns the answer for the kernel, as bytes."""
+    request.enter_surroundings(os.environ, **rank_environ(rank, [0] * world_size))
+    fresh_random_state()
+    writer = recorder.log
+
+    def call():
+        function, args, kwargs = request.function_and_args(rank)
+        here.log = writer
+        writer.enter()
+        try:
+            with slowed(request.slow, rank, recorder):
+                return function(rank, world_size, *args, **kwargs)
+        finally:
+            writer.leave()
+            flush()
+            recorder.stream_ends.last_look()
+
+    return returned.answer_of(call, request.surroundings.is_script)
+
+
+def _clean(baseline, recorder, membership, output):
+    """Be as new; returns why this rank must end, or None."""
+    try:
+        output.restore()
+        membership.end()
+        reason = baseline.restore()
+    except Exception as error:
+        return returned.short(error)
+    recorder.end()
+    return reason

@@ -1,0 +1,388 @@
+"""Worlds: the processes of n ranks each, what the kernel shares with them, and those at rest."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import mmap
+import multiprocessing.connection
+import os
+import selectors
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+
+from ...model.interrupts import uninterrupted
+from ...record import fingerprints, safe_pickle
+from ...record.oplog import CAPACITY, create_shared_memory
+from ...record.oplog_reader import OpLogReader
+from ...record.rolling import RollingReader
+from ...record.transports.backends import BACKENDS
+from ..confinement import confinement
+from ..host.forkserver import RANK_NAME, server_context, travelling
+from ..host.request import receive, send
+from .rank_main import rank_main
+
+GLOO = BACKENDS["gloo"]
+"""Ranks that speak it serve again. Those of another backend hold a GPU, and serve once."""
+START_LIMIT_S = 300
+"""A class that begins at the same moment waits for torch, thirty times, on few processors."""
+MAX_RESTING_RANKS = 24
+MAX_SPARE_RANKS = 16
+SPARE_AFTER_S = 0.3
+
+
+def create_store():
+    """Where the ranks of a world find each other: memory that goes with its last user, or a file.
+
+    torch's FileStore opens its path anew for every access, and Linux opens a descriptor's memory
+    by a path under /proc: so a killed kernel leaves no file. Elsewhere it is a temporary file.
+    """
+    if os.path.isdir("/proc/self/fd"):
+        with contextlib.suppress(AttributeError, OSError):  # a sandbox may allow none
+            return os.memfd_create("simlib-store")
+    return os.path.join(tempfile.mkdtemp(prefix="simlib-"), "store")
+
+
+def remove_store(store):
+    """Give back what `create_store` made."""
+    if isinstance(store, str):
+        shutil.rmtree(os.path.dirname(store), ignore_errors=True)
+    else:
+        os.close(store)
+
+
+class Commons:
+    """What the ranks of a world that are trusted have in common.
+
+    That is where they find each other, and the table of their fingerprints.
+    """
+
+    def __init__(self, world_size):
+        self._store = create_store()
+        size = fingerprints.size_of_table(world_size)
+        self._table = create_shared_memory("simlib-fingerprints", size)
+        self._fingerprints = mmap.mmap(self._table, size)
+
+    def of_rank(self, rank):
+        """What a rank is sent: descriptors, or a path of the store."""
+        return self._store, self._table
+
+    def began(self):
+        """All ranks have been started."""
+        os.close(self._table)
+        self._table = None
+
+    def begin_run(self):
+        """Forget the fingerprints of the last run."""
+        self._fingerprints[:] = bytes(len(self._fingerprints))
+
+    def complaint(self, trace):
+        """Nothing: nobody else has counted."""
+
+    def close(self):
+        """Give all of it back."""
+        if self._table is not None:
+            self.began()
+        self._fingerprints.close()
+        remove_store(self._store)
+
+
+class RankProcess:
+    """The kernel's side of one rank."""
+
+    def __init__(self, context, rank, world_size, backend_name, ties):
+        self.rank = rank
+        self.control, control = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        self.stdout, stdout = os.pipe()
+        self.stderr, stderr = os.pipe()
+        log = create_shared_memory("simlib-ops", CAPACITY)
+        self.log = OpLogReader(mmap.mmap(log, CAPACITY), rank)
+        theirs = [control.detach(), lifeline, stdout, stderr, log]
+        for fd in (self.stdout, self.stderr):
+            os.set_blocking(fd, False)
+        try:
+            self.process = context.Process(
+                target=rank_main,
+                args=(
+                    rank,
+                    world_size,
+                    backend_name,
+                    tuple(map(travelling, ties)),
+                    *map(travelling, theirs),
+                ),
+                name=f"{RANK_NAME} {rank}",
+            )
+            self.process.start()
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+
+    def watch(self, cells, segment, forgotten):
+        """Read a log that rolls over, see `RollingReader`; this process serves no other run."""
+        self.log = RollingReader(self.log.memory, self.rank, segment, cells, forgotten)
+
+    def kill(self):
+        """End the process and everything it started; safe to call again."""
+        for end in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(self.process.pid, signal.SIGKILL)
+
+    def reap(self):
+        """Wait for the killed process to be gone, and close this side."""
+        self.process.join()
+        self.process.close()
+        self._close()
+
+    def _close(self):
+        self.control.close()
+        self.log.close()
+        for fd in (self._lifeline, self.stdout, self.stderr):
+            os.close(fd)
+
+
+class World:
+    """n ranks that wait for a function, joined in one default process group."""
+
+    def __init__(self, world_size, backend=GLOO):
+        self.world_size = world_size
+        self.backend = backend
+        # Ranks that are not trusted have nothing in common but who carries what they send.
+        self._ties = confinement().ties(world_size, Commons)
+        self.read = safe_pickle.reader()
+        self.ranks = []
+        self.cells_sent = set()
+        self._ready = False
+        self.runs = 0
+        self._being_cleaned = False
+        self.selector = selectors.DefaultSelector()
+        context = server_context()
+        try:
+            for rank in range(world_size):
+                with uninterrupted():
+                    ties = self._ties.of_rank(rank)
+                    self.ranks.append(RankProcess(context, rank, world_size, backend.name, ties))
+        except BaseException:
+            self.close()
+            raise
+        self._ties.began()
+        for rank in self.ranks:
+            for source, sort in (
+                (rank.control, "answer"),
+                (rank.stdout, "output"),
+                (rank.stderr, "native"),
+                (rank.process.sentinel, "death"),
+            ):
+                self.selector.register(source, selectors.EVENT_READ, (sort, rank))
+
+    def wait_until_ready(self):
+        """Wait for the ranks to join or, after a run, to be clean. False if one cannot serve."""
+        try:
+            if not self._ready:
+                for rank in self.ranks:
+                    self._answer(rank)
+                self._ready = True
+            if self._being_cleaned:
+                reports = [self._answer(rank) for rank in self.ranks]
+                self._being_cleaned = False
+                for rank in self.ranks:
+                    rank.log.restart()
+                if any(reports):
+                    return False
+        except (EOFError, OSError):
+            return False
+        # A rank speaks when it is asked. What is to be read now is the end of one that was killed
+        # at rest; the server tells of it a little later.
+        return not multiprocessing.connection.wait([rank.control for rank in self.ranks], 0)
+
+    def _answer(self, rank):
+        rank.control.settimeout(START_LIMIT_S)
+        try:
+            return receive(rank.control, self.read)[1]
+        finally:
+            rank.control.settimeout(None)
+
+    def start_cleaning(self):
+        """Ask the ranks to put back what the run changed; the answer is awaited at the next run.
+
+        False where a rank is gone.
+        """
+        try:
+            for rank in self.ranks:
+                send(rank.control, ("clean", None))
+        except OSError:
+            return False
+        self._being_cleaned = True
+        return True
+
+    def begin_run(self):
+        """Another run begins, in which nothing of the last is left; returns its number."""
+        self._ties.begin_run()
+        self.runs += 1
+        return self.runs
+
+    def complaint(self, trace):
+        """A sentence where ranks have not recorded what they sent, else None."""
+        return self._ties.complaint(trace)
+
+    def is_alive(self):
+        """Whether all processes run; one may have been killed while the world rested."""
+        return not multiprocessing.connection.wait([r.process.sentinel for r in self.ranks], 0)
+
+    def native_text(self):
+        """What native code of the ranks has written to stderr."""
+        parts = []
+        for rank in self.ranks:
+            with contextlib.suppress(OSError):
+                parts.append(os.read(rank.stderr, 1 << 16).decode("utf-8", "replace"))
+        return "".join(parts).strip()
+
+    def close(self):
+        """End all processes and remove everything the world made."""
+        with uninterrupted():
+            for rank in self.ranks:
+                rank.kill()
+            for rank in self.ranks:
+                rank.reap()
+            self.ranks = []
+            self.selector.close()
+            self._ties.close()
+
+
+class Pool:
+    """Worlds ready for use.
+
+    A world that ended its run cleanly rests here for the next run of its size. Beside these, one
+    spare world of the last size is prepared while nothing runs, so that a run after an error, whose
+    world is gone, starts at once.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._resting = []
+        self._spare = None
+        self._spare_timer = None
+        self._in_use = set()
+        self.has_server = False
+
+    def take(self, world_size, fresh=False, backend=GLOO):
+        """A world of this size and `Backend`, ready to run: a rested, the spare, or a new one."""
+        with self._lock:
+            self._stop_timer()
+        while True:
+            found = self._find(world_size, fresh) if backend is GLOO else None
+            world = found or World(world_size, backend)
+            self._in_use.add(world)
+            try:
+                ready = world.wait_until_ready()
+            except BaseException:
+                self._end(world)
+                raise
+            if ready:
+                self.has_server = True
+                return world
+            text = world.native_text()
+            self._end(world)
+            if found is None:
+                raise OSError(f"they did not find each other: {text or 'no reason was told'}")
+
+    def _find(self, world_size, fresh):
+        with self._lock:
+            if not fresh:
+                for world in reversed(self._resting):
+                    if world.world_size == world_size:
+                        self._resting.remove(world)
+                        if world.is_alive():
+                            return world
+                        world.close()
+            if self._spare is not None and self._spare.world_size == world_size:
+                world, self._spare = self._spare, None
+                if world.is_alive():
+                    return world
+                world.close()
+        return None
+
+    def give_back(self, world, clean):
+        """Return a world after its run; one that is not clean is ended, or not of Gloo."""
+        if not (clean and world.backend is GLOO and world.start_cleaning()):
+            self._end(world)
+            clean = False
+        with self._lock:
+            self._in_use.discard(world)
+            if clean:
+                self._resting.append(world)
+            superfluous = self._over_budget()
+            self._stop_timer()
+            if not self._in_use:
+                self._spare_timer = threading.Timer(
+                    SPARE_AFTER_S, self._prepare_spare, (world.world_size,)
+                )
+                self._spare_timer.daemon = True
+                self._spare_timer.start()
+        for old in superfluous:
+            old.close()
+
+    def _over_budget(self):
+        """Worlds to end, longest unused first, so that not too many ranks rest."""
+        superfluous = []
+        while sum(w.world_size for w in self._resting) > MAX_RESTING_RANKS:
+            if len(self._resting) == 1:
+                break
+            superfluous.append(self._resting.pop(0))
+        return superfluous
+
+    def _stop_timer(self):
+        if self._spare_timer is not None:
+            self._spare_timer.cancel()
+            self._spare_timer = None
+
+    def _prepare_spare(self, world_size):
+        with self._lock:
+            if world_size > MAX_SPARE_RANKS or self._in_use or self._spare_timer is None:
+                return
+            if self._spare is not None and self._spare.world_size == world_size:
+                return
+            try:
+                old, self._spare = self._spare, World(world_size)
+            except (OSError, EOFError):  # no room for a spare: the next run tries, and tells
+                return
+        if old is not None:
+            old.close()
+
+    def _end(self, world):
+        world.close()
+        self._in_use.discard(world)
+
+    def sleep(self):
+        """End all worlds, and know that the server goes, too: the next run is as a first one."""
+        self.close()
+        self.has_server = False
+
+    def close(self):
+        """End all worlds, those of runs under way too."""
+        with self._lock:
+            self._stop_timer()
+            worlds = [*self._resting, *self._in_use, *([self._spare] if self._spare else [])]
+            self._resting, self._spare = [], None
+            self._in_use.clear()
+        for world in worlds:
+            world.close()
+
+
+@functools.cache
+def _pool_of(pid):
+    pool = Pool()
+    atexit.register(lambda: pool.close() if os.getpid() == pid else None)  # not in a forked child
+    return pool
+
+
+def pool():
+    """The pool of this process."""
+    return _pool_of(os.getpid())

@@ -1,0 +1,321 @@
+"""The ranks of one simulation: a thread each, from its beginning to its end."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import functools
+import math
+import mmap
+import os
+import signal
+import struct
+import sys
+import threading
+import traceback
+from dataclasses import dataclass, field
+
+import cloudpickle
+import torch.distributed as dist
+
+from ...model.cluster import Cluster
+from ...model.package import FOLDER
+from ...record import group, returned
+from ...record.oplog import OpLogWriter
+from ...record.oplog_reader import make_site
+from ...record.recorder import Recorder, is_learners
+from ...record.requests import FOREVER
+from ...record.torch_inside import make_default_group
+from ...record.transports.carriers import on_gloo
+from ..host.isolation import torch_seed
+from ..host.rank_environ import environ_on_equal_nodes
+from ..host.request import Request
+from . import per_rank
+from .dispatch_mode import DispatchMode
+from .flops import FlopCounts
+from .memory_hooks import MemoryHooks
+from .memory_meter import MemoryMeter
+from .simulated_transport import SimulatedTransport
+from .store import SimulatedStore
+
+RUNNING = struct.Struct("qq")
+"""At the beginning of the shared memory: which rank has the baton, and the id of its thread."""
+PAGE = mmap.ALLOCATIONGRANULARITY
+
+_HERE = os.path.dirname(__file__) + os.sep
+_ENGINE = (_HERE, str(FOLDER / "core" / "clockwork") + os.sep)
+_AROUND_RANKS = (__file__, _HERE + "child.py", os.path.dirname(per_rank.__file__) + os.sep)
+"""The engine's files that stand around the learner's code: a rank within them is not at work."""
+
+
+def _is_within_engine(frame):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_ENGINE) and not file.startswith(_AROUND_RANKS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@dataclass(kw_only=True)
+class SimulationRequest(Request):
+    """One simulation, as the process that simulates is told of it.
+
+    Attributes
+    ----------
+    world_size : int
+    cluster : Cluster
+    placement : str or list of int
+        As for `simulate`.
+    options : Options
+    cell_numbers : dict of str to int
+        File name of a notebook cell -> its execution count.
+    region : int
+        Bytes of shared memory for the log of each rank.
+    """
+
+    world_size: int
+    cluster: Cluster
+    placement: object
+    options: object
+    cell_numbers: dict = field(default_factory=dict)
+    region: int = 0
+
+
+class Ranks:
+    """The rank threads of one simulation.
+
+    Attributes
+    ----------
+    answers : dict
+        rank -> what its function returned or raised, see `returned.answer_of`.
+    deaths : dict
+        rank -> exit code of a rank that left by ``os._exit``, or was killed.
+    store : SimulatedStore
+    """
+
+    def __init__(self, simulation, request, memory, process):
+        self._simulation = simulation
+        self._backend, self._streams = process.backend, process.streams
+        self._request = request
+        self._pid = os.getpid()
+        self.answers = {}
+        self.deaths = {}
+        self._died_s, self._killed = {}, set()
+        self._size = size = request.world_size
+        self._everyone = {rank: rank for rank in range(size)}
+        self._idents = {}
+        self._meters = [None] * size
+        self._meter_lock = threading.RLock()
+        self._flops = [0] * size
+        self._counting = threading.Lock()  # a rank's threads add to one number
+        self._flop_counts = FlopCounts()
+        self._native_ids = [0] * size
+        region = request.region
+        self._memories = [mmap.mmap(memory, region, offset=PAGE + r * region) for r in range(size)]
+        self._running = memoryview(mmap.mmap(memory, PAGE))[: RUNNING.size].cast("q")
+        scheduler = simulation.scheduler
+        for rank, piece in enumerate(self._memories):
+            log = OpLogWriter(piece, functools.partial(scheduler.clocks.__getitem__, rank))
+            simulation.logs.append(log)
+        self._recorders = [
+            Recorder(log, lambda: True, functools.partial(simulation.settle, rank))
+            for rank, log in enumerate(simulation.logs)
+        ]
+        for recorder in self._recorders:
+            recorder.survives = simulation.options.on_death == "continue"
+            if simulation.options.compute == "measured":
+                recorder.before_wait = recorder.before_op
+        self.store = SimulatedStore(scheduler)
+        self._in_turn = per_rank.StateInTurn(size, torch_seed())
+        scheduler.on_resume = self._resume
+        simulation.beside = [per_rank.WorkBeside() for _ in range(size)]
+        for rank, time_s in simulation.options.kill.items():
+            scheduler.unless_over(time_s, functools.partial(self._kill, rank))
+
+    def run(self):
+        """Let all ranks run until none can go on; returns what the kernel has to know."""
+        scheduler = self._simulation.scheduler
+        per_rank.foreign_threads.clear()
+        scheduler.open()
+        for rank in range(self._size):
+            _thread.start_new_thread(self._thread, (rank,))
+            scheduler.ready(rank, scheduler.now_s)
+        with MemoryHooks(lambda: getattr(per_rank.local, "meter", None)):
+            scheduler.run()
+        unfinished = [r for r in range(self._size) if r not in self.answers | self.deaths]
+        return {
+            "answers": self.answers,
+            "deaths": self.deaths,
+            "killed": sorted(self._killed),
+            "died_s": self._died_s,
+            "unfinished": unfinished,
+            "frames": self._frames(unfinished),
+            "wire": self._simulation.wire_messages(),
+            "failure": self._failure(),
+            "foreign_threads": list(per_rank.foreign_threads),
+            "memory": [meter and meter.ledger() for meter in self._meters],
+            "flops": self._flops,
+            "processes": [beside.processes for beside in self._simulation.beside],
+        }
+
+    def _failure(self):
+        failure = self._simulation.scheduler.failure
+        return "".join(traceback.format_exception(failure)) if failure is not None else None
+
+    def _frames(self, ranks):
+        """The learner's frames, outermost first, of ranks that stand still."""
+        stacks = sys._current_frames()
+        found = {}
+        for rank in ranks:
+            frame, frames = stacks.get(self._idents.get(rank)), []
+            while frame is not None:
+                code = frame.f_code
+                if is_learners(code.co_filename):
+                    frames.append((code.co_filename, frame.f_lineno, code.co_name))
+                frame = frame.f_back
+            found[rank] = frames[::-1]
+        return found
+
+    def _thread(self, rank):
+        """A rank from its beginning to its end."""
+        local, scheduler = per_rank.local, self._simulation.scheduler
+        self._idents[rank] = threading.get_ident()
+        self._native_ids[rank] = threading.get_native_id()
+        local.rank = rank
+        local.log = self._simulation.logs[rank]
+        local.clock = functools.partial(self._simulation.clock, rank)
+        local.advance = functools.partial(self._simulation.advance, rank)
+        local.sleep = functools.partial(self._simulation.sleep, rank)
+        local.beside = self._simulation.beside[rank]
+        local.settle = functools.partial(scheduler.settle, rank)
+        local.before_output = functools.partial(self._before_output, rank)
+        local.environ = environ_on_equal_nodes(
+            rank, self._size, self._request.cluster.ranks_per_node
+        )
+        scheduler.begin(rank)
+        is_script = self._request.surroundings.is_script
+        self.answers[rank] = returned.answer_of(functools.partial(self._call, rank), is_script)
+        local.__dict__.clear()
+        scheduler.leave()
+
+    def _call(self, rank):
+        self._join(rank)
+        # Else cloudpickle gives all ranks one and the same class, with the globals of the last.
+        cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
+        function, args, kwargs = self._request.function_and_args(rank)
+        log = self._simulation.logs[rank]
+        log.enter()
+        self._simulation.begin_to_measure(rank)
+        try:
+            with self._equip(rank):
+                return function(rank, self._size, *args, **kwargs)
+        finally:
+            per_rank.flush(self._streams)
+            if os.getpid() != self._pid:
+                os._exit(0)  # a child that the learner forked has come back from the function
+            self._simulation.settle(rank)
+            log.leave()
+
+    def _equip(self, rank):
+        """The dispatch mode that sees what the rank's function does with tensors, or none."""
+        simulation, device = self._simulation, self._simulation.topology.cluster.device
+        options, flops_per_s = simulation.options, getattr(device, "flops_per_s", math.inf)
+        counts_flops = options.compute == "flops" and flops_per_s < math.inf
+        beside, meter = simulation.beside[rank], None
+        if not (counts_flops or options.memory):
+            beside.make_mode = contextlib.nullcontext
+            return contextlib.nullcontext()
+        if options.memory:
+            meter = beside.meter = per_rank.local.meter = self._meter(rank, device)
+
+        def counted(work, lock=None):
+            def on_flops(flops):
+                with self._counting:
+                    self._flops[rank] += flops
+                work(flops / flops_per_s)
+
+            return DispatchMode(on_flops if counts_flops else None, self._flop_counts, meter, lock)
+
+        beside.make_mode = functools.partial(counted, beside.add, beside.lock)
+        simulation.dispatch_modes[rank] = counted(functools.partial(simulation.work, rank))
+        return simulation.dispatch_modes[rank]
+
+    def _meter(self, rank, device):
+        limit = getattr(device, "memory_bytes", math.inf)
+        self._meters[rank] = MemoryMeter(
+            rank,
+            functools.partial(self._simulation.scheduler.clocks.__getitem__, rank),
+            None if limit == math.inf else limit,
+            lambda: self._site_of(rank),
+            self._meter_lock,
+        )
+        return self._meters[rank]
+
+    def _site_of(self, rank):
+        place = self._recorders[rank].place(sys._getframe(1))
+        return make_site("allocating", place, self._request.cell_numbers)
+
+    def _join(self, rank):
+        """The default group, as `init_process_group` makes it, without its n entries a rank."""
+        store = dist.PrefixStore("world", self.store)
+        make_default_group(rank, self._everyone, store, FOREVER)
+
+    def create_group(self, options, ranks, name):
+        """The calling rank's side of a group; beyond the world, its members wait for each other."""
+        recorder = self._recorders[per_rank.local.rank]
+        simulation = self._simulation
+        rank, size = options.group_rank, options.group_size
+        channel = simulation.channel(name, ranks)
+        if name:
+            channel.gather(per_rank.local.rank)
+        member = SimulatedTransport(simulation, channel, rank, recorder.log)
+        carrier = on_gloo(member, self._backend)
+        return group.RecordingGroup(recorder, carrier, rank, size, name, ranks)
+
+    def _resume(self, rank):
+        """This rank's thread goes on."""
+        self._running[0], self._running[1] = rank, self._native_ids[rank]
+        self._in_turn.enter(rank)
+        if rank in self.deaths:
+            self._park()
+
+    def _before_output(self, rank):
+        """A rank that is killed before its clock prints no more.
+
+        Not where the engine is at work: a learner's ``__del__`` may print anywhere.
+        """
+        scheduler = self._simulation.scheduler
+        if scheduler.clocks[rank] > scheduler.now_s and not _is_within_engine(sys._getframe(1)):
+            scheduler.settle(rank)
+
+    def die(self, rank, code):
+        """The calling rank ends here, without a result."""
+        per_rank.flush(self._streams)
+        self._simulation.scheduler.settle(rank)
+        self._note_death(rank, code, 0.0)
+        self._simulation.logs[rank].wait_failed()
+        self._park()
+
+    def _note_death(self, rank, code, detection_s):
+        scheduler, options = self._simulation.scheduler, self._simulation.options
+        self.deaths[rank] = code
+        self._died_s[rank] = scheduler.now_s
+        if options.on_death == "continue":
+            self._simulation.die(rank, detection_s)
+        elif options.is_restarted:
+            scheduler.stop()
+
+    def _park(self):
+        """Stop this thread for good, and let the others go on."""
+        self._simulation.scheduler.leave()
+        lock = _thread.allocate_lock()
+        lock.acquire()
+        lock.acquire()
+
+    def _kill(self, rank):
+        """As asked for by ``kill=``: the rank does nothing any more."""
+        if rank not in self.answers and rank not in self.deaths:
+            self._killed.add(rank)
+            detection_s = self._simulation.options.detection_s
+            self._note_death(rank, -signal.SIGKILL, detection_s)

@@ -1,0 +1,235 @@
+"""`SimulationMonitor`: the kernel's eye on one simulation."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import sys
+import time
+
+from ...diagnose import failures
+from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
+from ...model import errors
+from ...record import safe_pickle
+from ..host.request import FRAME, receive
+from .one_cpu import OneCpu
+
+POLL_S = 0.02
+BUSY_S = 0.2
+"""After so long without an op the kernel looks whether some ranks wait for ever meanwhile."""
+CHUNK = 1 << 16
+
+
+class SimulationMonitor(RunMonitor):
+    """Takes in what simulated ranks print and come to, until the process that simulates is done."""
+
+    engine = "simulated"
+
+    def __init__(self, process, world_size, display, cells, options):
+        super().__init__(options.name, world_size, cells, options.timeout_s, options.check)
+        self._process = process
+        self._display = display
+        self._selector = selectors.DefaultSelector()
+        for source, sort in (
+            (process.control, "answer"),
+            (process.stdout, "output"),
+            (process.stderr, "native"),
+            (process.process.sentinel, "death"),
+        ):
+            self._selector.register(source, selectors.EVENT_READ, sort)
+        self.options = options
+        self.kill = options.kill
+        self.survives = options.on_death == "continue"
+        self.logs = []
+        self.report = None
+        self._framed = b""
+        self._native = bytearray()
+        self._process_died = False
+        self._failure = None
+        self._watchdog = Watchdog(self, display)
+        self._cpu = None
+        self._ops, self._ops_at = 0, time.monotonic()
+
+    @property
+    def native(self):
+        """What native code wrote to stderr, by rank: it is the running rank's."""
+        return {rank: self._native for rank in range(self.world_size)}
+
+    def until_the_end(self, request):
+        """Simulate and watch; returns the error to raise, or None."""
+        pid = self._process.process.pid
+        self._cpu = OneCpu(pid, lambda: thread_as_seen_here(pid, self._process.running[1]))
+        self.logs = self._process.start(request)
+        limit = self.options.eager_limit_bytes
+        self.detector = DeadlockDetector(self.logs, self.cells, eager_limit_bytes=limit)
+        while self.report is None:
+            self._take_in(POLL_S)
+            self._cpu.look()
+            if self._failure is not None:
+                return self._of_our_own()
+            if self._process_died:
+                return self._of_dead_process()
+            posted = sum(log.progress for log in self.logs)
+            found = self._blocked_beside_a_busy_one(posted)
+            if found is not None:
+                return found
+            found = self._watchdog.ending(posted)
+            if found is not None:
+                return found
+        self._take_in(0)
+        return self._of_report()
+
+    def _blocked_beside_a_busy_one(self, posted):
+        """The deadlock of some ranks while another one computes and computes; or None."""
+        if posted != self._ops:
+            self._ops, self._ops_at = posted, time.monotonic()
+        return self.stuck() if time.monotonic() - self._ops_at >= BUSY_S else None
+
+    def _of_report(self):
+        """The error that the ranks' ends amount to, or None."""
+        self._failure = self.report["failure"]
+        if self._failure is not None:
+            return self._of_our_own()
+        if self.report["foreign_threads"] and self.running():
+            return failures.called_by_a_foreign_thread(self)
+        mismatch = self.mismatch()
+        if mismatch is not None:
+            return mismatch
+        left = set() if self.survives else set(self.deaths) - set(self.report["killed"])
+        if left or any(word != "result" for word, _ in self.answers.values()):
+            return failures.of_failures(self, left)
+        if not self.running():
+            return None if self.answers else failures.of_failures(self, set(self.deaths))
+        found = (self.verdict() or self.detector.mismatch(True)) if self.check else None
+        if found is None and self.deaths:
+            return failures.waits_for_the_dead(self, None)
+        return found or failures.at_rest(self)
+
+    def _of_our_own(self):
+        """The error where simlib itself went wrong."""
+        return errors.SimlibError(
+            "simlib itself failed; please report it, with the function:\n" + self._failure
+        )
+
+    def _of_dead_process(self):
+        """Native code of a rank has taken the whole process with it."""
+        self._process.kill()  # it may only have closed its end
+        self._process.process.join()
+        while self._read_native():
+            pass
+        rank, _ = self._process.running
+        if rank not in range(self.world_size):
+            return errors.SimlibError(
+                "the process that simulates was ended from outside before any rank had begun: "
+                "was memory short?"
+            )
+        self.deaths[rank] = self._process.process.exitcode
+        return failures.of_failures(self, {rank})
+
+    def _take_in(self, timeout_s):
+        """Handle what has arrived; waits up to ``timeout_s`` for the first of it."""
+        sorts = {key.data for key, _ in self._selector.select(timeout_s)}
+        if "output" in sorts:
+            self._read_output()
+        if "native" in sorts:
+            self._read_native()
+        if "answer" in sorts:
+            self._read_report()
+        elif "death" in sorts:
+            self._process_died = True
+
+    def _read_output(self):
+        chunk = self._read(self._process.stdout)
+        self._framed += chunk
+        while len(self._framed) >= FRAME.size:
+            rank, length = FRAME.unpack_from(self._framed)
+            if len(self._framed) < FRAME.size + length:
+                break
+            piece = self._framed[FRAME.size : FRAME.size + length]
+            self._framed = self._framed[FRAME.size + length :]
+            self._display.lines(rank, self.outputs[rank].add(piece))
+        return bool(chunk)
+
+    def _read_native(self):
+        chunk = self._read(self._process.stderr)
+        self._native += chunk
+        del self._native[:-CHUNK]
+        return bool(chunk)
+
+    @staticmethod
+    def _read(fd):
+        try:
+            return os.read(fd, CHUNK)
+        except BlockingIOError:
+            return b""
+
+    def _read_report(self):
+        try:
+            word, report = receive(self._process.control, safe_pickle.loads)
+        except (EOFError, ConnectionError):
+            self._process_died = True
+            return
+        if word == "failed":
+            self._failure = report
+            return
+        while self._read_output():
+            pass
+        self.deaths, self.died_s = report["deaths"], report["died_s"]
+        for rank, answer in report["answers"].items():
+            try:
+                self.answers[rank] = safe_pickle.loads(answer)
+            except BaseException as error:  # it arrived, but cannot be rebuilt here
+                words = f"{type(error).__name__}: {error}"
+                self.answers[rank] = "unpicklable", ("result", words)
+        self.report, self.wire, self.memory = report, report["wire"], report["memory"]
+        self.flops, self.processes = report["flops"], report["processes"]
+
+    def ask_for_stacks(self, ranks):
+        """The learner's frames of ranks that are in no op."""
+        if self.report is not None:
+            return {rank: self.report["frames"].get(rank, []) for rank in ranks}
+        found = dict.fromkeys(ranks, [])
+        rank, thread = self._process.running
+        if rank not in found:
+            return found
+        self._native.clear()
+        self._signal_thread(thread)
+        deadline = time.monotonic() + STACK_LIMIT_S
+        while not found[rank] and time.monotonic() < deadline:
+            self._read_native()
+            found[rank] = failures.frames_in(self._native)
+            time.sleep(0.005)
+        return {rank: found[rank]}
+
+    def _signal_thread(self, thread):
+        """Ask one thread of the process for its stack (Linux; elsewhere whichever is running)."""
+        pid = self._process.process.pid
+        thread = thread_as_seen_here(pid, thread)
+        tgkill = getattr(ctypes.CDLL(None), "tgkill", None) if sys.platform == "linux" else None
+        with contextlib.suppress(ProcessLookupError):
+            if tgkill is None or tgkill(pid, thread, signal.SIGUSR1):
+                os.kill(pid, signal.SIGUSR1)
+
+    def close(self):
+        """Watch no more."""
+        if self._cpu is not None:
+            self._cpu.let_go()
+        self._selector.close()
+        for log in self.logs:
+            log.close()
+
+
+def thread_as_seen_here(pid, thread):
+    """The id that a thread of a process has for us, where the process has ids of its own."""
+    if os.path.isdir(f"/proc/{pid}/task/{thread}"):
+        return thread
+    with contextlib.suppress(OSError):
+        for one in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{one}/status") as file:
+                ids = next(line for line in file if line.startswith("NSpid:")).split()
+            if int(ids[-1]) == thread:
+                return int(one)
+    return thread

@@ -1,0 +1,451 @@
+"""What no call may ask for: rules that a call breaks whatever the other ranks do.
+
+They are the backend's own (`transports.abilities`), and a few that Gloo leaves out and then hands
+back memory nobody has written. Both engines ask here before a call is written down, so that both
+refuse it in the same sentence.
+What ranks must agree on among themselves is judged elsewhere (`simlib.core.model.matching`).
+
+A check of a collective takes the call's arguments (without its options), and the rank and the size
+of the group. It costs some microseconds.
+"""
+
+from __future__ import annotations
+
+import operator
+from itertools import chain
+
+import torch
+
+from ..model.errors import InvalidCallError
+from .transports.abilities import BITS, OPS
+
+# Messages
+
+
+def check_peer(rank, size, peer, role):
+    """Refuse a partner that is no other rank of the group."""
+    if not 0 <= peer < size:
+        raise InvalidCallError(
+            f"{role}={peer} is no rank of this group: its ranks are 0 to {size - 1}"
+        )
+    if peer == rank:
+        raise InvalidCallError(
+            f"{role}={peer} is the rank itself: a rank that "
+            f"{'sends to' if role == 'dst' else 'receives from'} itself would wait for itself"
+        )
+
+
+def check_message(method, tensor, tag, abilities):
+    """Refuse a tag, or a tensor, that the backend cannot send or receive."""
+    able = _ability_for(method, tensor, abilities)
+    refuse_what_is_lacking(method, able)
+    try:
+        number = operator.index(tag)
+    except TypeError:
+        raise InvalidCallError(f"tag={tag!r} must be a whole number, 0 or more") from None
+    if not 0 <= number <= able.largest_tag:
+        raise InvalidCallError(_about_tag(tag, able))
+    verb, advice = _OF_MESSAGE[method]
+    if able.sends is not None and tensor.dtype not in able.sends:
+        raise InvalidCallError(
+            f"{able.name} cannot {method} {_name(tensor)}: convert the tensor first, for example "
+            "with x.float()"
+        )
+    if tensor.layout is not torch.strided:
+        raise InvalidCallError(
+            f"a sparse tensor cannot be {verb}: {verb} must be a dense one, as x.to_dense() gives"
+        )
+    if able.moves_memory and not tensor.is_contiguous():
+        raise InvalidCallError(
+            f"the tensor that is {verb} must be contiguous, its elements one after the other in "
+            f"memory, which a transposed tensor, a column or a slice with steps is not: {advice}"
+        )
+
+
+_INTO = "received into", "receive into a new tensor and copy from it"
+_OF_MESSAGE = {"send": ("sent", "send x.contiguous()"), "recv": _INTO, "recv_anysource": _INTO}
+
+
+def _about_tag(tag, able):
+    if able.largest_tag:
+        return f"tag={tag} must be from 0 to {able.largest_tag}"
+    return (
+        f"tag={tag} is not possible: {able.name} has no tags. Leave it out: messages from one rank "
+        "to another come in the order in which they are sent"
+    )
+
+
+# Backends
+
+
+def _ability_for(what, tensor, abilities):
+    """What the backend can do with a tensor; refused where it carries none from its device."""
+    able = abilities.get(tensor.device.type)
+    if able is not None:
+        return able
+    first = next(iter(abilities.values()))
+    raise InvalidCallError(
+        f"{what} with {first.name} takes tensors on {' or '.join(abilities)}, and this one is on "
+        f"{tensor.device}: move it there first, for example by x.cpu(), or run with another backend"
+    )
+
+
+def refuse_what_is_lacking(method, able):
+    """Refuse a method of `dist.ProcessGroup` that a backend does not have."""
+    instead = able.lacks.get(method)
+    if instead is not None:
+        raise InvalidCallError(f"{able.name} has no {OPS[method]}: {instead}")
+
+
+# Collectives
+
+
+def check_collective(kind, method, rank, size, opts, root, args, abilities):
+    """Refuse what no rank's answer could make right.
+
+    Parameters
+    ----------
+    kind : str
+        The kind of op, by which the sentence names it.
+    method : str
+        The method of `dist.ProcessGroup`.
+    rank, size : int
+        The rank that calls, in its group, and the group's size.
+    opts : object or None
+        torch's options of the call.
+    root : int or None
+        Where the collective has one.
+    args : tuple
+        The call's arguments: the tensors first.
+    abilities : dict of str to Ability
+        The backend's, by type of device.
+    """
+    if root is not None and not 0 <= root < size:
+        raise InvalidCallError(
+            f"root {root} is no rank of this group: its ranks are 0 to {size - 1}"
+        )
+    check = _CHECKS.get(method)
+    if check is not None:
+        check(args, size, rank == root)
+    tensors = list(_tensors_of(args))
+    if not tensors:
+        return
+    able = _ability_for(kind, tensors[0], abilities)
+    refuse_what_is_lacking(method, able)
+    for tensor in tensors:
+        _check_tensor(kind, method, tensor, able)
+    if len(tensors) > 1:
+        _check_devices(kind, tensors)
+    moved = _MOVED_AS_IT_LIES.get(method)
+    if moved is not None and not all(map(_is_in_order, tensors)):
+        moved = list(_tensors_of(args[:moved]))
+        if able.moves_memory:
+            _check_memory(kind, moved, tensors, able)
+        else:
+            _refuse_expanded(f"what {kind} takes", moved)
+    if kind in _REDUCING:
+        _check_reduce_op(opts.reduceOp if opts is not None else None, tensors[0], able)
+
+
+_REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+
+
+def _tensors_of(args):
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            yield arg
+        elif isinstance(arg, list):
+            yield from _tensors_of(arg)
+
+
+def _check_devices(kind, tensors):
+    if len({tensor.device.type for tensor in tensors}) > 1:
+        devices = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
+        raise InvalidCallError(
+            f"the tensors of one {kind} must be on one sort of device, and these are on {devices}: "
+            "move them together, for example by x.cpu()"
+        )
+
+
+def _check_tensor(kind, method, tensor, able):
+    if method in able.not_complex and tensor.is_complex():
+        raise InvalidCallError(
+            f"{kind} cannot carry {_name(tensor)} with {able.name}: pass torch.view_as_real(x)"
+        )
+    carries = able.reduces if kind in _REDUCING else able.carries
+    if carries is not None and tensor.dtype not in carries:
+        raise InvalidCallError(
+            f"{kind} cannot carry {_name(tensor)} with {able.name}: convert the tensor first, "
+            "for example with x.float()"
+        )
+    is_sparse_sum = tensor.layout is torch.sparse_coo and kind == "all_reduce" and able.adds_sparse
+    if tensor.layout is not torch.strided and not is_sparse_sum:
+        raise InvalidCallError(
+            f"{kind} takes dense tensors only, and this one is {_words(tensor.layout)}: "
+            "pass x.to_dense()"
+        )
+
+
+_MOVED_AS_IT_LIES = {"broadcast": 1, "allreduce": 1, "reduce": 1, "scatter": 2, "reduce_scatter": 1}
+"""Of how many of a method's arguments Gloo and NCCL move the memory, from the first byte on.
+
+It takes as many elements as the tensor has, whatever their strides (pytorch issue 192920): of a
+slice with steps the neighbours, of what expand() gives the memory behind it. Other methods copy.
+"""
+
+
+def _is_in_order(tensor):
+    return tensor.layout is not torch.strided or tensor.is_contiguous()
+
+
+def _check_memory(kind, moved, tensors, able):
+    """Refuse tensors whose memory the backend would leave, or take in another order."""
+    for tensor in moved:
+        if not _fills_its_memory(tensor):
+            raise InvalidCallError(
+                f"{kind} with {able.name} reads and writes memory without steps, and the elements "
+                "of this tensor do not fill theirs, like a slice with steps, a column or what "
+                "expand() gives: memory beside them would be overwritten. Pass y = x.contiguous(), "
+                "and copy y back afterwards"
+            )
+    # The inputs of a reduce_scatter are copied before, in the order of the first.
+    alike = {"scatter": tensors, "reduce_scatter": tensors[:2]}.get(kind, ())
+    if len({*map(_order, alike)}) > 1:
+        raise InvalidCallError(
+            f"all tensors of a {kind} must lie in memory in the same order with {able.name}, and "
+            "one is transposed where another is not: pass x.contiguous() for each"
+        )
+
+
+def _fills_its_memory(tensor):
+    return torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+
+
+def _order(tensor):
+    """How Gloo takes the elements of a tensor to lie: what has gaps is copied in order before."""
+    in_order = tensor.is_contiguous() or not _fills_its_memory(tensor)
+    return () if in_order else tensor.stride()
+
+
+def _check_reduce_op(reduce_op, tensor, able):
+    """Refuse what Gloo refuses, in its words, and what another backend lacks beside that."""
+    if reduce_op is None:
+        return
+    name = getattr(reduce_op, "op", reduce_op).name
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+    if name not in able.reduce_ops:
+        raise InvalidCallError(
+            f"Cannot use ReduceOp.{name} with {able.name}: take one of {', '.join(able.reduce_ops)}"
+        )
+    if name in BITS and not is_whole:
+        raise InvalidCallError(
+            f"Cannot use ReduceOp.{name} with non-integral dtype: it combines bits, and "
+            f"{_name(tensor)} is no whole number"
+        )
+    if name == "AVG" and is_whole:
+        raise InvalidCallError(
+            f"ReduceOp.AVG gives fractions, which {_name(tensor)} cannot hold: "
+            "convert the tensor first, for example with x.float()"
+        )
+    if tensor.layout is not torch.strided and name != "SUM":
+        raise InvalidCallError(
+            f"all_reduce adds sparse tensors, and cannot use ReduceOp.{name} on them: "
+            "pass x.to_dense()"
+        )
+
+
+def _check_gather(args, size, is_root):
+    outputs, (tensor,) = args[:2]
+    if is_root:
+        _check_length("gather's list", outputs[0], size)
+        _check_shapes("gather's list", outputs[0], tensor.shape, "brings")
+        _refuse_expanded("gather's list", outputs[0])
+
+
+def _check_scatter(args, size, is_root):
+    (output,), inputs = args[:2]
+    if is_root:
+        _check_length("scatter's list", inputs[0], size)
+        _check_shapes("scatter's list", inputs[0], output.shape, "receives")
+
+
+def _check_all_gather(args, size, _):
+    for tensors, tensor in zip(*args[:2], strict=True):
+        _check_length("all_gather's list", tensors, size)
+        _check_shapes("all_gather's list", tensors, tensor.shape, "brings")
+        _refuse_expanded("all_gather's list", tensors)
+
+
+def _check_all_gather_coalesced(args, size, _):
+    lists, inputs = args[:2]
+    _check_length("all_gather_coalesced's list", lists, size, "list of tensors")
+    for tensors in lists:
+        _refuse_expanded("all_gather_coalesced's list", tensors)
+        for output, tensor in zip(tensors, inputs, strict=False):
+            _check_shapes("all_gather_coalesced's list", [output], tensor.shape, "brings")
+
+
+def _check_all_gather_single(args, size, _):
+    for output, tensor in zip(*map(_listed, args[:2]), strict=True):
+        expected = (tensor.shape[0] * size, *tensor.shape[1:]) if tensor.ndim else None
+        if tensor.ndim == 0:
+            raise InvalidCallError(
+                "a tensor without dimensions cannot be gathered into one: pass x.reshape(1)"
+            )
+        if tuple(output.shape) != expected:
+            raise InvalidCallError(
+                f"{size} ranks bring {_shape(tensor)} each, so the output must have shape "
+                f"{expected}: it has {_shape(output)}"
+            )
+        _check_dtypes(output, tensor)
+        _refuse_expanded("the output of all_gather", [output])
+
+
+def _check_all_reduce_coalesced(args, size, _):
+    _refuse_expanded("all_reduce_coalesced's list", args[0])
+
+
+def _check_reduce_scatter(args, size, _):
+    for output, inputs in zip(*args[:2], strict=True):
+        _check_length("reduce_scatter's list", inputs, size)
+        _check_shapes("reduce_scatter's list", inputs, output.shape, "receives")
+
+
+def _check_reduce_scatter_single(args, size, _):
+    for output, tensor in zip(*map(_listed, args[:2]), strict=True):
+        if not (output.ndim and tensor.ndim):
+            raise InvalidCallError(
+                "reduce_scatter cuts a tensor by its rows, and one without dimensions has none: "
+                "pass x.reshape(1)"
+            )
+        expected = (output.shape[0] * size, *output.shape[1:])
+        if tuple(tensor.shape) != expected:
+            raise InvalidCallError(
+                f"{size} ranks receive {_shape(output)} each, so the input must have shape "
+                f"{expected}: it has {_shape(tensor)}"
+            )
+        _check_dtypes(output, tensor)
+        _refuse_expanded("the output of reduce_scatter", [output])
+
+
+def _check_all_to_all(args, size, _):
+    outputs, inputs = args[:2]
+    for name, tensors in (("inputs", inputs), ("outputs", outputs)):
+        _check_length(f"the {name} of all_to_all", tensors, size)
+    sizes = [tensor.numel() for tensor in chain(inputs, outputs)]
+    if len(set(sizes)) > 1:
+        raise InvalidCallError(
+            "the inputs and outputs of all_to_all must be tensors of one size, and have "
+            f"{sizes[:size]} and {sizes[size:]} elements: all_to_all_single takes split sizes"
+        )
+    _refuse_expanded("the outputs of all_to_all", outputs)
+
+
+def _check_all_to_all_single(args, size, _):
+    output, tensor, output_splits, input_splits = args[:4]
+    for name, whole, splits in (("output", output, output_splits), ("input", tensor, input_splits)):
+        if not whole.is_contiguous():
+            raise InvalidCallError(
+                f"the {name} of all_to_all_single must be contiguous, its elements one after the "
+                "other in memory, which a transposed tensor is not: pass x.contiguous()"
+            )
+        if whole.ndim == 0:
+            raise InvalidCallError(
+                f"all_to_all_single cuts the {name} by its rows, and a tensor without dimensions "
+                "has none: pass x.reshape(1)"
+            )
+        _check_splits(name, whole.shape[0], list(splits or ()), size)
+
+
+def _check_splits(name, rows, splits, size):
+    """Refuse split sizes that do not cut the rows into one part for each rank."""
+    if not splits:
+        if rows % size:
+            raise InvalidCallError(
+                f"the {name} has {rows} rows, which {size} ranks cannot share evenly: "
+                f"say with {name}_split_sizes how many go to each"
+            )
+        return
+    if len(splits) != size:
+        raise InvalidCallError(
+            f"{name}_split_sizes must have one number for each of the {size} ranks, "
+            f"and has {len(splits)}"
+        )
+    if min(splits) < 0:
+        raise InvalidCallError(f"{name}_split_sizes {splits} must be 0 or more each")
+    if sum(splits) != rows:
+        raise InvalidCallError(
+            f"{name}_split_sizes {splits} add up to {sum(splits)}, but the {name} has {rows} rows"
+        )
+
+
+def _check_length(name, items, size, what="tensor"):
+    if len(items) != size:
+        raise InvalidCallError(
+            f"{name} must have one {what} for each of the {size} ranks, and has {len(items)}"
+        )
+
+
+def _check_shapes(name, tensors, shape, verb):
+    for number, tensor in enumerate(tensors):
+        if tensor.shape != shape:
+            raise InvalidCallError(
+                f"each tensor of {name} must have the shape of what the rank {verb}, "
+                f"{tuple(shape)}: number {number} has {_shape(tensor)}"
+            )
+
+
+def _check_dtypes(output, tensor):
+    if output.dtype != tensor.dtype:
+        raise InvalidCallError(
+            f"the output is {_name(output)} and the input {_name(tensor)}: make both the same dtype"
+        )
+
+
+def _refuse_expanded(name, tensors):
+    """Refuse to receive into tensors several of whose elements are one place in memory."""
+    for tensor in tensors:
+        if 0 in tensor.stride() and tensor.numel() > 1:
+            if any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
+                raise InvalidCallError(
+                    f"{name} must not be made by expand(): several elements share one place in "
+                    "memory. Pass x.clone()"
+                )
+
+
+def _listed(tensors):
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def _shape(tensor):
+    return tuple(tensor.shape)
+
+
+def _name(tensor):
+    return _words(tensor.dtype)
+
+
+def _words(name):
+    return str(name).removeprefix("torch.")
+
+
+_CHECKS = {
+    "allreduce_coalesced": _check_all_reduce_coalesced,
+    "gather": _check_gather,
+    "scatter": _check_scatter,
+    "allgather": _check_all_gather,
+    "allgather_coalesced": _check_all_gather_coalesced,
+    "all_gather_single": _check_all_gather_single,
+    "_allgather_base": _check_all_gather_single,
+    "all_gather_single_coalesced": _check_all_gather_single,
+    "allgather_into_tensor_coalesced": _check_all_gather_single,
+    "reduce_scatter": _check_reduce_scatter,
+    "reduce_scatter_single": _check_reduce_scatter_single,
+    "_reduce_scatter_base": _check_reduce_scatter_single,
+    "reduce_scatter_single_coalesced": _check_reduce_scatter_single,
+    "reduce_scatter_tensor_coalesced": _check_reduce_scatter_single,
+    "alltoall": _check_all_to_all,
+    "all_to_all_single": _check_all_to_all_single,
+    "alltoall_base": _check_all_to_all_single,
+}
+"""What else a call must hold, by torch's name of it."""

@@ -1,0 +1,161 @@
+"""Handwritten digits to train on: real images that need no download, or MNIST's own files."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from ...core.model.extras import need
+
+TRAINING_IMAGES = 1500
+"""Images to train on; the other 297 of scikit-learn's 1,797 are held out."""
+SIZE = 28
+"""Pixels along each side, MNIST's."""
+IDX_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+IDX_UNSIGNED_BYTE = 0x08
+GZIP_BEGINS = b"\x1f\x8b"
+
+
+def load(seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
+    """Scikit-learn's bundled digits, enlarged to MNIST's 28 x 28 pixels.
+
+    1,797 images of 8 x 8 pixels, scanned handwriting of 13 people (Alpaydin and Kaynak 1998, UCI
+    Machine Learning Repository, "Optical Recognition of Handwritten Digits", its test part).
+    Images are drawn at random into the two parts, so both hold digits of the same writers: accuracy
+    on the held-out part says nothing of writers never seen.
+
+    Parameters
+    ----------
+    seed : int
+        Which images are held out.
+
+    Returns
+    -------
+    train, test : torch.utils.data.TensorDataset
+        Of 1,500 and 297 examples: images, float32 of shape (1, 28, 28) in 0 to 1, and labels,
+        int64 in 0 to 9. Their ``.tensors`` are all images and all labels at once.
+
+    Raises
+    ------
+    ImportError
+        Where scikit-learn is not installed (``pip install "simlib[course]"``).
+    """
+    need("course", "sklearn", what="simlib.digits.load()")
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    small = torch.from_numpy(bunch.images).to(torch.float32).unsqueeze(1) / 16
+    images = torch.nn.functional.interpolate(small, size=(SIZE, SIZE), mode="bilinear")
+    labels = torch.from_numpy(bunch.target).to(torch.int64)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    training, held_out = order[:TRAINING_IMAGES], order[TRAINING_IMAGES:]
+    return (
+        TensorDataset(images[training], labels[training]),
+        TensorDataset(images[held_out], labels[held_out]),
+    )
+
+
+def load_mnist(folder: str | Path) -> tuple[TensorDataset, TensorDataset]:
+    """MNIST from its four IDX files, as they are published, unpacked or with ``.gz``.
+
+    Parameters
+    ----------
+    folder : str or path
+        Holds ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and the two ``t10k`` files.
+
+    Returns
+    -------
+    train, test : torch.utils.data.TensorDataset
+        As from `load`, of 60,000 and 10,000 examples.
+
+    Raises
+    ------
+    FileNotFoundError
+        If one of the four is missing.
+    ValueError
+        If a file is not what its name says, or images and labels do not fit together.
+    """
+    folder = Path(folder).expanduser()
+    train, test = (_dataset(folder / names[0], folder / names[1]) for names in IDX_FILES.values())
+    sizes = [tuple(part.tensors[0].shape[1:]) for part in (train, test)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"{folder} holds images of {sizes[0]} to train on and of {sizes[1]} to test"
+        )
+    return train, test
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The array in one IDX file of bytes, the format in which MNIST is published.
+
+    Two zero bytes, one for the type (8: unsigned byte), one for the number of dimensions; each
+    dimension as four bytes, the highest first; then the values (LeCun, Cortes and Burges, "The
+    MNIST database of handwritten digits", "The IDX file format").
+
+    Parameters
+    ----------
+    path : str or path
+        The file; one whose name ends in ``.gz`` is unpacked while it is read.
+
+    Returns
+    -------
+    numpy.ndarray of uint8
+
+    Raises
+    ------
+    ValueError
+        If the file is no such file, or is shorter or longer than its header says.
+    """
+    path = Path(path)
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as file:
+            data = file.read()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be unpacked ({error}): was it downloaded whole?") from None
+    if data[:2] == GZIP_BEGINS:
+        raise ValueError(f"{path} is no IDX file of bytes: it is packed, so call it {path.name}.gz")
+    if len(data) < 4 or data[:3] != bytes([0, 0, IDX_UNSIGNED_BYTE]):
+        raise ValueError(f"{path} is no IDX file of bytes: it should begin with 0, 0, 8")
+    start = 4 + 4 * data[3]
+    if len(data) < start:
+        raise ValueError(f"{path} ends within its header: it is damaged or cut short")
+    shape = tuple(np.frombuffer(data[4:start], dtype=">u4").tolist())
+    if math.prod(shape) != len(data) - start:
+        raise ValueError(
+            f"{path} holds {len(data) - start:,} bytes of values, and its header says "
+            f"{' x '.join(map(str, shape))}: it is damaged, cut short or too long"
+        )
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape).copy()
+
+
+def _dataset(images_path: Path, labels_path: Path) -> TensorDataset:
+    """Images and labels of two IDX files, as `load` gives them."""
+    images, labels = read_idx(_found(images_path)), read_idx(_found(labels_path))
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
+        raise ValueError(
+            f"{images_path.name} holds an array of shape {images.shape} and {labels_path.name} one "
+            f"of shape {labels.shape}: expected (n, rows, columns) and (n,), n > 0"
+        )
+    if labels.max() > 9:
+        raise ValueError(f"{labels_path.name} holds the label {labels.max()}: expected 0 to 9")
+    scaled = torch.from_numpy(images).to(torch.float32).unsqueeze(1) / 255
+    return TensorDataset(scaled, torch.from_numpy(labels).to(torch.int64))
+
+
+def _found(path: Path) -> Path:
+    """The file of this name, or the packed one beside it."""
+    for candidate in (path, path.with_name(path.name + ".gz")):
+        if candidate.exists():
+            return candidate
+    names = ", ".join(name for pair in IDX_FILES.values() for name in pair)
+    raise FileNotFoundError(f"{path} is not there, nor {path.name}.gz: MNIST is {names}")

@@ -1,0 +1,217 @@
+"""The checkpoint lab: what is left of the time, over how often a machine saves."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+
+from ...core.draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture
+from ...core.draw.palette import OKABE_ITO
+from ...core.model.errors import InvalidCallError, check_count, check_number
+from ...core.model.words import number, seconds_text
+from ...core.scale import checkpoint_interval, goodput
+from .layers import Layers
+from .log_axes import add_legend_above
+from .sliders import Lab, check_above_zero, round_numbers, slider
+
+MINUTE_S, HOUR_S, DAY_S, YEAR_S = 60, 3_600, 86_400, 365 * 86_400
+RANKS = tuple(step * 10**k for k in range(6) for step in (1, 2, 5))
+MOST_RANKS = 1_000_000
+MTBF_S = tuple(days * DAY_S for days in (30, 90, 182)) + tuple(
+    years * YEAR_S for years in (1, 2, 5, 10, 20, 50)
+)
+POINTS, LIVES, FAILURES = 25, 16, 40  # places on the axis, points at each, failures of a life
+DECADES = 3  # that the axis has
+TICKS_S = (0.01, 0.1, 1, 10, 60, 600, 3_600, 6 * HOUR_S, DAY_S, 7 * DAY_S, 30 * DAY_S, YEAR_S)
+LINES = {  # name: colour, dashes, width
+    "expected": (INK, "-", 1.5),
+    "Young": (OKABE_ITO[5], (0, (2, 1.5)), 1.6),
+    "Daly": (OKABE_ITO[0], "-", 1.6),
+}
+CLOUD = OKABE_ITO[4]
+
+
+def draw_checkpoint(ranks=1_000, mtbf_s=5 * YEAR_S, checkpoint_s=60.0, restart_s=300.0):
+    """Draw the goodput of a long run over the seconds of work between two checkpoints.
+
+    The curve is `simlib.scale.goodput`; upright lines are the intervals of Young and Daly. Each
+    point is a life that was drawn: 40 failures at random, 16 such lives at each interval. Lives
+    depend on nothing but a seed, so that moving a slider does not shuffle them.
+
+    Parameters
+    ----------
+    ranks : int
+        1 to 1,000,000; the machine fails when any of them does.
+    mtbf_s : float
+        Mean time between failures of one rank, in seconds.
+    checkpoint_s : float
+        Seconds that saving takes, in which nothing is computed.
+    restart_s : float
+        Seconds from a failure until the work goes on; 0 is allowed.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    InvalidCallError
+        A number out of its range.
+    """
+    state = ranks, mtbf_s, checkpoint_s, restart_s
+    _check(*state)
+    return _Checkpoint().draw(*state)
+
+
+def checkpoint_lab(ranks=1_000, mtbf_s=5 * YEAR_S, checkpoint_s=60.0, restart_s=300.0):
+    """The picture of `draw_checkpoint` with sliders for all that it depends on.
+
+    Parameters
+    ----------
+    ranks, mtbf_s, checkpoint_s, restart_s
+        As for `draw_checkpoint`; where the sliders stand first.
+
+    Returns
+    -------
+    Lab
+    """
+    _check(ranks, mtbf_s, checkpoint_s, restart_s)
+    return Lab(
+        _Checkpoint(),
+        {
+            "ranks": slider("ranks R", RANKS, ranks, "{:,}".format),
+            "mtbf_s": slider("one rank's MTBF", MTBF_S, mtbf_s, duration_text),
+            "checkpoint_s": slider(
+                "a checkpoint C", round_numbers(0.1, 600), checkpoint_s, duration_text
+            ),
+            "restart_s": slider(
+                "a restart D", [0.0, *round_numbers(1, 3_000)], restart_s, duration_text
+            ),
+        },
+    )
+
+
+def duration_text(time_s):
+    """Seconds as a short text with the unit that people use: ``"22 min"``, ``"5 years"``."""
+    units = ((YEAR_S, "years"), (DAY_S, "days"), (HOUR_S, "h"), (MINUTE_S, "min"))
+    for unit_s, unit in units:
+        if time_s >= unit_s:
+            text = number(time_s / unit_s)
+            return f"{text} {unit.rstrip('s') if text == '1' else unit}"
+    return seconds_text(time_s)
+
+
+def _check(ranks, mtbf_s, checkpoint_s, restart_s):
+    check_count("ranks", ranks)
+    if ranks > MOST_RANKS:
+        raise InvalidCallError(f"ranks is {ranks}: the lab ends at {MOST_RANKS:,}")
+    check_above_zero(mtbf_s=mtbf_s, checkpoint_s=checkpoint_s)
+    check_number("restart_s", restart_s)
+    for name, value in {
+        "mtbf_s": mtbf_s,
+        "checkpoint_s": checkpoint_s,
+        "restart_s": restart_s,
+    }.items():
+        if value == np.inf:
+            raise InvalidCallError(f"{name} is inf: give a number of seconds")
+
+
+@lru_cache(1)
+def _unit_lives():
+    """Times between failures with a mean of 1: one row of lives for each place on the axis."""
+    return np.random.default_rng(14).exponential(size=(POINTS, LIVES, FAILURES))
+
+
+def lives(interval_s, machine_s, checkpoint_s, restart_s):
+    """Goodputs of drawn lives at each of the intervals: an array (`POINTS`, `LIVES`).
+
+    After each failure a restart, then intervals of work with a checkpoint each, as many as are
+    done before the next failure; what was begun is lost.
+    """
+    between_s = machine_s * _unit_lives()
+    piece_s = (interval_s + checkpoint_s)[:, None, None]
+    pieces = np.floor(np.maximum(between_s - restart_s, 0) / piece_s).sum(axis=2)
+    return pieces * interval_s[:, None] / between_s.sum(axis=2)
+
+
+class _Checkpoint(Layers):
+    """Curve, points and two upright lines. The axes leap by decades, the legend stays."""
+
+    def background_state(self, ranks, mtbf_s, checkpoint_s, restart_s):
+        between_s = np.sqrt(np.prod(_intervals(ranks, mtbf_s, checkpoint_s)))
+        return (int(np.floor(np.log10(between_s) - 1)),)
+
+    def background(self, decade):
+        figure = Picture(figsize=(7.6, 4.4), dpi=DPI, facecolor=PAPER)
+        axes = figure.add_axes([0.08, 0.105, 0.89, 0.665], facecolor=PAPER)
+        axes.set_xscale("log")
+        axes.set_xlim(10.0**decade, 10.0 ** (decade + DECADES))
+        axes.set_ylim(0, 1)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda time_s, _: duration_text(time_s)))
+        axes.xaxis.set_major_locator(FixedLocator(TICKS_S))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.set_xlabel("work between two checkpoints", fontsize=TEXT_PT)
+        axes.set_ylabel("goodput", fontsize=TEXT_PT, labelpad=1)
+        axes.tick_params(which="both", labelsize=SMALL_PT, labelcolor=INK, color=GREY)
+        axes.grid(color="#e4e4e4", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        looks = {"marker": "o", "ls": "", "ms": 3, "color": CLOUD}
+        handles = [Line2D([], [], color=c, ls=ls, lw=lw) for c, ls, lw in LINES.values()]
+        names = [*LINES, f"{LIVES} drawn lives at each interval"]
+        add_legend_above(axes, [*handles, Line2D([], [], **looks)], names, borderaxespad=0.3)
+        return figure
+
+    def foreground(self, figure, ranks, mtbf_s, checkpoint_s, restart_s):
+        axes, machine_s = figure.axes[0], mtbf_s / ranks
+        low, high = np.log10(axes.get_xlim())
+        fine = np.logspace(low, high, 201)
+        places = np.logspace(low, high, POINTS + 2)[1:-1]
+        drawn = lives(places, machine_s, checkpoint_s, restart_s)
+        curve = goodput(fine, checkpoint_s, mtbf_s, ranks, restart_s=restart_s)
+        young_s, daly_s = _intervals(ranks, mtbf_s, checkpoint_s)
+        upright = {"Young": young_s, "Daly": daly_s}
+        looks = {"marker": "o", "ls": "", "ms": 2.6, "mew": 0, "color": CLOUD, "zorder": 3}
+        return [
+            *axes.plot(np.repeat(places, LIVES), drawn.ravel(), **looks),
+            *axes.plot(fine, curve, color=INK, lw=1.5, zorder=4),
+            *(
+                axes.axvline(time_s, color=LINES[name][0], ls=LINES[name][1], lw=1.6, zorder=5)
+                for name, time_s in upright.items()
+            ),
+            *_write_title(figure, ranks, mtbf_s, checkpoint_s, restart_s, young_s, daly_s),
+        ]
+
+
+def _intervals(ranks, mtbf_s, checkpoint_s):
+    """The interval of Young, and that of Daly."""
+    return [
+        checkpoint_interval(checkpoint_s, mtbf_s, ranks, formula=formula)
+        for formula in ("young", "daly")
+    ]
+
+
+def _write_title(figure, ranks, mtbf_s, checkpoint_s, restart_s, young_s, daly_s):
+    """The machine, the two intervals with what they leave, and where the rest goes."""
+    machine_s = mtbf_s / ranks
+    young, daly = (
+        goodput(time_s, checkpoint_s, mtbf_s, ranks, restart_s=restart_s)
+        for time_s in (young_s, daly_s)
+    )
+    saving = daly * checkpoint_s / daly_s
+    restarts = -np.expm1(-restart_s / machine_s)
+    lines = (
+        f"{ranks:,} rank{'s' * (ranks > 1)}: a failure every {duration_text(machine_s)}; "
+        f"save every {duration_text(daly_s)}: goodput {daly:.1%}",
+        f"Daly {duration_text(daly_s)}: {daly:.2%}; Young {duration_text(young_s)}: {young:.2%}",
+        f"of the time, at Daly's: saving {saving:.1%}, restarts {restarts:.1%}, done again "
+        f"{1 - daly - saving - restarts:.1%}",
+    )
+    sizes = TITLE_PT, TEXT_PT, TEXT_PT
+    return [
+        figure.text(0.012, y, text, fontsize=size, va="top")
+        for y, text, size in zip((0.98, 0.924, 0.877), lines, sizes, strict=True)
+    ]

@@ -1,0 +1,231 @@
+"""The staleness lab: training apart beside training together, and how old the gradients are."""
+
+from __future__ import annotations
+
+from math import floor, inf, log10
+
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from ...core.draw.figures import DPI, GREY, INK, PAPER, TEXT_PT, TITLE_PT, Picture
+from ...core.draw.palette import OKABE_ITO, visible
+from ...core.model.errors import InvalidCallError, check_count, check_number
+from ...core.model.words import number
+from .boxes import add_boxes, add_words, boxes_at
+from .layers import Layers
+from .sliders import Lab, check_choice, slider, whole_numbers
+from .staleness_model import GRADIENTS, apart, first_loss, together
+
+WORKERS = (2, 4, 8, 16)
+SLOWNESS = (1, 1.5, 2, 3, 5, 8)
+FETCHES = (1, 2, 4, 8, 16)
+RATES = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
+MESSAGES = (0, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
+MOST_SEED = 19
+GOAL = 0.5
+HIGHEST = 3.0  # loss at the upper end of its axis
+STEPS = (1, 1.2, 1.5, 2, 3, 4, 6, 8, 10)  # of a decade: where the axis of time may end
+OLDEST, SHARES, MOST_BARS = (10, 20, 40, 80, 160, 320), (25, 50, 100), 40
+X_PARTS, BESIDE = 5, 0.02
+APART, TOGETHER, OTHERS = (visible(OKABE_ITO[hue]) for hue in (5, 4, 1))
+
+
+def draw_staleness(workers=4, slow=1, n_fetch=1, rate=0.2, message=0.03, seed=0):
+    """Draw the loss of training apart and together against time, and the staleness of gradients.
+
+    Apart is Downpour SGD with one server, as lesson 13 has it: each worker pushes every gradient,
+    and fetches theta after each ``n_fetch`` of them. Together is the same net with as many ranks
+    that add up their gradients by a ring. A gradient takes 1 ms, more or less by a tenth. Losses
+    are computed, not drawn from a formula; times are those of `simlib.simulate`.
+
+    Parameters
+    ----------
+    workers : {2, 4, 8, 16}
+        The server is one rank more.
+    slow : float
+        How many times as long a gradient takes on rank 1.
+    n_fetch : int
+        1 to 256.
+    rate : float
+        The learning rate of each gradient.
+    message : float
+        Milliseconds that a message of all parameters takes.
+    seed : int
+        Of the noise on computing, and so of the order in which workers come.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    InvalidCallError
+        Workers that are no choice, a number out of its range.
+    """
+    state = workers, slow, n_fetch, rate, message, seed
+    _check(*state)
+    return _Staleness().draw(*state)
+
+
+def staleness_lab(workers=4, slow=1, n_fetch=1, rate=0.2, message=0.03, seed=0):
+    """The picture of `draw_staleness` with sliders for all that it depends on.
+
+    Parameters
+    ----------
+    workers, slow, n_fetch, rate, message, seed
+        As for `draw_staleness`; where the sliders stand first.
+
+    Returns
+    -------
+    Lab
+    """
+    _check(workers, slow, n_fetch, rate, message, seed)
+    return Lab(
+        _Staleness(),
+        {
+            "workers": slider("workers W", WORKERS, workers),
+            "slow": slider("rank 1 takes", SLOWNESS, slow, "{:g} x as long".format),
+            "n_fetch": slider("n_fetch", FETCHES, n_fetch),
+            "rate": slider("learning rate", RATES, rate, "{:g}".format),
+            "message": slider("message takes", MESSAGES, message, "{:g} ms".format),
+            "seed": whole_numbers("seed of the order", 0, max(MOST_SEED, seed), seed),
+        },
+    )
+
+
+def _check(workers, slow, n_fetch, rate, message, seed):
+    check_choice("workers", workers, WORKERS)
+    check_count("n_fetch", n_fetch)
+    check_count("seed", seed, low=0)
+    check_number("slow", slow, above=True)
+    check_number("rate", rate, above=True)
+    check_number("message", message)
+    if n_fetch > GRADIENTS:
+        raise InvalidCallError(f"n_fetch is {n_fetch}: the picture has {GRADIENTS} gradients")
+    if inf in (slow, rate, message):
+        raise InvalidCallError("an infinite number has no place in the picture")
+
+
+def trainings_of(workers, slow, n_fetch, rate, message, seed):
+    """Training apart and together, of a lab's state."""
+    message_s = message * 1e-3
+    return (
+        apart(workers, slow, n_fetch, rate, message_s, seed),
+        together(workers, slow, rate, message_s, seed),
+    )
+
+
+def counted(training, end):
+    """Percent of all gradients in each bar, of rank 1 and of the others: two arrays."""
+    ages, is_slow = np.array(training.ages), np.array(training.workers) == 1
+    edges = np.arange(0, end + 1, max(1, end // MOST_BARS))
+    return [np.histogram(ages[mine], edges)[0] * (100 / len(ages)) for mine in (is_slow, ~is_slow)]
+
+
+class _Staleness(Layers):
+    """Curves and bars. Axes, their names and legends stay; only the numbers at the axes change."""
+
+    def background(self):
+        figure = Picture(figsize=(9.0, 4.1), dpi=DPI, facecolor=PAPER)
+        curves = _add_axes(figure, [0.065, 0.125, 0.495, 0.64], "virtual time (ms)", "loss", 6)
+        curves.axhline(GOAL / HIGHEST, color=GREY, lw=0.8, ls=":")
+        lines = [Line2D([], [], color=APART, lw=2), Line2D([], [], color=TOGETHER, lw=2, ls="--")]
+        _add_legend(curves, lines, ("apart, with a server", "together, by all_reduce"))
+        axis = "staleness (gradients of others)"
+        bars = _add_axes(figure, [0.66, 0.125, 0.32, 0.64], axis, "gradients (%)", 5)
+        bars.set_xlim(-0.07, 1)
+        patches = [Patch(fc=color, ec=INK, lw=0.5) for color in (APART, OTHERS)]
+        _add_legend(bars, patches, ("of rank 1", "of the others"))
+        return figure
+
+    def foreground(self, figure, workers, slow, n_fetch, rate, message, seed):
+        one, other = trainings_of(workers, slow, n_fetch, rate, message, seed)
+        curves, bars = figure.axes
+        title = f"{workers} workers, learning rate {rate:g}, {GRADIENTS} gradients: " + "; ".join(
+            f"{name} {_loss_text(each.loss)} at {number(1e3 * each.times_s[-1])} ms"
+            for name, each in (("apart", one), ("together", other))
+        )
+        return [
+            figure.text(0.012, 0.98, title, fontsize=TITLE_PT, va="top"),
+            *_draw_curves(curves, one, other),
+            *_draw_bars(bars, one),
+        ]
+
+
+def _add_axes(figure, place, x_name, y_name, y_parts):
+    """Axes from 0 to 1 each way; the numbers at their ticks come with the curves."""
+    axes = figure.add_axes(place, facecolor=PAPER)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_xticks(np.linspace(0, 1, X_PARTS + 1), [""] * (X_PARTS + 1))
+    axes.set_yticks(np.linspace(0, 1, y_parts + 1), [""] * (y_parts + 1))
+    axes.set_xlabel(x_name, fontsize=TEXT_PT, labelpad=12)
+    axes.set_ylabel(y_name, fontsize=TEXT_PT, labelpad=20)
+    axes.tick_params(color=GREY)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def _add_legend(axes, handles, names):
+    axes.legend(
+        handles, names, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=TEXT_PT,
+        frameon=False, borderpad=0, columnspacing=1.2, handlelength=1.6,
+    )  # fmt: skip
+
+
+def _write(axes, x_end, y_end, y_parts, note):
+    """The numbers at the ticks, and a note above the legend."""
+    at, up = np.linspace(0, 1, X_PARTS + 1), np.linspace(0, 1, y_parts + 1)
+    width = axes.get_position().width / (1 - axes.get_xlim()[0])
+    below, beside = np.full(len(at), -0.065), np.full(len(up), axes.get_xlim()[0] - BESIDE / width)
+    texts = [f"{x_end * each:g}" for each in at], [f"{y_end * each:g}" for each in up]
+    written = [
+        add_words(axes, at, below, texts[0], [INK] * len(at)),
+        add_words(axes, beside, up, texts[1], [INK] * len(up)),
+        add_words(axes, np.zeros(1), np.full(1, 1.155), [note], [INK], left=True),
+    ]
+    for words in written:
+        words.set_clip_on(False)
+    return written
+
+
+def _draw_curves(axes, one, other):
+    """Losses against time; what lies above the picture leaves it at its upper end."""
+    last_ms = 1e3 * max(one.times_s[-1], other.times_s[-1])
+    decade = 10.0 ** floor(log10(last_ms))
+    end_ms = next(step * decade for step in STEPS if step * decade >= last_ms)
+    drawn = []
+    for training, looks in ((other, {"color": TOGETHER, "ls": "--"}), (one, {"color": APART})):
+        times_ms = 1e3 * np.array([0.0, *training.times_s])
+        losses = np.minimum([first_loss(), *training.losses], 1.1 * HIGHEST)
+        drawn += axes.plot(times_ms / end_ms, losses / HIGHEST, lw=2, zorder=3, **looks)
+    goals = f"apart {_time_text(one.reaches(GOAL))}, together {_time_text(other.reaches(GOAL))}"
+    return [*drawn, *_write(axes, end_ms, HIGHEST, 6, f"first at a loss of {GOAL}: {goals}")]
+
+
+def _draw_bars(axes, training):
+    """How many gradients are how old, those of rank 1 on top."""
+    end = next(end for end in OLDEST if end > max(training.ages))
+    shares = counted(training, end)
+    most = next(share for share in SHARES if share >= sum(shares).max())
+    step = max(1, end // MOST_BARS)
+    left, width = (np.arange(0, end, step) - 0.5 + 0.1 * step) / end, 0.8 * step / end
+    drawn, foot = [], np.zeros(len(left))
+    for color, some in zip((OTHERS, APART), reversed(shares), strict=True):
+        boxes = boxes_at(left, foot / most, width, some / most)[some > 0]
+        looks = {"facecolors": color, "edgecolors": INK, "linewidths": 0.5}
+        drawn.append(add_boxes(axes, boxes, 3, **looks))
+        foot = foot + some
+    of_first = [a for a, worker in zip(training.ages, training.workers, strict=True) if worker == 1]
+    alone = f"rank 1's {np.mean(of_first):.1f}" if of_first else "none of rank 1"
+    note = f"staleness: mean {np.mean(training.ages):.1f}, {alone}; largest {max(training.ages)}"
+    return [*drawn, *_write(axes, end, most, 5, note)]
+
+
+def _loss_text(loss):
+    return f"{loss:.3f}" if loss < first_loss() else "diverged"
+
+
+def _time_text(time_s):
+    return f"after {number(1e3 * time_s)} ms" if time_s < inf else "never"

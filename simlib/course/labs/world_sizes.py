@@ -1,0 +1,208 @@
+"""The world-size lab: the timeline of one function, on the number of ranks that a slider says."""
+
+from __future__ import annotations
+
+from ...core.clusters import ethernet_10g
+from ...core.draw.figures import GREY, INK, SMALL_PT, TEXT_PT
+from ...core.draw.lanes import unit_of
+from ...core.draw.table import clip, count
+from ...core.draw.timeline import draw_timeline
+from ...core.engines.virtual.simulated_run import simulate
+from ...core.model.errors import InvalidCallError, check_number
+from ...core.model.words import seconds_text
+from .layers import Layers
+from .sliders import Lab, check_choice, slider
+
+STRIP_IN = 0.42
+NEAREST_PX = 26  # numbers closer than this would cover one another
+SLOWNESS = (1, 1.5, 2, 3, 4)
+"""How many times as long as the others rank 0 may take for its work."""
+
+
+def simulate_sizes(
+    function,
+    sizes=range(2, 9),
+    *,
+    slow=SLOWNESS,
+    args=(),
+    cluster=None,
+    placement="block",
+    **options,
+):
+    """Simulate a function on several world sizes, and with a slow rank 0, ahead of a lab.
+
+    Each size is simulated once; with a slow rank 0 that run is timed anew (`Run.replay`).
+
+    Parameters
+    ----------
+    function : callable
+        A rank function; it should print nothing, or that is printed for every size.
+    sizes : iterable of int
+        World sizes.
+    slow : iterable of float
+        How many times as long rank 0 takes for its work (`simlib.compute`, `time.sleep`).
+    args, cluster, placement
+        As for `simulate`. A cluster must have room for the largest size.
+    **options
+        What `simulate` and `Run.replay` both take: ``sends``, ``algorithms``, ``all_reduce``...
+
+    Returns
+    -------
+    dict of (int, float) to Run
+        By world size and slowness of rank 0.
+    """
+    sizes, slow = list(sizes), list(slow)
+    if not sizes or not slow:
+        raise InvalidCallError("a lab needs at least one world size and one slowness")
+    for factor in slow:
+        check_number("slow", factor, above=True)
+    runs = {}
+    for size in sizes:
+        run = simulate(function, size, args, cluster=cluster, placement=placement, **options)
+        where = cluster or ethernet_10g(nodes=size)  # what `simulate` takes
+        for factor in slow:
+            runs[size, factor] = run.replay(where, placement, slow={0: factor}, **options)
+    return runs
+
+
+def draw_world_size(runs, world_size, slow=1):
+    """Draw the timeline of one of several runs, with the ends of the others on the same axis.
+
+    Parameters
+    ----------
+    runs : dict of (int, float) to Run
+        From `simulate_sizes`.
+    world_size : int
+    slow : float
+        How many times as long rank 0 takes for its work.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    InvalidCallError
+        There is no such run.
+    """
+    check_choice("world_size", world_size, sorted({size for size, _ in runs}))
+    check_choice("slow", slow, sorted({factor for _, factor in runs}))
+    return _WorldSizes(runs).draw(world_size, slow)
+
+
+def world_size_lab(runs, world_size, slow=1):
+    """The picture of `draw_world_size` with sliders for the ranks and for a slow rank 0.
+
+    Parameters
+    ----------
+    runs, world_size, slow
+        As for `draw_world_size`; where the sliders stand first.
+
+    Returns
+    -------
+    Lab
+        With the second slider only where there are runs to choose from.
+    """
+    draw_world_size(runs, world_size, slow)  # refuses what cannot be drawn
+    sizes, factors = (sorted(set(column)) for column in zip(*runs, strict=True))
+    controls = {"world_size": slider("ranks", sizes, world_size)}
+    if len(factors) > 1:
+        controls["slow"] = slider("slowness of rank 0", factors, slow, "{:g} x".format)
+    lab = Lab(_WorldSizes(runs), controls)
+    for name in controls:
+        lab.draw_ahead(name)  # a timeline takes longer to draw than the pictures of other labs
+    return lab
+
+
+class _WorldSizes(Layers):
+    """The timeline of one run: all of it changes with the state, so all of it is background."""
+
+    def __init__(self, runs):
+        self.runs = runs
+
+    def background_state(self, world_size, slow=None):
+        # Without a slider for it there is one slowness only.
+        return world_size, next(iter(self.runs))[1] if slow is None else slow
+
+    def background(self, world_size, slow):
+        run = self.runs[world_size, slow]
+        ends_s = {
+            size: other.time_s for (size, factor), other in self.runs.items() if factor == slow
+        }
+        longest_s = max(ends_s.values()) or 1e-6
+        figure = draw_timeline(run, between=(0.0, longest_s))
+        figure.texts[0].set_text(_title(run, slow))
+        _add_room_below(figure, STRIP_IN)
+        _draw_ends(figure, ends_s, world_size, unit_of(longest_s)[1])
+        return figure
+
+
+def _title(run, slow):
+    slowly = f", rank 0 takes {slow:g} x as long" if slow != 1 else ""
+    ranks = count(run.world_size, "rank")
+    return f"{clip(run.name, 24)} on {ranks}{slowly}: {seconds_text(run.time_s)}"
+
+
+def _add_room_below(figure, more_in):
+    """Make a drawn figure higher, with everything where it was, counted from the top."""
+    width_in, height_in = figure.get_size_inches()
+    figure.set_size_inches(width_in, height_in + more_in)
+
+    def moved(y):
+        return (y * height_in + more_in) / (height_in + more_in)
+
+    for axes in figure.axes:
+        x0, y0, x1, y1 = axes.get_position().extents
+        axes.set_position([x0, moved(y0), x1 - x0, moved(y1) - moved(y0)])
+    for text in figure.texts:
+        text.set_y(moved(text.get_position()[1]))
+    for legend in figure.legends:
+        x, y = figure.transFigure.inverted().transform(legend.get_bbox_to_anchor().p0)
+        legend.set_bbox_to_anchor((x, moved(y)))
+
+
+def _draw_ends(figure, ends_s, world_size, scale):
+    """Below the timeline, on its axis: when the run ends on each number of ranks."""
+    lanes = figure.axes[0]
+    left, _, right, _ = lanes.get_position().extents
+    height_in = figure.get_size_inches()[1]
+    strip = figure.add_axes([left, 0.04 / height_in, right - left, STRIP_IN / height_in])
+    strip.set_xlim(lanes.get_xlim())
+    strip.set_ylim(0, 1)
+    strip.set_axis_off()
+    strip.plot(lanes.get_xlim(), [0.25] * 2, color=GREY, lw=0.6, zorder=1)
+    lanes.axvline(ends_s[world_size] * scale, color=INK, lw=1, zorder=2)
+    pixels = strip.get_window_extent().width / (lanes.get_xlim()[1] - lanes.get_xlim()[0])
+    for sizes, end in _together(ends_s, NEAREST_PX / pixels / scale):
+        chosen = world_size in sizes
+        color = INK if chosen else GREY
+        strip.plot(end * scale, 0.25, "D", ms=7 if chosen else 4.5, color=color, clip_on=False)
+        strip.text(
+            end * scale,
+            0.55,
+            _sizes_text(sizes),
+            fontsize=TEXT_PT,
+            color=color,
+            weight="bold" if chosen else "normal",
+            ha="center",
+        )
+    figure.text(0.1 / 9, (0.04 + 0.55 * STRIP_IN) / height_in, "end, by ranks", fontsize=SMALL_PT)
+
+
+def _together(ends_s, nearest_s):
+    """World sizes that end at nearly the same time, as (sizes, seconds of the first)."""
+    groups = []
+    for size, end_s in sorted(ends_s.items(), key=lambda item: (item[1], item[0])):
+        if groups and end_s - groups[-1][1] < nearest_s:
+            groups[-1][0].append(size)
+        else:
+            groups.append(([size], end_s))
+    return groups
+
+
+def _sizes_text(sizes):
+    """Some world sizes as text: ``"2"``, ``"3, 5"``, ``"5-8"``."""
+    sizes = sorted(sizes)
+    if len(sizes) > 2 and sizes[-1] - sizes[0] == len(sizes) - 1:
+        return f"{sizes[0]}-{sizes[-1]}"
+    return ", ".join(map(str, sizes))

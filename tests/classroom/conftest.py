@@ -1,0 +1,112 @@
+"""What the tests of grading share: a sandbox, the ground, and a host that is looked at after."""
+
+import contextlib
+import os
+import random
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+from ground import LIMITS, SEED, Ground
+from intruders import SECRET
+
+from simlib.classroom.grading.grade import grade
+from simlib.classroom.grading.known_answers import record
+
+SLEEP_S = "98765.4321"
+"""How long processes sleep which answers leave behind; each host has a number of its own."""
+
+
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory):
+    """The exercise that hostile answers are put into."""
+    return Ground(tmp_path_factory.mktemp("ground"), size=28, limit_s=20)
+
+
+@pytest.fixture(scope="session")
+def expected(isolated, ground):
+    """What its solution gives."""
+    return record(ground.exercise, SEED, LIMITS)
+
+
+def server_outside_the_ephemeral_range():
+    """A server on the host's loopback, on a port that no process is given by itself.
+
+    The sandbox has a loopback of its own, where kernel, store and ranks listen on ports that the
+    system chose: a port of that range here may be one of theirs, and who connects to it would
+    reach, rightly, his own process.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(10_000, lowest), 50):
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", port))
+    raise OSError(f"50 ports between 10000 and {lowest} are all taken")
+
+
+class Host:
+    """Things of the host that a submission must not reach; `check` holds that none did."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.chmod(0o777)
+        (folder / "secret").write_text("CANARY")
+        (folder / "secret").chmod(0o666)
+        self._server = server_outside_the_ephemeral_range()
+        self._server.setblocking(False)
+        self.port = self._server.getsockname()[1]
+        self._sleep_s = f"98765.{self.port}"
+        self._local = socket.socket(socket.AF_UNIX)
+        self._local.bind(f"\0simlib-canary-{self.port}")
+        self._local.listen()
+        self._local.setblocking(False)
+
+    def adapted(self, source):
+        """A source that knows where these things are."""
+        source = source.replace(SLEEP_S, self._sleep_s)
+        return source.replace("PORT", str(self.port)).replace("CANARY", str(self.folder))
+
+    def check(self):
+        """Nobody came, nothing changed, nobody stayed."""
+        for server in (self._server, self._local):
+            with pytest.raises(BlockingIOError):
+                server.accept()
+        assert [one.name for one in self.folder.iterdir()] == ["secret"]
+        assert (self.folder / "secret").read_text() == "CANARY"
+        running = psutil.process_iter(["cmdline"])
+        assert not [one for one in running if self._sleep_s in (one.info["cmdline"] or ())]
+
+    def close(self):
+        """Close the sockets."""
+        self._server.close()
+        self._local.close()
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """A `Host`; it is checked at the end of the test."""
+    monkeypatch.setitem(os.environ, "GRADER_SECRET", SECRET)
+    found = Host(tmp_path)
+    yield found
+    found.check()
+    found.close()
+
+
+@pytest.fixture
+def grade_cases(ground, expected, host):
+    """``grade_cases({name: Case})``: graded in one notebook, and compared with what is to come."""
+
+    def grade_them(cases, limits=LIMITS, helpers=()):
+        assert len(cases) <= len(ground.names)
+        sources = [host.adapted(case.source) for case in cases.values()]
+        result = grade(ground.bytes(sources, helpers), ground.exercise, expected, SEED, limits)
+        wrong = {}
+        for (name, case), one in zip(cases.items(), result.questions, strict=False):
+            said = f"{one.reason}\n{one.got}"
+            as_it_should = one.points == case.points and case.status in ("", one.status)
+            if not as_it_should or case.words not in said or "\x1b" in said:
+                wrong[name] = f"{one.points} {one.status}: {said}"
+        assert not wrong
+        return result
+
+    return grade_them

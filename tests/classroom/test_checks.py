@@ -1,0 +1,858 @@
+"""The verdicts of `simlib.checks`: three voices, and every way an answer can be wrong."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from synthetic import RunMaker
+
+import simlib
+from simlib import checks
+from simlib.classroom.checks import check
+from simlib.classroom.checks.check import fingerprint
+from simlib.classroom.checks.compare import (
+    OneOf,
+    describe,
+    difference,
+    first_unseen,
+    known_mistake,
+    likely_cause,
+)
+from simlib.classroom.checks.complaints import rank_line
+
+
+def inputs(rank, world_size):
+    return (torch.arange(2.0) + 10 * rank,)
+
+
+def verdict_on(answer, *rules, expected=lambda xs: [2 * x for x in xs], **options):
+    return check("double", answer, inputs, expected, *rules, points=2, **options)
+
+
+def double(rank, world_size, x):
+    return 2 * x
+
+
+# Three voices
+
+
+def test_right_answer_earns_its_points_and_tells_what_was_counted():
+    verdict = verdict_on(double, checks.messages(lambda xs: len(xs)))
+    assert (verdict.status, verdict.earned, verdict.world_size) == ("right", 2, 5)
+    assert repr(verdict) == (
+        "double: right, 2 of 2 points.\n"
+        "Every rank has the expected value at world sizes 1, 2, 3, 4, 5.\n"
+        "  at world size 5: 0 messages sent (at most 5)"
+    )
+
+
+def test_every_world_is_tried_with_each_of_several_inputs():
+    def drawn(seed):
+        return lambda rank, world_size: (torch.full((2,), seed + 10.0 * rank),)
+
+    def from_a_table(rank, world_size, x):
+        return torch.full((2,), 2 + 20.0 * rank)
+
+    def checked(answer, *seeds):
+        draws = [drawn(seed) for seed in seeds]
+        return check("double", answer, draws, lambda xs: [2 * x for x in xs], worlds=[1, 3])
+
+    assert checked(from_a_table, 1).status == "right"
+    verdict = checked(from_a_table, 1, 2)
+    assert (verdict.status, verdict.world_size) == ("wrong", 1)
+    assert verdict.lines == ["rank 0: got tensor([2., 2.]), expected tensor([4., 4.])"]
+    right = checked(double, 1, 2)
+    assert right.status == "right"
+    assert right.reason == "Every rank has the expected value at world sizes 1, 3."
+
+
+def test_stub_is_not_written_yet():
+    def stub(rank, world_size, x):
+        raise NotImplementedError()
+
+    verdict = verdict_on(stub)
+    assert (verdict.status, verdict.earned) == ("not written", 0)
+    assert repr(verdict) == (
+        "double: not written yet. Rank 0 in a world of 1 still reaches NotImplementedError.\n"
+        "Write your answer in the cell above, run it, then run this cell again."
+    )
+
+
+def test_stub_of_some_ranks_is_not_written_yet():
+    def half(rank, world_size, x):
+        if rank == 1:
+            raise NotImplementedError()
+        if world_size > 1:
+            dist.barrier()
+        return 2 * x
+
+    verdict = verdict_on(half)
+    assert verdict.status == "not written"
+    assert verdict.reason == "Rank 1 in a world of 2 still reaches NotImplementedError."
+
+
+def test_wrong_answer_names_smallest_world_and_every_rank():
+    def wrong_from_three_on(rank, world_size, x):
+        return 2 * x + (rank == 2)
+
+    verdict = verdict_on(wrong_from_three_on)
+    assert (verdict.status, verdict.earned, verdict.world_size) == ("wrong", 0, 3)
+    assert repr(verdict) == (
+        "double: wrong, 0 of 2 points. Smallest world that fails: 3 ranks.\n"
+        "Rank 2 has the wrong value. No usual mistake fits: compare what each rank has with what "
+        "is expected.\n"
+        "  rank 0: right, tensor([0., 2.])\n"
+        "  rank 1: right, tensor([20., 22.])\n"
+        "  rank 2: got tensor([41., 43.]), expected tensor([40., 42.])"
+    )
+    assert verdict.run.world_size == 3
+    assert verdict.run.results[2].tolist() == [41, 43]  # what the answer returned, nothing else
+
+
+def test_a_run_with_messages_is_offered_for_a_look():
+    def wrong_after_talking(rank, world_size, x):
+        dist.all_reduce(y := x.clone())
+        return y
+
+    offer = "To see who sent what to whom in this run: `verdict.run` in a new cell."
+    assert repr(verdict_on(wrong_after_talking)).endswith("\n" + offer)
+
+
+def test_same_answer_gives_the_same_text():
+    def waits_for_ever(rank, world_size, x):
+        dist.recv(x, src=(rank + 1) % world_size)
+
+    texts = {repr(verdict_on(waits_for_ever, worlds=[2])) for _ in range(2)}
+    assert len(texts) == 1
+
+
+# Answers that do not end well
+
+
+def test_exception_is_told():
+    def fails(rank, world_size, x):
+        return x[7]
+
+    verdict = verdict_on(fails)
+    assert verdict.status == "wrong"
+    assert verdict.reason.startswith("Rank 0 raised IndexError: index 7 is out of bounds")
+
+
+def test_hang_is_told_with_each_rank():
+    def waits(rank, world_size, x):
+        if world_size > 1:
+            dist.recv(x, src=1 - rank)
+        return 2 * x
+
+    verdict = verdict_on(waits, worlds=[1, 2])
+    assert verdict.reason == "The ranks never finish: ranks 0 and 1 wait for each other."
+    assert "recv(src=1)" in verdict.lines[0]
+    assert "recv(src=0)" in verdict.lines[1]
+
+
+def test_mismatch_is_told_with_what_each_rank_brings():
+    def uneven(rank, world_size, x):
+        dist.all_reduce(torch.zeros(1 + rank))
+        return 2 * x
+
+    verdict = verdict_on(uneven)
+    assert verdict.world_size == 2
+    assert "as many elements as the others expect" in verdict.reason
+    assert "1 element of float32" in verdict.lines[0]
+    assert "2 elements of float32" in verdict.lines[1]
+
+
+def test_race_is_told_whatever_the_values_are():
+    def too_early(rank, world_size, x):
+        if world_size == 2:
+            mine, other = x.clone(), torch.zeros_like(x)
+            request = dist.isend(mine, dst=1 - rank)
+            mine += 1
+            dist.recv(other, src=1 - rank)
+            request.wait()
+        return 0 * x
+
+    verdict = verdict_on(too_early, worlds=[2])
+    assert verdict.reason.startswith("A finding, race: ")
+
+
+def test_request_that_nobody_waits_for_is_told():
+    def never_waits(rank, world_size, x):
+        if world_size > 1:
+            dist.all_reduce(x.clone(), async_op=True)
+        return 2 * x
+
+    verdict = verdict_on(never_waits)
+    assert verdict.reason.startswith("A finding, unfinished: ")
+
+
+def test_broken_program_as_it_came_is_not_written_yet():
+    def broken(rank, world_size, x):
+        return x
+
+    verdict = verdict_on(broken, as_given=fingerprint(broken))
+    assert (verdict.status, verdict.earned) == ("not written", 0)
+    assert repr(verdict).startswith(
+        "double: not written yet. This is still the broken program. "
+        "Smallest world that fails: 1 rank.\nRank 0 has the wrong value."
+    )
+    assert verdict_on(broken, as_given="12345678").status == "wrong"
+    assert verdict_on(double, as_given=fingerprint(double)).status == "right"
+
+
+def test_endless_loop_is_told():
+    def turns(rank, world_size, x):
+        while True:
+            x += 1
+
+    assert "computes on and on" in verdict_on(turns, worlds=[1], timeout_s=1).reason
+
+
+def test_dead_rank_is_told():
+    def dies(rank, world_size, x):
+        import os
+
+        os._exit(3)
+
+    verdict = verdict_on(dies)
+    assert verdict.status == "wrong"
+    assert "rank 0" in verdict.reason
+    assert "3" in verdict.reason
+
+
+def test_result_that_cannot_travel_is_told():
+    def returns_a_generator(rank, world_size, x):
+        return (i for i in range(3))
+
+    assert "generator" in verdict_on(returns_a_generator).reason
+
+
+def test_answer_that_is_no_function_is_told():
+    assert "not callable" in verdict_on(7).reason
+
+
+def test_wrong_number_of_parameters_is_told():
+    def too_few(rank, world_size):
+        return None
+
+    reason = verdict_on(too_few).reason
+    assert "TypeError" in reason
+    assert "simlib calls it as too_few(rank, world_size, x), with 3 arguments" in reason
+
+
+def test_error_within_the_answer_is_no_wrong_number_of_parameters():
+    def calls_badly(rank, world_size, x):
+        return double(rank)
+
+    assert verdict_on(calls_badly).reason.startswith("Rank 0 raised TypeError: double() missing")
+
+
+def test_ranks_that_do_not_communicate_where_they_must_are_told():
+    def sums(xs):
+        return [sum(xs)] * len(xs)
+
+    def own(rank, world_size, x):
+        return 3 * x
+
+    def own_of_one(rank, world_size, x):
+        return x + 7 * (world_size > 1)
+
+    assert "No rank" not in verdict_on(own, checks.only("send"), expected=sums).reason
+    verdict = verdict_on(own_of_one, checks.only("send"), expected=sums)
+    assert "No rank communicates" in verdict.reason
+
+
+def test_no_usual_mistake_leads_to_the_values_that_come_where_there_are_messages():
+    def adds_seven(rank, world_size, x):
+        dist.barrier()
+        return 2 * x + 7
+
+    assert "Print what it receives" in verdict_on(adds_seven, worlds=[2]).reason
+    assert "in a world of 1 nothing comes from others" in verdict_on(adds_seven, worlds=[1]).reason
+
+
+@pytest.mark.parametrize(
+    "give, words",
+    [
+        (lambda first, second: (second, first), "returned in the other order"),
+        (lambda first, second: torch.stack([first, second]), "a Tensor where a tuple is expected"),
+    ],
+)
+def test_a_pair_returned_in_another_form_is_told(give, words):
+    def pair(rank, world_size, x):
+        return give(x, x + 50)
+
+    reason = verdict_on(pair, expected=lambda xs: [(x, x + 50) for x in xs], worlds=[1]).reason
+    assert words in reason
+
+
+def test_new_tensors_put_into_a_list_do_not_count_as_a_change_in_place():
+    def exchanges(rank, world_size, tensors):
+        tensors[0] = 2 * tensors[0]
+
+    def writes(rank, world_size, tensors):
+        tensors[0] *= 2
+
+    def verdict(answer):
+        lists = lambda rank, world_size: ([torch.ones(2)],)  # noqa: E731
+        twos = lambda by_rank: [[torch.full((2,), 2.0)]] * len(by_rank)  # noqa: E731
+        return check("double", answer, lists, twos, worlds=[2], in_place=True)
+
+    assert "The list holds new tensors" in verdict(exchanges).reason
+    assert verdict(writes).status == "right"
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    "got, words",
+    [
+        (None, "returns None"),
+        ([0.0, 2.0], "has a list where a tensor is expected"),
+        (torch.zeros(3), "shape (3,) where (2,)"),
+        (torch.tensor([0, 2]), "has dtype int64 where float32 is expected"),
+        (torch.tensor([0.0, float("nan")]), "has nan, not a number: 0 / 0 gives it"),
+        (torch.tensor([0.0, 2.1]), "has the wrong value"),
+    ],
+)
+def test_wrong_sort_of_value_is_told(got, words):
+    def answer(rank, world_size, x):
+        return got
+
+    reason = verdict_on(answer, worlds=[1]).reason
+    assert words in reason
+    assert "?." not in reason
+
+
+@pytest.mark.parametrize(
+    "got, want, words",
+    [
+        (1, None, "has 1 where nothing (None) is expected"),
+        (None, None, None),
+        (0.3, 0.1 + 0.2, None),
+        (torch.tensor(0.3), 0.3, "has a Tensor where a number is expected: its .item() is one"),
+        (torch.ones(2), 0.3, "has a Tensor where a number is expected"),
+        (
+            np.int64(3),
+            3,
+            "has a numpy int64 where a Python number is expected: its .item() is one",
+        ),
+        (True, 1, "has a bool where a number is expected"),
+        (1_000_001, 1_000_000, "has the wrong value"),
+        (1_000_001.0, 1_000_000, None),
+        (float("nan"), 1.0, "has the wrong value"),
+        (float("nan"), float("nan"), None),
+        (1.0, float("nan"), "has the wrong value"),
+        ([0.5, float("nan")], [0.5, float("nan")], None),
+        (float("inf"), float("inf"), None),
+        (-float("inf"), float("inf"), "has the wrong value"),
+        (1.0, float("inf"), "has the wrong value"),
+        (float("inf"), 1.0, "has the wrong value"),
+        (10**400, 1.0, "has the wrong value"),
+        (10**400, float("nan"), "has the wrong value"),
+        (torch.tensor([1.0 + 1e-7]), torch.tensor([1.0]), None),
+        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), None),
+        (torch.tensor([1.0]), torch.tensor([float("nan")]), "has the wrong value"),
+        ([torch.ones(1)], [torch.ones(1), torch.ones(1)], "has a list of 1 where 2 are expected"),
+        ([1, 2], [1, 3], "at index 1 has the wrong value"),
+        ([1, None], [1, 3], "has None at index 1: nothing was put there"),
+        ([1, (2, 3)], [1, (2, 4)], "at index [1][1] has the wrong value"),
+        ([1, (2, [0, 3])], [1, (2, [0, 4])], "at index [1][1][1] has the wrong value"),
+        (torch.ones(1), [1], "has a Tensor where a list is expected"),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
+        ({"a": 1, "b": 2}, {"a": 1, "b": 3}, "at 'b' has the wrong value"),
+        ({"a": 1}, {"a": 1, "b": 3}, "has {'a': 1} where a dict with a, b is expected"),
+        ("adam", "adam", None),
+        ("adam", "sgd", "has 'adam' where 'sgd' is expected"),
+    ],
+)
+def test_difference(got, want, words):
+    assert difference(got, want) == words
+
+
+def test_a_difference_that_the_shown_elements_hide_is_named():
+    want = torch.arange(9.0)
+    got = want.clone()
+    got[7] = 0.5
+    assert describe(got) == describe(want)
+    assert first_unseen(got, want) == "; first different at 7: 0.5, not 7"
+    rows = first_unseen(got.view(3, 3), want.view(3, 3))
+    assert rows == "; first different at (2, 1): 0.5, not 7"
+    assert first_unseen(want, want) == first_unseen(want + 1, want) == ""
+    assert first_unseen([got], [want]) == ""
+
+
+def test_describe_is_short():
+    assert describe(torch.arange(9)) == "tensor([0, 1, 2, 3, 4, 5, ...])"
+    assert describe(torch.tensor([-1.0, 0.5])) == "tensor([-1., 0.5])"
+    assert describe(torch.tensor(3.0)) == "tensor(3.)"
+    assert describe(torch.ones(1, 2)) == "tensor([1., 1.]) of shape (1, 2)"
+    assert describe(torch.ones(1, dtype=torch.float64)) == "tensor([1.], dtype=float64)"
+    assert describe([torch.zeros(1), None]) == "[tensor([0.]), None]"
+    assert describe({"weight": torch.zeros(1), 2: 0.5}) == "{'weight': tensor([0.]), 2: 0.5}"
+    assert describe((0, 1, 2)) == "(0, 1, 2)"
+    assert len(describe("x" * 1000)) == 60
+
+
+def test_changed_input_is_refused():
+    def doubles_in_place(rank, world_size, x):
+        x *= 2
+        return x.clone()
+
+    assert "changed the tensor it was given" in verdict_on(doubles_in_place).reason
+
+
+def test_an_input_that_was_received_into_is_told_from_one_that_was_computed():
+    def receives_into_x(rank, world_size, x):
+        doubled = 2 * x
+        if world_size > 1:
+            request = dist.isend(x.clone(), dst=(rank + 1) % world_size)
+            dist.recv(x, src=(rank - 1) % world_size)
+            request.wait()
+        return doubled
+
+    assert "Receive into a holder of its own" in verdict_on(receives_into_x).reason
+
+
+def test_in_place_looks_at_the_input_and_not_at_what_is_returned():
+    def doubles_in_place(rank, world_size, x):
+        x *= 2
+
+    assert verdict_on(doubles_in_place, in_place=True).status == "right"
+    assert "the tensor x itself must change" in verdict_on(double, in_place=True).reason
+
+
+@pytest.mark.parametrize(
+    "got, want, words",
+    [
+        ([1, 2], [3, 3], "That is what the rank began with"),
+        ([7, 8], [8, 7], "Rank 0 has what rank 1 should have"),
+        ([5, 6, 7], [5, 5, 5], "Only rank 0 is right"),
+        ([torch.tensor([2, 1])], [torch.tensor([1, 2])], "the right numbers in a wrong order"),
+    ],
+)
+def test_likely_cause(got, want, words):
+    began = (1, 2, 3)[: len(got)]
+    assert words in likely_cause(got, want, [began])
+
+
+def test_nothing_is_said_where_nothing_fits():
+    assert likely_cause([5, 6, 7], [5, 1, 2], [(1, 2, 3)]) is None
+
+
+def test_values_that_were_never_passed_are_alike_by_chance():
+    got, want, given = [1, 3, 3], [1, 2, 3], [(7, 7, 7)]
+    assert "direction, or the order" in likely_cause(got, want, given)
+    assert likely_cause(got, want, given, is_passed=False) is None
+
+
+def test_known_mistake():
+    mistakes = {"Nine!": lambda xs: [9] * len(xs)}
+    assert known_mistake([9, 9], [(1, 2)], mistakes) == "Nine!"
+    assert known_mistake([9, 8], [(1, 2)], mistakes) is None
+
+
+def test_a_mistake_may_give_one_of_several_values():
+    mistakes = {"Swapped, or doubled.": lambda xs: OneOf([xs[::-1], [2 * x for x in xs]])}
+    for got in ([2, 1], [2, 4]):
+        assert known_mistake(got, [(1, 2)], mistakes) == "Swapped, or doubled."
+    assert known_mistake([1, 1], [(1, 2)], mistakes) is None
+
+
+# Time on a modelled network
+
+SLOW = simlib.Cluster(nodes=2, ranks_per_node=4, inter=simlib.Link(1e-3, 1e6))
+
+
+def tell_all(rank, world_size, x):
+    """Rank 0 tells the others, one after the other."""
+    for other in range(1, world_size):
+        if rank == 0:
+            dist.send(x, dst=other)
+        elif rank == other:
+            dist.recv(x, src=0)
+
+
+def told_in(bound_s, answer=tell_all, **options):
+    timed = [checks.Timed(SLOW, inputs, lambda xs: bound_s, "Help each other.")]
+    first = {"expected": lambda xs: [xs[0]] * len(xs), "in_place": True, "worlds": [1, 3]}
+    return verdict_on(answer, checks.messages(lambda xs: 7), timed=timed, **first, **options)
+
+
+def test_virtual_time_at_its_bound_is_enough():
+    # Three ranks share the root's node, which costs nothing; four messages cross the network.
+    verdict = told_in(4 * (1e-3 + 8 / 1e6))
+    assert repr(verdict) == (
+        "double: right, 2 of 2 points.\n"
+        "Every rank has the expected value at world sizes 1, 3.\n"
+        "  at world size 3: 2 messages sent (at most 7)\n"
+        "  at world size 8: 4.03 ms on the modelled network (at most 4.03 ms)"
+    )
+
+
+def test_too_much_virtual_time_is_told_with_the_bound():
+    verdict = told_in(4e-3)
+    assert (verdict.status, verdict.world_size) == ("wrong", 8)
+    assert verdict.run.engine == "simulated"
+    assert verdict.reason == (
+        "In this world of 8 the values are right, but on the modelled network the last rank is "
+        "done after 4.03 ms where 4 ms are enough. Help each other."
+    )
+
+
+def test_values_and_rules_hold_on_the_modelled_network_too():
+    def tells_five(rank, world_size, x):
+        tell_all(rank, min(world_size, 5), x)
+
+    def tells_twice(rank, world_size, x):
+        for _ in range(1 + (world_size > 3)):
+            tell_all(rank, world_size, x)
+
+    assert "Rank 5 has the wrong value" in told_in(1.0, tells_five).reason
+    assert "send 14 messages where 7 are enough" in told_in(1.0, tells_twice).reason
+
+
+def test_answer_that_is_wrong_on_real_ranks_is_not_simulated():
+    verdict = told_in(1.0, double)
+    assert (verdict.world_size, verdict.run.engine) == (3, "real")
+
+
+def test_measure_tells_the_virtual_time_of_a_simulation():
+    start = checks.Timed(SLOW, inputs, None).start(timeout_s=20)
+    measured = checks.measure(tell_all, inputs, worlds=[5], in_place=True, start=start)
+    assert measured.endswith("\n5: virtual time 0.001008000 s")
+
+
+# Memory on a modelled device
+
+ROOMY = simlib.Cluster(nodes=2, ranks_per_node=1, inter=simlib.Link(1e-3, 1e6))
+
+
+def make_a_copy(rank, world_size, x):
+    return x.clone()
+
+
+def make_two_copies(rank, world_size, x):
+    spare = [x.clone() for _ in range(1 + (rank == 1))]
+    return spare[0]
+
+
+def fits_in(bound_bytes, answer, hint="Keep one."):
+    memory = [checks.Fits(ROOMY, inputs, lambda xs: bound_bytes, hint)]
+    return verdict_on(answer, expected=lambda xs: list(xs), worlds=[1, 3], memory=memory)
+
+
+def test_memory_at_its_bound_is_enough():
+    assert repr(fits_in(8, make_a_copy)) == (
+        "double: right, 2 of 2 points.\n"
+        "Every rank has the expected value at world sizes 1, 3.\n"
+        "  at world size 2: 8 bytes held by the largest rank (at most 8)"
+    )
+
+
+def test_too_much_memory_is_told_with_rank_ledger_and_bound():
+    verdict = fits_in(8, make_two_copies)
+    assert (verdict.status, verdict.world_size, verdict.run.engine) == ("wrong", 2, "simulated")
+    assert verdict.reason == (
+        "In this world of 2 the values are right, but rank 1 holds 16 bytes at its peak "
+        "(activations and temporaries 16) where 8 are enough for any rank. Keep one."
+    )
+
+
+def test_a_hint_about_memory_may_look_at_the_ledger():
+    verdict = fits_in(8, make_two_copies, lambda ledger: f"Not {ledger.peak_bytes // 8} copies.")
+    assert verdict.reason.endswith("where 8 are enough for any rank. Not 2 copies.")
+
+
+# Rules, on hand-made traces
+
+
+def chain_of_three():
+    made = RunMaker(3)
+    made.send(0, 1, 0, 0, 10)
+    made.recv(1, 0, 0, 0, 10)
+    made.send(1, 2, 11, 11, 20)
+    made.recv(2, 1, 0, 0, 20)
+    return made
+
+
+def broken(rule, made):
+    run = made.run()
+    return rule.broken(run, [tuple(range(run.world_size))])
+
+
+def test_rule_at_its_bound_holds_and_above_it_does_not():
+    made = chain_of_three()
+    assert broken(checks.messages(lambda xs: 2), made) is None
+    assert "send 2 messages where 1 is enough" in broken(checks.messages(lambda xs: 1), made)
+    assert broken(checks.nbytes(lambda xs: 8), made) is None
+    assert "send 8 bytes where 7" in broken(checks.nbytes(lambda xs: 7), made)
+    assert broken(checks.rounds(lambda xs: 2), made) is None
+    assert "take 2 rounds where 1" in broken(checks.rounds(lambda xs: 1), made)
+
+
+def test_busiest_rank_is_told_whether_it_sends_or_receives():
+    made = chain_of_three()
+    assert broken(checks.nbytes_of_a_rank(lambda xs: 4), made) is None
+    assert "rank 0 sends 4 bytes where 3 are" in broken(checks.nbytes_of_a_rank(lambda xs: 3), made)
+    made.send(0, 2, 21, 21, 30)
+    made.recv(2, 0, 20, 20, 30)
+    made.send(1, 2, 31, 31, 40)
+    made.recv(2, 1, 30, 30, 40)
+    (told,) = [broken(checks.nbytes_of_a_rank(lambda xs: 8), made)]
+    assert "rank 2 receives 12 bytes where 8 are enough for any rank" in told
+
+
+def test_one_rank_sends_one_message_per_round():
+    made = RunMaker(3)
+    for dst in (1, 2):
+        made.send(0, dst, 0, 0, 10, async_op=True)
+        made.recv(dst, 0, 0, 0, 10)
+    assert "take 2 rounds where 1" in broken(checks.rounds(lambda xs: 1), made)
+
+
+def test_messages_that_do_not_wait_for_each_other_share_a_round():
+    made = RunMaker(2)
+    for rank in (0, 1):
+        made.send(rank, 1 - rank, 0, 12, 20, async_op=True)
+        made.recv(rank, 1 - rank, 1, 1, 11)
+    assert broken(checks.rounds(lambda xs: 1), made) is None
+
+
+def test_only_names_the_rank_and_the_call():
+    made = chain_of_three()
+    assert broken(checks.only("send", "recv"), made) is None
+    assert "Rank 1 calls recv" in broken(checks.only("send"), made)
+
+
+def test_right_values_that_nobody_sent_are_out_of_a_table():
+    def looked_up(rank, world_size, x):
+        begins = world_size * (world_size - 1) * 5.0
+        return torch.tensor([begins, begins + world_size])
+
+    def brought(rank, world_size, x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    def sums(xs):
+        return [sum(xs)] * len(xs)
+
+    verdict = verdict_on(looked_up, checks.somebody_sends(), expected=sums)
+    assert (verdict.status, verdict.world_size) == ("wrong", 2)
+    assert "the values are right, but no rank communicates" in verdict.reason
+    assert verdict_on(brought, checks.somebody_sends(), expected=sums).status == "right"
+
+
+def test_sends_to_names_both_ranks():
+    assert broken(checks.sends_to(lambda rank, n: {rank + 1}), chain_of_three()) is None
+    refused = broken(checks.sends_to(lambda rank, n: {1}), chain_of_three())
+    assert "rank 1 sends to rank 2, which is not one of its neighbours here" in refused
+
+
+def test_sends_to_tells_a_rank_that_sends_to_one_other_that_it_is_turned():
+    made = chain_of_three()
+    rule = checks.sends_to(lambda rank, n: {rank - 1}, "Look.", "Turn round.")
+    assert broken(rule, made).endswith("but rank 0 sends to rank 1. Turn round.")
+    made.send(0, 2, 5, 5, 6)
+    assert broken(rule, made).endswith("is not one of its neighbours here. Look.")
+
+
+def test_first_rank_is_named_whoever_was_first_in_time():
+    made = RunMaker(3)
+    for rank, post in ((2, 0), (1, 5)):
+        made.send(rank, 0, post, post, post + 1)
+        made.recv(0, rank, post, post, post + 1)
+    assert broken(checks.sends_to(lambda rank, n: set()), made).startswith(
+        "In this world of 3 the values are right, but rank 1 sends to rank 0"
+    )
+    assert "Rank 0 calls recv" in broken(checks.only("broadcast"), made)
+
+
+def test_collectives_are_counted_and_weighed():
+    def two(rank, world_size, x):
+        dist.all_reduce(torch.zeros(1))
+        dist.all_reduce(torch.zeros(5))
+        return 2 * x
+
+    assert verdict_on(two, checks.collectives(lambda xs: 2)).status == "right"
+    assert "2 collectives take place" in verdict_on(two, checks.collectives(lambda xs: 1)).reason
+    assert verdict_on(two, checks.collective_nbytes(lambda xs: 20)).status == "right"
+    heavy = verdict_on(two, checks.collective_nbytes(lambda xs: 19))
+    assert "brings 20 bytes" in heavy.reason
+    assert "float64" not in heavy.reason
+
+
+def test_float64_is_named_where_it_alone_makes_a_collective_too_heavy():
+    def wide(rank, world_size, x):
+        dist.all_reduce(torch.zeros(5, dtype=torch.float64))
+        return 2 * x
+
+    said = {
+        n: verdict_on(wide, checks.collective_nbytes(lambda xs, n=n: n)).reason for n in (19, 20)
+    }
+    assert "A float64 has 8 bytes" in said[20]
+    assert "float64" not in said[19]
+
+
+def test_a_mistake_can_be_known_by_the_error_in_which_it_ends():
+    def to_itself(rank, world_size, x):
+        dist.send(x, dst=rank)
+
+    mistakes = {"Look at order.": "is the rank itself", "Look at x.": "is not so"}
+    reason = verdict_on(to_itself, worlds=[2], mistakes=mistakes).reason
+    assert reason.endswith("). Look at order."), reason
+    assert "Look at" not in verdict_on(lambda rank, n, x: x, worlds=[2], mistakes=mistakes).reason
+
+
+def test_collectives_carry_these_bytes_in_this_order():
+    def three(rank, world_size, x):
+        dist.all_reduce(torch.zeros(1))
+        dist.broadcast(torch.zeros(3), src=0)
+        dist.all_reduce(torch.zeros(5))
+        return 2 * x
+
+    right = verdict_on(three, checks.brought(lambda xs: [4, 12, 20]))
+    assert "collectives of 4, then 12, then 20 bytes, in this order" in repr(right)
+    assert verdict_on(three, checks.brought(lambda xs: [4, 20], "all_reduce")).status == "right"
+    assert verdict_on(three, checks.brought(lambda xs: None)).status == "right"
+    other = verdict_on(three, checks.brought(lambda xs: [20, 4], "all_reduce", hint="Turn it."))
+    assert other.reason.endswith(
+        "the all_reduces of rank 0 carry 4, then 20 bytes where 20, then 4 are expected. Turn it."
+    )
+
+
+def test_message_nobody_receives_is_told():
+    def sends_into_the_void(rank, world_size, x):
+        if rank == 0 and world_size > 1:
+            dist.isend(x, dst=1)
+        return 2 * x
+
+    verdict = verdict_on(sends_into_the_void, worlds=[2])
+    assert "Rank 0 sends a message to rank 1 that nobody receives" in verdict.reason
+
+
+def test_measure_prints_values_messages_and_bytes():
+    def pass_on(rank, world_size, x):
+        if rank > 0:
+            dist.recv(x, src=rank - 1)
+        if rank < world_size - 1:
+            dist.send(x, dst=rank + 1)
+        return x
+
+    assert checks.measure(pass_on, inputs, worlds=[1, 2]) == (
+        "1: tensor([0., 1.])\n"
+        "1: messages [0], bytes [0]\n"
+        "2: tensor([0., 1.]); tensor([0., 1.])\n"
+        "2: messages [1, 0], bytes [8, 0]"
+    )
+
+
+def test_forbidden_op_is_told_before_a_wrong_value():
+    def wrong_and_forbidden(rank, world_size, x):
+        dist.barrier()
+        return x
+
+    verdict = verdict_on(wrong_and_forbidden, checks.only("send", "recv"))
+    assert "calls barrier" in verdict.reason
+    assert "allows only send, recv, isend, irecv." in verdict.reason
+
+
+def test_answer_that_cannot_travel_is_told():
+    import threading
+
+    lock = threading.Lock()
+
+    def holds_a_lock(rank, world_size, x):
+        with lock:
+            return 2 * x
+
+    verdict = verdict_on(holds_a_lock)
+    assert verdict.status == "wrong"
+    assert "lock" in verdict.reason
+
+
+# Tolerances
+
+
+@pytest.mark.parametrize("got, is_right", [(2.03, True), (1.97, True), (2.05, False), (1.9, False)])
+def test_numbers_may_be_graded_with_a_tolerance(got, is_right):
+    def answer(rank, world_size, x):
+        return {"step_s": got, "ranks": [world_size, 1e6 * got]}
+
+    verdict = verdict_on(
+        answer,
+        expected=lambda xs: [{"step_s": 2.0, "ranks": [len(xs), 2e6]}] * len(xs),
+        within=0.02,
+    )
+    assert verdict.status == ("right" if is_right else "wrong")
+
+
+def test_whole_numbers_tensors_and_small_numbers_are_exact_whatever_the_tolerance():
+    assert difference(2.0, 1.98, 0.02) is None
+    assert difference(2.0, 1.98) == "has the wrong value"
+    assert difference(100, 101, 0.02) == "has the wrong value"
+    assert difference(torch.ones(1) * 1.01, torch.ones(1), 0.02) == "has the wrong value"
+    assert difference(0.0011, 0.001, 0.02) == "has the wrong value"
+    assert difference(1e-7, 0.0, 0.02) is None
+
+
+def test_of_long_lists_only_the_first_difference_is_shown():
+    entries = [("broadcast", 8 * index, "a line of some length") for index in range(20)]
+    other = [*entries[:7], ("barrier", 0, "another line"), *entries[8:]]
+
+    def answer(rank, world_size, x):
+        return other if rank == 1 else entries
+
+    verdict = verdict_on(answer, worlds=[2], expected=lambda xs: [entries] * 2)
+    assert verdict.reason.startswith("Rank 1 at index [7][0] has 'barrier' where")
+    right, wrong = verdict.lines
+    assert right.startswith("rank 0: right, [('broadcast', 0,") and right.endswith(" ...")
+    assert wrong == (
+        "rank 1: first different at index 7: got ('barrier', 0, 'another line'), "
+        "expected ('broadcast', 56, 'a line of some length')"
+    )
+    shorter = rank_line(0, entries[:-1], entries, is_wrong=True)
+    assert shorter.endswith("at index 19: got nothing, expected " + repr(entries[19]))
+
+
+# Parts
+
+
+def two_messages(rank, world_size, x):
+    """The sum of all, with every message sent twice."""
+    total = x.clone()
+    for other in range(world_size):
+        for _ in range(2):
+            if other != rank:
+                dist.send(x, dst=other) if rank < other else dist.recv(x.clone(), src=other)
+    dist.all_reduce(total)
+    return total
+
+
+PARTS = {"value": 2, "traffic": 1, "time": 1}
+
+
+def in_parts(answer, *rules):
+    inputs, summed = lambda rank, n: (torch.ones(2) * rank,), lambda xs: [sum(xs)] * len(xs)
+    return check("parts", answer, inputs, summed, *rules, points=PARTS, worlds=(1, 2, 3))
+
+
+def test_who_breaks_a_rule_of_a_part_loses_that_part_alone():
+    verdict = in_parts(two_messages, checks.messages(lambda xs: 0))
+    assert (verdict.status, verdict.earned, verdict.points) == ("wrong", 3, 4)
+    assert verdict.world_size == 2 and "parts: partly right, 3 of 4 points" in str(verdict)
+    assert str(verdict).endswith("By part: value 2 of 2, traffic 0 of 1, time 1 of 1.")
+
+
+def test_a_wrong_value_in_a_larger_world_loses_all_parts():
+    def wrong_in_three(rank, world_size, x):
+        return two_messages(rank, world_size, x) + (world_size == 3)
+
+    verdict = in_parts(wrong_in_three, checks.messages(lambda xs: 0))
+    assert (verdict.earned, verdict.world_size) == (0, 3) and "wrong value" in verdict.reason
+
+
+def test_a_rule_that_is_no_part_of_a_question_loses_all_of_it():
+    assert in_parts(two_messages, checks.only("all_reduce")).earned == 0

@@ -1,0 +1,301 @@
+"""Grading by podman and by docker, where bubblewrap is missing or a call names one of them.
+
+What needs an engine is skipped where it is not installed, or may not make a container here.
+"""
+
+import concurrent.futures
+import contextvars
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import breakers
+import intruders
+import psutil
+import pytest
+import test_hidden_places
+from ground import HONEST, LIMITS, SEED, right
+from notebooks_made import content, exercise, solved
+
+from simlib.classroom.grading import container, sandbox, session
+from simlib.classroom.grading.grade import grade
+from simlib.classroom.grading.known_answers import record
+from simlib.classroom.grading.session import code_cell, run_notebook
+from simlib.cli import main
+
+SMALL = replace(LIMITS, answer_s=8, memory_bytes=1500 << 20, processes=200)
+RUNC = '[engine]\nruntime = "runc"\n'
+"""podman's usual runtime, crun, takes no control groups of both versions at once."""
+LEAVES_A_PROCESS = "import subprocess, time\nsubprocess.Popen(['sleep', '{}'])\ntime.sleep(1000)"
+
+
+@pytest.fixture(params=container.ENGINES)
+def engine(request, monkeypatch, tmp_path_factory):
+    """Grading is by this engine meanwhile."""
+    name = request.param
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+    sandbox.refusal_of_a_trial.cache_clear()
+    with sandbox.choosing(name):
+        if name == "podman" and shutil.which("runc") and sandbox.refusal_of_a_trial(name):
+            file = tmp_path_factory.mktemp("podman") / "containers.conf"
+            file.write_text(RUNC)
+            monkeypatch.setenv("CONTAINERS_CONF", str(file))
+            sandbox.refusal_of_a_trial.cache_clear()
+        said = sandbox.refusal_of_a_trial(name)
+        if said:
+            pytest.skip(f"{name} makes no container here: {said}")
+        yield name
+    sandbox.refusal_of_a_trial.cache_clear()
+    assert not container.names_of_containers(name, f"{sandbox.FOLDERS}{os.getpid()}-")
+
+
+_expected = {}
+
+
+@pytest.fixture
+def expected(engine, ground):
+    """What the solution of the ground's exercise gives; recorded once by each engine."""
+    if engine not in _expected:
+        _expected[engine] = record(ground.exercise, SEED, LIMITS)
+    return _expected[engine]
+
+
+def seconds_of_a_sleep():
+    """A number by which a process that sleeps so long is found."""
+    return f"98764.{os.getpid()}{time.monotonic_ns()}"
+
+
+def sleepers(seconds):
+    """The processes of the machine that sleep so long."""
+    running = psutil.process_iter(["cmdline"])
+    return [one for one in running if one.info["cmdline"] == ["sleep", seconds]]
+
+
+def wait_for(condition, future):
+    """Wait until something holds; fail where what should bring it about has ended before."""
+    while not condition():
+        assert not future.done(), future.result()
+        time.sleep(0.05)
+
+
+# With a real engine
+
+
+def test_a_solved_notebook_gets_full_points(engine):
+    one = exercise("04")
+    known = record(one, SEED, LIMITS)
+    found = grade(content(solved(one)), one, known, SEED, LIMITS)
+    assert [(each.points, each.status) for each in found.questions] == [
+        (2, "right"), (3, "right"), (3, "right"),
+    ]  # fmt: skip
+    assert found.runs == 1
+
+
+def test_who_looks_for_a_way_out_finds_none(engine, grade_cases):
+    cases = dict(intruders.ALL)
+    # podman and docker put folders of their own into the root; they are looked at below.
+    found = cases["other_peoples_files"]
+    own = found.source.replace("ours = 'bin", "ours = 'run sys .dockerenv bin")
+    assert own != found.source
+    cases["other_peoples_files"] = replace(found, source=own)
+    grade_cases(cases | {"innocent": right(HONEST)})
+
+
+def test_a_fork_bomb_stays_within_its_processes_and_costs_nobody_else(engine, grade_cases):
+    grade_cases(
+        {
+            "before": right(HONEST),
+            "forks": breakers.KERNELS["forks_in_the_cell"],
+            "after": right(HONEST),
+        },
+        SMALL,
+    )
+
+
+def test_memory_of_a_container_is_watched(engine):
+    limits = replace(SMALL, memory_bytes=700 << 20, notebook_s=60)
+    cell = code_cell("hog", "kept = bytearray(b'x') * (780 << 20)\nimport time\ntime.sleep(1000)")
+    assert "took more than 700 MB" in run_notebook([cell], limits).ended
+
+
+def test_a_container_shows_python_and_the_system_and_nothing_else(engine, tmp_path):
+    source = """
+import os
+for top in ("/run", "/sys", "/home", "/tmp", "/etc"):
+    print(top, sorted(os.listdir(top)) if os.path.exists(top) else [])
+print("environment", sorted(os.environ))
+print("rights", [line for line in open("/proc/self/status") if line.startswith("CapBnd")])
+print("seccomp", [line for line in open("/proc/1/status") if line.startswith("Seccomp:")])
+print("networks", os.listdir("/proc/self/net") and open("/proc/self/net/dev").read().count(":"))
+"""
+    said = run_in(tmp_path, sys.executable, "-c", source)
+    lines = dict(line.split(" ", 1) for line in said.splitlines())
+    assert set(re.findall(r"'(.*?)'", lines["/run"])) <= {".containerenv", "secrets"}
+    assert lines["/sys"] == "['fs']" and lines["/home"] == "['student']"
+    assert "passwd" not in lines["/etc"]
+    inside = set(sandbox.environment_of_sandbox())
+    assert set(re.findall(r"'(.*?)'", lines["environment"])) <= inside | {"LC_CTYPE"}
+    assert "Seccomp:\\t2" in lines["seccomp"]
+    assert lines["networks"] == "1"
+
+
+def test_no_more_processes_than_permitted_can_be_made_in_a_container(engine, tmp_path):
+    source = """
+import os, time
+made = 0
+try:
+    while made < 1000:
+        if os.fork() == 0:
+            time.sleep(1000)
+        made += 1
+except OSError:
+    print(made, flush=True)
+os._exit(0)
+"""
+    assert 100 < int(run_in(tmp_path, sys.executable, "-c", source, processes=200)) < 200
+
+
+def run_in(tmp_path, *command, **limits):
+    """What a command says in the sandbox."""
+    run = Path(tempfile.mkdtemp(prefix="seen-", dir=tmp_path)) / "run"
+    run.mkdir()
+    with sandbox.own_user() as uid:
+        words = sandbox.sandboxed(command, run, uid, sandbox.Limits(**limits))
+        done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_checkout_and_class_in_a_system_folder_are_covered_but_not_its_python(
+    engine, tmp_path, monkeypatch
+):
+    test_hidden_places.test_in_a_system_folder_checkout_and_class_are_covered_but_not_its_python(
+        tmp_path, monkeypatch
+    )
+
+
+def test_when_time_is_over_all_in_the_container_ends(engine):
+    number = seconds_of_a_sleep()
+    found = run_notebook(
+        [code_cell("sleeps", LEAVES_A_PROCESS.format(number))], replace(SMALL, notebook_s=10)
+    )
+    assert "longer than 10 s" in found.ended
+    assert not sleepers(number)
+
+
+def test_when_the_teacher_stops_all_in_the_container_ends(engine):
+    number, stop, context = seconds_of_a_sleep(), threading.Event(), contextvars.copy_context()
+    context.run(session.STOP.set, stop)
+    cells = [code_cell("sleeps", LEAVES_A_PROCESS.format(number))]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(context.run, run_notebook, cells, SMALL)
+        wait_for(lambda: sleepers(number), future)
+        stop.set()
+        with pytest.raises(KeyboardInterrupt):
+            future.result()
+    assert not sleepers(number)
+
+
+def test_the_container_of_a_killed_grader_is_ended_by_the_next(engine):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    folder = Path(tempfile.mkdtemp(prefix=f"{sandbox.FOLDERS}{dead.pid}-"))
+    folder.chmod(0o711)
+    (folder / "run").mkdir()
+    number = seconds_of_a_sleep()
+    with sandbox.own_user() as uid, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        words = sandbox.sandboxed(["sleep", number], folder / "run", uid, sandbox.Limits())
+        future = pool.submit(subprocess.run, words, capture_output=True)
+        wait_for(lambda: sleepers(number), future)
+        session.clear_after_the_dead()
+        assert not sleepers(number) and not folder.exists()
+        assert folder.name not in container.names_of_containers(engine, sandbox.FOLDERS)
+        future.result()
+
+
+# Without one
+
+
+def only(monkeypatch, *programs):
+    """Pretend that of what isolates these programs only are installed."""
+    which = shutil.which
+    known = set(sandbox.PROGRAMS.values())
+    monkeypatch.setattr(
+        shutil,
+        "which",
+        lambda name: (
+            f"/usr/bin/{name}" if name in programs else None if name in known else which(name)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("programs", "kind"),
+    [
+        (("bwrap", "podman", "docker"), "bubblewrap"),
+        (("podman", "docker"), "podman"),
+        (("docker",), "docker"),
+        ((), None),
+    ],
+)
+def test_bubblewrap_comes_before_podman_and_podman_before_docker(monkeypatch, programs, kind):
+    only(monkeypatch, *programs)
+    assert sandbox.kind() == kind
+    with sandbox.choosing("docker"):
+        assert sandbox.kind() == "docker"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "bubblewrap (the command bwrap) is not installed, nor podman or docker"),
+        (
+            ("--sandbox", "podman"),
+            "podman (the command podman) is not installed: apt install podman",
+        ),
+        (("--sandbox", "docker"), "is not installed: apt install docker.io"),
+    ],
+)
+def test_where_nothing_isolates_grading_says_what_to_install(
+    monkeypatch, tmp_path, capsys, words, sentence
+):
+    only(monkeypatch)
+    (tmp_path / "class").mkdir()
+    out = tmp_path / "out"
+    assert main(["grade", str(tmp_path / "class"), "--out", str(out), *words]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("engine_name", container.ENGINES)
+@pytest.mark.parametrize("uid", [0, 1000], ids=["root", "user"])
+def test_the_command_of_a_container(monkeypatch, tmp_path, engine_name, uid):
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr(container, "image_of_links", lambda links: "image")
+    (tmp_path / "run").mkdir()
+    with sandbox.choosing(engine_name):
+        words = sandbox.sandboxed(["program"], tmp_path / "run", 64_600, sandbox.Limits())
+    at = words.index("run")
+    assert words[0] == "env" and words[at - 1] == engine_name and words[-1] == "program"
+    assert {
+        "--rm", "--network=none", "--read-only", "--cap-drop=all", "--log-driver=none",
+        "--security-opt=no-new-privileges", "--memory=5368709120", "--memory-swap=5368709120",
+        "--pids-limit=500", "--cpu-shares=1024", f"--name={tmp_path.name}", "/usr:/usr:ro",
+    } <= {word.removeprefix("--volume=") for word in words}  # fmt: skip
+    assert f"--volume={sandbox.SIMLIB}:/course/simlib:ro" in words
+    assert "--tmpfs=/tmp:rw,exec,nosuid,nodev,size=67108864,mode=1777" in words
+    can_be_written_to = [one for one in words if one.startswith("--volume") and one[-3:] != ":ro"]
+    assert can_be_written_to == [f"--volume={tmp_path}/run:{tmp_path}/run:rw"]
+    user = "--user=64600:64600" if uid == 0 else f"--user=1000:{os.getegid()}"
+    assert ("--userns=keep-id" if (engine_name, uid) == ("podman", 1000) else user) in words
+    assert ("image" in words) == (engine_name == "docker")
+    assert ("--rootfs" in words) == (engine_name == "podman")

@@ -1,0 +1,363 @@
+"""The doctor's judgement on answers of hosts; this machine alone; what it prints. No cluster.
+
+What it says about hosts that are broken for real is in test_doctor_hosts.
+"""
+
+import copy
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import simlib
+from simlib.cli import main
+from simlib.cluster.batch.doctor import Report, dialog, probe, together
+from simlib.cluster.batch.doctor.examine import Line, examine, hosts_for_hello
+from simlib.cluster.batch.doctor.facts import Facts
+from simlib.cluster.batch.doctor.host_checks import HOST_CHECKS
+from simlib.cluster.batch.doctor.report import pairs_of
+
+MPICH = "HYDRA build details:\n    Version:          5.0.2\n"
+FACTS = {
+    "name": "a",
+    "account": ["learner", 1000],
+    "python": "3.11.7",
+    "executable": "/env/bin/python",
+    "packages": {"torch": "2.13.0+cpu", "mpi4py": "4.1.2"},
+    "simlib": ["0.1.0", "/course/simlib", "d1"],
+    "mpi": {"version": [0, MPICH], "proxy": True, "other": "/env/bin/mpiexec"},
+    "library": [0, "MPICH Version:      5.0.2\n"],
+    "file": [True, None],
+    "names": {"a": ["10.0.0.1"], "b": ["10.0.0.2"]},
+    "address": ["10.0.0.1", "eth0", "10.0.0.9"],
+}
+STEPS = [
+    *({"step": "began", "host": host} for host in "ab"),
+    *({"step": "joined", "rank": rank, "size": 2} for rank in range(2)),
+    *({"step": "met", "rank": rank, "total": 3} for rank in range(2)),
+    {"step": "pair", "pair": [0, 1], "latency_s": 5e-5, "bandwidth_Bps": 1e8},
+]
+
+
+@pytest.fixture
+def facts():
+    """Two hosts on which all is well."""
+    of = {host: copy.deepcopy(FACTS) for host in "ab"}
+    of["b"].update(name="b", address=["10.0.0.2", "eth0", "10.0.0.9"])
+    return Facts(
+        hosts=["a", "b"], folder="/course", here=copy.deepcopy(FACTS), of=of,
+        clocks={"a": (0.0001, 0.0002), "b": (-0.3, 0.0002)}, written={"a", "b"},
+        unreached={None: {}, "a": {}, "b": {}}, mpiexec="/env/bin/mpiexec", mpi="MPICH",
+        together={"hosts": ["a", "b"], "wanted": 2, "steps": list(STEPS), "said": "", "code": 0},
+    )  # fmt: skip
+
+
+def not_ok(facts):
+    """``{(check, host): (state, sentence)}`` of all that is not well."""
+    lines = examine(facts)
+    return {(ln.check, ln.host): (ln.state, ln.sentence) for ln in lines if ln.state != "ok"}
+
+
+def test_all_is_well(facts):
+    assert not not_ok(facts)
+    assert hosts_for_hello(facts) == ["a", "b"]
+    assert pairs_of(facts) == (("a", "b", 5e-5, 1e8),)
+
+
+def alter(path, value):
+    """A change of one answer of b."""
+
+    def change(facts):
+        *parents, last = path
+        target = facts.of["b"]
+        for parent in parents:
+            target = target[parent]
+        target[last] = value
+
+    return change
+
+
+ONE_FAULT = {
+    "account name": (
+        alter(["account"], ["pupil", 1000]), "account",
+        r"pupil with uid 1000, here learner with uid 1000: .* or name it in ~/.ssh/config",
+    ),
+    "account uid": (alter(["account"], ["learner", 1001]), "account", "uid 1001, .*usermod -u"),
+    "python path": (
+        alter(["executable"], "/usr/bin/python3"), "python",
+        r"/env/bin/python is not there \(/usr/bin/python3 is, Python 3.11.7\): install the same",
+    ),
+    "python version": (alter(["python"], "3.12.1"), "python", "Python 3.12.1 .*, here 3.11.7: "),
+    "torch version": (
+        alter(["packages", "torch"], "2.12.0"), "torch", "is 2.12.0, .* torch==2.13.0 there"
+    ),
+    "torch missing": (alter(["packages", "torch"], None), "torch", "missing: install 2.13.0"),
+    "simlib version": (alter(["simlib", 0], "0.0.9"), "simlib", "is 0.0.9 .*here 0.1.0: install"),
+    "simlib files": (alter(["simlib", 2], "d2"), "simlib", "differ from those here: copy"),
+    "mpi missing": (
+        alter(["mpi"], {"version": None, "proxy": False, "other": "/usr/bin/mpiexec"}), "mpi",
+        r"no mpiexec at /env/bin/mpiexec \(another is at /usr/bin/mpiexec\): install the same",
+    ),
+    "mpi version": (
+        alter(["mpi", "version"], [0, MPICH.replace("5.0.2", "4.0.2")]), "mpi",
+        "its MPI is MPICH 4.0.2, here MPICH 5.0.2: install the same",
+    ),
+    "other mpi": (
+        alter(["mpi", "version"], [0, "mpiexec (Open MPI) 5.0.11"]), "mpi",
+        "its MPI is Open MPI 5.0.11, here MPICH 5.0.2",
+    ),
+    "no proxy": (alter(["mpi", "proxy"], False), "mpi", "without its hydra_pmi_proxy: install"),
+    "mpi4py on another mpi": (
+        alter(["library"], [0, "Open MPI v5.0.11, package: ..."]), "mpi4py",
+        r"library is Open MPI, mpiexec is MPICH, .*: use the mpiexec of Open MPI \(--launcher\)",
+    ),
+    "mpi4py without mpi": (
+        alter(["library"], [1, "RuntimeError: cannot load MPI library"]), "mpi4py",
+        "finds no MPI library: install MPICH beside it .*cannot load",
+    ),
+    "no rights": (alter(["file"], [False, "Permission denied"]), "files", "may not read or write"),
+    "no folder": (alter(["file"], [False, "No such file"]), "files", "is not there: mount the"),
+    "another folder": (alter(["file"], [False, None]), "files", "is not there: mount the same"),
+    "not seen here": (lambda facts: facts.written.remove("b"), "files", "it wrote .* not seen"),
+    "127.0.1.1": (
+        alter(["names", "b"], ["127.0.1.1"]), "address",
+        "b means 127.0.1.1 there, .* put 10.0.0.2 in the place of .*GLOO_SOCKET_IFNAME=eth0",
+    ),
+    "a name unknown there": (alter(["names", "a"], None), "address", "know the name a: put it"),
+    "clock": (
+        lambda facts: facts.clocks.update(b=(-2.5, 0.1)), "clock", "2.5 s behind this .*chrony"
+    ),
+    "ports": (
+        lambda facts: facts.unreached.update(b={"a": "no answer"}), "ports",
+        r"cannot be reached \(to a: no answer\): let the firewalls pass",
+    ),
+    "ports of this machine": (
+        lambda facts: facts.unreached.update(b={"": "refused"}), "ports", "to this machine .*: ref"
+    ),
+    "ports from this machine": (
+        lambda facts: facts.unreached.update({None: {"b": "no answer"}}), "ports",
+        "from this machine .*: no answer",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ONE_FAULT)
+def test_one_fault_is_one_line(facts, fault):
+    change, check, words = ONE_FAULT[fault]
+    change(facts)
+    found = {key: value for key, value in not_ok(facts).items() if value[0] == "wrong"}
+    assert list(found) == [(check, "b")]
+    state, sentence = found[check, "b"]
+    assert re.search(words, sentence), sentence
+
+
+def test_builds_of_one_torch_are_the_same(facts):
+    facts.of["b"]["packages"]["torch"] = "2.13.0"
+    assert not not_ok(facts)
+
+
+def test_clocks_within_the_error_of_asking_are_not_wrong(facts):
+    facts.clocks["b"] = (0.8, 0.5)
+    assert not not_ok(facts)
+
+
+@pytest.mark.parametrize(
+    ("said", "check", "words"),
+    [
+        ("ssh: Could not resolve hostname b: Name or service not known", "name", "spell it right"),
+        ("ssh: connect to host b port 22: Connection refused", "server", "start sshd on it"),
+        ("ssh: connect to host b port 22: Connection timed out", "server", "is it switched on"),
+        ("no answer to 'clock' for 15 s", "server", "overloaded"),
+        ("learner@b: Permission denied (publickey).", "ssh", "ssh-copy-id b"),
+        ("Host key verification failed.", "ssh", "run `ssh b` once by hand and compare its key"),
+        ("kex_exchange_identification: reset", "ssh", "run `ssh b true` by hand .*kex_exchange"),
+        (dialog.NO_PYTHON, "python", "it has no Python: install this one"),
+    ],
+)
+def test_what_ssh_says(facts, said, check, words):
+    """Everything after the fault is not asked, for its sake; the other host is."""
+    del facts.of["b"], facts.clocks["b"]
+    facts.refused["b"], facts.together = said, None
+    found = not_ok(facts)
+    (fault,) = [key for key, (state, _) in found.items() if state == "wrong"]
+    assert fault == (check, "b") and re.search(words, found[fault][1]), found[fault]
+    after = {value for key, value in found.items() if key[1] == "b" and key != fault}
+    assert after == {("not asked", f"because {check} failed there")}
+    assert found["hello", None] == ("not asked", f"because {check} failed on b")
+    assert not [key for key in found if key[1] == "a"]
+    assert hosts_for_hello(facts) is None
+
+
+def test_a_host_of_three_that_is_out_does_not_keep_the_others_from_the_hello(facts):
+    facts.hosts.append("c")
+    facts.refused["c"] = "ssh: connect to host c port 22: Connection refused"
+    assert hosts_for_hello(facts) == ["a", "b"]
+    assert "hello" not in {check for check, _ in not_ok(facts)}
+
+
+HELLOS = {
+    "alone": (
+        [{**step, "size": 1} if step["step"] == "joined" else step for step in STEPS[:4]], 0, "",
+        r"2 processes each say that they are of 1, where 2 .* another MPI .* \(--launcher\)",
+    ),
+    "hangs before MPI is up": (STEPS[:2], None, "", "hangs: 2 ranks started, 0 came .* firewalls"),
+    "hangs in the sum": (STEPS[:4], None, "", "it hangs: 2 ranks started, 0 came through in 20 s"),
+    "a launcher's words": (
+        [], 255, "bash: /env/bin/hydra_pmi_proxy: No such file or directory",
+        "0 of 2 ranks came through: a host has no MPI",
+    ),
+    "words that nobody knows": (STEPS[:1], 1, "oh\n", r"run the same mpiexec by hand .* \(oh\)"),
+    "no words": ([], 3, "", r"\(exit code 3, nothing said\)"),
+    "a rank that did not begin": (STEPS[:1], None, "", "0 of 2 ranks came through"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HELLOS)
+def test_how_a_hello_fails(facts, kind):
+    steps, code, said, words = HELLOS[kind]
+    facts.together.update(steps=steps, code=code, said=said)
+    found = not_ok(facts)
+    assert found["hello", None][0] == "wrong"
+    assert re.search(words, found["hello", None][1]), found["hello", None][1]
+    assert found["ping-pong", None] == ("not asked", "because hello failed")
+
+
+def test_a_ping_pong_that_does_not_end(facts):
+    facts.together.update(steps=STEPS[:6], code=None)
+    ((key, (state, sentence)),) = not_ok(facts).items()
+    assert key == ("ping-pong", None) and state == "wrong" and "a wrong MTU" in sentence
+
+
+def test_every_need_is_a_check_before_it():
+    names = [check.name for check in HOST_CHECKS]
+    for place, check in enumerate(HOST_CHECKS):
+        assert set(check.needs) <= set(names[:place])
+
+
+# What it prints
+
+
+def test_report(facts):
+    facts.of["b"]["packages"]["torch"] = None
+    facts.refused, facts.clocks["a"] = {}, (3.0, 0.1)
+    report = Report(("a", "b"), tuple(examine(facts)), pairs_of(facts))
+    lines = str(report).splitlines()
+    assert lines[0] == "a cluster of a, b" and lines[-1] == "2 things are wrong"
+    assert "ok         account    a, b: learner, uid 1000" in lines
+    assert "ok         address    a: 10.0.0.1 by eth0; b: 10.0.0.2 by eth0" in lines
+    assert "wrong      torch      b: torch is missing: install 2.13.0+cpu there" in str(report)
+    assert re.search(r"\na - b +50.0 us +100.0 MB/s\n", str(report))
+    assert not report.ok and [line.check for line in report.wrong()] == ["torch", "clock"]
+
+
+def test_html_says_the_same(facts):
+    said = "<b> & more"
+    report = Report(("a", "b"), (Line("name", "a", "wrong", said),), pairs_of(facts))
+    page = report._repr_html_()
+    assert "a: &lt;b&gt; &amp; more" in page and "50.0 us" in page and said not in page
+
+
+# This machine alone, for real
+
+
+def test_this_machine_alone(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = main(["doctor"])
+    out = capfd.readouterr().out
+    assert code == 0, out
+    assert out.startswith("this machine alone: no hosts were given (--hosts a,b")
+    assert re.search(r"\nok +hello +2 ranks on this machine, world size 2\n", out)
+    assert re.search(r"\nok +ping-pong +[\d.e+]+ us one way, [\d.e+]+ MB/s\n", out)
+    assert out.endswith("all is well\n") and not list(tmp_path.iterdir())
+
+
+def test_no_mpiexec_here(capfd, tmp_path):
+    assert main(["doctor", "--launcher", "no-such-mpiexec", "--folder", str(tmp_path)]) == 1
+    out = capfd.readouterr().out
+    assert re.search(r"\nwrong +mpi +there is no command 'no-such-mpiexec'", out)
+    assert re.search(r"\nnot asked +hello +because mpi failed", out)
+    assert re.search(r"\nok +torch ", out)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--hosts", ""], "'' is no name of a host"),
+        (["--hosts", "a,-oProxyCommand=x"], "'-oProxyCommand=x' is no name of a host"),
+        (["--hosts", "a,a"], "each only once"),
+        (["--folder", "/no/such/folder"], "is no folder in which files can be written"),
+    ],
+)
+def test_wrong_calls(argv, words, capsys):
+    assert main(["doctor", *argv]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_hosts_as_text():
+    with pytest.raises(simlib.InvalidCallError, match=r"must be a list: hosts=\['a'\]"):
+        simlib.doctor("a")
+
+
+# Its parts
+
+
+def test_words_of_a_login_script_are_no_answers(monkeypatch):
+    noisy = f"print('welcome', flush=True); {dialog.BOOT}"
+    monkeypatch.setattr(dialog, "command_of", lambda host: [sys.executable, "-c", noisy])
+    talk = dialog.Dialog("a")
+    try:
+        assert talk.ask("listen") > 0
+    finally:
+        talk.close()
+
+
+@pytest.mark.parametrize("words", [["sh", "-c", "echo no way >&2; exit 255"], ["no-such-ssh"]])
+def test_what_is_said_instead_of_an_answer(monkeypatch, words):
+    monkeypatch.setattr(dialog, "command_of", lambda host: words)
+    with pytest.raises(dialog.NoAnswer, match="no way|no-such-ssh"):
+        dialog.Dialog("a")
+
+
+def test_a_host_that_never_answers_is_given_up_and_its_ssh_ended(monkeypatch):
+    monkeypatch.setattr(dialog, "command_of", lambda host: ["sleep", "1000"])
+    monkeypatch.setattr(dialog, "FIRST_ANSWER_S", 0.01)
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        dialog.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[0]
+    )
+    with pytest.raises(dialog.NoAnswer, match="no answer to 'clock' for 0.01 s"):
+        dialog.Dialog("a")
+    assert started[0].returncode == -signal.SIGKILL
+
+
+def test_a_launcher_that_hangs_is_ended_and_what_was_told_is_kept(monkeypatch):
+    class Launcher:
+        def command(self, world_size, program):
+            told = '{"step": "began", "host": "a"}'
+            return ["sh", "-c", f"trap '' TERM; echo '{told}'; echo words; exec sleep 100"]
+
+        def environ(self):
+            return {}
+
+    monkeypatch.setattr(together, "LIMIT_S", 2)
+    monkeypatch.setattr(together, "LEAVE_S", 0.1)
+    answer = together.run_together(Launcher(), ["a", "b"])
+    assert answer["steps"] == [{"step": "began", "host": "a"}]
+    assert answer["code"] is None and answer["said"] == "words"
+
+
+def test_the_probe_needs_the_standard_library_only():
+    """A host without torch, simlib and mpi4py can still answer."""
+    program = open(probe.__file__).read() + "\n"
+    question = '["facts", {"root": "/", "mpiexec": null, "folder": "/no", "token": "t", '
+    question += '"reply": "r", "names": ["localhost"]}]\n'
+    done = subprocess.run(
+        [sys.executable, "-S", "-I", "-c", program], input=question, capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"torch": null' in done.stdout and '"simlib": null' in done.stdout
+    assert '"file": [false, "No such file or directory"]' in done.stdout

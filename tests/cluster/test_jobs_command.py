@@ -1,0 +1,272 @@
+"""``simlib submit``, ``jobs``, ``follow``, ``result`` and ``cancel``, and scripts as jobs."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from jobs import WAIT_S, failure, processes_of, wait_until
+
+import simlib
+from simlib.cli import _parser, main
+from simlib.cluster.batch import submission
+from simlib.cluster.jobs_command import _place
+from simlib.cluster.launch.limits import BACKENDS
+from simlib.core.record.transports import backends
+
+TRAIN = """\
+import os
+told = {name: os.environ[name] for name in os.environ["WANTED"].split()}
+import argparse, json, socket, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from helper import SCALE
+
+def main(options):
+    dist.init_process_group("gloo", init_method="env://")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    loss = model(torch.full((3, 4), SCALE * local_rank)).pow(2).mean()
+    loss.backward()
+    launched = dist.is_torchelastic_launched()
+    print(json.dumps([__name__, sys.argv[1:], options.lr, launched, told]))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float)
+    main(parser.parse_args())
+    sys.exit(0)
+"""
+"""A script for torchrun, which keeps what it found in its environment before its other imports."""
+NAMES = (
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR "
+    "MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID"
+)
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "helper.py").write_text("SCALE = 2.0\n")
+    path = folder / "train.py"
+    path.write_text(TRAIN)
+    monkeypatch.setenv("WANTED", NAMES)
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def written(tmp_path, text, name="script.py"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def submitted(path, world_size, tmp_path, **options):
+    to = simlib.Mpiexec(time_limit=WAIT_S)
+    return simlib.submit(path, world_size, to=to, folder=tmp_path / "jobs", **options)
+
+
+def test_a_script_for_torchrun_is_submitted_followed_and_told(script, capfd, tmp_path):
+    """From the command line, from the first word to the last."""
+    assert main(["submit", "-n", "2", str(script), "--lr", "0.5"]) == 0
+    said = capfd.readouterr().out
+    assert said == (
+        "train-1 is submitted; simlib follow, result and cancel take simlib-jobs/train-1\n"
+    )
+    assert main(["follow", "train-1"]) == 0
+    lines = sorted(capfd.readouterr().out.splitlines())
+    assert [line[:4] for line in lines] == ["[0] ", "[1] "]
+    told = [json.loads(line[4:]) for line in lines]
+    for rank, (name, words, rate, is_launched, found) in enumerate(told):
+        assert (name, words, rate, is_launched) == ("__main__", ["--lr", "0.5"], 0.5, True)
+        assert found == {
+            **told[0][4],
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+        assert 0 < int(found["MASTER_PORT"]) < 1 << 16
+    assert main(["result", "--trace", "trace.json", "simlib-jobs/train-1"]) == 0
+    table = capfd.readouterr().out
+    assert "train.py on 2 real ranks" in table and "train.py, line 14" in table
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert main(["jobs"]) == 0
+    assert capfd.readouterr().out == "train-1  done  2 ranks  this machine\n"
+    assert main(["cancel", "train-1"]) == 0
+    assert capfd.readouterr().out == "train-1 is done\n"
+
+
+def test_a_script_that_fails(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    text = (
+        "import os, sys\nimport torch.distributed as dist\ndist.init_process_group()\n"
+        "sys.exit(int(os.environ['RANK']) * 3)\n"
+    )
+    written(tmp_path, text, "my run.py")
+    assert main(["submit", "-n", "2", "--follow", "my run.py"]) == 1
+    said = capfd.readouterr()
+    assert said.out.startswith("my_run-1 is submitted")
+    assert "rank 1 left by sys.exit(3) (my run.py, line 4)" in said.err
+    assert main(["result", "--trace", "trace.json", "my_run-1"]) == 1
+    again = capfd.readouterr()
+    assert "rank 1 left by sys.exit(3) (my run.py, line 4)" in again.err and not again.out
+    assert (tmp_path / "trace.json").exists()
+
+
+def test_a_script_whose_ranks_wait_for_each_other_is_told_by_its_line(tmp_path):
+    text = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n" + (
+        "dist.recv(torch.zeros(1), src=1 - dist.get_rank())\n"
+    )
+    job = submitted(written(tmp_path, text), 2, tmp_path)
+    error = failure(job)
+    assert isinstance(error, simlib.DeadlockError)
+    assert "script.py, line 3" in str(error)
+
+
+def test_a_script_is_cancelled(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, "print('here', flush=True)\nimport time\ntime.sleep(1000)\n")
+    assert main(["submit", "-n", "1", str(path)]) == 0
+    job = simlib.Job("simlib-jobs/script-1")
+    wait_until(lambda: job.status == "active")
+    assert main(["cancel", "script-1"]) == 0
+    assert "script-1 is cancelled" in capfd.readouterr().out
+    assert main(["result", "script-1"]) == 1
+    assert "script-1 was cancelled" in capfd.readouterr().err
+    wait_until(lambda: not processes_of(job))
+
+
+def test_a_script_begins_anew_with_those_that_are_left(tmp_path):
+    text = (
+        "import os\nimport torch.distributed as dist\n"
+        "count = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "if os.environ['RANK'] == '1' and count == '0':\n    os._exit(9)\n"
+        "dist.init_process_group()\ndist.barrier()\n"
+        "print('attempt', count, 'of', dist.get_world_size())\n"
+    )
+    job = submitted(written(tmp_path, text), 2, tmp_path, restarts=1, min_ranks=1)
+    assert job.result(WAIT_S).output == ["attempt 1 of 1\n"]
+
+
+def test_what_a_script_and_a_function_do_not_take(tmp_path):
+    path = written(tmp_path, "")
+    for what, options, words in (
+        (tmp_path / "nowhere.py", {}, "there is no file .*nowhere.py"),
+        (path, {"args": (1,)}, r"the script script.py is given its arguments .* by argv="),
+        (path, {"argv": "--lr 1"}, r"must be a list of words: argv=\['--lr', '1'\]"),
+        (lambda rank, size: 0, {"argv": []}, "argv=.* is for a script"),
+    ):
+        with pytest.raises(simlib.InvalidCallError, match=words):
+            simlib.submit(what, 1, folder=tmp_path / "jobs", **options)
+    assert not (tmp_path / "jobs").exists()
+
+
+WITHOUT_TORCH = """
+import sys
+from simlib.cli import main
+code = main(sys.argv[1:])
+print(code, [name for name in ("torch", "psutil") if name in sys.modules])
+"""
+
+
+def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "", "train.py")
+    for name in ("nap-1", "doze-1", "doze-2"):
+        tmp_path.joinpath("known", name).mkdir(parents=True)
+    for words, code, said in (
+        ("submit -n 2 nowhere.py", 2, "simlib: there is no file nowhere.py"),
+        ("submit -n 0 train.py", 2, "simlib: -n 0 must be a whole number from 1"),
+        ("submit -n 2 --partition p train.py", 2, "--partition is for a queue: say --slurm"),
+        ("submit -n 2 --backend mpi train.py", 2, "--backend mpi must be gloo, nccl or mpi4py"),
+        ("submit -n 2 --stage train.py", 2, "--stage copies the job to hosts: say --hosts, --ho"),
+        ("submit -n 2 --stage --pbs train.py", 2, "--stage copies the job to hosts"),
+        ("submit -n 2 --ssh-python p train.py", 2, "--ssh-python is for a cluster that ssh alone"),
+        ("submit -n 2 --sync . train.py", 2, "--sync is for a cluster that ssh alone reaches: say"),
+        ("submit -n 2 --pbs --mpi pmix train.py", 2, "--mpi pmix is srun's, which PBS has not"),
+        ("submit -n 2 --env A train.py", 2, "--env A has no value: --env A=..."),
+        ("follow train-7", 2, "simlib: there is no job train-7 in simlib-jobs"),
+        ("follow nap --folder known", 2, "there is no job nap in known: is it nap-1?"),
+        ("cancel doze --folder known", 2, "no job doze in known: there are doze-1, doze-2"),
+        ("result train-7 --trace no/x.json", 2, "simlib: there is no folder for no/x.json"),
+        ("cancel train-7 --folder elsewhere", 2, "there is no job train-7 in elsewhere"),
+        ("jobs", 0, ""),
+    ):
+        command = [sys.executable, "-c", WITHOUT_TORCH, *words.split()]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.stdout.splitlines()[-1] == f"{code} []", words
+        assert said in done.stderr, words
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ("-n 4", simlib.Mpiexec()),
+        ("-n 3 --hosts a,b", simlib.Mpiexec(hosts=["a", "b"], ranks_per_node=2)),
+        ("-n 4 --hosts a --ranks-per-node 8", simlib.Mpiexec(hosts=["a"], ranks_per_node=8)),
+        ("-n 4 --slurm", simlib.Slurm(nodes=1, ranks_per_node=4)),
+        ("-n 4 --slurm --nodes 2", simlib.Slurm(nodes=2, ranks_per_node=2)),
+        (
+            "-n 4 --slurm --ranks-per-node 1 --partition p --account a --extra=-x --extra=-y",
+            simlib.Slurm(nodes=4, partition="p", account="a", extra=["-x", "-y"]),
+        ),
+        (
+            "-n 1 --slurm --launcher mpiexec --login ssh",
+            simlib.Slurm(nodes=1, launcher="mpiexec", login="ssh"),
+        ),
+        (
+            "-n 2 --slurm --mpi pmix --cpus-per-rank 4 --gpus-per-rank 1 --memory 2G",
+            simlib.Slurm(
+                nodes=1,
+                ranks_per_node=2,
+                mpi="pmix",
+                cpus_per_rank=4,
+                gpus_per_rank=1,
+                memory="2G",
+            ),
+        ),
+        ("-n 2 --slurm --stage", simlib.Slurm(nodes=1, ranks_per_node=2, stage=True)),
+        ("-n 2 --hosts a,b --stage", simlib.Mpiexec(hosts=["a", "b"], stage=True)),
+        ("-n 1 --ssh me@login", simlib.Ssh("me@login")),
+        (
+            "-n 2 --ssh login --ssh-python ~/p --sync a.py --sync b --slurm --nodes 2",
+            simlib.Ssh("login", simlib.Slurm(nodes=2), python="~/p", sync=["a.py", "b"]),
+        ),
+        ("-n 2 --pbs --memory 2G", simlib.Pbs(nodes=1, ranks_per_node=2, memory="2G")),
+        (
+            "-n 1 --setup A=1 --setup B=2 --env C=3=4 --container podman --working-dir /x",
+            simlib.Mpiexec(
+                setup=["A=1", "B=2"], env={"C": "3=4"}, container="podman", working_dir="/x"
+            ),
+        ),
+    ],
+)
+def test_where_the_options_say_that_it_runs(words, place):
+    options = _parser().parse_args(["submit", *words.split(), "train.py"])
+    assert _place(options) == place
+
+
+def test_the_backend_is_passed_on(script, monkeypatch, capfd):
+    told = {}
+    monkeypatch.setattr(submission, "submit", lambda *_, **options: told.update(options) or job)
+    job = SimpleNamespace(name="train-1", path="simlib-jobs/train-1")
+    assert main(["submit", "-n", "2", "--backend", "mpi4py", str(script)]) == 0
+    assert told["backend"] == "mpi4py"
+
+
+def test_all_backends_are_known_without_torch():
+    assert tuple(backends.BACKENDS) == BACKENDS
+
+
+def test_a_hostfile_is_where_it_runs(tmp_path):
+    hosts = str(written(tmp_path, "a\nb\n", "hosts"))
+    words = ["submit", "-n", "2", "--hostfile", hosts, "--time-limit", "9", "train.py"]
+    assert _place(_parser().parse_args(words)) == simlib.Mpiexec(hostfile=hosts, time_limit=9)

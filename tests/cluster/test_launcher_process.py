@@ -1,0 +1,155 @@
+"""The program that waits for a launcher: launchers that do not end, and what is left over."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from jobs import wait_until
+
+from simlib.cluster.batch import launcher_process
+from simlib.core.record.oplog import CAPACITY, COMMITTED, HEADER
+
+DEAF = """
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print(child.pid, flush=True)
+child.wait()
+"""
+"""A launcher that does not end, with something in a session of its own, as an ssh may be."""
+AWAIT = """
+import os, sys, time
+while not os.path.exists({path!r}): time.sleep(0.01)
+sys.exit({code})
+"""
+"""A launcher that ends when the first look is over."""
+LOOK = """
+import pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+name = "lost.json" if (folder / "reach.json").exists() else "reach.json"
+(folder / name).write_text("{}")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this is no program of its own
+    for name in ("LINGER_S", "LEAVE_S", "SILENCE_S"):
+        monkeypatch.setattr(launcher_process, name, 0.2)
+    return tmp_path
+
+
+def plan_of(folder, program="", **more):
+    return {
+        "command": [sys.executable, "-c", program], "environ": {}, "time_limit": 60,
+        "hopeless": "(?!)", "obey_s": 0.2, "cancelled_by": [str(folder / "cancel")],
+        "reach": [sys.executable, "-c", LOOK], "world_size": 2, "timeout_s": 60,
+        "log": [HEADER, COMMITTED], **more,
+    }  # fmt: skip
+
+
+def carry(folder, program, **more):
+    """Have a launcher carried to its end; returns what is in ``state.json``."""
+    (folder / "launch.json").write_text(json.dumps(plan_of(folder, program, **more)))
+    launcher_process.main(str(folder))
+    return json.loads((folder / "state.json").read_text())
+
+
+def has_ended(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def join(folder, is_alone=False):
+    for rank in (0, 1):
+        place = {"host": f"node{rank + 1}", "is_alone": is_alone}
+        (folder / f"rank-{rank}.json").write_text(json.dumps(place))
+
+
+def test_a_launcher_that_does_not_end_when_the_ranks_do(folder):
+    (folder / "end").touch()
+    state = carry(folder, DEAF)
+    assert (state["state"], state["code"], state["why"]) == ("ended", -signal.SIGKILL, "late")
+    left = int((folder / "launcher.out").read_text())
+    wait_until(lambda: has_ended(left))
+
+
+def test_a_plan_says_how_long_its_launcher_may_take(folder, monkeypatch):
+    for name in ("LINGER_S", "LEAVE_S"):
+        monkeypatch.setattr(launcher_process, name, 1000)
+    (folder / "end").touch()
+    state = carry(folder, DEAF, linger_s=0.2, leave_s=0.2)
+    assert (state["code"], state["why"]) == (-signal.SIGKILL, "late")
+
+
+def test_nobody_has_heard_of_rank_0_for_long(folder):
+    (folder / "beat").touch()
+    state = carry(folder, "import time; time.sleep(1000)", timeout_s=0.1)
+    assert state["why"] == "silent"
+    assert (folder / "end").exists()
+
+
+def test_without_a_timeout_silence_is_no_end(folder):
+    (folder / "beat").touch()
+    for limit_s, is_silent in ((None, False), (1, True)):
+        plan = plan_of(folder, timeout_s=limit_s)
+        watch = launcher_process.Watch(None, folder, plan, None)
+        assert not watch._is_silent(time.monotonic())
+        assert watch._is_silent(time.monotonic() + 1000) == is_silent
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_hosts_are_looked_at_when_all_have_joined_and_when_it_has_failed(folder, code):
+    join(folder)
+    carry(folder, AWAIT.format(path=str(folder / "reach.json"), code=code))
+    assert (folder / "lost.json").exists() == (code == 1)
+
+
+def test_one_host_is_not_looked_at(folder):
+    for is_alone in (True, False):
+        join(folder, is_alone)
+        hosts = launcher_process.Hosts(folder, plan_of(folder))
+        hosts.look_first()
+        hosts.await_look()
+        assert (folder / "reach.json").exists() != is_alone
+
+
+def test_the_room_of_logs_is_given_back_whose_supervisors_were_killed(folder):
+    log = folder / "rank-0.log"
+    with open(log, "wb") as file:
+        file.truncate(CAPACITY)
+        file.seek(COMMITTED)
+        file.write(struct.pack("q", 4000))
+    (folder / "rank-1.log").touch()  # it was killed before there was a header
+    carry(folder, "")
+    assert log.stat().st_size == 4000
+    assert (folder / "rank-1.log").stat().st_size == 0
+
+
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+def test_what_is_started_is_found_and_ended(sleeper):
+    start = launcher_process.started_by(os.getpid())[sleeper.pid]
+    launcher_process.end_left({sleeper.pid: start})
+    assert sleeper.wait() == -signal.SIGKILL
+    assert launcher_process.stat_of(sleeper.pid) is None
+
+
+def test_another_process_that_has_got_the_number_is_spared(sleeper):
+    start = launcher_process.started_by(os.getpid())[sleeper.pid]
+    launcher_process.end_left({sleeper.pid: start + 1})
+    sleeper.terminate()  # a SIGKILL before this one would be what ended it
+    assert sleeper.wait() == -signal.SIGTERM

@@ -1,0 +1,214 @@
+"""What ranks need before they begin: the lines of a shell, variables, cores, a container."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from jobs import WAIT_S, failure, processes_of, wait_until
+
+import simlib
+from simlib.cluster.batch.folder import JobFolder
+from simlib.cluster.batch.needs import Needs
+
+
+def submitted(function, ranks, tmp_path, **needs):
+    to = simlib.Mpiexec(time_limit=WAIT_S, **needs)
+    return simlib.submit(function, ranks, to=to, folder=tmp_path / "jobs")
+
+
+def test_a_job_finds_what_it_needs(tmp_path):
+    """Lines see the variables, and what one has set the next one has, and the ranks."""
+
+    def main(rank, world_size):
+        names = "FIRST", "SECOND", "IN_CONTAINER"
+        return [*(os.environ.get(name) for name in names), os.getcwd(), torch.get_num_threads()]
+
+    place = tmp_path / "place"
+    place.mkdir()
+    job = submitted(
+        main,
+        2,
+        tmp_path,
+        env={"FIRST": "it's $HOME; `no`"},
+        setup=["export SECOND=\"$FIRST\"'!'", "SECOND=$SECOND$SECOND; cd /tmp"],
+        container=["env", "IN_CONTAINER=yes"],
+        working_dir=place,
+        cpus_per_rank=3,
+    )
+    text = "it's $HOME; `no`"
+    assert job.result(WAIT_S).results == [[text, f"{text}!" * 2, "yes", str(place), 3]] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("module_of_course load gcc", "exit code 127.*module_of_course: command not found"),
+        ("echo 'no module gcc' >&2; false", r"\(exit code 1\): no module gcc"),
+        ("exit 3", r"\(exit code 3\): it said nothing"),
+    ],
+)
+def test_a_line_that_fails_is_told_with_its_host_and_its_words(tmp_path, line, said):
+    job = submitted(lambda rank, size: 0, 2, tmp_path, setup=["A=1", line, "echo not reached"])
+    error = failure(job)
+    assert isinstance(error, simlib.JobError)
+    host = os.uname().nodename
+    start = f"could not be carried out: {host} could not carry out the line '{line}' of setup"
+    assert start in str(error)
+    assert re.search(said, str(error))
+    wait_until(lambda: not processes_of(job))
+
+
+def test_a_container_and_a_folder_that_are_not_there(tmp_path):
+    job = submitted(lambda rank, size: 0, 1, tmp_path, container="no-such-apptainer exec x.sif")
+    assert "has no command no-such-apptainer, which container= names" in str(failure(job))
+    job = submitted(lambda rank, size: 0, 1, tmp_path, working_dir="/no/such/folder")
+    assert "does not see the folder /no/such/folder" in str(failure(job))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 100, reason="so many GPUs there are")
+def test_a_host_with_too_few_gpus(tmp_path):
+    job = submitted(lambda rank, size: 0, 2, tmp_path, gpus_per_rank=50)
+    found = torch.cuda.device_count()
+    words = f"torch sees {found} GPUs on {os.uname().nodename}, and 2 ranks there need 100"
+    assert words in str(failure(job))
+
+
+CONDA = """\
+#!/bin/sh
+if [ "$*" = shell.bash\\ hook ]; then
+    echo 'conda() { export ACTIVE="$2"; }'
+else
+    echo "CondaError: Run 'conda init' before 'conda activate'" >&2
+    exit 1
+fi
+"""
+
+
+def test_conda_activates_though_it_was_only_put_on_the_path(tmp_path):
+    """As `module load` does it; the program alone refuses to activate, in a script."""
+    program = tmp_path / "bin" / "conda"
+    program.parent.mkdir()
+    program.write_text(CONDA)
+    program.chmod(0o755)
+    done = run_by_hand(
+        tmp_path,
+        Needs(setup=[f"export PATH={program.parent}:$PATH", "conda activate course"]),
+        "import os; print(os.environ['ACTIVE'])",
+    )
+    assert (done.stdout, done.stderr) == ("course\n", "")
+
+
+def test_values_of_variables_are_in_no_command_line(tmp_path):
+    """Everybody on a host may read those."""
+    needs = Needs(env={"TOKEN": "secret"})
+    assert needs.program() == ["sh"]
+    done = run_by_hand(tmp_path, needs, "import os; print(os.environ['TOKEN'])")
+    assert done.stdout == "secret\n"
+
+
+def started_by_hand(tmp_path, needs, program, **files):
+    """What a launcher would start, with another program in the place of ``start.py``."""
+    path = tmp_path / "main-1"
+    path.mkdir(0o700)
+    script = needs.write_start(JobFolder(path))
+    for name, content in {"start.py": program, **files}.items():
+        (path / name).write_text(content)
+    return subprocess.Popen(
+        [*needs.program(), script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def run_by_hand(*what, **files):
+    """The same, run to its end."""
+    process = started_by_hand(*what, **files)
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def refused_in(tmp_path):
+    """Why there can be no rank; None where nobody has said so. No draft of it is left."""
+    assert not list((tmp_path / "main-1").glob(".refused*"))
+    return JobFolder(tmp_path / "main-1").text("refused") or None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_line_that_somebody_ends_from_outside_gives_no_reason(tmp_path, number):
+    """As a launcher does when another host has failed: that one's reason counts."""
+    needs = Needs(setup=[f"touch {tmp_path}/begun; sleep 1000"])
+    process = started_by_hand(tmp_path, needs, "")
+    wait_until((tmp_path / "begun").exists)
+    os.killpg(process.pid, number)
+    process.communicate()
+    assert process.returncode == 1
+    assert refused_in(tmp_path) is None and not (tmp_path / "main-1" / "end").exists()
+
+
+def test_the_first_reason_stays(tmp_path):
+    needs = Needs(setup=["false"])
+    assert run_by_hand(tmp_path, needs, "", refused="node1 was first").returncode == 1
+    assert refused_in(tmp_path) == "node1 was first"
+    assert (tmp_path / "main-1" / "end").exists()
+
+
+def test_a_line_that_fails_when_the_job_ends_anyhow_gives_no_reason(tmp_path):
+    assert run_by_hand(tmp_path, Needs(setup=["false"]), "", end="").returncode == 1
+    assert refused_in(tmp_path) is None
+
+
+@pytest.mark.parametrize("first", ["", "node1 was first"])
+def test_start_py_keeps_the_first_reason(tmp_path, first):
+    about = {"versions": {"Python": "2.7.0"}}
+    files = {"refused": first} if first else {}
+    folder = tmp_path / "main-1"
+    folder.mkdir(0o700)
+    start = Needs().write_start(JobFolder(folder))
+    for name, content in {"job.json": json.dumps(about), **files}.items():
+        (folder / name).write_text(content)
+    assert subprocess.run([sys.executable, start]).returncode == 1
+    assert (refused_in(tmp_path) == first) == bool(first)
+    assert first or "the notebook 2.7.0" in refused_in(tmp_path)
+
+
+def test_without_needs_there_is_no_shell(tmp_path):
+    path = tmp_path / "main-1"
+    path.mkdir()
+    assert Needs(cpus_per_rank=2, working_dir="~/x").program() == [sys.executable]
+    assert Needs().write_start(JobFolder(path)).name == "start.py"
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        ({"setup": "module load gcc"}, r"must be a list of lines: setup=\['module load gcc'\]"),
+        ({"setup": [""]}, "setup has '', which is no line of a shell"),
+        ({"env": ["A=1"]}, r"env=\['A=1'\] must be a dict"),
+        ({"env": {"A B": "1"}}, "env has the name 'A B'"),
+        ({"env": {"A": 1}}, r"env\['A'\]=1 must be a str: '1'"),
+        ({"cpus_per_rank": 0}, "cpus_per_rank is 0: give a whole number of at least 1"),
+        ({"gpus_per_rank": "1"}, "gpus_per_rank is '1': give a whole number of at least 1"),
+        ({"container": "apptainer exec 'x"}, r"container=.* must be a command.*No closing quot"),
+        ({"login": 3}, "login=3 must be a command, one text as a shell takes it or a list of"),
+        ({"extra": 3}, r"extra=3 must be an option, or a list of options: extra=\['--exclusive"),
+        ({"extra": ["--nice", 3]}, r"extra=\['--nice', 3\] must be an option, or a list of"),
+        ({"memory": "4 gigs"}, "memory='4 gigs' must be a whole number and K, M, G or T"),
+    ],
+)
+def test_needs_that_can_never_be_right(needs, words):
+    with pytest.raises(simlib.InvalidCallError, match=words):
+        simlib.Slurm(nodes=1, **needs)
+
+
+def test_a_launcher_that_is_no_command():
+    with pytest.raises(simlib.InvalidCallError, match="launcher=.* must be a command, one text"):
+        simlib.Mpiexec(launcher="mpiexec 'x")
+
+
+def test_mpiexec_has_no_limit_of_memory():
+    with pytest.raises(simlib.InvalidCallError, match="mpiexec knows no limit of memory"):
+        simlib.Mpiexec(memory="4G")

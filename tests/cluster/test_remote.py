@@ -1,0 +1,370 @@
+"""The parts of jobs of another place, without another place: what travels, and how ssh is told."""
+
+import errno
+import json
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+import simlib
+from simlib.cluster.batch import staging
+from simlib.cluster.batch.remote import far, files, remote_state, ssh
+from simlib.cluster.batch.remote.line import HELLO, Line, UnreachableError, quoted
+from simlib.core.model.errors import JobError
+from simlib.core.record.oplog import COMMITTED, HEADER
+
+
+@pytest.fixture
+def sides(tmp_path):
+    """A far folder, one here, and what brings the one to the other; pieces are of 4 bytes."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    return there, here, files.Mirror(here)
+
+
+def fetch(there, mirror, is_over=False, between=lambda: None):
+    asked = []
+
+    def read(wanted):
+        asked.append([name for name, _, _ in wanted])
+        answer = files.read_pieces(there, wanted)
+        between()
+        return answer
+
+    mirror.fetch(files.listing(there, is_over), read)
+    return asked
+
+
+def log(committed, room=1 << 12):
+    header = bytearray(HEADER)
+    struct.pack_into("q", header, COMMITTED, committed)
+    body = bytes(range(1, committed - HEADER + 1))
+    return bytes(header) + body + bytes(room - committed)
+
+
+def test_only_what_has_changed_is_asked_for(sides, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", 4)
+    there, here, mirror = sides
+    (there / "rank-0.out").write_text("one\ntwo\n")
+    (there / "rank-0.answer").write_bytes(b"an answer")
+    (there / "rank-0.log").write_bytes(log(HEADER + 9))
+    (there / "attempt-1").mkdir()
+    (there / "attempt-1" / "job.json").write_text("{}")
+    (there / "job.json").write_text("its own")
+    fetch(there, mirror)
+    assert (here / "rank-0.out").read_text() == "one\ntwo\n"
+    assert (here / "rank-0.answer").read_bytes() == b"an answer"
+    assert sorted(os.listdir(here)) == ["attempt-1", "rank-0.answer", "rank-0.out"]
+    assert fetch(there, mirror) == []
+    with open(there / "rank-0.out", "a") as file:
+        file.write("three\n")
+    assert fetch(there, mirror) == [["rank-0.out"]] * 2
+    assert (here / "rank-0.out").read_text() == "one\ntwo\nthree\n"
+    fetch(there, mirror, is_over=True)
+    assert (here / "rank-0.log").read_bytes() == log(HEADER + 9, room=HEADER + 9)
+    assert fetch(there, files.Mirror(here), is_over=True) == []  # a new kernel's
+
+
+def test_a_file_that_is_replaced_meanwhile_is_whole_at_the_next_look(sides, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", 4)
+    there, here, mirror = sides
+    (there / "rank-0.json").write_text("before")
+    fetch(there, mirror, between=lambda: (there / "rank-0.json").write_text("after that"))
+    assert not (here / "rank-0.json").exists()
+    fetch(there, mirror)
+    assert (here / "rank-0.json").read_text() == "after that"
+    (there / "gone").write_text("x")
+    fetch(there, mirror, between=lambda: (there / "gone").unlink(missing_ok=True))
+    assert (here / "gone").read_text() == "x"
+
+
+def test_the_far_side_names_no_files_elsewhere(sides):
+    there, here, mirror = sides
+    names = ["../evil", "/tmp/evil", ".ssh", "a/b", "attempt-1/../../evil", *files.OWN]
+    names += ["attempt-1/remote.json", "attempt-1/native.json"]
+    mirror.fetch(dict.fromkeys(names, [1, 1]), lambda wanted: pytest.fail(f"asked for {wanted}"))
+    assert os.listdir(here) == []
+    there = {"remote.json": [1, 1], "good": [1, 1]}
+    with pytest.raises(JobError, match="sends 'remote.json', and was not asked for it"):
+        mirror.fetch(there, lambda wanted: ([("remote.json", 0, 1, 1, 1)], b"x"))
+    assert os.listdir(here) == []
+
+
+def far_side(words):
+    """A connection whose ssh is a shell that does as told, whatever it is to run."""
+    return Line("login", ["sh", "-c", words], ["/far/python"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "echo 'ssh: connect to host login port 22: Connection refused' >&2; exit 255",
+            "login answers, but no ssh server runs there: start sshd on it",
+        ),
+        ("echo Killed by us >&2; exit 255", r"the connection to login has broken \(Killed by us\)"),
+        (
+            "echo 'sh: 1: exec: /far/python: not found' >&2; exit 127",
+            "login has no Python /far/python: name the one of the course's",
+        ),
+        (
+            "echo 'No module named simlib.cluster.batch.remote' >&2; exit 1",
+            "login has no simlib like this one for /far/python .*install the same environment",
+        ),
+        ("echo Welcome; exit 3", r"the far side on login has ended \(exit code 3\)"),
+    ],
+)
+def test_why_there_is_no_connection(words, told):
+    with pytest.raises(UnreachableError, match=told):
+        far_side(words).ask({"do": "hello"})
+
+
+def test_what_is_printed_before_the_first_word_is_passed_over():
+    answer = '{"error": "so it is", "nbytes": 0}'
+    line = far_side(f"echo Welcome; echo 'simlib is here: '; read question; echo '{answer}'; cat")
+    with pytest.raises(JobError, match="so it is"):
+        line.ask({"do": "hello"})
+    line._drop()
+
+
+def test_the_home_folder_is_the_far_shells():
+    assert quoted("~/my course/bin/python") == "~/'my course/bin/python'"
+    assert quoted("$HOME/x") == "'$HOME/x'"
+
+
+def carried(source, target, name, told=None):
+    messages, told = source.changes(name, told)
+    for message, content in messages:
+        target.apply(message, content)
+    return told
+
+
+def test_staging_carries_what_is_new(tmp_path):
+    sides = [tmp_path / name for name in ("spoke", "hub")]
+    for side in sides:
+        side.mkdir()
+    spoke, hub = (staging.Files(str(side), [HEADER, COMMITTED]) for side in sides)
+    (sides[0] / "rank-0.out").write_text("one\n")
+    told = carried(spoke, hub, "rank-0.out")
+    with open(sides[0] / "rank-0.out", "a") as file:
+        file.write("two\n")
+    assert [message["at"] for message, _ in spoke.changes("rank-0.out", told)[0]] == [4]
+    carried(spoke, hub, "rank-0.out", told)
+    assert (sides[1] / "rank-0.out").read_text() == "one\ntwo\n"
+
+
+def test_the_first_who_refuses_counts_at_the_hub(tmp_path):
+    hub = staging.Files(str(tmp_path), [HEADER, COMMITTED])
+    for words in (b"node1 has no torch", b"node2 heard of it"):
+        hub.apply({"name": "refused"}, words)
+    assert (tmp_path / "refused").read_bytes() == b"node1 has no torch"
+
+
+def test_a_spoke_that_sees_the_folder_needs_no_copy(tmp_path):
+    (tmp_path / ".staged-1").touch()
+    ours, theirs = os.pipe(), os.pipe()
+    staging.Pipe(ours[0], ours[1]).send({"folder": str(tmp_path), "mark": ".staged-1"})
+    staging.Spoke(staging.Pipe(ours[0], theirs[1])).serve()
+    assert staging.Pipe(theirs[0], theirs[1]).receive()[0]["is"] == "shared"
+    for number in (*ours, *theirs):
+        os.close(number)
+
+
+def test_empty_lines_say_that_the_far_side_is_at_work():
+    line = far_side(
+        "echo 'simlib is here: '; read asked; echo; echo; echo '{\"nbytes\": 2}'; echo x"
+    )
+    assert line.ask({"do": "hello"}) == ({"nbytes": 2}, b"x\n")
+    line._drop()
+
+
+def test_whether_a_message_was_sent_is_known():
+    with pytest.raises(UnreachableError) as broken:
+        far_side("echo 'simlib is here: '; read asked; exit 255").ask({"do": "hello"})
+    assert broken.value.was_sent
+    with pytest.raises(UnreachableError) as none:
+        far_side("exit 255").ask({"do": "hello"})
+    assert not none.value.was_sent
+
+
+def pipe():
+    """The end to read from, and that to write to."""
+    reader, writer = os.pipe()
+    return os.fdopen(reader, "rb"), os.fdopen(writer, "wb")
+
+
+def test_the_far_side_writes_empty_lines_as_long_as_it_is_at_work(monkeypatch):
+    monkeypatch.setattr(far, "BEAT_S", 0.001)
+    go = threading.Event()
+
+    class Slow:
+        def work(self, message, body):
+            go.wait()
+            return {"is": "done"}, body
+
+    asked, answers = pipe(), pipe()
+    thread = threading.Thread(target=far.serve, args=(Slow(), asked[0], answers[1]))
+    thread.start()
+    asked[1].write(b'{"do": "work", "nbytes": 1}\nx')
+    asked[1].close()
+    said = [answers[0].readline() for _ in range(4)]
+    go.set()
+    thread.join()
+    answers[1].close()
+    said += answers[0].readlines()
+    assert said[:4] == [b"\n", HELLO + b"\n", b"\n", b"\n"]
+    assert {*said[2:-2]} == {b"\n"}
+    assert json.loads(said[-2]) == {"is": "done", "nbytes": 1} and said[-1] == b"x"
+    asked[0].close()
+    answers[0].close()
+
+
+@dataclass(frozen=True)
+class Nothing(simlib.Mpiexec):
+    """Starts nothing, and counts how often."""
+
+    started: ClassVar[list] = []
+
+    def command(self, world_size, program):
+        return ["true"]
+
+    def start(self, folder):
+        self.started.append(folder.path)
+
+
+class Cable:
+    """A connection to a far side in this process, which breaks before or after a message."""
+
+    host = "login"
+
+    def __init__(self):
+        self.far = far.Far()
+        self.breaks = ""
+
+    def ask(self, message, body=b"", wait_s=None):
+        if message["do"] != "hello" and self.breaks == "before":
+            raise UnreachableError("it is broken")
+        answer = far._answer(getattr(self.far, message["do"]), message, body)
+        if message["do"] != "hello" and self.breaks == "after":
+            error = UnreachableError("it is broken")
+            error.was_sent = True
+            raise error
+        if "error" in answer[0]:
+            raise JobError(answer[0]["error"])
+        return answer
+
+
+@pytest.fixture
+def cable(monkeypatch):
+    cable = Cable()
+    for module in (ssh, remote_state):
+        monkeypatch.setattr(module, "line_to", lambda *_: cable)
+    monkeypatch.setattr(remote_state, "LOOK_S", 0.0)
+    monkeypatch.setattr(ssh, "PATIENT_S", 0.0)
+    Nothing.started.clear()
+    return cable
+
+
+def handed_over(tmp_path, there="there"):
+    to = simlib.Ssh("login", Nothing(), folder=str(tmp_path / there))
+    return simlib.submit(print, 1, to=to, folder=tmp_path / "here")
+
+
+def test_a_job_that_may_have_arrived_is_not_refused(cable, tmp_path):
+    cable.breaks = "after"
+    with pytest.warns(UserWarning, match=r"whether login has taken print-1 \(it is broken\)"):
+        job = handed_over(tmp_path)
+    assert job.status == "queued" and "it is broken" in repr(job)
+    cable.breaks = ""
+    assert repr(job) == "print-1: queued, 1 ranks on login"
+    assert len(Nothing.started) == 1
+    (path,) = Nothing.started
+    (path / "state.json").write_text('{"state": "ended", "code": 0, "why": "code"}')
+    assert job.status == "done"
+
+
+def test_a_job_that_cannot_have_arrived_is_refused(cable, tmp_path):
+    cable.breaks = "before"
+    with pytest.raises(JobError, match="it is broken"):
+        handed_over(tmp_path)
+    (job,) = simlib.jobs(tmp_path / "here")
+    assert job.status == "failed"
+
+
+def test_a_job_that_is_cancelled_before_it_arrives_does_not_begin(cable, tmp_path, monkeypatch):
+    messages = []
+    monkeypatch.setattr(cable.far, "submit", lambda *message: messages.append(message) or ({}, b""))
+    cable.breaks = "after"
+    with pytest.warns(UserWarning, match="not known yet"):
+        job = handed_over(tmp_path)
+    cable.breaks = ""
+    assert "has no folder" in repr(job) and "yet: it may not have arrived there" in repr(job)
+    job.cancel()
+    assert job.status == "cancelled"
+    with pytest.raises(JobError, match="was cancelled"):
+        far.Far().submit(*messages[0])
+    assert not Nothing.started
+
+
+def test_a_cancelled_jobs_other_hand_does_not_start_it(cable, tmp_path, monkeypatch):
+    """It is cancelled between its folder and its start."""
+    truly = far.prepare
+
+    def prepare(folder, *rest):
+        truly(folder, *rest)
+        folder.mark("cancel")
+
+    monkeypatch.setattr(far, "prepare", prepare)
+    with pytest.raises(JobError, match="was cancelled"):
+        handed_over(tmp_path)
+    assert not Nothing.started
+
+
+def test_a_cancel_that_may_have_arrived_is_kept(cable, tmp_path):
+    job = handed_over(tmp_path)
+    cable.breaks = "after"
+    with pytest.raises(JobError, match="not known yet whether print-1 is cancelled"):
+        job.cancel()
+    assert (job.path / "cancel").exists()
+    (job.path / "cancel").unlink()
+    cable.breaks = "before"
+    with pytest.raises(JobError, match="print-1 is not cancelled: it is broken"):
+        job.cancel()
+    assert not (job.path / "cancel").exists()
+
+
+def test_a_full_disk_there_leaves_nothing(cable, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(far, "prepare", full)
+    with pytest.raises(JobError, match="made and filled in .*there .No space left on device"):
+        handed_over(tmp_path)
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_folder_there_that_is_anybodys_is_refused(cable, tmp_path):
+    there = tmp_path / "there"
+    there.mkdir()
+    there.chmod(0o777)
+    with pytest.raises(JobError, match="any account can put other folders into .*there"):
+        handed_over(tmp_path)
+    assert not os.listdir(there) and not Nothing.started
+
+
+def test_a_full_disk_here_is_told(cable, tmp_path, monkeypatch):
+    job = handed_over(tmp_path)
+    (Nothing.started[0] / "rank-0.out").write_text("x")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "_write", full)
+    monkeypatch.setattr(remote_state, "PATIENT_S", 0.0)
+    assert job.status == "queued"
+    assert "print-1 cannot be filled (No space left on device): make room" in repr(job)

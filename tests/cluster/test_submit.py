@@ -1,0 +1,491 @@
+"""Jobs of a real mpiexec on this machine: what comes back, how they fail, who ends them."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from jobs import ROOT, WAIT_S, failure, fake_launcher, processes_of, submitted, wait_until
+
+import simlib
+from simlib.cluster.batch.versions import check_versions, versions
+from simlib.core.record.returned import LOST
+
+
+def test_what_a_job_brings_back(tmp_path, capfd):
+    factor = 10
+
+    def main(rank, world_size, more, times=1):
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x)
+        print("rank", rank, "of", os.environ["LOCAL_WORLD_SIZE"], "here")
+        if rank == 0:
+            dist.send(torch.ones(4), dst=2)
+        if rank == 2:
+            dist.recv(torch.ones(4), src=0)
+        assert int(os.environ["LOCAL_RANK"]) == rank
+        return (x.item() + more) * times * factor
+
+    to = simlib.Mpiexec(time_limit=WAIT_S)
+    job = simlib.submit(main, 3, (1,), {"times": 2}, to=to, folder=tmp_path)
+    assert job.name == "main-1"
+    assert job.status in ("queued", "active")
+    job.follow()
+    assert capfd.readouterr().out.count("here\n") == 3
+    run = job.result(WAIT_S)
+    assert job.status == "done"
+    assert run.results == [80.0, 80.0, 80.0]
+    assert run.output == [f"rank {rank} of 3 here\n" for rank in range(3)]
+    assert [op.kind for op in run.trace.of_rank(0)] == ["all_reduce", "send"]
+    (message,) = run.trace.messages
+    assert (message.send.rank, message.recv.rank, message.send.nbytes) == (0, 2, 16)
+    assert message.send.site.line_text == "dist.send(torch.ones(4), dst=2)"
+    assert 0 < run.time_s < WAIT_S
+    assert [clock["offset_s"] for clock in job.clocks] == [0, 0, 0]
+    assert run.findings == []
+    local = simlib.run(main, 3, (1,), {"times": 2})
+    assert run.table() == local.table()
+    assert os.stat(job.path).st_mode & 0o077 == 0
+
+
+def test_ranks_take_their_leave_of_mpiexec(tmp_path):
+    """MPICH's mpiexec kills the others where one ends without it."""
+    launcher = [Path(sys.executable).with_name("mpiexec"), "-verbose"]
+    to = simlib.Mpiexec(launcher=launcher, time_limit=WAIT_S)
+    job = submitted(lambda rank, world_size: rank, 2, tmp_path, to=to)
+    assert job.result(WAIT_S).results == [0, 1]
+    assert (job.path / "launcher.out").read_text().count("cmd=finalize_ack") == 2
+
+
+def test_a_library_may_crash_when_all_is_done(tmp_path):
+    def main(rank, world_size):
+        main.crash = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(lambda *_: os.abort())
+        ctypes.CDLL(None).on_exit(main.crash, None)
+        return rank
+
+    job = submitted(main, 1, tmp_path)
+    assert job.result(WAIT_S).results == [0]
+    assert job.status == "done"
+    wait_until(lambda: not processes_of(job))
+
+
+def test_an_exception_of_a_rank(tmp_path):
+    def main(rank, world_size):
+        if rank == 1:
+            raise KeyError("no data")
+        dist.recv(torch.zeros(1), src=1)
+
+    job = submitted(main, 2, tmp_path)
+    error = failure(job)
+    assert isinstance(error, simlib.RankError)
+    assert str(error).startswith("rank 1 raised KeyError: 'no data' (test_submit.py, line ")
+    assert list(error.tracebacks) == [1]
+    assert error.run.trace.of_rank(0)[0].kind == "recv"
+    assert job.status == "failed"
+    wait_until(lambda: not processes_of(job))
+
+
+def test_a_call_that_begins_when_the_other_rank_is_gone_is_no_wrong_call(tmp_path):
+    def main(rank, world_size):
+        dist.barrier()
+        if rank == 1:
+            raise KeyError("no data")
+        with contextlib.suppress(RuntimeError):
+            dist.recv(torch.zeros(1), src=1)
+        dist.recv(torch.zeros(1), src=1)
+
+    error = failure(submitted(main, 2, tmp_path))
+    assert isinstance(error, simlib.RankError)
+    assert list(error.tracebacks) == [1]
+
+
+# What is marked long is what test_failures_hosts and test_submit_hosts show on several hosts.
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_each_other(tmp_path):
+    def main(rank, world_size):
+        dist.recv(torch.zeros(1), src=1 - rank)
+
+    error = failure(submitted(main, 2, tmp_path))
+    assert isinstance(error, simlib.DeadlockError)
+    assert "ranks 0 and 1 wait for each other" in str(error)
+    assert error.graph is not None
+
+
+@pytest.mark.slow
+def test_ops_that_disagree(tmp_path):
+    def main(rank, world_size):
+        dist.broadcast(torch.zeros(1), src=rank)
+
+    error = failure(submitted(main, 2, tmp_path))
+    assert isinstance(error, simlib.MismatchError)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed(tmp_path):
+    def main(rank, world_size):
+        dist.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    error = failure(submitted(main, 2, tmp_path))
+    assert isinstance(error, simlib.RankDiedError)
+    assert error.exitcodes == {1: -signal.SIGKILL}
+
+
+def test_no_progress(tmp_path):
+    def main(rank, world_size):
+        while rank == 0:
+            pass
+
+    error = failure(submitted(main, 2, tmp_path, timeout_s=1))
+    assert isinstance(error, simlib.StuckError)
+    assert error.sites[0].line_text in ("while rank == 0:", "pass")
+
+
+def sleeping(rank, world_size):
+    print("here", flush=True)
+    time.sleep(10 * WAIT_S)
+
+
+def test_cancel(tmp_path):
+    job = submitted(sleeping, 2, tmp_path)
+    wait_until(lambda: job.path.joinpath("rank-1.out").exists())
+    with pytest.raises(TimeoutError, match="sleeping-1 is active after 0 s, and goes on"):
+        job.result(0)
+    job.cancel()
+    assert job.status == "cancelled"
+    wait_until(lambda: not processes_of(job))
+    assert "sleeping-1 was cancelled" in str(failure(job))
+
+
+@pytest.mark.slow
+def test_time_limit(tmp_path):
+    to = simlib.Mpiexec(time_limit=0.2)
+    job = submitted(sleeping, 2, tmp_path, to=to)
+    assert "the time limit of sleeping-1, 0.2 s, was over" in str(failure(job))
+    wait_until(lambda: not processes_of(job))
+
+
+@pytest.mark.slow
+def test_a_job_outlives_the_kernel(tmp_path):
+    program = tmp_path / "kernel.py"
+    program.write_text(
+        textwrap.dedent("""\
+        import os, signal, simlib
+
+        def main(rank, world_size):
+            print("from rank", rank)
+            return rank
+
+        if __name__ == "__main__":
+            simlib.submit(main, 2, to=simlib.Mpiexec(time_limit=120), folder="jobs")
+            os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, env=environ)
+    assert done.returncode == -signal.SIGKILL
+    (job,) = simlib.jobs(tmp_path / "jobs")
+    assert job.name == "main-1"
+    run = job.result(WAIT_S)
+    assert run.results == [0, 1]
+    assert run.output == ["from rank 0\n", "from rank 1\n"]
+
+
+def test_an_mpiexec_of_another_mpi(tmp_path):
+    launcher = fake_launcher(tmp_path, "lambda rank, size: {}")
+    to = simlib.Mpiexec(launcher=launcher, time_limit=WAIT_S)
+    error = failure(submitted(sleeping, 2, tmp_path, to=to))
+    assert isinstance(error, simlib.JobError)
+    assert "2 ranks were asked for, but MPI says: rank 0 of 1" in str(error)
+    assert "belongs to another MPI" in str(error)
+
+
+# A death that the others outlive, noise, and further attempts: as in `run`
+
+
+def pairs_and_survivors(rank, world_size):
+    """Rank 1 dies; the pair without it goes on, and so does a group that survivors make."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    x = torch.tensor([rank + 1.0])
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"rank {rank} has its pair", "")
+    if rank == 1:
+        store.wait([f"rank {other} has its pair" for other in (0, 2, 3)])
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.all_reduce(x, group=pairs[rank // 2])
+        seen = "done"
+    except RuntimeError as error:
+        seen = LOST.search(str(error)) is not None
+    survivors = dist.new_group([0, 2, 3], use_local_synchronization=True)
+    dist.all_reduce(x, group=survivors)
+    return seen, x.item()
+
+
+def test_the_others_outlive_a_death_as_in_run(tmp_path):
+    job = submitted(pairs_and_survivors, 4, tmp_path, on_death="continue")
+    run = job.result(WAIT_S)
+    assert job.status == "done"
+    assert run.results == [(True, 15.0), None, ("done", 15.0), ("done", 15.0)]
+    assert list(run.deaths) == [1]
+    assert [op.rank for op in run.trace if op.failed_s is not None] == [0]
+    crosses = [line for line in run.timeline().axes[0].lines if line.get_marker() == "X"]
+    assert len(crosses) == 1
+    local = simlib.run(pairs_and_survivors, 4, on_death="continue")
+    assert local.results == run.results
+    assert local.table() == run.table()
+    wait_until(lambda: not processes_of(job))
+
+
+def test_a_job_outlives_the_rank_whose_supervisor_has_the_store_and_judges(tmp_path):
+    def main(rank, world_size):
+        if rank == 0:
+            time.sleep(WAIT_S)
+        with contextlib.suppress(RuntimeError):
+            dist.recv(torch.ones(1), src=0)
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x, group=dist.new_group([1, 2], use_local_synchronization=True))
+        print(x.item())
+        dist.recv(x, src=3 - rank)
+
+    error = failure(job := submitted(main, 3, tmp_path, kill={0: 0.3}, on_death="continue"))
+    assert isinstance(error, simlib.DeadlockError)
+    assert "ranks 1 and 2 wait for each other" in str(error)
+    assert list(error.run.deaths) == [0] and error.run.deaths[0] >= 0.3
+    assert error.run.output == ["", "3.0\n", "3.0\n"]
+    wait_until(lambda: not processes_of(job))
+
+
+@pytest.mark.slow
+def test_ranks_that_die_before_all_have_met_end_the_job(tmp_path):
+    def main(rank, world_size):
+        return rank
+
+    class Deadly:
+        def __reduce__(self):
+            return os._exit, (3,)
+
+    job = submitted(main, 2, tmp_path, Deadly(), on_death="continue")
+    error = failure(job)
+    assert isinstance(error, simlib.JobError)
+    assert "exited with code 3 before it came to its function" in str(error)
+    wait_until(lambda: not processes_of(job))
+
+
+def test_slow_ranks_of_a_job(tmp_path):
+    def main(rank, world_size):
+        began = time.monotonic()
+        simlib.compute(0.1)
+        return time.monotonic() - began
+
+    def factor(rank, k, random):
+        tmp_path.joinpath(f"slow-{rank}").touch()
+        return 4.0
+
+    slow = {1: simlib.scale.Jitter(factor)}
+    at_once, late = submitted(main, 2, tmp_path, slow=slow).result(WAIT_S).results
+    assert at_once >= 0.1 and late >= 0.4
+    assert [path.name for path in tmp_path.glob("slow-*")] == ["slow-1"]
+
+
+def resumed(rank, world_size, path):
+    """Counts to 6; a restart goes on from what was counted. At first, rank 2 dies after 2."""
+    count = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    done = path.stat().st_size if path.exists() else 0
+    dist.barrier()
+    for step in range(done, 6):
+        if (count, rank, step) == ("0", 2, 2):
+            wait_until(lambda: path.stat().st_size == 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+        if rank == 0:
+            path.write_text("." * (step + 1))
+    return count, world_size, done
+
+
+def test_a_job_begins_anew_with_those_that_are_left(tmp_path):
+    seen = tmp_path / "seen"
+
+    def told(restart):
+        died = list(restart.run.deaths), type(restart.error).__name__
+        seen.write_text(f"{restart.count} {restart.world_size} {died}")
+
+    job = submitted(
+        resumed, 4, tmp_path, tmp_path / "saved", restarts=2, min_ranks=2, on_restart=told
+    )
+    run = job.result(WAIT_S)
+    assert job.status == "done"
+    assert run.results == [("1", 3, 2)] * 3
+    first, last = run.attempts
+    assert last is run and list(first.deaths) == [2] and first.world_size == 4
+    assert 0 == first.began_s < first.deaths[2] <= last.began_s
+    assert seen.read_text() == "1 3 ([2], 'RankDiedError')"
+    again = simlib.Job(job.path).result(0)
+    assert [len(attempt.results) for attempt in again.attempts] == [4, 3]
+    assert [job.name for job in simlib.jobs(job.path.parent)] == [job.name]
+    assert len(job.clocks) == 3
+    wait_until(lambda: not processes_of(job))
+
+
+def test_a_job_that_may_begin_anew_is_cancelled(tmp_path):
+    job = submitted(sleeping, 2, tmp_path, restarts=3)
+    wait_until(lambda: job.path.joinpath("attempt-1/rank-1.out").exists())
+    job.cancel()
+    assert job.status == "cancelled"
+    assert f"{job.name} was cancelled" in str(failure(job))
+    assert not job.path.joinpath("attempt-2").exists()
+    wait_until(lambda: not processes_of(job))
+
+
+def killed(folder):
+    """Kill the process that looks after a folder's launcher."""
+    os.kill(state_of(folder)["pid"], signal.SIGKILL)
+
+
+def state_of(folder):
+    return json.loads(folder.joinpath("state.json").read_text())
+
+
+def test_no_rank_outlives_the_program_that_makes_the_attempts(tmp_path):
+    job = submitted(sleeping, 2, tmp_path, restarts=3)
+    wait_until(lambda: job.path.joinpath("attempt-1/rank-1.out").exists())
+    killed(job.path / "attempt-1")
+    wait_until(lambda: not processes_of(job))
+    assert job.status == "failed"
+    with pytest.raises(simlib.JobError, match="that looked after its launcher is gone"):
+        job.result()
+
+
+@pytest.mark.slow
+def test_cancel_ends_ranks_that_nobody_looks_after(tmp_path):
+    job = submitted(sleeping, 2, tmp_path, restarts=3)
+    wait_until(lambda: job.path.joinpath("attempt-1/rank-1.out").exists())
+    killed(job.path)
+    killed(job.path / "attempt-1")
+    wait_until(lambda: job.status == "failed")
+    assert processes_of(job)
+    job.cancel()
+    assert job.status == "cancelled"
+    wait_until(lambda: not processes_of(job))
+
+
+DEAF = """\
+import signal, sys, time
+if len(sys.argv) < 3:
+    print("HYDRA build details")
+    sys.exit()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("deaf", "w").close()
+time.sleep(600)
+"""
+"""An mpiexec that starts nothing and does not end when it is asked to."""
+
+
+@pytest.mark.slow
+def test_a_launcher_that_does_not_obey_ends_before_those_who_look_after_it(tmp_path):
+    deaf = tmp_path / "deaf.py"
+    deaf.write_text(DEAF.replace('"deaf"', repr(str(tmp_path / "is-there"))))
+    to = simlib.Mpiexec(launcher=[sys.executable, str(deaf)], time_limit=WAIT_S)
+    job = submitted(sleeping, 2, tmp_path, to=to, restarts=1)
+    wait_until(tmp_path.joinpath("is-there").exists)
+    job.path.joinpath("cancel").touch()  # as with the time limit, the outer one is the first to see
+    wait_until(lambda: job.status == "cancelled")
+    assert not processes_of(job)
+    assert state_of(job.path / "attempt-1")["state"] == "ended"
+
+
+@pytest.mark.slow
+def test_one_time_limit_holds_for_all_attempts(tmp_path):
+    def main(rank, world_size):
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os._exit(3)
+        time.sleep(WAIT_S)
+
+    job = submitted(main, 2, tmp_path, to=simlib.Mpiexec(time_limit=15), restarts=1)
+    error = failure(job)
+    assert f"the time limit of {job.name}, 15 s, was over" in str(error)
+    assert len(error.run.attempts) == 2
+    wait_until(lambda: not processes_of(job))
+
+
+def exits(restart):
+    sys.exit(0)
+
+
+def fails_as_a_run(restart):
+    simlib.simulate(lambda rank, world_size: 1 / 0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [(exits, "SystemExit: 0"), (fails_as_a_run, "RankError: rank 0 raised ZeroDivisionError")],
+)
+def test_what_on_restart_raises_is_told(tmp_path, told, error):
+    def main(rank, world_size):
+        os._exit(3)
+
+    job = submitted(main, 2, tmp_path, restarts=3, on_restart=told)
+    words = f"{job.name} could not be carried out: it could not begin anew: {error}"
+    assert words in str(failure(job))
+    assert job.status == "failed"
+    assert not job.path.joinpath("attempt-2").exists()
+
+
+class ByEnvironment(simlib.Mpiexec):
+    """As on nodes without mpi4py."""
+
+    uses_mpi = False
+
+
+@pytest.mark.slow
+def test_ranks_that_know_their_numbers_from_the_environment(tmp_path):
+    def main(rank, world_size):
+        x = torch.tensor([rank + 1])
+        dist.all_reduce(x)
+        return x.item()
+
+    environ = "lambda rank, size: {'SLURM_PROCID': str(rank), 'SLURM_NTASKS': str(size)}"
+    to = ByEnvironment(launcher=fake_launcher(tmp_path, environ), time_limit=WAIT_S)
+    assert submitted(main, 2, tmp_path, to=to).result(WAIT_S).results == [3, 3]
+
+
+def test_a_node_with_another_torch():
+    check_versions(versions())
+    with pytest.raises(simlib.JobError, match=r"has torch .*, the notebook 1\.13\.1: install the"):
+        check_versions({**versions(), "torch": "1.13.1"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"world_size": 0}, "world_size is 0: give a whole number of at least 1"),
+        ({"function": 3}, "submit needs a function"),
+        ({"to": simlib.Mpiexec(hosts=["a"])}, "world_size=2 does not fit on 1 hosts"),
+        ({"to": simlib.Slurm(nodes=1)}, "world_size=2 does not fit on nodes=1"),
+        ({"on_death": "stay"}, "on_death='stay' is none of 'end', 'continue'"),
+        ({"kill": {2: 1.0}}, "kill: 2 is no rank: 0 to 1"),
+        ({"slow": 2.0}, "slow=2.0 must be a dict by rank"),
+        ({"restarts": -1}, "restarts=-1 must be a whole number"),
+        ({"restarts": 1, "on_restart": threading.Lock().acquire}, "on_restart cannot be sent"),
+    ],
+)
+def test_what_submit_refuses(tmp_path, arguments, words):
+    call = {"function": sleeping, "world_size": 2, "to": None, **arguments}
+    with pytest.raises(simlib.InvalidCallError, match=words):
+        simlib.submit(folder=tmp_path, **call)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,47 @@
+"""A receive buffer has no values before `wait`, however one looks: simulated and graded."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from simlib.core.model.trust import VARIABLE
+
+PROGRAM = """
+import ctypes, sys, torch, torch.distributed as dist, simlib
+
+def main(rank, n):
+    if rank == 0:
+        for tag in range(2):
+            dist.send(torch.full((3,), 7.0), 1, tag=tag)
+        return None
+    x = torch.zeros(3)
+    seen, other, again = x.numpy(), x.view(3), torch.tensor([]).set_(x.untyped_storage())
+    raw = (ctypes.c_float * 3).from_address(x.data_ptr())
+    first = dist.irecv(x, 0)
+    dist.recv(torch.zeros(3), 0, tag=1)  # sent later: the first one has come, too
+    looks = list(seen), other.tolist(), again.tolist(), list(raw)
+    early = {float(value) for look in looks for value in look}
+    first.wait()
+    return sorted(early), list(map(float, seen)), list(raw)
+
+if __name__ == "__main__":
+    run = simlib.simulate if sys.argv[1] == "simulate" else simlib.run
+    print("found", run(main, 2).results[1])
+"""
+
+
+@pytest.mark.parametrize("engine, grading", [("simulate", "0"), ("simulate", "1"), ("run", "1")])
+def test_a_receive_buffer_has_no_values_before_wait_by_any_alias(tmp_path, engine, grading):
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    environ = (
+        os.environ
+        | {"HOME": str(tmp_path)}
+        | ({VARIABLE: "simlib.classroom.confinement"} if grading == "1" else {})
+    )
+    done = subprocess.run(
+        [sys.executable, file, engine], env=environ, capture_output=True, text=True
+    )
+    assert "found ([0.0], [7.0, 7.0, 7.0], [7.0, 7.0, 7.0])" in done.stdout, done.stderr

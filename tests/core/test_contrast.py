@@ -1,0 +1,137 @@
+"""Contrast as WCAG 2.1 has it: 4.5 for words, 3 for what has to be seen of a picture, both themes.
+
+What is filled has an outline, and that is what has to be seen; what a rank does is told by fill and
+hatch, so hatches have to be seen, too. Borders of boxes that are only there to please are left out.
+"""
+
+import re
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_dark import contrast
+
+import simlib
+from simlib.core.draw.figures import GREY, INK, PAPER
+from simlib.core.draw.palette import DARK_PAPER, SHADES, on_dark, rank_color, shaded, visible
+from simlib.core.draw.pieces import ink_on
+from simlib.core.draw.timeline import _box_colors
+from simlib.course.labs import crossover, staleness
+
+SIMLIB = Path(simlib.__file__).parent
+WORDS, MARKS = 4.5, 3.0
+RANKS = range(24)
+
+
+def of_both(color):
+    """The lower of a colour's contrasts: on light paper, and what it is there on dark paper."""
+    return min(contrast(color, PAPER), contrast(on_dark(color), DARK_PAPER))
+
+
+@pytest.mark.parametrize("color", [INK, GREY, "#000000", "#444444", "#555555"])
+def test_words_on_the_paper_of_pictures_are_readable(color):
+    assert of_both(color) >= WORDS
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.3])
+def test_outlines_lines_and_hatches_of_every_rank_are_seen(share):
+    found = {rank: of_both(visible(rank_color(rank), share)) for rank in RANKS}
+    assert {rank: ratio for rank, ratio in found.items() if ratio < MARKS} == {}
+
+
+@pytest.mark.parametrize("state", ["computing", "in a call", "waiting", "transferring"])
+def test_a_box_of_a_timeline_has_an_outline_and_a_hatch_that_are_seen(state):
+    _, edge, hatch = _box_colors(state, plain=False)
+    assert min(of_both(pick(rank)) for pick in (edge, hatch) for rank in RANKS) >= MARKS
+
+
+def test_a_colour_that_is_seen_stays():
+    assert visible(rank_color(0)) == rank_color(0).lower()
+    assert visible(rank_color(6)) != rank_color(6).lower()
+
+
+def test_lines_of_labs_are_seen():
+    colors = [color for _, color, _ in crossover.LOOKS.values()]
+    colors += [staleness.APART, staleness.TOGETHER, staleness.OTHERS]
+    assert min(map(of_both, colors)) >= MARKS
+
+
+def test_words_on_the_pieces_of_a_lane_are_readable():
+    for rank, share in product(RANKS, SHADES):
+        fill = shaded(rank_color(rank), share)
+        ink = ink_on(fill)
+        both = contrast(ink, fill), contrast(on_dark(ink), on_dark(fill))
+        assert min(both) >= WORDS, (fill, ink, both)
+
+
+# Style sheets
+
+
+def variables(text):
+    """``{--name: value}`` of a block of CSS."""
+    return dict(re.findall(r"(--[\w-]+):\s*([^;]+);", text))
+
+
+def over(color, paper):
+    """``"#rgb"``, ``"#rrggbb"`` or ``"rgba(...)"`` on a paper, as ``"#rrggbb"``."""
+    if color.startswith("#"):
+        return color if len(color) == 7 else "#" + "".join(2 * digit for digit in color[1:])
+    *rgb, alpha = (float(part) for part in re.findall(r"[\d.]+", color))
+    below = [int(paper[at : at + 2], 16) for at in (1, 3, 5)]
+    mixed = np.array(rgb) * alpha + np.array(below) * (1 - alpha)
+    return "#" + "".join(f"{round(channel):02x}" for channel in mixed)
+
+
+def page_themes():
+    light, dark = (SIMLIB / "core/draw/player/page.css").read_text().split(":root[data-theme", 1)
+    return {"light": variables(light), "dark": variables(light) | variables(dark)}
+
+
+def fallbacks():
+    """What the player wears where there is no theme."""
+    text = (SIMLIB / "core/draw/player/player.css").read_text()
+    return dict(re.findall(r"var\((--jp-[\w-]+), (#\w+)\)", text))
+
+
+THEMES = {**page_themes(), "no theme": fallbacks()}
+USES = [
+    ("ui-font-color0", ("layout-color0", "layout-color1", "layout-color2"), WORDS),
+    ("ui-font-color2", ("layout-color0", "layout-color1"), WORDS),
+    ("layout-color0", ("brand-color1",), WORDS),  # the sign on the button that plays
+    ("brand-color1", ("layout-color0", "layout-color1"), MARKS),  # the focus
+]
+"""Of the player and of a saved page: what lies on what."""
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("front, papers, least", USES, ids=[use[0] for use in USES])
+def test_the_player_and_a_saved_page_are_readable(theme, front, papers, least):
+    colors = THEMES[theme]
+    for paper in papers:
+        below = over(colors[f"--jp-{paper}"], "#ffffff")
+        assert contrast(over(colors[f"--jp-{front}"], below), below) >= least, paper
+
+
+REPORT_WORDS = ("text", "soft", "link", "right-text", "wrong-text", "soft-text")
+
+
+def report_themes():
+    text = (SIMLIB / "classroom/grading/templates/style.css").read_text()
+    light, dark, _ = re.split(r"@media \(prefers-color-scheme: dark\)|\* \{", text, maxsplit=2)
+    printed = text[text.index("@media print {") :]
+    return {
+        "light": variables(light),
+        "dark": variables(light) | variables(dark),
+        "print": variables(light) | variables(printed),
+    }
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_a_class_report_is_readable(theme):
+    colors = report_themes()[theme]
+    found = {
+        (front, paper): contrast(over(colors[f"--{front}"], ""), over(colors[f"--{paper}"], ""))
+        for front, paper in product(REPORT_WORDS, ("ground", "box"))
+    }
+    assert {pair: ratio for pair, ratio in found.items() if ratio < WORDS} == {}

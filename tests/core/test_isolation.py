@@ -1,0 +1,224 @@
+"""A world that is used again is as a new one: each kind of change is made, then looked for."""
+
+import builtins
+import gc
+import logging
+import os
+import random
+import signal
+import sys
+import textwrap
+import threading
+import warnings
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import simlib
+from simlib.classroom.checks.run_answer import run_answer
+
+
+def pids():
+    return simlib.run(lambda rank, n: os.getpid(), 2).results
+
+
+def test_a_clean_world_is_used_again_and_fresh_is_not():
+    first = pids()
+    assert pids() == first
+    fresh = simlib.run(lambda rank, n: os.getpid(), 2, fresh=True).results
+    assert not set(fresh) & set(first)
+
+
+def set_signal():
+    signal.signal(signal.SIGTERM, lambda *_: None)
+
+
+def add_logging():
+    logging.basicConfig(level=logging.DEBUG, force=True)
+
+
+def hide_stdout():
+    sys.stdout = open(os.devnull, "w")
+
+
+CHANGES = {
+    "torch seed": (lambda: torch.manual_seed(5), lambda: torch.rand(1).item()),
+    "default dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
+    "default device": (lambda: torch.set_default_device("meta"), lambda: torch.ones(1).device.type),
+    "gradient mode": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+    "threads": (lambda: torch.set_num_threads(3), torch.get_num_threads),
+    "deterministic": (
+        lambda: torch.use_deterministic_algorithms(True),
+        torch.are_deterministic_algorithms_enabled,
+    ),
+    "anomaly": (lambda: torch.autograd.set_detect_anomaly(True), torch.is_anomaly_enabled),
+    "matmul precision": (
+        lambda: torch.set_float32_matmul_precision("medium"),
+        torch.get_float32_matmul_precision,
+    ),
+    "torch print options": (
+        lambda: torch.set_printoptions(precision=1),
+        lambda: str(torch.tensor([1.23456])),
+    ),
+    "numpy print options": (
+        lambda: np.set_printoptions(precision=1),
+        lambda: str(np.array([1.23456])),
+    ),
+    "numpy errors": (lambda: np.seterr(all="raise"), lambda: str(np.geterr())),
+    "environment": (lambda: os.environ.update(MODE="x"), lambda: os.environ.get("MODE")),
+    "working directory": (lambda: os.chdir("/"), os.getcwd),
+    "import path": (lambda: sys.path.insert(0, "/nowhere"), lambda: "/nowhere" in sys.path),
+    "arguments": (lambda: sys.argv.append("--odd"), lambda: "--odd" in sys.argv),
+    "warnings": (lambda: warnings.simplefilter("error"), lambda: len(warnings.filters)),
+    "signals": (set_signal, lambda: str(signal.getsignal(signal.SIGTERM))),
+    "logging": (add_logging, lambda: (logging.root.level, len(logging.root.handlers))),
+    "recursion limit": (lambda: sys.setrecursionlimit(500), sys.getrecursionlimit),
+    "garbage collection": (gc.disable, gc.isenabled),
+    "stdout": (hide_stdout, lambda: sys.stdout.name),
+    "umask": (lambda: os.umask(0o007), lambda: os.umask(0o022)),
+    "thread": (
+        lambda: threading.Thread(target=threading.Event().wait, daemon=True).start(),
+        threading.active_count,
+    ),
+    "group": (lambda: dist.new_group([0, 1]), lambda: len(dist.distributed_c10d._world.pg_map)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_does_not_reach_the_next_run(name):
+    change, look = CHANGES[name]
+    untouched = simlib.run(lambda rank, n: look(), 2).results
+    changed = simlib.run(lambda rank, n: (change(), look())[1], 2).results
+    assert changed != untouched, "the change does not show: the test tests nothing"
+    assert simlib.run(lambda rank, n: look(), 2).results == untouched
+
+
+def test_a_receive_left_open_does_not_take_a_message_of_the_next_run():
+    def leaves_open(rank, n):
+        dist.irecv(torch.ones(1), src=1 - rank)
+
+    def exchange(rank, n):
+        x, y = torch.tensor([float(rank)]), torch.empty(1)
+        request = dist.isend(x, 1 - rank)
+        dist.recv(y, 1 - rank)
+        request.wait()
+        return y.item()
+
+    simlib.run(leaves_open, 2)
+    assert simlib.run(exchange, 2).results == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 1),
+        lambda: sys.stdout.close(),
+        lambda: os.close(1),
+        lambda: os.system("sleep 5 &"),
+        lambda: os.fork(),
+        lambda: setattr(dist, "all_reduce", None),
+        lambda: setattr(builtins, "print", None),
+        lambda: signal.setitimer(signal.ITIMER_REAL, 0.05),
+    ],
+    ids=["null", "closed", "fd closed", "child", "fork", "all_reduce", "print", "timer"],
+)
+def test_output_and_collectives_work_after_what_a_run_did_to_them(change):
+    def look(rank, n):
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        print("seen")
+        return x.item()
+
+    simlib.run(lambda rank, n: change() and None, 2)
+    run = simlib.run(look, 2)
+    assert run.results == [2.0, 2.0] and run.output == ["seen\n", "seen\n"]
+
+
+def test_a_rank_killed_while_it_rests_is_not_used():
+    pids = simlib.run(lambda rank, n: os.getpid(), 2).results
+    victim = psutil.Process(pids[0])
+    victim.kill()
+    psutil.wait_procs([victim], timeout=10)
+    again = simlib.run(lambda rank, n: os.getpid(), 2).results
+    assert not set(pids) & set(again)
+
+
+def test_unseeded_generators_differ_between_runs_as_between_processes():
+    def main(rank, n):
+        return random.random(), np.random.rand()
+
+    first, second = simlib.run(main, 2).results, simlib.run(main, 2).results
+    assert len({*first, *second}) == 4
+
+
+def test_a_module_edited_between_runs_is_read_anew(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "lesson_helper_module.py"
+
+    def main(rank, n):
+        import lesson_helper_module
+
+        return lesson_helper_module.VALUE
+
+    for value in (1, 22):
+        module.write_text(f"VALUE = {value}\n")
+        assert simlib.run(main, 2).results == [value, value]
+
+
+def test_class_attributes_set_in_a_rank_do_not_stay():
+    class Config:
+        pass
+
+    def main(rank, n):
+        seen = hasattr(Config, "lr")
+        Config.lr = 0.1
+        return seen
+
+    assert simlib.run(main, 2).results == [False, False]
+    assert simlib.run(main, 2).results == [False, False]
+
+
+def test_the_kernels_environment_and_folder_are_the_ranks(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE", "yes")
+    monkeypatch.chdir(tmp_path)
+    run = simlib.run(
+        lambda rank, n: (
+            [os.environ.get(k) for k in ("COURSE", "RANK", "WORLD_SIZE", "LOCAL_RANK")]
+            + [os.getcwd()]
+        ),
+        2,
+    )
+    assert run.results == [["yes", str(r), "2", str(r), str(tmp_path)] for r in range(2)]
+
+
+def test_a_script_without_main_guard_is_not_run_again_by_its_ranks(tmp_path):
+    script = tmp_path / "plain.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import simlib
+            print("script runs")
+            print(simlib.run(lambda rank, n: rank, 2).results)
+            """
+        )
+    )
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "script runs\n[0, 1]\n"
+
+
+def test_a_check_does_not_end_the_worlds_it_uses():
+    def answer(rank, world_size, x):
+        return os.getpid()
+
+    def pids():
+        run, _ = run_answer(answer, [(1.0,), (2.0,)], simlib.run)
+        return run.results
+
+    assert pids() == pids()

@@ -1,0 +1,355 @@
+"""The player's data: what it shows of any run, what it leaves out and says so, what is packed."""
+
+import gc
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import weakref
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from synthetic import RunMaker, all_reduces, ring
+
+import simlib
+from simlib.core.draw.palette import rank_color
+from simlib.core.draw.player import Player
+from simlib.core.draw.player.scene import MOST_BOXES, MOST_EVENTS, MOST_LANES, scene_of
+from simlib.core.draw.player.thinning import happenings, thinned
+from simlib.core.draw.player.widget import FOLDER, SCRIPTS
+
+NO_TIME = (
+    "between must be (first second, last second), the first smaller; this run ends at 0.000103 s"
+)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pass_on(rank, world_size):
+    x = torch.full((3,), float(rank))
+    if rank == 0:
+        dist.send(x, dst=1, tag=5)
+    elif rank == 1:
+        dist.recv(x, src=0, tag=5)
+    dist.all_reduce(x)
+
+
+def all_receive(rank, world_size):
+    dist.recv(torch.zeros(1), src=(rank + 1) % world_size)
+
+
+def simulated(**options):
+    return simlib.simulate(pass_on, world_size=3, **options)
+
+
+def events(scene, row):
+    return [event for event in scene["events"] if event["row"] == row]
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_every_call_is_there_with_op_bytes_and_line(engine):
+    scene = scene_of(engine(pass_on, world_size=3))
+    calls = [[event["call"] for event in events(scene, row)] for row in range(3)]
+    summed = "all_reduce(SUM)"
+    assert calls == [["send(dst=1, tag=5)", summed], ["recv(src=0, tag=5)", summed], [summed]]
+    sent = events(scene, 0)[0]
+    assert sent["size"] == "12 bytes  float32[3]"
+    assert sent["code"] == "dist.send(x, dst=1, tag=5)"
+    assert re.fullmatch(r"test_player.py, line \d+", sent["place"])
+    assert sent["post"] <= sent["end"] <= scene["end"]
+    assert scene["title"] == f"pass_on on 3 {'real' if engine is simlib.run else 'simulated'} ranks"
+    assert scene["clock"] == ("time" if engine is simlib.run else "virtual time")
+    assert (scene["shown"], scene["total"], scene["notes"]) == (5, 5, [])
+
+
+def test_messages_lead_from_lane_to_lane_and_collectives_join_lanes():
+    scene = scene_of(simulated())
+    (arrow,) = scene["arrows"]
+    assert (arrow["src"], arrow["dst"], arrow["text"], arrow["wire"]) == (0, 1, "12 B", False)
+    assert arrow["start"] == events(scene, 0)[0]["post"]
+    assert arrow["end"] == events(scene, 1)[0]["end"]
+    (band,) = scene["bands"]
+    assert [scene["events"][index]["row"] for index in band["events"]] == [0, 1, 2]
+    assert band["text"] == "all_reduce(SUM)  12 B"
+
+
+def test_lanes_have_the_states_of_the_timeline():
+    maker = RunMaker(2)
+    maker.send(0, 1, 10, 20, 60)
+    maker.recv(1, 0, 30, 30, 60)
+    first, second = scene_of(maker.run())["lanes"]
+    us = 1e-6
+    assert first["states"]["computing"] == [pytest.approx((0, 100 * us))]
+    assert first["states"]["in a call"] == [pytest.approx((10 * us, 20 * us))]
+    assert first["states"]["waiting"] == [pytest.approx((20 * us, 30 * us))]
+    assert first["states"]["transferring"] == [pytest.approx((30 * us, 60 * us))]
+    assert second["states"]["in a call"] == []
+    assert [lane["color"] for lane in (first, second)] == [rank_color(0), rank_color(1)]
+
+
+def test_the_wire_of_a_simulation_is_played_too():
+    scene = scene_of(simulated(all_reduce="ring", expand=True))
+    wires = [arrow for arrow in scene["arrows"] if arrow["wire"]]
+    assert len(wires) == 12  # a ring on 3 ranks: 4 rounds of 3 messages
+    assert scene["total"] == 5 + 12
+    assert all(arrow["start"] < arrow["end"] for arrow in wires)
+
+
+def test_a_run_that_failed_plays_until_it_stood_still():
+    with pytest.raises(simlib.DeadlockError) as caught:
+        simlib.run(all_receive, world_size=3)
+    scene = Player(caught.value.run).scene
+    assert [event["end"] for event in scene["events"]] == [None] * 3
+    assert all(lane["open"] and lane["states"]["waiting"] for lane in scene["lanes"])
+
+
+def test_a_message_that_never_arrived_has_no_end():
+    maker = RunMaker(2)
+    maker.send(0, 1, 10, 10, 12)
+    assert [arrow["end"] for arrow in scene_of(maker.run())["arrows"]] == [None]
+
+
+def test_a_loaded_run_plays_as_the_saved_one(tmp_path):
+    run = simulated(all_reduce="ring", expand=True)
+    again = simlib.load(run.save(tmp_path / "run.json"))
+    assert scene_of(again) == scene_of(run)
+    assert again.trace == run.trace and again.wire == run.wire
+    assert again.output == run.output and again.time_s == run.time_s
+
+
+def test_what_is_no_saved_run_is_told_in_one_sentence(tmp_path):
+    path = tmp_path / "other.json"
+    for text in ('{"traceEvents": []}', "[]", "no json"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"^other.json is not a run that run.save\(\) wrote$"):
+            simlib.load(path)
+
+
+def test_a_scene_is_plain_data():
+    scene = scene_of(simulated())
+    assert json.loads(json.dumps(scene)) == json.loads(json.dumps(Player(simulated()).scene))
+
+
+# What is left out, and the note that says so
+
+
+def test_a_thousand_events_are_shown_whole():
+    scene = scene_of(ring(4, 125))
+    assert (scene["shown"], scene["total"], scene["notes"]) == (1000, 1000, [])
+
+
+def test_more_events_are_thinned_with_a_note():
+    run = ring(8, 200)
+    scene = scene_of(run)
+    assert scene["total"] == 3200 and 0.9 * MOST_EVENTS < scene["shown"] <= MOST_EVENTS
+    assert scene["notes"][0].startswith(f"{scene['shown']:,} of 3,200 events are shown")
+    assert len(scene["events"]) == scene["shown"]
+    # Whole messages, of every rank, from the first to the last tenth of the run.
+    assert all(len(arrow["events"]) == 2 for arrow in scene["arrows"])
+    assert {arrow["src"] for arrow in scene["arrows"]} == set(range(8))
+    tenths = {int(10 * event["post"] / scene["end"]) for event in scene["events"]}
+    assert tenths == set(range(10))
+
+
+def test_lanes_of_a_thinned_run_show_all_of_its_time():
+    run = ring(8, 100)
+
+    def blocked(scene):
+        names = ("waiting", "transferring")
+        parts = [[part for name in names for part in lane["states"][name]] for lane in scene]
+        return [sum(end - start for start, end in part) for part in parts]
+
+    whole = [sum(op.end_s - op.wait_s for op in run.trace.of_rank(rank)) for rank in range(8)]
+    assert blocked(scene_of(run)["lanes"]) == pytest.approx(whole, rel=0.1)
+
+
+def test_what_never_finished_is_never_thinned_away():
+    maker = RunMaker(2)
+    for step in range(2000):
+        maker.collective("barrier", {rank: (step, step, step + 0.5) for rank in (0, 1)}, numel=0)
+        if step == 700:
+            maker.recv(1, 0, step + 0.6, step + 0.6, None)
+    scene = scene_of(maker.run())
+    assert scene["shown"] < scene["total"] == 4001
+    assert [event["call"] for event in scene["events"] if event["end"] is None] == ["recv(src=0)"]
+
+
+@pytest.mark.parametrize("world_size, steps", [(16, 400), (64, 100)])
+def test_lanes_of_a_thinned_run_have_a_limited_number_of_boxes(world_size, steps):
+    run = ring(world_size, steps)
+    lanes = scene_of(run)["lanes"]
+    boxes = sum(len(parts) for lane in lanes for parts in lane["states"].values())
+    assert MOST_BOXES / 4 < boxes <= MOST_BOXES + world_size
+
+
+def test_sends_that_nobody_waited_for_are_thinned_evenly():
+    run = isends(1500, received=True)
+    times = [event["post"] / run.trace.end_s for event in scene_of(run)["events"]]
+    assert 900 < len(times) <= MOST_EVENTS and longest_gap(times) < 0.01
+
+
+def test_sends_that_nobody_received_leave_room_for_the_rest():
+    run = isends(1500, received=False)
+    scene = scene_of(run)
+    assert scene["shown"] <= MOST_EVENTS
+    for called in ("isend", "barrier"):
+        times = [e["post"] / scene["end"] for e in scene["events"] if called in e["call"]]
+        assert longest_gap(times) < 0.02
+    # The one call in which a rank stood is there, among 3,000 that never came about.
+    assert [event["row"] for event in scene["events"] if "recv" in event["call"]] == [1]
+
+
+def isends(count, received):
+    """Rank 0 sends and never waits, both meet in barriers; rank 1 receives all, or waits for 7."""
+    maker = RunMaker(2)
+    for t in range(count):
+        maker.send(0, 1, t, None, None, async_op=True)
+        if received:
+            maker.recv(1, 0, t, t, t + 0.5)
+        else:
+            maker.collective("barrier", {rank: (t, t, t + 0.5) for rank in (0, 1)}, numel=0)
+    if not received:
+        maker.recv(1, 0, count, count, None, tag=7)
+    maker.spans = [(0.0, count)] * 2
+    return maker.run()
+
+
+def longest_gap(times, begin=0.0, end=1.0):
+    """The longest stretch from begin to end without any of these times."""
+    times = [begin, *sorted(times), end]
+    return max(b - a for a, b in pairwise(times))
+
+
+@pytest.mark.parametrize("world_size, steps", [(8, 800), (16, 800), (34, 400), (55, 233)])
+def test_every_rank_has_messages_all_along_a_thinned_run(world_size, steps):
+    run = ring(world_size, steps)  # as many messages per step as there are Fibonacci numbers for
+    scene = scene_of(run)
+    kept = MOST_EVENTS / 2 / world_size
+    for row in range(world_size):
+        times = [arrow["start"] / scene["end"] for arrow in scene["arrows"] if arrow["src"] == row]
+        assert longest_gap(times) < 2.2 / kept
+
+
+def test_thinning_never_falls_into_step_with_the_program():
+    run = ring(5, 100)
+    found = happenings(run, list(run.trace), dict.fromkeys(range(5)), 0, run.trace.end_s)
+    for most in (50, 100, 200, 400):
+        by_rank = [h.thing.src for h in thinned(found, most)]
+        counts = [by_rank.count(rank) for rank in range(5)]
+        assert max(counts) - min(counts) <= 3
+
+
+def test_many_ranks_are_cut_with_a_note():
+    run = all_reduces(70, 2)
+    scene = scene_of(run)
+    assert len(scene["lanes"]) == MOST_LANES
+    assert scene["notes"] == ["64 of 70 ranks are shown; ranks=[...] chooses others"]
+    chosen = scene_of(run, ranks=[69, 3])
+    assert [lane["rank"] for lane in chosen["lanes"]] == [69, 3]
+    assert chosen["notes"] == []
+
+
+def test_a_part_of_the_time():
+    run = ring(4, 10)
+    scene = scene_of(run, between=(0.0002, 0.0004))
+    assert (scene["begin"], scene["end"]) == (0.0002, 0.0004)
+    assert 0 < scene["total"] < len(run.trace)
+
+
+def test_from_a_moment_to_the_end():
+    run = ring(4, 10)
+    player = run.play(between=(0.0002, math.inf))
+    assert (player.scene["begin"], player.scene["end"]) == (0.0002, run.trace.end_s)
+    assert player._repr_mimebundle_()[0]["image/png"]
+
+
+def test_ops_that_were_not_recorded_are_told():
+    assert scene_of(RunMaker(2).run(dropped=1200))["notes"] == [
+        "1,200 further ops were not recorded"
+    ]
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"ranks": [0, 4]}, "rank 4 is not in this run of 4 ranks"),
+        ({"ranks": []}, "ranks is empty: name at least one rank to show"),
+        ({"ranks": [1, 1]}, "ranks names a rank twice"),
+        ({"ranks": 2}, "ranks is 2: give a list of ranks, like [0, 2]"),
+        ({"ranks": [1.0, 0]}, "ranks is [1.0, 0]: give a list of ranks, like [0, 2]"),
+        ({"between": (2, 1)}, NO_TIME),
+        ({"between": (2, math.inf)}, NO_TIME),
+        ({"between": (0, math.nan)}, NO_TIME),
+        ({"between": 3}, NO_TIME),
+        ({"between": "ab"}, NO_TIME),
+    ],
+)
+def test_a_bad_argument_is_told_in_one_sentence(options, sentence):
+    with pytest.raises(simlib.InvalidCallError) as caught:
+        ring(4).play(**options)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("run", [RunMaker(1).run(), RunMaker(3).run()])
+def test_a_run_without_ops_plays(run):
+    assert scene_of(run)["events"] == []
+
+
+# Where widgets are not shown
+
+
+def test_a_picture_stands_in_the_place_of_the_widget():
+    run = ring(4)
+    data, _ = run.play()._repr_mimebundle_()
+    assert data["text/plain"] == repr(run.play()) == "player of main on 4 real ranks"
+    assert data["image/png"] == run._repr_png_()
+    assert data["application/vnd.jupyter.widget-view+json"]["model_id"]
+
+
+def test_a_player_that_was_shown_keeps_its_picture_and_not_its_run():
+    run = ring(4)
+    gone = weakref.ref(run)
+    player = run.play()
+    first = player._repr_mimebundle_()[0]["image/png"]
+    del run
+    gc.collect()
+    assert gone() is None
+    assert player._repr_mimebundle_()[0]["image/png"] == first
+
+
+def test_the_picture_shows_the_chosen_part():
+    run = ring(4)
+    data, _ = run.play(ranks=(rank for rank in (2, 1)))._repr_mimebundle_()
+    assert data["image/png"] != run._repr_png_()
+
+
+# What is packed
+
+
+def test_the_script_is_one_module_that_loads_nothing():
+    script = Player._esm
+    assert re.findall(r"^export .*", script, re.MULTILINE) == ["export default {"]
+    assert not re.search(r"\bimport\b|https?://|\burl\(", script + Player._css)
+    names = re.findall(r"^(?:const|class|function) (\w+)", script, re.MULTILINE)
+    assert len(names) == len(set(names))
+
+
+def test_every_script_is_used():
+    assert sorted([*SCRIPTS, "page"]) == sorted(path.stem for path in FOLDER.glob("*.js"))
+
+
+def test_the_wheel_has_script_and_style(tmp_path):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "simlib", tmp_path / "simlib")  # a build leaves files beside its source
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "-q", "-w", tmp_path, tmp_path], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in [f"{script}.js" for script in SCRIPTS] + ["player.css"]:
+        assert f"simlib/core/draw/player/{name}" in names

@@ -1,0 +1,66 @@
+"""The zoo: every wrong program gets its kind and its lines, no right one a false alarm."""
+
+import multiprocessing
+import os
+
+import programs
+import pytest
+from verdicts import check_wrong, each, on_processes
+
+LONG_REPEATS = 50
+
+
+@pytest.mark.parametrize("program", each(programs.WRONG))
+def test_wrong_program_is_diagnosed(program):
+    check_wrong(program, on_processes)
+
+
+@pytest.mark.parametrize("program", each(programs.RIGHT))
+def test_right_program_is_left_alone(program):
+    assert on_processes(program, strict=True).findings == []
+
+
+@pytest.fixture(scope="module")
+def every_core_busy():
+    """A process on every core that computes without end."""
+    context = multiprocessing.get_context("spawn")
+    busy = [context.Process(target=_loop, daemon=True) for _ in range(os.cpu_count())]
+    for process in busy:
+        process.start()
+    yield
+    for process in busy:
+        process.kill()
+        process.join()
+
+
+def _loop():
+    while True:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", each(programs.RIGHT))
+def test_right_program_is_left_alone_under_load(program, every_core_busy):
+    for _ in range(LONG_REPEATS):
+        assert on_processes(program, strict=True).findings == []
+
+
+def test_the_zoo_is_large_and_covers_every_kind():
+    assert len(programs.WRONG) >= 80 and len(programs.RIGHT) >= 60
+    kinds = {program.kind for program in programs.WRONG.values()}
+    assert kinds == {
+        "deadlock",
+        "mismatch",
+        "invalid",
+        "rank_error",
+        "rank_died",
+        "stuck_computing",
+        "unfinished",
+        "race",
+    }
+
+
+def test_blamed_ranks_exist():
+    for name, program in programs.WRONG.items():
+        assert program.blamed.keys() <= set(range(program.ranks)), name
+        assert program.blamed or program.meeting or program.kind == "rank_died", name

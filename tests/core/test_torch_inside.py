@@ -1,0 +1,45 @@
+"""torch's inside is touched in one file, and what it hands out is what torch has."""
+
+import re
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+import simlib
+from simlib.core.record import torch_inside
+
+SIMLIB = Path(simlib.__file__).parent
+INSIDE = re.compile(r"torch\._C\b|\bc10d\._[a-z]|distributed_c10d\._|__version__ *[<>]")
+
+
+def test_torchs_inside_is_touched_in_one_file():
+    touching = {
+        file.relative_to(SIMLIB).as_posix()
+        for file in SIMLIB.rglob("*.py")
+        if INSIDE.search(file.read_text(encoding="utf-8"))
+    }
+    assert touching == {"core/record/torch_inside.py"}
+
+
+def test_every_table_of_torchs_own_world_is_there_and_empty():
+    fields = torch_inside.fields_of_world()
+    assert set(fields) >= {"default_pg", "pg_map", "pg_names", "group_count", "tags_to_pg"}
+    assert "pg_config_info" not in fields
+    assert not any(make() for make in fields.values())
+    assert fields["pg_map"]() is not fields["pg_map"]()
+    asked = set(re.findall(r"_world\.(\w+)", Path(c10d.__file__).read_text(encoding="utf-8")))
+    assert asked <= set(fields)
+
+
+def test_a_group_knows_its_rank_and_size_whatever_its_backend_says():
+    class Group(torch_inside.GroupOfItsOwn):
+        pass
+
+    group = Group(2, 5)
+    one = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._register_backend(torch.device("cpu"), kind, one)
+    group._set_default_backend(kind)
+    assert (group.rank(), group.size()) == (2, 5)

@@ -1,0 +1,541 @@
+"""Verdicts as learners read them: sentences, hints, the wait-for graph, findings, `strict`."""
+
+import multiprocessing
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import simlib
+from simlib.core.engines.processes.worlds import Commons, World
+from simlib.core.record.fingerprints import SLOTS, FingerprintTable, size_of_table, word_for
+from simlib.core.record.oplog import create_shared_memory
+
+
+def verdict(function, world_size, error, **options):
+    with pytest.raises(error) as caught:
+        simlib.run(function, world_size, timeout_s=20, **options)
+    return caught.value
+
+
+def both_receive(rank, n):
+    dist.recv(torch.ones(1), src=1 - rank)
+
+
+def test_two_ranks_that_wait_for_each_other():
+    error = verdict(both_receive, 2, simlib.DeadlockError)
+    line = both_receive.__code__.co_firstlineno + 1
+    text = "dist.recv(torch.ones(1), src=1 - rank)"
+    assert str(error) == (
+        "ranks 0 and 1 wait for each other\n"
+        f"  rank 0 waits for rank 1: recv(src=1) (test_verdicts.py, line {line})   {text}\n"
+        f"  rank 1 waits for rank 0: recv(src=0) (test_verdicts.py, line {line})   {text}\n"
+        "Hint: both receive first: let one of them send first"
+    )
+    assert error.kind == "deadlock"
+    assert {rank: site.lineno for rank, site in error.sites.items()} == {0: line, 1: line}
+    assert error.graph.cycle in ((0, 1), (1, 0))
+    assert repr(error.graph) == "\n".join(str(error).splitlines()[1:3])
+    assert error.graph._repr_png_().startswith(b"\x89PNG")
+
+
+def all_but_one_receive_first(rank, n):
+    """Rank 0's message to rank 2 is no near miss: it only waits for those who wait in a circle."""
+    sides = [(rank - 1) % n, (rank + 1) % n]
+    for partner in sides[:: -1 if rank == 0 else 1]:
+        if rank == 0:
+            dist.send(torch.ones(1), dst=partner)
+        dist.recv(torch.ones(1), src=partner)
+        if rank > 0:
+            dist.send(torch.ones(1), dst=partner)
+
+
+def test_a_message_from_beside_a_circle_is_not_blamed():
+    error = verdict(all_but_one_receive_first, 3, simlib.DeadlockError)
+    assert error.graph.cycle in ((1, 2), (2, 1))
+    assert str(error).endswith("Hint: both receive first: let one of them send first")
+
+
+def sends_around(rank, n):
+    dist.send(torch.ones(1), dst=(rank + 1) % n)
+
+
+def misses(rank, n):
+    if rank != 2:
+        dist.all_reduce(torch.ones(1))
+
+
+def other_tag(rank, n):
+    if rank == 0:
+        dist.send(torch.ones(1), 1, tag=4)
+    else:
+        dist.recv(torch.ones(1), 0, tag=5)
+
+
+def waits_for_anybody(rank, n):
+    if rank == 0:
+        dist.recv(torch.ones(1))
+
+
+def groups_in_other_orders(rank, n):
+    one, two = dist.new_group([0, 1]), dist.new_group([0, 1])
+    for group in (one, two) if rank else (two, one):
+        dist.barrier(group)
+
+
+@pytest.mark.parametrize(
+    ("function", "world_size", "headline", "hint"),
+    [
+        (sends_around, 3, "3 ranks wait in a ring: 0 for 1, 1 for 2, 2 for 0", "or use isend"),
+        (misses, 4, "ranks 0, 1 and 3 wait for rank 2, which has finished", "inside an `if`"),
+        (other_tag, 2, "ranks 0 and 1 wait for each other", "use the same tag"),
+        (waits_for_anybody, 3, "rank 0 waits for ranks 1 and 2, which have finished", "more recvs"),
+        (groups_in_other_orders, 2, "ranks 0 and 1 wait for each other", "in different orders"),
+    ],
+)
+def test_headlines_and_hints(function, world_size, headline, hint):
+    lines = str(verdict(function, world_size, simlib.DeadlockError)).splitlines()
+    assert lines[0] == headline
+    assert lines[-1].startswith("Hint: ") and hint in lines[-1]
+
+
+def test_a_mismatch_names_both_sides():
+    def main(rank, n):
+        dist.all_reduce(torch.ones(5 if rank == 2 else 4))
+
+    error = verdict(main, 4, simlib.MismatchError)
+    headline, usual, other = str(error).splitlines()
+    assert headline == (
+        "rank 2 brings 5 elements where ranks 0, 1 and 3 bring 4 elements: "
+        "every rank must bring as many elements as the others expect"
+    )
+    assert usual.startswith("  ranks 0, 1 and 3: all_reduce(SUM) of 4 elements of float32 (")
+    assert other.startswith("  rank 2: all_reduce(SUM) of 5 elements of float32 (")
+    assert error.rule == "shape" and error.kind == "mismatch"
+
+
+def test_a_mismatch_is_told_before_a_byte_moves():
+    def main(rank, n):
+        x = torch.full((4,), rank + 1, dtype=torch.int32 if rank == 1 else torch.float32)
+        dist.all_reduce(x)
+        print("reduced", x)
+
+    error = verdict(main, 2, simlib.MismatchError)
+    assert error.rule == "dtype"
+    assert "reduced" not in "".join(error.run.output)
+
+
+def test_without_check_nothing_is_told():
+    def main(rank, n):
+        dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
+
+    assert simlib.run(main, 2, check=False).findings == []
+    verdict(main, 2, simlib.MismatchError)
+
+
+def race(rank, n):
+    x, y = torch.ones(4), torch.empty(4)
+    request = dist.isend(x, 1 - rank)
+    x += 1
+    dist.recv(y, 1 - rank)
+    request.wait()
+
+
+def test_a_race_is_a_finding_and_an_error_where_strict():
+    for _ in range(2):  # in a new world and in one used again
+        run = simlib.run(race, 2)
+        assert [finding.kind for finding in run.findings] == ["race"]
+    assert run.findings[0].message.startswith("ranks 0 and 1: isend (test_verdicts.py, line ")
+    assert "has its buffer written before wait (test_verdicts.py, line " in str(run.findings[0])
+    assert run.findings[0].sites[0].lineno == race.__code__.co_firstlineno + 2
+    error = verdict(race, 2, simlib.RaceError, strict=True)
+    assert error.kind == "race" and error.run.results == [None, None]
+
+
+def test_writing_to_another_part_of_the_tensor_is_no_race():
+    def ring_step(rank, n):
+        x = torch.arange(8.0)
+        first, second = x.chunk(2)
+        request = dist.isend(first, 1 - rank)
+        second += 1
+        dist.recv(second, 1 - rank)
+        request.wait()
+        first += 1
+
+    assert simlib.run(ring_step, 2).findings == []
+
+
+def test_two_requests_on_the_same_memory():
+    def main(rank, n):
+        x = torch.ones(8)
+        requests = [dist.isend(x[:6], 1 - rank), dist.irecv(x[2:], 1 - rank)]
+        for request in requests:
+            request.wait()
+
+    (both,) = simlib.run(main, 2).findings
+    assert "ranks 0 and 1: irecv (" in both.message
+    assert "uses memory of isend (" in both.message and "times" not in both.message
+
+
+def test_one_race_is_told_once_with_its_number():
+    def main(rank, n):
+        x = torch.ones(8)
+        for _ in range(20):
+            requests = [dist.isend(x, 1 - rank), dist.irecv(x, 1 - rank), dist.irecv(x, 1 - rank)]
+            requests.append(dist.isend(x, 1 - rank))
+            for request in requests:
+                request.wait()
+
+    found = [finding.message for finding in simlib.run(main, 2).findings]
+    # Each of the last three with each one before it, but for two sends, which only read.
+    assert len(found) == 3, found
+    assert all(text.startswith("ranks 0 and 1: i") for text in found)
+    assert sorted(text.rpartition(" (")[2] for text in found) == [
+        "40 times)",
+        "80 times)",
+        "80 times)",
+    ]
+
+
+def test_on_one_rank_the_call_is_told_with_its_arguments():
+    def main(rank, n):
+        x = torch.ones(8)
+        if rank == 0:
+            requests = [dist.isend(x, 1), dist.irecv(x, 1)]
+        else:
+            requests = [dist.irecv(torch.ones(8), 0), dist.isend(x, 0)]
+        for request in requests:
+            request.wait()
+
+    (one,) = simlib.run(main, 2).findings
+    assert "rank 0: irecv(src=1)" in one.message
+    assert "uses memory of isend(dst=1)" in one.message
+
+
+def test_receiving_into_what_is_being_sent():
+    def main(rank, n):
+        x = torch.ones(4)
+        request = dist.isend(x, 1 - rank)
+        dist.recv(x, 1 - rank)
+        request.wait()
+
+    (both,) = simlib.run(main, 2).findings
+    assert "ranks 0 and 1: recv (" in both.message and "uses memory of isend (" in both.message
+
+
+ASYNC = {
+    "all_reduce": lambda x, y, parts, n: dist.all_reduce(x, async_op=True),
+    "broadcast": lambda x, y, parts, n: dist.broadcast(x, 0, async_op=True),
+    "reduce": lambda x, y, parts, n: dist.reduce(x, 0, async_op=True),
+    "all_gather": lambda x, y, parts, n: dist.all_gather(parts, x, async_op=True),
+    "all_gather_single": lambda x, y, parts, n: dist.all_gather_single(y, x, async_op=True),
+    "gather": lambda x, y, parts, n: dist.gather(
+        x, parts if dist.get_rank() == 0 else None, 0, async_op=True
+    ),
+    "scatter": lambda x, y, parts, n: dist.scatter(
+        x, parts if dist.get_rank() == 0 else None, 0, async_op=True
+    ),
+    "reduce_scatter": lambda x, y, parts, n: dist.reduce_scatter(x, parts, async_op=True),
+    "reduce_scatter_single": lambda x, y, parts, n: dist.reduce_scatter_single(x, y, async_op=True),
+    "all_to_all": lambda x, y, parts, n: dist.all_to_all(
+        [torch.zeros(8) for _ in parts], parts, async_op=True
+    ),
+    "all_to_all_single": lambda x, y, parts, n: dist.all_to_all_single(
+        torch.zeros(8 * n), y, async_op=True
+    ),
+    "barrier": lambda x, y, parts, n: dist.barrier(async_op=True),
+}
+
+
+@pytest.mark.parametrize("name", ASYNC)
+def test_a_result_that_comes_before_its_wait_is_no_race(name):
+    call = ASYNC[name]
+
+    def main(rank, n):
+        for _ in range(5):
+            x, y, parts = torch.ones(8), torch.ones(8 * n), [torch.ones(8) for _ in range(n)]
+            work = call(x, y, parts, n)
+            # Gloo's own request: when it is complete, its threads are through.
+            while "reduce_scatter" not in name and not work._work.is_completed():
+                time.sleep(0)
+            work.wait()  # which copies the result of a reduce_scatter itself
+
+    assert simlib.run(main, 2).findings == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_mean_that_gloo_divides_by_torch_is_no_race(ranks):
+    def main(rank, n):
+        mean = {"op": dist.ReduceOp.AVG, "async_op": True}
+        x, whole = torch.ones(8), torch.ones(8 * n)
+        dist.all_reduce(x, **mean).wait()
+        dist.reduce(x, 0, **mean).wait()
+        dist.reduce_scatter(x, [x.clone() for _ in range(n)], **mean).wait()
+        dist.reduce_scatter_single(x, whole, **mean).wait()
+        work = dist.all_reduce(whole, **mean)
+        whole += 1  # which is one
+        work.wait()
+
+    (race,) = simlib.run(main, ranks).findings
+    assert race.kind == "race" and set(race.sites) == set(range(ranks))
+    assert {site.line_text for site in race.sites.values()} == {
+        "work = dist.all_reduce(whole, **mean)"
+    }
+
+
+def test_a_rank_may_bring_a_part_of_what_it_gets():
+    def main(rank, n):
+        w = torch.ones(3 * n)
+        mine = torch.nn.Parameter(w.chunk(n)[rank])  # no view, but of w's memory and version
+        for _ in range(2):
+            dist.all_gather_single(w, mine.detach(), async_op=True).wait()
+
+    assert simlib.run(main, 2).findings == []
+
+
+def of_a_chunk(w, rank):
+    return torch.nn.Parameter(w.chunk(2)[rank]).detach()
+
+
+def of_a_slice(w, rank):
+    return w[3 * rank : 3 * rank + 3]
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@pytest.mark.parametrize("part", [of_a_chunk, of_a_slice])
+def test_a_result_that_holds_what_was_brought_is_left_alone_too(part, engine):
+    def main(rank, n):
+        w = torch.ones(6)
+        work = dist.all_gather_single(w, part(w, rank), async_op=True)
+        w += 1
+        work.wait()
+
+    (race,) = engine(main, 2).findings
+    assert race.kind == "race" and set(race.sites) == {0, 1}
+
+
+def test_results_that_lie_in_one_tensor_are_no_race():
+    def main(rank, n):
+        w = torch.zeros(3 * n)
+        parts = [torch.nn.Parameter(part).detach() for part in w.chunk(n)]
+        dist.all_gather(parts, torch.ones(3), async_op=True).wait()
+
+    assert simlib.run(main, 2).findings == []
+
+
+def reads_before_wait(rank, n):
+    x = torch.zeros(2)
+    if rank == 0:
+        dist.send(torch.ones(2), 1)
+        return None
+    request = dist.irecv(x, 0)
+    early = x.tolist()
+    request.wait()
+    return early
+
+
+def two_phases_from_any_source(rank, n):
+    x, heard = torch.zeros(1), []
+    for phase in range(2):
+        if rank:
+            dist.send(torch.tensor([float(phase)]), 0)
+        else:
+            for _ in range(1, n):
+                dist.recv(x)
+                heard.append(x.item())
+    return heard
+
+
+def test_what_leaves_no_trace_on_real_ranks_shows_in_a_simulation():
+    for program, ranks in ((reads_before_wait, 2), (two_phases_from_any_source, 3)):
+        assert simlib.run(program, ranks).findings == []
+    assert simlib.simulate(reads_before_wait, 2).results[1] == [0.0, 0.0]
+    found = [simlib.simulate(two_phases_from_any_source, 3, seed=seed).findings for seed in (0, 1)]
+    assert any("in another admissible order" in race.message for races in found for race in races)
+
+
+def test_what_is_only_read_may_be_read_by_several_requests():
+    def main(rank, n):
+        x, parts = torch.ones(4), [torch.zeros(4) for _ in range(n)]
+        requests = [
+            dist.all_gather([torch.zeros(4) for _ in range(n)], x, async_op=True),
+            dist.reduce_scatter(torch.zeros(2), list(x.split(2)), async_op=True),
+            dist.all_to_all(parts, [x] * n, async_op=True),
+            dist.gather(
+                x, [torch.zeros(4) for _ in range(n)] if rank == 0 else None, async_op=True
+            ),
+        ]
+        for request in requests:
+            request.wait()
+
+    for engine in (simlib.run, simlib.simulate):
+        assert engine(main, 2).findings == []
+
+
+def test_what_is_left_over_is_found():
+    def main(rank, n):
+        if rank == 0:
+            dist.isend(torch.ones(1), 1)
+        dist.all_reduce(torch.ones(1), async_op=True)
+
+    messages = [str(finding) for finding in simlib.run(main, 2).findings]
+    assert len(messages) == 2
+    assert messages[0].startswith("unfinished: rank 0: isend(dst=1) (test_verdicts.py, line ")
+    assert messages[0].endswith("was never received")
+    assert messages[1].startswith("unfinished: ranks 0 and 1: all_reduce (")
+    assert verdict(main, 2, simlib.UnfinishedError, strict=True).kind == "unfinished"
+
+
+def test_a_message_whose_request_was_dropped_arrives_and_is_told():
+    def main(rank, n):
+        x = torch.zeros(1)
+        if rank == 0:
+            dist.isend(torch.ones(1), 1)
+        else:
+            dist.recv(x, 0)
+        return x.item()
+
+    run = simlib.run(main, 2)
+    assert run.results[1] == 1.0
+    assert ["was never waited for" in finding.message for finding in run.findings] == [True]
+
+
+def test_a_straggler_is_no_deadlock():
+    def main(rank, n):
+        if rank == 1:
+            time.sleep(1.5)
+        dist.barrier()
+        return rank
+
+    assert simlib.run(main, 3).results == [0, 1, 2]
+
+
+def test_a_thread_that_may_still_send_keeps_a_rank_from_being_blocked():
+    def main(rank, n):
+        import threading
+
+        x = torch.zeros(1)
+        if rank == 0:
+
+            def later():
+                time.sleep(0.5)
+                dist.send(torch.ones(1), 1)
+
+            thread = threading.Thread(target=later)
+            thread.start()
+            dist.recv(x, 1)
+            thread.join()
+        else:
+            dist.recv(x, 0)
+            dist.send(torch.ones(1), 0)
+        return x.item()
+
+    assert simlib.run(main, 2).results == [1.0, 1.0]
+
+
+def test_ddp_that_waits_inside_backward_is_seen():
+    def main(rank, n):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        for _ in range(1 + rank):
+            model(torch.ones(1, 2)).sum().backward()
+
+    error = verdict(main, 2, simlib.DeadlockError)
+    assert str(error).startswith("rank 1 waits for rank 0, which has finished")
+    assert error.sites[1].line_text == "model(torch.ones(1, 2)).sum().backward()"
+
+
+def test_a_learners_error_comes_before_what_follows_from_it():
+    def main(rank, n):
+        if rank == 1:
+            raise ValueError("no data")
+        dist.barrier()
+
+    assert verdict(main, 3, simlib.RankError).kind == "rank_error"
+
+
+@pytest.fixture
+def tables():
+    """The tables of two ranks, in one memory."""
+    fd = create_shared_memory("test", size_of_table(2))
+    tables = [FingerprintTable(fd, 2, rank) for rank in range(2)]
+    yield tables
+    for table in tables:
+        table.close()
+    os.close(fd)
+
+
+def test_the_meeting_table_compares_with_those_who_came(tables):
+    meeting, word, other = word_for("world"), word_for("sum"), word_for("max")
+    assert tables[0].agrees(meeting, 1, word)
+    assert tables[1].agrees(meeting, 1, word)
+    assert not tables[1].agrees(meeting, 1, other)
+    assert tables[1].agrees(meeting, 2, other)
+
+
+def test_the_meeting_table_forgets(tables):
+    meeting, word, other = word_for("world"), word_for("sum"), word_for("max")
+    tables[0].agrees(meeting, 1, word)
+    world = World.__new__(World)  # all that it needs of a world to begin a run
+    world._ties, world.runs = Commons.__new__(Commons), 0
+    world._ties._fingerprints = tables[0]._memory
+    world.begin_run()
+    assert tables[1].agrees(meeting, 1, other)
+
+
+def test_the_meeting_table_does_not_take_another_meeting_for_a_disagreement(tables):
+    word, other = word_for("sum"), word_for("max")
+    assert tables[0].agrees(10, 1, word)
+    assert tables[1].agrees(10 + SLOTS, 1, other)
+    assert tables[0].agrees(10, 1, other)
+
+
+ROUNDS = 50
+
+
+def _come(fd, rank, words, barrier, answers):
+    table = FingerprintTable(fd, 2, rank)
+    told = []
+    for start in range(0, ROUNDS * SLOTS, SLOTS):
+        barrier.wait()
+        told += [table.agrees(12345, start + number, words[rank]) for number in range(SLOTS)]
+    answers.put(told)
+
+
+def come_together(words):
+    """Two processes come to the same meetings at the same moments; what each was told."""
+    context = multiprocessing.get_context("fork")
+    fd = create_shared_memory("test", size_of_table(2))
+    barrier, answers = context.Barrier(2), context.Queue()
+    args = words, barrier, answers
+    ranks = [context.Process(target=_come, args=(fd, rank, *args)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    told = [answers.get() for _ in ranks]
+    for rank in ranks:
+        rank.join()
+    os.close(fd)
+    return told
+
+
+def test_ranks_that_agree_are_never_held_back():
+    assert all(map(all, come_together((7, 7))))
+
+
+def test_of_ranks_that_disagree_one_is_always_held_back():
+    one, other = come_together((7, 8))
+    assert not any(a and b for a, b in zip(one, other, strict=True))
+
+
+def test_of_very_many_ranks_the_first_are_told():
+    def main(rank, n):
+        dist.recv(torch.zeros(1), (rank - 1) % n)
+
+    with pytest.raises(simlib.DeadlockError) as caught:
+        simlib.simulate(main, 100)
+    lines = str(caught.value).splitlines()
+    assert len(lines) < 20
+    assert "100 ranks wait in a ring: 0 for 99" in lines[0] and "..., " in lines[0]
+    assert "... and 90 more ranks" in str(caught.value)
+    assert len(caught.value.sites) == 100

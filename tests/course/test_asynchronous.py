@@ -1,0 +1,240 @@
+"""Lesson 13: averages of two sorts, how old a gradient is, and a replica that is lost."""
+
+import ast
+from pathlib import Path
+
+import jupytext
+import pytest
+import torch
+
+import simlib
+
+ROOT = Path(__file__).resolve().parents[2]
+CONSTANTS = {"SHAPES", "SIZES", "OPTIMIZERS", "P", "images", "WHAT"}
+CONSTANTS |= {"(images, labels)", "(PUSH, FETCH, GOODBYE)"}
+
+
+def lesson():
+    """What lesson 13 imports and defines, without running anything else of it."""
+    path = ROOT / "authoring" / "lessons" / "13_asynchronous_training.py"
+    names = {"__name__": "lesson"}
+    for cell in jupytext.read(path, fmt="py:percent").cells:
+        if cell.cell_type == "code":
+            kept = [statement for statement in ast.parse(cell.source).body if defines(statement)]
+            exec(compile(ast.Module(kept, []), "<lesson 13>", "exec"), names)
+    return names
+
+
+def defines(statement):
+    if isinstance(statement, ast.Assign):
+        return {ast.unparse(target) for target in statement.targets} <= CONSTANTS
+    return isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef))
+
+
+LESSON = lesson()
+network, apart, together, downpour = (
+    LESSON[name] for name in ("network", "apart", "together", "downpour")
+)
+
+
+def of_replicas(run, shards):
+    return LESSON["loss_of"](torch.cat(run.results[:shards])).item()
+
+
+def parameters_and_gradients(name, ranks, steps=8):
+    """Theta after so many steps, of gradients averaged and of parameters averaged."""
+    return [
+        simlib.simulate(LESSON["average"], ranks, (what, name, steps)).results[0]
+        for what in ("gradients", "parameters")
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("name", ["SGD", "momentum"])
+def test_averaging_parameters_is_averaging_gradients(name, ranks):
+    torch.testing.assert_close(*parameters_and_gradients(name, ranks), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_for_adam_it_is_not(ranks):
+    of_gradients, of_parameters = parameters_and_gradients("Adam", ranks)
+    assert (of_gradients - of_parameters).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 7])
+def test_among_equal_workers_a_gradient_is_as_old_as_there_are_others(workers):
+    args, cluster = ("gradients", 10 * workers, 0.1), network(workers + 1)
+    run = simlib.simulate(apart, workers + 1, args, cluster=cluster)
+    ages = LESSON["staleness"](run)
+    assert ages[:workers] == list(range(workers))
+    assert ages[workers:] == [workers - 1] * 9 * workers
+
+
+def test_a_slow_worker_leaves_the_mean_age_as_it_is():
+    args = ("gradients", 120, 0.1)
+    runs = [
+        simlib.simulate(apart, 5, args, cluster=network(5), slow=slow) for slow in ({}, {1: 3.0})
+    ]
+    equal, slow = map(LESSON["staleness"], runs)
+    assert abs(sum(equal) - sum(slow)) <= 12
+    assert max(slow) > 2 * max(equal)
+
+
+def test_on_real_ranks_the_mean_age_is_the_same():
+    ages = LESSON["staleness"](simlib.run(apart, 4, ("gradients", 60, 0.1)))
+    assert len(ages) == 60
+    assert abs(sum(ages) / 60 - 2) < 0.2
+
+
+def test_one_worker_and_a_server_are_sgd():
+    alone = simlib.simulate(apart, 2, ("gradients", 32, 0.2), cluster=network(2)).results[0]
+    theta, gradient = LESSON["start"](), LESSON["gradients"](1)
+    for _ in range(32):
+        theta -= 0.2 * gradient(theta)
+    assert alone[-1][2] == pytest.approx(LESSON["loss_of"](theta).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 5])
+def test_a_loop_with_late_gradients_is_the_server(workers):
+    args = ("gradients", 16 * workers, 0.1)
+    run = simlib.simulate(apart, workers + 1, args, cluster=network(workers + 1))
+    first = min((m for m in run.trace.messages if m.dst == 0), key=lambda m: m.recv.end_s)
+    assert first.src == workers
+    loop = simlib.simulate(
+        lambda rank, world_size: LESSON["delayed"](workers - 1, 0.1, 16 * workers), 1
+    )
+    assert run.results[0][-1][2] == pytest.approx(loop.results[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("workers", [4, 8, 16])
+def test_a_full_link_sets_the_pace(workers):
+    run = simlib.simulate(
+        apart, workers + 1, ("gradients", 64, 0.1), cluster=network(workers + 1, 1)
+    )
+    pair_s = 2 * (10e-6 + (4 * LESSON["P"] + 2) / 125e6)
+    assert run.time_s == pytest.approx(1e-3 + 64 * pair_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("S", [1, 2, 4])
+@pytest.mark.parametrize("death_s", [0.0101, 0.03, 0.0613])
+def test_downpour_goes_on_without_a_replica(S, death_s):
+    options = {"cluster": network(S + 4)}
+    whole = simlib.simulate(downpour, S + 4, (S, 64, 0.1), **options)
+    death = {"kill": {S + 3: death_s}, "on_death": "continue"}
+    lost = simlib.simulate(downpour, S + 4, (S, 64, 0.1), **options, **death)
+    assert lost.deaths == {S + 3: death_s}
+    assert lost.results[S + 3] is None
+    assert of_replicas(lost, S) < of_replicas(whole, S) + 0.1 < 0.5
+
+
+@pytest.mark.parametrize("engine", ["simulate", "run"])
+@pytest.mark.parametrize("kill, reached", [({}, 0.2), ({4: 0.1}, 0.2), ({2: 0.05, 3: 0.15}, 0.3)])
+def test_other_replicas_go_on_and_reach_the_loss(engine, kill, reached):
+    """Three replicas, 400 steps each: with one lost as with all; a single one has a third."""
+    death = {"kill": kill, "on_death": "continue"} if kill else {}
+    run = getattr(simlib, engine)(downpour, 5, (2, 400, 0.05), **death)
+    assert set(run.deaths) == set(kill)
+    assert all(run.results[rank] is None for rank in kill)
+    assert of_replicas(run, 2) < reached
+
+
+def test_figures_of_a_lost_replica_are_those_of_the_lesson():
+    runs = [
+        simlib.simulate(downpour, 6, (2, 64, 0.1), cluster=network(6), **death)
+        for death in ({}, {"kill": {5: 0.03}, "on_death": "continue"})
+    ]
+    assert [of_replicas(run, 2) for run in runs] == pytest.approx([0.285, 0.295], abs=6e-4)
+    assert [1e3 * run.time_s for run in runs] == pytest.approx([69.4, 69.4], abs=0.06)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_staleness_comes_with_replicas_and_not_with_cuts(replicas, is_asked, monkeypatch):
+    if is_asked:
+        monkeypatch.setitem(LESSON, "shards_to_ask", asked_shards)
+    steps, ranks = 12, 10 + 2 * replicas
+    run = simlib.simulate(LESSON["split"], ranks, (steps, 0.1), cluster=network(ranks))
+    ages = LESSON["staleness"](run, range(10, ranks, 2))
+    assert ages[replicas:] == [replicas - 1] * replicas * (steps - 1)
+    pushed = [m for m in run.trace.messages if m.src == 11 and m.dst < 10]
+    assert len(pushed) == steps * (1 if is_asked else 10)
+    assert sum(m.nbytes for m in pushed) == 4 * steps * (663 if is_asked else LESSON["P"])
+    if replicas == 1:
+        theta, gradient = LESSON["start"](), LESSON["gradients"](1)
+        for _ in range(steps):
+            theta -= 0.1 * gradient(theta)
+        torch.testing.assert_close(torch.cat(run.results[:10]), theta, rtol=0, atol=1e-6)
+
+
+def asked_shards(a, b, S=10):
+    """The answer of the lesson."""
+    ends = [part.max().item() + 1 for part in torch.arange(LESSON["P"]).tensor_split(S)]
+    return [s for s in range(S) if [0, *ends][s] < b and ends[s] > a]
+
+
+def test_which_shards_hold_a_layer():
+    border = sum(LESSON["SIZES"][:2])
+    assert asked_shards(0, border) == list(range(10))
+    assert asked_shards(border, LESSON["P"]) == [9]
+
+
+def keep(theta, agreed, momentum):
+    return theta
+
+
+PROGRAMS = {
+    "together": (together, 4, ("gradients", 24, 0.2)),
+    "parameters together": (together, 3, ("parameters", 16, 0.2)),
+    "apart": (apart, 5, ("gradients", 48, 0.2)),
+    "parameters apart": (apart, 4, ("parameters", 48, 0.2)),
+    "local": (LESSON["local"], 4, (4, False, keep, 16)),
+    "Adam": (LESSON["average"], 3, ("parameters", "Adam", 8)),
+    "downpour": (downpour, 6, (2, 16, 0.1, 2, 4, True, 4)),
+    "split": (LESSON["split"], 14, (8, 0.1)),
+}
+
+
+def digits_of(run):
+    """All that a run has of figures, as text, so that the last digit counts."""
+    results = [r.tolist() if isinstance(r, torch.Tensor) else r for r in run.results]
+    return repr((results, run.time_s, list(run.bytes_sent), LESSON["staleness"](run)))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_figures_are_the_same_to_the_last_digit_in_every_run(name):
+    program, ranks, args = PROGRAMS[name]
+
+    def digits(seed):
+        noise = simlib.scale.Jitter("lognormal", spread=0.1, seed=seed)
+        options = {"cluster": network(ranks), "slow": noise}
+        return digits_of(simlib.simulate(program, ranks, args, **options))
+
+    assert digits(5) == digits(5)
+    assert digits(6) != digits(5)
+
+
+def test_figures_of_a_death_are_the_same_in_every_run():
+    death = {"kill": {5: 0.013}, "on_death": "continue", "cluster": network(6)}
+    one, other = (simlib.simulate(downpour, 6, (2, 16, 0.1), **death) for _ in range(2))
+    assert digits_of(one) == digits_of(other)
+
+
+def test_a_band_is_as_wide_as_its_seeds_make_it():
+    """Twenty seeds: losses apart differ, together they do not."""
+
+    def losses(program, ranks, steps, seed):
+        noise = simlib.scale.Jitter("lognormal", spread=0.1, seed=seed)
+        options = {"cluster": network(ranks), "slow": noise}
+        run = simlib.simulate(program, ranks, ("gradients", steps, 0.2), **options)
+        return [loss for _, _, loss in run.results[0]]
+
+    band = [losses(apart, 5, 48, seed)[-1] for seed in range(20)]
+    assert len(set(band)) > 15
+    assert len({tuple(losses(together, 4, 12, seed)) for seed in range(5)}) == 1
+
+
+def test_the_race_is_named_with_its_line():
+    run = simlib.simulate(apart, 3, ("gradients", 16, 0.2), cluster=network(3), seed=2)
+    (race,) = [finding for finding in run.findings if finding.kind == "race"]
+    assert "recv(src=any)" in race.message
+    assert [(site.function, site.lineno) for site in race.sites.values()] == [("apart", 6)]

@@ -1,0 +1,347 @@
+"""The lab of meshes: its model against simlib.scale, simulate and papers; its picture."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from dataclasses import replace
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from PIL import Image
+
+import simlib
+from simlib import Cluster, Device, Link, labs, scale
+from simlib.core.draw.dark_canvas import DarkCanvas
+from simlib.core.draw.figures import on_canvas, pixels_of
+from simlib.core.model.errors import InvalidCallError
+from simlib.course.labs import mesh, mesh_model, mesh_panels
+from simlib.course.labs.mesh_model import Cut, Transformer, refusal, step_of
+
+SEED = int(os.environ["SEED"])
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+MODEL = Transformer(32, 4096, 32, 2048, 1024, 51_200)
+DEFAULT = Cut(64, 8, 2, 16, 0, True, "tp dp pp")
+MACHINE = mesh.machine()
+STATES = {
+    "default": (),
+    "one rank": (1, 1, 1, 256, 0, False),
+    "too much": (64, 1, 1, 16, 0, False),
+    "none": (4096, 8, 16, 64),
+    "most": (4096, 32, 32, 256, 3, True, "pp dp tp"),
+    "outside": (64, 8, 2, 16, 3, True, "dp pp tp"),
+}
+
+
+def step(model=MODEL, cluster=MACHINE, **changes):
+    return step_of(model, replace(DEFAULT, **changes), cluster)
+
+
+# ---- the model
+
+
+@pytest.mark.parametrize(
+    "layers, hidden, heads, billions, batch",
+    [(24, 2304, 24, 1.7, 512), (80, 12288, 96, 145.6, 2304)],
+)
+def test_parameters_and_operations_are_those_of_the_paper(layers, hidden, heads, billions, batch):
+    """Narayanan et al. 2021, table 1 and equation 3: 96 B s l h^2 (1 + s / 6h + V / 16 l h)."""
+    model = Transformer(layers, hidden, heads, 2048, batch, 51_200)
+    assert model.parameters / 1e9 == pytest.approx(billions, rel=0.03)
+    ratio = 1 + 2048 / (6 * hidden) + 51_200 / (16 * layers * hidden)
+    formula = 96 * batch * 2048 * layers * hidden**2 * ratio
+    assert batch * sum(model.flops(True)) == pytest.approx(formula)
+    assert model.flops(False)[1] == 2 * model.flops(False)[0]
+
+
+@pytest.mark.parametrize("tp, pp, count", [(1, 4, 8), (8, 4, 4), (4, 2, 3), (8, 1, 2)])
+def test_a_step_is_that_of_the_pipeline_model(tp, pp, count):
+    """One replica, followed message by message: forward and backward with their all_reduces."""
+    model = replace(MODEL, batch=24)
+    found = step(model, ranks=tp * pp, tp=tp, pp=pp, num_microbatches=count)
+    work_s = (found.times_s["compute"] + found.times_s["tp"]) / count
+    forward, backward = model.flops(True)
+    compute_s = forward / (tp * pp) * 24 / count / 62.4e12
+    nbytes = 2 * 24 // count * 2048 * 4096
+    inside = Cluster(1, 8, Link(2e-6, 25e9), Link(5e-6, 150e9))
+    reduced_s = scale.time_of("all_reduce", tp, nbytes, inside, "ring", itemsize=2)
+    forward_s = compute_s + 64 // pp * reduced_s
+    assert found.times_s["compute"] == pytest.approx(
+        count * compute_s * (forward + backward) / forward
+    )
+    across = Cluster(pp, 1, Link(2e-6, 25e9), Link(5e-6, 150e9))
+    if tp * pp <= 8:
+        across = Cluster(1, pp, Link(2e-6, 25e9), Link(5e-6, 150e9))
+    wanted = scale.pipeline_time(
+        pp, count, across, forward_s=forward_s, backward_s=work_s - forward_s, message_bytes=nbytes
+    )
+    assert found.time_s == pytest.approx(wanted.time_s, rel=1e-6)
+    assert found.times_s["dp"] == 0
+    if tp == 8:  # each stage has a node
+        assert found.times_s["bubble"] == pytest.approx((pp - 1) * work_s)
+
+
+@pytest.mark.parametrize("tp", [2, 8, 16])
+def test_tensor_parallelism_is_that_of_its_model(tp):
+    model = replace(MODEL, batch=8)
+    found = step(model, ranks=tp, tp=tp, pp=1, num_microbatches=1)
+    cluster = replace(MACHINE, nodes=2)
+    compute_s = found.times_s["compute"]
+    wanted = scale.tensor_parallel_time(
+        3 * 32, 2 * 8 * 2048 * 4096, tp, cluster, forward_s=compute_s / 2, backward_s=compute_s / 2,
+        itemsize=2,
+    )  # fmt: skip
+    assert found.time_s == pytest.approx(wanted.time_s, rel=1e-6)
+
+
+def test_megatrons_efficiency_is_the_one_of_docs_published():
+    """8.7 billion parameters on 8 GPUs: 79.6 % published, 80.2 % by the model without attention."""
+    model = Transformer(76, 3072, 32, 1024, 8, 51_200)
+    found = step(model, ranks=8, tp=8, pp=1, num_microbatches=1)
+    assert found.times_s["compute"] / found.time_s == pytest.approx(0.802, abs=0.01)
+
+
+def test_the_reduction_over_dp_is_zeros():
+    nbytes = 2 * MODEL.parameters / 16
+    even = int(nbytes) // 8 * 8
+    cluster = Cluster(4, 1, Link(2e-6, 25e9), Link(5e-6, 150e9))
+    reduced, scattered, gathered = (
+        scale.time_of(kind, 4, even, cluster, "ring", itemsize=2)
+        for kind in ("all_reduce", "reduce_scatter", "all_gather")
+    )
+    wanted = (
+        reduced,
+        scattered + gathered,
+        16 * scattered + gathered,
+        16 * scattered + 32 * gathered,
+    )
+    found = [step(zero=zero).times_s["dp"] for zero in range(4)]
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_bytes_are_those_of_the_paper():
+    """7.5 billion parameters on 64 ranks: 120, 31.4, 16.6, 1.9 GB (Rajbhandari et al. 2019)."""
+    model = replace(MODEL, layers=36, vocabulary=57_000)
+    ratio = 7.5e9 / model.parameters
+    kept = [
+        (found.nbytes - found.kept_bytes["activations"]) * ratio / 1e9
+        for found in (step(model, tp=1, pp=1, zero=zero) for zero in range(4))
+    ]
+    assert kept == pytest.approx([120, 31.4, 16.6, 1.9], rel=0.02)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_state_is_that_of_zero_time(zero):
+    found = step(tp=1, pp=1, zero=zero).kept_bytes
+    wanted = scale.zero_time(
+        zero, 2 * MODEL.parameters, 64, Cluster(64, 1, Link(0, 1e9)), forward_s=1, backward_s=2,
+        optimizer_bytes=12 * MODEL.parameters, itemsize=2, bucket_bytes=4e9,
+    )  # fmt: skip
+    kept = wanted.parameter_bytes, wanted.gradient_bytes, wanted.optimizer_bytes
+    names = "parameters", "gradients", "optimizer state"
+    assert [found[name] for name in names] == pytest.approx(kept, rel=1e-6)
+
+
+def test_activations_are_those_of_the_micro_batches_in_flight():
+    """Korthikanti et al. 2022: s b h (10 + 24/t + 5 a s / (h t)) a layer, or 2 s b h."""
+    sbh = 2048 * 16 * 4096
+    layer = sbh * (10 + 24 / 8 + 5 * 32 * 2048 / (4096 * 8))
+    assert step(recompute=False).kept_bytes["activations"] == pytest.approx(2 * 16 * layer)
+    assert step().kept_bytes["activations"] == pytest.approx(2 * 16 * 2 * sbh + layer)
+    one = step(num_microbatches=1, recompute=False)  # never two in flight
+    assert one.kept_bytes["activations"] == pytest.approx(16 * 16 * layer)
+
+
+def reduce_in_groups(rank, world_size, stride, size, nbytes):
+    """All groups along an axis all_reduce at once."""
+    block = stride * size
+    for first in (b + k for b in range(0, world_size, block) for k in range(stride)):
+        group = dist.new_group(list(range(first, first + block, stride)))
+        if (rank - first) % stride == 0 and first <= rank < first + block:
+            own = group
+    dist.all_reduce(torch.zeros(nbytes // 4), group=own)
+
+
+@pytest.mark.parametrize("axis", ["tp", "dp", "pp"])
+@pytest.mark.parametrize("order", ["tp dp pp", "dp pp tp", "pp tp dp"])
+def test_groups_that_go_at_once_do_not_hold_one_another_up(axis, order):
+    cut = Cut(16, 4, 2, 1, 0, True, order)
+    cluster = Cluster(4, 4, Link(2e-6, 25e9), Link(5e-6, 150e9), rails=4)
+    nbytes = 1 << 18
+    args = cut.stride(axis), cut.size(axis), nbytes
+    run = simlib.simulate(reduce_in_groups, 16, args, cluster=cluster, all_reduce="ring")
+    found_s = mesh_model._seconds("all_reduce", cut, axis, nbytes, cluster)
+    assert run.time_s == pytest.approx(found_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes, word, sentence",
+    [
+        ({"ranks": 8}, "ranks", "tp x pp = 16 is more than 8 ranks"),
+        ({"tp": 64, "ranks": 128}, "heads", "32 heads cannot be divided by tp = 64"),
+        ({"pp": 64, "tp": 1}, "layers", "32 layers cannot be divided by pp = 64"),
+        ({"num_microbatches": 512}, "batch", "1,024 sequences cannot be divided by dp x micro-bat"),
+    ],
+)
+def test_a_cut_that_cannot_be_is_told(changes, word, sentence):
+    found, why = refusal(MODEL, replace(DEFAULT, **changes))
+    assert found == word and sentence in why
+    assert refusal(MODEL, DEFAULT) is None
+
+
+# ---- the picture
+
+
+def words_of(figure):
+    return " | ".join(text.get_text() for text in figure.axes[0].texts)
+
+
+def test_the_title_is_the_step():
+    words = words_of(labs.draw_mesh())
+    assert f"64 ranks = dp 4 x tp 8 x pp 2: {step().time_s:.3g} s a step |" in words
+    assert "6.66 billion parameters (32 layers of 4,096); 1,024 sequences of 2,048 a step" in words
+    assert "on each replica 16 micro-batches of 16" in words
+    assert "a step, but memory does not hold it" in words_of(labs.draw_mesh(*STATES["too much"]))
+    assert "4,096 ranks, tp 8 x pp 16: 1,024 sequences cannot be divided by dp x micro" in (
+        words_of(labs.draw_mesh(*STATES["none"]))
+    )
+
+
+def test_messages_that_would_queue_have_no_answer():
+    cluster = Cluster(1, 1, Link(0.0, 1e7), device=Device(1e14))
+    words = words_of(labs.draw_mesh(8, 1, 8, 8, cluster=cluster))
+    assert "and a forward" in words and "messages would wait for one another |" in words
+
+
+def boxes_of(figure, zorder, width):
+    """Boxes of this width: (left, top, colour)."""
+    found = []
+    for drawn in figure.axes[0].collections:
+        if drawn.get_zorder() != zorder:
+            continue
+        colors = drawn.get_facecolors()
+        for k, path in enumerate(drawn.get_paths()):
+            (x0, y0), (x1, _) = path.vertices.min(axis=0), path.vertices.max(axis=0)
+            if x1 - x0 == pytest.approx(width):
+                color = to_hex(colors[k % len(colors)]) if len(colors) else None
+                found.append((x0, y0, color))
+    return found
+
+
+def test_the_map_is_grey_empty_or_green():
+    figure = labs.draw_mesh()
+    cells = boxes_of(figure, 2, mesh_panels.CELL_WIDTH - 0.04)
+    assert len(cells) == 36
+    for x, y, color in cells:
+        tp = mesh.MAP[round((x - mesh_panels.MAP_LEFT) / mesh_panels.CELL_WIDTH)]
+        pp = mesh.MAP[round((y - mesh_panels.MAP_TOP) / mesh_panels.CELL_HEIGHT)]
+        cut = replace(DEFAULT, tp=tp, pp=pp)
+        if refusal(MODEL, cut):
+            assert color == mesh_panels.OUT
+        else:
+            assert (color == "#ffffff") == (not step(tp=tp, pp=pp).fits)
+
+
+def test_the_fastest_that_fits_has_a_rim_of_its_own():
+    figure = labs.draw_mesh()
+    ((x, y, _),) = boxes_of(figure, 3, mesh_panels.CELL_WIDTH - 0.09)
+    tp = mesh.MAP[round((x - mesh_panels.MAP_LEFT) // mesh_panels.CELL_WIDTH)]
+    pp = mesh.MAP[round((y - mesh_panels.MAP_TOP) // mesh_panels.CELL_HEIGHT)]
+    fitting = {
+        (tp, pp): step(tp=tp, pp=pp).time_s
+        for tp in mesh.MAP
+        for pp in mesh.MAP
+        if not refusal(MODEL, replace(DEFAULT, tp=tp, pp=pp)) and step(tp=tp, pp=pp).fits
+    }
+    assert (tp, pp) == min(fitting, key=fitting.get)
+
+
+def test_bars_of_time_add_up_to_the_step():
+    figure, found = labs.draw_mesh(), step()
+    widths = []
+    for drawn in figure.axes[0].collections:
+        boxes = [path.vertices for path in drawn.get_paths()]
+        if len(boxes) == 5 and boxes[0][:, 0].min() == mesh_panels.BARS:
+            widths = [float(np.ptp(box[:, 0])) for box in boxes]
+    shares = [found.times_s[part] / found.time_s for part in mesh_model.PARTS]
+    assert np.array(widths) / mesh_panels.BARS_WIDTH == pytest.approx(shares)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", STATES)
+def test_no_words_cover_others_or_are_cut(name, dark):
+    figure = labs.draw_mesh(*STATES[name])
+    with on_canvas(figure, DarkCanvas if dark else FigureCanvasAgg) as canvas:
+        canvas.draw()
+        boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+        transform = figure.axes[0].transData
+        for drawn in figure.axes[0].collections:
+            if drawn.get_zorder() != 4:
+                continue
+            for path, at in zip(drawn.get_paths(), drawn.get_offsets(), strict=True):
+                if len(path.vertices):
+                    box = path.get_extents(drawn.get_transform())
+                    boxes.append(box.translated(*transform.transform(at)))
+        for k, box in enumerate(boxes):
+            assert box.x0 >= 0 and box.y0 >= 0
+            assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+            assert not any(box.overlaps(other) for other in boxes[:k]), name
+
+
+def test_however_sliders_are_moved_the_picture_is_that_of_their_state():
+    random = np.random.default_rng(SEED)
+    lab = labs.mesh_lab()
+    for _ in range(25):
+        control = lab.controls[random.choice(list(lab.controls))]
+        control.index = int(random.integers(len(control.options)))
+    state = {name: control.value for name, control in lab.controls.items()}
+    alone = pixels_of(FigureCanvasAgg(labs.draw_mesh(**state)))
+    shown = np.asarray(Image.open(io.BytesIO(lab.image.value)))
+    assert np.array_equal(shown, alone), state
+
+
+def test_other_models_and_clusters_can_be_given():
+    device = Device(312e12, 80e9)
+    cluster = Cluster(1, 8, Link(2e-6, 25e9), Link(5e-6, 300e9), device, rails=8)
+    model = {"layers": 96, "hidden": 12288, "heads": 96, "batch": 1536}
+    words = words_of(labs.draw_mesh(1024, 8, 16, 64, 1, cluster=cluster, **model))
+    assert "175 billion parameters (96 layers of 12,288)" in words
+    assert labs.draw_mesh(8, 8, 1, cluster=replace(cluster, device=Device(1e14)))  # no limit
+
+
+@pytest.mark.parametrize(
+    "state, options, sentence",
+    [
+        ((48,), {}, "ranks is 48: choose one of 1, 2, 4"),
+        ((64, 3), {}, "tp is 3: choose one of 1, 2, 4"),
+        ((64, 8, 64), {}, "pp is 64: choose one of 1, 2"),
+        ((64, 8, 2, 0), {}, "num_microbatches is 0"),
+        ((64, 8, 2, 8, 4), {}, "zero is 4: choose one of 0, 1, 2, 3"),
+        ((64, 8, 2, 8, 1, 2), {}, "recompute is 2"),
+        ((64, 8, 2, 8, 1, True, "tp pp"), {}, "order is 'tp pp': choose one of tp dp pp"),
+        ((), {"hidden": 0}, "hidden is 0: give a whole number of at least 1"),
+        ((), {"cluster": Cluster(1, 8, Link(0, 1))}, "cluster has no device"),
+        (
+            (),
+            {"cluster": Cluster(1, 8, Link(0, 1), device=Device(1e12))},
+            "8 ranks of a node share 1 network card: give each its own, rails=8",
+        ),
+        (
+            (),
+            {"cluster": Cluster(1, 6, Link(0, 1), device=Device(1e12), rails=6)},
+            "ranks_per_node is 6: give a power of two",
+        ),
+        ((), {"cluster": Cluster(1, 1, Link(0, 1), device=Device())}, "computes in no time"),
+    ],
+)
+def test_meshes_that_are_none_are_refused(state, options, sentence):
+    for function in (labs.draw_mesh, labs.mesh_lab):
+        with pytest.raises(InvalidCallError, match=sentence):
+            function(*state, **options)

@@ -1,0 +1,357 @@
+"""The lab of staleness: its model against simulate, number by number; its picture."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+
+import simlib
+from simlib import labs
+from simlib.core.draw.dark_canvas import DarkCanvas
+from simlib.core.draw.figures import on_canvas, pixels_of
+from simlib.core.model.errors import InvalidCallError
+from simlib.course.labs.staleness import trainings_of
+from simlib.course.labs.staleness_model import GRADIENTS, apart, together
+
+SEED = int(os.environ["SEED"])
+P = 196 * 32 + 32 + 32 * 10 + 10
+
+
+# ---- the model
+
+
+def net_loss(theta, x, y):
+    w1, b1, w2, b2 = theta.split([196 * 32, 32, 320, 10])
+    hidden = torch.relu(x @ w1.view(196, 32) + b1)
+    return F.cross_entropy(hidden @ w2.view(32, 10) + b2, y)
+
+
+def digits():
+    images, labels = simlib.digits.load()[0].tensors
+    return F.avg_pool2d(images - images.mean(), 2).flatten(1), labels
+
+
+def own_gradients(rank):
+    x, y = digits()
+    random = torch.Generator().manual_seed(100 + rank)
+    while True:
+        at = torch.randint(len(x), (32,), generator=random)
+        theta = (yield).detach().requires_grad_()
+        net_loss(theta, x[at], y[at]).backward()
+        simlib.compute(seconds=1e-3)
+        yield theta.grad
+
+
+def gradients_of(rank):
+    """A function: the gradient at theta, of this rank's next examples."""
+    each = own_gradients(rank)
+
+    def gradient(theta):
+        next(each)
+        return each.send(theta)
+
+    return gradient
+
+
+def beginning():
+    torch.manual_seed(0)
+    return torch.cat(
+        [
+            (torch.randn(196, 32) / 14).flatten(),
+            torch.zeros(32),
+            (torch.randn(32, 10) / 32**0.5).flatten(),
+            torch.zeros(10),
+        ]
+    )
+
+
+def with_server(rank, world_size, n_fetch, rate, count):
+    """Rank 0 serves `count` pushes, and lets the others end then; returns what it has seen."""
+    theta = beginning()
+    if rank == 0:
+        came, seen, versions, own = torch.zeros(P + 1), [], {}, {}
+        living, pushed = world_size - 1, 0
+        while living:
+            src = dist.recv(came)
+            pushed += 1
+            if pushed <= count:
+                theta -= rate * came[:-1]
+                age = pushed - 1 - versions.get(src, 0) - own.get(src, 0)
+                own[src] = own.get(src, 0) + 1
+                loss = net_loss(theta, *digits()).item() if pushed % 16 == 0 else None
+                seen.append((src, age, time.perf_counter(), loss))
+            if came[-1]:
+                versions[src], own[src] = pushed, 0
+                living -= pushed >= count
+                dist.send(torch.cat([theta, torch.tensor([float(pushed < count)])]), dst=src)
+        return seen
+    gradient, go_on, steps = gradients_of(rank), True, 0
+    while go_on:
+        move = gradient(theta)
+        theta, steps = theta - rate * move, steps + 1
+        wants = steps % n_fetch == 0
+        dist.send(torch.cat([move, torch.tensor([float(wants)])]), dst=0)
+        if wants:
+            answer = torch.zeros(P + 1)
+            dist.recv(answer, src=0)
+            theta, go_on = answer[:-1], bool(answer[-1])
+
+
+def all_together(rank, world_size, rate, steps):
+    theta, gradient, seen = beginning(), gradients_of(rank), []
+    for step in range(1, steps + 1):
+        move = rate * gradient(theta)
+        dist.all_reduce(move)
+        theta = theta - move
+        if step * world_size % 16 == 0:
+            seen.append((time.perf_counter(), net_loss(theta, *digits()).item()))
+    return seen
+
+
+def options(ranks, slow, message_s, seed, numbers):
+    link = simlib.Link(0.0, 4 * numbers / message_s if message_s else float("inf"))
+    noise = {
+        rank: simlib.scale.Jitter("lognormal", 0.1, slow if rank == 1 else 1.0, seed)
+        for rank in range(ranks)
+    }
+    return {"cluster": simlib.Cluster(ranks, 1, link), "slow": noise}
+
+
+STATES = [
+    (4, 1, 1, 0.2, 0.03e-3),
+    (4, 3, 1, 0.2, 0.0),
+    (2, 8, 4, 0.4, 0.1e-3),
+    (8, 2, 2, 0.1, 0.2e-3),
+    (16, 5, 1, 0.05, 0.5e-3),
+    (16, 1.5, 8, 0.05, 0.03e-3),
+]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_training_apart_is_what_simulate_says(state):
+    workers, slow, n_fetch, rate, message_s = state
+    found = apart(*state, SEED)
+    how = options(workers + 1, slow, message_s, SEED, P + 1)
+    run = simlib.simulate(with_server, workers + 1, (n_fetch, rate, 256), **how)
+    ranks, ages, times_s, losses = zip(*run.results[0], strict=True)
+    assert found.workers == ranks
+    assert found.ages == ages
+    assert found.times_s == pytest.approx(times_s[15::16], rel=1e-9)
+    assert found.losses == pytest.approx(losses[15::16], rel=1e-4)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_training_together_is_what_simulate_says(state):
+    workers, slow, _, rate, message_s = state
+    found = together(workers, slow, rate, message_s, SEED)
+    how = options(workers, slow, message_s, SEED, P)
+    run = simlib.simulate(all_together, workers, (rate, 256 // workers), **how, all_reduce="ring")
+    times_s, losses = zip(*run.results[0], strict=True)
+    assert found.times_s == pytest.approx(times_s, rel=5e-4)
+    assert found.losses == pytest.approx(losses, rel=1e-4)
+
+
+def test_without_a_slow_rank_the_mean_age_is_that_of_the_others():
+    for workers in (2, 4, 8, 16):
+        for slow in (1, 5):
+            ages = apart(workers, slow, 1, 0.05, 3e-5, SEED).ages
+            # Each of the last gradients that are on their way has not come, each first is fresher.
+            missing = workers * (workers + slow)
+            assert abs(sum(ages) - (workers - 1) * GRADIENTS) <= missing
+
+
+def test_who_fetches_seldom_is_stale_and_diverges():
+    often, seldom = (apart(8, 1, n_fetch, 0.1, 3e-5, SEED) for n_fetch in (1, 8))
+    assert np.mean(seldom.ages) > 3 * np.mean(often.ages)
+    assert often.loss < 1 < seldom.loss
+
+
+def test_a_slow_rank_holds_up_only_those_who_wait_for_it():
+    equal, slow = (trainings_of(4, slow, 1, 0.1, 0.03, SEED) for slow in (1, 8))
+    assert slow[0].times_s[-1] < 1.4 * equal[0].times_s[-1]
+    assert slow[1].times_s[-1] > 6 * equal[1].times_s[-1]
+    assert slow[1].losses == equal[1].losses
+
+
+def test_a_training_that_ends_as_no_number_has_diverged():
+    assert apart(16, 1, 16, 1e6, 0.0, 0).loss == float("inf")
+    assert "apart diverged at" in title_of(labs.draw_staleness(16, 1, 16, 1e6))
+
+
+# ---- its picture
+
+PICTURES = {
+    "default": (),
+    "slow": (4, 3, 4, 0.2, 0.03, 3),
+    "diverged": (16, 8, 8, 0.8, 0.5),
+    "two": (2, 8, 1, 0.1, 0.2, 5),
+    "never comes": (2, 1000, 1, 0.1),
+    "long names": (16, 1.5, 16, 0.025, 0.01, 12345),
+}
+STATE = (4, 1, 1, 0.2, 0.03, 0)
+
+
+def title_of(figure):
+    return figure.texts[0].get_text()
+
+
+def outlines(figure):
+    """What is written as outlines: (axes, text, its box in pixels)."""
+    found = []
+    for axes in figure.axes:
+        for drawn in axes.collections:
+            if drawn.get_zorder() != 4:
+                continue
+            places = axes.transData.transform(drawn.get_offsets())
+            parts = zip(drawn.get_label().split("\n"), drawn.get_paths(), places, strict=True)
+            for text, path, at in parts:
+                box = path.get_extents(drawn.get_transform()).translated(*at)
+                found.append((axes, text, box))
+    return found
+
+
+def end_of(axes):
+    """The number at the right end of the horizontal axis."""
+    texts = [drawn.get_label() for drawn in axes.collections if drawn.get_label()[:2] == "0\n"]
+    return float(texts[0].split("\n")[-1])
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_curves_are_those_of_the_model(name):
+    state = (*PICTURES[name], *STATE[len(PICTURES[name]) :])
+    figure = labs.draw_staleness(*PICTURES[name])
+    curves = figure.axes[0]
+    lines = [line for line in curves.lines if len(line.get_xdata()) == 17]
+    for line, training in zip(lines, reversed(trainings_of(*state)), strict=True):
+        times_ms = np.array(line.get_xdata()) * end_of(curves)
+        losses = np.array(line.get_ydata()) * 3
+        assert times_ms[1:] == pytest.approx(1e3 * np.array(training.times_s))
+        assert losses[1:] == pytest.approx(np.minimum(training.losses, 3.3))
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_bars_are_all_gradients(name):
+    state = (*PICTURES[name], *STATE[len(PICTURES[name]) :])
+    bars = labs.draw_staleness(*PICTURES[name]).axes[1]
+    training, end = trainings_of(*state)[0], end_of(bars)
+    on_the_left = [text for axes, text, box in outlines(bars.figure) if box.x1 < bars.bbox.x0 - 3]
+    most = max(float(text) for text in on_the_left[-6:])
+    width, drawn = max(1, end // 40), {}
+    for collection in bars.collections:
+        for path in collection.get_paths() if collection.get_zorder() == 3 else ():
+            (left, low), (_, high) = path.vertices.min(axis=0), path.vertices.max(axis=0)
+            age = round((left * end + 0.5 - 0.1 * width) / width) * width
+            drawn[age] = drawn.get(age, 0) + (high - low) * most
+    wanted = {}
+    for age in training.ages:
+        wanted[age // width * width] = wanted.get(age // width * width, 0) + 100 / GRADIENTS
+    assert drawn == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", PICTURES)
+def test_no_text_covers_another_or_is_cut(name, dark):
+    figure = labs.draw_staleness(*PICTURES[name])
+    with on_canvas(figure, DarkCanvas if dark else FigureCanvasAgg) as canvas:
+        canvas.draw()
+        boxes = [text.get_window_extent() for text in figure.texts]
+        for axes in figure.axes:
+            boxes += [axes.xaxis.label.get_window_extent(), axes.yaxis.label.get_window_extent()]
+            boxes += [text.get_window_extent() for text in axes.get_legend().texts]
+        boxes += [box for _, _, box in outlines(figure)]
+        for k, box in enumerate(boxes):
+            assert box.x0 >= 0 and box.y0 >= 0
+            assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+            assert not any(box.overlaps(other) for other in boxes[:k]), (name, k)
+
+
+def test_words_are_the_figures_of_the_model():
+    state = (4, 3, 4, 0.2, 0.03, 3)
+    figure = labs.draw_staleness(*state)
+    one, other = trainings_of(*state)
+    title = title_of(figure)
+    assert title.startswith("4 workers, learning rate 0.2, 256 gradients: apart ")
+    assert f"apart {one.loss:.3f} at" in title and f"together {other.loss:.3f} at" in title
+    notes = " | ".join(text for _, text, _ in outlines(figure))
+    of_first = [age for age, worker in zip(one.ages, one.workers, strict=True) if worker == 1]
+    assert f"mean {np.mean(one.ages):.1f}, rank 1's {np.mean(of_first):.1f}; largest" in notes
+    first_ms = next(1e3 * t for t, loss in zip(one.times_s, one.losses, strict=True) if loss <= 0.5)
+    assert f"first at a loss of 0.5: apart after {first_ms:.1f} ms" in notes
+    never = labs.draw_staleness(16, 8, 8, 0.8)
+    assert any("apart never, together never" in text for _, text, _ in outlines(never))
+
+
+def test_however_sliders_are_moved_the_picture_is_that_of_their_state():
+    random = np.random.default_rng(SEED)
+    lab = labs.staleness_lab()
+    for _ in range(15):
+        control = lab.controls[random.choice(list(lab.controls))]
+        if hasattr(control, "index"):
+            control.index = int(random.integers(len(control.options)))
+        else:
+            control.value = int(random.integers(control.min, control.max + 1))
+    state = {name: control.value for name, control in lab.controls.items()}
+    alone = pixels_of(FigureCanvasAgg(labs.draw_staleness(**state)))
+    shown = np.asarray(Image.open(io.BytesIO(lab.image.value)))
+    assert np.array_equal(shown, alone), state
+
+
+@pytest.mark.parametrize(
+    "state, sentence",
+    [
+        ((3,), "workers is 3: choose one of 2, 4, 8, 16"),
+        ((4, 0), "slow is 0: give a number above 0"),
+        ((4, 1, 0), "n_fetch is 0: give a whole number of at least 1"),
+        ((4, 1, 257), "n_fetch is 257: the picture has 256 gradients"),
+        ((4, 1, 1, -0.1), "rate is -0.1"),
+        ((4, 1, 1, 0.1, -1), "message is -1"),
+        ((4, 1, 1, float("inf")), "an infinite number has no place"),
+        ((4, 1, 1, 0.1, 0.0, -1), "seed is -1"),
+    ],
+)
+def test_trainings_that_are_none_are_refused(state, sentence):
+    for function in (labs.draw_staleness, labs.staleness_lab):
+        with pytest.raises(InvalidCallError, match=sentence):
+            function(*state)
+
+
+# ---- what lesson 13 tells of it: (workers, slow, n_fetch, rate, message, seed)
+
+
+@pytest.mark.parametrize(
+    "state, loss, end_ms, age",
+    [
+        ((4, 3, 1, 0.2, 0.03, 0), 0.143, 82, 3.0),
+        ((4, 8, 1, 0.2, 0.03, 0), 0.142, 88, 2.9),
+        ((4, 3, 8, 0.2, 0.03, 0), 0.795, 80, 12.8),
+        ((4, 3, 8, 0.1, 0.03, 0), 0.355, 80, 12.8),
+        ((16, 3, 1, 0.05, 0.03, 0), 0.762, 19, 14.5),
+        ((4, 3, 1, 0.1, 0.5, 0), 0.242, 256, 3.0),
+        ((4, 3, 4, 0.1, 0.5, 0), 0.247, 163, 7.5),
+    ],
+)
+def test_figures_of_the_lesson_are_those_of_the_lab(state, loss, end_ms, age):
+    found = trainings_of(*state)[0]
+    assert found.loss == pytest.approx(loss, abs=6e-4)
+    assert 1e3 * found.times_s[-1] == pytest.approx(end_ms, abs=0.6)
+    assert np.mean(found.ages) == pytest.approx(age, abs=0.06)
+
+
+def test_the_seed_moves_the_loss_apart_alone():
+    one, other = zip(*(trainings_of(4, 3, 1, 0.2, 0.03, seed) for seed in range(20)), strict=True)
+    losses = [each.loss for each in one]
+    assert (min(losses), max(losses)) == pytest.approx((0.140, 0.231), abs=6e-4)
+    assert {each.losses for each in other} == {other[0].losses}
+    assert other[0].loss == pytest.approx(0.175, abs=6e-4)
+    slow, slower = (trainings_of(4, slow, 1, 0.2, 0.03, 0)[1] for slow in (3, 8))
+    ends_ms = [1e3 * each.times_s[-1] for each in (slow, slower)]
+    assert ends_ms == pytest.approx([193, 509], abs=0.6)

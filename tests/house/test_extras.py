@@ -1,0 +1,49 @@
+"""Where an extra of simlib is not installed, one sentence names it, and all else works."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simlib import cli, digits
+from simlib.core.model.extras import MissingExtra, need
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """``without("sklearn")``: in this process it is not installed."""
+    return lambda *names: [monkeypatch.setitem(sys.modules, name, None) for name in names]
+
+
+def test_what_is_there_is_not_complained_of():
+    need("course", "json", what="nobody")
+
+
+def test_what_is_missing_is_named_with_the_extra_that_brings_it(without):
+    without("sklearn")
+    with pytest.raises(
+        MissingExtra, match=r'sklearn, missing here: pip install "simlib\[course\]"$'
+    ):
+        digits.load()
+
+
+@pytest.mark.parametrize("words", [["grade", "class"], ["handout"]])
+def test_the_classroom_of_a_teacher_says_what_it_needs(without, capsys, words):
+    without("jupytext", "nbval")
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert "jupytext, nbval" in said and said.endswith('pip install "simlib[grading]"\n')
+
+
+def test_a_notebook_is_checked_without_the_extra_for_teachers():
+    """A student has no nbval and no jupytext: `simlib check` imports neither."""
+    lines = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['jupytext', 'nbformat', 'nbval', 'pytest', 'tqdm']))\n"
+        "import simlib.classroom.grading.own_commands, simlib.core.engines.host.preload\n"
+    )
+    done = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,329 @@
+"""The installer: what goes wrong is said in one sentence, what is there is left alone."""
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import install
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOR_LEARNERS = ".[course,grading,cluster]"
+"""What `make install` asks pip for."""
+
+
+def test_constraints_leave_out_the_project_and_what_belongs_to_one_platform():
+    names = (
+        ("torch", "2.13.0+cpu"),
+        ("simlib", "1"),
+        ("pip", "9"),
+        ("nvidia-nccl-cu12", "2"),
+        ("triton", "3"),
+    )
+    text = install.constraints_text([{"name": n, "version": v} for n, v in names])
+    assert text.splitlines()[1:] == ["torch==2.13.0"]
+
+
+# A machine with something missing: a checkout in a folder with a space, a Python that lies.
+
+FAKE_PYTHON = """\
+#!/bin/sh
+case "$*" in
+*sys.exit*) {is_new_enough};;
+*sys.version_info*) echo {version}; exit 0;;
+*"-m venv"*) {venv};;
+*install.py*) exec "{python}" -c '
+import runpy, sys
+sys.executable, sys.argv = sys.argv[1], sys.argv[2:]  # what install.py calls is this fake again
+runpy.run_path(sys.argv[0], run_name="__main__")' "$0" "$@";;
+esac
+exit 9
+"""
+
+FAKE_VENV_PYTHON = """\
+#!/bin/sh
+case "$*" in
+*"-m pip"*) {pip};;
+esac
+"""
+
+
+def write_script(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """``machine(venv_says, pip_says, version)``: a checkout and a Python that fails like this.
+
+    Returns a function that runs `make install` there.
+    """
+    folder = tmp_path / "a course"
+    folder.mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+
+    def make(venv_says=None, pip_says=None, version="3.11"):
+        def fail(text):
+            return f"printf '%s\\n' '{text}' >&2; exit 1"
+
+        works = 'echo "$5" >> calls; echo Downloading torch; exit 0'
+        pip = fail(pip_says) if pip_says else works
+        venv_python = write_script(tmp_path / "venv_python", FAKE_VENV_PYTHON.format(pip=pip))
+        venv = f'for venv; do :; done; mkdir -p "$venv/bin"; cp "{venv_python}" "$venv/bin/python"'
+        python = write_script(
+            tmp_path / "python",
+            FAKE_PYTHON.format(
+                is_new_enough="exit 1" if version == "3.9" else "exit 0",
+                version=version,
+                venv=fail(venv_says) if venv_says else venv + "; exit 0",
+                python=sys.executable,
+            ),
+        )
+
+        def begin(**variables):
+            begun = subprocess.Popen(
+                ["make", "--no-print-directory", "-C", folder, "install"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHON": str(python), "CI": "", **variables},
+            )
+            begun.folder = folder
+            return begun
+
+        def run(**variables):
+            begun = begin(**variables)
+            try:
+                out, err = begun.communicate(timeout=60)
+            finally:
+                begun.kill()
+            done = subprocess.CompletedProcess(begun.args, begun.returncode, out, err)
+            done.folder = folder
+            return done
+
+        run.begin = begin
+        return run
+
+    return make
+
+
+def asked_of_pip(folder):
+    """What pip was to install, call by call."""
+    return (folder / "calls").read_text().splitlines()
+
+
+def sentence(done):
+    """What a failed make said, without make's own words; no stack trace among it."""
+    assert done.returncode != 0
+    assert "Traceback" not in done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_an_old_python(machine):
+    said = sentence(machine(version="3.9")())
+    assert "is Python 3.9, and the course needs 3.11 or newer" in said
+
+
+def test_a_python_that_is_not_there(machine):
+    said = sentence(machine()(PYTHON="/no/such/python"))
+    assert said == "There is no program /no/such/python: set PYTHON to a Python 3.11 or newer."
+
+
+def bare_path(tmp_path, *programs):
+    """A PATH with make's own needs, and no Python but these scripts."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sh", "make", "dirname", "env"):
+        (folder / name).symlink_to(shutil.which(name))
+    for name, text in programs:
+        write_script(folder / name, text)
+    return str(folder)
+
+
+OLD_PYTHON = '#!/bin/sh\ncase "$2" in *print*) echo 3.8;; *) exit 1;; esac\n'
+
+
+@pytest.mark.parametrize(
+    "programs, expected",
+    [
+        ([], "There is no Python here, and the course needs 3.11 or newer"),
+        (
+            [("python3", OLD_PYTHON)],
+            "The newest Python here is 3.8, and the course needs 3.11 or newer",
+        ),
+    ],
+    ids=["none", "only an old one"],
+)
+def test_no_python_that_is_new_enough(machine, tmp_path, programs, expected):
+    said = sentence(machine()(PYTHON="", PATH=bare_path(tmp_path, *programs)))
+    assert said.startswith(expected)
+
+
+def test_a_new_python_is_found_by_its_name(machine, tmp_path):
+    run = machine()
+    found = f'#!/bin/sh\nexec "{tmp_path}/python" "$@"\n'
+    path = bare_path(tmp_path, ("python3.13", found)) + ":/usr/bin:/bin"
+    write_script(Path(path.partition(":")[0]) / "python3.11", "#!/bin/sh\nexit 1\n")
+    done = run(PYTHON="", PATH=path)
+    assert done.returncode == 0, done.stderr
+
+
+NO_VENV = f"apt-get install python{sys.version_info.major}.{sys.version_info.minor}-venv"
+FAILURES = [
+    ("venv", "The virtual environment was not created successfully because ensurepip is not "
+     "available.", NO_VENV),
+    ("venv", "/usr/bin/python3: No module named venv", NO_VENV),
+    ("venv", "Error: [Errno 28] No space left on device", "The disk is full"),
+    ("pip", "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on "
+     "device", "The disk is full"),
+    ("pip", "WARNING: Retrying after connection broken by NewConnectionError\n"
+     "ERROR: No matching distribution found for torch==2.13.0", "The network does not answer"),
+    ("pip", "socket.gaierror: Temporary failure in name resolution", "The network does not answer"),
+    ("pip", "ReadTimeoutError: Read timed out.", "The network does not answer"),
+    ("pip", "SSL: CERTIFICATE_VERIFY_FAILED", "The network's certificate was not accepted"),
+    ("pip", "ERROR: No matching distribution found for torch==2.13.0",
+     "There is no torch for this Python"),
+    ("pip", "ERROR: something nobody has seen", "ERROR: something nobody has seen"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program, says, expected", FAILURES)
+def test_what_a_program_says_becomes_one_sentence(machine, program, says, expected):
+    assert expected in sentence(machine(**{f"{program}_says": says})())
+
+
+def test_the_second_time_nothing_is_installed(machine):
+    run = machine()
+    first = run()
+    assert "Installed." in first.stdout
+    second = run()
+    assert second.returncode == 0 and second.stdout.count("Install") == 0
+    assert asked_of_pip(first.folder) == [FOR_LEARNERS]
+
+
+@pytest.mark.parametrize(
+    "extra, told",
+    [
+        ("dev", "Installing the tools for tests"),
+        ("frameworks", "Installing Lightning"),
+        ("book", "Installing Sphinx"),
+    ],
+)
+def test_an_extra_is_added_once_and_anew_when_the_lists_change(machine, extra, told):
+    folder = machine()().folder
+
+    def add():
+        environment = {**os.environ, "PYTHON": str(folder.parent / "python"), "CI": ""}
+        command = ["make", "-C", folder, extra]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+    assert told in add().stdout
+    assert "Installing" not in add().stdout
+    assert asked_of_pip(folder) == [FOR_LEARNERS, f".[{extra}]"]
+    with open(folder / "constraints.txt", "a") as constraints:
+        constraints.write("# changed\n")
+    assert told in add().stdout
+    assert asked_of_pip(folder) == [FOR_LEARNERS, f".[{extra}]"] * 2
+
+
+def test_a_change_of_the_lists_installs_again(machine):
+    run = machine()
+    folder = run().folder
+    with open(folder / "constraints.txt", "a") as constraints:
+        constraints.write("# changed\n")
+    assert "installing what is new" in run().stdout
+    assert asked_of_pip(folder) == [FOR_LEARNERS, FOR_LEARNERS]
+
+
+def test_a_checkout_that_was_moved_installs_again(machine):
+    done = machine()()
+    moved = done.folder.with_name("moved here")
+    done.folder.rename(moved)
+    environment = {**os.environ, "PYTHON": str(moved.parent / "python")}
+    again = subprocess.run(
+        ["make", "-C", moved, "install"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+    )
+    assert "installing what is new" in again.stdout
+
+
+def test_an_interrupted_install_is_repaired(machine):
+    failed = machine(pip_says="Read timed out.")()
+    leftover = failed.folder / ".venv" / "half"
+    leftover.write_text("")
+    (failed.folder / ".venv" / "installed").unlink(missing_ok=True)
+    again = machine()()
+    assert again.returncode == 0 and "was not finished: starting again" in again.stdout
+
+
+def test_two_installs_at_once_follow_each_other(machine):
+    """The second would take away the half-made .venv of the first."""
+    run = machine()
+    folder = run().folder
+    stamp = folder / ".venv" / "installed"
+    text = stamp.read_text()
+    stamp.unlink()  # as while the first is at work
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    second = run.begin()
+    assert "Another install" in second.stdout.readline()
+    stamp.write_text(text)
+    os.close(lock)
+    out, _ = second.communicate(timeout=60)
+    assert second.returncode == 0 and out == ""
+    assert asked_of_pip(folder) == [FOR_LEARNERS]
+
+
+def test_a_venv_whose_python_is_gone_is_made_again(machine):
+    run = machine()
+    folder = run().folder
+    (folder / ".venv" / "bin" / "python").unlink()
+    again = run()
+    assert again.returncode == 0 and "Installed." in again.stdout
+
+
+def test_what_pip_tells_of_its_progress_is_seen(machine):
+    assert "Downloading torch\n" in machine()().stdout
+
+
+def test_a_pip_that_takes_long_is_told_to_be_at_work(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(install, "STILL_AT_WORK_S", 0.1)
+    install.pip_install(write_script(tmp_path / "python", "#!/bin/sh\nsleep 0.5\necho done\n"))
+    told = capfd.readouterr().out.splitlines()
+    assert told[0] == "Still at work, for 0 min." and "done" in told
+
+
+def test_an_extra_that_is_not_there_is_said(capsys):
+    assert install.main(["--help"]) == 1
+    assert capsys.readouterr().err == "help is no extra: there are dev, frameworks, book.\n"
+
+
+def test_each_extra_is_everybodys_or_can_be_asked_for_by_make():
+    rules = (ROOT / "Makefile").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {*install.FOR_LEARNERS, *install.EXTRAS}
+    assert extras == set(project["optional-dependencies"])
+    for extra in install.EXTRAS:
+        rule = "book-tools" if extra == "book" else extra  # make book builds it
+        assert f"\n{rule}: install " in rules and f"install.sh --{extra}\n" in rules
+
+
+def test_make_alone_lists_every_command():
+    rules = (ROOT / "Makefile").read_text()
+    named = re.search(r"^\.PHONY: (.+)$", rules, re.MULTILINE).group(1).split()
+    told = subprocess.run(["make", "-C", ROOT], capture_output=True, text=True, timeout=60).stdout
+    assert re.findall(r"^  make (\S+) ", told, re.MULTILINE) == named
