@@ -34,7 +34,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from translations import languages_of, original_of, translated, translations
 
-from simlib.classroom.grading.shown_form import shown_form
+from simlib.classroom.grading.release_version import shown_form
 from simlib.classroom.grading.source import (
     REVIEW,
     SourceError,
@@ -46,7 +46,7 @@ from simlib.classroom.grading.source import (
     without_hidden,
     without_markers,
 )
-from simlib.core.model.pictured import alt_metadata
+from simlib.core.model.display_mixin import alt_metadata
 
 ROOT = Path(__file__).resolve().parent.parent
 CELL_TIMEOUT_S = 600

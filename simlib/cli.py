@@ -11,7 +11,7 @@ import sys
 
 from . import classroom, cluster, course
 from .core.engines import run_outputs
-from .core.engines.limits import MOST_PROCESSES, MOST_SIMULATED
+from .core.engines.limits import MAX_PROCESSES, MAX_SIMULATED
 from .core.model.errors import RunInterrupted, SimlibError
 from .core.model.extras import MissingExtra
 from .core.model.package import VERSION
@@ -55,7 +55,7 @@ def _parser():
         "whole script, with RANK and WORLD_SIZE in its environment. Prints each line with its "
         "rank; then a table of who sent what to whom.",
     )
-    _add_arguments(run, MOST_PROCESSES)
+    _add_arguments(run, MAX_PROCESSES)
     run.add_argument(
         "--watch",
         action="store_true",
@@ -73,7 +73,7 @@ def _parser():
         description="Run a script on a modelled cluster. Prints each line with its rank; then a "
         "table of who sent what to whom, and how long it took there.",
     )
-    _add_arguments(simulate, MOST_SIMULATED)
+    _add_arguments(simulate, MAX_SIMULATED)
     simulate.add_argument(
         "--network",
         default="ethernet_10g",

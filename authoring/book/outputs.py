@@ -6,8 +6,8 @@ import json
 from html import escape
 from pathlib import Path
 
+from simlib.core.draw.dark_variant import dark_variant
 from simlib.core.draw.player.page import html_of
-from simlib.core.draw.twins import dark_twin
 
 PNG = "image/png"
 LANE_PX, AROUND_LANES_PX = 46, 190
@@ -43,7 +43,7 @@ class Assets:
 
 def picture_html(assets, root, png, alt=""):
     """A picture, and its twin for the dark theme where it has one."""
-    dark = dark_twin(png)
+    dark = dark_variant(png)
     shown = [("only-light", png), ("only-dark", dark)] if dark else [("", png)]
     return "".join(
         f'<img class="rbr-picture dark-light {theme}" loading="lazy" alt="{escape(alt)}" '
@@ -70,7 +70,7 @@ def lab_html(assets, root, strips):
     for strip in strips:
         pngs = [base64.b64decode(text) for text in strip["pictures"]]
         strip["light"] = [root + assets.picture(png) for png in pngs]
-        strip["dark"] = [root + assets.picture(dark_twin(png) or png) for png in pngs]
+        strip["dark"] = [root + assets.picture(dark_variant(png) or png) for png in pngs]
     kept = ("name", "positions", "start", "light", "dark")
     data = json.dumps([{key: strip[key] for key in kept} for strip in strips])
     first = strips[0]["light"][strips[0]["start"]]

@@ -131,7 +131,7 @@ def _add_submit(commands):
 
 
 def _add_needs(parser):
-    """Add what is said of every host; see `Needs`."""
+    """Add what is said of every host; see `Resources`."""
     parser.add_argument(
         "--setup",
         action="append",

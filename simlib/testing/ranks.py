@@ -19,9 +19,9 @@ from ..core.engines.virtual.simulated_run import simulate
 from ..core.model.errors import InvalidCallError, SimlibError
 from ..core.record.recorder import is_learners
 from ..core.results.run import Run
-from .asked import FILLED_IN, Asked, check_engine
 from .on_rank import OnRank, Settings
-from .told import raise_told
+from .report import raise_reported
+from .request import FILLED_IN, Asked, check_engine
 
 OF_THIS_PROCESS = ("_pytest", "simlib.testing")
 """Packages whose objects are this process's own: a rank could do nothing with a copy."""
@@ -112,7 +112,7 @@ def _run(config, engine, function, world_size, args, kwargs, options):
         with _tests_by_value():
             return call(function, world_size, args, kwargs, **{"strict": True, **options})
     except SimlibError as error:
-        raise_told(error, str(config.invocation_params.dir))
+        raise_reported(error, str(config.invocation_params.dir))
 
 
 def _check_names(options, call):

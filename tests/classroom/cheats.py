@@ -121,7 +121,7 @@ VALUES = {
     ),
 }
 
-LOOKS = """
+STYLES = """
 def looked():
     import gc, sys
     frame, seen = sys._getframe(), []
@@ -200,7 +200,7 @@ def NAME(rank, world_size, x):
 
 COMMUNICATION = {
     "values_in_frames_and_objects": Case(
-        LOOKS + gives("    return looked()"), "wrong", "wrong value"
+        STYLES + gives("    return looked()"), "wrong", "wrong value"
     ),
     "by_a_group_of_their_own": Case(OWN_GROUP, "wrong"),
     "by_files": Case(BY_FILES, "wrong"),

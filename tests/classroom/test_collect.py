@@ -140,7 +140,7 @@ def test_of_one_student_forty_megabytes_are_read_and_all_of_the_next(tmp_path, k
 @pytest.mark.parametrize("kind", [0, 1], ids=["folder", "zip"])
 def test_so_many_notebooks_of_one_student_are_read(tmp_path, monkeypatch, kind):
     for module in (notebook_file, collecting):
-        monkeypatch.setattr(module, "MOST_NOTEBOOKS", 5)
+        monkeypatch.setattr(module, "MAX_NOTEBOOKS", 5)
     made = {f"alice/{n}.ipynb": b"{}" for n in range(9)}
     place = pack(tmp_path / "all", made | {f"bob/{NAME}": SOLVED})[kind]
     *alices, bobs = collect(place, EXERCISES)
@@ -149,7 +149,7 @@ def test_so_many_notebooks_of_one_student_are_read(tmp_path, monkeypatch, kind):
 
 
 def test_folders_that_are_too_large_or_too_deep_cost_their_owner_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "MOST_ENTRIES", 50)
+    monkeypatch.setattr(folders, "MAX_ENTRIES", 50)
     hand_in(tmp_path, *(f"alice/{n}.txt" for n in range(60)), data=b"")
     hand_in(tmp_path, "/".join(["carl", *"a" * 200, NAME]), f"dora/{NAME}", data=SOLVED)
     found = {one.student: one for one in collect(tmp_path, EXERCISES)}

@@ -20,7 +20,7 @@ import breakers
 import intruders
 import psutil
 import pytest
-import test_hidden_places
+import test_masked_paths
 from ground import HONEST, LIMITS, SEED, right
 from notebooks_made import content, exercise, solved
 
@@ -177,7 +177,7 @@ def run_in(tmp_path, *command, **limits):
 def test_checkout_and_class_in_a_system_folder_are_covered_but_not_its_python(
     engine, tmp_path, monkeypatch
 ):
-    test_hidden_places.test_in_a_system_folder_checkout_and_class_are_covered_but_not_its_python(
+    test_masked_paths.test_in_a_system_folder_checkout_and_class_are_covered_but_not_its_python(
         tmp_path, monkeypatch
     )
 

@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config.loader import PyFileConfigLoader
 
 from simlib.core.engines.host import warm_kernel
-from simlib.core.engines.limits import MOST_SIMULATED
+from simlib.core.engines.limits import MAX_SIMULATED
 
 ROOT = Path(__file__).resolve().parents[2]
 HUB = ROOT / "hub"
@@ -70,7 +70,7 @@ def test_with_systemd_each_student_has_a_limit(load):
     assert config.JupyterHub.spawner_class == "systemd"
     assert config.SystemdSpawner.mem_limit and config.SystemdSpawner.cpu_limit
     # A simulated rank is a thread, and each thread counts.
-    assert int(config.SystemdSpawner.unit_extra_properties["TasksMax"]) > MOST_SIMULATED + 1000
+    assert int(config.SystemdSpawner.unit_extra_properties["TasksMax"]) > MAX_SIMULATED + 1000
 
 
 def test_without_systemd_accounts_log_in_and_nobody_is_limited(load):

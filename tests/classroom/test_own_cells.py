@@ -45,7 +45,7 @@ def runs(monkeypatch):
 def test_an_own_cell_that_ends_every_answer_s_run_is_left_out_and_all_are_graded(runs):
     runner = runs(lambda own, question: "kill_later()" in own)
     done = runner.run(merged("import math", "kill_later()", "half = 2"))
-    assert done.set_aside == {}
+    assert done.skipped == {}
     assert {f"{name}-answer" for name in NAMES} <= set(done.cells)
     assert len(done.notes) == 1 and "(kill_later()) was left out" in done.notes[0]
 
@@ -53,5 +53,5 @@ def test_an_own_cell_that_ends_every_answer_s_run_is_left_out_and_all_are_graded
 def test_two_answers_that_end_their_runs_are_set_aside_and_own_cells_stay(runs):
     runner = runs(lambda own, question: question != "third")
     done = runner.run(merged("import math"))
-    assert set(done.set_aside) == {"first", "second"} and done.notes == []
+    assert set(done.skipped) == {"first", "second"} and done.notes == []
     assert "third-answer" in done.cells

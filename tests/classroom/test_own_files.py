@@ -28,7 +28,7 @@ def test_no_more_is_copied_than_there_is_room_for(tmp_path, monkeypatch):
         (tmp_path / str(number)).write_bytes(bytes(100))
     monkeypatch.setitem(process_sandbox.ROOM, process_sandbox.HOME, 250)
     assert sum(map(len, process_sandbox._files_below(tmp_path).values())) == 250
-    monkeypatch.setattr(process_sandbox, "MOST_FILES", 2)
+    monkeypatch.setattr(process_sandbox, "MAX_FILES", 2)
     assert len(process_sandbox._files_below(tmp_path)) == 2
 
 

@@ -8,7 +8,7 @@ from simlib.classroom.checks.verdict import Verdict
 from simlib.classroom.grading.exercise import read_exercise
 from simlib.classroom.grading.grade import grade
 from simlib.classroom.grading.known_answers import Expected, record
-from simlib.classroom.grading.pristine import Cell
+from simlib.classroom.grading.reference import Cell
 from simlib.classroom.grading.sandboxed.graded_checks import GradedVerdict
 from simlib.classroom.grading.score import lost_in
 from simlib.classroom.grading.session import CellResult

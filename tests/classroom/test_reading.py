@@ -8,7 +8,7 @@ from notebooks_made import content, exercise, notebook, solved
 
 from simlib.classroom.grading import reading
 from simlib.classroom.grading.merge_answers import WrongNotebook, merge_answers
-from simlib.classroom.grading.notebook_file import MOST_CHARS, Unreadable, parse
+from simlib.classroom.grading.notebook_file import MAX_CHARS, Unreadable, parse
 from simlib.classroom.grading.reading import Reader
 
 FOUR = exercise("04")
@@ -55,7 +55,7 @@ def test_twenty_megabytes_of_anything_are_refused_and_the_next_file_is_read(read
 
 
 ALIKE = {
-    "newlines": one_cell(b"\\n" * (MOST_CHARS - 10)),
+    "newlines": one_cell(b"\\n" * (MAX_CHARS - 10)),
     "many cells": cells(4900, "def mean_of_all(rank, n, x):\n    return 7\n" + "x = 1\n" * 50),
     "like ids": cells(4900, "def mean_of_all(rank): pass", lambda _: "mean_of_all-answer"),
     "other ids": cells(4900, "def mean_of_all(rank): pass", lambda n: f"{n % 2450}" * 60),
@@ -77,7 +77,7 @@ def test_text_beyond_two_megabytes_is_refused_but_not_outputs():
     made["cells"][-1]["outputs"] = [picture]
     assert parse(content(made)).cells == parse(SOLVED).cells
     with pytest.raises(Unreadable, match="more than 2 MB of text"):
-        parse(one_cell(b"x" * (MOST_CHARS + 1)))
+        parse(one_cell(b"x" * (MAX_CHARS + 1)))
 
 
 def test_a_file_that_takes_too_much_memory_is_unreadable_and_the_next_one_is_read():

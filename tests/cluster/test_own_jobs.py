@@ -16,7 +16,7 @@ from jobs import WAIT_S, fake_launcher
 
 import simlib
 from simlib.cli import main
-from simlib.cluster.batch import answers, attempts, own_folder, verdict_file
+from simlib.cluster.batch import answers, attempts, ownership, verdict_file
 from simlib.cluster.batch.folder import JobFolder
 from simlib.cluster.batch.logs import writer
 from simlib.core.model import errors
@@ -277,7 +277,7 @@ def test_no_job_is_made_where_others_could_replace_its_folder(tmp_path):
             simlib.submit(lambda rank, size: rank, 1, folder=folder)
     assert list(anybodys.iterdir()) == []
     anybodys.chmod(0o1777)
-    own_folder.check_place(anybodys)
+    ownership.check_place(anybodys)
 
 
 def test_no_job_is_made_where_modes_are_not_kept(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ import pytest
 
 import simlib
 from simlib.cluster.batch import staging
-from simlib.cluster.batch.remote import far, files, remote_state, ssh
-from simlib.cluster.batch.remote.line import HELLO, Line, UnreachableError, quoted
+from simlib.cluster.batch.remote import files, remote_agent, remote_state, ssh
+from simlib.cluster.batch.remote.connection import HELLO, Line, UnreachableError, quoted
 from simlib.core.model.errors import JobError
 from simlib.core.record.oplog import COMMITTED, HEADER
 
@@ -199,7 +199,7 @@ def pipe():
 
 
 def test_the_far_side_writes_empty_lines_as_long_as_it_is_at_work(monkeypatch):
-    monkeypatch.setattr(far, "BEAT_S", 0.001)
+    monkeypatch.setattr(remote_agent, "BEAT_S", 0.001)
     go = threading.Event()
 
     class Slow:
@@ -208,7 +208,7 @@ def test_the_far_side_writes_empty_lines_as_long_as_it_is_at_work(monkeypatch):
             return {"is": "done"}, body
 
     asked, answers = pipe(), pipe()
-    thread = threading.Thread(target=far.serve, args=(Slow(), asked[0], answers[1]))
+    thread = threading.Thread(target=remote_agent.serve, args=(Slow(), asked[0], answers[1]))
     thread.start()
     asked[1].write(b'{"do": "work", "nbytes": 1}\nx')
     asked[1].close()
@@ -243,13 +243,13 @@ class Cable:
     host = "login"
 
     def __init__(self):
-        self.far = far.Far()
+        self.far = remote_agent.Far()
         self.breaks = ""
 
     def ask(self, message, body=b"", wait_s=None):
         if message["do"] != "hello" and self.breaks == "before":
             raise UnreachableError("it is broken")
-        answer = far._answer(getattr(self.far, message["do"]), message, body)
+        answer = remote_agent._answer(getattr(self.far, message["do"]), message, body)
         if message["do"] != "hello" and self.breaks == "after":
             error = UnreachableError("it is broken")
             error.was_sent = True
@@ -307,19 +307,19 @@ def test_a_job_that_is_cancelled_before_it_arrives_does_not_begin(cable, tmp_pat
     job.cancel()
     assert job.status == "cancelled"
     with pytest.raises(JobError, match="was cancelled"):
-        far.Far().submit(*messages[0])
+        remote_agent.Far().submit(*messages[0])
     assert not Nothing.started
 
 
 def test_a_cancelled_jobs_other_hand_does_not_start_it(cable, tmp_path, monkeypatch):
     """It is cancelled between its folder and its start."""
-    truly = far.prepare
+    truly = remote_agent.prepare
 
     def prepare(folder, *rest):
         truly(folder, *rest)
         folder.mark("cancel")
 
-    monkeypatch.setattr(far, "prepare", prepare)
+    monkeypatch.setattr(remote_agent, "prepare", prepare)
     with pytest.raises(JobError, match="was cancelled"):
         handed_over(tmp_path)
     assert not Nothing.started
@@ -342,7 +342,7 @@ def test_a_full_disk_there_leaves_nothing(cable, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(far, "prepare", full)
+    monkeypatch.setattr(remote_agent, "prepare", full)
     with pytest.raises(JobError, match="made and filled in .*there .No space left on device"):
         handed_over(tmp_path)
     assert not (tmp_path / "there").exists()

@@ -52,7 +52,7 @@ def test_a_colour_that_is_seen_stays():
 
 
 def test_lines_of_labs_are_seen():
-    colors = [color for _, color, _ in crossover.LOOKS.values()]
+    colors = [color for _, color, _ in crossover.STYLES.values()]
     colors += [staleness.APART, staleness.TOGETHER, staleness.OTHERS]
     assert min(map(of_both, colors)) >= MARKS
 

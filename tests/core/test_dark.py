@@ -19,13 +19,13 @@ from PIL import Image
 import simlib
 from simlib import labs
 from simlib.core.draw.dark_canvas import DarkCanvas
+from simlib.core.draw.dark_variant import CHUNK, FEW, SEEN, chunks, dark_variant, joined
 from simlib.core.draw.figures import GREY, INK, PAPER, Picture, on_canvas, pixels_of, png_of
-from simlib.core.draw.notebook_figures import WithTwin, has_dark_twin
+from simlib.core.draw.notebook_figures import WithDarkVariant, has_dark_variant
 from simlib.core.draw.palette import DARK_PAPER, mix, on_dark, rank_color
 from simlib.core.draw.player.scene import scene_of
 from simlib.core.draw.states import COMPUTED, own_color
 from simlib.core.draw.timeline_frame import HATCH
-from simlib.core.draw.twins import CHUNK, FEW, SEEN, chunks, dark_twin, joined
 from simlib.course.labs.boxes import readable_on
 from simlib.course.labs.cells import PARTIAL
 
@@ -154,7 +154,7 @@ def test_a_pale_colour_is_as_near_to_dark_paper_as_it_was_to_light(share):
 
 def test_a_dark_twin_lies_on_dark_paper_and_shows_what_was_drawn(figures):
     for name, figure in figures.items():
-        twin, dark = image_of(dark_twin(png_of(figure))), drawn(figure)[1]
+        twin, dark = image_of(dark_variant(png_of(figure))), drawn(figure)[1]
         paper = np.bincount(twin[..., 0].ravel(), minlength=256)
         assert paper.argmax() == 0x11 and (twin[0, 0] == 0x11).all(), name
         misses = np.abs(twin.astype(int) - dark)
@@ -239,7 +239,7 @@ def png(color, mode="RGB"):
 def test_whole_pictures_can_be_twins():
     light, dark = png("white"), png("black")
     both = joined(light, dark)
-    assert dark_twin(both) == dark and dark_twin(light) is None
+    assert dark_variant(both) == dark and dark_variant(light) is None
     assert np.array_equal(image_of(both), image_of(light))
     assert [name for name, _, _ in chunks(both)][-2:] == [CHUNK, b"IEND"]
 
@@ -263,10 +263,10 @@ def figure_on(color, image=None):
 
 
 def test_photographs_and_figures_that_are_dark_stay_as_they_are():
-    assert has_dark_twin(figure_on("white")) and has_dark_twin(figure_on("white", np.eye(3)))
-    assert not has_dark_twin(figure_on("black"))
-    assert not has_dark_twin(figure_on("none"))
-    assert not has_dark_twin(figure_on("white", np.zeros((3, 3, 3))))
+    assert has_dark_variant(figure_on("white")) and has_dark_variant(figure_on("white", np.eye(3)))
+    assert not has_dark_variant(figure_on("black"))
+    assert not has_dark_variant(figure_on("none"))
+    assert not has_dark_variant(figure_on("white", np.zeros((3, 3, 3))))
 
 
 @pytest.fixture(scope="module")
@@ -288,8 +288,8 @@ def test_a_notebook_shows_every_figure_with_its_twin(kernel):
         assert error is None, error
         shown = base64.b64decode(displays[-1][1]["image/png"])
         assert image_of(shown)[0, 0].tolist() == [255] * 3
-        assert image_of(dark_twin(shown))[0, 0].tolist() == [0x11] * 3
-        assert image_of(shown).shape == image_of(dark_twin(shown)).shape
+        assert image_of(dark_variant(shown))[0, 0].tolist() == [0x11] * 3
+        assert image_of(shown).shape == image_of(dark_variant(shown)).shape
         is_ours = "labs" in cell  # as small as without pyplot
         assert (Image.open(io.BytesIO(shown)).mode == "P") == is_ours
 
@@ -299,7 +299,7 @@ def test_a_picture_of_few_colours_has_a_twin(words):
     figure = Picture(figsize=(1, 1))
     if words:
         figure.text(0.2, 0.5, words)
-    assert image_of(dark_twin(png_of(figure)))[0, 0].tolist() == [0x11] * 3
+    assert image_of(dark_variant(png_of(figure)))[0, 0].tolist() == [0x11] * 3
 
 
 def test_a_figure_whose_twin_cannot_be_drawn_is_shown_as_it_is():
@@ -310,14 +310,14 @@ def test_a_figure_whose_twin_cannot_be_drawn_is_shown_as_it_is():
             raise ValueError("this artist knows Agg alone")
         return "light"
 
-    assert WithTwin(printer)(figure) == "light"
+    assert WithDarkVariant(printer)(figure) == "light"
 
 
 def test_a_photograph_anywhere_leaves_a_figure_as_it_is():
     figure = Figure()
-    assert has_dark_twin(figure)
+    assert has_dark_variant(figure)
     figure.figimage(np.zeros((4, 4, 3)))
-    assert not has_dark_twin(figure)
+    assert not has_dark_variant(figure)
 
 
 # Labs

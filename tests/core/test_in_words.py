@@ -8,7 +8,7 @@ from synthetic import RunMaker
 
 import simlib
 from simlib.core.draw.figures import Picture, figure_in_words
-from simlib.core.draw.in_words import MOST_WAITS, comparison_in_words
+from simlib.core.draw.in_words import MAX_WAITS, comparison_in_words
 from simlib.core.draw.player.scene import scene_of
 
 
@@ -87,7 +87,7 @@ def test_only_the_longest_waits_are_told():
         maker.recv(1, 0, begin, begin, end, line=number)
         maker.send(0, 1, end, end, end)
     words = maker.run().in_words()
-    assert words.count("waits") == MOST_WAITS and "And 3 more." in words
+    assert words.count("waits") == MAX_WAITS and "And 3 more." in words
     assert "waits 10 us for rank 0 in recv (main, line 5)" in words
 
 

@@ -575,7 +575,7 @@ def test_what_has_met_is_forgotten():
 
 
 def test_mailboxes_of_old_tags_are_forgotten(monkeypatch):
-    monkeypatch.setattr(matching, "MOST_QUIET", 8)
+    monkeypatch.setattr(matching, "MAX_QUIET", 8)
     matcher, everyone = Matcher(2), world(2)
     for step in range(100):
         matcher.post(make_op(0, step, replace(send(1), group=everyone, tag=step)))

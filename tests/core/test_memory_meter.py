@@ -435,7 +435,7 @@ def test_a_long_history_is_thinned_and_keeps_the_peak():
             x = torch.ones(second + 1 if second != 3210 else 10**6)
     ledger = rank.meter.ledger()
     times = [time_s for time_s, _ in ledger.history]
-    assert memory_meter.MOST_POINTS // 2 <= len(times) <= memory_meter.MOST_POINTS + 2
+    assert memory_meter.MAX_POINTS // 2 <= len(times) <= memory_meter.MAX_POINTS + 2
     assert times == sorted(times)
     assert sum(time_s < 2500 for time_s in times) == pytest.approx(len(times) / 2, rel=0.2)
     # The next tensor is there before the large one is released.

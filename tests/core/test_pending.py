@@ -48,7 +48,7 @@ def test_what_cannot_be_told_with_little_work_is_told_of_nobody(monkeypatch):
     theirs = Place.of(x.as_strided(shape[::-1], [step + 4 for step in steps], 1), True)
     found = {}
     for work in (1, 1_000_000):
-        monkeypatch.setattr(pending, "MOST_WORK", work)
+        monkeypatch.setattr(pending, "MAX_WORK", work)
         found[work] = ours.clashes_with(theirs)
     assert found == {1: False, 1_000_000: True}
 

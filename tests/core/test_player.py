@@ -20,7 +20,7 @@ from synthetic import RunMaker, all_reduces, ring
 import simlib
 from simlib.core.draw.palette import rank_color
 from simlib.core.draw.player import Player
-from simlib.core.draw.player.scene import MOST_BOXES, MOST_EVENTS, MOST_LANES, scene_of
+from simlib.core.draw.player.scene import MAX_BOXES, MAX_EVENTS, MAX_LANES, scene_of
 from simlib.core.draw.player.thinning import happenings, thinned
 from simlib.core.draw.player.widget import FOLDER, SCRIPTS
 
@@ -146,7 +146,7 @@ def test_a_thousand_events_are_shown_whole():
 def test_more_events_are_thinned_with_a_note():
     run = ring(8, 200)
     scene = scene_of(run)
-    assert scene["total"] == 3200 and 0.9 * MOST_EVENTS < scene["shown"] <= MOST_EVENTS
+    assert scene["total"] == 3200 and 0.9 * MAX_EVENTS < scene["shown"] <= MAX_EVENTS
     assert scene["notes"][0].startswith(f"{scene['shown']:,} of 3,200 events are shown")
     assert len(scene["events"]) == scene["shown"]
     # Whole messages, of every rank, from the first to the last tenth of the run.
@@ -184,19 +184,19 @@ def test_lanes_of_a_thinned_run_have_a_limited_number_of_boxes(world_size, steps
     run = ring(world_size, steps)
     lanes = scene_of(run)["lanes"]
     boxes = sum(len(parts) for lane in lanes for parts in lane["states"].values())
-    assert MOST_BOXES / 4 < boxes <= MOST_BOXES + world_size
+    assert MAX_BOXES / 4 < boxes <= MAX_BOXES + world_size
 
 
 def test_sends_that_nobody_waited_for_are_thinned_evenly():
     run = isends(1500, received=True)
     times = [event["post"] / run.trace.end_s for event in scene_of(run)["events"]]
-    assert 900 < len(times) <= MOST_EVENTS and longest_gap(times) < 0.01
+    assert 900 < len(times) <= MAX_EVENTS and longest_gap(times) < 0.01
 
 
 def test_sends_that_nobody_received_leave_room_for_the_rest():
     run = isends(1500, received=False)
     scene = scene_of(run)
-    assert scene["shown"] <= MOST_EVENTS
+    assert scene["shown"] <= MAX_EVENTS
     for called in ("isend", "barrier"):
         times = [e["post"] / scene["end"] for e in scene["events"] if called in e["call"]]
         assert longest_gap(times) < 0.02
@@ -229,7 +229,7 @@ def longest_gap(times, begin=0.0, end=1.0):
 def test_every_rank_has_messages_all_along_a_thinned_run(world_size, steps):
     run = ring(world_size, steps)  # as many messages per step as there are Fibonacci numbers for
     scene = scene_of(run)
-    kept = MOST_EVENTS / 2 / world_size
+    kept = MAX_EVENTS / 2 / world_size
     for row in range(world_size):
         times = [arrow["start"] / scene["end"] for arrow in scene["arrows"] if arrow["src"] == row]
         assert longest_gap(times) < 2.2 / kept
@@ -247,7 +247,7 @@ def test_thinning_never_falls_into_step_with_the_program():
 def test_many_ranks_are_cut_with_a_note():
     run = all_reduces(70, 2)
     scene = scene_of(run)
-    assert len(scene["lanes"]) == MOST_LANES
+    assert len(scene["lanes"]) == MAX_LANES
     assert scene["notes"] == ["64 of 70 ranks are shown; ranks=[...] chooses others"]
     chosen = scene_of(run, ranks=[69, 3])
     assert [lane["rank"] for lane in chosen["lanes"]] == [69, 3]

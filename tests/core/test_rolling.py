@@ -7,7 +7,7 @@ import pytest
 
 from simlib.core.diagnose.monitor import DeadlockDetector
 from simlib.core.model.errors import DeadlockError
-from simlib.core.model.forgotten import Forgotten
+from simlib.core.model.evicted import Evicted
 from simlib.core.record.oplog import (
     ANY_SOURCE,
     ASYNC,
@@ -53,7 +53,7 @@ class Watched:
     """Ranks, and the detector that keeps up with them."""
 
     def __init__(self, size):
-        self.forgotten = Forgotten(size)
+        self.forgotten = Evicted(size)
         self.ranks = [Rank(number, size, self.forgotten) for number in range(size)]
         self.detector = DeadlockDetector([rank.reader for rank in self.ranks], {})
 

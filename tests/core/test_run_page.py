@@ -14,7 +14,7 @@ from synthetic import RunMaker
 
 import simlib
 from simlib.cli import main as command
-from simlib.core.draw.player.page import MOST_OUTPUT
+from simlib.core.draw.player.page import MAX_OUTPUT
 from simlib.core.draw.player.scene import scene_of
 
 NASTY = "</script><script>alert(1)</script><!--"
@@ -143,7 +143,7 @@ def test_of_much_output_the_first_is_there(tmp_path):
     run.output = ["x" * 50 + "\n"] * 1000 + [""]
     page = saved(run, tmp_path)
     assert re.search(r"\.\.\. and [\d,]+ more letters", page)
-    assert page.count("x" * 50) < MOST_OUTPUT / 50
+    assert page.count("x" * 50) < MAX_OUTPUT / 50
 
 
 def test_part_of_a_run_alone(tmp_path):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.core.engines.processes.worlds import Commons, World
+from simlib.core.engines.processes.worlds import SharedRendezvous, World
 from simlib.core.record.fingerprints import SLOTS, FingerprintTable, size_of_table, word_for
 from simlib.core.record.oplog import create_shared_memory
 
@@ -478,7 +478,7 @@ def test_the_meeting_table_forgets(tables):
     meeting, word, other = word_for("world"), word_for("sum"), word_for("max")
     tables[0].agrees(meeting, 1, word)
     world = World.__new__(World)  # all that it needs of a world to begin a run
-    world._ties, world.runs = Commons.__new__(Commons), 0
+    world._ties, world.runs = SharedRendezvous.__new__(SharedRendezvous), 0
     world._ties._fingerprints = tables[0]._memory
     world.begin_run()
     assert tables[1].agrees(meeting, 1, other)

@@ -39,7 +39,7 @@ def loss_of(net, x):
     return net(x).square().mean()
 
 
-def whole(tensors):
+def as_int(tensors):
     """All numbers of each tensor, of a DTensor those of all ranks; on a collective each."""
     found = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors]
     return [t.detach().clone() for t in found]
@@ -73,7 +73,7 @@ def trained_alone(steps=2, most=None, lr=0.1, optimizer=torch.optim.SGD):
         if most:
             nn.utils.clip_grad_norm_(net.parameters(), most)
         optimizer.step()
-    return whole(net.parameters())
+    return as_int(net.parameters())
 
 
 # Shards of what is cut already: FSDP2 over tensor parallelism
@@ -93,7 +93,7 @@ def two_dimensions(rank, world_size, most=None):
             nn.utils.clip_grad_norm_(net.parameters(), most)
         optimizer.step()
     held = sum(p.to_local().numel() for p in net.parameters())
-    return held, whole(net.parameters())
+    return held, as_int(net.parameters())
 
 
 @pytest.mark.parametrize("most", [None, 0.05])
@@ -127,7 +127,7 @@ def test_fsdp2_gathers_along_one_axis_and_tensor_parallelism_sums_along_the_othe
 
 
 def gradients(net):
-    return whole(p.grad for p in net.parameters())
+    return as_int(p.grad for p in net.parameters())
 
 
 def accumulated_in_ddp(rank, world_size, waits):
@@ -247,7 +247,7 @@ def power_sgd(rank, world_size, matrix_rank):
         optimizer.zero_grad()
         loss_of(net, part_of(step, rank, world_size)).backward()
         optimizer.step()
-    return whole(net.parameters())
+    return as_int(net.parameters())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -266,7 +266,7 @@ def zero_redundancy(rank, world_size):
         optimizer.zero_grad()
         loss_of(net, part_of(step, rank, world_size)).backward()
         optimizer.step()
-    return whole(net.parameters())
+    return as_int(net.parameters())
 
 
 @pytest.mark.parametrize("engine, ranks", [(e, n) for e in ENGINES for n in (2, 3, 4)])

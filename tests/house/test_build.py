@@ -10,7 +10,7 @@ import pytest
 from translations import fingerprint
 
 from simlib.classroom.grading import source
-from simlib.classroom.grading.shown_form import shown_form
+from simlib.classroom.grading.release_version import shown_form
 
 LESSON = """\
 # %% [markdown]

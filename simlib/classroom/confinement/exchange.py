@@ -28,7 +28,7 @@ COLLECTIVES = frozenset(
 )
 LARGEST_BYTES = 256 << 20
 """Of one op."""
-MOST_WAITING = 100_000
+MAX_WAITING = 100_000
 """Ops of one rank that have not been answered."""
 
 
@@ -144,8 +144,8 @@ class Exchange:
             It is none.
         """
         self._waiting[rank] += 1
-        if self._waiting[rank] > MOST_WAITING:
-            raise WrongWords(f"more than {MOST_WAITING:,} ops that wait")
+        if self._waiting[rank] > MAX_WAITING:
+            raise WrongWords(f"more than {MAX_WAITING:,} ops that wait")
         kind, *words = words
         if kind in ("send", "recv"):
             self._message(rank, number, kind, *words)

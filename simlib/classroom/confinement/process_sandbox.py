@@ -38,7 +38,7 @@ MB = 1 << 20
 ROOM = {"/tmp": 16 * MB, "/dev/shm": 16 * MB, HOME: 8 * MB, SCRATCH: MB}
 """Folders of a process's own, and how large they are: no process is charged with what is there."""
 FILES_PER_MB = 256
-MOST_FILES = 2048
+MAX_FILES = 2048
 """That are copied from a folder: it has room for no more."""
 PYTHONS = (sys.prefix, sys.base_prefix)
 """Shown again where they are below such a folder: a process may import more, as it goes."""
@@ -143,7 +143,7 @@ def _files_below(place):
     found, room = {}, ROOM[HOME]
     for above, _, names, folder in os.fwalk(place):
         for name in names:
-            if room <= 0 or len(found) >= MOST_FILES:
+            if room <= 0 or len(found) >= MAX_FILES:
                 return found
             with contextlib.suppress(OSError):
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

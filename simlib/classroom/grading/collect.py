@@ -9,11 +9,11 @@ from pathlib import Path, PurePosixPath
 
 from .folders import Walk, is_left_out
 from .identity import COPY, claims_apart, identify
-from .left_aside import notes_on_left_out, without_notebook, without_reports
-from .notebook_file import MOST_NOTEBOOKS, NOTEBOOK, Bounds, Unreadable, check_size
+from .ignored_files import notes_on_left_out, without_notebook, without_reports
+from .notebook_file import MAX_NOTEBOOKS, NOTEBOOK, Bounds, Unreadable, check_size
 from .reading import Reader
 
-MOST_FILES = 20_000
+MAX_FILES = 20_000
 
 
 class CannotCollect(Exception):
@@ -90,7 +90,7 @@ def read(files, exercises, roster):
         elif owner not in closed:
             closed.add(owner)
             one.exercise = None
-            one.unreadable = f"more than {MOST_NOTEBOOKS:,} notebooks: from here on none is read"
+            one.unreadable = f"more than {MAX_NOTEBOOKS:,} notebooks: from here on none is read"
             notebooks.append(one)
     return notebooks, others
 
@@ -161,8 +161,8 @@ def files_of_zip(path, exercises, left_out):
         raise CannotCollect(f"{path} is damaged ({error}): download it again") from None
     with archive:
         members = archive.infolist()
-        if len(members) > MOST_FILES:
-            raise CannotCollect(f"{path} holds {len(members):,} files: more than {MOST_FILES:,}")
+        if len(members) > MAX_FILES:
+            raise CannotCollect(f"{path} holds {len(members):,} files: more than {MAX_FILES:,}")
         wrapper = wrapper_folder(path, members, exercises)
         for member in sorted(members, key=lambda one: one.filename):
             parts = parts_of(member)[len(wrapper) :]

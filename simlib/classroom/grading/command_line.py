@@ -122,9 +122,9 @@ def own(name):
     """What `own_commands` has by a name; it is imported when the command is called."""
 
     def call(options):
-        from . import own_commands
+        from . import student_commands
 
-        return getattr(own_commands, name)(options)
+        return getattr(student_commands, name)(options)
 
     return call
 

@@ -18,10 +18,10 @@ from . import collect, handout, overrides, pages, reports, sandbox, session, who
 from .cache import SEEDS, Cache
 from .course import WRONG_ANSWERS
 from .exercise import is_exercise, read_exercises
-from .hidden_places import hiding
-from .own_commands import refuse
+from .masked_paths import hiding
 from .roster import BadRoster, names_of, read_roster, students_to_regrade
 from .source import SourceError
+from .student_commands import refuse
 from .summary import summary
 
 LEAST_TIME_S, LEAST_MEMORY_MB = 10, 1024

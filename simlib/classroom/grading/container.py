@@ -45,7 +45,7 @@ OPTIONS = {
 """Linux mounts no new /proc, as sandboxes within need, beside one that is partly covered."""
 EMPTY_FOLDERS = ("/dev", "/etc", "/proc", "/run", "/sys")
 """What the engines put something into, beside what is shown."""
-MOST_PROCESSES = 32_768
+MAX_PROCESSES = 32_768
 """Of the user in a container: bounds within are stricter, but this is as much as podman has."""
 GRACE_S = 60
 """So long after the time of a notebook a container ends by itself, should its grader be dead."""
@@ -128,7 +128,7 @@ def of_limits(limits):
     words.append(f"--pids-limit={limits.processes + MORE_PROCESSES}")
     # Those that podman sets by itself may be more than it may have.
     _, most = resource.getrlimit(resource.RLIMIT_NPROC)
-    processes = MOST_PROCESSES if most == resource.RLIM_INFINITY else min(most, MOST_PROCESSES)
+    processes = MAX_PROCESSES if most == resource.RLIM_INFINITY else min(most, MAX_PROCESSES)
     words.append(f"--ulimit=nofile={limits.files}:{limits.files}")
     return [*words, f"--ulimit=nproc={processes}:{processes}", "--ulimit=core=0:0"]
 

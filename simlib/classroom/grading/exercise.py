@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 
 from ..parts import parts_of
-from .pristine import Cell, Exercise, Question
-from .shown_form import shown_form
+from .reference import Cell, Exercise, Question
+from .release_version import shown_form
 from .source import (
     SourceError,
     course_of,

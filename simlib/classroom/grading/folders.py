@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from .notebook_file import NOTEBOOK, Unreadable, read_bytes
 
-MOST_ENTRIES = 100_000
+MAX_ENTRIES = 100_000
 """Files and folders below one that lies at the top, a student's that is."""
 DEEPEST = 30
 """Folders in one another, each of which is held open."""
@@ -40,7 +40,7 @@ class Walk:
     def __init__(self, top, report=None):
         self._top = top
         self._report = identity(report) if report else None
-        self._room = MOST_ENTRIES
+        self._room = MAX_ENTRIES
         self.left_out = []
 
     def files(self):
@@ -73,7 +73,7 @@ class Walk:
             return
         if not is_top and len(entries) > self._room:
             entries = []
-            yield not_looked_into(path, f"more files than {MOST_ENTRIES:,}")
+            yield not_looked_into(path, f"more files than {MAX_ENTRIES:,}")
         self._room -= len(entries)
         entries.sort(key=lambda one: one.name)
         for entry in entries:
@@ -81,7 +81,7 @@ class Walk:
                 yield path / entry.name, reader(entry.name, folder), changed(entry)
         for entry in filter(is_folder, entries):
             if is_top:
-                self._room = MOST_ENTRIES
+                self._room = MAX_ENTRIES
             below = path / entry.name
             if is_left_out(entry.name):
                 self._look_for_notebooks(below, folder)

@@ -20,7 +20,7 @@ from .texts import clean
 SHORTEST_RUN_S = 5
 CELL_BITS = 52
 """Of the number that a hidden cell makes its inputs of."""
-MOST_FAILURES = 5
+MAX_FAILURES = 5
 """Cells of the student's own whose failures are named."""
 BEGIN = """\
 from simlib.classroom.grading.sandboxed.first_steps import begin
@@ -121,14 +121,14 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
     runs = runner.run(merged)
     result.runs = runs.number
     cut = map(is_cut_short, runs.cells.values())
-    result.cut_short = runs.number > 1 or bool(runs.set_aside) or any(cut)
+    result.cut_short = runs.number > 1 or bool(runs.skipped) or any(cut)
     failures = failures_of(merged, runs.cells)
-    notes = [*runs.notes, *list(failures.values())[:MOST_FAILURES]]
-    if len(failures) > MOST_FAILURES:
-        notes.append(f"and {len(failures) - MOST_FAILURES} more cells of the student's own fail")
+    notes = [*runs.notes, *list(failures.values())[:MAX_FAILURES]]
+    if len(failures) > MAX_FAILURES:
+        notes.append(f"and {len(failures) - MAX_FAILURES} more cells of the student's own fail")
     result.notes += map(clean, notes)
     for question in exercise.questions.values():
-        one = score(question, exercise, merged, runs.cells, runs.set_aside, expected)
+        one = score(question, exercise, merged, runs.cells, runs.skipped, expected)
         one.reason += because_of(one, failures)
         result.questions.append(one)
     result.seconds = round(time.monotonic() - begun, 2)
@@ -204,7 +204,7 @@ class Runs:
     """
 
     cells: dict = field(default_factory=dict)
-    set_aside: dict = field(default_factory=dict)
+    skipped: dict = field(default_factory=dict)
     notes: list = field(default_factory=list)
     number: int = 0
 
@@ -248,7 +248,7 @@ class Runner:
             question = step.cell.question
             rest = merged.without([question])
             if answered(merged)[0] == question:
-                self.done.set_aside[question] = why
+                self.done.skipped[question] = why
             elif self._alone(merged, question):
                 # It was another answer that ended the run, by something it had left behind.
                 for other in answered(rest):
@@ -257,7 +257,7 @@ class Runner:
             merged = rest
             own = self._own_culprit(whole)
             if own is not None:
-                self.done.set_aside.clear()
+                self.done.skipped.clear()
                 whole = merged = self._leave_out(own, why, whole)
         return self.done
 
@@ -274,7 +274,7 @@ class Runner:
         a run. None where it is not one such cell alone, or where no time is left to find it.
         """
         own = [step for step in whole.steps if step.kind == "helper"]
-        if len(self.done.set_aside) != 2 or not own or self._ends(whole.without(own)):
+        if len(self.done.skipped) != 2 or not own or self._ends(whole.without(own)):
             return None
         return next((step for step in own if not self._ends(whole.without([step]))), None)
 
@@ -292,7 +292,7 @@ class Runner:
             return False
         step, why = culprit_of(part, session)
         if step is not None:
-            self.done.set_aside[question] = why
+            self.done.skipped[question] = why
             return False
         self.done.cells |= session.cells
         return True
@@ -314,7 +314,7 @@ class Runner:
 
     def _give_up(self, merged):
         why = "other answers of this notebook ended so many runs that no time was left for it"
-        self.done.set_aside |= dict.fromkeys(answered(merged), why)
+        self.done.skipped |= dict.fromkeys(answered(merged), why)
         return self.done
 
 

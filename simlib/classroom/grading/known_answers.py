@@ -22,7 +22,7 @@ RECORDED_CHARS = 50_000_000
 
 VALUES_LINE = re.compile(r"(\d+): (?!.* \((?:has|at|returns) )")
 """Of a hidden cell: a world and its values, none of which is said to be wrong."""
-MOST_NAMES = 3
+MAX_NAMES = 3
 """Where more known wrong answers than this give the same, none of their names says much."""
 PLACES = re.compile(
     rf"""
@@ -194,7 +194,7 @@ def name_of(outputs, signatures):
     """
     found = signature(outputs)
     words = [one for one, other in signatures.items() if other == found]
-    return ", or ".join(words) if len(words) <= MOST_NAMES else ""
+    return ", or ".join(words) if len(words) <= MAX_NAMES else ""
 
 
 def signature(outputs):

@@ -14,11 +14,11 @@ NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.IGNORECASE)
 """Names of notebooks; mail programs and Windows put a second ending behind the first."""
 LARGEST_BYTES = 20 << 20
 """Of a file, pictures in its outputs and all."""
-MOST_BYTES, MOST_NOTEBOOKS = 40 << 20, 2000
+MAX_BYTES, MAX_NOTEBOOKS = 40 << 20, 2000
 """Of all that is read of one student."""
-MOST_CHARS = 2_000_000
+MAX_CHARS = 2_000_000
 """Of all its cells' sources and ids together."""
-MOST_CELLS = 5000
+MAX_CELLS = 5000
 CONFLICT = re.compile(r"^[ \t]*\"?(<{7}|>{7}|={7})( |$|\\n)", re.MULTILINE)
 
 
@@ -64,7 +64,7 @@ class Bounds:
     def is_open(self, owner):
         """Whether one more notebook of somebody's is read; counts it."""
         self._notebooks[owner] += 1
-        return self._notebooks[owner] <= MOST_NOTEBOOKS
+        return self._notebooks[owner] <= MAX_NOTEBOOKS
 
     def read(self, owner, reader):
         """What a reader gives, which is told how many bytes it may give.
@@ -74,7 +74,7 @@ class Bounds:
         Unreadable
             The reason.
         """
-        content = reader(min(LARGEST_BYTES, MOST_BYTES - self._bytes[owner]))
+        content = reader(min(LARGEST_BYTES, MAX_BYTES - self._bytes[owner]))
         self._bytes[owner] += len(content)
         return content
 
@@ -93,7 +93,7 @@ def check_size(nbytes, most):
         )
     if nbytes > most:
         raise Unreadable(
-            f"all notebooks together are larger than {MOST_BYTES >> 20} MB: hand in fewer, or "
+            f"all notebooks together are larger than {MAX_BYTES >> 20} MB: hand in fewer, or "
             "clear their outputs"
         )
 
@@ -155,16 +155,16 @@ def parse(content):
         cells = notebook.get("cells")
     if not isinstance(cells, list):
         raise Unreadable("the file is JSON, but has no cells: it is no notebook")
-    if len(cells) > MOST_CELLS:
-        raise Unreadable(f"the notebook has {len(cells):,} cells: more than {MOST_CELLS:,}")
+    if len(cells) > MAX_CELLS:
+        raise Unreadable(f"the notebook has {len(cells):,} cells: more than {MAX_CELLS:,}")
     cells = [cell for cell in cells if isinstance(cell, dict)]
     language = _language(notebook)
     if language and not language.startswith(("python", "ipython")):
         raise Unreadable(f"this notebook's language is {language[:40]}, not Python")
     read = [(cell, _student_cell(cell)) for cell in cells]
-    if sum(len(one.source) + len(one.id or "") for _, one in read) > MOST_CHARS:
+    if sum(len(one.source) + len(one.id or "") for _, one in read) > MAX_CHARS:
         raise Unreadable(
-            f"the cells of the notebook hold more than {MOST_CHARS // 1_000_000} MB of text, "
+            f"the cells of the notebook hold more than {MAX_CHARS // 1_000_000} MB of text, "
             "outputs not counted: take data out of them"
         )
     ids = [one.id for _, one in read if one.id]

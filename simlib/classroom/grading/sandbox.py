@@ -23,7 +23,7 @@ from .. import confinement
 from ..confinement.process_sandbox import FONTS, HOME, OWN_SANDBOX, SCRATCH
 from ..confinement.system_calls import filter_for
 from . import container
-from .hidden_places import CannotHide, covered, covers
+from .masked_paths import CannotHide, covered, covers
 
 BUBBLEWRAP = "bubblewrap"
 PROGRAMS = {BUBBLEWRAP: "bwrap"} | {engine: engine for engine in container.ENGINES}

@@ -73,7 +73,7 @@ def fetch_of(question):
     return f"{question}-fetch"
 
 
-def score(question, exercise, merged, cells, set_aside, expected):
+def score(question, exercise, merged, cells, skipped, expected):
     """The `QuestionResult` of one question."""
     result = QuestionResult(question.name, question.title, 0, question.points, "")
     if merged.found[question.name] != GIVEN:
@@ -84,8 +84,8 @@ def score(question, exercise, merged, cells, set_aside, expected):
             else f"There is no cell that defines {question.name}."
         )
         return result
-    if question.name in set_aside:
-        result.status, result.reason = LIMITS, sentence(set_aside[question.name])
+    if question.name in skipped:
+        result.status, result.reason = LIMITS, sentence(skipped[question.name])
         return result
     if not runs_at_all(result, exercise, cells):
         return result

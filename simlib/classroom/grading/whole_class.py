@@ -14,11 +14,11 @@ from importlib.metadata import version
 
 from . import known_answers
 from .cache import digest, digest_of_simlib
-from .company import Company
 from .grade import GraderFails, NotebookResult, grade, without_points
 from .known_answers import Expected, SolutionFails, record
 from .score import PARTLY, WRONG
 from .session import STOP
+from .shared_lock import SharedExclusiveLock
 from .texts import one_line
 
 TICK_S = 1.0
@@ -82,7 +82,7 @@ class ClassGrader:
         self._simlib = digest_of_simlib()
         self._locks = {name: threading.Lock() for name in exercises}
         self._expected = {}
-        self._company = Company()
+        self._lock = SharedExclusiveLock()
 
     def run(self, files, jobs, advance, regrade=()):
         """``[GradedFile]`` of files, in their order.
@@ -162,16 +162,16 @@ class ClassGrader:
         def look():
             return grade(content, exercise, expected, self._seed, self._limits, self._isolate)
 
-        with self._company.beside() as had_company:
+        with self._lock.shared() as had_lock:
             try:
                 expected = self.expected(exercise)
                 result = look()
-                if not (result.cut_short and had_company()):
+                if not (result.cut_short and had_lock()):
                     return result
             except (GraderFails, SolutionFails):
-                if not had_company():
+                if not had_lock():
                     raise
-        with self._company.alone():
+        with self._lock.exclusive():
             expected = self.expected(exercise)
             return look()
 
@@ -186,7 +186,7 @@ class ClassGrader:
     def _known_wrong(self, exercise, question):
         """``{words: signature}`` of the known wrong answers to a question; they are run once."""
         sources = known_answers.sources_of(self._wrong_answers, exercise, question)
-        with self._company.beside() as had_company:
+        with self._lock.shared() as had_lock:
             expected = self.expected(exercise)
             with self._locks[exercise.name]:
                 key = ("known", question, sources, asdict(self._limits), *self._key(exercise))
@@ -196,7 +196,7 @@ class ClassGrader:
                         sources, exercise, question, expected,
                         self._seed, self._limits, self._isolate,
                     )  # fmt: skip
-                    if len(stored) == len(sources) or not had_company():
+                    if len(stored) == len(sources) or not had_lock():
                         self._cache.put(stored, *key)
         return stored
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ...core.engines.host.restarts import Restart, left_to_kill, with_restarts
+from ...core.engines.host.restarts import Restart, remaining_kills, with_restarts
 from ...core.model.failing import Failures
 from ...core.record import returned
 from ...core.record.safe_pickle import loads_tree
@@ -85,7 +85,7 @@ def _attempt(
     folder.path.mkdir(0o700)
     own = {
         "world_size": world_size,
-        "kill": left_to_kill(kill, world_size, begin_s),
+        "kill": remaining_kills(kill, world_size, begin_s),
         "environ": environ,
         "began_s": begin_s,
         "within": str(job.file("end")),

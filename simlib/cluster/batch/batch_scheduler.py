@@ -32,7 +32,7 @@ class BatchJob:
         Further options of the command that submits.
     cpus_per_rank, gpus_per_rank : int, optional
     memory : str, optional
-        For each rank; see `Needs`.
+        For each rank; see `Resources`.
     """
 
     name: str
@@ -56,7 +56,7 @@ class BatchJob:
 
 
 @dataclass(frozen=True)
-class Standing:
+class JobStatus:
     """How a job stands in the queue.
 
     Attributes
@@ -116,7 +116,7 @@ class Scheduler(ABC):
         """
 
     @abstractmethod
-    def ask(self, number: str) -> Standing:
+    def ask(self, number: str) -> JobStatus:
         """How a job stands."""
 
     @abstractmethod

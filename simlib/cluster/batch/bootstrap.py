@@ -36,7 +36,7 @@ def refuse(words):
     os._exit(1)
 
 
-def tell_gone(words):
+def tell_lost(words):
     """Say that what looks after a rank on this host was ended from outside; have the others end.
 
     Which rank it is, is known by this process's number. The first who says so counts.
@@ -109,11 +109,11 @@ def stay(child, pipe):
             os.kill(child, signal.SIGKILL)
         ended, status = os.waitpid(child, os.WNOHANG)
         if not ended and os.getppid() != parent:
-            tell_gone("the program of the launcher that started it there has ended")
+            tell_lost("the program of the launcher that started it there has ended")
             os._exit(1)
     has_loaded = has_loaded or has_written(pipe)
     if has_loaded and status & 0x7F:
-        tell_gone("the process that looked after it was ended by signal %d" % (status & 0x7F))
+        tell_lost("the process that looked after it was ended by signal %d" % (status & 0x7F))
     if not has_loaded and not os.path.exists(os.path.join(FOLDER, "end")):
         how = "exit code %d" % (status >> 8) if status >> 8 else "signal %d" % (status & 0x7F)
         refuse(

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..launch.limits import JOBS as JOBS
-from . import own_folder
+from . import ownership
 from .staging import name_once
 
 
@@ -94,7 +94,7 @@ class JobFolder:
 
     def open(self, name: str, rank: int | None = None) -> AbstractContextManager[BinaryIO | None]:
         """The same, opened to be read."""
-        return own_folder.opened(self.file(name, rank), self.is_recorded)
+        return ownership.opened(self.file(name, rank), self.is_recorded)
 
     def write_json(self, value: object, name: str, rank: int | None = None) -> None:
         """Write plain data in one piece."""

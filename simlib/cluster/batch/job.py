@@ -19,10 +19,10 @@ from ...core.record.safe_pickle import loads_tree
 from ...core.results.run import Run, make_run
 from . import verdict_file
 from .folder import JOBS, JobFolder
-from .gone import DIED, gone_ranks, lost_hosts
 from .job_in_queue import JobInQueue
 from .job_monitor import JobMonitor
 from .launcher_failures import cause_in, ended_by_queue
+from .lost_ranks import DIED, lost_hosts, lost_ranks
 from .remote.remote_state import RemoteQueue, RemoteState
 from .state import JobState
 
@@ -305,7 +305,7 @@ class JobOutcome:
             return
         if not monitor.failed_by_itself():
             said = self._launcher_said()
-            gone = gone_ranks(self._folder, monitor.places, monitor.running(), said)
+            gone = lost_ranks(self._folder, monitor.places, monitor.running(), said)
             monitor.deaths |= dict.fromkeys(gone, DIED)
             monitor.death_words |= gone
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ...core.model.errors import InvalidCallError, JobError
-from .batch_scheduler import OVER, QueueError, Scheduler, Standing
+from .batch_scheduler import OVER, JobStatus, QueueError, Scheduler
 from .folder import JobFolder
 from .launcher_failures import refused
 from .schedulers import SCHEDULERS
@@ -26,7 +26,7 @@ class JobInQueue:
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
         self._scheduler: Scheduler | None = None
-        self._standing = Standing("queued")
+        self._standing = JobStatus("queued")
         self._is_over = False
         self._failures = 0
         self._next_s = 0.0
@@ -73,7 +73,7 @@ class JobInQueue:
             name = self._folder.path.name
             raise JobError(refused(f"the queue has not cancelled {name}", str(error))) from None
 
-    def _ask(self, scheduler: Scheduler) -> Standing:
+    def _ask(self, scheduler: Scheduler) -> JobStatus:
         if not self._is_over and time.monotonic() > self._next_s:
             try:
                 self._standing = scheduler.ask(self._number)
@@ -82,6 +82,6 @@ class JobInQueue:
             except QueueError as error:  # its controller starts anew, say
                 self._failures += 1
                 if self._failures >= FAILURES:
-                    self._standing = Standing("failed", str(error))
+                    self._standing = JobStatus("failed", str(error))
             self._next_s = time.monotonic() + POLL_S
         return self._standing

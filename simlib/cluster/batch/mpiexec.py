@@ -20,7 +20,7 @@ from ..launch.hostfile import check_name, hosts_in, refuse_text
 from ..launch.launchers import MPIS, Launcher, Placement, mpi_of_version
 from . import launcher_process, staging
 from .folder import JobFolder
-from .needs import Needs, words_of
+from .resources import Resources, words_of
 
 VERSION_LIMIT_S = 20
 LAUNCH = str(Path(launcher_process.__file__).resolve())
@@ -28,7 +28,7 @@ STAGING = str(Path(staging.__file__).resolve())
 
 
 @dataclass(frozen=True)
-class Mpiexec(Needs):
+class Mpiexec(Resources):
     """Where a job runs: processes started by mpiexec.
 
     Attributes
@@ -46,7 +46,8 @@ class Mpiexec(Needs):
     time_limit : float
         Seconds after which the job is ended, whatever it does.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank
-        See `Needs`. mpiexec gives no rank cores or GPUs: it is said where there are too few GPUs.
+        See `Resources`. mpiexec gives no rank cores or GPUs: where there are too few GPUs,
+        it is said.
     stage : bool
         For hosts that share no filesystem: each gets a copy of the job's folder, at the same path,
         and what its ranks write is brought back. The environment must be at one path everywhere.

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...core.model.errors import JobError
-from . import own_folder
+from . import ownership
 from .folder import JobFolder
 
 
@@ -36,9 +36,9 @@ def new_folder(within: str | Path, name: str, is_exact: bool = False) -> Iterato
     path = None
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        own_folder.check_place(parent)
+        ownership.check_place(parent)
         path = _make_exact(parent, name) if is_exact else _make(parent, name)
-        own_folder.check_folder(path)
+        ownership.check_folder(path)
         yield JobFolder(path)
     except BaseException as error:
         if isinstance(error, JobError):  # a queue's, say: the folder tells of it

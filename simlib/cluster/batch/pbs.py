@@ -24,7 +24,7 @@ class Pbs(Queued):
     nodes, ranks_per_node, time_limit, account, extra, login
         See `Queued`; ``extra`` are qsub's.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
-        See `Needs`.
+        See `Resources`.
     """
 
     scheduler: ClassVar[str] = "pbs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..launch.causes import OUT_OF_MEMORY, OUT_OF_TIME, TOO_MUCH
-from .batch_scheduler import BatchJob, QueueError, Scheduler, Standing
+from .batch_scheduler import BatchJob, JobStatus, QueueError, Scheduler
 
 STATES = {"queued": "Q H T W M", "active": "R E S U B", "over": "F X"}
 """The letters of qstat's manual."""
@@ -50,12 +50,12 @@ class PbsScheduler(Scheduler):
         options += ["-A", job.account] if job.account else []
         return self.hand_over("qsub", *options, *job.extra, str(job.script))
 
-    def ask(self, number: str) -> Standing:
+    def ask(self, number: str) -> JobStatus:
         try:
             answer = self.run("qstat", "-x", "-f", number)
         except QueueError as error:
             if re.search(FORGOTTEN, str(error)):
-                return Standing("done")
+                return JobStatus("done")
             raise
         found = _attributes(answer)
         state = STATE_OF.get(found.get("job_state", ""))
@@ -63,8 +63,8 @@ class PbsScheduler(Scheduler):
         if state is None:
             raise QueueError(f"qstat says nothing of the job {number}: {answer[:200]!r}")
         if state == "over":
-            return Standing(_end(found), comment)
-        return Standing(state, comment if state == "queued" else "")
+            return JobStatus(_end(found), comment)
+        return JobStatus(state, comment if state == "queued" else "")
 
     def cancel(self, number: str) -> None:
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.record.oplog import COMMITTED, HEADER
-from . import reach
+from . import connectivity
 from .folder import JobFolder
 from .launcher_failures import HOPELESS
 from .launcher_process import LINGER_S, OBEY_S
@@ -39,10 +39,10 @@ def prepare(
         For its ``request.pkl``.
     to : Mpiexec, Slurm or Pbs
     words : list of str
-        The launcher's command, up to what `Needs.write_start` writes.
+        The launcher's command, up to what `Resources.write_start` writes.
     """
     command = [*words, str(to.write_start(folder))]
-    look = [*to.before_launcher(), sys.executable, "-I", str(Path(reach.__file__).resolve())]
+    look = [*to.before_launcher(), sys.executable, "-I", str(Path(connectivity.__file__).resolve())]
     times = STAGED if getattr(to, "stage", False) else {"obey_s": OBEY_S}
     _write(folder, about, request, to, command, to.environ(), HOPELESS, times, look)
 

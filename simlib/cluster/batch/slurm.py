@@ -16,12 +16,12 @@ from .batch_scheduler import BatchJob, NoSchedulerError, QueueError
 from .folder import JobFolder
 from .launcher_failures import refused
 from .mpiexec import LAUNCH, Mpiexec, check_time_limit, mpi_of, staged
-from .needs import Needs, words_of
+from .resources import Resources, words_of
 from .schedulers import SCHEDULERS
 
 
 @dataclass(frozen=True)
-class Queued(Needs):
+class Queued(Resources):
     """Where a job runs: nodes that a scheduler gives it, when it is its turn.
 
     Attributes
@@ -39,7 +39,7 @@ class Queued(Needs):
     login : str or sequence of str
         Words to put before the scheduler's commands where this machine has none: ``"ssh login"``.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
-        See `Needs`.
+        See `Resources`.
     """
 
     nodes: int
@@ -165,7 +165,7 @@ class Slurm(Queued):
     nodes, ranks_per_node, partition, time_limit, account, extra, login
         See `Queued`; ``extra`` are sbatch's.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
-        See `Needs`.
+        See `Resources`.
     """
 
     launcher: str = "srun"

@@ -8,7 +8,7 @@ import threading
 import time
 
 from ..launch.causes import OUT_OF_TIME, TOO_MUCH
-from .batch_scheduler import BatchJob, QueueError, Scheduler, Standing
+from .batch_scheduler import BatchJob, JobStatus, QueueError, Scheduler
 
 STATES = {
     "queued": "PD CF RD RF RH RV",
@@ -135,20 +135,20 @@ class SlurmScheduler(Scheduler):
             options.append("--mem={}{}".format(*memory))
         return options
 
-    def ask(self, number: str) -> Standing:
+    def ask(self, number: str) -> JobStatus:
         # Words with a space would not pass through an ssh of `login`.
         what = ["--noheader", "--states=all", "--format=%t:%r", f"--jobs={number}"]
         try:
             answer = self.run("squeue", *what)
         except QueueError as error:
             if re.search("Invalid job id", str(error)):
-                return Standing("done")
+                return JobStatus("done")
             raise
         for line in answer.splitlines():
             short, _, reason = line.strip().partition(":")
             if short in STATE_OF:
-                return Standing(STATE_OF[short], "" if reason == "None" else reason)
-        return Standing("done")
+                return JobStatus(STATE_OF[short], "" if reason == "None" else reason)
+        return JobStatus("done")
 
     def cancel(self, number: str) -> None:
         self.run("scancel", "--quiet", number)

@@ -12,8 +12,8 @@ from typing import Any
 import cloudpickle
 
 from ...core.clockwork.simulation_options import ON_DEATH, check_choice, check_kill, check_slow
-from ...core.engines.host.request import Surroundings, cell_numbers, check_timeout
-from ...core.engines.host.restarts import Restart, Restarts, check_restarts, left_to_kill
+from ...core.engines.host.request import ExecutionContext, cell_numbers, check_timeout
+from ...core.engines.host.restarts import Restart, Restarts, check_restarts, remaining_kills
 from ...core.model.errors import InvalidCallError, JobError, check_count
 from ...core.model.failing import Failures
 from ...core.model.jitter import Slow
@@ -113,7 +113,7 @@ def submit(
     plan = check_restarts(restarts, min_ranks, on_restart, world_size)
     program = program_of(function, args, kwargs, argv, world_size)
     packed_plan = _packed_plan(to, plan, kill) if plan.most else None
-    where = Surroundings.here(program.argv)
+    where = ExecutionContext.here(program.argv)
     command = to.command(world_size, to.program())  # says what is wrong with it, before all
     cells = cell_numbers()
     sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
@@ -133,7 +133,7 @@ def submit(
         "to": to.place,
         "hosts": getattr(to, "hosts", None),
         "uses_mpi": to.uses_mpi,
-        "kill": left_to_kill(kill, world_size, 0.0),
+        "kill": remaining_kills(kill, world_size, 0.0),
         "on_death": on_death,
         "timeout_s": timeout_s,
         "check": check,

@@ -28,7 +28,7 @@ from .hosts import find, start_argv, write_files
 from .practice_network import MAX_NODES, PracticeNetwork
 from .system import CLUSTERS, new_name, why_not_here
 
-MOST_NODES = MAX_NODES - 1  # the login host takes a place, too
+MAX_CLUSTER_NODES = MAX_NODES - 1  # the login host takes a place, too
 HOST_STARTS_S, SLURM_STARTS_S = 20, 60
 PROGRAMS = {
     "sshd": "openssh-server",
@@ -109,8 +109,10 @@ class PracticeCluster:
 
     def __init__(self, nodes, rate_bps=None, delay_s=0.0, slurm=False):
         check_count("nodes", nodes)
-        if nodes > MOST_NODES:
-            raise InvalidCallError(f"nodes is {nodes}: a practice cluster has at most {MOST_NODES}")
+        if nodes > MAX_CLUSTER_NODES:
+            raise InvalidCallError(
+                f"nodes is {nodes}: a practice cluster has at most {MAX_CLUSTER_NODES}"
+            )
         self._network = PracticeNetwork(nodes + 1, rate_bps, delay_s)
         self.hosts = [f"node{number + 1}" for number in range(nodes)]
         names = ["login", *self.hosts]

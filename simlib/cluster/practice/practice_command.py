@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from ...core.model.errors import InvalidCallError
 from . import daemon, slurm_daemons
 from .enter import CANNOT
-from .practice_cluster import MOST_NODES
+from .practice_cluster import MAX_CLUSTER_NODES
 from .practice_network import MAX_NODES, PracticeNetwork
 from .run_on_nodes import run_on_nodes
 from .system import why_not_here
@@ -48,7 +48,9 @@ def _add_up(actions):
         description="Start a practice cluster in the background. Its hosts reach each other by "
         "`ssh NAME` and see the files of this machine.",
     )
-    up.add_argument("nodes", type=int, metavar="N", help=f"nodes beside login, 1 to {MOST_NODES}")
+    up.add_argument(
+        "nodes", type=int, metavar="N", help=f"nodes beside login, 1 to {MAX_CLUSTER_NODES}"
+    )
     _add_links(up)
     up.add_argument("--slurm", action="store_true", help="with Slurm: sinfo, srun, sbatch")
     up.set_defaults(command=_up)

@@ -3,7 +3,7 @@
 **Source** pytorch/gloo, read at commit 70dc360 (April 2026): the file of the collective,
 ``gloo/allreduce.cc`` and so on, and ``gloo/transport/tcp/pair.cc`` for the messages; which call of
 torch uses which file: ``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp`` of pytorch/pytorch. The
-bytes of every pair of ranks were compared with torch's Gloo on real sockets (`tests/core/test_gloo`).
+bytes of every pair of ranks were compared with torch's Gloo on real sockets in tests/core.
 
 Each transfer is three messages, each with an envelope of 48 bytes: the receiver says that its
 buffer is ready; the sender says that it has something; then come the data. The sender waits for the

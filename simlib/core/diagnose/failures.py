@@ -16,7 +16,7 @@ from ..model.words import ranks_in_words, shortened
 from ..record.oplog_reader import make_site
 from ..record.recorder import is_learners
 
-MOST_PLACES = 8
+MAX_PLACES = 8
 """How many places the live display names when it says where the ranks are."""
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
@@ -241,8 +241,8 @@ def where_ranks_are(monitor):
         f"{ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} {words}"
         for words, ranks in alike.items()
     ]
-    more = len(parts) - MOST_PLACES
-    places = "; ".join(parts[:MOST_PLACES] + ([f"and {more:,} more"] if more > 0 else []))
+    more = len(parts) - MAX_PLACES
+    places = "; ".join(parts[:MAX_PLACES] + ([f"and {more:,} more"] if more > 0 else []))
     limit = "" if monitor.timeout_s is None else f", or wait until {monitor.timeout_s:g} s are over"
     return f"no op and no output for 10 s: {places}. Press Stop to end the run{limit}."
 

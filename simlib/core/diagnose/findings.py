@@ -59,7 +59,7 @@ class Evidence(NamedTuple):
     touched: list
 
 
-class Told(NamedTuple):
+class Issue(NamedTuple):
     """What is wrong with one op.
 
     Attributes
@@ -86,32 +86,32 @@ class FindingKind:
     error : type
         What ``strict=True`` raises for it.
     tell : callable
-        `Evidence` -> a `Told` for each op with which something is wrong.
+        `Evidence` -> a `Issue` for each op with which something is wrong.
     """
 
     name: str
     error: type[SimlibError]
-    tell: Callable[[Evidence], list[Told]]
+    tell: Callable[[Evidence], list[Issue]]
 
 
-def _unfinished(evidence: Evidence) -> list[Told]:
+def _unfinished(evidence: Evidence) -> list[Issue]:
     """Messages nobody received, calls some ranks left out, requests nobody waited for."""
     told = []
     for op in evidence.unfinished:
         what = "was never received" if op.kind == "send" else "never got a message"
-        told.append(Told(op, what))
+        told.append(Issue(op, what))
     for arrived, missing in evidence.absent:
         words = f"was never called by {ranks_in_words(missing)}"
-        told += [Told(op, words) for op in arrived.values()]
+        told += [Issue(op, words) for op in arrived.values()]
     known = {(op.rank, op.seq) for op, *_ in told}
     for op in evidence.never_waited:
         if (op.rank, op.seq) not in known:
             advice = "until wait() has returned its buffer is not safe to use"
-            told.append(Told(op, f"was never waited for: {advice}"))
+            told.append(Issue(op, f"was never waited for: {advice}"))
     return told
 
 
-def _races(evidence: Evidence) -> list[Told]:
+def _races(evidence: Evidence) -> list[Issue]:
     """Buffers that were touched while a request on them was open."""
     told = []
     for how, op, other, site in evidence.touched:
@@ -132,7 +132,7 @@ def _races(evidence: Evidence) -> list[Told]:
                 f"has its buffer written before wait ({site.place}): the result may overwrite "
                 "that, or be overwritten"
             )
-        told.append(Told(op, what, alike))
+        told.append(Issue(op, what, alike))
     return told
 
 
@@ -152,9 +152,9 @@ def found_in(evidence: Evidence) -> list[Finding]:
     return [one for kind in KINDS for one in _folded(kind.name, kind.tell(evidence))]
 
 
-def _folded(kind: str, told: list[Told]) -> list[Finding]:
+def _folded(kind: str, told: list[Issue]) -> list[Finding]:
     """One finding for all ops of which the same is told at the same line, with their number."""
-    same: dict[tuple, list[Told]] = {}
+    same: dict[tuple, list[Issue]] = {}
     for one in told:
         site = one.op.site
         key = one.op.kind, site.file, site.lineno, one.alike or one.what

@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from ..model.errors import DeadlockError, SimlibError
+from ..model.evicted import Evicted
 from ..model.failure_report import FailureReport
-from ..model.forgotten import Forgotten
 from ..model.matching import Matcher
 from ..model.trace import Op
 from . import failures, verdicts
@@ -27,7 +27,7 @@ STACK_LIMIT_S = 2.0
 """How long to wait for the stack of a rank that was asked where it is: the machine may be busy."""
 TOLD_S = 1.5
 """How long Gloo may take, after a death, to tell those who wait for the dead rank."""
-MOST_TAKEN, LEAST_TAKEN = 8192, 64
+MAX_TAKEN, LEAST_TAKEN = 8192, 64
 """Ops of all logs together, and of one, that the matcher is given before the next log's: so what
 has met is forgotten before further objects are made."""
 QUIET_S = 10.0
@@ -107,7 +107,7 @@ class DeadlockDetector:
         self._sleep_count = sleep_count
         self._matcher = Matcher(len(logs), eager_limit_bytes)
         self._taken = [0] * len(logs)
-        self._at_once = max(MOST_TAKEN // len(logs), LEAST_TAKEN)
+        self._at_once = max(MAX_TAKEN // len(logs), LEAST_TAKEN)
         self._open_any: list[Op] = []
         self._states: dict[int, tuple[int, int]] = {}
         self._asleep: dict[int, int | None] = {}
@@ -329,7 +329,7 @@ class RunMonitor(ABC):
     engine: str = "real"
     survives: bool = False
     kill: Mapping[int, float] = {}
-    forgotten: Forgotten | None = None
+    forgotten: Evicted | None = None
     wire: list | None = None
     memory: list | None = None
     flops: list | None = None

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import prod
 
 from ..model import errors
-from ..model.pictured import Pictured
-from ..model.words import MOST_NAMES, ranks_in_words, shortened
+from ..model.display_mixin import Displayed
+from ..model.words import MAX_NAMES, ranks_in_words, shortened
 
 RULES = {
     "collective": "every rank of a group must call the same collectives in the same order",
@@ -27,7 +27,7 @@ AHEAD_OF_BACKWARD = (
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class WaitGraph(Pictured):
+class WaitGraph(Displayed):
     """Who waits for whom. ``waits`` is ``{rank: Wait}``, ``gone`` ``{rank: "has finished"...}``."""
 
     waits: dict
@@ -110,8 +110,8 @@ def _headline(blocked, awaited):
     if cycle:
         after = (*cycle[1:], cycle[0])
         ring = [f"{rank} for {other}" for rank, other in zip(cycle, after, strict=True)]
-        if len(ring) > MOST_NAMES:
-            ring[MOST_NAMES // 2 : -1] = ["..."]
+        if len(ring) > MAX_NAMES:
+            ring[MAX_NAMES // 2 : -1] = ["..."]
         return f"{len(cycle):,} ranks wait in a ring: {', '.join(ring)}"
     if awaited:
         direct = [r for r, wait in blocked.waits.items() if set(wait.needs) & set(awaited)]

@@ -8,7 +8,7 @@ from matplotlib.collections import PolyCollection
 from ..model.words import collective_text
 
 BAND = "#00000016"
-MOST_UPRIGHT = 8  # more collectives: a name across the lanes hides more than it tells
+MAX_UPRIGHT = 8  # more collectives: a name across the lanes hides more than it tells
 
 
 def draw_collectives(view):
@@ -64,7 +64,7 @@ def _label_collective(view, collective, ops):
             return
     if x[2] - x[1] > width:
         view.labels.place(text, [(x[0], y[0])])
-    elif len(view.collectives) > MOST_UPRIGHT:
+    elif len(view.collectives) > MAX_UPRIGHT:
         return
     elif x[2] - x[1] > height and (rows[-1] - rows[0]) * view.pitch_px > width:
         view.labels.place(text, [(x[0], y[0])], upright=True)

@@ -11,7 +11,7 @@ from .palette import OKABE_ITO, mix
 from .table import clip
 
 ROW_IN, COLUMN_IN, LETTER_IN = 0.3, 1.15, 0.082
-MOST_ROWS, MOST_LETTERS = 30, 46
+MAX_ROWS, MAX_LETTERS = 30, 46
 COMMON, OWN = mix(OKABE_ITO[2], "#ffffff", 0.55), mix(OKABE_ITO[1], "#ffffff", 0.35)
 SHARED = mix(OKABE_ITO[4], "#ffffff", 0.45)
 
@@ -34,8 +34,8 @@ def draw_comparison(names, rows):
     -------
     matplotlib.figure.Figure
     """
-    shown, more = rows[:MOST_ROWS], len(rows[MOST_ROWS:])
-    texts = [clip(label, MOST_LETTERS) for label, _, _ in shown]
+    shown, more = rows[:MAX_ROWS], len(rows[MAX_ROWS:])
+    texts = [clip(label, MAX_LETTERS) for label, _, _ in shown]
     label_in = LETTER_IN * max(map(len, [*texts, "x" * 12])) + 0.25
     width_in = label_in + COLUMN_IN * len(names) + 0.1
     height_in = ROW_IN * (len(shown) + 1 + bool(more)) + 0.5

@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgba, to_rgba_array
 
 from .palette import flipped, rgb_on_dark
 
-MOST_SINGLE = 64
+MAX_SINGLE = 64
 """So many colours in one collection are single ones, ranks'; more run into each other."""
 
 
@@ -83,7 +83,7 @@ def _dark(color):
 def _dark_array(colors):
     """Several colours on dark paper: array (n, 4)."""
     colors = to_rgba_array(colors)
-    if len(np.unique(colors, axis=0)) > MOST_SINGLE:
+    if len(np.unique(colors, axis=0)) > MAX_SINGLE:
         return _flipped(colors)
     return np.array([_dark(color) for color in colors]).reshape(-1, 4)
 

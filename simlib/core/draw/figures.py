@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ..model.pictured import Pictured
+from ..model.display_mixin import Displayed
 from .dark_canvas import DarkCanvas
-from .looks import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
-from .twins import png_of_both
+from .dark_variant import png_of_both
+from .style import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
 
 __all__ = [
     "DPI",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class Picture(Figure, Pictured):
+class Picture(Figure, Displayed):
     """A Figure that shows itself in a notebook even where pyplot was never imported.
 
     ``words`` are what it shows, in sentences, where whoever drew it knows.

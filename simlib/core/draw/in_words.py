@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 from ..model.words import ranks_in_words, ranks_text, seconds_text, short_bytes
 from .lanes import blocked_parts, chosen, in_sight, span_of
 
-MOST_WAITS = 3
+MAX_WAITS = 3
 """So many waits are told, the longest."""
 SHORT = 0.01
 """Waits of less than this share of the time shown are not told."""
-MOST_ROWS = 12
+MAX_ROWS = 12
 """So many sorts of ops of a comparison are told."""
 
 
@@ -35,7 +35,7 @@ def run_in_words(run, ranks=None, between=None):
         told.append(f"Shown: {ranks_in_words(ranks)}, {part}.")
     if run.failure is not None:
         told.append(f"It failed: {_first_line(run.failure)}.")
-    told += _waits_told(run, ops, begin_s, end_s)
+    told += _waits_reported(run, ops, begin_s, end_s)
     told += _messages_told(run.trace, shown, begin_s, end_s)
     told += _collectives_told(run.trace, ops)
     names = Counter(
@@ -62,10 +62,10 @@ def comparison_in_words(names, rows):
     told = [f"How often each sort of op came in {_listed(names)}."]
     common = sum(is_common for _, _, is_common in rows)
     told.append(f"{common} of {len(rows)} came equally often in all.")
-    for label, counts, _ in sorted(rows, key=lambda row: row[2])[:MOST_ROWS]:
+    for label, counts, _ in sorted(rows, key=lambda row: row[2])[:MAX_ROWS]:
         told.append(f"{label}: {_listed([f'{count:,}' for count in counts])}.")
-    if len(rows) > MOST_ROWS:
-        told.append(f"And {len(rows) - MOST_ROWS} more.")
+    if len(rows) > MAX_ROWS:
+        told.append(f"And {len(rows) - MAX_ROWS} more.")
     return " ".join(told)
 
 
@@ -77,7 +77,7 @@ def _listed(words):
     return ", ".join(words[:-1]) + f" and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
-def _waits_told(run, ops, begin_s, end_s):
+def _waits_reported(run, ops, begin_s, end_s):
     """The longest waits, those of ranks that wait alike together; first those without an end."""
     awaited = _awaited(run.trace)
     found = defaultdict(Counter)
@@ -101,8 +101,8 @@ def _waits_told(run, ops, begin_s, end_s):
     if not found:
         return ["No rank waits for long."]
     in_order = sorted(found.items(), key=lambda item: (not item[0][3], -max(item[1].values())))
-    told = [_wait_told(*group, waits) for group, waits in in_order[:MOST_WAITS]]
-    left = len(in_order) - MOST_WAITS
+    told = [_wait_told(*group, waits) for group, waits in in_order[:MAX_WAITS]]
+    left = len(in_order) - MAX_WAITS
     return [*told, f"And {left:,} more."] if left > 0 else told
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.font_manager import FontProperties
 
-from .looks import PAPER, SMALL_PT
+from .style import PAPER, SMALL_PT
 
-MOST_ARROWS = 300  # more arrows, bands or labels than this hide one another
+MAX_ARROWS = 300  # more arrows, bands or labels than this hide one another
 
 
 class Labels:

@@ -22,7 +22,7 @@ DTYPE_FILLS = {
     REST: (1.0, "...."),
 }
 """For each dtype how much white is mixed into the rank's colour, and a hatch."""
-MOST_RANKS = 8
+MAX_RANKS = 8
 WIDTH_IN, ROW_IN, AROUND_IN = 8.0, 0.85, 0.75
 
 
@@ -53,7 +53,7 @@ def draw_memory_history(run, limit_bytes=None, by="category"):
         raise InvalidCallError(f"{run.name} has no memory ledger: simulate it on a device")
     if by not in _LAYERS:
         raise InvalidCallError(f'by={by!r}: layers are by "category" or by "dtype"')
-    ledgers = run.memory[:MOST_RANKS]
+    ledgers = run.memory[:MAX_RANKS]
     find_layers, fills = _LAYERS[by]
     layers = [find_layers(ledger) for ledger in ledgers]
     fills = {name: fills[name] for name in fills if any(name in found for found in layers)}

@@ -7,7 +7,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 
 from ..model.words import short_bytes
 from .figures import DPI, PAPER
-from .labels import MOST_ARROWS
+from .labels import MAX_ARROWS
 from .palette import rank_color, visible
 
 
@@ -63,7 +63,7 @@ def _label_arrows(view, messages, tails, heads):
     """Bytes in the gaps between lanes that an arrow passes, where no other arrow is hidden."""
     paths = [_points_along(view, *ends) for ends in zip(tails, heads, strict=True)]
     kept_clear = view.labels.keep_clear
-    legible = view.gap_px >= view.labels.size("0 B")[1] + 4 and len(messages) <= MOST_ARROWS / 3
+    legible = view.gap_px >= view.labels.size("0 B")[1] + 4 and len(messages) <= MAX_ARROWS / 3
     for index, message in enumerate(messages if legible else ()):
         text = short_bytes(message.nbytes)
         if 5 * len(paths[index]) < 1.7 * view.labels.size(text)[0]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from ..model.pictured import alt_metadata
+from ..model.display_mixin import alt_metadata
 from .display import in_notebook
 
 
@@ -33,13 +33,13 @@ def _prepare(figure):
     pngs = get_ipython().display_formatter.formatters["image/png"]
     pngs.for_type(Picture, png_of)
     printer = pngs.type_printers.get(Figure)
-    if printer and not isinstance(printer, WithTwin):
-        pngs.for_type(Figure, WithTwin(printer))
+    if printer and not isinstance(printer, WithDarkVariant):
+        pngs.for_type(Figure, WithDarkVariant(printer))
     words = figure.in_words() if isinstance(figure, Picture) else figure_in_words(figure)
     return {}, alt_metadata(words)
 
 
-class WithTwin:
+class WithDarkVariant:
     """Shows a figure as pyplot does, and in the same PNG as it is on dark paper."""
 
     def __init__(self, printer):
@@ -52,7 +52,7 @@ class WithTwin:
 
         light = self._printer(figure)
         try:
-            if light is None or not has_dark_twin(figure):
+            if light is None or not has_dark_variant(figure):
                 return light
             with on_canvas(figure, DarkCanvas):
                 dark = self._printer(figure)
@@ -64,13 +64,13 @@ class WithTwin:
 
 
 def _joined(light, dark):
-    from .twins import joined, smaller
+    from .dark_variant import joined, smaller
 
     light, dark = base64.b64decode(light), base64.b64decode(dark)
     return base64.b64encode(joined(light, smaller(dark))).decode()
 
 
-def has_dark_twin(figure):
+def has_dark_variant(figure):
     """Whether a figure has light paper, and no photograph: its colours would be turned."""
     from matplotlib.colors import to_hex, to_rgba
     from matplotlib.image import AxesImage, BboxImage, FigureImage

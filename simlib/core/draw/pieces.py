@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.collections import PolyCollection
 
 from .lanes import mostly
-from .looks import SMALL_PT
 from .palette import INK_THAT_STAYS, PAPER_THAT_STAYS, contrast, on_dark, rank_color, shaded
+from .style import SMALL_PT
 
-MOST_LABELS = 600
+MAX_LABELS = 600
 LABELS = 8  # above the arrows of messages, which may cross a narrow piece
 
 
@@ -46,7 +46,7 @@ def _fill(view, rank, times, color):
 
 def label_pieces(view):
     """Write into each piece what it is, or at least its last number, where there is room."""
-    if view.plain or len(view.pieces) > MOST_LABELS:
+    if view.plain or len(view.pieces) > MAX_LABELS:
         return
     for piece in view.pieces:
         end_s = piece.ends_by(view.until[piece.rank])

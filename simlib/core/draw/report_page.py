@@ -18,7 +18,7 @@ from .table import clip
 
 WIDTH_IN, ROW_IN, LETTER_IN = 8.8, 0.28, 0.072
 NUMBERS_IN, COLUMNS_IN = 2.6, (1.0, 1.75, 2.5)
-MOST_ROWS, MOST_LETTERS = 30, 40
+MAX_ROWS, MAX_LETTERS = 30, 40
 STYLE = (
     "body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em;line-height:1.4}"
     "table{border-collapse:collapse}td,th{border-bottom:1px solid #ccc;padding:.25em .8em;"
@@ -49,7 +49,7 @@ def draw_predictions(rows, unit="s"):
         Nothing to draw, more than 30 rows, or a number that is not above 0.
     """
     names, values = _checked(rows)
-    names = [clip(name, MOST_LETTERS) for name in names]
+    names = [clip(name, MAX_LETTERS) for name in names]
     misses = 100 * (values[:, 0] / values[:, 1] - 1)
     height_in = ROW_IN * len(names) + 1.0
     label_in = 0.3 + LETTER_IN * max(map(len, names))
@@ -145,8 +145,8 @@ def save_report(path, title, plan, rows, notes=(), unit="s"):
 
 def _checked(rows):
     """Names, and values as an array (rows, 2)."""
-    if not rows or len(rows) > MOST_ROWS:
-        raise InvalidCallError(f"rows has {len(rows)} entries: give 1 to {MOST_ROWS}")
+    if not rows or len(rows) > MAX_ROWS:
+        raise InvalidCallError(f"rows has {len(rows)} entries: give 1 to {MAX_ROWS}")
     for name, pair in rows.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InvalidCallError(f"rows[{name!r}] is {pair!r}: give (predicted, measured)")

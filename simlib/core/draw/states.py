@@ -11,8 +11,8 @@ from .palette import INK_THAT_STAYS, is_bright, mix, on_dark, rank_color
 CELL_IN = 0.42
 LABEL_IN = 0.75
 GAP_CELLS = 1.6  # room for the arrow between the two halves
-MOST_CELLS = 12  # of one rank, before or after; what is more is elided
-MOST_LETTERS = 7
+MAX_CELLS = 12  # of one rank, before or after; what is more is elided
+MAX_LETTERS = 7
 COMPUTED, AMBIGUOUS = "#ffffff", "#cccccc"
 
 
@@ -104,14 +104,14 @@ def colors_after(before):
 def text_of(number):
     """A number in seven letters or a few more."""
     text = f"{number:g}"
-    return text if len(text) <= MOST_LETTERS else f"{number:.3g}"
+    return text if len(text) <= MAX_LETTERS else f"{number:.3g}"
 
 
 def elided(cells):
     """The cells; of too many the first ones and one that says so."""
-    if len(cells) <= MOST_CELLS:
+    if len(cells) <= MAX_CELLS:
         return cells
-    return cells[: MOST_CELLS - 1] + [("...", COMPUTED)]
+    return cells[: MAX_CELLS - 1] + [("...", COMPUTED)]
 
 
 def draw_cells(rows):

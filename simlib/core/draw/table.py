@@ -10,7 +10,7 @@ import reprlib
 
 from ..model.words import seconds_text
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 RESULT_WIDTH = 36
 
 
@@ -31,8 +31,8 @@ def run_table(run):
     moves = _message_rows(trace, messages)
     joint = _collective_rows(trace, collectives)
     # Each list may use the rows that the other leaves free.
-    parts.append(_shown(moves, "messages", max(MOST_ROWS // 2, MOST_ROWS - len(joint))))
-    parts.append(_shown(joint, "collectives", max(MOST_ROWS // 2, MOST_ROWS - len(moves))))
+    parts.append(_shown(moves, "messages", max(MAX_ROWS // 2, MAX_ROWS - len(joint))))
+    parts.append(_shown(joint, "collectives", max(MAX_ROWS // 2, MAX_ROWS - len(moves))))
     parts.append([f"finding: {' '.join(str(found).split())}" for found in run.findings])
     if trace.forgotten is not None:
         words = trace.forgotten.in_words(trace.ops)
@@ -70,7 +70,7 @@ def _rank_rows(run, messages):
         _add_forgotten(run.trace.forgotten, sent, received, joined)
     times = _time_columns(run)
     rows = [("rank", "result", "sent", "received", "collectives", *times)]
-    for rank in range(min(run.world_size, MOST_ROWS)):
+    for rank in range(min(run.world_size, MAX_ROWS)):
         result = run.results[rank] if rank < len(run.results) else None
         rows.append(
             (
@@ -83,8 +83,8 @@ def _rank_rows(run, messages):
             )
         )
     lines = _aligned(rows, right=(0, *range(4, 5 + len(times))))
-    if run.world_size > MOST_ROWS:
-        lines.append(f"... and {run.world_size - MOST_ROWS:,} more ranks")
+    if run.world_size > MAX_ROWS:
+        lines.append(f"... and {run.world_size - MAX_ROWS:,} more ranks")
     return lines
 
 

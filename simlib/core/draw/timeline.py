@@ -12,7 +12,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from .collective_bands import draw_collectives
 from .figures import INK, PAPER, own_style
 from .in_words import run_in_words
-from .labels import MOST_ARROWS
+from .labels import MAX_ARROWS
 from .lanes import STATES, blocked, in_flight, mostly, never_finished, states_of
 from .message_arrows import draw_messages
 from .palette import mix, rank_color, visible
@@ -146,7 +146,7 @@ def _draw_crosses(view, by_rank):
 def _draw_calls(view):
     """Write the name of each op inside its box, where there is room."""
     height = view.labels.size("recv")[1]
-    if view.pitch_px * view.half * 2 < height or len(view.ops) > MOST_ARROWS:
+    if view.pitch_px * view.half * 2 < height or len(view.ops) > MAX_ARROWS:
         return
     alone = {id(op) for c in view.trace.collectives if len(c.ops) == 1 for op in c.ops.values()}
     for op in view.ops:

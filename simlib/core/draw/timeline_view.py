@@ -9,13 +9,13 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from .figures import DPI, PAPER, Picture
-from .labels import MOST_ARROWS, Labels
+from .labels import MAX_ARROWS, Labels
 from .lanes import chosen, in_sight, span_of, unit_of
 from .palette import shades_of
 
 ARROWS_PER_GAP = 40
-MOST_BOXES = 150  # per lane: above, the lane shows what the rank did most in each pixel
-MOST_HATCHED = 600  # hatching is slow to draw
+MAX_BOXES = 150  # per lane: above, the lane shows what the rank did most in each pixel
+MAX_HATCHED = 600  # hatching is slow to draw
 THINNEST_PX = 4  # of a lane with outlines: in a thinner one they would hide the fill
 
 
@@ -46,8 +46,8 @@ class View:
     def _choose(self):
         """What is drawn, and notes on what is not."""
         counts = Counter(op.rank for op in self.ops)
-        self.crowded = max(counts.values(), default=0) > MOST_BOXES
-        self.hatched = not self.crowded and len(self.ops) <= MOST_HATCHED
+        self.crowded = max(counts.values(), default=0) > MAX_BOXES
+        self.hatched = not self.crowded and len(self.ops) <= MAX_HATCHED
         seen = {id(op) for op in self.ops}
         self.messages = self._first(
             [
@@ -76,7 +76,7 @@ class View:
 
     def _first(self, things, noun, what):
         """The first things, and a note where that is not all of them."""
-        most = int(np.clip(ARROWS_PER_GAP * (len(self.ranks) - 1), 60, MOST_ARROWS))
+        most = int(np.clip(ARROWS_PER_GAP * (len(self.ranks) - 1), 60, MAX_ARROWS))
         if len(things) > most:
             self.notes.append(f"{len(things):,} {noun}s: {what} of the first {most} shown")
         return things[:most]

@@ -10,7 +10,7 @@ from .figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, Picture, own_styl
 from .in_words import graph_in_words
 from .palette import mix, rank_color, visible
 
-MOST_RANKS = 12
+MAX_RANKS = 12
 NODE_IN = 0.26
 """Radius of a rank's circle, in inches."""
 
@@ -45,9 +45,9 @@ def draw_wait_graph(graph):
 
 
 def _shown(graph):
-    if len(graph.waits) + len(graph.gone) <= MOST_RANKS:
+    if len(graph.waits) + len(graph.gone) <= MAX_RANKS:
         return sorted({*graph.waits, *graph.gone})
-    return list(graph.cycle or [*graph.waits, *graph.gone])[:MOST_RANKS]
+    return list(graph.cycle or [*graph.waits, *graph.gone])[:MAX_RANKS]
 
 
 def _places(shown, radius):

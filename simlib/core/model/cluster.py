@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import InvalidCallError, check_count, check_number, check_sort
+from .errors import InvalidCallError, check_count, check_number, check_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,12 @@ class Cluster:
         check_count("nodes", self.nodes)
         check_count("ranks_per_node", self.ranks_per_node)
         check_count("envelope_bytes", self.envelope_bytes, low=0)
-        check_sort("in_order", self.in_order, bool)
+        check_type("in_order", self.in_order, bool)
         check_count("rails", self.rails)
-        check_sort("inter", self.inter, Link)
+        check_type("inter", self.inter, Link)
         for name, sort in (("intra", Link), ("backbone", Link), ("device", Device)):
             if getattr(self, name) is not None:
-                check_sort(name, getattr(self, name), sort)
+                check_type(name, getattr(self, name), sort)
 
     @property
     def max_ranks(self) -> int:

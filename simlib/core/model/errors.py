@@ -205,14 +205,14 @@ def check_count(name: str, value: object, low: int = 1) -> None:
         raise InvalidCallError(f"{name} is {value!r}: give a whole number of at least {low}")
 
 
-def whole(name: str, value: object) -> int:
+def as_int(name: str, value: object) -> int:
     """A number of bytes or ranks, also where it is written as 25e6."""
     if isinstance(value, Real) and not isinstance(value, bool) and value == value // 1:
         return int(value)  # type: ignore[call-overload]
     raise InvalidCallError(f"{name} is {value!r}: give a whole number")
 
 
-def check_sort(name: str, value: object, sort: type) -> None:
+def check_type(name: str, value: object, sort: type) -> None:
     """Refuse a value of another class."""
     if not isinstance(value, sort):
         raise InvalidCallError(f"{name} is {value!r}: give a {sort.__name__}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from .errors import InvalidCallError, check_count, check_number, whole
+from .errors import InvalidCallError, as_int, check_count, check_number
 from .jitter import FAILURES, generator
 
 
@@ -54,7 +54,7 @@ class Failures:
         dict of int to float
             ``{rank: seconds}``, counted from 0 as ``after_s`` is.
         """
-        ranks = whole("ranks", ranks)
+        ranks = as_int("ranks", ranks)
         check_count("ranks", ranks)
         check_number("after_s", after_s)
         if not after_s < inf:

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from .errors import InvalidCallError, check_count, check_number, whole
+from .errors import InvalidCallError, as_int, check_count, check_number
 
 KINDS = ("normal", "lognormal", "exponential")
 BLOCK = 64
@@ -94,7 +94,7 @@ class Jitter:
         -------
         ndarray of float, shape (steps, ranks)
         """
-        steps, ranks = whole("steps", steps), whole("ranks", ranks)
+        steps, ranks = as_int("steps", steps), as_int("ranks", ranks)
         check_count("steps", steps)
         check_count("ranks", ranks)
         paces = [Pace(self, rank) for rank in range(ranks)]

@@ -19,7 +19,7 @@ from itertools import islice
 from math import inf, prod
 
 ROOTED = frozenset({"broadcast", "scatter", "gather", "reduce"})
-MOST_QUIET = 1000
+MAX_QUIET = 1000
 """Mailboxes after which those in which nothing is under way are forgotten."""
 
 
@@ -90,7 +90,7 @@ class Matcher:
         self._new_groups = defaultdict(dict)  # (channel, number) -> {list of ranks: first op}
         self._number = {}  # (rank, seq) -> number of the op on its channel; until it has met
         self._mailboxes = defaultdict(_Mailbox)  # (group, dst, tag) -> messages to there
-        self._most_mailboxes = MOST_QUIET
+        self._most_mailboxes = MAX_QUIET
 
     def post(self, op):
         """Take one op in; a disagreement it reveals is added to `mismatches`."""
@@ -241,7 +241,7 @@ class Matcher:
             self._mailboxes = defaultdict(
                 _Mailbox, {key: box for key, box in self._mailboxes.items() if not box.is_quiet}
             )
-            self._most_mailboxes = max(MOST_QUIET, 2 * len(self._mailboxes))
+            self._most_mailboxes = max(MAX_QUIET, 2 * len(self._mailboxes))
         return self._mailboxes[op.group, op.peer if op.kind == "send" else op.rank, op.tag]
 
     def _post_collective(self, op):

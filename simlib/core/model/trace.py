@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .forgotten import Forgotten
+    from .evicted import Evicted
 
 P2P_KINDS = frozenset({"send", "recv"})
 
@@ -330,7 +330,7 @@ class Trace:
     clock_error_s: float = 0.0
     pieces: list = field(default_factory=list)
     deaths: dict = field(default_factory=dict)
-    forgotten: Forgotten | None = None
+    forgotten: Evicted | None = None
 
     def __len__(self) -> int:
         return len(self.ops)

@@ -54,17 +54,17 @@ def collective_text(collective):
     return text
 
 
-MOST_LINES = 12
+MAX_LINES = 12
 """Of what is told by rank, so many lines are shown at most."""
-MOST_NAMES = 16
+MAX_NAMES = 16
 """So many ranks are named one by one at most."""
 
 
 def shortened(lines):
     """The first of many lines, and how many more there are."""
-    if len(lines) <= MOST_LINES:
+    if len(lines) <= MAX_LINES:
         return lines
-    shown = lines[: MOST_LINES - 2]
+    shown = lines[: MAX_LINES - 2]
     return [*shown, f"  ... and {len(lines) - len(shown):,} more ranks"]
 
 
@@ -75,7 +75,7 @@ def ranks_in_words(ranks):
         return f"rank {ranks[0]}"
     if len(ranks) > 3 and ranks == list(range(ranks[0], ranks[-1] + 1)):
         return f"ranks {ranks[0]} to {ranks[-1]}"
-    if len(ranks) > MOST_NAMES:
-        names = ", ".join(map(str, ranks[: MOST_NAMES // 2]))
+    if len(ranks) > MAX_NAMES:
+        names = ", ".join(map(str, ranks[: MAX_NAMES // 2]))
         return f"ranks {names}, ... ({len(ranks):,} ranks)"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-MOST_WORK = 1000
+MAX_WORK = 1000
 """Of how many candidates it is tried at most whether two tensors in pieces have them in common."""
 
 
@@ -151,7 +151,7 @@ class Place(NamedTuple):
         if self.pieces is None and other.pieces is None:
             return True
         try:
-            return np.shares_memory(_Memory(self), _Memory(other), max_work=MOST_WORK)
+            return np.shares_memory(_Memory(self), _Memory(other), max_work=MAX_WORK)
         except np.exceptions.TooHardError:
             return False
 

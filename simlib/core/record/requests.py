@@ -11,7 +11,7 @@ from ..model.errors import InvalidCallError
 FOREVER = timedelta(days=30)
 """Gloo's own timeout: hangs are found by simlib, not by Gloo."""
 
-MOST_LOOKS = 100_000
+MAX_LOOKS = 100_000
 """How often in a row a rank may ask whether a message is complete, which Gloo never says before
 `wait`."""
 
@@ -149,9 +149,9 @@ class RecordedMessage(RecordedWork):
         last = self._recorder.log.last
         self._looks = self._looks + 1 if last == self._looked_after else 1
         self._looked_after = last
-        if self._looks > MOST_LOOKS:
+        if self._looks > MAX_LOOKS:
             raise InvalidCallError(
-                f"this request of an isend or irecv was asked {MOST_LOOKS:,} times in a row if it "
+                f"this request of an isend or irecv was asked {MAX_LOOKS:,} times in a row if it "
                 "is complete: with Gloo it never says so before wait() has been called, so call it"
             )
         return False

@@ -34,9 +34,9 @@ KEPT_BYTES = 64 << 20
 """Of all logs of a watched run together: room for 900,000 ops, three quarters of which are always
 there. The kernel makes objects of them in the end."""
 LEAST_SEGMENT = 1 << 10
-MOST_RACES = 1000
+MAX_RACES = 1000
 """Touched buffers that are kept, of one rank."""
-MOST_CALLS = 10_000
+MAX_CALLS = 10_000
 """Calls that differ, after which what is known of them is read anew."""
 
 
@@ -88,7 +88,7 @@ class RollingReader(OpLogReader):
             self._forget_until(oldest)
             self._oldest = oldest
             self._set_room(oldest + SEGMENTS * self._segment)
-        if len(self._calls) > MOST_CALLS:
+        if len(self._calls) > MAX_CALLS:
             self._calls.clear()
             self._shared.forget_sites()
 
@@ -175,7 +175,7 @@ class RollingReader(OpLogReader):
             self._definitions[table][number] = value
             if table == "piece":
                 self._named.append((offset, number))
-        elif len(self._races) < MOST_RACES:
+        elif len(self._races) < MAX_RACES:
             how, start, other, place = value
             ops = [self._op_if_known(offset) for offset in (start, other)]
             if ops[0] is not None and (ops[1] is not None or not other):
@@ -210,7 +210,7 @@ class RollingReader(OpLogReader):
         return held + super().pieces(origin_s)
 
     def races(self, cells):
-        """The same as `OpLogReader.races`, `MOST_RACES` of them."""
+        """The same as `OpLogReader.races`, `MAX_RACES` of them."""
         self.read_on()
         return list(self._races)
 

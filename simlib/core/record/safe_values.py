@@ -38,7 +38,7 @@ class Exchanged(list):
 
 RECORDS = {one.__name__: one for one in (Exchanged, FailureReport, Group, Ledger, WireMessage)}
 """Classes of our own that cross, by name."""
-MOST_DIMENSIONS, MOST_ELEMENTS = 64, 1 << 40
+MAX_DIMENSIONS, MAX_ELEMENTS = 64, 1 << 40
 """Of a tensor; one that repeats its elements has more of them than bytes."""
 
 
@@ -103,9 +103,9 @@ def make_bytes(shape, data, itemsize):
 def check_shape(shape):
     """Hold that a shape is one: few numbers, none negative, not too many elements."""
     sizes = [only(size, int) for size in only(shape, tuple)]
-    if len(sizes) > MOST_DIMENSIONS or min(sizes, default=0) < 0:
+    if len(sizes) > MAX_DIMENSIONS or min(sizes, default=0) < 0:
         raise ValueError(f"{shape} is no shape")
-    if math.prod(max(1, size) for size in sizes) > MOST_ELEMENTS:
+    if math.prod(max(1, size) for size in sizes) > MAX_ELEMENTS:
         raise ValueError(f"{shape} is too large")
 
 

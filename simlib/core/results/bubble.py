@@ -14,7 +14,7 @@ from ..model.words import aligned, seconds_text
 if TYPE_CHECKING:
     from .run import Run
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,9 +50,9 @@ class Bubble:
     def __repr__(self) -> str:
         rows = [("rank", "busy", "idle", "share")]
         columns = list(zip(self.busy_s, self.idle_s, self.by_rank, strict=True))
-        rows += [_row(str(rank), *columns[rank]) for rank in range(len(columns))][:MOST_ROWS]
+        rows += [_row(str(rank), *columns[rank]) for rank in range(len(columns))][:MAX_ROWS]
         rows.append(_row("mean", self.busy_s.mean(), self.idle_s.mean(), self.share))
-        left_out = len(columns) - MOST_ROWS
+        left_out = len(columns) - MAX_ROWS
         more = [f"... and {left_out:,} more ranks, counted in the mean"] if left_out > 0 else []
         return "\n".join([*aligned(rows), *more])
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..model.display_mixin import Displayed
 from ..model.errors import InvalidCallError
-from ..model.pictured import Pictured
 from ..model.words import aligned, short_bytes
 from .run import Run
 
@@ -52,7 +52,7 @@ class ComparedOp:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Comparison(Pictured):
+class Comparison(Displayed):
     """What several runs sent, see `compare`.
 
     Attributes

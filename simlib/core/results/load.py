@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..model.forgotten import Forgotten
+from ..model.evicted import Evicted
 from ..model.trace import Group, Op, Piece, Site, Trace, WireMessage
 from .chrome import KEY, PLAIN, VERSION
 from .run import Run
@@ -61,7 +61,7 @@ def run_of(record: dict[str, Any]) -> Run:
     deaths = dict(map(tuple, record.get("deaths", ())))
     trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s, pieces, deaths)
     if record.get("forgotten"):
-        trace.forgotten = Forgotten.of_record(record["forgotten"])
+        trace.forgotten = Evicted.of_record(record["forgotten"])
     nothing = [None] * trace.world_size
     run = Run(record["name"], trace, nothing, record["output"], engine=record["engine"])
     run.repeats = record.get("repeats", False)

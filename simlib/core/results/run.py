@@ -13,9 +13,9 @@ import numpy as np
 from ..diagnose.findings import Finding
 from ..diagnose.monitor import RunMonitor
 from ..model.cluster import Cluster
+from ..model.display_mixin import Displayed
 from ..model.errors import InvalidCallError
 from ..model.ledger import Ledger
-from ..model.pictured import Pictured
 from ..model.trace import Group, Op, Trace, WireMessage
 from ..model.words import ranks_text
 from ..record.oplog_reader import name_groups
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # matplotlib and widgets are loaded where something is drawn
 PICTURES = frozenset({".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp"})
 
 
-class Run(Pictured):
+class Run(Displayed):
     """One finished (or failed) run of a rank function.
 
     Attributes
@@ -426,7 +426,7 @@ def _since(origin_s: float, moment_s: float | None) -> float | None:
     return None if moment_s is None else moment_s - origin_s
 
 
-def left_nothing_over(trace: Trace) -> bool:
+def is_quiescent(trace: Trace) -> bool:
     """Whether every op ended and every message was received: the world may serve again."""
     received = sum(1 for op in trace if op.kind == "recv")
     messages = trace.messages

@@ -14,7 +14,7 @@ from .bubble import bubble_in
 if TYPE_CHECKING:
     from .run import Run
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 ROUNDING = 1e-12
 """Share of a rank's time below which a state is nothing but rounding of the clock."""
 
@@ -49,9 +49,9 @@ class States:
             parts, names = [*parts, self.bubble_s], [*names, "of that bubble"]
         columns = np.column_stack(parts)
         rows = [("rank", *names)]
-        rows += [(str(rank), *_cells(columns[rank])) for rank in range(len(columns))][:MOST_ROWS]
+        rows += [(str(rank), *_cells(columns[rank])) for rank in range(len(columns))][:MAX_ROWS]
         rows.append(("mean", *_cells(columns.mean(axis=0))))
-        left_out = len(columns) - MOST_ROWS
+        left_out = len(columns) - MAX_ROWS
         more = [f"... and {left_out:,} more ranks, counted in the mean"] if left_out > 0 else []
         return "\n".join([*aligned(rows), *more])
 

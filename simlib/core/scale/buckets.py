@@ -6,7 +6,7 @@ from math import inf
 
 import numpy as np
 
-from ..model.errors import InvalidCallError, check_count, whole
+from ..model.errors import InvalidCallError, as_int, check_count
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -56,9 +56,9 @@ def bucket_sizes(model_bytes, bucket_bytes=BUCKET_BYTES, itemsize=4):
     [40, 40, 20]
     """
     if np.ndim(model_bytes):
-        sizes = [whole("a bucket", size) for size in model_bytes]
+        sizes = [as_int("a bucket", size) for size in model_bytes]
     else:
-        total, most = whole("model_bytes", model_bytes), whole("bucket_bytes", bucket_bytes)
+        total, most = as_int("model_bytes", model_bytes), as_int("bucket_bytes", bucket_bytes)
         most = most // itemsize * itemsize
         check_count("bucket_bytes", most, low=itemsize)
         check_count("model_bytes", total)

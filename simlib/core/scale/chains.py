@@ -11,7 +11,7 @@ from math import inf
 
 import numpy as np
 
-MOST_STEPS = 200_000_000
+MAX_STEPS = 200_000_000
 
 
 def ends_of_chain(starts, step_s, sizes, reduce_Bps=inf):
@@ -36,7 +36,7 @@ def ends_of_chain(starts, step_s, sizes, reduce_Bps=inf):
         if (heavy_s == heavy_s[0]).all() and (light_s == light_s[0]).all():
             larger = int((sizes > sizes.min()).sum())
             return starts + _even_links(len(starts), len(sizes), larger, heavy_s[0], light_s[0])
-    if len(starts) * len(sizes) > MOST_STEPS:
+    if len(starts) * len(sizes) > MAX_STEPS:
         return None
     return _chunk_by_chunk(starts, step_s, sizes, reduce_Bps)
 

@@ -15,7 +15,7 @@ from ..collectives.chunks import CHUNKS
 from ..collectives.timing import shares_no_link
 from ..collectives.timing import time_of as time_of_schedule
 from ..model.cluster import Cluster, Topology
-from ..model.errors import InvalidCallError, check_count, check_sort, whole
+from ..model.errors import InvalidCallError, as_int, check_count, check_type
 from .case import Case, common_step_s
 from .solvers import SOLVERS
 
@@ -37,9 +37,9 @@ ONE_ROUND = {("broadcast", "spread"), ("scatter", "spread"), ("gather", "spread"
 ALIKE = (
     "no messages share a link, or the ranks start together and all messages of a round are alike"
 )
-MOST_MESSAGES = 8_000_000
-MOST_SHARING, MOST_SHARING_RANKS = 20_000, 512
-MOST_IN_NODES = 1_200_000  # of `hierarchical`: 2,100 ranks in nodes of 8, some seconds
+MAX_MESSAGES = 8_000_000
+MAX_SHARING, MAX_SHARING_RANKS = 20_000, 512
+MAX_IN_NODES = 1_200_000  # of `hierarchical`: 2,100 ranks in nodes of 8, some seconds
 
 
 def time_of(
@@ -159,8 +159,8 @@ def _time_of(*asked):
 
 def _case(kind, n, nbytes, cluster, algorithm, starts, options, *, last_only):
     placement, itemsize, root, chunks, eager_limit_bytes = options
-    check_sort("cluster", cluster, Cluster)
-    n, nbytes = whole("n", n), whole("nbytes", nbytes)
+    check_type("cluster", cluster, Cluster)
+    n, nbytes = as_int("n", n), as_int("nbytes", nbytes)
     check_count("n", n)
     check_count("nbytes", nbytes, low=0)
     check_count("itemsize", itemsize)
@@ -213,7 +213,7 @@ def _solve(case):
 def _message_by_message(case):
     """Through the messages of the schedule, as many as there are."""
     messages = _messages_of(case)
-    if messages > MOST_MESSAGES:
+    if messages > MAX_MESSAGES:
         raise _too_many(case, messages)
     found = _schedule(case)
     members = np.arange(case.n)
@@ -221,7 +221,7 @@ def _message_by_message(case):
     is_private = case.links_are_private and case.is_even
     limit = case.eager_limit_bytes
     if limit >= 0 and any((round_.nbytes <= limit).any() for round_ in found.rounds):
-        if found.num_messages > MOST_SHARING:
+        if found.num_messages > MAX_SHARING:
             raise _too_many(case, found.num_messages)
         return time_of_schedule(found, case.topology, members, case.starts, eager_limit_bytes=limit)
     if case.algorithm in FEW_ROUNDS and (is_private or is_nothing_sent):
@@ -232,11 +232,11 @@ def _message_by_message(case):
             return ends
         few_moments = case.start_together and (
             found.num_rounds == 1
-            or case.n <= MOST_SHARING_RANKS
+            or case.n <= MAX_SHARING_RANKS
             or case.algorithm == "hierarchical"
-            and found.num_messages <= MOST_IN_NODES
+            and found.num_messages <= MAX_IN_NODES
         )
-        if found.num_messages > MOST_SHARING and not few_moments:
+        if found.num_messages > MAX_SHARING and not few_moments:
             raise _too_many(case, found.num_messages)
     return time_of_schedule(found, case.topology, members, case.starts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..model.errors import InvalidCallError, check_count, check_number, whole
+from ..model.errors import InvalidCallError, as_int, check_count, check_number
 from ..model.words import seconds_text
 
 
@@ -42,7 +42,7 @@ def even_pipeline_time(ranks, num_microbatches, *, forward_s, backward_s, messag
 
     **Cost** O(1).
     """
-    ranks, count = whole("ranks", ranks), whole("num_microbatches", num_microbatches)
+    ranks, count = as_int("ranks", ranks), as_int("num_microbatches", num_microbatches)
     check_count("ranks", ranks)
     check_count("num_microbatches", count)
     times_s = {"forward_s": forward_s, "backward_s": backward_s, "message_s": message_s}

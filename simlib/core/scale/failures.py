@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..model.errors import InvalidCallError, check_count, check_number, whole
+from ..model.errors import InvalidCallError, as_int, check_count, check_number
 from ..model.failing import check_mtbf
 
 FORMULAS = ("young", "daly", "exact")
@@ -172,7 +172,7 @@ def _until_saved(work_s, checkpoint_s, mtbf_s, ranks, restart_s):
 def _machine_mtbf(mtbf_s, ranks):
     """Mean time between failures of any of so many ranks."""
     check_mtbf(mtbf_s)
-    counts = [whole("ranks", count) for count in np.atleast_1d(ranks).tolist()]
+    counts = [as_int("ranks", count) for count in np.atleast_1d(ranks).tolist()]
     for count in counts:
         check_count("ranks", count)
     return mtbf_s / np.array(counts, dtype=float).reshape(np.shape(ranks))

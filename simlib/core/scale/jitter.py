@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..model.errors import InvalidCallError, check_count, check_number, whole
+from ..model.errors import InvalidCallError, as_int, check_count, check_number
 from ..model.jitter import Jitter, check_kind, check_spread, draw
 from ..model.words import aligned, seconds_text
 from .buckets import BUCKET_BYTES, bucket_sizes
@@ -136,7 +136,7 @@ def jittered_time(
 
     **Cost** 2 * ``steps`` times that of `step_time` with a time for each rank.
     """
-    ranks = whole("ranks", ranks)
+    ranks = as_int("ranks", ranks)
     check_count("ranks", ranks)
     factors = jitter_factors(jitter, steps, ranks, spread=spread, seed=seed)
     buckets = bucket_sizes(model_bytes, bucket_bytes, itemsize)
@@ -205,7 +205,7 @@ def jitter_factors(jitter, steps, ranks, *, spread=0.1, seed=0):
     """
     if isinstance(jitter, Jitter):
         return jitter.factors(steps, ranks)
-    steps, ranks, seed = whole("steps", steps), whole("ranks", ranks), whole("seed", seed)
+    steps, ranks, seed = as_int("steps", steps), as_int("ranks", ranks), as_int("seed", seed)
     check_count("steps", steps)
     check_count("ranks", ranks)
     check_count("seed", seed, low=0)

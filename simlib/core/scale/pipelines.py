@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..model.cluster import Topology
-from ..model.errors import InvalidCallError, check_count, check_number, whole
-from ..model.pictured import Drawn
+from ..model.display_mixin import DisplayMixin
+from ..model.errors import InvalidCallError, as_int, check_count, check_number
 from ..model.words import aligned, seconds_text, short_bytes
 from .pipeline_orders import most_held, order_of
 from .programs import Machine
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
-MOST_UNITS = 200_000
+MAX_UNITS = 200_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PipelineStep(Drawn):
+class PipelineStep(DisplayMixin):
     """One training step of a pipeline.
 
     Attributes
@@ -170,7 +170,7 @@ def pipeline_time(
     interleaved form, arXiv 2104.04473).
     """
     ranks, count, per_rank = (
-        whole(name, value)
+        as_int(name, value)
         for name, value in (
             ("ranks", ranks),
             ("num_microbatches", num_microbatches),
@@ -179,9 +179,9 @@ def pipeline_time(
     )
     _check(ranks, count, per_rank, schedule)
     stages = ranks * per_rank
-    message_bytes = whole("message_bytes", message_bytes)
+    message_bytes = as_int("message_bytes", message_bytes)
     kept_bytes = (
-        message_bytes if activation_bytes is None else whole("activation_bytes", activation_bytes)
+        message_bytes if activation_bytes is None else as_int("activation_bytes", activation_bytes)
     )
     seconds = {
         "F": _of_each_stage("forward_s", forward_s, stages),
@@ -224,10 +224,10 @@ def _check(ranks, count, per_rank, schedule):
             f"{count} micro-batches on {ranks} ranks: interleaved stages take them in groups of as "
             "many as there are ranks, so give a multiple of that"
         )
-    if 2 * ranks * count * per_rank > MOST_UNITS:
+    if 2 * ranks * count * per_rank > MAX_UNITS:
         raise InvalidCallError(
             f"{2 * ranks * count * per_rank:,} units of work would have to be followed one by one: "
-            f"at most {MOST_UNITS:,} are. Of a pipeline of equal stages whose messages are hidden "
+            f"at most {MAX_UNITS:,} are. Of a pipeline of equal stages whose messages are hidden "
             "the bubble is (K - 1) / (V M + K - 1), of K ranks, V stages on each, M micro-batches"
         )
 

@@ -25,7 +25,7 @@ import numpy as np
 from . import two_sorts
 from .case import common_step_s, shares_a_link
 
-MOST_STEPS_BY_ROUNDS = 2 * 8192**2
+MAX_STEPS_BY_ROUNDS = 2 * 8192**2
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,7 @@ def ends_of_ring(ring, last_only=False, share=1):
     if ring.n == 1:
         return ring.starts.copy()
     ends = in_closed_form(ring, last_only)
-    if ends is None and ring.n * ring.rounds * share <= MOST_STEPS_BY_ROUNDS:
+    if ends is None and ring.n * ring.rounds * share <= MAX_STEPS_BY_ROUNDS:
         ends = by_rounds(ring)
     return ends
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..model.errors import InvalidCallError, check_number, whole
-from ..model.pictured import Drawn
+from ..model.display_mixin import DisplayMixin
+from ..model.errors import InvalidCallError, as_int, check_number
 from ..model.words import aligned, seconds_text, short_bytes
 from .training import step_time
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Scaling(Drawn):
+class Scaling(DisplayMixin):
     """Times of the same training on different numbers of ranks.
 
     Attributes
@@ -151,7 +151,7 @@ def _scaling(kind, ranks, model_bytes, cluster, forward_s, backward_s, options):
         raise InvalidCallError(f"ranks is {ranks!r}: give a list of numbers of ranks")
     for name, value in (("forward_s", forward_s), ("backward_s", backward_s)):
         check_number(name, value)
-    ranks = np.array([whole("ranks", n) for n in ranks])
+    ranks = np.array([as_int("ranks", n) for n in ranks])
     share = ranks if kind == "strong" else np.ones(len(ranks))
     steps = [
         step_time(

@@ -8,11 +8,11 @@ import numpy as np
 
 from ..collectives.schedules import split
 from ..model.cluster import Cluster, Topology
-from ..model.errors import InvalidCallError, check_count, check_number, check_sort, whole
+from ..model.errors import InvalidCallError, as_int, check_count, check_number, check_type
 from ..model.words import aligned, seconds_text
 from .programs import Machine
 
-MOST_MESSAGES = 200_000
+MAX_MESSAGES = 200_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -181,11 +181,11 @@ def parameter_server_time(
     with the parameter server, OSDI).
     """
     workers, servers, steps = (
-        whole(name, value)
+        as_int(name, value)
         for name, value in (("workers", workers), ("servers", servers), ("steps", steps))
     )
-    total = whole("model_bytes", model_bytes)
-    check_sort("cluster", cluster, Cluster)
+    total = as_int("model_bytes", model_bytes)
+    check_type("cluster", cluster, Cluster)
     _check(workers, servers, steps, total, itemsize, asynchronous)
     compute_s = sum(
         _of_each_step(name, value, steps, workers)
@@ -209,7 +209,7 @@ def parameter_server_time(
 
 
 def _check(workers, servers, steps, total, itemsize, asynchronous):
-    check_sort("asynchronous", asynchronous, bool)
+    check_type("asynchronous", asynchronous, bool)
     for name, count in (
         ("workers", workers),
         ("servers", servers),
@@ -221,10 +221,10 @@ def _check(workers, servers, steps, total, itemsize, asynchronous):
     if total % itemsize:
         raise InvalidCallError(f"{total} bytes are no whole number of parameters of {itemsize}")
     messages = 2 * workers * servers * steps
-    if messages > MOST_MESSAGES:
+    if messages > MAX_MESSAGES:
         raise InvalidCallError(
             f"{messages:,} messages would have to be followed one by one: give fewer steps, "
-            f"workers or servers, up to {MOST_MESSAGES:,} (2 * workers * servers * steps)"
+            f"workers or servers, up to {MAX_MESSAGES:,} (2 * workers * servers * steps)"
         )
 
 

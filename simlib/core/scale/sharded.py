@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..model.errors import InvalidCallError, check_count, whole
+from ..model.errors import InvalidCallError, as_int, check_count
 from ..model.words import aligned, seconds_text, short_bytes
 from .buckets import BUCKET_BYTES, bucket_sizes
 from .collective import ends_of
@@ -141,13 +141,13 @@ def zero_time(
 
     **Source** Rajbhandari et al. 2019 (arXiv 1910.02054).
     """
-    ranks = whole("ranks", ranks)
+    ranks = as_int("ranks", ranks)
     check_count("ranks", ranks)
     if stage not in (1, 2, 3):
         raise InvalidCallError(f"stage is {stage!r}: ZeRO has stages 1, 2 and 3")
     buckets = bucket_sizes(model_bytes, bucket_bytes, itemsize)
     total = int(buckets.sum())
-    state = 2 * total if optimizer_bytes is None else whole("optimizer_bytes", optimizer_bytes)
+    state = 2 * total if optimizer_bytes is None else as_int("optimizer_bytes", optimizer_bytes)
     times = [
         seconds_of_each_rank(name, value, ranks)
         for name, value in (
@@ -261,13 +261,13 @@ def tensor_parallel_time(
 
     **Source** Shoeybi et al. 2019 (arXiv 1909.08053).
     """
-    ranks, blocks = whole("ranks", ranks), whole("blocks", blocks)
+    ranks, blocks = as_int("ranks", ranks), as_int("blocks", blocks)
     check_count("ranks", ranks)
     check_count("blocks", blocks)
     forward = seconds_of_each_rank("forward_s", forward_s, ranks)
     backward = seconds_of_each_rank("backward_s", backward_s, ranks)
-    total = whole("model_bytes", model_bytes)
-    state = 2 * total if optimizer_bytes is None else whole("optimizer_bytes", optimizer_bytes)
+    total = as_int("model_bytes", model_bytes)
+    state = 2 * total if optimizer_bytes is None else as_int("optimizer_bytes", optimizer_bytes)
     now = np.zeros(ranks)
     for part in [forward / blocks] * blocks + [backward / blocks] * blocks:
         now = ends_of(

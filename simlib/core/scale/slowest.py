@@ -9,7 +9,7 @@ from numbers import Real
 
 import numpy as np
 
-from ..model.errors import InvalidCallError, check_count, check_number, whole
+from ..model.errors import InvalidCallError, as_int, check_count, check_number
 from ..model.jitter import Jitter, check_kind, check_spread
 
 FAR = 40.0
@@ -62,7 +62,7 @@ def expected_max(ranks, times="lognormal", *, mean_s=1.0, spread=0.1):
     F(x)^R. Of exponential times, E[max] is the mean times 1 + 1/2 + ... + 1/R.
     """
     expected = _expectation(times, mean_s, spread)
-    counts = [whole("ranks", count) for count in np.atleast_1d(ranks).tolist()]
+    counts = [as_int("ranks", count) for count in np.atleast_1d(ranks).tolist()]
     for count in counts:
         check_count("ranks", count)
     found = [expected(count) for count in counts]

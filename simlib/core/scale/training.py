@@ -7,15 +7,15 @@ from numbers import Real
 
 import numpy as np
 
-from ..model.errors import InvalidCallError, check_count, check_number, whole
-from ..model.pictured import Drawn
+from ..model.display_mixin import DisplayMixin
+from ..model.errors import InvalidCallError, as_int, check_count, check_number
 from ..model.words import aligned, seconds_text, short_bytes
 from .buckets import BUCKET_BYTES, bucket_sizes
 from .collective import ends_of, time_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Step(Drawn):
+class Step(DisplayMixin):
     """One training step: forward, backward, and the all_reduces of the gradients.
 
     Attributes
@@ -158,7 +158,7 @@ def step_time(
 
     **Cost** that of `time_of` for each bucket.
     """
-    ranks = whole("ranks", ranks)
+    ranks = as_int("ranks", ranks)
     check_count("ranks", ranks)
     buckets = bucket_sizes(model_bytes, bucket_bytes, itemsize)
     forward, backward = (

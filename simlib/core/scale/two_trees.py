@@ -15,7 +15,7 @@ import numpy as np
 
 from ..collectives.two_trees import edges_of, levels
 
-MOST_STEPS = 50_000_000
+MAX_STEPS = 50_000_000
 ALIKE = 1e-12
 
 
@@ -72,7 +72,7 @@ class _Pipeline:
                 ready = ready + more * later_s
                 pair += more
             steps += len(ready)
-            if steps > MOST_STEPS:
+            if steps > MAX_STEPS:
                 return None
         return ready
 

@@ -25,7 +25,7 @@ from .sliders import (
 
 COMPUTE_S, NBYTES = 0.18, 100_000_000  # ResNet-50 as in Goyal et al. 2017 (arXiv 1706.02677)
 LATENCY_S, BANDWIDTH_BPS = 30e-6, 1.25e9  # as in clusters.ethernet_10g, with its source
-MOST_RANKS = 1024
+MAX_RANKS = 1024
 RANKS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 SHORTEST_S, LONGEST_S = 1e-4, 1e2  # ends of the axis of T_comp
 ALGORITHMS = {"ring": "ring", "tree (binomial)": "tree", "linear, at one rank": "linear"}
@@ -124,8 +124,8 @@ def _check(compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scalin
         compute_s=compute_s, nbytes=nbytes, latency_s=latency_s, bandwidth_Bps=bandwidth_Bps
     )
     check_count("ranks", ranks, low=2)
-    if ranks > MOST_RANKS:
-        raise InvalidCallError(f"ranks is {ranks}: the map ends at {MOST_RANKS:,}")
+    if ranks > MAX_RANKS:
+        raise InvalidCallError(f"ranks is {ranks}: the map ends at {MAX_RANKS:,}")
     check_choice("algorithm", algorithm, ALGORITHMS.values())
     check_choice("scaling", scaling, SCALINGS.values())
     check_choice("overlap", overlap, OVERLAPS.values())
@@ -140,7 +140,7 @@ class _BreakEven(Layers):
         axes = add_log_axes(
             figure, place, "{:,.0f}".format, "ranks R", "compute of a step, T_comp", grid=False
         )
-        axes.set_xlim(1.7, 1.06 * MOST_RANKS)  # a point at 2 ranks is whole
+        axes.set_xlim(1.7, 1.06 * MAX_RANKS)  # a point at 2 ranks is whole
         axes.set_ylim(SHORTEST_S, LONGEST_S)
         axes.xaxis.set_major_locator(FixedLocator([2**k for k in range(1, 11)]))
         patches = [Patch(fc=color, ec=GREY, lw=0.5) for _, color in BANDS.values()]
@@ -160,7 +160,7 @@ class _BreakEven(Layers):
         overlap,
     ):
         axes = figure.axes[0]
-        on = np.arange(2, MOST_RANKS + 1)
+        on = np.arange(2, MAX_RANKS + 1)
         synced_s = sync_s(algorithm, on, nbytes, latency_s, bandwidth_Bps)
         gains = speedup(compute_s, synced_s, on, scaling, overlap)
         own_s = sync_s(algorithm, ranks, nbytes, latency_s, bandwidth_Bps)
@@ -211,14 +211,14 @@ def _write_verdict(figure, on, gains):
     """Which numbers of ranks pay, with this T_comp."""
     pays = on[gains > 1]
     if not len(pays):
-        text = f"on the dotted line nothing pays: no R up to {MOST_RANKS:,}"
+        text = f"on the dotted line nothing pays: no R up to {MAX_RANKS:,}"
     else:
         first, last, best = int(pays[0]), int(pays[-1]), int(on[gains.argmax()])
         # A tree pays on 4 ranks and not on 5, where it needs a round more.
         start = "from R =" if len(pays) == last - first + 1 else "for most R from"
         text = (
             f"on the dotted line: pays {start} {first:,} to {last:,}"
-            f"{' and beyond' * (last == MOST_RANKS)}; most work per second at R = {best:,}"
-            f"{' or more' * (best == MOST_RANKS)}"
+            f"{' and beyond' * (last == MAX_RANKS)}; most work per second at R = {best:,}"
+            f"{' or more' * (best == MAX_RANKS)}"
         )
     return figure.text(0.012, 0.877, text, fontsize=TEXT_PT, color="#444444", va="top")

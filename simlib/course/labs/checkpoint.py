@@ -19,7 +19,7 @@ from .sliders import Lab, check_above_zero, round_numbers, slider
 
 MINUTE_S, HOUR_S, DAY_S, YEAR_S = 60, 3_600, 86_400, 365 * 86_400
 RANKS = tuple(step * 10**k for k in range(6) for step in (1, 2, 5))
-MOST_RANKS = 1_000_000
+MAX_RANKS = 1_000_000
 MTBF_S = tuple(days * DAY_S for days in (30, 90, 182)) + tuple(
     years * YEAR_S for years in (1, 2, 5, 10, 20, 50)
 )
@@ -106,8 +106,8 @@ def duration_text(time_s):
 
 def _check(ranks, mtbf_s, checkpoint_s, restart_s):
     check_count("ranks", ranks)
-    if ranks > MOST_RANKS:
-        raise InvalidCallError(f"ranks is {ranks}: the lab ends at {MOST_RANKS:,}")
+    if ranks > MAX_RANKS:
+        raise InvalidCallError(f"ranks is {ranks}: the lab ends at {MAX_RANKS:,}")
     check_above_zero(mtbf_s=mtbf_s, checkpoint_s=checkpoint_s)
     check_number("restart_s", restart_s)
     for name, value in {

@@ -20,7 +20,7 @@ from .sliders import Lab, round_numbers, short_bandwidth, slider
 ITEMSIZE = 4
 LEFT, WIDTH = 0.082, 0.718  # of the figure: the axes, with the strip above and the legend beside
 SIZES = np.geomspace(1e3, 1e9, 241)
-LOOKS = {  # algorithm: its name in the picture, colour, dashes
+STYLES = {  # algorithm: its name in the picture, colour, dashes
     "naive": ("naive", visible(OKABE_ITO[1]), (0, (1, 1))),
     "binomial": ("tree (binomial)", OKABE_ITO[3], (0, (4, 1.5, 1, 1.5))),
     "recursive_doubling": ("recursive doubling", OKABE_ITO[5], (0, (5, 2))),
@@ -108,7 +108,7 @@ def times_of(cluster):
     n = cluster.max_ranks
     is_power = n & (n - 1) == 0
     times_s = {}
-    for algorithm in LOOKS:
+    for algorithm in STYLES:
         if cluster.ranks_per_node == 1 and algorithm == "hierarchical":
             continue  # it is the ring
         if cluster.ranks_per_node > 1 and algorithm in FOLDING and not is_power:
@@ -173,7 +173,7 @@ class _Crossover(Layers):
         axes.set_ylim(10.0**low, 10.0**high)
         axes.legend(
             [_curve([], [], name) for name in names],
-            [LOOKS[name][0] for name in names],
+            [STYLES[name][0] for name in names],
             loc="upper left",
             bbox_to_anchor=(1.01, 1.0),
             fontsize=TEXT_PT,
@@ -202,7 +202,7 @@ class _Crossover(Layers):
 
 
 def _curve(x, y, algorithm):
-    _, color, dashes = LOOKS[algorithm]
+    _, color, dashes = STYLES[algorithm]
     return Line2D(x, y, color=color, ls=dashes, lw=1.8, zorder=4)
 
 
@@ -234,7 +234,7 @@ def _draw_fastest(strip, times_s):
     artists = []
     for name, first, last in fastest(times_s):
         left, right = np.log10([first, last])
-        text, color, _ = LOOKS[name]
+        text, color, _ = STYLES[name]
         looks = {"color": mix(color, PAPER, 0.6), "ec": PAPER, "lw": 1.5}
         artists += strip.barh(0.5, right - left, left=left, height=0.9, **looks)
         if right - left > 0.085 * len(text):

@@ -26,7 +26,7 @@ from .sliders import Lab, check_choice, menu, slider
 POWERS = tuple(2**k for k in range(13))
 MAP = POWERS[:6]
 """What tp and pp may be."""
-MOST_MICROBATCHES = 256
+MAX_MICROBATCHES = 256
 ORDERS = tuple(" ".join(names) for names in permutations(AXES))
 LAYERS, HIDDEN, HEADS = 32, 4096, 32  # "GPT-3 6.7B" of Brown et al. 2020 (arXiv 2005.14165)
 SEQUENCE, BATCH, VOCABULARY = 2048, 1024, 51_200  # 2 million tokens a step
@@ -125,7 +125,7 @@ def mesh_lab(
     """
     mesh = _Mesh(Transformer(layers, hidden, heads, sequence, batch, vocabulary), cluster)
     _check(ranks, tp, pp, num_microbatches, zero, recompute, order)
-    counts = POWERS[: MOST_MICROBATCHES.bit_length()]
+    counts = POWERS[: MAX_MICROBATCHES.bit_length()]
     again = {"computed again in backward": True, "kept until backward": False}
     return Lab(
         mesh,
@@ -149,7 +149,7 @@ def _check(ranks, tp, pp, num_microbatches, zero, recompute, order):
     check_choice("ranks", ranks, POWERS)
     check_choice("tp", tp, MAP)
     check_choice("pp", pp, MAP)
-    check_choice("num_microbatches", num_microbatches, POWERS[: MOST_MICROBATCHES.bit_length()])
+    check_choice("num_microbatches", num_microbatches, POWERS[: MAX_MICROBATCHES.bit_length()])
     check_choice("zero", zero, (0, 1, 2, 3))
     check_choice("recompute", recompute, (True, False))
     check_choice("order", order, ORDERS)

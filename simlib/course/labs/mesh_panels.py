@@ -13,7 +13,7 @@ from .mesh_model import AXES, PARTS, ROLES, nodes_of
 WIDTH, HEIGHT = 9.0, 4.75  # inches
 MAP_LEFT, MAP_TOP, CELL_WIDTH, CELL_HEIGHT = 0.62, 1.0, 0.6, 0.46
 NAMES, BARS, BARS_WIDTH, ROW = 4.6, 5.85, 2.2, 0.225
-DEVICES, MOST_DEVICES = 7.2, 16
+DEVICES, MAX_DEVICES = 7.2, 16
 TIMES, MEMORY, PLACES = 0.78, 2.38, 3.78  # tops of the panels beside the map
 PART_NAMES = {
     "compute": "compute",
@@ -177,7 +177,7 @@ def draw_axes(axes, cut, cluster):
     y = PLACES + (np.arange(len(AXES)) + 0.5) * ROW
     words = add_words(axes, np.full(len(AXES), NAMES + 0.3), y, texts, [INK] * len(AXES), left=True)
     shown = min(2 * cluster.ranks_per_node, cut.ranks)
-    if shown > MOST_DEVICES:
+    if shown > MAX_DEVICES:
         return [words]
     device = np.arange(shown)
     x = DEVICES + 0.1 * device + 0.08 * (device // cluster.ranks_per_node)

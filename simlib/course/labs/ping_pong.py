@@ -13,7 +13,7 @@ from .layers import Layers
 from .log_axes import add_legend_above, add_log_axes
 from .sliders import Lab, check_above_zero, round_numbers, short_bandwidth, slider
 
-LOOKS = {
+STYLES = {
     "measured": {
         "ls": "", "marker": "o", "color": OKABE_ITO[0], "ms": 5, "mec": PAPER, "mew": 0.6,
         "zorder": 7,
@@ -147,19 +147,19 @@ class _PingPong(Layers):
         x, y = _limits(self.sizes, self.times_s)
         axes.set_xlim(*x)
         axes.set_ylim(*y)
-        lines = [Line2D([], [], **look) for look in LOOKS.values()]
-        add_legend_above(axes, lines, LOOKS, borderaxespad=0.2, handlelength=1.6)
+        lines = [Line2D([], [], **look) for look in STYLES.values()]
+        add_legend_above(axes, lines, STYLES, borderaxespad=0.2, handlelength=1.6)
         return figure
 
     def foreground(self, figure, latency_s, bandwidth_Bps, nbytes):
         axes = figure.axes[0]
         x = np.geomspace(*axes.get_xlim(), 200)
-        part, chosen = LOOKS["each part alone"], LOOKS["chosen message"]
+        part, chosen = STYLES["each part alone"], STYLES["chosen message"]
         return [
-            *axes.plot(x, latency_s + x / bandwidth_Bps, **LOOKS["latency + nbytes / bandwidth"]),
+            *axes.plot(x, latency_s + x / bandwidth_Bps, **STYLES["latency + nbytes / bandwidth"]),
             *axes.plot(x, np.full(200, latency_s), **part),
             *axes.plot(x, x / bandwidth_Bps, **part),
-            *axes.plot(self.sizes, self.times_s, **LOOKS["measured"]),
+            *axes.plot(self.sizes, self.times_s, **STYLES["measured"]),
             *axes.plot(nbytes, latency_s + nbytes / bandwidth_Bps, **chosen),
             *_draw_half(axes, latency_s * bandwidth_Bps),
             *_write_title(figure, self.sizes, self.times_s, latency_s, bandwidth_Bps, nbytes),

@@ -15,7 +15,7 @@ from .pipeline_lanes import WIDTH, Lanes, add_key, draw_held, draw_lanes
 from .sliders import Lab, check_choice, menu, slider, whole_numbers
 
 NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B"}
-MOST_STAGES, MOST_MICROBATCHES, MOST_FORWARDS = 8, 32, 256
+MAX_STAGES, MAX_MICROBATCHES, MAX_FORWARDS = 8, 32, 256
 SLOWNESS = (1, 1.1, 1.25, 1.5, 2, 3)
 LINKS = (0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2)
 ENDS = (10, 15, 20, 25, 30, 40, 50, 60, 80, 100, 125, 150, 200, 250, 300, 400)
@@ -76,12 +76,12 @@ def pipeline_lab(K=4, M=8, schedule="gpipe", v=2, slow=1, slow_stage=0, link=0):
     """
     _check(K, M, schedule, v, slow, slow_stage, link)
     controls = {
-        "K": slider("ranks K", range(1, MOST_STAGES + 1), K),
-        "M": whole_numbers("micro-batches M", 1, MOST_MICROBATCHES, M),
+        "K": slider("ranks K", range(1, MAX_STAGES + 1), K),
+        "M": whole_numbers("micro-batches M", 1, MAX_MICROBATCHES, M),
         "schedule": menu("schedule", {text: name for name, text in NAMES.items()}, schedule),
         "v": slider("stages a rank v", (1, 2, 3, 4), v),
         "slow": slider("one stage takes", SLOWNESS, slow, "{:g} x as long".format),
-        "slow_stage": whole_numbers("which stage", 0, max(MOST_STAGES - 1, slow_stage), slow_stage),
+        "slow_stage": whole_numbers("which stage", 0, max(MAX_STAGES - 1, slow_stage), slow_stage),
         "link": slider("message takes", LINKS, link, "{:g} forwards".format),
     }
     _keep_possible(controls)
@@ -96,7 +96,7 @@ def _keep_possible(controls):
     def fit(_change=None):
         is_interleaved = schedule.value == "interleaved"
         parts, step = (stages.value, ranks.value) if is_interleaved else (1, 1)
-        most = min(MOST_MICROBATCHES, MOST_FORWARDS // (ranks.value * parts)) // step * step
+        most = min(MAX_MICROBATCHES, MAX_FORWARDS // (ranks.value * parts)) // step * step
         wanted = min(max(step, round(microbatches.value / step) * step), most)
         # Observers of one may see the other only when both are possible.
         with microbatches.hold_trait_notifications(), slow_stage.hold_trait_notifications():
@@ -112,7 +112,7 @@ def _keep_possible(controls):
 
 
 def _check(K, M, schedule, v, slow, slow_stage, link):
-    for name, value, most in (("K", K, MOST_STAGES), ("M", M, MOST_MICROBATCHES), ("v", v, 4)):
+    for name, value, most in (("K", K, MAX_STAGES), ("M", M, MAX_MICROBATCHES), ("v", v, 4)):
         check_count(name, value)
         if value > most:
             raise InvalidCallError(f"{name} is {value}: the picture has room for {most}")
@@ -126,10 +126,10 @@ def _check(K, M, schedule, v, slow, slow_stage, link):
         raise InvalidCallError(
             f"M is {M}: interleaved stages take micro-batches in groups of K={K}"
         )
-    if K * parts * M > MOST_FORWARDS:
+    if K * parts * M > MAX_FORWARDS:
         raise InvalidCallError(
             f"{K} ranks with {parts} stages each and {M} micro-batches have {K * parts * M} "
-            f"forwards: the picture has room for {MOST_FORWARDS}"
+            f"forwards: the picture has room for {MAX_FORWARDS}"
         )
     check_choice("slow_stage", slow_stage, range(K * parts))
 

@@ -17,7 +17,7 @@ NAMES = {
     "recursive_doubling": "recursive doubling",
     "rabenseifner": "Rabenseifner",
 }
-MOST_RANKS = 8
+MAX_RANKS = 8
 
 
 def draw_rounds(algorithm="ring", n=4, rounds_done=0):
@@ -44,7 +44,7 @@ def draw_rounds(algorithm="ring", n=4, rounds_done=0):
         Another algorithm, number of ranks or of rounds.
     """
     check_choice("algorithm", algorithm, NAMES)
-    check_choice("n", n, range(2, MOST_RANKS + 1))
+    check_choice("n", n, range(2, MAX_RANKS + 1))
     steps = steps_of(algorithm, n)
     if rounds_done not in range(len(steps.rounds) + 1):
         raise InvalidCallError(
@@ -68,7 +68,7 @@ def rounds_lab(algorithm="ring", n=4, rounds_done=0):
     """
     draw_rounds(algorithm, n, rounds_done)  # refuses what cannot be drawn
     names = menu("algorithm", {text: name for name, text in NAMES.items()}, algorithm)
-    ranks = slider("ranks", range(2, MOST_RANKS + 1), n)
+    ranks = slider("ranks", range(2, MAX_RANKS + 1), n)
     rounds = whole_numbers("rounds done", 0, len(steps_of(algorithm, n).rounds), rounds_done)
 
     def set_last(_change):

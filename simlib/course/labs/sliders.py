@@ -16,8 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from ...core.draw.dark_canvas import DarkCanvas
+from ...core.draw.dark_variant import png_of_both
 from ...core.draw.figures import DPI, own_style
-from ...core.draw.twins import png_of_both
 from ...core.model.errors import InvalidCallError, check_number
 from ...core.model.words import short_bytes
 from .theme import Theme

@@ -22,11 +22,11 @@ SLOWNESS = (1, 1.5, 2, 3, 5, 8)
 FETCHES = (1, 2, 4, 8, 16)
 RATES = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
 MESSAGES = (0, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
-MOST_SEED = 19
+MAX_SEED = 19
 GOAL = 0.5
 HIGHEST = 3.0  # loss at the upper end of its axis
 STEPS = (1, 1.2, 1.5, 2, 3, 4, 6, 8, 10)  # of a decade: where the axis of time may end
-OLDEST, SHARES, MOST_BARS = (10, 20, 40, 80, 160, 320), (25, 50, 100), 40
+OLDEST, SHARES, MAX_BARS = (10, 20, 40, 80, 160, 320), (25, 50, 100), 40
 X_PARTS, BESIDE = 5, 0.02
 APART, TOGETHER, OTHERS = (visible(OKABE_ITO[hue]) for hue in (5, 4, 1))
 
@@ -89,7 +89,7 @@ def staleness_lab(workers=4, slow=1, n_fetch=1, rate=0.2, message=0.03, seed=0):
             "n_fetch": slider("n_fetch", FETCHES, n_fetch),
             "rate": slider("learning rate", RATES, rate, "{:g}".format),
             "message": slider("message takes", MESSAGES, message, "{:g} ms".format),
-            "seed": whole_numbers("seed of the order", 0, max(MOST_SEED, seed), seed),
+            "seed": whole_numbers("seed of the order", 0, max(MAX_SEED, seed), seed),
         },
     )
 
@@ -119,7 +119,7 @@ def trainings_of(workers, slow, n_fetch, rate, message, seed):
 def counted(training, end):
     """Percent of all gradients in each bar, of rank 1 and of the others: two arrays."""
     ages, is_slow = np.array(training.ages), np.array(training.workers) == 1
-    edges = np.arange(0, end + 1, max(1, end // MOST_BARS))
+    edges = np.arange(0, end + 1, max(1, end // MAX_BARS))
     return [np.histogram(ages[mine], edges)[0] * (100 / len(ages)) for mine in (is_slow, ~is_slow)]
 
 
@@ -209,7 +209,7 @@ def _draw_bars(axes, training):
     end = next(end for end in OLDEST if end > max(training.ages))
     shares = counted(training, end)
     most = next(share for share in SHARES if share >= sum(shares).max())
-    step = max(1, end // MOST_BARS)
+    step = max(1, end // MAX_BARS)
     left, width = (np.arange(0, end, step) - 0.5 + 0.1 * step) / end, 0.8 * step / end
     drawn, foot = [], np.zeros(len(left))
     for color, some in zip((OTHERS, APART), reversed(shares), strict=True):

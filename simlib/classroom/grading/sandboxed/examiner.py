@@ -32,9 +32,9 @@ from .shell import receive, send, shell_main
 from .submitted import Submitted
 
 KEPT_OUTPUT = 4000
-MOST_OUTPUT = 4 << 20
+MAX_OUTPUT = 4 << 20
 START_LIMIT_S = 60
-MOST_FILES = 1000
+MAX_FILES = 1000
 """Of a folder, that are looked at."""
 SPOILS = {"ended", "unreadable"}
 """What an answer says of a shell that no other cell can use."""
@@ -220,7 +220,7 @@ def files_in(folder):
     """``{path: (bytes, time of change)}`` of the files below a folder of students' cells."""
     found = {}
     paths = (os.path.join(above, name) for above, _, names in os.walk(folder) for name in names)
-    for path in itertools.islice(paths, MOST_FILES):
+    for path in itertools.islice(paths, MAX_FILES):
         with contextlib.suppress(OSError):
             state = os.lstat(path)
             found[path] = state.st_size, state.st_mtime_ns
@@ -274,9 +274,9 @@ class Shell:
                 piece = os.read(self._output, 1 << 16)
                 total += len(piece)
                 printed = (printed + piece)[:KEPT_OUTPUT]
-                if total > MOST_OUTPUT:
+                if total > MAX_OUTPUT:
                     raise ShellEnded(
-                        f"the cell printed more than {MOST_OUTPUT >> 20} MB, and was ended"
+                        f"the cell printed more than {MAX_OUTPUT >> 20} MB, and was ended"
                     )
                 if not piece:
                     raise ShellEnded("the cell ended the process it runs in")

@@ -12,8 +12,8 @@ import socket
 import sys
 import time
 
-MOST_PAIRS = 6
-FEW, MOST_TRIPS = 5, 200  # of one byte
+MAX_PAIRS = 6
+FEW, MAX_TRIPS = 5, 200  # of one byte
 SMALL_S, LARGE_S = 0.2, 0.3  # about so long do messages take
 SMALL, LARGE = 1 << 16, 1 << 22  # bytes
 
@@ -52,7 +52,7 @@ def ping_pong(comm, first, peer):
     """``(seconds one way, bytes per second)`` between two ranks, by the first one's clock."""
     trip_s(comm, first, peer, bytearray(1), FEW)
     guess_s = trip_s(comm, first, peer, bytearray(1), FEW)
-    times = agree(comm, first, peer, max(FEW, min(MOST_TRIPS, SMALL_S / guess_s)))
+    times = agree(comm, first, peer, max(FEW, min(MAX_TRIPS, SMALL_S / guess_s)))
     one_way_s = trip_s(comm, first, peer, bytearray(1), times) / 2
     small_s = trip_s(comm, first, peer, bytearray(SMALL), FEW) / 2
     nbytes = agree(comm, first, peer, max(SMALL, min(LARGE, SMALL * LARGE_S / 6 / small_s)))
@@ -78,7 +78,7 @@ def main(limit_s):
     say("joined", rank=comm.rank, size=comm.size)
     total = comm.allreduce(comm.rank + 1)
     say("met", rank=comm.rank, total=total)
-    for pair in itertools.islice(itertools.combinations(range(comm.size), 2), MOST_PAIRS):
+    for pair in itertools.islice(itertools.combinations(range(comm.size), 2), MAX_PAIRS):
         if comm.rank in pair:
             latency_s, bandwidth_Bps = ping_pong(comm, comm.rank == pair[0], sum(pair) - comm.rank)
             if comm.rank == pair[0]:

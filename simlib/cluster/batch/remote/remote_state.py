@@ -7,8 +7,8 @@ from typing import Any
 
 from ....core.model.errors import JobError
 from ..folder import JobFolder
+from .connection import UnreachableError, line_to
 from .files import Mirror
-from .line import UnreachableError, line_to
 
 LOOK_S = 0.5
 PATIENT_S = 15.0

@@ -19,9 +19,9 @@ from ....core.record.safe_pickle import loads_tree
 from ...launch.limits import JOBS
 from ..folder import JobFolder
 from ..mpiexec import Mpiexec
-from ..needs import words_of
+from ..resources import words_of
 from ..slurm import Queued
-from .line import START_S, Line, UnreachableError, line_to
+from .connection import START_S, Line, UnreachableError, line_to
 
 LEFT_OUT = {".git", ".venv", ".jupyter", "__pycache__", ".ipynb_checkpoints", JOBS}
 """Folders that `sync` does not take along."""
@@ -95,11 +95,11 @@ class Ssh:
 
     @property
     def gpus_per_rank(self) -> int | None:
-        """See `Needs`."""
+        """See `Resources`."""
         return self.to.gpus_per_rank
 
     def threads(self) -> int:
-        """See `Needs.threads`."""
+        """See `Resources.threads`."""
         return self.to.threads()
 
     def cwd(self, here: str) -> str:

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from ...model.errors import InvalidCallError
 from ...model.words import seconds_text
+from ..dark_variant import dark_variant
 from ..figures import png_of
-from ..twins import dark_twin
 from .scene import scene_of
 from .widget import FOLDER, SCRIPTS, STYLE
 
 SUFFIXES = (".html", ".htm")
 DIGITS = 9
 """Times are rounded to so many digits of the time that is shown: the zoom goes to a 1e-5 of it."""
-MOST_OUTPUT = 20_000
+MAX_OUTPUT = 20_000
 """Letters that a page holds of what all ranks have printed."""
 
 
@@ -74,9 +74,9 @@ def parts_of(run):
     printed = "".join(
         f"[{rank}] {line}\n" for rank, text in enumerate(run.output) for line in text.splitlines()
     )
-    if len(printed) > MOST_OUTPUT:
-        left_out = len(printed) - MOST_OUTPUT
-        printed = f"{printed[:MOST_OUTPUT]}\n... and {left_out:,} more letters"
+    if len(printed) > MAX_OUTPUT:
+        left_out = len(printed) - MAX_OUTPUT
+        printed = f"{printed[:MAX_OUTPUT]}\n... and {left_out:,} more letters"
     if printed:
         parts.append(_folded("What the ranks printed", printed))
     return parts
@@ -133,7 +133,7 @@ def _verdict(run):
     if run.graph is None:
         return words
     light = png_of(run.graph.picture())
-    pictures = {"light": light, "dark": dark_twin(light) or light}
+    pictures = {"light": light, "dark": dark_variant(light) or light}
     images = "".join(
         f'<img class="{theme}" alt="{escape(run.graph.in_words())}" '
         f'src="data:image/png;base64,{base64.b64encode(png).decode()}">'

@@ -20,13 +20,13 @@ from ..palette import on_dark, rank_color, shades_of
 from ..table import carried, count
 from .thinning import happenings, thinned
 
-MOST_EVENTS = 1000
-MOST_LANES = 64
+MAX_EVENTS = 1000
+MAX_LANES = 64
 COLUMNS = 2000
 """Into how many columns the states of a thinned run are coarsened, at the most."""
-MOST_PIECES = 2000
+MAX_PIECES = 2000
 """How many named pieces a lane has at the most: the first."""
-MOST_BOXES = 4000
+MAX_BOXES = 4000
 """How many of those states a coarsened run has at the most, over all lanes."""
 
 
@@ -49,11 +49,11 @@ def scene_of(run, ranks=None, between=None):
     **Cost** O(n log n) for n ops.
     """
     asked, begin_s, end_s = chosen(run, ranks, between)
-    shown = asked[:MOST_LANES]
+    shown = asked[:MAX_LANES]
     rows = {rank: row for row, rank in enumerate(shown)}
     ops = [op for op in run.trace if op.rank in rows and in_sight(op, begin_s, end_s)]
     found = happenings(run, ops, rows, begin_s, end_s)
-    kept = thinned(found, MOST_EVENTS)
+    kept = thinned(found, MAX_EVENTS)
     sizes = [sum(happening.size for happening in part) for part in (kept, found)]
     unit, scale = unit_of(end_s - begin_s)
     scene = {
@@ -125,15 +125,15 @@ def pieces_of(run, rank, times, until_s):
         end_s = piece.ends_by(until_s)
         if piece.rank == rank and piece.start_s <= times[1] and end_s >= times[0]:
             found.append([piece.start_s, end_s, shades[piece.name], piece.label])
-    return found[:MOST_PIECES]
+    return found[:MAX_PIECES]
 
 
 def coarsen(lanes, times):
-    """Leave at most `MOST_BOXES` boxes in these lanes' states: each column is what it is mostly."""
+    """Leave at most `MAX_BOXES` boxes in these lanes' states: each column is what it is mostly."""
     names = STATES[1:]  # "computing" is the whole span
     columns, coarse = 2 * COLUMNS, None
     while (
-        coarse is None or sum(len(parts) for lane in coarse for parts in lane.values()) > MOST_BOXES
+        coarse is None or sum(len(parts) for lane in coarse for parts in lane.values()) > MAX_BOXES
     ):
         columns //= 2
         coarse = [{name: mostly(lane[name], *times, columns) for name in names} for lane in lanes]

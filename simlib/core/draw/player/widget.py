@@ -7,7 +7,7 @@ from pathlib import Path
 import anywidget
 import traitlets
 
-from ...model.pictured import alt_metadata
+from ...model.display_mixin import alt_metadata
 from ...model.words import ranks_text
 from ..figures import png_of
 from ..lanes import chosen

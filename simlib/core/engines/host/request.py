@@ -100,7 +100,7 @@ def script(rank: int, world_size: int, path: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class ExecutionContext:
     """Where the kernel is.
 
     Attributes
@@ -123,7 +123,7 @@ class Surroundings:
     @classmethod
     def here(
         cls, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
-    ) -> Surroundings:
+    ) -> ExecutionContext:
         """Those of this process; ``argv`` is given for a script, ``environ`` is added."""
         try:
             folder = os.getcwd()
@@ -157,11 +157,11 @@ class Request:
     """
 
     payload: bytes
-    surroundings: Surroundings
+    execution_context: ExecutionContext
     per_rank_args: Any = None
     cells: dict = field(default_factory=dict)
 
-    def enter_surroundings(self, environ: MutableMapping[str, str], **own: str) -> None:
+    def enter_context(self, environ: MutableMapping[str, str], **own: str) -> None:
         """Be where the kernel is: its environment, folder, import path, arguments and cells.
 
         Parameters
@@ -171,7 +171,7 @@ class Request:
         **own : str
             Variables of this process; the address of a launcher is added where there is none.
         """
-        around = self.surroundings
+        around = self.execution_context
         environ.clear()
         environ.update(script_environ(around.is_script) | around.environ)
         environ.update(own)

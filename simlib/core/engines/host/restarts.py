@@ -109,7 +109,7 @@ def with_restarts(
     raise AssertionError("the last attempt returns or raises")
 
 
-def left_to_kill(
+def remaining_kills(
     kill: Mapping[int, float] | Failures, world_size: int, begin_s: float
 ) -> dict[int, float]:
     """Whom an attempt on real ranks has to kill, and when, from its own beginning."""

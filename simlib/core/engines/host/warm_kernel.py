@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import threading
 
-from .idleness import warm_up
+from .idle_timer import warm_up
 
 
 def load_ipython_extension(shell):

@@ -13,7 +13,7 @@ import psutil
 from ...diagnose import failures
 from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ...diagnose.watching import Watcher
-from ...model.forgotten import Forgotten
+from ...model.evicted import Evicted
 from ...record.rolling import segment_of
 from ..host import memory_kills, sleep_count
 from ..host.request import receive, send, send_bytes
@@ -38,7 +38,7 @@ class ProcessMonitor(RunMonitor):
         self.world = world
         self._watcher = None
         if options.watch_s is not None:
-            self.forgotten = Forgotten(world.world_size)
+            self.forgotten = Evicted(world.world_size)
             self.segment = segment_of(world.world_size)
             for rank in world.ranks:
                 rank.watch(cells, self.segment, self.forgotten)

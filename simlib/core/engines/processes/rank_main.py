@@ -118,7 +118,7 @@ def _store_path(store):
 
 def _run(request, rank, world_size, recorder):
     """Run the learner's function once; returns the answer for the kernel, as bytes."""
-    request.enter_surroundings(os.environ, **rank_environ(rank, [0] * world_size))
+    request.enter_context(os.environ, **rank_environ(rank, [0] * world_size))
     fresh_random_state()
     writer = recorder.log
 
@@ -134,7 +134,7 @@ def _run(request, rank, world_size, recorder):
             flush()
             recorder.stream_ends.last_look()
 
-    return returned.answer_of(call, request.surroundings.is_script)
+    return returned.answer_of(call, request.execution_context.is_script)
 
 
 def _clean(baseline, recorder, membership, output):

@@ -15,12 +15,12 @@ from ...model import errors
 from ...model.failing import Failures
 from ...model.jitter import Slow
 from ...record.transports.backends import BACKENDS, check_for_processes
-from ...results.run import Run, left_nothing_over, make_run
-from ..host.idleness import idleness
+from ...results.run import Run, is_quiescent, make_run
+from ..host.idle_timer import idle_timer
 from ..host.request import (
     ByRank,
+    ExecutionContext,
     Options,
-    Surroundings,
     cell_numbers,
     check_function,
     check_timeout,
@@ -32,9 +32,9 @@ from ..host.request import (
     refuse_within_ranks,
     script,
 )
-from ..host.restarts import Restart, check_restarts, left_to_kill, with_restarts
+from ..host.restarts import Restart, check_restarts, remaining_kills, with_restarts
 from ..host.torch_versions import warn_of_untested_torch
-from ..limits import MOST_PROCESSES
+from ..limits import MAX_PROCESSES
 from .process_monitor import ProcessMonitor
 from .rank_main import RunRequest
 from .worlds import pool
@@ -155,7 +155,7 @@ def run(
         return _run_payload(
             payload,
             size,
-            replace(options, kill=left_to_kill(options.kill, size, begin_s)),
+            replace(options, kill=remaining_kills(options.kill, size, begin_s)),
             fresh,
             argv=None,
             environ=environ,
@@ -169,10 +169,10 @@ def run(
 
 def _check_world_size(world_size):
     why = (
-        f"it must be a whole number from 1 to {MOST_PROCESSES}, the number of processes to start "
+        f"it must be a whole number from 1 to {MAX_PROCESSES}, the number of processes to start "
         "on this machine"
     )
-    return check_world_size(world_size, MOST_PROCESSES, why)
+    return check_world_size(world_size, MAX_PROCESSES, why)
 
 
 def run_script(
@@ -215,7 +215,7 @@ def _run_payload(
     check_timeout(options.timeout_s)
     request = RunRequest(
         payload=payload,
-        surroundings=Surroundings.here(argv, environ),
+        execution_context=ExecutionContext.here(argv, environ),
         per_rank_args=per_rank_args,
         check=options.check,
         survives=options.on_death == "continue",
@@ -225,7 +225,7 @@ def _run_payload(
     display = open_display()
     outputs = ()
     try:
-        with idleness().at_work(pool()):
+        with idle_timer().busy(pool()):
             world = _take_world(world_size, fresh, backend, display)
             monitor = ProcessMonitor(world, display, cells, options)
             outputs = monitor.outputs
@@ -252,7 +252,7 @@ def _run_in(world, monitor, request, options):
             if options.strict and result.findings:
                 failure = as_error(result.findings[0])
         is_as_new = not monitor.deaths and not monitor.segment
-        clean = failure is None and is_as_new and left_nothing_over(result.trace)
+        clean = failure is None and is_as_new and is_quiescent(result.trace)
     finally:
         pool().give_back(world, clean)
     return result, failure

@@ -55,7 +55,7 @@ def remove_store(store):
         os.close(store)
 
 
-class Commons:
+class SharedRendezvous:
     """What the ranks of a world that are trusted have in common.
 
     That is where they find each other, and the table of their fingerprints.
@@ -155,7 +155,7 @@ class World:
         self.world_size = world_size
         self.backend = backend
         # Ranks that are not trusted have nothing in common but who carries what they send.
-        self._ties = confinement().ties(world_size, Commons)
+        self._ties = confinement().ties(world_size, SharedRendezvous)
         self.read = safe_pickle.reader()
         self.ranks = []
         self.cells_sent = set()

@@ -115,7 +115,7 @@ class Process:
         topology = Topology(request.cluster, request.world_size, request.placement)
         self.simulation = simulation = Simulation(topology, request.options)
         simulation.ranks = Ranks(simulation, request, memory, self)
-        request.enter_surroundings(os.environ.base)
+        request.enter_context(os.environ.base)
         self._collect_garbage_for(request.world_size)
         try:
             report = simulation.ranks.run()

@@ -31,7 +31,7 @@ from ...model.ledger import (
     make_ledger,
 )
 
-MOST_POINTS = 256
+MAX_POINTS = 256
 _PLAIN = (torch.Tensor, Parameter)
 _RANKING = {name: number for number, name in enumerate(reversed(CATEGORIES))}
 
@@ -343,7 +343,7 @@ class _Moment:
 
 
 class _History:
-    """Moments after every k-th event; k doubles whenever `MOST_POINTS` have come together."""
+    """Moments after every k-th event; k doubles whenever `MAX_POINTS` have come together."""
 
     def __init__(self):
         self.number = 0
@@ -359,7 +359,7 @@ class _History:
         if self._moments and self._moments[-1].held == moment.held:
             return
         self._moments.append(moment)
-        if len(self._moments) == MOST_POINTS:
+        if len(self._moments) == MAX_POINTS:
             self._moments = self._moments[1::2]
             self._every *= 2
 

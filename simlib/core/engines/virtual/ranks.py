@@ -194,7 +194,7 @@ class Ranks:
             rank, self._size, self._request.cluster.ranks_per_node
         )
         scheduler.begin(rank)
-        is_script = self._request.surroundings.is_script
+        is_script = self._request.execution_context.is_script
         self.answers[rank] = returned.answer_of(functools.partial(self._call, rank), is_script)
         local.__dict__.clear()
         scheduler.leave()

@@ -28,10 +28,10 @@ from ...model.cluster import Cluster, Topology
 from ...model.failing import Failures, deaths_after
 from ...model.jitter import Slow
 from ...results.run import Run, make_run
-from ..host.idleness import idleness
+from ..host.idle_timer import idle_timer
 from ..host.request import (
     ByRank,
-    Surroundings,
+    ExecutionContext,
     cell_numbers,
     check_function,
     check_timeout,
@@ -44,7 +44,7 @@ from ..host.request import (
 )
 from ..host.restarts import Restart, check_restarts, with_restarts
 from ..host.torch_versions import refuse_untested_torch
-from ..limits import MOST_SIMULATED
+from ..limits import MAX_SIMULATED
 from . import reordering
 from .process import simulators
 from .ranks import SimulationRequest
@@ -210,7 +210,7 @@ def _attempts(plan, size, options, placement, argv=None, **asked):
     def attempt(size, begin_s, environ):
         kill = deaths_after(options.kill, begin_s, size)
         request = SimulationRequest(
-            surroundings=Surroundings.here(argv, environ),
+            execution_context=ExecutionContext.here(argv, environ),
             world_size=size,
             placement=placement if isinstance(placement, str) else placement[:size],
             options=replace(options, kill=kill, begin_s=begin_s, is_restarted=plan.most > 0),
@@ -259,7 +259,7 @@ def _other_order(request, result, answers):
 
 def _once(request, options, display):
     """One simulation: the `Run`, the error to raise, the ranks' answers, what they printed."""
-    with idleness().at_work(simulators()):
+    with idle_timer().busy(simulators()):
         process = _take_process(display)
         monitor = SimulationMonitor(process, request.world_size, display, cell_numbers(), options)
         result, failure = _watched(process, monitor, replace(request, options=options))
@@ -303,10 +303,10 @@ def _take_process(display):
 
 def _check_world_size(world_size):
     why = (
-        f"simulate takes 1 to {MOST_SIMULATED:,} ranks; for more, simlib.scale has the cost of "
+        f"simulate takes 1 to {MAX_SIMULATED:,} ranks; for more, simlib.scale has the cost of "
         "communication without running anything"
     )
-    return check_world_size(world_size, MOST_SIMULATED, why)
+    return check_world_size(world_size, MAX_SIMULATED, why)
 
 
 def _check_cluster(cluster, world_size):

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from simlib.cluster.batch import reach
-from simlib.cluster.batch.reach import CUT, OPEN, REFUSED, SILENT
+from simlib.cluster.batch import connectivity
+from simlib.cluster.batch.connectivity import CUT, OPEN, REFUSED, SILENT
 
 HERE = os.uname().nodename
 
@@ -17,7 +17,7 @@ HERE = os.uname().nodename
 def listening(monkeypatch):
     """A socket that stands for a host's ssh server."""
     with socket.create_server(("127.0.0.1", 0)) as found:
-        monkeypatch.setattr(reach, "PORT", found.getsockname()[1])
+        monkeypatch.setattr(connectivity, "PORT", found.getsockname()[1])
         yield found
 
 
@@ -34,13 +34,13 @@ def test_a_server_that_goes_is_told_at_the_second_look(listening, tmp_path):
     join(tmp_path, 0, "node1")
     join(tmp_path, 1, "node1")
     (tmp_path / "rank-1.log").write_text("no place")
-    reach.main(tmp_path)
+    connectivity.main(tmp_path)
     assert read(tmp_path, "reach.json") == {"node1": OPEN}
     assert not (tmp_path / "lost.json").exists()
-    reach.main(tmp_path)
+    connectivity.main(tmp_path)
     assert read(tmp_path, "lost.json") == {}
     listening.close()
-    reach.main(tmp_path)
+    connectivity.main(tmp_path)
     assert read(tmp_path, "lost.json") == {"node1": REFUSED}
 
 
@@ -58,17 +58,17 @@ def test_what_comes_of_a_connection(monkeypatch, error, found):
         raise error
 
     monkeypatch.setattr(socket, "create_connection", fail)
-    assert reach.look("192.0.2.1") == found
+    assert connectivity.look("192.0.2.1") == found
 
 
 def test_hosts_are_lost_that_answered_before():
     before = {"a": OPEN, "b": REFUSED, "c": SILENT, "d": OPEN}
     now = {"a": SILENT, "b": REFUSED, "c": SILENT, "d": OPEN}
-    assert reach.lost(before, now) == {"a": SILENT}
-    assert reach.lost(before, {**now, "b": SILENT}) == {"a": SILENT, "b": SILENT}
-    assert reach.lost({}, now) == {}
+    assert connectivity.lost(before, now) == {"a": SILENT}
+    assert connectivity.lost(before, {**now, "b": SILENT}) == {"a": SILENT, "b": SILENT}
+    assert connectivity.lost({}, now) == {}
 
 
 def test_a_host_without_a_network_of_its_own_accuses_nobody_else():
     before = dict.fromkeys(("a", "b", HERE), OPEN)
-    assert reach.lost(before, {"a": CUT, "b": CUT, HERE: OPEN}) == {HERE: CUT}
+    assert connectivity.lost(before, {"a": CUT, "b": CUT, HERE: OPEN}) == {HERE: CUT}

@@ -38,7 +38,7 @@ def minutes():
     return asked if asked > 0 else math.inf
 
 
-class Idleness:
+class IdleTimer:
     """Knows whether something runs, and closes what rests when nothing has for long.
 
     Parameters
@@ -62,7 +62,7 @@ class Idleness:
                 self._start_timer()
 
     @contextlib.contextmanager
-    def at_work(self, resting):
+    def busy(self, resting):
         """Within it something runs, by processes that ``resting.sleep()`` ends."""
         with self._lock:  # waits where processes are just being ended
             self._stop_timer()
@@ -108,13 +108,13 @@ def _has_other_children():
 
 
 @functools.cache
-def _idleness_of(pid):
-    return Idleness()
+def _idle_timer_of(pid):
+    return IdleTimer()
 
 
-def idleness():
+def idle_timer():
     """What this process knows of its rest."""
-    return _idleness_of(os.getpid())
+    return _idle_timer_of(os.getpid())
 
 
 def warm_up():
@@ -123,4 +123,4 @@ def warm_up():
     For a startup file of a class's kernels: the server imports torch while a student still reads.
     """
     start_server()
-    idleness().begin()
+    idle_timer().begin()

@@ -106,7 +106,7 @@ def joined(light, dark):
     return light[:last] + chunk + light[last:]
 
 
-def dark_twin(png):
+def dark_variant(png):
     """The dark twin of a PNG, a PNG of its own; None where it has none."""
     twin = next(
         (png[begin + 8 : end - 4] for name, begin, end in chunks(png) if name == CHUNK), None

@@ -11,7 +11,7 @@ import pytest
 from ..core.model.errors import RankError, SimlibError
 from ..core.model.words import ranks_in_words
 
-MOST_ALIKE = 4
+MAX_ALIKE = 4
 """So many sorts of failures are told whole."""
 HEAD = "Traceback (most recent call last):\n"
 SKIPPED = ("Skipped", "SkipTest")
@@ -19,7 +19,7 @@ OUTCOMES = {*SKIPPED, "XFailed"}
 """Exceptions by which a test says that it has not failed."""
 
 
-def raise_told(error: SimlibError, folder: str) -> NoReturn:
+def raise_reported(error: SimlibError, folder: str) -> NoReturn:
     """Raise what ranks have ended with, in words for a report; a skip or an xfail as such.
 
     Parameters
@@ -52,14 +52,14 @@ def _text(error, failed, folder):
     for rank, report in failed.items():
         alike[report.type, report.message, report.text].append(rank)
     parts = []
-    for (kind, message, text), ranks in list(alike.items())[:MOST_ALIKE]:
+    for (kind, message, text), ranks in list(alike.items())[:MAX_ALIKE]:
         site = error.sites[ranks[0]]
         where = f" ({site.place})" if site.lineno else ""
         first = message.partition("\n")[0]
         head = f"{ranks_in_words(ranks)} raised {kind}{': ' if first else ''}{first}{where}"
         parts.append(f"{head}\n\n{_indented(text, folder)}")
-    if len(alike) > MOST_ALIKE:
-        parts.append(f"and {len(alike) - MOST_ALIKE} more ranks, each with other words")
+    if len(alike) > MAX_ALIKE:
+        parts.append(f"and {len(alike) - MAX_ALIKE} more ranks, each with other words")
     return "\n\n".join(parts)
 
 

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.core.engines.host import idleness as tested
+from simlib.core.engines.host import idle_timer as tested
 from simlib.core.engines.host.forkserver import server_context
-from simlib.core.engines.host.idleness import MINUTES, VARIABLE, Idleness, minutes, warm_up
+from simlib.core.engines.host.idle_timer import MINUTES, VARIABLE, IdleTimer, minutes, warm_up
 from simlib.core.engines.processes import real_run
 from simlib.core.engines.processes.worlds import pool
 from simlib.core.engines.virtual import simulated_run
@@ -78,8 +78,8 @@ def no_server(monkeypatch):
 
 
 def test_what_rests_goes_when_the_time_is_up(clock, no_server):
-    idle, resting = Idleness(clock), Resting()
-    with idle.at_work(resting):
+    idle, resting = IdleTimer(clock), Resting()
+    with idle.busy(resting):
         assert not clock.running
     (timer,) = clock.running
     assert timer.seconds == 60 * MINUTES and not resting.slept
@@ -88,28 +88,28 @@ def test_what_rests_goes_when_the_time_is_up(clock, no_server):
 
 
 def test_a_run_begins_the_time_anew(clock, no_server):
-    idle, resting = Idleness(clock), Resting()
+    idle, resting = IdleTimer(clock), Resting()
     for _ in range(3):
-        with idle.at_work(resting):
+        with idle.busy(resting):
             assert not clock.running
     assert len(clock.timers) == 3 and clock.running == clock.timers[-1:]
 
 
 def test_a_time_that_is_up_while_a_run_begins_ends_nothing(clock, no_server):
-    idle, resting = Idleness(clock), Resting()
-    with idle.at_work(resting):
+    idle, resting = IdleTimer(clock), Resting()
+    with idle.busy(resting):
         pass
     (timer,) = clock.timers
-    with idle.at_work(resting):
+    with idle.busy(resting):
         timer.is_up()
     timer.is_up()
     assert not resting.slept and not no_server
 
 
 def test_time_begins_when_the_last_of_several_runs_has_ended(clock, no_server):
-    idle, one, other = Idleness(clock), Resting(), Resting()
-    with idle.at_work(one):
-        with idle.at_work(other):
+    idle, one, other = IdleTimer(clock), Resting(), Resting()
+    with idle.busy(one):
+        with idle.busy(other):
             pass
         assert not clock.timers
     clock.timers[0].is_up()
@@ -117,7 +117,7 @@ def test_time_begins_when_the_last_of_several_runs_has_ended(clock, no_server):
 
 
 def test_time_begins_after_a_run_that_failed(clock, no_server):
-    with pytest.raises(ValueError), Idleness(clock).at_work(Resting()):
+    with pytest.raises(ValueError), IdleTimer(clock).busy(Resting()):
         raise ValueError
     assert clock.running
 
@@ -133,7 +133,7 @@ def test_a_hub_chooses_the_minutes(monkeypatch, said, expected):
 
 def test_zero_minutes_start_no_timer(monkeypatch, clock):
     monkeypatch.setenv(VARIABLE, "0")
-    with Idleness(clock).at_work(Resting()):
+    with IdleTimer(clock).busy(Resting()):
         pass
     assert not clock.timers
 
@@ -144,8 +144,8 @@ def test_a_kernel_that_grades_keeps_its_server(monkeypatch):
 
 
 def test_the_timer_does_not_keep_a_program_from_ending():
-    idle = Idleness()
-    with idle.at_work(Resting()):
+    idle = IdleTimer()
+    with idle.busy(Resting()):
         pass
     assert idle._timer.daemon
     idle._timer.cancel()
@@ -160,10 +160,10 @@ def all_reduce(rank, world_size):
 @pytest.fixture
 def own_idleness(monkeypatch, clock):
     """Both engines of this process keep time by the test's clock."""
-    idle = Idleness(clock)
+    idle = IdleTimer(clock)
     for engine in (real_run, simulated_run):
-        monkeypatch.setattr(engine, "idleness", lambda: idle)
-    monkeypatch.setattr(tested, "idleness", lambda: idle)
+        monkeypatch.setattr(engine, "idle_timer", lambda: idle)
+    monkeypatch.setattr(tested, "idle_timer", lambda: idle)
     yield idle
     idle._stop_timer()
 
@@ -218,10 +218,10 @@ def test_a_server_that_was_only_warmed_goes_as_well(own_idleness, clock):
 
 
 def test_a_run_that_begins_waits_until_all_has_ended(clock, no_server):
-    idle, began = Idleness(clock), []
+    idle, began = IdleTimer(clock), []
 
     def begin():
-        with idle.at_work(Resting()):
+        with idle.busy(Resting()):
             began.append(True)
 
     class Slow(Resting):
@@ -230,7 +230,7 @@ def test_a_run_that_begins_waits_until_all_has_ended(clock, no_server):
             assert idle._lock.locked() and not began
 
     other = threading.Thread(target=begin)
-    with idle.at_work(Slow()):
+    with idle.busy(Slow()):
         pass
     clock.running[-1].is_up()
     other.join()

@@ -126,7 +126,7 @@ class Line:
         self._is_ready = self._was_ready = True
 
     def _start(self) -> None:
-        program = shlex.join(["-P", "-m", "simlib.cluster.batch.remote.far"])
+        program = shlex.join(["-P", "-m", "simlib.cluster.batch.remote.remote_agent"])
         command = f"exec {' '.join(map(quoted, self._python))} {program}"
         self._errors = tempfile.TemporaryFile()
         self._buffer.clear()

@@ -6,7 +6,7 @@ import contextlib
 import threading
 
 
-class Company:
+class SharedExclusiveLock:
     """Those that are graded at the moment."""
 
     def __init__(self):
@@ -15,7 +15,7 @@ class Company:
         self._waiting = 0
 
     @contextlib.contextmanager
-    def beside(self):
+    def shared(self):
         """Grade beside others; gives a function that tells whether there were any."""
         visit = object()
         with self._changed:
@@ -31,7 +31,7 @@ class Company:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def alone(self):
+    def exclusive(self):
         """Grade when all others have ended; nobody begins meanwhile."""
         with self._changed:
             self._waiting += 1

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from .texts import readable
 
-MOST_NAMED = 10
+MAX_NAMED = 10
 """Files that are named of a student who handed in no notebook."""
 COPIES = {".ipynb_checkpoints", "__MACOSX"}
 """Folders that systems make, with copies of what lies beside them."""
@@ -50,8 +50,8 @@ def without_notebook(others, students):
         if one.student not in students and (len(path.parts) > 1 or one.platform):
             found.setdefault(one.student, []).append(one)
     for files in found.values():
-        names = [PurePosixPath(one.file).name for one in files[:MOST_NAMED]]
-        names += [f"{len(files) - MOST_NAMED:,} more"] if len(files) > MOST_NAMED else []
+        names = [PurePosixPath(one.file).name for one in files[:MAX_NAMED]]
+        names += [f"{len(files) - MAX_NAMED:,} more"] if len(files) > MAX_NAMED else []
         files[0].exercise = None
         files[
             0

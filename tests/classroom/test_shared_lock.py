@@ -19,24 +19,24 @@ from simlib.classroom.grading.cgroup import (
     pids_in,
     settings_of,
 )
-from simlib.classroom.grading.company import Company
 from simlib.classroom.grading.grade import GraderFails, NotebookResult
-from simlib.classroom.grading.hidden_places import HIDDEN, hiding
+from simlib.classroom.grading.masked_paths import HIDDEN, hiding
 from simlib.classroom.grading.sandbox import Limits
+from simlib.classroom.grading.shared_lock import SharedExclusiveLock
 
 
 def test_who_is_alone_begins_when_all_others_have_ended_and_nobody_begins_meanwhile():
-    company, order = Company(), []
+    company, order = SharedExclusiveLock(), []
     entered, leave = threading.Event(), threading.Event()
 
     def beside():
-        with company.beside() as had_company:
+        with company.shared() as had_company:
             entered.set()
             leave.wait()
             order.append(("first", had_company()))
 
     def alone():
-        with company.alone():
+        with company.exclusive():
             order.append("alone")
 
     threads = [threading.Thread(target=beside)]
@@ -48,7 +48,7 @@ def test_who_is_alone_begins_when_all_others_have_ended_and_nobody_begins_meanwh
         pass
 
     def late():
-        with company.beside() as had_company:
+        with company.shared() as had_company:
             order.append(("late", had_company()))
 
     threads.append(threading.Thread(target=late))

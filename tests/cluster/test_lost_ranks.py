@@ -5,7 +5,7 @@ import json
 import pytest
 
 from simlib.cluster.batch.folder import JobFolder
-from simlib.cluster.batch.gone import gone_ranks, lost_hosts
+from simlib.cluster.batch.lost_ranks import lost_hosts, lost_ranks
 
 PLACES = {rank: {"host": f"node{rank + 1}", "starter": 40 + rank} for rank in range(3)}
 FROM_OUTSIDE = "is gone: the process that looked after it was ended from outside"
@@ -32,33 +32,33 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("said", [HYDRA, OPEN_MPI, SRUN])
 def test_a_launcher_names_the_rank_that_was_ended_first(folder, said):
-    found = gone_ranks(folder, PLACES, [0, 1, 2], said)
+    found = lost_ranks(folder, PLACES, [0, 1, 2], said)
     assert found == {1: f"rank 1 on node2 {FROM_OUTSIDE}"}
 
 
 def test_a_rank_that_has_told_how_it_ended_is_not_gone_whatever_the_launcher_says(folder):
-    assert gone_ranks(folder, PLACES, [0, 2], HYDRA) == {}
+    assert lost_ranks(folder, PLACES, [0, 2], HYDRA) == {}
 
 
 def test_what_start_py_has_seen_counts_more(folder):
     told = {"host": "node3", "starter": 42, "words": "the process was ended by signal 9"}
     folder.write_json(told, "gone.json")
-    found = gone_ranks(folder, PLACES, [0, 1, 2], HYDRA)
+    found = lost_ranks(folder, PLACES, [0, 1, 2], HYDRA)
     assert found == {2: "rank 2 on node3 is gone: the process was ended by signal 9"}
 
 
 def test_the_only_one_of_whom_nothing_is_known(folder):
-    assert gone_ranks(folder, PLACES, [1], "") == {1: f"rank 1 on node2 {FROM_OUTSIDE}"}
-    assert gone_ranks(folder, PLACES, [1, 2], "") == {}
+    assert lost_ranks(folder, PLACES, [1], "") == {1: f"rank 1 on node2 {FROM_OUTSIDE}"}
+    assert lost_ranks(folder, PLACES, [1, 2], "") == {}
     folder.mark("ended", 2)
-    assert gone_ranks(folder, PLACES, [1, 2], "").keys() == {1}
+    assert lost_ranks(folder, PLACES, [1, 2], "").keys() == {1}
     folder.mark("ended", 1)
-    assert gone_ranks(folder, PLACES, [1, 2], "") == {}
+    assert lost_ranks(folder, PLACES, [1, 2], "") == {}
 
 
 def test_two_ranks_of_one_host_are_told_apart(folder):
     places = {0: {"host": "node2.site.org", "starter": 40}, 1: {"host": "node2", "starter": 41}}
-    assert gone_ranks(folder, places, [0, 1], HYDRA).keys() == {1}
+    assert lost_ranks(folder, places, [0, 1], HYDRA).keys() == {1}
 
 
 def test_lost_hosts_are_named_with_their_ranks(folder):

@@ -9,7 +9,7 @@ from .trace import Op
 from .words import seconds_text
 
 
-class Forgotten:
+class Evicted:
     """Sums of the ops that a log which rolls over holds no more: they are exact, all that is left.
 
     Attributes
@@ -47,7 +47,7 @@ class Forgotten:
         }
 
     @classmethod
-    def of_record(cls, record: dict[str, Any]) -> Forgotten:
+    def of_record(cls, record: dict[str, Any]) -> Evicted:
         """What `to_record` has written."""
         found = cls(len(record["ops"]))
         found.ops, found.joined = record["ops"], record["joined"]

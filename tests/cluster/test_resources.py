@@ -13,7 +13,7 @@ from jobs import WAIT_S, failure, processes_of, wait_until
 
 import simlib
 from simlib.cluster.batch.folder import JobFolder
-from simlib.cluster.batch.needs import Needs
+from simlib.cluster.batch.resources import Resources
 
 
 def submitted(function, ranks, tmp_path, **needs):
@@ -97,7 +97,7 @@ def test_conda_activates_though_it_was_only_put_on_the_path(tmp_path):
     program.chmod(0o755)
     done = run_by_hand(
         tmp_path,
-        Needs(setup=[f"export PATH={program.parent}:$PATH", "conda activate course"]),
+        Resources(setup=[f"export PATH={program.parent}:$PATH", "conda activate course"]),
         "import os; print(os.environ['ACTIVE'])",
     )
     assert (done.stdout, done.stderr) == ("course\n", "")
@@ -105,7 +105,7 @@ def test_conda_activates_though_it_was_only_put_on_the_path(tmp_path):
 
 def test_values_of_variables_are_in_no_command_line(tmp_path):
     """Everybody on a host may read those."""
-    needs = Needs(env={"TOKEN": "secret"})
+    needs = Resources(env={"TOKEN": "secret"})
     assert needs.program() == ["sh"]
     done = run_by_hand(tmp_path, needs, "import os; print(os.environ['TOKEN'])")
     assert done.stdout == "secret\n"
@@ -140,7 +140,7 @@ def refused_in(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_line_that_somebody_ends_from_outside_gives_no_reason(tmp_path, number):
     """As a launcher does when another host has failed: that one's reason counts."""
-    needs = Needs(setup=[f"touch {tmp_path}/begun; sleep 1000"])
+    needs = Resources(setup=[f"touch {tmp_path}/begun; sleep 1000"])
     process = started_by_hand(tmp_path, needs, "")
     wait_until((tmp_path / "begun").exists)
     os.killpg(process.pid, number)
@@ -150,14 +150,14 @@ def test_a_line_that_somebody_ends_from_outside_gives_no_reason(tmp_path, number
 
 
 def test_the_first_reason_stays(tmp_path):
-    needs = Needs(setup=["false"])
+    needs = Resources(setup=["false"])
     assert run_by_hand(tmp_path, needs, "", refused="node1 was first").returncode == 1
     assert refused_in(tmp_path) == "node1 was first"
     assert (tmp_path / "main-1" / "end").exists()
 
 
 def test_a_line_that_fails_when_the_job_ends_anyhow_gives_no_reason(tmp_path):
-    assert run_by_hand(tmp_path, Needs(setup=["false"]), "", end="").returncode == 1
+    assert run_by_hand(tmp_path, Resources(setup=["false"]), "", end="").returncode == 1
     assert refused_in(tmp_path) is None
 
 
@@ -167,7 +167,7 @@ def test_start_py_keeps_the_first_reason(tmp_path, first):
     files = {"refused": first} if first else {}
     folder = tmp_path / "main-1"
     folder.mkdir(0o700)
-    start = Needs().write_start(JobFolder(folder))
+    start = Resources().write_start(JobFolder(folder))
     for name, content in {"job.json": json.dumps(about), **files}.items():
         (folder / name).write_text(content)
     assert subprocess.run([sys.executable, start]).returncode == 1
@@ -178,8 +178,8 @@ def test_start_py_keeps_the_first_reason(tmp_path, first):
 def test_without_needs_there_is_no_shell(tmp_path):
     path = tmp_path / "main-1"
     path.mkdir()
-    assert Needs(cpus_per_rank=2, working_dir="~/x").program() == [sys.executable]
-    assert Needs().write_start(JobFolder(path)).name == "start.py"
+    assert Resources(cpus_per_rank=2, working_dir="~/x").program() == [sys.executable]
+    assert Resources().write_start(JobFolder(path)).name == "start.py"
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from typing import Any
 
 from ...core.model.words import ranks_in_words
 from ..launch.launchers import LAUNCHERS
-from . import reach
+from . import connectivity
 from .folder import JobFolder
 
 HOW = {
-    reach.SILENT: "no longer answers: its network was lost, or it was switched off",
-    reach.REFUSED: "answers, but its ssh server does not any more: it was restarted, or is about "
-    "to go down",
-    reach.CUT: "has lost its network",
+    connectivity.SILENT: "no longer answers: its network was lost, or it was switched off",
+    connectivity.REFUSED: "answers, but its ssh server does not any more: it was restarted, or is "
+    "about to go down",
+    connectivity.CUT: "has lost its network",
 }
 PATTERNS = [pattern for launcher in LAUNCHERS for pattern in launcher.gone]
 DIED = -signal.SIGKILL
@@ -38,7 +38,7 @@ def lost_hosts(folder: JobFolder, places: Mapping[int, Mapping[str, Any]]) -> st
     return "; ".join(parts) or None
 
 
-def gone_ranks(
+def lost_ranks(
     folder: JobFolder,
     places: Mapping[int, Mapping[str, Any]],
     running: list[int],

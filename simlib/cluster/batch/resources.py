@@ -1,4 +1,4 @@
-"""`Needs`: what a program needs on every host before it can begin; for every launcher and queue."""
+"""`Resources`: what a program needs on every host before it can begin, by any launcher."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
+class Resources:
     """What a job's ranks need, whatever starts them.
 
     Attributes

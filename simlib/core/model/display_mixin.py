@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Pictured:
+class Displayed:
     """Mixed into what has a ``_repr_png_``: a notebook keeps `in_words` as the picture's alt text.
 
     It stands in the metadata of the output, where nbconvert looks for it; JupyterLab learns it from
@@ -20,7 +20,7 @@ class Pictured:
         return {}, alt_metadata(self.in_words())
 
 
-class Drawn(Pictured):
+class DisplayMixin(Displayed):
     """Mixed into what has ``draw()``, a figure by which it is shown."""
 
     __slots__ = ()

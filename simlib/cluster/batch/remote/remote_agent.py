@@ -1,4 +1,4 @@
-"""What answers on the far side: ``python -m simlib.cluster.batch.remote.far``, started by ssh.
+"""What answers on the far side: ssh starts it, by ``python -m`` and its name.
 
 It submits jobs as `submit` would here, rewrites what depends on the place, and reads out the
 folders of jobs. It holds nothing: jobs go on without it, and another one knows as much.
@@ -30,8 +30,8 @@ from ..new_folder import TakenError, new_folder
 from ..preparation import prepare, prepare_attempts
 from ..state import JobState
 from ..versions import check_versions, versions
+from .connection import HELLO
 from .files import listing, read_pieces
-from .line import HELLO
 
 IDLE_S = 600.0
 """When nobody has asked anything for so long, whoever asks next starts another one."""
