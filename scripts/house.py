@@ -1,11 +1,12 @@
-"""How a package is built, in figures: modules, import chains, circles, names, functions, lines.
+"""Measure a package: modules, import chains, circles, names, functions, parameters, lines.
 
-    house.py                   of simlib
-    house.py path/to/package   of another package, say an older simlib
-    house.py --walks           and which files a run, a check, a graded notebook, a job pass through
+    house.py                   measures simlib
+    house.py path/to/package   measures another package, for example an older simlib
+    house.py --walks           also lists the files that a run, a check, a job ... pass through
 
-An import inside a function counts like one at the top; one for type checkers only does not. A chain
-is a row of modules each of which imports the next; a circle stands in it with all its modules.
+An import inside a function counts like one at the top. An import for type checkers counts only for
+the second number of circles. A chain is a row of modules each of which imports the next; a circle
+counts with all its modules.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import grimp
 import networkx
 
 ROOT = Path(__file__).resolve().parent.parent
+MAX_PARAMETERS = 6
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -38,39 +40,70 @@ class Function(NamedTuple):
     name: str
 
 
+class Size(NamedTuple):
+    """The size of a package, or of one part of it."""
+
+    modules: int
+    code_lines: int
+
+
 class House(NamedTuple):
     """The figures of a package."""
 
-    modules: int
+    parts: dict
+    """The name of each folder at the top -> its `Size`; "the top" has the files beside them."""
     chain: list
     """Names of modules, the importing one first."""
     circles: list
     """Lists of modules that import each other, the largest first."""
+    type_circles: list
+    """The same, if imports for type checkers count too."""
     names: list
     """Files and folders at its top level."""
     longest: Function
-    code_lines: int
+    many_parameters: int
+    """How many functions have more than `MAX_PARAMETERS` parameters."""
+
+    @property
+    def whole(self):
+        """The `Size` of all parts together."""
+        return Size(*map(sum, zip(*self.parts.values(), strict=True)))
 
 
 def measure(folder):
     """The `House` of a package folder."""
     imports = import_graph(folder)
-    files = sorted(folder.rglob("*.py"))
+    functions = list(functions_of(folder))
     return House(
-        modules=len(imports),
+        parts=parts_of(folder),
         chain=longest_chain(imports),
         circles=circles_of(imports),
-        names=sorted(one.name for one in folder.iterdir() if one.name != "__pycache__"),
-        longest=max(one for file in files for one in functions_of(file, folder)),
-        code_lines=sum(len(code_lines_of(file.read_text(encoding="utf-8"))) for file in files),
+        type_circles=circles_of(import_graph(folder, for_types=True)),
+        names=sorted(entry.name for entry in folder.iterdir() if entry.name != "__pycache__"),
+        longest=max(length for length, _ in functions),
+        many_parameters=sum(parameters > MAX_PARAMETERS for _, parameters in functions),
     )
 
 
-def import_graph(folder):
-    """Who imports whom in a package folder: a directed graph of module names."""
+def parts_of(folder):
+    """The `Size` of each folder of a package, and of the files at its top."""
+    parts = {}
+    for file in sorted(folder.rglob("*.py")):
+        path = file.relative_to(folder).parts
+        part = path[0] if len(path) > 1 else "the top"
+        size = parts.get(part, Size(0, 0))
+        lines = len(code_lines_of(file.read_text(encoding="utf-8")))
+        parts[part] = Size(size.modules + 1, size.code_lines + lines)
+    return parts
+
+
+def import_graph(folder, for_types=False):
+    """A directed graph of the modules of a package folder: from the importing to the imported."""
     sys.path.insert(0, str(folder.parent))
     try:
-        graph = grimp.build_graph(folder.name, cache_dir=None, exclude_type_checking_imports=True)
+        graph = grimp.build_graph(
+            folder.name, cache_dir=None, exclude_type_checking_imports=not for_types
+        )
     finally:
         sys.path.remove(str(folder.parent))
     found = networkx.DiGraph()
@@ -97,14 +130,20 @@ def longest_chain(imports):
     return max(best.values(), key=len)
 
 
-def functions_of(file, folder):
-    """The functions of a file as `Function`; where it has none, one of no lines."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    place = file.relative_to(folder.parent).as_posix()
-    yield Function(0, place)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield Function(node.end_lineno - node.lineno + 1, f"{place}:{node.name}")
+def functions_of(folder):
+    """Each function of a package folder: its length as `Function`, and its number of parameters."""
+    yield Function(0, "none"), 0
+    for file in sorted(folder.rglob("*.py")):
+        place = file.relative_to(folder.parent).as_posix()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                arguments = node.args
+                parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+                length = node.end_lineno - node.lineno + 1
+                yield (
+                    Function(length, f"{place}:{node.name}"),
+                    sum(one.arg not in ("self", "cls") for one in parameters),
+                )
 
 
 def code_lines_of(text):
@@ -133,19 +172,22 @@ def docstring_lines(node):
 
 def describe(house):
     """The lines of the report."""
-    yield f"modules          {house.modules}"
+    yield "                 modules  code lines"
+    for name, size in [*house.parts.items(), ("together", house.whole)]:
+        yield f"{name:16s} {size.modules:7d} {size.code_lines:11d}"
     yield f"longest chain    {len(house.chain)}: {' > '.join(house.chain)}"
-    yield f"circles          {len(house.circles)}"
-    for circle in house.circles:
-        yield f"                 of {len(circle)}: {' '.join(circle)}"
+    for name, circles in ("circles", house.circles), ("with types", house.type_circles):
+        yield f"{name:16s} {len(circles)}"
+        for circle in circles:
+            yield f"                 of {len(circle)}: {' '.join(circle)}"
     yield f"names at the top {len(house.names)}: {' '.join(house.names)}"
     yield f"longest function {house.longest.lines} lines: {house.longest.name}"
-    yield f"code lines       {house.code_lines}"
+    yield f"more than {MAX_PARAMETERS} parameters: {house.many_parameters} functions"
 
 
 def main():
     """The command line."""
-    parser = argparse.ArgumentParser(description="How a package is built, in figures.")
+    parser = argparse.ArgumentParser(description="Measure a package.")
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "simlib")
     parser.add_argument("--walks", action="store_true", help="also trips through simlib's files")
     options = parser.parse_args()
@@ -156,7 +198,8 @@ def main():
     if options.walks:
         import walks
 
-        print(*walks.describe(folder), sep="\n")
+        for line in walks.describe(folder):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
-"""Which files of simlib a call passes through in the calling thread, for `house.py --walks`.
+"""List the files of simlib that a call passes through in the calling thread.
 
-Five trips, each made twice and followed the second time, when all is imported and every pool is
-warm: a run, a simulated all_reduce as its rank meets it, a check, a graded notebook, a job.
+    walks.py             follows all five trips
+    walks.py run check   follows these
+
+The trips: a run, a simulated all_reduce as its rank meets it, a check, a graded notebook and a job.
+Each is made twice and followed the second time, when everything is imported and every pool is warm.
+In a check the engine counts as one file: the first trip follows what `simlib.run` does inside.
 """
 
+import argparse
+import inspect
 import os
 import sys
 import tempfile
@@ -19,18 +25,30 @@ class Trip:
     ----------
     folder : Path
         The package.
+    doors : set of code objects, optional
+        Functions that are not followed inside: only their own file counts.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, doors=()):
         self._prefix = f"{folder}{os.sep}"
+        self._doors = doors
+        self._inside = None
         self.files = {}
-        """File -> how many calls were made in it, in the order of the first."""
+        """File -> number of calls into it, in the order of the first call."""
 
     def _called(self, frame, event, arg):
+        if self._inside is not None:
+            if frame is self._inside and event == "return":
+                self._inside = None
+            return
+        if event != "call":
+            return
         file = frame.f_code.co_filename
-        if event == "call" and file.startswith(self._prefix):
+        if file.startswith(self._prefix):
             name = file.removeprefix(self._prefix)
             self.files[name] = self.files.get(name, 0) + 1
+        if frame.f_code in self._doors:
+            self._inside = frame
 
     def __enter__(self):
         sys.setprofile(self._called)
@@ -94,8 +112,10 @@ def simulated_all_reduce(folder):
 
 
 def check(folder):
-    """A check of an answer that is right."""
-    from simlib.classroom.checks import check, only
+    """A check of a right answer; the engine counts as one file."""
+    from simlib.checks import check, only
+
+    import simlib
 
     def inputs(rank, world_size):
         return ()
@@ -107,7 +127,8 @@ def check(folder):
         return check("total", total, inputs, expected, only("all_reduce"), worlds=[2])
 
     checked()
-    with Trip(folder) as trip:
+    doors = {inspect.unwrap(engine).__code__ for engine in (simlib.run, simlib.simulate)}
+    with Trip(folder, doors) as trip:
         verdict = checked()
     assert verdict.status == "right", verdict
     return trip
@@ -150,16 +171,34 @@ def job(folder):
     return trip
 
 
-def describe(folder):
-    """A line for each trip through the package in a folder, whose name must be simlib."""
+TRIPS = {trip.__name__: trip for trip in (run, simulated_all_reduce, check, graded_notebook, job)}
+
+
+def describe(folder, names=TRIPS):
+    """Yield a line for each named trip through the package in a folder, which must be simlib."""
     sys.path.insert(0, str(folder.parent))
-    # Ranks and jobs are processes of their own: they must find the same package, and `total`. The
-    # folder they start in comes first.
+    # Ranks and jobs are other processes: they must find the same package, and `total`. The folder
+    # they start in comes first.
     os.chdir(folder.parent)
     here = Path(__file__).resolve().parent
     os.environ["PYTHONPATH"] = f"{folder.parent}{os.pathsep}{here}"
     import simlib
 
     assert Path(simlib.__file__).parent == folder, f"{simlib.__file__} was imported before"
-    for trip in (run, simulated_all_reduce, check, graded_notebook, job):
-        yield f"{trip.__name__.replace('_', ' '):20s} {trip(folder)}"
+    for name in names:
+        yield f"{name.replace('_', ' '):20s} {TRIPS[name](folder)}"
+
+
+def main():
+    """The command line."""
+    parser = argparse.ArgumentParser(description="List the files that a call passes through.")
+    parser.add_argument("trips", nargs="*", metavar="trip", help=", ".join(TRIPS))
+    options = parser.parse_args()
+    if unknown := set(options.trips) - set(TRIPS):
+        parser.error(f"no such trip: {', '.join(sorted(unknown))}; choose from {', '.join(TRIPS)}")
+    for line in describe(Path(__file__).resolve().parent.parent / "simlib", options.trips or TRIPS):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
