@@ -68,7 +68,7 @@ def without_transport(rank, world_size, calls, rounds, reference, transport):
     ways = {name: dist.new_group() for name in ("plain A", "plain B", "recorded")}
     for name, group in ways.items():
         if name == "recorded":
-            group._inner = transport
+            group._group = transport
         else:
             group.allreduce = reference.allreduce
     seconds = {name: [] for name in ways}

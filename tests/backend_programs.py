@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from simlib.core.record.transports.abilities import OPS
+from simlib.core.record.transports.backends import OPS
 
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
@@ -259,7 +259,7 @@ def calls(rank, size, dtype=torch.float32, op="SUM"):
 def can(method, *args):
     """Whether a call goes through, on the ranks that are here."""
     try:
-        request = calls(*args)[method](dist.group.WORLD.carrier.inner)
+        request = calls(*args)[method](dist.group.WORLD.transport.group)
         if request is not None:
             request.wait()
     except Exception:

@@ -21,9 +21,7 @@ from simlib.core.record.oplog import OpLogWriter, create_shared_memory
 from simlib.core.record.oplog_reader import OpLogReader
 from simlib.core.record.recorder import Recorder
 from simlib.core.record.stream_ends import StreamEnds
-from simlib.core.record.transports.abilities import GLOO, NCCL, OPS
-from simlib.core.record.transports.backends import BACKENDS
-from simlib.core.record.transports.carriers import Carrier
+from simlib.core.record.transports.backends import BACKENDS, GLOO, NCCL, OPS, Transport
 
 WAIT_S = 240
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -65,10 +63,10 @@ def test_the_table_says_what_the_backend_does(name, able):
 def rows():
     """The table of the docs, from the table."""
     columns = {
-        "gloo, CPU": BACKENDS["gloo"].abilities["cpu"],
-        "gloo, GPU": BACKENDS["gloo"].abilities["cuda"],
-        "nccl, GPU": BACKENDS["nccl"].abilities["cuda"],
-        "mpi4py, CPU": BACKENDS["mpi4py"].abilities["cpu"],
+        "gloo, CPU": BACKENDS["gloo"].capabilities["cpu"],
+        "gloo, GPU": BACKENDS["gloo"].capabilities["cuda"],
+        "nccl, GPU": BACKENDS["nccl"].capabilities["cuda"],
+        "mpi4py, CPU": BACKENDS["mpi4py"].capabilities["cpu"],
     }
     yield f"| op | {' | '.join(columns)} |"
     yield "|---" * (1 + len(columns)) + "|"
@@ -428,8 +426,8 @@ def test_an_op_on_a_gpu_is_recorded_when_posted_and_nothing_is_synchronised():
     recorder.stream_ends = StreamEnds(log, gpu.record, gpu.clock)
     fingerprints = create_shared_memory("fingerprints", size_of_table(2))
     recorder.begin(FingerprintTable(fingerprints, 2, 0))
-    carrier = Carrier("nccl", "cuda:nccl", Inner(gpu, 2.0), (), ON_CUDA, lambda timeout: None)
-    group = RecordingGroup(recorder, carrier, 0, 2, "", (0, 1))
+    transport = Transport("nccl", "cuda:nccl", Inner(gpu, 2.0), (), ON_CUDA, lambda timeout: None)
+    group = RecordingGroup(recorder, transport, 0, 2, "", (0, 1))
     watch = Watch()
     watch.seen = []
     x, y = on_gpu(4), on_gpu(8)

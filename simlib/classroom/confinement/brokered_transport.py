@@ -1,4 +1,4 @@
-"""A rank's side of the broker: the transport of the groups of a graded rank."""
+"""A rank's side of the broker: the groups of a graded rank."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch.distributed as dist
 
 from ...core.clockwork.tensors import put
 from ...core.engines.host.request import exactly
-from ...core.engines.host.transport import REDUCING, Transport, stand_in_backend
 from ...core.record.group import RecordingGroup
 from ...core.record.recorder import REDUCE_NAMES, count_bytes
 from ...core.record.requests import FOREVER
 from ...core.record.safe_pickle import loads_tree
 from ...core.record.torch_inside import make_default_group, use_meeting
-from ...core.record.transports.carriers import on_gloo
+from ...core.record.transports.backends import like_gloo
+from ...core.record.transports.plain_group import REDUCING, PlainGroup, stand_in_backend
 from .broker import LENGTH, framed
 
 NOBODY_SETS_S = timedelta(seconds=1)
@@ -151,8 +151,8 @@ class BrokeredRequest:
         return self._source
 
 
-class BrokeredTransport(Transport):
-    """The transport of one group.
+class BrokeredGroup(PlainGroup):
+    """One group, whose calls go to the broker.
 
     Parameters
     ----------
@@ -208,8 +208,8 @@ def brokered_member(recorder, connection):
 
     def create(options, ranks, name):
         rank, size = options.group_rank, options.group_size
-        carrier = on_gloo(BrokeredTransport(connection, name, ranks, rank), backend)
-        return RecordingGroup(recorder, carrier, rank, size, name, ranks)
+        transport = like_gloo(BrokeredGroup(connection, name, ranks, rank), backend)
+        return RecordingGroup(recorder, transport, rank, size, name, ranks)
 
     return create
 

@@ -17,10 +17,9 @@ import torch.distributed as dist
 from ...core.clockwork.deaths import closed_by
 from ...core.clockwork.group_collectives import Call, Meeting
 from ...core.clockwork.mailbox import Mailbox, Post
-from ...core.clockwork.tensors import SharedOutputs
-from ...core.engines.host.transport import REDUCING
 from ...core.model.trace import Group
 from ...core.record.recorder import count_bytes
+from ...core.record.transports.plain_group import REDUCING, SharedOutputs
 
 COLLECTIVES = frozenset(
     "broadcast scatter gather all_gather reduce all_reduce reduce_scatter all_to_all "

@@ -159,7 +159,7 @@ def _join(place, folder, memory, job, starter):
     recorder = Recorder(logs.writer(memory), is_alone)
     backend.install(backend.member(recorder, spoken), spoken)
     backend.join_world(dist.PrefixStore("world/", store), rank, size)
-    group = dist.group.WORLD._inner
+    group = dist.group.WORLD.transport.group
     offset_s, error_s = clocks.align(group, store, rank, hosts)
     nodes = list(dict.fromkeys(hosts))
     os.environ.update(job["environ"], **rank_environ(rank, [nodes.index(host) for host in hosts]))

@@ -10,13 +10,22 @@ from typing import Any
 import torch
 
 from ...core.model.errors import InvalidCallError, JobError
-from ...core.record.transports.abilities import COMPLEX, FLOATS, WHOLES, Ability
-from ...core.record.transports.backends import BACKENDS, Backend, backend_named
-from ...core.record.transports.carriers import CPU, Carrier
+from ...core.record.transports.backends import (
+    BACKENDS,
+    COMPLEX,
+    CPU,
+    FLOATS,
+    WHOLES,
+    Backend,
+    Capabilities,
+    Transport,
+    backend_named,
+)
+from ..launch.limits import MPI4PY as NAME
 
 MPIS_TAGS = 2**15 - 1
 """What every MPI takes; a rank asks its own for how many more."""
-MPI = Ability(
+MPI = Capabilities(
     "mpi4py",
     carries=None,
     reduces=frozenset(FLOATS | WHOLES | COMPLEX | {torch.int16}),
@@ -26,7 +35,7 @@ MPI = Ability(
 )
 
 
-def over_mpi(options: Any, ranks: tuple) -> Carrier:
+def over_mpi(options: Any, ranks: tuple) -> Transport:
     """mpi4py's MPI, whose world is that of the ranks."""
     from mpi4py import MPI as library  # it starts MPI: only here, and not where nobody asks for it
 
@@ -36,8 +45,8 @@ def over_mpi(options: Any, ranks: tuple) -> Carrier:
     is_world = len(ranks) == world.size
     comm = world.Dup() if is_world else world.Create_group(world.group.Incl(ranks))
     group = MpiGroup(comm, options.timeout)
-    return Carrier(
-        "mpi4py",
+    return Transport(
+        NAME,
         "cpu:mpi4py",
         group,
         ((CPU, CUSTOM, group.stand_in),),
@@ -53,7 +62,7 @@ def _missing_for_mpi(world_size: int) -> str | None:
 
 
 MPI4PY = Backend(
-    "mpi4py",
+    NAME,
     ("mpi4py", "mpi", "gloo"),
     {"cpu": MPI},
     over_mpi,

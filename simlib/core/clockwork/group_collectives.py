@@ -7,9 +7,10 @@ from functools import partial
 
 from ..model.matching import Matcher, disagreement
 from ..model.trace import Group
+from ..record.transports.plain_group import SharedOutputs
 from .collective_in_flight import LEAVE_EARLY, CollectiveInFlight
 from .deaths import closed_by
-from .tensors import SharedOutputs, put, result_of_rooted, results_of_all
+from .tensors import put, result_of_rooted, results_of_all
 
 
 @dataclass(slots=True)

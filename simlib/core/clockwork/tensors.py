@@ -114,23 +114,3 @@ def result_of_rooted(kind, parts, opts, position):
     if position != root or not parts[root].nbytes:  # which the root need not wait for
         return ()
     return _totals(parts, opts) if kind == "reduce" else _of_all(parts)
-
-
-def rows(tensor, splits, n):
-    """A tensor cut along its first dimension, evenly where no sizes are given."""
-    sizes = list(splits) if splits else [tensor.shape[0] // n] * n
-    return list(tensor.split(sizes))
-
-
-class SharedOutputs:
-    """Takes what an all_gather brings as it is: the tensors are those of all ranks, to be read."""
-
-    def __init__(self, size):
-        self._size = size
-        self.tensors = ()
-
-    def __len__(self):
-        return self._size
-
-    def __iter__(self):
-        return iter(())

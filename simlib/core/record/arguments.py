@@ -1,6 +1,6 @@
 """What no call may ask for: rules that a call breaks whatever the other ranks do.
 
-They are the backend's own (`transports.abilities`), and a few that Gloo leaves out and then hands
+They are the backend's own (`transports.backends`), and a few that Gloo leaves out and then hands
 back memory nobody has written. Both engines ask here before a call is written down, so that both
 refuse it in the same sentence.
 What ranks must agree on among themselves is judged elsewhere (`simlib.core.model.matching`).
@@ -17,7 +17,7 @@ from itertools import chain
 import torch
 
 from ..model.errors import InvalidCallError
-from .transports.abilities import BITS, OPS
+from .transports.backends import BITS, OPS
 
 # Messages
 
@@ -35,9 +35,9 @@ def check_peer(rank, size, peer, role):
         )
 
 
-def check_message(method, tensor, tag, abilities):
+def check_message(method, tensor, tag, capabilities):
     """Refuse a tag, or a tensor, that the backend cannot send or receive."""
-    able = _ability_for(method, tensor, abilities)
+    able = _capabilities_for(method, tensor, capabilities)
     refuse_what_is_lacking(method, able)
     try:
         number = operator.index(tag)
@@ -78,15 +78,16 @@ def _about_tag(tag, able):
 # Backends
 
 
-def _ability_for(what, tensor, abilities):
+def _capabilities_for(what, tensor, capabilities):
     """What the backend can do with a tensor; refused where it carries none from its device."""
-    able = abilities.get(tensor.device.type)
+    able = capabilities.get(tensor.device.type)
     if able is not None:
         return able
-    first = next(iter(abilities.values()))
+    first = next(iter(capabilities.values()))
     raise InvalidCallError(
-        f"{what} with {first.name} takes tensors on {' or '.join(abilities)}, and this one is on "
-        f"{tensor.device}: move it there first, for example by x.cpu(), or run with another backend"
+        f"{what} with {first.name} takes tensors on {' or '.join(capabilities)}, and this one is "
+        f"on {tensor.device}: move it there first, for example by x.cpu(), or run with another "
+        "backend"
     )
 
 
@@ -100,7 +101,7 @@ def refuse_what_is_lacking(method, able):
 # Collectives
 
 
-def check_collective(kind, method, rank, size, opts, root, args, abilities):
+def check_collective(kind, method, rank, size, opts, root, args, capabilities):
     """Refuse what no rank's answer could make right.
 
     Parameters
@@ -117,7 +118,7 @@ def check_collective(kind, method, rank, size, opts, root, args, abilities):
         Where the collective has one.
     args : tuple
         The call's arguments: the tensors first.
-    abilities : dict of str to Ability
+    capabilities : dict of str to Capabilities
         The backend's, by type of device.
     """
     if root is not None and not 0 <= root < size:
@@ -130,7 +131,7 @@ def check_collective(kind, method, rank, size, opts, root, args, abilities):
     tensors = list(_tensors_of(args))
     if not tensors:
         return
-    able = _ability_for(kind, tensors[0], abilities)
+    able = _capabilities_for(kind, tensors[0], capabilities)
     refuse_what_is_lacking(method, able)
     for tensor in tensors:
         _check_tensor(kind, method, tensor, able)

@@ -30,9 +30,9 @@ def member(recorder, backend):
     """How a real rank becomes a member of a group, for `install`: a `Backend` carries its calls."""
 
     def create(options, ranks, name):
-        carrier = backend.open(options, ranks)
+        transport = backend.open(options, ranks)
         rank, size = options.group_rank, options.group_size
-        return RecordingGroup(recorder, carrier, rank, size, name, ranks)
+        return RecordingGroup(recorder, transport, rank, size, name, ranks)
 
     return create
 
@@ -42,7 +42,7 @@ def install(create, backend=BACKENDS["gloo"]):  # noqa: B008 (an entry of a tabl
 
     ``create(options, ranks, name)`` makes the calling rank's `RecordingGroup`.
     """
-    spoken, devices = backend, list(backend.abilities)
+    spoken, devices = backend, list(backend.capabilities)
 
     def create_from_options(options, _):
         ranks = tuple(options.global_ranks_in_group)
@@ -55,7 +55,7 @@ def install(create, backend=BACKENDS["gloo"]):  # noqa: B008 (an entry of a tabl
         backend = dist.Backend(BACKEND)
         group, store = _torch_new_group(size, rank, ranks, backend, store, *args, **kwargs)
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
-            torch_inside.name_backend(group, group.carrier.name, group.carrier.config, store)
+            torch_inside.name_backend(group, group.transport.name, group.transport.config, store)
         return group, store
 
     def new_group_call(ranks=None, *args, **kwargs):
@@ -126,7 +126,7 @@ def _monitored_barrier(group=dist.GroupMember.WORLD, *args, **kwargs):
     """`monitored_barrier`, which torch itself refuses without a word of what to do instead."""
     ours = group if group is not None else dist.group.WORLD
     if isinstance(ours, RecordingGroup):
-        refuse_what_is_lacking("monitored_barrier", ours.carrier.default_ability)
+        refuse_what_is_lacking("monitored_barrier", ours.transport.default_capabilities)
     return _torch_monitored_barrier(group, *args, **kwargs)
 
 
@@ -160,7 +160,7 @@ class Membership:
         """
         store = dist.PrefixStore(f"run {run_number}/", self._store)
         world = dist.group.WORLD
-        torch_inside.count_groups_anew(world, world.carrier.name, store)
+        torch_inside.count_groups_anew(world, world.transport.name, store)
 
     def end(self):
         """Take down every group but the default one, which gets its own timeout back."""

@@ -51,9 +51,9 @@ class RecordingGroup(GroupOfItsOwn):
     Parameters
     ----------
     recorder : Recorder
-    carrier : Carrier
+    transport : Transport
         What the calls are passed on to. One that does not copy results into their tensors by torch
-        says so (``copies_results`` of its ``inner``), as a `SimulatedTransport` does.
+        says so (``copies_results`` of its ``group``), as a `SimulatedGroup` does.
     rank, size : int
     name : str
         torch's name of the group; empty for the default group.
@@ -61,45 +61,45 @@ class RecordingGroup(GroupOfItsOwn):
         Its members as ranks of the world.
     """
 
-    def __init__(self, recorder, carrier, rank, size, name, ranks):
+    def __init__(self, recorder, transport, rank, size, name, ranks):
         super().__init__(rank, size)
         self._recorder = recorder
         self._log = recorder.log
-        self.carrier = carrier
-        self._inner = carrier.inner
-        self._abilities = carrier.abilities
-        self._message = RecordedMessage if carrier.name == "gloo" else RecordedWork
-        self._copies_results = getattr(self._inner, "copies_results", True)
+        self.transport = transport
+        self._group = transport.group
+        self._capabilities = transport.capabilities
+        self._message = RecordedMessage if transport.name == "gloo" else RecordedWork
+        self._copies_results = getattr(self._group, "copies_results", True)
         self._ranks = ranks
         self._definition = Definition(name, ranks)
         self._limit = None  # of messages: Gloo's own is fixed when the group is made
         self._torch_name = self._description = ""
         self._number = None, None  # the numbers of a log, and what this group is among them
         self._rank = rank
-        for device, sort, backend in carrier.registered:
+        for device, sort, backend in transport.registered:
             self._register_backend(device, sort, backend)
             self._set_default_backend(sort)
 
     def set_timeout(self, timeout):
         """How long an op of this group may take, as ``timeout=`` told torch."""
-        self.carrier.set_timeout(timeout)
+        self.transport.set_timeout(timeout)
         if self._recorder.survives and timeout < default_pg_timeout:  # torch's own, untold
             self._recorder.waits_are_limited = True
-            if hasattr(self._inner, "limit_s"):
-                self._inner.limit_s = timeout.total_seconds()
+            if hasattr(self._group, "limit_s"):
+                self._group.limit_s = timeout.total_seconds()
             else:
                 self._limit = timeout
 
     def forget_timeout(self):
         """No op of this group is given up any more."""
-        self.carrier.set_timeout(FOREVER)
+        self.transport.set_timeout(FOREVER)
         self._limit = None
 
     def __repr__(self):
         return f"the group of ranks {list(self._ranks)}"
 
     def getBackendName(self):  # noqa: N802 (torch's name)
-        return self.carrier.name
+        return self.transport.name
 
     # torch keeps these in the C++ backend, which all groups of a simulation share.
 
@@ -155,7 +155,7 @@ class RecordingGroup(GroupOfItsOwn):
     def _pass_on(self, start, method, *args):
         """Call the transport; where it refuses, the op has failed (its peer may have died)."""
         try:
-            return getattr(self._inner, method)(*args)
+            return getattr(self._group, method)(*args)
         except BaseException:
             self._log.wait_failed(start)
             raise
@@ -198,7 +198,7 @@ class RecordingGroup(GroupOfItsOwn):
 
     def send(self, tensors, dst, tag=0):
         check_peer(self._rank, len(self._ranks), dst, "dst")
-        check_message("send", tensors[0], tag, self._abilities)
+        check_message("send", tensors[0], tag, self._capabilities)
         flags, frame = self._caller()
         start = self._post("send", tensors, frame=frame, peer=dst, tag=tag, flags=flags)
         if self._recorder.fingerprints is not None:
@@ -212,7 +212,7 @@ class RecordingGroup(GroupOfItsOwn):
 
     def recv(self, tensors, src, tag=0):
         check_peer(self._rank, len(self._ranks), src, "src")
-        check_message("recv", tensors[0], tag, self._abilities)
+        check_message("recv", tensors[0], tag, self._capabilities)
         flags, frame = self._caller()
         start = self._post("recv", tensors, frame=frame, peer=src, tag=tag, flags=flags)
         if self._recorder.fingerprints is not None:
@@ -225,7 +225,7 @@ class RecordingGroup(GroupOfItsOwn):
         return self._keep(work, flags, buffers)
 
     def recv_anysource(self, tensors, tag=0):
-        check_message("recv_anysource", tensors[0], tag, self._abilities)
+        check_message("recv_anysource", tensors[0], tag, self._capabilities)
         flags, frame = self._caller()
         flags |= ANY_SOURCE
         start = self._post("recv", tensors, frame=frame, tag=tag, flags=flags)
@@ -270,7 +270,7 @@ class RecordingGroup(GroupOfItsOwn):
         limit = timeout if timeout is not None and timeout < default_pg_timeout else FOREVER
         self._log.wait_begin(start, limit is FOREVER and self._recorder.is_alone())
         try:
-            self._inner.monitored_barrier(limit, wait_all_ranks)
+            self._group.monitored_barrier(limit, wait_all_ranks)
         except BaseException:
             self._log.wait_failed()
             raise
@@ -285,8 +285,8 @@ class RecordingGroup(GroupOfItsOwn):
     @property
     def _counts(self):
         """Who counts the collectives of this group, for torch."""
-        inner = self._inner
-        return inner if isinstance(inner, dist.ProcessGroup) else self.carrier.registered[-1][2]
+        group = self._group
+        return group if isinstance(group, dist.ProcessGroup) else self.transport.registered[-1][2]
 
 
 def _async_flag(opts):
@@ -323,7 +323,7 @@ def _collective(
         flags = _async_flag(opts)
         root = opts.rootRank if rooted else None
         check_collective(
-            kind, method, self._rank, len(self._ranks), opts, root, args, self._abilities
+            kind, method, self._rank, len(self._ranks), opts, root, args, self._capabilities
         )
         tensors = payload(self, *args)
         reduce_op = hash(opts.reduceOp) if reduces and opts is not None else None

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed.utils
 import torch.nn.parallel.distributed
 
-from ...clockwork.tensors import SharedOutputs
+from ...record.transports.plain_group import SharedOutputs
 
 
 def share_what_ddp_gathers():

@@ -26,7 +26,7 @@ from ...record.oplog_reader import make_site
 from ...record.recorder import Recorder, is_learners
 from ...record.requests import FOREVER
 from ...record.torch_inside import make_default_group
-from ...record.transports.carriers import on_gloo
+from ...record.transports.backends import like_gloo
 from ..host.isolation import torch_seed
 from ..host.rank_environ import environ_on_equal_nodes
 from ..host.request import Request
@@ -35,7 +35,7 @@ from .dispatch_mode import DispatchMode
 from .flops import FlopCounts
 from .memory_hooks import MemoryHooks
 from .memory_meter import MemoryMeter
-from .simulated_transport import SimulatedTransport
+from .simulated_transport import SimulatedGroup
 from .store import SimulatedStore
 
 RUNNING = struct.Struct("qq")
@@ -269,9 +269,9 @@ class Ranks:
         channel = simulation.channel(name, ranks)
         if name:
             channel.gather(per_rank.local.rank)
-        member = SimulatedTransport(simulation, channel, rank, recorder.log)
-        carrier = on_gloo(member, self._backend)
-        return group.RecordingGroup(recorder, carrier, rank, size, name, ranks)
+        member = SimulatedGroup(simulation, channel, rank, recorder.log)
+        transport = like_gloo(member, self._backend)
+        return group.RecordingGroup(recorder, transport, rank, size, name, ranks)
 
     def _resume(self, rank):
         """This rank's thread goes on."""

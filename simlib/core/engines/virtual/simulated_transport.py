@@ -8,11 +8,11 @@ from ...clockwork.group_collectives import Call
 from ...clockwork.mailbox import Post
 from ...clockwork.simulated_request import Request
 from ...record.recorder import count_bytes
-from ..host.transport import REDUCING, Transport
+from ...record.transports.plain_group import REDUCING, PlainGroup
 
 
-class SimulatedTransport(Transport):
-    """The transport of a `RecordingGroup`: has the methods of `dist.ProcessGroup`.
+class SimulatedGroup(PlainGroup):
+    """The group that a `RecordingGroup` passes its calls on to.
 
     Parameters
     ----------

@@ -1,17 +1,131 @@
-"""`BACKENDS`: what ranks can be told to talk by, and what each can. A new backend is one entry."""
+"""`BACKENDS`: what ranks can be told to talk by. A new backend is one entry.
+
+A `Backend` opens a `Transport` on each rank of a group. Its `Capabilities` say, for each sort of
+device, what it can do with tensors there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ...model.errors import InvalidCallError
-from .abilities import GLOO, GLOO_ON_CUDA, NCCL, Ability
-from .carriers import Carrier, over_gloo, over_nccl
+from . import BACKEND_NAMES
+
+OPS = {
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv from any source",
+    "broadcast": "broadcast",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather_coalesced",
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_single_coalesced": "several all_gather_into_tensor in one",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "several reduce_scatter_tensor in one",
+    "alltoall": "all_to_all",
+    "all_to_all_single": "all_to_all_single",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier",
+}
+"""Methods of `dist.ProcessGroup`, by the words of torch's users."""
+
+TORCHS_TAGS = 2**31 - 1
+"""torch passes a tag on as a C int."""
+
+FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+WHOLES = {torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool}
+COMPLEX = {torch.complex64, torch.complex128}
+SUMS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
+BITS = ("BAND", "BOR", "BXOR")
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do with tensors of one sort of device.
+
+    Attributes
+    ----------
+    name : str
+        Of the backend, in a sentence.
+    carries : frozenset of torch.dtype or None
+        What its collectives move; None: any. Complex numbers torch may take for pairs of real ones.
+    reduces : frozenset of torch.dtype
+        What its reductions take.
+    sends : frozenset of torch.dtype or None
+        What a message may hold; None: any.
+    reduce_ops : tuple of str
+    not_complex : frozenset of str
+        Methods that cannot carry complex numbers.
+    lacks : dict
+        Methods that it does not have -> what to do instead.
+    adds_sparse : bool
+        Whether all_reduce adds sparse tensors.
+    moves_memory : bool
+        Whether it moves memory from a tensor's first byte on, whatever the tensor's steps.
+    largest_tag : int
+        0: there are no tags.
+    """
+
+    name: str
+    carries: frozenset | None
+    reduces: frozenset
+    sends: frozenset | None = None
+    reduce_ops: tuple = (*SUMS, *BITS)
+    not_complex: frozenset = frozenset()
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    adds_sparse: bool = True
+    moves_memory: bool = True
+    largest_tag: int = TORCHS_TAGS
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+TYPES = dist.ProcessGroup.BackendType
+GLOOS_CONFIG = str(dist.distributed_c10d.BackendConfig(dist.Backend("gloo")))
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What carries the calls of one rank in one group.
+
+    Attributes
+    ----------
+    name : str
+        What torch is told that the backend is called.
+    config : str
+        The same by device, as torch writes it.
+    group : object
+        It has the methods of `dist.ProcessGroup`, to which each call of the rank goes.
+    registered : tuple of (torch.device, BackendType, dist.Backend)
+        The C++ backends that torch's own C++ code asks for names and options; the last counts.
+    capabilities : dict of str to Capabilities
+        By type of device.
+    set_timeout : callable
+        How long an op may take from now on, a timedelta.
+    """
+
+    name: str
+    config: str
+    group: Any
+    registered: tuple
+    capabilities: Mapping[str, Capabilities]
+    set_timeout: Callable[[timedelta], None]
+
+    @property
+    def default_capabilities(self) -> Capabilities:
+        """What it can do where a call has no tensor."""
+        return self.capabilities[self.registered[-1][0].type]
 
 
 def _nothing(world_size: int) -> str | None:
@@ -28,11 +142,11 @@ class Backend:
         As ``backend=`` says it.
     names : tuple of str
         What a program may call it where it tells torch a backend.
-    abilities : dict of str to Ability
+    capabilities : dict of str to Capabilities
         What it can do, by type of device. What has no entry it does not carry.
     open : callable
-        ``(options, ranks)`` -> the `Carrier` of a rank in a group, on that rank; torch's options of
-        the group, and its members as ranks of the world.
+        ``(options, ranks)`` -> the `Transport` of a rank in a group, on that rank; torch's options
+        of the group, and its members as ranks of the world.
     missing : callable
         What it wants on a machine that has so many ranks of a run: a sentence, or None.
     needs_mpi : bool
@@ -43,8 +157,8 @@ class Backend:
 
     name: str
     names: tuple[str, ...]
-    abilities: Mapping[str, Ability]
-    open: Callable[[Any, tuple], Carrier]
+    capabilities: Mapping[str, Capabilities]
+    open: Callable[[Any, tuple], Transport]
     missing: Callable[[int], str | None] = _nothing
     needs_mpi: bool = False
     needs_gpus: bool = False
@@ -53,6 +167,120 @@ class Backend:
         """Make the rank's own GPU its current one, where each rank takes one."""
         if self.needs_gpus:
             torch.cuda.set_device(local_rank)
+
+
+ON_CPU = "move the tensors to the CPU first, x.cpu()"
+
+GLOO = Capabilities(
+    "Gloo",
+    carries=frozenset(FLOATS | WHOLES | COMPLEX),
+    reduces=frozenset(FLOATS | WHOLES | COMPLEX),
+    not_complex=frozenset({"gather", "allgather"}),
+)
+GLOO_ON_CUDA = Capabilities(
+    "Gloo",
+    carries=GLOO.carries,
+    reduces=GLOO.reduces,
+    not_complex=GLOO.not_complex,
+    lacks={
+        "send": ON_CPU,
+        "recv": ON_CPU,
+        "recv_anysource": ON_CPU,
+        "allreduce_coalesced": "call all_reduce for each tensor",
+        "allgather_coalesced": "call all_gather for each tensor",
+        "monitored_barrier": "call barrier()",
+    },
+)
+NCCL_TYPES = frozenset(FLOATS | WHOLES | COMPLEX | {torch.float8_e4m3fn, torch.float8_e5m2})
+NCCL = Capabilities(
+    "NCCL",
+    carries=NCCL_TYPES,
+    reduces=NCCL_TYPES,
+    sends=NCCL_TYPES,
+    reduce_ops=SUMS,
+    lacks={
+        "recv_anysource": "name src, or receive a CPU tensor, which Gloo carries",
+        "allgather_coalesced": "call all_gather for each tensor",
+        "monitored_barrier": "call barrier()",
+    },
+    adds_sparse=False,
+    largest_tag=0,
+)
+
+
+def like_gloo(group: Any, gloo: Any) -> Transport:
+    """Calls go to ``group``, which keeps Gloo's rules; ``gloo`` is a Gloo for torch to ask."""
+    return Transport(
+        "gloo",
+        GLOOS_CONFIG,
+        group,
+        ((CPU, TYPES.GLOO, gloo),),
+        {"cpu": GLOO},
+        gloo._set_default_timeout,
+    )
+
+
+def over_gloo(options: Any, ranks: tuple) -> Transport:
+    """Gloo moves all tensors: those on a GPU by way of the CPU's memory."""
+    gloo = _gloo(options.store, options)
+    transport = like_gloo(None, gloo)
+    if torch.cuda.is_available():
+        transport = replace(
+            transport,
+            registered=((CUDA, TYPES.GLOO, gloo), *transport.registered),
+            capabilities={"cpu": GLOO, "cuda": GLOO_ON_CUDA},
+        )
+    return replace(transport, group=_around(options, transport.registered))
+
+
+def over_nccl(options: Any, ranks: tuple) -> Transport:
+    """NCCL moves what is on a GPU, Gloo the rest: torch's ``cpu:gloo,cuda:nccl``.
+
+    The communicator is made at the first op, on the GPU of its tensors. No device is bound to the
+    group: torch would split the groups of `new_group` from it, on the ranks outside of them, too.
+    """
+    gloo = _gloo(dist.PrefixStore("cpu/", options.store), options)
+    own = dist.ProcessGroupNCCL.Options()
+    own._timeout = options.timeout
+    own.global_ranks_in_group = list(ranks)
+    own.group_name = options.group_id
+    store = dist.PrefixStore("cuda/", options.store)
+    nccl = dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, own)
+    nccl._set_sequence_number_for_group()
+    registered = ((CPU, TYPES.GLOO, gloo), (CUDA, TYPES.NCCL, nccl))
+
+    def set_timeout(timeout):
+        gloo._set_default_timeout(timeout)
+        nccl._set_default_timeout(timeout)
+
+    return Transport(
+        "nccl",
+        "cpu:gloo,cuda:nccl",
+        _around(options, registered),
+        registered,
+        {"cpu": GLOO, "cuda": NCCL},
+        set_timeout,
+    )
+
+
+def _gloo(store, options):
+    gloo = dist.ProcessGroupGloo(
+        store, options.group_rank, options.group_size, timeout=options.timeout
+    )
+    gloo._set_sequence_number_for_group()
+    return gloo
+
+
+def _around(options, registered):
+    """A C++ group, which hands each call to the backend of its tensors' device.
+
+    Backends themselves lack the newer names of methods.
+    """
+    inner = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+    inner._set_default_backend(registered[-1][1])
+    for device, sort, backend in registered:
+        inner._register_backend(device, sort, backend)
+    return inner
 
 
 def _missing_for_nccl(world_size: int) -> str | None:
@@ -70,12 +298,13 @@ def _missing_for_nccl(world_size: int) -> str | None:
     return None
 
 
+_GLOO, _NCCL = BACKEND_NAMES
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("gloo", ("gloo", "mpi"), {"cpu": GLOO, "cuda": GLOO_ON_CUDA}, over_gloo),
+        Backend(_GLOO, ("gloo", "mpi"), {"cpu": GLOO, "cuda": GLOO_ON_CUDA}, over_gloo),
         Backend(
-            "nccl",
+            _NCCL,
             ("nccl", "gloo"),
             {"cpu": GLOO, "cuda": NCCL},
             over_nccl,

@@ -1,4 +1,4 @@
-"""What every transport of ours has in common: torch's collectives, each as one plain call."""
+"""What groups of our own have in common: torch's collectives, each as one plain call."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import sys
 
 import torch.distributed as dist
 
-from ...clockwork.tensors import SharedOutputs, rows
-from ...record.requests import FOREVER
+from ..requests import FOREVER
 
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 """Collectives whose options name a reduction."""
 
 
-class Transport:
+class PlainGroup:
     """The methods of `dist.ProcessGroup` for collectives, in terms of `_collective`.
 
     A subclass has ``_group`` (whose length is the number of members), ``_position``, ``send``,
@@ -106,6 +105,26 @@ class Transport:
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+
+def rows(tensor, splits, n):
+    """A tensor cut along its first dimension, evenly where no sizes are given."""
+    sizes = list(splits) if splits else [tensor.shape[0] // n] * n
+    return list(tensor.split(sizes))
+
+
+class SharedOutputs:
+    """Takes what an all_gather brings as it is: the tensors are those of all ranks, to be read."""
+
+    def __init__(self, size):
+        self._size = size
+        self.tensors = ()
+
+    def __len__(self):
+        return self._size
+
+    def __iter__(self):
+        return iter(())
 
 
 def stand_in_backend():
