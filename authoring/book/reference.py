@@ -6,17 +6,14 @@ from types import ModuleType
 
 from sphinx.pycode import ModuleAnalyzer
 
-KINDS = (
-    *("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "reduce"),
-    *("reduce_scatter", "scatter"),
-)
-"""Collectives that have a module of algorithms."""
+ALGORITHMS = ("all_reduce", "broadcast", "parts", "reduce")
+"""Modules of algorithms; `parts` has those of scatter, gather, all_gather..."""
 GROUPS = {
     "simlib": "Running, recording, and what comes back",
     "simlib.clusters": "Modelled machines",
     "simlib.scale": "Closed formulas: what a step takes, and what goes wrong",
     "simlib.collectives": "Collectives as messages",
-    **{f"simlib.collectives.{kind}": "algorithms, with cost and source" for kind in KINDS},
+    **{f"simlib.collectives.{name}": "algorithms, with cost and source" for name in ALGORITHMS},
     "simlib.labs": "Pictures with sliders",
     "simlib.checks": "Checks of exercises",
     "simlib.course.datasets.digits": "Images of digits",

@@ -19,11 +19,11 @@ from simlib.core.collectives import (
     parts_of,
     schedule,
     split,
-    two_level,
 )
-from simlib.core.collectives.all_to_all import bruck_in_bulk
 from simlib.core.collectives.broadcast import chain
-from simlib.core.collectives.chunks import best_chunks
+from simlib.core.collectives.mpich import IN_TWO_LEVELS
+from simlib.core.collectives.parts import bruck_in_bulk
+from simlib.core.collectives.schedules import best_chunks
 from simlib.core.model.cluster import Link
 from simlib.core.model.errors import InvalidCallError
 
@@ -109,7 +109,7 @@ def names_in_costs(n, nbytes, keywords):
     }, len(set(sizes)) == 1
 
 
-@pytest.mark.parametrize("kind, name", [of for of in OWN if of[1] not in two_level.NAMES])
+@pytest.mark.parametrize("kind, name", [of for of in OWN if of[1] not in IN_TWO_LEVELS])
 def test_it_costs_what_its_docstring_says(kind, name):
     formulas, conditions = costs(ALGORITHMS[kind][name])
     for n in range(2, 18):

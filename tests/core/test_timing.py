@@ -22,8 +22,8 @@ from simlib.core.collectives import (
     schedule,
     sharing,
     timing,
-    two_level,
 )
+from simlib.core.collectives.mpich import IN_TWO_LEVELS
 from simlib.core.collectives.timing import time_of
 from simlib.core.model.cluster import Cluster, Device, Link, Topology
 from simlib.core.model.errors import InvalidCallError
@@ -231,7 +231,7 @@ def test_both_ways_agree_where_no_link_is_shared(situation):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_message_per_rank_and_round_shares_nothing_on_a_flat_cluster(kind):
     topology = flat(13, SECOND)
-    in_nodes = {"hierarchical", "leader", *two_level.NAMES}
+    in_nodes = {"hierarchical", "leader", *IN_TWO_LEVELS}
     for name in set(ALGORITHMS[kind]) - {"spread", *in_nodes}:
         if not name.startswith("gloo"):
             found = schedule(kind, 13, 1000, name)

@@ -11,7 +11,7 @@ from carry import is_right
 import simlib
 from simlib import Cluster, Link, scale
 from simlib.core.collectives import choose, schedule
-from simlib.core.collectives.two_level import ALGORITHMS
+from simlib.core.collectives.mpich import TWO_LEVEL as ALGORITHMS
 from simlib.core.model.errors import InvalidCallError
 
 EVERY = [(kind, name) for kind, names in ALGORITHMS.items() for name in names]

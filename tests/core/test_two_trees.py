@@ -10,7 +10,7 @@ import pytest
 
 from simlib import scale
 from simlib.core.collectives import schedule
-from simlib.core.collectives.chunks import best_tree_chunks
+from simlib.core.collectives.schedules import best_tree_chunks
 from simlib.core.collectives.two_trees import edges_of, levels
 from simlib.core.model.cluster import Cluster, Link
 

@@ -1,4 +1,4 @@
-"""all_reduce: every rank brings a vector, every rank gets the sum.
+"""all_reduce: every rank brings a vector, every rank gets the sum. And barrier.
 
 The lower bounds are ceil(lg n) rounds and 2 (n-1)/n nbytes sent by each rank (Patarasuk and Yuan
 2009, JPDC 69(2)).
@@ -6,20 +6,22 @@ The lower bounds are ceil(lg n) rounds and 2 (n-1)/n nbytes sent by each rank (P
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
 
-from .chunks import ring_chunks, tree_chunks
-from .nodes import by_node
-from .schedules import Schedule, split
+from ..model.cluster import Link
+from .schedules import Schedule, ring_chunks, split, tree_chunks
 from .steps import (
     Folding,
     Moves,
     binomial_broadcast,
     binomial_reduce,
+    by_node,
     embed,
     in_turn,
+    powers_below,
     ring_all_gather,
     ring_reduce_scatter,
     side_by_side,
@@ -27,7 +29,7 @@ from .steps import (
 from .two_trees import two_tree_broadcast, two_tree_reduce
 
 
-def ring(n, nbytes, itemsize=1):
+def ring(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
     """Reduce-scatter and all_gather round a ring: the fewest bytes, the most rounds.
 
     **Cost** rounds `2 * (n - 1)`, messages `2 * n * (n - 1)`, bytes per rank
@@ -42,7 +44,7 @@ def ring(n, nbytes, itemsize=1):
     return Schedule.of("all_reduce", "ring", n, split(nbytes, n, itemsize), moves)
 
 
-def ring_segmented(n, nbytes, itemsize=1, chunks=None):
+def ring_segmented(n: int, nbytes: int, itemsize: int = 1, chunks: int | None = None) -> Schedule:
     """`ring` in phases: each of its n blocks is cut into s chunks, and these are added up in turn.
 
     In phase j the j-th chunks of all blocks go round and are added up; after the last phase whole
@@ -74,7 +76,7 @@ def ring_segmented(n, nbytes, itemsize=1, chunks=None):
     return Schedule.of("all_reduce", "ring_segmented", n, sizes, chain(each_chunk, whole_blocks))
 
 
-def recursive_doubling(n, nbytes, itemsize=1):
+def recursive_doubling(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
     """Whole vectors exchanged at distance 1, 2, 4, ...: the fewest rounds, for short vectors.
 
     **Cost** rounds `lg + 2 * folds`, messages `p * lg + 2 * extra`, bytes per rank
@@ -87,7 +89,7 @@ def recursive_doubling(n, nbytes, itemsize=1):
     return Schedule.of("all_reduce", "recursive_doubling", n, split(nbytes, 1, itemsize), moves)
 
 
-def rabenseifner(n, nbytes, itemsize=1):
+def rabenseifner(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
     """Reduce-scatter by halving, all_gather by doubling: few rounds and few bytes.
 
     The vector is cut into p chunks. The largest halves go to the neighbour at distance 1, as MPICH
@@ -111,7 +113,7 @@ def rabenseifner(n, nbytes, itemsize=1):
     )
 
 
-def rabenseifner_far(n, nbytes, itemsize=1):
+def rabenseifner_far(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
     """`rabenseifner` in the other direction: the largest halves go to distance p/2.
 
     The same rounds and bytes; but where a node has several ranks, and they are next to each other,
@@ -141,7 +143,7 @@ def _halved_and_doubled(name, folding, nbytes, itemsize, halving, doubling):
     return Schedule.of("all_reduce", name, folding.n, chunks, moves)
 
 
-def binomial(n, nbytes, itemsize=1):
+def binomial(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
     """Reduce to rank 0 down a binomial tree, broadcast back up.
 
     **Cost** rounds `2 * lg_up`, messages `2 * (n - 1)`, bytes per rank `max(lg_up, 1) * nbytes`.
@@ -152,7 +154,9 @@ def binomial(n, nbytes, itemsize=1):
     return Schedule.of("all_reduce", "binomial", n, split(nbytes, 1, itemsize), moves)
 
 
-def double_tree(n, nbytes, itemsize=1, chunks=None, link=None):
+def double_tree(
+    n: int, nbytes: int, itemsize: int = 1, chunks: int | None = None, link: Link | None = None
+) -> Schedule:
     """Up two binary trees to rank 0, and down again, in s chunks: see `two_trees`.
 
     No rank sends more than 2 nbytes, hardly more than in a ring, and only some 4 lg n rounds are
@@ -178,7 +182,7 @@ def double_tree(n, nbytes, itemsize=1, chunks=None, link=None):
     return Schedule.of("all_reduce", "double_tree", n, split(nbytes, 2 * s, itemsize), moves)
 
 
-def naive(n, nbytes, itemsize=1):
+def naive(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
     """Every rank sends its vector to rank 0, one after the other, and gets the sum back likewise.
 
     **Cost** rounds `2 * (n - 1)`, messages `2 * (n - 1)`, bytes per rank `(n - 1) * nbytes`.
@@ -193,7 +197,9 @@ def naive(n, nbytes, itemsize=1):
     return Schedule.of("all_reduce", "naive", n, split(nbytes, 1, itemsize), moves)
 
 
-def hierarchical(n, nbytes, itemsize=1, nodes=None):
+def hierarchical(
+    n: int, nbytes: int, itemsize: int = 1, nodes: Sequence[int] | None = None
+) -> Schedule:
     """Reduce-scatter in each node, all_reduce across nodes, all_gather in each node; all by rings.
 
     The vector is cut into as many lanes as the largest node has ranks (s), each into as many chunks
@@ -242,7 +248,7 @@ def hierarchical(n, nbytes, itemsize=1, nodes=None):
     return Schedule.of("all_reduce", "hierarchical", n, chunks, moves)
 
 
-def leader(n, nbytes, itemsize=1, nodes=None):
+def leader(n: int, nbytes: int, itemsize: int = 1, nodes: Sequence[int] | None = None) -> Schedule:
     """Each node reduces to its first rank; these run a ring; each broadcasts in its node.
 
     In the nodes by binomial trees. s is the size of the largest node, k the number of nodes.
@@ -273,3 +279,47 @@ def leader(n, nbytes, itemsize=1, nodes=None):
         in_nodes(binomial_broadcast),
     )
     return Schedule.of("all_reduce", "leader", n, split(nbytes, k, itemsize), moves)
+
+
+# -- barrier: no rank leaves before all have come --------------------------------------------------
+#
+# Its messages have no bytes; "to add" is to hear of the others.
+
+NOTHING = np.array([0])
+
+
+def barrier_dissemination(n: int) -> Schedule:
+    """In round k each tells rank r + 2^k whom it has heard of: ceil(lg n) rounds for any n.
+
+    **Cost** rounds `lg_up`, messages `n * lg_up`, bytes per rank `0`.
+
+    **Source** Hensgen, Finkel and Manber 1988, International Journal of Parallel Programming 17(1).
+    """
+    ranks = np.arange(n)
+    moves = (Moves(ranks, (ranks + d) % n, adds=True) for d in powers_below(n))
+    return Schedule.of("barrier", "dissemination", n, NOTHING, moves)
+
+
+def barrier_binomial(n: int) -> Schedule:
+    """Word that all have come runs down a binomial tree to rank 0, and back up.
+
+    **Cost** rounds `2 * lg_up`, messages `2 * (n - 1)`, bytes per rank `0`.
+
+    **Source** Mellor-Crummey and Scott 1991, ACM TOCS 9(1), on tree barriers.
+    """
+    moves = chain(binomial_reduce(n, 0), binomial_broadcast(n, 0))
+    return Schedule.of("barrier", "binomial", n, NOTHING, moves)
+
+
+def barrier_flat(n: int) -> Schedule:
+    """Every rank tells rank 0, one after the other, and is told likewise.
+
+    **Cost** rounds `2 * (n - 1)`, messages `2 * (n - 1)`, bytes per rank `0`.
+
+    **Source** what one writes first.
+    """
+    moves = chain(
+        (Moves(other, NOTHING, adds=True) for other in in_turn(n, 0)),
+        (Moves(NOTHING, other) for other in in_turn(n, 0)),
+    )
+    return Schedule.of("barrier", "flat", n, NOTHING, moves)

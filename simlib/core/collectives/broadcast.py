@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain as one_after_the_other
 
 import numpy as np
 
-from .chunks import chain_chunks, tree_chunks
-from .schedules import Schedule, split
+from ..model.cluster import Link
+from .schedules import Schedule, chain_chunks, split, tree_chunks
 from .steps import Folding, Moves, binomial_broadcast, binomial_scatter, in_turn, ring_all_gather
 from .two_trees import two_tree_broadcast
 
 
-def flat(n, nbytes, itemsize=1, root=0):
+def flat(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
     """The root sends to one rank after the other.
 
     **Cost** rounds `n - 1`, messages `n - 1`, bytes per rank `(n - 1) * nbytes`.
@@ -23,7 +24,7 @@ def flat(n, nbytes, itemsize=1, root=0):
     return Schedule.of("broadcast", "flat", n, split(nbytes, 1, itemsize), moves, root)
 
 
-def spread(n, nbytes, itemsize=1, root=0):
+def spread(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
     """The root sends to all at once: one round, in which the messages share its link.
 
     **Cost** rounds `min(n - 1, 1)`, messages `n - 1`, bytes per rank `(n - 1) * nbytes`.
@@ -35,7 +36,7 @@ def spread(n, nbytes, itemsize=1, root=0):
     return Schedule.of("broadcast", "spread", n, split(nbytes, 1, itemsize), moves, root)
 
 
-def binomial(n, nbytes, itemsize=1, root=0):
+def binomial(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
     """Who has the data sends it on: the number of ranks that have it doubles in each round.
 
     **Cost** rounds `lg_up`, messages `n - 1`, bytes per rank `lg_up * nbytes`.
@@ -46,7 +47,7 @@ def binomial(n, nbytes, itemsize=1, root=0):
     return Schedule.of("broadcast", "binomial", n, split(nbytes, 1, itemsize), moves, root)
 
 
-def scatter_all_gather(n, nbytes, itemsize=1, root=0):
+def scatter_all_gather(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
     """Binomial scatter of n chunks, then all_gather round a ring: for long vectors.
 
     **Cost** rounds `lg_up + n - 1`, messages `n - 1 + n * (n - 1)`; where n is a power of two,
@@ -62,7 +63,7 @@ def scatter_all_gather(n, nbytes, itemsize=1, root=0):
     return Schedule.of("broadcast", "scatter_all_gather", n, chunks, moves, root)
 
 
-def scatter_doubling(n, nbytes, itemsize=1, root=0):
+def scatter_doubling(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
     """Binomial scatter of n chunks, then all_gather by recursive doubling: for middle sizes.
 
     **Cost** rounds `lg_up + lg + 2 * folds`, messages `n - 1 + p * lg + 2 * extra`; where n is a
@@ -81,7 +82,14 @@ def scatter_doubling(n, nbytes, itemsize=1, root=0):
     return Schedule.of("broadcast", "scatter_doubling", n, chunks, moves, root)
 
 
-def chain(n, nbytes, itemsize=1, root=0, chunks=None, link=None):
+def chain(
+    n: int,
+    nbytes: int,
+    itemsize: int = 1,
+    root: int = 0,
+    chunks: int | None = None,
+    link: Link | None = None,
+) -> Schedule:
     """Rank after rank, in s chunks: each is passed on while the next one comes.
 
     Parameters
@@ -101,14 +109,21 @@ def chain(n, nbytes, itemsize=1, root=0, chunks=None, link=None):
     return Schedule.of("broadcast", "chain", n, sizes, chain_steps(n, root, s), root)
 
 
-def chain_steps(n, root, s):
+def chain_steps(n: int, root: int, s: int) -> Iterator[Moves]:
     """In round k the rank at distance v sends chunk k - v to the next one."""
     for k in range(n + s - 2):
         v = np.arange(max(0, k - s + 1), min(k, n - 2) + 1)
         yield Moves((v + root) % n, (v + 1 + root) % n, k - v)
 
 
-def double_tree(n, nbytes, itemsize=1, root=0, chunks=None, link=None):
+def double_tree(
+    n: int,
+    nbytes: int,
+    itemsize: int = 1,
+    root: int = 0,
+    chunks: int | None = None,
+    link: Link | None = None,
+) -> Schedule:
     """Down two binary trees, half of the bytes each, in s chunks: see `two_trees`.
 
     Who passes chunks on in one tree is a leaf of the other. So it takes hardly longer than `chain`

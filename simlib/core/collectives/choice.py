@@ -3,86 +3,97 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from math import ceil, log2
 
 from ..model.cluster import Link
 from ..model.errors import InvalidCallError, check_count
-from . import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    barrier,
-    broadcast,
-    gather,
-    gloo,
-    mpich,
-    reduce,
-    reduce_scatter,
-    scatter,
-    two_level,
-)
+from . import all_reduce, broadcast, gloo, mpich, parts, reduce
+from .schedules import Bytes, Schedule
 
 DEFAULT_POLICY = "mpich"
 """Whose choice of algorithms a simulation follows where none is named."""
 
 
-def _named(*functions):
-    return {function.__name__: function for function in functions}
-
-
-OWN = {
-    "broadcast": _named(
-        broadcast.flat,
-        broadcast.spread,
-        broadcast.binomial,
-        broadcast.scatter_all_gather,
-        broadcast.scatter_doubling,
-        broadcast.chain,
-        broadcast.double_tree,
-    ),
-    "scatter": _named(scatter.flat, scatter.spread, scatter.binomial),
-    "gather": _named(gather.flat, gather.spread, gather.binomial),
-    "reduce": _named(
-        reduce.flat, reduce.binomial, reduce.rabenseifner, reduce.chain, reduce.double_tree
-    ),
-    "all_reduce": _named(
-        all_reduce.ring,
-        all_reduce.ring_segmented,
-        all_reduce.recursive_doubling,
-        all_reduce.rabenseifner,
-        all_reduce.rabenseifner_far,
-        all_reduce.binomial,
-        all_reduce.double_tree,
-        all_reduce.naive,
-        all_reduce.hierarchical,
-        all_reduce.leader,
-    ),
-    "all_gather": _named(all_gather.ring, all_gather.recursive_doubling, all_gather.bruck),
-    "reduce_scatter": _named(
-        reduce_scatter.ring, reduce_scatter.recursive_halving, reduce_scatter.pairwise
-    ),
-    "all_to_all": _named(all_to_all.pairwise, all_to_all.spread, all_to_all.bruck),
-    "barrier": _named(barrier.dissemination, barrier.binomial, barrier.flat),
+OWN: dict[str, dict[str, Callable[..., Schedule]]] = {
+    "broadcast": {
+        "flat": broadcast.flat,
+        "spread": broadcast.spread,
+        "binomial": broadcast.binomial,
+        "scatter_all_gather": broadcast.scatter_all_gather,
+        "scatter_doubling": broadcast.scatter_doubling,
+        "chain": broadcast.chain,
+        "double_tree": broadcast.double_tree,
+    },
+    "scatter": {
+        "flat": parts.scatter_flat,
+        "spread": parts.scatter_spread,
+        "binomial": parts.scatter_binomial,
+    },
+    "gather": {
+        "flat": parts.gather_flat,
+        "spread": parts.gather_spread,
+        "binomial": parts.gather_binomial,
+    },
+    "reduce": {
+        "flat": reduce.flat,
+        "binomial": reduce.binomial,
+        "rabenseifner": reduce.rabenseifner,
+        "chain": reduce.chain,
+        "double_tree": reduce.double_tree,
+    },
+    "all_reduce": {
+        "ring": all_reduce.ring,
+        "ring_segmented": all_reduce.ring_segmented,
+        "recursive_doubling": all_reduce.recursive_doubling,
+        "rabenseifner": all_reduce.rabenseifner,
+        "rabenseifner_far": all_reduce.rabenseifner_far,
+        "binomial": all_reduce.binomial,
+        "double_tree": all_reduce.double_tree,
+        "naive": all_reduce.naive,
+        "hierarchical": all_reduce.hierarchical,
+        "leader": all_reduce.leader,
+    },
+    "all_gather": {
+        "ring": parts.all_gather_ring,
+        "recursive_doubling": parts.all_gather_recursive_doubling,
+        "bruck": parts.all_gather_bruck,
+    },
+    "reduce_scatter": {
+        "ring": parts.reduce_scatter_ring,
+        "recursive_halving": parts.reduce_scatter_recursive_halving,
+        "pairwise": parts.reduce_scatter_pairwise,
+    },
+    "all_to_all": {
+        "pairwise": parts.all_to_all_pairwise,
+        "spread": parts.all_to_all_spread,
+        "bruck": parts.all_to_all_bruck,
+    },
+    "barrier": {
+        "dissemination": all_reduce.barrier_dissemination,
+        "binomial": all_reduce.barrier_binomial,
+        "flat": all_reduce.barrier_flat,
+    },
 }
 ALGORITHMS = {
-    kind: own | two_level.ALGORITHMS.get(kind, {}) | gloo.ALGORITHMS.get(kind, {})
+    kind: own | mpich.TWO_LEVEL.get(kind, {}) | gloo.ALGORITHMS.get(kind, {})
     for kind, own in OWN.items()
 }
 """``{kind: {name: function}}``: the algorithms of each collective, by name."""
 
 
 def schedule(
-    kind,
-    n,
-    nbytes=0,
-    policy=DEFAULT_POLICY,
+    kind: str,
+    n: int,
+    nbytes: Bytes = 0,
+    policy: str = DEFAULT_POLICY,
     *,
-    itemsize=1,
-    root=0,
-    nodes=None,
-    chunks=None,
-    link=None,
-):
+    itemsize: int = 1,
+    root: int = 0,
+    nodes: Sequence[int] | None = None,
+    chunks: int | None = None,
+    link: Link | None = None,
+) -> Schedule:
     """The messages of one collective, by the algorithm that a policy chooses.
 
     Parameters
@@ -137,7 +148,16 @@ def schedule(
     return function(n, **{name: value for name, value in given.items() if name in takes})
 
 
-def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, itemsize=1, link=None, nodes=None):
+def choose(
+    kind: str,
+    n: int,
+    nbytes: int,
+    policy: str = DEFAULT_POLICY,
+    *,
+    itemsize: int = 1,
+    link: Link | None = None,
+    nodes: Sequence[int] | None = None,
+) -> str:
     """The name of the algorithm that a policy takes.
 
     Parameters
@@ -179,7 +199,7 @@ def choose(kind, n, nbytes, policy=DEFAULT_POLICY, *, itemsize=1, link=None, nod
     return policy
 
 
-def nccl(kind, n, nbytes, link):
+def nccl(kind: str, n: int, nbytes: int, link: Link) -> str:
     """As NCCL chooses: ring or tree by predicted time, else rings, chains and grouped messages.
 
     NCCL predicts latency and bandwidth of each algorithm from tables for its hardware; here the

@@ -18,9 +18,11 @@ the same way: this matters for two ranks only, see `all_gather`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from .schedules import Schedule, parts_of, split
+from .schedules import Bytes, Schedule, parts_of, split
 from .steps import Moves
 
 ENVELOPE_BYTES = 48  # six numbers of 8 bytes (`preamble` in gloo/transport/tcp/pair.h)
@@ -75,7 +77,7 @@ def _ring_step(lengths, n, shift, per_rank, adds):
     yield from _transfers(src, (src - 1) % n, first, adds=adds)
 
 
-def all_reduce(n, nbytes, *, itemsize=1):
+def all_reduce(n: int, nbytes: int, *, itemsize: int = 1) -> Schedule:
     """Ring: reduce-scatter, then all_gather, in segments of at most 1 MiB, downwards.
 
     The vector is cut into segments of one size: at least two for each rank, and as many for each. A
@@ -101,7 +103,7 @@ def _all_reduce_moves(n, lengths):
         yield from _ring_step(lengths, n, step, per_rank, adds=False)
 
 
-def reduce(n, nbytes, *, itemsize=1, root=0):
+def reduce(n: int, nbytes: int, *, itemsize: int = 1, root: int = 0) -> Schedule:
     """The first half of the ring of `all_reduce`, then all blocks go to the root.
 
     Gloo counts two segments a rank where there are more: with more than two, each rank sends the
@@ -130,7 +132,7 @@ def _reduce_moves(n, lengths, root):
     yield from _transfers(src, np.full(len(src), root), src * per_rank, per_rank)
 
 
-def broadcast(n, nbytes, *, itemsize=1, root=0):
+def broadcast(n: int, nbytes: int, *, itemsize: int = 1, root: int = 0) -> Schedule:
     """Binomial tree in which a rank sends to all its children at once.
 
     Counted from the root, rank v gets the data from v without its highest bit. It then posts the
@@ -155,7 +157,7 @@ def _broadcast_moves(n, root):
         yield _sent(src[here], dst[here], 0)
 
 
-def all_gather(n, nbytes, *, itemsize=1):
+def all_gather(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
     """Ring: what each rank brings goes round upwards, in two halves.
 
     Two ranks do not use both directions at once. Each posts its send before its receive, and the
@@ -189,7 +191,7 @@ def _all_gather_of_two():
     yield _sent(early, late, 3)
 
 
-def scatter(n, nbytes, *, itemsize=1, root=0):
+def scatter(n: int, nbytes: Bytes, *, itemsize: int = 1, root: int = 0) -> Schedule:
     """The root sends to all others at once.
 
     **Cost** 2 rounds, n-1 transfers. **Source** gloo/scatter.cc.
@@ -199,7 +201,7 @@ def scatter(n, nbytes, *, itemsize=1, root=0):
     return Schedule.of("scatter", "gloo_flat", n, parts_of(nbytes, n, itemsize), moves, root)
 
 
-def gather(n, nbytes, *, itemsize=1, root=0):
+def gather(n: int, nbytes: Bytes, *, itemsize: int = 1, root: int = 0) -> Schedule:
     """All others send to the root at once.
 
     **Cost** 2 rounds, n-1 transfers. **Source** gloo/gather.cc.
@@ -209,7 +211,7 @@ def gather(n, nbytes, *, itemsize=1, root=0):
     return Schedule.of("gather", "gloo_flat", n, parts_of(nbytes, n, itemsize), moves, root)
 
 
-def reduce_scatter(n, nbytes, *, itemsize=1):
+def reduce_scatter(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
     """An `all_reduce` of the whole, of which each rank keeps its part.
 
     So it is for ``dist.reduce_scatter_tensor``. ``dist.reduce_scatter``, which takes a list, makes
@@ -222,7 +224,7 @@ def reduce_scatter(n, nbytes, *, itemsize=1):
     return Schedule("reduce_scatter", "gloo_all_reduce", n, whole.chunk_nbytes, whole.rounds)
 
 
-def reduce_scatter_of_list(n, nbytes, *, itemsize=1):
+def reduce_scatter_of_list(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
     """An `all_reduce` of each rank's part, of which each rank keeps one. See `reduce_scatter`.
 
     **Cost** n times that of `all_reduce` of a part.
@@ -239,7 +241,7 @@ def reduce_scatter_of_list(n, nbytes, *, itemsize=1):
     return Schedule.of("reduce_scatter", "gloo_all_reduces", n, np.concatenate(chunks), moves)
 
 
-def all_to_all(n, nbytes, *, itemsize=1):
+def all_to_all(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
     """Everybody sends to everybody at once.
 
     Two ranks send one after the other, for the reason given for `all_gather`.
@@ -264,7 +266,7 @@ def _all_to_all_of_two():
     yield _sent(early, late, 2)
 
 
-def barrier(n, nbytes=0, *, itemsize=1):
+def barrier(n: int, nbytes: int = 0, *, itemsize: int = 1) -> Schedule:
     """Dissemination: in round d, rank r tells rank r + 2**d.
 
     **Cost** 2 ceil(log2 n) rounds, n transfers of nothing every second round.
@@ -280,7 +282,7 @@ def _barrier_moves(n):
         distance *= 2
 
 
-def send(nbytes):
+def send(nbytes: int) -> Schedule:
     """One send and its recv: position 0 sends to position 1. It is no collective.
 
     **Cost** 2 rounds, one transfer. **Source** gloo/transport/tcp/pair.cc, ``send`` and ``recv``.
@@ -289,7 +291,7 @@ def send(nbytes):
     return Schedule.of("send", "gloo_send", 2, [nbytes], moves)
 
 
-ALGORITHMS = {
+ALGORITHMS: dict[str, dict[str, Callable[..., Schedule]]] = {
     "broadcast": {"gloo_binomial": broadcast},
     "scatter": {"gloo_flat": scatter},
     "gather": {"gloo_flat": gather},
@@ -305,6 +307,6 @@ ALGORITHMS = {
 }
 
 
-def choose(kind, n, nbytes):
+def choose(kind: str, n: int, nbytes: int) -> str:
     """The name of the algorithm that Gloo uses: it has one for each kind, whatever the size."""
     return next(iter(ALGORITHMS[kind]))

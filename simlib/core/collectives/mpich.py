@@ -2,19 +2,28 @@
 
 **Source** MPICH at commit 6a79bf6575c3: maint/tuning/coll/ch4/generic.json says which composition a
 collective takes (in two levels, or in one), src/mpid/ch4/src/ch4_coll_impl.h what each of them
-does. Those of two levels are in `two_level`.
+does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import chain
+
 import numpy as np
+
+from . import all_reduce, broadcast, reduce
+from .schedules import Schedule, split
+from .steps import Moves, by_node, side_by_side
 
 BROADCAST_SHORT, BROADCAST_LONG, BROADCAST_MIN_RANKS = 12288, 524288, 8
 ALL_REDUCE_IN_TWO_LEVELS = 32768
 REDUCE_SHORT = 2048
 
 
-def choose(kind, n, nbytes, itemsize=1, nodes=None):
+def choose(
+    kind: str, n: int, nbytes: int, itemsize: int = 1, nodes: Sequence[int] | None = None
+) -> str:
     """The name of the algorithm: in two levels where several ranks share a node, else `one_level`.
 
     Long vectors of broadcast and all_reduce go in one level; scatter, gather, all_gather,
@@ -47,7 +56,7 @@ def _two_level(kind, n, nbytes, count):
     return "smp" if kind == "barrier" else None
 
 
-def one_level(kind, n, nbytes, itemsize=1):
+def one_level(kind: str, n: int, nbytes: int, itemsize: int = 1) -> str:
     """By size, as MPICH chooses where each node has one rank.
 
     A vector of fewer elements than ranks is not cut: it is reduced whole.
@@ -76,3 +85,236 @@ def one_level(kind, n, nbytes, itemsize=1):
     if kind == "all_to_all":
         return "spread" if nbytes <= 32768 * n else "pairwise"
     return "dissemination" if kind == "barrier" else "binomial"  # scatter, gather
+
+
+# -- In two levels: in the nodes, and among the first ranks of the nodes ---------------------------
+#
+# Each level is a collective of its own, for which `one_level` chooses by size. A level's ranks
+# go on as soon as they have done their part; no rank waits for other nodes beyond that.
+#
+# **Source** MPICH at commit 6a79bf6575c3, src/mpid/ch4/src/ch4_coll_impl.h (the compositions alpha
+# and beta of broadcast and reduce, alpha of all_reduce and barrier); most of them are also in
+# src/mpi/coll/*/*_intra_smp.c. Left out: in a node MPICH copies through memory that all ranks
+# share, if it can (its release_gather); here, and where it cannot, a node's ranks send messages.
+
+MODULES = {"all_reduce": all_reduce, "broadcast": broadcast, "reduce": reduce}
+
+
+class _Levels:
+    """A collective that is put together of others, level after level.
+
+    Parameters
+    ----------
+    kind, name : str
+    nodes : sequence of int, shape (n,)
+    root : int or None
+    """
+
+    def __init__(self, kind, name, n, nbytes, itemsize, nodes, root=None):
+        self._kind, self._name, self._n, self._root = kind, name, n, root
+        self._nbytes, self._itemsize = nbytes, itemsize
+        self._members = by_node(n, nodes)
+        self._parts = []  # of each level: collectives side by side, and who is in them
+        self.firsts = np.array([ranks[0] for ranks in self._members])
+        #: Place among the nodes, and in its node, of the root's.
+        self.node, self.place = next(
+            (node, ranks.tolist().index(root or 0))
+            for node, ranks in enumerate(self._members)
+            if (root or 0) in ranks
+        )
+
+    def in_nodes(self, kind, nodes, root=0):
+        """In each of some nodes, those of one size together; ``root`` is a place in the node."""
+        by_size = {}
+        for node in nodes:
+            by_size.setdefault(len(self._members[node]), []).append(self._members[node])
+        self._parts.append(
+            [(self._chosen(kind, size, root), np.array(alike)) for size, alike in by_size.items()]
+        )
+
+    def among_firsts(self, kind, root=0):
+        """Among the nodes' first ranks."""
+        self._parts.append([(self._chosen(kind, len(self.firsts), root), self.firsts[None, :])])
+
+    def hand_over(self, src, dst):
+        """The whole vector, from one rank to another."""
+        if src != dst:
+            sizes = split(self._nbytes, 1, self._itemsize)
+            one = Schedule.of("send", "send", 2, sizes, [Moves(np.array([0]), np.array([1]))])
+            self._parts.append([(one, np.array([[src, dst]]))])
+
+    def others(self, node):
+        """All nodes but one."""
+        return [other for other in range(len(self._members)) if other != node]
+
+    @property
+    def all(self):
+        """All nodes."""
+        return range(len(self._members))
+
+    def _chosen(self, kind, n, root):
+        if kind == "barrier":
+            return all_reduce.barrier_dissemination(n)
+        function = getattr(MODULES[kind], one_level(kind, n, self._nbytes, self._itemsize))
+        rooted = {} if kind == "all_reduce" else {"root": root}
+        return function(n, self._nbytes, self._itemsize, **rooted)
+
+    def schedule(self):
+        """The whole."""
+        cuts = [_cut(part) for level in self._parts for part, _ in level]
+        whole = _common(cuts)
+        moves = chain.from_iterable(
+            side_by_side(*(_embedded(part, groups, whole) for part, groups in level))
+            for level in self._parts
+        )
+        sizes = np.diff(whole)
+        return Schedule.of(self._kind, self._name, self._n, sizes, moves, self._root)
+
+
+def _cut(part):
+    """Where the chunks of a schedule begin, and where the last one ends, in bytes."""
+    return np.concatenate(([0], np.cumsum(part.chunk_nbytes)))
+
+
+def _common(cuts):
+    """All cuts of several schedules; the end as often as in the one with most empty chunks."""
+    nbytes = cuts[0][-1]
+    inner = np.unique(np.concatenate([cut[cut < nbytes] for cut in cuts]))
+    ends = max(int((cut == nbytes).sum()) for cut in cuts)
+    return np.concatenate((inner, np.full(ends, nbytes)))
+
+
+def _embedded(part, groups, whole):
+    """A schedule's rounds in several groups at once, on the chunks of the common cut.
+
+    Parameters
+    ----------
+    groups : ndarray of int, shape (groups, ranks of each)
+    """
+    cut = _cut(part)
+    place = np.searchsorted(whole, cut)  # of the first of several that are alike
+    is_end = cut == whole[-1]
+    place[is_end] += np.arange(is_end.sum())
+    place[-1] = len(whole) - 1
+    twice = np.concatenate((place[:-1], place + place[-1]))  # runs may wrap
+    for round_ in part.rounds:
+        start = place[round_.first]
+        count = twice[round_.first + round_.count] - start
+        repeated = (np.tile(column, len(groups)) for column in (start, count, round_.adds))
+        yield Moves(groups[:, round_.src].ravel(), groups[:, round_.dst].ravel(), *repeated)
+
+
+def broadcast_smp(
+    n: int, nbytes: int, itemsize: int = 1, root: int = 0, nodes: Sequence[int] | None = None
+) -> Schedule:
+    """To the first rank of the root's node, from there to the nodes' first ones, then in the nodes.
+
+    For short vectors, and fewer than 8 ranks. The root gets what it has once more in its node.
+
+    **Cost** that of its parts.
+
+    **Source** MPICH, ch4_coll_impl.h, MPIDI_Bcast_intra_composition_alpha.
+    """
+    levels = _Levels("broadcast", "smp", n, nbytes, itemsize, nodes, root)
+    levels.hand_over(root, int(levels.firsts[levels.node]))
+    levels.among_firsts("broadcast", levels.node)
+    levels.in_nodes("broadcast", levels.all)
+    return levels.schedule()
+
+
+def broadcast_smp_from_root(
+    n: int, nbytes: int, itemsize: int = 1, root: int = 0, nodes: Sequence[int] | None = None
+) -> Schedule:
+    """In the root's node first, then to the nodes' first ranks, then in the other nodes.
+
+    For middle sizes. Where the root is the first rank of its node, that node comes last, too.
+
+    **Cost** that of its parts.
+
+    **Source** MPICH, ch4_coll_impl.h, MPIDI_Bcast_intra_composition_beta.
+    """
+    levels = _Levels("broadcast", "smp_from_root", n, nbytes, itemsize, nodes, root)
+    if levels.place:
+        levels.in_nodes("broadcast", [levels.node], levels.place)
+    levels.among_firsts("broadcast", levels.node)
+    levels.in_nodes("broadcast", levels.others(levels.node) if levels.place else levels.all)
+    return levels.schedule()
+
+
+def reduce_smp(
+    n: int, nbytes: int, itemsize: int = 1, root: int = 0, nodes: Sequence[int] | None = None
+) -> Schedule:
+    """In all nodes but the root's, then to the first rank of the root's node, then in that node.
+
+    For short vectors.
+
+    **Cost** that of its parts.
+
+    **Source** MPICH, ch4_coll_impl.h, MPIDI_Reduce_intra_composition_beta.
+    """
+    levels = _Levels("reduce", "smp", n, nbytes, itemsize, nodes, root)
+    levels.in_nodes("reduce", levels.others(levels.node))
+    levels.among_firsts("reduce", levels.node)
+    levels.in_nodes("reduce", [levels.node], levels.place)
+    return levels.schedule()
+
+
+def reduce_smp_by_first(
+    n: int, nbytes: int, itemsize: int = 1, root: int = 0, nodes: Sequence[int] | None = None
+) -> Schedule:
+    """In all nodes, then to rank 0, which hands the sum to the root.
+
+    For long vectors.
+
+    **Cost** that of its parts.
+
+    **Source** MPICH, ch4_coll_impl.h, MPIDI_Reduce_intra_composition_alpha.
+    """
+    levels = _Levels("reduce", "smp_by_first", n, nbytes, itemsize, nodes, root)
+    levels.in_nodes("reduce", levels.all)
+    levels.among_firsts("reduce")
+    levels.hand_over(0, root)
+    return levels.schedule()
+
+
+def all_reduce_smp(
+    n: int, nbytes: int, itemsize: int = 1, nodes: Sequence[int] | None = None
+) -> Schedule:
+    """Reduce in the nodes, all_reduce among their first ranks, broadcast in the nodes.
+
+    For vectors of at most 32 KiB: of longer ones, all ranks have a part in one level.
+
+    **Cost** that of its parts.
+
+    **Source** MPICH, ch4_coll_impl.h, MPIDI_Allreduce_intra_composition_alpha.
+    """
+    levels = _Levels("all_reduce", "smp", n, nbytes, itemsize, nodes)
+    levels.in_nodes("reduce", levels.all)
+    levels.among_firsts("all_reduce")
+    levels.in_nodes("broadcast", levels.all)
+    return levels.schedule()
+
+
+def barrier_smp(n: int, nodes: Sequence[int] | None = None) -> Schedule:
+    """A barrier in the nodes, one among their first ranks, a broadcast in the nodes.
+
+    MPICH's broadcast has one byte, this one none.
+
+    **Cost** that of its parts.
+
+    **Source** MPICH, ch4_coll_impl.h, MPIDI_Barrier_intra_composition_alpha.
+    """
+    levels = _Levels("barrier", "smp", n, 0, 1, nodes)
+    levels.in_nodes("barrier", levels.all)
+    levels.among_firsts("barrier")
+    levels.in_nodes("broadcast", levels.all)
+    return levels.schedule()
+
+
+TWO_LEVEL: dict[str, dict[str, Callable[..., Schedule]]] = {
+    "broadcast": {"smp": broadcast_smp, "smp_from_root": broadcast_smp_from_root},
+    "reduce": {"smp": reduce_smp, "smp_by_first": reduce_smp_by_first},
+    "all_reduce": {"smp": all_reduce_smp},
+    "barrier": {"smp": barrier_smp},
+}
+IN_TWO_LEVELS = frozenset(name for names in TWO_LEVEL.values() for name in names)

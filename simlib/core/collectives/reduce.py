@@ -6,13 +6,13 @@ from itertools import chain as one_after_the_other
 
 import numpy as np
 
-from .chunks import chain_chunks, tree_chunks
-from .schedules import Schedule, split
+from ..model.cluster import Link
+from .schedules import Schedule, chain_chunks, split, tree_chunks
 from .steps import Folding, Moves, binomial_reduce, in_turn
 from .two_trees import two_tree_reduce
 
 
-def flat(n, nbytes, itemsize=1, root=0):
+def flat(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
     """One rank after the other sends its vector to the root.
 
     **Cost** rounds `n - 1`, messages `n - 1`, bytes per rank `nbytes`.
@@ -23,7 +23,7 @@ def flat(n, nbytes, itemsize=1, root=0):
     return Schedule.of("reduce", "flat", n, split(nbytes, 1, itemsize), moves, root)
 
 
-def binomial(n, nbytes, itemsize=1, root=0):
+def binomial(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
     """Sums run down a binomial tree: for short vectors.
 
     **Cost** rounds `lg_up`, messages `n - 1`, bytes per rank `nbytes`.
@@ -34,7 +34,7 @@ def binomial(n, nbytes, itemsize=1, root=0):
     return Schedule.of("reduce", "binomial", n, split(nbytes, 1, itemsize), moves, root)
 
 
-def rabenseifner(n, nbytes, itemsize=1, root=0):
+def rabenseifner(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
     """Reduce-scatter by recursive halving, then a binomial gather: for long vectors.
 
     The vector is cut into p chunks. As in `all_reduce.rabenseifner` the largest halves go to the
@@ -65,7 +65,14 @@ def rabenseifner(n, nbytes, itemsize=1, root=0):
     return Schedule.of("reduce", "rabenseifner", n, chunks, moves, root)
 
 
-def chain(n, nbytes, itemsize=1, root=0, chunks=None, link=None):
+def chain(
+    n: int,
+    nbytes: int,
+    itemsize: int = 1,
+    root: int = 0,
+    chunks: int | None = None,
+    link: Link | None = None,
+) -> Schedule:
     """The chain of `broadcast.chain` backwards: sums run towards the root in s chunks.
 
     **Cost** rounds `n + s - 2`, messages `(n - 1) * s`, bytes per rank `nbytes`.
@@ -85,7 +92,14 @@ def _chain_steps(n, root, s):
         yield Moves((v + root) % n, (v - 1 + root) % n, k - w, adds=True)
 
 
-def double_tree(n, nbytes, itemsize=1, root=0, chunks=None, link=None):
+def double_tree(
+    n: int,
+    nbytes: int,
+    itemsize: int = 1,
+    root: int = 0,
+    chunks: int | None = None,
+    link: Link | None = None,
+) -> Schedule:
     """Up two binary trees, half of the bytes each: `broadcast.double_tree` backwards.
 
     **Cost** rounds `2 * (lg_up + s - 1)`, messages `2 * s * (n - 1)`, bytes per rank `nbytes`.

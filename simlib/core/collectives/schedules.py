@@ -7,11 +7,20 @@ chunks out and proves that the right result comes about.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isinf, sqrt
+from typing import TypeAlias, cast
 
 import numpy as np
 
+from ..model.cluster import Link
 from ..model.errors import InvalidCallError, check_count
+from .steps import Moves
+
+Bytes: TypeAlias = int | np.ndarray | Sequence[int]
+"""Bytes of the whole, or of each part."""
 
 KINDS = (
     "broadcast",
@@ -39,7 +48,7 @@ class Round:
     adds: np.ndarray
     order: np.ndarray | None = None
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.src)
 
 
@@ -69,37 +78,45 @@ class Schedule:
     algorithm: str
     n: int
     chunk_nbytes: np.ndarray
-    rounds: tuple
+    rounds: tuple[Round, ...]
     root: int | None = None
 
     @classmethod
-    def of(cls, kind, algorithm, n, chunk_nbytes, moves, root=None):
+    def of(
+        cls,
+        kind: str,
+        algorithm: str,
+        n: int,
+        chunk_nbytes: Bytes,
+        moves: Iterable[Moves],
+        root: int | None = None,
+    ) -> Schedule:
         """Weigh what an algorithm states: ``moves`` are its rounds, as `Moves`, in order.
 
         **Cost** O(number of messages + rounds * chunks where messages carry several chunks).
         """
         chunk_nbytes = np.asarray(chunk_nbytes, dtype=np.int64)
-        columns = {}
+        columns: dict[tuple, np.ndarray] = {}
         rounds = tuple(_weigh(round_, chunk_nbytes, columns) for round_ in moves if len(round_.src))
         return cls(kind, algorithm, n, chunk_nbytes, rounds, root)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Bytes of all chunks together."""
         return int(self.chunk_nbytes.sum())
 
     @property
-    def num_rounds(self):
+    def num_rounds(self) -> int:
         """Number of rounds."""
         return len(self.rounds)
 
     @property
-    def num_messages(self):
+    def num_messages(self) -> int:
         """Number of messages."""
         return sum(map(len, self.rounds))
 
     @property
-    def bytes_sent(self):
+    def bytes_sent(self) -> np.ndarray:
         """Bytes sent by each position: ndarray of int, shape (n,)."""
         sent = np.zeros(self.n, dtype=np.int64)
         for round_ in self.rounds:
@@ -107,7 +124,7 @@ class Schedule:
         return sent
 
     @property
-    def messages_sent(self):
+    def messages_sent(self) -> np.ndarray:
         """Messages sent by each position: ndarray of int, shape (n,)."""
         sent = np.zeros(self.n, dtype=np.int64)
         for round_ in self.rounds:
@@ -142,7 +159,7 @@ def _column(value, length, columns):
     return columns[key]
 
 
-def split(nbytes, parts, itemsize=1):
+def split(nbytes: int, parts: int, itemsize: int = 1) -> np.ndarray:
     """Cut ``nbytes`` into parts of whole elements, the largest first (as `numpy.array_split`).
 
     Parameters
@@ -170,7 +187,7 @@ def split(nbytes, parts, itemsize=1):
     return (size + (np.arange(parts) < larger)) * np.int64(itemsize)
 
 
-def parts_of(nbytes, parts, itemsize=1):
+def parts_of(nbytes: Bytes, parts: int, itemsize: int = 1) -> np.ndarray:
     """`split`, or the sizes themselves where they are given for each part.
 
     Parameters
@@ -179,8 +196,82 @@ def parts_of(nbytes, parts, itemsize=1):
         Bytes of the whole, or of each of the ``parts``.
     """
     if np.ndim(nbytes) == 0:
-        return split(nbytes, parts, itemsize)
+        return split(cast(int, nbytes), parts, itemsize)
     sizes = np.asarray(nbytes, dtype=np.int64).ravel()
     if len(sizes) != parts or sizes.min(initial=0) < 0:
         raise InvalidCallError(f"{len(sizes)} part sizes for {parts} parts: give one for each")
     return sizes
+
+
+# -- Into how many chunks a pipeline cuts its vector -----------------------------------------------
+
+SEGMENT_BYTES = 65536
+RING_SEGMENT_BYTES = 1 << 20
+
+
+def _unless_given(
+    best: Callable[[int, int, Link | None], int],
+) -> Callable[..., int]:
+    """A function of n, nbytes, chunks and link: the chunks if given, else the best number."""
+
+    @functools.wraps(best)
+    def chunks_of(n, nbytes, chunks, link=None):
+        if chunks is None:
+            return best(n, nbytes, link)
+        check_count("chunks", chunks)
+        return chunks
+
+    return chunks_of
+
+
+@_unless_given
+def chain_chunks(n: int, nbytes: int, link: Link | None) -> int:
+    """The number of chunks of a chain; see `broadcast.chain`."""
+    if link is not None:
+        return best_chunks(n, nbytes, link)
+    return max(1, -(-nbytes // SEGMENT_BYTES))
+
+
+@_unless_given
+def ring_chunks(n: int, nbytes: int, link: Link | None) -> int:
+    """The number of chunks of each block of a ring; see `all_reduce.ring_segmented`."""
+    return max(1, -(-nbytes // (n * RING_SEGMENT_BYTES)))
+
+
+@_unless_given
+def tree_chunks(n: int, nbytes: int, link: Link | None) -> int:
+    """The number of chunks of each of two trees; see `broadcast.double_tree`."""
+    if link is not None:
+        return best_tree_chunks(n, nbytes, link)
+    return max(1, -(-nbytes // (2 * SEGMENT_BYTES)))
+
+
+def best_chunks(n: int, nbytes: int, link: Link) -> int:
+    """The number of chunks s that makes (n + s - 2) (latency + nbytes / s / bandwidth) least.
+
+    That is sqrt(nbytes / bandwidth (n - 2) / latency), rounded; at least 1, at most one for each
+    byte.
+    """
+    return _best(n - 2, nbytes, link)
+
+
+def best_tree_chunks(n: int, nbytes: int, link: Link) -> int:
+    """The s that makes (ceil(lg n) + s - 1) (latency + nbytes / (2 s) / bandwidth) least.
+
+    As `best_chunks`: each tree has half of the bytes.
+    """
+    return _best((n - 1).bit_length() - 1, (nbytes + 1) // 2, link)
+
+
+def _best(fill, nbytes, link):
+    """Where it takes ``fill`` rounds until the last rank has something to do."""
+    if fill <= 0 or nbytes == 0 or isinf(link.bandwidth_Bps):
+        return 1
+    if link.latency_s == 0:
+        return nbytes
+    best = sqrt(nbytes / link.bandwidth_Bps * fill / link.latency_s)
+    return int(min(max(1, round(best)), nbytes))
+
+
+CHUNKS = {"chain": chain_chunks, "ring_segmented": ring_chunks, "double_tree": tree_chunks}
+"""Of each algorithm that takes ``chunks``: how many where they are given or not, as a function."""

@@ -12,10 +12,20 @@ from math import inf
 
 import numpy as np
 
+from ..model.cluster import Topology
+from .schedules import Schedule
+
 NONE = -1
 
 
-def through_shared_links(schedule, topology, members, starts, reduce_Bps=inf, eager_limit_bytes=-1):
+def through_shared_links(
+    schedule: Schedule,
+    topology: Topology,
+    members: np.ndarray,
+    starts: np.ndarray,
+    reduce_Bps: float = inf,
+    eager_limit_bytes: float = -1,
+) -> tuple[np.ndarray, tuple[list[np.ndarray], list[np.ndarray]]]:
     """Ends of the members, and the times of all messages; see `timing.time_of`.
 
     Returns
@@ -56,7 +66,7 @@ def _has_pair_twice(schedule):
     return any(pair_twice(round_.src, round_.dst, schedule.n) for round_ in seen.values())
 
 
-def pair_twice(src, dst, n):
+def pair_twice(src: np.ndarray, dst: np.ndarray, n: int) -> bool:
     """Whether two of these messages go from one of n ranks to the same other one."""
     one_each = not len(src) or np.bincount(src).max() == 1
     return not one_each and len(np.unique(src * np.int64(n) + dst)) < len(src)
@@ -310,7 +320,7 @@ class _Pool:
         self._rate_Bps = self._rate_Bps[which]
 
 
-def connected(paths, free):
+def connected(paths: np.ndarray, free: int) -> np.ndarray:
     """A number for each transfer, the same for those connected through shared links.
 
     Parameters
@@ -331,7 +341,7 @@ def connected(paths, free):
         label = least
 
 
-def fair_rates(paths, bandwidth_Bps):
+def fair_rates(paths: np.ndarray, bandwidth_Bps: np.ndarray) -> np.ndarray:
     """Max-min fair rates, in bytes per second, for all sets of transfers at once.
 
     A link is a bottleneck where none of its transfers gets less elsewhere: it divides what it has

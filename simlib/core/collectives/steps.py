@@ -7,10 +7,13 @@ result from it at the end ("folding"; Rabenseifner 2004, ICCS, LNCS 3036).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
+
+from ..model.errors import InvalidCallError
 
 
 class Moves(NamedTuple):
@@ -32,12 +35,12 @@ class Moves(NamedTuple):
     src: np.ndarray
     dst: np.ndarray
     first: np.ndarray | int = 0
-    count: np.ndarray | int = 1
+    count: np.ndarray | int = 1  # type: ignore[assignment]  # a tuple has a method of that name
     adds: np.ndarray | bool = False
     order: np.ndarray | None = None
 
 
-def powers_below(n):
+def powers_below(n: int) -> list[int]:
     """1, 2, 4, ... below n."""
     return [1 << k for k in range((n - 1).bit_length())]
 
@@ -45,7 +48,7 @@ def powers_below(n):
 # -- rings -----------------------------------------------------------------------------------------
 
 
-def ring_reduce_scatter(n):
+def ring_reduce_scatter(n: int) -> Iterator[Moves]:
     """n - 1 rounds; chunk c goes round from rank c + 1 to rank c, and grows at every stop.
 
     In round k rank r passes chunk r - k - 1 on. At the end rank r has the whole sum of chunk r.
@@ -55,7 +58,7 @@ def ring_reduce_scatter(n):
         yield Moves(ranks, nxt, twice[n - k - 1 : 2 * n - k - 1], adds=True)
 
 
-def ring_all_gather(n):
+def ring_all_gather(n: int) -> Iterator[Moves]:
     """n - 1 rounds; chunk c goes round from rank c, and is copied at every stop.
 
     In round k rank r passes chunk r - k on. At the end every rank has all chunks.
@@ -83,7 +86,7 @@ class Folding:
     where it has a folded neighbour.
     """
 
-    def __init__(self, n, into_even=False):
+    def __init__(self, n: int, into_even: bool = False) -> None:
         self.n = n
         self.p = 1 << (n.bit_length() - 1)
         extra = n - self.p
@@ -93,21 +96,23 @@ class Folding:
         self.first = j + np.minimum(j, extra)
         self.rank_of = self.first[:-1] + ((j[:-1] < extra) & (not into_even))
 
-    def in_(self, first=0, count=1, adds=True):
+    def in_(
+        self, first: np.ndarray | int = 0, count: int = 1, adds: bool = True
+    ) -> Iterator[Moves]:
         """The folded ranks hand their part over."""
         yield Moves(self.folded, self._takers, first, count, adds)
 
-    def out(self, first=0, count=1):
+    def out(self, first: np.ndarray | int = 0, count: int = 1) -> Iterator[Moves]:
         """The folded ranks get the result."""
         yield Moves(self._takers, self.folded, first, count)
 
-    def exchange_all(self):
+    def exchange_all(self) -> Iterator[Moves]:
         """lg p rounds; ranks at distance 1, 2, 4, ... exchange all they have and add."""
         j = np.arange(self.p)
         for d in powers_below(self.p):
             yield Moves(self.rank_of, self.rank_of[j ^ d], adds=True)
 
-    def halving(self, first):
+    def halving(self, first: np.ndarray) -> Iterator[Moves]:
         """lg p rounds; at distance p/2, p/4, ..., 1 each sends the half it will not keep.
 
         At the end participant j has the sum of chunks ``first[j]`` up to ``first[j + 1]``.
@@ -118,7 +123,7 @@ class Folding:
             count = first[theirs + d] - first[theirs]
             yield Moves(self.rank_of, self.rank_of[j ^ d], first[theirs], count, adds=True)
 
-    def doubling(self, first):
+    def doubling(self, first: np.ndarray) -> Iterator[Moves]:
         """lg p rounds; at distance 1, 2, 4, ... each sends all it has: twice as much every time."""
         j = np.arange(self.p)
         for d in powers_below(self.p):
@@ -127,7 +132,7 @@ class Folding:
                 self.rank_of, self.rank_of[j ^ d], first[mine], first[mine + d] - first[mine]
             )
 
-    def halving_from_near(self):
+    def halving_from_near(self) -> Iterator[Moves]:
         """`halving` of p chunks in the other order: the largest halves at distance 1, then 2, 4...
 
         At the end participant j has the sum of chunk ``backwards[j]``, its bits in reverse.
@@ -139,21 +144,21 @@ class Folding:
             yield Moves(self.rank_of, self.rank_of[j ^ d], theirs, half, adds=True)
 
     @property
-    def backwards(self):
+    def backwards(self) -> np.ndarray:
         """The number of each participant with its bits in reverse."""
         j, found = np.arange(self.p), np.zeros(self.p, dtype=np.int64)
         for d in powers_below(self.p):
             found += np.where(j & d, self.p // (2 * d), 0)
         return found
 
-    def doubling_from_far(self):
+    def doubling_from_far(self) -> Iterator[Moves]:
         """The rounds of `halving_from_near` backwards: each sends all it has."""
         j, backwards = np.arange(self.p), self.backwards
         for d in reversed(powers_below(self.p)):
             count = self.p // (2 * d)
             yield Moves(self.rank_of, self.rank_of[j ^ d], backwards & -count, count)
 
-    def gather_from_far(self, root):
+    def gather_from_far(self, root: int) -> Iterator[Moves]:
         """What `halving_from_near` left is gathered; at distance p/2, p/4, ... half of them leave.
 
         Parameters
@@ -172,21 +177,21 @@ class Folding:
 # -- trees -----------------------------------------------------------------------------------------
 
 
-def binomial_broadcast(n, root, count=1):
+def binomial_broadcast(n: int, root: int, count: int = 1) -> Iterator[Moves]:
     """ceil(lg n) rounds; who has the data sends it on, over half the distance every time."""
     for d in reversed(powers_below(n)):
         v = np.arange(0, n - d, 2 * d)
         yield Moves((v + root) % n, (v + d + root) % n, count=count)
 
 
-def binomial_reduce(n, root, count=1):
+def binomial_reduce(n: int, root: int, count: int = 1) -> Iterator[Moves]:
     """ceil(lg n) rounds; the broadcast backwards: sums run down the tree."""
     for d in powers_below(n):
         v = np.arange(0, n - d, 2 * d)
         yield Moves((v + d + root) % n, (v + root) % n, count=count, adds=True)
 
 
-def binomial_scatter(n, root):
+def binomial_scatter(n: int, root: int) -> Iterator[Moves]:
     """ceil(lg n) rounds; each hands on the chunks of the half of its ranks that is farther off."""
     for d in reversed(powers_below(n)):
         v = np.arange(0, n - d, 2 * d)
@@ -194,7 +199,7 @@ def binomial_scatter(n, root):
         yield Moves((v + root) % n, child, child, np.minimum(d, n - v - d))
 
 
-def binomial_gather(n, root):
+def binomial_gather(n: int, root: int) -> Iterator[Moves]:
     """ceil(lg n) rounds; the scatter backwards."""
     for d in powers_below(n):
         v = np.arange(0, n - d, 2 * d)
@@ -202,7 +207,7 @@ def binomial_gather(n, root):
         yield Moves(child, (v + root) % n, child, np.minimum(d, n - v - d))
 
 
-def in_turn(n, root):
+def in_turn(n: int, root: int) -> Iterator[np.ndarray]:
     """The other ranks, one for each round, by distance from the root."""
     for v in range(1, n):
         yield np.array([(root + v) % n])
@@ -211,7 +216,7 @@ def in_turn(n, root):
 # -- several groups at once ------------------------------------------------------------------------
 
 
-def embed(moves, members, bounds):
+def embed(moves: Iterable[Moves], members: np.ndarray, bounds: np.ndarray) -> Iterator[Moves]:
     """The same moves among some ranks of a larger group, on some of its chunks.
 
     Parameters
@@ -226,9 +231,21 @@ def embed(moves, members, bounds):
         yield Moves(members[src], members[dst], start, bounds[first + count] - start, adds)
 
 
-def side_by_side(*all_moves):
+def side_by_side(*all_moves: Iterable[Moves]) -> Iterator[Moves]:
     """Several groups at work at once: the k-th rounds of all of them become one."""
     for together in zip_longest(*all_moves):
         present = [moves for moves in together if moves is not None]
         columns = zip(*(np.broadcast_arrays(*moves[:5]) for moves in present), strict=True)
         yield Moves(*(np.concatenate(column) for column in columns))
+
+
+# -- Who shares a node with whom -------------------------------------------------------------------
+
+
+def by_node(n: int, nodes: Sequence[int] | np.ndarray | None) -> list[np.ndarray]:
+    """Positions of each node, as arrays, nodes in order of their first position."""
+    if nodes is None or len(nodes) != n:
+        raise InvalidCallError(f"give nodes=, the node of each of the {n} positions")
+    order = np.argsort(nodes, kind="stable")
+    begin = np.flatnonzero(np.diff(np.asarray(nodes)[order]) != 0) + 1
+    return sorted(np.split(order, begin), key=lambda positions: positions[0])

@@ -7,12 +7,16 @@ link, and none is eager, each is on its own, and a round is a few operations on 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
 
+from ..model.cluster import Topology
 from ..model.errors import InvalidCallError
+from .schedules import Schedule
 from .sharing import through_shared_links
 
 NOBODY, UNSEEN = -1, -2
@@ -43,7 +47,14 @@ class Wire:
     adds: np.ndarray
 
 
-def time_of(schedule, topology, members, starts, expand=False, eager_limit_bytes=-1):
+def time_of(
+    schedule: Schedule,
+    topology: Topology,
+    members: Sequence[int] | np.ndarray,
+    starts: Sequence[float] | np.ndarray,
+    expand: bool = False,
+    eager_limit_bytes: float = -1,
+) -> Any:
     """When each member of a group has done its part of a collective.
 
     Parameters
@@ -74,23 +85,25 @@ def time_of(schedule, topology, members, starts, expand=False, eager_limit_bytes
     something happens in any set of transfers that share links, O(transfers under way). What happens
     within one latency in sets that share nothing is worked out at the same time.
     """
-    members, starts = _checked(schedule, topology, members, starts)
+    ranks, begins = _checked(schedule, topology, members, starts)
     device = topology.cluster.device
     reduce_Bps = device.reduce_Bps if device else inf
-    patterns = _patterns(schedule, topology, members)
+    patterns = _patterns(schedule, topology, ranks)
     is_eager = eager_limit_bytes >= 0 and any(
         (round_.nbytes <= eager_limit_bytes).any() for round_ in schedule.rounds
     )
     if not is_eager and _shares_no_link(patterns.values(), topology):
-        ends, times = _each_alone(schedule, patterns, topology, starts, reduce_Bps, expand)
+        ends, times = _each_alone(schedule, patterns, topology, begins, reduce_Bps, expand)
     else:
         ends, times = through_shared_links(
-            schedule, topology, members, starts, reduce_Bps, eager_limit_bytes
+            schedule, topology, ranks, begins, reduce_Bps, eager_limit_bytes
         )
-    return (ends, _wire(schedule, members, *times)) if expand else ends
+    return (ends, _wire(schedule, ranks, *times)) if expand else ends
 
 
-def shares_no_link(schedule, topology, members):
+def shares_no_link(
+    schedule: Schedule, topology: Topology, members: Sequence[int] | np.ndarray
+) -> bool:
     """Whether no two messages of a schedule can ever be on one link at the same time."""
     return _shares_no_link(_patterns(schedule, topology, np.asarray(members)).values(), topology)
 

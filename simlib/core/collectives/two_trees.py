@@ -16,6 +16,7 @@ here they are found by walking along the edges, in O(n).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -45,12 +46,12 @@ class Edges(NamedTuple):
     colour: np.ndarray
 
 
-def levels(n):
+def levels(n: int) -> int:
     """How many edges are between the root and the lowest rank."""
     return (n - 1).bit_length()
 
 
-def edges_of(n):
+def edges_of(n: int) -> Edges:
     """The `Edges` of two trees of n ranks.
 
     **Cost** O(n).
@@ -106,7 +107,7 @@ def _other_with(ends):
     return other.tolist()
 
 
-def two_tree_broadcast(n, root, s):
+def two_tree_broadcast(n: int, root: int, s: int) -> Iterator[Moves]:
     """2 (ceil(lg n) + s - 1) rounds; s chunks of each tree run down: chunk 2 j + t is tree t's."""
     edges = edges_of(n)
     parent, child = (edges.parent + root) % n, (edges.child + root) % n
@@ -114,7 +115,7 @@ def two_tree_broadcast(n, root, s):
         yield Moves(parent[here], child[here], chunk)
 
 
-def two_tree_reduce(n, root, s):
+def two_tree_reduce(n: int, root: int, s: int) -> Iterator[Moves]:
     """As many rounds; sums run up."""
     edges = edges_of(n)
     parent, child = (edges.parent + root) % n, (edges.child + root) % n

@@ -27,7 +27,7 @@ class Case:
     itemsize : int
     root : int
     chunks : int or None
-        As the algorithms of `collectives.chunks.CHUNKS` take them; None for the others.
+        As the algorithms of `collectives.schedules.CHUNKS` take them; None for the others.
     last_only : bool
         Whether the largest of all ends is enough.
     eager_limit_bytes : float

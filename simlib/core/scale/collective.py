@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..collectives import mpich, two_level
-from ..collectives.all_to_all import bruck_in_bulk
+from ..collectives import mpich
 from ..collectives.choice import DEFAULT_POLICY, choose, schedule
-from ..collectives.chunks import CHUNKS
+from ..collectives.parts import bruck_in_bulk
+from ..collectives.schedules import CHUNKS
 from ..collectives.timing import shares_no_link
 from ..collectives.timing import time_of as time_of_schedule
 from ..model.cluster import Cluster, Topology
@@ -265,7 +265,7 @@ def _messages_of(case):
         return 2 * case.n * (log2(case.n) + 1)
     if case.algorithm == "ring_segmented":
         return (case.chunks + 1) * case.n * case.n
-    if case.algorithm in two_level.NAMES:
+    if case.algorithm in mpich.IN_TWO_LEVELS:
         nodes, lanes = case.nodes_and_lanes
         rings = 0
         if case.nbytes >= mpich.BROADCAST_SHORT and case.kind in ("broadcast", "all_reduce"):

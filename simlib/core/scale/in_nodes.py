@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..collectives.nodes import by_node
 from ..collectives.schedules import split
-from ..collectives.steps import powers_below
+from ..collectives.steps import by_node, powers_below
 from .case import common_step_s
 from .rings import ring_of_ranks
 

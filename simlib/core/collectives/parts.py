@@ -1,0 +1,281 @@
+"""Collectives of parts, one for each rank.
+
+scatter: the root has n parts, rank r gets part r. gather: rank r has part r, the root gets all.
+all_gather: rank r has part r, every rank gets all. reduce_scatter: every rank brings n parts, rank
+r gets the sum of all parts r. all_to_all: rank i has n parts, part j goes to rank j.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+
+from .schedules import Bytes, Schedule, parts_of, split
+from .steps import (
+    Folding,
+    Moves,
+    binomial_gather,
+    binomial_scatter,
+    in_turn,
+    powers_below,
+    ring_all_gather,
+    ring_reduce_scatter,
+)
+
+# -- scatter ---------------------------------------------------------------------------------------
+
+
+def scatter_flat(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Schedule:
+    """The root sends one part after the other.
+
+    **Cost** rounds `n - 1`, messages `n - 1`, bytes per rank `(n - 1) * nbytes / n`.
+
+    **Source** what one writes first.
+    """
+    moves = (Moves(np.array([root]), other, other) for other in in_turn(n, root))
+    return Schedule.of("scatter", "flat", n, parts_of(nbytes, n, itemsize), moves, root)
+
+
+def scatter_spread(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Schedule:
+    """The root sends all parts at once: one round, in which they share its link.
+
+    **Cost** rounds `min(n - 1, 1)`, messages `n - 1`, bytes per rank `(n - 1) * nbytes / n`.
+
+    **Source** grouped sends, as torch.distributed has NCCL do it.
+    """
+    others = np.delete(np.arange(n), root)
+    moves = [Moves(np.full(n - 1, root), others, others)]
+    return Schedule.of("scatter", "spread", n, parts_of(nbytes, n, itemsize), moves, root)
+
+
+def scatter_binomial(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Schedule:
+    """Down a binomial tree: each hands on the parts of those farther off.
+
+    **Cost** rounds `lg_up`, messages `n - 1`, bytes per rank `(n - 1) * nbytes / n`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
+    """
+    moves = binomial_scatter(n, root)
+    return Schedule.of("scatter", "binomial", n, parts_of(nbytes, n, itemsize), moves, root)
+
+
+# -- gather ----------------------------------------------------------------------------------------
+
+
+def gather_flat(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Schedule:
+    """One rank after the other sends its part to the root.
+
+    **Cost** rounds `n - 1`, messages `n - 1`, bytes per rank `(n > 1) * nbytes / n`.
+
+    **Source** what one writes first.
+    """
+    moves = (Moves(other, np.array([root]), other) for other in in_turn(n, root))
+    return Schedule.of("gather", "flat", n, parts_of(nbytes, n, itemsize), moves, root)
+
+
+def gather_spread(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Schedule:
+    """All ranks send at once: one round, in which they share the root's link ("incast").
+
+    **Cost** rounds `min(n - 1, 1)`, messages `n - 1`, bytes per rank `(n > 1) * nbytes / n`.
+
+    **Source** grouped receives, as torch.distributed has NCCL do it.
+    """
+    others = np.delete(np.arange(n), root)
+    moves = [Moves(others, np.full(n - 1, root), others)]
+    return Schedule.of("gather", "spread", n, parts_of(nbytes, n, itemsize), moves, root)
+
+
+def gather_binomial(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Schedule:
+    """Down a binomial tree: each hands on all it has got so far.
+
+    **Cost** rounds `lg_up`, messages `n - 1`; where n is a power of two, bytes per rank
+    `(n > 1) * p / 2 * nbytes / n`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
+    """
+    moves = binomial_gather(n, root)
+    return Schedule.of("gather", "binomial", n, parts_of(nbytes, n, itemsize), moves, root)
+
+
+# -- all_gather ------------------------------------------------------------------------------------
+
+
+def all_gather_ring(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
+    """Each part goes round the ring: for long vectors.
+
+    **Cost** rounds `n - 1`, messages `n * (n - 1)`, bytes per rank `(n - 1) * nbytes / n`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
+    """
+    return Schedule.of("all_gather", "ring", n, parts_of(nbytes, n, itemsize), ring_all_gather(n))
+
+
+def all_gather_recursive_doubling(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
+    """Each exchanges all it has at distance 1, 2, 4, ...; twice as much every time.
+
+    Where n is no power of two, folded ranks hand their part to a neighbour first and get all others
+    from it at the end: their neighbours send most.
+
+    **Cost** rounds `lg + 2 * folds`, messages `p * lg + 2 * extra`; where n is a power of two,
+    bytes per rank `(n - 1) * nbytes / n`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1); folding: Rabenseifner 2004.
+    """
+    folding = Folding(n)
+    moves = chain(
+        folding.in_(folding.folded, adds=False),
+        folding.doubling(folding.first),
+        folding.out(folding.folded + 1, n - 1),  # all but the folded rank's own part
+    )
+    chunks = parts_of(nbytes, n, itemsize)
+    return Schedule.of("all_gather", "recursive_doubling", n, chunks, moves)
+
+
+def all_gather_bruck(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
+    """Each gets from rank r + d all that has, for d = 1, 2, 4, ...: few rounds for any n.
+
+    **Cost** rounds `lg_up`, messages `n * lg_up`, bytes per rank `(n - 1) * nbytes / n`.
+
+    **Source** Bruck et al. 1997, IEEE TPDS 8(11); Thakur, Rabenseifner and Gropp 2005.
+    """
+    ranks = np.arange(n)
+    # By now each has d parts, its own first; in the last round n - d are left to get.
+    moves = (Moves(ranks, (ranks - d) % n, ranks, min(d, n - d)) for d in powers_below(n))
+    return Schedule.of("all_gather", "bruck", n, parts_of(nbytes, n, itemsize), moves)
+
+
+# -- reduce_scatter --------------------------------------------------------------------------------
+
+
+def reduce_scatter_ring(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
+    """Each part goes round the ring and grows.
+
+    **Cost** rounds `n - 1`, messages `n * (n - 1)`, bytes per rank `(n - 1) * nbytes / n`.
+
+    **Source** Patarasuk and Yuan 2009, JPDC 69(2).
+    """
+    chunks = parts_of(nbytes, n, itemsize)
+    return Schedule.of("reduce_scatter", "ring", n, chunks, ring_reduce_scatter(n))
+
+
+def reduce_scatter_recursive_halving(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
+    """At distance p/2, p/4, ..., 1 each sends the half it will not keep.
+
+    **Cost** rounds `lg + 2 * folds`, messages `p * lg + 2 * extra`; where n is a power of two,
+    bytes per rank `(n - 1) * nbytes / n`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
+    """
+    folding = Folding(n)
+    moves = chain(folding.in_(count=n), folding.halving(folding.first), folding.out(folding.folded))
+    chunks = parts_of(nbytes, n, itemsize)
+    return Schedule.of("reduce_scatter", "recursive_halving", n, chunks, moves)
+
+
+def reduce_scatter_pairwise(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
+    """In round k each sends rank r + k its part: nothing travels twice.
+
+    **Cost** rounds `n - 1`, messages `n * (n - 1)`, bytes per rank `(n - 1) * nbytes / n`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
+    """
+    ranks = np.arange(n)
+    others = ((ranks + k) % n for k in range(1, n))
+    moves = (Moves(ranks, other, other, adds=True) for other in others)
+    chunks = parts_of(nbytes, n, itemsize)
+    return Schedule.of("reduce_scatter", "pairwise", n, chunks, moves)
+
+
+# -- all_to_all ------------------------------------------------------------------------------------
+#
+# ``nbytes`` is what one rank brings; or the bytes from i to j, as an array of shape (n, n).
+
+
+def all_to_all_pairwise(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
+    """In round k each sends to rank r + k and receives from rank r - k.
+
+    **Cost** rounds `n - 1`, messages `n * (n - 1)`, bytes per rank `(n - 1) * nbytes / n`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
+    """
+    ranks = np.arange(n)
+    others = ((ranks + k) % n for k in range(1, n))
+    moves = (Moves(ranks, other, ranks * n + other) for other in others)
+    return Schedule.of("all_to_all", "pairwise", n, _parts(n, nbytes, itemsize), moves)
+
+
+def all_to_all_spread(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
+    """All at once: one round, in which the messages of a rank share its link.
+
+    **Cost** rounds `min(n - 1, 1)`, messages `n * (n - 1)`, bytes per rank
+    `(n - 1) * nbytes / n`.
+
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1): all sends and receives posted,
+    then waited for.
+    """
+    ranks = np.arange(n)
+    shift = np.arange(1, n)[:, None]
+    src, dst = np.broadcast_arrays(ranks, (ranks + shift) % n)
+    src, dst = src.ravel(), dst.ravel()
+    moves = [Moves(src, dst, src * n + dst)]
+    return Schedule.of("all_to_all", "spread", n, _parts(n, nbytes, itemsize), moves)
+
+
+def all_to_all_bruck(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
+    """Parts travel by the bits of how far they go: few rounds, more bytes, for short parts.
+
+    A part that is to go o ranks on moves d ranks on in the round of distance d = 1, 2, 4, ...,
+    where o has that bit; a rank sends all parts that move in a round as one message.
+
+    **Cost** rounds `lg_up`, messages `n * lg_up`; where n is a power of two, bytes per rank
+    `lg_up * nbytes / 2`.
+
+    **Source** Bruck et al. 1997, IEEE TPDS 8(11); Thakur, Rabenseifner and Gropp 2005, IJHPCA
+    19(1).
+    """
+    return Schedule.of("all_to_all", "bruck", n, _parts(n, nbytes, itemsize), _by_bits(n))
+
+
+def _by_bits(n):
+    """In the round of distance d rank r sends what has come to it, or is its own, and has bit d."""
+    ranks = np.arange(n)
+    for d in powers_below(n):
+        far = ranks[ranks & d > 0]
+        owner = (ranks[:, None] - far % d) % n  # has moved by the bits below d so far
+        order = owner * n + (owner + far) % n
+        first = ranks * len(far)
+        yield Moves(ranks, (ranks + d) % n, first, len(far), order=order.ravel())
+
+
+def bruck_in_bulk(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
+    """`all_to_all_bruck` with each message as a chunk of its own: n lg n sizes, not n * n.
+
+    The same messages and bytes; what they carry is not said.
+    """
+    sizes = split(nbytes, n, itemsize)
+    ranks, rounds, found = np.arange(n), powers_below(n), []
+    for d in rounds:
+        # Of far = d, 3d, 5d, ... and up to d - 1 more: each goes to rank + (far without the more).
+        times = np.zeros(n, dtype=np.int64)
+        times[d :: 2 * d] = np.minimum(d, n - ranks[d :: 2 * d])
+        found.append(_larger_met(sizes, times))
+    chunks = np.concatenate(found) if found else sizes
+    moves = (Moves(ranks, (ranks + d) % n, k * n + ranks) for k, d in enumerate(rounds))
+    return Schedule.of("all_to_all", "bruck", n, chunks, moves)
+
+
+def _larger_met(sizes, times):
+    """Sum over x of ``times[x] * sizes[(r + x) % n]`` for each r; the larger sizes come first."""
+    n, larger = len(sizes), int((sizes > sizes[-1]).sum())
+    before = np.concatenate(([0], np.cumsum(np.concatenate((times, times)))))
+    begin = (-np.arange(n)) % n  # there r + x comes round to 0
+    met = before[begin + larger] - before[begin]
+    return times.sum() * sizes[-1] + met * (sizes[0] - sizes[-1])
+
+
+def _parts(n, nbytes, itemsize):
+    """Bytes of chunk ``i * n + j``."""
+    if np.ndim(nbytes) == 0:
+        return np.tile(split(nbytes, n, itemsize), n)
+    return parts_of(nbytes, n * n)
