@@ -11,7 +11,7 @@ import torch
 
 
 def main():
-    from simlib.core.engines.host.forkserver import server_context
+    from simlib.core.engines.workers.server import server_context
 
     from .browsing import browsing
     from .collectives import collectives

@@ -11,7 +11,7 @@ import sys
 
 from . import classroom, cluster, course
 from .core.engines import run_outputs
-from .core.engines.limits import MAX_PROCESSES, MAX_SIMULATED
+from .core.engines.run_outputs import MAX_PROCESSES, MAX_SIMULATED
 from .core.model.errors import RunInterrupted, SimlibError
 from .core.model.extras import MissingExtra
 from .core.model.package import VERSION

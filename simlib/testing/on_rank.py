@@ -14,7 +14,7 @@ from typing import Any
 import _pytest.assertion
 from _pytest.assertion import truncate, util
 
-from ..core.engines.host.isolation import keep_own_modules
+from ..core.engines.rank_process.isolation import keep_own_modules
 
 INI = ("assertion_text_diff_style", "truncation_limit_lines", "truncation_limit_chars")
 

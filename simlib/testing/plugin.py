@@ -76,7 +76,7 @@ def pytest_collection_finish(session):
         )
     given = any(MARK in getattr(item, "fixturenames", ()) for item in session.items)
     if (marked or given) and not session.config.getoption("collectonly"):
-        from ..core.engines.host.server import start_server
+        from ..core.engines.workers.server import start_server
 
         start_server(also=("simlib.testing.on_rank",))
         session.config.stash[_STARTED] = True
@@ -137,6 +137,6 @@ def pytest_sessionfinish(session):
     if used is not None:
         used.close()
     if session.config.stash.get(_STARTED, False):
-        from ..core.engines.host.server import stop_server
+        from ..core.engines.workers.server import stop_server
 
         stop_server()

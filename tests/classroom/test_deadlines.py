@@ -3,7 +3,7 @@
 import pytest
 
 from simlib.classroom.grading.sandboxed import shell
-from simlib.core.engines.host import request
+from simlib.core.engines import request
 
 
 class Trickle:

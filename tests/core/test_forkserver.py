@@ -6,7 +6,7 @@ import sys
 import threading
 from multiprocessing import forkserver
 
-from simlib.core.engines.host.forkserver import server_context
+from simlib.core.engines.workers.server import server_context
 
 
 def _leave(code):

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.core.engines.host import idle_timer as tested
-from simlib.core.engines.host.forkserver import server_context
-from simlib.core.engines.host.idle_timer import MINUTES, VARIABLE, IdleTimer, minutes, warm_up
 from simlib.core.engines.processes import real_run
 from simlib.core.engines.processes.worlds import pool
 from simlib.core.engines.virtual import simulated_run
 from simlib.core.engines.virtual.process import simulators
+from simlib.core.engines.workers import idle_timer as tested
+from simlib.core.engines.workers.idle_timer import MINUTES, VARIABLE, IdleTimer, minutes, warm_up
+from simlib.core.engines.workers.server import server_context
 from simlib.core.model import trust
 
 

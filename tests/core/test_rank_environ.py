@@ -2,8 +2,8 @@
 
 import pytest
 
-from simlib.core.engines.host.rank_environ import environ_on_equal_nodes, rank_environ
 from simlib.core.engines.processes.real_run import run_script
+from simlib.core.engines.rank_process.setup import environ_on_equal_nodes, rank_environ
 from simlib.core.engines.virtual.simulated_run import simulate_script
 
 SCRIPT = """

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from simlib.scale import Jitter
 
 import simlib
-from simlib.core.engines.host import slow_rank
+from simlib.core.engines.rank_process import slow_rank
 from simlib.core.model.jitter import Pace
 
 SEED = int(os.environ["SEED"])

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ...core.clockwork.tensors import put
-from ...core.engines.host.request import exactly
+from ...core.engines.request import exactly
 from ...core.record.group import RecordingGroup
 from ...core.record.recorder import REDUCE_NAMES, count_bytes
 from ...core.record.requests import FOREVER

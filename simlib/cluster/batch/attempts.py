@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ...core.engines.host.restarts import Restart, remaining_kills, with_restarts
+from ...core.engines.restarts import Restart, remaining_kills, with_restarts
 from ...core.model.failing import Failures
 from ...core.record import returned
 from ...core.record.safe_pickle import loads_tree

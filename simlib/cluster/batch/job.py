@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.draw.display import open_display, show_and_raise
-from ...core.engines.host.restarts import tell
+from ...core.engines.restarts import tell
 from ...core.model.errors import InvalidCallError, JobError
 from ...core.model.words import ranks_in_words
 from ...core.record.oplog import FORMAT

@@ -20,10 +20,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ...core.engines.host.isolation import fresh_random_state
-from ...core.engines.host.process_setup import Output, flush, is_alone, show_errors_of_commands
-from ...core.engines.host.rank_environ import rank_environ, script_environ
-from ...core.engines.host.slow_rank import slowed
+from ...core.engines.rank_process.isolation import fresh_random_state
+from ...core.engines.rank_process.setup import (
+    Output,
+    flush,
+    is_alone,
+    rank_environ,
+    script_environ,
+    show_errors_of_commands,
+)
+from ...core.engines.rank_process.slow_rank import slowed
 from ...core.model.errors import JobError, SimlibError
 from ...core.record import backend, returned
 from ...core.record.recorder import Recorder

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.engines.host.request import check_function, name_of, pack, script
+from ...core.engines.request import check_function, name_of, pack, script
 from ...core.model.errors import InvalidCallError
 
 

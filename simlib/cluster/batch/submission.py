@@ -12,8 +12,8 @@ from typing import Any
 import cloudpickle
 
 from ...core.clockwork.simulation_options import ON_DEATH, check_choice, check_kill, check_slow
-from ...core.engines.host.request import ExecutionContext, cell_numbers, check_timeout
-from ...core.engines.host.restarts import Restart, Restarts, check_restarts, remaining_kills
+from ...core.engines.request import ExecutionContext, cell_numbers, check_timeout
+from ...core.engines.restarts import Restart, Restarts, check_restarts, remaining_kills
 from ...core.model.errors import InvalidCallError, JobError, check_count
 from ...core.model.failing import Failures
 from ...core.model.jitter import Slow

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+MAX_PROCESSES = 64
+MAX_SIMULATED = 4096
+"""How many ranks the engines take: the command line asks before torch is loaded."""
+
 
 def add_limits(command):
     """Add ``--timeout``, ``--restarts`` and ``--min-ranks`` to a parser."""

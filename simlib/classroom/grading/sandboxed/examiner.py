@@ -21,9 +21,9 @@ import warnings
 
 from IPython.core.compilerop import code_name
 
-from ....core.engines.host.forkserver import RANK_NAME, server_context, travelling
 from ....core.engines.processes.worlds import pool
 from ....core.engines.virtual.process import simulators
+from ....core.engines.workers.server import RANK_NAME, server_context, travelling
 from ....core.model.interrupts import uninterrupted
 from ...checks.verdict import WRONG, Verdict
 from ...confinement.hardening import end_without_server

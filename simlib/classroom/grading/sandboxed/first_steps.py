@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 
-from ....core.engines.host.server import start_server
+from ....core.engines.workers.server import start_server
 from ...confinement.hardening import close_to_others, do_without_tracker, keep_one_server
 from ...confinement.process_sandbox import SCRATCH
 

@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from ..host.torch_versions import IN_CANARY
+from ..torch_versions import IN_CANARY
 
 TIMEOUT_S = 60
 

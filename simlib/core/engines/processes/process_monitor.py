@@ -15,8 +15,8 @@ from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Wat
 from ...diagnose.watching import Watcher
 from ...model.evicted import Evicted
 from ...record.rolling import segment_of
-from ..host import memory_kills, sleep_count
-from ..host.request import receive, send, send_bytes
+from .. import linux
+from ..request import receive, send, send_bytes
 
 POLL_S = 0.02
 """How often the kernel looks at the ranks while none of them has anything to say."""
@@ -49,10 +49,10 @@ class ProcessMonitor(RunMonitor):
         self._watchdog = Watchdog(self, display)
         self.kill, self._to_kill = options.kill, dict(options.kill)
         self.survives = options.on_death == "continue"
-        self._memory_kills = memory_kills.kill_count()
+        self._memory_kills = linux.kill_count()
 
     def _sleep_count(self, rank):
-        return sleep_count.sleep_count(self.world.ranks[rank].process.pid)
+        return linux.sleep_count(self.world.ranks[rank].process.pid)
 
     @property
     def logs(self):
@@ -206,7 +206,7 @@ class ProcessMonitor(RunMonitor):
         rank.process.join()
         code = self.deaths[rank.rank] = rank.process.exitcode
         if rank.rank not in self.kill:
-            why = memory_kills.why_killed(code, self._memory_kills, rank.process.pid)
+            why = linux.why_killed(code, self._memory_kills, rank.process.pid)
             self.death_words[rank.rank] = failures.death_of(rank.rank, code, why)
         self.died_s[rank.rank] = time.perf_counter()
 

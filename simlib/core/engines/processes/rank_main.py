@@ -19,17 +19,17 @@ from ...record.recorder import Recorder
 from ...record.this_rank import here
 from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
-from ..host.isolation import Baseline, fresh_random_state
-from ..host.process_setup import (
+from ..rank_process.isolation import Baseline, fresh_random_state
+from ..rank_process.setup import (
     Output,
     die_with_the_kernel,
     flush,
     is_alone,
+    rank_environ,
     show_errors_of_commands,
 )
-from ..host.rank_environ import rank_environ
-from ..host.request import Request, receive, send, send_bytes, serve
-from ..host.slow_rank import slowed
+from ..rank_process.slow_rank import slowed
+from ..request import Request, receive, send, send_bytes, serve
 
 
 @dataclass(kw_only=True)

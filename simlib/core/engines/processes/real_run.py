@@ -16,8 +16,7 @@ from ...model.failing import Failures
 from ...model.jitter import Slow
 from ...record.transports.backends import BACKENDS, check_for_processes
 from ...results.run import Run, is_quiescent, make_run
-from ..host.idle_timer import idle_timer
-from ..host.request import (
+from ..request import (
     ByRank,
     ExecutionContext,
     Options,
@@ -32,9 +31,10 @@ from ..host.request import (
     refuse_within_ranks,
     script,
 )
-from ..host.restarts import Restart, check_restarts, remaining_kills, with_restarts
-from ..host.torch_versions import warn_of_untested_torch
-from ..limits import MAX_PROCESSES
+from ..restarts import Restart, check_restarts, remaining_kills, with_restarts
+from ..run_outputs import MAX_PROCESSES
+from ..torch_versions import warn_of_untested_torch
+from ..workers.idle_timer import idle_timer
 from .process_monitor import ProcessMonitor
 from .rank_main import RunRequest
 from .worlds import pool

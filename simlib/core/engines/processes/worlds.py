@@ -22,8 +22,8 @@ from ...record.oplog_reader import OpLogReader
 from ...record.rolling import RollingReader
 from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
-from ..host.forkserver import RANK_NAME, server_context, travelling
-from ..host.request import receive, send
+from ..request import receive, send
+from ..workers.server import RANK_NAME, server_context, travelling
 from .rank_main import rank_main
 
 GLOO = BACKENDS["gloo"]

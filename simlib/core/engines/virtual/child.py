@@ -21,9 +21,9 @@ from ...record import backend, safe_pickle
 from ...record.torch_inside import wrap_backward
 from ...record.transports.plain_group import stand_in_backend
 from ..confinement import confinement
-from ..host.isolation import Baseline
-from ..host.process_setup import die_with_the_kernel
-from ..host.request import FRAME, receive, send, send_bytes, serve
+from ..rank_process.isolation import Baseline
+from ..rank_process.setup import die_with_the_kernel
+from ..request import FRAME, receive, send, send_bytes, serve
 from . import per_rank
 from .ddp import share_what_ddp_gathers
 from .memory_hooks import tell_of_shards

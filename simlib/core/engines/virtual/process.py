@@ -15,8 +15,8 @@ from ...model.interrupts import uninterrupted
 from ...record import safe_pickle
 from ...record.oplog import NOBODY, create_shared_memory
 from ...record.oplog_reader import OpLogReader, Shared
-from ..host.forkserver import RANK_NAME, server_context, travelling
-from ..host.request import receive, send
+from ..request import receive, send
+from ..workers.server import RANK_NAME, server_context, travelling
 from .child import child_main
 from .ranks import PAGE, RUNNING
 

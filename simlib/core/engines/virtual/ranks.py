@@ -27,9 +27,9 @@ from ...record.recorder import Recorder, is_learners
 from ...record.requests import FOREVER
 from ...record.torch_inside import make_default_group
 from ...record.transports.backends import like_gloo
-from ..host.isolation import torch_seed
-from ..host.rank_environ import environ_on_equal_nodes
-from ..host.request import Request
+from ..rank_process.isolation import torch_seed
+from ..rank_process.setup import environ_on_equal_nodes
+from ..request import Request
 from . import per_rank
 from .dispatch_mode import DispatchMode
 from .flops import FlopCounts

@@ -28,8 +28,7 @@ from ...model.cluster import Cluster, Topology
 from ...model.failing import Failures, deaths_after
 from ...model.jitter import Slow
 from ...results.run import Run, make_run
-from ..host.idle_timer import idle_timer
-from ..host.request import (
+from ..request import (
     ByRank,
     ExecutionContext,
     cell_numbers,
@@ -42,9 +41,10 @@ from ..host.request import (
     refuse_within_ranks,
     script,
 )
-from ..host.restarts import Restart, check_restarts, with_restarts
-from ..host.torch_versions import refuse_untested_torch
-from ..limits import MAX_SIMULATED
+from ..restarts import Restart, check_restarts, with_restarts
+from ..run_outputs import MAX_SIMULATED
+from ..torch_versions import refuse_untested_torch
+from ..workers.idle_timer import idle_timer
 from . import reordering
 from .process import simulators
 from .ranks import SimulationRequest

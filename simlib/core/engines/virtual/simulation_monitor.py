@@ -14,7 +14,7 @@ from ...diagnose import failures
 from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ...model import errors
 from ...record import safe_pickle
-from ..host.request import FRAME, receive
+from ..request import FRAME, receive
 from .one_cpu import OneCpu
 
 POLL_S = 0.02

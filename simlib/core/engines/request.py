@@ -23,10 +23,10 @@ from typing import Any
 
 import cloudpickle
 
-from ...model.errors import InvalidCallError
-from ...model.failing import Failures
-from ..confinement import confinement
-from .rank_environ import script_environ
+from ..model.errors import InvalidCallError
+from ..model.failing import Failures
+from .confinement import confinement
+from .rank_process.setup import script_environ
 
 HEAVY_BYTES = 20 << 20
 WATCH_S = 60.0

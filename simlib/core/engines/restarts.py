@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...clockwork.simulation_options import check_seconds
-from ...model.errors import InvalidCallError, RankDiedError, RankError, SimlibError
-from ...model.failing import Failures, deaths_after
+from ..clockwork.simulation_options import check_seconds
+from ..model.errors import InvalidCallError, RankDiedError, RankError, SimlibError
+from ..model.failing import Failures, deaths_after
 
 if TYPE_CHECKING:
-    from ...results.run import Run
+    from ..results.run import Run
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Whether Linux has killed a process for want of memory.
+"""What Linux knows of a process: whether it sleeps, and whether it was killed for want of memory.
 
-Linux counts its kills, for each group of processes that has a limit of its own (cgroup, version 1
+Linux counts such kills, for each group of processes that has a limit of its own (cgroup, version 1
 or 2), and for the machine. So a count is taken before, and another one after a process was ended by
 SIGKILL. Where neither can be read, its log may tell; else nobody knows.
 """
@@ -81,3 +81,19 @@ def _kernel_log() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def sleep_count(pid: int) -> int | None:
+    """How often the thread has gone to sleep, if it sleeps now; None if it runs or is not told.
+
+    The same count twice means that it slept all the time in between.
+    """
+    try:
+        with open(f"/proc/{pid}/task/{pid}/status") as file:
+            pairs = (line.partition(":") for line in file)
+            fields = {name: text.strip() for name, _, text in pairs}
+    except OSError:
+        return None
+    if not fields["State"].startswith("S"):
+        return None
+    return int(fields["voluntary_ctxt_switches"])

@@ -1,0 +1,112 @@
+"""The server that processes of ranks are forked from, and how they are started.
+
+The server imports torch once per kernel. This module does without torch, so that a program in a
+hurry can start the server before its own imports.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing import forkserver, popen_forkserver, spawn
+from multiprocessing.context import ForkServerContext
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+PRELOADED = [
+    "simlib.facade",
+    "simlib.core.engines.processes.rank_main",
+    "simlib.core.engines.workers.preload",
+]
+"""What the server imports, by name: processes that are forked from it begin with it."""
+RANK_NAME = "simlib rank"
+_preparation = spawn.get_preparation_data
+
+
+def stop_server() -> None:
+    """End the server, though it may still import; whoever needs it again starts another one."""
+    server = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+    server._stop()
+
+
+def start_server(also: Sequence[str] = ()) -> None:
+    """Start the server where there is none; it may import for a while after this has returned.
+
+    ``also`` are names of modules that it imports beside the others.
+
+    It is started deaf to Ctrl-C, from its first moment on: a blocked signal is inherited.
+    """
+    forkserver.set_forkserver_preload([*PRELOADED, *also])
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+def _preparation_without_main(name: str) -> dict[str, Any]:
+    """What multiprocessing tells a new process; our ranks are not told of the kernel's script.
+
+    They would run it again, and functions travel by value: a rank has no need of it.
+    """
+    data = _preparation(name)
+    if name.startswith(RANK_NAME):
+        for key in ("init_main_from_name", "init_main_from_path"):
+            data.pop(key, None)
+    return data
+
+
+spawn.get_preparation_data = _preparation_without_main
+
+
+def _polled_by_one(poll: Callable[..., int | None]) -> Callable[..., int | None]:
+    """`Popen.poll` for several threads: the exit code lies in a pipe, and can be read once.
+
+    Whoever starts a process polls all others. So the thread that prepares the spare world would
+    take the exit code away from the thread that waits for it, and that one would say 255.
+    """
+    lock = threading.Lock()
+
+    def poll_once(self, flag=os.WNOHANG):
+        if self.returncode is None:
+            wait_s = 0 if flag == os.WNOHANG else None
+            if not multiprocessing.connection.wait([self.sentinel], wait_s):
+                return None
+            with lock:
+                return poll(self)
+        return self.returncode
+
+    return poll_once
+
+
+popen_forkserver.Popen.poll = _polled_by_one(popen_forkserver.Popen.poll)
+
+
+def server_context() -> ForkServerContext:
+    """The standard library's forkserver context, with its server started."""
+    start_server()
+    return multiprocessing.get_context("forkserver")
+
+
+class _Descriptor:
+    """A file descriptor on its way to a rank; multiprocessing duplicates it while it starts one."""
+
+    def __init__(self, fd):
+        self._fd = fd
+
+    def __reduce__(self):
+        return _same, (DupFd(self._fd),)
+
+
+def _same(value):
+    return value
+
+
+def travelling(value: Any) -> Any:
+    """A descriptor as an argument of a process that starts; other values as they are."""
+    return _Descriptor(value) if isinstance(value, int) else value
