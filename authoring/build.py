@@ -46,7 +46,7 @@ from simlib.classroom.grading.source import (
     without_hidden,
     without_markers,
 )
-from simlib.core.model.display_mixin import alt_metadata
+from simlib.core.draw.display import alt_metadata
 
 ROOT = Path(__file__).resolve().parent.parent
 CELL_TIMEOUT_S = 600

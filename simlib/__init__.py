@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ._names import install as _find_public_names
 from .core.draw.notebook_figures import follow_theme as _follow_theme
-from .core.model.package import VERSION as _VERSION
+from .core.environment import VERSION as _VERSION
 
 _find_public_names()
 

@@ -12,9 +12,8 @@ import sys
 from . import classroom, cluster, course
 from .core.engines import run_outputs
 from .core.engines.run_outputs import MAX_PROCESSES, MAX_SIMULATED
+from .core.environment import VERSION, MissingExtra
 from .core.model.errors import RunInterrupted, SimlibError
-from .core.model.extras import MissingExtra
-from .core.model.package import VERSION
 
 
 def main(argv=None):

@@ -1,7 +1,7 @@
 """What can become of an abstract program: every interleaving, every choice of an any-source recv.
 
-It shares no code with `simlib.core.model.matching`. A rank is a list of steps: it posts a call, and
-it waits for one. Posting never blocks; a wait ends when
+It shares no code with `simlib.core.diagnose.matching`. A rank is a list of steps: it posts a call,
+and it waits for one. Posting never blocks; a wait ends when
 
 * every member of the group has posted its k-th collective of that group, for a collective;
 * every member to be has posted its k-th `new_group`, for that (those who are none pass through);

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import strategies as st
 from oracle import ITEM_SIZE, Oracle
 
-from simlib.core.model.matching import Matcher
+from simlib.core.diagnose.matching import Matcher
 from simlib.core.model.trace import Group, Op, Site, describe_call
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")

@@ -9,7 +9,7 @@ from lab_server import write_notebook
 from notebook_page import PICTURE_LIMIT_S, NotebookPage, use_theme
 
 import simlib
-from simlib.core.model.display_mixin import alt_metadata
+from simlib.core.draw.display import alt_metadata
 
 STORED_WORDS = 'Rank 0 waits for "rank 1" <b>'
 DRAWN = """\

@@ -88,7 +88,7 @@ VALUES = {
     ),
     "a_report_of_failure": Case(
         gives(
-            "    from simlib.core.model.failure_report import FailureReport\n"
+            "    from simlib.core.model.errors import FailureReport\n"
             "    return FailureReport('NAME: right', [x], {}, 'right', [], x, exit_code=0)"
         ),
         "wrong",
@@ -96,7 +96,7 @@ VALUES = {
     "a_forged_report_of_failure": Case(
         gives(
             "    import simlib.core.record.returned as returned\n"
-            "    from simlib.core.model.failure_report import FailureReport\n"
+            "    from simlib.core.model.errors import FailureReport\n"
             "    forged = FailureReport(x, [x], {'NAME': 'right'}, 7, [], 'no', exit_code=[x])\n"
             "    returned.describe = lambda error: forged\n"
             "    raise SystemExit if rank else ValueError",

@@ -10,8 +10,8 @@ import torch
 
 from simlib.classroom.confinement.broker import Broker, framed
 from simlib.classroom.confinement.exchange import Exchange, WrongWords, difference
+from simlib.core.environment import VARIABLE
 from simlib.core.model.trace import Group, Op, Site
-from simlib.core.model.trust import VARIABLE
 from simlib.core.record import safe_pickle
 
 PROGRAM = """

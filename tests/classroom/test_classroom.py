@@ -44,7 +44,7 @@ from simlib.classroom.grading.sandboxed.graded_checks import GradedChecks
 from simlib.classroom.grading.score import QuestionResult, is_cut_short
 from simlib.classroom.grading.session import CellResult
 from simlib.cli import main
-from simlib.core.model.package import ROOT
+from simlib.core.environment import ROOT
 from simlib.core.model.trace import Trace
 from simlib.core.results.run import Run
 

@@ -14,7 +14,7 @@ from simlib.classroom.grading import masked_paths, sandbox, whole_class
 from simlib.classroom.grading.course import SOURCES
 from simlib.classroom.grading.masked_paths import hiding
 from simlib.cli import main
-from simlib.core.model.package import ROOT
+from simlib.core.environment import ROOT
 
 SEEN = """
 import os, sys

@@ -17,7 +17,7 @@ from simlib.cluster.batch.job_monitor import JobMonitor
 from simlib.cluster.batch.job_rank import code_of
 from simlib.cluster.batch.supervisor import FOLLOWED
 from simlib.cluster.launch.addresses import answered_by_all, which_answer
-from simlib.core.model.failure_report import FailureReport
+from simlib.core.model.errors import FailureReport
 
 
 @pytest.fixture

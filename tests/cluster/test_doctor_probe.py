@@ -20,9 +20,9 @@ def test_a_link_that_somebody_has_left_in_the_common_folder_is_not_followed(tmp_
 
 def test_sources_that_cannot_be_read_are_no_fault_of_ssh(tmp_path, monkeypatch):
     package = tmp_path / "simlib"
-    (package / "core" / "model").mkdir(parents=True)
+    (package / "core").mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "core" / "model" / "package.py").write_text('VERSION = "1.2"')
+    (package / "core" / "environment.py").write_text('VERSION = "1.2"')
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "simlib")
     version, folder, _ = probe.simlib()

@@ -14,7 +14,7 @@ from simlib.cluster.batch import folder as folders
 from simlib.cluster.batch import job as jobs
 from simlib.cluster.batch import state, verdict_file
 from simlib.cluster.batch.folder import JobFolder
-from simlib.core.model.failure_report import FailureReport
+from simlib.core.model.errors import FailureReport
 
 RANKS = 2
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from simlib.core.model.trust import VARIABLE
+from simlib.core.environment import VARIABLE
 
 PROGRAM = """
 import ctypes, sys, torch, torch.distributed as dist, simlib

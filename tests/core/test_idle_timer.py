@@ -20,7 +20,7 @@ from simlib.core.engines.virtual.process import simulators
 from simlib.core.engines.workers import idle_timer as tested
 from simlib.core.engines.workers.idle_timer import MINUTES, VARIABLE, IdleTimer, minutes, warm_up
 from simlib.core.engines.workers.server import server_context
-from simlib.core.model import trust
+from simlib.core.environment import VARIABLE as CONFINEMENT
 
 
 class Clock:
@@ -139,7 +139,7 @@ def test_zero_minutes_start_no_timer(monkeypatch, clock):
 
 
 def test_a_kernel_that_grades_keeps_its_server(monkeypatch):
-    monkeypatch.setenv(trust.VARIABLE, "1")
+    monkeypatch.setenv(CONFINEMENT, "1")
     assert minutes() == math.inf
 
 

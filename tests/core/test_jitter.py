@@ -19,7 +19,7 @@ from simlib.scale import Jitter, jitter_factors
 
 import simlib
 from simlib import Cluster, Device, Link
-from simlib.core.model import jitter
+from simlib.core.model import chance
 
 SEED = int(os.environ["SEED"])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -108,7 +108,7 @@ def test_a_functions_random_numbers_belong_to_seed_rank_and_piece():
     assert len(np.unique(factors)) == 60
     assert (Jitter(take, seed=SEED).factors(5, 2) == factors[:5, :2]).all()
     for rank, k in ((0, 0), (2, 19)):
-        own = jitter.generator(SEED, jitter.COMPUTING, rank, k)
+        own = chance.generator(SEED, chance.COMPUTING, rank, k)
         own.random(k)
         assert factors[k, rank] == own.random()
 
@@ -305,4 +305,4 @@ def test_refusals_of_a_jitter(given, words):
 
 
 def test_examples_in_docstrings():
-    assert doctest.testmod(jitter).failed == 0
+    assert doctest.testmod(chance).failed == 0

@@ -21,8 +21,8 @@ from schedules import (
     wrong_programs,
 )
 
-from simlib.core.model import matching
-from simlib.core.model.matching import Matcher, disagreement
+from simlib.core.diagnose import matching
+from simlib.core.diagnose.matching import Matcher, disagreement
 from simlib.core.model.trace import Group
 
 SEED = int(os.environ["SEED"])

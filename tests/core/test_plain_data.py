@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simlib.core.model.failure_report import FailureReport
+from simlib.core.model.errors import FailureReport
 from simlib.core.record.plain_data import is_plain
 from simlib.core.record.safe_pickle import dumps_tree, loads_tree
 

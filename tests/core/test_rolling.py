@@ -7,7 +7,7 @@ import pytest
 
 from simlib.core.diagnose.monitor import DeadlockDetector
 from simlib.core.model.errors import DeadlockError
-from simlib.core.model.evicted import Evicted
+from simlib.core.model.trace import Evicted
 from simlib.core.record.oplog import (
     ANY_SOURCE,
     ASYNC,

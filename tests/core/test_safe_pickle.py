@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as arrays
 from numpy._core.multiarray import _reconstruct
 
 from simlib.classroom.checks.compare import difference
-from simlib.core.model import trust
-from simlib.core.model.failure_report import FailureReport
+from simlib.core.environment import VARIABLE
+from simlib.core.model.errors import FailureReport
 from simlib.core.model.ledger import CATEGORIES, Ledger
 from simlib.core.model.trace import Group, WireMessage
 from simlib.core.record import safe_pickle, safe_values
@@ -51,7 +51,7 @@ GROUP = Group("world", (0, 1))
 @pytest.fixture
 def distrusted(monkeypatch):
     """A kernel that must not trust its ranks."""
-    monkeypatch.setenv(trust.VARIABLE, "1")
+    monkeypatch.setenv(VARIABLE, "1")
 
 
 def sent(value):
@@ -172,7 +172,7 @@ VALUES = st.recursive(
 @settings(max_examples=100, deadline=None)
 def test_whatever_is_plain_arrives(value):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(trust.VARIABLE, "1")
+        patch.setenv(VARIABLE, "1")
         assert pickle.dumps(safe_pickle.tree_of(sent(value), {})) == pickle.dumps(
             safe_pickle.tree_of(value, {})
         )
@@ -270,5 +270,5 @@ def test_no_bytes_make_a_bool_that_is_neither(distrusted):
 
 
 def test_elsewhere_ranks_may_send_what_they_like(monkeypatch):
-    monkeypatch.delenv(trust.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     assert isinstance(sent(Own()), Own)

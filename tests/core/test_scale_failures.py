@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 import simlib
-from simlib.core.model import failing
+from simlib.core.model import chance
 from simlib.core.scale import (
     Failures,
     Jitter,
@@ -267,6 +267,6 @@ def test_refusals(call, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("module", [failures, failing])
+@pytest.mark.parametrize("module", [failures, chance])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0

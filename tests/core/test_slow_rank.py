@@ -19,7 +19,7 @@ from simlib.scale import Jitter
 
 import simlib
 from simlib.core.engines.rank_process import slow_rank
-from simlib.core.model.jitter import Pace
+from simlib.core.model.chance import Pace
 
 SEED = int(os.environ["SEED"])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simlib import cli, digits
-from simlib.core.model.extras import MissingExtra, need
+from simlib.core.environment import MissingExtra, need
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...core.environment import GIVEN, ROOT
 from ...core.model.errors import InvalidCallError
-from ...core.model.package import GIVEN, ROOT
 from .verdict import RIGHT, Verdict
 
 FOLDER = "checks"

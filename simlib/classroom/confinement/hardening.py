@@ -10,7 +10,7 @@ import secrets
 import sys
 from multiprocessing import forkserver
 
-from ...core.model.trust import are_ranks_trusted
+from ...core.environment import are_ranks_trusted
 
 PR_SET_DUMPABLE = 4
 

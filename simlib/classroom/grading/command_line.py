@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ...core.model.extras import need
+from ...core.environment import need
 from .course import EXERCISES
 from .notebook_file import Unreadable, read_bytes
 

@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.model.package import ROOT
+from ...core.environment import ROOT
 from . import collect, handout, overrides, pages, reports, sandbox, session, whole_class
 from .cache import SEEDS, Cache
 from .course import WRONG_ANSWERS

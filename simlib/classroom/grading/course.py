@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...core.model.package import ROOT
+from ...core.environment import ROOT
 
 SOURCES = Path("authoring") / "exercises"
 """Within the repository: the sources of exercises, with solutions and hidden cells."""

@@ -11,7 +11,7 @@ import os
 from contextvars import ContextVar
 from pathlib import Path
 
-from ...core.model.package import GIVEN, ROOT
+from ...core.environment import GIVEN, ROOT
 
 HIDDEN = ContextVar("hidden", default=())
 """Of this grading: submissions, report, sources of exercises, tables."""

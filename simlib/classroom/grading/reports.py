@@ -9,7 +9,7 @@ import re
 import unicodedata
 from pathlib import Path
 
-from ...core.model.package import VERSION as SIMLIB_VERSION
+from ...core.environment import VERSION as SIMLIB_VERSION
 from .cache import write
 from .grade import without_points
 from .lms_export import WITHOUT, tables_for_platforms, texts_for_platforms

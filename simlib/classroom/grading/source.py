@@ -8,7 +8,7 @@ program, the lines that are wrong stand beside the solution, between markers of 
 import copy
 import re
 
-from ...core.model.extras import need
+from ...core.environment import need
 from ..parts import complaint_about
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from ...core.engines.restarts import Restart, remaining_kills, with_restarts
-from ...core.model.failing import Failures
+from ...core.model.chance import Failures
 from ...core.record import returned
 from ...core.record.safe_pickle import loads_tree
 from ...core.results.run import Run

@@ -6,7 +6,7 @@ import time
 
 from ...core.diagnose import failures
 from ...core.diagnose.monitor import DeadlockDetector, RunMonitor
-from ...core.model.failure_report import FailureReport
+from ...core.model.errors import FailureReport
 from . import answers
 from .logs import LogFile
 

@@ -14,10 +14,9 @@ import cloudpickle
 from ...core.clockwork.simulation_options import ON_DEATH, check_choice, check_kill, check_slow
 from ...core.engines.request import ExecutionContext, cell_numbers, check_timeout
 from ...core.engines.restarts import Restart, Restarts, check_restarts, remaining_kills
+from ...core.environment import ROOT
+from ...core.model.chance import Failures, Slow
 from ...core.model.errors import InvalidCallError, JobError, check_count
-from ...core.model.failing import Failures
-from ...core.model.jitter import Slow
-from ...core.model.package import ROOT
 from ...core.record.oplog import FORMAT
 from ...core.record.safe_pickle import dumps_tree
 from ..transports.backends import check_for_job

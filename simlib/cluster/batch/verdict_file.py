@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ...core.diagnose.matching import Wait
 from ...core.diagnose.verdicts import WaitGraph
 from ...core.model import errors
-from ...core.model.matching import Wait
 from ...core.model.trace import Group, Op, Site
 from ...core.record.safe_pickle import dumps_tree, loads_tree
 

@@ -9,8 +9,8 @@ from importlib import metadata
 
 import torch
 
+from ...core.environment import VERSION
 from ...core.model.errors import JobError
-from ...core.model.package import VERSION
 
 
 def versions():

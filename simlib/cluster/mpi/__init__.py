@@ -12,7 +12,7 @@ Published scripts that say ``backend="mpi"`` run unchanged::
 
 import os
 
-from ...core.model.extras import need
+from ...core.environment import need
 from ..launch import ucx
 
 need("cluster", "mpi4py", what="simlib.mpi")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from ..model.matching import Matcher, disagreement
+from ..diagnose.matching import Matcher, disagreement
 from ..model.trace import Group
 from ..record.transports.plain_group import SharedOutputs
 from .collective_in_flight import LEAVE_EARLY, CollectiveInFlight

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from ..collectives.choice import schedule
-from ..model.jitter import Pace
+from ..model.chance import Pace
 from .collective_in_flight import Plan, Transfers
 from .group_collectives import Channel
 from .mailbox import Mailbox

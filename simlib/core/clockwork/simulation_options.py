@@ -7,9 +7,8 @@ import numbers
 from dataclasses import dataclass, field
 
 from ..collectives.choice import ALGORITHMS, choose
+from ..model.chance import Failures, Jitter
 from ..model.errors import InvalidCallError
-from ..model.failing import Failures
-from ..model.jitter import Jitter
 
 POLICIES = ("mpich", "nccl", "gloo")
 ON_DEATH = ("end", "continue")

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from ..model import errors
-from ..model.failure_report import FailureReport
+from ..model.errors import FailureReport
 from ..model.words import ranks_in_words, shortened
 from ..record.oplog_reader import make_site
 from ..record.recorder import is_learners

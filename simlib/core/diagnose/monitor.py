@@ -11,13 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from ..model.errors import DeadlockError, SimlibError
-from ..model.evicted import Evicted
-from ..model.failure_report import FailureReport
-from ..model.matching import Matcher
-from ..model.trace import Op
+from ..model.errors import DeadlockError, FailureReport, SimlibError
+from ..model.trace import Evicted, Op
 from . import failures, verdicts
 from .findings import Evidence, Finding, found_in
+from .matching import Matcher
 
 KEPT_BYTES = 1 << 20
 """What is kept of one rank's output: the first and the last half of this many bytes."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from ..draw.display import Displayed
 from ..model import errors
-from ..model.display_mixin import Displayed
 from ..model.words import MAX_NAMES, ranks_in_words, shortened
 
 RULES = {

@@ -6,7 +6,7 @@ ends, as its parts hold on to the half that is gone.
 
 from importlib import import_module
 
-from ..model.interrupts import uninterrupted
+from ..environment import uninterrupted
 
 _FILE_OF = {
     "Player": "player",

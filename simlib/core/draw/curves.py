@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..model.extras import need
+from ..environment import need
 from .display import in_notebook
 
 if TYPE_CHECKING:  # matplotlib is loaded where a picture is drawn

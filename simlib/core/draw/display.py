@@ -1,4 +1,4 @@
-"""What is shown of a run: what ranks print, live and after; and what was found."""
+"""What a notebook or a terminal shows: what ranks print, what was found, pictures with alt text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 import sys
 import time
 
-from ..model.trust import are_ranks_trusted
+from ..environment import are_ranks_trusted
 
 SHOWN_LINES = 400
 """Lines of one rank that a notebook shows after a run."""
@@ -202,3 +202,38 @@ def show_and_raise(display, run, failure):
     if getattr(failure, "graph", None) is not None:
         display.picture(failure.graph)
     raise failure
+
+
+class Displayed:
+    """Mixed into what has a ``_repr_png_``: a notebook keeps `in_words` as the picture's alt text.
+
+    It stands in the metadata of the output, where nbconvert looks for it; JupyterLab learns it from
+    the course's extension (`scripts/lab_extensions`).
+    """
+
+    __slots__ = ()
+
+    def in_words(self) -> str:
+        """What the picture shows, in sentences."""
+        raise NotImplementedError
+
+    def _repr_mimebundle_(self, **kwargs):
+        return {}, alt_metadata(self.in_words())
+
+
+class DisplayMixin(Displayed):
+    """Mixed into what has ``draw()``, a figure by which it is shown."""
+
+    __slots__ = ()
+
+    def in_words(self) -> str:
+        """What the figure's axes are called: for whoever does not see it."""
+        return self.draw().in_words()
+
+    def _repr_png_(self):
+        return self.draw()._repr_png_()
+
+
+def alt_metadata(words: str) -> dict:
+    """The metadata of an output that has a PNG, with its alt text."""
+    return {"image/png": {"alt": words}}

@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ..model.display_mixin import Displayed
 from .dark_canvas import DarkCanvas
 from .dark_variant import png_of_both
+from .display import Displayed
 from .style import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
 
 __all__ = [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from ..model.display_mixin import alt_metadata
-from .display import in_notebook
+from .display import alt_metadata, in_notebook
 
 
 def follow_theme():

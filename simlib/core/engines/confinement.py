@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ..model.trust import VARIABLE
+from ..environment import VARIABLE
 
 
 class Confinement:

@@ -23,8 +23,8 @@ from typing import Any
 
 import cloudpickle
 
+from ..model.chance import Failures
 from ..model.errors import InvalidCallError
-from ..model.failing import Failures
 from .confinement import confinement
 from .rank_process.setup import script_environ
 

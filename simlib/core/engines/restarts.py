@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..clockwork.simulation_options import check_seconds
+from ..model.chance import Failures, deaths_after
 from ..model.errors import InvalidCallError, RankDiedError, RankError, SimlibError
-from ..model.failing import Failures, deaths_after
 
 if TYPE_CHECKING:
     from ..results.run import Run

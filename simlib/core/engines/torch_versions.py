@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from ..environment import ROOT, VERSION
 from ..model.errors import SimlibError
-from ..model.package import ROOT, VERSION
 
 OLDEST, NEWEST = (2, 12), (2, 15)
 """The range that tests have passed on; docs/install.md has each version with its date."""

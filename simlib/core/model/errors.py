@@ -13,15 +13,76 @@ A run that fails raises a `SimlibError`. It knows
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from .failure_report import FailureReport
     from .trace import Site
 
 
-class SimlibError(Exception):
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """An exception of a rank's, as plain data.
+
+    Attributes
+    ----------
+    type, message : str
+        The exception's class, by name, and its words.
+    frames : list of (str, int, str)
+        The learner's frames as (file, line, function), outermost first.
+    text : str
+        The traceback without the frames of simlib and torch.
+    invalid : bool
+        Whether torch or simlib refused the call.
+    from_wait : bool
+        Whether other ranks ended it: in a wait for them, or because they are gone.
+    ledger : dict or None
+        Of a rank that ran out of memory: its bytes by category.
+    exit_code : int, str or None
+        Of a rank that left by `sys.exit`: what it gave.
+    """
+
+    type: str
+    message: str
+    frames: list
+    text: str
+    invalid: bool
+    from_wait: bool
+    ledger: dict | None = None
+    exit_code: object = None
+
+
+class _Ending(BaseException):
+    """How a run ended, as an exception; see `SimlibError` for the parameters."""
+
+    DETAILS: ClassVar[dict[str, Any]] = {}
+    """What a class knows beside that: the attribute's name, and its value where none is given."""
+    sites: dict[int, Site]
+    run: Any
+
+    def __init__(
+        self,
+        message: str,
+        sites: Mapping[int, Site] | None = None,
+        run: Any = None,
+        **details: Any,
+    ) -> None:
+        super().__init__(message)
+        self.sites = dict(sites or {})
+        self.run = run
+        for name in details.keys() - self.DETAILS:
+            raise TypeError(f"{type(self).__name__} has no {name}")
+        for name, default in self.DETAILS.items():
+            value = details.get(name)
+            setattr(self, name, dict(value or {}) if isinstance(default, dict) else value)
+
+    def _render_traceback_(self) -> list[str]:
+        """The text a notebook shows: the message alone, without the frames of simlib."""
+        return str(self).splitlines()
+
+
+class SimlibError(_Ending, Exception):
     """A wrong program, told in the learner's own lines.
 
     Parameters
@@ -32,23 +93,11 @@ class SimlibError(Exception):
         Where each rank concerned was.
     run : Run, optional
         What happened until then.
+    details
+        What a class knows beside that, by the names of its attributes.
     """
 
     kind = "error"
-
-    def __init__(
-        self,
-        message: str,
-        sites: Mapping[int, Site] | None = None,
-        run: Any = None,
-    ) -> None:
-        super().__init__(message)
-        self.sites = dict(sites or {})
-        self.run = run
-
-    def _render_traceback_(self) -> list[str]:
-        """The text a notebook shows: the message alone, without the frames of simlib."""
-        return str(self).splitlines()
 
 
 class InvalidCallError(SimlibError):
@@ -64,18 +113,9 @@ class RankError(SimlibError):
     """
 
     kind = "rank_error"
-
-    def __init__(
-        self,
-        message: str,
-        sites: Mapping[int, Site] | None = None,
-        run: Any = None,
-        tracebacks: Mapping[int, str] | None = None,
-        reports: Mapping[int, FailureReport] | None = None,
-    ) -> None:
-        super().__init__(message, sites, run)
-        self.tracebacks = dict(tracebacks or {})
-        self.reports = dict(reports or {})
+    DETAILS = {"tracebacks": {}, "reports": {}}
+    tracebacks: dict[int, str]
+    reports: dict[int, FailureReport]
 
 
 class RankDiedError(SimlibError):
@@ -85,16 +125,8 @@ class RankDiedError(SimlibError):
     """
 
     kind = "rank_died"
-
-    def __init__(
-        self,
-        message: str,
-        sites: Mapping[int, Site] | None = None,
-        run: Any = None,
-        exitcodes: Mapping[int, int] | None = None,
-    ) -> None:
-        super().__init__(message, sites, run)
-        self.exitcodes = dict(exitcodes or {})
+    DETAILS = {"exitcodes": {}}
+    exitcodes: dict[int, int]
 
 
 class DeadlockError(SimlibError):
@@ -105,32 +137,16 @@ class DeadlockError(SimlibError):
     """
 
     kind = "deadlock"
-
-    def __init__(
-        self,
-        message: str,
-        sites: Mapping[int, Site] | None = None,
-        run: Any = None,
-        graph: Any = None,
-    ) -> None:
-        super().__init__(message, sites, run)
-        self.graph = graph
+    DETAILS = {"graph": None}
+    graph: Any
 
 
 class MismatchError(SimlibError):
     """Ops that meet disagree; ``.rule`` is the word for what on."""
 
     kind = "mismatch"
-
-    def __init__(
-        self,
-        message: str,
-        sites: Mapping[int, Site] | None = None,
-        run: Any = None,
-        rule: str | None = None,
-    ) -> None:
-        super().__init__(message, sites, run)
-        self.rule = rule
+    DETAILS = {"rule": None}
+    rule: str | None
 
 
 class UnfinishedError(SimlibError):
@@ -155,16 +171,8 @@ class OutOfMemoryError(SimlibError):
     """A simulated rank holds more than its device has; ``.ledger`` is its bytes by category."""
 
     kind = "out_of_memory"
-
-    def __init__(
-        self,
-        message: str,
-        sites: Mapping[int, Site] | None = None,
-        run: Any = None,
-        ledger: Mapping[str, int] | None = None,
-    ) -> None:
-        super().__init__(message, sites, run)
-        self.ledger = dict(ledger or {})
+    DETAILS = {"ledger": {}}
+    ledger: dict[str, int]
 
 
 class JobError(SimlibError):
@@ -173,22 +181,10 @@ class JobError(SimlibError):
     kind = "job"
 
 
-class RunInterrupted(KeyboardInterrupt):
+class RunInterrupted(_Ending, KeyboardInterrupt):
     """The Stop button (or Ctrl-C) ended a run; ``.sites`` says where each rank was."""
 
     kind = "interrupted"
-
-    def __init__(
-        self,
-        message: str,
-        sites: Mapping[int, Site] | None = None,
-        run: Any = None,
-    ) -> None:
-        super().__init__(message)
-        self.sites = dict(sites or {})
-        self.run = run
-
-    _render_traceback_ = SimlibError._render_traceback_
 
 
 def check_number(name: str, value: object, low: float = 0.0, above: bool = False) -> None:

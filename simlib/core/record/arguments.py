@@ -3,7 +3,7 @@
 They are the backend's own (`transports.backends`), and a few that Gloo leaves out and then hands
 back memory nobody has written. Both engines ask here before a call is written down, so that both
 refuse it in the same sentence.
-What ranks must agree on among themselves is judged elsewhere (`simlib.core.model.matching`).
+What ranks must agree on among themselves is judged elsewhere (`simlib.core.diagnose.matching`).
 
 A check of a collective takes the call's arguments (without its options), and the rank and the size
 of the group. It costs some microseconds.

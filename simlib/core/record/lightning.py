@@ -6,8 +6,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ..environment import need
 from ..model.errors import InvalidCallError
-from ..model.extras import need
 
 
 def environment() -> Any:

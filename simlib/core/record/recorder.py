@@ -14,7 +14,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from ..model.package import FOLDER
+from ..environment import FOLDER
 from .fingerprints import word_for
 from .pending import Pending
 from .stream_ends import StreamEnds

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import cloudpickle
 
-from ..model.errors import InvalidCallError, OutOfMemoryError
-from ..model.failure_report import FailureReport
+from ..model.errors import FailureReport, InvalidCallError, OutOfMemoryError
 from . import safe_pickle
 from .recorder import is_learners
 

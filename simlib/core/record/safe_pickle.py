@@ -20,7 +20,7 @@ import pickle
 import numpy as np
 import torch
 
-from ..model.trust import are_ranks_trusted
+from ..environment import are_ranks_trusted
 from .safe_values import ELEMENTS, NUMBERS, RECORDS, SCALARS, value_of
 
 

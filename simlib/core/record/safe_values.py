@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import torch
 
-from ..model.failure_report import FailureReport
+from ..model.errors import FailureReport
 from ..model.ledger import Ledger
 from ..model.trace import Group, WireMessage
 

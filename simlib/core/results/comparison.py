@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..model.display_mixin import Displayed
+from ..draw.display import Displayed
 from ..model.errors import InvalidCallError
 from ..model.words import aligned, short_bytes
 from .run import Run

@@ -11,8 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..model.evicted import Evicted
-from ..model.trace import Group, Op, Piece, Site, Trace, WireMessage
+from ..model.trace import Evicted, Group, Op, Piece, Site, Trace, WireMessage
 from .chrome import KEY, PLAIN, VERSION
 from .run import Run
 

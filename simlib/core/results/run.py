@@ -12,8 +12,8 @@ import numpy as np
 
 from ..diagnose.findings import Finding
 from ..diagnose.monitor import RunMonitor
+from ..draw.display import Displayed
 from ..model.cluster import Cluster
-from ..model.display_mixin import Displayed
 from ..model.errors import InvalidCallError
 from ..model.ledger import Ledger
 from ..model.trace import Group, Op, Trace, WireMessage

@@ -16,8 +16,7 @@ tensors, and parameter servers. `expected_max` is how long the slowest of many r
 Answers are exact. Where an exact one would take too long, a sentence says what is quick.
 """
 
-from ..model.failing import Failures
-from ..model.jitter import Jitter
+from ..model.chance import Failures, Jitter
 from .buckets import bucket_sizes, measured_buckets
 from .collective import algbw, busbw, ends_of, time_of
 from .even_pipelines import even_pipeline_time

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..model.chance import check_mtbf
 from ..model.errors import InvalidCallError, as_int, check_count, check_number
-from ..model.failing import check_mtbf
 
 FORMULAS = ("young", "daly", "exact")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..model.chance import Jitter, check_kind, check_spread, draw
 from ..model.errors import InvalidCallError, as_int, check_count, check_number
-from ..model.jitter import Jitter, check_kind, check_spread, draw
 from ..model.words import aligned, seconds_text
 from .buckets import BUCKET_BYTES, bucket_sizes
 from .collective import ends_of

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..draw.display import DisplayMixin
 from ..model.cluster import Topology
-from ..model.display_mixin import DisplayMixin
 from ..model.errors import InvalidCallError, as_int, check_count, check_number
 from ..model.words import aligned, seconds_text, short_bytes
 from .pipeline_orders import most_held, order_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..model.display_mixin import DisplayMixin
+from ..draw.display import DisplayMixin
 from ..model.errors import InvalidCallError, as_int, check_number
 from ..model.words import aligned, seconds_text, short_bytes
 from .training import step_time

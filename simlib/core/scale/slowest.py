@@ -9,8 +9,8 @@ from numbers import Real
 
 import numpy as np
 
+from ..model.chance import Jitter, check_kind, check_spread
 from ..model.errors import InvalidCallError, as_int, check_count, check_number
-from ..model.jitter import Jitter, check_kind, check_spread
 
 FAR = 40.0
 """Normal values are integrated to so many deviations: beyond is less than a float can hold."""

@@ -7,7 +7,7 @@ from numbers import Real
 
 import numpy as np
 
-from ..model.display_mixin import DisplayMixin
+from ..draw.display import DisplayMixin
 from ..model.errors import InvalidCallError, as_int, check_count, check_number
 from ..model.words import aligned, seconds_text, short_bytes
 from .buckets import BUCKET_BYTES, bucket_sizes

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from ...core.model.extras import need
+from ...core.environment import need
 
 TRAINING_IMAGES = 1500
 """Images to train on; the other 297 of scikit-learn's 1,797 are held out."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
+from ...core.model.chance import check_mtbf
 from ...core.model.cluster import Cluster
 from ...core.model.errors import InvalidCallError, check_count, check_number
-from ...core.model.failing import check_mtbf
 from ...core.scale.failures import time_with_failures
 from .mesh_model import (
     ITEMSIZE,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...core.model.jitter import Jitter
+from ...core.model.chance import Jitter
 from ..datasets.digits import load
 from .break_even_model import sync_s
 

@@ -24,7 +24,7 @@ from IPython.core.compilerop import code_name
 from ....core.engines.processes.worlds import pool
 from ....core.engines.virtual.process import simulators
 from ....core.engines.workers.server import RANK_NAME, server_context, travelling
-from ....core.model.interrupts import uninterrupted
+from ....core.environment import uninterrupted
 from ...checks.verdict import WRONG, Verdict
 from ...confinement.hardening import end_without_server
 from ...confinement.process_sandbox import HOME

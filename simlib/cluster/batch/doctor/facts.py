@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ....core.environment import ROOT
 from ....core.model.errors import InvalidCallError, JobError
-from ....core.model.package import ROOT
 from ...launch.launchers import mpi_named
 from ..mpiexec import Mpiexec, mpi_of
 from .dialog import Dialog, NoAnswer

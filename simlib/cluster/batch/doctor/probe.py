@@ -94,7 +94,7 @@ def simlib():
 
 def version_in(folder):
     """The version that the simlib in a folder states."""
-    place = os.path.join(folder, "core", "model", "package.py")
+    place = os.path.join(folder, "core", "environment.py")
     if not os.path.exists(place):  # an older one
         place = os.path.join(folder, "__init__.py")
     with open(place, encoding="utf-8") as file:

@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ....core.environment import ROOT
 from ....core.model.errors import JobError, SimlibError
-from ....core.model.package import ROOT
 from ....core.record.safe_pickle import dumps_tree, loads_tree
 from ..folder import JobFolder
 from ..job import Job

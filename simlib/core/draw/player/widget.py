@@ -7,8 +7,8 @@ from pathlib import Path
 import anywidget
 import traitlets
 
-from ...model.display_mixin import alt_metadata
 from ...model.words import ranks_text
+from ..display import alt_metadata
 from ..figures import png_of
 from ..lanes import chosen
 from ..timeline import draw_timeline

@@ -13,7 +13,7 @@ import psutil
 from ...diagnose import failures
 from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ...diagnose.watching import Watcher
-from ...model.evicted import Evicted
+from ...model.trace import Evicted
 from ...record.rolling import segment_of
 from .. import linux
 from ..request import receive, send, send_bytes

@@ -12,8 +12,7 @@ from ...diagnose import failures
 from ...diagnose.findings import as_error
 from ...draw.display import open_display, show_and_raise
 from ...model import errors
-from ...model.failing import Failures
-from ...model.jitter import Slow
+from ...model.chance import Failures, Slow
 from ...record.transports.backends import BACKENDS, check_for_processes
 from ...results.run import Run, is_quiescent, make_run
 from ..request import (

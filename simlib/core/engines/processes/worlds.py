@@ -15,7 +15,7 @@ import socket
 import tempfile
 import threading
 
-from ...model.interrupts import uninterrupted
+from ...environment import uninterrupted
 from ...record import fingerprints, safe_pickle
 from ...record.oplog import CAPACITY, create_shared_memory
 from ...record.oplog_reader import OpLogReader

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 
-from ...model.jitter import Pace
+from ...model.chance import Pace
 from ...record.this_rank import here
 
 LEAST_S = 1e-4

@@ -11,7 +11,7 @@ import signal
 import socket
 from dataclasses import replace
 
-from ...model.interrupts import uninterrupted
+from ...environment import uninterrupted
 from ...record import safe_pickle
 from ...record.oplog import NOBODY, create_shared_memory
 from ...record.oplog_reader import OpLogReader, Shared

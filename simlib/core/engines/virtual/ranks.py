@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import cloudpickle
 import torch.distributed as dist
 
+from ...environment import FOLDER
 from ...model.cluster import Cluster
-from ...model.package import FOLDER
 from ...record import group, returned
 from ...record.oplog import OpLogWriter
 from ...record.oplog_reader import make_site

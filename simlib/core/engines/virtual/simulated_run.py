@@ -24,9 +24,8 @@ from ...diagnose import failures
 from ...diagnose.findings import as_error
 from ...draw.display import SilentDisplay, open_display, show_and_raise
 from ...model import errors
+from ...model.chance import Failures, Slow, deaths_after
 from ...model.cluster import Cluster, Topology
-from ...model.failing import Failures, deaths_after
-from ...model.jitter import Slow
 from ...results.run import Run, make_run
 from ..request import (
     ByRank,

@@ -14,7 +14,7 @@ import os
 import threading
 from multiprocessing.popen_forkserver import Popen
 
-from ...model.trust import are_ranks_trusted
+from ...environment import are_ranks_trusted
 from .server import start_server, stop_server
 
 VARIABLE = "SIMLIB_IDLE_MINUTES"
