@@ -65,10 +65,11 @@ bench: dev       ## measure simlib on this machine
 release: dev frameworks book-tools ## wheel, book and handout, built and checked, into dist/
 	@$(PY) scripts/release.py
 
-lint: dev        ## ruff, codespell, the layers of imports, types
+lint: dev        ## ruff, codespell, plain words, the layers of imports, types
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m codespell_lib
+	@$(PY) scripts/plain_words.py
 	@.venv/bin/lint-imports
 	@$(PY) -m mypy
 
