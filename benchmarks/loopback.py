@@ -21,7 +21,7 @@ REPEATS = {SMALL: 500, LARGE: 30}
 WARM = 5
 
 
-def loopback():
+def loopback(rounds):
     """Print latency and bandwidth of a ping-pong between two processes, and those held."""
     heading("Loopback: a ping-pong of two processes of this machine, plain Gloo")
     with tempfile.TemporaryDirectory() as folder:

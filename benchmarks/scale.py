@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from simlib import scale
+from simlib import scale as model
 from simlib.core.clusters import ethernet_10g, nvlink_nodes
 
 from .table import heading, line, spread
@@ -26,7 +26,7 @@ def questions():
     sweep = [8, 64, 512, 4096, 32_768, RANKS]
 
     def all_reduce(algorithm, cluster, nbytes=MODEL_BYTES, **more):
-        return lambda: scale.time_of("all_reduce", RANKS, nbytes, cluster, algorithm, **more)
+        return lambda: model.time_of("all_reduce", RANKS, nbytes, cluster, algorithm, **more)
 
     return {
         "ring, 1 rank a node": all_reduce("ring", single, UNEVEN_BYTES),
@@ -39,13 +39,13 @@ def questions():
         "Rabenseifner, 1 rank a node, starts apart": all_reduce(
             "rabenseifner", single, starts=apart
         ),
-        "a DDP step of 100 MB, 4 buckets, 8 ranks a node": lambda: scale.step_time(
+        "a DDP step of 100 MB, 4 buckets, 8 ranks a node": lambda: model.step_time(
             MODEL_BYTES, RANKS, nodes, **compute
         ),
-        "T_sync(R), 6 numbers of ranks up to 100,000": lambda: scale.sync_time(
+        "T_sync(R), 6 numbers of ranks up to 100,000": lambda: model.sync_time(
             sweep, MODEL_BYTES, nodes
         ),
-        "weak scaling, the same 6": lambda: scale.weak_scaling(
+        "weak scaling, the same 6": lambda: model.weak_scaling(
             sweep, MODEL_BYTES, nodes, **compute
         ),
     }
@@ -58,7 +58,7 @@ def seconds(question):
     return time.perf_counter() - begin
 
 
-def cost_model(rounds):
+def scale(rounds):
     """Print the table of the cost model."""
     heading(f"The cost model at {RANKS:,} ranks, s")
     for what, question in questions().items():

@@ -52,11 +52,6 @@ def peak_memory():
     return 1024 * int(kilobytes)
 
 
-def ring_all_reduce(rank, world_size, elements):
-    """What ``ring.c`` does, with as many elements in each chunk."""
-    dist.all_reduce(torch.zeros(world_size * elements))
-
-
 def ring_step(rank, world_size):
     """One step of a ring by hand; returns the memory of the process that simulates it."""
     ring_steps(rank, world_size, 1)

@@ -1,9 +1,8 @@
-"""What simulating costs: calls, operations, thousands of ranks; and SimGrid's SMPI beside it."""
+"""What simulating costs: calls, operations, thousands of ranks."""
 
 from __future__ import annotations
 
 import _thread
-import re
 import statistics
 import time
 
@@ -14,8 +13,8 @@ from simlib.core.clockwork.network import Network
 from simlib.core.clockwork.scheduler import Scheduler
 from simlib.core.model.cluster import Topology
 
-from . import simulated, smpi
-from .simulated import ddp_step, nothing, ping_pong, ring_all_reduce, ring_step, ring_steps
+from . import simulated
+from .simulated import ddp_step, nothing, ping_pong, ring_step, ring_steps
 from .table import heading, line, spread
 
 MOST = 4096
@@ -28,7 +27,6 @@ def simulating(rounds):
     _calls(rounds)
     _operations(rounds)
     _thousands()
-    _beside_smpi(rounds)
 
 
 def _seconds(function, world_size, args=()):
@@ -94,38 +92,3 @@ def _thousands():
         line(f"{what}, s", f"{seconds:.1f}", "<= 120", seconds <= 120)
         most = max(run.results)
         line("  memory of the simulating process, GB", f"{most / 1e9:.2f}", "<= 4", most <= 4e9)
-
-
-def _beside_smpi(rounds):
-    heading("Ring all_reduce beside SMPI, chunks of 100 bytes")
-    refuse = smpi.why_not()
-    if refuse:
-        line(f"left out: {refuse}", "")
-        return
-    with smpi.Program("ring.c") as ring:
-        for world_size in (64, 256, 1024):
-            theirs_s, printed = ring.run(range(world_size), [smpi.ELEMENTS])
-            their_time_s = float(re.search(r"time_s (\S+)", printed)[1])
-            found = [_ring_all_reduce(world_size) for _ in range(rounds)]
-            ours_s = statistics.median(seconds for seconds, _ in found)
-            our_time_s = found[0][1]
-            line(f"{world_size:,} ranks, SMPI, s", f"{theirs_s:.2f}")
-            line("  simulate, s", spread([seconds for seconds, _ in found]))
-            line("  SMPI / simulate", f"{theirs_s / ours_s:.1f}")
-            line("  simulated, ms: SMPI", f"{their_time_s * 1e3:.9f}")
-            line("  simulated, ms: simulate", f"{our_time_s * 1e3:.9f}")
-            error = abs(our_time_s / their_time_s - 1)
-            line("  off by", f"{error:.1e}", "<= 1e-9", error <= 1e-9)
-
-
-def _ring_all_reduce(world_size):
-    """Wall seconds of one call, and its simulated time."""
-    begin = time.perf_counter()
-    run = simlib.simulate(
-        ring_all_reduce,
-        world_size,
-        (smpi.ELEMENTS,),
-        cluster=smpi.cluster(world_size),
-        all_reduce="ring",
-    )
-    return time.perf_counter() - begin, run.time_s

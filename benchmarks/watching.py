@@ -1,12 +1,7 @@
-"""A long run that is watched: what it costs, and whether its memory stays as it is.
-
-``python -m benchmarks.watching --ops 1e7 --minutes 60`` is the long one: ranks rest between
-batches of messages, as training computes, so that it takes an hour on a fast machine, too.
-"""
+"""A long run that is watched: what it costs, and whether its memory stays as it is."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 
 import psutil
@@ -108,14 +103,3 @@ def watching(rounds, ops=40_000, world_size=2, every_s=60.0, at_least_s=0.0):
     """Print both tables."""
     cost(rounds)
     long_run(ops, world_size, every_s, at_least_s)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.watching")
-    parser.add_argument("--ops", type=float, default=40_000, help="of all ranks together")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("-n", type=int, default=2, metavar="N", help="ranks (2)")
-    parser.add_argument("--every", type=float, default=60, metavar="S")
-    parser.add_argument("--minutes", type=float, default=0, help="the run takes at least so long")
-    options = parser.parse_args()
-    watching(options.rounds, int(options.ops), options.n, options.every, options.minutes * 60)

@@ -3,7 +3,7 @@
 HUB_TRIAL=folder tries it without accounts: everybody who knows HUB_PASSWORD is let in under any
 name, and has a home in that folder; all are the account that the hub runs as.
 HUB_HANDOUT names the folder that `simlib handout` wrote, if it is not beside this file's folder.
-HUB_TOKEN lets a program start servers and look into them: `python -m benchmarks.hub`.
+HUB_TOKEN lets a program start servers and look into them.
 """
 
 import os

@@ -254,16 +254,3 @@ def test_no_link_and_no_pipe_is_collected(collect, homes, tmp_path):
     out = tmp_path / "submissions"
     assert collect(homes, out) == 1
     assert collected(out) == {"ada/04_collectives.ipynb"}
-
-
-@pytest.mark.slow
-def test_two_students_on_one_hub(capsys, monkeypatch):
-    pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: docs/hub.md")
-    if not shutil.which("configurable-http-proxy"):
-        pytest.skip("configurable-http-proxy is not installed: docs/hub.md")
-    from benchmarks import hub
-
-    monkeypatch.setattr("sys.argv", ["hub", "--users", "2", "--reads", "0"])
-    hub.main()
-    said = capsys.readouterr().out
-    assert "2 students" in said and "warm simulate, 64 ranks" in said

@@ -14,7 +14,7 @@ def settings():
 
     UCX sends long messages as if network cards could move them from memory to memory (RDMA). TCP
     cannot, and hosts that exchange large tensors then send in turns: an all_reduce of 10 MB takes
-    up to 1.7 times as long (``python -m benchmarks mpi``). Where there is such a card, UCX knows
+    up to 1.7 times as long (docs/design/cluster.md). Where there is such a card, UCX knows
     best.
     """
     has_card = DEVICES.is_dir() and any(DEVICES.iterdir())
