@@ -101,14 +101,14 @@ def test_below_usr_checkout_and_class_are_covered_but_not_its_python(tmp_path, m
 
 
 def test_a_class_in_the_folder_of_simlib_is_covered_where_simlib_is_seen(monkeypatch):
-    place = Path(sandbox.SIMLIB) / "grading"
+    place = Path(sandbox.SIMLIB) / "classroom" / "grading"
     with hiding(place):
         words, _ = masked_paths.covers(sandbox.shown())
     assert f"{sandbox.COURSE}/simlib/grading" in words
 
 
 def test_what_checks_expect_is_covered_where_simlib_is_of_a_wheel(monkeypatch):
-    monkeypatch.setattr(masked_paths, "GIVEN", Path(sandbox.SIMLIB) / "grading")
+    monkeypatch.setattr(masked_paths, "GIVEN", Path(sandbox.SIMLIB) / "classroom" / "grading")
     words, _ = masked_paths.covers(sandbox.shown())
     assert f"{sandbox.COURSE}/simlib/grading" in words
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from .cgroup import MORE_PROCESSES, ROOM
 
 ENGINES = ("podman", "docker")
-FILTERING = "engines/host/system_calls.py"
+FILTERING = "classroom/confinement/system_calls.py"
 """Of simlib: run as a program, it loads a filter and becomes another program."""
 OF_THE_CALLER = (
     "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS",

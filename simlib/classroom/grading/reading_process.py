@@ -12,7 +12,7 @@ import sys
 
 from merge_answers import WrongNotebook, has_answers, looked_at, merge_answers
 from notebook_file import Unreadable, parse
-from pristine import Exercise
+from reference import Exercise
 
 
 def main():

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.environment import VARIABLE
+from ...core.model.package import FOLDER
 from .. import confinement
 from ..confinement.process_sandbox import FONTS, HOME, OWN_SANDBOX, SCRATCH
 from ..confinement.system_calls import filter_for
@@ -33,7 +34,7 @@ CHOSEN = ContextVar("chosen", default=None)
 
 COURSE = "/course"
 """Where simlib lies inside."""
-SIMLIB = str(Path(__file__).resolve().parent.parent)
+SIMLIB = str(FOLDER.resolve())
 SYSTEM = (
     "/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/fonts", "/etc/mime.types",
     "/bin", "/sbin", "/lib", "/lib64", "/lib32",

@@ -18,6 +18,7 @@ from pathlib import Path
 import nbformat
 import psutil
 
+from ...core.model.package import ROOT
 from . import cgroup, sandbox
 from .cgroup import Group
 from .container import Container, names_of_containers, remove
@@ -160,7 +161,7 @@ def _run_in(folder, notebook, limits, isolate, uid, group, begun):
     else:
         inside = sandbox.environment() | {
             "HOME": str(home),
-            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+            "PYTHONPATH": str(ROOT),
         }
         kernel = ["env", *(f"{name}={value}" for name, value in inside.items()), *kernel]
     environ["GRADING_KERNEL"] = json.dumps(kernel)
