@@ -1,10 +1,20 @@
-"""What pyproject.toml cannot say: the wheel also holds what the checks of exercises expect."""
+"""What pyproject.toml cannot say: every install writes what the checks of exercises expect.
+
+A clone has the sources of exercises only: `exercises/checks` is made of them here, whatever
+setuptools is asked for. A wheel gets a copy.
+"""
 
 import shutil
+import sys
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from simlib.classroom.grading.release_version import CASES, write_checks  # noqa: E402
 
 
 class BuildWithCases(build_py):
@@ -14,7 +24,8 @@ class BuildWithCases(build_py):
         super().run()
         if not self.editable_mode:  # which is a clone
             given = Path(self.build_lib) / "simlib" / "classroom" / "checks" / "given"
-            shutil.copytree("exercises/checks", given, dirs_exist_ok=True)
+            shutil.copytree(ROOT / CASES, given, dirs_exist_ok=True)
 
 
+write_checks(ROOT)
 setup(cmdclass={"build_py": BuildWithCases})

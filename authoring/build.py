@@ -10,9 +10,10 @@
 
 A lesson gives `notebooks/NN_name.ipynb`, an exercise `exercises/NN_name.ipynb` and
 `solutions/NN_name.ipynb`, executed, and both are listed in the start page and in the README; what
-the checks of an exercise expect is in `exercises/checks/NN_name.py`. One exercise has no number: it
-is called `review`. A lesson in a second language gives `notebooks/de/NN_name.ipynb`, see
-`translations.py`. Nobody edits a built file. A second build changes nothing.
+the checks of an exercise expect is in `exercises/checks/NN_name.py`, which git ignores. One
+exercise has no number: it is called `review`. A lesson in a second language gives
+`notebooks/de/NN_name.ipynb`, see `translations.py`. Nobody edits a built file. A second build
+changes nothing.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from translations import languages_of, original_of, translated, translations
 
-from simlib.classroom.grading.release_version import shown_form
+from simlib.classroom.grading.release_version import CASES, shown_form
 from simlib.classroom.grading.source import (
     REVIEW,
     SourceError,
@@ -54,8 +55,6 @@ KINDS = ("lessons", "exercises")
 RAISES, IGNORED = "raises-exception", "nbval-ignore-output"
 PLACES = ((str(ROOT), "~/course"), (sys.prefix, "~/course/.venv"))
 """Folders of the machine that builds, and what they are called in stored outputs."""
-CASES = "exercises/checks"
-"""Folder of what the checks of exercises expect, where `simlib.checks.check_of` looks for it."""
 START_SOURCE, START_PAGE = "authoring/start_page.md", "START.md"
 LESSON_LINES, README = "authoring/lessons.toml", "README.md"
 TABLE_BEGIN = "<!-- lessons: `make build` writes this table, see authoring/lessons.toml -->"

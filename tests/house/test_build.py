@@ -10,8 +10,9 @@ import pytest
 from translations import fingerprint
 
 from simlib.classroom.grading import source
-from simlib.classroom.grading.release_version import shown_form
+from simlib.classroom.grading.release_version import plain_cells, shown_form
 
+EXERCISES = builder.ROOT / "authoring" / "exercises"
 LESSON = """\
 # %% [markdown]
 # # 00 · A lesson
@@ -293,6 +294,20 @@ def test_what_a_check_expects_is_built_into_a_file_of_its_own(checkout):
         (root / gone).write_text(cases)
         assert not builder.build(root, check=True), gone
         (root / gone).unlink()
+
+
+@pytest.mark.parametrize(
+    "path", source.exercise_files(EXERCISES, ".py"), ids=lambda path: path.stem
+)
+def test_an_install_reads_sources_as_the_builder_does(path):
+    read, plain = source.read_source(path, True).cells, plain_cells(path.read_text())
+    assert [(one.cell_type, one.source) for one in plain] == [
+        (one.cell_type, one.source) for one in read
+    ]
+    for key in ("role", "question"):
+        assert [source.course_of(one, key) for one in plain] == [
+            source.course_of(one, key) for one in read
+        ]
 
 
 def test_a_check_without_a_verdict_is_refused(checkout):

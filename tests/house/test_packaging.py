@@ -4,16 +4,20 @@ import ast
 import importlib.metadata
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import install
+import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+from simlib.classroom.grading.release_version import CASES, write_checks
 
 ROOT = Path(__file__).resolve().parents[2]
 CONDA_NAMES = {"torch": "pytorch"}
@@ -56,6 +60,30 @@ def installed(*extras):
             if not further.marker or any(further.marker.evaluate({"extra": e}) for e in extras):
                 left.append(further)
     return {key[0]: version for key, version in found.items()}
+
+
+WRITES = """
+from pathlib import Path
+from simlib.classroom.grading.release_version import write_checks
+write_checks(Path())
+"""
+
+
+@pytest.mark.parametrize("words", [["setup.py", "--version"], ["-S", "-c", WRITES]])
+def test_every_install_writes_what_checks_expect(tmp_path, words):
+    """By setuptools, and by a Python without any package."""
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("simlib", "authoring/exercises"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    subprocess.run([sys.executable, *words], check=True, cwd=tmp_path)
+    folder = tmp_path / CASES
+    made = {path.name: path.read_text() for path in folder.iterdir()}
+    assert made == {path.name: path.read_text() for path in (ROOT / CASES).iterdir()}
+    (folder / "02_send_and_recv.py").unlink()
+    (folder / "02_of_an_older_course.py").write_text("")
+    assert write_checks(tmp_path) == ["02_send_and_recv.py"] and write_checks(tmp_path) == []
+    assert {path.name: path.read_text() for path in folder.iterdir()} == made
 
 
 def test_conda_and_pip_have_the_same_list():

@@ -1,6 +1,6 @@
 """`check_of`: the check of one task, whose cases lie in a file beside the exercise.
 
-The file is built from the exercise's source, by `make build`: after an import, a cell for each task
+The file is made of the exercise's source, by every install: after an import, a cell for each task
 that begins with ``# %% 07.3 batch_statistics`` and ends with its verdict. Nothing of it stands in
 the notebook, where it could be read off.
 """
@@ -121,6 +121,10 @@ def cases_of(task):
         for path in sorted(folder.glob("*.py")):
             if path.stem.partition("_")[0] == number:
                 return Cases(path.read_text(encoding="utf-8"), str(path))
+    if (ROOT / "authoring" / "exercises").is_dir():
+        raise InvalidCallError(
+            f"the cases of task {task} are not here: `make install` in {ROOT} writes them"
+        )
     raise InvalidCallError(
         f"the cases of task {task} are not here: copy the folder exercises/{FOLDER} of the course "
         f"beside this notebook, so that there is {here / FOLDER}"

@@ -11,7 +11,7 @@ import secrets
 import tempfile
 from pathlib import Path
 
-from ...core.model.package import FOLDER
+from ...core.environment import FOLDER
 
 SEEDS = range(2**64)
 """Seeds of hidden tests: too many for anybody to try them, or to keep a table of them."""

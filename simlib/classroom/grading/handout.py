@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from .release_version import write_checks
 from .self_check import PRISTINE
 from .source import exercise_files
 
@@ -98,6 +99,7 @@ def handout(root, target):
 
 def fill(root, folder):
     """Put everything into a folder."""
+    write_checks(root)
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         shutil.copy(root / name, folder / name)

@@ -1,15 +1,31 @@
 """What learners see of an exercise: check cells that are calls, and what they expect elsewhere.
 
-`shown_form` puts a call of `simlib.checks.check_of` in the place of each check, and the checks into
-a text of their own. So does it with what a setup defines for checks alone.
+`shown_form` replaces each check by a call of `simlib.checks.check_of`, and moves the checks, and
+what a setup defines for checks alone, into a text of their own. `write_checks` writes these texts
+to `exercises/checks`. Every install calls it, before any package is there: it needs the standard
+library alone.
 """
 
 import ast
 import copy
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
-from .source import SourceError, course_of, number_of, solution_source, stub_source
+from .source import (
+    CELL_HEADER,
+    SourceError,
+    course_of,
+    exercise_files,
+    number_of,
+    solution_source,
+    stub_source,
+)
+
+SOURCES, CASES = "authoring/exercises", "exercises/checks"
+"""Folders of a checkout: the sources of exercises, and what their checks expect."""
+HEADER_WORD = re.compile(r'\b(role|question)="([^"]*)"')
 
 CHECKS_FROM = "simlib.checks"
 """The module whose import in a setup is for checks alone."""
@@ -52,6 +68,51 @@ def shown_form(notebook, name):
         cell.source = call if imported else f"{CHECK_OF}\n\n{call}"
     head = HEAD.format(name=name) + "".join(f"\n{one}\n" for one in imported)
     return shown, "\n\n".join([head, *(f"{one}\n" for one in defined), *cells])
+
+
+def write_checks(root: Path) -> list[str]:
+    """Bring `exercises/checks` of a checkout up to date.
+
+    Returns
+    -------
+    list of str
+        The names of the files that have changed; none where the folder has no sources, as a
+        handout has none.
+    """
+    sources, folder = exercise_files(root / SOURCES, ".py"), root / CASES
+    texts = {}
+    for path in sources:
+        cells = plain_cells(path.read_text(encoding="utf-8"))
+        texts[path.name] = shown_form(SimpleNamespace(cells=cells), path.stem)[1]
+    if texts:
+        folder.mkdir(parents=True, exist_ok=True)
+    before = {path.name: path for path in exercise_files(folder, ".py")} if texts else {}
+    for name in before.keys() - texts.keys():
+        before[name].unlink()
+    changed = [
+        name
+        for name, text in texts.items()
+        if name not in before or before[name].read_text(encoding="utf-8") != text
+    ]
+    for name in changed:
+        (folder / name).write_text(texts[name], encoding="utf-8")
+    return changed
+
+
+def plain_cells(text: str) -> list[SimpleNamespace]:
+    """The cells of a source, as `read_source` has them, with their role and question alone."""
+    cells, lines = [], []
+    for line in text.splitlines():
+        if line.startswith(CELL_HEADER):
+            is_prose, lines = "[markdown]" in line, []
+            course = dict(HEADER_WORD.findall(line))
+            kind = "markdown" if is_prose else "code"
+            cells.append((SimpleNamespace(cell_type=kind, metadata={"course": course}), lines))
+        else:
+            lines.append(line.removeprefix("#").removeprefix(" ") if is_prose else line)
+    for cell, its_lines in cells:
+        cell.source = "\n".join(its_lines).strip("\n")
+    return [cell for cell, _ in cells]
 
 
 def split_setups(cells, name):

@@ -18,8 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.environment import VARIABLE
-from ...core.model.package import FOLDER
+from ...core.environment import FOLDER, VARIABLE
 from .. import confinement
 from ..confinement.process_sandbox import FONTS, HOME, OWN_SANDBOX, SCRATCH
 from ..confinement.system_calls import filter_for

@@ -18,7 +18,7 @@ from pathlib import Path
 import nbformat
 import psutil
 
-from ...core.model.package import ROOT
+from ...core.environment import ROOT
 from . import cgroup, sandbox
 from .cgroup import Group
 from .container import Container, names_of_containers, remove
