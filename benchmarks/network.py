@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from simlib.cluster.practice import PracticeNetwork
-from simlib.cluster.practice.run_on_nodes import run_on_nodes
-from simlib.cluster.practice.system import why_not
+from simlib.cluster.practice.practice_network import run_on_nodes, why_not
 from simlib.core.collectives import gloo
 from simlib.core.collectives.timing import time_of
 from simlib.core.model.cluster import Cluster, Link, Topology

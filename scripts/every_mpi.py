@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from simlib.cluster.launch.launchers import MPIS
+from simlib.cluster.launchers import MPIS
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv-mpi"

@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "authoring")]
 from build import execute, isolate_kernels, with_neutral_places  # noqa: E402
 
 from simlib.classroom.grading.source import read_source  # noqa: E402
-from simlib.cluster.batch import answers  # noqa: E402
+from simlib.cluster.batch import logs  # noqa: E402
 from simlib.cluster.practice import PracticeCluster  # noqa: E402
 from simlib.core.record.safe_pickle import dumps_tree, loads_tree  # noqa: E402
 
@@ -163,8 +163,8 @@ def reduce_job(folder, target):
         if path.stat().st_size <= LOG_NBYTES:
             shutil.copy(path, target)
     for path in target.glob("rank-*.answer"):
-        answer = answers.loads(path.read_bytes(), may_call=True)
-        path.write_bytes(answers.PLAIN + dumps_tree(answer))
+        answer = logs.load_answer(path.read_bytes(), may_call=True)
+        path.write_bytes(logs.PLAIN + dumps_tree(answer))
     cells = loads_tree((folder / "request.pkl").read_bytes())["cells"]
     (target / "request.pkl").write_bytes(dumps_tree({"cells": cells}))
     said = with_neutral_places((folder / "launcher.err").read_text()) if needs_words(folder) else ""

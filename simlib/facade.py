@@ -37,8 +37,13 @@ from .core.results.run import Run
 
 if TYPE_CHECKING:
     from .classroom.checks.guesses import guess
-    from .cluster.batch import Job, Mpiexec, Pbs, Slurm, Ssh, jobs, submit
-    from .cluster.batch.doctor import doctor
+    from .cluster.batch.job import Job, jobs
+    from .cluster.batch.mpiexec import Mpiexec
+    from .cluster.batch.pbs import Pbs
+    from .cluster.batch.slurm import Slurm
+    from .cluster.batch.ssh import Ssh
+    from .cluster.batch.submission import submit
+    from .cluster.doctor import doctor
     from .course.datasets import digits, letters
 
 PARTS = (cluster, classroom, course)
@@ -103,5 +108,5 @@ def __getattr__(name):
     for part in PARTS:
         if name in part.PUBLIC:
             module = import_module(f"{part.__name__}.{part.PUBLIC[name]}")
-            return module if module.__name__.endswith(f".{name}") else getattr(module, name)
+            return getattr(module, name, module)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

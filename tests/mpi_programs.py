@@ -8,7 +8,7 @@ import simlib.mpi
 import torch
 import torch.distributed as dist
 
-from simlib.cluster.launch import ucx
+from simlib.cluster import launchers
 
 DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -55,7 +55,7 @@ def every_op_reduces(rank, world_size):
 
 
 def ucx_was_told_before_mpi_began(rank, world_size):
-    assert not ucx.settings(), "simlib.mpi sets what is to be set when it is imported"
+    assert not launchers.ucx_settings(), "simlib.mpi sets what is to be set when it is imported"
 
 
 def only_the_root_of_a_reduce_changes(rank, world_size):
@@ -209,8 +209,8 @@ def sparse_tensors_are_added_up(rank, world_size):
 
 def no_copy_is_made_where_memory_lies_in_one_piece(rank, world_size):
     """What MPI gets is the tensor's own memory; a copy would be at another address."""
-    import simlib.cluster.transports.mpi_group as group
-    from simlib.cluster.transports.mpi_buffers import receive_buffer
+    import simlib.cluster.mpi_group as group
+    from simlib.cluster.mpi_group import receive_buffer
 
     for dtype in set(DTYPES) - set(group.HALVES):
         x, after = brought(rank, dtype), []

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 PUBLIC = {
-    "Job": "batch",
-    "Mpiexec": "batch",
-    "Pbs": "batch",
-    "Slurm": "batch",
-    "Ssh": "batch",
-    "doctor": "batch.doctor",
-    "jobs": "batch",
-    "submit": "batch",
+    "Job": "batch.job",
+    "Mpiexec": "batch.mpiexec",
+    "Pbs": "batch.pbs",
+    "Slurm": "batch.slurm",
+    "Ssh": "batch.ssh",
+    "doctor": "doctor",
+    "jobs": "batch.job",
+    "submit": "batch.submission",
 }
 """What this package adds to the names of `simlib`, and the modules that have it."""
 
 
 def register() -> None:
     """Add the backend "mpi4py" to those that runs know."""
-    from .transports import backends  # noqa: F401
+    from . import backends  # noqa: F401
 
 
 def add_commands(commands: Any) -> None:

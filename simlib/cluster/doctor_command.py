@@ -27,7 +27,7 @@ def add_command(commands):
 
 
 def _doctor(options):
-    from .batch.doctor import doctor
+    from .doctor import doctor
 
     hosts = None if options.hosts is None else options.hosts.split(",")
     try:

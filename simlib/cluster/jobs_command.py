@@ -13,8 +13,11 @@ import warnings
 
 from ..core.engines import run_outputs
 from ..core.model.errors import InvalidCallError, JobError, SimlibError
-from .launch.limits import BACKENDS, JOBS
+from ..core.record.transports import BACKEND_NAMES
+from .batch.folder import JOBS
 
+BACKENDS = (*BACKEND_NAMES, "mpi4py")
+"""The names of all backends, known before torch is loaded."""
 FOLDER = f"where the folders of jobs are ({JOBS})"
 CODES = "Exit code 0 if the job is done, 1 if it has failed or was cancelled, 130 after Ctrl-C."
 
@@ -214,7 +217,7 @@ def _place(options):
     to = _place_there(options)
     if options.ssh is None:
         return to
-    from .batch.remote.ssh import Ssh
+    from .batch.ssh import Ssh
 
     return Ssh(options.ssh, to, python=options.ssh_python, sync=options.sync or ())
 

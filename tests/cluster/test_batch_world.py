@@ -10,20 +10,19 @@ import time
 import pytest
 
 import simlib
-from simlib.cluster.batch import identity
+from simlib.cluster import rendezvous
 from simlib.cluster.batch.folder import JobFolder
-from simlib.cluster.batch.identity import Place, check_size, find_place
-from simlib.cluster.batch.job_monitor import JobMonitor
 from simlib.cluster.batch.job_rank import code_of
+from simlib.cluster.batch.logs import JobMonitor
 from simlib.cluster.batch.supervisor import FOLLOWED
-from simlib.cluster.launch.addresses import answered_by_all, which_answer
+from simlib.cluster.rendezvous import Place, answered_by_all, check_size, find_place, which_answer
 from simlib.core.model.errors import FailureReport
 
 
 @pytest.fixture
 def environ(monkeypatch):
     """Sets what a launcher sets, and nothing else of the kind."""
-    for names in identity.ENVIRONMENTS:
+    for names in rendezvous.ENVIRONMENTS:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     return monkeypatch.setenv
@@ -92,13 +91,15 @@ def test_ranks_that_meet_by_files_talk_by_one_network(tmp_path, monkeypatch):
     """Rank 2 does not reach the address that comes first, and that rank 1 would take."""
     folder, size, found = JobFolder(tmp_path), 3, {}
     own = ["127.0.0.1", "127.0.0.2"]
-    monkeypatch.setattr(identity, "own_addresses", lambda: own)
+    monkeypatch.setattr(rendezvous, "own_addresses", lambda: own)
     reach = {"rank 0": own, "rank 1": own, "rank 2": ["127.0.0.2"]}
-    monkeypatch.setattr(identity, "which_answer", lambda *_: reach[threading.current_thread().name])
-    store = identity.serve_store(folder)
+    monkeypatch.setattr(
+        rendezvous, "which_answer", lambda *_: reach[threading.current_thread().name]
+    )
+    store = rendezvous.serve_store(folder)
 
     def rank(number):
-        found[number] = identity._meet_by_files(Place(number, size), folder)
+        found[number] = rendezvous._meet_by_files(Place(number, size), folder)
 
     threads = [threading.Thread(target=rank, args=(n,), name=f"rank {n}") for n in range(size)]
     for thread in threads:
@@ -111,7 +112,7 @@ def test_ranks_that_meet_by_files_talk_by_one_network(tmp_path, monkeypatch):
 
 def test_meeting_by_mpi_leaves_torch_as_it_is():
     asks = "import torch.distributed as d; print(d.is_mpi_available())"
-    words = f"import simlib.cluster.launch.rendezvous; {asks}"
+    words = f"import simlib.cluster.rendezvous; {asks}"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 

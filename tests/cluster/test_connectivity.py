@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from simlib.cluster.batch import connectivity
-from simlib.cluster.batch.connectivity import CUT, OPEN, REFUSED, SILENT
+from simlib.cluster.batch import launcher_process as connectivity
+from simlib.cluster.batch.launcher_process import CUT, OPEN, REFUSED, SILENT
 
 HERE = os.uname().nodename
 
@@ -34,13 +34,13 @@ def test_a_server_that_goes_is_told_at_the_second_look(listening, tmp_path):
     join(tmp_path, 0, "node1")
     join(tmp_path, 1, "node1")
     (tmp_path / "rank-1.log").write_text("no place")
-    connectivity.main(tmp_path)
+    connectivity.look_at_hosts(tmp_path)
     assert read(tmp_path, "reach.json") == {"node1": OPEN}
     assert not (tmp_path / "lost.json").exists()
-    connectivity.main(tmp_path)
+    connectivity.look_at_hosts(tmp_path)
     assert read(tmp_path, "lost.json") == {}
     listening.close()
-    connectivity.main(tmp_path)
+    connectivity.look_at_hosts(tmp_path)
     assert read(tmp_path, "lost.json") == {"node1": REFUSED}
 
 
@@ -58,7 +58,7 @@ def test_what_comes_of_a_connection(monkeypatch, error, found):
         raise error
 
     monkeypatch.setattr(socket, "create_connection", fail)
-    assert connectivity.look("192.0.2.1") == found
+    assert connectivity.look_at("192.0.2.1") == found
 
 
 def test_hosts_are_lost_that_answered_before():

@@ -13,11 +13,10 @@ import pytest
 
 import simlib
 from simlib.cli import main
-from simlib.cluster.batch.doctor import Report, dialog, probe, together
-from simlib.cluster.batch.doctor.examine import Line, examine, hosts_for_hello
-from simlib.cluster.batch.doctor.facts import Facts
-from simlib.cluster.batch.doctor.host_checks import HOST_CHECKS
-from simlib.cluster.batch.doctor.report import pairs_of
+from simlib.cluster.doctor import Line, Report, examine, hosts_for_hello, pairs_of, probe
+from simlib.cluster.doctor import facts as asking
+from simlib.cluster.doctor.checks import HOST_CHECKS
+from simlib.cluster.doctor.facts import Facts
 
 MPICH = "HYDRA build details:\n    Version:          5.0.2\n"
 FACTS = {
@@ -173,7 +172,7 @@ def test_clocks_within_the_error_of_asking_are_not_wrong(facts):
         ("learner@b: Permission denied (publickey).", "ssh", "ssh-copy-id b"),
         ("Host key verification failed.", "ssh", "run `ssh b` once by hand and compare its key"),
         ("kex_exchange_identification: reset", "ssh", "run `ssh b true` by hand .*kex_exchange"),
-        (dialog.NO_PYTHON, "python", "it has no Python: install this one"),
+        (asking.NO_PYTHON, "python", "it has no Python: install this one"),
     ],
 )
 def test_what_ssh_says(facts, said, check, words):
@@ -304,9 +303,9 @@ def test_hosts_as_text():
 
 
 def test_words_of_a_login_script_are_no_answers(monkeypatch):
-    noisy = f"print('welcome', flush=True); {dialog.BOOT}"
-    monkeypatch.setattr(dialog, "command_of", lambda host: [sys.executable, "-c", noisy])
-    talk = dialog.Dialog("a")
+    noisy = f"print('welcome', flush=True); {asking.BOOT}"
+    monkeypatch.setattr(asking, "command_of", lambda host: [sys.executable, "-c", noisy])
+    talk = asking.Dialog("a")
     try:
         assert talk.ask("listen") > 0
     finally:
@@ -315,21 +314,21 @@ def test_words_of_a_login_script_are_no_answers(monkeypatch):
 
 @pytest.mark.parametrize("words", [["sh", "-c", "echo no way >&2; exit 255"], ["no-such-ssh"]])
 def test_what_is_said_instead_of_an_answer(monkeypatch, words):
-    monkeypatch.setattr(dialog, "command_of", lambda host: words)
-    with pytest.raises(dialog.NoAnswer, match="no way|no-such-ssh"):
-        dialog.Dialog("a")
+    monkeypatch.setattr(asking, "command_of", lambda host: words)
+    with pytest.raises(asking.NoAnswer, match="no way|no-such-ssh"):
+        asking.Dialog("a")
 
 
 def test_a_host_that_never_answers_is_given_up_and_its_ssh_ended(monkeypatch):
-    monkeypatch.setattr(dialog, "command_of", lambda host: ["sleep", "1000"])
-    monkeypatch.setattr(dialog, "FIRST_ANSWER_S", 0.01)
+    monkeypatch.setattr(asking, "command_of", lambda host: ["sleep", "1000"])
+    monkeypatch.setattr(asking, "FIRST_ANSWER_S", 0.01)
     started = []
     popen = subprocess.Popen
     monkeypatch.setattr(
-        dialog.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[0]
+        asking.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[0]
     )
-    with pytest.raises(dialog.NoAnswer, match="no answer to 'clock' for 0.01 s"):
-        dialog.Dialog("a")
+    with pytest.raises(asking.NoAnswer, match="no answer to 'clock' for 0.01 s"):
+        asking.Dialog("a")
     assert started[0].returncode == -signal.SIGKILL
 
 
@@ -342,9 +341,9 @@ def test_a_launcher_that_hangs_is_ended_and_what_was_told_is_kept(monkeypatch):
         def environ(self):
             return {}
 
-    monkeypatch.setattr(together, "LIMIT_S", 2)
-    monkeypatch.setattr(together, "LEAVE_S", 0.1)
-    answer = together.run_together(Launcher(), ["a", "b"])
+    monkeypatch.setattr(asking, "LIMIT_S", 2)
+    monkeypatch.setattr(asking, "LEAVE_S", 0.1)
+    answer = asking.run_together(Launcher(), ["a", "b"])
     assert answer["steps"] == [{"step": "began", "host": "a"}]
     assert answer["code"] is None and answer["said"] == "words"
 

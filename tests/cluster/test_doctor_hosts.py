@@ -35,10 +35,10 @@ from simlib.cluster.practice import PracticeCluster
 
 ASK = """
 import json, sys, simlib
-from simlib.cluster.batch.doctor import together, together_checks
+from simlib.cluster.doctor import checks, facts
 
 folder, launcher, hang_s, *hosts = sys.argv[1:]
-together.LIMIT_S = together_checks.LIMIT_S = int(hang_s)
+facts.LIMIT_S = checks.LIMIT_S = int(hang_s)
 report = simlib.doctor(hosts, folder=folder, launcher=launcher or None)
 lines = [[line.check, line.host, line.state, line.sentence] for line in report.lines]
 print(json.dumps([lines, report.pairs, str(report)]))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from simlib.cluster.batch.doctor import dialog, facts, host_checks, probe
+from simlib.cluster.doctor import checks, facts, probe
 
 
 def test_a_link_that_somebody_has_left_in_the_common_folder_is_not_followed(tmp_path):
@@ -31,13 +31,13 @@ def test_sources_that_cannot_be_read_are_no_fault_of_ssh(tmp_path, monkeypatch):
     theirs = probe.simlib()
     assert theirs == [None, str(package), "No such file or directory"]
     here = facts.Facts(["a"], here={"simlib": ["1.2", "x", "y"]}, of={"a": {"simlib": theirs}})
-    verdict = host_checks.simlib(here, "a")
+    verdict = checks.simlib(here, "a")
     assert not verdict.ok and "cannot be read there (No such file or directory)" in verdict.sentence
 
 
 def test_an_answer_that_is_cut_off(monkeypatch):
     answer = probe.MARK + json.dumps([1.5, 2])[:-2]
     words = [sys.executable, "-c", f"import sys; sys.stdin.readline(); print({answer!r}, end='')"]
-    monkeypatch.setattr(dialog, "command_of", lambda host: words)
-    with pytest.raises(dialog.NoAnswer, match="ended in the midst of an answer"):
-        dialog.Dialog("a")
+    monkeypatch.setattr(facts, "command_of", lambda host: words)
+    with pytest.raises(facts.NoAnswer, match="ended in the midst of an answer"):
+        facts.Dialog("a")

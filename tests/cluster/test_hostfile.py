@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simlib
-from simlib.cluster.launch.hostfile import hosts_in
+from simlib.cluster.launchers import hosts_in
 
 FORMS = {
     "node1\nnode2\n": [("node1", None), ("node2", None)],

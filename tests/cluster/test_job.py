@@ -12,7 +12,7 @@ import pytest
 import simlib
 from simlib.cluster.batch import folder as folders
 from simlib.cluster.batch import job as jobs
-from simlib.cluster.batch import state, verdict_file
+from simlib.cluster.batch import logs, state
 from simlib.cluster.batch.folder import JobFolder
 from simlib.core.model.errors import FailureReport
 
@@ -203,7 +203,7 @@ def test_a_rank_that_has_refused_is_not_gone(broken_off):
 
 def test_a_host_that_no_longer_answers_is_named_before_what_follows_from_it(broken_off):
     broken_off.write_json({"node2": "silent"}, "lost.json")
-    broken_off.write(verdict_file.dumps(simlib.DeadlockError("no op for 9 s")), "verdict.pkl")
+    broken_off.write(logs.dump_verdict(simlib.DeadlockError("no op for 9 s")), "verdict.pkl")
     said = failure(simlib.Job(broken_off.path)).splitlines()
     assert said[0].startswith("main-1 could not be carried out: node2, where rank 1 runs, no long")
     assert said[1] == "So it came to this: no op for 9 s"

@@ -8,8 +8,9 @@ import time
 import pytest
 import torch
 
-from simlib.cluster.batch import clocks, logs
-from simlib.cluster.batch.job_monitor import _slept_on
+from simlib.cluster import rendezvous
+from simlib.cluster.batch import logs
+from simlib.cluster.batch.logs import _slept_on
 from simlib.core.record.oplog import HEADER, KIND_ID, NOBODY
 
 
@@ -163,14 +164,14 @@ def test_clocks_of_other_hosts(monkeypatch):
     hosts, ahead_s = ["a", "b", "a", "b"], [0.0, 50.0, 0.0, 50.0]
     mine = threading.local()
     true_time = time.perf_counter
-    monkeypatch.setattr(clocks.time, "perf_counter", lambda: true_time() + mine.ahead_s)
+    monkeypatch.setattr(rendezvous.time, "perf_counter", lambda: true_time() + mine.ahead_s)
     lines = {(src, dst): queue.Queue() for src in range(4) for dst in range(4)}
     store, found = Store(), {}
 
     def rank(number):
         torch.set_num_threads(1)
         mine.ahead_s = ahead_s[number]
-        found[number] = clocks.align(Group(lines, number), store, number, hosts)
+        found[number] = rendezvous.align(Group(lines, number), store, number, hosts)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -184,13 +185,13 @@ def test_clocks_of_other_hosts(monkeypatch):
     assert abs(offset_s - 50) <= error_s
 
 
-@pytest.mark.parametrize(("enough_s", "rounds"), [(-1, clocks.FEW), (1e9, clocks.ROUNDS)])
+@pytest.mark.parametrize(("enough_s", "rounds"), [(-1, rendezvous.FEW), (1e9, rendezvous.ROUNDS)])
 def test_a_slow_network_is_asked_less_often(monkeypatch, enough_s, rounds):
-    monkeypatch.setattr(clocks, "ENOUGH_S", enough_s)
+    monkeypatch.setattr(rendezvous, "ENOUGH_S", enough_s)
     lines = {(src, dst): queue.Queue() for src in range(2) for dst in range(2)}
     groups, store = [Group(lines, rank) for rank in range(2)], Store()
-    answering = threading.Thread(target=clocks.align, args=(groups[0], store, 0, ["a", "b"]))
+    answering = threading.Thread(target=rendezvous.align, args=(groups[0], store, 0, ["a", "b"]))
     answering.start()
-    clocks.align(groups[1], store, 1, ["a", "b"])
+    rendezvous.align(groups[1], store, 1, ["a", "b"])
     answering.join()
     assert [group.sent for group in groups] == [rounds, rounds]

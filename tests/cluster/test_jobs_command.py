@@ -11,8 +11,7 @@ from jobs import WAIT_S, failure, processes_of, wait_until
 import simlib
 from simlib.cli import _parser, main
 from simlib.cluster.batch import submission
-from simlib.cluster.jobs_command import _place
-from simlib.cluster.launch.limits import BACKENDS
+from simlib.cluster.jobs_command import BACKENDS, _place
 from simlib.core.record.transports import backends
 
 TRAIN = """\

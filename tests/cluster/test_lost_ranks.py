@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from simlib.cluster.batch.failures import lost_hosts, lost_ranks
 from simlib.cluster.batch.folder import JobFolder
-from simlib.cluster.batch.lost_ranks import lost_hosts, lost_ranks
 
 PLACES = {rank: {"host": f"node{rank + 1}", "starter": 40 + rank} for rank in range(3)}
 FROM_OUTSIDE = "is gone: the process that looked after it was ended from outside"

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 import simlib
+from simlib.cluster import launchers
 from simlib.cluster.batch import mpiexec
-from simlib.cluster.batch.launcher_failures import cause_in
-from simlib.cluster.launch import launchers
+from simlib.cluster.batch.failures import cause_in
 
 VERSIONS = {
     "MPICH": "HYDRA build details:\n    Version:  5.0.2",

@@ -16,8 +16,8 @@ from jobs import WAIT_S, fake_launcher
 
 import simlib
 from simlib.cli import main
-from simlib.cluster.batch import answers, attempts, ownership, verdict_file
-from simlib.cluster.batch.folder import JobFolder
+from simlib.cluster.batch import attempts, logs
+from simlib.cluster.batch.folder import JobFolder, check_place
 from simlib.cluster.batch.logs import writer
 from simlib.core.model import errors
 from simlib.core.record.oplog import HEADER
@@ -230,9 +230,9 @@ def test_the_recorded_jobs_hold_no_pickle_that_calls():
         assert job.read_json("job.json")["is_recorded"] is True
         assert not path.joinpath("native.json").exists()
         for answer in path.glob("rank-*.answer"):
-            answers.loads(answer.read_bytes(), may_call=False)
+            logs.load_answer(answer.read_bytes(), may_call=False)
         if job.has("verdict.pkl"):
-            verdict_file.loads(job.read("verdict.pkl"))
+            logs.load_verdict(job.read("verdict.pkl"))
 
 
 def test_further_attempts_read_only_ones_own_plan(tmp_path, monkeypatch):
@@ -277,7 +277,7 @@ def test_no_job_is_made_where_others_could_replace_its_folder(tmp_path):
             simlib.submit(lambda rank, size: rank, 1, folder=folder)
     assert list(anybodys.iterdir()) == []
     anybodys.chmod(0o1777)
-    ownership.check_place(anybodys)
+    check_place(anybodys)
 
 
 def test_no_job_is_made_where_modes_are_not_kept(tmp_path, monkeypatch):
@@ -302,17 +302,17 @@ def test_results_are_plain_data_where_their_types_permit(tmp_path):
     job = simlib.submit(main, 2, to=simlib.Mpiexec(time_limit=WAIT_S), folder=tmp_path)
     assert job.result(WAIT_S).results == [[{"loss": 0.5}, (1, "a")], Path("a")]
     held = [(job.path / f"rank-{rank}.answer").read_bytes() for rank in range(2)]
-    assert [content.startswith(answers.PLAIN) for content in held] == [True, False]
+    assert [content.startswith(logs.PLAIN) for content in held] == [True, False]
     assert stat.S_IMODE(job.path.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("name", sorted(verdict_file.ERRORS))
+@pytest.mark.parametrize("name", sorted(logs.ERRORS))
 def test_a_verdict_comes_back(name):
-    found = verdict_file.loads((RECORDED / "both_receive-1" / "verdict.pkl").read_bytes())
-    error = verdict_file.ERRORS[name]("what is wrong", sites=found.sites)
+    found = logs.load_verdict((RECORDED / "both_receive-1" / "verdict.pkl").read_bytes())
+    error = logs.ERRORS[name]("what is wrong", sites=found.sites)
     if isinstance(error, errors.DeadlockError):
         error.graph = found.graph
-    again = verdict_file.loads(verdict_file.dumps(error))
+    again = logs.load_verdict(logs.dump_verdict(error))
     assert type(again) is type(error)
     assert (str(again), vars(again)) == (str(error), vars(error))
     assert found.sites[0].lineno == 6

@@ -7,7 +7,7 @@ import pytest
 from jobs import WAIT_S, failure, processes_of, wait_until
 
 import simlib
-from simlib.cluster.batch import job_in_queue
+from simlib.cluster.batch import state
 from simlib.cluster.batch.batch_scheduler import QueueError
 from simlib.cluster.batch.folder import JobFolder
 from simlib.cluster.batch.pbs_scheduler import PbsScheduler
@@ -100,7 +100,7 @@ class Pbs:
 
 @pytest.fixture
 def pbs(tmp_path, monkeypatch):
-    monkeypatch.setattr(job_in_queue, "POLL_S", -1)
+    monkeypatch.setattr(state, "POLL_S", -1)
     return Pbs(tmp_path / "pbs")
 
 

@@ -16,7 +16,6 @@ from simlib.cluster.practice import (
     daemon,
     practice_network,
     remove_leftovers,
-    system,
 )
 from simlib.cluster.practice.practice_command import rate_bps, time_s
 from simlib.core.model.errors import InvalidCallError
@@ -46,13 +45,16 @@ def practice(needs_system):
     """Skips the test where there can be no practice network."""
     if sys.platform == "linux" and os.geteuid() == 0:
         needs_system("iproute2", "ip")
-    refuse = system.why_not()
+    refuse = practice_network.why_not()
     if refuse:
         pytest.skip(refuse)
 
 
 def namespaces():
-    return {path.name for path in system.PLACE.glob(f"{system.PREFIX}-{os.getpid()}-*")}
+    return {
+        path.name
+        for path in practice_network.PLACE.glob(f"{practice_network.PREFIX}-{os.getpid()}-*")
+    }
 
 
 def message(net, src, dst, nbytes, port=0):
@@ -132,7 +134,7 @@ def test_nothing_is_left_after_an_error_on_the_way_up(practice, monkeypatch, cal
     def tool(*argv):
         if next(calls) == call:
             raise KeyboardInterrupt
-        return system.tool(*argv)
+        return practice_network.tool(*argv)
 
     monkeypatch.setattr(practice_network, "tool", tool)
     with pytest.raises(KeyboardInterrupt), PracticeNetwork(2):
@@ -198,7 +200,7 @@ def test_a_second_ctrl_c_does_not_stop_the_clean_up(practice, monkeypatch):
     def remove(name):
         if next(pressed, False):
             raise KeyboardInterrupt
-        system.remove_namespace(name)
+        practice_network.remove_namespace(name)
 
     monkeypatch.setattr(practice_network, "remove_namespace", remove)
     with pytest.raises(KeyboardInterrupt), PracticeNetwork(1):
@@ -237,7 +239,9 @@ def test_when_one_rank_fails_the_others_are_ended(practice, capsys):
 
 
 def test_down_says_what_it_removed(practice, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(system, "RUNNING", tmp_path / "practice")  # not the one of this machine
+    monkeypatch.setattr(
+        practice_network, "RUNNING", tmp_path / "practice"
+    )  # not the one of this machine
     monkeypatch.setattr(daemon, "remove_leftovers", lambda: ["one", "another"])
     assert main(["practice", "down"]) == 0
     out = capsys.readouterr().out
@@ -287,7 +291,7 @@ def test_where_it_cannot_be_one_sentence_says_why(monkeypatch, capsys, name, val
 
 def test_without_iproute2_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(system.shutil, "which", lambda name: None)
+    monkeypatch.setattr(practice_network.shutil, "which", lambda name: None)
     if sys.platform == "linux":
         with pytest.raises(InvalidCallError, match="needs ip: install the system package iproute2"):
             PracticeNetwork(1).__enter__()
@@ -295,10 +299,11 @@ def test_without_iproute2_one_sentence_says_so(monkeypatch):
 
 def test_a_host_of_a_practice_cluster_removes_nothing(monkeypatch, capsys, tmp_path):
     """It sees the names of the machine's networks, but no owner of them."""
-    monkeypatch.setattr(system, "FIRST_PROCESS", tmp_path / "cmdline")
-    monkeypatch.setattr(system, "remove_namespace", lambda name: pytest.fail(name))
-    title = f"sshd: /usr/sbin/sshd -D -f {system.CLUSTERS}/{system.new_name('cluster')}/ssh/config"
-    system.FIRST_PROCESS.write_bytes(title.encode() + b"\0")
+    monkeypatch.setattr(practice_network, "FIRST_PROCESS", tmp_path / "cmdline")
+    monkeypatch.setattr(practice_network, "remove_namespace", lambda name: pytest.fail(name))
+    folder = practice_network.CLUSTERS / practice_network.new_name("cluster")
+    title = f"sshd: /usr/sbin/sshd -D -f {folder}/ssh/config"
+    practice_network.FIRST_PROCESS.write_bytes(title.encode() + b"\0")
     for command in (["run", "--nodes", "2", "--", "true"], ["up", "1"], ["down"], ["status"]):
         assert main(["practice", *command]) == 2
     lines = capsys.readouterr().err.splitlines()

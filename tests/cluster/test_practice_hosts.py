@@ -15,9 +15,14 @@ import pytest
 from test_practice import in_a_run_of_its_own
 
 from simlib.cli import main
-from simlib.cluster.practice import PracticeCluster, launcher, practice_command, system
+from simlib.cluster.practice import (
+    PracticeCluster,
+    launcher,
+    practice_command,
+    practice_network,
+)
 from simlib.cluster.practice import practice_cluster as cluster_module
-from simlib.cluster.practice.slurm_daemons import CPUS
+from simlib.cluster.practice.hosts import CPUS
 from simlib.core.model.errors import InvalidCallError
 
 HELLO = """
@@ -71,7 +76,7 @@ def cluster(needs_practice_cluster):
 @pytest.fixture
 def place(practice, monkeypatch, tmp_path):
     """The cluster of `practice up` has a place of its own here: one may be up on this machine."""
-    monkeypatch.setattr(system, "RUNNING", tmp_path / "practice")
+    monkeypatch.setattr(practice_network, "RUNNING", tmp_path / "practice")
     yield tmp_path / "practice"
     main(["practice", "down"])
 
@@ -89,13 +94,13 @@ def not_ours():
     places = [root.exists() for root in (*roots, Path("/etc/netns"), Path("/run/sshd"))]
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     # Other clusters on this machine, of other sessions, have their names there.
-    return sums, places, [line for line in mounts if f" {system.PLACE}" not in line]
+    return sums, places, [line for line in mounts if f" {practice_network.PLACE}" not in line]
 
 
 def left_of(pid):
     """Namespaces and folders of a process's clusters."""
-    places = (system.PLACE, system.CLUSTERS)
-    return [path for place in places for path in place.glob(f"{system.PREFIX}-{pid}-*")]
+    places = (practice_network.PLACE, practice_network.CLUSTERS)
+    return [path for place in places for path in place.glob(f"{practice_network.PREFIX}-{pid}-*")]
 
 
 def running(text):
@@ -283,7 +288,9 @@ def test_nothing_is_left_after_an_error(practice, error):
         raise error
     assert process.returncode == -signal.SIGKILL
     assert not running(folder) and not cluster.folder.exists()
-    assert not [name for name in cluster._network.namespaces if (system.PLACE / name).exists()]
+    assert not [
+        name for name in cluster._network.namespaces if (practice_network.PLACE / name).exists()
+    ]
 
 
 def test_a_host_that_does_not_start_is_told_and_nothing_is_left(practice, monkeypatch):
@@ -294,7 +301,9 @@ def test_a_host_that_does_not_start_is_told_and_nothing_is_left(practice, monkey
     with pytest.raises(InvalidCallError, match="login did not start, it said 'out of order'"):
         cluster.__enter__()
     assert not cluster.folder.exists()
-    assert not [name for name in cluster._network.namespaces if (system.PLACE / name).exists()]
+    assert not [
+        name for name in cluster._network.namespaces if (practice_network.PLACE / name).exists()
+    ]
 
 
 def test_a_cluster_stays_up_until_down(place, capfd, tmp_path):
@@ -325,7 +334,7 @@ def test_nothing_is_left_of_a_cluster_whose_process_was_killed(place, capfd, who
     """Its reaper removes it at once; without the reaper, `down` does, and `up`."""
     assert main(["practice", "up", "1"]) == 0
     folder = place.readlink()
-    owner = system.owner_of(folder.name)
+    owner = practice_network.owner_of(folder.name)
     (reaper,) = set(running("cat > /dev/null")) & set(running(str(folder)))
     ends = [os.pidfd_open(pid) for pid in running(str(folder))]
     if who == "reaper":

@@ -11,9 +11,8 @@ from typing import ClassVar
 import pytest
 
 import simlib
-from simlib.cluster.batch import staging
-from simlib.cluster.batch.remote import files, remote_agent, remote_state, ssh
-from simlib.cluster.batch.remote.connection import HELLO, Line, UnreachableError, quoted
+from simlib.cluster.batch import remote_agent, remote_state, ssh, staging
+from simlib.cluster.batch.ssh import HELLO, Line, UnreachableError, quoted
 from simlib.core.model.errors import JobError
 from simlib.core.record.oplog import COMMITTED, HEADER
 
@@ -24,7 +23,7 @@ def sides(tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     here.mkdir()
-    return there, here, files.Mirror(here)
+    return there, here, remote_state.Mirror(here)
 
 
 def fetch(there, mirror, is_over=False, between=lambda: None):
@@ -32,11 +31,11 @@ def fetch(there, mirror, is_over=False, between=lambda: None):
 
     def read(wanted):
         asked.append([name for name, _, _ in wanted])
-        answer = files.read_pieces(there, wanted)
+        answer = remote_state.read_pieces(there, wanted)
         between()
         return answer
 
-    mirror.fetch(files.listing(there, is_over), read)
+    mirror.fetch(remote_state.listing(there, is_over), read)
     return asked
 
 
@@ -48,7 +47,7 @@ def log(committed, room=1 << 12):
 
 
 def test_only_what_has_changed_is_asked_for(sides, monkeypatch):
-    monkeypatch.setattr(files, "PIECE_BYTES", 4)
+    monkeypatch.setattr(remote_state, "PIECE_BYTES", 4)
     there, here, mirror = sides
     (there / "rank-0.out").write_text("one\ntwo\n")
     (there / "rank-0.answer").write_bytes(b"an answer")
@@ -67,11 +66,11 @@ def test_only_what_has_changed_is_asked_for(sides, monkeypatch):
     assert (here / "rank-0.out").read_text() == "one\ntwo\nthree\n"
     fetch(there, mirror, is_over=True)
     assert (here / "rank-0.log").read_bytes() == log(HEADER + 9, room=HEADER + 9)
-    assert fetch(there, files.Mirror(here), is_over=True) == []  # a new kernel's
+    assert fetch(there, remote_state.Mirror(here), is_over=True) == []  # a new kernel's
 
 
 def test_a_file_that_is_replaced_meanwhile_is_whole_at_the_next_look(sides, monkeypatch):
-    monkeypatch.setattr(files, "PIECE_BYTES", 4)
+    monkeypatch.setattr(remote_state, "PIECE_BYTES", 4)
     there, here, mirror = sides
     (there / "rank-0.json").write_text("before")
     fetch(there, mirror, between=lambda: (there / "rank-0.json").write_text("after that"))
@@ -85,7 +84,7 @@ def test_a_file_that_is_replaced_meanwhile_is_whole_at_the_next_look(sides, monk
 
 def test_the_far_side_names_no_files_elsewhere(sides):
     there, here, mirror = sides
-    names = ["../evil", "/tmp/evil", ".ssh", "a/b", "attempt-1/../../evil", *files.OWN]
+    names = ["../evil", "/tmp/evil", ".ssh", "a/b", "attempt-1/../../evil", *remote_state.OWN]
     names += ["attempt-1/remote.json", "attempt-1/native.json"]
     mirror.fetch(dict.fromkeys(names, [1, 1]), lambda wanted: pytest.fail(f"asked for {wanted}"))
     assert os.listdir(here) == []
@@ -265,7 +264,7 @@ def cable(monkeypatch):
     for module in (ssh, remote_state):
         monkeypatch.setattr(module, "line_to", lambda *_: cable)
     monkeypatch.setattr(remote_state, "LOOK_S", 0.0)
-    monkeypatch.setattr(ssh, "PATIENT_S", 0.0)
+    monkeypatch.setattr(ssh, "HAND_OVER_S", 0.0)
     Nothing.started.clear()
     return cable
 
@@ -364,7 +363,7 @@ def test_a_full_disk_here_is_told(cable, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "_write", full)
+    monkeypatch.setattr(remote_state, "_write", full)
     monkeypatch.setattr(remote_state, "PATIENT_S", 0.0)
     assert job.status == "queued"
     assert "print-1 cannot be filled (No space left on device): make room" in repr(job)

@@ -13,7 +13,7 @@ from jobs import WAIT_S, failure, processes_of, wait_until
 
 import simlib
 from simlib.cluster.batch.folder import JobFolder
-from simlib.cluster.batch.resources import Resources
+from simlib.cluster.batch.mpiexec import Resources
 
 
 def submitted(function, ranks, tmp_path, **needs):

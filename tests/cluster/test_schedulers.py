@@ -7,12 +7,12 @@ import sys
 import pytest
 
 import simlib
-from simlib.cluster.batch import job_in_queue
+from simlib.cluster.batch import state
 from simlib.cluster.batch.batch_scheduler import QueueError
 from simlib.cluster.batch.folder import JobFolder
-from simlib.cluster.batch.job_in_queue import JobInQueue
 from simlib.cluster.batch.mpiexec import LAUNCH
 from simlib.cluster.batch.slurm_scheduler import SlurmScheduler
+from simlib.cluster.batch.state import JobInQueue
 
 FAKE = """\
 import json, pathlib, sys
@@ -58,7 +58,7 @@ def folder(tmp_path):
 @pytest.fixture
 def queued(slurm, folder, monkeypatch):
     """A job that Slurm has, asked anew at every look."""
-    monkeypatch.setattr(job_in_queue, "POLL_S", -1)
+    monkeypatch.setattr(state, "POLL_S", -1)
     simlib.Slurm(nodes=2, login=slurm.login).start(folder)
     return JobInQueue(folder)
 
@@ -191,8 +191,8 @@ def test_a_queue_that_gives_no_answer(slurm, queued):
     """Its controller may start anew: a job is not given up at once, and not for ever."""
     assert queued.state() == "queued"
     slurm.answers(squeue="!Unable to contact slurm controller")
-    states = [queued.state() for _ in range(job_in_queue.FAILURES)]
-    assert states == ["queued"] * (job_in_queue.FAILURES - 1) + ["failed"]
+    states = [queued.state() for _ in range(state.FAILURES)]
+    assert states == ["queued"] * (state.FAILURES - 1) + ["failed"]
     assert "Unable to contact slurm controller" in queued.words()
     slurm.answers(squeue="R:None")
     assert queued.state() == "active"
@@ -208,7 +208,7 @@ def test_a_job_that_is_over_is_asked_about_no_more(slurm, queued):
 
 
 def test_squeue_is_asked_once_a_second(slurm, queued, monkeypatch):
-    monkeypatch.setattr(job_in_queue, "POLL_S", 1000)
+    monkeypatch.setattr(state, "POLL_S", 1000)
     assert [queued.state() for _ in range(3)] == ["queued"] * 3
     assert queued.reason() and len(slurm.asked("squeue")) == 1
 

@@ -20,7 +20,7 @@ from breaking import hide, on
 from jobs import ROOT, WAIT_S, failure, wait_until
 
 import simlib
-from simlib.cluster.batch.remote import connection, remote_state
+from simlib.cluster.batch import remote_state, ssh
 from simlib.cluster.practice import PracticeCluster
 from simlib.cluster.practice.enter import MARK
 
@@ -75,7 +75,7 @@ def laptop(needs_practice_cluster, tmp_path_factory):
             on(cluster, host, f"mount -n --bind {disk} {there}")
             hide(cluster, host, here)
         yield Laptop(cluster, here, there, disk)
-    connection.line_to.cache_clear()
+    ssh.line_to.cache_clear()
     shutil.rmtree(base)
 
 
@@ -111,7 +111,7 @@ def test_a_job_with_modules_of_the_working_folder(laptop, monkeypatch, capfd):
     assert [clock["host"] for clock in job.clocks] == CLUSTER[1:]
     assert [op.kind for op in run.trace.of_rank(1)] == ["all_reduce"]
     assert not os.listdir(laptop.there)  # it is another path for this process
-    monkeypatch.delattr(connection.Line, "ask")  # all of it is here
+    monkeypatch.delattr(ssh.Line, "ask")  # all of it is here
     (again,) = simlib.jobs(laptop.here / "jobs")
     assert again.result(0).results == run.results
 
@@ -144,7 +144,7 @@ def test_the_connection_breaks_and_comes_back(laptop, monkeypatch):
     wait_until(lambda: job.status == "active" and said(job, "waits"))
     laptop.link("down")
     try:
-        monkeypatch.setattr(connection, "ANSWER_S", 1.0)
+        monkeypatch.setattr(ssh, "ANSWER_S", 1.0)
         monkeypatch.setattr(remote_state, "PATIENT_S", 1.0)
         wait_until(lambda: "login cannot be reached at the moment" in repr(job))
         assert repr(job).startswith("long-1: active, 2 ranks on 2 nodes of slurm, by login; login")
@@ -237,7 +237,7 @@ def test_what_is_wrong_is_told_before_anything_runs(laptop, monkeypatch):
         with pytest.raises(simlib.JobError, match=words):
             laptop.submit(lambda rank, world_size: rank, to)
         assert simlib.jobs(laptop.here / "jobs")[-1].status == "failed"
-    monkeypatch.setattr(simlib.cluster.batch.versions.torch, "__version__", "1.99.0")
+    monkeypatch.setattr(simlib.cluster.batch.submission.torch, "__version__", "1.99.0")
     with pytest.raises(simlib.JobError, match="login has torch .*, the notebook 1.99.0: install"):
         laptop.submit(lambda rank, world_size: rank, laptop.to(mpiexec))
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import simlib
 from simlib.cli import main as command
-from simlib.cluster.transports.backends import MPI
+from simlib.cluster.backends import MPI
 from simlib.core.record.arguments import check_collective, check_message
 from simlib.core.record.fingerprints import FingerprintTable, size_of_table
 from simlib.core.record.group import RecordingGroup

@@ -25,7 +25,7 @@ from ...core.results.run import Run
 from . import launcher_process
 from .folder import JobFolder
 from .job import JobOutcome
-from .preparation import prepare
+from .submission import prepare
 
 
 class NotAnewError(BaseException):

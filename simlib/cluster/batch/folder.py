@@ -33,14 +33,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import pwd
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..launch.limits import JOBS as JOBS
-from . import ownership
+from ...core.model.errors import InvalidCallError, JobError
 from .staging import name_once
+
+JOBS = "simlib-jobs"
+"""Where the folders of jobs are made, unless another place is named."""
 
 
 class JobFolder:
@@ -94,7 +99,7 @@ class JobFolder:
 
     def open(self, name: str, rank: int | None = None) -> AbstractContextManager[BinaryIO | None]:
         """The same, opened to be read."""
-        return ownership.opened(self.file(name, rank), self.is_recorded)
+        return opened(self.file(name, rank), self.is_recorded)
 
     def write_json(self, value: object, name: str, rank: int | None = None) -> None:
         """Write plain data in one piece."""
@@ -150,3 +155,199 @@ def _is_there(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return path.exists()
+
+
+BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+ENTERED = stat.S_IXGRP | stat.S_IXOTH
+
+
+@contextmanager
+def opened(path: Path, is_anybodys: bool = False):
+    """A file of a job's folder, to be read as bytes; None where there is none.
+
+    The folder is opened anew each time. So a file that another host has just made is there, too:
+    NFS asks then, and else remembers for half a minute and more that it was not (nfs(5),
+    "close-to-open" and "directory entry caching").
+
+    Parameters
+    ----------
+    path : Path
+        The file; what it is in is the job's folder.
+    is_anybodys : bool
+        Whether it does not matter who can have written it.
+
+    Raises
+    ------
+    InvalidCallError
+        Another account can have written it, or it is no regular file.
+    """
+    with _held(path.parent, os.O_DIRECTORY) as folder:
+        if folder is None:
+            yield None
+            return
+        with _held(path, os.O_NONBLOCK, folder) as file:  # a pipe would wait for who writes
+            if file is None:
+                yield None
+                return
+            if not is_anybodys:
+                _compare(path, os.fstat(folder), os.fstat(file))
+            _check_kind(path, os.fstat(file))
+            with open(file, "rb", closefd=False) as content:
+                yield content
+
+
+@contextmanager
+def _held(path: Path, how: int, within: int | None = None):
+    """A descriptor of what is there, closed in the end; None where there is nothing."""
+    name = path if within is None else path.name
+    try:
+        held = os.open(name, os.O_RDONLY | os.O_CLOEXEC | how, dir_fd=within)
+    except (FileNotFoundError, NotADirectoryError):
+        yield None
+        return
+    except PermissionError:
+        raise
+    except OSError as error:  # of a socket, say
+        raise InvalidCallError(
+            f"{path} cannot be read, as a job's file: {error.strerror}"
+        ) from None
+    try:
+        yield held
+    finally:
+        os.close(held)
+
+
+def _compare(path: Path, folder: os.stat_result, file: os.stat_result) -> None:
+    """Refuse a file that somebody else can have written.
+
+    In a folder that nobody else can enter a file may have any mode.
+    """
+    _check_owner(path.parent, folder)
+    _check_mode(path.parent, folder)
+    _check_owner(path, file)
+    if folder.st_mode & ENTERED:
+        _check_mode(path, file)
+
+
+def _check_kind(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidCallError(f"{path} cannot be read, as a job's file: it is not a regular file")
+
+
+def _check_owner(path: Path, found: os.stat_result) -> None:
+    if found.st_uid != os.geteuid():
+        raise InvalidCallError(
+            f"{path} belongs to {_name(found.st_uid)}, and this account is "
+            f"{_name(os.geteuid())}: a job is read by who has submitted it, since reading it runs "
+            "what was put there"
+        )
+
+
+def _check_mode(path: Path, found: os.stat_result) -> None:
+    if found.st_mode & BY_OTHERS:
+        raise InvalidCallError(
+            f"{path} can be written by other accounts (mode {stat.S_IMODE(found.st_mode):o}), and "
+            "reading a job runs what was put there: if nobody else has written there, say "
+            f"`chmod go-w {path}`"
+        )
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder in which another account can write, or that belongs to one.
+
+    Raises
+    ------
+    InvalidCallError
+    """
+    found = path.stat()
+    _check_owner(path, found)
+    _check_mode(path, found)
+
+
+def check_place(parent: Path) -> None:
+    """Refuse to make a job's folder where any account could put another into its place.
+
+    Raises
+    ------
+    InvalidCallError
+    """
+    for path in (parent, *parent.parents):
+        mode = path.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise InvalidCallError(
+                f"any account can put other folders into {path} (mode {stat.S_IMODE(mode):o}), "
+                "also in place of the job's, and what it starts is there: name another folder by "
+                "folder=..."
+            )
+
+
+def _name(uid: int) -> str:
+    """An account by name, where it has one here."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"the account {uid}"
+
+
+class TakenError(JobError):
+    """There is already something of this very name."""
+
+
+@contextmanager
+def new_folder(within: str | Path, name: str, is_exact: bool = False) -> Iterator[JobFolder]:
+    """A new folder NAME-NUMBER, which this account alone may read: it holds the learner's data.
+
+    With ``is_exact`` it is called NAME. Where it cannot be made, or what is done with it fails for
+    want of room or the like, it is taken away again, also the one that it is in, if that is new.
+
+    Raises
+    ------
+    JobError
+        It cannot be made or filled; a `TakenError` where there is one of the exact name.
+    InvalidCallError
+        Other accounts could put something else into its place.
+    """
+    parent = Path(within).absolute()
+    is_new = not parent.exists()
+    path = None
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        check_place(parent)
+        path = _make_exact(parent, name) if is_exact else _make(parent, name)
+        check_folder(path)
+        yield JobFolder(path)
+    except BaseException as error:
+        if isinstance(error, JobError):  # a queue's, say: the folder tells of it
+            raise
+        if path is not None:
+            shutil.rmtree(path, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):
+                parent.rmdir()
+        if isinstance(error, OSError):
+            raise JobError(
+                f"a folder for the job cannot be made and filled in {parent} "
+                f"({error.strerror or error}): make room there, or name another by folder=..."
+            ) from None
+        raise
+
+
+def _make_exact(parent: Path, name: str) -> Path:
+    path = parent / name
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        raise TakenError(f"{path} is there already") from None
+    return path
+
+
+def _make(parent: Path, name: str) -> Path:
+    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+    number = 1
+    while True:
+        path = parent / f"{safe}-{number}"
+        try:
+            os.mkdir(path, 0o700)
+            return path
+        except FileExistsError:
+            number += 1

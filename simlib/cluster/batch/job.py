@@ -17,14 +17,12 @@ from ...core.model.words import ranks_in_words
 from ...core.record.oplog import FORMAT
 from ...core.record.safe_pickle import loads_tree
 from ...core.results.run import Run, make_run
-from . import verdict_file
+from . import logs
+from .failures import DIED, cause_in, ended_by_queue, lost_hosts, lost_ranks
 from .folder import JOBS, JobFolder
-from .job_in_queue import JobInQueue
-from .job_monitor import JobMonitor
-from .launcher_failures import cause_in, ended_by_queue
-from .lost_ranks import DIED, lost_hosts, lost_ranks
-from .remote.remote_state import RemoteQueue, RemoteState
-from .state import JobState
+from .logs import JobMonitor
+from .remote_state import RemoteQueue, RemoteState
+from .state import JobInQueue, JobState
 
 LOOK_S = 0.1
 CANCEL_S = 15.0
@@ -362,7 +360,7 @@ class JobOutcome:
 
     def _verdict_in(self, pickled: bytes) -> Exception:
         try:
-            return verdict_file.loads(pickled)
+            return logs.load_verdict(pickled)
         except Exception as error:  # its classes stand elsewhere by now
             return JobError(
                 f"what ended {self._name} cannot be read by this simlib, only by the one that ran "

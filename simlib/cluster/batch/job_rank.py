@@ -36,12 +36,13 @@ from ...core.record.recorder import Recorder
 from ...core.record.safe_pickle import loads_tree
 from ...core.record.this_rank import here
 from ...core.record.transports.backends import BACKENDS
-from ..launch.addresses import own_address_towards
-from ..transports.backends import check_for_host
-from . import answers, clocks, identity, logs
+from .. import rendezvous
+from ..backends import check_for_host
+from ..rendezvous import own_address_towards
+from . import logs
 from .folder import JobFolder
+from .submission import check_versions
 from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, die_with_the_supervisor, supervise
-from .versions import check_versions
 
 LEAVE_S = 5
 """How long exit handlers may take."""
@@ -98,8 +99,8 @@ def _refuse(folder, words):
 def _be_rank(folder, job, writer, starter):
     """Join the others, run the function, leave with them; returns the exit code."""
     survives = job["on_death"] == "continue"
-    place = identity.find_place(job["uses_mpi"], job["versions"]["mpi4py"], survives)
-    identity.check_size(place, job["world_size"])
+    place = rendezvous.find_place(job["uses_mpi"], job["versions"]["mpi4py"], survives)
+    rendezvous.check_size(place, job["world_size"])
     rank, size = place.rank, place.size
     memory = logs.create(folder.file("log", rank))
     words = f"{rank} {SERVE}" if rank == 0 and place.comm is None else rank
@@ -120,14 +121,14 @@ def _be_rank(folder, job, writer, starter):
     code = code_of(answer)
     if code:
         return code
-    identity.leave_together(place, folder)
+    rendezvous.leave_together(place, folder)
     return 0
 
 
 def code_of(answer):
     """The exit code for an answer; 0 also for one that cannot be rebuilt here."""
     try:
-        word, content = answers.loads(answer, may_call=True)
+        word, content = logs.load_answer(answer, may_call=True)
     except Exception:
         return 0
     if word == "result":
@@ -157,7 +158,7 @@ def _join(place, folder, memory, job, starter):
     rank, size = place.rank, place.size
     spoken = BACKENDS[job["backend"]]
     torch.set_num_threads(job["threads"])
-    store = identity.meet(place, folder)
+    store = rendezvous.meet_in_job(place, folder)
     hosts = _hosts(store, rank, size)
     here = [other for other in range(size) if hosts[other] == hosts[rank]]
     check_for_host(spoken, len(here))
@@ -166,7 +167,7 @@ def _join(place, folder, memory, job, starter):
     backend.install(backend.member(recorder, spoken), spoken)
     backend.join_world(dist.PrefixStore("world/", store), rank, size)
     group = dist.group.WORLD.transport.group
-    offset_s, error_s = clocks.align(group, store, rank, hosts)
+    offset_s, error_s = rendezvous.align(group, store, rank, hosts)
     nodes = list(dict.fromkeys(hosts))
     os.environ.update(job["environ"], **rank_environ(rank, [nodes.index(host) for host in hosts]))
     folder.write_json(
@@ -232,4 +233,4 @@ def _call(folder, rank, size, recorder):
             flush()
             recorder.stream_ends.last_look()
 
-    return returned.answer_of(call, request["is_script"], dumps=answers.dumps)
+    return returned.answer_of(call, request["is_script"], dumps=logs.dump_answer)

@@ -3,13 +3,22 @@
 A program of its own, which outlives the notebook: ``python -I launcher_process.py [--detached]
 FOLDER``. It imports nothing of simlib, so it starts at once; what it has to know of launchers is in
 ``launch.json``.
+
+It starts itself again, as ``launcher_process.py --look FOLDER`` where the launcher runs, to see
+which hosts still answer: when all ranks have joined, and when the job ends otherwise than it
+should. The first look is kept in ``reach.json``; the second is compared with it, and hosts that
+answered then and answer no more are named in ``lost.json``. A host that was never seen from here,
+behind a firewall say, is not named. A host answers if a connection to its port of ssh is accepted
+or refused: its kernel does so, also on a busy machine.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -27,6 +36,11 @@ SILENCE_S = 10.0
 """Rank 0's supervisor shows once a second that it is there; so late may a busy machine be."""
 REACH_S = 8.0
 """How long the look at the hosts may take."""
+PORT = 22
+TRY_S = 3.0
+OPEN, REFUSED, SILENT, CUT = "open", "refused", "silent", "cut"
+"""What comes of a connection: ``cut`` is where this host has no network of its own any more."""
+OF_NO_NETWORK = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
 
 def main(folder):
@@ -139,7 +153,7 @@ class Watch:
 
 
 class Hosts:
-    """Which hosts answer: `reach` looks, where the launcher runs, while this program goes on."""
+    """Which hosts answer: `look_at_hosts` looks, where the launcher runs, while this goes on."""
 
     def __init__(self, folder, plan):
         self._folder = folder
@@ -259,13 +273,76 @@ def touch(folder, name):
 
 
 def write_state(folder, state):
-    draft = os.path.join(folder, ".state.json.launch")
+    write_json(state, os.path.join(folder, "state.json"))
+
+
+def look_at_hosts(path):
+    """Look at the hosts; write down what was found, or how it differs from the first look."""
+    places = read_places(path)
+    from concurrent.futures import ThreadPoolExecutor  # here alone, so that the rest starts at once
+
+    with ThreadPoolExecutor(max(1, len(places))) as pool:
+        found = dict(zip(places, pool.map(look_at, places.values()), strict=True))
+    first = os.path.join(path, "reach.json")
+    if not os.path.exists(first):
+        write_json(found, first)
+        return
+    with open(first) as file:
+        before = json.load(file)
+    write_json(lost(before, found), os.path.join(path, "lost.json"))
+
+
+def read_places(path):
+    """The address of each host, by its name, as the ranks there have told them."""
+    places = {}
+    for name in os.listdir(path):
+        if name.startswith("rank-") and name.endswith(".json"):
+            with open(os.path.join(path, name)) as file:
+                place = json.load(file)
+            places[place["host"]] = place["address"]
+    return places
+
+
+def look_at(address):
+    """Try to connect; returns what came of it."""
+    try:
+        socket.create_connection((address, PORT), TRY_S).close()
+    except ConnectionRefusedError:
+        return REFUSED
+    except OSError as error:
+        return CUT if error.errno in OF_NO_NETWORK else SILENT
+    return OPEN
+
+
+def lost(before, now):
+    """``{host: what came of it now}`` of the hosts that answered before and do not any more.
+
+    Where this host has no network itself, it is the one that is lost, if a rank was on it.
+    """
+    worse = {
+        host: found
+        for host, found in now.items()
+        if (before.get(host) in (OPEN, REFUSED) and found in (SILENT, CUT))
+        or (before.get(host) == OPEN and found == REFUSED)
+    }
+    here = os.uname().nodename
+    if CUT in worse.values() and here in now:
+        return {here: CUT}
+    return worse
+
+
+def write_json(value, path):
+    place, name = os.path.split(path)
+    draft = os.path.join(place, f".{name}.launch")
     with open(draft, "w") as file:
-        json.dump(state, file)
-    os.replace(draft, os.path.join(folder, "state.json"))
+        json.dump(value, file)
+    os.replace(draft, path)
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--look":
+        look_at_hosts(sys.argv[2])
+        sys.exit()
     if sys.argv[1] == "--detached":
         if os.fork():
             os._exit(0)

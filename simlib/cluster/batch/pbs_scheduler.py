@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..launch.causes import OUT_OF_MEMORY, OUT_OF_TIME, TOO_MUCH
+from ..launchers import OUT_OF_MEMORY, OUT_OF_TIME, TOO_MUCH
 from .batch_scheduler import BatchJob, JobStatus, QueueError, Scheduler
 
 STATES = {"queued": "Q H T W M", "active": "R E S U B", "over": "F X"}

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...core.model.errors import InvalidCallError, JobError, check_count
-from ..launch.launchers import SRUN, Placement
+from ..launchers import SRUN, Placement
 from .batch_scheduler import BatchJob, NoSchedulerError, QueueError
+from .failures import refused
 from .folder import JobFolder
-from .launcher_failures import refused
-from .mpiexec import LAUNCH, Mpiexec, check_time_limit, mpi_of, staged
-from .resources import Resources, words_of
+from .mpiexec import LAUNCH, Mpiexec, Resources, check_time_limit, mpi_of, staged, words_of
 from .schedulers import SCHEDULERS
 
 

@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 
-from ..launch.causes import OUT_OF_TIME, TOO_MUCH
+from ..launchers import OUT_OF_TIME, TOO_MUCH
 from .batch_scheduler import BatchJob, JobStatus, QueueError, Scheduler
 
 STATES = {

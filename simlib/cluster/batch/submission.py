@@ -4,31 +4,195 @@ from __future__ import annotations
 
 import linecache
 import os
+import platform
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import torch
 
 from ...core.clockwork.simulation_options import ON_DEATH, check_choice, check_kill, check_slow
-from ...core.engines.request import ExecutionContext, cell_numbers, check_timeout
+from ...core.engines.request import (
+    ExecutionContext,
+    cell_numbers,
+    check_function,
+    check_timeout,
+    name_of,
+    pack,
+    script,
+)
 from ...core.engines.restarts import Restart, Restarts, check_restarts, remaining_kills
-from ...core.environment import ROOT
+from ...core.environment import ROOT, VERSION
 from ...core.model.chance import Failures, Slow
 from ...core.model.errors import InvalidCallError, JobError, check_count
-from ...core.record.oplog import FORMAT
+from ...core.record.oplog import COMMITTED, FORMAT, HEADER
 from ...core.record.safe_pickle import dumps_tree
-from ..transports.backends import check_for_job
-from .folder import JOBS
+from ..backends import check_for_job
+from .failures import HOPELESS
+from .folder import JOBS, JobFolder, new_folder
 from .job import Job
-from .mpiexec import Mpiexec
-from .new_folder import new_folder
-from .preparation import prepare, prepare_attempts
-from .program import program_of
-from .remote.ssh import Ssh
+from .launcher_process import LINGER_S, OBEY_S
+from .mpiexec import LAUNCH, Mpiexec
 from .slurm import Queued
-from .versions import versions
+from .ssh import Ssh
+from .staging import LAST_S
+
+
+def versions():
+    """Name -> version of what a function and its results travel through; None: it is not here."""
+    try:
+        mpi4py = metadata.version("mpi4py")
+    except metadata.PackageNotFoundError:
+        mpi4py = None
+
+    return {
+        "Python": platform.python_version(),
+        "torch": torch.__version__.partition("+")[0],
+        "simlib": VERSION,
+        "mpi4py": mpi4py,
+    }
+
+
+def check_versions(wanted):
+    """Refuse to be a rank where this node has other versions than the notebook.
+
+    Of Python the minor version counts: functions travel as bytecode. mpi4py may differ; whether it
+    is needed, the launcher decides.
+    """
+    here = versions()
+    for name in ("Python", "torch", "simlib"):
+        version = wanted[name]
+        parts = 2 if name == "Python" else 3
+        if here[name].split(".")[:parts] != version.split(".")[:parts]:
+            raise JobError(
+                f"{os.uname().nodename} has {name} {here[name]}, the notebook {version}: install "
+                f"the same on every node ({sys.executable} runs there)"
+            )
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the ranks of a job run.
+
+    Attributes
+    ----------
+    called : str
+        The function's name, or the script's file.
+    name : str
+        Of the job, where it gets no other.
+    payload : bytes
+        See `pack`.
+    argv : list of str, optional
+        ``sys.argv`` of a script; None for a function, which finds the notebook's.
+    """
+
+    called: str
+    name: str
+    payload: bytes
+    argv: list[str] | None
+
+
+def program_of(
+    what: Callable[..., Any] | str | os.PathLike,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    argv: Sequence[Any] | None,
+    world_size: int,
+) -> Program:
+    """The program that a call of `submit` means; refused where there can be none."""
+    if isinstance(what, str | os.PathLike):
+        return _of_script(Path(what), args, kwargs, argv, world_size)
+    check_function(what, "submit")
+    if argv is not None:
+        raise InvalidCallError(
+            f"argv={argv!r} is for a script: a function is given its arguments by args=..."
+        )
+    called = name_of(what)
+    return Program(called, called, pack(what, args, kwargs, world_size), None)
+
+
+def _of_script(path, args, kwargs, argv, world_size):
+    if not path.is_file():
+        raise InvalidCallError(f"there is no file {path}: submit runs a function or a script")
+    if args or kwargs:
+        raise InvalidCallError(
+            f"the script {path.name} is given its arguments as a command line is, by argv=[...], "
+            "not by args and kwargs"
+        )
+    if isinstance(argv, str):
+        raise InvalidCallError(f"argv={argv!r} must be a list of words: argv={argv.split()!r}")
+    payload = pack(script, (os.path.abspath(path),), None, world_size)
+    words = [str(path), *map(str, argv or ())]
+    return Program(path.name, path.stem, payload, words)
+
+
+START_ATTEMPTS = (
+    "import sys; sys.path[:0] = sys.argv[1:2]; "
+    "from simlib.cluster.batch.attempts import main; sys.exit(main(sys.argv[2]))"
+)
+NO_WORDS = "(?!)"
+"""A pattern of nothing."""
+STAGED = {"obey_s": OBEY_S + LAST_S, "linger_s": LINGER_S + LAST_S, "leave_s": 600}
+"""How long `staging` may take: what is last has to come from hosts. It gives up by itself."""
+ATTEMPTS_OBEY_S = 2 * OBEY_S
+"""How long attempts may take to end: each has a launcher, which may take `OBEY_S`."""
+
+
+def prepare(
+    folder: JobFolder, about: dict[str, Any], request: bytes, to: Any, words: list[str]
+) -> None:
+    """Write down what the ranks of a job need, and what its launcher process starts.
+
+    Parameters
+    ----------
+    folder : JobFolder
+    about : dict
+        For its ``job.json``.
+    request : bytes
+        For its ``request.pkl``.
+    to : Mpiexec, Slurm or Pbs
+    words : list of str
+        The launcher's command, up to what `Resources.write_start` writes.
+    """
+    command = [*words, str(to.write_start(folder))]
+    look = [*to.before_launcher(), sys.executable, "-I", LAUNCH, "--look"]
+    times = STAGED if getattr(to, "stage", False) else {"obey_s": OBEY_S}
+    _write_plan(folder, about, request, to, command, to.environ(), HOPELESS, times, look)
+
+
+def prepare_attempts(
+    folder: JobFolder, about: dict[str, Any], request: bytes, to: Any, plan: bytes
+) -> None:
+    """The same of a job that may begin anew; ``plan`` is for its ``restarts.pkl``."""
+    folder.write(plan, "restarts.pkl")
+    command = [sys.executable, "-I", "-c", START_ATTEMPTS, about["root"], str(folder.path)]
+    times = {"obey_s": ATTEMPTS_OBEY_S}
+    _write_plan(folder, about, request, to, command, {}, NO_WORDS, times, [])
+
+
+def _write_plan(folder, about, request, to, command, environ, hopeless, times, look):
+    folder.write(request, "request.pkl")
+    within = [folder.file("cancel"), *([about["within"]] if about["within"] else [])]
+    plan = {
+        "command": command,
+        "environ": environ,
+        "time_limit": to.time_limit,
+        "hopeless": hopeless,
+        **times,
+        "cancelled_by": [str(path) for path in within],
+        "reach": look,
+        "world_size": about["world_size"],
+        "timeout_s": about["timeout_s"],
+        "log": [HEADER, COMMITTED],
+    }
+    folder.write_json(plan, "launch.json")
+    folder.write_json({"state": "queued"}, "state.json")
+    folder.write_json(about, "job.json")
 
 
 def submit(

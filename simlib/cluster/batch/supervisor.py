@@ -15,9 +15,9 @@ from ...core.diagnose.failures import how_it_ended
 from ...core.diagnose.monitor import Watchdog
 from ...core.draw.display import SilentDisplay
 from ...core.engines import linux
-from . import logs, verdict_file
-from .identity import serve_store
-from .job_monitor import JobMonitor
+from ..rendezvous import serve_store
+from . import logs
+from .logs import JobMonitor
 
 LOOK_S = 0.1
 SEND_S = 1.0
@@ -323,5 +323,5 @@ class JobJudge:
 
     def _say(self, found):
         if not self._folder.has("cancel"):
-            self._folder.write(verdict_file.dumps(found), "verdict.pkl")
+            self._folder.write(logs.dump_verdict(found), "verdict.pkl")
         self._folder.mark("end")

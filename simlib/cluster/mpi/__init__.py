@@ -10,20 +10,114 @@ Published scripts that say ``backend="mpi"`` run unchanged::
     mpiexec -n 2 python -m simlib.mpi ptdist.py
 """
 
+# ruff: noqa: E402 (MPI is imported when its settings are there)
+
+from __future__ import annotations
+
+import inspect
 import os
+import sys
 
 from ...core.environment import need
-from ..launch import ucx
+from .. import launchers
 
 need("cluster", "mpi4py", what="simlib.mpi")
-os.environ.update(ucx.settings())  # before mpi4py is imported: that is MPI_Init
+os.environ.update(launchers.ucx_settings())  # before mpi4py is imported: that is MPI_Init
 
-from ..launch.addresses import interface_towards  # noqa: E402
-from ..launch.rendezvous import meet  # noqa: E402
-from ..transports.mpi_group import MpiGroup  # noqa: E402
-from ..transports.mpi_request import MpiWork  # noqa: E402
-from .mpi_backend import install  # noqa: E402
+import torch.distributed as dist
+from mpi4py import MPI
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import default_pg_timeout
+
+from ...core.model.errors import InvalidCallError, JobError
+from ...core.record.torch_inside import constructor_of_groups, use_constructor_of_groups
+from ..mpi_group import MpiGroup, MpiWork
+from ..rendezvous import interface_towards, meet
 
 __all__ = ["MpiGroup", "MpiWork", "interface_towards", "meet"]
+
+BACKEND = "mpi4py"
+KNOWN_TO_MPI = ("backend", "init_method", "store", "rank", "world_size")
+SIZES = tuple(dict.fromkeys(size for each in launchers.MPIS for _, size in each.identity))
+"""Where the mpiexec of each MPI says how many processes it has started."""
+_torch_init = c10d.init_process_group
+_torch_new_group = constructor_of_groups()
+
+
+def install():
+    """Register the backend, and let ``init_process_group("mpi4py")`` ask MPI who is who.
+
+    Torch's own name ``mpi`` means the same from now on.
+    """
+    if BACKEND in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+    use_constructor_of_groups(_new_group)
+    for module in (dist, c10d):
+        module.init_process_group = init_process_group
+        module.is_mpi_available = lambda: True
+
+
+def init_process_group(backend=None, *args, **kwargs):
+    """torch's `init_process_group`; for ``mpi4py`` and ``mpi`` the ranks are those of MPI.
+
+    Raises
+    ------
+    InvalidCallError
+        If it is given another rank or world size than MPI's.
+    JobError
+        If the launcher belongs to another MPI than mpi4py's library.
+    """
+    if not _is_ours(backend):
+        return _torch_init(backend, *args, **kwargs)
+    given = inspect.signature(_torch_init).bind(backend, *args, **kwargs).arguments
+    comm = MPI.COMM_WORLD
+    check_launcher(comm)
+    for name, truth in {"world_size": comm.size, "rank": comm.rank}.items():
+        if given.get(name, -1) not in (-1, None, truth):
+            raise InvalidCallError(
+                f"init_process_group says {name}={given[name]}, but MPI started this process with "
+                f"{name} {truth}: leave it out, MPI knows it"
+            )
+    others = {name: value for name, value in given.items() if name not in KNOWN_TO_MPI}
+    store, _ = meet(comm)
+    return _torch_init(BACKEND, store=store, rank=comm.rank, world_size=comm.size, **others)
+
+
+def check_launcher(comm):
+    """Refuse to be one of many that are each alone: an mpiexec and a library of different MPIs.
+
+    MPI itself says nothing of it: every process is rank 0 of 1.
+    """
+    started = [int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()]
+    if comm.size > 1 or not started or max(started) == 1:
+        return
+    library = " ".join(MPI.Get_library_version().split())[:40]
+    raise JobError(
+        f"mpiexec started {max(started)} processes, but MPI says that this one is alone: that "
+        f"mpiexec belongs to another MPI than the one mpi4py has loaded ({library}). Call the "
+        f"mpiexec of that MPI; {os.path.join(os.path.dirname(sys.executable), 'mpiexec')} is the "
+        "one beside this Python"
+    )
+
+
+def _is_ours(backend):
+    return str(backend or "").lower() in (BACKEND, "mpi")
+
+
+def _new_group(size, rank, ranks, backend, store, *args, **kwargs):
+    """torch's one constructor of groups: "mpi" is the name that its own, missing backend has."""
+    backend = dist.Backend(BACKEND) if _is_ours(backend) else backend
+    return _torch_new_group(size, rank, ranks, backend, store, *args, **kwargs)
+
+
+def _create(options, _):
+    """The group of these ranks of the world, on the rank that calls; all its members call."""
+    world = MPI.COMM_WORLD
+    ranks = list(options.global_ranks_in_group)
+    timeout = options.timeout if options.timeout < default_pg_timeout else None
+    comm = world.Create_group(world.group.Incl(ranks)) if ranks else world.Dup()
+    return MpiGroup(comm, timeout)
+
 
 install()

@@ -3,8 +3,7 @@
 from . import daemon
 from .daemon import launcher
 from .practice_cluster import PracticeCluster
-from .practice_network import PracticeNetwork
-from .system import remove_leftovers
+from .practice_network import PracticeNetwork, remove_leftovers
 
 running = daemon  # its name in notebooks of before
 

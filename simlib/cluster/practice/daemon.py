@@ -15,9 +15,9 @@ import time
 from contextlib import suppress
 
 from ...core.model.errors import InvalidCallError, SimlibError
-from . import system
+from . import practice_network
 from .practice_cluster import PracticeCluster, launcher_of
-from .system import CLUSTERS, owner_lives, owner_of, remove_leftovers, why_not_here
+from .practice_network import CLUSTERS, owner_lives, owner_of, remove_leftovers, why_not_here
 
 REMOVED_S = 20  # the reaper takes a fraction of a second
 
@@ -83,7 +83,7 @@ def _claim_link(cluster):
     """Make the link: two that come up at once cannot both have it."""
     try:
         CLUSTERS.mkdir(exist_ok=True)
-        system.RUNNING.symlink_to(cluster.folder)
+        practice_network.RUNNING.symlink_to(cluster.folder)
     except FileExistsError:
         raise InvalidCallError(
             "a practice cluster is already up (`simlib practice status`); "
@@ -102,7 +102,7 @@ def state():
     if not _owner():
         return None
     try:
-        return json.loads((system.RUNNING / "state.json").read_text())
+        return json.loads((practice_network.RUNNING / "state.json").read_text())
     except OSError:  # it is on its way down
         return None
 
@@ -110,7 +110,7 @@ def state():
 def _owner():
     """The process id of the owner, or None."""
     with suppress(OSError):
-        name = os.path.basename(os.readlink(system.RUNNING))
+        name = os.path.basename(os.readlink(practice_network.RUNNING))
         return owner_of(name) if owner_lives(name) else None
     return None
 
@@ -121,7 +121,7 @@ def launcher(host):
     As `PracticeCluster.launcher`, and the same as ``simlib practice exec HOST --``, but without
     the time that importing simlib takes: a list of str.
     """
-    return [*launcher_of(system.RUNNING), host, "--"]
+    return [*launcher_of(practice_network.RUNNING), host, "--"]
 
 
 ASK = """

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import shutil
 import subprocess
 from pathlib import Path
 
-from . import slurm_daemons
 from .enter import MARK
 
 SYSTEM_PATHS = "/usr/local/sbin:/usr/sbin:/sbin"  # of daemons, which are often not on PATH
@@ -117,9 +117,9 @@ def write_files(folder, addresses, slurm):
     (ssh / "shadow").touch(mode=0o600)
     (ssh / "shadow").write_text(f"{pwd.getpwuid(0).pw_name}:*:::::::\n")
     if slurm:
-        slurm_daemons.write_files(folder, [host for host in addresses if host != "login"])
+        write_slurm_files(folder, [host for host in addresses if host != "login"])
     for host in addresses:
-        daemons = slurm_daemons.daemons(folder, host, find) if slurm else ""
+        daemons = slurm_lines(folder, host, find) if slurm else ""
         (folder / "start" / host).write_text(
             INIT.format(
                 host=host, folder=folder, ssh=ssh, home=pwd.getpwuid(0).pw_dir, daemons=daemons,
@@ -146,3 +146,82 @@ def start_argv(folder, host):
         *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=KILL"),
         *("sh", Path(folder, "start", host)),
     ]
+
+
+CPUS = 4  # of each node, whatever the machine has: the same requests fit everywhere
+SLURM_PROGRAMS = {
+    "munged": "munge",
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "sinfo": "slurm-wlm",
+}
+
+SLURM = """\
+ClusterName=practice
+SlurmctldHost=login
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={munge}/socket
+MpiDefault=pmi2
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+StateSaveLocation={state}/controller
+SlurmdSpoolDir={state}/%n
+SlurmctldPidFile={state}/slurmctld.pid
+SlurmdPidFile={state}/slurmd.%n.pid
+SlurmctldLogFile={folder}/log/slurmctld
+SlurmdLogFile={folder}/log/slurmd.%n
+SlurmctldTimeout=30
+SlurmdTimeout=30
+ReturnToService=2
+EnforcePartLimits=ALL
+KillWait=2
+MinJobAge=600
+CompleteWait=0
+SchedulerParameters=sched_min_interval=0,sched_interval=1,bf_interval=1,batch_sched_delay=0
+MailProg=/bin/true
+NodeName={nodes} CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=4000
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=5 State=UP
+"""
+
+CGROUP = """\
+CgroupPlugin=cgroup/v1
+CgroupAutomount=no
+ConstrainCores=no
+ConstrainRAMSpace=no
+"""
+
+
+def write_slurm_files(folder, nodes):
+    """Write Slurm's settings, and munge's key: of this cluster only."""
+    state, munge, settings = folder / "slurm_state", folder / "munge", folder / "slurm"
+    for part in (state, state / "controller", munge, settings, *(state / node for node in nodes)):
+        part.mkdir()
+    (munge / "key").touch(mode=0o600)
+    (munge / "key").write_bytes(secrets.token_bytes(128))
+    (settings / "cgroup.conf").write_text(CGROUP)
+    text = SLURM.format(folder=folder, state=state, munge=munge, nodes=",".join(nodes), cpus=CPUS)
+    (settings / "slurm.conf").write_text(text)
+
+
+def slurm_lines(folder, host, find):
+    """The lines that start a host's part of Slurm. munged serves all hosts, by its socket."""
+    munge, log = folder / "munge", folder / "log"
+    lines = [f"mount -n --bind {folder}/slurm /etc/slurm"]
+    if host == "login":
+        lines += [
+            f"{find('munged')} --force --socket={munge}/socket --key-file={munge}/key "
+            f"--pid-file={munge}/pid --seed-file={munge}/seed --log-file={log}/munged",
+            f"{find('slurmctld')} -D -c > {log}/slurmctld.out 2>&1 &",
+        ]
+    else:
+        lines.append(f"{find('slurmd')} -D -N {host} > {log}/slurmd.{host}.out 2>&1 &")
+    return "\n".join(lines)

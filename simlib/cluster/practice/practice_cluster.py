@@ -22,11 +22,10 @@ import time
 from pathlib import Path
 
 from ...core.model.errors import InvalidCallError, check_count
-from . import slurm_daemons, system
+from . import hosts, practice_network
 from .enter import start_of
 from .hosts import find, start_argv, write_files
-from .practice_network import MAX_NODES, PracticeNetwork
-from .system import CLUSTERS, new_name, why_not_here
+from .practice_network import CLUSTERS, MAX_NODES, PracticeNetwork, new_name, why_not_here
 
 MAX_CLUSTER_NODES = MAX_NODES - 1  # the login host takes a place, too
 HOST_STARTS_S, SLURM_STARTS_S = 20, 60
@@ -56,7 +55,7 @@ def why_not_cluster(slurm=False):
     refuse = why_not_here()
     if refuse:
         return refuse
-    for program, package in {**PROGRAMS, **(slurm_daemons.PROGRAMS if slurm else {})}.items():
+    for program, package in {**PROGRAMS, **(hosts.SLURM_PROGRAMS if slurm else {})}.items():
         if not find(program):
             what = "Slurm on a practice cluster" if slurm else "a practice cluster"
             return f"{what} needs {program}: install the system package {package}"
@@ -200,7 +199,8 @@ class PracticeCluster:
     def _start_reaper(self):
         program = REAPER.format(
             namespaces=" ".join(self._network.namespaces), folder=self.folder, clusters=CLUSTERS,
-            running=system.RUNNING, place=system.PLACE, place_parent=system.PLACE.parent,
+            running=practice_network.RUNNING, place=practice_network.PLACE,
+            place_parent=practice_network.PLACE.parent,
         )  # fmt: skip
         self._reaper = subprocess.Popen(
             ["sh", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,

@@ -10,12 +10,11 @@ import sys
 from contextlib import contextmanager
 
 from ...core.model.errors import InvalidCallError
-from . import daemon, slurm_daemons
+from . import daemon
 from .enter import CANNOT
+from .hosts import CPUS
 from .practice_cluster import MAX_CLUSTER_NODES
-from .practice_network import MAX_NODES, PracticeNetwork
-from .run_on_nodes import run_on_nodes
-from .system import why_not_here
+from .practice_network import MAX_NODES, PracticeNetwork, run_on_nodes, why_not_here
 
 RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -163,7 +162,7 @@ def _description(state):
     if state["delay_s"]:
         parts.append(f"{state['delay_s'] * 1e3:g} ms of delay")
     if state["slurm"]:
-        parts.append(f"Slurm with {slurm_daemons.CPUS} CPUs on each node")
+        parts.append(f"Slurm with {CPUS} CPUs on each node")
     return "; ".join([*parts, f"owner: process {state['owner']}"])
 
 

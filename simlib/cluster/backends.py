@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ...core.model.errors import InvalidCallError, JobError
-from ...core.record.transports.backends import (
+from ..core.model.errors import InvalidCallError, JobError
+from ..core.record.transports.backends import (
     BACKENDS,
     COMPLEX,
     CPU,
@@ -21,12 +21,12 @@ from ...core.record.transports.backends import (
     Transport,
     backend_named,
 )
-from ..launch.limits import MPI4PY as NAME
 
+NAME = "mpi4py"
 MPIS_TAGS = 2**15 - 1
 """What every MPI takes; a rank asks its own for how many more."""
 MPI = Capabilities(
-    "mpi4py",
+    NAME,
     carries=None,
     reduces=frozenset(FLOATS | WHOLES | COMPLEX | {torch.int16}),
     lacks={"monitored_barrier": "call barrier()"},

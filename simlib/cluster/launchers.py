@@ -1,4 +1,16 @@
-"""`LAUNCHERS`: all that differs between the programs that start ranks. A new MPI is one entry."""
+"""`LAUNCHERS`: all that differs between the programs that start ranks. A new MPI is one entry.
+
+Below it: the sentences on failing that launchers and schedulers share, UCX's one setting, and
+`hosts_in`, which reads hostfiles. Every MPI has its own form of them, and takes what it does not
+understand for something else: MPICH runs all ranks on this machine where a file is empty. So the
+file is read here, whatever form it has, and the launcher is told the hosts by its options.
+
+::
+
+    node1            # as many ranks as `ranks_per_node`
+    node2:2          # MPICH, Intel MPI
+    node3 slots=2    # Open MPI; its max_slots=4 is read over
+"""
 
 from __future__ import annotations
 
@@ -6,9 +18,34 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from . import ucx
-from .causes import NO_MPI, NO_PLUGIN, NO_PYTHON, OTHER_MPI, OUT_OF_TIME, TOO_MUCH
+from ..core.model.errors import InvalidCallError
+
+NO_MPI = (
+    "a host has no MPI where this one has it{which}: install the same MPI there, at the same path"
+)
+OTHER_MPI = (
+    "mpiexec belongs to another MPI than the one mpi4py has loaded: name the right mpiexec by "
+    "launcher=..., or install mpi4py for its MPI"
+)
+NO_PYTHON = (
+    "a host cannot run the Python of this notebook, {host}{which}: install the same environment "
+    "there, at the same path"
+)
+NO_PLUGIN = (
+    "srun cannot serve MPI by {host} here: srun --mpi=list says by what it can, mpi=... names it"
+)
+TOO_MUCH = "more was asked for than there is: take fewer ranks or nodes"
+OUT_OF_TIME = (
+    "the queue's time limit was over before its ranks were done: give it more by time_limit=..., "
+    "as far as the partition allows"
+)
+OUT_OF_MEMORY = (
+    "the job took more memory than it had in the queue: ask for more by memory=..., or take fewer "
+    "ranks per node"
+)
+
 
 FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 """Variables that Open MPI is told to take along; the other MPIs take all."""
@@ -139,7 +176,7 @@ def _environ_mpiexec(time_limit: float) -> dict[str, str]:
 
 
 def _environ_mpich(time_limit: float) -> dict[str, str]:
-    return {**_environ_mpiexec(time_limit), **ucx.settings()}
+    return {**_environ_mpiexec(time_limit), **ucx_settings()}
 
 
 PMI = ("PMI_RANK", "PMI_SIZE")
@@ -222,3 +259,107 @@ def mpi_of_library(text: str) -> Launcher | None:
 def mpi_named(name: str) -> Launcher:
     """The MPI of this name."""
     return next(mpi for mpi in MPIS if mpi.name == name)
+
+
+SCHEME = "UCX_RNDV_SCHEME"
+DEVICES = Path("/sys/class/infiniband")
+
+
+def ucx_settings():
+    """Variables that MPI_Init should find, beside those that are set already: a dict.
+
+    UCX sends long messages as if network cards could move them from memory to memory (RDMA). TCP
+    cannot, and hosts that exchange large tensors then send in turns: an all_reduce of 10 MB takes
+    up to 1.7 times as long (docs/design/cluster.md). Where there is such a card, UCX knows
+    best.
+    """
+    has_card = DEVICES.is_dir() and any(DEVICES.iterdir())
+    return {} if has_card or SCHEME in os.environ else {SCHEME: "am"}
+
+
+HOST = re.compile(r"([^\s:,=#]+)(?::(\S*))?")
+OPTION = re.compile(r"(slots|max_slots|max-slots)\s*=\s*(\S*)")
+FORMS = "a line is a host's name, alone or as `node1:2` or `node1 slots=2`"
+
+
+def hosts_in(path: str | os.PathLike[str]) -> list[tuple[str, int | None]]:
+    """The hosts of a hostfile, each once, in their order, with how many ranks it takes.
+
+    None where the file does not say it. A host that stands there again takes so many more.
+
+    Raises
+    ------
+    InvalidCallError
+        There is no such file, it names no host, or a line of it cannot be understood.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InvalidCallError(
+            f"hostfile={os.fspath(path)!r} cannot be read ({error.strerror}): name a file that "
+            "has a host on each line"
+        ) from None
+    except UnicodeDecodeError:
+        raise InvalidCallError(f"hostfile={os.fspath(path)!r} is no text: {FORMS}") from None
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if line:
+            found.append(_host_in(line, f"line {number} of {path}"))
+    if not found:
+        raise InvalidCallError(f"hostfile={os.fspath(path)!r} names no host: {FORMS}")
+    return _added_up(found)
+
+
+def refuse_text(hosts: object) -> None:
+    """Refuse hosts that are one text in place of a list."""
+    if isinstance(hosts, str):
+        raise InvalidCallError(f"hosts={hosts!r} must be a list: hosts={hosts.split(',')!r}")
+
+
+def check_name(name: object, where: str) -> None:
+    """Refuse what can be no host's name; ``where`` it stands."""
+    if not isinstance(name, str) or not HOST.fullmatch(name) or ":" in name or name[0] == "-":
+        raise InvalidCallError(
+            f"{where} is {name!r}, which is no host's name (how many ranks it takes is said by "
+            "ranks_per_node, or in a hostfile)"
+        )
+
+
+def _host_in(line: str, where: str) -> tuple[str, int | None]:
+    begin = HOST.match(line)
+    if begin is None or line[0] == "-":
+        raise InvalidCallError(f"{where} begins with no host's name, {line!r}: {FORMS}")
+    name, count = begin.groups()
+    slots = None if count is None else _count(count, where)
+    rest = line[begin.end() :].strip()
+    while rest:
+        option = OPTION.match(rest)
+        if option is None:
+            raise InvalidCallError(f"{where} has {rest!r} after the host {name}: {FORMS}")
+        value = _count(option[2], where)
+        if option[1] == "slots":
+            if slots is not None:
+                raise InvalidCallError(f"{where} says twice how many ranks {name} takes: {line!r}")
+            slots = value
+        rest = rest[option.end() :].strip()
+    return name, slots
+
+
+def _count(text: str, where: str) -> int:
+    if not re.fullmatch("[0-9]+", text) or int(text) < 1:
+        raise InvalidCallError(
+            f"{where} gives a host {text!r} ranks: it must be a whole number from 1"
+        )
+    return int(text)
+
+
+def _added_up(found: list[tuple[str, int | None]]) -> list[tuple[str, int | None]]:
+    """Each host once. One that stands there several times takes what its lines give together."""
+    counts: dict[str, list[int | None]] = {}
+    for name, slots in found:
+        counts.setdefault(name, []).append(slots)
+    return [
+        (name, slots[0] if len(slots) == 1 else sum(one or 1 for one in slots))
+        for name, slots in counts.items()
+    ]

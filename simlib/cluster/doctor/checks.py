@@ -1,7 +1,7 @@
-"""The checks of single hosts: each judges what `facts` found, and says how to mend it.
+"""The checks: each judges what `facts` found, and says how to mend it.
 
-A judge gets the facts and a host and returns a `Verdict`: whether all is well, and one sentence.
-It is called only where all that it needs is well.
+A judge gets the facts, and a host unless it judges all hosts together, and returns a `Verdict`:
+whether all is well, and one sentence. It is called only where all that it needs is well.
 """
 
 from __future__ import annotations
@@ -9,12 +9,54 @@ from __future__ import annotations
 import re
 import socket
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from ...launch.launchers import mpi_named, mpi_of_library, mpi_of_version
-from ..launcher_failures import cause_in
-from ..versions import versions
-from .diagnosis import Check, well, wrong
-from .dialog import NO_PYTHON
+from ..batch.failures import cause_in
+from ..batch.submission import versions
+from ..launchers import mpi_named, mpi_of_library, mpi_of_version
+from .facts import LIMIT_S, NO_PYTHON
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether it is well, and the sentence: what is there, or what is wrong and how to mend it."""
+
+    ok: bool
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that a cluster needs.
+
+    Attributes
+    ----------
+    name : str
+    judge : callable
+        ``judge(facts, host)``, or ``judge(facts)`` for a check of all hosts together.
+    needs : tuple of str
+        The checks without which this one cannot be asked.
+    alone : bool
+        Whether it also makes sense on one machine, without hosts.
+    together : bool
+        Whether it is a check of all hosts together.
+    """
+
+    name: str
+    judge: Callable[..., Verdict]
+    needs: tuple[str, ...] = ()
+    alone: bool = False
+    together: bool = False
+
+
+def well(sentence: str) -> Verdict:
+    return Verdict(True, sentence)
+
+
+def wrong(sentence: str) -> Verdict:
+    return Verdict(False, sentence)
+
 
 CLOCK_S = 0.5
 """Clocks further apart make times of files and logs misleading; an NTP service holds 0.01 s."""
@@ -266,4 +308,69 @@ HOST_CHECKS = (
     Check("address", address, ("ssh",)),
     Check("clock", clock, ("ssh",)),
     Check("ports", ports, ("ssh",)),
+)
+
+
+FIREWALL = (
+    "let the firewalls pass all ports between the hosts, and see that MPI takes the interface by "
+    "which they reach each other"
+)
+
+
+def hello(facts):
+    """Every rank came up, knew the right world size, and took part in a sum."""
+    run = facts.together
+    wanted, place = run["wanted"], ", ".join(run["hosts"]) or "this machine"
+    began, joined, met = (_of(run, step) for step in ("began", "joined", "met"))
+    if joined and all(step["size"] != wanted for step in joined):
+        size = joined[0]["size"]
+        return wrong(
+            f"{len(joined)} processes each say that they are of {size}, where {wanted} were asked "
+            "for: mpiexec belongs to another MPI than mpi4py's library, use the one that fits "
+            "(--launcher)"
+        )
+    if len(met) == wanted and all(step["total"] == wanted * (wanted + 1) // 2 for step in met):
+        return well(f"{wanted} ranks on {place}, world size {wanted}")
+    sentence, line = cause_in(run["said"])
+    if len(began) < wanted or run["code"] is not None:
+        line = line or f"exit code {run['code']}, nothing said"
+        mend = sentence or "run the same mpiexec by hand and mend what it says"
+        return wrong(f"{len(met)} of {wanted} ranks came through: {mend} ({line})")
+    return wrong(
+        f"it hangs: {wanted} ranks started, {len(met)} came through in {LIMIT_S} s, so messages of "
+        f"MPI are lost between {place}: {FIREWALL}"
+    )
+
+
+def _of(run, step):
+    return [one for one in run["steps"] if one["step"] == step]
+
+
+def ping_pong(facts):
+    """Every pair was measured."""
+    run = facts.together
+    pairs = _of(run, "pair")
+    if run["code"] == 0 and pairs:
+        return well(f"{len(pairs)} measured, in the table" if facts.hosts else describe(pairs[0]))
+    if run["code"] is None:
+        return wrong(
+            f"no end of it in {LIMIT_S} s after {len(pairs)} pairs, though small messages came "
+            f"through: look for a wrong MTU, or {FIREWALL}"
+        )
+    sentence, line = cause_in(run["said"])
+    return wrong(f"it broke off: {sentence or 'run it again, and mend what it says'} ({line})")
+
+
+def describe(pair):
+    """The two measured numbers of a pair, in words."""
+    latency_us, megabytes = pair["latency_s"] * 1e6, pair["bandwidth_Bps"] / 1e6
+    return f"{latency_us:.3g} us one way, {megabytes:.3g} MB/s"
+
+
+NEEDS_OF_HELLO = ("python", "account", "mpi", "mpi4py")
+
+CHECKS = (
+    *HOST_CHECKS,
+    Check("hello", hello, NEEDS_OF_HELLO, alone=True, together=True),
+    Check("ping-pong", ping_pong, ("hello",), alone=True, together=True),
 )

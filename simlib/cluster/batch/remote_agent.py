@@ -21,17 +21,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ....core.environment import ROOT
-from ....core.model.errors import JobError, SimlibError
-from ....core.record.safe_pickle import dumps_tree, loads_tree
-from ..folder import JobFolder
-from ..job import Job
-from ..new_folder import TakenError, new_folder
-from ..preparation import prepare, prepare_attempts
-from ..state import JobState
-from ..versions import check_versions, versions
-from .connection import HELLO
-from .files import listing, read_pieces
+from ...core.environment import ROOT
+from ...core.model.errors import JobError, SimlibError
+from ...core.record.safe_pickle import dumps_tree, loads_tree
+from .folder import JobFolder, TakenError, new_folder
+from .job import Job
+from .remote_state import listing, read_pieces
+from .ssh import HELLO
+from .state import JobState
+from .submission import check_versions, prepare, prepare_attempts, versions
 
 IDLE_S = 600.0
 """When nobody has asked anything for so long, whoever asks next starts another one."""

@@ -1,0 +1,468 @@
+"""`Ssh`: a job handed to a cluster that this machine reaches by ssh alone; `Line`, the connection.
+
+There is one ssh for each host, kept as long as it holds, and made anew. A message is a line of
+JSON, which says how many bytes follow it; so is an answer. Before it the far side sends empty
+lines, as long as it is at work. What the far side's start files print before the first word of
+`remote_agent` is passed over.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import pickle
+import re
+import secrets
+import select
+import shlex
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...core.model.errors import InvalidCallError, JobError
+from ...core.record.safe_pickle import loads_tree
+from .failures import cause_in
+from .folder import JOBS, JobFolder
+from .mpiexec import Mpiexec, words_of
+from .slurm import Queued
+
+OPTIONS = (
+    "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
+    "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+)  # fmt: skip
+HELLO = b"simlib is here: "
+START_S = 90.0
+"""How long the far side may take to load torch from a slow filesystem."""
+LATER_S = 2.0
+"""How long a look waits for a connection that is made anew."""
+ANSWER_S = 20.0
+"""So long no byte may come of an answer, or go of a message; then the connection is given up."""
+RETRY_S = 2.0
+CHUNK = 1 << 16
+NO_PYTHON = r"No such file or directory|not found|Permission denied$|cannot execute"
+NO_SIMLIB = r"No module named '?(simlib|torch)|No module named \S*remote|unknown option -P"
+
+
+class UnreachableError(JobError):
+    """The far side cannot be reached; the text says why."""
+
+    was_sent = False
+    """Whether all of the message had been sent: then it may have been done."""
+
+
+class Line:
+    """Asks the far side, one message at a time.
+
+    Parameters
+    ----------
+    host : str
+        As ssh is told it.
+    ssh, python : sequence of str
+        The commands that stand for ssh here, and for Python there.
+    """
+
+    def __init__(self, host: str, ssh: Sequence[str], python: Sequence[str]) -> None:
+        self.host = host
+        self._ssh = list(ssh)
+        self._python = list(python)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen | None = None
+        self._errors: Any = None
+        self._is_ready = False
+        self._was_ready = False
+        self._began = 0.0
+        self._failed: tuple[float, str] = (-RETRY_S, "")
+        self._buffer = bytearray()
+
+    def ask(
+        self, message: dict, body: bytes = b"", wait_s: float | None = None
+    ) -> tuple[dict, bytes]:
+        """Send a message; returns the answer.
+
+        Parameters
+        ----------
+        message : dict
+        body : bytes
+        wait_s : float, optional
+            Seconds to wait for the connection; few by default where there was one before.
+
+        Raises
+        ------
+        UnreachableError
+            There is no connection, or it has broken: ``was_sent`` says whether the message may
+            have arrived.
+        JobError
+            The far side refuses.
+        """
+        with self._lock:
+            self._connect(LATER_S if self._was_ready and wait_s is None else wait_s or START_S)
+            try:
+                head = json.dumps({**message, "nbytes": len(body)}).encode() + b"\n"
+                self._send(head + body)
+                answer, content = self._answer()
+            except BaseException:
+                self._drop()
+                raise
+        if "error" in answer:
+            raise JobError(answer["error"])
+        return answer, content
+
+    def _connect(self, wait_s: float) -> None:
+        if self._process is not None and self._is_ready and self._process.poll() is None:
+            return
+        if self._process is None or self._is_ready:
+            self._drop()
+            failed_at, words = self._failed
+            if time.monotonic() < failed_at + RETRY_S:
+                raise UnreachableError(words)
+            self._start()
+        try:
+            while not self._until_newline(wait_s).startswith(HELLO):
+                pass
+        except TimeoutError:
+            if time.monotonic() > self._began + START_S:
+                self._drop()
+            raise UnreachableError(f"{self.host} has not answered yet") from None
+        except BaseException:
+            self._drop()
+            raise
+        self._is_ready = self._was_ready = True
+
+    def _start(self) -> None:
+        program = shlex.join(["-P", "-m", "simlib.cluster.batch.remote_agent"])
+        command = f"exec {' '.join(map(quoted, self._python))} {program}"
+        self._errors = tempfile.TemporaryFile()
+        self._buffer.clear()
+        self._began = time.monotonic()
+        try:
+            self._process = subprocess.Popen(
+                [*self._ssh, *OPTIONS, self.host, command], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True, bufsize=0,
+            )  # fmt: skip
+        except OSError as error:
+            raise UnreachableError(f"there is no ssh here: {error}") from None
+        os.set_blocking(self._process.stdin.fileno(), False)
+
+    def _drop(self) -> None:
+        """End the connection; what it says with it is kept for `_lost`."""
+        process, self._process, self._is_ready = self._process, None, False
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                pipe.close()
+            process.terminate()
+            threading.Thread(target=process.wait, daemon=True).start()
+
+    def _send(self, content: bytes) -> None:
+        left = memoryview(content)
+        pipe = self._process.stdin.fileno()
+        while left:
+            if not select.select([], [pipe], [], ANSWER_S)[1]:
+                raise self._lost(f"{self.host} does not answer any more")
+            try:
+                left = left[os.write(pipe, left[:CHUNK]) :]
+            except BrokenPipeError:
+                raise self._lost() from None
+
+    def _answer(self) -> tuple[dict, bytes]:
+        try:
+            while not (head := self._until_newline(ANSWER_S)):  # it is at work
+                pass
+            answer = json.loads(head)
+            return answer, self._exactly(answer["nbytes"])
+        except UnreachableError as error:
+            error.was_sent = True
+            raise
+
+    def _until_newline(self, wait_s: float) -> bytes:
+        while b"\n" not in self._buffer:
+            self._read_on(wait_s)
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer[:] = rest
+        return line
+
+    def _exactly(self, length: int) -> bytes:
+        while len(self._buffer) < length:
+            self._read_on(ANSWER_S)
+        content = bytes(self._buffer[:length])
+        del self._buffer[:length]
+        return content
+
+    def _read_on(self, wait_s: float) -> None:
+        pipe = self._process.stdout.fileno()
+        if not select.select([pipe], [], [], wait_s)[0]:
+            if self._is_ready:
+                raise self._lost(f"{self.host} does not answer any more")
+            raise TimeoutError
+        content = os.read(pipe, CHUNK)
+        if not content:
+            raise self._lost()
+        self._buffer += content
+
+    def _lost(self, words: str | None = None) -> UnreachableError:
+        """The error of a connection that has broken."""
+        words = words or self._why()
+        self._failed = time.monotonic(), words
+        return UnreachableError(words)
+
+    def _why(self) -> str:
+        """Why ssh has ended, in words."""
+        with_errors = self._process
+        try:
+            with_errors.wait(1)
+        except subprocess.TimeoutExpired:
+            pass
+        self._errors.seek(0)
+        said = self._errors.read().decode("utf-8", "replace").strip()
+        python = shlex.join(self._python)
+        sentence, line = cause_in(said)
+        if with_errors.returncode == 255:  # ssh itself
+            return sentence or f"the connection to {self.host} has broken ({line or 'no word why'})"
+        if re.search(NO_SIMLIB, said):
+            return (
+                f"{self.host} has no simlib like this one for {python} ({said.splitlines()[-1]}): "
+                "install the same environment there, and name its Python by python=..."
+            )
+        if re.search(NO_PYTHON, said, re.MULTILINE):
+            return (
+                f"{self.host} has no Python {python}: name the one of the course's environment "
+                "there by python=..."
+            )
+        last = said.splitlines()[-1] if said else f"exit code {with_errors.returncode}"
+        return f"the far side on {self.host} has ended ({last})"
+
+
+def quoted(word: str) -> str:
+    """A word for the far shell, which still knows ``~/`` as the home folder."""
+    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
+
+
+@functools.cache
+def line_to(host: str, ssh: tuple[str, ...], python: tuple[str, ...]) -> Line:
+    """The connection that all jobs of this kernel share."""
+    return Line(host, ssh, python)
+
+
+LEFT_OUT = {".git", ".venv", ".jupyter", "__pycache__", ".ipynb_checkpoints", JOBS}
+"""Folders that `sync` does not take along."""
+SYNC_BYTES = 200 << 20
+HAND_OVER_S = 60.0
+"""How long handing a job over may take when the connection breaks meanwhile."""
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """Where a job runs: as `to` says, but seen from another host, which ssh reaches.
+
+    Attributes
+    ----------
+    host : str
+        As ``ssh HOST`` takes it, without a password: ``"login"``, ``"user@login"``; your
+        ``~/.ssh/config`` holds.
+    to : Mpiexec, Slurm or Pbs
+        What that host is to do with the job; the hosts' names, and ``launcher``, are as there.
+    python : str or list of str, optional
+        The Python of the course's environment there; else the path of this one. As a list: a
+        command, ``["env", "X=1", "~/course/.venv/bin/python"]``.
+    folder : str
+        Where job folders are made there, on a filesystem that its hosts share.
+    sync : sequence of str
+        What the ranks need of this working folder: ``["model.py", "package"]``, ``["."]``. Each job
+        gets a copy of its own, on the import path. A script that is submitted is there anyway.
+        Ranks run in the copy, else in the home; ``working_dir`` of `to` names another folder there.
+    ssh : str or list of str
+        The command that stands for ssh: ``"ssh -p 2222"``.
+    """
+
+    host: str
+    to: Mpiexec | Queued = field(default_factory=Mpiexec)
+    python: str | Sequence[str | Path] | None = None
+    folder: str = f"~/{JOBS}"
+    sync: Sequence[str] = ()
+    ssh: str | Sequence[str | Path] = "ssh"
+
+    def __post_init__(self) -> None:
+        if not self.host or self.host.startswith("-") or set(self.host) & set(" ,"):
+            raise InvalidCallError(f"{self.host!r} is no host that ssh could reach")
+        if not isinstance(self.to, Mpiexec | Queued):
+            raise InvalidCallError(
+                f"to={self.to!r} must say what {self.host} does with the job: "
+                'simlib.Ssh("login", simlib.Slurm(nodes=2))'
+            )
+        if isinstance(self.sync, str):
+            raise InvalidCallError(f"sync={self.sync!r} must be a list: sync=[{self.sync!r}]")
+
+    @property
+    def place(self) -> str:
+        """Where the ranks run, in words."""
+        where = self.to.place
+        return f"{self.host}" if where == "this machine" else f"{where}, by {self.host}"
+
+    @property
+    def hosts(self) -> Sequence[str] | None:
+        """The hosts, where they are named."""
+        return getattr(self.to, "hosts", None)
+
+    @property
+    def uses_mpi(self) -> bool:
+        """Whether ranks ask MPI who they are."""
+        return self.to.uses_mpi
+
+    @property
+    def time_limit(self) -> float:
+        """In seconds, for the ranks."""
+        return self.to.time_limit
+
+    @property
+    def gpus_per_rank(self) -> int | None:
+        """See `Resources`."""
+        return self.to.gpus_per_rank
+
+    def threads(self) -> int:
+        """See `Resources.threads`."""
+        return self.to.threads()
+
+    def cwd(self, here: str) -> str:
+        """This one: that of the ranks, the far side finds."""
+        return here
+
+    def check(self, world_size: int) -> None:
+        """Refuse more ranks than there is room for."""
+        self.to.check(world_size)
+        for path in self.sync:
+            self._place_of(path)
+
+    def command(self, world_size: int, program: list[str]) -> list[str]:
+        """Nothing: which launcher there is, the far side knows."""
+        return []
+
+    def before_launcher(self) -> list[str]:
+        """Nothing, for the same reason."""
+        return []
+
+    def program(self) -> list[str]:
+        """Nothing, for the same reason."""
+        return []
+
+    def write_start(self, folder: JobFolder) -> Path:
+        """Nothing is written: the far side does."""
+        return folder.file("start.py")
+
+    def environ(self) -> dict[str, str]:
+        """Nothing, for the same reason."""
+        return {}
+
+    def start(self, folder: JobFolder) -> None:
+        """Hand the job over.
+
+        Raises
+        ------
+        JobError
+            The host cannot be reached, or it refuses the job.
+        """
+        name = f"{folder.path.name}-{secrets.token_hex(3)}"
+        there = f"{self.folder}/{name}"
+        ssh = words_of(self.ssh)
+        python = [self.python] if isinstance(self.python, str) else self.python
+        python = [str(word) for word in python or [sys.executable]]
+        remote = {"host": self.host, "ssh": ssh, "python": python, "folder": there}
+        folder.write_json(remote, "remote.json")
+        request = folder.read("request.pkl") or b""
+        script = self._script_in(request)
+        message = {
+            "do": "submit",
+            "script": script and script[1],
+            "folder": there,
+            "here": os.getcwd(),
+            "about": folder.read_json("job.json"),
+        }
+        parts = {
+            "to": pickle.dumps(self.to),
+            "request": request,
+            "restarts": folder.read("restarts.pkl"),
+            "work": self._packed(script),
+        }
+        body = pickle.dumps(parts)
+        line = line_to(self.host, tuple(ssh), tuple(python))
+        line.ask({"do": "hello"}, wait_s=START_S)  # what is wrong from the start is told at once
+        why = self._hand_over(line, message, body)
+        if why is None:
+            folder.mark("submitted")
+        else:
+            warnings.warn(
+                f"it is not known yet whether {self.host} has taken {folder.path.name} ({why}): "
+                "ask for its status later",
+                stacklevel=3,
+            )
+
+    def _hand_over(self, line: Line, message: dict, body: bytes) -> str | None:
+        """Send a job; None, or why it is not known whether it has arrived."""
+        deadline = time.monotonic() + HAND_OVER_S
+        was_sent = False
+        while True:
+            try:
+                answer, _ = line.ask(message, body)
+                return None if answer["is_known"] else "it is still at it"
+            except UnreachableError as error:  # the same name twice is one job
+                was_sent = was_sent or error.was_sent
+                if time.monotonic() > deadline:
+                    if was_sent:
+                        return str(error)
+                    raise
+                time.sleep(0.5)
+
+    def _script_in(self, request: bytes) -> tuple[str, str] | None:
+        """The path of a whole script, and the one it has below the working folder there."""
+        asked = loads_tree(request)
+        if not asked["is_script"]:
+            return None
+        (path,) = pickle.loads(asked["payload"])[1]
+        within = os.path.relpath(path)
+        return path, os.path.basename(path) if within.startswith(os.pardir) else within
+
+    def _place_of(self, path: str) -> str:
+        """The same as a path below this working folder."""
+        place = os.path.relpath(os.path.abspath(path))
+        if not os.path.exists(path):
+            raise InvalidCallError(f"sync={list(self.sync)}: there is no {path!r} here")
+        if place.split(os.sep)[0] == os.pardir:
+            raise InvalidCallError(
+                f"sync={list(self.sync)}: {path!r} is not in this working folder, {os.getcwd()}: "
+                "os.chdir to a folder that holds all that is to travel"
+            )
+        return place
+
+    def _packed(self, script: tuple[str, str] | None) -> bytes | None:
+        """The script and what travels of the working folder, as a tar file; None: nothing does."""
+        if not self.sync and script is None:
+            return None
+        content = io.BytesIO()
+        taken = 0
+
+        def kept(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+            nonlocal taken
+            if os.path.basename(entry.name) in LEFT_OUT:
+                return None
+            taken += entry.size
+            if taken > SYNC_BYTES:
+                raise JobError(
+                    f"sync={list(self.sync)} comes to more than {SYNC_BYTES >> 20} MB: name what "
+                    f"the ranks import; data is better copied to {self.host} once, by hand"
+                )
+            return entry
+
+        with tarfile.open(fileobj=content, mode="w:gz", compresslevel=1) as file:
+            for path, place in [(path, self._place_of(path)) for path in self.sync]:
+                file.add(path, place, filter=kept)
+            if script is not None:
+                file.add(*script)
+        return content.getvalue()

@@ -1,0 +1,391 @@
+"""Who a process is among the ranks of its job, where they meet, and how far their clocks are apart.
+
+They meet at a store of torch's on rank 0's host, at an address that all can reach. The name of a
+host is no help: Debian maps it to 127.0.1.1, which every other host takes for itself. So rank 0
+tells all its addresses, every rank tries which of them answer, and the first that answers everybody
+is taken.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from ..core.model.errors import InvalidCallError, JobError
+from .launchers import LAUNCHERS, SRUN
+
+TRY_S = 3.0
+"""Seconds in which an address has to answer."""
+
+
+def interface_towards(address):
+    """The name of this host's network interface from which an address is reached.
+
+    On the host that has the address it is the interface with that address. Gloo is told it by
+    ``GLOO_SOCKET_IFNAME``.
+    """
+    family = _family(address)
+    own = own_address_towards(address)
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.family == family and entry.address.split("%")[0] == own for entry in entries):
+            return name
+    raise InvalidCallError(f"no network interface of this host has the address {own}")
+
+
+def own_address_towards(address):
+    """This host's address from which another one is reached."""
+    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # of a datagram: it chooses a route and sends nothing
+        return probe.getsockname()[0]
+
+
+def listen():
+    """A socket that listens on a free port of every address."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.bind(("", 0))
+    listening.listen(socket.SOMAXCONN)
+    return listening
+
+
+def free_port():
+    """The number of a port on which nobody listens just now."""
+    with listen() as listening:
+        return listening.getsockname()[1]
+
+
+def own_addresses():
+    """This host's IPv4 addresses, those of real networks first, loopback last."""
+    found = [
+        ipaddress.ip_address(entry.address)
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET
+    ]
+    return [str(address) for address in sorted(found, key=lambda a: (a.is_loopback, a))]
+
+
+def _family(address):
+    return socket.AF_INET if ipaddress.ip_address(address).version == 4 else socket.AF_INET6
+
+
+def which_answer(addresses, port):
+    """Those of the addresses at which somebody listens on a port; all are tried at once."""
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        answers = list(pool.map(lambda address: _does_answer(address, port), addresses))
+    return [address for address, does in zip(addresses, answers, strict=True) if does]
+
+
+def answered_by_all(addresses, reached):
+    """The first of the addresses that every rank reaches, or None; ``reached``: each rank's.
+
+    With another one, some would be told to talk by a network that others are not in.
+    """
+    return next((one for one in addresses if all(one in those for those in reached)), None)
+
+
+def _does_answer(address, port):
+    try:
+        socket.create_connection((address, port), TRY_S).close()
+    except OSError:
+        return False
+    return True
+
+
+STORE_TIMEOUT = timedelta(minutes=5)
+
+
+def meet(comm):
+    """The store of a job, the same on every rank.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        All its ranks call this.
+
+    Returns
+    -------
+    store : torch.distributed.TCPStore
+    address : str
+        The address of rank 0 that every rank has reached.
+
+    Raises
+    ------
+    InvalidCallError
+        If no address of rank 0 answers all ranks.
+    """
+    listening = listen() if comm.rank == 0 else None
+    place = (own_addresses(), listening.getsockname()[1]) if comm.rank == 0 else None
+    addresses, port = comm.bcast(place)
+    reached = comm.allgather(which_answer(addresses, port))
+    address = answered_by_all(addresses, reached)
+    if address is not None:
+        return _store(comm, address, port, listening), address
+    hosts = comm.allgather(socket.gethostname())
+    deaf = sorted({host for host, those in zip(hosts, reached, strict=True) if not those})
+    raise InvalidCallError(
+        f"no address of {hosts[0]}, where rank 0 is, answers all ranks ({', '.join(addresses)}; "
+        f"port {port}); from {', '.join(deaf) or 'no host'} none answers at all: open "
+        "the ports between the hosts, or put them into one network"
+    )
+
+
+def _store(comm, address, port, listening):
+    """The store: rank 0 serves it on the socket that has answered."""
+    if comm.rank == 0:
+        store = dist.TCPStore(
+            address, port, comm.size, is_master=True, wait_for_workers=False,
+            timeout=STORE_TIMEOUT, master_listen_fd=listening.detach(), use_libuv=True,
+        )  # fmt: skip
+        comm.barrier()
+        return store
+    comm.barrier()
+    return dist.TCPStore(address, port, comm.size, timeout=STORE_TIMEOUT, wait_for_workers=False)
+
+
+ENVIRONMENTS = tuple(dict.fromkeys(pair for each in LAUNCHERS for pair in each.identity))
+SURE = tuple(dict.fromkeys(each.identity[-1][0] for each in LAUNCHERS))
+MEET_S = 60.0
+LOOK_S, LEAVE_S = 0.02, 0.1
+
+
+@dataclass
+class Place:
+    """This process in its job; ``comm`` is MPI's world, None where MPI is not asked."""
+
+    rank: int
+    size: int
+    comm: object = None
+    library: str = ""
+
+
+def find_place(uses_mpi, mpi4py=None, survives=False):
+    """Ask MPI who this process is, or, where there is no mpi4py, the environment.
+
+    Parameters
+    ----------
+    uses_mpi : bool
+    mpi4py : str, optional
+        The version that the notebook has. Then all hosts must have it: ranks that ask MPI and ranks
+        that do not would wait for each other for ever.
+    survives : bool
+        Whether ranks go on when another one dies. MPI does not: only the environment is asked.
+
+    Raises
+    ------
+    JobError
+        If neither knows, or MPI does not work on this host.
+    """
+    place = _ask_mpi(mpi4py) if uses_mpi and not survives else None
+    return place or _ask_environment(uses_mpi)
+
+
+def _ask_mpi(mpi4py):
+    """The place that MPI tells; None where there need be no mpi4py, and is none."""
+    host = os.uname().nodename
+    try:
+        from mpi4py import MPI
+    except ModuleNotFoundError:
+        if mpi4py is not None:
+            raise JobError(
+                f"{host} has no mpi4py, the notebook {mpi4py}: install the same on every host"
+            ) from None
+        return None
+    except (ImportError, RuntimeError) as error:
+        raise JobError(
+            f"mpi4py finds no MPI library on {host} ({str(error).splitlines()[0]}): install "
+            "the same MPI there, at the same path"
+        ) from None
+    comm = MPI.COMM_WORLD
+    library = " ".join(MPI.Get_library_version().split())[:40]
+    return Place(comm.rank, comm.size, comm, library)
+
+
+def _ask_environment(uses_mpi):
+    # srun without MPI sets its own only, and hands on what an mpiexec around the notebook has set.
+    for rank, size in ENVIRONMENTS if uses_mpi else (SRUN.identity[-1], *ENVIRONMENTS):
+        if rank in os.environ and size in os.environ:
+            return Place(int(os.environ[rank]), int(os.environ[size]))
+    raise JobError(
+        "a process of the job does not know its rank: there is no mpi4py, and the environment has "
+        f"none of {', '.join(SURE)}. Install mpi4py on every node"
+    )
+
+
+def check_size(place, world_size):
+    """Refuse a world of another size than was asked for."""
+    if place.size == world_size:
+        return
+    who = "the environment" if place.comm is None else "MPI"
+    found = f"{world_size} ranks were asked for, but {who} says: rank {place.rank} of {place.size}"
+    if place.size > 1:
+        raise JobError(f"{found}. Does the launcher get a number of its own, say by -n?")
+    if place.comm is None:
+        raise JobError(
+            f"{found}. Is the notebook itself a process of mpiexec or srun? Start it without them"
+        )
+    raise JobError(
+        f"{found}. mpiexec belongs to another MPI than the one mpi4py has loaded "
+        f"({place.library}): name the right mpiexec by launcher=..., or install mpi4py for its MPI"
+    )
+
+
+def meet_in_job(place, folder):
+    """The store of the job; Gloo is told the interface by which the ranks reach each other.
+
+    A script finds where its own store can be, as torchrun tells it: a free port of rank 0's host.
+    """
+    if place.comm is not None:
+        store, address = meet(place.comm)
+    else:
+        store, address = _meet_by_files(place, folder)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(address)
+    os.environ["MASTER_ADDR"] = address
+    if place.rank == 0:
+        store.set("free port", str(free_port()))
+    os.environ["MASTER_PORT"] = store.get("free port").decode()
+    return store
+
+
+def serve_store(folder):
+    """The store in which ranks meet that have no MPI; where it is, is written into the folder.
+
+    The supervisor of rank 0 serves it: it may outlive its rank.
+    """
+    listening = listen()
+    port = listening.getsockname()[1]
+    store = dist.TCPStore(
+        "localhost", port, is_master=True, wait_for_workers=False,
+        timeout=timedelta(seconds=MEET_S), master_listen_fd=listening.detach(), use_libuv=True,
+    )  # fmt: skip
+    folder.write_json({"addresses": own_addresses(), "port": port}, "meeting.json")
+    return store
+
+
+def _meet_by_files(place, folder):
+    """Each rank says which addresses of the store answer it; the first that answers all counts."""
+    meeting = _read_meeting(folder)
+    addresses, port = meeting["addresses"], meeting["port"]
+    reached = which_answer(addresses, port)
+    if not reached:
+        raise JobError(
+            f"rank {place.rank} on {os.uname().nodename} reaches rank 0 by none of its addresses "
+            f"({', '.join(addresses)}, port {port}): open the ports between the hosts"
+        )
+    store = dist.TCPStore(reached[0], port, place.size, wait_for_workers=False)
+    store.set(f"reached/{place.rank}", json.dumps(reached))
+    if place.rank == 0:
+        store.set("address", _common_address(addresses, store, place.size))
+    return store, store.get("address").decode()
+
+
+def _common_address(addresses, store, world_size):
+    reached = [json.loads(store.get(f"reached/{rank}")) for rank in range(world_size)]
+    address = answered_by_all(addresses, reached)
+    if address is None:
+        raise JobError(
+            f"no address of {os.uname().nodename}, where rank 0 is, answers all ranks "
+            f"({', '.join(addresses)}): put the hosts into one network"
+        )
+    return address
+
+
+def _read_meeting(folder):
+    """Where rank 0 listens, as soon as it has written it down."""
+    deadline = time.monotonic() + MEET_S
+    while time.monotonic() < deadline:
+        meeting = folder.read_json("meeting.json")
+        if meeting is not None:
+            return meeting
+        time.sleep(LOOK_S)
+    raise JobError(
+        f"nobody has written {folder.file('meeting.json')} for {MEET_S:g} s: is this folder "
+        "the same on all hosts?"
+    )
+
+
+def leave_together(place, folder):
+    """Wait, without spinning, until every rank has come to its end, or has died."""
+    if place.comm is None:
+        while not folder.have_all_ended(place.size):
+            time.sleep(LEAVE_S)
+        return
+    from mpi4py import MPI
+
+    request = place.comm.Ibarrier()
+    while not request.Test():
+        time.sleep(LOOK_S)
+    MPI.Finalize()
+
+
+ROUNDS, FEW = 200, 10
+ENOUGH_S = 0.2
+"""How long one host may ask, if it has done a few rounds: on slow networks all would take long."""
+MORE, LAST = 1.0, 0.0
+
+
+def align(group, store, rank, hosts):
+    """How far this rank's clock is ahead of rank 0's, and the error of that.
+
+    Ranks of one host have one clock; of every other host the first rank asks rank 0 for its time,
+    again and again. The answer was made somewhere between asking and hearing: the middle is taken,
+    and half of the shortest round trip is the error. Cost: up to 200 round trips per host, one host
+    after the other; no more than 10 where they take longer than 0.2 s.
+
+    Parameters
+    ----------
+    group : object
+        Has ``send`` and ``recv`` as a `dist.ProcessGroup`; nothing of it is recorded.
+    store : dist.Store
+    rank : int
+    hosts : list of str
+        By rank.
+
+    Returns
+    -------
+    offset_s, error_s : float
+    """
+    first = {host: hosts.index(host) for host in hosts if host != hosts[0]}
+    message = torch.zeros(1, dtype=torch.float64)
+    if rank == 0:
+        for client in first.values():
+            has_more = True
+            while has_more:
+                group.recv([message], client, 0).wait()
+                has_more = message.item() == MORE
+                message[0] = time.perf_counter()
+                group.send([message], client, 0).wait()
+            store.get(f"clock/{client}")
+        return 0.0, 0.0
+    if hosts[rank] == hosts[0]:
+        return 0.0, 0.0
+    client = first[hosts[rank]]
+    if rank == client:
+        store.set(f"clock/{client}", json.dumps(_ask(group, message)))
+    return tuple(json.loads(store.get(f"clock/{client}")))
+
+
+def _ask(group, message):
+    """Ask rank 0 for its time, often; returns the offset and its error."""
+    found = []
+    enough_s = time.perf_counter() + ENOUGH_S
+    is_last = False
+    while not is_last:
+        sent_s = time.perf_counter()
+        is_last = len(found) + 1 >= (FEW if sent_s > enough_s else ROUNDS)
+        message[0] = LAST if is_last else MORE
+        group.send([message], 0, 0).wait()
+        group.recv([message], 0, 0).wait()
+        received_s = time.perf_counter()
+        found.append(((received_s - sent_s) / 2, (sent_s + received_s) / 2 - message.item()))
+    error_s, offset_s = min(found)
+    return offset_s, error_s
