@@ -8,11 +8,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ...core.clockwork.tensors import put
+from ...core.clockwork.group_collectives import put
 from ...core.engines.request import exactly
 from ...core.record.group import RecordingGroup
-from ...core.record.recorder import REDUCE_NAMES, count_bytes
-from ...core.record.requests import FOREVER
+from ...core.record.recorder import FOREVER, REDUCE_NAMES, count_bytes
 from ...core.record.safe_pickle import loads_tree
 from ...core.record.torch_inside import make_default_group, use_meeting
 from ...core.record.transports.backends import like_gloo

@@ -16,12 +16,31 @@ from math import inf
 
 import numpy as np
 
+from ..collectives.choice import schedule
 from ..collectives.timing import time_of
-from .messages import Messages
+from .messages import Messages, WireLog
 from .network import Network
 
 LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
 """Kinds in which a rank may be done before all members have come."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """How one sort of collective of one group goes.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    links : frozenset of int
+        Ids of all links that its messages cross.
+    lasts_s : list of float or None
+        By position, how long it takes when all begin together and alone; None until asked for.
+    """
+
+    schedule: object
+    links: frozenset
+    lasts_s: list | None = None
 
 
 class Transfers:
@@ -31,13 +50,21 @@ class Transfers:
     ----------
     topology : Topology
     scheduler : Scheduler
-    eager_limit_bytes : float
-        Messages of collectives of at most so many bytes are eager; -1: none is.
+    options : Options
+        Which algorithms collectives take, and which of their messages are eager.
+
+    Attributes
+    ----------
+    wire : list of WireLog or None
+        The messages of each collective, where they are asked for.
     """
 
-    def __init__(self, topology, scheduler, eager_limit_bytes=-1):
+    def __init__(self, topology, scheduler, options):
         self.topology = topology
-        self.eager_limit_bytes = eager_limit_bytes
+        self.eager_limit_bytes = options.eager_limit_bytes
+        self.wire = [] if options.expand else None
+        self._options = options
+        self._plans = {}
         self.scheduler = scheduler
         self.network = scheduler.network
         scheduler.on_arrival = self._arrived
@@ -94,23 +121,39 @@ class Transfers:
         for transfer in self.network.absorb(network, self.scheduler.now_s):
             self._note(transfer, on_end)
 
+    def plan(self, members, call, nbytes):
+        """The `Plan` of a collective: ``nbytes`` in the sense of `collectives`."""
+        root = None if call.peer is None else members.index(call.peer)
+        sizes = nbytes if isinstance(nbytes, int) else nbytes.tobytes()
+        key = members, call.kind, sizes, call.itemsize, root
+        if key not in self._plans:
+            made = schedule(
+                call.kind,
+                len(members),
+                nbytes,
+                self._options.algorithms.get(call.kind, self._options.policy),
+                root=root or 0,
+                itemsize=call.itemsize,
+                nodes=self.topology.node_of[list(members)],
+                link=self.topology.cluster.inter,
+            )
+            self._plans[key] = Plan(made, self._links_of(made, members))
+        return self._plans[key]
 
-@dataclass(slots=True)
-class Plan:
-    """How one sort of collective of one group goes.
+    def _links_of(self, made, members):
+        pairs = {
+            (members[src], members[dst])
+            for round_ in made.rounds
+            for src, dst in zip(round_.src.tolist(), round_.dst.tolist(), strict=True)
+        }
+        return frozenset(link for pair in pairs for link in self.links(*pair))
 
-    Attributes
-    ----------
-    schedule : Schedule
-    links : frozenset of int
-        Ids of all links that its messages cross.
-    lasts_s : list of float or None
-        By position, how long it takes when all begin together and alone; None until asked for.
-    """
-
-    schedule: object
-    links: frozenset
-    lasts_s: list | None = None
+    def new_wire(self, kind, group):
+        """Where the messages of a collective are written down, or None."""
+        if self.wire is None:
+            return None
+        self.wire.append(WireLog(kind, group))
+        return self.wire[-1]
 
 
 class CollectiveInFlight:

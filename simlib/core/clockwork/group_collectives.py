@@ -5,12 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+import torch
+import torch.distributed as dist
+
 from ..diagnose.matching import Matcher, disagreement
 from ..model.trace import Group
 from ..record.transports.plain_group import SharedOutputs
 from .collective_in_flight import LEAVE_EARLY, CollectiveInFlight
-from .deaths import closed_by
-from .tensors import put, result_of_rooted, results_of_all
+
+PAIRWISE = ("scatter", "all_to_all")
+"""Collectives in which each pair of ranks has a part of its own."""
+
+
+def uncounted(mode, function, *args):
+    """What ``function(*args)`` gives; a rank's dispatch mode, or None, counts nothing of it."""
+    if mode is None:
+        return function(*args)
+    before, mode.paused = mode.paused, True
+    try:
+        return function(*args)
+    finally:
+        mode.paused = before
 
 
 @dataclass(slots=True)
@@ -32,6 +48,11 @@ class Call:
     itemsize: int
     request: object
 
+    @property
+    def terms(self):
+        """Members whose terms are equal agree, unless each pair of them has a part of its own."""
+        return self.kind, self.peer, self.reduce_op, self.dtype, self.shapes
+
 
 class Meeting:
     """The k-th collective of a group: ``calls`` by position, None for who has not come."""
@@ -48,8 +69,7 @@ class Meeting:
 
     def join(self, position, call):
         """Take a call in, unless it disagrees with one before it: then nothing moves any more."""
-        if any(disagreement(other, call) for other in Matcher._to_compare(self.come, call)):
-            self.is_held = True
+        self.is_held = self.is_held or self._disagrees(call)
         self.calls[position] = call
         self.come[call.rank] = call
         if self.is_held:
@@ -64,6 +84,13 @@ class Meeting:
         call.request.deliver = partial(self._deliver, position)
         if call.kind in LEAVE_EARLY or self.is_complete:
             self._wake(lambda other: self.has_data_for(other) and not self.is_held)
+
+    def _disagrees(self, call):
+        """Whether a call breaks a rule with one that came before it."""
+        first = next(iter(self.come.values()), None)
+        if first is None or (call.kind not in PAIRWISE and call.terms == first.terms):
+            return False
+        return any(disagreement(other, call) for other in Matcher._to_compare(self.come, call))
 
     @property
     def is_complete(self):
@@ -138,7 +165,7 @@ class Channel:
         moment = max(scheduler.clocks[member] for member in self.members)
         for member in self._here[:-1]:
             scheduler.ready(member, moment)
-        self._simulation.catch_up(rank, moment)
+        self._simulation.time.catch_up(rank, moment)
 
     def post(self, position, call):
         """A member calls its next collective."""
@@ -147,7 +174,8 @@ class Channel:
         meeting = self._meetings.get(number)
         if meeting is None:
             meeting = self._meetings[number] = Meeting(len(self.members))
-        self._simulation.uncounted(call.rank, meeting.join, position, call)
+        mode = self._simulation.dispatch_modes[call.rank]
+        uncounted(mode, meeting.join, position, call)
         if call.request.limit_s is not None:
             call.request.give_up = partial(self._give_up, position, meeting)
         if not meeting.is_held and number == self._ended[position]:
@@ -167,7 +195,7 @@ class Channel:
     def _enter(self, position, meeting, time_s):
         call = meeting.calls[position]
         time_s = max(time_s, self._free_s[position])
-        if meeting.in_flight is None and self._simulation.is_known_from(call):
+        if meeting.in_flight is None and call.kind != "all_to_all":
             meeting.in_flight = self._begin(meeting, call)
             for dead in sorted(self._dead):
                 meeting.in_flight.member_died(dead, time_s)
@@ -184,14 +212,13 @@ class Channel:
                 meeting.in_flight.enter(position, time_s)
 
     def _begin(self, meeting, call):
-        plan = self._simulation.plan(self, meeting, call)
-        wire = self._simulation.new_wire(self, call)
+        transfers = self._simulation.transfers
         return CollectiveInFlight(
-            self._simulation.transfers,
-            plan,
+            transfers,
+            transfers.plan(self.members, call, _nbytes_of(meeting, call, len(self.members))),
             self.members,
             lambda position, end_s: self._through(position, meeting, end_s),
-            wire,
+            transfers.new_wire(call.kind, self.group),
             lambda position, dead, time_s: self._fail(position, meeting, dead, time_s),
         )
 
@@ -234,3 +261,132 @@ class Channel:
             following = self._meetings[number]
             if not following.is_held:
                 self._enter(position, following, end_s)
+
+
+def _nbytes_of(meeting, call, n):
+    """Bytes in the sense of `collectives`: of the vector, or of all parts together."""
+    if call.kind in ("broadcast", "reduce", "all_reduce", "reduce_scatter", "barrier"):
+        return call.nbytes
+    if call.kind in ("all_gather", "gather"):
+        return call.nbytes * n
+    if call.kind == "scatter":
+        return call.nbytes if call.peer == call.rank else call.nbytes * n
+    return np.array([other.splits[0] for other in meeting.calls]) * call.itemsize
+
+
+def closed_by(rank):
+    """What an op with a dead rank raises."""
+    return (
+        f"Connection closed by peer: rank {rank} has died. This is typically caused by a remote "
+        "worker crashing."
+    )
+
+
+# What collectives do to tensors: results are computed once, for all, in rank order. Each member
+# copies its own into its tensors when it waits.
+
+_OPS = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+
+
+def _name_of(reduce_op):
+    kind = reduce_op.op if isinstance(reduce_op, dist.ReduceOp) else reduce_op
+    return kind.name
+
+
+def reduced(tensors, reduce_op):
+    """The tensors of all members, combined in rank order; a new tensor."""
+    name = _name_of(reduce_op)
+    combine = _OPS[name]
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total = combine(
+            total, tensor.reshape(total.shape) if tensor.layout is torch.strided else tensor
+        )
+    return total / len(tensors) if name == "AVG" else total
+
+
+def put(sources, targets):
+    """Copy what has come into the learner's tensors: by elements, shapes may differ.
+
+    As with Gloo, autograd learns nothing of it.
+    """
+    for source, target in zip(sources, targets, strict=True):
+        if target.layout is not torch.strided:
+            with torch.no_grad():
+                target.copy_(source)
+            continue
+        if source.shape != target.shape:
+            source = source.reshape(target.shape)
+        target = target.data
+        if 0 in target.stride():
+            source, target = _without_repetition(source, target)
+        target.copy_(source)
+
+
+def _without_repetition(source, target):
+    """Where `expand` made several elements one place in memory: the last one stays there."""
+    for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            source, target = source.narrow(dim, size - 1, 1), target.narrow(dim, 0, 1)
+    return source, target
+
+
+def _totals(parts, opts):
+    """The reduction of each of the tensors that every member brings one of."""
+    brought = zip(*(part.brings for part in parts), strict=True)
+    return [reduced(list(same), opts.reduceOp) for same in brought]
+
+
+def _of_all(parts):
+    return [tensor.clone() for part in parts for tensor in part.brings]
+
+
+def results_of_all(kind, parts, opts):
+    """What each position takes from a collective that nobody leaves before all have come.
+
+    Parameters
+    ----------
+    kind : str
+    parts : list of Call
+        By position.
+    opts : object
+        torch's options of the call.
+
+    Returns
+    -------
+    list of list of tensor
+        By position; shared between positions where they are the same: nobody may write them.
+    """
+    n = len(parts)
+    if kind == "all_reduce":
+        return [_totals(parts, opts)] * n
+    if kind == "all_gather":
+        return [_of_all(parts)] * n
+    if kind == "reduce_scatter":
+        totals = _totals(parts, opts)
+        k = len(totals) // n
+        return [totals[position * k : (position + 1) * k] for position in range(n)]
+    if kind == "all_to_all":
+        return [[part.brings[position].clone() for part in parts] for position in range(n)]
+    return [()] * n  # a barrier
+
+
+def result_of_rooted(kind, parts, opts, position):
+    """What one position takes from a collective with a root; others may not have come yet."""
+    root = opts.rootRank
+    if kind == "broadcast":
+        return parts[root].brings
+    if kind == "scatter":
+        return [parts[root].brings[position]]
+    if position != root or not parts[root].nbytes:  # which the root need not wait for
+        return ()
+    return _totals(parts, opts) if kind == "reduce" else _of_all(parts)

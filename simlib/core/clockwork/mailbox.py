@@ -6,8 +6,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
 
-from .deaths import closed_by
-from .tensors import put
+from .group_collectives import closed_by, put
 
 
 @dataclass(slots=True)

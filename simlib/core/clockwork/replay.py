@@ -15,7 +15,7 @@ from ..model.words import ranks_in_words
 from .group_collectives import Call
 from .mailbox import Post
 from .scheduler import CONTROLLER
-from .simulated_request import Request
+from .simulated_group import Request
 from .simulation import Simulation
 
 
@@ -66,7 +66,7 @@ def transfers_of(recorded, cluster, placement, options):
         return None
     device = cluster.device
     logs = defaultdict(deque)
-    for log in simulation.wire:
+    for log in simulation.transfers.wire:
         logs[log.group.ranks, log.group.name].append(log)
     found = {}
     for collective in trace.collectives:
@@ -214,7 +214,7 @@ class _Rank:
         while self._at < len(self._steps):
             step = self._steps[self._at]
             if not self._is_due:
-                self._simulation.work(self.number, step.gap_s, self._next_number)
+                self._simulation.time.work(self.number, step.gap_s, self._next_number)
                 self._is_due = True
             if scheduler.is_behind(clocks[self.number]):
                 scheduler.ready(self.number, clocks[self.number])
@@ -246,7 +246,7 @@ class _Rank:
         if request.end_s is None:
             request.await_end()
             return False
-        self._simulation.catch_up(self.number, request.end_s)
+        self._simulation.time.catch_up(self.number, request.end_s)
         op.end_s = clocks[self.number]
         return True
 

@@ -12,7 +12,10 @@ from __future__ import annotations
 import _thread
 import heapq
 import random
+import time
 from math import inf
+
+from ..model.chance import Pace
 
 CONTROLLER = -1
 """Who gets the baton when nothing can go on: the thread that started the ranks."""
@@ -244,3 +247,90 @@ class Scheduler:
             self.clocks[rank] = max(self.clocks[rank], time_s)
             heapq.heappush(self._ready, (self.clocks[rank], LAST, rank))
         self._polling.clear()
+
+
+class VirtualTime:
+    """How the clocks of ranks go on: by what they compute, and by what they wait for.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    slow : dict
+        Rank -> how much longer it takes, as `Pace` has it.
+    kill : dict
+        Rank -> when it is killed.
+    is_measured : bool
+        Whether computing takes the time that it really takes.
+
+    Attributes
+    ----------
+    logs : list of OpLogWriter
+        By rank.
+    beside : list of WorkBeside or None
+        By rank: what else works on its device.
+    """
+
+    def __init__(self, scheduler, slow, kill, is_measured):
+        world_size = len(scheduler.clocks)
+        self.logs = []
+        self.beside = None
+        self._scheduler = scheduler
+        self._clocks = scheduler.clocks
+        self._kill = kill
+        self._paces = {rank: Pace(how, rank) for rank, how in slow.items()}
+        self._calls = [0] * world_size
+        self._measured = [0.0] * world_size if is_measured else None
+
+    def settle(self, rank):
+        """Before an op: let all happen that comes before this rank's clock; returns the clock."""
+        self.take_in(rank)
+        if self._measured is None:
+            return self._scheduler.settle(rank)
+        self.work(rank, max(0.0, time.thread_time() - self._measured[rank]))
+        clock = self._scheduler.settle(rank)
+        self.begin_to_measure(rank)
+        return clock
+
+    def take_in(self, rank):
+        """What other threads of the rank have computed is on its clock from here on."""
+        if self.beside is not None and self.beside[rank].took_part:
+            self.work(rank, self.beside[rank].take())
+
+    def clock(self, rank):
+        """The rank's clock, as the rank itself reads it."""
+        self.take_in(rank)
+        return self._clocks[rank]
+
+    def begin_to_measure(self, rank):
+        """Where computing takes the time it really takes: from here on."""
+        if self._measured is not None:
+            self._measured[rank] = time.thread_time()
+
+    def catch_up(self, rank, time_s):
+        """The rank's clock reaches at least this moment, at which what it waited for has come."""
+        if self._clocks[rank] < time_s:
+            self._clocks[rank] = time_s
+        if self._measured is not None:
+            self.begin_to_measure(rank)
+
+    def sleep(self, rank, seconds):
+        """The rank does nothing for so long; it may wait for what others do meanwhile."""
+        self._clocks[rank] += seconds
+        self.settle(rank)  # a file, for example
+
+    def advance(self, rank, seconds):
+        """The rank calls `simlib.compute`: a piece of its own, longer where the rank is slow."""
+        pace = self._paces.get(rank)
+        if pace is not None:
+            seconds *= pace.factor(self._calls[rank])
+            self._calls[rank] += 1
+        self._clocks[rank] += seconds
+        if self._clocks[rank] > self._kill.get(rank, inf):
+            self.settle(rank)  # it is dead by then, and does nothing of what follows
+
+    def work(self, rank, seconds, number=None):
+        """The rank computes for so long, before the op of this number: by default its next one."""
+        pace = self._paces.get(rank)
+        if pace is not None:
+            seconds *= pace.factor(self.logs[rank].posted if number is None else number)
+        self._clocks[rank] += seconds

@@ -15,7 +15,7 @@ from . import torch_inside
 from .arguments import check_peer, refuse_what_is_lacking
 from .group import RecordingGroup
 from .pipelines import name_pieces
-from .requests import FOREVER
+from .recorder import FOREVER
 from .transports.backends import BACKENDS
 
 BACKEND = "simlib"

@@ -22,8 +22,14 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from .arguments import check_collective, check_message, check_peer
 from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
 from .pending import Buffer, buffers_of
-from .recorder import count_bytes, is_learners
-from .requests import FOREVER, BlockingCall, RecordedMessage, RecordedWork
+from .recorder import (
+    FOREVER,
+    BlockingCall,
+    RecordedMessage,
+    RecordedWork,
+    count_bytes,
+    is_learners,
+)
 from .torch_inside import GroupOfItsOwn, leave_uncompiled
 
 ONCE, PARTS = "once", "parts"
@@ -138,7 +144,7 @@ class RecordingGroup(GroupOfItsOwn):
         recorder = self._recorder
         if recorder.before_op is not None:
             recorder.before_op()
-        if recorder.stream_ends:
+        if recorder.stream_ends.open:
             recorder.stream_ends.look()
         signature, nbytes = recorder.signature(tensors, reduce_op, splits)
         return self._log.post(
@@ -255,7 +261,7 @@ class RecordingGroup(GroupOfItsOwn):
 
     def _is_watched(self, flags):
         """Whether the buffers of an op matter: the learner has its request, or others are open."""
-        return flags & REQUEST or self._recorder.pending
+        return flags & REQUEST or self._recorder.pending.requests
 
     def barrier(self, opts=None):
         opts = opts if opts is not None else dist.BarrierOptions()

@@ -58,19 +58,21 @@ class Pending:
     one tensor share its version); and two requests on the same memory, one of which writes.
     Tensors with steps between their elements may lie within each other without sharing any.
     Not noticed on real ranks: reads, and writes by numpy, by ``.data`` or by native code.
+
+    Attributes
+    ----------
+    requests : dict
+        Those that are open -> where their buffers are, and their versions in the end.
     """
 
     def __init__(self, recorder):
         self._recorder = recorder
-        self._requests = {}  # request -> (where its buffers are, their versions in the end)
+        self.requests = {}
         self._places = Places()
-
-    def __len__(self):
-        return len(self._requests)
 
     def clear(self):
         """Forget all requests."""
-        self._requests.clear()
+        self.requests.clear()
         self._places = Places()
 
     def add(self, work, buffers):
@@ -80,7 +82,7 @@ class Pending:
             self._places.add(place, work)
         counted = buffers if len(buffers) == 1 else _that_count(buffers)
         versions = [(b.tensor, b.version) for b in counted if b.version is not None]
-        self._requests[work] = places, versions
+        self.requests[work] = places, versions
 
     def compare(self, work, buffers):
         """Look whether an op uses memory of an open request; returns where its buffers are."""
@@ -93,7 +95,7 @@ class Pending:
 
     def waited(self, work):
         """The learner has waited for a request: look whether its buffers were left alone."""
-        places, versions = self._requests.pop(work, ((), ()))
+        places, versions = self.requests.pop(work, ((), ()))
         for place in places:
             self._places.remove(place, work)
         for tensor, version in versions:

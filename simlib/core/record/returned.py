@@ -15,7 +15,7 @@ from . import safe_pickle
 from .recorder import is_learners
 
 LONGEST = 8000
-_CALLS = {os.path.join(os.path.dirname(__file__), name) for name in ("group.py", "requests.py")}
+_CALLS = {os.path.join(os.path.dirname(__file__), name) for name in ("group.py", "recorder.py")}
 """The files in which calls of torch.distributed are passed on, and waited for."""
 _GLOO_WORDS = re.compile(r"^(ProcessGroupGloo::|\[[^\]]*\] )")
 """What Gloo puts before the words that a learner can use."""

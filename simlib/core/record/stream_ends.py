@@ -35,6 +35,12 @@ class StreamEnds:
     clock : callable
         The log's.
 
+    Attributes
+    ----------
+    open : dict
+        Device -> deque of (op, event, when it was recorded). It is empty as long as no op was on a
+        GPU: then nobody needs to `look`.
+
     Notes
     -----
     Events tell how long after another one they were passed. When the one before was, by the rank's
@@ -47,15 +53,15 @@ class StreamEnds:
         self._log = log
         self._record = record
         self._clock = clock
-        self._open = {}  # device -> deque of (op, event, when it was recorded)
+        self.open = {}
         self._passed = {}  # device -> (the last event that was passed, when)
 
     def __bool__(self):
-        return any(self._open.values())
+        return any(self.open.values())
 
     def clear(self):
         """Forget the ops of a run."""
-        self._open.clear()
+        self.open.clear()
 
     def begin(self, device):
         """An op is about to be posted on this device: there is an event before it."""
@@ -67,11 +73,11 @@ class StreamEnds:
         """The op ends when the device's stream has come to here; `begin` was called before it."""
         recorded_s = self._clock()
         event = self._record(device)
-        self._open.setdefault(device, deque()).append((start, event, recorded_s))
+        self.open.setdefault(device, deque()).append((start, event, recorded_s))
 
     def look(self):
         """Write down the ends of ops that GPUs have passed."""
-        for device, ops in list(self._open.items()):  # other threads may `mark`
+        for device, ops in list(self.open.items()):  # other threads may `mark`
             while ops and ops[0][1].query():
                 before, before_s = self._passed[device]
                 if not before.query():  # of another stream, which has not come so far

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 import cloudpickle
 import torch.distributed as dist
 
+from ...clockwork.simulated_group import SimulatedGroup
 from ...environment import FOLDER
 from ...model.cluster import Cluster
 from ...record import group, returned
 from ...record.oplog import OpLogWriter
 from ...record.oplog_reader import make_site
-from ...record.recorder import Recorder, is_learners
-from ...record.requests import FOREVER
+from ...record.recorder import FOREVER, Recorder, is_learners
 from ...record.torch_inside import make_default_group
 from ...record.transports.backends import like_gloo
 from ..rank_process.isolation import torch_seed
@@ -35,7 +35,6 @@ from .dispatch_mode import DispatchMode
 from .flops import FlopCounts
 from .memory_hooks import MemoryHooks
 from .memory_meter import MemoryMeter
-from .simulated_transport import SimulatedGroup
 from .store import SimulatedStore
 
 RUNNING = struct.Struct("qq")
@@ -110,26 +109,27 @@ class Ranks:
         self._flops = [0] * size
         self._counting = threading.Lock()  # a rank's threads add to one number
         self._flop_counts = FlopCounts()
-        self._native_ids = [0] * size
         region = request.region
         self._memories = [mmap.mmap(memory, region, offset=PAGE + r * region) for r in range(size)]
-        self._running = memoryview(mmap.mmap(memory, PAGE))[: RUNNING.size].cast("q")
         scheduler = simulation.scheduler
         for rank, piece in enumerate(self._memories):
             log = OpLogWriter(piece, functools.partial(scheduler.clocks.__getitem__, rank))
-            simulation.logs.append(log)
+            simulation.time.logs.append(log)
+        always = functools.partial(bool, True)  # nobody else makes ops of a rank
         self._recorders = [
-            Recorder(log, lambda: True, functools.partial(simulation.settle, rank))
-            for rank, log in enumerate(simulation.logs)
+            Recorder(log, always, functools.partial(simulation.time.settle, rank))
+            for rank, log in enumerate(simulation.time.logs)
         ]
         for recorder in self._recorders:
             recorder.survives = simulation.options.on_death == "continue"
             if simulation.options.compute == "measured":
                 recorder.before_wait = recorder.before_op
         self.store = SimulatedStore(scheduler)
-        self._in_turn = per_rank.StateInTurn(size, torch_seed())
-        scheduler.on_resume = self._resume
-        simulation.beside = [per_rank.WorkBeside() for _ in range(size)]
+        running = memoryview(mmap.mmap(memory, PAGE))[: RUNNING.size].cast("q")
+        state = per_rank.StateInTurn(size, torch_seed())
+        self._turns = per_rank.Turns(running, self.deaths, state, self._park)
+        scheduler.on_resume = self._turns.enter
+        simulation.time.beside = [per_rank.WorkBeside() for _ in range(size)]
         for rank, time_s in simulation.options.kill.items():
             scheduler.unless_over(time_s, functools.partial(self._kill, rank))
 
@@ -156,7 +156,7 @@ class Ranks:
             "foreign_threads": list(per_rank.foreign_threads),
             "memory": [meter and meter.ledger() for meter in self._meters],
             "flops": self._flops,
-            "processes": [beside.processes for beside in self._simulation.beside],
+            "processes": [beside.processes for beside in self._simulation.time.beside],
         }
 
     def _failure(self):
@@ -181,13 +181,13 @@ class Ranks:
         """A rank from its beginning to its end."""
         local, scheduler = per_rank.local, self._simulation.scheduler
         self._idents[rank] = threading.get_ident()
-        self._native_ids[rank] = threading.get_native_id()
+        self._turns.native_ids[rank] = threading.get_native_id()
         local.rank = rank
-        local.log = self._simulation.logs[rank]
-        local.clock = functools.partial(self._simulation.clock, rank)
-        local.advance = functools.partial(self._simulation.advance, rank)
-        local.sleep = functools.partial(self._simulation.sleep, rank)
-        local.beside = self._simulation.beside[rank]
+        local.log = self._simulation.time.logs[rank]
+        local.clock = functools.partial(self._simulation.time.clock, rank)
+        local.advance = functools.partial(self._simulation.time.advance, rank)
+        local.sleep = functools.partial(self._simulation.time.sleep, rank)
+        local.beside = self._simulation.time.beside[rank]
         local.settle = functools.partial(scheduler.settle, rank)
         local.before_output = functools.partial(self._before_output, rank)
         local.environ = environ_on_equal_nodes(
@@ -204,9 +204,9 @@ class Ranks:
         # Else cloudpickle gives all ranks one and the same class, with the globals of the last.
         cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
         function, args, kwargs = self._request.function_and_args(rank)
-        log = self._simulation.logs[rank]
+        log = self._simulation.time.logs[rank]
         log.enter()
-        self._simulation.begin_to_measure(rank)
+        self._simulation.time.begin_to_measure(rank)
         try:
             with self._equip(rank):
                 return function(rank, self._size, *args, **kwargs)
@@ -214,7 +214,7 @@ class Ranks:
             per_rank.flush(self._streams)
             if os.getpid() != self._pid:
                 os._exit(0)  # a child that the learner forked has come back from the function
-            self._simulation.settle(rank)
+            self._simulation.time.settle(rank)
             log.leave()
 
     def _equip(self, rank):
@@ -222,7 +222,7 @@ class Ranks:
         simulation, device = self._simulation, self._simulation.topology.cluster.device
         options, flops_per_s = simulation.options, getattr(device, "flops_per_s", math.inf)
         counts_flops = options.compute == "flops" and flops_per_s < math.inf
-        beside, meter = simulation.beside[rank], None
+        beside, meter = simulation.time.beside[rank], None
         if not (counts_flops or options.memory):
             beside.make_mode = contextlib.nullcontext
             return contextlib.nullcontext()
@@ -238,7 +238,7 @@ class Ranks:
             return DispatchMode(on_flops if counts_flops else None, self._flop_counts, meter, lock)
 
         beside.make_mode = functools.partial(counted, beside.add, beside.lock)
-        simulation.dispatch_modes[rank] = counted(functools.partial(simulation.work, rank))
+        simulation.dispatch_modes[rank] = counted(functools.partial(simulation.time.work, rank))
         return simulation.dispatch_modes[rank]
 
     def _meter(self, rank, device):
@@ -273,13 +273,6 @@ class Ranks:
         transport = like_gloo(member, self._backend)
         return group.RecordingGroup(recorder, transport, rank, size, name, ranks)
 
-    def _resume(self, rank):
-        """This rank's thread goes on."""
-        self._running[0], self._running[1] = rank, self._native_ids[rank]
-        self._in_turn.enter(rank)
-        if rank in self.deaths:
-            self._park()
-
     def _before_output(self, rank):
         """A rank that is killed before its clock prints no more.
 
@@ -294,7 +287,7 @@ class Ranks:
         per_rank.flush(self._streams)
         self._simulation.scheduler.settle(rank)
         self._note_death(rank, code, 0.0)
-        self._simulation.logs[rank].wait_failed()
+        self._simulation.time.logs[rank].wait_failed()
         self._park()
 
     def _note_death(self, rank, code, detection_s):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from ...record.requests import FOREVER
+from ...record.recorder import FOREVER
 from ...record.torch_inside import MODULES_OF_STORES
 from . import per_rank
 

@@ -7,7 +7,7 @@ import sys
 
 import torch.distributed as dist
 
-from ..requests import FOREVER
+from ..recorder import FOREVER
 
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 """Collectives whose options name a reduction."""

@@ -22,10 +22,11 @@ from .random_numbers import own_random_numbers
 from .refused import refuse_parts_of_torch
 from .started import WorkBeside, own_threads_and_processes
 from .subprocesses import own_commands
-from .turns import StateInTurn
+from .turns import StateInTurn, Turns
 
 __all__ = [
     "StateInTurn",
+    "Turns",
     "WorkBeside",
     "flush",
     "foreign_threads",

@@ -19,6 +19,9 @@ class StateInTurn:
         self._streams = [(sys.stdout, sys.stderr)] * world_size
         self._rank = None
 
+    def __len__(self):
+        return len(self._dtypes)
+
     def enter(self, rank):
         """The thread of this rank goes on."""
         last = self._rank
@@ -33,6 +36,35 @@ class StateInTurn:
             torch.set_default_dtype(self._dtypes[rank])
         sys.stdout, sys.stderr = self._streams[rank]
         self._rank = rank
+
+
+class Turns:
+    """What happens when a rank's thread goes on: others see who runs, and the dead stand still.
+
+    Parameters
+    ----------
+    running : memoryview
+        Gets the rank, and the native id of its thread.
+    deaths : dict
+        Its keys are the ranks that are dead.
+    state : StateInTurn
+    park : callable
+        Stops the thread that calls it, for good.
+    """
+
+    def __init__(self, running, deaths, state, park):
+        self.native_ids = [0] * len(state)
+        self._running = running
+        self._deaths = deaths
+        self._state = state
+        self._park = park
+
+    def enter(self, rank):
+        """The thread of this rank goes on."""
+        self._running[0], self._running[1] = rank, self.native_ids[rank]
+        self._state.enter(rank)
+        if rank in self._deaths:
+            self._park()
 
 
 class _RandomNumbers:

@@ -1,14 +1,113 @@
-"""What a rank waits for in a simulation."""
+"""One rank's side of one group in a simulation: what torch calls, and what the rank waits for."""
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import torch
 
 from ..model.errors import InvalidCallError
-from ..record.recorder import is_learners
+from ..record.recorder import count_bytes, is_learners
 from ..record.this_rank import here
+from ..record.transports.plain_group import REDUCING, PlainGroup
+from .group_collectives import Call, uncounted
+from .mailbox import Post
+
+
+class SimulatedGroup(PlainGroup):
+    """The group that a `RecordingGroup` passes its calls on to.
+
+    Parameters
+    ----------
+    simulation : Simulation
+    channel : Channel
+        The group's collectives.
+    position : int
+        This rank's place in the group.
+    log : OpLogWriter
+        Where the rank's calls have just been written down.
+    """
+
+    def __init__(self, simulation, channel, position, log):
+        self._simulation = simulation
+        self._channel = channel
+        self._group = channel.group
+        self._position = position
+        self._rank = channel.members[position]
+        self._log = log
+        self._mailboxes = {}  # (dst, tag) -> Mailbox
+
+    # Messages
+
+    def send(self, tensors, dst, tag=0):
+        simulation = self._simulation
+        clock = simulation.scheduler.clocks[self._rank]
+        request = Request(simulation, self._rank, self._log.last, tensors)
+        (tensor,) = tensors
+        nbytes = count_bytes(tensor)
+        content = uncounted(simulation.dispatch_modes[self._rank], _copy, tensor)
+        is_eager = nbytes <= simulation.options.eager_limit_bytes
+        post = Post(
+            self._position, dst, tensor.dtype, nbytes, request, content, clock, is_eager=is_eager
+        )
+        return self._posted(request, self._mailbox(dst, tag), "send", post)
+
+    def recv(self, tensors, src, tag=0):
+        simulation = self._simulation
+        clock = simulation.scheduler.clocks[self._rank]
+        request = Request(simulation, self._rank, self._log.last, tensors)
+        (tensor,) = tensors
+        nbytes = count_bytes(tensor)
+        post = Post(src, self._position, tensor.dtype, nbytes, request, tensor, clock)
+        return self._posted(request, self._mailbox(self._position, tag), "receive", post)
+
+    def _posted(self, request, mailbox, method, post):
+        if self.limit_s is not None:
+            request.limit_s = self.limit_s
+            request.give_up = functools.partial(mailbox.withdraw, post)
+        getattr(mailbox, method)(post)
+        return request
+
+    def _mailbox(self, dst, tag):
+        key = dst, tag
+        mailbox = self._mailboxes.get(key)
+        if mailbox is None:
+            mailbox = self._mailboxes[key] = self._simulation.mailbox(self._group, dst, tag)
+        return mailbox
+
+    # Collectives
+
+    def _collective(self, kind, brings, takes, opts, payload, splits=None):
+        """Post one; ``payload`` are the tensors that count as this rank's bytes."""
+        simulation = self._simulation
+        request = Request(simulation, self._rank, self._log.last, takes)
+        root = getattr(opts, "rootRank", None)
+        reduce_op = getattr(opts, "reduceOp", None)
+        call = Call(
+            kind=kind,
+            rank=self._rank,
+            group=self._group,
+            peer=None if root is None else self._group.ranks[root],
+            reduce_op=hash(reduce_op) if kind in REDUCING else None,
+            dtype=payload[0].dtype if payload else None,
+            shapes=tuple(tensor.shape for tensor in payload),
+            splits=splits,
+            brings=brings,
+            takes=takes,
+            opts=opts,
+            nbytes=sum(map(count_bytes, payload)),
+            itemsize=payload[0].element_size() if payload else 1,
+            request=request,
+        )
+        request.limit_s = self.limit_s
+        meeting = self._channel.post(self._position, call)
+        request.meeting = meeting, self._position
+        return request
+
+
+def _copy(tensor):
+    return tensor.detach().clone()
 
 
 class Request:
@@ -70,7 +169,7 @@ class Request:
     def wait(self, timeout=None):
         """Block until the op completes; returns True. Raises where it has failed."""
         scheduler = self.simulation.scheduler
-        self.simulation.take_in(self.rank)
+        self.simulation.time.take_in(self.rank)
         if self.end_s is None:
             limit_s = timeout.total_seconds() if timeout else self.limit_s
             limit = None
@@ -84,7 +183,7 @@ class Request:
                 raise RuntimeError(_timed_out(limit_s, bool(timeout)))
             if limit is not None:
                 scheduler.cancel(limit)
-        self.simulation.catch_up(self.rank, self.end_s)
+        self.simulation.time.catch_up(self.rank, self.end_s)
         if self.failure is not None:
             raise RuntimeError(self.failure)
         self._take()
@@ -106,7 +205,7 @@ class Request:
         deliver, self.deliver = self.deliver, None
         if deliver is not None:
             self.meeting = None  # which refers to its requests: let go of the tensors
-            self.simulation.uncounted(self.rank, deliver)
+            uncounted(self.simulation.dispatch_modes[self.rank], deliver)
 
     def is_completed(self):
         """Whether the op is complete now.
@@ -144,7 +243,7 @@ class Request:
         return future
 
     def _wait_and_log(self):
-        log = self.simulation.logs[self.rank]
+        log = self.simulation.time.logs[self.rank]
         log.wait_begin(self.start)
         self.wait()
         log.wait_end(self.start)
