@@ -19,8 +19,8 @@ from simlib.core.record.fingerprints import FingerprintTable, size_of_table
 from simlib.core.record.group import RecordingGroup
 from simlib.core.record.oplog import OpLogWriter, create_shared_memory
 from simlib.core.record.oplog_reader import OpLogReader
+from simlib.core.record.pending import StreamEnds
 from simlib.core.record.recorder import Recorder
-from simlib.core.record.stream_ends import StreamEnds
 from simlib.core.record.transports.backends import BACKENDS, GLOO, NCCL, OPS, Transport
 
 WAIT_S = 240

@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import simlib
-from simlib.core.engines.virtual.dispatch_mode import DispatchMode
-from simlib.core.engines.virtual.flops import FlopCounts
+from simlib.core.engines.virtual.dispatch_mode import DispatchMode, FlopCounts
 
 SEED = int(os.environ["SEED"])
 COUNTS = FlopCounts()

@@ -20,8 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import simlib
 from simlib.core.engines.virtual import memory_meter
 from simlib.core.engines.virtual.dispatch_mode import DispatchMode
-from simlib.core.engines.virtual.memory_hooks import MemoryHooks
-from simlib.core.engines.virtual.memory_meter import MemoryMeter
+from simlib.core.engines.virtual.memory_meter import MemoryHooks, MemoryMeter
 from simlib.core.model.errors import OutOfMemoryError
 from simlib.core.model.ledger import CATEGORIES, Ledger
 from simlib.core.model.trace import Site

@@ -295,7 +295,7 @@ def test_the_player_has_the_pieces_in_sight():
 
 LATE = """
 import sys
-from simlib.core.record.pipelines import STAGES, name_pieces
+from simlib.core.record.backend import STAGES, name_pieces
 
 name_pieces()
 assert STAGES not in sys.modules

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simlib.core.model.errors import FailureReport
-from simlib.core.record.plain_data import is_plain
-from simlib.core.record.safe_pickle import dumps_tree, loads_tree
+from simlib.core.record.safe_pickle import dumps_tree, is_plain, loads_tree
 
 NUMBERS = st.integers() | st.floats(allow_nan=False)
 SCALARS = st.none() | st.booleans() | NUMBERS | st.text() | st.binary()

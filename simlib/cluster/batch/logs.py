@@ -25,8 +25,7 @@ from ...core.model.errors import FailureReport
 from ...core.model.trace import Group, Op, Site
 from ...core.record.oplog import CAPACITY, COMMITTED, ENTERED, FUTURES, HEADER, READERS, OpLogWriter
 from ...core.record.oplog_reader import OpLogReader
-from ...core.record.plain_data import is_plain
-from ...core.record.safe_pickle import dumps_tree, loads_tree
+from ...core.record.safe_pickle import dumps_tree, is_plain, loads_tree
 
 SLEEPS = READERS
 """The readers' field of the header, as no log of a job rolls over. The rank's supervisor writes it:

@@ -7,6 +7,8 @@ that touches of torch's inside is in `torch_inside`.
 
 from __future__ import annotations
 
+import functools
+
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -14,8 +16,9 @@ from ..model.errors import InvalidCallError
 from . import torch_inside
 from .arguments import check_peer, refuse_what_is_lacking
 from .group import RecordingGroup
-from .pipelines import name_pieces
 from .recorder import FOREVER
+from .this_rank import span
+from .torch_inside import when_imported
 from .transports.backends import BACKENDS
 
 BACKEND = "simlib"
@@ -169,3 +172,32 @@ class Membership:
         for group in torch_inside.groups_here():
             if group is not default:
                 _torch_destroy(group)
+
+
+STAGES = "torch.distributed.pipelining.stage"
+
+
+def name_pieces():
+    """Put a `span` around all that torch's pipeline stages compute; once in a process."""
+    when_imported(STAGES, _name_pieces_of)
+
+
+def _name_pieces_of(module):
+    def name_of_backward(*_, full_backward=True, **__):
+        return "B" if full_backward else "I"
+
+    stage = module._PipelineStageBase
+    stage.forward_one_chunk = _named(stage.forward_one_chunk, lambda *_, **__: "F")
+    stage.backward_one_chunk = _named(stage.backward_one_chunk, name_of_backward)
+    stage.backward_weight_one_chunk = _named(stage.backward_weight_one_chunk, lambda *_, **__: "W")
+
+
+def _named(method, name_of):
+    @functools.wraps(method)
+    def named(stage, micro, *args, **kwargs):
+        has_several = stage.num_stages > stage.group_size  # this rank has several of them
+        numbers = {"stage": stage.stage_index} if has_several else {}
+        with span(name_of(*args, **kwargs), **numbers, micro=micro):
+            return method(stage, micro, *args, **kwargs)
+
+    return named

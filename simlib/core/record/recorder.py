@@ -19,8 +19,7 @@ import torch.distributed as dist
 from ..environment import FOLDER
 from ..model.errors import InvalidCallError
 from .fingerprints import word_for
-from .pending import Pending
-from .stream_ends import StreamEnds
+from .pending import Pending, StreamEnds
 
 _NOT_LEARNERS = (
     os.path.dirname(torch.__file__) + os.sep,

@@ -13,12 +13,14 @@ a group's rank and size     2.15      `GroupOfItsOwn`: torch asks the C++ backen
 (*) ``comms``, at the latest; in 2.15 ``pg_flight_recorder_hooks``.
 
 Which versions have been tried is in `torch_versions`. Patches of single modules of torch (FSDP2's
-parameters, pipeline stages) stand where they are used, by `at_import.when_imported`.
+parameters, pipeline stages) stand where they are used, by `when_imported`.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import sys
 
 import torch
 import torch.distributed as dist
@@ -157,3 +159,43 @@ def wrap_backward(wrap):
     run = wrap(torch.autograd.graph._engine_run_backward)
     torch.autograd.graph._engine_run_backward = run
     torch.autograd._engine_run_backward = run
+
+
+def when_imported(name, act):
+    """Call ``act(module)`` when the module of this name is there: now, or right after its import.
+
+    Nothing is imported for it: that may take seconds, which a rank that does without the module
+    need not wait for.
+
+    Parameters
+    ----------
+    name : str
+        The module's full name.
+    act : callable
+        What is done to it, once in a process.
+    """
+    if name in sys.modules:
+        act(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AtImport(name, act))
+
+
+class _AtImport:
+    """Finds the module as Python would, and acts once it is there."""
+
+    def __init__(self, name, act):
+        self._name, self._act = name, act
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def execute_and_act(module):
+            execute(module)
+            self._act(module)
+
+        spec.loader.exec_module = execute_and_act
+        return spec

@@ -25,11 +25,10 @@ from ..rank_process.isolation import Baseline
 from ..rank_process.setup import die_with_the_kernel
 from ..request import FRAME, receive, send, send_bytes, serve
 from . import per_rank
-from .ddp import share_what_ddp_gathers
-from .memory_hooks import tell_of_shards
+from .memory_meter import tell_of_shards
 from .one_cpu import share_one_cpu
 from .ranks import Ranks
-from .store import own_stores
+from .shared import own_stores, share_what_ddp_gathers
 
 STACK_BYTES = 4 << 20
 

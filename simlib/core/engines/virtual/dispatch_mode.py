@@ -1,10 +1,24 @@
-"""What sees the ops of one simulated rank: it counts their flops, and fills the memory ledger."""
+"""What sees the ops of one simulated rank: it counts their flops, and fills the memory ledger.
+
+Floating-point operations of an op are told from its shapes. What counts: products of matrices and
+vectors, convolutions, attention and recurrent layers, two operations for every multiply-add,
+alike in forward, backward and recomputation. Every other op (elementwise, reduction,
+normalisation, loss, optimizer, copy) counts nothing. torch's own counter
+(`torch.utils.flop_counter`, whose table this uses) draws the same line, as does the field when it
+states the FLOPs of a model: the rest is small beside these, and its time is set by memory, not by
+arithmetic. So a collective written by hand (``chunk += received``) costs what the built-in one
+costs, whose reduction is free. Where elementwise work is the point,
+``simlib.compute(seconds=...)`` says how long it takes.
+"""
 
 from __future__ import annotations
+
+from math import prod
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from ...record.torch_inside import is_composite
 
@@ -70,3 +84,115 @@ class DispatchMode(TorchDispatchMode):
 def _dispatches(kind):
     """Whether a class of tensors does ops its own way."""
     return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+aten = torch.ops.aten
+
+
+def _mv(matrix, vector, **_):
+    return 2 * prod(matrix)
+
+
+def _addmv(bias, matrix, vector, **_):
+    return 2 * prod(matrix)
+
+
+def _dot(one, other, **_):
+    return 2 * prod(one)
+
+
+def _addbmm(bias, one, other, **_):
+    return 2 * prod(one) * other[-1]
+
+
+def _rnn_layer(steps, input_weight, hidden_weight, *_, **__):
+    """One layer in one direction: every item of every step meets both weights."""
+    return 2 * prod(steps[:-1]) * (prod(input_weight) + prod(hidden_weight))
+
+
+def _rnn_layer_backward(*shapes, **_):
+    return 2 * _rnn_layer(*shapes)
+
+
+def _of_torch(op):
+    """torch's formula for an op, without the wrapper that looks for tensors in the arguments."""
+    return flop_registry[op].__wrapped__
+
+
+# What torch's table leaves out: products with vectors, and ops that only CPUs have.
+_MORE = {
+    aten.mv: _mv,
+    aten.addmv: _addmv,
+    aten.dot: _dot,
+    aten.vdot: _dot,
+    aten.addbmm: _addbmm,
+    aten._addmm_activation: _of_torch(aten.addmm),
+    aten._scaled_dot_product_flash_attention_for_cpu: _of_torch(
+        aten._scaled_dot_product_flash_attention
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _of_torch(
+        aten._scaled_dot_product_flash_attention_backward
+    ),
+    aten.mkldnn_rnn_layer: _rnn_layer,
+    aten.mkldnn_rnn_layer_backward: _rnn_layer_backward,
+}
+
+
+class FlopCounts:
+    """Floating-point operations by op and shapes. All ranks of a process may share one.
+
+    **Cost** tens of microseconds for the first op of its shapes, one or two for the next, a tenth
+    of one for an op that does not count.
+    """
+
+    def __init__(self):
+        self._formulas = {}
+        self._counts = {}
+
+    def of(self, func, args, kwargs, out):
+        """Floating-point operations of ``func(*args, **kwargs)``, which returned ``out``.
+
+        Parameters
+        ----------
+        func : OpOverload
+            As a `TorchDispatchMode` gets it.
+        args : tuple
+        kwargs : dict
+        out : Tensor or tuple
+
+        Returns
+        -------
+        int
+        """
+        try:
+            formula, from_shapes = self._formulas[func]
+        except KeyError:
+            formula, from_shapes = self._formulas[func] = _formula(func)
+        if formula is None:
+            return 0
+        if not from_shapes:
+            return formula(*args, **kwargs, out_val=out)
+        args = _shape(args)
+        named = _shape(tuple(kwargs.items()))
+        count = self._counts.get((func, args, named))
+        if count is None:
+            count = int(formula(*args, **dict(named), out_shape=_shape(out)))
+            self._counts[func, args, named] = count
+        return count
+
+
+def _formula(func):
+    """The formula of an op, None where it does not count; and whether it asks for shapes alone."""
+    op = func._overloadpacket
+    if op in _MORE:
+        return _MORE[op], True
+    formula = flop_registry.get(op)
+    wrapped = getattr(formula, "__wrapped__", None)
+    return (formula, False) if wrapped is None else (wrapped, True)
+
+
+def _shape(value):
+    """A value with every tensor in it replaced by its shape, and every list by a tuple."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    return tuple(map(_shape, value)) if isinstance(value, (tuple, list)) else value

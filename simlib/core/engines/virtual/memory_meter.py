@@ -17,6 +17,10 @@ from collections import defaultdict
 
 import torch
 from torch.nn import Parameter
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...model.errors import OutOfMemoryError
@@ -30,6 +34,7 @@ from ...model.ledger import (
     in_words,
     make_ledger,
 )
+from ...record.torch_inside import when_imported
 
 MAX_POINTS = 256
 _PLAIN = (torch.Tensor, Parameter)
@@ -367,3 +372,88 @@ class _History:
         """(time, what was held) of the kept moments and of some more, in order."""
         by_number = {moment.number: moment for moment in (*self._moments, *extra)}
         return [(moment.time_s, moment.held) for _, moment in sorted(by_number.items())]
+
+
+def tell_of_shards(meter_here):
+    """From now on meters of this process learn of FSDP2's shards, which no op shows."""
+
+    def meet(module):
+        init = module.FSDPParam._init_sharded_param
+
+        @functools.wraps(init)
+        def init_and_tell(param, *args, **kwargs):
+            init(param, *args, **kwargs)
+            meter = meter_here()
+            if meter is not None:
+                meter.has_shard(param)
+
+        module.FSDPParam._init_sharded_param = init_and_tell
+
+    when_imported("torch.distributed.fsdp._fully_shard._fsdp_param", meet)
+
+
+class MemoryHooks:
+    """Hooks for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    meter_here : callable
+        The `MemoryMeter` of the rank whose thread calls, or None.
+    """
+
+    def __init__(self, meter_here):
+        self._meter_here = meter_here
+        self._handles = []
+
+    def __enter__(self):
+        self._handles = [
+            register_optimizer_step_pre_hook(self._step_begins),
+            register_optimizer_step_post_hook(self._step_ended),
+        ]
+        self._add = torch.optim.Optimizer.add_param_group
+        torch.optim.Optimizer.add_param_group = self._added()
+        self._resize = torch.UntypedStorage.resize_
+        torch.UntypedStorage.resize_ = self._resized()
+        return self
+
+    def __exit__(self, *_):
+        torch.UntypedStorage.resize_ = self._resize
+        torch.optim.Optimizer.add_param_group = self._add
+        for handle in self._handles:
+            handle.remove()
+
+    def _added(self):
+        """An optimizer knows parameters that no op shows."""
+        add, meter_here = self._add, self._meter_here
+
+        @functools.wraps(add)
+        def add_param_group(optimizer, param_group):
+            add(optimizer, param_group)
+            meter = meter_here()
+            if meter is not None:
+                meter.is_to_train(optimizer.param_groups[-1]["params"])
+
+        return add_param_group
+
+    def _step_begins(self, optimizer, *_):
+        meter = self._meter_here()
+        if meter is not None:
+            meter.step_begins(optimizer)
+
+    def _step_ended(self, optimizer, *_):
+        meter = self._meter_here()
+        if meter is not None:
+            meter.step_ended(optimizer)
+
+    def _resized(self):
+        """FSDP frees and refills the parameters of a layer so."""
+        resize, meter_here = self._resize, self._meter_here
+
+        def resize_(storage, nbytes):
+            result = resize(storage, nbytes)
+            meter = meter_here()
+            if meter is not None:
+                meter.resized(storage)
+            return result
+
+        return resize_

@@ -31,11 +31,9 @@ from ..rank_process.isolation import torch_seed
 from ..rank_process.setup import environ_on_equal_nodes
 from ..request import Request
 from . import per_rank
-from .dispatch_mode import DispatchMode
-from .flops import FlopCounts
-from .memory_hooks import MemoryHooks
-from .memory_meter import MemoryMeter
-from .store import SimulatedStore
+from .dispatch_mode import DispatchMode, FlopCounts
+from .memory_meter import MemoryHooks, MemoryMeter
+from .shared import SimulatedStore
 
 RUNNING = struct.Struct("qq")
 """At the beginning of the shared memory: which rank has the baton, and the id of its thread."""

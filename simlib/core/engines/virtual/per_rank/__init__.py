@@ -12,17 +12,23 @@ import sys
 
 from ....record.this_rank import here as local
 from ....record.torch_inside import use_world
-from .clock import end_virtual_time, own_clock
-from .environment import EnvironmentPerRank
-from .groups import WorldPerThread, foreign_threads
-from .libraries import own_state_of_libraries
-from .printing import OutputPerRank, flush, write_to_descriptors
-from .profiler import one_profiler_at_a_time
-from .random_numbers import own_random_numbers
-from .refused import refuse_parts_of_torch
-from .started import WorkBeside, own_threads_and_processes
-from .subprocesses import own_commands
-from .turns import StateInTurn, Turns
+from .libraries import (
+    WorldPerThread,
+    foreign_threads,
+    one_profiler_at_a_time,
+    own_state_of_libraries,
+    refuse_parts_of_torch,
+)
+from .started import WorkBeside, own_commands, own_threads_and_processes
+from .surroundings import (
+    EnvironmentPerRank,
+    OutputPerRank,
+    end_virtual_time,
+    flush,
+    own_clock,
+    write_to_descriptors,
+)
+from .turns import StateInTurn, Turns, own_random_numbers
 
 __all__ = [
     "StateInTurn",
