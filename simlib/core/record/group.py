@@ -74,7 +74,7 @@ class RecordingGroup(GroupOfItsOwn):
         self.transport = transport
         self._group = transport.group
         self._capabilities = transport.capabilities
-        self._message = RecordedMessage if transport.name == "gloo" else RecordedWork
+        self._request = RecordedMessage if transport.name == "gloo" else RecordedWork
         self._copies_results = getattr(self._group, "copies_results", True)
         self._ranks = ranks
         self._definition = Definition(name, ranks)
@@ -194,7 +194,7 @@ class RecordingGroup(GroupOfItsOwn):
 
         torch's send and recv call its isend and irecv: so look above.
         """
-        frame = sys._getframe(2)
+        frame = sys._getframe(3)
         flags = ASYNC
         while frame is not None and frame.f_code.co_filename in _API_FILES:
             if frame.f_code.co_name in ("send", "recv"):
@@ -204,42 +204,33 @@ class RecordingGroup(GroupOfItsOwn):
 
     def send(self, tensors, dst, tag=0):
         check_peer(self._rank, len(self._ranks), dst, "dst")
-        check_message("send", tensors[0], tag, self._capabilities)
-        flags, frame = self._caller()
-        start = self._post("send", tensors, frame=frame, peer=dst, tag=tag, flags=flags)
-        if self._recorder.fingerprints is not None:
-            self._check_message_fingerprint(start, self._rank, dst, tag, tensors[0])
-        make = self._message if flags & ASYNC else BlockingCall
-        buffers = [Buffer.of(tensors[0], False)] if self._is_watched(flags) else None
-        gpu = self._recorder.gpu_of(tensors)
-        work = make(self._pass_on(start, "send", tensors, dst, tag), self._recorder, start)
-        work.limit, work.gpu = self._limit, gpu
-        return self._keep(work, flags, buffers)
+        return self._message("send", tensors, tag, dst)
 
     def recv(self, tensors, src, tag=0):
         check_peer(self._rank, len(self._ranks), src, "src")
-        check_message("recv", tensors[0], tag, self._capabilities)
-        flags, frame = self._caller()
-        start = self._post("recv", tensors, frame=frame, peer=src, tag=tag, flags=flags)
-        if self._recorder.fingerprints is not None:
-            self._check_message_fingerprint(start, src, self._rank, tag, tensors[0])
-        make = self._message if flags & ASYNC else BlockingCall
-        buffers = [Buffer.of(tensors[0], True)] if self._is_watched(flags) else None
-        gpu = self._recorder.gpu_of(tensors)
-        work = make(self._pass_on(start, "recv", tensors, src, tag), self._recorder, start)
-        work.limit, work.gpu = self._limit, gpu
-        return self._keep(work, flags, buffers)
+        return self._message("recv", tensors, tag, src)
 
     def recv_anysource(self, tensors, tag=0):
-        check_message("recv_anysource", tensors[0], tag, self._capabilities)
+        return self._message("recv_anysource", tensors, tag)
+
+    def _message(self, method, tensors, tag, peer=None):
+        """Record a message and pass it on; ``peer`` is None for one of any source."""
+        check_message(method, tensors[0], tag, self._capabilities)
+        kind = "send" if method == "send" else "recv"
         flags, frame = self._caller()
-        flags |= ANY_SOURCE
-        start = self._post("recv", tensors, frame=frame, tag=tag, flags=flags)
-        buffers = [Buffer.of(tensors[0], True)] if self._is_watched(flags) else None
-        work = self._pass_on(start, "recv_anysource", tensors, tag)
-        make = self._message if flags & ASYNC else BlockingCall
-        work = make(work, self._recorder, start, source=self._ranks)
-        work.limit = self._limit
+        if peer is None:
+            flags |= ANY_SOURCE
+        start = self._post(kind, tensors, frame=frame, peer=peer, tag=tag, flags=flags)
+        if self._recorder.fingerprints is not None and peer is not None:
+            pair = (self._rank, peer) if kind == "send" else (peer, self._rank)
+            self._check_message_fingerprint(start, *pair, tag, tensors[0])
+        make = self._request if flags & ASYNC else BlockingCall
+        buffers = [Buffer.of(tensors[0], kind == "recv")] if self._is_watched(flags) else None
+        gpu = self._recorder.gpu_of(tensors)
+        args = (tensors, tag) if peer is None else (tensors, peer, tag)
+        source = self._ranks if peer is None else None
+        work = make(self._pass_on(start, method, *args), self._recorder, start, source)
+        work.limit, work.gpu = self._limit, gpu
         return self._keep(work, flags, buffers)
 
     def _check_message_fingerprint(self, start, src, dst, tag, tensor):

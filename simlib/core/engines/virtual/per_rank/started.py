@@ -70,29 +70,15 @@ class WorkBeside:
 
 def own_threads_and_processes():
     """Let what a rank starts, or what it has started does, belong to the rank."""
-    start = _thread.start_new_thread
-
-    @functools.wraps(start)
-    def start_as_ranks(function, *args, **kwargs):
-        beside = local.__dict__.get("beside")
-        if beside is not None:
-            function = functools.partial(beside.call, function)
-        return start(function, *args, **kwargs)
-
-    _thread.start_new_thread = _thread.start_new = start_as_ranks
-    threading._start_new_thread = start_as_ranks
-    joinable = getattr(_thread, "start_joinable_thread", None)  # since Python 3.13
-    if joinable is not None:
-
-        @functools.wraps(joinable)
-        def start_joinable_as_ranks(function, *args, **kwargs):
-            beside = local.__dict__.get("beside")
-            if beside is not None:
-                function = functools.partial(beside.call, function)
-            return joinable(function, *args, **kwargs)
-
-        _thread.start_joinable_thread = start_joinable_as_ranks
-        threading._start_joinable_thread = start_joinable_as_ranks
+    for name, others in (
+        ("start_new_thread", ((_thread, "start_new"), (threading, "_start_new_thread"))),
+        # Since Python 3.13:
+        ("start_joinable_thread", ((threading, "_start_joinable_thread"),)),
+    ):
+        if hasattr(_thread, name):
+            start = _as_ranks(getattr(_thread, name))
+            for module, own_name in ((_thread, name), *others):
+                setattr(module, own_name, start)
     for module, name in (
         (os, "fork"),
         (os, "forkpty"),
@@ -103,6 +89,17 @@ def own_threads_and_processes():
     ):
         if hasattr(module, name):
             setattr(module, name, _noting(getattr(module, name)))
+
+
+def _as_ranks(start):
+    @functools.wraps(start)
+    def start_as_ranks(function, *args, **kwargs):
+        beside = local.__dict__.get("beside")
+        if beside is not None:
+            function = functools.partial(beside.call, function)
+        return start(function, *args, **kwargs)
+
+    return start_as_ranks
 
 
 def _noting(start):
