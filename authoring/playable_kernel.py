@@ -65,7 +65,7 @@ def give_pages():
         "simlib.core.diagnose.verdicts.WaitGraph",
         lambda graph: page(failed[id(graph)]) if id(graph) in failed else None,
     )
-    pages.for_type("simlib.labs.sliders.Lab", of_lab)
+    pages.for_type("simlib.course.labs.sliders.Lab", of_lab)
     get_ipython().display_formatter.formatters[pages.format_type] = pages
 
 

@@ -17,7 +17,7 @@ from simlib.core.draw.figures import GREY, INK, PAPER
 from simlib.core.draw.palette import DARK_PAPER, SHADES, on_dark, rank_color, shaded, visible
 from simlib.core.draw.pieces import ink_on
 from simlib.core.draw.timeline import _box_colors
-from simlib.course.labs import crossover, staleness
+from simlib.course.labs import message_sizes, staleness
 
 SIMLIB = Path(simlib.__file__).parent
 WORDS, MARKS = 4.5, 3.0
@@ -52,7 +52,7 @@ def test_a_colour_that_is_seen_stays():
 
 
 def test_lines_of_labs_are_seen():
-    colors = [color for _, color, _ in crossover.STYLES.values()]
+    colors = [color for _, color, _ in message_sizes.STYLES.values()]
     colors += [staleness.APART, staleness.TOGETHER, staleness.OTHERS]
     assert min(map(of_both, colors)) >= MARKS
 

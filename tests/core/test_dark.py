@@ -26,8 +26,8 @@ from simlib.core.draw.palette import DARK_PAPER, mix, on_dark, rank_color
 from simlib.core.draw.player.scene import scene_of
 from simlib.core.draw.states import COMPUTED, own_color
 from simlib.core.draw.timeline_frame import HATCH
-from simlib.course.labs.boxes import readable_on
-from simlib.course.labs.cells import PARTIAL
+from simlib.course.labs.rounds import PARTIAL
+from simlib.course.labs.sliders import readable_on
 
 RANKS = range(24)
 TYPE = (INK, GREY, "#000000", "#444444", "#555555")

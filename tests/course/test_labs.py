@@ -20,9 +20,9 @@ from simlib import labs
 from simlib.core.collectives import schedule
 from simlib.core.draw.palette import rank_color
 from simlib.core.model.errors import InvalidCallError
-from simlib.course.labs import break_even_model, cells, crossover, rounds, sliders
-from simlib.course.labs.contributions import steps_of
-from simlib.course.labs.layers import Layers
+from simlib.course.labs import break_even, message_sizes, rounds, sliders
+from simlib.course.labs.rounds import steps_of
+from simlib.course.labs.sliders import Layers
 from simlib.course.labs.world_sizes import _together
 
 LATENCY_S, BANDWIDTH_BPS = 30e-6, 1.25e9
@@ -328,7 +328,7 @@ def arrows_of(algorithm, n, rounds_done):
     if not points:
         return []
     _, heads, tails = points
-    grid = cells.Grid(steps_of(algorithm, n))
+    grid = rounds.Grid(steps_of(algorithm, n))
     rows = [grid.middle(rank) for rank in range(n)]
 
     def row(y):
@@ -417,10 +417,10 @@ def test_curves_are_those_of_the_cost_model(nodes, ranks_per_node):
     cluster = simlib.Cluster(nodes, ranks_per_node, simlib.Link(30e-6, 1.25e9), intra)
     n = cluster.max_ranks
     even = 4 * n << (n.bit_length() - 1)
-    for algorithm, times_s in crossover.times_of(cluster).items():
+    for algorithm, times_s in message_sizes.times_of(cluster).items():
         for factor in (1, 5, 77, 1000):
             exact_s = time_of("all_reduce", n, factor * even, cluster, algorithm)
-            line = np.polynomial.Polynomial.fit(crossover.SIZES, times_s, 1)
+            line = np.polynomial.Polynomial.fit(message_sizes.SIZES, times_s, 1)
             assert line(factor * even) == pytest.approx(exact_s, rel=1e-6), algorithm
 
 
@@ -428,27 +428,27 @@ def test_the_crossing_is_where_both_formulas_are_equal():
     # 2 (n-1) (L + N/(nB)) = lg n (L + N/B), solved for N
     n, lg = 8, 3
     nbytes = LATENCY_S * BANDWIDTH_BPS * (2 * (n - 1) - lg) / (lg - 2 * (n - 1) / n)
-    times_s = crossover.times_of(simlib.Cluster(n, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS)))
-    assert crossover.crossing(times_s, "ring", "recursive_doubling") == pytest.approx(nbytes)
+    times_s = message_sizes.times_of(simlib.Cluster(n, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS)))
+    assert message_sizes.crossing(times_s, "ring", "recursive_doubling") == pytest.approx(nbytes)
     assert "ring = recursive doubling\nat 330 kB" in words_of(labs.draw_crossover())
 
 
 def test_algorithms_that_never_cross_have_no_crossing():
-    times_s = crossover.times_of(simlib.Cluster(2, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS)))
-    assert crossover.crossing(times_s, "ring", "recursive_doubling") is None
+    times_s = message_sizes.times_of(simlib.Cluster(2, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS)))
+    assert message_sizes.crossing(times_s, "ring", "recursive_doubling") is None
     assert "ring = recursive doubling" not in words_of(labs.draw_crossover(2))
 
 
 def test_the_strip_names_the_fastest_everywhere():
-    times_s = crossover.times_of(simlib.Cluster(48, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS)))
-    stretches = crossover.fastest(times_s)
+    times_s = message_sizes.times_of(simlib.Cluster(48, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS)))
+    stretches = message_sizes.fastest(times_s)
     names = [name for name, _, _ in stretches]
     assert names == ["recursive_doubling", "rabenseifner", "ring"]
-    assert stretches[0][1] == crossover.SIZES[0] and stretches[-1][2] == crossover.SIZES[-1]
+    assert stretches[0][1] == message_sizes.SIZES[0] and stretches[-1][2] == message_sizes.SIZES[-1]
     for (_, _, end), (_, start, _) in zip(stretches, stretches[1:], strict=False):
         assert end == start
     for name, start, end in stretches:
-        inside = (crossover.SIZES > start) & (crossover.SIZES < end)
+        inside = (message_sizes.SIZES > start) & (message_sizes.SIZES < end)
         least_s = np.min(list(times_s.values()), axis=0)
         assert times_s[name][inside] == pytest.approx(least_s[inside])
 
@@ -456,8 +456,8 @@ def test_the_strip_names_the_fastest_everywhere():
 @pytest.mark.parametrize("n, bandwidth_Bps", [(8, 11880078496.738998), (32, 92016634849.77892)])
 def test_equals_share_no_strip(n, bandwidth_Bps):
     """Without latency ring and Rabenseifner take equally long; rounding decides nothing."""
-    times_s = crossover.times_of(simlib.Cluster(n, 1, simlib.Link(0, bandwidth_Bps)))
-    assert len(crossover.fastest(times_s)) == 1
+    times_s = message_sizes.times_of(simlib.Cluster(n, 1, simlib.Link(0, bandwidth_Bps)))
+    assert len(message_sizes.fastest(times_s)) == 1
 
 
 def test_nodes_with_several_ranks_have_the_hierarchical_one():
@@ -568,7 +568,7 @@ def test_synchronisation_takes_what_the_cost_model_says(ours, simlibs, ranks):
     nbytes = 4000 * ranks
     cluster = simlib.Cluster(ranks, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS))
     modelled_s = time_of("all_reduce", ranks, nbytes, cluster, simlibs)
-    own_s = break_even_model.sync_s(ours, ranks, nbytes, LATENCY_S, BANDWIDTH_BPS)
+    own_s = break_even.sync_s(ours, ranks, nbytes, LATENCY_S, BANDWIDTH_BPS)
     assert own_s == pytest.approx(modelled_s, rel=1e-9)
 
 
@@ -577,8 +577,8 @@ def test_synchronisation_takes_what_the_cost_model_says(ours, simlibs, ranks):
 def test_with_the_needed_compute_ranks_have_that_efficiency(scaling, overlap):
     on = np.arange(2, 50)
     for efficiency in (1 / on, 0.5, 0.9):
-        needed_s = break_even_model.needed_compute_s(efficiency, 0.3, on, scaling, overlap)
-        gains = break_even_model.speedup(needed_s, 0.3, on, scaling, overlap)
+        needed_s = break_even.needed_compute_s(efficiency, 0.3, on, scaling, overlap)
+        gains = break_even.speedup(needed_s, 0.3, on, scaling, overlap)
         assert gains == pytest.approx(efficiency * on, rel=1e-12)
 
 
@@ -590,8 +590,8 @@ def test_overlap_is_the_one_of_the_cost_model():
             nbytes, 8, cluster, forward_s=compute_s / 3, backward_s=compute_s * 2 / 3,
             bucket_bytes=nbytes // 1000,
         )  # fmt: skip
-        synced_s = break_even_model.sync_s("ring", 8, nbytes, 0.0, 1e9)
-        gain = break_even_model.speedup(compute_s, synced_s, 8, overlap="backward")
+        synced_s = break_even.sync_s("ring", 8, nbytes, 0.0, 1e9)
+        gain = break_even.speedup(compute_s, synced_s, 8, overlap="backward")
         assert gain == pytest.approx(8 * compute_s / step.time_s, rel=2e-3)
 
 
@@ -612,7 +612,7 @@ def test_the_thick_line_of_the_map_is_the_break_even():
     axes = labs.draw_break_even(0.18, 1e8, 30e-6, 1.25e9).axes[0]
     (thick,) = (line for line in axes.lines if line.get_linewidth() == 2)
     on, edge_s = thick.get_data()
-    synced_s = break_even_model.sync_s("ring", on, 1e8, 30e-6, 1.25e9)
+    synced_s = break_even.sync_s("ring", on, 1e8, 30e-6, 1.25e9)
     assert edge_s == pytest.approx(synced_s / (on - 1), rel=1e-12)
 
 

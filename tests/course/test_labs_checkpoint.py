@@ -14,7 +14,7 @@ from simlib import labs, scale
 from simlib.core.draw.dark_canvas import DarkCanvas
 from simlib.core.draw.figures import on_canvas, pixels_of
 from simlib.core.model.errors import InvalidCallError
-from simlib.course.labs.checkpoint import LIVES, POINTS, duration_text, lives
+from simlib.course.labs.training_runs import LIVES, POINTS, duration_text, lives
 
 SEED = int(os.environ["SEED"])
 YEAR_S = 365 * 86_400

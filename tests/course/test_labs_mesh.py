@@ -21,8 +21,8 @@ from simlib import Cluster, Device, Link, labs, scale
 from simlib.core.draw.dark_canvas import DarkCanvas
 from simlib.core.draw.figures import on_canvas, pixels_of
 from simlib.core.model.errors import InvalidCallError
-from simlib.course.labs import mesh, mesh_model, mesh_panels
-from simlib.course.labs.mesh_model import Cut, Transformer, refusal, step_of
+from simlib.course.labs import mesh, plan_model
+from simlib.course.labs.plan_model import Cut, Transformer, refusal, step_of
 
 SEED = int(os.environ["SEED"])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -177,7 +177,7 @@ def test_groups_that_go_at_once_do_not_hold_one_another_up(axis, order):
     nbytes = 1 << 18
     args = cut.stride(axis), cut.size(axis), nbytes
     run = simlib.simulate(reduce_in_groups, 16, args, cluster=cluster, all_reduce="ring")
-    found_s = mesh_model._seconds("all_reduce", cut, axis, nbytes, cluster)
+    found_s = plan_model._seconds("all_reduce", cut, axis, nbytes, cluster)
     assert run.time_s == pytest.approx(found_s, rel=1e-6)
 
 
@@ -237,23 +237,23 @@ def boxes_of(figure, zorder, width):
 
 def test_the_map_is_grey_empty_or_green():
     figure = labs.draw_mesh()
-    cells = boxes_of(figure, 2, mesh_panels.CELL_WIDTH - 0.04)
+    cells = boxes_of(figure, 2, mesh.CELL_WIDTH - 0.04)
     assert len(cells) == 36
     for x, y, color in cells:
-        tp = mesh.MAP[round((x - mesh_panels.MAP_LEFT) / mesh_panels.CELL_WIDTH)]
-        pp = mesh.MAP[round((y - mesh_panels.MAP_TOP) / mesh_panels.CELL_HEIGHT)]
+        tp = mesh.MAP[round((x - mesh.MAP_LEFT) / mesh.CELL_WIDTH)]
+        pp = mesh.MAP[round((y - mesh.MAP_TOP) / mesh.CELL_HEIGHT)]
         cut = replace(DEFAULT, tp=tp, pp=pp)
         if refusal(MODEL, cut):
-            assert color == mesh_panels.OUT
+            assert color == mesh.OUT
         else:
             assert (color == "#ffffff") == (not step(tp=tp, pp=pp).fits)
 
 
 def test_the_fastest_that_fits_has_a_rim_of_its_own():
     figure = labs.draw_mesh()
-    ((x, y, _),) = boxes_of(figure, 3, mesh_panels.CELL_WIDTH - 0.09)
-    tp = mesh.MAP[round((x - mesh_panels.MAP_LEFT) // mesh_panels.CELL_WIDTH)]
-    pp = mesh.MAP[round((y - mesh_panels.MAP_TOP) // mesh_panels.CELL_HEIGHT)]
+    ((x, y, _),) = boxes_of(figure, 3, mesh.CELL_WIDTH - 0.09)
+    tp = mesh.MAP[round((x - mesh.MAP_LEFT) // mesh.CELL_WIDTH)]
+    pp = mesh.MAP[round((y - mesh.MAP_TOP) // mesh.CELL_HEIGHT)]
     fitting = {
         (tp, pp): step(tp=tp, pp=pp).time_s
         for tp in mesh.MAP
@@ -268,10 +268,10 @@ def test_bars_of_time_add_up_to_the_step():
     widths = []
     for drawn in figure.axes[0].collections:
         boxes = [path.vertices for path in drawn.get_paths()]
-        if len(boxes) == 5 and boxes[0][:, 0].min() == mesh_panels.BARS:
+        if len(boxes) == 5 and boxes[0][:, 0].min() == mesh.BARS:
             widths = [float(np.ptp(box[:, 0])) for box in boxes]
-    shares = [found.times_s[part] / found.time_s for part in mesh_model.PARTS]
-    assert np.array(widths) / mesh_panels.BARS_WIDTH == pytest.approx(shares)
+    shares = [found.times_s[part] / found.time_s for part in plan_model.PARTS]
+    assert np.array(widths) / mesh.BARS_WIDTH == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -15,9 +15,8 @@ from simlib import labs
 from simlib.core.draw.dark_canvas import DarkCanvas
 from simlib.core.draw.figures import INK, on_canvas, pixels_of
 from simlib.core.model.errors import InvalidCallError
-from simlib.course.labs import pipeline_lanes
-from simlib.course.labs.pipeline import step_of
-from simlib.course.labs.pipeline_lanes import CELL, Lanes, cell_color
+from simlib.course.labs import pipeline as lanes_module
+from simlib.course.labs.pipeline import CELL, Lanes, cell_color, step_of
 
 SEED = int(os.environ["SEED"])
 STATES = {
@@ -162,13 +161,13 @@ def test_the_bars_are_what_is_held_at_most():
 
 def test_the_strip_below_a_lane_is_what_is_held_over_time():
     figure, step = labs.draw_pipeline(4, 8, "1f1b"), step_of(4, 8, "1f1b", 2, 1, 0, 0)
-    lanes, held = lanes_of(figure, step), pipeline_lanes.HELD_COLOR.lower()
+    lanes, held = lanes_of(figure, step), lanes_module.HELD_COLOR.lower()
     strips = [box for box in polygons(figure, 2) if box[4] == held and box[0] < lanes.bars]
     for rank, (x0, x1, y0, y1, _) in enumerate(strips):
         times_s, _ = step.held(rank)
         assert (x0, x1) == pytest.approx((lanes.x(times_s[0]), lanes.x(times_s[-1])))
         share = step.peak_microbatches[rank] / step.peak_microbatches.max()
-        assert y1 - y0 == pytest.approx(share * pipeline_lanes.HELD)
+        assert y1 - y0 == pytest.approx(share * lanes_module.HELD)
     assert len(strips) == 4
 
 

@@ -17,8 +17,7 @@ from simlib.core.draw.figures import on_canvas, pixels_of
 from simlib.core.model.errors import InvalidCallError
 from simlib.course.labs import plan_model
 from simlib.course.labs.mesh import machine
-from simlib.course.labs.mesh_model import Cut, refusal, step_of
-from simlib.course.labs.plan_model import plan_of
+from simlib.course.labs.plan_model import Cut, plan_of, refusal, step_of
 
 SEED = int(os.environ["SEED"])
 JOB = labs.Training(

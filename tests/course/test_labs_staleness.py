@@ -19,8 +19,7 @@ from simlib import labs
 from simlib.core.draw.dark_canvas import DarkCanvas
 from simlib.core.draw.figures import on_canvas, pixels_of
 from simlib.core.model.errors import InvalidCallError
-from simlib.course.labs.staleness import trainings_of
-from simlib.course.labs.staleness_model import GRADIENTS, apart, together
+from simlib.course.labs.staleness import GRADIENTS, apart, together, trainings_of
 
 SEED = int(os.environ["SEED"])
 P = 196 * 32 + 32 + 32 * 10 + 10

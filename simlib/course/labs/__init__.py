@@ -11,15 +11,19 @@ sliders above the same picture; it needs a running kernel::
 """
 
 from .break_even import break_even_lab, draw_break_even
-from .checkpoint import checkpoint_lab, draw_checkpoint
-from .crossover import crossover_lab, draw_crossover
 from .mesh import draw_mesh, mesh_lab
-from .ping_pong import draw_ping_pong, fit_ping_pong, ping_pong_lab
+from .message_sizes import (
+    crossover_lab,
+    draw_crossover,
+    draw_ping_pong,
+    fit_ping_pong,
+    ping_pong_lab,
+)
 from .pipeline import draw_pipeline, pipeline_lab
-from .plan import draw_plan, plan_lab
 from .plan_model import Training
 from .rounds import draw_rounds, rounds_lab
 from .staleness import draw_staleness, staleness_lab
+from .training_runs import checkpoint_lab, draw_checkpoint, draw_plan, plan_lab
 from .world_sizes import draw_world_size, simulate_sizes, world_size_lab
 
 __all__ = [

@@ -2,26 +2,107 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator
 
 from ...core.draw.figures import DPI, GREY, INK, PAPER, TEXT_PT, TITLE_PT, Picture
 from ...core.draw.palette import OKABE_ITO, mix
-from ...core.model.errors import InvalidCallError, check_count
+from ...core.model.errors import InvalidCallError, check_count, check_number
 from ...core.model.words import seconds_text, short_bytes
-from .break_even_model import needed_compute_s, speedup, sync_s
-from .layers import Layers
-from .log_axes import add_legend_above, add_log_axes
 from .sliders import (
     Lab,
-    check_above_zero,
+    Layers,
+    add_legend_above,
+    add_log_axes,
     check_choice,
     menu,
     round_numbers,
     short_bandwidth,
     slider,
 )
+
+FORWARD_SHARE = 1 / 3  # of T_comp: backward takes twice as long, and only that can overlap
+
+
+def sync_s(algorithm, ranks, nbytes, latency_s, bandwidth_Bps):
+    """T_sync(R): seconds to add up a gradient over ranks that have a link each.
+
+    Parameters
+    ----------
+    algorithm : {"ring", "tree", "linear"}
+        Ring in chunks; down and up a binomial tree; all to one rank, one after the other, and back.
+    ranks : int or ndarray of int
+    nbytes : float
+    latency_s, bandwidth_Bps : float
+
+    Returns
+    -------
+    float or ndarray of float
+
+    **Cost** as `simlib.scale.time_of` for a gradient that all ranks divide evenly.
+    """
+    ranks = np.asarray(ranks)
+    whole_s = latency_s + nbytes / bandwidth_Bps
+    if algorithm == "linear":
+        return 2 * (ranks - 1) * whole_s
+    if algorithm == "tree":
+        return 2 * np.ceil(np.log2(ranks)) * whole_s
+    return 2 * (ranks - 1) * (latency_s + nbytes / ranks / bandwidth_Bps)
+
+
+def speedup(compute_s, synced_s, ranks, scaling="weak", overlap="none"):
+    """How many times the work of one rank ranks do in the same time.
+
+    Parameters
+    ----------
+    compute_s : float
+        T_comp: of each rank's step (weak), or of the step that all ranks share (strong).
+    synced_s : float or ndarray of float
+        T_sync of these ranks.
+    ranks : int or ndarray of int
+    scaling : {"weak", "strong"}
+    overlap : {"none", "backward"}
+        A step takes the sum of both times; or forward, and the longer of backward and T_sync.
+
+    Returns
+    -------
+    float or ndarray of float
+    """
+    own_s = compute_s if scaling == "weak" else compute_s / np.asarray(ranks)
+    visible = _visible_share(overlap)
+    step_s = visible * own_s + np.maximum((1 - visible) * own_s, synced_s)
+    return ranks * own_s / step_s
+
+
+def needed_compute_s(efficiency, synced_s, ranks, scaling="weak", overlap="none"):
+    """The least T_comp with which ranks have this efficiency; 1 / ranks is the break-even.
+
+    Parameters
+    ----------
+    efficiency : float or ndarray of float
+        Speed-up over ranks, above 0 and below 1.
+    synced_s, ranks, scaling, overlap
+        As for `speedup`.
+
+    Returns
+    -------
+    float or ndarray of float
+    """
+    own_s = synced_s / (1 / efficiency - _visible_share(overlap))
+    return own_s if scaling == "weak" else own_s * ranks
+
+
+def _visible_share(overlap):
+    """The part of T_comp in which nothing can be sent."""
+    return 1.0 if overlap == "none" else FORWARD_SHARE
+
+
+# -- the lab ---------------------------------------------------------------------------------------
 
 COMPUTE_S, NBYTES = 0.18, 100_000_000  # ResNet-50 as in Goyal et al. 2017 (arXiv 1706.02677)
 LATENCY_S, BANDWIDTH_BPS = 30e-6, 1.25e9  # as in clusters.ethernet_10g, with its source
@@ -40,15 +121,15 @@ BANDS = {  # from the bottom up: efficiency at the upper edge, colour
 
 
 def draw_break_even(
-    compute_s=COMPUTE_S,
-    nbytes=NBYTES,
-    latency_s=LATENCY_S,
-    bandwidth_Bps=BANDWIDTH_BPS,
-    ranks=8,
-    algorithm="ring",
-    scaling="weak",
-    overlap="none",
-):
+    compute_s: float = COMPUTE_S,
+    nbytes: float = NBYTES,
+    latency_s: float = LATENCY_S,
+    bandwidth_Bps: float = BANDWIDTH_BPS,
+    ranks: int = 8,
+    algorithm: str = "ring",
+    scaling: str = "weak",
+    overlap: str = "none",
+) -> Figure:
     """Draw which ranks pay for which T_comp: a map of efficiency, and your own point on it.
 
     Parameters
@@ -75,60 +156,70 @@ def draw_break_even(
     InvalidCallError
         A number that is not above zero, ranks out of range, a word that is no choice.
     """
-    state = (compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap)
-    _check(*state)
-    return _BreakEven().draw(*state)
+    state = Work(compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap)
+    return _BreakEven().draw(*vars(state).values())
 
 
-def break_even_lab(
-    compute_s=COMPUTE_S,
-    nbytes=NBYTES,
-    latency_s=LATENCY_S,
-    bandwidth_Bps=BANDWIDTH_BPS,
-    ranks=8,
-    algorithm="ring",
-    scaling="weak",
-    overlap="none",
-):
+def break_even_lab(*state: Any, **named: Any) -> Lab:
     """The map of `draw_break_even` with sliders for all that it depends on.
 
     Parameters
     ----------
-    compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap
+    *state, **named
         As for `draw_break_even`; where the sliders stand first.
 
     Returns
     -------
     Lab
     """
-    _check(compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap)
+    work = Work(*state, **named)
     times_s, sizes = round_numbers(SHORTEST_S, LONGEST_S), round_numbers(1e3, 1e10)
     latencies, bandwidths = round_numbers(1e-6, 1e-2), round_numbers(1e7, 1e12)
     return Lab(
         _BreakEven(),
         {
-            "compute_s": slider("compute of a step", times_s, compute_s, seconds_text),
-            "nbytes": slider("gradient", sizes, nbytes, short_bytes),
-            "latency_s": slider("latency", latencies, latency_s, seconds_text),
-            "bandwidth_Bps": slider("bandwidth", bandwidths, bandwidth_Bps, short_bandwidth),
-            "ranks": slider("ranks", RANKS, ranks),
-            "algorithm": menu("algorithm", ALGORITHMS, algorithm),
-            "scaling": menu("scaling", SCALINGS, scaling),
-            "overlap": menu("overlap", OVERLAPS, overlap),
+            "compute_s": slider("compute of a step", times_s, work.compute_s, seconds_text),
+            "nbytes": slider("gradient", sizes, work.nbytes, short_bytes),
+            "latency_s": slider("latency", latencies, work.latency_s, seconds_text),
+            "bandwidth_Bps": slider("bandwidth", bandwidths, work.bandwidth_Bps, short_bandwidth),
+            "ranks": slider("ranks", RANKS, work.ranks),
+            "algorithm": menu("algorithm", ALGORITHMS, work.algorithm),
+            "scaling": menu("scaling", SCALINGS, work.scaling),
+            "overlap": menu("overlap", OVERLAPS, work.overlap),
         },
     )
 
 
-def _check(compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap):
-    check_above_zero(
-        compute_s=compute_s, nbytes=nbytes, latency_s=latency_s, bandwidth_Bps=bandwidth_Bps
-    )
-    check_count("ranks", ranks, low=2)
-    if ranks > MAX_RANKS:
-        raise InvalidCallError(f"ranks is {ranks}: the map ends at {MAX_RANKS:,}")
-    check_choice("algorithm", algorithm, ALGORITHMS.values())
-    check_choice("scaling", scaling, SCALINGS.values())
-    check_choice("overlap", overlap, OVERLAPS.values())
+@dataclass(frozen=True)
+class Work:
+    """A step of training, and how it is cut and synchronised: parameters of `draw_break_even`."""
+
+    compute_s: float = COMPUTE_S
+    nbytes: float = NBYTES
+    latency_s: float = LATENCY_S
+    bandwidth_Bps: float = BANDWIDTH_BPS
+    ranks: int = 8
+    algorithm: str = "ring"
+    scaling: str = "weak"
+    overlap: str = "none"
+
+    def __post_init__(self):
+        for name in ("compute_s", "nbytes", "latency_s", "bandwidth_Bps"):
+            check_number(name, getattr(self, name), above=True)
+        check_count("ranks", self.ranks, low=2)
+        if self.ranks > MAX_RANKS:
+            raise InvalidCallError(f"ranks is {self.ranks}: the map ends at {MAX_RANKS:,}")
+        check_choice("algorithm", self.algorithm, ALGORITHMS.values())
+        check_choice("scaling", self.scaling, SCALINGS.values())
+        check_choice("overlap", self.overlap, OVERLAPS.values())
+
+    def sync_s(self, ranks):
+        """T_sync(R)."""
+        return sync_s(self.algorithm, ranks, self.nbytes, self.latency_s, self.bandwidth_Bps)
+
+    def speedup(self, ranks):
+        """How many times the work of one rank."""
+        return speedup(self.compute_s, self.sync_s(ranks), ranks, self.scaling, self.overlap)
 
 
 class _BreakEven(Layers):
@@ -147,37 +238,25 @@ class _BreakEven(Layers):
         add_legend_above(axes, patches, BANDS, borderaxespad=0.3, handlelength=1.4)
         return figure
 
-    def foreground(
-        self,
-        figure,
-        compute_s,
-        nbytes,
-        latency_s,
-        bandwidth_Bps,
-        ranks,
-        algorithm,
-        scaling,
-        overlap,
-    ):
-        axes = figure.axes[0]
+    def foreground(self, figure, *state, **named):
+        work, axes = Work(*state, **named), figure.axes[0]
         on = np.arange(2, MAX_RANKS + 1)
-        synced_s = sync_s(algorithm, on, nbytes, latency_s, bandwidth_Bps)
-        gains = speedup(compute_s, synced_s, on, scaling, overlap)
-        own_s = sync_s(algorithm, ranks, nbytes, latency_s, bandwidth_Bps)
-        gain = speedup(compute_s, own_s, ranks, scaling, overlap)
+        point = {"color": INK, "ms": 7, "mec": PAPER, "mew": 0.8, "zorder": 6}
         return [
-            *_draw_bands(axes, on, synced_s, scaling, overlap),
-            axes.axhline(compute_s, color=INK, lw=0.8, ls=":", zorder=5),
-            *axes.plot(ranks, compute_s, "D", color=INK, ms=7, mec=PAPER, mew=0.8, zorder=6),
-            *_write_title(figure, compute_s, own_s, ranks, gain, algorithm, scaling, overlap),
-            _write_verdict(figure, on, gains),
+            *_draw_bands(axes, on, work),
+            axes.axhline(work.compute_s, color=INK, lw=0.8, ls=":", zorder=5),
+            *axes.plot(work.ranks, work.compute_s, "D", **point),
+            *_write_title(figure, work),
+            _write_verdict(figure, on, work.speedup(on)),
         ]
 
 
-def _draw_bands(axes, on, synced_s, scaling, overlap):
+def _draw_bands(axes, on, work):
     """Areas of efficiency from the bottom up, the break-even as a thick line."""
     efficiencies = [1 / on, *(np.full(len(on), edge) for edge, _ in list(BANDS.values())[1:-1])]
-    edges = [needed_compute_s(e, synced_s, on, scaling, overlap) for e in efficiencies]
+    edges = [
+        needed_compute_s(e, work.sync_s(on), on, work.scaling, work.overlap) for e in efficiencies
+    ]
     low, high = (np.full(len(on), end) for end in axes.get_ylim())
     lines = [low, *(np.clip(edge, low, high) for edge in edges), high]
     artists = [
@@ -187,17 +266,19 @@ def _draw_bands(axes, on, synced_s, scaling, overlap):
     return [*artists, *axes.plot(on, edges[0], color=INK, lw=2, zorder=4)]
 
 
-def _write_title(figure, compute_s, synced_s, ranks, gain, algorithm, scaling, overlap):
+def _write_title(figure, work):
+    ranks, scaling, overlap = work.ranks, work.scaling, work.overlap
+    synced_s, gain = work.sync_s(ranks), work.speedup(ranks)
     sentence = (
-        f"{ranks:,} ranks, {algorithm}, {scaling} scaling"
+        f"{ranks:,} ranks, {work.algorithm}, {scaling} scaling"
         f"{', overlapped' if overlap != 'none' else ''}: by the model {gain:.3g} x one rank, "
         f"efficiency {gain / ranks:.0%}"
     )
     bound = ranks - 1 if scaling == "weak" else 1 - 1 / ranks
     rule = "R - 1" if scaling == "weak" else "1 - 1/R"
-    ratio = synced_s / compute_s
+    ratio = synced_s / work.compute_s
     parts = (
-        f"T_sync = {seconds_text(float(synced_s))}, T_comp = {seconds_text(compute_s)}: "
+        f"T_sync = {seconds_text(float(synced_s))}, T_comp = {seconds_text(work.compute_s)}: "
         f"T_sync / T_comp = {ratio:.3g}"
     )
     if overlap == "none":

@@ -4,51 +4,228 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
 
 from ...core import clusters
-from ...core.draw.figures import DPI, PAPER, TEXT_PT, TITLE_PT, Picture
-from ...core.model.cluster import Device, Link
+from ...core.draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture
+from ...core.draw.palette import OKABE_ITO, mix
+from ...core.model.cluster import Cluster, Device, Link
 from ...core.model.errors import check_count
-from ...core.model.words import number, seconds_text
-from .layers import Layers
-from .mesh_model import AXES, Cut, Transformer, check_cluster, refusal, step_of
-from .mesh_panels import (
-    HEIGHT,
-    WIDTH,
-    add_panels,
-    draw_axes,
-    draw_map,
-    draw_memory,
-    draw_times,
+from ...core.model.words import number, seconds_text, short_bytes
+from .plan_model import (
+    AXES,
+    PARTS,
+    ROLES,
+    Cut,
+    Transformer,
+    check_cluster,
+    nodes_of,
+    refusal,
+    step_of,
 )
-from .sliders import Lab, check_choice, menu, slider
+from .sliders import Lab, Layers, add_boxes, add_words, boxes_at, check_choice, menu, slider
+
+WIDTH, HEIGHT = 9.0, 4.75  # inches
+MAP_LEFT, MAP_TOP, CELL_WIDTH, CELL_HEIGHT = 0.62, 1.0, 0.6, 0.46
+NAMES, BARS, BARS_WIDTH, ROW = 4.6, 5.85, 2.2, 0.225
+DEVICES, MAX_DEVICES = 7.2, 16
+TIMES, MEMORY, PLACES = 0.78, 2.38, 3.78  # tops of the panels beside the map
+PART_NAMES = {
+    "compute": "compute",
+    "bubble": "bubble",
+    "tp": "all_reduces of tp",
+    "pp": "messages of pp",
+    "dp": "reduction over dp",
+}
+PART_COLORS = {
+    "compute": OKABE_ITO[4],
+    "bubble": PAPER,
+    "tp": OKABE_ITO[1],
+    "pp": OKABE_ITO[3],
+    "dp": OKABE_ITO[0],
+}
+KEPT, TOO_MUCH = OKABE_ITO[2], OKABE_ITO[5]
+FAST = mix(OKABE_ITO[2], PAPER, 0.35)
+OUT = "#e9e9e9"
+
+
+HEAD = {"fontsize": TEXT_PT, "weight": "bold", "va": "bottom"}
+
+
+def add_panels(axes, sizes):
+    """What stays: names and frames."""
+    add_step_panels(axes, sizes)
+    axes.text(NAMES, PLACES - 0.06, "where the axes lie", **HEAD)
+    note = "rank 0's group on the first nodes"
+    axes.text(DEVICES, PLACES - 0.06, note, fontsize=SMALL_PT, color="#555555", va="bottom")
+    for k, axis in enumerate(AXES):
+        axes.text(NAMES, PLACES + (k + 0.5) * ROW, axis, fontsize=TEXT_PT, va="center")
+
+
+def add_step_panels(axes, sizes):
+    """The same of the map and of the bars of time and bytes."""
+    axes.text(0.1, TIMES - 0.06, "time of a step, by tp and pp", **HEAD)
+    axes.text(NAMES, TIMES - 0.06, "time of a step, part after part", **HEAD)
+    axes.text(NAMES, MEMORY - 0.06, "memory of the fullest rank", **HEAD)
+    small = {"fontsize": TEXT_PT, "va": "center"}
+    for k, size in enumerate(sizes):
+        x, y = MAP_LEFT + (k + 0.5) * CELL_WIDTH, MAP_TOP + (k + 0.5) * CELL_HEIGHT
+        axes.text(x, MAP_TOP - 0.1, f"tp {size}", ha="center", **small)
+        axes.text(MAP_LEFT - 0.08, y, f"pp {size}", ha="right", **small)
+    foot = MAP_TOP + len(sizes) * CELL_HEIGHT
+    note = (
+        "a step's time, and below it the memory of the fullest rank\n"
+        "green: fits, the greener the faster; no fill: does not fit; grey: cannot be cut, and why\n"
+        "thick rim: chosen; dotted rim: the fastest that fits"
+    )
+    axes.text(0.1, foot + 0.1, note, fontsize=SMALL_PT, color="#555555", va="top")
+    for top, names in ((TIMES, PART_NAMES.values()), (MEMORY, ROLES)):
+        add_row_names(axes, top, names)
+
+
+def add_row_names(axes, top, names):
+    """The names of bars below one another, and where they begin."""
+    for k, name in enumerate(names):
+        axes.text(
+            BARS - 0.1, top + (k + 0.5) * ROW, name, ha="right", fontsize=TEXT_PT, va="center"
+        )
+    axes.plot([BARS] * 2, [top, top + (k + 1) * ROW], color=GREY, lw=0.8)
+
+
+def draw_map(axes, sizes, cells, cut):
+    """The time and bytes of each cut, or the word that rules it out."""
+    steps = {key: step for key, step in cells.items() if not isinstance(step, tuple)}
+    fitting = {key: step.time_s for key, step in steps.items() if step.fits}
+    fastest_s = min((step.time_s for step in steps.values()), default=0)
+    places = {
+        (tp, pp): (MAP_LEFT + k * CELL_WIDTH, MAP_TOP + j * CELL_HEIGHT)
+        for k, tp in enumerate(sizes)
+        for j, pp in enumerate(sizes)
+    }
+    x, y = np.array([places[key] for key in cells]).T
+    fills = [_fill(cells[key], fastest_s) for key in cells]
+    upper = [seconds_text(steps[key].time_s) if key in steps else cells[key][0] for key in cells]
+    lower = [short_bytes(steps[key].nbytes) if key in steps else "" for key in cells]
+    inks = [INK if key in fitting else "#555555" for key in cells]
+    middle, line = x + CELL_WIDTH / 2, np.where([key in steps for key in cells], 0.09, 0.0)
+    rims = [(cut.tp, cut.pp)], [min(fitting, key=fitting.get)] if fitting else []
+    looks = {"facecolors": "none", "edgecolors": INK}
+    return [
+        add_boxes(axes, _cells_at(x, y), 2, facecolors=fills, edgecolors="#cccccc", linewidths=0.5),
+        add_words(axes, middle, y + CELL_HEIGHT / 2 - line, upper, inks),
+        add_words(axes, middle, y + CELL_HEIGHT / 2 + line, lower, inks),
+        *(
+            add_boxes(axes, _cells_at(*np.array([places[key] for key in keys]).T, inset), 3,
+                      linestyles=style, linewidths=width, **looks)
+            for keys, inset, style, width in ((rims[0], 0.0, "-", 2.2), (rims[1], 0.045, ":", 1.4))
+            if keys
+        ),
+    ]  # fmt: skip
+
+
+def _cells_at(x, y, inset=0.02):
+    return boxes_at(x + inset, y + inset, CELL_WIDTH - 2 * inset, CELL_HEIGHT - 2 * inset)
+
+
+def _fill(outcome, fastest_s):
+    """Grey where there is no step, white where it does not fit; else green, pale if slow."""
+    if isinstance(outcome, tuple):
+        return OUT
+    if not outcome.fits:
+        return PAPER
+    return mix(FAST, PAPER, min(0.8, float(np.log2(outcome.time_s / fastest_s)) / 4))
+
+
+def draw_times(axes, step):
+    """The parts of a step, one after the other, each with its time."""
+    widths = np.array([step.times_s[part] for part in PARTS]) / step.time_s * BARS_WIDTH
+    ends = BARS + np.cumsum(widths)
+    texts = [
+        f"{seconds_text(step.times_s[part])}, {step.times_s[part] / step.time_s:.0%}"
+        for part in PARTS
+    ]
+    colors = [PART_COLORS[part] for part in PARTS]
+    return draw_rows(axes, TIMES, ends - widths, widths, colors, texts)
+
+
+def draw_memory(axes, step):
+    """What the rank keeps, one after the other, and the memory it has."""
+    kept = np.array([step.kept_bytes[role] for role in ROLES])
+    is_limited = np.isfinite(step.limit_bytes)
+    scale = BARS_WIDTH / max(step.nbytes, step.limit_bytes if is_limited else 0)
+    ends = BARS + np.cumsum(kept) * scale
+    top, foot = MEMORY, MEMORY + len(ROLES) * ROW
+    drawn = draw_rows(
+        axes, MEMORY, ends - kept * scale, kept * scale,
+        [KEPT if step.fits else TOO_MUCH] * len(ROLES), [short_bytes(each) for each in kept],
+    )  # fmt: skip
+    limit = f" of {short_bytes(step.limit_bytes)}" if is_limited else ""
+    verdict = "" if step.fits else ": too much"
+    if is_limited:
+        x = BARS + step.limit_bytes * scale
+        drawn += axes.plot([x] * 2, [top, foot + 0.05], color=INK, lw=1, ls="--", zorder=3)
+    total = f"together {short_bytes(step.nbytes)}{limit}{verdict}"
+    words = add_words(axes, np.array([BARS]), np.array([foot + 0.12]), [total], [INK], left=True)
+    return [*drawn, words]
+
+
+def draw_rows(axes, top, lefts, widths, colors, texts):
+    """Bars one below the other, and a column of their values."""
+    y = top + (np.arange(len(widths)) + 0.5) * ROW
+    x = np.full(len(widths), BARS + BARS_WIDTH + 0.1)
+    bars = boxes_at(lefts, y - 0.075, widths, 0.15)
+    return [
+        add_boxes(axes, bars, 2, facecolors=colors, edgecolors=INK, linewidths=0.5),
+        add_words(axes, x, y, texts, [INK] * len(texts), left=True),
+    ]
+
+
+def draw_axes(axes, cut, cluster):
+    """Of each axis: on how many nodes a group of it lies, and rank 0's group on the first two."""
+    texts = []
+    for axis in AXES:
+        size, nodes = cut.size(axis), len(set(nodes_of(cut, axis, cluster)))
+        stride = cut.stride(axis)
+        apart = "neighbours" if stride == 1 else f"{stride:,} apart"
+        where = "inside a node" if nodes == 1 else f"across {nodes:,} nodes"
+        texts.append(f"{size:,} ranks, {apart}, {where}" if size > 1 else "not cut")
+    y = PLACES + (np.arange(len(AXES)) + 0.5) * ROW
+    words = add_words(axes, np.full(len(AXES), NAMES + 0.3), y, texts, [INK] * len(AXES), left=True)
+    shown = min(2 * cluster.ranks_per_node, cut.ranks)
+    if shown > MAX_DEVICES:
+        return [words]
+    device = np.arange(shown)
+    x = DEVICES + 0.1 * device + 0.08 * (device // cluster.ranks_per_node)
+    squares = np.concatenate([boxes_at(x, np.full(shown, at - 0.05), 0.08, 0.1) for at in y])
+    group = [set(range(0, cut.size(axis) * cut.stride(axis), cut.stride(axis))) for axis in AXES]
+    colors = [INK if rank in ranks else OUT for ranks in group for rank in device]
+    return [words, add_boxes(axes, squares, 2, facecolors=colors, edgecolors=GREY, linewidths=0.4)]
+
+
+# -- the lab ---------------------------------------------------------------------------------------
 
 POWERS = tuple(2**k for k in range(13))
 MAP = POWERS[:6]
 """What tp and pp may be."""
 MAX_MICROBATCHES = 256
 ORDERS = tuple(" ".join(names) for names in permutations(AXES))
-LAYERS, HIDDEN, HEADS = 32, 4096, 32  # "GPT-3 6.7B" of Brown et al. 2020 (arXiv 2005.14165)
-SEQUENCE, BATCH, VOCABULARY = 2048, 1024, 51_200  # 2 million tokens a step
 
 
 def draw_mesh(
-    ranks=64,
-    tp=8,
-    pp=2,
-    num_microbatches=16,
-    zero=0,
-    recompute=True,
-    order="tp dp pp",
+    ranks: int = 64,
+    tp: int = 8,
+    pp: int = 2,
+    num_microbatches: int = 16,
+    zero: int = 0,
+    recompute: bool = True,
+    order: str = "tp dp pp",
     *,
-    layers=LAYERS,
-    hidden=HIDDEN,
-    heads=HEADS,
-    sequence=SEQUENCE,
-    batch=BATCH,
-    vocabulary=VOCABULARY,
-    cluster=None,
-):
+    cluster: Cluster | None = None,
+    **model: Any,
+) -> Figure:
     """Draw a step of a transformer on ranks = dp x tp x pp: its time, its bytes, where axes lie.
 
     The map has the time of a step for every tp and pp, and says what rules the others out. Beside
@@ -71,11 +248,12 @@ def draw_mesh(
         Whether activations are computed again in backward.
     order : str
         The axes, that of neighbouring ranks first: ``"tp dp pp"`` has tp within nodes if it fits.
-    layers, hidden, heads, sequence, batch, vocabulary : int
-        Of the transformer; ``batch`` counts sequences of a step, on all ranks together.
     cluster : Cluster, optional
         Its nodes are as many as the ranks need. By default eight GPUs of a DGX-2H on a node, each
         with 32 GB, 62.4 Tflop/s (docs/published.md) and a card of 25 GB/s of its own.
+    **model : int
+        ``layers``, ``hidden``, ``heads``, ``sequence``, ``batch``, ``vocabulary`` of the
+        transformer; ``batch`` counts sequences of a step, on all ranks together.
 
     Returns
     -------
@@ -87,43 +265,38 @@ def draw_mesh(
     InvalidCallError
         A number that the picture has no place for, a cluster without devices.
     """
-    mesh = _Mesh(Transformer(layers, hidden, heads, sequence, batch, vocabulary), cluster)
+    mesh = _Mesh(Transformer(**model), cluster)
     state = ranks, tp, pp, num_microbatches, zero, recompute, order
     _check(*state)
     return mesh.draw(*state)
 
 
 def mesh_lab(
-    ranks=64,
-    tp=8,
-    pp=2,
-    num_microbatches=16,
-    zero=0,
-    recompute=True,
-    order="tp dp pp",
+    ranks: int = 64,
+    tp: int = 8,
+    pp: int = 2,
+    num_microbatches: int = 16,
+    zero: int = 0,
+    recompute: bool = True,
+    order: str = "tp dp pp",
     *,
-    layers=LAYERS,
-    hidden=HIDDEN,
-    heads=HEADS,
-    sequence=SEQUENCE,
-    batch=BATCH,
-    vocabulary=VOCABULARY,
-    cluster=None,
-):
+    cluster: Cluster | None = None,
+    **model: Any,
+) -> Lab:
     """The picture of `draw_mesh` with sliders for the cut.
 
     Parameters
     ----------
     ranks, tp, pp, num_microbatches, zero, recompute, order
         As for `draw_mesh`; where the sliders stand first.
-    layers, hidden, heads, sequence, batch, vocabulary, cluster
+    cluster, **model
         As for `draw_mesh`.
 
     Returns
     -------
     Lab
     """
-    mesh = _Mesh(Transformer(layers, hidden, heads, sequence, batch, vocabulary), cluster)
+    mesh = _Mesh(Transformer(**model), cluster)
     _check(ranks, tp, pp, num_microbatches, zero, recompute, order)
     counts = POWERS[: MAX_MICROBATCHES.bit_length()]
     again = {"computed again in backward": True, "kept until backward": False}

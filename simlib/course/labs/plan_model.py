@@ -1,24 +1,275 @@
-"""A whole training run: steps of a cut, checkpoints, failures, hours and what they cost."""
+"""A transformer cut by data, tensor and pipeline parallelism: its step, and a whole run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 
-from ...core.model.chance import check_mtbf
-from ...core.model.cluster import Cluster
+from ...core.model.cluster import Cluster, Topology
 from ...core.model.errors import InvalidCallError, check_count, check_number
-from ...core.scale.failures import time_with_failures
-from .mesh_model import (
-    ITEMSIZE,
-    OPTIMIZER,
-    Cut,
-    MeshStep,
-    Transformer,
-    check_cluster,
-    refusal,
-    step_of,
-)
+from ...core.model.failing import check_mtbf
+from ...core.scale.checkpoints import time_with_failures
+from ...core.scale.collective import time_of
+from ...core.scale.pipeline_parallel import even_pipeline_time
+
+ITEMSIZE = 2  # bytes of a parameter, a gradient, an activation in half precision
+OPTIMIZER = 12  # bytes of Adam for each parameter: its copy and two moments in single precision
+AXES = ("tp", "dp", "pp")
+PARTS = ("compute", "bubble", "tp", "pp", "dp")
+ROLES = ("parameters", "gradients", "optimizer state", "activations")
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """What is trained, and on how many sequences a step.
+
+    **Source** for parameters and operations Narayanan et al. 2021 (arXiv 2104.04473), equations 2
+    and 3; for activations Korthikanti et al. 2022 (arXiv 2205.05198), section 4. The default is
+    "GPT-3 6.7B" of Brown et al. 2020 (arXiv 2005.14165), with 2 million tokens a step.
+    """
+
+    layers: int = 32
+    hidden: int = 4096
+    heads: int = 32
+    sequence: int = 2048
+    batch: int = 1024
+    vocabulary: int = 51_200
+
+    @property
+    def parameters(self):
+        """12 l h^2 + 13 l h + (V + s) h."""
+        layers, h = self.layers, self.hidden
+        return 12 * layers * h**2 + 13 * layers * h + (self.vocabulary + self.sequence) * h
+
+    def flops(self, recompute):
+        """Operations of forward and of backward for one sequence.
+
+        Forward of the layers 24 s h^2 + 4 s^2 h each, of the logits 2 s h V; backward is twice
+        that, and the layers once more where they are computed again.
+        """
+        s, h = self.sequence, self.hidden
+        in_layers = self.layers * (24 * s * h**2 + 4 * s**2 * h)
+        forward = in_layers + 2 * s * h * self.vocabulary
+        return forward, 2 * forward + (in_layers if recompute else 0)
+
+    def activation_bytes(self, sequences, tp, layers, in_flight, recompute):
+        """Of ``in_flight`` micro-batches in so many layers of a rank.
+
+        A layer keeps s b h (10 + 24/t + 5 a s / (h t)); computed again 2 s b h, its input, and the
+        whole of one layer at a time.
+        """
+        s, h, a = self.sequence, self.hidden, self.heads
+        whole = s * sequences * h * (10 + 24 / tp + 5 * a * s / (h * tp))
+        if not recompute:
+            return in_flight * layers * whole
+        return in_flight * layers * ITEMSIZE * s * sequences * h + whole
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How ranks are divided: ``order`` names the axes, that of neighbouring ranks first."""
+
+    ranks: int
+    tp: int
+    pp: int
+    num_microbatches: int
+    zero: int
+    recompute: bool
+    order: str
+
+    @property
+    def dp(self):
+        return self.ranks // (self.tp * self.pp)
+
+    def size(self, axis):
+        return getattr(self, axis)
+
+    def stride(self, axis):
+        """How far apart neighbours on an axis are, in ranks."""
+        far = 1
+        for before in self.order.split()[: self.order.split().index(axis)]:
+            far *= self.size(before)
+        return far
+
+
+@dataclass(frozen=True, eq=False)
+class MeshStep:
+    """One step: ``times_s`` by `PARTS`, ``kept_bytes`` of the rank with most by `ROLES`."""
+
+    times_s: dict
+    kept_bytes: dict
+    limit_bytes: float
+
+    @property
+    def time_s(self):
+        return sum(self.times_s.values())
+
+    @property
+    def nbytes(self):
+        return sum(self.kept_bytes.values())
+
+    @property
+    def fits(self):
+        return self.nbytes <= self.limit_bytes
+
+
+def refusal(model, cut):
+    """Why a model cannot be cut so: a word for the map and a sentence; None where it can."""
+    if cut.tp * cut.pp > cut.ranks:
+        return "ranks", f"tp x pp = {cut.tp * cut.pp:,} is more than {cut.ranks:,} ranks"
+    if model.heads % cut.tp:
+        return "heads", f"{model.heads} heads cannot be divided by tp = {cut.tp}"
+    if model.layers % cut.pp:
+        return "layers", f"{model.layers} layers cannot be divided by pp = {cut.pp}"
+    pieces = cut.dp * cut.num_microbatches
+    if model.batch % pieces:
+        return "batch", (
+            f"{model.batch:,} sequences cannot be divided by dp x micro-batches = "
+            f"{cut.dp:,} x {cut.num_microbatches:,} = {pieces:,}"
+        )
+    return None
+
+
+@lru_cache(4096)
+def step_of(model, cut, cluster):
+    """The step of a cut that is possible: a `MeshStep`; a sentence where the model has no answer.
+
+    Nothing overlaps but what the schedule of the pipeline, 1F1B, overlaps: the reduction over dp
+    follows the last backward.
+    """
+    sequences = model.batch // (cut.dp * cut.num_microbatches)
+    cluster = replace(cluster, nodes=max(1, -(-cut.ranks // cluster.ranks_per_node)))
+    computes = [
+        flops * sequences / (cut.tp * cut.pp) / cluster.device.flops_per_s
+        for flops in model.flops(cut.recompute)
+    ]
+    message_bytes = ITEMSIZE * sequences * model.sequence * model.hidden
+    # Two blocks a layer end in an all_reduce: forward, forward once more, and backward.
+    blocks = 2 * model.layers // cut.pp
+    reduced_s = _seconds("all_reduce", cut, "tp", message_bytes, cluster)
+    talks = [blocks * reduced_s, (1 + cut.recompute) * blocks * reduced_s]
+    forward_s, backward_s = (sum(pair) for pair in zip(computes, talks, strict=True))
+    try:
+        whole_s, free_s = (
+            even_pipeline_time(
+                cut.pp,
+                cut.num_microbatches,
+                forward_s=forward_s,
+                backward_s=backward_s,
+                message_s=message_s,
+            )
+            for message_s in (_message_s(cut, message_bytes, cluster), 0.0)
+        )
+    except InvalidCallError as refused:
+        return str(refused).partition(";")[0]
+    rounds = cut.num_microbatches
+    times_s = {
+        "compute": rounds * sum(computes),
+        "bubble": free_s - rounds * (forward_s + backward_s),
+        "tp": rounds * sum(talks),
+        "pp": whole_s - free_s,
+        "dp": _dp_s(model, cut, cluster),
+    }
+    return MeshStep(times_s, _kept_bytes(model, cut, sequences), cluster.device.memory_bytes)
+
+
+def _dp_s(model, cut, cluster):
+    """Gradients summed over dp, and parameters gathered: after ZeRO's stage.
+
+    From stage 2 on no rank has room for all its gradients, so each micro-batch's are
+    reduce_scattered; in stage 3 each gathers the parameters for forward and for backward.
+    """
+    nbytes = ITEMSIZE * model.parameters / (cut.tp * cut.pp)
+    if cut.zero == 0:
+        return _seconds("all_reduce", cut, "dp", nbytes, cluster)
+    scatters = cut.num_microbatches if cut.zero >= 2 else 1
+    gathers = 2 * cut.num_microbatches if cut.zero == 3 else 1
+    return sum(
+        times * _seconds(kind, cut, "dp", nbytes, cluster)
+        for kind, times in (("reduce_scatter", scatters), ("all_gather", gathers))
+    )
+
+
+def _kept_bytes(model, cut, sequences):
+    """Bytes of rank 0, which has most micro-batches in flight.
+
+    **Source** for 2 + 2 + 12 bytes a parameter and what each stage cuts: Rajbhandari et al. 2019
+    (arXiv 1910.02054), section 3.
+    """
+    parameters = model.parameters / (cut.tp * cut.pp)
+    in_flight = min(cut.num_microbatches, cut.pp)
+    layers = model.layers // cut.pp
+    return {
+        "parameters": ITEMSIZE * parameters / (cut.dp if cut.zero >= 3 else 1),
+        "gradients": ITEMSIZE * parameters / (cut.dp if cut.zero >= 2 else 1),
+        "optimizer state": OPTIMIZER * parameters / (cut.dp if cut.zero >= 1 else 1),
+        "activations": model.activation_bytes(sequences, cut.tp, layers, in_flight, cut.recompute),
+    }
+
+
+def nodes_of(cut, axis, cluster):
+    """The node of each rank of one group along an axis, counted from 0."""
+    stride = cut.stride(axis)
+    return [rank * stride // cluster.ranks_per_node for rank in range(cut.size(axis))]
+
+
+def _seconds(kind, cut, axis, nbytes, cluster):
+    """Seconds of a ring collective along an axis. All groups go at once, each on its own cards."""
+    size = cut.size(axis)
+    if size == 1:
+        return 0.0
+    latency_s, s_per_byte = _line(kind, tuple(nodes_of(cut, axis, cluster)), cluster)
+    return latency_s + nbytes * s_per_byte
+
+
+@lru_cache(512)
+def _line(kind, nodes, cluster):
+    """A ring's time of bytes that ranks divide evenly: seconds, and seconds a byte."""
+    names = {node: place for place, node in enumerate(dict.fromkeys(nodes))}
+    cluster = replace(cluster, nodes=len(names))
+    low = len(nodes) << 10
+    a_s, b_s = (
+        time_of(
+            kind, len(nodes), size, cluster, "ring",
+            placement=[names[node] for node in nodes], itemsize=ITEMSIZE,
+        )
+        for size in (low, low << 12)
+    )  # fmt: skip
+    slope = (b_s - a_s) / ((low << 12) - low)
+    return a_s - low * slope, slope
+
+
+def _message_s(cut, nbytes, cluster):
+    """Seconds of a message between neighbouring stages, the slowest of them."""
+    if cut.pp == 1:
+        return 0.0
+    across = nodes_of(cut, "pp", cluster)[-1] > 0
+    pair = Topology(replace(cluster, nodes=2), 2, [0, int(across)])
+    return pair.latency_s(0, 1) + nbytes / pair.bandwidth_Bps(0, 1)
+
+
+def check_cluster(cluster):
+    """Refuse a cluster whose ranks have no device, or share a network card."""
+    if not isinstance(cluster, Cluster) or cluster.device is None:
+        raise InvalidCallError(
+            "cluster has no device: give simlib.Cluster(..., device=Device(...))"
+        )
+    per_node = cluster.ranks_per_node
+    if per_node & (per_node - 1):
+        raise InvalidCallError(f"ranks_per_node is {per_node}: give a power of two")
+    if cluster.rails % per_node:
+        raise InvalidCallError(
+            f"{per_node} ranks of a node share {cluster.rails} network "
+            f"card{'s' * (cluster.rails != 1)}: give each its own, "
+            f"rails={per_node}"
+        )
+    if not cluster.device.flops_per_s < float("inf"):
+        raise InvalidCallError("cluster's device computes in no time: give it flops_per_s")
+    return cluster
+
+
+# -- a whole training run: steps of a cut, checkpoints, failures, hours and what they cost ---------
 
 ORDER = "tp dp pp"
 RUN_PARTS = ("steps", "checkpoints", "lost")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from matplotlib.figure import Figure
+
 from ...core.clusters import ethernet_10g
 from ...core.draw.figures import GREY, INK, SMALL_PT, TEXT_PT
 from ...core.draw.lanes import unit_of
 from ...core.draw.table import clip, count
 from ...core.draw.timeline import draw_timeline
 from ...core.engines.virtual.simulated_run import simulate
+from ...core.model.cluster import Cluster
 from ...core.model.errors import InvalidCallError, check_number
 from ...core.model.words import seconds_text
-from .layers import Layers
-from .sliders import Lab, check_choice, slider
+from ...core.results.run import Run
+from .sliders import Lab, Layers, check_choice, slider
 
 STRIP_IN = 0.42
 NEAREST_PX = 26  # numbers closer than this would cover one another
@@ -20,15 +26,15 @@ SLOWNESS = (1, 1.5, 2, 3, 4)
 
 
 def simulate_sizes(
-    function,
-    sizes=range(2, 9),
+    function: Callable,
+    sizes: Iterable[int] = range(2, 9),
     *,
-    slow=SLOWNESS,
-    args=(),
-    cluster=None,
-    placement="block",
-    **options,
-):
+    slow: Iterable[float] = SLOWNESS,
+    args: tuple = (),
+    cluster: Cluster | None = None,
+    placement: str | list[int] = "block",
+    **options: Any,
+) -> dict[tuple[int, float], Run]:
     """Simulate a function on several world sizes, and with a slow rank 0, ahead of a lab.
 
     Each size is simulated once; with a slow rank 0 that run is timed anew (`Run.replay`).
@@ -65,7 +71,7 @@ def simulate_sizes(
     return runs
 
 
-def draw_world_size(runs, world_size, slow=1):
+def draw_world_size(runs: dict[tuple[int, float], Run], world_size: int, slow: float = 1) -> Figure:
     """Draw the timeline of one of several runs, with the ends of the others on the same axis.
 
     Parameters
@@ -90,7 +96,7 @@ def draw_world_size(runs, world_size, slow=1):
     return _WorldSizes(runs).draw(world_size, slow)
 
 
-def world_size_lab(runs, world_size, slow=1):
+def world_size_lab(runs: dict[tuple[int, float], Run], world_size: int, slow: float = 1) -> Lab:
     """The picture of `draw_world_size` with sliders for the ranks and for a slow rank 0.
 
     Parameters
