@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import os
+import pkgutil
 import sys
 import time
 import tracemalloc
@@ -25,13 +27,14 @@ from simlib.core.collectives import ALGORITHMS, KINDS, schedule
 from simlib.core.collectives.timing import time_of as time_of_messages
 from simlib.core.model.cluster import Topology
 from simlib.core.model.errors import InvalidCallError
-from simlib.core.scale import buckets, chains, collective, maxplus, rings, scaling, training
+from simlib.core.scale import collective, rings, solvers
 from simlib.core.scale.rings import Ring, by_rounds, in_closed_form
 from simlib.core.scale.solvers import SOLVERS
 
 SEED = int(os.environ["SEED"])
 MANY = 100_000
 SECOND = Link(1.0, 100.0)  # 1 s and 100 B/s: easy to reckon with
+CHAPTERS = [module.name for module in pkgutil.iter_modules(scale.__path__)]
 ROOTED = ("broadcast", "scatter", "gather", "reduce")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -164,7 +167,7 @@ def test_every_solver_solves_the_plain_case(kind, name):
     """Each has a node of its own, all start together, chunks are alike: nothing is left over."""
     cluster = Cluster(12, 1, NETWORKS["10 Gbit/s"])
     nbytes = 0 if kind == "barrier" else 12 * 4000
-    options = collective._Options("block", 4, 0, 3, None)
+    options = collective.Options("block", 4, 0, 3, None)
     case = collective._case(kind, 12, nbytes, cluster, name, None, options, last_only=False)
     solve, _ = SOLVERS[kind, name]
     assert solve(case) is not None
@@ -559,18 +562,18 @@ def test_sweep_is_the_best_of_all_walks(values, data):
         max(walk((end - way * k) % n, k, way) for k in range(reach + 1) for way in (1, -1))
         for end in range(n)
     ]
-    found = maxplus.sweep(np.array(values), np.array(costs), reach)
+    found = rings.sweep(np.array(values), np.array(costs), reach)
     assert found == pytest.approx(np.array(wanted), abs=1e-9)
 
 
 def test_in_turn():
-    assert maxplus.in_turn(1.0, np.array([0, 5, 2]), np.array([1, 2, 4])).tolist() == [2, 7, 11]
+    assert rings.in_turn(1.0, np.array([0, 5, 2]), np.array([1, 2, 4])).tolist() == [2, 7, 11]
 
 
 def test_a_long_chain_is_refused_where_it_would_take_long():
     starts = np.linspace(0, 1, 10**5)
     sizes = np.full(10**4, 4)
-    assert chains.ends_of_chain(starts, lambda nbytes: np.full(10**5 - 1, 1.0), sizes) is None
+    assert solvers.ends_of_chain(starts, lambda nbytes: np.full(10**5 - 1, 1.0), sizes) is None
 
 
 CLUSTER = simlib.clusters.nvlink_nodes(nodes=MANY // 8)
@@ -638,6 +641,7 @@ def test_refusals(call, words):
         call()
 
 
-@pytest.mark.parametrize("module", [buckets, collective, training, scaling, rings])
-def test_examples_in_docstrings(module):
-    assert doctest.testmod(module).failed == 0
+@pytest.mark.parametrize("name", ["model.chance", *(f"scale.{module}" for module in CHAPTERS)])
+def test_examples_in_docstrings(name):
+    module = importlib.import_module(f"simlib.core.{name}")
+    assert doctest.testmod(module, extraglobs={"simlib": simlib}).failed == 0

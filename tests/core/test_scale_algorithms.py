@@ -13,7 +13,7 @@ from simlib.core.collectives import schedule
 from simlib.core.collectives.timing import time_of as time_of_messages
 from simlib.core.model.cluster import Topology
 from simlib.core.model.errors import InvalidCallError
-from simlib.core.scale import in_nodes
+from simlib.core.scale import solvers
 from simlib.core.scale.case import Case
 
 SEED = int(os.environ["SEED"])
@@ -146,7 +146,7 @@ def test_hierarchical_has_a_closed_form_where_the_smaller_nodes_come_first():
     case = {"placement": nodes_of}
     cluster = Cluster(6, 4, Link(2.0, 100.0), Link(1.0, 1000.0), envelope_bytes=10)
     wanted = message_by_message("all_reduce", "hierarchical", 18, 4 * 24 * 5, cluster, **case)
-    found = in_nodes.hierarchical(case_of(18, 4 * 24 * 5, cluster, **case))
+    found = solvers.hierarchical(case_of(18, 4 * 24 * 5, cluster, **case))
     assert found == pytest.approx(wanted, rel=1e-12)
 
 
@@ -166,7 +166,7 @@ def test_hierarchical_in_step_or_not(placement, reduce_Bps, starts, nbytes, is_k
         3, 4, SECOND, Link(0.5, 500.0), Device(reduce_Bps=reduce_Bps), in_order=in_order
     )
     case = case_of(6, nbytes, cluster, placement, starts)
-    found = in_nodes.hierarchical(case)
+    found = solvers.hierarchical(case)
     assert (found is not None) == is_known
     if is_known:
         wanted = message_by_message(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 import time
 from math import inf, sqrt
@@ -12,12 +11,11 @@ import pytest
 import torch.distributed as dist
 
 import simlib
-from simlib.core.model import chance
 from simlib.core.scale import (
     Failures,
     Jitter,
     checkpoint_interval,
-    failures,
+    checkpoints,
     goodput,
     time_with_failures,
 )
@@ -146,7 +144,7 @@ def test_the_best_of_a_simulated_curve_is_the_predicted_one():
 
 def test_many_at_once():
     ranks = np.array([8, 64, 512])
-    for formula in failures.FORMULAS:
+    for formula in checkpoints.FORMULAS:
         found = checkpoint_interval(10.0, 1e6, ranks, formula=formula)
         assert found.tolist() == [
             checkpoint_interval(10.0, 1e6, r, formula=formula) for r in (8, 64, 512)
@@ -265,8 +263,3 @@ def test_refusals(call, words):
     with pytest.raises(simlib.InvalidCallError) as caught:
         call()
     assert words in str(caught.value)
-
-
-@pytest.mark.parametrize("module", [failures, chance])
-def test_examples_in_docstrings(module):
-    assert doctest.testmod(module).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 import sys
 import time
@@ -17,7 +16,6 @@ import torch.distributed as dist
 import simlib
 from simlib import Cluster, Link, scale
 from simlib.core.model.errors import InvalidCallError
-from simlib.core.scale import jitter
 
 SEED = int(os.environ["SEED"])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -178,7 +176,3 @@ def test_what_does_not_vary_is_not_slowed_down():
 def test_refusals(more, words):
     with pytest.raises(InvalidCallError, match=words):
         scale.jittered_time(400, 4, FREE, forward_s=1, backward_s=1, **more)
-
-
-def test_examples_in_docstrings():
-    assert doctest.testmod(jitter, extraglobs={"simlib": simlib}).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 import sys
 import time
@@ -17,7 +16,6 @@ import simlib
 from simlib import Cluster, Link, scale
 from simlib.core.model.cluster import Topology
 from simlib.core.model.errors import InvalidCallError
-from simlib.core.scale import servers
 from simlib.core.scale.programs import Machine
 
 SEED = int(os.environ["SEED"])
@@ -203,7 +201,3 @@ def test_refusals(asked, words):
     with pytest.raises(InvalidCallError, match=words):
         keywords = {"cluster": Cluster(8, 1, Link(0.0, 1.0)), **TIMES, **more}
         scale.parameter_server_time(*sizes, **keywords)
-
-
-def test_examples_in_docstrings():
-    assert doctest.testmod(servers).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 from math import inf, nan, sqrt
 from statistics import NormalDist
@@ -12,7 +11,7 @@ import pytest
 
 import simlib
 from simlib import Cluster, Link
-from simlib.core.scale import Jitter, expected_max, jittered_time, slowest
+from simlib.core.scale import Jitter, expected_max, jittered_time
 
 SEED = 14
 DRAWS = 20_000
@@ -143,7 +142,3 @@ def test_refusals(given, words):
 def test_refusals_of_mean_and_spread(given, words):
     with pytest.raises(simlib.InvalidCallError, match=words):
         expected_max(8, **given)
-
-
-def test_examples_in_docstrings():
-    assert doctest.testmod(slowest).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 import sys
 from math import inf
@@ -16,7 +15,6 @@ import torch.distributed as dist
 import simlib
 from simlib import Cluster, Link, scale
 from simlib.core.model.errors import InvalidCallError
-from simlib.core.scale import even_pipelines, pipelines, sharded
 
 SEED = int(os.environ["SEED"])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -351,8 +349,3 @@ TIMES = {"forward_s": 1, "backward_s": 1, "message_bytes": 4}
 def test_refusals(call, words):
     with pytest.raises(InvalidCallError, match=words):
         call()
-
-
-@pytest.mark.parametrize("module", [even_pipelines, pipelines, sharded])
-def test_examples_in_docstrings(module):
-    assert doctest.testmod(module).failed == 0

@@ -17,17 +17,21 @@ Answers are exact. Where an exact one would take too long, a sentence says what 
 """
 
 from ..model.chance import Failures, Jitter
-from .buckets import bucket_sizes, measured_buckets
-from .collective import algbw, busbw, ends_of, time_of
-from .even_pipelines import even_pipeline_time
-from .failures import checkpoint_interval, goodput, time_with_failures
-from .jitter import JitteredSteps, jitter_factors, jittered_time
-from .pipelines import PipelineStep, pipeline_time
-from .scaling import Scaling, strong_scaling, weak_scaling
-from .servers import ServerSteps, parameter_server_time
+from .checkpoints import checkpoint_interval, goodput, time_with_failures
+from .collective import algbw, busbw, ends_of, sync_time, time_of
+from .data_parallel import (
+    Scaling,
+    Step,
+    bucket_sizes,
+    measured_buckets,
+    step_time,
+    strong_scaling,
+    weak_scaling,
+)
+from .pipeline_parallel import PipelineStep, even_pipeline_time, pipeline_time
+from .programs import ServerSteps, parameter_server_time
 from .sharded import ShardedStep, tensor_parallel_time, zero_time
-from .slowest import expected_max
-from .training import Step, step_time, sync_time
+from .stragglers import JitteredSteps, expected_max, jitter_factors, jittered_time
 
 __all__ = [
     "Failures",

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
+from typing import TypeAlias
 
 import numpy as np
 
 from ..collectives.schedules import split
 from ..collectives.sharing import fair_rates, pair_twice
 from ..model.cluster import Topology
+from ..model.errors import InvalidCallError, check_number
+
+Placement: TypeAlias = str | list[int]
+"""Which rank lives on which node: as in `Topology`."""
+Counts: TypeAlias = int | Sequence[int] | np.ndarray
+"""One number, or several."""
+Seconds: TypeAlias = float | Sequence[float] | np.ndarray
+"""Of all ranks, or of each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +36,8 @@ class Case:
     starts : ndarray of float, shape (n,)
     itemsize : int
     root : int
-    chunks : int or None
-        As the algorithms of `collectives.schedules.CHUNKS` take them; None for the others.
+    chunks : int
+        As the algorithms of `collectives.schedules.CHUNKS` take them; 1 for the others.
     last_only : bool
         Whether the largest of all ends is enough.
     eager_limit_bytes : float
@@ -41,33 +51,33 @@ class Case:
     starts: np.ndarray
     itemsize: int = 4
     root: int = 0
-    chunks: int | None = None
+    chunks: int = 1
     last_only: bool = False
     eager_limit_bytes: float = -1
 
     @property
-    def n(self):
+    def n(self) -> int:
         """Number of ranks."""
         return self.topology.world_size
 
     @property
-    def envelope_bytes(self):
+    def envelope_bytes(self) -> int:
         """Bytes that every message carries beside its data."""
         return self.topology.cluster.envelope_bytes
 
     @property
-    def reduce_Bps(self):
+    def reduce_Bps(self) -> float:
         """Bytes per second at which received data are added."""
         device = self.topology.cluster.device
         return device.reduce_Bps if device else inf
 
     @property
-    def start_together(self):
+    def start_together(self) -> bool:
         """Whether all ranks start at the same moment."""
         return bool((self.starts == self.starts[0]).all())
 
     @property
-    def may_be_eager(self):
+    def may_be_eager(self) -> bool:
         """Whether some message of an algorithm of `SOLVERS` may be small enough to be eager."""
         smallest = 0 if self.kind == "barrier" else self.nbytes // self._most_parts
         return self.eager_limit_bytes >= smallest - smallest % self.itemsize
@@ -81,25 +91,25 @@ class Case:
             return 2 * self.chunks
         if self.algorithm == "hierarchical":
             return int(np.prod(self.nodes_and_lanes))
-        return max(self.n, self.chunks or 1)
+        return max(self.n, self.chunks)
 
     @cached_property
-    def nodes_and_lanes(self):
+    def nodes_and_lanes(self) -> tuple[int, int]:
         """How many nodes have ranks, and how many ranks the largest has."""
         ranks = np.bincount(self.topology.node_of)
         return int((ranks > 0).sum()), int(ranks.max())
 
-    def parts(self, count=None):
+    def parts(self, count: int | None = None) -> np.ndarray:
         """Bytes of each of so many parts, by default of one for each rank."""
         return split(self.nbytes, count or self.n, self.itemsize)
 
-    def step_s(self, src, dst, nbytes):
+    def step_s(self, src: np.ndarray, dst: np.ndarray, nbytes: int | np.ndarray) -> np.ndarray:
         """Seconds of messages that are alone on their way: arrays of ranks."""
         draw_s = (nbytes + self.envelope_bytes) / self.topology.bandwidths_Bps(src, dst)
         return self.topology.latencies_s(src, dst) + draw_s
 
     @cached_property
-    def links_are_private(self):
+    def links_are_private(self) -> bool:
         """Whether each link with a limit serves one rank only."""
         cluster = self.topology.cluster
         shared = cluster.inter.bandwidth_Bps < inf and not self.topology.cards_are_private()
@@ -107,24 +117,24 @@ class Case:
         return not (shared or backbone) or self.is_one_node
 
     @cached_property
-    def is_one_node(self):
+    def is_one_node(self) -> bool:
         """Whether all ranks live in one node."""
         return bool((self.topology.node_of == self.topology.node_of[0]).all())
 
     @cached_property
-    def is_even(self):
+    def is_even(self) -> bool:
         """Whether any two ranks are as far apart: all in one node, or each in its own."""
         return self.is_one_node or np.bincount(self.topology.node_of).max() == 1
 
 
-def shares_a_link(topology, src, dst):
+def shares_a_link(topology: Topology, src: np.ndarray, dst: np.ndarray) -> bool:
     """Whether two of these messages cross the same link."""
     paths = topology.paths(src, dst)
     free = len(topology.link_bandwidth_Bps) - 1
     return bool(np.bincount(paths[paths != free], minlength=1).max(initial=0) > 1)
 
 
-def common_step_s(case, src, dst, nbytes):
+def common_step_s(case: Case, src: np.ndarray, dst: np.ndarray, nbytes: int) -> float | None:
     """Seconds of messages under way together that are all alike; None where they are not.
 
     They start at the same time, pay the same latency, and share their links so that each draws at
@@ -150,3 +160,17 @@ def common_step_s(case, src, dst, nbytes):
     if np.ptp(rates_Bps) > 1e-12 * rates_Bps[0]:
         return None
     return float(latencies_s[0] + left / rates_Bps[0])
+
+
+def seconds_of_each_rank(name: str, value: Seconds, ranks: int) -> np.ndarray:
+    """Seconds of each rank, as given for all or for each: ndarray of float, shape (ranks,)."""
+    if np.ndim(value) == 0:
+        check_number(name, value)
+        value = np.full(ranks, value, dtype=float)
+    value = np.array(value, dtype=float)
+    if value.shape != (ranks,) or not (np.isfinite(value) & (value >= 0)).all():
+        raise InvalidCallError(
+            f"{name} is of shape {value.shape}: give seconds, one or {ranks}, none below 0 or "
+            "infinite"
+        )
+    return value

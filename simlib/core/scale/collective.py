@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf, log2
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ..collectives.timing import shares_no_link
 from ..collectives.timing import time_of as time_of_schedule
 from ..model.cluster import Cluster, Topology
 from ..model.errors import InvalidCallError, as_int, check_count, check_type
-from .case import Case, common_step_s
+from .case import Case, Counts, Placement, Seconds, common_step_s
 from .solvers import SOLVERS
 
 FEW_ROUNDS = frozenset(
@@ -43,19 +43,19 @@ MAX_IN_NODES = 1_200_000  # of `hierarchical`: 2,100 ranks in nodes of 8, some s
 
 
 def time_of(
-    kind,
-    n,
-    nbytes=0,
-    cluster=None,
-    algorithm=DEFAULT_POLICY,
+    kind: str,
+    n: Counts,
+    nbytes: float = 0,
+    cluster: Cluster | None = None,
+    algorithm: str = DEFAULT_POLICY,
     *,
-    starts=None,
-    placement="block",
-    itemsize=4,
-    root=0,
-    chunks=None,
-    eager_limit_bytes=None,
-):
+    starts: Seconds | None = None,
+    placement: Placement = "block",
+    itemsize: int = 4,
+    root: int = 0,
+    chunks: int | None = None,
+    eager_limit_bytes: int | None = None,
+) -> Any:
     """Seconds that a collective takes, from the last rank's start to the last rank's end.
 
     The answer is that of `simulate` on the same cluster, without its threads and tensors: in closed
@@ -107,29 +107,25 @@ def time_of(
 
     **Cost** O(n) memory. Up to 0.2 s for a ring of 100,000 ranks, 0.5 s for trees on them.
     """
-    options = _Options(placement, itemsize, root, chunks, eager_limit_bytes)
+    options = Options(placement, itemsize, root, chunks, eager_limit_bytes)
     if np.ndim(n):
         if starts is not None:
             raise InvalidCallError("starts are of one number of ranks: give one n, not several")
-        asked = ((kind, size, nbytes, cluster, algorithm, starts, options) for size in n)
-        return np.array([_time_of(*one) for one in asked])
+        sizes, asked = np.asarray(n).tolist(), (nbytes, cluster, algorithm, starts, options)
+        return np.array([_time_of(kind, size, *asked) for size in sizes])
     return _time_of(kind, n, nbytes, cluster, algorithm, starts, options)
 
 
 def ends_of(
-    kind,
-    n,
-    nbytes=0,
-    cluster=None,
-    algorithm=DEFAULT_POLICY,
+    kind: str,
+    n: int,
+    nbytes: float = 0,
+    cluster: Cluster | None = None,
+    algorithm: str = DEFAULT_POLICY,
     *,
-    starts=None,
-    placement="block",
-    itemsize=4,
-    root=0,
-    chunks=None,
-    eager_limit_bytes=None,
-):
+    starts: Seconds | None = None,
+    **options: Any,
+) -> np.ndarray:
     """When each rank has done its part of a collective; parameters as for `time_of`.
 
     Returns
@@ -137,19 +133,57 @@ def ends_of(
     ndarray of float, shape (n,)
         In seconds, on the clock of ``starts`` (which begins at 0 where they are not given).
     """
-    options = _Options(placement, itemsize, root, chunks, eager_limit_bytes)
-    case = _case(kind, n, nbytes, cluster, algorithm, starts, options, last_only=False)
-    return _solve(case)
+    asked = Options(**options)
+    return _solve(_case(kind, n, nbytes, cluster, algorithm, starts, asked, last_only=False))
 
 
-class _Options(NamedTuple):
-    """What else is asked with: parameters of `time_of`."""
+def sync_time(
+    ranks: Counts,
+    nbytes: float,
+    cluster: Cluster,
+    *,
+    algorithm: str = "ring",
+    placement: Placement = "block",
+    itemsize: int = 4,
+) -> Any:
+    """T_sync(R): seconds to all_reduce gradients of so many bytes on R ranks.
 
-    placement: str | Sequence[int]
-    itemsize: int
-    root: int
-    chunks: int | None
-    eager_limit_bytes: int | None
+    Parameters
+    ----------
+    ranks : int or sequence of int
+    nbytes : int
+    cluster : Cluster
+    algorithm, placement, itemsize
+        As for `time_of`.
+
+    Returns
+    -------
+    float, or ndarray of float where ``ranks`` is a sequence
+
+    Examples
+    --------
+    The time of a ring hardly grows with the ranks where bytes count, and in proportion where rounds
+    do:
+
+    >>> import simlib
+    >>> cluster = simlib.clusters.infiniband_hdr(nodes=100_000)
+    >>> simlib.scale.sync_time([10, 100, 1_000, 100_000], 400_000_000, cluster).round(4).tolist()
+    [0.0288, 0.0321, 0.036, 0.432]
+    """
+    return time_of(
+        "all_reduce", ranks, nbytes, cluster, algorithm, placement=placement, itemsize=itemsize
+    )
+
+
+@dataclass(frozen=True)
+class Options:
+    """What else is asked with: keywords of `time_of`."""
+
+    placement: Placement = "block"
+    itemsize: int = 4
+    root: int = 0
+    chunks: int | None = None
+    eager_limit_bytes: int | None = None
 
 
 def _time_of(*asked):
@@ -158,15 +192,15 @@ def _time_of(*asked):
 
 
 def _case(kind, n, nbytes, cluster, algorithm, starts, options, *, last_only):
-    placement, itemsize, root, chunks, eager_limit_bytes = options
+    itemsize, root, chunks = options.itemsize, options.root, options.chunks
     check_type("cluster", cluster, Cluster)
     n, nbytes = as_int("n", n), as_int("nbytes", nbytes)
     check_count("n", n)
     check_count("nbytes", nbytes, low=0)
     check_count("itemsize", itemsize)
-    if eager_limit_bytes is not None:
-        check_count("eager_limit_bytes", eager_limit_bytes, low=0)
-    topology = Topology(cluster, n, placement)
+    if options.eager_limit_bytes is not None:
+        check_count("eager_limit_bytes", options.eager_limit_bytes, low=0)
+    topology = Topology(cluster, n, options.placement)
     name = choose(
         kind, n, nbytes, algorithm,
         itemsize=itemsize, link=cluster.inter, nodes=topology.node_of,
@@ -175,8 +209,7 @@ def _case(kind, n, nbytes, cluster, algorithm, starts, options, *, last_only):
         raise InvalidCallError(f"root is {root}: ranks are 0 to {n - 1}")
     if nbytes % itemsize:
         raise InvalidCallError(f"{nbytes} bytes are no whole number of elements of {itemsize}")
-    if name in CHUNKS:
-        chunks = CHUNKS[name](n, nbytes, chunks, cluster.inter)
+    chunks = CHUNKS[name](n, nbytes, chunks, cluster.inter) if name in CHUNKS else 1
     return Case(
         kind=kind,
         algorithm=name,
@@ -187,7 +220,7 @@ def _case(kind, n, nbytes, cluster, algorithm, starts, options, *, last_only):
         root=root,
         chunks=chunks,
         last_only=last_only,
-        eager_limit_bytes=-1 if eager_limit_bytes is None else eager_limit_bytes,
+        eager_limit_bytes=-1 if options.eager_limit_bytes is None else options.eager_limit_bytes,
     )
 
 
@@ -277,7 +310,7 @@ def _messages_of(case):
     if case.algorithm == "double_tree":
         return (4 if case.kind == "all_reduce" else 2) * case.chunks * case.n
     of_a_rank = 2 if (case.kind, case.algorithm) in SOLVERS else 12  # Gloo's have three for one
-    return of_a_rank * case.n * max(case.n, case.chunks or 0)
+    return of_a_rank * case.n * max(case.n, case.chunks)
 
 
 def _too_many(case, messages):
@@ -337,7 +370,7 @@ BUS_FACTOR = {
 }
 
 
-def algbw(nbytes, time_s):
+def algbw(nbytes: float, time_s: float) -> float:
     """Algorithm bandwidth, in bytes per second: ``nbytes / time_s``.
 
     **Source** nccl-tests, doc/PERFORMANCE.md.
@@ -345,7 +378,7 @@ def algbw(nbytes, time_s):
     return nbytes / time_s
 
 
-def busbw(kind, n, nbytes, time_s):
+def busbw(kind: str, n: int, nbytes: float, time_s: float) -> float:
     """Bus bandwidth, in bytes per second: what each rank's link carried, whatever n is.
 
     `algbw` times 2 (n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter, all_to_all,

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from ..draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
 from ..draw.palette import OKABE_ITO, mix
 from ..model.words import seconds_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .data_parallel import Scaling, Step
+    from .pipeline_parallel import PipelineStep
 
 COMPUTE, COMMUNICATION = OKABE_ITO[0], OKABE_ITO[1]
 
@@ -19,7 +27,7 @@ def _figure(width_in, height_in, columns=1):
 
 
 @own_style
-def draw_scaling(scaling):
+def draw_scaling(scaling: Scaling) -> Figure:
     """Draw a `Scaling`: on the left seconds of a step, on the right efficiency, over ranks.
 
     Returns
@@ -52,7 +60,7 @@ def draw_scaling(scaling):
 
 
 @own_style
-def draw_step(step):
+def draw_step(step: Step) -> Figure:
     """Draw a `Step`: compute above, the all_reduces of the buckets below.
 
     Returns
@@ -94,7 +102,7 @@ def draw_step(step):
 
 
 @own_style
-def draw_pipeline(step):
+def draw_pipeline(step: PipelineStep) -> Figure:
     """Draw a `PipelineStep`: a lane for each rank, forward light, backward dark, idle time empty.
 
     Returns

@@ -1,19 +1,31 @@
 """Ranks as short programs that compute, send and wait, on the simulated network.
 
-A program is a generator: it yields seconds of compute, or a list of messages to wait for. So the
-step models beside this state who does what in which order, as the code of a rank would, and all
-links are shared as in `simulate`.
+A program is a generator: it yields seconds of compute, or a list of messages to wait for. So a step
+model states who does what in which order, as the code of a rank would, and all links are shared as
+in `simulate`. Steps with parameter servers are such programs; those of pipelines are in
+`pipeline_parallel`.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from math import inf
+from typing import TypeAlias
 
-from ..clockwork.network import Network
-from ..model.errors import InvalidCallError
+import numpy as np
+
+from ..clockwork.network import Network, Transfer
+from ..collectives.schedules import split
+from ..model.cluster import Cluster, Topology
+from ..model.errors import InvalidCallError, as_int, check_count, check_number, check_type
+from ..model.words import aligned, seconds_text
+from .case import Placement, Seconds
 
 ANY = None
+Program: TypeAlias = Iterator["float | list[Message]"]
+"""What a rank does: seconds of compute, messages to wait for."""
 
 
 class Message:
@@ -21,7 +33,7 @@ class Message:
 
     __slots__ = ("src", "dst", "tag", "nbytes", "end_s", "waiting")
 
-    def __init__(self, src, dst, tag, nbytes):
+    def __init__(self, src: int | None, dst: int, tag: int, nbytes: int | None) -> None:
         self.src, self.dst, self.tag, self.nbytes = src, dst, tag, nbytes
         self.end_s = None
         self.waiting = None
@@ -41,22 +53,24 @@ class Machine:
     their numbers. **Cost** O(1) network events for each message.
     """
 
-    def __init__(self, topology):
+    def __init__(self, topology: Topology) -> None:
         self._network = Network(topology)
         self._now_s = 0.0
-        self._programs = [None] * topology.world_size
+        self._programs: list[Program | None] = [None] * topology.world_size
         self._left = [()] * topology.world_size  # messages that each rank still waits for
-        self._sends = [{} for _ in self._programs]  # by dst: tag -> posted and not met
-        self._receives = [{} for _ in self._programs]
-        self._sides = {}  # transfer -> both its sides
+        self._sends: list[dict[int, list[Message]]] = [
+            {} for _ in self._programs
+        ]  # by dst: tag -> posted and not met
+        self._receives: list[dict[int, list[Message]]] = [{} for _ in self._programs]
+        self._sides: dict[Transfer, tuple[Message, Message]] = {}  # transfer -> both its sides
         self._ready = [(0.0, rank) for rank in range(topology.world_size)]
         self.clocks = [0.0] * topology.world_size
 
-    def isend(self, src, dst, nbytes, tag=0):
+    def isend(self, src: int, dst: int, nbytes: int, tag: int = 0) -> Message:
         """Post a send, now on the sender's clock."""
         return self._post(self._sends, self._receives, Message(src, dst, tag, nbytes))
 
-    def irecv(self, dst, src=ANY, tag=0):
+    def irecv(self, dst: int, src: int | None = ANY, tag: int = 0) -> Message:
         """Post a receive, from one rank or from any; its ``src`` is set when it has met a send."""
         return self._post(self._receives, self._sends, Message(src, dst, tag, None))
 
@@ -75,7 +89,7 @@ class Machine:
         transfer = self._network.start(self._now_s, send.src, send.dst, send.nbytes)
         self._sides[transfer] = send, receive
 
-    def run(self, programs):
+    def run(self, programs: Iterable[Program]) -> list[float]:
         """Let all programs come to their ends: a generator for each rank. Returns ``clocks``."""
         self._programs = list(programs)
         while self._ready or self._network.next_event_s < inf:
@@ -116,3 +130,270 @@ class Machine:
                 self._left[rank].remove(side)
                 if not self._left[rank]:
                     heapq.heappush(self._ready, (side.end_s, rank))
+
+
+# -- parameter servers: workers send gradients to them, and get parameters back --------------------
+
+MAX_MESSAGES = 200_000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ServerSteps:
+    """Training steps of workers that share parameter servers.
+
+    Attributes
+    ----------
+    workers, servers, steps : int
+        Each worker takes so many steps.
+    asynchronous : bool
+    end_s : ndarray of float, shape (steps, workers)
+        When each worker has the parameters that a step gives; the first step begins at 0.
+    compute_s : ndarray of float, shape (steps, workers)
+        Seconds in which each worker computes.
+    staleness : ndarray of int, shape (servers, gradients)
+        Of each gradient that a server applied, in order: how many updates it had made since it
+        sent that worker its parameters. Synchronous: one update of all gradients, so 0.
+    """
+
+    workers: int
+    servers: int
+    steps: int
+    asynchronous: bool
+    end_s: np.ndarray
+    compute_s: np.ndarray
+    staleness: np.ndarray
+
+    @property
+    def time_s(self) -> float:
+        """When the last worker is done with all steps."""
+        return float(self.end_s.max())
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a worker's step, on average over all workers and steps."""
+        return float(self.end_s[-1].mean() / self.steps)
+
+    @property
+    def gradients_per_s(self) -> float:
+        """Gradients that come into the parameters in a second: the sum of all workers' rates.
+
+        Each over its own time, so a straggler that is the last to end does not count for all.
+        """
+        through_s = self.end_s[-1]
+        return float((self.steps / through_s).sum()) if through_s.all() else np.inf
+
+    @property
+    def updates_per_s(self) -> float:
+        """Updates of the parameters in a second: asynchronous, one for each gradient."""
+        return self.gradients_per_s / (1 if self.asynchronous else self.workers)
+
+    @property
+    def mean_staleness(self) -> float:
+        """Of all gradients: how many updates each one is late."""
+        return float(self.staleness.mean())
+
+    def table(self) -> str:
+        """The steps as plain text: a row for each worker, at most 20."""
+        rows = [("worker", "computes", "step", "waits")]
+        for worker in range(self.workers):
+            computes_s = self.compute_s[:, worker].mean()
+            step_s = self.end_s[-1, worker] / self.steps
+            share = 1 - computes_s / step_s if step_s else 0.0
+            rows.append((str(worker), *map(seconds_text, (computes_s, step_s)), f"{share:.1%}"))
+        left_out = len(rows) - 21
+        sort = "asynchronous" if self.asynchronous else "synchronous"
+        counts = ("worker", self.workers), ("server", self.servers), ("step", self.steps)
+        said = ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts)
+        lines = [
+            f"{sort}, {said}: "
+            f"{seconds_text(self.time_s)}, {self.updates_per_s:.4g} updates per second, "
+            f"staleness {self.mean_staleness:.2f}",
+            "",
+            *aligned(rows[:21]),
+        ]
+        return "\n".join(lines + [f"... and {left_out:,} more"] * (left_out > 0))
+
+    def __repr__(self) -> str:
+        return self.table()
+
+
+def parameter_server_time(
+    model_bytes: float,
+    workers: int,
+    servers: int,
+    cluster: Cluster,
+    *,
+    forward_s: Seconds,
+    backward_s: Seconds,
+    update_s: float = 0.0,
+    asynchronous: bool = False,
+    steps: int = 1,
+    placement: Placement = "block",
+    itemsize: int = 4,
+) -> ServerSteps:
+    """Steps with parameter servers: their time, updates per second, and staleness.
+
+    Ranks 0 to ``workers - 1`` are workers; the servers come after them, each with an equal part of
+    the parameters. A worker computes, sends each server its part of the gradient, and waits for new
+    parameters of all. Synchronous: a server receives from all workers at once, makes one update,
+    and sends to all. Asynchronous: it receives from any source, one after the other in the order in
+    which they are sent; it makes an update of each gradient, and sends that worker what it has then
+    (by `isend`: it receives the next meanwhile). Links are shared as in `simulate`.
+
+    Parameters
+    ----------
+    model_bytes : int
+        Bytes of all parameters; gradients have as many.
+    workers, servers : int
+    cluster : Cluster
+        Of at least ``workers + servers`` ranks.
+    forward_s, backward_s : float or array of float, shape (workers,) or (steps, workers)
+        Seconds of compute: of all workers, of each, or of each in every step, as with
+        `jitter_factors`.
+    update_s : float
+        Seconds that a server takes for one update of its part.
+    asynchronous : bool
+    steps : int
+        Of each worker.
+    placement
+        Of workers and servers, as in `Topology`. On nodes of two, ``"round_robin"`` puts a server
+        beside each worker where there are as many.
+    itemsize : int
+        Bytes of one parameter; parts are cut between parameters.
+
+    Returns
+    -------
+    ServerSteps
+
+    Raises
+    ------
+    InvalidCallError
+        Also where there are more than 200,000 messages.
+
+    Examples
+    --------
+    Four workers of 0.1 s send 100 MB each to one server over 10 Gbit/s. All gradients come in over
+    its one link, so the server takes longer than the compute. Four servers have four links:
+
+    >>> import simlib
+    >>> cluster = simlib.clusters.ethernet_10g(nodes=8)
+    >>> for servers in (1, 4):
+    ...     step = simlib.scale.parameter_server_time(
+    ...         100e6, 4, servers, cluster, forward_s=0.04, backward_s=0.06
+    ...     )
+    ...     print(f"{step.time_s:.3f} s")
+    0.740 s
+    0.260 s
+
+    Nobody waits for a straggler where updates are asynchronous, and gradients are stale:
+
+    >>> times = {"forward_s": [0.1, 0.1, 0.1, 0.4], "backward_s": 0.1, "steps": 20}
+    >>> for way in (False, True):
+    ...     step = simlib.scale.parameter_server_time(
+    ...         1e6, 4, 1, cluster, asynchronous=way, **times
+    ...     )
+    ...     print(f"{step.gradients_per_s:.1f} gradients/s, staleness {step.mean_staleness:.1f}")
+    7.9 gradients/s, staleness 0.0
+    16.9 gradients/s, staleness 2.5
+
+    **Cost** 2 * workers * servers * steps messages, each followed through the network: 0.2 s for
+    8,000 of them, 8 s where 500 at a time share one link.
+
+    **Source** Dean et al. 2012 (DistBelief); Li et al. 2014 (Scaling distributed machine learning
+    with the parameter server, OSDI).
+    """
+    workers, servers, steps = (
+        as_int(name, value)
+        for name, value in (("workers", workers), ("servers", servers), ("steps", steps))
+    )
+    total = as_int("model_bytes", model_bytes)
+    check_type("cluster", cluster, Cluster)
+    _check(workers, servers, steps, total, itemsize, asynchronous)
+    compute_s = sum(
+        _of_each_step(name, value, steps, workers)
+        for name, value in (("forward_s", forward_s), ("backward_s", backward_s))
+    )
+    check_number("update_s", update_s)
+    parts = split(total, servers, itemsize)
+    machine = Machine(Topology(cluster, workers + servers, placement))
+    end_s = np.zeros((steps, workers))
+    staleness: list[list[int]] = [[] for _ in range(servers)]
+    serve = _serve_each if asynchronous else _serve_all
+    machine.run(
+        [_work(machine, worker, workers, parts, compute_s, end_s) for worker in range(workers)]
+        + [
+            serve(machine, workers + i, workers, int(parts[i]), steps, update_s, staleness[i])
+            for i in range(servers)
+        ]
+    )
+    return ServerSteps(
+        workers, servers, steps, asynchronous, end_s, compute_s, np.array(staleness)
+    )  # fmt: skip
+
+
+def _check(workers, servers, steps, total, itemsize, asynchronous):
+    check_type("asynchronous", asynchronous, bool)
+    for name, count in (
+        ("workers", workers),
+        ("servers", servers),
+        ("steps", steps),
+        ("itemsize", itemsize),
+    ):
+        check_count(name, count)
+    check_count("model_bytes", total, low=itemsize * servers)
+    if total % itemsize:
+        raise InvalidCallError(f"{total} bytes are no whole number of parameters of {itemsize}")
+    messages = 2 * workers * servers * steps
+    if messages > MAX_MESSAGES:
+        raise InvalidCallError(
+            f"{messages:,} messages would have to be followed one by one: give fewer steps, "
+            f"workers or servers, up to {MAX_MESSAGES:,} (2 * workers * servers * steps)"
+        )
+
+
+def _of_each_step(name, value, steps, workers):
+    """Seconds of each worker in each step: ndarray of float, shape (steps, workers)."""
+    value = np.array(value, dtype=float)
+    fits = value.shape in ((), (workers,), (steps, workers))
+    if not fits or not (np.isfinite(value) & (value >= 0)).all():
+        raise InvalidCallError(
+            f"{name} is of shape {value.shape}: give seconds, none below 0 or infinite, one for "
+            f"all, one for each of {workers} workers, or of shape {(steps, workers)}"
+        )
+    return np.broadcast_to(value, (steps, workers))
+
+
+def _work(machine, worker, workers, parts, compute_s, end_s):
+    """What a worker does in all its steps."""
+    servers = range(workers, workers + len(parts))
+    for step in range(len(end_s)):
+        yield compute_s[step, worker]
+        coming = [machine.irecv(worker, server) for server in servers]
+        going = [
+            machine.isend(worker, server, int(nbytes))
+            for server, nbytes in zip(servers, parts, strict=True)
+        ]
+        yield coming + going
+        end_s[step, worker] = machine.clocks[worker]
+
+
+def _serve_all(machine, server, workers, nbytes, steps, update_s, staleness):
+    """What a synchronous server does: one update of all gradients in a step."""
+    for _ in range(steps):
+        yield [machine.irecv(server, worker) for worker in range(workers)]
+        staleness += [0] * workers
+        yield update_s
+        yield [machine.isend(server, worker, nbytes) for worker in range(workers)]
+
+
+def _serve_each(machine, server, workers, nbytes, steps, update_s, staleness):
+    """What an asynchronous server does: an update of each gradient, first come, first served."""
+    sent_at, sending = [0] * workers, []
+    for update in range(workers * steps):
+        gradient = machine.irecv(server)
+        yield [gradient]
+        staleness.append(update - sent_at[gradient.src])
+        yield update_s
+        sent_at[gradient.src] = update + 1
+        sending.append(machine.isend(server, gradient.src, nbytes))
+    yield sending

@@ -8,7 +8,7 @@ of that message; then
 since each end of a message waits for what it sent and for what it received. So e is the largest sum
 of steps over all walks of k rounds that stay, go to the next rank or to the one before. Where all
 steps last as long, that is k steps after the latest start in reach. Where some links are slow, the
-best walk goes straight to a slow link, stays there, and goes straight on (`two_sorts`). Where some
+best walk goes straight to a slow link, stays there, and goes straight on. Where some
 chunks are one element larger, it follows a large chunk round the ring.
 
 Whatever is not covered is worked out round by round, for as many ranks as that is quick.
@@ -19,11 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from typing import Any
 
 import numpy as np
 
-from . import two_sorts
-from .case import common_step_s, shares_a_link
+from .case import Case, common_step_s, shares_a_link
 
 MAX_STEPS_BY_ROUNDS = 2 * 8192**2
 
@@ -59,22 +59,22 @@ class Ring:
     reduce_Bps: float = inf
 
     @property
-    def n(self):
+    def n(self) -> int:
         """Number of ranks."""
         return len(self.starts)
 
     @cached_property
-    def begins(self):
+    def begins(self) -> np.ndarray:
         """When each rank's first message starts: both its ends are there."""
         return np.maximum(self.starts, np.roll(self.starts, -1))
 
     @property
-    def start_together(self):
+    def start_together(self) -> bool:
         """Whether all ranks start at the same moment."""
         return bool((self.starts == self.starts[0]).all())
 
     @cached_property
-    def larger(self):
+    def larger(self) -> int | None:
         """How many chunks come first that are larger than the others, which are alike.
 
         0 where all are alike, None where sizes are otherwise.
@@ -84,21 +84,21 @@ class Ring:
         return count if (self.sizes[:count] == large).all() else None
 
     @property
-    def heavy_s(self):
+    def heavy_s(self) -> np.ndarray:
         """Seconds of a step with the largest chunk, by link."""
         return self.step_s(self.sizes.max())
 
     @property
-    def light_s(self):
+    def light_s(self) -> np.ndarray:
         """Seconds of a step with the smallest chunk, by link."""
         return self.step_s(self.sizes.min())
 
-    def step_s(self, nbytes):
+    def step_s(self, nbytes: int | np.ndarray) -> np.ndarray:
         """Seconds of a message of so many bytes on each link."""
         return self.latency_s + (nbytes + self.envelope_bytes) / self.bandwidth_Bps
 
     @staticmethod
-    def of(kind, **fields):
+    def of(kind: str, **fields: Any) -> Ring:
         """The ring of an all_reduce, a reduce_scatter or an all_gather."""
         n = len(fields["starts"])
         rounds, lag, adding = {
@@ -109,7 +109,16 @@ class Ring:
         return Ring(rounds=rounds, lag=lag, adding=adding, **fields)
 
 
-def ring_of_ranks(case, kind, ranks, sizes, starts, last_only=False, times=1, share=1):
+def ring_of_ranks(
+    case: Case,
+    kind: str,
+    ranks: np.ndarray,
+    sizes: np.ndarray,
+    starts: np.ndarray,
+    last_only: bool = False,
+    times: int = 1,
+    share: int = 1,
+) -> np.ndarray | None:
     """When some ranks have done their part of a ring; None where unknown.
 
     Parameters
@@ -150,7 +159,7 @@ def ring_of_ranks(case, kind, ranks, sizes, starts, last_only=False, times=1, sh
     return ends_of_ring(spec, last_only, share)
 
 
-def ends_of_ring(ring, last_only=False, share=1):
+def ends_of_ring(ring: Ring, last_only: bool = False, share: int = 1) -> np.ndarray | None:
     """When each rank has done its part: ndarray of float, shape (n,); None where unknown.
 
     With ``last_only`` only the largest of them needs to be right. ``share``: this is one of so many
@@ -164,7 +173,7 @@ def ends_of_ring(ring, last_only=False, share=1):
     return ends
 
 
-def in_closed_form(ring, last_only=False):
+def in_closed_form(ring: Ring, last_only: bool = False) -> np.ndarray | None:
     """As `ends_of_ring`, without its last resort."""
     larger = ring.larger
     if larger is None:
@@ -172,12 +181,12 @@ def in_closed_form(ring, last_only=False):
     is_one_sort = _all_alike(ring.heavy_s) and _all_alike(ring.light_s)
     if larger == 0:
         adding_s = ring.adding * (ring.sizes[0] / ring.reduce_Bps)
-        messages = _after_the_latest(ring) if is_one_sort else two_sorts.even_chunks(ring)
+        messages = _after_the_latest(ring) if is_one_sort else even_chunks(ring)
         return None if messages is None else _ranks_of(messages) + adding_s
     if is_one_sort:
         messages = _following_large_chunks(ring)
     else:
-        messages = two_sorts.uneven_chunks(ring, last_only)
+        messages = uneven_chunks(ring, last_only)
     return None if messages is None else _ranks_of(messages)
 
 
@@ -221,7 +230,7 @@ def _following_large_chunks(ring):
     return rounds * heavy_s + adding_s + best[(chunk - rounds + ring.lag) % n]
 
 
-def by_rounds(ring):
+def by_rounds(ring: Ring) -> np.ndarray:
     """Any ring, round by round.
 
     **Cost** O(n) operations for each round.
@@ -237,3 +246,217 @@ def by_rounds(ring):
         if k < ring.adding and ring.reduce_Bps < inf:
             ready += np.roll(nbytes, 1) / ring.reduce_Bps
     return ready
+
+
+# -- two sorts of links: those in a node and those between nodes -----------------------------------
+#
+# A moment is the largest sum of steps over all walks of so many rounds. S and F are the seconds of
+# a step on a slow and on a fast link. A walk of K rounds takes K S, less S - F for every round on a
+# fast link; so it goes to a slow link, stays, and leaves it as late as it can.
+
+
+def even_chunks(ring: Ring) -> np.ndarray | None:
+    """All chunks alike: ends of the last messages, ndarray of shape (n,); None where unknown.
+
+    A walk to a slow link and on to its end must not take more rounds than there are. Two answers
+    are found: one allows walks that are too long, one only short ones. Where they agree they are
+    right.
+    """
+    step_s = ring.light_s
+    slow = step_s == step_s.max()
+    losses = step_s.max() - step_s
+    to_a_slow_one = min(ring.n // 2, _longest_run_of_false(slow) + 1)
+
+    def best(there, back):
+        at_slow = sweep(ring.begins - losses, losses, there)
+        return sweep(np.where(slow, at_slow, -inf), losses, back)
+
+    most = best(ring.n - 1, ring.n - 1)
+    least = best(to_a_slow_one, ring.rounds - 1 - to_a_slow_one)
+    all_slow_s = ring.rounds * step_s.max()
+    tolerance_s = 1e-12 * (np.abs(most).max() + all_slow_s)
+    return all_slow_s + least if (most - least <= tolerance_s).all() else None
+
+
+def _longest_run_of_false(flags):
+    """On a ring with at least one True."""
+    places = np.flatnonzero(flags)
+    return int(np.diff(places, append=places[0] + len(flags)).max()) - 1
+
+
+def uneven_chunks(ring: Ring, last_only: bool = False) -> np.ndarray | None:
+    """The first chunks are larger than the others: ends of the last messages; None where unknown.
+
+    Let a step with a large chunk last longer by at most a. As chunks move by one rank a round, a
+    walk that changes from one slow link to the next meets at most one large chunk more for each
+    step than one that stays. So where S - F is large enough against a, walks never change: they go
+    straight to the next slow link, stay and leave it straight.
+
+    That holds for the last of all ends whatever the starts (``last_only``); for every single one
+    where no start is so late that its walk reaches beyond the next slow link.
+    """
+    light, heavy = ring.light_s, ring.heavy_s
+    slow = light > light.min()
+    if ring.reduce_Bps < inf or not slow.any():
+        return None
+    S, F = light.max(), light.min()
+    more_slow, more_fast = (heavy - light)[slow][0], (heavy - light)[~slow][0]
+    more = max(more_slow, more_fast)
+    loss = S - F - max(0.0, more_fast - more_slow)
+    ways = _Ways(slow)
+    fewest, most = ways.between.min(), ways.between.max()
+    if not fewest or loss < 2 * more * most or ring.rounds < 2 * most + 1:
+        return None  # a change might pay
+
+    n, K, lag, place = ring.n, ring.rounds, ring.lag, np.arange(ring.n)
+    chunks = _Chunks(n, ring.larger)
+
+    def stays(links, rounds):
+        """Seconds on a slow link, in so many first rounds."""
+        return rounds * S + more_slow * chunks.in_turn(links - 1 + lag, rounds)
+
+    def rides(chunk, rounds):
+        """Seconds on the way to the next rank: always with the same chunk."""
+        return rounds * (F + more_fast * chunks.is_large[chunk % n])
+
+    def meets(chunk, rounds):
+        """Seconds on the way to the rank before: every second chunk, beginning with this one."""
+        return rounds * F + more_fast * chunks.every_second(chunk, rounds)
+
+    # What the best start gives a walk that stays on each slow link, as if it had begun there.
+    first_chunk, to_left, to_right = place - 1 + lag, ways.to_left, ways.to_right
+    by_right = ring.begins + rides(first_chunk, to_right) - stays(ways.right, to_right)
+    by_left = ring.begins + meets(first_chunk, to_left) - stays(ways.left, to_left)
+    given = np.full(len(ways.slow), -inf)
+    np.maximum.at(given, ways.right_number, by_right)
+    np.maximum.at(given, ways.left_number, by_left)
+    reaches = np.abs(np.diff(given, append=given[0]))
+    if not last_only and (reaches > loss * ways.between - more * (ways.between + 1)).any():
+        return None
+
+    last_chunk, first_back = place - K + lag, ways.right - 2 - K + to_right + lag
+    from_left = stays(ways.left, K - to_left) + rides(last_chunk, to_left)
+    from_right = stays(ways.right, K - to_right) + meets(first_back, to_right)
+    return np.maximum(given[ways.left_number] + from_left, given[ways.right_number] + from_right)
+
+
+class _Ways:
+    """From each link of a ring to the slow links next to it.
+
+    Attributes
+    ----------
+    slow : ndarray of int
+        The slow links.
+    between : ndarray of int
+        Fast links between each slow one and the next.
+    left, right : ndarray of int, shape (n,)
+        The nearest slow link on each side; a slow one itself.
+    left_number, right_number : ndarray of int, shape (n,)
+        Their places in ``slow``.
+    to_left, to_right : ndarray of int, shape (n,)
+        Steps to them.
+    """
+
+    def __init__(self, is_slow):
+        n, place = len(is_slow), np.arange(len(is_slow))
+        self.slow = np.flatnonzero(is_slow)
+        self.between = np.diff(self.slow, append=self.slow[0] + n) - 1
+        count = len(self.slow)
+        self.left_number = (np.searchsorted(self.slow, place, side="right") - 1) % count
+        self.right_number = np.searchsorted(self.slow, place, side="left") % count
+        self.left, self.right = self.slow[self.left_number], self.slow[self.right_number]
+        self.to_left, self.to_right = (place - self.left) % n, (self.right - place) % n
+
+
+class _Chunks:
+    """Counts of large chunks, of which there are ``m`` at the beginning of ``n``."""
+
+    def __init__(self, n, m):
+        self._n, self._m = n, m
+        self.is_large = np.arange(n) < m
+        thrice = np.tile(self.is_large, 3)
+        self._every_second = np.empty(3 * n, dtype=np.int64)
+        for parity in (0, 1):
+            self._every_second[parity::2] = np.cumsum(thrice[parity::2])
+
+    def in_turn(self, first, count):
+        """Of the chunks first, first - 1, ...: ``count`` of them, round the ring."""
+        return self._below(first + 1) - self._below(first + 1 - count)
+
+    def _below(self, chunk):
+        """Large ones among 0 .. chunk - 1, where the ring is unrolled."""
+        return chunk // self._n * self._m + np.minimum(chunk % self._n, self._m)
+
+    def every_second(self, first, count):
+        """Of the chunks first, first - 2, ...: ``count`` of them, fewer than n."""
+        top = first % self._n + 2 * self._n
+        return self._every_second[top] - self._every_second[top - 2 * count]
+
+
+# -- largest sums over many ways at once -----------------------------------------------------------
+#
+# A rank that waits takes a maximum, a message adds its time. So a moment in a collective is the
+# largest sum over all chains of messages that lead to it. Where a chain of messages walks round a
+# ring, that is a running maximum over prefix sums (Baccelli et al. 1992, Synchronization and
+# Linearity).
+
+
+def in_turn(first_s: float, others_s: np.ndarray, steps_s: np.ndarray) -> np.ndarray:
+    """Ends of steps that follow each other, where each also waits for somebody else.
+
+    Parameters
+    ----------
+    first_s : float
+        When the first step may begin.
+    others_s : ndarray of float
+        When the other one that each step waits for is ready.
+    steps_s : ndarray of float
+        How long each step takes.
+
+    Returns
+    -------
+    ndarray of float
+        ``end[i] = max(end[i - 1], others_s[i]) + steps_s[i]``.
+    """
+    ends_s = np.cumsum(steps_s)
+    latest = np.maximum.accumulate(others_s - (ends_s - steps_s))
+    return ends_s + np.maximum(first_s, latest)
+
+
+def sweep(values: np.ndarray, costs: np.ndarray, reach: int) -> np.ndarray:
+    """The best value that comes to each place of a ring, walking straight from either side.
+
+    Parameters
+    ----------
+    values : ndarray of float, shape (n,)
+        What one has at each place before one walks.
+    costs : ndarray of float, shape (n,)
+        What one loses on entering each place; not negative.
+    reach : int
+        The longest walk, in steps.
+
+    Returns
+    -------
+    ndarray of float, shape (n,)
+    """
+    up = _sweep_up(values, costs, reach)
+    down = _sweep_up(values[::-1], costs[::-1], reach)[::-1]
+    return np.maximum(up, down)
+
+
+def _sweep_up(values, costs, reach):
+    n = len(values)
+    paid = np.cumsum(np.concatenate((costs, costs)))
+    best = trailing_max(np.concatenate((values, values)) + paid, min(reach, n) + 1)
+    return (best - paid)[n:]
+
+
+def trailing_max(values: np.ndarray, width: int) -> np.ndarray:
+    """At each place, the largest of the last ``width`` values: ndarray of the same shape."""
+    best = values
+    span = 1
+    while span < width:
+        step = min(span, width - span)
+        best = np.concatenate((best[:step], np.maximum(best[step:], best[:-step])))
+        span += step
+    return best

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..model.cluster import Cluster
 from ..model.errors import InvalidCallError, as_int, check_count
 from ..model.words import aligned, seconds_text, short_bytes
-from .buckets import BUCKET_BYTES, bucket_sizes
-from .collective import ends_of
-from .training import seconds_of_each_rank
+from .case import Seconds, seconds_of_each_rank
+from .collective import Placement, ends_of
+from .data_parallel import BUCKET_BYTES, bucket_sizes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,16 +43,16 @@ class ShardedStep:
     optimizer_bytes: float
 
     @property
-    def exposed_s(self):
+    def exposed_s(self) -> float:
         """Seconds of communication that no compute hides."""
         return max(0.0, self.time_s - self.compute_s)
 
     @property
-    def bytes_per_rank(self):
+    def bytes_per_rank(self) -> float:
         """Parameters, gradients and optimizer state together."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
-    def table(self):
+    def table(self) -> str:
         """The step as plain text."""
         kept = self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes, self.bytes_per_rank
         rows = [
@@ -67,25 +69,25 @@ class ShardedStep:
         ]
         return "\n".join(lines)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self.table()
 
 
 def zero_time(
-    stage,
-    model_bytes,
-    ranks,
-    cluster,
+    stage: int,
+    model_bytes: float | Sequence[int] | np.ndarray,
+    ranks: int,
+    cluster: Cluster,
     *,
-    forward_s,
-    backward_s,
-    optimizer_bytes=None,
-    update_s=0.0,
-    bucket_bytes=BUCKET_BYTES,
-    algorithm="ring",
-    placement="block",
-    itemsize=4,
-):
+    forward_s: Seconds,
+    backward_s: Seconds,
+    optimizer_bytes: float | None = None,
+    update_s: Seconds = 0.0,
+    bucket_bytes: float = BUCKET_BYTES,
+    algorithm: str = "ring",
+    placement: Placement = "block",
+    itemsize: int = 4,
+) -> ShardedStep:
     """A step of data parallelism whose state is cut into a part for each rank (ZeRO).
 
     The model is cut into buckets, each filled up to a multiple of ``ranks * itemsize``; forward and
@@ -148,14 +150,8 @@ def zero_time(
     buckets = bucket_sizes(model_bytes, bucket_bytes, itemsize)
     total = int(buckets.sum())
     state = 2 * total if optimizer_bytes is None else as_int("optimizer_bytes", optimizer_bytes)
-    times = [
-        seconds_of_each_rank(name, value, ranks)
-        for name, value in (
-            ("forward_s", forward_s),
-            ("backward_s", backward_s),
-            ("update_s", update_s),
-        )
-    ]
+    asked = {"forward_s": forward_s, "backward_s": backward_s, "update_s": update_s}
+    times = [seconds_of_each_rank(name, value, ranks) for name, value in asked.items()]
     padded = -(-buckets // (ranks * itemsize)) * (ranks * itemsize)
 
     def through(kind, bucket, starts):
@@ -165,21 +161,22 @@ def zero_time(
         )  # fmt: skip
 
     way = _whole_parameters if stage < 3 else _parameters_in_parts
-    ends = way(buckets / total, *times, through)
+    ends = way(buckets / total, times, through)
     return ShardedStep(
         name=f"ZeRO-{stage}",
         ranks=ranks,
         algorithm=algorithm,
         time_s=float(ends.max()),
-        compute_s=float(sum(times).max()),
+        compute_s=float(np.sum(times, axis=0).max()),
         parameter_bytes=total / ranks if stage == 3 else total,
         gradient_bytes=total / ranks if stage >= 2 else total,
         optimizer_bytes=state / ranks,
     )
 
 
-def _whole_parameters(shares, forward, backward, update, through):
+def _whole_parameters(shares, times, through):
     """Ends of the ranks in ZeRO-1 and 2."""
+    forward, backward, update = times
     computed, lane = forward, np.zeros(len(forward))
     for bucket, share in enumerate(shares):
         computed = computed + share * backward
@@ -190,8 +187,9 @@ def _whole_parameters(shares, forward, backward, update, through):
     return now
 
 
-def _parameters_in_parts(shares, forward, backward, update, through):
+def _parameters_in_parts(shares, times, through):
     """Ends of the ranks in ZeRO-3: ``lane`` is when each is through with all collectives so far."""
+    forward, backward, update = times
     count = len(shares)
     now = np.zeros(len(forward))
     there = lane = through("all_gather", count - 1, now)
@@ -210,19 +208,19 @@ def _parameters_in_parts(shares, forward, backward, update, through):
 
 
 def tensor_parallel_time(
-    blocks,
-    activation_bytes,
-    ranks,
-    cluster,
+    blocks: int,
+    activation_bytes: float,
+    ranks: int,
+    cluster: Cluster,
     *,
-    forward_s,
-    backward_s,
-    model_bytes=0,
-    optimizer_bytes=None,
-    algorithm="ring",
-    placement="block",
-    itemsize=4,
-):
+    forward_s: Seconds,
+    backward_s: Seconds,
+    model_bytes: float = 0,
+    optimizer_bytes: float | None = None,
+    algorithm: str = "ring",
+    placement: Placement = "block",
+    itemsize: int = 4,
+) -> ShardedStep:
     """A step of tensor parallelism: blocks of a layer cut by columns and one cut by rows.
 
     Such a block ends its forward with an all_reduce of the activations, and its backward with one

@@ -6,29 +6,322 @@ A solver takes a `Case` and gives when each rank has done its part; None where i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
 
 from ..collectives.schedules import Schedule, split
-from ..collectives.steps import binomial_scatter
+from ..collectives.steps import binomial_scatter, by_node, powers_below
 from ..collectives.timing import time_of
-from .case import shares_a_link
-from .chains import ends_of_chain
-from .in_nodes import hierarchical, leader
-from .maxplus import in_turn
-from .rings import ring_of_ranks
-from .two_trees import double_tree
+from ..collectives.two_trees import edges_of, levels
+from .case import Case, common_step_s, shares_a_link
+from .rings import in_turn, ring_of_ranks
+
+# -- all_reduce in nodes and between them ----------------------------------------------------------
 
 
-def ring(case):
+class Nodes:
+    """Ranks by node; nodes in order of their first rank."""
+
+    def __init__(self, node_of: np.ndarray) -> None:
+        n = len(node_of)
+        order = np.argsort(node_of, kind="stable")
+        is_first = np.diff(node_of[order], prepend=-1) > 0
+        begin = np.flatnonzero(is_first)
+        self._order = order
+        self.sizes = np.diff(begin, append=n)
+        self._local = np.arange(n) - np.repeat(begin, self.sizes)
+        self._size = np.repeat(self.sizes, self.sizes)
+        self.first_ranks = np.sort(order[begin])
+        self.largest = int(self.sizes.max())
+
+    def pairs(self, d: int) -> tuple[np.ndarray, np.ndarray]:
+        """In a binomial tree of each node: who is d above whom, as arrays of ranks."""
+        low = np.flatnonzero((self._local % (2 * d) == 0) & (self._local + d < self._size))
+        return self._order[low + d], self._order[low]
+
+
+def leader(case: Case) -> np.ndarray | None:
+    """all_reduce: down trees in the nodes, round a ring of the nodes' first ranks, up the trees."""
+    nodes = Nodes(case.topology.node_of)
+    ready = case.starts.copy()
+    leaders = nodes.first_ranks
+    for d in powers_below(nodes.largest):
+        high, low = nodes.pairs(d)
+        _exchange(case, ready, high, low, adds=True)
+    ends = ring_of_ranks(case, "all_reduce", leaders, case.parts(len(leaders)), ready[leaders])
+    if ends is None:
+        return None
+    ready[leaders] = ends
+    for d in reversed(powers_below(nodes.largest)):
+        high, low = nodes.pairs(d)
+        _exchange(case, ready, low, high)
+    return ready
+
+
+def _exchange(case, ready, src, dst, adds=False):
+    """Whole vectors, from each src to its dst; ``ready`` is changed in place."""
+    end = np.maximum(ready[src], ready[dst]) + case.step_s(src, dst, case.nbytes)
+    ready[src] = end
+    ready[dst] = end + (case.nbytes / case.reduce_Bps if adds else 0.0)
+
+
+def hierarchical(case: Case) -> np.ndarray | None:
+    """all_reduce: rings in the nodes, rings across nodes, rings in the nodes.
+
+    Each of as many lanes as the largest node has ranks is a ring across the nodes. Where its owners
+    begin together they stay in step, for their messages share each node's link alike. The ranks of
+    a smaller node own several lanes; they are in step with the others if they come before them,
+    and if no two of them meet, who would begin earlier.
+    """
+    members = by_node(case.n, case.topology.node_of)
+    sizes = np.array([len(ranks) for ranks in members])
+    lanes, nodes = int(sizes.max()), len(members)
+    chunks = case.parts(lanes * nodes)
+    if not case.start_together or chunks[0] != chunks[-1]:
+        return None
+    is_small = sizes < lanes
+    if is_small.any() and case.nbytes / case.reduce_Bps > 0:
+        return None  # who owns more lanes adds longer
+    if (is_small & np.roll(is_small, -1)).any():
+        return None
+    width = {size: split(lanes, size) for size in set(sizes.tolist())}
+    in_node = _InNodes(case, members, {size: width[size] * nodes * chunks[0] for size in width})
+    reduced_s = in_node.ends("reduce_scatter")
+    begin_s = reduced_s[lanes].max()
+    if max(ends.max() for ends in reduced_s.values()) > begin_s:
+        return None
+    owners = np.array([np.repeat(ranks, width[len(ranks)]) for ranks in members])
+    across_s = _across_s(case, owners, int(chunks[0]))
+    if across_s is None:
+        return None
+    gathered_s = in_node.ends("all_gather")
+    ends = case.starts + (begin_s + across_s)
+    for ranks in members:
+        ends[ranks] += gathered_s[len(ranks)]
+    return ends
+
+
+class _InNodes:
+    """Rings in nodes: those of one size take the same time."""
+
+    def __init__(self, case, members, blocks):
+        self._case, self._blocks = case, blocks
+        self._node = {len(ranks): ranks for ranks in members}
+
+    def ends(self, kind):
+        """For each size of a node, when each of its ranks is done, after a common start at 0."""
+        return {
+            size: ring_of_ranks(self._case, kind, ranks, self._blocks[size], np.zeros(size))
+            for size, ranks in self._node.items()
+        }
+
+
+def _across_s(case, owners, nbytes):
+    """Seconds of the rings across nodes, all in step; None where they are not.
+
+    Parameters
+    ----------
+    owners : ndarray of int, shape (nodes, lanes)
+    nbytes : int
+        Of a chunk.
+    """
+    rounds = len(owners) - 1
+    if not rounds:
+        return 0.0
+    nexts = np.roll(owners, -1, axis=0)
+    step_s = common_step_s(case, owners.ravel(), nexts.ravel(), nbytes)
+    return None if step_s is None else rounds * (2 * step_s + nbytes / case.reduce_Bps)
+
+
+# -- a chain: chunk after chunk along a line of ranks ----------------------------------------------
+#
+# Chunk j crosses from place v to place v + 1 when that chunk has come to v, when the chunk before
+# it has crossed, and when place v + 1 has passed the chunk before that one on. So for each chunk
+# the ends along the line are a running maximum over prefix sums.
+
+MAX_CHAIN_STEPS = 200_000_000
+
+
+def ends_of_chain(
+    starts: np.ndarray,
+    step_s: Callable[[int], np.ndarray],
+    sizes: np.ndarray,
+    reduce_Bps: float = inf,
+) -> np.ndarray | None:
+    """When each place of the line has done its part; None where that takes too long.
+
+    Parameters
+    ----------
+    starts : ndarray of float, shape (n,)
+        By place.
+    step_s : callable
+        ``step_s(nbytes)``: seconds of a message of so many bytes, from each place to the next.
+    sizes : ndarray of int
+        Bytes of each chunk.
+    reduce_Bps : float
+        At which each place adds what comes.
+
+    **Cost** O(n) for chunks that are alike on links that are alike, with equal starts; else
+    O(n * chunks).
+    """
+    if reduce_Bps == inf and (starts == starts[0]).all():
+        heavy_s, light_s = step_s(sizes.max()), step_s(sizes.min())
+        if (heavy_s == heavy_s[0]).all() and (light_s == light_s[0]).all():
+            larger = int((sizes > sizes.min()).sum())
+            return starts + _even_links(len(starts), len(sizes), larger, heavy_s[0], light_s[0])
+    if len(starts) * len(sizes) > MAX_CHAIN_STEPS:
+        return None
+    return _chunk_by_chunk(starts, step_s, sizes, reduce_Bps)
+
+
+def _even_links(n, chunks, larger, heavy_s, light_s):
+    """All steps are alike but for the size of the chunk; the first ones are larger.
+
+    Place v has sent all after v + chunks steps. The slowest sequence of steps meets the fewest
+    small chunks: it skips every second one, where there are places ahead that it can come back
+    from.
+    """
+    if not larger:
+        larger = chunks
+    place = np.minimum(np.arange(n), n - 2)  # the last place is done with the one before
+    small = chunks - larger
+    met = np.maximum((small + 1) // 2, small - (n - 2 - place))
+    return (place + chunks) * heavy_s - met * (heavy_s - light_s)
+
+
+def _chunk_by_chunk(starts, step_s, sizes, reduce_Bps):
+    steps = len(starts) - 1
+    place = np.arange(steps)
+    before = np.full(steps, -inf)  # ends of the chunk before, and of the one before that
+    two_before = np.full(steps, -inf)
+    adding_before_s = 0.0
+    allowed = np.maximum(starts[:-1], starts[1:])
+    seconds = {nbytes: step_s(nbytes) for nbytes in set(sizes.tolist())}
+    for nbytes in sizes.tolist():
+        adding_s = nbytes / reduce_Bps
+        message_s = seconds[nbytes]
+        total_s = np.cumsum(message_s) + place * adding_s
+        end = total_s + np.maximum.accumulate(allowed - (total_s - message_s))
+        two_before, before, adding_before_s = before, end, adding_s
+        # What place v and place v + 1 have to do before the next chunk crosses between them.
+        allowed = before + adding_before_s
+        allowed[:-1] = np.maximum(allowed[:-1], two_before[1:] + adding_before_s)
+    return np.append(before, before[-1] + adding_before_s)
+
+
+# -- two trees: pair of rounds after pair of rounds, in leaps where nothing changes ----------------
+#
+# Each rank sends one message and receives one in a round, so no message slows another down where
+# each rank has links of its own. In the middle of a pipeline every pair of rounds does the same: it
+# takes the moments at which ranks are ready and makes the next ones, by sums and maxima. If all
+# moments are later by some time, all next moments are later by as much. So as soon as one pair of
+# rounds delays all ranks alike, all further pairs that do the same delay them by as much.
+
+MAX_TREE_STEPS = 50_000_000
+ALIKE = 1e-12
+
+
+def double_tree(case: Case) -> np.ndarray | None:
+    """all_reduce, broadcast, reduce: when each rank has done its part; None where unknown."""
+    if not case.links_are_private:
+        return None
+    edges, height = edges_of(case.n), levels(case.n)
+    sizes = case.parts(2 * case.chunks)
+    ready = case.starts - case.starts.min()
+    if case.kind != "broadcast":
+        ready = _Pipeline(case, edges, height - 1 - edges.level, sizes, up=True).through(ready)
+    if case.kind != "reduce" and ready is not None:
+        ready = _Pipeline(case, edges, edges.level, sizes, up=False).through(ready)
+    return None if ready is None else ready + case.starts.min()
+
+
+class _Pipeline:
+    """All chunks on their way up, or down.
+
+    Parameters
+    ----------
+    begin : ndarray of int
+        In which pair of rounds each edge has its first chunk.
+    sizes : ndarray of int
+        Bytes of each chunk; chunk 2 j + t is the j-th one of tree t.
+    """
+
+    def __init__(self, case, edges, begin, sizes, up):
+        parent, child = ((place + case.root) % case.n for place in (edges.parent, edges.child))
+        src, dst = (child, parent) if up else (parent, child)
+        self._sizes, self._chunks = sizes, case.chunks
+        self._larger = int((sizes > sizes[-1]).sum())  # they come first
+        self._height = int(begin.max()) + 1
+        self._envelope_bytes = case.envelope_bytes
+        self._reduce_Bps = case.reduce_Bps if up else inf
+        self._rounds = []
+        for colour in (0, 1):
+            here = np.flatnonzero(edges.colour == colour)
+            ends = src[here], dst[here]
+            links = case.topology.latencies_s(*ends), case.topology.bandwidths_Bps(*ends)
+            self._rounds.append((begin[here], edges.tree[here], *ends, *links))
+
+    def through(self, ready):
+        """When each rank is through, from when it begins; None where that takes too long."""
+        pair, pairs, steps = 0, self._height + self._chunks - 1, 0
+        while pair < pairs:
+            before = ready
+            ready = self._pair(pair, before.copy())
+            pair += 1
+            more = self._alike_until(pair - 1) - pair
+            later_s = ready - before
+            if more > 0 and np.ptp(later_s) <= ALIKE * later_s.max():
+                ready = ready + more * later_s
+                pair += more
+            steps += len(ready)
+            if steps > MAX_TREE_STEPS:
+                return None
+        return ready
+
+    def _pair(self, pair, ready):
+        """One pair of rounds; ``ready`` is changed in place."""
+        for begin, tree, src, dst, latency_s, bandwidth_Bps in self._rounds:
+            chunk = pair - begin
+            if pair < self._height or pair >= self._chunks:
+                busy = np.flatnonzero((chunk >= 0) & (chunk < self._chunks))
+                chunk, tree, src, dst, latency_s, bandwidth_Bps = (
+                    of[busy] for of in (chunk, tree, src, dst, latency_s, bandwidth_Bps)
+                )
+            nbytes = self._sizes[2 * chunk + tree]
+            step_s = latency_s + (nbytes + self._envelope_bytes) / bandwidth_Bps
+            end = np.maximum(ready[src], ready[dst]) + step_s
+            ready[src] = end
+            ready[dst] = np.maximum(ready[dst], end)
+            if self._reduce_Bps < inf:
+                ready[dst] += nbytes / self._reduce_Bps
+        return ready
+
+    def _alike_until(self, pair):
+        """The first pair of rounds from this one on that does something else.
+
+        In it come chunks that are smaller, or none.
+        """
+        first = 2 * (pair - self._height + 1)  # of the chunks under way
+        if first < 0 or pair >= self._chunks:
+            return pair
+        if self._sizes[first] == self._sizes[2 * pair + 1]:
+            return self._chunks if self._sizes[first] == self._sizes[-1] else self._larger // 2
+        return pair
+
+
+# -- rings, and one rank after the other -----------------------------------------------------------
+
+
+def ring(case: Case) -> np.ndarray | None:
     """all_reduce, reduce_scatter, all_gather: round a ring of all ranks."""
     return ring_of_ranks(
         case, case.kind, np.arange(case.n), case.parts(), case.starts, case.last_only
     )
 
 
-def ring_segmented(case):
+def ring_segmented(case: Case) -> np.ndarray | None:
     """all_reduce: a reduce_scatter of each segment of all blocks, then an all_gather of blocks.
 
     Where the chunks of a segment are alike, all segments of one size are one long ring.
@@ -42,9 +335,10 @@ def ring_segmented(case):
         long = phases if sizes[0] == sizes[1] else 1
         share = case.chunks // long
         for _ in range(phases // long):
-            ends = ring_of_ranks(case, "reduce_scatter", ranks, chunks, ends, False, long, share)
-            if ends is None:
+            found = ring_of_ranks(case, "reduce_scatter", ranks, chunks, ends, False, long, share)
+            if found is None:
                 return None
+            ends = found
     return ring_of_ranks(case, "all_gather", ranks, blocks, ends, case.last_only)
 
 
@@ -54,7 +348,7 @@ def _runs(rows):
     return zip(np.diff(begins, append=len(rows)).tolist(), rows[begins], strict=True)
 
 
-def pairwise(case):
+def pairwise(case: Case) -> np.ndarray | None:
     """all_to_all, reduce_scatter: in n - 1 rounds with each other rank.
 
     After k rounds a rank has waited for all that are up to k (k + 1) / 2 away: for everybody. Where
@@ -71,7 +365,7 @@ def pairwise(case):
     return np.full(case.n, case.starts.max() + (case.n - 1) * step_s)
 
 
-def spread_to_all(case):
+def spread_to_all(case: Case) -> np.ndarray | None:
     """all_to_all: everything at once, on links that share out what they have."""
     sizes, cluster, n = case.parts(), case.topology.cluster, case.n
     if not (case.is_even and case.start_together) or sizes[0] != sizes[-1]:
@@ -85,7 +379,7 @@ def spread_to_all(case):
     return case.starts + latency_s + (sizes[0] + case.envelope_bytes) / min(rates_Bps)
 
 
-def flat_out(case):
+def flat_out(case: Case) -> np.ndarray:
     """broadcast, scatter: the root sends to one rank after the other."""
     ready = case.starts.copy()
     others = _others(case)
@@ -94,7 +388,7 @@ def flat_out(case):
     return ready
 
 
-def flat_in(case):
+def flat_in(case: Case) -> np.ndarray:
     """gather, reduce: one rank after the other sends to the root."""
     ready = case.starts.copy()
     others = _others(case)
@@ -103,7 +397,7 @@ def flat_in(case):
     return ready
 
 
-def flat_in_and_out(case):
+def flat_in_and_out(case: Case) -> np.ndarray:
     """all_reduce, barrier: one after the other to rank 0, and back."""
     ready = case.starts.copy()
     others = _others(case)
@@ -131,7 +425,7 @@ def _root_receives(case, ready, others, nbytes, adds):
     ready[case.root] = done_s[-1]
 
 
-def scatter_all_gather(case):
+def scatter_all_gather(case: Case) -> np.ndarray | None:
     """broadcast: a binomial scatter, then all_gather round a ring."""
     if not case.links_are_private:
         return None
@@ -142,7 +436,7 @@ def scatter_all_gather(case):
     return ring_of_ranks(case, "all_gather", np.arange(case.n), sizes, ready)
 
 
-def chain(case):
+def chain(case: Case) -> np.ndarray | None:
     """broadcast, reduce: in chunks along a line of all ranks."""
     from_root = (case.root + np.arange(case.n)) % case.n
     line = from_root if case.kind == "broadcast" else from_root[::-1]
@@ -163,6 +457,8 @@ def chain(case):
     ends[line] = found
     return ends
 
+
+# -- what is covered -------------------------------------------------------------------------------
 
 RING = (
     "each rank has a node of its own; or no two messages of a round share a link (block placement) "

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
+from ...core.model.chance import check_mtbf
 from ...core.model.cluster import Cluster, Topology
 from ...core.model.errors import InvalidCallError, check_count, check_number
-from ...core.model.failing import check_mtbf
 from ...core.scale.checkpoints import time_with_failures
 from ...core.scale.collective import time_of
 from ...core.scale.pipeline_parallel import even_pipeline_time

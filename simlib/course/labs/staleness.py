@@ -21,8 +21,8 @@ from matplotlib.patches import Patch
 
 from ...core.draw.figures import DPI, GREY, INK, PAPER, TEXT_PT, TITLE_PT, Picture
 from ...core.draw.palette import OKABE_ITO, visible
+from ...core.model.chance import Jitter
 from ...core.model.errors import InvalidCallError, check_count, check_number
-from ...core.model.jitter import Jitter
 from ...core.model.words import number
 from ..datasets.digits import load
 from .break_even import sync_s

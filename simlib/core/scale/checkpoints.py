@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..model.chance import check_mtbf
 from ..model.errors import InvalidCallError, as_int, check_count, check_number
+from .case import Counts, Seconds
 
 FORMULAS = ("young", "daly", "exact")
 
 
-def checkpoint_interval(checkpoint_s, mtbf_s, ranks=1, *, formula="daly"):
+def checkpoint_interval(
+    checkpoint_s: float,
+    mtbf_s: float,
+    ranks: Counts = 1,
+    *,
+    formula: str = "daly",
+) -> Any:
     """The best checkpoint interval: seconds of work between the end of one and the next.
 
     Saving more often costs more than it saves, saving less often loses more work with each failure.
@@ -77,7 +86,14 @@ def _best_share(share):
     return low
 
 
-def goodput(interval_s, checkpoint_s, mtbf_s, ranks=1, *, restart_s=0.0):
+def goodput(
+    interval_s: Seconds,
+    checkpoint_s: float,
+    mtbf_s: float,
+    ranks: Counts = 1,
+    *,
+    restart_s: float = 0.0,
+) -> Any:
     """The share of a long run's time that goes into work that is not lost.
 
     Of every ``interval_s`` of work, what is expected to pass until it is done and saved: saving it,
@@ -113,12 +129,20 @@ def goodput(interval_s, checkpoint_s, mtbf_s, ranks=1, *, restart_s=0.0):
     **Source** Daly 2006, as for `checkpoint_interval`: M exp(D / M) (exp((t + C) / M) - 1) seconds
     for t seconds of work, with a mean time M between failures and a restart of D.
     """
-    interval_s = _checked("interval_s", interval_s)
-    passing_s = _until_saved(interval_s, checkpoint_s, mtbf_s, ranks, restart_s)
-    return _like(interval_s * np.ones_like(passing_s), interval_s / passing_s)
+    work_s = _checked("interval_s", interval_s)
+    passing_s = _until_saved(work_s, checkpoint_s, mtbf_s, ranks, restart_s)
+    return _like(work_s * np.ones_like(passing_s), work_s / passing_s)
 
 
-def time_with_failures(work_s, interval_s, checkpoint_s, mtbf_s, ranks=1, *, restart_s=0.0):
+def time_with_failures(
+    work_s: float,
+    interval_s: Seconds,
+    checkpoint_s: float,
+    mtbf_s: float,
+    ranks: Counts = 1,
+    *,
+    restart_s: float = 0.0,
+) -> Any:
     """Expected seconds of a whole run: its work, checkpoints, failures, restarts.
 
     A checkpoint follows each ``interval_s`` of work, and the last piece, which may be shorter.
@@ -150,12 +174,12 @@ def time_with_failures(work_s, interval_s, checkpoint_s, mtbf_s, ranks=1, *, res
     **Source** as for `goodput`.
     """
     check_number("work_s", work_s)
-    interval_s = _checked("interval_s", interval_s)
-    pieces = np.floor(work_s / interval_s)
-    rest_s = work_s - pieces * interval_s
+    piece_s = _checked("interval_s", interval_s)
+    pieces = np.floor(work_s / piece_s)
+    rest_s = work_s - pieces * piece_s
     machine = checkpoint_s, mtbf_s, ranks, restart_s
-    found = pieces * _until_saved(interval_s, *machine)
-    found = found + np.where(rest_s > 1e-9 * interval_s, _until_saved(rest_s, *machine), 0.0)
+    found = pieces * _until_saved(piece_s, *machine)
+    found = found + np.where(rest_s > 1e-9 * piece_s, _until_saved(rest_s, *machine), 0.0)
     return _like(found, found)
 
 

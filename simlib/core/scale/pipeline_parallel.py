@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from ..draw.display import DisplayMixin
-from ..model.cluster import Topology
+from ..model.cluster import Cluster, Topology
 from ..model.errors import InvalidCallError, as_int, check_count, check_number
 from ..model.words import aligned, seconds_text, short_bytes
-from .pipeline_orders import most_held, order_of
+from .case import Placement, Seconds
 from .programs import Machine
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
+Unit: TypeAlias = tuple[str, int, int]
+"""What is computed in one go: "F" or "B", stage, micro-batch."""
+
 MAX_UNITS = 200_000
 
 
@@ -49,16 +56,16 @@ class PipelineStep(DisplayMixin):
     units: list
 
     @property
-    def bubble(self):
+    def bubble(self) -> float:
         """Share of the ranks' time in which they do not compute."""
         return float(1 - self.compute_s.sum() / (self.ranks * self.time_s)) if self.time_s else 0.0
 
     @property
-    def even_bubble(self):
+    def even_bubble(self) -> float:
         """The bubble of equal stages and free messages: (K - 1) / (V M + K - 1)."""
         return (self.ranks - 1) / (self.stages_per_rank * self.num_microbatches + self.ranks - 1)
 
-    def held(self, rank):
+    def held(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """How many activations a rank holds over time, each from its forward to its backward's end.
 
         Parameters
@@ -79,7 +86,7 @@ class PipelineStep(DisplayMixin):
         forward = kinds == "F"
         return np.where(forward, starts_s, ends_s), np.cumsum(np.where(forward, 1, -1))
 
-    def table(self):
+    def table(self) -> str:
         """The step as plain text: a row for each rank, at most 20."""
         rows = [("rank", "computes", "bubble", "micro-batches held", "activations")]
         columns = self.compute_s, self.peak_microbatches, self.peak_activation_bytes
@@ -95,10 +102,10 @@ class PipelineStep(DisplayMixin):
         more = [f"... and {left_out:,} more"] * (left_out > 0)
         return "\n".join([title, "", *aligned(rows[:21]), *more])
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self.table()
 
-    def draw(self):
+    def draw(self) -> Figure:
         """Draw what each rank computes when. Returns a matplotlib Figure."""
         from .pictures import draw_pipeline
 
@@ -106,18 +113,18 @@ class PipelineStep(DisplayMixin):
 
 
 def pipeline_time(
-    ranks,
-    num_microbatches,
-    cluster,
+    ranks: int,
+    num_microbatches: int,
+    cluster: Cluster,
     *,
-    forward_s,
-    backward_s,
-    message_bytes,
-    activation_bytes=None,
-    schedule="1f1b",
-    stages_per_rank=1,
-    placement="block",
-):
+    forward_s: Seconds,
+    backward_s: Seconds,
+    message_bytes: float,
+    activation_bytes: float | None = None,
+    schedule: str = "1f1b",
+    stages_per_rank: int = 1,
+    placement: Placement = "block",
+) -> PipelineStep:
     """A step of a pipeline: `PipelineStep.time_s`, the bubble, and the activations held.
 
     Messages travel while ranks compute: a rank posts all its receives when the step begins, sends
@@ -188,7 +195,8 @@ def pipeline_time(
         "B": _of_each_stage("backward_s", backward_s, stages),
     }
     orders = [order_of(schedule, rank, ranks, count, per_rank) for rank in range(ranks)]
-    machine, units = Machine(Topology(cluster, ranks, placement)), []
+    machine = Machine(Topology(cluster, ranks, placement))
+    units: list[tuple] = []
     machine.run(
         _program(machine, rank, ranks, stages, order, seconds, message_bytes, units)
         for rank, order in enumerate(orders)
@@ -270,3 +278,104 @@ def _program(machine, rank, ranks, stages, order, seconds, message_bytes, units)
             sends_to = tag(kind, stage + step, microbatch)
             sent.append(machine.isend(rank, dst, message_bytes, sends_to))
     yield sent
+
+
+# -- in which order a rank computes ----------------------------------------------------------------
+
+
+def order_of(schedule: str, rank: int, ranks: int, count: int, per_rank: int) -> list[Unit]:
+    """What a rank computes, in order: ``("F" or "B", stage, microbatch)``."""
+    forward, backward = _forward_and_backward(schedule, rank, ranks, count, per_rank)
+    if schedule == "gpipe":
+        ahead = count
+    elif schedule == "1f1b":
+        ahead = ranks - rank - 1
+    else:
+        ahead = 2 * (ranks - rank - 1) + (per_rank - 1) * ranks
+    ahead = min(ahead, len(forward))
+    order = forward[:ahead]
+    for one_forward, one_backward in zip(forward[ahead:], backward, strict=False):
+        order += [one_forward, one_backward]
+    return order + backward[len(forward) - ahead :]
+
+
+def _forward_and_backward(schedule, rank, ranks, count, per_rank):
+    """All forward units of a rank, and all backward units, each in order."""
+    if schedule != "interleaved":
+        microbatches = range(count)
+        back = reversed(microbatches) if schedule == "gpipe" else microbatches
+        return [("F", rank, m) for m in microbatches], [("B", rank, m) for m in back]
+    groups = [range(first, first + ranks) for first in range(0, count, ranks)]
+    stages = [rank + ranks * part for part in range(per_rank)]
+    return (
+        [("F", stage, m) for group in groups for stage in stages for m in group],
+        [("B", stage, m) for group in groups for stage in reversed(stages) for m in group],
+    )
+
+
+def most_held(order: list[Unit]) -> int:
+    """Most activations that a rank holds at a time."""
+    changes = [1 if kind == "F" else -1 for kind, _, _ in order]
+    return int(np.cumsum(changes).max())
+
+
+# -- equal stages, in closed form ------------------------------------------------------------------
+
+
+def even_pipeline_time(
+    ranks: int,
+    num_microbatches: int,
+    *,
+    forward_s: float,
+    backward_s: float,
+    message_s: float = 0.0,
+) -> float:
+    """A step of 1F1B with equal stages, in closed form: seconds, as `pipeline_time` finds them.
+
+    Every forward of rank 0 but the first K waits for a backward of the last rank, so messages are
+    not hidden: with free ones a step takes (M + K - 1) (forward + backward), and of N = M + K - 2
+    rounds N - floor(N / K) wait for a message there and one back.
+
+    Parameters
+    ----------
+    ranks, num_microbatches : int
+        K and M.
+    forward_s, backward_s : float
+        Seconds that one micro-batch takes in a stage.
+    message_s : float
+        Of a message to a neighbour that is alone on its link.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    InvalidCallError
+        Messages that take longer than a forward: they would wait for one another.
+
+    Examples
+    --------
+    >>> import simlib
+    >>> even = {"forward_s": 0.01, "backward_s": 0.02}
+    >>> round(simlib.scale.even_pipeline_time(4, 8, **even), 3)
+    0.33
+    >>> round(simlib.scale.even_pipeline_time(4, 8, **even, message_s=0.001), 3)
+    0.346
+
+    **Cost** O(1).
+    """
+    ranks, count = as_int("ranks", ranks), as_int("num_microbatches", num_microbatches)
+    check_count("ranks", ranks)
+    check_count("num_microbatches", count)
+    times_s = {"forward_s": forward_s, "backward_s": backward_s, "message_s": message_s}
+    for name, value in times_s.items():
+        check_number(name, value)
+    if ranks > 1 and message_s > forward_s:
+        raise InvalidCallError(
+            f"a message takes {seconds_text(message_s)} and a forward {seconds_text(forward_s)}: "
+            "messages would wait for one another; pipeline_time follows them one by one"
+        )
+    rounds = count + ranks - 2
+    waits = rounds - rounds // ranks if ranks > 1 else 0
+    return (count + ranks - 1) * (forward_s + backward_s) + 2 * waits * message_s

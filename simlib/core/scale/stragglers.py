@@ -1,0 +1,406 @@
+"""Ranks whose compute varies: steps drawn by a seed, and how long the slowest takes on average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from math import cosh, erfc, exp, fsum, isfinite, log, pi, sinh, sqrt
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from ..model.chance import Jitter, check_kind, check_spread, draw
+from ..model.cluster import Cluster
+from ..model.errors import InvalidCallError, as_int, check_count, check_number
+from ..model.words import aligned, seconds_text
+from .case import Counts, Seconds
+from .data_parallel import Reduction, Training
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class JitteredSteps:
+    """Training steps, one after the other, of ranks whose compute varies.
+
+    Attributes
+    ----------
+    ranks : int
+    factors : ndarray of float, shape (steps, ranks)
+        What each rank's compute was multiplied by in each step.
+    end_s : ndarray of float, shape (steps, ranks)
+        When each rank has done each step; the first begins at 0.
+    steady_s : float
+        Seconds of a step, on average over as many, where no compute varies.
+    """
+
+    ranks: int
+    factors: np.ndarray
+    end_s: np.ndarray
+    steady_s: float
+
+    @property
+    def time_s(self) -> float:
+        """When the last rank is done with all steps."""
+        return float(self.end_s.max())
+
+    @property
+    def times_s(self) -> np.ndarray:
+        """Seconds of each step, from last rank to last rank: ndarray of float, shape (steps,)."""
+        return np.diff(self.end_s.max(axis=1), prepend=0.0)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, on average."""
+        return self.time_s / len(self.end_s)
+
+    @property
+    def slowdown(self) -> float:
+        """How much longer a step takes on average than one in which no compute varies."""
+        return self.step_s / self.steady_s if self.steady_s else 1.0
+
+    def table(self) -> str:
+        """The steps as plain text."""
+        times_s = self.times_s
+        rows = [
+            ("mean", "shortest", "median", "longest", "without jitter"),
+            tuple(
+                seconds_text(float(value))
+                for value in (
+                    self.step_s,
+                    times_s.min(),
+                    np.median(times_s),
+                    times_s.max(),
+                    self.steady_s,
+                )
+            ),
+        ]
+        title = (
+            f"{len(times_s):,} steps on {self.ranks:,} rank{'s' * (self.ranks != 1)}: "
+            f"{self.slowdown - 1:+.1%} by jitter"
+        )
+        return "\n".join([title, "", *aligned(rows)])
+
+    def __repr__(self) -> str:
+        return self.table()
+
+
+def jittered_time(
+    model_bytes: float | Sequence[int] | np.ndarray,
+    ranks: int,
+    cluster: Cluster,
+    *,
+    forward_s: Seconds,
+    backward_s: Seconds,
+    jitter: str | Jitter | Callable = "normal",
+    spread: float = 0.1,
+    seed: int = 0,
+    steps: int = 100,
+    **reduction: Any,
+) -> JitteredSteps:
+    """Steps of data-parallel training in which each rank's compute varies, one after the other.
+
+    Each step is that of `step_time`, but that forward, backward and the moments of ``ready_s`` are
+    multiplied by a factor of the step and the rank, and that a rank begins its next step as soon as
+    it has computed all and has all sums. All ranks wait for the slowest, so the mean of a step
+    grows with the number of ranks although the mean of each rank's compute does not.
+
+    Parameters
+    ----------
+    model_bytes, ranks, cluster, forward_s, backward_s
+        As for `step_time`.
+    jitter, spread, seed, steps
+        As for `jitter_factors`.
+    **reduction
+        Further ones of `step_time`: ``ready_s``, ``bucket_bytes``, ``overlap``, ``algorithm``,
+        ``placement``, ``itemsize``.
+
+    Returns
+    -------
+    JitteredSteps
+
+    Examples
+    --------
+    Steps of 0.1 s that vary by a tenth, on more and more ranks, with nothing to send to speak of.
+    The largest of 64 normal values lies 2.4 spreads above the mean, of 512 it is 3.0:
+
+    >>> import simlib
+    >>> cluster = simlib.clusters.infiniband_hdr(nodes=512)
+    >>> times = {"forward_s": 0.04, "backward_s": 0.06, "spread": 0.1, "seed": 1, "steps": 50}
+    >>> for ranks in (1, 8, 64, 512):
+    ...     found = simlib.scale.jittered_time(4, ranks, cluster, algorithm="binomial", **times)
+    ...     print(f"{ranks:4} {found.slowdown:.2f}")
+       1 1.00
+       8 1.12
+      64 1.24
+     512 1.31
+
+    **Cost** 2 * ``steps`` times that of `step_time` with a time for each rank.
+    """
+    how = Reduction(**reduction)
+    training = Training(model_bytes, ranks, cluster, forward_s, backward_s, how)
+    factors = jitter_factors(jitter, steps, training.ranks, spread=spread, seed=seed)
+
+    def ends_of_all(factors):
+        end_s = [np.zeros(training.ranks)]
+        for factor in factors:
+            # Counted from the first rank on: closed forms keep their digits after many steps.
+            first = end_s[-1].min()
+            end_s.append(first + training.step(end_s[-1] - first, factor)[0])
+        return np.array(end_s[1:])
+
+    steady_s = float(ends_of_all(np.ones_like(factors))[-1].max()) / len(factors)
+    return JitteredSteps(training.ranks, factors, ends_of_all(factors), steady_s)
+
+
+def jitter_factors(
+    jitter: str | Jitter | Callable, steps: int, ranks: int, *, spread: float = 0.1, seed: int = 0
+) -> np.ndarray:
+    """Factors by which compute varies, one for each step and rank: of mean 1, the same each time.
+
+    Parameters
+    ----------
+    jitter : {"normal", "lognormal", "exponential"}, Jitter or callable
+        The distribution. ``"normal"``: below 0 counts as 0. ``"lognormal"``: never below 0, with a
+        longer tail above. ``"exponential"``: at least ``1 - spread``, and an exponential time of
+        mean ``spread`` more; with a spread of 1 nothing but that. Or a `Jitter`: the factors that
+        a simulation with ``slow=jitter`` gives each rank's first pieces. Or
+        ``jitter(random, (steps, ranks))``, which draws the factors from a `numpy.random.Generator`.
+    steps, ranks : int
+    spread : float
+        Standard deviation. Of no account where ``jitter`` is a function, or a `Jitter`.
+    seed : int
+        Of no account where ``jitter`` is a `Jitter`, which has its own.
+        The same seed gives the same factors, and more steps the same first ones.
+
+    Returns
+    -------
+    ndarray of float, shape (steps, ranks)
+
+    Examples
+    --------
+    >>> jitter_factors("normal", 2, 3, spread=0.1, seed=1).round(3).tolist()
+    [[1.035, 1.082, 1.033], [0.87, 1.091, 1.045]]
+
+    One rank in a hundred takes twice as long:
+
+    >>> def hiccup(random, shape):
+    ...     return 1.0 + (random.random(shape) < 0.01)
+    >>> float(jitter_factors(hiccup, 1000, 8, seed=1).mean().round(3))
+    1.01
+
+    `parameter_server_time` takes them, too: ``forward_s=0.1 * factors``.
+    """
+    if isinstance(jitter, Jitter):
+        return jitter.factors(steps, ranks)
+    steps, ranks, seed = as_int("steps", steps), as_int("ranks", ranks), as_int("seed", seed)
+    check_count("steps", steps)
+    check_count("ranks", ranks)
+    check_count("seed", seed, low=0)
+    random, shape = np.random.default_rng(seed), (steps, ranks)
+    if callable(jitter):
+        return _checked(jitter(random, shape), shape)
+    check_kind("jitter", jitter, "or a function of a random generator and a shape, or a Jitter")
+    check_number("spread", spread)
+    check_spread(jitter, spread)
+    return draw(jitter, spread, random, shape)
+
+
+def _checked(factors, shape):
+    factors = np.array(factors, dtype=float)
+    if factors.shape != shape or not (np.isfinite(factors) & (factors >= 0)).all():
+        raise InvalidCallError(
+            f"jitter gave factors of shape {factors.shape}: give {shape}, one for each step and "
+            "rank, none below 0"
+        )
+    return factors
+
+
+# -- how long the slowest of many ranks takes: the expected maximum of R draws ---------------------
+
+FAR = 40.0
+"""Normal values are integrated to so many deviations: beyond is less than a float can hold."""
+HALVINGS = 50
+
+
+def expected_max(
+    ranks: Counts,
+    times: str | Jitter | Callable[[float], float] | Sequence[float] | np.ndarray = "lognormal",
+    *,
+    mean_s: float = 1.0,
+    spread: float = 0.1,
+) -> Any:
+    """E[max]: seconds until the last of R ranks is done, where each takes a time of its own.
+
+    Ranks that wait for each other in every step take this time for a step, on average: it grows
+    with R although no rank's own mean does.
+
+    Parameters
+    ----------
+    ranks : int or sequence of int
+        R. The ranks' times are independent of one another, and of one distribution.
+    times : {"normal", "lognormal", "exponential"}, Jitter, callable or array of float
+        The distribution, as for `jitter_factors`; a `Jitter`; a quantile function ``times(u)``, the
+        seconds that a rank exceeds with probability 1 - u, for 0 < u < 1; or seconds that were
+        measured, each as likely as the others (of R ranks many more than there are values, none
+        takes longer than the largest of them: give R times as many where the tail counts).
+    mean_s : float
+        Mean of one rank's seconds; of no account with a function or values. With a `Jitter`, of
+        what it makes longer.
+    spread : float
+        Standard deviation over the mean; counts with a distribution's name alone.
+
+    Returns
+    -------
+    float, or ndarray of float where ``ranks`` is a sequence
+
+    Examples
+    --------
+    Steps of 0.1 s that vary by a tenth, normally and with a long tail:
+
+    >>> expected_max([1, 8, 64, 512, 10_000], "normal", mean_s=0.1).round(4).tolist()
+    [0.1, 0.1142, 0.1234, 0.1304, 0.1385]
+    >>> expected_max([1, 8, 64, 512, 10_000], "exponential", mean_s=0.1).round(4).tolist()
+    [0.1, 0.1172, 0.1374, 0.1582, 0.1879]
+
+    One rank in a hundred takes twice as long:
+
+    >>> expected_max([1, 8, 64, 512], lambda u: 0.1 if u < 0.99 else 0.2).round(4).tolist()
+    [0.101, 0.1077, 0.1474, 0.1994]
+
+    **Cost** a millisecond for each R; some hundred calls of a function.
+
+    **Source** order statistics: the largest of R independent values is at most x with probability
+    F(x)^R. Of exponential times, E[max] is the mean times 1 + 1/2 + ... + 1/R.
+    """
+    expected = _expectation(times, mean_s, spread)
+    counts = [as_int("ranks", count) for count in np.atleast_1d(ranks).tolist()]
+    for count in counts:
+        check_count("ranks", count)
+    found = [expected(count) for count in counts]
+    return found[0] if np.ndim(ranks) == 0 else np.array(found)
+
+
+def _expectation(times, mean_s, spread):
+    """``expected(ranks)``, by the sort of distribution that was given."""
+    check_number("mean_s", mean_s)
+    if isinstance(times, Jitter):
+        if not isinstance(times.kind, str):
+            raise InvalidCallError(
+                "a Jitter with a function has no closed form: give values of it, "
+                "jitter.factors(1000, 8).ravel()"
+            )
+        return _of_name(times.kind, mean_s * times.mean, times.spread)
+    if callable(times):
+        return lambda ranks: _of_quantiles(times, ranks)
+    if isinstance(times, str):
+        return _of_name(times, mean_s, spread)
+    values = np.sort(np.array(times, dtype=float), axis=None)
+    if not len(values) or not np.isfinite(values).all():
+        raise InvalidCallError("times has no values, or some that are no numbers: give seconds")
+    return lambda ranks: _of_values(values, ranks)
+
+
+def _of_name(kind, mean_s, spread):
+    check_kind("times", kind, "a Jitter, a quantile function, or seconds that were measured")
+    check_number("spread", spread)
+    check_spread(kind, spread)
+    return lambda ranks: mean_s * _FACTOR[kind](ranks, spread)
+
+
+# Distributions of mean 1
+
+
+def _normal(ranks, spread):
+    """E[max(0, 1 + spread Z)] of the largest Z: 0 and what lies above it, by its probability."""
+    if not spread:
+        return 1.0
+    low = max(-1 / spread, -FAR)
+    nodes, weights = _gauss(low, FAR)
+    with np.errstate(divide="ignore"):
+        above = -np.expm1(ranks * np.log1p(-_tail(nodes)))
+    return float(1 + spread * low + spread * (weights @ above))
+
+
+def _lognormal(ranks, spread):
+    variance = log(1 + spread**2)
+    nodes, weights = _gauss(-FAR, FAR)
+    with np.errstate(divide="ignore"):
+        others_below = (ranks - 1) * np.log1p(-_tail(nodes)) if ranks > 1 else 0.0
+    exponent = others_below - nodes**2 / 2 + sqrt(variance) * nodes - variance / 2
+    return float(ranks / sqrt(2 * pi) * (weights @ np.exp(exponent)))
+
+
+def _exponential(ranks, spread):
+    return 1 - spread + spread * _harmonic(ranks)
+
+
+_FACTOR = {"normal": _normal, "lognormal": _lognormal, "exponential": _exponential}
+
+
+def _harmonic(n):
+    """1 + 1/2 + ... + 1/n."""
+    if n < 1000:
+        return fsum(1 / k for k in range(1, n + 1))
+    return log(n) + float(np.euler_gamma) + 1 / (2 * n) - 1 / (12 * n**2)
+
+
+def _tail(z):
+    """Probability that a standard normal value is above each of these."""
+    return np.array([erfc(value / sqrt(2)) / 2 for value in z.tolist()])
+
+
+@cache
+def _gauss(low, high):
+    """Nodes and weights of an integral over smooth functions: pieces of 0.5, 16 nodes in each."""
+    at, weight = np.polynomial.legendre.leggauss(16)
+    edges = np.linspace(low, high, int(np.ceil((high - low) / 0.5)) + 1)
+    half = np.diff(edges)[:, None] / 2
+    return (edges[:-1, None] + half * (1 + at)).ravel(), (half * weight).ravel()
+
+
+# Distributions that are given
+
+
+def _of_values(values, ranks):
+    """The largest of R draws is at most the i-th of n values with probability (i / n)^R."""
+    at_most = (np.arange(len(values) + 1) / len(values)) ** ranks
+    return float(np.diff(at_most) @ values)
+
+
+def _of_quantiles(quantile, ranks):
+    """The integral of quantile(v^(1/R)) over v from 0 to 1, with both ends drawn far away."""
+
+    def integrand(t):
+        to_end = exp(-pi * abs(sinh(t)))  # of v, from the nearer end
+        near, far = to_end / (1 + to_end), 1 / (1 + to_end)
+        log_v = log(near if t < 0 else far)
+        u = min(max(exp(log_v / ranks), 1e-300), 1 - 2**-53)
+        value = quantile(u)
+        if not isinstance(value, Real) or not isfinite(value):
+            raise InvalidCallError(f"times({u:g}) gave {value!r}: give a number of seconds")
+        return float(value) * pi * cosh(t) * near * far
+
+    return _integral(integrand, np.linspace(-4.0, 4.0, 9).tolist())
+
+
+def _integral(function, edges):
+    """Of a function of one number, that may bend and jump: there pieces are halved."""
+    at, weight = np.polynomial.legendre.leggauss(10)
+
+    def over(low, high):
+        half = (high - low) / 2
+        return half * fsum(weight * [function(low + half * (1 + x)) for x in at])
+
+    def refined(low, high, known, halvings):
+        middle = (low + high) / 2
+        left, right = over(low, middle), over(middle, high)
+        if not halvings or abs(left + right - known) <= 1e-12 * scale:
+            return left + right
+        left = refined(low, middle, left, halvings - 1)
+        return left + refined(middle, high, right, halvings - 1)
+
+    pieces = [(low, high, over(low, high)) for low, high in pairwise(edges)]
+    scale = fsum(abs(known) for _, _, known in pieces) or 1.0
+    return fsum(refined(*piece, HALVINGS) for piece in pieces)
