@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 import simlib
+from simlib.cluster.batch.submission import noting_refusal
 
 WAIT_S = 120
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +32,12 @@ sys.exit(max(rank.wait() for rank in ranks))
 def submitted(function, ranks, tmp_path, *args, to=None, **options):
     to = simlib.Mpiexec(time_limit=WAIT_S) if to is None else to
     return simlib.submit(function, ranks, args, to=to, folder=tmp_path / "jobs", **options)
+
+
+def start(to, folder):
+    """Hand a job over whose folder is there."""
+    with noting_refusal(folder):
+        to.start(folder)
 
 
 def failure(job):

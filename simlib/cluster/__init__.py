@@ -24,9 +24,8 @@ def register() -> None:
 
 def add_commands(commands: Any) -> None:
     """Add this package's commands to the command line's parsers."""
-    from . import doctor_command, jobs_command
+    from . import commands as own
     from .practice import practice_command
 
     practice_command.add_command(commands)
-    doctor_command.add_command(commands)
-    jobs_command.add_commands(commands)
+    own.add_commands(commands)

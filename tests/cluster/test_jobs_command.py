@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,9 @@ from jobs import WAIT_S, failure, processes_of, wait_until
 
 import simlib
 from simlib.cli import _parser, main
-from simlib.cluster.batch import submission
-from simlib.cluster.jobs_command import BACKENDS, _place
+from simlib.cluster.batch import SYSTEMS, submission
+from simlib.cluster.batch.batch_system import Flag
+from simlib.cluster.commands import BACKENDS, _place
 from simlib.core.record.transports import backends
 
 TRAIN = """\
@@ -269,3 +271,28 @@ def test_a_hostfile_is_where_it_runs(tmp_path):
     hosts = str(written(tmp_path, "a\nb\n", "hosts"))
     words = ["submit", "-n", "2", "--hostfile", hosts, "--time-limit", "9", "train.py"]
     assert _place(_parser().parse_args(words)) == simlib.Mpiexec(hostfile=hosts, time_limit=9)
+
+
+@dataclass(frozen=True)
+class Lsf(simlib.Pbs):
+    """Stands for a batch system that somebody has added."""
+
+    scheduler = type("LsfScheduler", (simlib.Pbs.scheduler,), {"name": "lsf", "called": "LSF"})
+    flags = (*simlib.Pbs.flags, Flag("app", "PROFILE", "of LSF", owner="LSF's"))
+    app: str | None = None
+
+
+def test_a_batch_system_is_one_entry(script, monkeypatch, capsys):
+    """The command line has its flag, and the options that it names."""
+    monkeypatch.setitem(SYSTEMS, "lsf", Lsf)
+    options = _parser().parse_args(["submit", "-n", "4", "--lsf", "--app", "a", str(script)])
+    assert _place(options) == Lsf(nodes=1, ranks_per_node=4, app="a")
+    for words, said in (
+        (["--pbs", "--app", "a"], "--app a is LSF's, which PBS has not"),
+        (["--lsf", "--mpi", "pmix"], "--mpi pmix is srun's, which LSF has not"),
+        (["--app", "a"], "--app is for a queue: say --slurm or --pbs or --lsf, too"),
+    ):
+        assert main(["submit", "-n", "2", *words, str(script)]) == 2
+        assert said in capsys.readouterr().err
+    with pytest.raises(simlib.InvalidCallError, match=r"simlib.Pbs\(...\), simlib.Lsf\(...\) or"):
+        simlib.submit(script, 2, to="lsf")

@@ -4,13 +4,13 @@ import sys
 import time
 
 import pytest
-from jobs import WAIT_S, failure, processes_of, wait_until
+from jobs import WAIT_S, failure, processes_of, start, wait_until
 
 import simlib
 from simlib.cluster.batch import state
-from simlib.cluster.batch.batch_scheduler import QueueError
+from simlib.cluster.batch.batch_system import QueueError
 from simlib.cluster.batch.folder import JobFolder
-from simlib.cluster.batch.pbs_scheduler import PbsScheduler
+from simlib.cluster.batch.pbs import PbsScheduler
 
 STAND_IN = '''
 import json, os, pathlib, re, subprocess, sys, time
@@ -149,7 +149,7 @@ def test_what_qsub_is_asked(pbs, tmp_path):
         nodes=2, ranks_per_node=3, partition="workq", account="course", time_limit=3601,
         extra=["-M", "me@x"], cpus_per_rank=2, gpus_per_rank=1, memory="2G", login=pbs.login,
     )  # fmt: skip
-    to.start(folder)
+    start(to, folder)
     asked = (pbs.folder / "asked").read_text()
     for words in (
         '"-N", "a_function_with"',
@@ -172,7 +172,7 @@ def test_a_machine_without_pbs(tmp_path, monkeypatch):
     folder = JobFolder(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(simlib.JobError) as caught:
-        simlib.Pbs(nodes=1).start(folder)
+        start(simlib.Pbs(nodes=1), folder)
     first, said = str(caught.value).splitlines()
     assert first == (
         "this machine has no qsub: submit from a host of the cluster that has PBS, or name one by "

@@ -5,13 +5,14 @@ import shlex
 import sys
 
 import pytest
+from jobs import start
 
 import simlib
 from simlib.cluster.batch import state
-from simlib.cluster.batch.batch_scheduler import QueueError
+from simlib.cluster.batch.batch_system import QueueError
 from simlib.cluster.batch.folder import JobFolder
 from simlib.cluster.batch.mpiexec import LAUNCH
-from simlib.cluster.batch.slurm_scheduler import SlurmScheduler
+from simlib.cluster.batch.slurm import SlurmScheduler
 from simlib.cluster.batch.state import JobInQueue
 
 FAKE = """\
@@ -59,7 +60,7 @@ def folder(tmp_path):
 def queued(slurm, folder, monkeypatch):
     """A job that Slurm has, asked anew at every look."""
     monkeypatch.setattr(state, "POLL_S", -1)
-    simlib.Slurm(nodes=2, login=slurm.login).start(folder)
+    start(simlib.Slurm(nodes=2, login=slurm.login), folder)
     return JobInQueue(folder)
 
 
@@ -68,7 +69,7 @@ def test_what_sbatch_is_asked(slurm, folder):
         nodes=2, ranks_per_node=3, partition="short", account="course", time_limit=61,
         extra=("--exclusive",), login=shlex.join(slurm.login),
     )  # fmt: skip
-    to.start(folder)
+    start(to, folder)
     (words,) = slurm.asked("sbatch")
     assert {
         "--job-name=main-1", f"--chdir={folder.path}", "--nodes=2", "--ntasks=6",
@@ -86,7 +87,7 @@ def test_what_sbatch_is_asked(slurm, folder):
 def test_what_sbatch_is_asked_for_what_ranks_need(slurm, folder):
     """Memory and GPUs are a node's: each rank sees all GPUs, and takes number LOCAL_RANK."""
     needs = {"cpus_per_rank": 4, "gpus_per_rank": 1, "memory": "3G"}
-    simlib.Slurm(nodes=2, ranks_per_node=2, login=slurm.login, **needs).start(folder)
+    start(simlib.Slurm(nodes=2, ranks_per_node=2, login=slurm.login, **needs), folder)
     (words,) = slurm.asked("sbatch")
     assert words[-4:-1] == ["--cpus-per-task=4", "--gpus-per-node=2", "--mem=6G"]
 
@@ -117,7 +118,7 @@ def test_what_sbatch_refuses(slurm, folder, said, words):
     """Our sentence, and its own first line below."""
     slurm.answers(sbatch=f"!{said}")
     with pytest.raises(simlib.JobError) as caught:
-        simlib.Slurm(nodes=1, login=slurm.login).start(folder)
+        start(simlib.Slurm(nodes=1, login=slurm.login), folder)
     sentence, line = str(caught.value).splitlines()
     assert sentence.startswith("the queue has refused the job: ") and words in sentence
     assert line == f"    !{said.splitlines()[0]}"
@@ -125,7 +126,7 @@ def test_what_sbatch_refuses(slurm, folder, said, words):
 
 @pytest.mark.parametrize("extra", ["--exclusive", ("--exclusive",), ["--exclusive"]])
 def test_one_option_may_be_given_as_a_text(slurm, folder, extra):
-    simlib.Slurm(nodes=1, extra=extra, login=slurm.login).start(folder)
+    start(simlib.Slurm(nodes=1, extra=extra, login=slurm.login), folder)
     (words,) = slurm.asked("sbatch")
     assert words[-2:] == ["--exclusive", str(folder.file("batch.sh"))]
 
@@ -136,7 +137,7 @@ def test_a_job_whose_number_there_is_no_room_to_keep_is_taken_back(slurm, folder
 
     monkeypatch.setattr(JobFolder, "write_json", no_room)
     with pytest.raises(OSError, match="No space left"):
-        simlib.Slurm(nodes=1, login=slurm.login).start(folder)
+        start(simlib.Slurm(nodes=1, login=slurm.login), folder)
     assert slurm.asked("scancel") == [["--quiet", "7"]]
 
 
@@ -152,14 +153,14 @@ NO_SBATCH = "this machine has no sbatch: submit from a host of the cluster that 
 def test_a_machine_without_slurm(folder, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(simlib.JobError, match=NO_SBATCH):
-        simlib.Slurm(nodes=1).start(folder)
+        start(simlib.Slurm(nodes=1), folder)
 
 
 @pytest.mark.parametrize("said", ["bash: line 1: sbatch: command not found", "sbatch: not found"])
 def test_a_login_host_without_slurm(slurm, folder, said):
     slurm.answers(sbatch=f"!{said}")
     with pytest.raises(simlib.JobError, match=NO_SBATCH):
-        simlib.Slurm(nodes=1, login=slurm.login).start(folder)
+        start(simlib.Slurm(nodes=1, login=slurm.login), folder)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from typing import Any
 
 from ...core.model.words import ranks_in_words
 from ..launchers import LAUNCHERS, NO_PYTHON
+from . import SYSTEMS
 from .folder import JobFolder
 from .launcher_process import CUT, REFUSED, SILENT
-from .schedulers import SCHEDULERS
 
 SSH = (
     (
@@ -65,7 +65,7 @@ CAUSES = (
     *SSH,
     *dict.fromkeys(failure for launcher in LAUNCHERS for failure in launcher.failures),
     *SHELL,
-    *(failure for scheduler in SCHEDULERS.values() for failure in scheduler.failures),
+    *(failure for place in SYSTEMS.values() for failure in place.scheduler.failures),
 )
 SHELL_HOPELESS = (
     r"start\.py': \[Errno 2\]|rank\.sh: No such file",
@@ -80,7 +80,7 @@ HOPELESS = "|".join(
 """What is said where a rank cannot even be started."""
 NOISE = re.compile(r"\[W.* The hostname of the client socket cannot be retrieved")
 """torch, where DNS does not answer: nothing is wrong for it."""
-BY_QUEUE = re.compile("|".join(each.ended_by_queue for each in SCHEDULERS.values()))
+BY_QUEUE = re.compile("|".join(place.scheduler.ended_by_queue for place in SYSTEMS.values()))
 
 
 def ended_by_queue(text: str) -> bool:

@@ -1,11 +1,113 @@
-"""`Pbs`: nodes that PBS gives a job, when it is its turn."""
+"""PBS: `PbsScheduler`, by qsub, qstat and qdel of OpenPBS and PBS Professional, and `Pbs`."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .slurm import Queued
+from ..launchers import OUT_OF_MEMORY, OUT_OF_TIME, TOO_MUCH
+from .batch_system import BatchJob, JobStatus, Queued, QueueError, Scheduler
+
+STATES = {"queued": "Q H T W M", "active": "R E S U B", "over": "F X"}
+"""The letters of qstat's manual."""
+STATE_OF = {letter: state for state, letters in STATES.items() for letter in letters.split()}
+DELETED = "91"
+"""The substate of a job that is over because somebody has deleted it."""
+NAME_LENGTH = 15
+"""Older ones take no longer name of a job."""
+FORGOTTEN = r"Unknown Job Id|has finished|history"
+NEVER = "Can Never Run"
+
+
+class PbsScheduler(Scheduler):
+    """PBS, by the commands that each of its hosts has."""
+
+    name = "pbs"
+    called = "PBS"
+    failures = (
+        (r"violates (queue|server)|exceeds? .*(queue|server).* limit", TOO_MUCH),
+        (r"(?i)unknown queue", "there is no such queue: qstat -q lists those there are"),
+        (
+            r"(?i)invalid (account|project)|unauthorized request",
+            "this account may not submit there: is account=... right?",
+        ),
+        (
+            r"(?i)unknown resource|resource invalid",
+            "this PBS has no such resource: what extra=..., gpus_per_rank or memory asks for",
+        ),
+        (r"PBS: job killed: walltime", OUT_OF_TIME),
+        (r"PBS: job killed: v?mem", OUT_OF_MEMORY),
+    )
+    ended_by_queue = "PBS: job killed: "
+
+    def submit(self, job: BatchJob) -> str:
+        folder = job.script.parent
+        options = [
+            "-N", job.name[:NAME_LENGTH], "-V", "-r", "n",
+            "-o", str(folder / "batch.out"), "-e", str(folder / "batch.err"),
+            "-l", _selection(job), "-l", "place=scatter",
+            "-l", f"walltime={job.minutes // 60:02}:{job.minutes % 60:02}:00",
+        ]  # fmt: skip
+        options += ["-q", job.partition] if job.partition else []
+        options += ["-A", job.account] if job.account else []
+        return self.hand_over("qsub", *options, *job.extra, str(job.script))
+
+    def ask(self, number: str) -> JobStatus:
+        try:
+            answer = self.run("qstat", "-x", "-f", number)
+        except QueueError as error:
+            if re.search(FORGOTTEN, str(error)):
+                return JobStatus("done")
+            raise
+        found = _attributes(answer)
+        state = STATE_OF.get(found.get("job_state", ""))
+        comment = found.get("comment", "")
+        if state is None:
+            raise QueueError(f"qstat says nothing of the job {number}: {answer[:200]!r}")
+        if state == "over":
+            return JobStatus(_end(found), comment)
+        return JobStatus(state, comment if state == "queued" else "")
+
+    def cancel(self, number: str) -> None:
+        try:
+            self.run("qdel", number)
+        except QueueError as error:
+            if not re.search(FORGOTTEN, str(error)):
+                raise
+
+    def in_words(self, reason: str) -> str:
+        if not reason or NEVER in reason:
+            advice = "it will never begin: job.cancel() takes it out"
+            return f"the queue says {reason!r}: {advice}" if reason else ""
+        return f"the queue says {reason!r}. `qstat -f` and `pbsnodes -a` show more"
+
+
+def _selection(job: BatchJob) -> str:
+    """As many chunks as nodes, with what all ranks of one node need."""
+    ranks = job.ranks_per_node
+    parts = [f"select={job.nodes}", f"ncpus={ranks * (job.cpus_per_rank or 1)}"]
+    parts.append(f"mpiprocs={ranks}")
+    if job.gpus_per_rank:
+        parts.append(f"ngpus={ranks * job.gpus_per_rank}")
+    memory = job.memory_of_node()
+    if memory is not None:
+        number, unit = memory
+        parts.append(f"mem={number}{unit.lower()}b")
+    return ":".join(parts)
+
+
+def _attributes(answer: str) -> dict[str, str]:
+    """What ``qstat -f`` says of one job; a value may go on in lines that begin with a tab."""
+    lines = re.sub(r"\n\t", "", answer).splitlines()
+    pairs = (line.strip().partition(" = ") for line in lines)
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def _end(found: dict[str, str]) -> str:
+    if found.get("substate") == DELETED:
+        return "cancelled"
+    return "done" if found.get("Exit_status", "0") == "0" else "failed"
 
 
 @dataclass(frozen=True)
@@ -27,5 +129,5 @@ class Pbs(Queued):
         See `Resources`.
     """
 
-    scheduler: ClassVar[str] = "pbs"
+    scheduler: ClassVar[type[Scheduler]] = PbsScheduler
     launchers: ClassVar[tuple[str, ...]] = ("mpiexec",)

@@ -29,7 +29,7 @@ from .job import Job
 from .remote_state import listing, read_pieces
 from .ssh import HELLO
 from .state import JobState
-from .submission import check_versions, prepare, prepare_attempts, versions
+from .submission import check_versions, noting_refusal, prepare, prepare_attempts, versions
 
 IDLE_S = 600.0
 """When nobody has asked anything for so long, whoever asks next starts another one."""
@@ -62,7 +62,8 @@ class Far:
         while True:
             try:
                 with new_folder(path.parent, path.name, is_exact=True) as folder:
-                    _submit_or_refuse(folder, message, pickle.loads(body))
+                    with noting_refusal(folder):
+                        _submit(folder, message, pickle.loads(body))
                 with suppress(OSError):  # there is no room, and the job has begun
                     folder.mark("submitted")
                 return {"is_known": True}, b""
@@ -107,7 +108,7 @@ class Far:
         with suppress(TakenError), new_folder(path.parent, path.name, is_exact=True):
             pass
         folder.mark("cancel")
-        folder.write_json(_ended("cancel"), "state.json")
+        folder.write_json({"state": "ended", "code": None, "why": "cancel"}, "state.json")
         return {}, b""
 
 
@@ -134,20 +135,6 @@ def _await_twin(folder: JobFolder) -> bool | None:
 def _check_is_wanted(folder: JobFolder) -> None:
     if folder.has("cancel"):
         raise JobError(f"{folder.path.name} was cancelled")
-
-
-def _submit_or_refuse(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
-    try:
-        _submit(folder, message, parts)
-    except JobError as error:
-        folder.write(str(error).encode(), "refused")
-        folder.write_json(_ended("cancel" if folder.has("cancel") else "refused"), "state.json")
-        raise
-
-
-def _ended(why: str) -> dict[str, Any]:
-    """What `JobState.now` says of a job that was never handed in."""
-    return {"state": "ended", "code": None, "why": why}
 
 
 def _submit(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:

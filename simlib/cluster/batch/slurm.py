@@ -1,150 +1,170 @@
-"""`Slurm`: a job that a scheduler carries, when it is its turn; `Queued`: any scheduler."""
+"""Slurm: `SlurmScheduler`, by sbatch, squeue and scancel (no accounting is needed), and `Slurm`."""
 
 from __future__ import annotations
 
-import math
-import shlex
-import sys
-from collections.abc import Sequence
+import re
+import subprocess
+import threading
+import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
-from ...core.model.errors import InvalidCallError, JobError, check_count
-from ..launchers import SRUN, Placement
-from .batch_scheduler import BatchJob, NoSchedulerError, QueueError
-from .failures import refused
-from .folder import JobFolder
-from .mpiexec import LAUNCH, Mpiexec, Resources, check_time_limit, mpi_of, staged, words_of
-from .schedulers import SCHEDULERS
+from ...core.model.errors import InvalidCallError
+from ..launchers import OUT_OF_TIME, SRUN, TOO_MUCH
+from .batch_system import BatchJob, Flag, JobStatus, Queued, QueueError, Scheduler
+from .mpiexec import staged
+
+STATES = {
+    "queued": "PD CF RD RF RH RV",
+    "active": "R CG RQ RS SI SE SO ST S",
+    "done": "CD",
+    "failed": "BF DL F NF OOM PR TO",
+    "cancelled": "CA",
+}
+"""The short names of squeue's manual."""
+STATE_OF = {short: state for state, names in STATES.items() for short in names.split()}
+USUAL = {
+    "Resources": "the nodes that it needs are busy",
+    "Priority": "other jobs are before it",
+    "BeginTime": "it may not begin yet",
+    "Dependency": "it waits for another job",
+}
+"""Why jobs wait that will start; Slurm's other reasons may last for ever."""
+
+LOOK_S = 0.05
 
 
-@dataclass(frozen=True)
-class Queued(Resources):
-    """Where a job runs: nodes that a scheduler gives it, when it is its turn.
+class SlurmScheduler(Scheduler):
+    """Slurm, by the commands that each of its hosts has."""
 
-    Attributes
-    ----------
-    nodes : int
-    ranks_per_node : int
-    partition, account : str, optional
-    time_limit : float
-        Seconds; the queue's limit is a minute more, in whole minutes.
-    extra : str or sequence of str
-        A further option of the command that submits, or several, each a word:
-        ``("--exclusive", "--gres=gpu:2")``.
-    launcher : str
-        What starts the ranks on the nodes.
-    login : str or sequence of str
-        Words to put before the scheduler's commands where this machine has none: ``"ssh login"``.
-    setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
-        See `Resources`.
-    """
+    name = "slurm"
+    called = "Slurm"
+    failures = (
+        (
+            r"More processors requested than permitted|Node count specification invalid"
+            r"|Requested node configuration is not available|cannot be satisfied"
+            r"|Requested time limit is invalid",
+            TOO_MUCH,
+        ),
+        (
+            r"[Uu]nable to contact slurm controller|(sbatch|squeue|scancel) has not answered",
+            "Slurm's controller does not answer: try again later, or ask who runs the cluster "
+            "whether slurmctld is up",
+        ),
+        (
+            r"resolve_ctls_from_dns_srv|Could not establish a configuration source",
+            "this machine belongs to no Slurm cluster: submit on one of its hosts, or name one by "
+            "login=['ssh', HOST]",
+        ),
+        (
+            r"nvalid generic resource|nvalid GRES|nvalid feature specification",
+            "no node has what was asked for by --gres or --constraint: `sinfo --format='%N %G %f'` "
+            "lists what there is",
+        ),
+        (
+            r"sbatch: (unrecognized option|invalid option|option .*(ambiguous|requires))",
+            "sbatch has no such option: give each one in extra as a word of its own, as `sbatch "
+            "--help` lists them",
+        ),
+        (r"sbatch: error: (Invalid -|.* is not a valid)", "an option's value is none of its sort"),
+        (r"nvalid node name", "there is no such node: sinfo lists those there are"),
+        (r"nvalid qos", "there is no such QOS for this account: sacctmgr show qos lists them"),
+        (r"nvalid partition", "there is no such partition: sinfo lists those there are"),
+        (
+            r"nvalid account",
+            "there is no such account here: sacctmgr show associations lists yours",
+        ),
+        (r"DUE TO TIME LIMIT", OUT_OF_TIME),
+        (r"DUE TO PREEMPTION", "the queue gave its nodes to a more urgent job: submit it again"),
+        (
+            r"DUE TO NODE FAILURE|Node failure on (?P<host>\S+)",
+            "a node failed while it ran: submit it again",
+        ),
+    )
+    ended_by_queue = "DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE)"
 
-    nodes: int
-    ranks_per_node: int = 1
-    partition: str | None = None
-    time_limit: float = 600
-    account: str | None = None
-    extra: str | Sequence[str] = ()
-    launcher: str = "mpiexec"
-    login: str | Sequence[str | Path] = ()
+    def submit(self, job: BatchJob) -> str:
+        folder = job.script.parent
+        options = [
+            "--parsable", f"--chdir={folder}", "--export=ALL",
+            f"--output={folder / 'batch.out'}", f"--error={folder / 'batch.err'}",
+            *self._options(job),
+        ]  # fmt: skip
+        answer = self.hand_over("sbatch", *options, str(job.script))
+        return answer.partition(";")[0]  # NUMBER or NUMBER;CLUSTER
 
-    scheduler: ClassVar[str]
-    """Its name in `SCHEDULERS`."""
-    launchers: ClassVar[tuple[str, ...]]
-    """What can start ranks there."""
+    def hold(self, job: BatchJob) -> str:
+        """The same as `submit`, but the script runs here, when it is the job's turn (salloc)."""
+        folder = job.script.parent
+        words = ["salloc", "--kill-command=TERM", *self._options(job), "sh", str(job.script)]
+        with open(folder / "batch.out", "wb") as out, open(folder / "batch.err", "wb") as err:
+            try:
+                salloc = subprocess.Popen(
+                    [*self.login, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                    start_new_session=True,
+                )  # fmt: skip
+            except FileNotFoundError as error:
+                raise self.none("salloc", error) from None
+        threading.Thread(target=salloc.wait, daemon=True).start()
+        while True:
+            has_ended = salloc.poll() is not None
+            said = (folder / "batch.err").read_text()
+            number = re.search(r"(Pending|Granted) job allocation (\d+)", said)
+            if number:
+                return number[2]
+            if has_ended:
+                raise QueueError(said)
+            time.sleep(LOOK_S)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.launcher not in self.launchers:
-            names = " or ".join(map(repr, self.launchers))
-            raise InvalidCallError(f"launcher={self.launcher!r} must be {names}")
-        for name in ("nodes", "ranks_per_node"):
-            check_count(name, getattr(self, name))
-        check_time_limit(self.time_limit)
-        words_of(self.login, "login")
-        extra = [self.extra] if isinstance(self.extra, str) else self.extra
-        if not isinstance(extra, Sequence) or not all(isinstance(word, str) for word in extra):
-            raise InvalidCallError(
-                f"extra={self.extra!r} must be an option, or a list of options: "
-                "extra=['--exclusive']"
-            )
-        object.__setattr__(self, "extra", tuple(extra))
+    def _options(self, job: BatchJob) -> list[str]:
+        options = [
+            f"--job-name={job.name}", f"--nodes={job.nodes}",
+            f"--ntasks={job.nodes * job.ranks_per_node}",
+            f"--ntasks-per-node={job.ranks_per_node}", f"--time={job.minutes}",
+        ]  # fmt: skip
+        options += [f"--partition={job.partition}"] if job.partition else []
+        options += [f"--account={job.account}"] if job.account else []
+        return [*options, *self._needs(job), *job.extra]
 
-    @property
-    def uses_mpi(self) -> bool:
-        """Whether ranks ask MPI who they are."""
-        return True
+    def _needs(self, job: BatchJob) -> list[str]:
+        """Its options for what ranks need.
 
-    @property
-    def place(self) -> str:
-        """Where the ranks run, in words."""
-        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
-        return f"{nodes} of {self.scheduler}"
-
-    def check(self, world_size: int) -> None:
-        """Refuse more ranks than there is room for."""
-        if world_size > self.nodes * self.ranks_per_node:
-            raise InvalidCallError(
-                f"world_size={world_size} does not fit on nodes={self.nodes} with "
-                f"ranks_per_node={self.ranks_per_node}: take more of either"
-            )
-
-    def before_launcher(self) -> list[str]:
-        """None: the launcher runs where the batch job does."""
-        return []
-
-    def command(self, world_size: int, program: list[str]) -> list[str]:
-        """What starts the ranks, once the scheduler has given the nodes."""
-        words = Mpiexec().words()
-        options = mpi_of(words).place(self._placement(world_size))
-        return [*words, "-n", str(world_size), *options, *program]
-
-    def _placement(self, world_size: int) -> Placement:
-        return Placement(
-            world_size, self.ranks_per_node, in_allocation=True, cpus_per_rank=self.cpus_per_rank
-        )
-
-    def environ(self) -> dict[str, str]:
-        """No variables are needed."""
-        return {}
-
-    def start(self, folder: JobFolder) -> None:
-        """Hand the job to the queue.
-
-        Raises
-        ------
-        JobError
-            The queue refuses it, or there is none.
+        GPUs for the node: with ``--gpus-per-task`` each rank would see its own only, as number 0,
+        and a script that takes number LOCAL_RANK, as torchrun's do, would fail.
         """
-        script = folder.file("batch.sh")
-        words = [sys.executable, "-I", LAUNCH, str(folder.path)]
-        folder.write(f"#!/bin/sh\nexec {shlex.join(words)}\n".encode(), "batch.sh")
-        # A minute more than our own limit, which says more when it is over.
-        minutes = math.ceil(self.time_limit / 60) + 1
-        login = words_of(self.login)
-        job = BatchJob(
-            folder.path.name, script, self.nodes, self.ranks_per_node, minutes,
-            self.partition, self.account, self.extra,
-            self.cpus_per_rank, self.gpus_per_rank, self.memory,
-        )  # fmt: skip
-        scheduler = SCHEDULERS[self.scheduler](login)
-        try:
-            number = self._hand_over(scheduler, job)
-        except NoSchedulerError as error:
-            raise JobError(str(error)) from None
-        except QueueError as error:
-            raise JobError(refused("the queue has refused the job", str(error))) from None
-        native = {"scheduler": self.scheduler, "id": number, "login": login}
-        try:
-            folder.write_json(native, "native.json")
-        except OSError:  # nobody would know its number
-            scheduler.cancel(number)
-            raise
+        options = [f"--cpus-per-task={job.cpus_per_rank}"] if job.cpus_per_rank else []
+        if job.gpus_per_rank:
+            options.append(f"--gpus-per-node={job.gpus_per_rank * job.ranks_per_node}")
+        memory = job.memory_of_node()
+        if memory is not None:
+            options.append("--mem={}{}".format(*memory))
+        return options
 
-    def _hand_over(self, scheduler: Any, job: BatchJob) -> str:
-        return scheduler.submit(job)
+    def ask(self, number: str) -> JobStatus:
+        # Words with a space would not pass through an ssh of `login`.
+        what = ["--noheader", "--states=all", "--format=%t:%r", f"--jobs={number}"]
+        try:
+            answer = self.run("squeue", *what)
+        except QueueError as error:
+            if re.search("Invalid job id", str(error)):
+                return JobStatus("done")
+            raise
+        for line in answer.splitlines():
+            short, _, reason = line.strip().partition(":")
+            if short in STATE_OF:
+                return JobStatus(STATE_OF[short], "" if reason == "None" else reason)
+        return JobStatus("done")
+
+    def cancel(self, number: str) -> None:
+        self.run("scancel", "--quiet", number)
+
+    def in_words(self, reason: str) -> str:
+        if not reason:
+            return ""
+        return USUAL.get(reason) or (
+            f"the queue says {reason!r}, which may last for ever. sinfo shows the nodes there are; "
+            "job.cancel() takes it out"
+        )
 
 
 @dataclass(frozen=True)
@@ -171,8 +191,12 @@ class Slurm(Queued):
     mpi: str | None = None
     stage: bool = False
 
-    scheduler: ClassVar[str] = "slurm"
+    scheduler: ClassVar[type[Scheduler]] = SlurmScheduler
     launchers: ClassVar[tuple[str, ...]] = ("srun", "mpiexec")
+    flags: ClassVar[tuple[Flag, ...]] = (
+        *Queued.flags,
+        Flag("mpi", "TYPE", "of srun, for ranks that use MPI: pmix, pmi2", owner="srun's"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,10 +31,10 @@ from typing import Any
 
 from ...core.model.errors import InvalidCallError, JobError
 from ...core.record.safe_pickle import loads_tree
+from .batch_system import Queued
 from .failures import cause_in
 from .folder import JOBS, JobFolder
 from .mpiexec import Mpiexec, words_of
-from .slurm import Queued
 
 OPTIONS = (
     "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",

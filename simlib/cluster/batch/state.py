@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 
 from ...core.model.errors import InvalidCallError, JobError
-from .batch_scheduler import OVER, JobStatus, QueueError, Scheduler
+from . import SYSTEMS
+from .batch_system import OVER, JobStatus, QueueError, Scheduler
 from .failures import refused
 from .folder import JobFolder
-from .schedulers import SCHEDULERS
 
 POLL_S = 1.0
 FAILURES = 3
@@ -37,12 +37,12 @@ class JobInQueue:
         # It holds commands: those of a job that may be anybody's are not run.
         native = None if folder.is_recorded else folder.read_json("native.json")
         if native is not None:
-            if native["scheduler"] not in SCHEDULERS:
+            if native["scheduler"] not in SYSTEMS:
                 raise InvalidCallError(
                     f"{folder.path} is a job of the scheduler {native['scheduler']!r}, which this "
                     "simlib does not ask"
                 )
-            self._scheduler = SCHEDULERS[native["scheduler"]](native["login"])
+            self._scheduler = SYSTEMS[native["scheduler"]].scheduler(native["login"])
             self._number: str = native["id"]
 
     def state(self) -> str | None:

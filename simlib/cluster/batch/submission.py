@@ -7,7 +7,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -33,12 +34,13 @@ from ...core.model.errors import InvalidCallError, JobError, check_count
 from ...core.record.oplog import COMMITTED, FORMAT, HEADER
 from ...core.record.safe_pickle import dumps_tree
 from ..backends import check_for_job
-from .failures import HOPELESS
+from . import SYSTEMS
+from .batch_system import NoSchedulerError, Queued, QueueError
+from .failures import HOPELESS, refused
 from .folder import JOBS, JobFolder, new_folder
 from .job import Job
 from .launcher_process import LINGER_S, OBEY_S
 from .mpiexec import LAUNCH, Mpiexec
-from .slurm import Queued
 from .ssh import Ssh
 from .staging import LAST_S
 
@@ -263,9 +265,10 @@ def submit(
     check_count("world_size", world_size)
     to = Mpiexec() if to is None else to
     if not isinstance(to, Mpiexec | Queued | Ssh):
+        systems = "".join(f"simlib.{place.__name__}(...), " for place in SYSTEMS.values())
         raise InvalidCallError(
-            f"to={to!r} is no place to run: it must be simlib.Mpiexec(...), simlib.Slurm(...), "
-            "simlib.Pbs(...) or simlib.Ssh(...)"
+            f"to={to!r} is no place to run: it must be simlib.Mpiexec(...), "
+            f"{systems.rpartition(',')[0]} or simlib.Ssh(...)"
         )
     to.check(world_size)
     check_timeout(timeout_s)
@@ -317,13 +320,32 @@ def submit(
             prepare(job, about, request, to, command)
         else:
             prepare_attempts(job, about, request, to, packed_plan)
-        try:
+        with noting_refusal(job):
             to.start(job)
-        except JobError as error:
-            job.write(str(error).encode(), "refused")
-            job.write_json({"state": "ended", "code": None, "why": "refused"}, "state.json")
-            raise
     return Job(job.path)
+
+
+@contextmanager
+def noting_refusal(folder: JobFolder) -> Iterator[None]:
+    """Hand a job over meanwhile; a refusal is an error, and stays in the job's folder.
+
+    Raises
+    ------
+    JobError
+        The queue refuses it, or there is none; or whatever else keeps it from its start.
+    """
+    try:
+        try:
+            yield
+        except NoSchedulerError as error:
+            raise JobError(str(error)) from None
+        except QueueError as error:
+            raise JobError(refused("the queue has refused the job", str(error))) from None
+    except JobError as error:
+        folder.write(str(error).encode(), "refused")
+        why = "cancel" if folder.has("cancel") else "refused"
+        folder.write_json({"state": "ended", "code": None, "why": why}, "state.json")
+        raise
 
 
 def _packed_plan(

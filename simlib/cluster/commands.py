@@ -1,6 +1,7 @@
-"""``simlib submit``, ``jobs``, ``follow``, ``result`` and ``cancel``: scripts as jobs of a cluster.
+"""``simlib doctor``, ``submit``, ``jobs``, ``follow``, ``result`` and ``cancel``.
 
-What is wrong with a call is said before torch is loaded.
+The options of a batch system are those that it names itself. What is wrong with a call is said
+before torch is loaded.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ import warnings
 from ..core.engines import run_outputs
 from ..core.model.errors import InvalidCallError, JobError, SimlibError
 from ..core.record.transports import BACKEND_NAMES
+from .batch import SYSTEMS
 from .batch.folder import JOBS
+from .batch.mpiexec import Mpiexec
 
 BACKENDS = (*BACKEND_NAMES, "mpi4py")
 """The names of all backends, known before torch is loaded."""
 FOLDER = f"where the folders of jobs are ({JOBS})"
+BACKEND = f"what moves the data: {', '.join(BACKENDS)} (gloo)"
+STAGE = "copy the job to hosts that share no filesystem"
 CODES = "Exit code 0 if the job is done, 1 if it has failed or was cancelled, 130 after Ctrl-C."
 
 
 def add_commands(commands):
-    """Add all that is about jobs to the subcommands of a parser."""
+    """Add the doctor, and all that is about jobs, to the subcommands of a parser."""
+    _add_doctor(commands)
     _add_submit(commands)
     listed = commands.add_parser(
         "jobs",
@@ -58,6 +64,38 @@ def add_commands(commands):
     )
 
 
+def _add_doctor(commands):
+    parser = commands.add_parser(
+        "doctor",
+        help="check what a cluster needs, and say how to mend what is wrong",
+        description="Check whether jobs can run on hosts: ssh, Python, MPI, files, clocks, "
+        "network. Prints one line for each check. Exit code 0 if all is well, 1 if something is "
+        "wrong.",
+    )
+    parser.add_argument("--hosts", metavar="A,B", help="names of the hosts; none: this machine")
+    parser.add_argument(
+        "--launcher", metavar="CMD", help="stands for mpiexec (the one beside this Python)"
+    )
+    parser.add_argument(
+        "--folder", default=".", metavar="F", help="one that all hosts should share (this one)"
+    )
+    parser.set_defaults(command=_doctor)
+
+
+def _doctor(options):
+    from .doctor import doctor
+
+    hosts = None if options.hosts is None else options.hosts.split(",")
+    try:
+        report = doctor(hosts, launcher=options.launcher, folder=options.folder)
+    except InvalidCallError as error:
+        return _refused(error)
+    except KeyboardInterrupt:
+        return 130
+    print(report)
+    return 0 if report.ok else 1
+
+
 def _add_job_command(commands, name, command, summary, description):
     parser = commands.add_parser(name, help=summary, description=description)
     parser.add_argument("job", metavar="JOB", help="its name, as `simlib jobs` says, or its folder")
@@ -67,65 +105,31 @@ def _add_job_command(commands, name, command, summary, description):
 
 
 def _add_submit(commands):
+    *flags, last = (f"--{name}" for name in ("hosts", "hostfile", *SYSTEMS))
     parser = commands.add_parser(
         "submit",
         help="submit a script as a job: to hosts, by mpiexec, or to a queue",
         description="Submit a script as a job: every rank runs the whole script, with the "
-        "variables that torchrun sets. Without --hosts, --hostfile, --slurm or --pbs it runs on "
+        f"variables that torchrun sets. Without {', '.join(flags)} or {last} it runs on "
         "this machine. Prints the job's name, and does not wait for its end.",
     )
     parser.add_argument("-n", type=int, required=True, metavar="N", help="ranks")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--hosts", metavar="A,B", help="hosts, which ssh reaches")
     where.add_argument("--hostfile", metavar="FILE", help="a file that names them")
-    where.add_argument("--slurm", action="store_true", help="hand it to Slurm's queue")
-    where.add_argument("--pbs", action="store_true", help="hand it to PBS's queue")
-    parser.add_argument("--ssh", metavar="HOST", help="submit it there, where ssh alone reaches")
-    parser.add_argument(
-        "--ssh-python", metavar="PATH", help="the course's Python there (this path)"
-    )
-    parser.add_argument(
-        "--sync",
-        action="append",
-        metavar="PATH",
-        help="what the script imports from this folder goes there, too; may be repeated",
-    )
-    parser.add_argument("--nodes", type=int, metavar="N", help="of a queue (1)")
-    parser.add_argument(
-        "--ranks-per-node", type=int, metavar="K", help="ranks on each (as many as are needed)"
-    )
-    parser.add_argument("--partition", metavar="P", help="of the queue")
-    parser.add_argument("--account", metavar="A", help="of the queue")
-    parser.add_argument(
-        "--extra",
-        action="append",
-        metavar="OPTION",
-        help="one more option for the queue: --extra=--exclusive; may be repeated",
-    )
-    parser.add_argument(
-        "--launcher", metavar="CMD", help="stands for mpiexec; with --slurm: srun or mpiexec"
-    )
-    parser.add_argument("--mpi", metavar="TYPE", help="of srun, for ranks that use MPI: pmix, pmi2")
-    parser.add_argument(
-        "--login", metavar="CMD", help='words before the queue\'s commands: "ssh login"'
-    )
-    parser.add_argument(
-        "--time-limit", type=float, metavar="S", help="seconds after which it is ended (600)"
-    )
+    for name, place in SYSTEMS.items():
+        words = f"hand it to {place.scheduler.called}'s queue"
+        where.add_argument(f"--{name}", dest="system", action="store_const", const=name, help=words)
+    _add(parser, FOR_PLACES)
+    for flag in _queue_flags():
+        name, action = f"--{flag.name.replace('_', '-')}", "append" if flag.is_list else "store"
+        parser.add_argument(
+            name, action=action, type=flag.type, metavar=flag.metavar, help=flag.help
+        )
     run_outputs.add_limits(parser)
-    parser.add_argument(
-        "--backend",
-        default="gloo",
-        metavar="NAME",
-        help=f"what moves the data: {', '.join(BACKENDS)} (gloo)",
-    )
-    parser.add_argument(
-        "--stage", action="store_true", help="copy the job to hosts that share no filesystem"
-    )
-    _add_needs(parser)
-    parser.add_argument(
-        "--name", metavar="NAME", help="of the job (the script's); a number is added"
-    )
+    parser.add_argument("--backend", default="gloo", metavar="NAME", help=BACKEND)
+    parser.add_argument("--stage", action="store_true", help=STAGE)
+    _add(parser, FOR_RANKS)
     parser.add_argument("--folder", default=JOBS, metavar="F", help=f"{FOLDER}: all hosts see it")
     parser.add_argument("--follow", action="store_true", help="go on as `simlib follow` does")
     parser.add_argument("script")
@@ -133,27 +137,52 @@ def _add_submit(commands):
     parser.set_defaults(command=_submit)
 
 
-def _add_needs(parser):
-    """Add what is said of every host; see `Resources`."""
-    parser.add_argument(
-        "--setup",
-        action="append",
-        metavar="LINE",
-        help='a line of bash before Python: "module load gcc"; may be repeated',
-    )
-    parser.add_argument(
-        "--env", action="append", metavar="NAME=VALUE", help="a variable; may be repeated"
-    )
-    parser.add_argument("--cpus-per-rank", type=int, metavar="N", help="cores, and torch's threads")
-    parser.add_argument("--gpus-per-rank", type=int, metavar="N", help="GPUs for each rank")
-    parser.add_argument("--memory", metavar="4G", help="of each rank: K, M, G or T; of a queue")
-    parser.add_argument(
-        "--container", metavar="CMD", help='goes before Python: "apptainer exec image.sif"'
-    )
-    parser.add_argument("--working-dir", metavar="F", help="where the ranks run (this folder)")
+def _add(parser, table):
+    """Add options: the name, what stands for the value, the help, and the type or action."""
+    for name, metavar, words, how in table:
+        more = {"action": how} if how == "append" else {"type": how}
+        parser.add_argument(f"--{name}", metavar=metavar, help=words, **more)
 
 
-ONLY_IN_A_QUEUE = ("nodes", "partition", "account", "extra", "mpi", "login")
+def _queue_flags():
+    """The flags of all batch systems, those that every one has first."""
+    return list(dict.fromkeys(flag for place in SYSTEMS.values() for flag in place.flags))
+
+
+def _launchers():
+    """What ``--launcher`` may be, in words."""
+    systems = {name: place.launchers for name, place in SYSTEMS.items() if len(place.launchers) > 1}
+    words = [f"with --{name}: {' or '.join(launchers)}" for name, launchers in systems.items()]
+    return "; ".join(["stands for mpiexec", *words])
+
+
+FOR_PLACES = (
+    ("ssh", "HOST", "submit it there, where ssh alone reaches", str),
+    ("ssh-python", "PATH", "the course's Python there (this path)", str),
+    (
+        "sync",
+        "PATH",
+        "what the script imports from this folder goes there, too; may be repeated",
+        "append",
+    ),
+    ("ranks-per-node", "K", "ranks on each (as many as are needed)", int),
+    ("launcher", "CMD", _launchers(), str),
+    ("time-limit", "S", "seconds after which it is ended (600)", float),
+)
+FOR_RANKS = (
+    ("setup", "LINE", 'a line of bash before Python: "module load gcc"; may be repeated', "append"),
+    ("env", "NAME=VALUE", "a variable; may be repeated", "append"),
+    ("cpus-per-rank", "N", "cores, and torch's threads", int),
+    ("gpus-per-rank", "N", "GPUs for each rank", int),
+    ("memory", "4G", "of each rank: K, M, G or T; of a queue", str),
+    ("container", "CMD", 'goes before Python: "apptainer exec image.sif"', str),
+    ("working-dir", "F", "where the ranks run (this folder)", str),
+    ("name", "NAME", "of the job (the script's); a number is added", str),
+)
+OF_EVERY_PLACE = (
+    "launcher", "time_limit", "setup", "cpus_per_rank", "gpus_per_rank", "memory", "container",
+    "working_dir",
+)  # fmt: skip
 ONLY_BY_SSH = ("ssh_python", "sync")
 
 
@@ -190,20 +219,37 @@ def _wrong_call(options):
     if options.n < 1:
         return f"-n {options.n} must be a whole number from 1"
     if options.backend not in BACKENDS:
-        *names, last = BACKENDS
-        return f"--backend {options.backend} must be {', '.join(names)} or {last}"
-    if not (options.slurm or options.pbs) and (given := _given(options, ONLY_IN_A_QUEUE)):
-        return f"{given} is for a queue: say --slurm or --pbs, too"
+        return f"--backend {options.backend} must be {_listed(BACKENDS)}"
     if options.ssh is None and (given := _given(options, ONLY_BY_SSH)):
         return f"{given} is for a cluster that ssh alone reaches: say --ssh HOST, too"
-    if options.stage and not (options.hosts or options.hostfile or options.slurm):
-        return "--stage copies the job to hosts: say --hosts, --hostfile or --slurm, too"
-    if options.mpi is not None and options.pbs:
-        return f"--mpi {options.mpi} is srun's, which PBS has not"
     unnamed = [text for text in options.env or () if "=" not in text]
     if unnamed:
         return f"--env {unnamed[0]} has no value: --env {unnamed[0]}=..."
+    return _wrong_flag(options)
+
+
+def _wrong_flag(options):
+    """What is wrong with the options of a queue, by what each batch system says that it has."""
+    systems = " or ".join(f"--{name}" for name in SYSTEMS)
+    known = {flag.name: flag for flag in _queue_flags()}
+    if options.system is None and (given := _given(options, known)):
+        return f"{given} is for a queue: say {systems}, too"
+    place = SYSTEMS.get(options.system)
+    copying = [name for name, place in SYSTEMS.items() if hasattr(place, "stage")]
+    if options.stage and not (options.hosts or options.hostfile or options.system in copying):
+        flags = [f"--{name}" for name in ("hosts", "hostfile", *copying)]
+        return f"--stage copies the job to hosts: say {_listed(flags)}, too"
+    for name, flag in known.items():
+        value = getattr(options, name)
+        if place is not None and value is not None and flag not in place.flags:
+            given = f"--{name.replace('_', '-')} {value}"
+            return f"{given} is {flag.owner}, which {place.scheduler.called} has not"
     return None
+
+
+def _listed(names):
+    *names, last = names
+    return f"{', '.join(names)} or {last}"
 
 
 def _given(options, names):
@@ -223,35 +269,16 @@ def _place(options):
 
 
 def _place_there(options):
-    """A `Mpiexec`, a `Slurm` or a `Pbs`."""
-    from .batch.mpiexec import Mpiexec
-    from .batch.pbs import Pbs
-    from .batch.slurm import Slurm
-
-    given = {
-        "launcher": options.launcher,
-        "time_limit": options.time_limit,
-        "setup": options.setup,
-        "env": dict(text.split("=", 1) for text in options.env or ()),
-        "cpus_per_rank": options.cpus_per_rank,
-        "gpus_per_rank": options.gpus_per_rank,
-        "memory": options.memory,
-        "container": options.container,
-        "working_dir": options.working_dir,
-        "stage": options.stage or None,
-    }
-    if options.slurm or options.pbs:
-        nodes = options.nodes or _over(options.n, options.ranks_per_node or options.n)
-        given |= {
-            "nodes": nodes,
-            "ranks_per_node": options.ranks_per_node or _over(options.n, nodes),
-            "partition": options.partition,
-            "account": options.account,
-            "extra": options.extra,
-            "mpi": options.mpi,
-            "login": options.login,
-        }
-        return (Pbs if options.pbs else Slurm)(**_without_none(given))
+    """A `Mpiexec`, or the place of a batch system."""
+    given = {name: getattr(options, name) for name in OF_EVERY_PLACE}
+    given["env"] = dict(text.split("=", 1) for text in options.env or ())
+    given["stage"] = options.stage or None
+    if options.system is not None:
+        place = SYSTEMS[options.system]
+        given |= {flag.name: getattr(options, flag.name) for flag in place.flags}
+        given["nodes"] = options.nodes or _over(options.n, options.ranks_per_node or options.n)
+        given["ranks_per_node"] = options.ranks_per_node or _over(options.n, given["nodes"])
+        return place(**_without_none(given))
     hosts = None if options.hosts is None else options.hosts.split(",")
     per_node = options.ranks_per_node
     if per_node is None and hosts is not None:

@@ -1,0 +1,347 @@
+"""`Scheduler`: what every batch system can do with a job; `Queued`: where such a job runs.
+
+A new batch system is one file with a class of each, and one line of `simlib.cluster.batch.SYSTEMS`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...core.model.errors import InvalidCallError, check_count
+from ..launchers import Placement
+from .folder import JobFolder
+from .mpiexec import LAUNCH, MEMORY, Mpiexec, Resources, check_time_limit, mpi_of, words_of
+
+ANSWER_S = 10.0
+OVER = ("done", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What a scheduler is asked for.
+
+    Attributes
+    ----------
+    name : str
+    script : Path
+        A shell script, to be run on the first of the nodes.
+    nodes, ranks_per_node : int
+    minutes : int
+        After which it is to be ended.
+    partition, account : str, optional
+    extra : sequence of str
+        Further options of the command that submits.
+    cpus_per_rank, gpus_per_rank : int, optional
+    memory : str, optional
+        For each rank; see `Resources`.
+    """
+
+    name: str
+    script: Path
+    nodes: int
+    ranks_per_node: int
+    minutes: int
+    partition: str | None = None
+    account: str | None = None
+    extra: Sequence[str] = ()
+    cpus_per_rank: int | None = None
+    gpus_per_rank: int | None = None
+    memory: str | None = None
+
+    def memory_of_node(self) -> tuple[int, str] | None:
+        """``(number, unit)`` of the memory of all ranks of one node; None where nobody asks."""
+        if self.memory is None:
+            return None
+        number, unit = MEMORY.fullmatch(self.memory).groups()
+        return int(number) * self.ranks_per_node, unit
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """How a job stands in the queue.
+
+    Attributes
+    ----------
+    state : {"queued", "active", "done", "failed", "cancelled"}
+        ``done`` also where the queue knows nothing of the job: it forgets those that are over.
+    reason : str
+        The scheduler's own word for why; empty where it says none.
+    """
+
+    state: str
+    reason: str = ""
+
+
+class QueueError(Exception):
+    """A command of the scheduler has failed; its text is what was said."""
+
+
+class NoSchedulerError(QueueError):
+    """This machine has no such scheduler; its text says what to do."""
+
+
+def has_no(command: str, said: str) -> bool:
+    """Whether these words, of this machine or of a shell on another one, say that it has none."""
+    name = re.escape(command)
+    pattern = rf"No such file or directory: '{name}'|{name}\W*: (No such file|(command )?not found)"
+    return re.search(pattern, said) is not None
+
+
+class Scheduler(ABC):
+    """Hands jobs to a batch system, by its commands.
+
+    Parameters
+    ----------
+    login : sequence of str
+        Words to put before each command, where this machine does not have them.
+    """
+
+    failures: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Patterns of its words on failing, and what they mean; as a `Launcher` has them."""
+    ended_by_queue: ClassVar[str]
+    """A pattern of its words on ending a job for a reason of its own."""
+    name: ClassVar[str]
+    """Its key in `SYSTEMS`, and its flag on the command line: ``"slurm"``."""
+    called: ClassVar[str]
+    """What people call it: ``"Slurm"``."""
+
+    def __init__(self, login: Sequence[str] = ()) -> None:
+        self.login = list(login)
+
+    @abstractmethod
+    def submit(self, job: BatchJob) -> str:
+        """Hand a job to the queue; returns the number that it has there.
+
+        Raises
+        ------
+        QueueError
+            It was refused; a `NoSchedulerError` where there is nobody to refuse it.
+        """
+
+    @abstractmethod
+    def ask(self, number: str) -> JobStatus:
+        """How a job stands."""
+
+    @abstractmethod
+    def cancel(self, number: str) -> None:
+        """Take a job out of the queue, or end it; one that is over stays as it is."""
+
+    @abstractmethod
+    def in_words(self, reason: str) -> str:
+        """What a reason means to who waits; empty where it says nothing."""
+
+    def hand_over(self, *words: str) -> str:
+        """Run the command that submits, however long it takes; returns the last word that it says.
+
+        Raises
+        ------
+        QueueError
+            As `submit`.
+        """
+        try:
+            said = self.run(*words, timeout=None).split()
+        except QueueError as error:
+            if has_no(words[0], str(error)):
+                raise self.none(words[0], error) from None
+            raise
+        if not said:
+            raise QueueError(f"{words[0]} has told no number of the job")
+        return said[-1]
+
+    def none(self, command: str, error: Exception) -> NoSchedulerError:
+        """The error where there is no such command; it ends with what was said."""
+        return NoSchedulerError(
+            f"this machine has no {command}: submit from a host of the cluster that has "
+            f'{self.called}, or name one by login="ssh HOST"\n    {str(error).strip()}'
+        )
+
+    def run(self, *words: str, timeout: float | None = ANSWER_S) -> str:
+        """Run a command behind ``login``; returns what it printed.
+
+        Raises
+        ------
+        QueueError
+            It has failed, or there is no such command.
+        """
+        try:
+            done = subprocess.run(
+                [*self.login, *words], capture_output=True, text=True, timeout=timeout,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise QueueError(f"{words[0]} has not answered for {timeout:g} s") from None
+        except OSError as error:
+            raise QueueError(str(error)) from None
+        if done.returncode:
+            said = "\n".join(filter(None, (done.stdout, done.stderr)))
+            raise QueueError(said or f"{words[0]} has ended with {done.returncode}")
+        return done.stdout
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An option of ``simlib submit`` that says one attribute of a `Queued`.
+
+    Attributes
+    ----------
+    name : str
+        The attribute's.
+    metavar, help : str
+    type : type
+        Of its value.
+    is_list : bool
+        Whether it may be repeated.
+    owner : str
+        Whose it is, where not every batch system has it: ``"srun's"``.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    type: type = str
+    is_list: bool = False
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class Queued(Resources):
+    """Where a job runs: nodes that a scheduler gives it, when it is its turn.
+
+    Attributes
+    ----------
+    nodes : int
+    ranks_per_node : int
+    partition, account : str, optional
+    time_limit : float
+        Seconds; the queue's limit is a minute more, in whole minutes.
+    extra : str or sequence of str
+        A further option of the command that submits, or several, each a word:
+        ``("--exclusive", "--gres=gpu:2")``.
+    launcher : str
+        What starts the ranks on the nodes.
+    login : str or sequence of str
+        Words to put before the scheduler's commands where this machine has none: ``"ssh login"``.
+    setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
+        See `Resources`.
+    """
+
+    nodes: int
+    ranks_per_node: int = 1
+    partition: str | None = None
+    time_limit: float = 600
+    account: str | None = None
+    extra: str | Sequence[str] = ()
+    launcher: str = "mpiexec"
+    login: str | Sequence[str | Path] = ()
+
+    scheduler: ClassVar[type[Scheduler]]
+    launchers: ClassVar[tuple[str, ...]]
+    """What can start ranks there."""
+    flags: ClassVar[tuple[Flag, ...]] = (
+        Flag("nodes", "N", "of a queue (1)", int),
+        Flag("partition", "P", "of the queue"),
+        Flag("account", "A", "of the queue"),
+        Flag(
+            "extra",
+            "OPTION",
+            "one more option for the queue: --extra=--exclusive; may be repeated",
+            is_list=True,
+        ),
+        Flag("login", "CMD", 'words before the queue\'s commands: "ssh login"'),
+    )
+    """What the command line asks for beside what every place has."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.launcher not in self.launchers:
+            names = " or ".join(map(repr, self.launchers))
+            raise InvalidCallError(f"launcher={self.launcher!r} must be {names}")
+        for name in ("nodes", "ranks_per_node"):
+            check_count(name, getattr(self, name))
+        check_time_limit(self.time_limit)
+        words_of(self.login, "login")
+        extra = [self.extra] if isinstance(self.extra, str) else self.extra
+        if not isinstance(extra, Sequence) or not all(isinstance(word, str) for word in extra):
+            raise InvalidCallError(
+                f"extra={self.extra!r} must be an option, or a list of options: "
+                "extra=['--exclusive']"
+            )
+        object.__setattr__(self, "extra", tuple(extra))
+
+    @property
+    def uses_mpi(self) -> bool:
+        """Whether ranks ask MPI who they are."""
+        return True
+
+    @property
+    def place(self) -> str:
+        """Where the ranks run, in words."""
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return f"{nodes} of {self.scheduler.name}"
+
+    def check(self, world_size: int) -> None:
+        """Refuse more ranks than there is room for."""
+        if world_size > self.nodes * self.ranks_per_node:
+            raise InvalidCallError(
+                f"world_size={world_size} does not fit on nodes={self.nodes} with "
+                f"ranks_per_node={self.ranks_per_node}: take more of either"
+            )
+
+    def before_launcher(self) -> list[str]:
+        """None: the launcher runs where the batch job does."""
+        return []
+
+    def command(self, world_size: int, program: list[str]) -> list[str]:
+        """What starts the ranks, once the scheduler has given the nodes."""
+        words = Mpiexec().words()
+        options = mpi_of(words).place(self._placement(world_size))
+        return [*words, "-n", str(world_size), *options, *program]
+
+    def _placement(self, world_size: int) -> Placement:
+        return Placement(
+            world_size, self.ranks_per_node, in_allocation=True, cpus_per_rank=self.cpus_per_rank
+        )
+
+    def environ(self) -> dict[str, str]:
+        """No variables are needed."""
+        return {}
+
+    def start(self, folder: JobFolder) -> None:
+        """Hand the job to the queue.
+
+        Raises
+        ------
+        QueueError
+            The queue refuses it; a `NoSchedulerError` where there is none.
+        """
+        script = folder.file("batch.sh")
+        words = [sys.executable, "-I", LAUNCH, str(folder.path)]
+        folder.write(f"#!/bin/sh\nexec {shlex.join(words)}\n".encode(), "batch.sh")
+        # A minute more than our own limit, which says more when it is over.
+        minutes = math.ceil(self.time_limit / 60) + 1
+        login = words_of(self.login)
+        job = BatchJob(
+            folder.path.name, script, self.nodes, self.ranks_per_node, minutes,
+            self.partition, self.account, self.extra,
+            self.cpus_per_rank, self.gpus_per_rank, self.memory,
+        )  # fmt: skip
+        scheduler = self.scheduler(login)
+        number = self._hand_over(scheduler, job)
+        native = {"scheduler": scheduler.name, "id": number, "login": login}
+        try:
+            folder.write_json(native, "native.json")
+        except OSError:  # nobody would know its number
+            scheduler.cancel(number)
+            raise
+
+    def _hand_over(self, scheduler: Any, job: BatchJob) -> str:
+        return scheduler.submit(job)
