@@ -59,7 +59,7 @@ def give_pages():
     Run.timeline, Run.play, Run.ended_in = remembered(timeline), remembered(play), end
     pages = PageFormatter(parent=get_ipython().display_formatter)
     pages.for_type(Run, page)
-    for kind in (Player, "simlib.draw.figures.Picture"):
+    for kind in (Player, "simlib.core.draw.figures.Picture"):
         pages.for_type(kind, lambda picture: shown[picture]() if picture in shown else None)
     pages.for_type(
         "simlib.core.diagnose.verdicts.WaitGraph",

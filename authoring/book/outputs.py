@@ -6,7 +6,7 @@ import json
 from html import escape
 from pathlib import Path
 
-from simlib.core.draw.dark_variant import dark_variant
+from simlib.core.draw.dark import dark_variant
 from simlib.core.draw.player.page import html_of
 
 PNG = "image/png"

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 import simlib
 from simlib.core.draw.palette import DARK_PAPER, on_dark, rank_color
-from simlib.core.draw.player.widget import FOLDER
+from simlib.core.draw.player import FOLDER
 
 
 def around(rank, world_size, steps=2):

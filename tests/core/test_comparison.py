@@ -86,7 +86,7 @@ def test_the_picture_has_a_row_for_each_op_and_says_how_many_more():
 
 def test_the_pictures_colours_say_what_is_common_shared_or_a_runs_own():
     from simlib.core.draw import draw_comparison
-    from simlib.core.draw.comparison import COMMON, OWN, SHARED
+    from simlib.core.draw.run_pictures import COMMON, OWN, SHARED
 
     rows = [("all", (2, 2, 2), True), ("two", (3, 3, 0), False), ("one", (1, 4, 0), False)]
     boxes = draw_comparison("abc", rows).axes[0].patches

@@ -150,8 +150,7 @@ def colors_of(picture):
 
 
 def test_a_run_has_one_colour_in_all_panels_and_keeps_it_while_others_come(tmp_path):
-    from simlib.core.draw.curve_picture import picture_of
-    from simlib.core.draw.curves import Reader
+    from simlib.core.draw.curves import Reader, picture_of
 
     reader, seen = Reader(tmp_path), []
     for run, names in (("m", ["loss", "accuracy"]), ("z", ["loss"]), ("a", ["loss", "accuracy"])):

@@ -1,4 +1,4 @@
-"""Dark twins: on dark paper every picture is readable, and its light one is as it was."""
+"""Dark variants: on dark paper every picture is readable, and its light one is as it was."""
 
 import base64
 import io
@@ -18,43 +18,50 @@ from PIL import Image
 
 import simlib
 from simlib import labs
-from simlib.core.draw.dark_canvas import DarkCanvas
-from simlib.core.draw.dark_variant import CHUNK, FEW, SEEN, chunks, dark_variant, joined
-from simlib.core.draw.figures import GREY, INK, PAPER, Picture, on_canvas, pixels_of, png_of
-from simlib.core.draw.notebook_figures import WithDarkVariant, has_dark_variant
-from simlib.core.draw.palette import DARK_PAPER, mix, on_dark, rank_color
+from simlib.core.draw.dark import (
+    CHUNK,
+    FEW,
+    SEEN,
+    DarkCanvas,
+    WithDarkVariant,
+    dark_variant,
+    has_dark_variant,
+    with_variant,
+)
+from simlib.core.draw.figures import PAPER, Picture, on_canvas, pixels_of, png_of
+from simlib.core.draw.palette import DARK_PAPER, contrast, mix, on_dark, rank_color
 from simlib.core.draw.player.scene import scene_of
 from simlib.core.draw.states import COMPUTED, own_color
-from simlib.core.draw.timeline_frame import HATCH
+from simlib.core.draw.timeline import HATCH
 from simlib.course.labs.rounds import PARTIAL
 from simlib.course.labs.sliders import readable_on
 
 RANKS = range(24)
-TYPE = (INK, GREY, "#000000", "#444444", "#555555")
-"""The colours in which pictures have words on their paper."""
+SHARES = (0.15, 0.25, 0.3, 0.35, 0.55, 0.6, 0.72, 0.85)
 
 
-def linear(color):
-    """How much light each channel gives, from 0 to 1."""
-    channels = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    return np.where(channels > 0.04045, ((channels + 0.055) / 1.055) ** 2.4, channels / 12.92)
-
-
-def contrast(one, other):
-    """As the Web Content Accessibility Guidelines have it: from 1 to 21."""
-    low, high = sorted(linear(color) @ (0.2126, 0.7152, 0.0722) for color in (one, other))
-    return (high + 0.05) / (low + 0.05)
+def channels(color):
+    return np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)])
 
 
 def seen(color):
     """A colour in CIELAB, where distances are as they are seen."""
+    level = channels(color) / 255
+    linear = np.where(level > 0.04045, ((level + 0.055) / 1.055) ** 2.4, level / 12.92)
     to_xyz = [[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8729]]
-    x, y, z = np.cbrt(to_xyz @ linear(color))
+    x, y, z = np.cbrt(to_xyz @ linear)
     return np.array([116 * y, 500 * (x - y), 200 * (y - z)])
 
 
 def image_of(png):
     return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+
+
+def drawn(figure):
+    """The pixels of a figure on light paper and on dark paper, as they are drawn."""
+    light = pixels_of(FigureCanvasAgg(figure)).copy()
+    with on_canvas(figure, DarkCanvas) as canvas:
+        return light, pixels_of(canvas).copy()
 
 
 def work(rank, world_size):
@@ -72,11 +79,12 @@ def run():
 
 
 @pytest.fixture(scope="module")
-def figures(run):
+def pictures(run):
+    """By name: PNG, pixels on light and on dark paper."""
     cluster = simlib.clusters.ethernet_1g(nodes=8)
     scaling = simlib.scale.strong_scaling([1, 2, 8], 1e8, cluster, forward_s=0.1, backward_s=0.2)
     points = [(4**k, 3e-5 + 4**k / 1e9) for k in range(1, 12)]
-    return {
+    figures = {
         "timeline": run.timeline(),
         "heat map": run.heat_map(),
         "rounds": labs.draw_rounds("ring", 8, 14),
@@ -84,36 +92,20 @@ def figures(run):
         "ping-pong": labs.draw_ping_pong(points),
         "scaling": scaling.draw(),  # laid out by matplotlib
     }
-
-
-def drawn(figure):
-    """The pixels of a figure on light paper and on dark paper, as they are drawn."""
-    light = pixels_of(FigureCanvasAgg(figure)).copy()
-    with on_canvas(figure, DarkCanvas) as canvas:
-        return light, pixels_of(canvas).copy()
+    return {name: (png_of(figure), *drawn(figure)) for name, figure in figures.items()}
 
 
 # Colours
 
 
-def test_paper_is_dark_and_ranks_keep_their_colours():
-    assert on_dark(PAPER) == DARK_PAPER
-    assert [on_dark(rank_color(rank)) for rank in range(7)] == [
-        rank_color(rank).lower() for rank in range(7)
-    ]
-
-
-def test_all_24_ranks_are_seen_and_told_apart():
+def test_ranks_keep_their_colours_and_all_24_are_seen_and_told_apart():
     colors = [on_dark(rank_color(rank)) for rank in RANKS]
+    assert on_dark(PAPER) == DARK_PAPER
+    assert colors[:7] == [rank_color(rank).lower() for rank in range(7)]
     assert min(contrast(color, DARK_PAPER) for color in colors) > 3
     # 2.3 is what an eye can just tell; on light paper the nearest two are 13 apart.
     nearest = min(np.linalg.norm(seen(a) - seen(b)) for a, b in itertools.combinations(colors, 2))
     assert nearest > 9
-
-
-@pytest.mark.parametrize("color", TYPE)
-def test_words_on_dark_paper_are_readable(color):
-    assert contrast(on_dark(color), DARK_PAPER) >= 4.5
 
 
 @pytest.mark.parametrize("share", [0.0, PARTIAL])
@@ -124,10 +116,11 @@ def test_numbers_in_cells_of_rounds_are_as_readable_as_on_light_paper(share):
         assert contrast(on_dark(ink), on_dark(fill)) >= min(4.5, 0.95 * contrast(ink, fill)), rank
 
 
-def test_numbers_in_cells_of_states_are_readable(run):
-    figure = simlib.draw.draw_states(held([torch.tensor([float(rank)]) for rank in range(8)]))
-    axes = figure.axes[0]
-    numbers = [text for text in axes.texts if text.get_text() in "01234567"]
+def test_numbers_in_cells_of_states_are_readable():
+    states = [torch.tensor([float(rank)]) for rank in range(8)]
+    run = simlib.Run("main", simlib.Trace(8), [(s, s) for s in states], [""] * 8)
+    texts = simlib.draw.draw_states(run).axes[0].texts
+    numbers = [text for text in texts if text.get_text() in "01234567"]
     assert len(numbers) == 16
     for number in numbers:
         fill = own_color(int(number.get_text()))
@@ -135,48 +128,39 @@ def test_numbers_in_cells_of_states_are_readable(run):
     assert on_dark(COMPUTED) == DARK_PAPER
 
 
-def held(states):
-    """A run whose ranks held the same before and after."""
-    return simlib.Run("main", simlib.Trace(len(states)), [(s, s) for s in states], [""] * 8)
-
-
-@pytest.mark.parametrize("share", [0.15, 0.25, 0.3, 0.35, 0.55, 0.6, 0.72, 0.85])
-def test_a_pale_colour_is_as_near_to_dark_paper_as_it_was_to_light(share):
-    for rank in range(16):  # of the last eight some mixtures look the same
+def test_a_pale_colour_is_as_near_to_dark_paper_as_it_was_to_light():
+    for share, rank in itertools.product(SHARES, range(16)):  # of the last eight some look the same
         wanted = mix(on_dark(rank_color(rank)), DARK_PAPER, share)
         found = on_dark(mix(rank_color(rank), PAPER, share))
-        off = [int(wanted[i : i + 2], 16) - int(found[i : i + 2], 16) for i in (1, 3, 5)]
-        assert max(map(abs, off)) <= 12, (rank, found, wanted)
+        assert abs(channels(wanted) - channels(found)).max() <= 12, (share, rank, found, wanted)
 
 
 # Pictures
 
 
-def test_a_dark_twin_lies_on_dark_paper_and_shows_what_was_drawn(figures):
-    for name, figure in figures.items():
-        twin, dark = image_of(dark_variant(png_of(figure))), drawn(figure)[1]
-        paper = np.bincount(twin[..., 0].ravel(), minlength=256)
-        assert paper.argmax() == 0x11 and (twin[0, 0] == 0x11).all(), name
-        misses = np.abs(twin.astype(int) - dark)
+def test_a_dark_variant_shows_what_was_drawn_on_dark_paper(pictures):
+    for name, (png, light, dark) in pictures.items():
+        variant = image_of(dark_variant(png))
+        paper = np.bincount(variant[..., 0].ravel(), minlength=256)
+        assert paper.argmax() == 0x11 and (variant[0, 0] == 0x11).all(), name
+        misses = np.abs(variant.astype(int) - dark)
         assert (misses > SEEN).mean() <= FEW and (misses > 32).mean() < 1e-3, name
+        away, too = (
+            np.abs(pixels.astype(int) - paper).max(axis=-1) > 8
+            for pixels, paper in ((light, 0xFF), (dark, 0x11))
+        )
+        assert (away == too).mean() > 0.995, name  # the same shapes
 
 
-def test_the_light_picture_is_as_it_was_without_a_twin(figures):
-    for name, figure in figures.items():
-        light = Image.fromarray(drawn(figure)[0])
+def test_the_light_picture_is_as_it_was_and_the_file_little_larger(pictures):
+    for name, (png, light, _) in pictures.items():
         method, dither = Image.Quantize.MEDIANCUT, Image.Dither.NONE
-        before = np.asarray(light.quantize(256, method=method, dither=dither).convert("RGB"))
+        before = Image.fromarray(light).quantize(256, method=method, dither=dither)
         if name != "rounds":  # its type on full colours needs some room in the palette
-            assert np.array_equal(image_of(png_of(figure)), before), name
-        misses = np.abs(image_of(png_of(figure)).astype(int) - np.asarray(light))
+            assert np.array_equal(image_of(png), before.convert("RGB")), name
+        misses = np.abs(image_of(png).astype(int) - light)
         assert (misses > 32).mean() < 1e-3, name
-
-
-def test_a_twin_costs_little(figures):
-    for name, figure in figures.items():
-        png = png_of(figure)
-        twin = sum(end - begin for chunk, begin, end in chunks(png) if chunk == CHUNK)
-        assert 0 < twin < len(png) / 6, name
+        assert 0 < len(png) - png.rindex(CHUNK) < len(png) / 6, name
 
 
 def test_a_figure_is_laid_out_once():
@@ -194,17 +178,7 @@ def test_a_figure_is_laid_out_once():
     assert Counted.times == 1 and figure.get_layout_engine() is engine
 
 
-def test_a_twin_has_the_same_shapes(figures):
-    for name, figure in figures.items():
-        light, dark = drawn(figure)
-        away, too = (
-            np.abs(pixels.astype(int) - paper).max(axis=-1) > 8
-            for pixels, paper in ((light, 0xFF), (dark, 0x11))
-        )
-        assert (away == too).mean() > 0.995, name
-
-
-def test_hatching_is_seen_on_dark_paper():
+def test_hatching_and_what_shines_through_are_seen_on_dark_paper():
     figure, looks = Picture(figsize=(1, 1)), {"linewidth": 0, "hatch": HATCH}
     hatch = mix(rank_color(0), PAPER, 0.35)
     figure.add_artist(Rectangle((0, 0), 1, 1, facecolor=PAPER, hatchcolor=hatch, **looks))
@@ -212,6 +186,9 @@ def test_hatching_is_seen_on_dark_paper():
     lines = (light != 0xFF).any(axis=-1)
     assert 0.1 < lines.mean() < 0.6
     assert (np.abs(dark[lines].astype(int) - 0x11).max(axis=-1) > 20).mean() > 0.8
+    figure = Picture(figsize=(1, 1))
+    figure.add_artist(Rectangle((0.2, 0.2), 0.5, 0.5, fill=False, ec="black", lw=40, alpha=0.5))
+    assert np.abs(drawn(figure)[1][50, 50].astype(int) - (0x11 + 0xFF) / 2).max() <= 2
 
 
 def test_a_picture_is_saved_light_or_dark(run, tmp_path):
@@ -230,26 +207,26 @@ def test_the_player_has_the_same_colours(run):
 # The file
 
 
-def png(color, mode="RGB"):
-    buffer = io.BytesIO()
-    Image.new(mode, (3, 2), color).save(buffer, format="png")
-    return buffer.getvalue()
-
-
-def test_whole_pictures_can_be_twins():
-    light, dark = png("white"), png("black")
-    both = joined(light, dark)
-    assert dark_variant(both) == dark and dark_variant(light) is None
-    assert np.array_equal(image_of(both), image_of(light))
-    assert [name for name, _, _ in chunks(both)][-2:] == [CHUNK, b"IEND"]
-
-
-def test_readers_of_png_may_pass_over_the_twin():
+def test_readers_of_png_may_pass_over_the_variant():
     """Not critical, private, and to be dropped by whoever changes the pixels: see the standard."""
+    light, dark = (io.BytesIO() for _ in range(2))
+    Image.new("RGB", (3, 2), "white").save(light, format="png")
+    Image.new("RGB", (3, 2), "black").save(dark, format="png")
+    both = with_variant(light.getvalue(), dark.getvalue())
+    assert dark_variant(both) == dark.getvalue() and dark_variant(light.getvalue()) is None
     assert [letter.isupper() for letter in CHUNK.decode()] == [False, False, True, True]
-    image = Image.open(io.BytesIO(joined(png("white"), png("black"))))
+    image = Image.open(io.BytesIO(both))
     image.load()  # which checks the sums of its chunks
-    assert image.private_chunks[0][0] == CHUNK
+    assert image.private_chunks[0][0] == CHUNK and both.endswith(light.getvalue()[-12:])
+    assert np.array_equal(image.convert("RGB"), image_of(light.getvalue()))
+
+
+@pytest.mark.parametrize("words", ["", "a", "some words"])
+def test_a_picture_of_few_colours_has_a_variant(words):
+    figure = Picture(figsize=(1, 1))
+    if words:
+        figure.text(0.2, 0.5, words)
+    assert image_of(dark_variant(png_of(figure)))[0, 0].tolist() == [0x11] * 3
 
 
 # The learner's own figures
@@ -267,17 +244,14 @@ def test_photographs_and_figures_that_are_dark_stay_as_they_are():
     assert not has_dark_variant(figure_on("black"))
     assert not has_dark_variant(figure_on("none"))
     assert not has_dark_variant(figure_on("white", np.zeros((3, 3, 3))))
+    figure = figure_on("white")
+    figure.figimage(np.zeros((4, 4, 3)))
+    assert not has_dark_variant(figure)
 
 
-@pytest.fixture(scope="module")
-def kernel():
-    kernel = Kernel()
-    yield kernel
-    kernel.close()
-
-
-def test_a_notebook_shows_every_figure_with_its_twin(kernel):
+def test_a_notebook_shows_every_figure_with_its_variant():
     """Also where pyplot has been used before simlib, and where its settings change."""
+    kernel = Kernel()
     kernel.cell("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nimport simlib")
     for cell in (
         "plt.plot([1, 2])\nplt.show()",
@@ -287,37 +261,21 @@ def test_a_notebook_shows_every_figure_with_its_twin(kernel):
         _, error, displays = kernel.finish(kernel.start(cell))
         assert error is None, error
         shown = base64.b64decode(displays[-1][1]["image/png"])
-        assert image_of(shown)[0, 0].tolist() == [255] * 3
-        assert image_of(dark_variant(shown))[0, 0].tolist() == [0x11] * 3
-        assert image_of(shown).shape == image_of(dark_variant(shown)).shape
+        light, dark = image_of(shown), image_of(dark_variant(shown))
+        assert light[0, 0].tolist() == [255] * 3 and dark[0, 0].tolist() == [0x11] * 3
+        assert light.shape == dark.shape
         is_ours = "labs" in cell  # as small as without pyplot
         assert (Image.open(io.BytesIO(shown)).mode == "P") == is_ours
+    kernel.close()
 
 
-@pytest.mark.parametrize("words", ["", "a", "some words"])
-def test_a_picture_of_few_colours_has_a_twin(words):
-    figure = Picture(figsize=(1, 1))
-    if words:
-        figure.text(0.2, 0.5, words)
-    assert image_of(dark_variant(png_of(figure)))[0, 0].tolist() == [0x11] * 3
-
-
-def test_a_figure_whose_twin_cannot_be_drawn_is_shown_as_it_is():
-    figure = Figure()
-
+def test_a_figure_whose_variant_cannot_be_drawn_is_shown_as_it_is():
     def printer(shown):
         if isinstance(shown.canvas, DarkCanvas):
             raise ValueError("this artist knows Agg alone")
         return "light"
 
-    assert WithDarkVariant(printer)(figure) == "light"
-
-
-def test_a_photograph_anywhere_leaves_a_figure_as_it_is():
-    figure = Figure()
-    assert has_dark_variant(figure)
-    figure.figimage(np.zeros((4, 4, 3)))
-    assert not has_dark_variant(figure)
+    assert WithDarkVariant(printer)(Figure()) == "light"
 
 
 # Labs

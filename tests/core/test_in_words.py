@@ -8,8 +8,8 @@ from synthetic import RunMaker
 
 import simlib
 from simlib.core.draw.figures import Picture, figure_in_words
-from simlib.core.draw.in_words import MAX_WAITS, comparison_in_words
 from simlib.core.draw.player.scene import scene_of
+from simlib.core.draw.text import MAX_WAITS, comparison_in_words
 
 
 def late(rank, world_size):

@@ -19,10 +19,15 @@ from synthetic import RunMaker, all_reduces, ring
 
 import simlib
 from simlib.core.draw.palette import rank_color
-from simlib.core.draw.player import Player
-from simlib.core.draw.player.scene import MAX_BOXES, MAX_EVENTS, MAX_LANES, scene_of
-from simlib.core.draw.player.thinning import happenings, thinned
-from simlib.core.draw.player.widget import FOLDER, SCRIPTS
+from simlib.core.draw.player import FOLDER, SCRIPTS, Player
+from simlib.core.draw.player.scene import (
+    MAX_BOXES,
+    MAX_EVENTS,
+    MAX_LANES,
+    happenings,
+    scene_of,
+    thinned,
+)
 
 NO_TIME = (
     "between must be (first second, last second), the first smaller; this run ends at 0.000103 s"

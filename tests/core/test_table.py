@@ -6,7 +6,7 @@ import random
 
 from synthetic import RunMaker, all_reduces, ring
 
-from simlib.core.draw.table import run_table, short_repr
+from simlib.core.draw.text import run_table, short_repr
 from simlib.core.model.trace import Group
 
 

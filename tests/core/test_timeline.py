@@ -15,8 +15,8 @@ from PIL import Image
 from synthetic import RunMaker, all_reduces, ring
 
 from simlib.core.draw.figures import png_of
-from simlib.core.draw.heat_map import draw_traffic
 from simlib.core.draw.palette import OKABE_ITO, mix, rank_color
+from simlib.core.draw.run_pictures import draw_traffic
 from simlib.core.draw.timeline import draw_timeline
 from simlib.core.model.errors import InvalidCallError
 from simlib.core.model.trace import Group

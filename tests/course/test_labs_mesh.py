@@ -18,7 +18,7 @@ from PIL import Image
 
 import simlib
 from simlib import Cluster, Device, Link, labs, scale
-from simlib.core.draw.dark_canvas import DarkCanvas
+from simlib.core.draw.dark import DarkCanvas
 from simlib.core.draw.figures import on_canvas, pixels_of
 from simlib.core.model.errors import InvalidCallError
 from simlib.course.labs import mesh, plan_model

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from simlib import labs
-from simlib.core.draw.dark_canvas import DarkCanvas
+from simlib.core.draw.dark import DarkCanvas
 from simlib.core.draw.figures import INK, on_canvas, pixels_of
 from simlib.core.model.errors import InvalidCallError
 from simlib.course.labs import pipeline as lanes_module

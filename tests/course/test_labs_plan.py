@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from simlib import Cluster, Device, Link, labs, scale
-from simlib.core.draw.dark_canvas import DarkCanvas
+from simlib.core.draw.dark import DarkCanvas
 from simlib.core.draw.figures import on_canvas, pixels_of
 from simlib.core.model.errors import InvalidCallError
 from simlib.course.labs import plan_model

@@ -16,7 +16,7 @@ from PIL import Image
 
 import simlib
 from simlib import labs
-from simlib.core.draw.dark_canvas import DarkCanvas
+from simlib.core.draw.dark import DarkCanvas
 from simlib.core.draw.figures import on_canvas, pixels_of
 from simlib.core.model.errors import InvalidCallError
 from simlib.course.labs.staleness import GRADIENTS, apart, together, trainings_of

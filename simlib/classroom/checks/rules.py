@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...core.draw.table import count
+from ...core.draw.text import count
 from ..parts import TIME, TRAFFIC, VALUE
 from .verdict import values_are_right
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...core.draw.table import count
+from ...core.draw.text import count
 from ..parts import VALUE, in_words
 
 NOT_WRITTEN = "not written"

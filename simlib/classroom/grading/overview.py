@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from statistics import median
 
-from ...core.draw.table import count as counted
+from ...core.draw.text import count as counted
 from .source import number_of
 
 KINDS = {

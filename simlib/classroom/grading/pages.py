@@ -8,7 +8,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup, escape
 
-from ...core.draw.table import count
+from ...core.draw.text import count
 from .cache import write
 from .overview import overview
 from .texts import clean, sentence

@@ -53,7 +53,7 @@ class WaitGraph(Displayed):
 
     def in_words(self):
         """What the picture shows, in a sentence: for whoever does not see it."""
-        from ..draw.in_words import graph_in_words
+        from ..draw.text import graph_in_words
 
         return graph_in_words(self)
 

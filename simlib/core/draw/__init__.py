@@ -5,41 +5,29 @@ ends, as its parts hold on to the half that is gone.
 """
 
 from importlib import import_module
+from typing import Any
 
 from ..environment import uninterrupted
 
 _FILE_OF = {
     "Player": "player",
-    "draw_comparison": "comparison",
+    "draw_comparison": "run_pictures",
     "draw_memory": "memory",
-    "draw_memory_history": "memory_history",
+    "draw_memory_history": "memory",
     "draw_parts": "memory",
     "draw_predictions": "report_page",
     "draw_states": "states",
     "draw_timeline": "timeline",
-    "draw_traffic": "heat_map",
-    "draw_wait_graph": "wait_graph",
+    "draw_traffic": "run_pictures",
+    "draw_wait_graph": "run_pictures",
     "png_of": "figures",
     "save_report": "report_page",
 }
 
-__all__ = [
-    "Player",
-    "draw_comparison",
-    "draw_memory",
-    "draw_memory_history",
-    "draw_parts",
-    "draw_predictions",
-    "draw_states",
-    "draw_timeline",
-    "draw_traffic",
-    "draw_wait_graph",
-    "png_of",
-    "save_report",
-]
+__all__ = [*_FILE_OF]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name not in _FILE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with uninterrupted():

@@ -18,6 +18,17 @@ from .display import in_notebook
 
 if TYPE_CHECKING:  # matplotlib is loaded where a picture is drawn
     from matplotlib.figure import Figure
+from .palette import (
+    DPI,
+    GREY,
+    INK,
+    PAPER,
+    SMALL_PT,
+    TEXT_PT,
+    TITLE_PT,
+    rank_color,
+    visible,
+)
 
 EVERY_S = 0.5
 
@@ -42,7 +53,7 @@ def live_curves(folder: str | Path, x: str = "step") -> Iterator[None]:
         return
     from IPython.display import display
 
-    from .curve_picture import picture_of
+    from . import figures  # noqa: F401  matplotlib is imported before the thread needs it
 
     reader, done = Reader(folder), threading.Event()
     handle = display(_bundle(None), raw=True, display_id=True)
@@ -64,7 +75,6 @@ def live_curves(folder: str | Path, x: str = "step") -> Iterator[None]:
 
 def _keep_showing(handle, reader, done, x):
     """Bring the display up to date until ``done``, where something new was logged."""
-    from .curve_picture import picture_of
 
     shown = {}
     while not done.wait(EVERY_S):
@@ -103,7 +113,6 @@ def draw_curves(folder: str | Path, x: str = "step") -> Figure:
     FileNotFoundError
         Nothing was logged there.
     """
-    from .curve_picture import picture_of
 
     reader = Reader(folder)
     curves = reader.read()
@@ -146,3 +155,58 @@ class Reader:
                 began_s[run] = min(events[0].wall_time, began_s.get(run, events[0].wall_time))
         self.runs += sorted(began_s.keys() - set(self.runs), key=lambda run: (began_s[run], run))
         return curves
+
+
+PANEL_IN = (3.6, 2.4)
+RUNS_BESIDE = 2
+"""Names of runs in a row, for each panel."""
+
+
+def picture_of(curves, order, x="step"):
+    """The picture of curves as `Reader.read` gives them, of runs in the order of `Reader.runs`.
+
+    It is drawn in a thread, beside whatever the kernel draws, so it leaves matplotlib's common
+    settings alone and says its colours itself.
+    """
+    from .figures import Picture
+
+    width, height = PANEL_IN
+    figure = Picture(figsize=(width * len(curves), height), dpi=DPI, facecolor=PAPER)
+    figure.set_layout_engine("constrained")
+    panels = figure.subplots(1, len(curves), squeeze=False)[0]
+    longest = {run: max(len(runs.get(run, ())) for runs in curves.values()) for run in order}
+    for panel, (name, runs) in zip(panels, sorted(curves.items()), strict=True):
+        for number, run in enumerate(order):
+            if run in runs:
+                _draw_run(panel, run, runs[run], visible(rank_color(number)), longest[run])
+        _dress_panel(panel, name, x)
+    _name_runs(figure, panels, order)
+    return figure
+
+
+def _draw_run(panel, run, points, color, longest):
+    """One line; points are marked where they are few beside the run's longest curve."""
+    steps, values = zip(*points, strict=True)
+    marker = "o" if len(points) == 1 or 2 * len(points) < longest else None
+    panel.plot(steps, values, color=color, lw=1.5, marker=marker, ms=3.5, label=run)
+
+
+def _dress_panel(panel, name, x):
+    panel.set_facecolor(PAPER)
+    panel.set_title(name, fontsize=TITLE_PT, color=INK)
+    panel.set_xlabel(x, fontsize=TEXT_PT, color=INK)
+    panel.tick_params(labelsize=TEXT_PT, color=GREY, labelcolor=INK)
+    panel.grid(True, color="#e8e8e8", linewidth=0.6)
+    for side, spine in panel.spines.items():
+        spine.set_color(GREY)
+        spine.set_visible(side in ("left", "bottom"))
+
+
+def _name_runs(figure, panels, order):
+    """One legend for all panels, above them: within, it would lie on the lines."""
+    lines = {line.get_label(): line for panel in panels for line in panel.get_lines()}
+    named = [lines[run] for run in order if run in lines]
+    if len(named) > 1:
+        look = {"fontsize": SMALL_PT, "frameon": False, "labelcolor": INK}
+        columns = min(len(named), RUNS_BESIDE * len(panels))
+        figure.legend(handles=named, loc="outside upper center", ncols=columns, **look)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import wraps
 
 import matplotlib
@@ -10,10 +10,9 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .dark_canvas import DarkCanvas
-from .dark_variant import png_of_both
+from .dark import DarkCanvas, on_canvas, png_of_both
 from .display import Displayed
-from .style import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
+from .palette import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
 
 __all__ = [
     "DPI",
@@ -69,7 +68,7 @@ def figure_in_words(figure):
 
 
 def png_of(figure):
-    """The figure as PNG bytes with its dark twin: the same figure always gives the same bytes."""
+    """The figure as PNG bytes with its dark variant: the same bytes for the same figure."""
     light = pixels_of(FigureCanvasAgg(figure))
     with on_canvas(figure, DarkCanvas) as canvas:
         dark = pixels_of(canvas)
@@ -80,20 +79,6 @@ def pixels_of(canvas):
     """The figure of a canvas, drawn: array (height, width, 3)."""
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3]
-
-
-@contextmanager
-def on_canvas(figure, canvas_class):
-    """Give a figure another canvas while the block runs, with everything where it is."""
-    canvas, engine = figure.canvas, figure.get_layout_engine()
-    if engine:
-        figure.set_layout_engine("none")  # a second layout might move things by a pixel
-    try:
-        yield canvas_class(figure)
-    finally:
-        figure.set_canvas(canvas)
-        if engine:
-            figure.set_layout_engine(engine)
 
 
 def own_style(draw):

@@ -1,4 +1,4 @@
-"""One colour per rank, the same in every picture; and what a colour is on dark paper.
+"""Colours and sizes of type of all pictures: one colour per rank; what a colour is on dark paper.
 
 Nearly every colour of these pictures is a rank's, or mixed of that and white or black. On dark
 paper the palette's own colours stay, so that a rank keeps its colour; white becomes the paper, and
@@ -12,6 +12,11 @@ from operator import itemgetter
 
 import numpy as np
 
+from ..model.trace import Trace
+
+DPI = 110
+INK, PAPER, GREY = "#222222", "#ffffff", "#767676"
+TITLE_PT, TEXT_PT, SMALL_PT = 10, 8, 7
 # Okabe and Ito's set (https://jfly.uni-koeln.de/color/), told apart by every common sort of
 # colour vision. Their black comes last: as a first colour it would be read as "the special one".
 OKABE_ITO = (
@@ -24,74 +29,14 @@ OKABE_ITO = (
     "#F0E442",  # yellow
     "#000000",  # black
 )
-
-
 DARKER = (0.0, 0.3, 0.55)
 """Shares of black in the colours of ranks 0 to 7, 8 to 15, 16 to 23. Lighter ones would look like
 lanes that transfer."""
-
-
-def rank_color(rank):
-    """The rank's colour as ``"#rrggbb"``; ranks 24, 25, ... begin again with the first."""
-    color = OKABE_ITO[rank % len(OKABE_ITO)]
-    share = DARKER[rank // len(OKABE_ITO) % len(DARKER)]
-    return mix(color, "#ffffff" if color == "#000000" else "#000000", share) if share else color
-
-
 SHADES = (0.0, 0.5, 0.25, 0.7)
 """Hue says which rank, so a piece of work that the program has named is a shade of the rank's
 colour: shares of black for the first names of a run; further names begin again."""
-
-
-def shades_of(trace):
-    """``{name: share of black}`` of a run's pieces, by their first appearance."""
-    names = dict.fromkeys(piece.name for piece in trace.pieces)
-    return {name: SHADES[number % len(SHADES)] for number, name in enumerate(names)}
-
-
-def shaded(color, share):
-    """A colour with this share of black in it; black itself with as much of white."""
-    return mix(color, "#ffffff" if color == "#000000" else "#000000", share)
-
-
-def mix(color, other, share):
-    """``color`` with ``share`` (0..1) of ``other`` mixed in, as ``"#rrggbb"``."""
-    pairs = zip(_channels(color), _channels(other), strict=True)
-    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
-
-
 MARK_CONTRAST = 3.0
 """What lines and outlines have at least against white paper (WCAG 2.1, 1.4.11)."""
-
-
-def visible(color, share=0.0):
-    """A colour with this share of black, or with what it needs to be seen on white paper.
-
-    On dark paper such a mixture is one with white, and seen as well, see `on_dark`.
-    """
-    found = mix(color, "#000000", share)
-    while contrast(found, "#ffffff") < MARK_CONTRAST:
-        share += 0.02
-        found = mix(color, "#000000", share)
-    return found
-
-
-def contrast(one, other):
-    """Of two colours, from 1 to 21, as the Web Content Accessibility Guidelines have it."""
-    low, high = sorted(_luminance(color) for color in (one, other))
-    return (high + 0.05) / (low + 0.05)
-
-
-def _luminance(color):
-    levels = [channel / 255 for channel in _channels(color)]
-    light = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in levels]
-    return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
-
-
-def _channels(color):
-    return [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-
-
 DARK_PAPER = "#111111"  # what lies below the outputs in JupyterLab's dark theme
 INK_THAT_STAYS, PAPER_THAT_STAYS = "#010101", "#fefefe"
 """For type on a colour that stays. Nobody tells them from black and white, which change."""
@@ -103,51 +48,96 @@ NEAR = 1.01 / 255
 """How far a colour's channels may be from such a mixture."""
 
 
-def channels(color):
-    """The channels of ``"#rrggbb"``, from 0 to 1: an array of three."""
-    return np.array(_channels(color)) / 255
+def rank_color(rank: int) -> str:
+    """The rank's colour as ``"#rrggbb"``; ranks 24, 25, ... begin again with the first."""
+    color = OKABE_ITO[rank % len(OKABE_ITO)]
+    share = DARKER[rank // len(OKABE_ITO) % len(DARKER)]
+    return shaded(color, share) if share else color
 
 
-WHITE, BLACK, PAPER = (channels(color) for color in ("#ffffff", "#000000", DARK_PAPER))
-STAYING = tuple(tuple(channels(color)) for color in (INK_THAT_STAYS, PAPER_THAT_STAYS))
+def shades_of(trace: Trace) -> dict[str, float]:
+    """``{name: share of black}`` of a run's pieces, by their first appearance."""
+    names = dict.fromkeys(piece.name for piece in trace.pieces)
+    return {name: SHADES[number % len(SHADES)] for number, name in enumerate(names)}
 
 
-def on_dark(color):
+def shaded(color: str, share: float) -> str:
+    """A colour with this share of black in it; black itself with as much of white."""
+    return mix(color, "#ffffff" if color == "#000000" else "#000000", share)
+
+
+def mix(color: str, other: str, share: float) -> str:
+    """``color`` with ``share`` (0..1) of ``other`` mixed in, as ``"#rrggbb"``."""
+    pairs = zip(_channels(color), _channels(other), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
+
+
+def visible(color: str, share: float = 0.0) -> str:
+    """A colour with this share of black, or with what it needs to be seen on white paper.
+
+    On dark paper such a mixture is one with white, and seen as well, see `on_dark`.
+    """
+    found = mix(color, "#000000", share)
+    while contrast(found, "#ffffff") < MARK_CONTRAST:
+        share += 0.02
+        found = mix(color, "#000000", share)
+    return found
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours, from 1 to 21, as the Web Content Accessibility Guidelines have it."""
+    low, high = sorted(_luminance(color) for color in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(color: str) -> float:
+    levels = [channel / 255 for channel in _channels(color)]
+    light = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in levels]
+    return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
+
+
+def _channels(color: str) -> list[int]:
+    return [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+
+
+def is_bright(color: str) -> bool:
+    """Whether dark type is easier to read on ``"#rrggbb"`` than light type."""
+    return bool(np.array(_channels(color)) @ (0.299, 0.587, 0.114) > BRIGHT)
+
+
+def on_dark(color: str) -> str:
     """What ``"#rrggbb"`` is on dark paper, as ``"#rrggbb"``."""
-    found = rgb_on_dark(tuple(channels(color)))
+    found = rgb_on_dark(tuple(_rgb(color)))
     return "#" + "".join(f"{round(255 * channel):02x}" for channel in found)
 
 
-def is_bright(color):
-    """Whether dark type is easier to read on ``"#rrggbb"`` than light type."""
-    return 255 * channels(color) @ (0.299, 0.587, 0.114) > BRIGHT
-
-
 @lru_cache(4096)
-def rgb_on_dark(rgb):
+def rgb_on_dark(rgb: tuple[float, ...]) -> tuple[float, ...]:
     """What a colour of three channels, from 0 to 1, is on dark paper: three channels."""
-    if rgb in STAYING:
+    if rgb in _STAYING:
         return rgb
     if max(rgb) - min(rgb) <= NEAR:
-        return tuple(WHITE + (PAPER - WHITE) * np.mean(rgb))
+        return tuple(_WHITE + (_PAPER - _WHITE) * np.mean(rgb))
     misses, mixed = min((_as_mixture(np.array(rgb), *line) for line in _lines()), key=itemgetter(0))
     return tuple(mixed if misses <= NEAR else flipped(np.array(rgb)))
+
+
+def flipped(rgb: np.ndarray) -> np.ndarray:
+    """Colours of the same hue, as light as these are dark, above dark paper: array (..., 3)."""
+    as_light_as_dark = rgb + 1 - rgb.max(-1, keepdims=True) - rgb.min(-1, keepdims=True)
+    return _PAPER + (1 - _PAPER) * np.clip(as_light_as_dark, 0, 1)
 
 
 @cache
 def _lines():
     """From a rank's colour to white or black: both ends, and what they are on dark paper."""
     lines = []
-    for rank in (rank for rank in range(len(OKABE_ITO) * len(DARKER)) if _has_hue(rank)):
-        light = channels(rank_color(rank))
-        hue, share = channels(rank_color(rank % len(OKABE_ITO))), LIGHTER[rank // len(OKABE_ITO)]
-        dark = hue + (WHITE - hue) * share
-        lines += [(light, WHITE, dark, PAPER), (light, BLACK, dark, WHITE)]
+    for darker, lighter in zip(DARKER, LIGHTER, strict=True):
+        for hue in OKABE_ITO[:-1]:  # the last of the set is black
+            light = _rgb(mix(hue, "#000000", darker))
+            dark = _rgb(hue) + (_WHITE - _rgb(hue)) * lighter
+            lines += [(light, _WHITE, dark, _PAPER), (light, _BLACK, dark, _WHITE)]
     return lines
-
-
-def _has_hue(rank):
-    return rank % len(OKABE_ITO) != len(OKABE_ITO) - 1  # the last of the set is black
 
 
 def _as_mixture(rgb, light, light_end, dark, dark_end):
@@ -155,12 +145,15 @@ def _as_mixture(rgb, light, light_end, dark, dark_end):
     way = light_end - light
     share = np.clip((rgb - light) @ way / (way @ way), 0, 1)
     misses = np.abs(light + share * way - rgb).max()
-    if light_end is BLACK:
+    if light_end is _BLACK:
         share = np.interp(share, (*DARKER, 1), (*LIGHTER, 1))
     return misses, dark + share * (dark_end - dark)
 
 
-def flipped(rgb):
-    """Colours of the same hue, as light as these are dark, above dark paper: array (..., 3)."""
-    as_light_as_dark = rgb + 1 - rgb.max(-1, keepdims=True) - rgb.min(-1, keepdims=True)
-    return PAPER + (1 - PAPER) * np.clip(as_light_as_dark, 0, 1)
+def _rgb(color: str) -> np.ndarray:
+    """The channels of ``"#rrggbb"``, from 0 to 1."""
+    return np.array(_channels(color)) / 255
+
+
+_WHITE, _BLACK, _PAPER = map(_rgb, ("#ffffff", "#000000", DARK_PAPER))
+_STAYING = {tuple(_rgb(color)) for color in (INK_THAT_STAYS, PAPER_THAT_STAYS)}

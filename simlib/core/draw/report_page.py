@@ -14,7 +14,7 @@ from ..model.errors import InvalidCallError, check_number
 from ..model.words import number
 from .figures import DPI, INK, PAPER, SMALL_PT, TEXT_PT, Picture, own_style, png_of
 from .palette import OKABE_ITO
-from .table import clip
+from .text import clip
 
 WIDTH_IN, ROW_IN, LETTER_IN = 8.8, 0.28, 0.072
 NUMBERS_IN, COLUMNS_IN = 2.6, (1.0, 1.75, 2.5)

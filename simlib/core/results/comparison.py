@@ -102,7 +102,7 @@ class Comparison(Displayed):
 
     def in_words(self) -> str:
         """What the picture shows, in sentences: for whoever does not see it."""
-        from ..draw.in_words import comparison_in_words
+        from ..draw.text import comparison_in_words
 
         return comparison_in_words(self.names, self._rows())
 

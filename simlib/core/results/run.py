@@ -354,7 +354,7 @@ class Run(Displayed):
 
     def table(self) -> str:
         """The run as plain text: the same for every repeat of the same program."""
-        from ..draw.table import run_table
+        from ..draw.text import run_table
 
         return run_table(self)
 
@@ -363,7 +363,7 @@ class Run(Displayed):
 
         Who waits for whom, how long and at which line, what was sent; of a run that failed, why.
         """
-        from ..draw.in_words import run_in_words
+        from ..draw.text import run_in_words
 
         return run_in_words(self)
 

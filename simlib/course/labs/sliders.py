@@ -23,8 +23,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from matplotlib.transforms import Affine2D
 from PIL import Image
 
-from ...core.draw.dark_canvas import DarkCanvas
-from ...core.draw.dark_variant import png_of_both
+from ...core.draw.dark import DarkCanvas, png_of_both
 from ...core.draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, own_style
 from ...core.draw.palette import INK_THAT_STAYS, PAPER_THAT_STAYS, is_bright, on_dark
 from ...core.model.errors import InvalidCallError, check_number

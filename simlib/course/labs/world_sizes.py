@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from ...core.clusters import ethernet_10g
 from ...core.draw.figures import GREY, INK, SMALL_PT, TEXT_PT
 from ...core.draw.lanes import unit_of
-from ...core.draw.table import clip, count
+from ...core.draw.text import clip, count
 from ...core.draw.timeline import draw_timeline
 from ...core.engines.virtual.simulated_run import simulate
 from ...core.model.cluster import Cluster

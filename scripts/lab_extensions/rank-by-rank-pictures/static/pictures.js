@@ -1,10 +1,10 @@
-// Pictures follow JupyterLab's theme: a PNG that holds a dark twin (simlib/core/draw/twins.py) shows it
+// Pictures follow JupyterLab's theme: a PNG that holds its dark variant (simlib/core/draw/dark.py) shows it
 // where the theme is dark. And they get the alt text that stands in their output's metadata
-// (simlib/core/model/pictured.py). JupyterLab loads this file as it is; there is no build step.
+// (simlib/core/draw/display.py). JupyterLab loads this file as it is; there is no build step.
 
 const SIGNATURE = 8, FRAME = 12;  // bytes: of a PNG, and around the data of each of its chunks
 
-/** The dark twin of a PNG's bytes, a PNG of its own; null where it has none. */
+/** The dark variant of a PNG's bytes, a PNG of its own; null where it has none. */
 function darkTwin(bytes) {
   const view = new DataView(bytes.buffer);
   let palette = 0, twin = null;
@@ -21,7 +21,7 @@ function darkTwin(bytes) {
 
 const PNG = "data:image/png;base64,";
 
-/** The address of a picture's dark twin; its own where it has none. */
+/** The address of a picture's dark variant; its own where it has none. */
 function darkAddress(address) {
   if (!address.startsWith(PNG)) return address;
   const bytes = Uint8Array.from(atob(address.slice(PNG.length)), (letter) => letter.charCodeAt(0));

@@ -1,5 +1,51 @@
-"""The player: a run as a widget that plays it, in a notebook and without a network."""
+"""The player: a run as a widget that plays it, without a network."""
 
-from .widget import Player
+from __future__ import annotations
+
+from pathlib import Path
+
+import anywidget
+import traitlets
+
+from ...model.words import ranks_text
+from ..display import alt_metadata
+from ..figures import png_of
+from ..lanes import chosen
+from ..timeline import draw_timeline
+from .scene import scene_of
 
 __all__ = ["Player"]
+
+
+FOLDER = Path(__file__).parent
+SCRIPTS = ("scene", "labels", "draw", "controls", "paint", "hands", "player")
+"""Joined in this order they are one ES module: no build step, nothing to download."""
+STYLE = (FOLDER / "player.css").read_text(encoding="utf-8")
+
+
+class Player(anywidget.AnyWidget):
+    """A run that plays: made by `Run.play`.
+
+    Its `scene` is what the browser draws (see `simlib.draw.player.scene`). In a notebook read on
+    the web or on paper the run's timeline stands in its place.
+    """
+
+    _esm = "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    _css = STYLE
+    scene = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, run, ranks=None, between=None):
+        ranks, *between = chosen(run, ranks, between)
+        self._text = f"player of {run.name} on {ranks_text(run)}"
+        self._picture = lambda: png_of(draw_timeline(run, ranks=ranks, between=between))
+        super().__init__(scene=scene_of(run, ranks, between))
+
+    def _repr_mimebundle_(self, **kwargs):
+        data, metadata = super()._repr_mimebundle_(**kwargs)
+        picture = self._picture()
+        # Widgets live as long as the kernel; the run, with all its results, need not.
+        self._picture = lambda: picture
+        return data | {"image/png": picture}, metadata | alt_metadata(self.scene["words"])
+
+    def __repr__(self):
+        return self._text

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ...model.errors import InvalidCallError
 from ...model.words import seconds_text
-from ..dark_variant import dark_variant
+from ..dark import dark_variant
 from ..figures import png_of
+from . import FOLDER, SCRIPTS, STYLE
 from .scene import scene_of
-from .widget import FOLDER, SCRIPTS, STYLE
 
 SUFFIXES = (".html", ".htm")
 DIGITS = 9
