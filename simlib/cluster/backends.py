@@ -1,4 +1,4 @@
-"""The backend "mpi4py", added to those of the core, and which backends a job may take."""
+"""The backend "mpi4py", added to those of the core, and what a host must have for a backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..core.model.errors import InvalidCallError, JobError
+from ..core.model.errors import JobError
 from ..core.record.transports.backends import (
     BACKENDS,
     COMPLEX,
@@ -19,7 +19,6 @@ from ..core.record.transports.backends import (
     Backend,
     Capabilities,
     Transport,
-    backend_named,
 )
 
 NAME = "mpi4py"
@@ -77,25 +76,6 @@ def register() -> None:
 
 
 register()
-
-
-def check_for_job(name: object, has_mpi: bool, on_death: str) -> Backend:
-    """The backend of this name, for a job whose ranks are started elsewhere.
-
-    What a host has is seen there, by `check_for_host`.
-    """
-    backend = backend_named(name)
-    if backend.needs_mpi and not has_mpi:
-        raise InvalidCallError(
-            f"backend={name!r} needs ranks that an mpiexec has started, and srun asks no MPI: take "
-            "to=simlib.Slurm(..., launcher='mpiexec'), or to=simlib.Mpiexec()"
-        )
-    if backend.needs_mpi and on_death == "continue":
-        raise InvalidCallError(
-            f"backend={name!r} cannot go on without a rank: MPI ends all of them. Take "
-            "on_death='end', or backend='gloo'"
-        )
-    return backend
 
 
 def check_for_host(backend: Backend, ranks: int) -> None:

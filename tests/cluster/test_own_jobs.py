@@ -151,6 +151,20 @@ def test_the_mode_of_a_job_decides(tmp_path, folder_mode, file_mode, refused):
         assert simlib.jobs(tmp_path) == []
 
 
+def test_a_folder_that_is_swapped_or_opened_to_others_later_is_refused(tmp_path):
+    path = plant(tmp_path, tmp_path / "evil")
+    path.chmod(0o755)
+    folder = JobFolder(path)
+    assert folder.read_json("job.json")["world_size"] == 2
+    path.chmod(0o775)
+    with pytest.raises(simlib.InvalidCallError, match=r"planted-1 can be written .*mode 775"):
+        folder.read("state.json")
+    path.rename(tmp_path / "before")
+    plant(tmp_path, tmp_path / "evil").chmod(0o777)
+    with pytest.raises(simlib.InvalidCallError, match=r"planted-1 can be written .*mode 777"):
+        folder.read("state.json")
+
+
 def make_socket(path):
     with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as own:
         own.bind(path.name)  # a whole path may be too long

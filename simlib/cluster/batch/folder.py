@@ -37,7 +37,7 @@ import pwd
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -64,6 +64,7 @@ class JobFolder:
         self.path = Path(path)
         self.is_recorded = is_recorded
         self._ended = 0
+        self._checked: tuple[int, ...] = ()
 
     def file(self, name: str, rank: int | None = None) -> Path:
         """The path of a file: ``file("log", 2)`` is rank 2's."""
@@ -94,12 +95,57 @@ class JobFolder:
         InvalidCallError
             Another account can have written it.
         """
-        with self.open(name, rank) as file:
-            return None if file is None else file.read()
+        file = self.open(name, rank)
+        if file is None:
+            return None
+        with file:
+            return file.read()
 
-    def open(self, name: str, rank: int | None = None) -> AbstractContextManager[BinaryIO | None]:
-        """The same, opened to be read."""
-        return opened(self.file(name, rank), self.is_recorded)
+    def open(self, name: str, rank: int | None = None) -> BinaryIO | None:
+        """The same, opened to be read.
+
+        The folder is opened anew each time. So a file that another host has just made is there,
+        too: NFS asks then, and else remembers for half a minute and more that it was not (nfs(5),
+        "close-to-open" and "directory entry caching"). The file is opened by that descriptor:
+        nothing can be put into the folder's place in between.
+        """
+        path = self.file(name, rank)
+        folder = _opened(self.path, os.O_DIRECTORY)
+        if folder is None:
+            return None
+        try:
+            file = _opened(path, os.O_NONBLOCK, folder)  # a pipe would wait for who writes
+            if file is None:
+                return None
+            try:
+                self._check(path, os.fstat(folder), os.fstat(file))
+            except BaseException:
+                os.close(file)
+                raise
+            return open(file, "rb")
+        finally:
+            os.close(folder)
+
+    def _check(self, path: Path, folder: os.stat_result, file: os.stat_result) -> None:
+        """Refuse a file that somebody else can have written.
+
+        In a folder that nobody else can enter a file may have any mode. A folder is checked again
+        only where it is another one than before, or its owner or mode has changed.
+        """
+        if not self.is_recorded:
+            found = (folder.st_dev, folder.st_ino, folder.st_uid, folder.st_mode)
+            if found != self._checked:
+                _check_owner(self.path, folder)
+                _check_mode(self.path, folder)
+                self._checked = found
+            if file.st_uid != folder.st_uid:
+                _check_owner(path, file)
+            if folder.st_mode & ENTERED and file.st_mode & BY_OTHERS:
+                _check_mode(path, file)
+        if not stat.S_ISREG(file.st_mode):
+            raise InvalidCallError(
+                f"{path} cannot be read, as a job's file: it is not a regular file"
+            )
 
     def write_json(self, value: object, name: str, rank: int | None = None) -> None:
         """Write plain data in one piece."""
@@ -161,77 +207,19 @@ BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 ENTERED = stat.S_IXGRP | stat.S_IXOTH
 
 
-@contextmanager
-def opened(path: Path, is_anybodys: bool = False):
-    """A file of a job's folder, to be read as bytes; None where there is none.
-
-    The folder is opened anew each time. So a file that another host has just made is there, too:
-    NFS asks then, and else remembers for half a minute and more that it was not (nfs(5),
-    "close-to-open" and "directory entry caching").
-
-    Parameters
-    ----------
-    path : Path
-        The file; what it is in is the job's folder.
-    is_anybodys : bool
-        Whether it does not matter who can have written it.
-
-    Raises
-    ------
-    InvalidCallError
-        Another account can have written it, or it is no regular file.
-    """
-    with _held(path.parent, os.O_DIRECTORY) as folder:
-        if folder is None:
-            yield None
-            return
-        with _held(path, os.O_NONBLOCK, folder) as file:  # a pipe would wait for who writes
-            if file is None:
-                yield None
-                return
-            if not is_anybodys:
-                _compare(path, os.fstat(folder), os.fstat(file))
-            _check_kind(path, os.fstat(file))
-            with open(file, "rb", closefd=False) as content:
-                yield content
-
-
-@contextmanager
-def _held(path: Path, how: int, within: int | None = None):
-    """A descriptor of what is there, closed in the end; None where there is nothing."""
+def _opened(path: Path, how: int, within: int | None = None) -> int | None:
+    """A descriptor of what is there; None where there is nothing."""
     name = path if within is None else path.name
     try:
-        held = os.open(name, os.O_RDONLY | os.O_CLOEXEC | how, dir_fd=within)
+        return os.open(name, os.O_RDONLY | os.O_CLOEXEC | how, dir_fd=within)
     except (FileNotFoundError, NotADirectoryError):
-        yield None
-        return
+        return None
     except PermissionError:
         raise
     except OSError as error:  # of a socket, say
         raise InvalidCallError(
             f"{path} cannot be read, as a job's file: {error.strerror}"
         ) from None
-    try:
-        yield held
-    finally:
-        os.close(held)
-
-
-def _compare(path: Path, folder: os.stat_result, file: os.stat_result) -> None:
-    """Refuse a file that somebody else can have written.
-
-    In a folder that nobody else can enter a file may have any mode.
-    """
-    _check_owner(path.parent, folder)
-    _check_mode(path.parent, folder)
-    _check_owner(path, file)
-    if folder.st_mode & ENTERED:
-        _check_mode(path, file)
-
-
-def _check_kind(path: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise InvalidCallError(f"{path} cannot be read, as a job's file: it is not a regular file")
 
 
 def _check_owner(path: Path, found: os.stat_result) -> None:

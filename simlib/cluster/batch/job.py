@@ -262,7 +262,7 @@ class JobOutcome:
         if why == "code" and code == 0:
             return "done"
         is_wanted = why == "cancel" or (why in ("code", "lost") and self._folder.has("cancel"))
-        is_wanted = is_wanted and not ended_by_queue(self._launcher_said())
+        is_wanted = is_wanted and not self._was_ended_by_queue()
         return "cancelled" if is_wanted else "failed"
 
     def run_and_error(self) -> tuple[Run, Exception | None]:
@@ -297,9 +297,9 @@ class JobOutcome:
         Not where another one failed by itself, or the end was wanted, or the ranks were ended as
         nobody was left who looked after their launcher.
         """
-        if self._folder.has("verdict.pkl") or self._refused() or self._ended_from_outside():
-            return
         if self.status != "failed" or self.state["why"] == "lost":
+            return
+        if self._folder.has("verdict.pkl") or self._refused() or self._ended_from_outside():
             return
         if not monitor.failed_by_itself():
             said = self._launcher_said()
@@ -369,7 +369,7 @@ class JobOutcome:
 
     def _ended_from_outside(self, missing: Iterable[int] = ()) -> JobError | None:
         """The error of a job that the queue, the learner or its time limit has ended."""
-        if ended_by_queue(self._launcher_said()):
+        if self._was_ended_by_queue():
             return self._launcher_failed(missing, {})
         if self.status == "cancelled":
             return JobError(f"{self._name} was cancelled")
@@ -385,11 +385,15 @@ class JobOutcome:
     def _refused(self) -> JobError | None:
         """The error of ranks that could not begin or end, or of a further attempt."""
         refused = self._folder.read("refused")
-        if refused is None and cause_in(self._launcher_said())[0] is None:
-            refused = self._folder.read("died_early")  # the launcher does not know why
         if refused is None:
-            return None
+            refused = self._folder.read("died_early")
+            if refused is None or cause_in(self._launcher_said())[0] is not None:
+                return None  # the launcher knows more of an early death
         return JobError(f"{self._name} could not be carried out: {refused.decode()}")
+
+    def _was_ended_by_queue(self) -> bool:
+        said = self._launcher_said()
+        return bool(said.strip()) and ended_by_queue(said)
 
     def _launcher_said(self) -> str:
         return "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))

@@ -87,6 +87,16 @@ def used_bytes(path):
     return max(HEADER, _NUMBER.unpack_from(header, COMMITTED)[0])
 
 
+def _empty() -> bytes:
+    memory = bytearray(HEADER)
+    OpLogWriter(memory)
+    return bytes(memory)
+
+
+EMPTY = _empty()
+"""The header of a log that holds nothing yet."""
+
+
 class LogFile(OpLogReader):
     """Reads a log by its file, anew for every look: memory mapped from a file of another host
     would not show what is written there.
@@ -114,9 +124,7 @@ class LogFile(OpLogReader):
         self.offset_s = 0.0
         self.sleeps = (0, None)
         self._is_torn = False
-        empty = bytearray(HEADER)
-        OpLogWriter(empty)
-        super().__init__(bytes(empty), rank, loads=loads_tree)
+        super().__init__(EMPTY, rank, loads=loads_tree)
 
     def refresh(self, anew=False):
         """Take in what is in the file now; ``anew``: also where the header has not changed."""
@@ -320,9 +328,10 @@ class JobMonitor(RunMonitor):
     def _read_output(self, rank):
         """The lines that a rank has completed since the last look, as bytes."""
         lines = []
-        with self._folder.open("out", rank) as file:
-            if file is None:
-                return lines
+        file = self._folder.open("out", rank)
+        if file is None:
+            return lines
+        with file:
             file.seek(self._read[rank])
             while chunk := file.read(CHUNK):
                 self._read[rank] += len(chunk)

@@ -33,7 +33,7 @@ from ...core.model.chance import Failures, Slow
 from ...core.model.errors import InvalidCallError, JobError, check_count
 from ...core.record.oplog import COMMITTED, FORMAT, HEADER
 from ...core.record.safe_pickle import dumps_tree
-from ..backends import check_for_job
+from ...core.record.transports.backends import backend_named
 from . import SYSTEMS
 from .batch_system import NoSchedulerError, Queued, QueueError
 from .failures import HOPELESS, refused
@@ -274,7 +274,7 @@ def submit(
     check_timeout(timeout_s)
     kill = check_kill(kill, world_size)
     check_choice("on_death", on_death, ON_DEATH)
-    check_for_job(backend, to.uses_mpi, on_death)
+    _check_backend(backend, to.uses_mpi, on_death)
     slow = check_slow(slow, world_size)
     plan = check_restarts(restarts, min_ranks, on_restart, world_size)
     program = program_of(function, args, kwargs, argv, world_size)
@@ -359,3 +359,21 @@ def _packed_plan(
             "on_restart cannot be sent to where the job begins anew, in another process "
             f"({type(error).__name__}: {error})"
         ) from None
+
+
+def _check_backend(name: object, has_mpi: bool, on_death: str) -> None:
+    """Refuse a backend that no job can have whose ranks are started so.
+
+    What a host has is seen there, by `check_for_host`.
+    """
+    backend = backend_named(name)
+    if backend.needs_mpi and not has_mpi:
+        raise InvalidCallError(
+            f"backend={name!r} needs ranks that an mpiexec has started, and srun asks no MPI: take "
+            "to=simlib.Slurm(..., launcher='mpiexec'), or to=simlib.Mpiexec()"
+        )
+    if backend.needs_mpi and on_death == "continue":
+        raise InvalidCallError(
+            f"backend={name!r} cannot go on without a rank: MPI ends all of them. Take "
+            "on_death='end', or backend='gloo'"
+        )
