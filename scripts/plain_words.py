@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".toml")
-PAGES = ("README.md", "START.md", "CONTRIBUTING.md", "docs/**/*.md")
+PAGES = ("README.md", "START.md", "DESIGN.md", "CONTRIBUTING.md", "docs/**/*.md")
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)\n]*\)", re.DOTALL)
 """Fenced code, code in a sentence, and the targets of links."""
 

@@ -66,10 +66,13 @@ def test_the_picture_in_the_readme_is_drawn_by_its_script(tmp_path):
         assert stored.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
 
 
-def test_the_rooms_of_the_design_are_those_that_import_linter_holds():
+def test_the_packages_and_rooms_of_the_design_are_those_that_import_linter_holds():
     contracts = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"]
-    layers = [re.findall(r"\w+", layer) for layer in contracts[0]["layers"]]
-    assert first_column(text_of("DESIGN.md"), "## The rooms") == layers[1:]  # without __main__
+    packages, rooms = ([re.findall(r"\w+", one) for one in of["layers"]] for of in contracts[:2])
+    (*above, (core,)) = first_column(text_of("DESIGN.md"), "## Four packages")[:5]
+    assert sorted(above) == sorted([name] for name in packages[2])
+    assert [core] == packages[3]
+    assert first_column(text_of("DESIGN.md"), "## Four packages")[5:] == rooms
 
 
 def test_files_that_a_page_of_the_design_names_are_there():
