@@ -107,6 +107,7 @@ def _add_arguments(command, most):
 
 
 def _run(options):
+    from .core.engines.options import Diagnosis, Restarts
     from .core.engines.processes.real_run import run_script
 
     if options.every is not None and not options.watch:
@@ -115,14 +116,22 @@ def _run(options):
 
     def run():
         every_s = 60.0 if options.every is None else options.every
-        how = {"watch": options.watch and every_s, "backend": options.backend}
-        return run_script(options.script, options.n, options.args, **how, **_how(options))
+        watched = Diagnosis(timeout_s=options.timeout, watch=options.watch and every_s)
+        return run_script(
+            options.script,
+            options.n,
+            options.args,
+            restarts=Restarts(options.restarts, options.min_ranks),
+            diagnosis=watched,
+            backend=options.backend,
+        )
 
     return _perform(options, run)
 
 
 def _simulate(options):
     from .core import clusters
+    from .core.engines.options import Diagnosis, Restarts
     from .core.engines.virtual.simulated_run import simulate_script
 
     def run():
@@ -130,18 +139,15 @@ def _simulate(options):
         nodes = -(-options.n // per_node)
         cluster = getattr(clusters, options.network)(nodes=nodes, ranks_per_node=per_node)
         return simulate_script(
-            options.script, options.n, options.args, cluster=cluster, **_how(options)
+            options.script,
+            options.n,
+            options.args,
+            cluster=cluster,
+            restarts=Restarts(options.restarts, options.min_ranks),
+            diagnosis=Diagnosis(timeout_s=options.timeout),
         )
 
     return _perform(options, run)
-
-
-def _how(options):
-    return {
-        "timeout_s": options.timeout,
-        "restarts": options.restarts,
-        "min_ranks": options.min_ranks,
-    }
 
 
 def _perform(options, run):

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from ..core.clockwork.simulation_options import ALGORITHMS
+from ..core.collectives.choice import ALGORITHMS
 from ..core.engines.processes.real_run import run
 from ..core.engines.processes.worlds import pool
 from ..core.engines.virtual.process import simulators

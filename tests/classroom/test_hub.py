@@ -13,8 +13,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config.loader import PyFileConfigLoader
 
+from simlib.core.engines import warm_kernel
 from simlib.core.engines.run_outputs import MAX_SIMULATED
-from simlib.core.engines.workers import warm_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 HUB = ROOT / "hub"

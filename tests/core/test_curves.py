@@ -10,8 +10,8 @@ from kernel_client import Kernel
 
 import simlib
 from simlib.core.diagnose.monitor import RankOutput
-from simlib.core.draw.display import _bar
 from simlib.core.draw.palette import OKABE_ITO, visible
+from simlib.core.engines.session import _bar
 
 SETUP = """
 import os, sys, tempfile, threading

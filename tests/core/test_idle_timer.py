@@ -13,12 +13,10 @@ import torch
 import torch.distributed as dist
 
 import simlib
-from simlib.core.engines.processes import real_run
+from simlib.core.engines import session
 from simlib.core.engines.processes.worlds import pool
-from simlib.core.engines.virtual import simulated_run
+from simlib.core.engines.session import IDLE_VARIABLE, MINUTES, IdleTimer, minutes, warm_up
 from simlib.core.engines.virtual.process import simulators
-from simlib.core.engines.workers import idle_timer as tested
-from simlib.core.engines.workers.idle_timer import MINUTES, VARIABLE, IdleTimer, minutes, warm_up
 from simlib.core.engines.workers.server import server_context
 from simlib.core.environment import VARIABLE as CONFINEMENT
 
@@ -71,9 +69,9 @@ def clock():
 def no_server(monkeypatch):
     """The server of this process stays; the list says how often it was to be stopped."""
     stopped = []
-    monkeypatch.setattr(tested, "stop_server", lambda: stopped.append(True))
+    monkeypatch.setattr(session, "stop_server", lambda: stopped.append(True))
     # Worlds of earlier tests may be there still.
-    monkeypatch.setattr(tested, "_has_other_children", lambda: False)
+    monkeypatch.setattr(session, "_has_other_children", lambda: False)
     return stopped
 
 
@@ -127,12 +125,12 @@ def test_time_begins_after_a_run_that_failed(clock, no_server):
     [("", MINUTES), ("3", 3), ("0.5", 0.5), ("0", math.inf), ("-1", math.inf), ("ten", MINUTES)],
 )
 def test_a_hub_chooses_the_minutes(monkeypatch, said, expected):
-    monkeypatch.setenv(VARIABLE, said)
+    monkeypatch.setenv(IDLE_VARIABLE, said)
     assert minutes() == expected
 
 
 def test_zero_minutes_start_no_timer(monkeypatch, clock):
-    monkeypatch.setenv(VARIABLE, "0")
+    monkeypatch.setenv(IDLE_VARIABLE, "0")
     with IdleTimer(clock).busy(Resting()):
         pass
     assert not clock.timers
@@ -161,9 +159,7 @@ def all_reduce(rank, world_size):
 def own_idleness(monkeypatch, clock):
     """Both engines of this process keep time by the test's clock."""
     idle = IdleTimer(clock)
-    for engine in (real_run, simulated_run):
-        monkeypatch.setattr(engine, "idle_timer", lambda: idle)
-    monkeypatch.setattr(tested, "idle_timer", lambda: idle)
+    monkeypatch.setattr(session, "idle_timer", lambda: idle)
     yield idle
     idle._stop_timer()
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from jobs import wait_until
 
-from simlib.core.engines import linux
-from simlib.core.engines.linux import BY_KERNEL, PERHAPS, kill_count, why_killed
+from simlib.core.engines.processes import worlds
+from simlib.core.engines.processes.worlds import BY_KERNEL, PERHAPS, kill_count, why_killed
 
 KILLED = -signal.SIGKILL
 GROUPS = Path("/sys/fs/cgroup")
@@ -70,17 +70,17 @@ def test_the_machines_count_where_groups_have_none(tmp_path):
 )
 def test_the_kernels_log_where_nothing_is_counted(tmp_path, monkeypatch, log, words):
     assert kill_count(tmp_path) is None
-    monkeypatch.setattr(linux, "_kernel_log", lambda: log)
+    monkeypatch.setattr(worlds, "_kernel_log", lambda: log)
     assert why_killed(KILLED, None, 4321, tmp_path) == words
 
 
 def test_a_log_that_may_not_be_read(tmp_path, monkeypatch):
     program = tmp_path / "dmesg"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert linux._kernel_log() is None
+    assert worlds._kernel_log() is None
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
-    assert linux._kernel_log() is None
+    assert worlds._kernel_log() is None
 
 
 @pytest.fixture

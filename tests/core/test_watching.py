@@ -9,7 +9,7 @@ import torch.distributed as dist
 import simlib
 from simlib.core.diagnose import watching
 from simlib.core.diagnose.watching import Watcher, clock_text
-from simlib.core.engines.processes import process_monitor
+from simlib.core.engines.processes import real_run
 from simlib.core.record import rolling
 
 STEPS = 400
@@ -58,14 +58,14 @@ def leaves_a_message(rank, world_size):
 
 def test_a_run_whose_logs_roll_over_many_times_is_right(monkeypatch, tmp_path):
     sizes = []
-    keep_up = process_monitor.ProcessMonitor._keep_watch
+    keep_up = real_run.ProcessMonitor._keep_watch
 
     def and_count(monitor):
         found = keep_up(monitor)
         sizes.extend(log.sizes for log in monitor.logs)
         return found
 
-    monkeypatch.setattr(process_monitor.ProcessMonitor, "_keep_watch", and_count)
+    monkeypatch.setattr(real_run.ProcessMonitor, "_keep_watch", and_count)
     run = simlib.run(rounds, 2, args=(STEPS,), watch=True)
     assert run.results == [sum(2.0 * step for step in range(STEPS))] * 2
     assert not run.findings and run.trace.dropped == 0

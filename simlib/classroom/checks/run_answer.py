@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...core.engines.request import ByRank
+from ...core.engines.options import ByRank
 from ...core.model.errors import SimlibError
 from ...core.record.safe_values import Exchanged
 from ..parts import NO_RESULT

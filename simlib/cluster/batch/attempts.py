@@ -17,7 +17,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ...core.engines.restarts import Restart, remaining_kills, with_restarts
+from ...core.engines.options import Restart
+from ...core.engines.restarts import remaining_kills, with_restarts
 from ...core.model.chance import Failures
 from ...core.record import returned
 from ...core.record.safe_pickle import loads_tree

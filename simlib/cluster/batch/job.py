@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ...core.draw.display import open_display, show_and_raise
 from ...core.engines.restarts import tell
+from ...core.engines.session import open_display, show_and_raise
 from ...core.model.errors import InvalidCallError, JobError
 from ...core.model.words import ranks_in_words
 from ...core.record.oplog import FORMAT

@@ -17,20 +17,23 @@ from typing import Any
 import cloudpickle
 import torch
 
-from ...core.clockwork.simulation_options import ON_DEATH, check_choice, check_kill, check_slow
-from ...core.engines.request import (
-    ExecutionContext,
-    cell_numbers,
+from ...core.engines.options import (
+    ON_DEATH,
+    Restart,
+    Restarts,
     check_function,
+    check_kill,
     check_timeout,
     name_of,
     pack,
+    restarts_of,
     script,
 )
-from ...core.engines.restarts import Restart, Restarts, check_restarts, remaining_kills
+from ...core.engines.restarts import remaining_kills
+from ...core.engines.session import cell_numbers, context_here
 from ...core.environment import ROOT, VERSION
-from ...core.model.chance import Failures, Slow
-from ...core.model.errors import InvalidCallError, JobError, check_count
+from ...core.model.chance import Failures, Slow, check_slow
+from ...core.model.errors import InvalidCallError, JobError, check_choice, check_count
 from ...core.record.oplog import COMMITTED, FORMAT, HEADER
 from ...core.record.safe_pickle import dumps_tree
 from ...core.record.transports.backends import backend_named
@@ -276,10 +279,11 @@ def submit(
     check_choice("on_death", on_death, ON_DEATH)
     _check_backend(backend, to.uses_mpi, on_death)
     slow = check_slow(slow, world_size)
-    plan = check_restarts(restarts, min_ranks, on_restart, world_size)
+    plan = Restarts(min_ranks=min_ranks, on_restart=on_restart)
+    plan = restarts_of(restarts, plan, world_size)
     program = program_of(function, args, kwargs, argv, world_size)
     packed_plan = _packed_plan(to, plan, kill) if plan.most else None
-    where = ExecutionContext.here(program.argv)
+    where = context_here(program.argv)
     command = to.command(world_size, to.program())  # says what is wrong with it, before all
     cells = cell_numbers()
     sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}

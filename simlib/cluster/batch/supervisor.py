@@ -13,8 +13,8 @@ import time
 
 from ...core.diagnose.failures import how_it_ended
 from ...core.diagnose.monitor import Watchdog
-from ...core.draw.display import SilentDisplay
-from ...core.engines import linux
+from ...core.engines.processes.worlds import kill_count, sleep_count, why_killed
+from ...core.engines.session import SilentDisplay
 from ..rendezvous import serve_store
 from . import logs
 from .logs import JobMonitor
@@ -85,7 +85,7 @@ class Supervisor:
         self._store = None
         self._kill_s = None
         self._begun = time.monotonic()
-        self._memory_kills = linux.kill_count()
+        self._memory_kills = kill_count()
         self._end_at = None
         self._sent_at = 0.0
         self._looks = 0
@@ -115,7 +115,7 @@ class Supervisor:
             return
         self._looks += 1
         if logs.has_futures_taken(self._log):
-            logs.write_sleeps(self._log, self._looks, linux.sleep_count(self._pid))
+            logs.write_sleeps(self._log, self._looks, sleep_count(self._pid))
         self._send_on()
         self._forward_stack_request()
         if self._judge is not None:
@@ -248,7 +248,7 @@ class Supervisor:
     def _why(self, code):
         """What is known of why, in words."""
         is_asked_for = str(self._rank) in self._job["kill"]
-        return "" if is_asked_for else linux.why_killed(code, self._memory_kills, self._pid)
+        return "" if is_asked_for else why_killed(code, self._memory_kills, self._pid)
 
     def _died_early(self, words):
         """Nobody may know its rank, so its host says it."""

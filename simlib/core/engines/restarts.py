@@ -2,78 +2,15 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..clockwork.simulation_options import check_seconds
 from ..model.chance import Failures, deaths_after
-from ..model.errors import InvalidCallError, RankDiedError, RankError, SimlibError
+from ..model.errors import RankDiedError, RankError
+from .options import Restart, Restarts
 
 if TYPE_CHECKING:
     from ..results.run import Run
-
-
-@dataclass(frozen=True)
-class Restart:
-    """What is known when a run begins anew; ``on_restart`` is called with one.
-
-    Attributes
-    ----------
-    count : int
-        1 for the first restart; in the ranks' environment as ``TORCHELASTIC_RESTART_COUNT``.
-    world_size : int
-        Ranks from now on.
-    time_s : float
-        When the failure ended the attempt before, in seconds since the first attempt began.
-    run : Run
-        The attempt that failed.
-    error : SimlibError
-        What it ended with.
-    """
-
-    count: int
-    world_size: int
-    time_s: float
-    run: Run
-    error: SimlibError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Restarts:
-    """How often, and with how many ranks, a run goes on after a failure; see `run`."""
-
-    most: int = 0
-    min_ranks: int | None = None
-    on_restart: Callable[[Restart], Any] | None = None
-    restart_s: float = 0.0
-
-
-def check_restarts(
-    restarts: Any, min_ranks: Any, on_restart: Any, world_size: int, restart_s: Any = 0.0
-) -> Restarts:
-    """The `Restarts` asked for; refused where they make no sense."""
-    if not _is_count(restarts, 0):
-        raise InvalidCallError(f"restarts={restarts!r} must be a whole number, 0 or more")
-    if min_ranks is not None and not (_is_count(min_ranks, 1) and min_ranks <= world_size):
-        raise InvalidCallError(
-            f"min_ranks={min_ranks!r} must be a whole number from 1 to {world_size}, or None: "
-            "as many ranks as before"
-        )
-    if on_restart is not None and not callable(on_restart):
-        raise InvalidCallError(f"on_restart={on_restart!r} must be a function of a Restart")
-    return Restarts(
-        most=restarts,
-        min_ranks=min_ranks,
-        on_restart=on_restart,
-        restart_s=check_seconds("restart_s", restart_s),
-    )
-
-
-def _is_count(value: Any, least: int) -> bool:
-    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    return is_whole and value >= least
 
 
 def with_restarts(

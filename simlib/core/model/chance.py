@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from .errors import InvalidCallError, as_int, check_count, check_number
+from .errors import InvalidCallError, as_int, check_by_rank, check_count, check_number
 
 KINDS = ("normal", "lognormal", "exponential")
 BLOCK = 64
@@ -174,6 +174,29 @@ class Pace:
 
 Slow = Mapping[int, "float | Jitter | Factor"] | Jitter | Factor
 """What ``slow=`` takes."""
+
+
+def check_slow(slow: Any, world_size: int) -> dict[int, Any]:
+    """What ``slow=`` takes, as a dict from ranks to numbers of at least 0 and `Jitter`."""
+    if _is_noise(slow):
+        return dict.fromkeys(range(world_size), _jitter(slow))
+    if slow is not None and not isinstance(slow, dict):
+        raise InvalidCallError(
+            f"slow={slow!r} must be a dict by rank, {{0: 1.5}}, a simlib.scale.Jitter, or a "
+            "function of a rank, k, and a random generator"
+        )
+    slow = slow or {}
+    noisy = {rank: _jitter(value) for rank, value in slow.items() if _is_noise(value)}
+    check_by_rank("slow", {rank: 0 if rank in noisy else slow[rank] for rank in slow}, world_size)
+    return slow | noisy
+
+
+def _is_noise(value: Any) -> bool:
+    return isinstance(value, Jitter) or callable(value)
+
+
+def _jitter(value: Any) -> Jitter:
+    return (value if isinstance(value, Jitter) else Jitter(value)).travelling()
 
 
 def generator(seed: int, purpose: int, *place: int) -> np.random.Generator:

@@ -12,8 +12,9 @@ A run that fails raises a `SimlibError`. It knows
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import inf
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -212,3 +213,34 @@ def check_type(name: str, value: object, sort: type) -> None:
     """Refuse a value of another class."""
     if not isinstance(value, sort):
         raise InvalidCallError(f"{name} is {value!r}: give a {sort.__name__}")
+
+
+def check_choice(name: str, value: Any, known: Collection[Any]) -> Any:
+    """Refuse a value that is none of those known."""
+    if value not in known:
+        raise InvalidCallError(f"{name}={value!r} is none of {', '.join(map(repr, known))}")
+    return value
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """Refuse what is no number of seconds."""
+    if not _is_at_least_0(value):
+        raise InvalidCallError(f"{name}={value!r} must be seconds, 0 or more")
+    return float(value)
+
+
+def check_by_rank(name: str, values: Any, world_size: int) -> dict[int, float]:
+    """Refuse what is no dict from ranks to numbers of at least 0; None is an empty one."""
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise InvalidCallError(f"{name}={values!r} must be a dict by rank: {{0: 1.5}}")
+    for rank, value in values.items():
+        if not (isinstance(rank, Integral) and 0 <= int(rank) < world_size):
+            raise InvalidCallError(f"{name}: {rank!r} is no rank: 0 to {world_size - 1}")
+        if not _is_at_least_0(value):
+            raise InvalidCallError(f"{name}: {value!r} for rank {rank} must be 0 or more")
+    return {int(rank): float(value) for rank, value in values.items()}
+
+
+def _is_at_least_0(value: Any) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < inf

@@ -11,8 +11,9 @@ import struct
 import sys
 from json import dumps, loads  # a student may put others into json
 
+from ....core.engines.options import pack
 from ....core.engines.rank_process.setup import die_with_the_kernel, show_errors_of_commands
-from ....core.engines.request import exactly, pack
+from ....core.engines.request import exactly
 from ...checks import cases
 from ...checks.verdict import RIGHT, Verdict
 from ...confinement import process_sandbox

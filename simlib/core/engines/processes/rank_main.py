@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import mmap
 import os
-import socket
 import sys
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ from ..rank_process.setup import (
     show_errors_of_commands,
 )
 from ..rank_process.slow_rank import slowed
-from ..request import Request, receive, send, send_bytes, serve
+from ..request import SERVED, Request
 
 
 @dataclass(kw_only=True)
@@ -67,11 +67,11 @@ def rank_main(rank, world_size, backend_name, ties, control, lifeline, stdout, s
     confined = confinement()
     confined.process_begins()
     die_with_the_kernel(lifeline.detach())
-    serve("a run")
+    SERVED.append("a run")
     output = Output(stdout.detach(), stderr.detach())
     show_errors_of_commands()
     writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY))
-    sock = socket.socket(fileno=control.detach())
+    kernel = Connection(control.detach())
     torch.set_num_threads(1)
     recorder = Recorder(writer, is_alone)
     plain = functools.partial(_join, BACKENDS[backend_name])
@@ -80,11 +80,11 @@ def rank_main(rank, world_size, backend_name, ties, control, lifeline, stdout, s
     baseline = Baseline()
     own_pid = os.getpid()
     confined.code_begins(of_one_rank=True)
-    send(sock, ("ready", None))
+    kernel.send(("ready", None))
     while True:
         try:
-            word, request = receive(sock)
-        except (EOFError, ConnectionError):
+            word, request = kernel.recv()
+        except (EOFError, OSError):
             os._exit(0)
         if word == "run":
             membership.begin(request.number)
@@ -92,14 +92,14 @@ def rank_main(rank, world_size, backend_name, ties, control, lifeline, stdout, s
             recorder.survives = request.survives
             if request.segment:
                 writer.roll_over(request.segment)
-            own = receive(sock)
+            own = kernel.recv()
             request.per_rank_args = None if own is None else {rank: own}
             answer = _run(request, rank, world_size, recorder)
             if os.getpid() != own_pid:
                 os._exit(0)  # a child that the learner forked has come back from the function
-            send_bytes(sock, answer)
+            kernel.send_bytes(answer)
         else:
-            send(sock, ("clean", _clean(baseline, recorder, membership, output)))
+            kernel.send(("clean", _clean(baseline, recorder, membership, output)))
 
 
 def _join(spoken, recorder, rank, world_size, store, table):

@@ -2,41 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
+import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...clockwork.simulation_options import ON_DEATH, check_choice, check_kill, check_slow
+import psutil
+
 from ...diagnose import failures
-from ...diagnose.findings import as_error
-from ...draw.display import open_display, show_and_raise
+from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
+from ...diagnose.watching import Watcher
 from ...model import errors
 from ...model.chance import Failures, Slow
-from ...record.transports.backends import BACKENDS, check_for_processes
-from ...results.run import Run, is_quiescent, make_run
-from ..request import (
-    ByRank,
-    ExecutionContext,
-    Options,
-    cell_numbers,
+from ...model.trace import Evicted
+from ...record.rolling import segment_of
+from ...record.transports.backends import BACKENDS, Backend, check_for_processes
+from ...results.run import Run, is_quiescent
+from ..options import (
+    NO_FAULTS,
+    CheckedFaults,
+    Diagnosis,
+    Faults,
+    Program,
+    Restart,
+    Restarts,
     check_function,
     check_timeout,
-    check_watch,
     check_world_size,
-    name_of,
-    new_cells,
-    pack,
-    refuse_within_ranks,
-    script,
+    checked_faults,
+    either,
+    program_of_function,
+    program_of_script,
+    restarts_of,
+    seconds_between_lines,
 )
-from ..restarts import Restart, check_restarts, remaining_kills, with_restarts
+from ..restarts import remaining_kills, with_restarts
 from ..run_outputs import MAX_PROCESSES
+from ..session import Engine, Failure, SilentDisplay, cell_numbers, context_here, new_cells, perform
 from ..torch_versions import warn_of_untested_torch
-from ..workers.idle_timer import idle_timer
-from .process_monitor import ProcessMonitor
 from .rank_main import RunRequest
-from .worlds import pool
+from .worlds import World, kill_count, pool, sleep_count, why_killed
+
+POLL_S = 0.02
+"""How often the kernel looks at the ranks while none of them has anything to say."""
+SETTLE_S = 1.5
+"""How long, after a first failure, ranks that still compute may take to fail on their own.
+
+Shorter, and on a busy machine some of those who fail alike would not be named.
+"""
+CHUNK = 1 << 16
 
 
 def run(
@@ -48,7 +66,7 @@ def run(
     slow: Slow | None = None,
     kill: Mapping[int, float] | Failures | None = None,
     on_death: str = "end",
-    restarts: int = 0,
+    restarts: int | Restarts = 0,
     min_ranks: int | None = None,
     on_restart: Callable[[Restart], Any] | None = None,
     timeout_s: float | None = 120,
@@ -57,6 +75,8 @@ def run(
     fresh: bool = False,
     watch: bool | float = False,
     backend: str = "gloo",
+    faults: Faults | None = None,
+    diagnosis: Diagnosis | None = None,
 ) -> Run:
     """Run a rank function on real processes of this machine.
 
@@ -78,11 +98,12 @@ def run(
         result is None. A rank that waits for a survivor which has raised waits as long as the
         group's ``timeout=`` says (of `init_process_group`, `new_group`); without one the run ends,
         and says who waits for whom.
-    restarts : int
+    restarts : int or Restarts
         How often the function is called again after ranks have died or raised, as torchrun does
         it: all are ended, new ones begin, with ``TORCHELASTIC_RESTART_COUNT`` in their environment.
         ``run.attempts`` has them all. Times of ``kill`` count from the first attempt's beginning,
-        without what passes between two attempts.
+        without what passes between two attempts. A `Restarts` says
+        the next two as well.
     min_ranks : int, optional
         Go on with those that are left, as long as there are so many; None: with as many as before.
     on_restart : callable, optional
@@ -105,6 +126,10 @@ def run(
         For runs of hours: True, or seconds from one line to the next, to hear every minute how many
         ops there were and who waits. Memory is bounded: the last ops are kept, some 900,000 of all
         ranks; sums and findings are of the whole run. Ranks may print without end.
+    faults : Faults, optional
+        ``slow``, ``kill`` and ``on_death`` as one object.
+    diagnosis : Diagnosis, optional
+        ``timeout_s``, ``strict``, ``check`` and ``watch`` as one object.
     backend : {"gloo", "nccl"}
         What moves the data. ``nccl`` wants a GPU for each rank, which is then its current one;
         tensors on the CPU still go by Gloo. (``mpi4py`` is for `submit`.)
@@ -135,38 +160,44 @@ def run(
     """
     check_function(function, "run")
     size = _check_world_size(world_size)
-    spoken = check_for_processes(backend, size)
-    per_rank_args = args.packed if isinstance(args, ByRank) else None
-    payload = pack(function, () if per_rank_args else args, kwargs, size)
-    options = Options(
-        name_of(function),
-        timeout_s,
-        strict,
-        check,
-        kill=check_kill(kill, size),
-        on_death=check_choice("on_death", on_death, ON_DEATH),
-        watch_s=check_watch(watch),
+    spoken = _check_backend(backend, size)
+    program = program_of_function(function, args, kwargs, size)
+    by_keyword = Faults(kill=kill, slow=slow, on_death=on_death)
+    asked = checked_faults(either("faults", faults, by_keyword), size)
+    watched = Diagnosis(timeout_s=timeout_s, strict=strict, check=check, watch=watch)
+    plan = Restarts(min_ranks=min_ranks, on_restart=on_restart)
+    engine = ProcessEngine(
+        program=program,
+        world_size=size,
+        faults=asked,
+        diagnosis=_check_diagnosis(either("diagnosis", diagnosis, watched)),
+        backend=spoken,
+        fresh=fresh,
     )
-    slow = check_slow(slow, size)
-    plan = check_restarts(restarts, min_ranks, on_restart, size)
-
-    def attempt(size, begin_s, environ):
-        return _run_payload(
-            payload,
-            size,
-            replace(options, kill=remaining_kills(options.kill, size, begin_s)),
-            fresh,
-            argv=None,
-            environ=environ,
-            per_rank_args=per_rank_args,
-            slow=slow,
-            backend=spoken,
-        )
-
-    return with_restarts(attempt, size, plan)
+    return _attempts(engine, restarts_of(restarts, plan, size))
 
 
-def _check_world_size(world_size):
+def run_script(
+    path: str,
+    world_size: int,
+    argv: Sequence[str],
+    *,
+    restarts: Restarts | int = 0,
+    diagnosis: Diagnosis | None = None,
+    backend: str = "gloo",
+) -> Run:
+    """Run a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
+    size = _check_world_size(world_size)
+    engine = ProcessEngine(
+        backend=_check_backend(backend, size),
+        program=program_of_script(path, argv, size),
+        world_size=size,
+        diagnosis=_check_diagnosis(diagnosis or Diagnosis()),
+    )
+    return _attempts(engine, restarts_of(restarts, Restarts(), size))
+
+
+def _check_world_size(world_size: Any) -> int:
     why = (
         f"it must be a whole number from 1 to {MAX_PROCESSES}, the number of processes to start "
         "on this machine"
@@ -174,106 +205,305 @@ def _check_world_size(world_size):
     return check_world_size(world_size, MAX_PROCESSES, why)
 
 
-def run_script(
-    path,
-    world_size,
-    argv,
-    *,
-    timeout_s=120,
-    strict=False,
-    restarts=0,
-    min_ranks=None,
-    watch=False,
-    backend="gloo",
-):
-    """Run a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
-    size = _check_world_size(world_size)
-    spoken = check_for_processes(backend, size)
-    payload = pack(script, (os.path.abspath(path),), None, size)
-    options = Options(os.path.basename(path), timeout_s, strict, watch_s=check_watch(watch))
-
-    def attempt(size, begin_s, environ):
-        return _run_payload(payload, size, options, False, [path, *argv], environ, backend=spoken)
-
-    return with_restarts(attempt, size, check_restarts(restarts, min_ranks, None, size))
+def _check_backend(name: Any, world_size: int) -> Backend:
+    return BACKENDS["gloo"] if name == "gloo" else check_for_processes(name, world_size)
 
 
-def _run_payload(
-    payload,
-    world_size,
-    options,
-    fresh,
-    argv,
-    environ=None,
-    per_rank_args=None,
-    slow=None,
-    backend=BACKENDS["gloo"],  # noqa: B008 (an entry of a table)
-):
-    refuse_within_ranks("a run")
+def _check_diagnosis(asked: Diagnosis) -> Diagnosis:
+    seconds_between_lines(asked.watch)
+    check_timeout(asked.timeout_s)
+    return asked
+
+
+def _attempts(engine: ProcessEngine, plan: Restarts) -> Run:
+    """Run, and again after a failure as a `Restarts` says."""
+
+    def attempt(size: int, begin_s: float, environ: Mapping[str, str]) -> Run:
+        kill = remaining_kills(engine.faults.kill, size, begin_s)
+        return perform(replace(engine, world_size=size, kill=kill, environ=environ))
+
     warn_of_untested_torch()
-    check_timeout(options.timeout_s)
-    request = RunRequest(
-        payload=payload,
-        execution_context=ExecutionContext.here(argv, environ),
-        per_rank_args=per_rank_args,
-        check=options.check,
-        survives=options.on_death == "continue",
-        slow=slow or {},
-    )
-    cells = cell_numbers()
-    display = open_display()
-    outputs = ()
-    try:
-        with idle_timer().busy(pool()):
-            world = _take_world(world_size, fresh, backend, display)
-            monitor = ProcessMonitor(world, display, cells, options)
-            outputs = monitor.outputs
-            result, failure = _run_in(world, monitor, request, options)
-    finally:
-        display.close(outputs)
-    return show_and_raise(display, result, failure)
+    if engine.faults is NO_FAULTS and not plan.most:
+        return perform(engine)
+    return with_restarts(attempt, engine.world_size, plan)
 
 
-def _run_in(world, monitor, request, options):
-    """Run in this world and give it back; returns the `Run` and the error to raise, or None."""
-    clean = False
-    try:
-        request.number = world.begin_run()
-        request.segment = monitor.segment
-        request.cells = new_cells(world, monitor.cells)
-        failure = _watched(monitor, request)
-        result = make_run(monitor)
-        if failure is None:
-            forged = world.complaint(result.trace)
-            failure = errors.SimlibError(forged) if forged else None
-        if failure is None and options.check:
-            result.findings = monitor.detector.findings(monitor.deaths)
-            if options.strict and result.findings:
-                failure = as_error(result.findings[0])
-        is_as_new = not monitor.deaths and not monitor.segment
-        clean = failure is None and is_as_new and is_quiescent(result.trace)
-    finally:
-        pool().give_back(world, clean)
-    return result, failure
+@dataclass(frozen=True, kw_only=True)
+class ProcessEngine(Engine):
+    """Runs a program once on real processes of this machine.
 
+    Attributes
+    ----------
+    kill : dict of int to float
+        The ranks that are killed, and when, in seconds since they began.
+    fresh : bool
+        Whether the processes may have served no run before.
+    environ : dict of str to str
+        What ranks find in their environment beside the kernel's.
+    """
 
-def _watched(monitor, request):
-    try:
+    program: Program
+    world_size: int
+    faults: CheckedFaults = NO_FAULTS
+    kill: Mapping[int, float] = field(default_factory=dict)
+    diagnosis: Diagnosis = Diagnosis()
+    backend: Backend = BACKENDS["gloo"]
+    fresh: bool = False
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    sort = "a run"
+    resting = property(lambda self: pool())
+
+    def open(self, display: SilentDisplay) -> ProcessMonitor:
+        """Take a world; returns the monitor that will watch it."""
+        worlds = pool()
+        if not worlds.has_server:
+            display.status("starting the rank server, which imports torch (some 3 seconds) ...")
+        try:
+            world = worlds.take(self.world_size, self.fresh, self.backend)
+        except (OSError, EOFError) as error:
+            raise errors.SimlibError(
+                f"the {self.world_size} processes of this run could not be started: {error}. "
+                "Close other kernels or programs, or run fewer ranks."
+            ) from None
+        finally:
+            display.status("")
+        return ProcessMonitor(self, world, display)
+
+    def execute(self, monitor: ProcessMonitor) -> Failure | None:
+        """Run to the end; returns the error that it ends in, or None."""
+        request = RunRequest(
+            payload=self.program.payload,
+            execution_context=context_here(self.program.argv, self.environ),
+            per_rank_args=self.program.per_rank_args,
+            cells=new_cells(monitor.world, monitor.cells),
+            check=self.diagnosis.check,
+            survives=monitor.survives,
+            slow=self.faults.slow,
+            segment=monitor.segment,
+            number=monitor.world.begin_run(),
+        )
         return monitor.until_the_end(request)
-    except KeyboardInterrupt:
-        return failures.interrupted(monitor)
+
+    def complete(
+        self,
+        monitor: ProcessMonitor,
+        run: Run,
+        failure: Failure | None,
+    ) -> Failure | None:
+        """The error of a run in which ranks have not recorded what they sent."""
+        forged = monitor.world.complaint(run.trace) if failure is None else None
+        return errors.SimlibError(forged) if forged else failure
+
+    def close(
+        self,
+        monitor: ProcessMonitor,
+        run: Run | None,
+        failure: Failure | None,
+    ) -> None:
+        """Give the world back; it serves again where nothing of this run is left in it."""
+        is_as_new = failure is None and not monitor.deaths and not monitor.segment
+        clean = is_as_new and run is not None and is_quiescent(run.trace)
+        pool().give_back(monitor.world, clean)
 
 
-def _take_world(world_size, fresh, backend, display):
-    worlds = pool()
-    if not worlds.has_server:
-        display.status("starting the rank server, which imports torch (some 3 seconds) ...")
-    try:
-        return worlds.take(world_size, fresh, backend)
-    except (OSError, EOFError) as error:
-        raise errors.SimlibError(
-            f"the {world_size} processes of this run could not be started: {error}. "
-            "Close other kernels or programs, or run fewer ranks."
-        ) from None
-    finally:
-        display.status("")
+class ProcessMonitor(RunMonitor):
+    """Takes in what the processes of a world say, print and die of, until all is told."""
+
+    segment = 0
+
+    def __init__(self, engine: ProcessEngine, world: World, display: SilentDisplay) -> None:
+        asked, cells = engine.diagnosis, cell_numbers()
+        name = engine.program.name
+        super().__init__(name, world.world_size, cells, asked.timeout_s, asked.check)
+        self.world = world
+        self._watcher = None
+        every_s = seconds_between_lines(asked.watch) if asked.watch else None
+        if every_s is not None:
+            self.forgotten = Evicted(world.world_size)
+            self.segment = segment_of(world.world_size)
+            for rank in world.ranks:
+                rank.watch(cells, self.segment, self.forgotten)
+            self._watcher = Watcher(self, display, every_s)
+        self.native = [bytearray() for _ in world.ranks]
+        self.detector = DeadlockDetector(self.logs, cells, self._sleep_count)
+        self._display = display
+        self._watchdog = Watchdog(self, display)
+        self.kill, self._to_kill = engine.kill, dict(engine.kill)
+        self.survives = engine.faults.on_death == "continue"
+        self._memory_kills = kill_count()
+
+    def _sleep_count(self, rank):
+        return sleep_count(self.world.ranks[rank].process.pid)
+
+    @property
+    def logs(self):
+        """The op logs, by rank."""
+        return [rank.log for rank in self.world.ranks]
+
+    def until_the_end(self, request):
+        """Start the function everywhere and watch; returns the error to raise, or None."""
+        args, request.per_rank_args = request.per_rank_args, None
+        message = pickle.dumps(("run", request), protocol=5)
+        for rank in self.world.ranks:
+            try:
+                rank.control.send_bytes(message)
+                rank.control.send(args and args[rank.rank])
+            except OSError:  # it died between two runs; its sentinel says how
+                pass
+        while self.running():
+            self._take_in(POLL_S)
+            if self._to_kill:
+                self._kill_as_asked()
+            if self.failed():
+                self._let_others_settle()
+                return self.failure()
+            disagree = self._watcher is not None and self._keep_watch()
+            progress = sum(log.progress for log in self.logs)
+            found = self.stuck(disagree) if self.may_judge(progress) else None
+            if found is not None:
+                return self._settled(found)
+            found = self._watchdog.ending(progress)
+            if found is not None:
+                return found
+        self._take_in(0)
+        return self.failure()
+
+    def _keep_watch(self):
+        """Of a run that is watched, keep up with the logs; returns whether ops disagree."""
+        disagree = self.detector.keep_up()
+        self._watcher.look()
+        return disagree
+
+    def memory_bytes(self):
+        """Bytes of memory that each rank that runs holds, and this process."""
+        ranks = []
+        for rank in self.running():
+            with contextlib.suppress(psutil.Error):
+                ranks.append(psutil.Process(self.world.ranks[rank].process.pid).memory_info().rss)
+        return ranks, psutil.Process().memory_info().rss
+
+    def _kill_as_asked(self):
+        """Kill the ranks whose time has come."""
+        for rank, seconds in list(self._to_kill.items()):
+            entered_s = self.logs[rank].entered_s
+            if entered_s is not None and time.perf_counter() >= entered_s + seconds:
+                del self._to_kill[rank]
+                if rank not in self.answers:
+                    os.kill(self.world.ranks[rank].process.pid, signal.SIGKILL)
+
+    def _settled(self, found):
+        """The verdict when all other ranks have come to rest too, so that it names the same always.
+
+        Ranks that compute are not waited for longer than `SETTLE_S`: the verdict stands already.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline and not self.detector.all_wait:
+            self._take_in(POLL_S)
+            self.detector.look(self.running())
+            found = self.verdict() or found
+        return self.failure() if self.failed() else found
+
+    def _let_others_settle(self):
+        """Give the other ranks time to fail too, so that the verdict names all who do.
+
+        Ends when each of them has answered, died, or waits for others and moves no more.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        before = None
+        while self.running() and time.monotonic() < deadline:
+            self._take_in(POLL_S)
+            logs = self.logs
+            now = [(rank, logs[rank].progress, logs[rank].waiting) for rank in self.running()]
+            if now == before and all(waiting for _, _, waiting in now):
+                break
+            before = now
+
+    def _take_in(self, timeout_s):
+        """Handle what has arrived; waits up to ``timeout_s`` for the first of it."""
+        for key, _ in self.world.selector.select(timeout_s):
+            sort, rank = key.data
+            if sort == "output":
+                self.read_output(rank)
+            elif sort == "native":
+                self.read_native(rank)
+            elif sort == "answer" and rank.rank not in self.answers:
+                self._read_answer(rank)
+            elif sort == "death" and rank.rank not in self.deaths:
+                self._note_death(rank)
+
+    def read_output(self, rank):
+        """Take in a chunk of what a rank printed; False when there is nothing more for now."""
+        chunk = self._read(rank.stdout)
+        if chunk:
+            output = self.outputs[rank.rank]
+            self._display.lines(rank.rank, output.add(chunk))
+            self._display.bar(rank.rank, output.unfinished)
+        return bool(chunk)
+
+    def read_native(self, rank):
+        """Take in a chunk of a rank's native stderr; False when there is nothing more for now."""
+        chunk = self._read(rank.stderr)
+        if chunk:
+            text = self.native[rank.rank]
+            text += chunk
+            del text[:-CHUNK]
+        return bool(chunk)
+
+    def _read(self, fd):
+        try:
+            chunk = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return b""
+        if not chunk:
+            self._forget(fd)
+        return chunk
+
+    def _forget(self, source):
+        """Watch a closed end no more."""
+        try:
+            self.world.selector.unregister(source)
+        except KeyError:
+            pass
+
+    def _read_answer(self, rank):
+        try:
+            answer = rank.control.recv_bytes()
+        except (EOFError, OSError):
+            self._forget(rank.control)
+            return
+        try:
+            self.answers[rank.rank] = self.world.read(answer)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # it arrived, but cannot be rebuilt here
+            report = f"{type(error).__name__}: {error}"
+            self.answers[rank.rank] = "unpicklable", ("result", report)
+        while self.read_output(rank):
+            pass
+
+    def _note_death(self, rank):
+        while self.read_output(rank) or self.read_native(rank):
+            pass
+        self._forget(rank.process.sentinel)
+        rank.process.join()
+        code = self.deaths[rank.rank] = rank.process.exitcode
+        if rank.rank not in self.kill:
+            why = why_killed(code, self._memory_kills, rank.process.pid)
+            self.death_words[rank.rank] = failures.death_of(rank.rank, code, why)
+        self.died_s[rank.rank] = time.perf_counter()
+
+    def ask_for_stacks(self, ranks):
+        """The learner's frames of ranks that compute: `faulthandler` writes them on SIGUSR1."""
+        for rank in ranks:
+            self.native[rank].clear()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.world.ranks[rank].process.pid, signal.SIGUSR1)
+        found = dict.fromkeys(ranks, [])
+        deadline = time.monotonic() + STACK_LIMIT_S
+        while not all(found.values()) and time.monotonic() < deadline:
+            for rank in ranks:
+                self.read_native(self.world.ranks[rank])
+                found[rank] = failures.frames_in(self.native[rank])
+            time.sleep(0.005)
+        return found

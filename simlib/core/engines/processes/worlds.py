@@ -1,4 +1,7 @@
-"""Worlds: the processes of n ranks each, what the kernel shares with them, and those at rest."""
+"""Worlds: the processes of n ranks each, what the kernel shares with them, and those at rest.
+
+And what Linux knows of such a process: whether it sleeps, and why it was killed.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,16 @@ import functools
 import mmap
 import multiprocessing.connection
 import os
+import re
 import selectors
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 from ...environment import uninterrupted
 from ...record import fingerprints, safe_pickle
@@ -22,7 +29,6 @@ from ...record.oplog_reader import OpLogReader
 from ...record.rolling import RollingReader
 from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
-from ..request import receive, send
 from ..workers.server import RANK_NAME, server_context, travelling
 from .rank_main import rank_main
 
@@ -30,6 +36,11 @@ GLOO = BACKENDS["gloo"]
 """Ranks that speak it serve again. Those of another backend hold a GPU, and serve once."""
 START_LIMIT_S = 300
 """A class that begins at the same moment waits for torch, thirty times, on few processors."""
+BY_KERNEL = ", by the kernel for want of memory"
+PERHAPS = ", perhaps for want of memory"
+LOG_S = 2.0
+"""How long the kernel's log may take."""
+ROOT = Path("/")
 MAX_RESTING_RANKS = 24
 MAX_SPARE_RANKS = 16
 SPARE_AFTER_S = 0.3
@@ -96,7 +107,8 @@ class RankProcess:
 
     def __init__(self, context, rank, world_size, backend_name, ties):
         self.rank = rank
-        self.control, control = socket.socketpair()
+        own, control = socket.socketpair()
+        self.control = Connection(own.detach())
         lifeline, self._lifeline = os.pipe()
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
@@ -203,11 +215,9 @@ class World:
         return not multiprocessing.connection.wait([rank.control for rank in self.ranks], 0)
 
     def _answer(self, rank):
-        rank.control.settimeout(START_LIMIT_S)
-        try:
-            return receive(rank.control, self.read)[1]
-        finally:
-            rank.control.settimeout(None)
+        if not rank.control.poll(START_LIMIT_S):
+            raise TimeoutError(f"rank {rank.rank} did not answer for {START_LIMIT_S} s")
+        return self.read(rank.control.recv_bytes())[1]
 
     def start_cleaning(self):
         """Ask the ranks to put back what the run changed; the answer is awaited at the next run.
@@ -216,7 +226,7 @@ class World:
         """
         try:
             for rank in self.ranks:
-                send(rank.control, ("clean", None))
+                rank.control.send(("clean", None))
         except OSError:
             return False
         self._being_cleaned = True
@@ -386,3 +396,88 @@ def _pool_of(pid):
 def pool():
     """The pool of this process."""
     return _pool_of(os.getpid())
+
+
+def kill_count(root: Path = ROOT) -> int | None:
+    """How often Linux has killed for want of memory in this process's group; None: not known.
+
+    Linux counts such kills, for each group of processes that has a limit of its own (cgroup,
+    version 1 or 2), and for the machine. So a count is taken before, and another one after a
+    process was ended by SIGKILL. Where neither can be read, its log may tell; else nobody knows.
+    """
+    for path in _places(root):
+        try:
+            found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.M)
+        except OSError:
+            continue
+        if found:
+            return int(found[1])
+    return None
+
+
+def _places(root: Path) -> list[Path]:
+    """Where the count may be: of this process's group, of what a container sees, of the machine."""
+    groups = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            counts = [groups / f"memory{at}/memory.oom_control" for at in (path, "")]
+            found = [*counts, *found]
+        elif number == "0":
+            found.append(groups / path.lstrip("/") / "memory.events")
+    return [*found, groups / "memory.events", root / "proc/vmstat"]
+
+
+def why_killed(code: int, before: int | None, pid: int, root: Path = ROOT) -> str:
+    """Words that go on from "was ended by signal 9 (SIGKILL)"; empty where it was not memory.
+
+    Parameters
+    ----------
+    code : int
+        How the process ended, negative for a signal.
+    before : int or None
+        What `kill_count` was when it began.
+    pid : int
+        Its number.
+    """
+    if code != -signal.SIGKILL:
+        return ""
+    now = kill_count(root)
+    if before is not None and now is not None:
+        return BY_KERNEL if now > before else ""
+    log = _kernel_log()
+    if log is None:
+        return PERHAPS
+    return BY_KERNEL if re.search(rf"[Kk]illed process {pid}\b", log) else ""
+
+
+def _kernel_log() -> str | None:
+    """What the kernel has logged; None where this account may not read it."""
+    try:
+        done = subprocess.run(
+            ["dmesg"], capture_output=True, text=True, errors="replace", timeout=LOG_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def sleep_count(pid: int) -> int | None:
+    """How often the thread has gone to sleep, if it sleeps now; None if it runs or is not told.
+
+    The same count twice means that it slept all the time in between.
+    """
+    try:
+        with open(f"/proc/{pid}/task/{pid}/status") as file:
+            pairs = (line.partition(":") for line in file)
+            fields = {name: text.strip() for name, _, text in pairs}
+    except OSError:
+        return None
+    if not fields["State"].startswith("S"):
+        return None
+    return int(fields["voluntary_ctxt_switches"])

@@ -8,10 +8,10 @@ import operator
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 import traceback
+from multiprocessing.connection import Connection
 
 import torch
 
@@ -23,7 +23,7 @@ from ...record.transports.plain_group import stand_in_backend
 from ..confinement import confinement
 from ..rank_process.isolation import Baseline
 from ..rank_process.setup import die_with_the_kernel
-from ..request import FRAME, receive, send, send_bytes, serve
+from ..request import FRAME, SERVED
 from . import per_rank
 from .memory_meter import tell_of_shards
 from .one_cpu import share_one_cpu
@@ -38,12 +38,12 @@ def child_main(control, lifeline, stdout, stderr, memory):
     confined = confinement()
     confined.process_begins()
     die_with_the_kernel(lifeline.detach())
-    serve("a simulation")
+    SERVED.append("a simulation")
     output, native = stdout.detach(), stderr.detach()
     memory = memory.detach()
     for fd in (1, 2):
         os.dup2(native, fd)
-    sock = socket.socket(fileno=control.detach())
+    kernel = Connection(control.detach())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(native, all_threads=False)
     faulthandler.register(signal.SIGUSR1, native, all_threads=False)
@@ -55,20 +55,20 @@ def child_main(control, lifeline, stdout, stderr, memory):
     backend.install(process.create_group)
     baseline = Baseline()
     confined.code_begins(of_one_rank=False)
-    send(sock, ("ready", None))
+    kernel.send(("ready", None))
     while True:
         try:
-            word, request = receive(sock)
-        except (EOFError, ConnectionError):
+            word, request = kernel.recv()
+        except (EOFError, OSError):
             os._exit(0)
         if word == "run":
             try:
                 report = process.run(request, memory)
             except Exception:  # ours: nothing of the learner's runs in this thread
                 report = safe_pickle.dumps(("failed", traceback.format_exc()))
-            send_bytes(sock, report)
+            kernel.send_bytes(report)
         else:
-            send(sock, ("clean", process.why_not_clean() or baseline.restore()))
+            kernel.send(("clean", process.why_not_clean() or baseline.restore()))
 
 
 class FramedOutput:

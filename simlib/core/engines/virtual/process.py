@@ -10,12 +10,12 @@ import os
 import signal
 import socket
 from dataclasses import replace
+from multiprocessing.connection import Connection
 
 from ...environment import uninterrupted
 from ...record import safe_pickle
 from ...record.oplog import NOBODY, create_shared_memory
 from ...record.oplog_reader import OpLogReader, Shared
-from ..request import receive, send
 from ..workers.server import RANK_NAME, server_context, travelling
 from .child import child_main
 from .ranks import PAGE, RUNNING
@@ -32,7 +32,8 @@ class SimulatorProcess:
 
     def __init__(self):
         self.cells_sent = set()
-        self.control, control = socket.socketpair()
+        own, control = socket.socketpair()
+        self.control = Connection(own.detach())
         lifeline, self._lifeline = os.pipe()
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
@@ -61,20 +62,19 @@ class SimulatorProcess:
         """Wait until it has started or, after a simulation, is clean. False if it cannot serve."""
         if self._state == "ready":
             return True
-        self.control.settimeout(START_LIMIT_S)
         try:
-            reason = receive(self.control, safe_pickle.loads)[1]
+            if not self.control.poll(START_LIMIT_S):
+                return False
+            reason = safe_pickle.loads(self.control.recv_bytes())[1]
         except (EOFError, OSError):
             return False
-        finally:
-            self.control.settimeout(None)
         self._state = "ready"
         return not reason
 
     def start_cleaning(self):
         """Ask it to put back what the ranks changed. False where it is gone."""
         try:
-            send(self.control, ("clean", None))
+            self.control.send(("clean", None))
         except OSError:
             return False
         self._state = "cleaning"
@@ -94,7 +94,7 @@ class SimulatorProcess:
         ]
         RUNNING.pack_into(self._head, 0, NOBODY, 0)
         self._state = "running"
-        send(self.control, ("run", replace(request, region=region)))
+        self.control.send(("run", replace(request, region=region)))
         return readers
 
     @property

@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ... import clusters
-from ...clockwork.simulation_options import (
-    ON_DEATH,
-    POLICIES,
-    Options,
-    check_algorithms,
-    check_choice,
-    check_detection,
-    check_kill,
-    check_seed,
-    check_slow,
-    eager_limit,
-)
-from ...diagnose import failures
-from ...diagnose.findings import as_error
-from ...draw.display import SilentDisplay, open_display, show_and_raise
+from ...clockwork.simulation_options import POLICIES, Options, check_algorithms, eager_limit
+from ...diagnose.findings import Finding
 from ...model import errors
 from ...model.chance import Failures, Slow, deaths_after
 from ...model.cluster import Cluster, Topology
-from ...results.run import Run, make_run
-from ..request import (
-    ByRank,
-    ExecutionContext,
-    cell_numbers,
+from ...model.errors import check_choice
+from ...results.run import Run
+from ..options import (
+    Diagnosis,
+    Faults,
+    Measurement,
+    Network,
+    Program,
+    Restart,
+    Restarts,
     check_function,
     check_timeout,
     check_world_size,
-    name_of,
-    new_cells,
-    pack,
-    refuse_within_ranks,
-    script,
+    checked_faults,
+    checked_measurement,
+    either,
+    program_of_function,
+    program_of_script,
+    restarts_of,
 )
-from ..restarts import Restart, check_restarts, with_restarts
+from ..restarts import with_restarts
 from ..run_outputs import MAX_SIMULATED
+from ..session import Engine, Failure, Session, SilentDisplay, context_here, new_cells, perform
 from ..torch_versions import refuse_untested_torch
-from ..workers.idle_timer import idle_timer
 from . import reordering
 from .process import simulators
 from .ranks import SimulationRequest
@@ -68,7 +60,7 @@ def simulate(
     kill: Mapping[int | str, float] | Failures | None = None,
     on_death: str = "end",
     detection_s: float = 0.0,
-    restarts: int = 0,
+    restarts: int | Restarts = 0,
     min_ranks: int | None = None,
     on_restart: Callable[[Restart], Any] | None = None,
     restart_s: float = 0.0,
@@ -76,6 +68,10 @@ def simulate(
     timeout_s: float | None = 120,
     strict: bool = False,
     check: bool = True,
+    network: Network | None = None,
+    measurement: Measurement | None = None,
+    faults: Faults | None = None,
+    diagnosis: Diagnosis | None = None,
     **algorithm_of: str,
 ) -> Run:
     """Run a rank function on a modelled cluster, under a virtual clock.
@@ -140,6 +136,15 @@ def simulate(
         Seconds of the machine's time without any op or output after which it is ended.
     strict, check : bool
         As for `run`.
+    network : Network, optional
+        ``cluster``, ``placement``, ``sends``, ``eager_limit_bytes``, ``algorithms`` and those of
+        kinds of collectives, as one object.
+    measurement : Measurement, optional
+        ``expand``, ``compute``, ``memory`` and ``seed`` as one object.
+    faults : Faults, optional
+        ``slow``, ``kill``, ``on_death`` and ``detection_s`` as one object.
+    diagnosis : Diagnosis, optional
+        ``timeout_s``, ``strict`` and ``check`` as one object.
     **algorithm_of
         The algorithm of one kind of collective by its name: ``all_reduce="ring"``.
 
@@ -159,148 +164,60 @@ def simulate(
     """
     check_function(function, "simulate")
     size = _check_world_size(world_size)
-    cluster = _check_cluster(cluster, size)
-    Topology(cluster, size, placement)
-    check_timeout(timeout_s)
-    options = SimulationOptions(
-        name=name_of(function),
-        timeout_s=timeout_s,
-        strict=strict,
-        check=check,
-        eager_limit_bytes=eager_limit(sends, eager_limit_bytes),
-        policy=check_choice("algorithms", algorithms, POLICIES),
-        algorithms=check_algorithms(algorithm_of),
-        expand=expand,
-        kill=check_kill(kill, size, Topology(cluster, size, placement)),
-        on_death=check_choice("on_death", on_death, ON_DEATH),
-        detection_s=check_detection(detection_s, on_death),
-        slow=check_slow(slow, size),
-        seed=check_seed(seed),
-        compute=check_choice("compute", compute, ("flops", "measured", "free")),
-        memory=cluster.device is not None if memory is None else bool(memory),
-    )
-    plan = check_restarts(restarts, min_ranks, on_restart, size, restart_s)
-    per_rank_args = args.packed if isinstance(args, ByRank) else None
-    payload = pack(function, () if per_rank_args else args, kwargs, size)
-    return _attempts(
-        plan,
-        size,
-        options,
-        placement,
-        payload=payload,
+    by_keyword = Network(
         cluster=cluster,
-        per_rank_args=per_rank_args,
+        placement=placement,
+        sends=sends,
+        eager_limit_bytes=eager_limit_bytes,
+        algorithms=algorithms,
+        algorithm_of=algorithm_of,
     )
+    on = either("network", network, by_keyword)
+    topology = Topology(_check_cluster(on.cluster, size), size, on.placement)
+    watched = Diagnosis(timeout_s=timeout_s, strict=strict, check=check)
+    faulty = Faults(slow=slow, kill=kill, on_death=on_death, detection_s=detection_s)
+    measured = Measurement(expand=expand, compute=compute, memory=memory, seed=seed)
+    plan = Restarts(min_ranks=min_ranks, on_restart=on_restart, restart_s=restart_s)
+    asked = either("diagnosis", diagnosis, watched)
+    check_timeout(asked.timeout_s)
+    faulty = either("faults", faults, faulty)
+    measured = either("measurement", measurement, measured)
+    options, seed = _options(on, topology, faulty, measured)
+    plan = restarts_of(restarts, plan, size)
+    program = program_of_function(function, args, kwargs, size)
+    engine = SimulationEngine(
+        program=program,
+        world_size=size,
+        cluster=topology.cluster,
+        placement=on.placement,
+        options=options,
+        diagnosis=asked,
+        seed=seed,
+    )
+    return _attempts(engine, plan)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulationOptions(Options):
-    """How a simulation is run and watched; see `simulate`."""
-
-    name: str
-    timeout_s: float | None = 120
-    strict: bool = False
-    check: bool = True
-
-
-def _attempts(plan, size, options, placement, argv=None, **asked):
-    """Simulate, and again after a failure as `Restarts` says; ``asked`` stays the same."""
-
-    def attempt(size, begin_s, environ):
-        kill = deaths_after(options.kill, begin_s, size)
-        request = SimulationRequest(
-            execution_context=ExecutionContext.here(argv, environ),
-            world_size=size,
-            placement=placement if isinstance(placement, str) else placement[:size],
-            options=replace(options, kill=kill, begin_s=begin_s, is_restarted=plan.most > 0),
-            **asked,
-        )
-        return _simulate(request)
-
-    return with_restarts(attempt, size, plan)
+def simulate_script(
+    path: str,
+    world_size: int,
+    argv: Sequence[str],
+    *,
+    cluster: Cluster | None = None,
+    restarts: Restarts | int = 0,
+    diagnosis: Diagnosis | None = None,
+) -> Run:
+    """Simulate a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
+    size = _check_world_size(world_size)
+    engine = SimulationEngine(
+        cluster=_check_cluster(cluster, size),
+        world_size=size,
+        program=program_of_script(path, argv, size),
+        diagnosis=diagnosis or Diagnosis(),
+    )
+    return _attempts(engine, restarts_of(restarts, Restarts(), size))
 
 
-def _simulate(request):
-    refuse_within_ranks("a simulation")
-    refuse_untested_torch()
-    options = request.options
-    display = open_display()
-    outputs = ()
-    try:
-        result, failure, answers, outputs = _once(request, replace(options, seed=None), display)
-        if options.seed is not None and failure is None:
-            found = _other_order(request, result, answers)
-            result.findings += [found] if found is not None else []
-        if failure is None and options.strict and result.findings:
-            failure = as_error(result.findings[0])
-    finally:
-        display.close(outputs)
-    return show_and_raise(display, result, failure)
-
-
-def _other_order(request, result, answers):
-    """The race that shows in the order of the seed, or None.
-
-    A program that comes out differently in the same order, too, is random and no race.
-    """
-    options = request.options
-    other, failure, other_answers, _ = _once(request, options, SilentDisplay())
-    if failure is not None and failure.kind not in reordering.VERDICTS:
-        raise failure
-    found = reordering.race(result, other, failure, options.seed, answers, other_answers)
-    if found is None:
-        return None
-    usual = replace(options, seed=None)
-    again, failure, same_answers, _ = _once(request, usual, SilentDisplay())
-    is_repeatable = failure is None and reordering.are_same(result, again, answers, same_answers)
-    return found if is_repeatable else None
-
-
-def _once(request, options, display):
-    """One simulation: the `Run`, the error to raise, the ranks' answers, what they printed."""
-    with idle_timer().busy(simulators()):
-        process = _take_process(display)
-        monitor = SimulationMonitor(process, request.world_size, display, cell_numbers(), options)
-        result, failure = _watched(process, monitor, replace(request, options=options))
-    return result, failure, monitor.report["answers"] if monitor.report else {}, monitor.outputs
-
-
-def _watched(process, monitor, request):
-    """Simulate and give the process back; returns the `Run` and the error to raise, or None."""
-    clean = False
-    try:
-        request.cells = new_cells(process, monitor.cells)
-        request.cell_numbers = monitor.cells
-        try:
-            failure = monitor.until_the_end(request)
-        except KeyboardInterrupt:
-            failure = failures.interrupted(monitor)
-        result = make_run(monitor)
-        result.took_place_on(request.cluster, request.placement, request.options)
-        result.repeats = request.options.compute != "measured"
-        if failure is None and monitor.check:
-            result.findings = monitor.detector.findings(monitor.deaths)
-        clean = monitor.report is not None and not monitor.running() and not monitor.deaths
-    finally:
-        monitor.close()
-        simulators().give_back(process, clean)
-    return result, failure
-
-
-def _take_process(display):
-    if not simulators().has_served:
-        display.status("starting the simulator, which imports torch (some 3 seconds) ...")
-    try:
-        return simulators().take()
-    except (OSError, EOFError) as error:
-        raise errors.SimlibError(
-            f"the simulation could not be started: {error}. Close other kernels or programs."
-        ) from None
-    finally:
-        display.status("")
-
-
-def _check_world_size(world_size):
+def _check_world_size(world_size: Any) -> int:
     why = (
         f"simulate takes 1 to {MAX_SIMULATED:,} ranks; for more, simlib.scale has the cost of "
         "communication without running anything"
@@ -308,7 +225,7 @@ def _check_world_size(world_size):
     return check_world_size(world_size, MAX_SIMULATED, why)
 
 
-def _check_cluster(cluster, world_size):
+def _check_cluster(cluster: Any, world_size: int) -> Cluster:
     if cluster is None:
         return clusters.ethernet_10g(nodes=world_size, ranks_per_node=1)
     if not isinstance(cluster, Cluster):
@@ -319,12 +236,144 @@ def _check_cluster(cluster, world_size):
     return cluster
 
 
-def simulate_script(path, world_size, argv, **options):
-    """Simulate a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
-    size = _check_world_size(world_size)
-    cluster = _check_cluster(options.pop("cluster", None), size)
-    plan = check_restarts(options.pop("restarts", 0), options.pop("min_ranks", None), None, size)
-    options = SimulationOptions(name=os.path.basename(path), **options)
-    payload = pack(script, (os.path.abspath(path),), None, size)
-    argv = [path, *argv]
-    return _attempts(plan, size, options, "block", argv, payload=payload, cluster=cluster)
+def _options(
+    network: Network, topology: Topology, faults: Faults, measurement: Measurement
+) -> tuple[Options, int | None]:
+    """What the simulated machine is told, and the seed of another order to compare with."""
+    limit = eager_limit(network.sends, network.eager_limit_bytes)
+    policy = check_choice("algorithms", network.algorithms, POLICIES)
+    algorithms = check_algorithms(network.algorithm_of)
+    wrong = checked_faults(faults, topology.world_size, topology)
+    kept = checked_measurement(measurement, topology.cluster)
+    options = Options(
+        eager_limit_bytes=limit,
+        policy=policy,
+        algorithms=algorithms,
+        expand=kept.expand,
+        kill=wrong.kill,
+        on_death=wrong.on_death,
+        detection_s=wrong.detection_s,
+        slow=wrong.slow,
+        compute=kept.compute,
+        memory=bool(kept.memory),
+    )
+    return options, kept.seed
+
+
+def _attempts(engine: SimulationEngine, plan: Restarts) -> Run:
+    """Simulate, and again after a failure as a `Restarts` says."""
+    options, placement = engine.options, engine.placement
+
+    def attempt(size: int, begin_s: float, environ: Mapping[str, str]) -> Run:
+        kill = deaths_after(options.kill, begin_s, size)
+        left = placement if isinstance(placement, str) else placement[:size]
+        return perform(
+            replace(
+                engine,
+                world_size=size,
+                placement=left,
+                options=replace(options, kill=kill, begin_s=begin_s, is_restarted=plan.most > 0),
+                environ=environ,
+            )
+        )
+
+    refuse_untested_torch()
+    return with_restarts(attempt, engine.world_size, plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationEngine(Engine):
+    """Simulates a program once.
+
+    Attributes
+    ----------
+    seed : int, optional
+        Of another order, in which a run that ended well is simulated once more.
+    environ : dict of str to str
+        What ranks find in their environment beside the kernel's.
+    """
+
+    program: Program
+    world_size: int
+    cluster: Cluster
+    placement: str | list[int] = "block"
+    options: Options = Options()
+    diagnosis: Diagnosis = Diagnosis()
+    seed: int | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    sort = "a simulation"
+    resting = property(lambda self: simulators())
+
+    def open(self, display: SilentDisplay) -> SimulationMonitor:
+        """Take a process; returns the monitor that will watch it."""
+        if not simulators().has_served:
+            display.status("starting the simulator, which imports torch (some 3 seconds) ...")
+        try:
+            process = simulators().take()
+        except (OSError, EOFError) as error:
+            raise errors.SimlibError(
+                f"the simulation could not be started: {error}. Close other kernels or programs."
+            ) from None
+        finally:
+            display.status("")
+        return SimulationMonitor(self, process, display)
+
+    def execute(self, monitor: SimulationMonitor) -> Failure | None:
+        """Simulate to the end; returns the error that it ends in, or None."""
+        request = SimulationRequest(
+            payload=self.program.payload,
+            execution_context=context_here(self.program.argv, self.environ),
+            per_rank_args=self.program.per_rank_args,
+            cells=new_cells(monitor.process, monitor.cells),
+            cell_numbers=dict(monitor.cells),
+            world_size=self.world_size,
+            cluster=self.cluster,
+            placement=self.placement,
+            options=self.options,
+        )
+        return monitor.until_the_end(request)
+
+    def complete(
+        self, monitor: SimulationMonitor, run: Run, failure: Failure | None
+    ) -> Failure | None:
+        """Say where the run took place, and whether its times repeat."""
+        run.took_place_on(self.cluster, self.placement, self.options)
+        run.repeats = self.options.compute != "measured"
+        return failure
+
+    def close(
+        self,
+        monitor: SimulationMonitor,
+        run: Run | None,
+        failure: Failure | None,
+    ) -> None:
+        """Give the process back; it serves again where nothing of this run is left in it."""
+        is_over = run is not None and monitor.report is not None
+        clean = is_over and not monitor.running() and not monitor.deaths
+        monitor.close()
+        simulators().give_back(monitor.process, clean)
+
+    def compare(self, run: Run, monitor: SimulationMonitor) -> list[Finding]:
+        """The race that shows in the order of the seed, where one was given.
+
+        A program that comes out differently in the same order, too, is random and no race.
+        """
+        if self.seed is None:
+            return []
+        answers = _answers(monitor)
+        other_order = replace(self, options=replace(self.options, seed=self.seed))
+        other, failure, other_monitor = Session(other_order, SilentDisplay()).once()
+        if failure is not None and failure.kind not in reordering.VERDICTS:
+            raise failure
+        other_answers = _answers(other_monitor)
+        found = reordering.race(run, other, failure, self.seed, answers, other_answers)
+        if found is None:
+            return []
+        again, failure, monitor = Session(self, SilentDisplay()).once()
+        same = failure is None and reordering.are_same(run, again, answers, _answers(monitor))
+        return [found] if same else []
+
+
+def _answers(monitor: SimulationMonitor) -> dict:
+    return monitor.report["answers"] if monitor.report else {}

@@ -9,13 +9,16 @@ import selectors
 import signal
 import sys
 import time
+from typing import Any
 
 from ...diagnose import failures
 from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ...model import errors
 from ...record import safe_pickle
-from ..request import FRAME, receive
+from ..request import FRAME
+from ..session import SilentDisplay, cell_numbers
 from .one_cpu import OneCpu
+from .process import SimulatorProcess
 
 POLL_S = 0.02
 BUSY_S = 0.2
@@ -28,9 +31,10 @@ class SimulationMonitor(RunMonitor):
 
     engine = "simulated"
 
-    def __init__(self, process, world_size, display, cells, options):
-        super().__init__(options.name, world_size, cells, options.timeout_s, options.check)
-        self._process = process
+    def __init__(self, engine: Any, process: SimulatorProcess, display: SilentDisplay) -> None:
+        name, asked = engine.program.name, engine.diagnosis
+        super().__init__(name, engine.world_size, cell_numbers(), asked.timeout_s, asked.check)
+        self.process = process
         self._display = display
         self._selector = selectors.DefaultSelector()
         for source, sort in (
@@ -40,9 +44,9 @@ class SimulationMonitor(RunMonitor):
             (process.process.sentinel, "death"),
         ):
             self._selector.register(source, selectors.EVENT_READ, sort)
-        self.options = options
-        self.kill = options.kill
-        self.survives = options.on_death == "continue"
+        self._eager_limit_bytes = engine.options.eager_limit_bytes
+        self.kill = engine.options.kill
+        self.survives = engine.options.on_death == "continue"
         self.logs = []
         self.report = None
         self._framed = b""
@@ -60,11 +64,12 @@ class SimulationMonitor(RunMonitor):
 
     def until_the_end(self, request):
         """Simulate and watch; returns the error to raise, or None."""
-        pid = self._process.process.pid
-        self._cpu = OneCpu(pid, lambda: thread_as_seen_here(pid, self._process.running[1]))
-        self.logs = self._process.start(request)
-        limit = self.options.eager_limit_bytes
-        self.detector = DeadlockDetector(self.logs, self.cells, eager_limit_bytes=limit)
+        pid = self.process.process.pid
+        self._cpu = OneCpu(pid, lambda: thread_as_seen_here(pid, self.process.running[1]))
+        self.logs = self.process.start(request)
+        self.detector = DeadlockDetector(
+            self.logs, self.cells, eager_limit_bytes=self._eager_limit_bytes
+        )
         while self.report is None:
             self._take_in(POLL_S)
             self._cpu.look()
@@ -116,17 +121,17 @@ class SimulationMonitor(RunMonitor):
 
     def _of_dead_process(self):
         """Native code of a rank has taken the whole process with it."""
-        self._process.kill()  # it may only have closed its end
-        self._process.process.join()
+        self.process.kill()  # it may only have closed its end
+        self.process.process.join()
         while self._read_native():
             pass
-        rank, _ = self._process.running
+        rank, _ = self.process.running
         if rank not in range(self.world_size):
             return errors.SimlibError(
                 "the process that simulates was ended from outside before any rank had begun: "
                 "was memory short?"
             )
-        self.deaths[rank] = self._process.process.exitcode
+        self.deaths[rank] = self.process.process.exitcode
         return failures.of_failures(self, {rank})
 
     def _take_in(self, timeout_s):
@@ -142,7 +147,7 @@ class SimulationMonitor(RunMonitor):
             self._process_died = True
 
     def _read_output(self):
-        chunk = self._read(self._process.stdout)
+        chunk = self._read(self.process.stdout)
         self._framed += chunk
         while len(self._framed) >= FRAME.size:
             rank, length = FRAME.unpack_from(self._framed)
@@ -154,7 +159,7 @@ class SimulationMonitor(RunMonitor):
         return bool(chunk)
 
     def _read_native(self):
-        chunk = self._read(self._process.stderr)
+        chunk = self._read(self.process.stderr)
         self._native += chunk
         del self._native[:-CHUNK]
         return bool(chunk)
@@ -168,10 +173,11 @@ class SimulationMonitor(RunMonitor):
 
     def _read_report(self):
         try:
-            word, report = receive(self._process.control, safe_pickle.loads)
-        except (EOFError, ConnectionError):
+            received = self.process.control.recv_bytes()
+        except (EOFError, OSError):
             self._process_died = True
             return
+        word, report = safe_pickle.loads(received)
         if word == "failed":
             self._failure = report
             return
@@ -192,7 +198,7 @@ class SimulationMonitor(RunMonitor):
         if self.report is not None:
             return {rank: self.report["frames"].get(rank, []) for rank in ranks}
         found = dict.fromkeys(ranks, [])
-        rank, thread = self._process.running
+        rank, thread = self.process.running
         if rank not in found:
             return found
         self._native.clear()
@@ -206,7 +212,7 @@ class SimulationMonitor(RunMonitor):
 
     def _signal_thread(self, thread):
         """Ask one thread of the process for its stack (Linux; elsewhere whichever is running)."""
-        pid = self._process.process.pid
+        pid = self.process.process.pid
         thread = thread_as_seen_here(pid, thread)
         tgkill = getattr(ctypes.CDLL(None), "tgkill", None) if sys.platform == "linux" else None
         with contextlib.suppress(ProcessLookupError):

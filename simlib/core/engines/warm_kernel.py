@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import threading
 
-from .idle_timer import warm_up
+from .session import warm_up
 
 
 def load_ipython_extension(shell):

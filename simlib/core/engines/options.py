@@ -1,0 +1,474 @@
+"""What is asked of an engine: the program and its options, checked once for all engines.
+
+`run`, `simulate` and `submit` take each option by a keyword of its own, or several that belong
+together as one object: `Faults`, `Restarts`, `Diagnosis`, `Network`, `Measurement`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import numbers
+import os
+import runpy
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import cloudpickle
+
+from ..model.chance import Failures, Slow, check_slow
+from ..model.cluster import Cluster, Topology
+from ..model.errors import (
+    InvalidCallError,
+    SimlibError,
+    check_by_rank,
+    check_choice,
+    check_seconds,
+)
+
+if TYPE_CHECKING:
+    from ..results.run import Run
+
+ON_DEATH = ("end", "continue")
+COMPUTE = ("flops", "measured", "free")
+HEAVY_BYTES = 20 << 20
+WATCH_S = 60.0
+"""From one line on a run that is watched to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """What goes wrong in a run, for ``faults=`` of `run`, `simulate` and `submit`.
+
+    Attributes
+    ----------
+    slow : dict, Jitter or callable, optional
+        Ranks that compute slower, or with noise.
+    kill : dict or Failures, optional
+        ``{rank: seconds}``: ranks that die so long after they have entered the function.
+    on_death : {"end", "continue"}
+        Whether the death of a rank ends the run, or the others go on.
+    detection_s : float
+        Virtual seconds after which survivors see a death; for `simulate` alone.
+    """
+
+    slow: Slow | None = None
+    kill: Mapping[Any, float] | Failures | None = None
+    on_death: str = "end"
+    detection_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What is known when a run begins anew; ``on_restart`` is called with one.
+
+    Attributes
+    ----------
+    count : int
+        1 for the first restart; in the ranks' environment as ``TORCHELASTIC_RESTART_COUNT``.
+    world_size : int
+        Ranks from now on.
+    time_s : float
+        When the failure ended the attempt before, in seconds since the first attempt began.
+    run : Run
+        The attempt that failed.
+    error : SimlibError
+        What it ended with.
+    """
+
+    count: int
+    world_size: int
+    time_s: float
+    run: Run
+    error: SimlibError
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """How often, and with how many ranks, a run goes on after a failure; for ``restarts=``.
+
+    Attributes
+    ----------
+    most : int
+        How often the function is called again.
+    min_ranks : int, optional
+        Go on with those that are left, as long as there are so many; None: with as many as before.
+    on_restart : callable, optional
+        Called with a `Restart`, before ranks begin again.
+    restart_s : float
+        Virtual seconds from a failure to the next beginning; for `simulate` alone.
+    """
+
+    most: int = 0
+    min_ranks: int | None = None
+    on_restart: Callable[[Restart], Any] | None = None
+    restart_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """How a run is watched and what is said of it, for ``diagnosis=`` of `run` and `simulate`.
+
+    Attributes
+    ----------
+    timeout_s : float or None
+        Seconds without any op or output after which the run is ended; None for no limit.
+    strict : bool
+        Whether the first finding is raised as an error.
+    check : bool
+        Whether anything but errors, deaths and ``timeout_s`` is diagnosed.
+    watch : bool or float
+        For real runs of hours: True, or seconds from one line on it to the next.
+    """
+
+    timeout_s: float | None = 120
+    strict: bool = False
+    check: bool = True
+    watch: bool | float = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What ranks are simulated on, and how it moves data, for ``network=`` of `simulate`.
+
+    Attributes
+    ----------
+    cluster : Cluster, optional
+    placement : {"block", "round_robin"} or list of int
+    sends : {"rendezvous", "eager"}
+    eager_limit_bytes : int, optional
+    algorithms : {"mpich", "nccl", "gloo"}
+    algorithm_of : dict of str to str
+        The algorithm of one kind of collective by its name: ``{"all_reduce": "ring"}``.
+    """
+
+    cluster: Cluster | None = None
+    placement: str | list[int] = "block"
+    sends: str = "rendezvous"
+    eager_limit_bytes: int | None = None
+    algorithms: str = "mpich"
+    algorithm_of: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What of a simulation is counted and kept, for ``measurement=`` of `simulate`.
+
+    Attributes
+    ----------
+    expand : bool
+        Whether to keep the messages of collectives.
+    compute : {"flops", "measured", "free"}
+        What computing takes.
+    memory : bool, optional
+        Whether to keep the ledger of each rank's memory.
+    seed : int, optional
+        Of another order of all that is not ordered.
+    """
+
+    expand: bool = False
+    compute: str = "flops"
+    memory: bool | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedFaults:
+    """`Faults` as engines take them: by rank."""
+
+    slow: dict[int, Any] = field(default_factory=dict)
+    kill: dict[int, float] | Failures = field(default_factory=dict)
+    on_death: str = "end"
+    detection_s: float = 0.0
+
+
+NO_FAULTS, NO_RESTARTS = CheckedFaults(), Restarts()
+"""What most runs ask for."""
+
+Kind = TypeVar("Kind", Faults, Restarts, Diagnosis, Network, Measurement)
+
+
+def either(name: str, given: Kind | None, keywords: Kind) -> Kind:
+    """What was given as one object, or else what was given by keywords of their own.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument that takes the object.
+    given : Faults, Restarts, Diagnosis, Network or Measurement, optional
+    keywords : the same
+        Made of the keywords.
+
+    Raises
+    ------
+    InvalidCallError
+        Both were given, or the object is of another kind.
+    """
+    if given is None:
+        return keywords
+    kind = type(keywords)
+    if not isinstance(given, kind):
+        raise InvalidCallError(f"{name}={given!r} must be a simlib.{kind.__name__}")
+    if keywords != kind():
+        own = ", ".join(f"{one}=" for one in vars(keywords))
+        raise InvalidCallError(
+            f"{name}= and keywords of its own ({own}) were both given: say all of it in {name}="
+        )
+    return given
+
+
+def checked_faults(
+    asked: Faults, world_size: int, topology: Topology | None = None
+) -> CheckedFaults:
+    """The faults by rank; refused where they can never be.
+
+    ``topology`` is that of a simulation: ``kill`` may name nodes of it.
+    """
+    if asked == Faults():
+        return NO_FAULTS
+    return CheckedFaults(
+        kill=check_kill(asked.kill, world_size, topology),
+        on_death=check_choice("on_death", asked.on_death, ON_DEATH),
+        detection_s=_check_detection(asked.detection_s, asked.on_death),
+        slow=check_slow(asked.slow, world_size),
+    )
+
+
+def check_kill(
+    kill: Any, world_size: int, topology: Topology | None = None
+) -> dict[int, float] | Failures:
+    """`Failures`, or ``{rank: seconds}``; names of nodes become their ranks where there are nodes.
+
+    Of two times for one rank the earlier counts.
+    """
+    if isinstance(kill, Failures):
+        return kill
+    if topology is None or not isinstance(kill, dict):
+        return check_by_rank("kill", kill, world_size)
+    times: dict[int, float] = {}
+    for who, time_s in kill.items():
+        ranks = [who] if not isinstance(who, str) else _ranks_of_node(who, topology)
+        for rank, own_s in check_by_rank("kill", dict.fromkeys(ranks, time_s), world_size).items():
+            times[rank] = min(own_s, times.get(rank, own_s))
+    return times
+
+
+def _ranks_of_node(name: str, topology: Topology) -> list[int]:
+    number = name.removeprefix("node")
+    nodes = topology.node_of.tolist()
+    if not (name.startswith("node") and number.isdecimal() and int(number) in nodes):
+        raise InvalidCallError(f'kill: {name!r} is no node: "node0" to "node{max(nodes)}"')
+    return [rank for rank, node in enumerate(nodes) if node == int(number)]
+
+
+def _check_detection(detection_s: Any, on_death: str) -> float:
+    """Refuse a time after which a death is seen where nobody lives to see it."""
+    if detection_s and on_death != "continue":
+        raise InvalidCallError(
+            f'detection_s={detection_s!r} is when survivors see a death: say on_death="continue"'
+        )
+    return check_seconds("detection_s", detection_s)
+
+
+def restarts_of(restarts: Any, keywords: Restarts, world_size: int) -> Restarts:
+    """The `Restarts` asked for, by a number or as an object; refused where they make no sense."""
+    if isinstance(restarts, Restarts):
+        return _checked_restarts(either("restarts", restarts, keywords), world_size)
+    if type(restarts) is int and restarts == 0 and keywords == NO_RESTARTS:
+        return NO_RESTARTS
+    return _checked_restarts(replace(keywords, most=restarts), world_size)
+
+
+def _checked_restarts(asked: Restarts, world_size: int) -> Restarts:
+    least = asked.min_ranks
+    if not _is_count(asked.most, 0):
+        raise InvalidCallError(f"restarts={asked.most!r} must be a whole number, 0 or more")
+    if least is not None and not (_is_count(least, 1) and least <= world_size):
+        raise InvalidCallError(
+            f"min_ranks={least!r} must be a whole number from 1 to {world_size}, or None: "
+            "as many ranks as before"
+        )
+    if asked.on_restart is not None and not callable(asked.on_restart):
+        raise InvalidCallError(f"on_restart={asked.on_restart!r} must be a function of a Restart")
+    return replace(asked, restart_s=check_seconds("restart_s", asked.restart_s))
+
+
+def _is_count(value: Any, least: int) -> bool:
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_whole and value >= least
+
+
+def seconds_between_lines(watch: Any) -> float | None:
+    """Seconds from one line to the next of a run that is watched, None of one that is not."""
+    if watch is False or watch is None:
+        return None
+    if watch is True:
+        return WATCH_S
+    if isinstance(watch, numbers.Real) and 0 < float(watch) < float("inf"):
+        return float(watch)
+    raise InvalidCallError(
+        f"watch={watch!r} must be True, or a positive number of seconds from one line to the next"
+    )
+
+
+def check_timeout(timeout_s: Any) -> None:
+    """Refuse what is no limit in seconds; None is one that never comes."""
+    is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and timeout_s > 0):
+        raise InvalidCallError(
+            f"timeout_s={timeout_s!r} must be a positive number of seconds, or None for no limit"
+        )
+
+
+def checked_measurement(asked: Measurement, cluster: Cluster) -> Measurement:
+    """The `Measurement` as the engine takes it: ``memory`` is True or False."""
+    if asked.seed is not None and not isinstance(asked.seed, numbers.Integral):
+        raise InvalidCallError(f"seed={asked.seed!r} must be a whole number, or None")
+    check_choice("compute", asked.compute, COMPUTE)
+    keeps = cluster.device is not None if asked.memory is None else bool(asked.memory)
+    return replace(asked, memory=keeps)
+
+
+def check_world_size(world_size: Any, most: int, why: str) -> int:
+    """The number of ranks as an int; refused where it is none from 1 to ``most``."""
+    is_count = isinstance(world_size, numbers.Integral) and not isinstance(world_size, bool)
+    if is_count and 1 <= world_size <= most:
+        return int(world_size)
+    raise InvalidCallError(f"world_size={world_size!r} is not possible: {why}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What every rank is to run, packed.
+
+    Attributes
+    ----------
+    name : str
+    payload : bytes
+        The rank function and its arguments, see `pack`.
+    per_rank_args : list of bytes or None
+        By rank, the arguments that only this rank may know; see `ByRank`.
+    argv : list of str or None
+        Of a whole script: its name, and the words of its command line.
+    """
+
+    name: str
+    payload: bytes = field(repr=False)
+    per_rank_args: list[bytes] | None = None
+    argv: list[str] | None = None
+
+
+class ByRank:
+    """Arguments that differ from rank to rank: a rank is sent its own and no others.
+
+    Parameters
+    ----------
+    args : sequence of sequence
+        By rank.
+    """
+
+    def __init__(self, args: Sequence[Sequence[Any]]) -> None:
+        self.packed = [cloudpickle.dumps(tuple(own), protocol=5) for own in args]
+
+
+def program_of_function(
+    function: Callable[..., Any], args: Any, kwargs: Any, world_size: int
+) -> Program:
+    """The `Program` of a rank function."""
+    per_rank_args = args.packed if isinstance(args, ByRank) else None
+    payload = pack(function, args if per_rank_args is None else (), kwargs, world_size)
+    return Program(name=name_of(function), payload=payload, per_rank_args=per_rank_args)
+
+
+def program_of_script(path: str, argv: Sequence[str], world_size: int) -> Program:
+    """The `Program` of a whole script, with the words of its command line."""
+    payload = pack(script, (os.path.abspath(path),), None, world_size)
+    return Program(name=os.path.basename(path), payload=payload, argv=[path, *argv])
+
+
+def check_function(function: object, caller: str) -> None:
+    """Refuse what cannot be called; ``caller`` is the name of the function it was given to."""
+    if not callable(function):
+        raise InvalidCallError(
+            f"{caller} needs a function main(rank, world_size) to call, not {function!r}"
+        )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a rank function is called."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def script(rank: int, world_size: int, path: str) -> None:
+    """The rank function of a whole script: every rank runs it, as ``__main__``."""
+    sys.path.insert(0, os.path.dirname(path))
+    runpy.run_path(path, run_name="__main__")
+
+
+def pack(function: Callable[..., Any], args: Any, kwargs: Any, world_size: int) -> bytes:
+    """The function and its arguments as bytes; a clear error where something cannot travel."""
+    if not isinstance(args, (tuple, list)):
+        raise InvalidCallError(f"args={args!r} must be a tuple: for one argument args=({args!r},)")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise InvalidCallError(f"kwargs={kwargs!r} must be a dict: kwargs={{'name': value}}")
+    try:
+        payload = cloudpickle.dumps((function, tuple(args), dict(kwargs or {})), protocol=5)
+    except Exception as error:
+        name = getattr(function, "__name__", repr(function))
+        culprit = _culprit(function, args, kwargs)
+        raise InvalidCallError(
+            f"{name} cannot be sent to the ranks, which are other processes: {culprit} "
+            f"({type(error).__name__}: {error}). Make it inside the function instead."
+        ) from None
+    if len(payload) > HEAVY_BYTES:
+        size = len(payload) / 1e6
+        heaviest = max(_parts(function, args, kwargs), key=lambda part: _size(part[1]))[0]
+        warnings.warn(
+            f"every one of the {world_size} ranks is sent {size:,.0f} MB with this function, most "
+            f"of it {heaviest}: make large data inside the function",
+            stacklevel=4,
+        )
+    return payload
+
+
+def _parts(function: Any, args: Sequence, kwargs: Mapping | None) -> list[tuple[str, Any]]:
+    """What the function takes along, each with its name in words."""
+    parts = [(f"argument {number}", value) for number, value in enumerate(args)]
+    parts += [(f"argument {name!r}", value) for name, value in (kwargs or {}).items()]
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        for name in _global_names(code):
+            if name in function.__globals__:
+                parts.append((f"the global {name!r}", function.__globals__[name]))
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not assigned yet
+                parts.append((f"the outer variable {name!r}", cell.cell_contents))
+    return parts or [("the function itself", function)]
+
+
+def _global_names(code: Any) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if hasattr(constant, "co_names"):
+            names |= _global_names(constant)
+    return names
+
+
+def _size(value: Any) -> int:
+    try:
+        return len(cloudpickle.dumps(value, protocol=5))
+    except Exception:
+        return 0
+
+
+def _culprit(function: Any, args: Sequence, kwargs: Mapping | None) -> str:
+    for name, value in _parts(function, args, kwargs):
+        try:
+            cloudpickle.dumps(value, protocol=5)
+        except Exception:
+            return f"{name}, a {type(value).__qualname__}, has no copy that can travel"
+    return "something it holds has no copy that can travel"

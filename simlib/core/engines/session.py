@@ -1,0 +1,484 @@
+"""A session: all that is the same for every engine, from what is shown to what is raised.
+
+An `Engine` takes processes, runs, and gives them back. `perform` does the rest. Processes that rest
+between runs go when there has been no run for minutes: they hold several times what a kernel holds,
+and a class on one machine has more kernels that rest than kernels that run. The next run starts
+them again, as a first run does.
+
+This module does without torch, so that `warm_up` returns at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import html
+import linecache
+import math
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.popen_forkserver import Popen
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from ..environment import VARIABLE
+from ..model.errors import InvalidCallError, RunInterrupted, SimlibError
+from .request import SERVED, ExecutionContext
+from .workers.server import start_server, stop_server
+
+if TYPE_CHECKING:
+    from ..diagnose.findings import Finding
+    from ..diagnose.monitor import RankOutput, RunMonitor
+    from ..diagnose.verdicts import WaitGraph
+    from ..results.run import Run
+    from .options import Diagnosis
+
+Failure: TypeAlias = SimlibError | RunInterrupted
+"""What a run ends in that does not end well."""
+SHOWN_LINES = 400
+"""Lines of one rank that a notebook shows after a run."""
+IDLE_VARIABLE = "SIMLIB_IDLE_MINUTES"
+MINUTES = 10.0
+"""Minutes where the environment says none: longer than a page of a lesson is read, and coming back
+costs seconds."""
+
+
+def _as_text(line: bytes) -> str:
+    """A line as a terminal would leave it: after the last carriage return."""
+    return line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+
+
+def _bar(unfinished: bytes) -> str:
+    """A progress bar, which redraws an unfinished line by carriage returns; else empty."""
+    return _as_text(unfinished) if b"\r" in unfinished else ""
+
+
+def _lines_of(output: RankOutput) -> list[str]:
+    """What a rank printed, as lines; a progress bar that was wiped out at the end is none."""
+    text = output.text
+    lines = text.removesuffix("\n").split("\n") if output.total else []
+    if lines and "\r" in lines[-1] and not _as_text(lines[-1].encode()).strip():
+        lines.pop()
+    return lines
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    """The first and last of very many lines, and how many are not shown."""
+    if len(lines) <= SHOWN_LINES:
+        return lines
+    half = SHOWN_LINES // 2
+    note = f"... {len(lines) - 2 * half:,} more lines: run.output has what is kept of them ..."
+    return [*lines[:half], note, *lines[-half:]]
+
+
+class SilentDisplay:
+    """Shows nothing: for a run beside the one that is shown, for graded ones, and within a job."""
+
+    def status(self, text: str) -> None:
+        """Say what the run waits for."""
+
+    def lines(self, rank: int, lines: Sequence[bytes]) -> None:
+        """Show lines a rank has just completed."""
+
+    def bar(self, rank: int, unfinished: bytes) -> None:
+        """Show the line that a rank is in the middle of, where it is a progress bar."""
+
+    def refresh(self) -> None:
+        """Bring the display up to date."""
+
+    def close(self, outputs: Sequence[RankOutput]) -> None:
+        """Show the end of what ranks have printed."""
+
+    def findings(self, findings: Sequence[Finding]) -> None:
+        """Show what looked wrong."""
+
+    def picture(self, graph: WaitGraph) -> None:
+        """Show who waits for whom, where a run failed so."""
+
+
+class TerminalDisplay(SilentDisplay):
+    """Prints each line as it comes, with its rank before it.
+
+    It shows no progress bar, as several ranks' would need a line each, and no picture: the text of
+    the error has it all.
+    """
+
+    def status(self, text: str) -> None:
+        """Say what the run waits for."""
+        if text:
+            print(text, file=sys.stderr, flush=True)
+
+    def lines(self, rank: int, lines: Sequence[bytes]) -> None:
+        """Show lines a rank has just completed."""
+        sys.stdout.write("".join(f"[{rank}] {_as_text(line)}\n" for line in lines))
+
+    def close(self, outputs: Sequence[RankOutput]) -> None:
+        """Show the unfinished last lines."""
+        for rank, output in enumerate(outputs):
+            if _as_text(output.unfinished).strip():
+                print(f"[{rank}] {_as_text(output.unfinished)}")
+        sys.stdout.flush()
+
+    def findings(self, findings: Sequence[Finding]) -> None:
+        """Show what looked wrong."""
+        for finding in findings:
+            print(f"simlib: {finding}", file=sys.stderr)
+
+
+class NotebookDisplay(SilentDisplay):
+    """One display that begins and ends empty; then all output once, in rank order.
+
+    That is the only live display whose stored form is the same for every run, which is what nbval
+    compares.
+    """
+
+    SHOWN_LINES = 20
+    FIRST_AFTER_S = 0.3
+    EVERY_S = 0.1
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._lines: list[str] = []
+        self._bars: dict[int, str] = {}
+        self._status = ""
+        self._next = time.monotonic() + self.FIRST_AFTER_S
+        self._changed = False
+        self._handle = display(self._bundle(""), raw=True, display_id=True)
+        self._is_empty = True
+
+    @staticmethod
+    def _bundle(markup: str) -> dict[str, str]:
+        return {"text/plain": "", "text/html": markup}
+
+    def status(self, text: str) -> None:
+        """Say what the run waits for, at once."""
+        if text != self._status:
+            self._status = text
+            self._show()
+
+    def lines(self, rank: int, lines: Sequence[bytes]) -> None:
+        """Show lines a rank has just completed."""
+        self._lines += [f"[{rank}] {_as_text(line)}" for line in lines[-self.SHOWN_LINES :]]
+        del self._lines[: -self.SHOWN_LINES]
+        self._changed = self._changed or bool(lines)
+
+    def bar(self, rank: int, unfinished: bytes) -> None:
+        """Show the line that a rank is in the middle of, where it is a progress bar."""
+        text = _bar(unfinished)
+        if text != self._bars.get(rank, ""):
+            self._bars[rank] = text
+            self._changed = True
+
+    def refresh(self) -> None:
+        """Bring the display up to date, not too often."""
+        if self._changed and time.monotonic() >= self._next:
+            self._show()
+
+    def _show(self) -> None:
+        bars = [f"[{rank}] {text}" for rank, text in sorted(self._bars.items()) if text.strip()]
+        text = html.escape("\n".join([*self._lines, *bars, self._status]).strip())
+        self._handle.update(self._bundle(f"<pre>{text}</pre>" if text else ""), raw=True)
+        self._is_empty = not text
+        self._changed = False
+        self._next = time.monotonic() + self.EVERY_S
+
+    def close(self, outputs: Sequence[RankOutput]) -> None:
+        """Empty the display, and print everything in rank order."""
+        self._lines.clear()
+        self._bars.clear()
+        self._status = ""
+        if not self._is_empty:
+            self._show()
+        for rank, output in enumerate(outputs):
+            lines = _shortened(_lines_of(output))
+            shown = [f"[{rank}] {_as_text(line.encode())}\n" for line in lines]
+            sys.stdout.write("".join(shown))
+
+    def findings(self, findings: Sequence[Finding]) -> None:
+        """Show what looked wrong."""
+        for finding in findings:
+            print(finding)
+
+    def picture(self, graph: WaitGraph) -> None:
+        """Show the wait-for graph above the error."""
+        from IPython.display import display
+
+        display(graph)
+
+
+def shell() -> Any:
+    """IPython's shell where there is one, else None."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython else None
+
+
+def open_display() -> SilentDisplay:
+    """The display of a run: a notebook's or a terminal's; none where outputs are compared."""
+    if VARIABLE in os.environ:  # ranks that are not trusted
+        return SilentDisplay()
+    return NotebookDisplay() if hasattr(shell(), "kernel") else TerminalDisplay()
+
+
+def show_and_raise(display: SilentDisplay, run: Run, failure: Failure | None) -> Run:
+    """Show what a run has found, or the picture of how it failed; returns the `Run`, or raises."""
+    if failure is None:
+        display.findings(run.findings)
+        return run
+    run.ended_in(failure)
+    if getattr(failure, "graph", None) is not None:
+        display.picture(failure.graph)
+    raise failure
+
+
+def minutes() -> float:
+    """Minutes of rest after which processes go; infinite where the environment says 0.
+
+    A kernel that grades keeps what it has: its server is the one that no student's code has seen.
+    """
+    if VARIABLE in os.environ:  # ranks that are not trusted
+        return math.inf
+    text = os.environ.get(IDLE_VARIABLE, "")
+    try:
+        asked = float(text) if text else MINUTES
+    except ValueError:
+        return MINUTES
+    return asked if asked > 0 else math.inf
+
+
+class Resting(Protocol):
+    """Processes that are kept between runs."""
+
+    def sleep(self) -> None:
+        """End them all."""
+
+
+class IdleTimer:
+    """Knows whether something runs, and closes what rests when nothing has for long.
+
+    Parameters
+    ----------
+    timer : callable
+        Makes a timer of seconds and a function, as `threading.Timer` does.
+    """
+
+    def __init__(self, timer: Callable[..., Any] = threading.Timer) -> None:
+        self._make_timer = timer
+        self._lock = threading.Lock()
+        self._at_work = 0
+        self._used: set[Resting] = set()
+        self._timer: Any = None
+
+    def begin(self) -> None:
+        """What rests now goes when the time is up, though nothing has run."""
+        with self._lock:
+            self._stop_timer()
+            if not self._at_work:
+                self._start_timer()
+
+    @contextlib.contextmanager
+    def busy(self, resting: Resting) -> Iterator[None]:
+        """Within it something runs, by processes that ``resting.sleep()`` ends."""
+        with self._lock:  # waits where processes are just being ended
+            self._stop_timer()
+            self._at_work += 1
+            self._used.add(resting)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._at_work -= 1
+                if not self._at_work:
+                    self._start_timer()
+
+    def _start_timer(self) -> None:
+        seconds = 60 * minutes()
+        if seconds > threading.TIMEOUT_MAX:
+            return
+        timer = self._make_timer(seconds, lambda: self._release(timer))
+        timer.daemon = True
+        self._timer = timer
+        timer.start()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _release(self, timer: Any) -> None:
+        with self._lock:
+            if timer is not self._timer:  # a run began when the time was up
+                return
+            self._timer = None
+            for resting in self._used:
+                resting.sleep()
+            self._used.clear()
+            if not _has_other_children():
+                stop_server()
+
+
+def _has_other_children() -> bool:
+    """Whether the server has forked processes of the learner's own, which live on."""
+    return any(isinstance(one._popen, Popen) for one in multiprocessing.active_children())
+
+
+@functools.cache
+def _idle_timer_of(pid: int) -> IdleTimer:
+    return IdleTimer()
+
+
+def idle_timer() -> IdleTimer:
+    """What this process knows of its rest."""
+    return _idle_timer_of(os.getpid())
+
+
+def warm_up() -> None:
+    """Start the server of ranks before the first run asks for it; this returns at once.
+
+    For a startup file of a class's kernels: the server imports torch while a student still reads.
+    """
+    start_server()
+    idle_timer().begin()
+
+
+def context_here(
+    argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
+) -> ExecutionContext:
+    """Where this process is; ``argv`` is given for a script, ``environ`` is added."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        raise InvalidCallError(
+            "the working folder of this kernel does not exist any more: os.chdir to one that does"
+        ) from None
+    return ExecutionContext(
+        environ=dict(os.environ) | dict(environ or {}),
+        cwd=folder,
+        path=list(sys.path),
+        argv=list(argv if argv is not None else sys.argv),
+        is_script=argv is not None,
+    )
+
+
+def cell_numbers() -> dict[str, int]:
+    """File name of every notebook cell run so far -> its execution count."""
+    return dict(getattr(getattr(shell(), "compile", None), "_filename_map", None) or {})
+
+
+def new_cells(world: Any, cells: Mapping[str, int]) -> dict:
+    """The sources of cells that these processes have not been sent yet."""
+    new = {
+        name: linecache.cache[name]
+        for name in cells
+        if name not in world.cells_sent and name in linecache.cache
+    }
+    world.cells_sent |= set(new)
+    return new
+
+
+class Engine(ABC):
+    """What carries one run out; `perform` does all that is the same for every engine.
+
+    Attributes
+    ----------
+    sort : str
+        ``"a run"`` or ``"a simulation"``.
+    diagnosis : Diagnosis
+    resting : Resting
+        The processes that it keeps between runs.
+    """
+
+    sort: str
+    diagnosis: Diagnosis
+    resting: Resting
+
+    @abstractmethod
+    def open(self, display: SilentDisplay) -> RunMonitor:
+        """Take the processes of the ranks; returns the monitor that will watch them."""
+
+    @abstractmethod
+    def execute(self, monitor: Any) -> Failure | None:
+        """Run to the end; returns the error that it ends in, or None."""
+
+    @abstractmethod
+    def close(self, monitor: Any, run: Run | None, failure: Failure | None) -> None:
+        """Give the processes back; there is no `Run` where none could be made."""
+
+    def complete(self, monitor: Any, run: Run, failure: Failure | None) -> Failure | None:
+        """Add what only the engine knows of a run; returns the error that it has ended in."""
+        return failure
+
+    def compare(self, run: Run, monitor: Any) -> list[Finding]:
+        """Findings of further runs beside one that ended well."""
+        return []
+
+
+class Session:
+    """One run by an engine, with what is shown of it.
+
+    Attributes
+    ----------
+    outputs : sequence of RankOutput
+        By rank, once processes have been taken.
+    """
+
+    def __init__(self, engine: Engine, display: SilentDisplay) -> None:
+        self._engine = engine
+        self._display = display
+        self.outputs: Sequence[RankOutput] = ()
+
+    def once(self) -> tuple[Run, Failure | None, Any]:
+        """Run; returns the `Run`, the error that it has ended in, or None, and the monitor."""
+        # They import torch, and `warm_up` has no time for that.
+        from ..diagnose.failures import interrupted
+        from ..results.run import make_run
+
+        engine, run, failure = self._engine, None, None
+        with idle_timer().busy(engine.resting):
+            monitor = engine.open(self._display)
+            self.outputs = monitor.outputs
+            try:
+                try:
+                    failure = engine.execute(monitor)
+                except KeyboardInterrupt:
+                    failure = interrupted(monitor)
+                run = make_run(monitor)
+                failure = engine.complete(monitor, run, failure)
+                if failure is None and monitor.check:
+                    run.findings = monitor.detector.findings(monitor.deaths)
+            finally:
+                engine.close(monitor, run, failure or self.strict_error(run))
+        return run, failure, monitor
+
+    def strict_error(self, run: Run | None) -> Failure | None:
+        """The first finding as an error, where findings are to be raised."""
+        if run is None or not self._engine.diagnosis.strict or not run.findings:
+            return None
+        from ..diagnose.findings import as_error  # as above
+
+        return as_error(run.findings[0])
+
+
+def perform(engine: Engine) -> Run:
+    """Carry a run out, show what is shown of it, and raise what it ends in."""
+    if SERVED:
+        raise InvalidCallError(
+            f"this is a rank of {SERVED[-1]} already, and a rank cannot start another one "
+            f"({engine.sort}): a rank calls a function directly, a file that starts ranks by "
+            "itself is called by python FILE, and where a file starts them when it is imported, "
+            'put that line below if __name__ == "__main__":'
+        )
+    display = open_display()
+    session = Session(engine, display)
+    try:
+        run, failure, monitor = session.once()
+        if failure is None:
+            run.findings += engine.compare(run, monitor)
+            failure = session.strict_error(run)
+    finally:
+        display.close(session.outputs)
+    return show_and_raise(display, run, failure)
