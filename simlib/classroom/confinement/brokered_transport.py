@@ -8,14 +8,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ...core.clockwork.group_collectives import put
 from ...core.engines.request import exactly
 from ...core.record.group import RecordingGroup
 from ...core.record.recorder import FOREVER, REDUCE_NAMES, count_bytes
 from ...core.record.safe_pickle import loads_tree
 from ...core.record.torch_inside import make_default_group, use_meeting
 from ...core.record.transports.backends import like_gloo
-from ...core.record.transports.plain_group import REDUCING, PlainGroup, stand_in_backend
+from ...core.record.transports.plain_group import REDUCING, PlainGroup, put, stand_in_backend
 from .broker import LENGTH, framed
 
 NOBODY_SETS_S = timedelta(seconds=1)

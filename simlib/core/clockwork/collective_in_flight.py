@@ -11,15 +11,25 @@ from __future__ import annotations
 
 import functools
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..collectives.choice import schedule
+from ..collectives.schedules import Schedule
 from ..collectives.timing import time_of
+from ..model.cluster import Topology
+from ..model.trace import Group
 from .messages import Messages, WireLog
-from .network import Network
+from .network import Network, Transfer
+from .scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from .simulation_options import Options
+
 
 LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
 """Kinds in which a rank may be done before all members have come."""
@@ -38,7 +48,7 @@ class Plan:
         By position, how long it takes when all begin together and alone; None until asked for.
     """
 
-    schedule: object
+    schedule: Schedule
     links: frozenset
     lasts_s: list | None = None
 
@@ -59,21 +69,23 @@ class Transfers:
         The messages of each collective, where they are asked for.
     """
 
-    def __init__(self, topology, scheduler, options):
+    def __init__(self, topology: Topology, scheduler: Scheduler, options: Options) -> None:
         self.topology = topology
         self.eager_limit_bytes = options.eager_limit_bytes
-        self.wire = [] if options.expand else None
+        self.wire: list[WireLog] | None = [] if options.expand else None
         self._options = options
-        self._plans = {}
+        self._plans: dict[tuple, Plan] = {}
         self.scheduler = scheduler
         self.network = scheduler.network
         scheduler.on_arrival = self._arrived
-        self._on_end = {}
+        self._on_end: dict[Transfer, Callable] = {}
         self._users = [0] * len(topology.link_bandwidth_Bps)  # by link: transfers under way
-        self._links = {}
-        self._lazy = {}
+        self._links: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._lazy: dict[CollectiveInFlight, None] = {}
 
-    def send(self, time_s, src, dst, nbytes, on_end):
+    def send(
+        self, time_s: float, src: int, dst: int, nbytes: int, on_end: Callable[[Transfer], None]
+    ) -> Transfer:
         """Start a message between two ranks of the world; ``on_end(transfer)`` is called."""
         if self._lazy:
             self._wake(self.links(src, dst))
@@ -91,7 +103,7 @@ class Transfers:
             self._users[link] -= 1
         self._on_end.pop(transfer)(transfer)
 
-    def links(self, src, dst):
+    def links(self, src: int, dst: int) -> tuple[int, ...]:
         """Ids of the links between two ranks, as `Topology.links`."""
         pair = src, dst
         found = self._links.get(pair)
@@ -99,7 +111,7 @@ class Transfers:
             found = self._links[pair] = self.topology.links(src, dst)
         return found
 
-    def claim(self, in_flight):
+    def claim(self, in_flight: CollectiveInFlight) -> bool:
         """Whether a collective has its links to itself from now on; it is woken when no more."""
         self._wake(in_flight.links)
         if any(self._users[link] for link in in_flight.links):
@@ -107,7 +119,7 @@ class Transfers:
         self._lazy[in_flight] = None
         return True
 
-    def release(self, in_flight):
+    def release(self, in_flight: CollectiveInFlight) -> None:
         """The collective needs its links no more."""
         self._lazy.pop(in_flight, None)
 
@@ -116,12 +128,12 @@ class Transfers:
             del self._lazy[in_flight]
             in_flight.wake()
 
-    def absorb(self, network, on_end):
+    def absorb(self, network: Network, on_end: Callable[[Transfer], None]) -> None:
         """Take over what is under way in another network; all its ends are told to ``on_end``."""
         for transfer in self.network.absorb(network, self.scheduler.now_s):
             self._note(transfer, on_end)
 
-    def plan(self, members, call, nbytes):
+    def plan(self, members: tuple[int, ...], call: Any, nbytes: int | np.ndarray) -> Plan:
         """The `Plan` of a collective: ``nbytes`` in the sense of `collectives`."""
         root = None if call.peer is None else members.index(call.peer)
         sizes = nbytes if isinstance(nbytes, int) else nbytes.tobytes()
@@ -134,7 +146,7 @@ class Transfers:
                 self._options.algorithms.get(call.kind, self._options.policy),
                 root=root or 0,
                 itemsize=call.itemsize,
-                nodes=self.topology.node_of[list(members)],
+                nodes=self.topology.node_of[list(members)],  # type: ignore[arg-type]
                 link=self.topology.cluster.inter,
             )
             self._plans[key] = Plan(made, self._links_of(made, members))
@@ -148,7 +160,7 @@ class Transfers:
         }
         return frozenset(link for pair in pairs for link in self.links(*pair))
 
-    def new_wire(self, kind, group):
+    def new_wire(self, kind: str, group: Group) -> WireLog | None:
         """Where the messages of a collective are written down, or None."""
         if self.wire is None:
             return None
@@ -173,7 +185,15 @@ class CollectiveInFlight:
         Called as ``on_failed(position, dead, time_s)`` for a member that needs a dead one.
     """
 
-    def __init__(self, transfers, plan, members, on_through, wire=None, on_failed=None):
+    def __init__(
+        self,
+        transfers: Transfers,
+        plan: Plan,
+        members: tuple[int, ...],
+        on_through: Callable[[int, float], None],
+        wire: WireLog | None = None,
+        on_failed: Callable[[int, int, float], None] | None = None,
+    ) -> None:
         self._transfers = transfers
         self._plan = plan
         self._schedule = plan.schedule
@@ -183,13 +203,13 @@ class CollectiveInFlight:
         self._on_failed = on_failed
         self._wire = wire
         self._has_lost = False
-        self._entered = {}
-        self._through = set()
-        self._live = None
+        self._entered: dict[int, float] = {}
+        self._through: set[int] = set()
+        self._live: Messages | None = None
         self._is_lazy = False
         self._solution = 0
 
-    def enter(self, position, time_s):
+    def enter(self, position: int, time_s: float) -> None:
         """A member begins; times never decrease."""
         scheduler = self._transfers.scheduler
         first = not self._entered
@@ -219,13 +239,13 @@ class CollectiveInFlight:
             self._live.go_through(self._transfers.send, self._transfers.scheduler.at)
         return self._live
 
-    def member_died(self, position, time_s):
+    def member_died(self, position: int, time_s: float) -> None:
         """A member is dead: who needs it fails, at this moment or when it comes so far."""
         self._has_lost = True
         self._go_on_singly()
         self._messages().member_died(position, time_s)
 
-    def member_left(self, position):
+    def member_left(self, position: int) -> None:
         """A member has given the collective up: who needs it waits."""
         self._go_on_singly()
         self._through.add(position)
@@ -302,7 +322,7 @@ class CollectiveInFlight:
             self._through.add(position)
             self._on_through(position, end_s)
 
-    def wake(self):
+    def wake(self) -> None:
         """Another transfer needs these links: go on message by message from here."""
         self._is_lazy = False
         self._solution += 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,14 +13,15 @@ import torch.distributed as dist
 
 from ..diagnose.matching import Matcher, disagreement
 from ..model.trace import Group
-from ..record.transports.plain_group import SharedOutputs
+from ..record.transports.plain_group import SharedOutputs, put
 from .collective_in_flight import LEAVE_EARLY, CollectiveInFlight
+from .mailbox import closed_by
 
 PAIRWISE = ("scatter", "all_to_all")
 """Collectives in which each pair of ranks has a part of its own."""
 
 
-def uncounted(mode, function, *args):
+def uncounted(mode: Any, function: Callable, *args: Any) -> Any:
     """What ``function(*args)`` gives; a rank's dispatch mode, or None, counts nothing of it."""
     if mode is None:
         return function(*args)
@@ -43,13 +46,13 @@ class Call:
     splits: tuple | None
     brings: list
     takes: list
-    opts: object
+    opts: Any
     nbytes: int
     itemsize: int
-    request: object
+    request: Any
 
     @property
-    def terms(self):
+    def terms(self) -> tuple:
         """Members whose terms are equal agree, unless each pair of them has a part of its own."""
         return self.kind, self.peer, self.reduce_op, self.dtype, self.shapes
 
@@ -57,17 +60,17 @@ class Call:
 class Meeting:
     """The k-th collective of a group: ``calls`` by position, None for who has not come."""
 
-    def __init__(self, size):
-        self.calls = [None] * size
-        self.come = {}  # rank -> Call, in the order of coming
+    def __init__(self, size: int) -> None:
+        self.calls: list[Any] = [None] * size
+        self.come: dict[int, Call] = {}  # rank -> Call, in the order of coming
         self.left = 0
         self.is_held = False
-        self.in_flight = None
-        self.entries = {}
-        self._results = None
-        self._waiting = []
+        self.in_flight: CollectiveInFlight | None = None
+        self.entries: dict[int, float] = {}
+        self._results: Any = None
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
 
-    def join(self, position, call):
+    def join(self, position: int, call: Call) -> None:
         """Take a call in, unless it disagrees with one before it: then nothing moves any more."""
         self.is_held = self.is_held or self._disagrees(call)
         self.calls[position] = call
@@ -93,7 +96,7 @@ class Meeting:
         return any(disagreement(other, call) for other in Matcher._to_compare(self.come, call))
 
     @property
-    def is_complete(self):
+    def is_complete(self) -> bool:
         """Whether all members have come."""
         return len(self.come) == len(self.calls)
 
@@ -111,7 +114,7 @@ class Meeting:
                 put(result, call.takes)
         call.takes = ()
 
-    def has_data_for(self, position):
+    def has_data_for(self, position: int) -> bool:
         """Whether all that this member takes has come."""
         call = self.calls[position]
         if self.is_complete:
@@ -120,11 +123,11 @@ class Meeting:
             return self.calls[call.opts.rootRank] is not None
         return call.kind in LEAVE_EARLY and position != call.opts.rootRank
 
-    def when_data_have_come(self, position, wake):
+    def when_data_have_come(self, position: int, wake: Callable[[], None]) -> None:
         """Call ``wake()`` when this member's data are there."""
         self._waiting.append((position, wake))
 
-    def let_go(self, position):
+    def let_go(self, position: int) -> None:
         """This member's op has failed: it waits for no data any more."""
         self._wake(lambda other: other == position)
 
@@ -144,18 +147,18 @@ class Channel:
     while its compute clock goes on.
     """
 
-    def __init__(self, simulation, name, members):
+    def __init__(self, simulation: Any, name: str, members: tuple[int, ...]) -> None:
         self.members = members
         self.group = Group(name, members)
         self._simulation = simulation
-        self._here = []
-        self._meetings = {}  # number -> Meeting, until all members have left it
+        self._here: list[int] = []
+        self._meetings: dict[int, Meeting] = {}  # number -> Meeting, until all members have left it
         self._posted = [0] * len(members)
         self._ended = [0] * len(members)
         self._free_s = [0.0] * len(members)
-        self._dead = set()  # positions, where survivors go on
+        self._dead: set[int] = set()  # positions, where survivors go on
 
-    def gather(self, rank):
+    def gather(self, rank: int) -> None:
         """Let a rank wait until all members are here, when the group is made."""
         scheduler = self._simulation.scheduler
         self._here.append(rank)
@@ -167,7 +170,7 @@ class Channel:
             scheduler.ready(member, moment)
         self._simulation.time.catch_up(rank, moment)
 
-    def post(self, position, call):
+    def post(self, position: int, call: Call) -> Meeting:
         """A member calls its next collective."""
         number = self._posted[position]
         self._posted[position] += 1
@@ -182,7 +185,7 @@ class Channel:
             self._enter(position, meeting, self._simulation.scheduler.clocks[call.rank])
         return meeting
 
-    def member_died(self, position, time_s):
+    def member_died(self, position: int, time_s: float) -> None:
         """A member is dead: it comes to no collective, and those under way lose it."""
         self._dead.add(position)
         for meeting in list(self._meetings.values()):
@@ -274,14 +277,6 @@ def _nbytes_of(meeting, call, n):
     return np.array([other.splits[0] for other in meeting.calls]) * call.itemsize
 
 
-def closed_by(rank):
-    """What an op with a dead rank raises."""
-    return (
-        f"Connection closed by peer: rank {rank} has died. This is typically caused by a remote "
-        "worker crashing."
-    )
-
-
 # What collectives do to tensors: results are computed once, for all, in rank order. Each member
 # copies its own into its tensors when it waits.
 
@@ -302,7 +297,7 @@ def _name_of(reduce_op):
     return kind.name
 
 
-def reduced(tensors, reduce_op):
+def reduced(tensors: Sequence[torch.Tensor], reduce_op: Any) -> torch.Tensor:
     """The tensors of all members, combined in rank order; a new tensor."""
     name = _name_of(reduce_op)
     combine = _OPS[name]
@@ -312,32 +307,6 @@ def reduced(tensors, reduce_op):
             total, tensor.reshape(total.shape) if tensor.layout is torch.strided else tensor
         )
     return total / len(tensors) if name == "AVG" else total
-
-
-def put(sources, targets):
-    """Copy what has come into the learner's tensors: by elements, shapes may differ.
-
-    As with Gloo, autograd learns nothing of it.
-    """
-    for source, target in zip(sources, targets, strict=True):
-        if target.layout is not torch.strided:
-            with torch.no_grad():
-                target.copy_(source)
-            continue
-        if source.shape != target.shape:
-            source = source.reshape(target.shape)
-        target = target.data
-        if 0 in target.stride():
-            source, target = _without_repetition(source, target)
-        target.copy_(source)
-
-
-def _without_repetition(source, target):
-    """Where `expand` made several elements one place in memory: the last one stays there."""
-    for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
-        if size > 1 and stride == 0:
-            source, target = source.narrow(dim, size - 1, 1), target.narrow(dim, 0, 1)
-    return source, target
 
 
 def _totals(parts, opts):
@@ -350,7 +319,7 @@ def _of_all(parts):
     return [tensor.clone() for part in parts for tensor in part.brings]
 
 
-def results_of_all(kind, parts, opts):
+def results_of_all(kind: str, parts: list[Call], opts: Any) -> list:
     """What each position takes from a collective that nobody leaves before all have come.
 
     Parameters
@@ -380,7 +349,7 @@ def results_of_all(kind, parts, opts):
     return [()] * n  # a barrier
 
 
-def result_of_rooted(kind, parts, opts, position):
+def result_of_rooted(kind: str, parts: list[Call], opts: Any, position: int) -> Sequence:
     """What one position takes from a collective with a root; others may not have come yet."""
     root = opts.rootRank
     if kind == "broadcast":

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from .group_collectives import closed_by, put
+from ..record.transports.plain_group import put
 
 
 @dataclass(slots=True)
@@ -23,30 +24,32 @@ class Post:
     dst: int
     dtype: object
     nbytes: int
-    request: object
-    content: object
+    request: Any
+    content: Any
     posted_s: float
     is_eager: bool = False
     arrived_s: float | None = None
-    met: object = None
+    met: Post | None = None
     is_lost: bool = False
 
 
 class Mailbox:
     """Messages of one group to one rank with one tag."""
 
-    def __init__(self, simulation, members, dst):
+    def __init__(self, simulation: Any, members: tuple[int, ...], dst: int) -> None:
         self._simulation = simulation
         self.members = members
         self._dst = dst
-        self._crossing = set()  # pairs of Requests, sender's and receiver's, under way
-        self._sends = defaultdict(deque)  # src -> deque of Posts not met yet, in order
-        self._receives = deque()  # of any and of named sources, in order
+        self._crossing: set[tuple] = set()  # pairs of Requests, sender's and receiver's, under way
+        self._sends: dict[int | None, deque[Post]] = defaultdict(
+            deque
+        )  # src -> deque of Posts not met yet, in order
+        self._receives: deque[Post] = deque()  # of any and of named sources, in order
         self._is_held = False
         if simulation.scheduler.random is not None:
             simulation.scheduler.at_rest(self._choose)
 
-    def send(self, post):
+    def send(self, post: Post) -> None:
         """A message is offered."""
         self._sends[post.src].append(post)
         if post.is_eager:
@@ -57,7 +60,7 @@ class Mailbox:
         if self._simulation.deaths:
             self._fail_if_dead(post, self._dst, self._sends[post.src])
 
-    def receive(self, post):
+    def receive(self, post: Post) -> None:
         """A message is asked for."""
         self._receives.append(post)
         self._match()
@@ -75,13 +78,13 @@ class Mailbox:
     def _fail(self, request, dead, time_s):
         self._simulation.when_seen(dead, time_s, partial(request.fail, closed_by(dead)))
 
-    def withdraw(self, post):
+    def withdraw(self, post: Post) -> None:
         """Who posted this has waited too long for it."""
         for queue in (self._receives, self._sends[post.src]):
             if post in queue:
                 queue.remove(post)
 
-    def member_died(self, position, time_s):
+    def member_died(self, position: int, time_s: float) -> None:
         """What waits for a dead member fails at this moment.
 
         What it has sent eagerly has left it, and arrives. What it has only offered stays, as on
@@ -196,3 +199,11 @@ class Mailbox:
             self._crossing.remove(pair)
             for request in pair:
                 request.finish(transfer.end_s)
+
+
+def closed_by(rank: int) -> str:
+    """What an op with a dead rank raises."""
+    return (
+        f"Connection closed by peer: rank {rank} has died. This is typically caused by a remote "
+        "worker crashing."
+    )

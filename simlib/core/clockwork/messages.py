@@ -6,13 +6,17 @@ message has arrived and it is in the round itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from math import inf
+from typing import Any
 
 import numpy as np
 
+from ..collectives.schedules import Schedule
 from ..collectives.timing import Wire
-from ..model.trace import WireMessage
+from ..model.trace import Group, WireMessage
+from .network import Transfer
 
 
 class Messages:
@@ -37,19 +41,19 @@ class Messages:
 
     def __init__(
         self,
-        schedule,
-        members,
-        on_through,
-        reduce_Bps,
-        wire,
-        eager_limit_bytes=-1,
-        on_failed=None,
-    ):
+        schedule: Schedule,
+        members: tuple[int, ...],
+        on_through: Callable[[int, float], None],
+        reduce_Bps: float,
+        wire: WireLog | None,
+        eager_limit_bytes: float = -1,
+        on_failed: Callable[[int, int, float], None] | None = None,
+    ) -> None:
         self._members = members
         self._on_through = on_through
         self._on_failed = on_failed
-        self._dead = set()
-        self._left = set()  # who has failed, or given up, and takes no further part
+        self._dead: set[int] = set()
+        self._left: set[int] = set()  # who has failed, or given up, and takes no further part
         # Who only sends, or only receives, serves the others before it fails.
         self._server = (
             schedule.root if schedule.kind in ("broadcast", "scatter", "gather") else None
@@ -58,19 +62,20 @@ class Messages:
         self._reduce_Bps = reduce_Bps
         self._wire = wire
         self._eager_limit_bytes = eager_limit_bytes
-        self._send = self._later = None
+        self._send: Any = None
+        self._later: Any = None
         self._steps = _steps_by_position(schedule)
         self._at = [-1] * schedule.n
         self._open = [0] * schedule.n
-        self._one_end_ready = set()
-        self._came_early = set()
-        self._under_way = {}
+        self._one_end_ready: set[tuple] = set()
+        self._came_early: set[tuple] = set()
+        self._under_way: dict[Transfer, tuple] = {}
 
-    def go_through(self, send, later):
+    def go_through(self, send: Callable, later: Callable[[float, Callable[[], None]], Any]) -> None:
         """From now on start messages by ``send`` (`Transfers.send`), note events by ``later``."""
         self._send, self._later = send, later
 
-    def enter(self, position, time_s):
+    def enter(self, position: int, time_s: float) -> None:
         """A member begins, or goes on to its next round, and on where nothing is open in that."""
         steps = self._steps[position]
         while position not in self._left:
@@ -113,7 +118,7 @@ class Messages:
         src, dst = self._members[src], self._members[dst]
         self._under_way[self._send(time_s, src, dst, nbytes, self.arrived)] = message
 
-    def arrived(self, transfer):
+    def arrived(self, transfer: Transfer) -> None:
         """One message is there: its ends may go on."""
         message = self._under_way.pop(transfer, None)
         if message is None:  # one of its ends had died meanwhile
@@ -149,7 +154,7 @@ class Messages:
 
     # Members that are lost
 
-    def member_died(self, position, time_s):
+    def member_died(self, position: int, time_s: float) -> None:
         """A member sends and receives no more; who waits for it in a round fails now.
 
         What it has sent eagerly has left it, and arrives.
@@ -180,7 +185,7 @@ class Messages:
         else:
             self._on_through(position, time_s)
 
-    def member_left(self, position):
+    def member_left(self, position: int) -> None:
         """A member takes no further part: its messages that have not begun never will."""
         self._left.add(position)
         at, steps = self._at[position], self._steps[position]
@@ -253,34 +258,34 @@ class WireLog:
     group : Group
     """
 
-    def __init__(self, kind, group):
+    def __init__(self, kind: str, group: Group) -> None:
         self.kind, self.group = kind, group
-        self._rows = []
-        self._solved = None
+        self._rows: list[tuple] = []
+        self._solved: Wire | None = None
 
-    def add(self, *row):
+    def add(self, *row: float) -> None:
         """One message: round, src, dst, nbytes, start_s, end_s, adds."""
         self._rows.append(row)
 
-    def add_all(self, wire):
+    def add_all(self, wire: Wire) -> None:
         """All messages of the collective, timed in one go."""
         self._solved = wire
 
     @property
-    def wire(self):
+    def wire(self) -> Wire:
         """The `Wire` of all messages."""
         if self._solved is not None:
             return self._solved
         rows = zip(*self._rows, strict=True) if self._rows else [[] for _ in COLUMNS]
         return Wire(*map(np.array, rows))
 
-    def messages(self):
+    def messages(self) -> list[WireMessage]:
         """The same as a list of `WireMessage`."""
         wire = self.wire
         columns = [getattr(wire, name).tolist() for name in COLUMNS if name != "adds"]
         return [WireMessage(self.kind, self.group, *row) for row in zip(*columns, strict=True)]
 
-    def transfers(self, reduce_Bps=inf):
+    def transfers(self, reduce_Bps: float = inf) -> dict[int, list[tuple[float, float]]]:
         """When data moved to or from each rank, or were added up by it.
 
         Parameters

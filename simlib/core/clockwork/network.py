@@ -15,7 +15,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from math import inf
+from typing import Any
 
+from ..model.cluster import Topology
 from ..model.errors import InvalidCallError, check_count
 
 
@@ -61,19 +63,21 @@ class Transfer:
         "_due_s",  # when its latency is over, or it ends if nothing changes; inf: not its turn
     )
 
-    def __init__(self, order, time_s, src, dst, nbytes, path):
+    def __init__(
+        self, order: int, time_s: float, src: int, dst: int, nbytes: int, path: tuple[int, ...]
+    ) -> None:
         self.src = src
         self.dst = dst
         self.nbytes = nbytes
         self.start_s = time_s
-        self.end_s = None
+        self.end_s: Any = None
         self._order = order
         self._path = path
         self._remaining = nbytes
         self._since_s = self._due_s = time_s
         self._rate_Bps = 0.0
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         end = "under way" if self.end_s is None else f"{self.end_s:g} s"
         return f"<{self.nbytes} B from {self.src} to {self.dst}: {self.start_s:g} s to {end}>"
 
@@ -111,19 +115,21 @@ class Network:
     it, directly or through others.
     """
 
-    def __init__(self, topology):
+    def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.next_event_s = inf
         self._now_s = 0.0
         self._started = 0
-        self._events = []  # heap of (time_s, order of start, note's number, transfer)
+        self._events: list = []  # heap of (time_s, order of start, note's number, transfer)
         self._noted = 0
         self._envelope_bytes = topology.cluster.envelope_bytes
         self._bandwidth_Bps = topology.link_bandwidth_Bps.tolist()
-        self._drawing = [{} for _ in self._bandwidth_Bps]  # by link: those that draw, in order
-        self._paths = {}  # (src, dst) -> _Path
+        self._drawing: list[dict] = [
+            {} for _ in self._bandwidth_Bps
+        ]  # by link: those that draw, in order
+        self._paths: dict = {}  # (src, dst) -> _Path
 
-    def start(self, time_s, src, dst, nbytes):
+    def start(self, time_s: float, src: int, dst: int, nbytes: int) -> Transfer:
         """Both sides of a message are ready: start its transfer.
 
         Parameters
@@ -160,7 +166,7 @@ class Network:
             self.next_event_s = transfer._due_s
         return transfer
 
-    def advance(self, time_s):
+    def advance(self, time_s: float) -> list[Transfer]:
         """Let time pass.
 
         Returns
@@ -175,7 +181,7 @@ class Network:
         self._now_s = time_s
         return finished
 
-    def absorb(self, other, time_s):
+    def absorb(self, other: Network, time_s: float) -> list[Transfer]:
         """Take over what is under way in another network of the same topology.
 
         Parameters
@@ -191,9 +197,9 @@ class Network:
             What was under way, by start.
         """
         self._check_time(time_s)
-        under_way = {note[-1] for note in other._events if not other._is_stale(note)}
-        under_way.update(*(path.queue for path in other._paths.values() if path.queue))
-        under_way = sorted(under_way, key=_order)
+        known = {note[-1] for note in other._events if not other._is_stale(note)}
+        known.update(*(path.queue for path in other._paths.values() if path.queue))
+        under_way = sorted(known, key=_order)
         for transfer in under_way:
             transfer._order += self._started
             if transfer._due_s < inf:

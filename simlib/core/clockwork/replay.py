@@ -7,19 +7,23 @@ import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
-from ..model.cluster import Topology
+from ..model.cluster import Cluster, Topology
 from ..model.errors import DeadlockError, InvalidCallError
-from ..model.trace import Trace
+from ..model.trace import Trace, WireMessage
 from ..model.words import ranks_in_words
 from .group_collectives import Call
 from .mailbox import Post
 from .scheduler import CONTROLLER
 from .simulated_group import Request
 from .simulation import Simulation
+from .simulation_options import Options
 
 
-def replay(recorded, cluster, placement, options):
+def replay(
+    recorded: Trace, cluster: Cluster, placement: Any, options: Options
+) -> tuple[Trace, list[WireMessage] | None]:
     """A recorded run on another cluster; see `Run.replay`.
 
     Parameters
@@ -39,7 +43,9 @@ def replay(recorded, cluster, placement, options):
     return trace, simulation.wire_messages()
 
 
-def transfers_of(recorded, cluster, placement, options):
+def transfers_of(
+    recorded: Trace, cluster: Cluster, placement: Any, options: Options
+) -> dict | None:
     """When data moved in the collectives of a simulated run, by replaying it where it ran.
 
     Parameters
@@ -65,7 +71,7 @@ def transfers_of(recorded, cluster, placement, options):
     if not _are_alike(trace, recorded):
         return None
     device = cluster.device
-    logs = defaultdict(deque)
+    logs: dict = defaultdict(deque)
     for log in simulation.transfers.wire:
         logs[log.group.ranks, log.group.name].append(log)
     found = {}

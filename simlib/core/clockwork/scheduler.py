@@ -13,9 +13,12 @@ import _thread
 import heapq
 import random
 import time
+from collections.abc import Callable
 from math import inf
+from typing import Any
 
 from ..model.chance import Pace
+from .network import Network
 
 CONTROLLER = -1
 """Who gets the baton when nothing can go on: the thread that started the ranks."""
@@ -48,25 +51,27 @@ class Scheduler:
         What went wrong in the engine itself.
     """
 
-    def __init__(self, world_size, network, seed=None, begin_s=0.0):
+    def __init__(
+        self, world_size: int, network: Network, seed: int | None = None, begin_s: float = 0.0
+    ) -> None:
         self.clocks = [begin_s] * world_size
         self.now_s = begin_s
         self.network = network
-        self.on_arrival = None
-        self.failure = None
+        self.on_arrival: Callable[[Any], None] | None = None
+        self.failure: Exception | None = None
         self.on_resume = lambda rank: None
         self.random = None if seed is None else random.Random(seed)
-        self._ready = []  # heap of (clock, tie, rank)
-        self._events = []  # heap of (time_s, number, action)
-        self._unless_over = []  # the same, for what happens only while other things do
-        self._quiet = []  # the same, for when nothing else happens at that moment
-        self._at_rest = []
-        self._polling = []
+        self._ready: list = []  # heap of (clock, tie, rank)
+        self._events: list = []  # heap of (time_s, number, action)
+        self._unless_over: list = []  # the same, for what happens only while other things do
+        self._quiet: list = []  # the same, for when nothing else happens at that moment
+        self._at_rest: list = []
+        self._polling: list = []
         self._number = 0
         self._is_over = False
-        self._batons = []
+        self._batons: list[_thread.LockType] = []
 
-    def open(self):
+    def open(self) -> None:
         """Make the batons: locks, and taken. A replay, whose ranks are no threads, needs none."""
         self._batons = [_thread.allocate_lock() for _ in range(len(self.clocks) + 1)]
         for baton in self._batons:
@@ -74,12 +79,12 @@ class Scheduler:
 
     # What ranks call, each in its own thread
 
-    def begin(self, rank):
+    def begin(self, rank: int) -> None:
         """The first thing a rank's thread does: wait for the baton."""
         self._batons[rank].acquire()
         self.on_resume(rank)
 
-    def settle(self, rank):
+    def settle(self, rank: int) -> float:
         """Let everything happen that comes before this rank's clock; returns the clock."""
         clock = self.clocks[rank]
         if self._earliest() < clock or self.random is not None:
@@ -89,21 +94,21 @@ class Scheduler:
             self.now_s = clock
         return clock
 
-    def block(self, rank):
+    def block(self, rank: int) -> None:
         """Give the baton away until `ready` was called for this rank."""
         self._hand_on(rank)
 
-    def let_pass(self, rank):
+    def let_pass(self, rank: int) -> None:
         """Go on after the next thing that happens; at once where nothing can."""
         if self._earliest() < inf:
             self._polling.append(rank)
             self._hand_on(rank)
 
-    def leave(self):
+    def leave(self) -> None:
         """The last thing a rank's thread does: hand the baton on for good."""
         self._batons[self._pick()].release()
 
-    def run(self):
+    def run(self) -> None:
         """Start, and return when nothing can go on. For the controller's thread."""
         following = self._pick()
         if following != CONTROLLER:
@@ -112,51 +117,51 @@ class Scheduler:
 
     # For a replay, whose ranks are no threads
 
-    def next_rank(self):
+    def next_rank(self) -> int:
         """Let events happen until a rank is next; returns it, or `CONTROLLER`."""
         return self._pick()
 
     # What may be called by whoever has the baton
 
-    def stop(self):
+    def stop(self) -> None:
         """Nothing more happens: `run` returns."""
         self._is_over = True
 
-    def is_behind(self, clock):
+    def is_behind(self, clock: float) -> bool:
         """Whether something else comes first (with a seed: perhaps) for a rank at this time."""
         return self._earliest() < clock or self.random is not None
 
-    def reach(self, clock):
+    def reach(self, clock: float) -> None:
         """It is at least so late now."""
         if clock > self.now_s:
             self.now_s = clock
 
-    def ready(self, rank, time_s):
+    def ready(self, rank: int, time_s: float) -> None:
         """The rank may go on, at this time of its own clock."""
         self.clocks[rank] = time_s
         tie = 0.0 if self.random is None else self.random.random()
         heapq.heappush(self._ready, (time_s, tie, rank))
 
-    def at(self, time_s, action):
+    def at(self, time_s: float, action: Callable[..., Any]) -> list:
         """Call ``action()`` at this moment; it may not touch tensors. Returns the event."""
         event = [max(time_s, self.now_s), self._next_number(), action]
         heapq.heappush(self._events, event)
         return event
 
-    def cancel(self, event):
+    def cancel(self, event: list | None) -> None:
         """Let an event (what `at` returned, or None) not happen, nor time go on for it."""
         if event is not None:
             event[-1] = None
 
-    def unless_over(self, time_s, action):
+    def unless_over(self, time_s: float, action: Callable[..., Any]) -> None:
         """As `at`, if anything else goes on then: who waits for ever does not wait for this."""
         heapq.heappush(self._unless_over, (time_s, self._next_number(), action))
 
-    def when_quiet(self, time_s, action):
+    def when_quiet(self, time_s: float, action: Callable[..., Any]) -> None:
         """Call ``action()`` when all else that happens at this moment has happened."""
         heapq.heappush(self._quiet, (time_s, self._next_number(), action))
 
-    def at_rest(self, action):
+    def at_rest(self, action: Callable[[], bool]) -> None:
         """Ask ``action()`` whenever nothing else can go on; it says whether it has helped."""
         self._at_rest.append(action)
 
@@ -270,10 +275,10 @@ class VirtualTime:
         By rank: what else works on its device.
     """
 
-    def __init__(self, scheduler, slow, kill, is_measured):
+    def __init__(self, scheduler: Scheduler, slow: Any, kill: Any, is_measured: bool) -> None:
         world_size = len(scheduler.clocks)
-        self.logs = []
-        self.beside = None
+        self.logs: list = []
+        self.beside: list | None = None
         self._scheduler = scheduler
         self._clocks = scheduler.clocks
         self._kill = kill
@@ -281,7 +286,7 @@ class VirtualTime:
         self._calls = [0] * world_size
         self._measured = [0.0] * world_size if is_measured else None
 
-    def settle(self, rank):
+    def settle(self, rank: int) -> float:
         """Before an op: let all happen that comes before this rank's clock; returns the clock."""
         self.take_in(rank)
         if self._measured is None:
@@ -291,34 +296,34 @@ class VirtualTime:
         self.begin_to_measure(rank)
         return clock
 
-    def take_in(self, rank):
+    def take_in(self, rank: int) -> None:
         """What other threads of the rank have computed is on its clock from here on."""
         if self.beside is not None and self.beside[rank].took_part:
             self.work(rank, self.beside[rank].take())
 
-    def clock(self, rank):
+    def clock(self, rank: int) -> float:
         """The rank's clock, as the rank itself reads it."""
         self.take_in(rank)
         return self._clocks[rank]
 
-    def begin_to_measure(self, rank):
+    def begin_to_measure(self, rank: int) -> None:
         """Where computing takes the time it really takes: from here on."""
         if self._measured is not None:
             self._measured[rank] = time.thread_time()
 
-    def catch_up(self, rank, time_s):
+    def catch_up(self, rank: int, time_s: float) -> None:
         """The rank's clock reaches at least this moment, at which what it waited for has come."""
         if self._clocks[rank] < time_s:
             self._clocks[rank] = time_s
         if self._measured is not None:
             self.begin_to_measure(rank)
 
-    def sleep(self, rank, seconds):
+    def sleep(self, rank: int, seconds: float) -> None:
         """The rank does nothing for so long; it may wait for what others do meanwhile."""
         self._clocks[rank] += seconds
         self.settle(rank)  # a file, for example
 
-    def advance(self, rank, seconds):
+    def advance(self, rank: int, seconds: float) -> None:
         """The rank calls `simlib.compute`: a piece of its own, longer where the rank is slow."""
         pace = self._paces.get(rank)
         if pace is not None:
@@ -328,7 +333,7 @@ class VirtualTime:
         if self._clocks[rank] > self._kill.get(rank, inf):
             self.settle(rank)  # it is dead by then, and does nothing of what follows
 
-    def work(self, rank, seconds, number=None):
+    def work(self, rank: int, seconds: float, number: int | None = None) -> None:
         """The rank computes for so long, before the op of this number: by default its next one."""
         pace = self._paces.get(rank)
         if pace is not None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..model.errors import InvalidCallError
+from ..record.oplog import OpLogWriter
 from ..record.recorder import count_bytes, is_learners
 from ..record.this_rank import here
 from ..record.transports.plain_group import REDUCING, PlainGroup
-from .group_collectives import Call, uncounted
-from .mailbox import Post
+from .group_collectives import Call, Channel, uncounted
+from .mailbox import Mailbox, Post
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
 
 
 class SimulatedGroup(PlainGroup):
@@ -29,18 +36,20 @@ class SimulatedGroup(PlainGroup):
         Where the rank's calls have just been written down.
     """
 
-    def __init__(self, simulation, channel, position, log):
+    def __init__(
+        self, simulation: Simulation, channel: Channel, position: int, log: OpLogWriter
+    ) -> None:
         self._simulation = simulation
         self._channel = channel
         self._group = channel.group
         self._position = position
         self._rank = channel.members[position]
         self._log = log
-        self._mailboxes = {}  # (dst, tag) -> Mailbox
+        self._mailboxes: dict[tuple[int, int], Mailbox] = {}  # (dst, tag) -> Mailbox
 
     # Messages
 
-    def send(self, tensors, dst, tag=0):
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Request:
         simulation = self._simulation
         clock = simulation.scheduler.clocks[self._rank]
         request = Request(simulation, self._rank, self._log.last, tensors)
@@ -53,7 +62,7 @@ class SimulatedGroup(PlainGroup):
         )
         return self._posted(request, self._mailbox(dst, tag), "send", post)
 
-    def recv(self, tensors, src, tag=0):
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Request:
         simulation = self._simulation
         clock = simulation.scheduler.clocks[self._rank]
         request = Request(simulation, self._rank, self._log.last, tensors)
@@ -136,22 +145,22 @@ class Request:
         "_result",
     )
 
-    def __init__(self, simulation, rank, start, result):
+    def __init__(self, simulation: Simulation, rank: int, start: int, result: Any) -> None:
         self.simulation = simulation
         self.rank = rank
         self.start = start
-        self.end_s = None
-        self.deliver = None
-        self.source = None
-        self.meeting = None
-        self.failure = None
-        self.give_up = None
-        self.limit_s = None
+        self.end_s: float | None = None
+        self.deliver: Callable[[], None] | None = None
+        self.source: int | None = None
+        self.meeting: tuple | None = None
+        self.failure: str | None = None
+        self.give_up: Callable[[], None] | None = None
+        self.limit_s: float | None = None
         self._is_awaited = False
-        self._looked_s = None
+        self._looked_s: float | None = None
         self._result = result
 
-    def finish(self, end_s):
+    def finish(self, end_s: float) -> None:
         """The op completes at this moment."""
         self.end_s = end_s
         if self._is_awaited:
@@ -159,14 +168,14 @@ class Request:
             scheduler = self.simulation.scheduler
             scheduler.ready(self.rank, max(end_s, scheduler.clocks[self.rank]))
 
-    def fail(self, words, time_s):
+    def fail(self, words: str, time_s: float) -> None:
         """The op will never complete: who waits for it learns so at this moment."""
         if self.end_s is None:
             self.failure = words
             self.deliver = None
             self.finish(time_s)
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the op completes; returns True. Raises where it has failed."""
         scheduler = self.simulation.scheduler
         self.simulation.time.take_in(self.rank)
@@ -189,7 +198,7 @@ class Request:
         self._take()
         return True
 
-    def await_end(self):
+    def await_end(self) -> None:
         """Make the rank ready when the op completes."""
         self._is_awaited = True
 
@@ -207,7 +216,7 @@ class Request:
             self.meeting = None  # which refers to its requests: let go of the tensors
             uncounted(self.simulation.dispatch_modes[self.rank], deliver)
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         """Whether the op is complete now.
 
         Looking takes no virtual time. Who looks again at the very same moment does nothing else:
@@ -223,7 +232,7 @@ class Request:
         self._looked_s = clock_s
         return False
 
-    def get_future(self):
+    def get_future(self) -> torch.futures.Future:
         """A future: for the learner's own line one whose `wait` takes virtual time.
 
         C++ code (DDP's) waits in ways nobody sees. For it the rank waits here until its data have
@@ -249,19 +258,19 @@ class Request:
         log.wait_end(self.start)
         return self._result
 
-    def is_success(self):
+    def is_success(self) -> bool:
         """Whether the op is complete, and has not failed."""
         return self.is_completed() and self.failure is None
 
-    def exception(self):
+    def exception(self) -> Any:
         """What the op has failed of, or None."""
         return None if self.failure is None else RuntimeError(self.failure)
 
-    def result(self):
+    def result(self) -> Any:
         """The tensors of the op."""
         return self._result
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """The same as `wait`."""
         self.wait()
 
@@ -283,13 +292,13 @@ class SimulatedFuture(torch.futures.Future):
     What `then` is given runs when the future it returns is waited for.
     """
 
-    def __init__(self, wait, is_done):
+    def __init__(self, wait: Callable[[], Any], is_done: Callable[[], bool]) -> None:
         super().__init__()
         self._wait = wait
         self._is_done = is_done
-        self._come = []
+        self._come: list = []
 
-    def wait(self):
+    def wait(self) -> Any:
         """Block until it is complete; returns its value."""
         if not self._come:
             self._come.append(self._wait())
@@ -297,13 +306,13 @@ class SimulatedFuture(torch.futures.Future):
 
     value = wait
 
-    def done(self):
+    def done(self) -> bool:
         """Whether it is complete now, as `Request.is_completed`."""
         return bool(self._come) or self._is_done()
 
-    def then(self, callback):
+    def then(self, callback: Callable[[Any], Any]) -> SimulatedFuture:
         """A future of ``callback(self)``."""
         return SimulatedFuture(lambda: callback(self), self.done)
 
-    def add_done_callback(self, callback):
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
         """Nothing but the op's own log entry, which `wait` makes."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+from ..model.cluster import Topology
+from ..model.trace import Group, WireMessage
 from .collective_in_flight import Transfers
 from .group_collectives import Channel
 from .mailbox import Mailbox
 from .network import Network
 from .scheduler import Scheduler, VirtualTime
+from .simulation_options import Options
 
 
 class Simulation:
@@ -20,7 +25,7 @@ class Simulation:
     options : Options
     """
 
-    def __init__(self, topology, options):
+    def __init__(self, topology: Topology, options: Options) -> None:
         self.topology = topology
         self.options = options
         network = Network(topology)
@@ -28,14 +33,16 @@ class Simulation:
         is_measured = options.compute == "measured"
         self.time = VirtualTime(self.scheduler, options.slow, options.kill, is_measured)
         self.transfers = Transfers(topology, self.scheduler, options)
-        self._channels = {}
-        self._mailboxes = {}
-        self._futures = [[] for _ in range(topology.world_size)]
-        self.deaths = {}  # rank -> when survivors see that it has died, where they go on
+        self._channels: dict[tuple, Channel] = {}
+        self._mailboxes: dict[tuple, Mailbox] = {}
+        self._futures: list[list] = [[] for _ in range(topology.world_size)]
+        self.deaths: dict[
+            int, float
+        ] = {}  # rank -> when survivors see that it has died, where they go on
         self.ranks = None
         self.dispatch_modes = [None] * topology.world_size
 
-    def die(self, rank, detection_s):
+    def die(self, rank: int, detection_s: float) -> None:
         """From now on a rank is dead; ops that need it fail so much later, when that is seen."""
         time_s = self.scheduler.now_s
         self.deaths[rank] = time_s + detection_s
@@ -46,7 +53,7 @@ class Simulation:
             if rank in channel.members:
                 channel.member_died(channel.members.index(rank), time_s)
 
-    def when_seen(self, dead, time_s, action):
+    def when_seen(self, dead: int, time_s: float, action: Callable[..., Any]) -> None:
         """Call ``action(time_s)``, or later, at the moment at which a rank's death is seen."""
         seen_s = self.deaths[dead]
         if seen_s > time_s:
@@ -56,21 +63,21 @@ class Simulation:
 
     # Messages and collectives
 
-    def mailbox(self, group, dst, tag):
+    def mailbox(self, group: Group, dst: int, tag: int) -> Mailbox:
         """The `Mailbox` to a position of a group, for one tag."""
         key = group, dst, tag
         if key not in self._mailboxes:
             self._mailboxes[key] = Mailbox(self, group.ranks, dst)
         return self._mailboxes[key]
 
-    def channel(self, name, ranks):
+    def channel(self, name: str, ranks: tuple[int, ...]) -> Channel:
         """The `Channel` of a group."""
         key = name, ranks
         if key not in self._channels:
             self._channels[key] = Channel(self, name, ranks)
         return self._channels[key]
 
-    def wire_messages(self):
+    def wire_messages(self) -> list[WireMessage] | None:
         """The messages of all collectives as `WireMessage`, by start; None where not asked for."""
         if self.transfers.wire is None:
             return None
@@ -79,7 +86,7 @@ class Simulation:
 
     # C++ code that waits where nobody sees it
 
-    def wait_for_data(self, request):
+    def wait_for_data(self, request: Any) -> None:
         """Block until the data of a collective have come; no time passes for the rank."""
         if request.meeting is None:
             return
@@ -93,15 +100,15 @@ class Simulation:
         self.scheduler.block(rank)
         log.wait_failed()
 
-    def future_taken(self, request):
+    def future_taken(self, request: Any) -> None:
         """C++ code has the future of an op: it is waited for when `backward` returns."""
         self._futures[request.rank].append(request)
 
-    def forget_futures(self, rank):
+    def forget_futures(self, rank: int) -> None:
         """`backward` has failed: nobody waits for what it began."""
         self._futures[rank] = []
 
-    def wait_for_futures(self, rank):
+    def wait_for_futures(self, rank: int) -> None:
         """`backward` returns: the rank has waited for all ops whose futures C++ code took."""
         taken, self._futures[rank] = self._futures[rank], []
         log = self.time.logs[rank]

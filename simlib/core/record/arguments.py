@@ -12,17 +12,19 @@ of the group. It costs some microseconds.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from itertools import chain
+from typing import Any
 
 import torch
 
 from ..model.errors import InvalidCallError
-from .transports.backends import BITS, OPS
+from .transports.backends import BITS, OPS, Capabilities
 
 # Messages
 
 
-def check_peer(rank, size, peer, role):
+def check_peer(rank: int, size: int, peer: int, role: str) -> None:
     """Refuse a partner that is no other rank of the group."""
     if not 0 <= peer < size:
         raise InvalidCallError(
@@ -35,7 +37,9 @@ def check_peer(rank, size, peer, role):
         )
 
 
-def check_message(method, tensor, tag, capabilities):
+def check_message(
+    method: str, tensor: torch.Tensor, tag: Any, capabilities: Mapping[str, Capabilities]
+) -> None:
     """Refuse a tag, or a tensor, that the backend cannot send or receive."""
     able = _capabilities_for(method, tensor, capabilities)
     refuse_what_is_lacking(method, able)
@@ -91,7 +95,7 @@ def _capabilities_for(what, tensor, capabilities):
     )
 
 
-def refuse_what_is_lacking(method, able):
+def refuse_what_is_lacking(method: str, able: Capabilities) -> None:
     """Refuse a method of `dist.ProcessGroup` that a backend does not have."""
     instead = able.lacks.get(method)
     if instead is not None:
@@ -101,7 +105,16 @@ def refuse_what_is_lacking(method, able):
 # Collectives
 
 
-def check_collective(kind, method, rank, size, opts, root, args, capabilities):
+def check_collective(
+    kind: str,
+    method: str,
+    rank: int,
+    size: int,
+    opts: Any,
+    root: int | None,
+    args: tuple,
+    capabilities: Mapping[str, Capabilities],
+) -> None:
     """Refuse what no rank's answer could make right.
 
     Parameters
@@ -137,9 +150,9 @@ def check_collective(kind, method, rank, size, opts, root, args, capabilities):
         _check_tensor(kind, method, tensor, able)
     if len(tensors) > 1:
         _check_devices(kind, tensors)
-    moved = _MOVED_AS_IT_LIES.get(method)
-    if moved is not None and not all(map(_is_in_order, tensors)):
-        moved = list(_tensors_of(args[:moved]))
+    count = _MOVED_AS_IT_LIES.get(method)
+    if count is not None and not all(map(_is_in_order, tensors)):
+        moved = list(_tensors_of(args[:count]))
         if able.moves_memory:
             _check_memory(kind, moved, tensors, able)
         else:

@@ -8,6 +8,8 @@ that touches of torch's inside is in `torch_inside`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -16,10 +18,10 @@ from ..model.errors import InvalidCallError
 from . import torch_inside
 from .arguments import check_peer, refuse_what_is_lacking
 from .group import RecordingGroup
-from .recorder import FOREVER
+from .recorder import FOREVER, Recorder
 from .this_rank import span
 from .torch_inside import when_imported
-from .transports.backends import BACKENDS
+from .transports.backends import BACKENDS, Backend
 
 BACKEND = "simlib"
 _torch_new_group = torch_inside.constructor_of_groups()
@@ -29,7 +31,7 @@ _torch_destroy = c10d.destroy_process_group
 _torch_monitored_barrier = c10d.monitored_barrier
 
 
-def member(recorder, backend):
+def member(recorder: Recorder, backend: Backend) -> Callable:
     """How a real rank becomes a member of a group, for `install`: a `Backend` carries its calls."""
 
     def create(options, ranks, name):
@@ -40,7 +42,10 @@ def member(recorder, backend):
     return create
 
 
-def install(create, backend=BACKENDS["gloo"]):  # noqa: B008 (an entry of a table)
+def install(
+    create: Callable[[Any, tuple[int, ...], str], RecordingGroup],
+    backend: Backend = BACKENDS["gloo"],
+) -> None:  # noqa: B008 (an entry of a table)
     """Make the names of a `Backend` mean the recording group in this process.
 
     ``create(options, ranks, name)`` makes the calling rank's `RecordingGroup`.
@@ -101,7 +106,7 @@ def _is_ours(backend, spoken):
     return (cpu[0] if cpu else name) in (*spoken.names, BACKEND, "undefined")
 
 
-def join_world(store, rank, world_size):
+def join_world(store: dist.Store, rank: int, world_size: int) -> None:
     """Make the default group of this rank; the learner's own call will find it there."""
     _torch_init(BACKEND, store=store, rank=rank, world_size=world_size, timeout=FOREVER)
 
@@ -153,10 +158,10 @@ def _check_init(spoken, backend, told, true):
 class Membership:
     """This rank's place in the world: what a run may change of it, and the way back."""
 
-    def __init__(self, store):
+    def __init__(self, store: dist.Store) -> None:
         self._store = store
 
-    def begin(self, run_number):
+    def begin(self, run_number: int) -> None:
         """A run begins: groups are counted anew, and find each other where no older run has been.
 
         ``run_number`` must be the same on all ranks.
@@ -165,7 +170,7 @@ class Membership:
         world = dist.group.WORLD
         torch_inside.count_groups_anew(world, world.transport.name, store)
 
-    def end(self):
+    def end(self) -> None:
         """Take down every group but the default one, which gets its own timeout back."""
         default = dist.group.WORLD
         default.forget_timeout()
@@ -177,7 +182,7 @@ class Membership:
 STAGES = "torch.distributed.pipelining.stage"
 
 
-def name_pieces():
+def name_pieces() -> None:
     """Put a `span` around all that torch's pipeline stages compute; once in a process."""
     when_imported(STAGES, _name_pieces_of)
 

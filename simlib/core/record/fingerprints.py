@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import mmap
 import zlib
+from typing import Any
 
 SLOTS = 1024
 _CELL = 8
 
 
-def size_of_table(world_size):
+def size_of_table(world_size: int) -> int:
     """Bytes of the table of so many ranks."""
     return SLOTS * world_size * _CELL
 
@@ -29,18 +30,18 @@ class FingerprintTable:
     others' then: of two that come at the same moment at least one sees the other.
     """
 
-    def __init__(self, fd, world_size, rank):
+    def __init__(self, fd: int, world_size: int, rank: int) -> None:
         self._size = world_size
         self._rank = rank
         self._memory = mmap.mmap(fd, size_of_table(world_size))
         self._cells = memoryview(self._memory).cast("Q")
 
-    def close(self):
+    def close(self) -> None:
         """Give the memory back."""
         self._cells.release()
         self._memory.close()
 
-    def agrees(self, meeting, number, word):
+    def agrees(self, meeting: int, number: int, word: int) -> bool:
         """Whether nobody has left another word for the same meeting; leaves this one.
 
         ``meeting`` and ``word`` are numbers of `word_for`; ``number`` counts the meetings there.
@@ -55,6 +56,6 @@ class FingerprintTable:
         return True
 
 
-def word_for(*parts):
+def word_for(*parts: Any) -> int:
     """A 32-bit number that stands for these values, the same in every process; never 0."""
     return zlib.crc32(repr(parts).encode()) or 1

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NamedTuple
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,10 +29,12 @@ from .recorder import (
     BlockingCall,
     RecordedMessage,
     RecordedWork,
+    Recorder,
     count_bytes,
     is_learners,
 )
 from .torch_inside import GroupOfItsOwn, leave_uncompiled
+from .transports.backends import Transport
 
 ONCE, PARTS = "once", "parts"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -67,7 +71,15 @@ class RecordingGroup(GroupOfItsOwn):
         Its members as ranks of the world.
     """
 
-    def __init__(self, recorder, transport, rank, size, name, ranks):
+    def __init__(
+        self,
+        recorder: Recorder,
+        transport: Transport,
+        rank: int,
+        size: int,
+        name: str,
+        ranks: tuple,
+    ) -> None:
         super().__init__(rank, size)
         self._recorder = recorder
         self._log = recorder.log
@@ -78,7 +90,9 @@ class RecordingGroup(GroupOfItsOwn):
         self._copies_results = getattr(self._group, "copies_results", True)
         self._ranks = ranks
         self._definition = Definition(name, ranks)
-        self._limit = None  # of messages: Gloo's own is fixed when the group is made
+        self._limit: timedelta | None = (
+            None  # of messages: Gloo's own is fixed when the group is made
+        )
         self._torch_name = self._description = ""
         self._number = None, None  # the numbers of a log, and what this group is among them
         self._rank = rank
@@ -86,7 +100,7 @@ class RecordingGroup(GroupOfItsOwn):
             self._register_backend(device, sort, backend)
             self._set_default_backend(sort)
 
-    def set_timeout(self, timeout):
+    def set_timeout(self, timeout: timedelta) -> None:
         """How long an op of this group may take, as ``timeout=`` told torch."""
         self.transport.set_timeout(timeout)
         if self._recorder.survives and timeout < default_pg_timeout:  # torch's own, untold
@@ -96,21 +110,21 @@ class RecordingGroup(GroupOfItsOwn):
             else:
                 self._limit = timeout
 
-    def forget_timeout(self):
+    def forget_timeout(self) -> None:
         """No op of this group is given up any more."""
         self.transport.set_timeout(FOREVER)
         self._limit = None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"the group of ranks {list(self._ranks)}"
 
-    def getBackendName(self):  # noqa: N802 (torch's name)
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return self.transport.name
 
     # torch keeps these in the C++ backend, which all groups of a simulation share.
 
     @property
-    def group_name(self):
+    def group_name(self) -> str:
         return self._torch_name
 
     def _set_group_name(self, name):
@@ -118,7 +132,7 @@ class RecordingGroup(GroupOfItsOwn):
         super()._set_group_name(name)
 
     @property
-    def group_desc(self):
+    def group_desc(self) -> str:
         return self._description
 
     def _set_group_desc(self, description):
@@ -173,7 +187,7 @@ class RecordingGroup(GroupOfItsOwn):
             self._number = self._log.numbers, number
         return number
 
-    def post_new_group(self, ranks, members_only):
+    def post_new_group(self, ranks: Sequence[int] | None, members_only: bool) -> int:
         """Write down a call of `new_group`: all ranks of the world meet in it, or its members."""
         asked = tuple(sorted(ranks)) if ranks is not None else self._ranks
         recorder = self._recorder
@@ -202,15 +216,15 @@ class RecordingGroup(GroupOfItsOwn):
             frame = frame.f_back
         return (flags | _request_flag(frame) if flags else 0), frame
 
-    def send(self, tensors, dst, tag=0):
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
         check_peer(self._rank, len(self._ranks), dst, "dst")
         return self._message("send", tensors, tag, dst)
 
-    def recv(self, tensors, src, tag=0):
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
         check_peer(self._rank, len(self._ranks), src, "src")
         return self._message("recv", tensors, tag, src)
 
-    def recv_anysource(self, tensors, tag=0):
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
         return self._message("recv_anysource", tensors, tag)
 
     def _message(self, method, tensors, tag, peer=None):
@@ -254,13 +268,15 @@ class RecordingGroup(GroupOfItsOwn):
         """Whether the buffers of an op matter: the learner has its request, or others are open."""
         return flags & REQUEST or self._recorder.pending.requests
 
-    def barrier(self, opts=None):
+    def barrier(self, opts: Any = None) -> Any:
         opts = opts if opts is not None else dist.BarrierOptions()
         start = self._post("barrier", (), flags=_async_flag(opts))
         self._recorder.check_fingerprint(start, self._definition, "barrier", None, None, None, 0)
         return RecordedWork(self._pass_on(start, "barrier", opts), self._recorder, start)
 
-    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
         start = self._post("barrier", ())
         self._recorder.check_fingerprint(start, self._definition, "barrier", None, None, None, 0)
         # torch names its default of 30 minutes where the learner gave no limit.

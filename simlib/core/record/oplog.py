@@ -24,6 +24,8 @@ import struct
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Hashable
+from typing import Any
 
 from . import safe_pickle
 
@@ -134,7 +136,7 @@ CHANGES = (
 """What may come to be known of a record after it was written; the number is that of `LATE`."""
 
 
-def create_shared_memory(name, size):
+def create_shared_memory(name: str, size: int) -> int:
     """A file descriptor of ``size`` bytes of empty memory that vanishes with its last user."""
     try:
         fd = os.memfd_create(name)
@@ -158,7 +160,12 @@ class OpLogWriter:
         Makes bytes of a definition.
     """
 
-    def __init__(self, memory, clock=time.perf_counter, dumps=safe_pickle.dumps):
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        clock: Callable[[], float] = time.perf_counter,
+        dumps: Callable[..., bytes] = safe_pickle.dumps,
+    ) -> None:
         self._memory = memory
         self._dumps = dumps
         self._capacity = len(memory)
@@ -166,13 +173,15 @@ class OpLogWriter:
         self._lock = threading.Lock()
         self.clear()
 
-    def clear(self):
+    def clear(self) -> None:
         """Forget everything; a log that has grown large gives its memory back (Linux)."""
         if getattr(self, "_end", 0) > KEPT_MEMORY and hasattr(mmap, "MADV_REMOVE"):
             self._memory.madvise(mmap.MADV_REMOVE)
         self._memory[:HEADER] = bytes(HEADER)
-        self.numbers = {}
-        self._pieces = {}  # the same of pieces, of a log that rolls over: those of this segment
+        self.numbers: dict[Hashable, int] = {}
+        self._pieces: dict[
+            tuple, int
+        ] = {}  # the same of pieces, of a log that rolls over: those of this segment
         self._defined = 0
         self._end = HEADER
         self._progress = 0
@@ -190,7 +199,7 @@ class OpLogWriter:
         for field in (ENTERED, LEFT):
             TIME.pack_into(self._memory, field, NEVER)
 
-    def roll_over(self, segment):
+    def roll_over(self, segment: int) -> None:
         """From now on, and until the log is cleared, go on in the oldest segment when all are full.
 
         Parameters
@@ -225,15 +234,15 @@ class OpLogWriter:
         self._full = self._full or self._end + size > self._limit
         return 0 if self._full else self._end
 
-    def enter(self):
+    def enter(self) -> None:
         """The rank enters its function."""
         TIME.pack_into(self._memory, ENTERED, self._clock())
 
-    def leave(self):
+    def leave(self) -> None:
         """The rank has left its function."""
         TIME.pack_into(self._memory, LEFT, self._clock())
 
-    def define(self, key, table, value):
+    def define(self, key: Hashable, table: str, value: Any) -> int:
         """Write a definition down and remember its number under ``key`` in `numbers`.
 
         ``table`` is one of the reader's; ``value`` is what the kernel gets.
@@ -269,7 +278,7 @@ class OpLogWriter:
             self._memory[at + DEFINITION.size : at + size] = payload
             self._commit(start + size)
 
-    def tell_race(self, how, start, other, place):
+    def tell_race(self, how: str, start: int, other: int, place: tuple[str, int, str]) -> None:
         """Buffers of the op at ``start`` were touched, at ``place``, or by the op at ``other``.
 
         ``how`` is a word of the findings'.
@@ -282,7 +291,17 @@ class OpLogWriter:
         self._end = end
         U64.pack_into(self._memory, COMMITTED, end)
 
-    def post(self, kind, flags, site, group, signature, peer, tag, nbytes):
+    def post(
+        self,
+        kind: int,
+        flags: int,
+        site: int,
+        group: int,
+        signature: int,
+        peer: int,
+        tag: int,
+        nbytes: int,
+    ) -> int:
         """Record a call; returns the op's offset, by which its times are filled in later.
 
         Past the capacity the op is counted only, and 0 is returned.
@@ -304,7 +323,7 @@ class OpLogWriter:
             self.last = start
         return start
 
-    def begin_piece(self, name, numbers):
+    def begin_piece(self, name: str, numbers: tuple) -> int:
         """A piece of computing begins; returns its offset, 0 where the log is full.
 
         ``numbers`` are pairs of a word and a number.
@@ -345,11 +364,11 @@ class OpLogWriter:
                 )
                 self._commit(at + LATE.size)
 
-    def end_piece(self, start):
+    def end_piece(self, start: int) -> None:
         """The piece that `begin_piece` returned is over."""
         self._change(start, _end_piece, self._clock())
 
-    def wait_begin(self, start, alone=True):
+    def wait_begin(self, start: int, alone: bool = True) -> None:
         """The rank begins to wait for this op.
 
         Where other threads of the rank may make ops (not ``alone``) it does not count as waiting.
@@ -359,36 +378,36 @@ class OpLogWriter:
             if alone:
                 U64.pack_into(self._memory, WAITING, start)
 
-    def begin_hidden_wait(self, start):
+    def begin_hidden_wait(self, start: int) -> None:
         """The rank cannot go on before this op has its data, and nobody's code shows it."""
         U64.pack_into(self._memory, WAITING, start)
 
-    def wait_end(self, start, end_s=None):
+    def wait_end(self, start: int, end_s: float | None = None) -> None:
         """The op the rank waited for is complete: now, or since ``end_s``."""
         self._change(start, _end, self._clock() if end_s is None else end_s)
         self._progress += 1
         _TWO.pack_into(self._memory, PROGRESS, self._progress, 0)
 
-    def future_taken(self, start):
+    def future_taken(self, start: int) -> None:
         """C++ code will wait for this op by its future."""
         if start:
             self._change(start, _take_future)
             U64.pack_into(self._memory, FUTURES, 1)
 
-    def wait_failed(self, start=0):
+    def wait_failed(self, start: int = 0) -> None:
         """The wait ended by an error; for good, where the op at ``start`` is named."""
         self._change(start, _fail_if_open, self._clock())
         U64.pack_into(self._memory, WAITING, 0)
 
-    def ended(self, start, end_s=None):
+    def ended(self, start: int, end_s: float | None = None) -> None:
         """The op completed, seen without waiting for it: now, or at ``end_s``."""
         self._change(start, _end_if_open, self._clock() if end_s is None else end_s)
 
-    def found_peer(self, start, peer):
+    def found_peer(self, start: int, peer: int) -> None:
         """An any-source recv has learnt whom its message came from."""
         self._change(start, _find_peer, number=peer)
 
 
-def place_in(offset, segment):
+def place_in(offset: int, segment: int) -> int:
     """Where in memory the record at an offset is; ``segment`` is 0 where the log never rolls."""
     return HEADER + (offset - HEADER) % (SEGMENTS * segment) if segment else offset

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import bisect
 from array import array
+from collections.abc import Callable, Iterable, Sequence
+from mmap import mmap
+from typing import Any
 
 from ..model.trace import Group, Op, Piece, Site, describe_call, source_line
 from . import safe_pickle
@@ -45,19 +48,19 @@ class Shared:
     So thousands of ranks at one line read it once, and their groups compare in no time.
     """
 
-    def __init__(self):
-        self._groups = {}
-        self._sites = {}
-        self._lines = {}
+    def __init__(self) -> None:
+        self._groups: dict[tuple, Group] = {}
+        self._sites: dict[tuple, Site] = {}
+        self._lines: dict[tuple, str] = {}
 
-    def group(self, name, ranks):
+    def group(self, name: str, ranks: Sequence[int]) -> Group:
         """The `Group` of a definition, whose ranks are a tuple or a range."""
         key = name, ranks
         if key not in self._groups:
             self._groups[key] = Group(name, tuple(ranks))
         return self._groups[key]
 
-    def site(self, call, place, cells):
+    def site(self, call: str, place: tuple[str, int, str], cells: dict[str, int]) -> Site:
         """The same as `make_site`."""
         key = call, place
         if key not in self._sites:
@@ -68,7 +71,7 @@ class Shared:
             self._sites[key] = Site(call, file, lineno, function, cell, self._lines[place])
         return self._sites[key]
 
-    def forget_sites(self):
+    def forget_sites(self) -> None:
         """Make them anew, as lines of programs that call with ever new numbers are many."""
         self._sites.clear()
 
@@ -76,27 +79,41 @@ class Shared:
 class OpLogReader:
     """The kernel's side: reads a rank's log while the rank runs, and after."""
 
-    def __init__(self, memory, rank, shared=None, loads=None):
+    def __init__(
+        self,
+        memory: mmap,
+        rank: int,
+        shared: Shared | None = None,
+        loads: Callable[[bytes], Any] | None = None,
+    ) -> None:
         self.rank = rank
         self._memory = memory
         self._loads = loads or safe_pickle.reader()
         self.restart(shared)
 
-    def restart(self, shared=None):
+    def restart(self, shared: Shared | None = None) -> None:
         """Begin again at the first record (the rank has cleared its log)."""
         self._position = HEADER
         self._offsets = array("q")
         self._pieces = array("q")
-        self._definitions = {"site": {}, "group": {}, "signature": {}, "race": {}, "piece": {}}
-        self._calls = {}  # what an op says of itself in the log -> the same as fields of `Op`
+        self._definitions: dict[str, dict] = {
+            "site": {},
+            "group": {},
+            "signature": {},
+            "race": {},
+            "piece": {},
+        }
+        self._calls: dict[
+            bytes, tuple
+        ] = {}  # what an op says of itself in the log -> the same as fields of `Op`
         self._shared = Shared() if shared is None else shared
 
     @property
-    def memory(self):
+    def memory(self) -> mmap:
         """The log's piece of shared memory."""
         return self._memory
 
-    def close(self):
+    def close(self) -> None:
         """Give the memory back."""
         self._memory.close()
 
@@ -108,31 +125,31 @@ class OpLogReader:
         return None if time_s == NEVER else time_s
 
     @property
-    def progress(self):
+    def progress(self) -> int:
         """A number that grows with every op posted or ended."""
         return self._field(PROGRESS)
 
     @property
-    def waiting(self):
+    def waiting(self) -> bool:
         """Whether the rank waits for an op at this moment."""
         return bool(self._field(WAITING))
 
     @property
-    def dropped(self):
+    def dropped(self) -> int:
         """Ops that found the log full."""
         return self._field(DROPPED)
 
     @property
-    def entered_s(self):
+    def entered_s(self) -> float | None:
         """When the rank entered its function, on its clock; None: not yet."""
         return self._moment(ENTERED)
 
     @property
-    def left_s(self):
+    def left_s(self) -> float | None:
         """When the rank left its function; None: not yet."""
         return self._moment(LEFT)
 
-    def read_on(self):
+    def read_on(self) -> None:
         """Take in the records written since the last call."""
         committed = self._field(COMMITTED)
         while self._position < committed:
@@ -170,16 +187,16 @@ class OpLogReader:
         return flags, end, wait
 
     @property
-    def waiting_offset(self):
+    def waiting_offset(self) -> int:
         """Where in the log the op is that the rank waits for; 0: it waits for nothing."""
         return self._field(WAITING)
 
     @property
-    def state(self):
+    def state(self) -> tuple[int, int]:
         """What changes with every step of the rank: its progress, and what it waits for."""
         return self.progress, self.waiting_offset
 
-    def waiting_site(self, cells):
+    def waiting_site(self, cells: dict[str, int]) -> Site | None:
         """The `Site` of the op the rank waits for; None where it waits for nothing.
 
         ``cells`` maps the file names of notebook cells to their execution counts.
@@ -191,11 +208,13 @@ class OpLogReader:
         return self.op_at(offset, 0, 0, cells).site
 
     @property
-    def count(self):
+    def count(self) -> int:
         """How many ops there have been, of those that were read."""
         return len(self._offsets)
 
-    def ops(self, origin_s, cells, first=0, until=None):
+    def ops(
+        self, origin_s: float, cells: dict[str, int], first: int = 0, until: int | None = None
+    ) -> list[Op]:
         """The ops recorded so far from number ``first`` on; `name_groups` has yet to name groups.
 
         Parameters
@@ -213,7 +232,7 @@ class OpLogReader:
             for seq, offset in enumerate(self._offsets[first:until], first)
         ]
 
-    def pieces(self, origin_s):
+    def pieces(self, origin_s: float) -> list[Piece]:
         """The pieces of computing that were named so far; ``origin_s`` is as for `ops`."""
         self.read_on()
         return [self._piece_at(offset, origin_s) for offset in self._pieces]
@@ -224,7 +243,7 @@ class OpLogReader:
         end_s = None if end == NEVER else end - origin_s
         return Piece(self.rank, name, dict(numbers), start - origin_s, end_s)
 
-    def races(self, cells):
+    def races(self, cells: dict[str, int]) -> list[tuple]:
         """Requests whose buffers were touched: (how, op, other op or None, Site of the finding)."""
         self.read_on()
         numbers = {offset: seq for seq, offset in enumerate(self._offsets)}
@@ -235,15 +254,15 @@ class OpLogReader:
             found.append((how, op, other, make_site(how, place, cells)))
         return found
 
-    def seq_at(self, offset):
+    def seq_at(self, offset: int) -> int:
         """The number of the op at an offset, among the ops read so far."""
         return bisect.bisect_left(self._offsets, offset)
 
-    def offset_of(self, seq):
+    def offset_of(self, seq: int) -> int | None:
         """Where in the log the op with this number is; None where it is forgotten."""
         return self._offsets[seq]
 
-    def requests_never_waited(self):
+    def requests_never_waited(self) -> list[int]:
         """Numbers of the ops whose request the learner got, and neither waited for nor saw done."""
         found = []
         for seq, offset in self._known():
@@ -253,11 +272,11 @@ class OpLogReader:
         return found
 
     @property
-    def has_futures_taken(self):
+    def has_futures_taken(self) -> bool:
         """Whether C++ code has taken the future of an op."""
         return bool(self._field(FUTURES))
 
-    def futures_taken(self):
+    def futures_taken(self) -> list[int]:
         """Offsets of the ops that C++ code waits for and that have not ended, in order."""
         self.read_on()
         found = []
@@ -267,7 +286,7 @@ class OpLogReader:
                 found.append(offset)
         return found
 
-    def op_at(self, offset, seq, origin_s, cells):
+    def op_at(self, offset: int, seq: int, origin_s: float, cells: dict[str, int]) -> Op:
         """The `Op` at an offset of the log."""
         memory, at = self._where(offset)
         times = at + OP_TIMES
@@ -281,7 +300,7 @@ class OpLogReader:
         return Op(
             self.rank,
             seq,
-            *fields,
+            *fields,  # type: ignore[call-arg]
             post - origin_s,
             None if wait == NEVER else wait - origin_s,
             None if has_failed else end,
@@ -306,23 +325,23 @@ class OpLogReader:
         )  # fmt: skip
 
 
-def make_site(call, place, cells):
+def make_site(call: str, place: tuple[str, int, str], cells: dict[str, int]) -> Site:
     """A `Site` from ``(file, lineno, function)`` as a rank recorded it."""
     file, lineno, function = place
     return Site(call, file, lineno, function, cells.get(file), source_line(file, lineno))
 
 
-def name_groups(ops):
+def name_groups(ops: Iterable[Op]) -> dict[Group, Group]:
     """Give the groups of a run their names: ``world``, then ``group 1``... by appearance.
 
     ``ops`` is ordered; until here a group is called what torch calls it, the world "". Returns the
     new `Group` of each old one.
     """
-    names = {}
+    names: dict[Group, Group] = {}
     for op in ops:
         named = names.get(op.group)
         if named is None:
-            number = sum(1 for group in names if group.name) + 1
+            number = sum(bool(group.name) for group in names) + 1
             name = f"group {number}" if op.group.name else "world"
             named = names[op.group] = Group(name, op.group.ranks)
         op.group = named

@@ -15,7 +15,8 @@ import sys
 import time
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ class Buffer(NamedTuple):
     version: int | None
 
     @classmethod
-    def of(cls, tensor, is_written, own_writes=0):
+    def of(cls, tensor: torch.Tensor, is_written: bool, own_writes: int = 0) -> Buffer:
         """A tensor that the op itself writes so often through torch.
 
         Gloo copies some results into their tensors so: a thread of its own, or `wait`.
@@ -50,7 +51,7 @@ class Buffer(NamedTuple):
         return cls(tensor, is_written, None if version is None else version + own_writes)
 
 
-def buffers_of(args, is_written, own_writes=0):
+def buffers_of(args: Sequence, is_written: bool, own_writes: int = 0) -> list[Buffer]:
     """The tensors among the arguments of a collective as `Buffer`."""
     found = []
     for arg in args:
@@ -75,17 +76,17 @@ class Pending:
         Those that are open -> where their buffers are, and their versions in the end.
     """
 
-    def __init__(self, recorder):
+    def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
-        self.requests = {}
+        self.requests: dict[Any, tuple] = {}
         self._places = Places()
 
-    def clear(self):
+    def clear(self) -> None:
         """Forget all requests."""
         self.requests.clear()
         self._places = Places()
 
-    def add(self, work, buffers):
+    def add(self, work: Any, buffers: list[Buffer]) -> None:
         """A request has been posted; ``buffers`` is a list of `Buffer`."""
         places = self.compare(work, buffers)
         for place in places:
@@ -94,7 +95,7 @@ class Pending:
         versions = [(b.tensor, b.version) for b in counted if b.version is not None]
         self.requests[work] = places, versions
 
-    def compare(self, work, buffers):
+    def compare(self, work: Any, buffers: list[Buffer]) -> list[Place]:
         """Look whether an op uses memory of an open request; returns where its buffers are."""
         places = [Place.of(buffer.tensor, buffer.is_written) for buffer in buffers]
         places = [place for place in places if place.first < place.end]
@@ -103,7 +104,7 @@ class Pending:
             self._report("overlap", work.start, other.start)
         return places
 
-    def waited(self, work):
+    def waited(self, work: Any) -> None:
         """The learner has waited for a request: look whether its buffers were left alone."""
         places, versions = self.requests.pop(work, ((), ()))
         for place in places:
@@ -137,7 +138,7 @@ class Place(NamedTuple):
     pieces: tuple | None = None
 
     @classmethod
-    def of(cls, tensor, is_written):
+    def of(cls, tensor: torch.Tensor, is_written: bool) -> Place:
         """Where a tensor lies; an empty place where it has no such memory."""
         if tensor.layout is not torch.strided:
             return cls(0, 0, is_written)
@@ -150,7 +151,7 @@ class Place(NamedTuple):
         end = first + sum((size - 1) * step for size, step in ways) + itemsize
         return cls(first, end, is_written, (tuple(tensor.shape), steps, itemsize))
 
-    def clashes_with(self, other):
+    def clashes_with(self, other: Place) -> bool:
         """Whether one of two owners writes memory of the other's.
 
         **Cost** O(1) without pieces. With them a few microseconds, and some hundred at most; where
@@ -163,7 +164,7 @@ class Place(NamedTuple):
         if self.pieces is None and other.pieces is None:
             return True
         try:
-            return np.shares_memory(_Memory(self), _Memory(other), max_work=MAX_WORK)
+            return np.shares_memory(_Memory(self), _Memory(other), max_work=MAX_WORK)  # type: ignore[arg-type]
         except np.exceptions.TooHardError:
             return False
 
@@ -191,15 +192,17 @@ class Places:
     **Cost** O(sizes in use + log(runs) + met) to look, and the move of a list to add or remove.
     """
 
-    def __init__(self):
-        self._by_size = {}  # power of two -> list of (first byte, id of owner, place, owner)
+    def __init__(self) -> None:
+        self._by_size: dict[
+            int, list
+        ] = {}  # power of two -> list of (first byte, id of owner, place, owner)
 
-    def add(self, place, owner):
+    def add(self, place: Place, owner: Any) -> None:
         """Note memory, and whose it is."""
         runs = self._by_size.setdefault((place.end - place.first).bit_length(), [])
         insort(runs, (place.first, id(owner), place, owner), key=_address)
 
-    def remove(self, place, owner):
+    def remove(self, place: Place, owner: Any) -> None:
         """Forget it."""
         power = (place.end - place.first).bit_length()
         runs = self._by_size[power]
@@ -208,7 +211,7 @@ class Places:
         if not runs:
             del self._by_size[power]
 
-    def overlapping(self, place):
+    def overlapping(self, place: Place) -> Iterator[Any]:
         """The owners of memory that this place shares, where one of the two is written."""
         for power, runs in self._by_size.items():
             at = bisect_left(runs, (place.first - (1 << power), 0), key=_address)
@@ -258,7 +261,7 @@ LAST_S, LOOK_S = 1.0, 0.001
 """How long a rank that has left its function waits to see its ops end, and how often it looks."""
 
 
-def record_event(device):
+def record_event(device: torch.device) -> torch.cuda.Event:
     """An event behind what the device's current stream has been given so far."""
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
@@ -290,33 +293,40 @@ class StreamEnds:
     exact from the first event on that is recorded where the stream has nothing left to do.
     """
 
-    def __init__(self, log, record=record_event, clock=time.perf_counter):
+    def __init__(
+        self,
+        log: Any,
+        record: Callable[[torch.device], Any] = record_event,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._log = log
         self._record = record
         self._clock = clock
-        self.open = {}
-        self._passed = {}  # device -> (the last event that was passed, when)
+        self.open: dict[torch.device, deque] = {}
+        self._passed: dict[
+            torch.device, tuple[Any, float]
+        ] = {}  # device -> (the last event that was passed, when)
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return any(self.open.values())
 
-    def clear(self):
+    def clear(self) -> None:
         """Forget the ops of a run."""
         self.open.clear()
 
-    def begin(self, device):
+    def begin(self, device: torch.device) -> None:
         """An op is about to be posted on this device: there is an event before it."""
         if device not in self._passed:
             recorded_s = self._clock()
             self._passed[device] = self._record(device), recorded_s
 
-    def mark(self, start, device):
+    def mark(self, start: int, device: torch.device) -> None:
         """The op ends when the device's stream has come to here; `begin` was called before it."""
         recorded_s = self._clock()
         event = self._record(device)
         self.open.setdefault(device, deque()).append((start, event, recorded_s))
 
-    def look(self):
+    def look(self) -> None:
         """Write down the ends of ops that GPUs have passed."""
         for device, ops in list(self.open.items()):  # other threads may `mark`
             while ops and ops[0][1].query():
@@ -329,7 +339,7 @@ class StreamEnds:
                 self._passed[device] = event, end_s
                 self._log.ended(start, end_s)
 
-    def last_look(self, sleep=time.sleep):
+    def last_look(self, sleep: Callable[[float], Any] = time.sleep) -> None:
         """Look until all ends are known; a GPU that does not come to them is not waited for.
 
         Of one that has failed (by a device-side assert, say) no end is ever told.

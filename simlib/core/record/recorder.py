@@ -11,15 +11,22 @@ import os
 import site
 import sysconfig
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from ..environment import FOLDER
 from ..model.errors import InvalidCallError
-from .fingerprints import word_for
+from .fingerprints import FingerprintTable, word_for
 from .pending import Pending, StreamEnds
+
+if TYPE_CHECKING:
+    from .oplog import OpLogWriter
+
 
 _NOT_LEARNERS = (
     os.path.dirname(torch.__file__) + os.sep,
@@ -47,7 +54,7 @@ HELD_BACK_S = 2.0
 
 
 @functools.cache
-def is_learners(filename):
+def is_learners(filename: str) -> bool:
     """Whether a file is the learner's: no library's, nor Python's own."""
     return not filename.startswith(_NOT_LEARNERS)
 
@@ -76,23 +83,30 @@ class Recorder:
         Whether a group then gives up by itself what takes too long: no wait is for ever.
     """
 
-    def __init__(self, log, is_alone, before_op=None):
+    def __init__(
+        self,
+        log: OpLogWriter,
+        is_alone: Callable[[], bool],
+        before_op: Callable[[], Any] | None = None,
+    ) -> None:
         self.log = log
         self.is_alone = is_alone
         self.before_op = before_op
         self.before_wait = None
         self.pending = Pending(self)
         self.stream_ends = StreamEnds(log)
-        self.requests = {}  # under way, by their place in the log
+        self.requests: dict[int, RecordedWork] = {}  # under way, by their place in the log
         self.last_number = None
-        self.fingerprints = None
+        self.fingerprints: FingerprintTable | None = None
         self.survives = False
         self.waits_are_limited = False
-        self._words = {}
-        self._met = {}
-        self._sites = {}  # (id of code, instruction) -> (number, code, which keeps the id its own)
+        self._words: dict[tuple, int] = {}
+        self._met: dict[Any, list[int]] = {}
+        self._sites: dict[
+            tuple, tuple
+        ] = {}  # (id of code, instruction) -> (number, code, which keeps the id its own)
 
-    def site(self, frame):
+    def site(self, frame: FrameType) -> int:
         """The number of the learner's line that is being run in this frame, or led to it."""
         code, instruction = frame.f_code, frame.f_lasti
         known = self._sites.get((id(code), instruction))
@@ -107,7 +121,7 @@ class Recorder:
         return number
 
     @staticmethod
-    def place(frame):
+    def place(frame: FrameType | None) -> tuple[str, int, str]:
         """(file, line, function) of the innermost frame that is the learner's."""
         while frame is not None:
             file = frame.f_code.co_filename
@@ -116,7 +130,9 @@ class Recorder:
             frame = frame.f_back
         return "", 0, ""
 
-    def signature(self, tensors, reduce_op, splits):
+    def signature(
+        self, tensors: Sequence[torch.Tensor], reduce_op: Any, splits: Any
+    ) -> tuple[int, int]:
         """The number of what must agree between ranks, and the payload in bytes."""
         if len(tensors) == 1:
             (tensor,) = tensors
@@ -132,11 +148,11 @@ class Recorder:
             number = self.log.define(key, "signature", words)
         return number, nbytes
 
-    def begin(self, fingerprints):
+    def begin(self, fingerprints: FingerprintTable | None) -> None:
         """A run begins; ``fingerprints`` is its table, or None where nothing is checked."""
         self.fingerprints = fingerprints
 
-    def end(self):
+    def end(self) -> None:
         """The run has ended: forget it."""
         self.log.clear()
         self.pending.clear()
@@ -148,7 +164,7 @@ class Recorder:
         self._met.clear()
         self._sites.clear()
 
-    def check_fingerprint(self, start, meeting, *what):
+    def check_fingerprint(self, start: int, meeting: Any, *what: Any) -> None:
         """Hold an op back that disagrees with those who came to the same meeting before it.
 
         ``meeting`` names what ranks count alike: the collectives of a group, the messages of two
@@ -168,7 +184,7 @@ class Recorder:
             time.sleep(HELD_BACK_S)
             self.log.wait_failed()
 
-    def gpu_of(self, tensors):
+    def gpu_of(self, tensors: Sequence[torch.Tensor]) -> torch.device | None:
         """The GPU on which an op of these tensors ends; None: it ends when it was waited for."""
         if not len(tensors) or not tensors[0].is_cuda:
             return None
@@ -176,24 +192,24 @@ class Recorder:
         self.stream_ends.begin(device)
         return device
 
-    def group(self, definition):
+    def group(self, definition: tuple[str, tuple[int, ...]]) -> int:
         """The number of a group, defined as (name within torch, ranks)."""
         number = self.log.numbers.get(definition)
         if number is None:
             name, ranks = definition
             everyone = range(len(ranks))  # short to write down and to compare
-            ranks = everyone if ranks == tuple(everyone) else ranks
-            number = self.log.define(definition, "group", (name, ranks))
+            members = everyone if ranks == tuple(everyone) else ranks
+            number = self.log.define(definition, "group", (name, members))
         return number
 
 
-def function_of(code):
+def function_of(code: CodeType) -> str:
     """The name of the function that code is in: of a comprehension or a lambda, the one around."""
     names = [name for name in code.co_qualname.split(".") if not name.startswith("<")]
     return names[-1] if names else code.co_name
 
 
-def count_bytes(tensor):
+def count_bytes(tensor: torch.Tensor) -> int:
     """Bytes of a tensor, as they travel."""
     try:
         return tensor.nbytes
@@ -259,7 +275,7 @@ class BlockingCall(_Request):
 
     __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending", "limit", "gpu")
 
-    def __init__(self, work, recorder, start, source=None):
+    def __init__(self, work: Any, recorder: Recorder, start: int, source: Any = None) -> None:
         self._begin(work, recorder, start, source)
 
 
@@ -271,13 +287,13 @@ class RecordedWork(_Request, dist.Work):
     for the future. With the Python part gone, that wait would be for ever.
     """
 
-    def __init__(self, work, recorder, start, source=None):
+    def __init__(self, work: Any, recorder: Recorder, start: int, source: Any = None) -> None:
         super().__init__()
         self._begin(work, recorder, start, source)
         recorder.requests[start] = self
         self.is_number = False
 
-    def wait(self, timeout=timedelta(0)):  # noqa: B008 (as above)
+    def wait(self, timeout: timedelta = timedelta(0)) -> Any:  # noqa: B008 (as above)
         if self._recorder.before_wait is not None:
             self._recorder.before_wait()
         result = super().wait(timeout)
@@ -289,7 +305,7 @@ class RecordedWork(_Request, dist.Work):
         if self.is_number:  # anything larger would hold a learner's memory
             self._recorder.last_number = self
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         done = self._work.is_completed()
         if done:
             self._let_go()
@@ -300,7 +316,7 @@ class RecordedWork(_Request, dist.Work):
                 self._recorder.log.found_peer(self.start, self._source[self.source_rank()])
         return done
 
-    def get_future(self):
+    def get_future(self) -> torch.futures.Future:
         log = self._recorder.log
         log.future_taken(self.start)
         future = self._work.get_future()
@@ -314,28 +330,28 @@ class RecordedWork(_Request, dist.Work):
             self._recorder.stream_ends.mark(self.start, self.gpu)
         self._let_go()
 
-    def is_success(self):
+    def is_success(self) -> bool:
         return self._work.is_success()
 
-    def exception(self):
+    def exception(self) -> Any:
         return self._work.exception()
 
-    def result(self):
+    def result(self) -> Any:
         return self._work.result()
 
-    def synchronize(self):
+    def synchronize(self) -> Any:
         return self._work.synchronize()
 
 
 class RecordedMessage(RecordedWork):
     """The request of an isend or irecv: with Gloo it is complete once it has been waited for."""
 
-    def __init__(self, work, recorder, start, source=None):
+    def __init__(self, work: Any, recorder: Recorder, start: int, source: Any = None) -> None:
         super().__init__(work, recorder, start, source)
         self._looks = 0  # since the rank's last op
         self._looked_after = None
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         if self._result is not None:
             return True
         last = self._recorder.log.last
@@ -348,7 +364,7 @@ class RecordedMessage(RecordedWork):
             )
         return False
 
-    def wait(self, timeout=timedelta(0)):  # noqa: B008 (as above)
+    def wait(self, timeout: timedelta = timedelta(0)) -> Any:  # noqa: B008 (as above)
         if self._result is not None:
             raise InvalidCallError(
                 "this request of an isend or irecv has been waited for already: with Gloo a second "
@@ -356,7 +372,7 @@ class RecordedMessage(RecordedWork):
             )
         return super().wait(timeout)
 
-    def get_future(self):
+    def get_future(self) -> None:
         raise InvalidCallError(
             "the request of an isend or irecv has no future with Gloo: call its wait() instead"
         )

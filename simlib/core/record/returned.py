@@ -6,7 +6,9 @@ import functools
 import os
 import re
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import cloudpickle
 
@@ -23,7 +25,11 @@ LOST = re.compile("connection (closed|reset) by peer|broken pipe|socket closed",
 """What Gloo says where the other rank's process is gone, be it when a call begins."""
 
 
-def answer_of(call, is_script=False, dumps=safe_pickle.dumps):
+def answer_of(
+    call: Callable[[], Any],
+    is_script: bool = False,
+    dumps: Callable[..., bytes] = safe_pickle.dumps,
+) -> bytes:
     """Call ``call()`` and put what comes of it into bytes: ``(word, content)``, pickled.
 
     The word is ``result``, ``unpicklable``, ``exit`` or ``error``. ``dumps`` is as
@@ -60,12 +66,12 @@ def _clipped(text):
     return f"{text[:half]} ... {len(text) - 2 * half:,} more characters ... {text[-half:]}"
 
 
-def short(error):
+def short(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}"
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-def describe(error):
+def describe(error: BaseException) -> FailureReport:
     """An exception as a `FailureReport`."""
     frames = traceback.extract_tb(error.__traceback__)
     innermost = frames[-1].filename if frames else ""

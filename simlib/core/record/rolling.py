@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
+from mmap import mmap
 
+from ..model.evicted import Evicted
+from ..model.trace import Op, Piece
 from .oplog import (
     CHANGES,
     DEFINITION,
@@ -40,7 +43,7 @@ MAX_CALLS = 10_000
 """Calls that differ, after which what is known of them is read anew."""
 
 
-def segment_of(world_size):
+def segment_of(world_size: int) -> int:
     """Bytes of a segment of each rank's log."""
     return max(KEPT_BYTES // world_size // SEGMENTS, LEAST_SEGMENT) // 8 * 8
 
@@ -56,26 +59,33 @@ class RollingReader(OpLogReader):
         Bytes of a segment, see `OpLogWriter.roll_over`.
     cells : dict
         File name of a notebook cell -> its execution count.
-    forgotten : Forgotten
+    forgotten : Evicted
         One for all ranks; it sums up what the log no longer holds.
     """
 
-    def __init__(self, memory, rank, segment, cells, forgotten):
+    def __init__(
+        self, memory: mmap, rank: int, segment: int, cells: dict[str, int], forgotten: Evicted
+    ) -> None:
         super().__init__(memory, rank)
         self._segment = segment
         self._cells = cells
         self._sums = forgotten
         self._oldest = HEADER  # what is before this offset may be overwritten
         self._first = 0  # number of the first op in `_offsets`
-        self._held = {}  # offset -> a copy of a record that had not ended when it was forgotten
-        self._held_seqs = {}  # offset -> number of the op; in order
-        self._ended = [], []  # held records that have ended, before and after the last `let_go`
-        self._races = []
+        self._held: dict[
+            int, bytearray
+        ] = {}  # offset -> a copy of a record that had not ended when it was forgotten
+        self._held_seqs: dict[int, int] = {}  # offset -> number of the op; in order
+        self._ended: tuple[list, list] = (
+            [],
+            [],
+        )  # held records that have ended, before and after the last `let_go`
+        self._races: list[tuple] = []
         self._parts = b""  # of a definition that is longer than a segment
-        self._named = deque()  # (offset, number) of the definitions of pieces
-        self._old_names = set()  # numbers of those that only held pieces may have
+        self._named: deque = deque()  # (offset, number) of the definitions of pieces
+        self._old_names: set[int] = set()  # numbers of those that only held pieces may have
 
-    def let_go(self, taken):
+    def let_go(self, taken: int) -> None:
         """Give back the segments that the rank needs next; so many ops have been taken in."""
         for offset in self._ended[0]:
             self._drop(offset)
@@ -194,7 +204,9 @@ class RollingReader(OpLogReader):
         yield from ((seq, offset) for offset, seq in self._held_seqs.items())
         yield from enumerate(self._offsets, self._first)
 
-    def ops(self, origin_s, cells, first=0, until=None):
+    def ops(
+        self, origin_s: float, cells: dict[str, int], first: int = 0, until: int | None = None
+    ) -> list[Op]:
         """The same as `OpLogReader.ops`, of the ops that are kept."""
         self.read_on()
         first = max(first, self._first)
@@ -204,34 +216,34 @@ class RollingReader(OpLogReader):
             for seq, offset in enumerate(self._offsets[first - self._first : until], first)
         ]
 
-    def pieces(self, origin_s):
+    def pieces(self, origin_s: float) -> list[Piece]:
         """The same as `OpLogReader.pieces`, of those that are kept, or have not ended."""
         held = [self._piece_at(offset, origin_s) for offset in self._held_pieces()]
         return held + super().pieces(origin_s)
 
-    def races(self, cells):
+    def races(self, cells: dict[str, int]) -> list[tuple]:
         """The same as `OpLogReader.races`, `MAX_RACES` of them."""
         self.read_on()
         return list(self._races)
 
-    def seq_at(self, offset):
+    def seq_at(self, offset: int) -> int:
         """The number of the op at an offset, among the ops read so far."""
         if offset in self._held_seqs:
             return self._held_seqs[offset]
         return self._first + super().seq_at(offset)
 
-    def offset_of(self, seq):
+    def offset_of(self, seq: int) -> int | None:
         """Where in the log the op with this number is; None where it is forgotten."""
         if seq >= self._first:
             return self._offsets[seq - self._first]
         return next((offset for offset, number in self._held_seqs.items() if number == seq), None)
 
     @property
-    def count(self):
+    def count(self) -> int:
         """The same as `OpLogReader.count`."""
         return self._first + len(self._offsets)
 
     @property
-    def sizes(self):
+    def sizes(self) -> tuple[int, int]:
         """How many records are kept, and how many are held beside them."""
         return len(self._offsets) + len(self._pieces), len(self._held)

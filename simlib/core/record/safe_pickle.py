@@ -16,6 +16,8 @@ import collections
 import dataclasses
 import io
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ from ..environment import are_ranks_trusted
 from .safe_values import ELEMENTS, NUMBERS, RECORDS, SCALARS, value_of
 
 
-def dumps(value, otherwise=pickle.dumps):
+def dumps(value: Any, otherwise: Callable[..., bytes] = pickle.dumps) -> bytes:
     """What a rank sends, as bytes for `loads`; by ``otherwise`` where ranks are trusted.
 
     Of a subclass of Python's containers, numbers and texts its contents are sent: checks compare
@@ -38,22 +40,22 @@ def dumps(value, otherwise=pickle.dumps):
     return otherwise(value) if are_ranks_trusted() else dumps_tree(value)
 
 
-def dumps_tree(value):
+def dumps_tree(value: Any) -> bytes:
     """A value as bytes for `loads_tree`."""
     return pickle.dumps(tree_of(value, {}), protocol=5)
 
 
-def loads(data):
+def loads(data: bytes) -> Any:
     """What a rank has sent."""
     return reader()(data)
 
 
-def reader():
+def reader() -> Callable[[bytes], Any]:
     """What reads what ranks send: pickle itself where they are trusted."""
     return pickle.loads if are_ranks_trusted() else loads_tree
 
 
-def loads_tree(data):
+def loads_tree(data: bytes) -> Any:
     """What a rank that is not trusted has sent."""
     tree = TreeUnpickler(io.BytesIO(data)).load()
     try:
@@ -72,18 +74,19 @@ class TreeUnpickler(pickle.Unpickler):
     containers, numbers and texts of Python's own, which have no state to be set.
     """
 
-    def find_class(self, module, name):
+    def find_class(self, module: str, name: str) -> None:
         """Nothing."""
         raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
 
 
-def tree_of(value, done):
+def tree_of(value: Any, done: dict) -> Any:
     """The tree of a value; ``done`` holds those of objects met before, which stay one object."""
     sort = type(value)
     if sort in SCALARS:
         return value
     if id(value) in done:
         return done[id(value)][1]
+    tree: Any
     if sort is list:
         tree = []
         done[id(value)] = value, tree
@@ -99,7 +102,7 @@ def tree_of(value, done):
     return tree
 
 
-def other_tree(value, done):
+def other_tree(value: Any, done: dict) -> Any:
     """`tree_of` what is no list, and no dict of simple keys."""
     parts = parts_of(value)
     if parts is not None:
@@ -114,7 +117,7 @@ def other_tree(value, done):
     raise pickle.PicklingError(f"{sort.__module__}.{sort.__qualname__} is no plain data")
 
 
-def parts_of(value):
+def parts_of(value: Any) -> Any:
     """The name of a value's maker and what it is given; None where there is none."""
     sort = type(value)
     if RECORDS.get(sort.__name__) is sort:
@@ -137,7 +140,7 @@ def parts_of(value):
     return None
 
 
-CONTENTS = (
+CONTENTS: tuple[tuple[type, str, Callable], ...] = (
     (complex, "complex", lambda value: (value.real, value.imag)),
     (bytearray, "bytearray", bytes),
     (dict, "dict", lambda value: [*dict.items(value)]),
@@ -146,7 +149,7 @@ CONTENTS = (
     (collections.deque, "deque", list),
 )
 """Class, maker, and what the maker is given of a value of that class."""
-SIMPLER = (
+SIMPLER: tuple[tuple[type, Callable], ...] = (
     (int, int.__int__),
     (float, float.__float__),
     (str, str.__str__),
@@ -156,14 +159,14 @@ SIMPLER = (
 """Class, and what stands for a value of a subclass."""
 
 
-def fields_of(record):
+def fields_of(record: Any) -> Any:
     """What the class of a record is given to make the same again."""
     if dataclasses.is_dataclass(record):
         return tuple(getattr(record, field.name) for field in dataclasses.fields(record))
     return list(record), record.at_first
 
 
-def tensor_parts(tensor):
+def tensor_parts(tensor: torch.Tensor) -> Any:
     """`parts_of` a tensor. Elements that repeat along a dimension (`expand`) are sent once."""
     kind = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or kind not in ELEMENTS:
@@ -185,7 +188,7 @@ OTHERS = frozenset({complex, bytearray, range, slice, torch.Size, torch.dtype})
 SEQUENCES = frozenset({list, tuple, set, frozenset})
 
 
-def is_plain(value):
+def is_plain(value: Any) -> bool:
     """Whether a value is plain data, without anything that a tree of `safe_pickle` would lose.
 
     A subclass is no plain data: its tree would give the class that it derives from. No more is what

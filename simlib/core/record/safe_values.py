@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import math
 import pickle
+from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +33,7 @@ DTYPES = {
 class Exchanged(list):
     """A list of tensors in which an answer put others in their place, and ``at_first``: those."""
 
-    def __init__(self, now, at_first):
+    def __init__(self, now: list, at_first: list) -> None:
         super().__init__(now)
         self.at_first = at_first
 
@@ -42,9 +44,10 @@ MAX_DIMENSIONS, MAX_ELEMENTS = 64, 1 << 40
 """Of a tensor; one that repeats its elements has more of them than bytes."""
 
 
-def value_of(tree, done):
+def value_of(tree: Any, done: dict) -> Any:
     """The value of a tree; ``done`` holds those of trees met before, which stay one object."""
     sort = type(tree)
+    value: Any
     if sort in SCALARS:
         return tree
     if id(tree) in done:
@@ -65,7 +68,9 @@ def value_of(tree, done):
     return value
 
 
-def make_tensor(kind, stored, shape, data, requires_grad, is_parameter):
+def make_tensor(
+    kind: str, stored: tuple, shape: tuple, data: bytes, requires_grad: bool, is_parameter: bool
+) -> torch.Tensor:
     """A tensor with its own memory; elements repeat where ``stored`` has 1 and ``shape`` more."""
     dtype = DTYPES[one_of(kind, ELEMENTS)]
     check_shape(shape)
@@ -84,7 +89,7 @@ def make_tensor(kind, stored, shape, data, requires_grad, is_parameter):
     return tensor.requires_grad_(bool(requires_grad))
 
 
-def make_array(kind, shape, data, is_array):
+def make_array(kind: str, shape: tuple[int, ...], data: bytes, is_array: bool) -> Any:
     """An array of numpy's with its own memory, or one number."""
     dtype = np.dtype(one_of(kind, NUMBERS))
     flat = make_bytes(shape, data, dtype.itemsize)
@@ -92,7 +97,7 @@ def make_array(kind, shape, data, is_array):
     return array if is_array else array[()]
 
 
-def make_bytes(shape, data, itemsize):
+def make_bytes(shape: tuple[int, ...], data: bytes, itemsize: int) -> Any:
     """A copy of ``data`` as numpy's bytes, if they are what elements of a shape take."""
     check_shape(shape)
     if len(only(data, bytes)) != math.prod(shape) * itemsize:
@@ -100,7 +105,7 @@ def make_bytes(shape, data, itemsize):
     return np.frombuffer(data, np.uint8).copy()
 
 
-def check_shape(shape):
+def check_shape(shape: tuple[int, ...]) -> None:
     """Hold that a shape is one: few numbers, none negative, not too many elements."""
     sizes = [only(size, int) for size in only(shape, tuple)]
     if len(sizes) > MAX_DIMENSIONS or min(sizes, default=0) < 0:
@@ -109,47 +114,47 @@ def check_shape(shape):
         raise ValueError(f"{shape} is too large")
 
 
-def make_record(name, fields):
+def make_record(name: str, fields: Any) -> Any:
     """An instance of one of `RECORDS`."""
     return RECORDS[name](*only(fields, tuple))
 
 
-def make_size(sizes):
+def make_size(sizes: Any) -> torch.Size:
     """A torch.Size."""
     check_shape(sizes)
     return torch.Size(sizes)
 
 
-def make_range(*limits):
+def make_range(*limits: int) -> range:
     """A range."""
     return range(*(only(limit, int) for limit in limits))
 
 
-def make_complex(parts):
+def make_complex(parts: float) -> complex:
     """A complex number."""
     return complex(*(only(part, float) for part in only(parts, tuple)))
 
 
-def made_of(maker, sort):
+def made_of(maker: Callable, sort: Any) -> Callable:
     """A maker that takes one value of exactly this type."""
     return lambda value: maker(only(value, sort))
 
 
-def one_of(value, allowed):
+def one_of(value: Any, allowed: Collection[str]) -> Any:
     """The value, if it is one of the allowed ones."""
     if value not in allowed:
         raise ValueError(f"{value!r} is none of {sorted(allowed)}")
     return value
 
 
-def only(value, sort):
+def only(value: Any, sort: Any) -> Any:
     """The value, if it is of exactly this type."""
     if type(value) is not sort:
         raise TypeError(f"a {type(value).__name__} where a {sort.__name__} is to be")
     return value
 
 
-MAKERS = {
+MAKERS: dict[str, Callable[..., Any]] = {
     "record": make_record,
     "tensor": make_tensor,
     "array": make_array,

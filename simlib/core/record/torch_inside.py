@@ -21,6 +21,10 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
+from collections.abc import Callable
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,20 +50,20 @@ class GroupOfItsOwn(dist.ProcessGroup):
     there, so FSDP2 would train in a world of one, and nobody would say so.
     """
 
-    def __init__(self, rank, size):
+    def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._place = rank, size
 
-    def rank(self):
+    def rank(self) -> int:
         return self._place[0]
 
-    def size(self):
+    def size(self) -> int:
         return self._place[1]
 
     getRank, getSize = rank, size  # noqa: N815 (as torch's C++ asks for them)
 
 
-def fields_of_world():
+def fields_of_world() -> dict[str, Callable]:
     """Name -> a callable that makes the first value, of each table that torch keeps of a world."""
     fresh = c10d._World()
     names = [name for name, one in vars(c10d._World).items() if isinstance(one, property)]
@@ -71,18 +75,20 @@ def _maker(value):
     return (lambda: None) if value is None else type(value)
 
 
-def use_world(world):
+def use_world(world: Any) -> None:
     """Put another table of groups in the place of torch's; threads share no names of groups."""
     c10d._world = world
-    compiled._set_thread_isolation_mode(True)
+    compiled._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
 
 
-def configurations():
+def configurations() -> Any:
     """torch's own property of a world that tells the configuration of its groups."""
     return c10d._World.pg_config_info
 
 
-def make_default_group(rank, ranks, store, timeout):
+def make_default_group(
+    rank: int, ranks: dict[int, int], store: dist.Store, timeout: timedelta | None
+) -> None:
     """Make the default group, as `init_process_group` does, but without meeting anybody.
 
     ``ranks`` is torch's table ``{rank: rank}`` of the world. It is not copied.
@@ -95,73 +101,73 @@ def make_default_group(rank, ranks, store, timeout):
     c10d._world.group_count = 1
 
 
-def constructor_of_groups():
+def constructor_of_groups() -> Callable:
     """The one function of torch that makes groups, as it is now."""
     return c10d._new_process_group_helper
 
 
-def use_constructor_of_groups(make):
+def use_constructor_of_groups(make: Callable) -> None:
     """Let every group of this process be made by ``make``."""
     c10d._new_process_group_helper = make
 
 
-def new_group_call():
+def new_group_call() -> Callable:
     """What `new_group` and device meshes call, as it is now."""
     return c10d._new_group_with_tag
 
 
-def use_new_group_call(make):
+def use_new_group_call(make: Callable) -> None:
     """Let `new_group` and device meshes call ``make``."""
     c10d._new_group_with_tag = make
 
 
-def use_check_not_self(check):
+def use_check_not_self(check: Callable) -> None:
     """Let ``check(group, rank, role)`` refuse messages of a rank to itself."""
     c10d._check_not_self_rank = check
 
 
-def use_meeting(meet):
+def use_meeting(meet: Callable) -> None:
     """Let ``meet(rank, store, name, how_many, ...)`` be where members of a new group wait."""
     c10d._store_based_barrier = meet
 
 
-def name_backend(group, name, config, store):
+def name_backend(group: Any, name: str, config: str, store: dist.Store) -> None:
     """Let torch's tables say that a group has the backend ``name``, and ``config`` by device."""
     c10d._world.pg_map[group] = name, store
     c10d._world.pg_backend_config[group] = config
 
 
-def count_groups_anew(world, name, store):
+def count_groups_anew(world: Any, name: str, store: dist.Store) -> None:
     """Begin again with the names of groups, in a ``store`` where none has been."""
     c10d._world.pg_map[world] = name, store
     c10d._world.group_count = 1
 
 
-def groups_here():
+def groups_here() -> list:
     """All groups that this rank is in, the default one among them."""
     return list(c10d._world.pg_map)
 
 
-def leave_uncompiled(function):
+def leave_uncompiled(function: Callable) -> None:
     """Let torch.compile neither look into a function nor into what it calls."""
     eval_frame.set_code_exec_strategy(function.__code__, _RUN_AS_IT_IS)
 
 
 @functools.cache
-def is_composite(op):
+def is_composite(op: Any) -> bool:
     """Whether an op (OpOverload) consists of others. In inference mode torch shows it whole."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return has_kernel(op.name(), "CompositeImplicitAutograd")
 
 
-def wrap_backward(wrap):
+def wrap_backward(wrap: Callable[[Callable], Callable]) -> None:
     """Put ``wrap(run)`` in the place of what runs a backward pass, for `backward` and `grad`."""
     run = wrap(torch.autograd.graph._engine_run_backward)
     torch.autograd.graph._engine_run_backward = run
     torch.autograd._engine_run_backward = run
 
 
-def when_imported(name, act):
+def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
     """Call ``act(module)`` when the module of this name is there: now, or right after its import.
 
     Nothing is imported for it: that may take seconds, which a rank that does without the module

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ..recorder import FOREVER
 
@@ -22,82 +27,93 @@ class PlainGroup:
     """
 
     copies_results = False
-    limit_s = None
+    limit_s: float | None = None
     """Seconds after which a wait is given up, where survivors go on; None: never."""
+    _group: Any
+    _position: int
+    recv: Callable[..., Any]
+    _collective: Callable[..., Any]
 
-    def recv_anysource(self, tensors, tag=0):
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
         return self.recv(tensors, None, tag)
 
-    def broadcast(self, tensors, opts):
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
         return self._collective("broadcast", tensors, tensors, opts, tensors)
 
-    def allreduce(self, tensors, opts=None):
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         opts = dist.AllreduceOptions() if opts is None else opts
         return self._collective("all_reduce", tensors, tensors, opts, tensors)
 
     allreduce_coalesced = allreduce
 
-    def reduce(self, tensors, opts):
+    def reduce(self, tensors: list[Tensor], opts: Any) -> Any:
         return self._collective("reduce", tensors, tensors, opts, tensors)
 
-    def gather(self, outputs, inputs, opts):
+    def gather(self, outputs: list, inputs: list, opts: Any) -> Any:
         takes = outputs[0] if outputs else []
         return self._collective("gather", inputs, takes, opts, inputs)
 
-    def scatter(self, outputs, inputs, opts):
+    def scatter(self, outputs: list, inputs: list, opts: Any) -> Any:
         is_root = opts.rootRank == self._position
         brings = inputs[0] if is_root else []
         return self._collective("scatter", brings, outputs, opts, brings or outputs)
 
-    def allgather(self, outputs, inputs, opts=None):
+    def allgather(self, outputs: list, inputs: list, opts: Any = None) -> Any:
         if isinstance(outputs[0], SharedOutputs):
             return self._collective("all_gather", inputs, outputs[0], opts, inputs)
         takes = [outputs[i][r] for r in range(len(self._group)) for i in range(len(inputs))]
         return self._collective("all_gather", inputs, takes, opts, inputs)
 
-    def allgather_coalesced(self, output_lists, inputs, opts=None):
+    def allgather_coalesced(self, output_lists: list, inputs: list, opts: Any = None) -> Any:
         takes = [tensor for tensors in output_lists for tensor in tensors]
         return self._collective("all_gather", inputs, takes, opts, inputs)
 
-    def all_gather_single(self, output, tensor, opts=None):
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
-    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+    def all_gather_single_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> Any:
         n = len(self._group)
         cut = [rows(output, None, n) for output in outputs]
         takes = [parts[r] for r in range(n) for parts in cut]
         return self._collective("all_gather", inputs, takes, opts, inputs)
 
-    def reduce_scatter(self, outputs, input_lists, opts=None):
+    def reduce_scatter(self, outputs: list, input_lists: list, opts: Any = None) -> Any:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         n = len(self._group)
         brings = [tensors[r] for r in range(n) for tensors in input_lists]
         return self._collective("reduce_scatter", brings, outputs, opts, brings)
 
-    def reduce_scatter_single(self, output, tensor, opts=None):
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+    def reduce_scatter_single_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> Any:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         n = len(self._group)
         cut = [rows(tensor, None, n) for tensor in inputs]
         brings = [parts[r] for r in range(n) for parts in cut]
         return self._collective("reduce_scatter", brings, outputs, opts, inputs)
 
-    def alltoall(self, outputs, inputs, opts=None):
+    def alltoall(self, outputs: list, inputs: list, opts: Any = None) -> Any:
         sizes = tuple(t.numel() for t in inputs), tuple(t.numel() for t in outputs)
         return self._collective("all_to_all", inputs, outputs, opts, inputs, sizes)
 
-    def all_to_all_single(self, output, tensor, output_splits, input_splits, opts=None):
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_splits: list,
+        input_splits: list,
+        opts: Any = None,
+    ) -> Any:
         n = len(self._group)
         brings, takes = rows(tensor, input_splits, n), rows(output, output_splits, n)
         sizes = tuple(t.numel() for t in brings), tuple(t.numel() for t in takes)
         return self._collective("all_to_all", brings, takes, opts, [tensor], sizes)
 
-    def barrier(self, opts=None):
+    def barrier(self, opts: Any = None) -> Any:
         return self._collective("barrier", [], [], opts, [])
 
-    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+    def monitored_barrier(self, timeout: timedelta = FOREVER, wait_all_ranks: bool = False) -> None:
         self.barrier().wait(timeout if timeout < FOREVER else None)
 
     _allgather_base = all_gather_single
@@ -107,27 +123,53 @@ class PlainGroup:
     alltoall_base = all_to_all_single
 
 
-def rows(tensor, splits, n):
+def rows(tensor: Tensor, splits: Sequence[int] | None, n: int) -> list[Tensor]:
     """A tensor cut along its first dimension, evenly where no sizes are given."""
     sizes = list(splits) if splits else [tensor.shape[0] // n] * n
     return list(tensor.split(sizes))
 
 
+def put(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    """Copy what has come into the learner's tensors: by elements, shapes may differ.
+
+    As with Gloo, autograd learns nothing of it.
+    """
+    for source, target in zip(sources, targets, strict=True):
+        if target.layout is not torch.strided:
+            with torch.no_grad():
+                target.copy_(source)
+            continue
+        if source.shape != target.shape:
+            source = source.reshape(target.shape)
+        target = target.data
+        if 0 in target.stride():
+            source, target = _without_repetition(source, target)
+        target.copy_(source)
+
+
+def _without_repetition(source, target):
+    """Where `expand` made several elements one place in memory: the last one stays there."""
+    for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            source, target = source.narrow(dim, size - 1, 1), target.narrow(dim, 0, 1)
+    return source, target
+
+
 class SharedOutputs:
     """Takes what an all_gather brings as it is: the tensors are those of all ranks, to be read."""
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         self._size = size
         self.tensors = ()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self._size
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator:
         return iter(())
 
 
-def stand_in_backend():
+def stand_in_backend() -> dist.Backend:
     """A Gloo backend of one rank, for torch's own C++ code to ask for names and options.
 
     DDP's logger takes whatever is called "gloo" for one of these. It never moves a byte.
