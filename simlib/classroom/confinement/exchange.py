@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from ...core.clockwork.group_collectives import Call, Meeting
 from ...core.clockwork.mailbox import Mailbox, Post, closed_by
+from ...core.clockwork.meetings import Call, Meeting
 from ...core.model.trace import Group
 from ...core.record.recorder import count_bytes
 from ...core.record.transports.plain_group import REDUCING, SharedOutputs

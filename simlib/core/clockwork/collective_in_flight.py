@@ -1,4 +1,4 @@
-"""Collectives on their way: the messages of a schedule, timed while the ranks come and go.
+"""The collectives of a group on their way: messages of a schedule, timed as ranks come and go.
 
 Most collectives have the network, or their part of it, to themselves from their first message to
 their last. Those are timed in one go when all members have come (`collectives.timing`). As soon as
@@ -9,10 +9,9 @@ collective goes on message by message. Both ways give the same times.
 
 from __future__ import annotations
 
-import functools
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +22,14 @@ from ..collectives.schedules import Schedule
 from ..collectives.timing import time_of
 from ..model.cluster import Topology
 from ..model.trace import Group
+from .mailbox import closed_by
+from .meetings import LEAVE_EARLY, Call, Meeting, uncounted
 from .messages import Messages, WireLog
-from .network import Network, Transfer
+from .network import Network, Past, Transfer
 from .scheduler import Scheduler
 
 if TYPE_CHECKING:
     from .simulation_options import Options
-
-
-LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
-"""Kinds in which a rank may be done before all members have come."""
 
 
 @dataclass(slots=True)
@@ -286,7 +283,7 @@ class CollectiveInFlight:
     def _ends(self):
         """When each member is through, and the messages where they are asked for."""
         starts = [self._entered[position] for position in range(self._schedule.n)]
-        solve = functools.partial(
+        solve = partial(
             time_of,
             self._schedule,
             self._transfers.topology,
@@ -327,7 +324,7 @@ class CollectiveInFlight:
         self._is_lazy = False
         self._solution += 1
         transfers, live = self._transfers, self._messages()
-        past = _Past(transfers.topology)
+        past = Past(transfers.topology)
         live.go_through(past.send, past.at)
         for position, time_s in sorted(self._entered.items(), key=lambda item: item[1]):
             past.advance(time_s)
@@ -339,35 +336,138 @@ class CollectiveInFlight:
             transfers.scheduler.at(time_s, action)
 
 
-class _Past:
-    """A network of its own in which a collective is played again up to the present."""
+class Channel:
+    """The collectives of one group, in order: each member begins one when it has ended the last.
 
-    def __init__(self, topology):
-        self.network = Network(topology)
-        self.notes = []  # heap of (time_s, number, action)
-        self._on_end = {}
-        self._number = 0
+    That order is the communication clock of the group: a member may have posted several (DDP does)
+    while its compute clock goes on.
+    """
 
-    def send(self, time_s, src, dst, nbytes, on_end):
-        """As `Transfers.send`."""
-        transfer = self.network.start(time_s, src, dst, nbytes)
-        self._on_end[transfer] = on_end
-        return transfer
+    def __init__(self, simulation: Any, name: str, members: tuple[int, ...]) -> None:
+        self.members = members
+        self.group = Group(name, members)
+        self._simulation = simulation
+        self._here: list[int] = []
+        self._meetings: dict[int, Meeting] = {}  # number -> Meeting, until all members have left it
+        self._posted = [0] * len(members)
+        self._ended = [0] * len(members)
+        self._free_s = [0.0] * len(members)
+        self._dead: set[int] = set()  # positions, where survivors go on
 
-    def at(self, time_s, action):
-        """As `Scheduler.at`."""
-        self._number += 1
-        heapq.heappush(self.notes, (time_s, self._number, action))
+    def gather(self, rank: int) -> None:
+        """Let a rank wait until all members are here, when the group is made."""
+        scheduler = self._simulation.scheduler
+        self._here.append(rank)
+        if len(self._here) < len(self.members):
+            scheduler.block(rank)
+            return
+        moment = max(scheduler.clocks[member] for member in self.members)
+        for member in self._here[:-1]:
+            scheduler.ready(member, moment)
+        self._simulation.time.catch_up(rank, moment)
 
-    def advance(self, time_s):
-        """Let happen what happens up to this moment."""
-        while True:
-            note_s = self.notes[0][0] if self.notes else inf
-            network_s = self.network.next_event_s
-            if min(note_s, network_s) > time_s or min(note_s, network_s) == inf:
-                return
-            if network_s <= note_s:
-                for transfer in self.network.advance(network_s):
-                    self._on_end.pop(transfer)(transfer)
-            else:
-                heapq.heappop(self.notes)[-1]()
+    def post(self, position: int, call: Call) -> Meeting:
+        """A member calls its next collective."""
+        number = self._posted[position]
+        self._posted[position] += 1
+        meeting = self._meetings.get(number)
+        if meeting is None:
+            meeting = self._meetings[number] = Meeting(len(self.members))
+        mode = self._simulation.dispatch_modes[call.rank]
+        uncounted(mode, meeting.join, position, call)
+        if call.request.limit_s is not None:
+            call.request.give_up = partial(self._give_up, position, meeting)
+        if not meeting.is_held and number == self._ended[position]:
+            self._enter(position, meeting, self._simulation.scheduler.clocks[call.rank])
+        return meeting
+
+    def member_died(self, position: int, time_s: float) -> None:
+        """A member is dead: it comes to no collective, and those under way lose it."""
+        self._dead.add(position)
+        for meeting in list(self._meetings.values()):
+            if meeting.in_flight is not None:
+                meeting.in_flight.member_died(position, time_s)
+            else:  # nobody has begun it, or all wait for the sizes of all
+                for other in sorted(meeting.entries):
+                    self._fail(other, meeting, position, time_s)
+
+    def _enter(self, position, meeting, time_s):
+        call = meeting.calls[position]
+        time_s = max(time_s, self._free_s[position])
+        if meeting.in_flight is None and call.kind != "all_to_all":
+            meeting.in_flight = self._begin(meeting, call)
+            for dead in sorted(self._dead):
+                meeting.in_flight.member_died(dead, time_s)
+        if meeting.in_flight is not None:
+            meeting.in_flight.enter(position, time_s)
+            return
+        if self._dead:
+            self._fail(position, meeting, min(self._dead), time_s)
+            return
+        meeting.entries[position] = time_s
+        if len(meeting.entries) == len(self.members):
+            meeting.in_flight = self._begin(meeting, call)
+            for position, time_s in sorted(meeting.entries.items(), key=lambda item: item[1]):
+                meeting.in_flight.enter(position, time_s)
+
+    def _begin(self, meeting, call):
+        transfers = self._simulation.transfers
+        return CollectiveInFlight(
+            transfers,
+            transfers.plan(self.members, call, _nbytes_of(meeting, call, len(self.members))),
+            self.members,
+            lambda position, end_s: self._through(position, meeting, end_s),
+            transfers.new_wire(call.kind, self.group),
+            lambda position, dead, time_s: self._fail(position, meeting, dead, time_s),
+        )
+
+    def _fail(self, position, meeting, dead, time_s):
+        """A member's part of a collective needs a dead one."""
+        if position in self._dead or meeting.calls[position].request is None:
+            return
+        meeting.entries.pop(position, None)
+        see = partial(self._see_dead, position, meeting, dead)
+        self._simulation.when_seen(self.members[dead], time_s, see)
+
+    def _see_dead(self, position, meeting, dead, time_s):
+        request = meeting.calls[position].request
+        if request is not None:  # else it was given up before
+            request.fail(closed_by(self.members[dead]), time_s)
+            meeting.let_go(position)
+            self._through(position, meeting, time_s)
+
+    def _give_up(self, position, meeting):
+        """A member has waited too long for a collective that it has begun."""
+        if meeting.in_flight is not None:
+            meeting.in_flight.member_left(position)
+        elif meeting.entries.pop(position, None) is None:
+            return
+        self._through(position, meeting, self._simulation.scheduler.now_s)
+
+    def _through(self, position, meeting, end_s):
+        """A member has ended a collective; it begins the next where it has called it already."""
+        number = self._ended[position]
+        self._free_s[position] = end_s
+        call = meeting.calls[position]
+        request, call.request = call.request, None  # it has the tensors, and is the rank's own
+        request.finish(end_s)
+        meeting.left += 1
+        if meeting.left == len(self.members):
+            meeting.in_flight = None  # which refers to the meeting: let go of the tensors
+            del self._meetings[number]
+        number = self._ended[position] = number + 1
+        if number < self._posted[position]:
+            following = self._meetings[number]
+            if not following.is_held:
+                self._enter(position, following, end_s)
+
+
+def _nbytes_of(meeting, call, n):
+    """Bytes in the sense of `collectives`: of the vector, or of all parts together."""
+    if call.kind in ("broadcast", "reduce", "all_reduce", "reduce_scatter", "barrier"):
+        return call.nbytes
+    if call.kind in ("all_gather", "gather"):
+        return call.nbytes * n
+    if call.kind == "scatter":
+        return call.nbytes if call.peer == call.rank else call.nbytes * n
+    return np.array([other.splits[0] for other in meeting.calls]) * call.itemsize

@@ -352,3 +352,37 @@ class Network:
 
 def _order(transfer):
     return transfer._order
+
+
+class Past:
+    """A network of its own in which a collective is played again up to the present."""
+
+    def __init__(self, topology):
+        self.network = Network(topology)
+        self.notes = []  # heap of (time_s, number, action)
+        self._on_end = {}
+        self._number = 0
+
+    def send(self, time_s, src, dst, nbytes, on_end):
+        """As `Transfers.send`."""
+        transfer = self.network.start(time_s, src, dst, nbytes)
+        self._on_end[transfer] = on_end
+        return transfer
+
+    def at(self, time_s, action):
+        """As `Scheduler.at`."""
+        self._number += 1
+        heapq.heappush(self.notes, (time_s, self._number, action))
+
+    def advance(self, time_s):
+        """Let happen what happens up to this moment."""
+        while True:
+            note_s = self.notes[0][0] if self.notes else inf
+            network_s = self.network.next_event_s
+            if min(note_s, network_s) > time_s or min(note_s, network_s) == inf:
+                return
+            if network_s <= note_s:
+                for transfer in self.network.advance(network_s):
+                    self._on_end.pop(transfer)(transfer)
+            else:
+                heapq.heappop(self.notes)[-1]()

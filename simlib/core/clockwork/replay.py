@@ -13,8 +13,8 @@ from ..model.cluster import Cluster, Topology
 from ..model.errors import DeadlockError, InvalidCallError
 from ..model.trace import Trace, WireMessage
 from ..model.words import ranks_in_words
-from .group_collectives import Call
 from .mailbox import Post
+from .meetings import Call
 from .scheduler import CONTROLLER
 from .simulated_group import Request
 from .simulation import Simulation

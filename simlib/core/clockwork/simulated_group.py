@@ -15,10 +15,11 @@ from ..record.oplog import OpLogWriter
 from ..record.recorder import count_bytes, is_learners
 from ..record.this_rank import here
 from ..record.transports.plain_group import REDUCING, PlainGroup
-from .group_collectives import Call, Channel, uncounted
 from .mailbox import Mailbox, Post
+from .meetings import Call, uncounted
 
 if TYPE_CHECKING:
+    from .collective_in_flight import Channel
     from .simulation import Simulation
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from ..model.cluster import Topology
 from ..model.trace import Group, WireMessage
-from .collective_in_flight import Transfers
-from .group_collectives import Channel
+from .collective_in_flight import Channel, Transfers
 from .mailbox import Mailbox
 from .network import Network
 from .scheduler import Scheduler, VirtualTime

@@ -11,8 +11,8 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from mmap import mmap
+from typing import Any
 
-from ..model.evicted import Evicted
 from ..model.trace import Op, Piece
 from .oplog import (
     CHANGES,
@@ -64,7 +64,7 @@ class RollingReader(OpLogReader):
     """
 
     def __init__(
-        self, memory: mmap, rank: int, segment: int, cells: dict[str, int], forgotten: Evicted
+        self, memory: mmap, rank: int, segment: int, cells: dict[str, int], forgotten: Any
     ) -> None:
         super().__init__(memory, rank)
         self._segment = segment
