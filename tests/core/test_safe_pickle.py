@@ -20,9 +20,9 @@ from simlib.core.environment import VARIABLE
 from simlib.core.model.errors import FailureReport
 from simlib.core.model.ledger import CATEGORIES, Ledger
 from simlib.core.model.trace import Group, WireMessage
-from simlib.core.record import safe_pickle, safe_values
+from simlib.core.record import safe_pickle
 from simlib.core.record.returned import answer_of
-from simlib.core.record.safe_values import Exchanged
+from simlib.core.record.safe_pickle import Exchanged
 
 
 class Evil:
@@ -102,9 +102,9 @@ def test_data_arrive_as_they_were(distrusted, value):
         assert repr(getattr(arrived, name, None)) == repr(getattr(value, name, None))
 
 
-@pytest.mark.parametrize("kind", sorted(safe_values.ELEMENTS))
+@pytest.mark.parametrize("kind", sorted(safe_pickle.ELEMENTS))
 def test_tensors_of_every_kind_arrive_bit_by_bit(distrusted, kind):
-    value = (torch.arange(12).reshape(3, 4) % 7).to(safe_values.DTYPES[kind])
+    value = (torch.arange(12).reshape(3, 4) % 7).to(safe_pickle.DTYPES[kind])
     for one in (
         value, value.t(), value[1:, ::2], value[0, 0], value[:0], value[1:, 1:2][:1],
         value[2:, :1].expand(2, 3),
@@ -157,7 +157,7 @@ def test_of_a_subclass_the_contents_arrive_which_is_what_checks_compare(distrust
 
 
 NUMBERS = st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers()
-KINDS = st.sampled_from(sorted(safe_values.NUMBERS)).map(np.dtype)
+KINDS = st.sampled_from(sorted(safe_pickle.NUMBERS)).map(np.dtype)
 ARRAYS = KINDS.flatmap(lambda kind: arrays.arrays(kind, arrays.array_shapes(min_dims=0)))
 LEAVES = NUMBERS | st.text() | st.binary() | ARRAYS | ARRAYS.map(torch.from_numpy)
 KEYS = st.text() | st.integers() | st.tuples(st.integers(), st.text())

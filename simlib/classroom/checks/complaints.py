@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ...core.diagnose.findings import KINDS, UNFINISHED
 from ...core.model.errors import DeadlockError, MismatchError, RankError, StuckError
-from ...core.record.safe_values import Exchanged
+from ...core.record.safe_pickle import Exchanged
 from ..parts import VALUE
 from .compare import (
     EXACT,

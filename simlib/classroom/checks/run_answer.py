@@ -11,7 +11,7 @@ import torch
 
 from ...core.engines.options import ByRank
 from ...core.model.errors import SimlibError
-from ...core.record.safe_values import Exchanged
+from ...core.record.safe_pickle import Exchanged
 from ..parts import NO_RESULT
 
 WORLDS = (1, 2, 3, 4, 5)
