@@ -17,14 +17,10 @@ from ....model.errors import InvalidCallError
 from ....record.this_rank import here as local
 from ....record.torch_inside import configurations, fields_of_world, when_imported
 
-SHARED_DICTS = {
-    "accelerate.state": ("PartialState", "AcceleratorState", "GradientState"),
-}
+SHARED_DICTS = {"accelerate.state": ("PartialState", "AcceleratorState", "GradientState")}
 """Module -> classes whose instances all have the dict ``_shared_state`` of their class."""
 
-RANK_OF_FUNCTION = {
-    "lightning_utilities.core.rank_zero": "rank_zero_only",
-}
+RANK_OF_FUNCTION = {"lightning_utilities.core.rank_zero": "rank_zero_only"}
 """Module -> a function whose attribute ``rank`` says which rank calls it."""
 
 
